@@ -1,0 +1,50 @@
+// Element types of tensors and of the KV cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tributary {
+
+enum class DType : uint8_t {
+  kF32 = 0,
+  kBf16 = 1,
+  kF16 = 2,
+  kFp8E4M3 = 3,  // OCP e4m3fn: no infinities, NaN = S.1111.111, largest finite 448
+  kFp8E5M2 = 4,  // OCP e5m2: infinities as in IEEE, largest finite 57344
+};
+
+constexpr size_t SizeOf(DType t) {
+  switch (t) {
+    case DType::kF32:
+      return 4;
+    case DType::kBf16:
+    case DType::kF16:
+      return 2;
+    case DType::kFp8E4M3:
+    case DType::kFp8E5M2:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr bool IsFp8(DType t) { return t == DType::kFp8E4M3 || t == DType::kFp8E5M2; }
+
+// The name users write in flags, protos and metrics: "f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2".
+constexpr const char* Name(DType t) {
+  switch (t) {
+    case DType::kF32:
+      return "f32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kF16:
+      return "f16";
+    case DType::kFp8E4M3:
+      return "fp8_e4m3";
+    case DType::kFp8E5M2:
+      return "fp8_e5m2";
+  }
+  return "unknown";
+}
+
+}  // namespace tributary

@@ -1,0 +1,113 @@
+// The C++ client: caches, sequences and attention over one channel.
+//
+//   auto client = Client::Connect({.target = "unix:/run/tributary.sock", .shared_memory_bytes = 64 << 20});
+//   auto cache = (*client)->CreateCache("my-model", spec);
+//   auto sequence = (*client)->OpenSequence("my-model");
+//   AttendCall call{.cache_id = "my-model", .layer = 0, .entries = {{*sequence, 0, rows, rows}}, ...};
+//   absl::Status done = (*client)->Attend(call);
+//
+// Thread safe. Errors keep the service's code and message; FieldOf() and RetryDelayOf() read the
+// details.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::client {
+
+struct ConnectOptions {
+  std::string target;  // "host:port" or "unix:/path"
+  // Every call's deadline, retries included.
+  std::chrono::milliseconds timeout{30'000};
+  // > 0: tensors travel through a shared memory region of this size, registered with the service.
+  // Only where both run on one machine. 0: tensors travel inside the messages.
+  size_t shared_memory_bytes = 0;
+  // How often a call that is safe to repeat (all but those the caller must decide on) is repeated on
+  // UNAVAILABLE and ABORTED, after the delay the service asks for.
+  int max_attempts = 4;
+};
+
+struct AttendEntry {
+  uint64_t sequence_id = 0;
+  int64_t first_position = 0;
+  int32_t query_rows = 0;
+  int32_t new_tokens = 0;  // 0 or query_rows
+};
+
+// One call of one layer. Inputs are borrowed until the call is done.
+struct AttendCall {
+  std::string cache_id;
+  int32_t layer = 0;
+  v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
+  std::vector<AttendEntry> entries;
+  DType dtype = DType::kF32;  // of q, k, v and output: f32, bf16 or f16
+  const void* q = nullptr;    // [rows, q_heads, head_dim]
+  const void* k = nullptr;    // [new tokens, kv_heads, head_dim], or nullptr
+  const void* v = nullptr;    // like k
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  void* output = nullptr;  // [rows, q_heads, head_dim]
+  float* lse = nullptr;    // [rows, q_heads], or nullptr when not wanted
+};
+
+struct AppendCall {
+  std::string cache_id;
+  int32_t layer = 0;
+  struct Entry {
+    uint64_t sequence_id = 0;
+    int64_t first_position = 0;
+    int32_t tokens = 0;
+  };
+  std::vector<Entry> entries;
+  DType dtype = DType::kF32;
+  const void* k = nullptr;  // [tokens, kv_heads, head_dim]
+  const void* v = nullptr;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
+class Client {
+ public:
+  // Fails with UNAVAILABLE when nobody answers within the timeout.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectOptions& options);
+  virtual ~Client() = default;
+
+  virtual absl::StatusOr<v1::CreateCacheReply> CreateCache(const std::string& cache_id,
+                                                           const v1::CacheSpec& spec) = 0;
+  virtual absl::Status DeleteCache(const std::string& cache_id) = 0;
+
+  // Ids are chosen by the client (random), so that opening may be repeated.
+  virtual absl::StatusOr<uint64_t> OpenSequence(const std::string& cache_id) = 0;
+  // Re-opens a sequence that said DATA_LOSS, empty.
+  virtual absl::Status ReopenSequence(const std::string& cache_id, uint64_t sequence_id) = 0;
+  virtual absl::StatusOr<uint64_t> ForkSequence(const std::string& cache_id, uint64_t parent_id,
+                                                std::optional<int64_t> length) = 0;
+  virtual absl::StatusOr<int64_t> TruncateSequence(const std::string& cache_id, uint64_t sequence_id,
+                                                   int64_t length) = 0;
+  virtual absl::Status CloseSequence(const std::string& cache_id, uint64_t sequence_id) = 0;
+
+  virtual absl::Status Append(const AppendCall& call) = 0;
+  virtual absl::Status Attend(const AttendCall& call) = 0;
+  // Many in flight over one stream, begun in the order of calls. `done` runs once, on a thread of
+  // the client; the buffers of `call` must live until then.
+  virtual void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
+
+  virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) = 0;
+};
+
+// The request field the service named in a refusal, "" when it named none.
+std::string FieldOf(const absl::Status& status);
+// The delay the service asked for before a retry.
+std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status);
+
+}  // namespace tributary::client

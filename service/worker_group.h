@@ -1,0 +1,65 @@
+// The coordinator's view of its workers: one group that executes commands together.
+//
+// Two implementations: embedded (threads of this process) and remote (processes that register).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// What came of a command. `status` is the first error by rank, OK when every rank succeeded. A rank
+// that never answered leaves a default Reply.
+struct Outcome {
+  absl::Status status;
+  std::vector<worker::Reply> replies;  // by rank
+};
+
+struct Member {
+  int rank = 0;
+  std::string address;  // "embedded" or the peer's address
+  std::string backend;  // "cpu"
+  bool connected = false;
+  uint64_t memory_bytes = 0;
+  double busy_seconds = 0;
+};
+
+// Told of the group's generations, one call at a time, from the group's own thread. While OnFormed
+// runs the group accepts commands but nothing is in flight from before.
+class GroupObserver {
+ public:
+  virtual ~GroupObserver() = default;
+  // All ranks are connected under `epoch`. fresh[rank]: the rank holds nothing (it is new).
+  virtual void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) = 0;
+  // The group cannot execute; every command in flight has been or will be completed with kAborted.
+  virtual void OnBroken(const std::string& reason) = 0;
+};
+
+class WorkerGroup {
+ public:
+  using Done = std::function<void(Outcome)>;
+
+  virtual ~WorkerGroup() = default;
+
+  // N; fixed by configuration.
+  virtual int size() const = 0;
+  // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
+  virtual absl::Status Start(GroupObserver* observer) = 0;
+  // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,
+  // when all ranks replied, or the group broke (kAborted), or the command's deadline passed (which
+  // breaks the group: ranks may have parted ways). The command stays alive until the last rank is
+  // finished with it, which may be after `done`. A command of an epoch gone by completes with
+  // kAborted at once.
+  virtual void Submit(std::shared_ptr<const worker::Command> command, Done done) = 0;
+  virtual std::vector<Member> members() const = 0;
+  // Waits for what is in flight, at most until their deadlines, and lets the workers go.
+  virtual void Stop() = 0;
+};
+
+}  // namespace tributary::service

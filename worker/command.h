@@ -1,0 +1,124 @@
+// What the coordinator tells every worker, in one order, the same for all ranks.
+//
+// Commands carry everything a worker needs to stay in step: page tables are not planned by workers,
+// they are told. A worker that executed the same commands in the same order holds the same tables.
+// Applying a command that has already been applied changes nothing, so a step may be repeated after
+// a failure.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/dtype.h"
+#include "worker/cache_spec.h"
+
+namespace tributary::worker {
+
+using CacheId = uint32_t;
+using SequenceId = uint64_t;
+
+// Borrowed bytes; Command::owner keeps them alive.
+struct TensorView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kBf16;
+  size_t bytes = 0;
+};
+
+// table[first_index + i] = pages[i]; the table grows as needed and is made if it does not exist.
+struct PageUpdate {
+  SequenceId sequence = 0;
+  int32_t first_index = 0;
+  std::vector<int32_t> pages;
+};
+
+// Copies a whole page, all layers (copy on write after a fork).
+struct PageCopy {
+  int32_t source = 0;
+  int32_t destination = 0;
+};
+
+struct CreateCacheCommand {
+  CacheSpec spec;
+};
+
+struct DropCacheCommand {};
+
+// Sets tables outright (after a fork, and for all sequences when a group re-forms).
+struct SetTablesCommand {
+  std::vector<PageUpdate> tables;
+};
+
+// Forgets tables. Their pages are the coordinator's business.
+struct DropTablesCommand {
+  std::vector<SequenceId> sequences;
+};
+
+enum class StepKind : uint8_t {
+  kAppend,   // K/V only
+  kDecode,   // few rows: K/V are written first, rows see [.., position] of the cache
+  kPrefill,  // many rows: context over the cache, new tokens in full precision
+};
+
+struct StepEntry {
+  SequenceId sequence = 0;
+  // Global position of the first row and of the first new token. New tokens and query rows of an
+  // entry start at the same position; their counts differ only when one of them is 0.
+  int64_t first_position = 0;
+  int32_t query_rows = 0;
+  int32_t new_tokens = 0;
+  // The K/V were accepted before: compare with the cache instead of writing, and report a
+  // difference as a conflict.
+  bool replay = false;
+};
+
+struct StepCommand {
+  int32_t layer = 0;
+  StepKind kind = StepKind::kDecode;
+  std::vector<PageCopy> page_copies;      // applied first
+  std::vector<PageUpdate> page_updates;   // applied second
+  std::vector<StepEntry> entries;         // a sequence appears once
+  // Rows of all entries one after the other.
+  TensorView q;  // [query rows, q_heads, head_dim] of f32, bf16 or f16
+  TensorView k;  // [new tokens, kv_heads, head_dim]
+  TensorView v;  // [new tokens, kv_heads, head_dim]
+};
+
+struct Command {
+  uint64_t epoch = 0;   // a worker of another epoch refuses
+  uint64_t number = 0;  // rises by one; for logs and matching replies
+  CacheId cache = 0;
+  // When the step must be over, by the worker's steady clock; collectives use it.
+  std::chrono::steady_clock::time_point deadline;
+  std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand, StepCommand>
+      body;
+  // Keeps what the tensor views of the body point to.
+  std::shared_ptr<const void> owner;
+};
+
+// Where the time of a step went, seconds.
+struct StepTimes {
+  double plan = 0;
+  double append = 0;
+  double attend = 0;
+  double exchange = 0;
+};
+
+struct Reply {
+  uint64_t epoch = 0;
+  uint64_t number = 0;
+  int32_t rank = 0;
+  absl::Status status;
+  // Entries (by index) whose replayed K/V differ from what this rank holds.
+  std::vector<int32_t> conflicts;
+  // Rank 0 of a step with queries: merged output and LSE.
+  std::vector<float> o;    // [query rows, q_heads, head_dim]
+  std::vector<float> lse;  // [query rows, q_heads]
+  StepTimes times;
+};
+
+}  // namespace tributary::worker
