@@ -1,0 +1,50 @@
+# Everything a newcomer needs. `make demo` and `make test` install what they lack (Debian 12), build
+# and run; the rest is for people who work on the code.
+
+PRESET ?= $(if $(shell command -v nvcc 2>/dev/null),cuda,cpu)
+BUILD := build/$(PRESET)
+JOBS ?= $(shell nproc)
+PYTHON ?= python3
+
+.PHONY: help demo test test-asan test-tsan build setup format lint bench-cpu clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: ## install Debian packages that are missing
+	@deploy/install-packages.sh build
+
+build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS)
+
+demo: setup ## generate text with attention computed by four CPU workers
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tinylm-demo tributary-coordinator
+	$(BUILD)/bin/tributary demo
+
+test: build ## build and run all tests
+	ctest --preset $(PRESET)
+
+test-asan: ## the suite under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(MAKE) test PRESET=asan
+
+test-tsan: ## the suite under ThreadSanitizer
+	$(MAKE) test PRESET=tsan
+
+format: ## format all sources in place
+	@deploy/install-packages.sh lint
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
+lint: ## formatter, linters and spelling, without changing anything
+	@deploy/install-packages.sh build lint
+	cmake --preset $(PRESET)
+	cmake/lint.sh $(BUILD)
+
+bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target bench_cpu
+	bench/bench_cpu.sh $(BUILD)
+
+clean:
+	rm -rf build
