@@ -1,0 +1,26 @@
+# Finds CUDA when it is wanted and there. Sets TRIBUTARY_WITH_CUDA.
+set(TRIBUTARY_WITH_CUDA OFF)
+if(NOT TRIBUTARY_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # Ampere, consumer Ampere, Ada, Hopper with its own instructions.
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80 86 89 90a)
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    # CMake 3.25 does not know that nvcc 12 and later speak C++20.
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    # The algebra (kernels/lse.h, kernels/key_range.h) is constexpr host code used on the device.
+    string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
+    set(TRIBUTARY_WITH_CUDA ON)
+  elseif(TRIBUTARY_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TRIBUTARY_CUDA=ON, but no CUDA compiler was found; set CUDACXX or put nvcc on the PATH")
+  endif()
+endif()
+message(STATUS "CUDA: ${TRIBUTARY_WITH_CUDA}")
