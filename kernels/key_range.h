@@ -2,9 +2,9 @@
 //
 // Tokens of a sequence are dealt to ranks in turns of `interleave` tokens. A rank keeps its tokens
 // in order, densely, in local slots 0, 1, 2, ... . So the number of a rank's tokens before global
-// position t is LocalLength(layout, t), and any contiguous range of global positions [lo, hi) is the
-// contiguous range [LocalLength(lo), LocalLength(hi)) of local slots. Causal decode, verify, sliding
-// windows, a DFlash block and padding differ only in the global range they start from.
+// position t is LocalLength(layout, t), and any contiguous range of global positions [lo, hi) is
+// the contiguous range [LocalLength(lo), LocalLength(hi)) of local slots. Causal decode, verify,
+// sliding windows, a DFlash block and padding differ only in the global range they start from.
 #pragma once
 
 #include <algorithm>

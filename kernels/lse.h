@@ -40,7 +40,8 @@ TRIBUTARY_HOST_DEVICE inline MergeWeights<T> Merge(T lse_a, T lse_b) {
 }
 
 // The factor by which a whole output (all keys merged) is scaled for an attention sink: a logit
-// that takes part in the softmax's denominator and has no value. Applied once, after the last merge.
+// that takes part in the softmax's denominator and has no value. Applied once, after the last
+// merge.
 template <typename T>
 TRIBUTARY_HOST_DEVICE inline T SinkScale(T lse, T sink) {
   return T(1) / (T(1) + std::exp(sink - lse));

@@ -27,7 +27,9 @@ struct PagedKv {
 constexpr size_t HeadPlaneBytes(const PagedKv& kv) {
   return size_t(kv.page_size) * size_t(kv.head_dim) * SizeOf(kv.dtype);
 }
-constexpr size_t PageBytes(const PagedKv& kv) { return 2 * size_t(kv.kv_heads) * HeadPlaneBytes(kv); }
+constexpr size_t PageBytes(const PagedKv& kv) {
+  return 2 * size_t(kv.kv_heads) * HeadPlaneBytes(kv);
+}
 
 // [page_size, head_dim] of one head.
 inline std::byte* KeyPlane(const PagedKv& kv, int32_t page, int32_t head) {

@@ -1,5 +1,6 @@
-// What the kernels take: plain structs, one an operation, shared by every backend and the reference.
-// Pointers are borrowed for the call. All sizes are in elements unless the name says bytes.
+// What the kernels take: plain structs, one an operation, shared by every backend and the
+// reference. Pointers are borrowed for the call. All sizes are in elements unless the name says
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ inline constexpr int64_t kPadSlot = -1;
 // Quantises the K/V of new tokens and writes them by slot mapping.
 struct AppendParams {
   PagedKv kv;
-  const void* k = nullptr;  // [tokens, kv_heads, head_dim] of input_dtype
-  const void* v = nullptr;  // [tokens, kv_heads, head_dim] of input_dtype
+  const void* k = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
+  const void* v = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
   DType input_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t tokens = 0;
   // Where each token goes: page * page_size + slot in page, or kPadSlot.
@@ -38,7 +39,7 @@ struct AttentionEntry {
 // slots; row r of query head h uses kv head h / (q_heads / kv_heads).
 struct AttentionParams {
   PagedKv kv;
-  const void* q = nullptr;  // [rows, q_heads, head_dim] of q_dtype
+  const void* q = nullptr;       // [rows, q_heads, head_dim] of q_dtype
   DType q_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t rows = 0;
   int32_t q_heads = 0;
@@ -60,9 +61,9 @@ struct NewTokensEntry {
 // Attention of the new tokens over each other, from un-cached K/V in full precision. Used for a
 // slice of query heads: [head_begin, head_begin + head_count) of q_heads.
 struct NewTokensParams {
-  const void* q = nullptr;  // [rows, q_heads, head_dim] of q_dtype
-  const void* k = nullptr;  // [rows, kv_heads, head_dim] of kv_dtype
-  const void* v = nullptr;  // [rows, kv_heads, head_dim] of kv_dtype
+  const void* q = nullptr;        // [rows, q_heads, head_dim] of q_dtype
+  const void* k = nullptr;        // [rows, kv_heads, head_dim] of kv_dtype
+  const void* v = nullptr;        // [rows, kv_heads, head_dim] of kv_dtype
   DType q_dtype = DType::kBf16;   // f32, bf16 or f16
   DType kv_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t rows = 0;
@@ -88,7 +89,7 @@ struct MergeParams {
   int32_t head_dim = 0;
   const float* sinks = nullptr;  // [heads] or nullptr for none
   float* out = nullptr;          // [rows, heads, head_dim]; may alias a source
-  float* lse_out = nullptr;      // [rows, heads] or nullptr; LSE without the sink; may alias a source
+  float* lse_out = nullptr;  // [rows, heads] or nullptr; LSE without the sink; may alias a source
 };
 
 }  // namespace tributary

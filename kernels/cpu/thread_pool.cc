@@ -1,0 +1,89 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tributary::cpu {
+
+// A job is a counter of parts handed out. Helpers wait for a new generation, take parts until there
+// are none left and report back; the caller takes parts too, then waits for every helper that
+// joined. A helper that wakes late finds no parts and changes nothing.
+struct ThreadPool::Impl {
+  std::mutex caller;  // one job at a time
+
+  std::mutex mutex;
+  std::condition_variable started;
+  std::condition_variable finished;
+  uint64_t generation = 0;                         // guarded by mutex
+  const std::function<void(int)>* body = nullptr;  // guarded by mutex; null between jobs
+  int parts = 0;                                   // guarded by mutex
+  int active = 0;                                  // helpers in the job; guarded by mutex
+  bool stopping = false;                           // guarded by mutex
+  std::atomic<int> next{0};
+
+  std::vector<std::thread> helpers;
+
+  void TakeParts(const std::function<void(int)>& work, int count) {
+    for (int part = next.fetch_add(1); part < count; part = next.fetch_add(1)) work(part);
+  }
+
+  void Help() {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex);
+    while (true) {
+      started.wait(lock, [&] { return stopping || (generation != seen && body != nullptr); });
+      if (stopping) return;
+      seen = generation;
+      const std::function<void(int)>& work = *body;
+      const int count = parts;
+      ++active;
+      lock.unlock();
+      TakeParts(work, count);
+      lock.lock();
+      if (--active == 0) finished.notify_one();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+  for (int i = 1; i < threads; ++i) impl_->helpers.emplace_back([this] { impl_->Help(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->started.notify_all();
+  for (std::thread& helper : impl_->helpers) helper.join();
+}
+
+int ThreadPool::threads() const { return static_cast<int>(impl_->helpers.size()) + 1; }
+
+void ThreadPool::Run(int parts, const std::function<void(int part)>& body) {
+  if (parts <= 0) return;
+  if (parts == 1 || impl_->helpers.empty()) {
+    // Nothing to share out: do not wake anybody, and do not queue behind another caller's job.
+    for (int part = 0; part < parts; ++part) body(part);
+    return;
+  }
+  std::lock_guard one_job(impl_->caller);
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->body = &body;
+    impl_->parts = parts;
+    impl_->next.store(0);
+    ++impl_->generation;
+  }
+  impl_->started.notify_all();
+  impl_->TakeParts(body, parts);
+  std::unique_lock lock(impl_->mutex);
+  impl_->body = nullptr;  // helpers that have not joined yet no longer can
+  impl_->finished.wait(lock, [&] { return impl_->active == 0; });
+}
+
+}  // namespace tributary::cpu

@@ -1,0 +1,160 @@
+#include "kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "kernels/element.h"
+#include "kernels/lse.h"
+
+namespace tributary {
+namespace {
+
+using Vector = std::vector<double>;
+
+Vector LoadRow(DType type, const void* data, size_t row, int32_t head_dim) {
+  Vector x(head_dim);
+  for (int32_t d = 0; d < head_dim; ++d) x[d] = LoadElement(type, data, row * head_dim + d);
+  return x;
+}
+
+// A key or a value as the real number it stands for.
+using Lookup = std::function<Vector(int64_t slot)>;
+
+// Softmax attention of one query vector over keys [range.lo, range.hi), by the textbook: all the
+// logits, their maximum, the exponentials, the weighted mean.
+void AttendRow(const Vector& q, KeyRange range, const Lookup& key, const Lookup& value,
+               double sm_scale, double soft_cap, double* o, double* lse) {
+  std::fill_n(o, q.size(), 0.0);
+  *lse = EmptyLse<double>();
+  Vector logits;
+  double max = EmptyLse<double>();
+  for (int64_t slot = range.lo; slot < range.hi; ++slot) {
+    const Vector k = key(slot);
+    double logit = 0;
+    for (size_t d = 0; d < q.size(); ++d) logit += q[d] * k[d];
+    logit *= sm_scale;
+    if (soft_cap > 0) logit = soft_cap * std::tanh(logit / soft_cap);
+    logits.push_back(logit);
+    max = std::max(max, logit);
+  }
+  // No keys, or none with a weight: the identity, so that merging it changes nothing.
+  if (std::all_of(logits.begin(), logits.end(), [](double x) { return x == EmptyLse<double>(); })) {
+    return;
+  }
+  double sum = 0;
+  for (int64_t slot = range.lo; slot < range.hi; ++slot) {
+    const double weight = std::exp(logits[slot - range.lo] - max);
+    const Vector v = value(slot);
+    for (size_t d = 0; d < q.size(); ++d) o[d] += weight * v[d];
+    sum += weight;
+  }
+  for (size_t d = 0; d < q.size(); ++d) o[d] /= sum;
+  *lse = max + std::log(sum);
+}
+
+// One head's keys (or values) of one sequence, dequantised.
+Lookup PagedLookup(const PagedKv& kv, const AttentionEntry& entry, int32_t head, bool values) {
+  return [=, &kv, &entry](int64_t slot) {
+    const int32_t page = entry.pages[slot / kv.page_size];
+    const std::byte* plane = values ? ValuePlane(kv, page, head) : KeyPlane(kv, page, head);
+    const float* scales = values ? kv.v_scale : kv.k_scale;
+    Vector x = LoadRow(kv.dtype, plane, slot % kv.page_size, kv.head_dim);
+    if (scales != nullptr) {
+      for (double& element : x) element *= scales[head];
+    }
+    return x;
+  };
+}
+
+Lookup DenseLookup(const void* data, const NewTokensParams& p, int32_t first_row, int32_t head) {
+  return [=, &p](int64_t slot) {
+    return LoadRow(p.kv_dtype, data, size_t(first_row + slot) * p.kv_heads + head, p.head_dim);
+  };
+}
+
+}  // namespace
+
+ReferenceResult ReferenceAttention(const AttentionParams& p) {
+  const int32_t head_dim = p.kv.head_dim;
+  ReferenceResult result{Vector(size_t(p.rows) * p.q_heads * head_dim),
+                         Vector(size_t(p.rows) * p.q_heads)};
+  for (const AttentionEntry& entry : p.entries) {
+    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+      for (int32_t head = 0; head < p.q_heads; ++head) {
+        const int32_t kv_head = head / (p.q_heads / p.kv.kv_heads);
+        const size_t at = size_t(row) * p.q_heads + head;
+        AttendRow(LoadRow(p.q_dtype, p.q, at, head_dim), p.keys[row],
+                  PagedLookup(p.kv, entry, kv_head, /*values=*/false),
+                  PagedLookup(p.kv, entry, kv_head, /*values=*/true), p.sm_scale, p.soft_cap,
+                  &result.o[at * head_dim], &result.lse[at]);
+      }
+    }
+  }
+  return result;
+}
+
+ReferenceResult ReferenceNewTokens(const NewTokensParams& p) {
+  ReferenceResult result{Vector(size_t(p.rows) * p.head_count * p.head_dim),
+                         Vector(size_t(p.rows) * p.head_count)};
+  for (const NewTokensEntry& entry : p.entries) {
+    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+      for (int32_t i = 0; i < p.head_count; ++i) {
+        const int32_t head = p.head_begin + i;
+        const int32_t kv_head = head / (p.q_heads / p.kv_heads);
+        const size_t at = size_t(row) * p.head_count + i;
+        AttendRow(LoadRow(p.q_dtype, p.q, size_t(row) * p.q_heads + head, p.head_dim), p.keys[row],
+                  DenseLookup(p.k, p, entry.row_begin, kv_head),
+                  DenseLookup(p.v, p, entry.row_begin, kv_head), p.sm_scale, p.soft_cap,
+                  &result.o[at * p.head_dim], &result.lse[at]);
+      }
+    }
+  }
+  return result;
+}
+
+ReferenceResult ReferenceMerge(const MergeParams& p) {
+  ReferenceResult result{Vector(size_t(p.rows) * p.heads * p.head_dim),
+                         Vector(size_t(p.rows) * p.heads)};
+  for (size_t at = 0; at < result.lse.size(); ++at) {
+    double* o = &result.o[at * p.head_dim];
+    double lse = EmptyLse<double>();
+    for (size_t s = 0; s < p.o.size(); ++s) {
+      const double source_lse = p.lse[s][at];
+      if (source_lse == EmptyLse<double>()) continue;
+      const MergeWeights<double> w = Merge(lse, source_lse);
+      for (int32_t d = 0; d < p.head_dim; ++d) {
+        o[d] = w.a * o[d] + w.b * p.o[s][at * p.head_dim + d];
+      }
+      lse = w.lse;
+    }
+    result.lse[at] = lse;
+    if (p.sinks == nullptr || lse == EmptyLse<double>()) continue;
+    const double scale = SinkScale<double>(lse, p.sinks[at % p.heads]);
+    for (int32_t d = 0; d < p.head_dim; ++d) o[d] *= scale;
+  }
+  return result;
+}
+
+void ReferenceAppend(const AppendParams& p) {
+  const PagedKv& kv = p.kv;
+  for (int32_t t = 0; t < p.tokens; ++t) {
+    if (p.slots[t] == kPadSlot) continue;
+    const int32_t page = static_cast<int32_t>(p.slots[t] / kv.page_size);
+    const size_t slot = p.slots[t] % kv.page_size;
+    for (int32_t h = 0; h < kv.kv_heads; ++h) {
+      const float k_scale = kv.k_scale == nullptr ? 1.0f : kv.k_scale[h];
+      const float v_scale = kv.v_scale == nullptr ? 1.0f : kv.v_scale[h];
+      for (int32_t d = 0; d < kv.head_dim; ++d) {
+        const size_t from = (size_t(t) * kv.kv_heads + h) * kv.head_dim + d;
+        const size_t to = slot * kv.head_dim + d;
+        StoreElement(kv.dtype, KeyPlane(kv, page, h), to,
+                     LoadElement(p.input_dtype, p.k, from) / k_scale);
+        StoreElement(kv.dtype, ValuePlane(kv, page, h), to,
+                     LoadElement(p.input_dtype, p.v, from) / v_scale);
+      }
+    }
+  }
+}
+
+}  // namespace tributary

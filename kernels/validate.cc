@@ -1,0 +1,228 @@
+#include "kernels/validate.h"
+
+#include <cmath>
+#include <string>
+#include <string_view>
+
+namespace tributary {
+namespace {
+
+// Collects the first refusal, so that a list of checks reads as a list.
+class Checker {
+ public:
+  template <typename... Parts>
+  void Require(bool condition, std::string_view field, const Parts&... reason) {
+    if (!condition) Refuse(StatusCode::kInvalidArgument, field, reason...);
+  }
+  template <typename... Parts>
+  void RequireSupported(bool condition, std::string_view field, const Parts&... reason) {
+    if (!condition) Refuse(StatusCode::kFailedPrecondition, field, reason...);
+  }
+  bool ok() const { return status_.ok(); }
+  Status status() const { return status_; }
+
+ private:
+  static std::string Text(const char* s) { return s; }
+  static std::string Text(const std::string& s) { return s; }
+  static std::string Text(int64_t n) { return std::to_string(n); }
+  static std::string Text(int32_t n) { return std::to_string(n); }
+  static std::string Text(float x) { return std::to_string(x); }
+
+  template <typename... Parts>
+  void Refuse(StatusCode code, std::string_view field, const Parts&... reason) {
+    if (!status_.ok()) return;
+    std::string message(field);
+    message += ": ";
+    ((message += Text(reason)), ...);
+    status_ = Status(code, std::move(message));
+  }
+
+  Status status_;
+};
+
+std::string Indexed(const char* name, int64_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+bool IsInputType(DType t) { return t == DType::kF32 || t == DType::kBf16 || t == DType::kF16; }
+
+void CheckHeadDim(Checker& check, const char* field, int32_t head_dim) {
+  check.Require(head_dim > 0, field, head_dim, " is not positive");
+  check.RequireSupported(head_dim == 64 || head_dim == 128 || head_dim == 256, field, head_dim,
+                         " is not supported; 64, 128 and 256 are");
+}
+
+void CheckScales(Checker& check, const char* field, const float* scales, int32_t heads) {
+  if (scales == nullptr) return;
+  for (int32_t h = 0; h < heads && check.ok(); ++h) {
+    check.Require(std::isfinite(scales[h]) && scales[h] > 0, Indexed(field, h), scales[h],
+                  " is not a positive finite number");
+  }
+}
+
+void CheckCache(Checker& check, const PagedKv& kv) {
+  check.Require(
+      kv.page_size == 16 || kv.page_size == 32 || kv.page_size == 64 || kv.page_size == 128,
+      "kv.page_size", kv.page_size, " is not 16, 32, 64 or 128");
+  check.Require(kv.num_pages >= 0, "kv.num_pages", kv.num_pages, " is negative");
+  check.Require(kv.kv_heads > 0, "kv.kv_heads", kv.kv_heads, " is not positive");
+  CheckHeadDim(check, "kv.head_dim", kv.head_dim);
+  check.Require(kv.dtype == DType::kBf16 || kv.dtype == DType::kF16 || IsFp8(kv.dtype), "kv.dtype",
+                Name(kv.dtype), " cannot be stored; bf16, f16, fp8_e4m3 and fp8_e5m2 can");
+  check.Require(kv.num_pages <= 0 || kv.base != nullptr, "kv.base", "is null");
+  CheckScales(check, "kv.k_scale", kv.k_scale, kv.kv_heads);
+  CheckScales(check, "kv.v_scale", kv.v_scale, kv.kv_heads);
+}
+
+void CheckGroup(Checker& check, int32_t q_heads, int32_t kv_heads) {
+  check.Require(q_heads > 0, "q_heads", q_heads, " is not positive");
+  check.Require(kv_heads > 0, "kv_heads", kv_heads, " is not positive");
+  if (!check.ok()) return;
+  check.Require(q_heads % kv_heads == 0, "q_heads", q_heads, " is not a multiple of ", kv_heads,
+                " kv heads");
+  check.RequireSupported(q_heads / kv_heads <= kMaxGroup, "q_heads", q_heads / kv_heads,
+                         " query heads to a kv head; at most ", kMaxGroup, " are supported");
+}
+
+void CheckLogits(Checker& check, float sm_scale, float soft_cap) {
+  check.Require(std::isfinite(sm_scale), "sm_scale", sm_scale, " is not finite");
+  check.Require(std::isfinite(soft_cap) && soft_cap >= 0, "soft_cap", soft_cap,
+                " is not a finite number >= 0");
+}
+
+// Entries number the rows one after another and leave none out.
+template <typename Entries>
+void CheckEntries(Checker& check, const Entries& entries, int32_t rows) {
+  int64_t next = 0;
+  for (size_t i = 0; i < entries.size() && check.ok(); ++i) {
+    check.Require(entries[i].row_count >= 0, Indexed("entries", i) + ".row_count",
+                  entries[i].row_count, " is negative");
+    check.Require(entries[i].row_begin == next, Indexed("entries", i) + ".row_begin",
+                  entries[i].row_begin, " is not ", next, ", where the entry before ends");
+    next += entries[i].row_count;
+  }
+  check.Require(next == rows, "entries", "cover ", next, " rows of ", rows);
+}
+
+// Every key a row of the entry may see is on a page of the cache. Consecutive rows see nearly the
+// same keys, so pages already looked at are not looked at again.
+void CheckPages(Checker& check, const AttentionParams& p, size_t index) {
+  const AttentionEntry& entry = p.entries[index];
+  const int64_t held = int64_t(entry.pages.size()) * p.kv.page_size;
+  int64_t seen_begin = 0, seen_end = 0;
+  for (int32_t i = 0; i < entry.row_count && check.ok(); ++i) {
+    const int32_t row = entry.row_begin + i;
+    const KeyRange range = p.keys[row];
+    if (Empty(range)) continue;
+    check.Require(range.lo >= 0, Indexed("keys", row) + ".lo", range.lo, " is negative");
+    check.Require(range.hi <= held, Indexed("keys", row) + ".hi", range.hi, " is past the ", held,
+                  " slots of the entry's pages");
+    if (!check.ok()) return;
+    const int64_t begin = range.lo / p.kv.page_size;
+    const int64_t end = (range.hi - 1) / p.kv.page_size + 1;
+    for (int64_t page = begin; page < end; ++page) {
+      if (page >= seen_begin && page < seen_end) {
+        page = seen_end - 1;
+        continue;
+      }
+      const int32_t id = entry.pages[page];
+      check.Require(id >= 0 && id < p.kv.num_pages,
+                    Indexed("entries", index) + Indexed(".pages", page), id, " is not one of ",
+                    p.kv.num_pages, " pages");
+      if (!check.ok()) return;
+    }
+    const bool touches = begin <= seen_end && end >= seen_begin && seen_begin < seen_end;
+    seen_begin = touches ? std::min(begin, seen_begin) : begin;
+    seen_end = touches ? std::max(end, seen_end) : end;
+  }
+}
+
+}  // namespace
+
+Status Validate(const AppendParams& p) {
+  Checker check;
+  CheckCache(check, p.kv);
+  check.Require(IsInputType(p.input_dtype), "input_dtype", Name(p.input_dtype),
+                " is not f32, bf16 or f16");
+  check.Require(p.tokens >= 0, "tokens", p.tokens, " is negative");
+  if (!check.ok() || p.tokens == 0) return check.status();
+  check.Require(p.k != nullptr, "k", "is null");
+  check.Require(p.v != nullptr, "v", "is null");
+  check.Require(p.slots != nullptr, "slots", "is null");
+  const int64_t slots = int64_t{p.kv.num_pages} * p.kv.page_size;
+  for (int32_t t = 0; t < p.tokens && check.ok(); ++t) {
+    check.Require(p.slots[t] == kPadSlot || (p.slots[t] >= 0 && p.slots[t] < slots),
+                  Indexed("slots", t), p.slots[t], " is not one of ", slots, " slots, nor padding");
+  }
+  return check.status();
+}
+
+Status Validate(const AttentionParams& p) {
+  Checker check;
+  CheckCache(check, p.kv);
+  check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
+  check.Require(p.rows >= 0, "rows", p.rows, " is negative");
+  CheckGroup(check, p.q_heads, p.kv.kv_heads);
+  CheckLogits(check, p.sm_scale, p.soft_cap);
+  CheckEntries(check, p.entries, p.rows);
+  if (!check.ok() || p.rows == 0) return check.status();
+  check.Require(p.q != nullptr, "q", "is null");
+  check.Require(p.keys != nullptr, "keys", "is null");
+  check.Require(p.o != nullptr, "o", "is null");
+  check.Require(p.lse != nullptr, "lse", "is null");
+  for (size_t i = 0; i < p.entries.size() && check.ok(); ++i) CheckPages(check, p, i);
+  return check.status();
+}
+
+Status Validate(const NewTokensParams& p) {
+  Checker check;
+  check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
+  check.Require(IsInputType(p.kv_dtype), "kv_dtype", Name(p.kv_dtype), " is not f32, bf16 or f16");
+  check.Require(p.rows >= 0, "rows", p.rows, " is negative");
+  CheckGroup(check, p.q_heads, p.kv_heads);
+  CheckHeadDim(check, "head_dim", p.head_dim);
+  check.Require(p.head_begin >= 0, "head_begin", p.head_begin, " is negative");
+  check.Require(p.head_count >= 0 && int64_t{p.head_begin} + p.head_count <= p.q_heads,
+                "head_count", p.head_count, " heads from ", p.head_begin, " are not within ",
+                p.q_heads);
+  CheckLogits(check, p.sm_scale, p.soft_cap);
+  CheckEntries(check, p.entries, p.rows);
+  if (!check.ok() || p.rows == 0 || p.head_count == 0) return check.status();
+  check.Require(p.q != nullptr, "q", "is null");
+  check.Require(p.k != nullptr, "k", "is null");
+  check.Require(p.v != nullptr, "v", "is null");
+  check.Require(p.keys != nullptr, "keys", "is null");
+  check.Require(p.o != nullptr, "o", "is null");
+  check.Require(p.lse != nullptr, "lse", "is null");
+  for (size_t i = 0; i < p.entries.size(); ++i) {
+    for (int32_t j = 0; j < p.entries[i].row_count && check.ok(); ++j) {
+      const int32_t row = p.entries[i].row_begin + j;
+      if (Empty(p.keys[row])) continue;
+      check.Require(p.keys[row].lo >= 0, Indexed("keys", row) + ".lo", p.keys[row].lo,
+                    " is negative");
+      check.Require(p.keys[row].hi <= p.entries[i].row_count, Indexed("keys", row) + ".hi",
+                    p.keys[row].hi, " is past the ", p.entries[i].row_count,
+                    " new tokens of the entry");
+    }
+  }
+  return check.status();
+}
+
+Status Validate(const MergeParams& p) {
+  Checker check;
+  check.Require(p.rows >= 0, "rows", p.rows, " is negative");
+  check.Require(p.heads >= 0, "heads", p.heads, " is negative");
+  check.Require(p.head_dim >= 0, "head_dim", p.head_dim, " is negative");
+  check.Require(!p.o.empty(), "o", "has no sources");
+  check.Require(p.lse.size() == p.o.size(), "lse", "has ", int64_t(p.lse.size()),
+                " sources where o has ", int64_t(p.o.size()));
+  if (!check.ok() || p.rows == 0 || p.heads == 0) return check.status();
+  for (size_t s = 0; s < p.o.size() && check.ok(); ++s) {
+    check.Require(p.o[s] != nullptr, Indexed("o", s), "is null");
+    check.Require(p.lse[s] != nullptr, Indexed("lse", s), "is null");
+  }
+  check.Require(p.out != nullptr, "out", "is null");
+  return check.status();
+}
+
+}  // namespace tributary
