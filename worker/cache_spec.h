@@ -1,9 +1,12 @@
 // The geometry of one model's cache: what the coordinator and every worker agree on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"
 
@@ -27,10 +30,22 @@ struct CacheSpec {
   DType kv_dtype = DType::kFp8E4M3;
   float sm_scale = 0.0f;  // resolved: never 0 here
   float soft_cap = 0.0f;  // 0 for none
-  // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all layers
-  // on every rank.
+  // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
+  // layers on every rank.
   int32_t num_pages = 0;
   std::vector<LayerSpec> layers;  // one a layer
 };
+
+// Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field (worker/errors.h),
+// in the API's spelling: num_pages is "capacity_tokens", layers[i] is "layer_specs[i]". Says
+// nothing of whether a backend supports the geometry or the memory is there.
+absl::Status ValidateCacheSpec(const CacheSpec& spec);
+
+// Whether two specs mean the same cache; a scale given once equals the same scale given per head.
+bool SameSpec(const CacheSpec& a, const CacheSpec& b);
+
+// Bytes a rank needs for the pages of all layers. kInvalidArgument ("capacity_tokens") when the
+// product leaves 63 bits. The spec must be valid otherwise.
+absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec);
 
 }  // namespace tributary::worker

@@ -79,9 +79,9 @@ struct StepEntry {
 struct StepCommand {
   int32_t layer = 0;
   StepKind kind = StepKind::kDecode;
-  std::vector<PageCopy> page_copies;      // applied first
-  std::vector<PageUpdate> page_updates;   // applied second
-  std::vector<StepEntry> entries;         // a sequence appears once
+  std::vector<PageCopy> page_copies;     // applied first
+  std::vector<PageUpdate> page_updates;  // applied second
+  std::vector<StepEntry> entries;        // a sequence appears once
   // Rows of all entries one after the other.
   TensorView q;  // [query rows, q_heads, head_dim] of f32, bf16 or f16
   TensorView k;  // [new tokens, kv_heads, head_dim]
@@ -94,7 +94,8 @@ struct Command {
   CacheId cache = 0;
   // When the step must be over, by the worker's steady clock; collectives use it.
   std::chrono::steady_clock::time_point deadline;
-  std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand, StepCommand>
+  std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
+               StepCommand>
       body;
   // Keeps what the tensor views of the body point to.
   std::shared_ptr<const void> owner;

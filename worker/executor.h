@@ -1,6 +1,8 @@
 // Executes commands on one rank: owns its shards, page tables and plans.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -8,6 +10,7 @@
 #include "collective/exchange.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/command.h"
+#include "worker/kv_shard.h"
 
 namespace tributary::worker {
 
@@ -15,6 +18,17 @@ struct ExecutorOptions {
   collective::Strategy strategy = collective::Strategy::kAuto;
   // Bytes the shards of this rank may take together; a cache that does not fit is refused.
   size_t memory_limit = 0;  // 0: no limit but the machine's
+  // Query rows that attend and exchange at a time; 0 bounds their memory (worker/plan.h). The same
+  // on all ranks.
+  int32_t rows_per_pass = 0;
+  // What new pages hold; poison is for tests.
+  PageFill page_fill = PageFill::kZero;
+};
+
+// How often a step was planned, and how often it found the plan of an earlier layer.
+struct PlanCounts {
+  int64_t made = 0;
+  int64_t reused = 0;
 };
 
 // Used from one thread at a time.
@@ -26,15 +40,20 @@ class Executor {
   // Joins a group; shards and tables are kept, so that survivors of a lost rank keep their share.
   // The layout of existing caches is fixed: joining with another rank or size drops them.
   void Join(std::unique_ptr<collective::Communicator> comm);
-  // The communicator in use, for Abort() from other threads; may be null.
+  // The communicator in use, for Abort() from other threads; may be null. From any thread.
   std::shared_ptr<collective::Communicator> communicator() const;
 
-  // Never throws. An error in a step's validation happens on every rank alike (it depends on the
-  // command only), so ranks never part ways before a collective.
+  // Never throws. An error leaves the executor usable; after an error inside a collective
+  // (kAborted, kDeadlineExceeded) the communicator is broken and steps fail until the next Join. An
+  // error in a step's validation happens on every rank alike (it depends on the command only), so
+  // ranks never part ways before a collective.
   Reply Execute(const Command& command);
 
-  // Bytes held by shards.
+  // Bytes held by shards. From any thread.
   size_t memory_used() const;
+
+  // Of all caches so far.
+  PlanCounts plan_counts() const;
 
  private:
   class Impl;

@@ -1,0 +1,273 @@
+#include "worker/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "worker/append.h"
+#include "worker/dcp_decode.h"
+#include "worker/dcp_prefill.h"
+#include "worker/host_memory.h"
+#include "worker/page_tables.h"
+#include "worker/plan_cache.h"
+#include "worker/status_macros.h"
+#include "worker/step_check.h"
+#include "worker/step_run.h"
+
+namespace tributary::worker {
+namespace {
+
+// One cache on this rank.
+struct Cache {
+  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<KvShard> shard_in)
+      : spec(spec_in), layout(layout_in), shard(std::move(shard_in)), tables(spec_in.num_pages) {}
+
+  CacheSpec spec;
+  DcpLayout layout;
+  std::unique_ptr<KvShard> shard;
+  PageTables tables;
+  PlanCache plans;
+};
+
+}  // namespace
+
+class Executor::Impl {
+ public:
+  Impl(ExecutorOptions options, std::shared_ptr<cpu::ThreadPool> pool)
+      : options_(options), pool_(std::move(pool)) {}
+
+  void Join(std::unique_ptr<collective::Communicator> comm) {
+    const bool same_place =
+        comm_ == nullptr || (comm_->rank() == comm->rank() && comm_->size() == comm->size());
+    if (!same_place) DropAll();
+    const std::lock_guard lock(comm_mutex_);
+    comm_ = std::move(comm);
+  }
+
+  std::shared_ptr<collective::Communicator> communicator() const {
+    const std::lock_guard lock(comm_mutex_);
+    return comm_;
+  }
+
+  Reply Execute(const Command& command) {
+    Reply reply;
+    reply.epoch = command.epoch;
+    reply.number = command.number;
+    reply.rank = comm_ == nullptr ? 0 : comm_->rank();
+    reply.status = Guarded(command, &reply);
+    return reply;
+  }
+
+  size_t memory_used() const { return memory_used_.load(std::memory_order_relaxed); }
+
+  PlanCounts plan_counts() const {
+    PlanCounts counts = dropped_counts_;
+    for (const auto& [id, cache] : caches_) {
+      counts.made += cache->plans.made();
+      counts.reused += cache->plans.reused();
+    }
+    return counts;
+  }
+
+ private:
+  // A rank that fails where its peers do not must not leave them waiting in the collective:
+  // whatever goes wrong once a step has begun aborts the group's communicator.
+  absl::Status Guarded(const Command& command, Reply* reply) {
+    absl::Status status;
+    try {
+      status = Dispatch(command, reply);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError("out of memory");
+    } catch (const std::exception& error) {
+      status = absl::InternalError(absl::StrCat("unexpected: ", error.what()));
+    }
+    if (step_begun_ && !status.ok()) {
+      comm_->Abort(absl::StrCat("rank ", comm_->rank(), ": ", status.ToString()));
+    }
+    step_begun_ = false;
+    if (!status.ok()) {
+      reply->conflicts.clear();
+      reply->o.clear();
+      reply->lse.clear();
+    }
+    return status;
+  }
+
+  absl::Status Dispatch(const Command& command, Reply* reply) {
+    if (comm_ == nullptr) return absl::AbortedError("this worker is in no group");
+    if (command.epoch != comm_->epoch()) {
+      return absl::AbortedError(absl::StrCat("command of epoch ", command.epoch,
+                                             ", this worker is in epoch ", comm_->epoch()));
+    }
+    if (const auto* create = std::get_if<CreateCacheCommand>(&command.body)) {
+      return CreateCache(command.cache, create->spec);
+    }
+    if (std::holds_alternative<DropCacheCommand>(command.body)) {
+      Drop(command.cache);
+      return absl::OkStatus();
+    }
+    const auto it = caches_.find(command.cache);
+    if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
+      if (it != caches_.end()) {
+        for (const SequenceId sequence : drop->sequences) it->second->tables.Drop(sequence);
+      }
+      return absl::OkStatus();
+    }
+    if (it == caches_.end()) {
+      return absl::NotFoundError(absl::StrCat("cache ", command.cache, " is unknown"));
+    }
+    if (const auto* set = std::get_if<SetTablesCommand>(&command.body)) {
+      return SetTables(*it->second, *set);
+    }
+    return Step(*it->second, std::get<StepCommand>(command.body), command.deadline, reply);
+  }
+
+  absl::Status CreateCache(CacheId id, const CacheSpec& spec) {
+    TRIBUTARY_RETURN_IF_ERROR(ValidateCacheSpec(spec));
+    const auto it = caches_.find(id);
+    if (it != caches_.end()) {
+      if (SameSpec(it->second->spec, spec)) return absl::OkStatus();
+      return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<KvShard> shard,
+                               KvShard::Create(spec, AvailableMemory(), options_.page_fill));
+    const DcpLayout layout{comm_->rank(), comm_->size(), spec.interleave};
+    auto cache = std::make_unique<Cache>(spec, layout, std::move(shard));
+    const size_t bytes = cache->shard->bytes();
+    caches_.emplace(id, std::move(cache));
+    memory_used_.fetch_add(bytes, std::memory_order_relaxed);
+    return absl::OkStatus();
+  }
+
+  size_t AvailableMemory() const {
+    const size_t host = AvailableHostMemory();
+    if (options_.memory_limit == 0) return host;
+    return std::min(host, options_.memory_limit - std::min(options_.memory_limit, memory_used()));
+  }
+
+  void Drop(CacheId id) {
+    const auto it = caches_.find(id);
+    if (it == caches_.end()) return;
+    dropped_counts_.made += it->second->plans.made();
+    dropped_counts_.reused += it->second->plans.reused();
+    memory_used_.fetch_sub(it->second->shard->bytes(), std::memory_order_relaxed);
+    caches_.erase(it);
+  }
+
+  void DropAll() {
+    while (!caches_.empty()) Drop(caches_.begin()->first);
+  }
+
+  absl::Status SetTables(Cache& cache, const SetTablesCommand& command) {
+    TRIBUTARY_RETURN_IF_ERROR(cache.tables.CheckReplace(command.tables, "tables"));
+    for (const PageUpdate& table : command.tables) cache.tables.Replace(table);
+    return absl::OkStatus();
+  }
+
+  absl::Status Step(Cache& cache, const StepCommand& step, collective::Deadline deadline,
+                    Reply* reply) {
+    const StepPlan* plan = nullptr;
+    {
+      const TimedSection timed(reply->times.plan);
+      TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
+      step_begun_ = true;
+      cache.shard->CopyPages(step.page_copies, *pool_);
+      for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
+      plan = &Plan(cache, step);
+    }
+    StepResults results;
+    results.times = reply->times;
+    if (comm_->rank() == 0) {
+      const size_t row_heads =
+          static_cast<size_t>(plan->query_rows) * static_cast<size_t>(cache.spec.q_heads);
+      reply->o.resize(row_heads * static_cast<size_t>(cache.spec.head_dim));
+      reply->lse.resize(row_heads);
+      results.o = reply->o.data();
+      results.lse = reply->lse.data();
+    }
+    TRIBUTARY_RETURN_IF_ERROR(Run(cache, step, *plan, deadline, &results));
+    reply->conflicts = std::move(results.conflicts);
+    reply->times = results.times;
+    return absl::OkStatus();
+  }
+
+  const StepPlan& Plan(Cache& cache, const StepCommand& step) {
+    tables_of_entries_.clear();
+    for (const StepEntry& entry : step.entries) {
+      tables_of_entries_.push_back(cache.tables.Find(entry.sequence));
+    }
+    const LayerSpec& layer = cache.spec.layers[static_cast<size_t>(step.layer)];
+    const PlanShape shape{
+        .kind = step.kind,
+        // Without rows the window means nothing: one plan serves all layers.
+        .window_left = step.kind == StepKind::kAppend ? -1 : layer.window.left,
+        .page_size = cache.spec.page_size,
+        .rows_per_pass = options_.rows_per_pass > 0
+                             ? options_.rows_per_pass
+                             : RowsPerPass(cache.spec.q_heads, cache.spec.head_dim)};
+    return cache.plans.Get(shape, cache.layout, step.entries, tables_of_entries_);
+  }
+
+  absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
+                   collective::Deadline deadline, StepResults* results) {
+    const StepOperands operands{.spec = cache.spec,
+                                .layer = cache.spec.layers[static_cast<size_t>(step.layer)],
+                                .kv = cache.shard->layer(step.layer),
+                                .q = step.q,
+                                .k = step.k,
+                                .v = step.v,
+                                .deadline = deadline};
+    const RankResources rank{*comm_, *pool_, workspace_, options_.strategy};
+    switch (step.kind) {
+      case StepKind::kAppend:
+        return AppendOrCompare(plan, operands, rank, results);
+      case StepKind::kDecode:
+        return DcpDecodeWrapper(rank).Run(plan, operands, results);
+      case StepKind::kPrefill:
+        return DcpPrefillWrapper(rank).Run(plan, operands, results);
+    }
+    return absl::InternalError("unknown kind of step");
+  }
+
+  const ExecutorOptions options_;
+  const std::shared_ptr<cpu::ThreadPool> pool_;
+
+  // Read by the executing thread without the lock; written by it, and read by others, with it.
+  mutable std::mutex comm_mutex_;
+  std::shared_ptr<collective::Communicator> comm_;
+
+  absl::flat_hash_map<CacheId, std::unique_ptr<Cache>> caches_;
+  std::atomic<size_t> memory_used_ = 0;
+  PlanCounts dropped_counts_;
+
+  StepWorkspace workspace_;
+  std::vector<const PageTable*> tables_of_entries_;
+  bool step_begun_ = false;
+};
+
+Executor::Executor(ExecutorOptions options, std::shared_ptr<cpu::ThreadPool> pool)
+    : impl_(std::make_unique<Impl>(options, std::move(pool))) {}
+
+Executor::~Executor() = default;
+
+void Executor::Join(std::unique_ptr<collective::Communicator> comm) {
+  impl_->Join(std::move(comm));
+}
+
+std::shared_ptr<collective::Communicator> Executor::communicator() const {
+  return impl_->communicator();
+}
+
+Reply Executor::Execute(const Command& command) { return impl_->Execute(command); }
+
+size_t Executor::memory_used() const { return impl_->memory_used(); }
+
+PlanCounts Executor::plan_counts() const { return impl_->plan_counts(); }
+
+}  // namespace tributary::worker

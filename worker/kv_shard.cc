@@ -1,0 +1,104 @@
+#include "worker/kv_shard.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "worker/status_macros.h"
+
+namespace tributary::worker {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+absl::Status OutOfMemory(size_t needed, absl::string_view why) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
+}
+
+// One value, or one a head, as one a head.
+void Expand(const std::vector<float>& scale, int32_t kv_heads, float* out) {
+  for (int32_t h = 0; h < kv_heads; ++h) out[h] = scale[scale.size() == 1 ? 0 : h];
+}
+
+// An address inside the mapping that huge pages can start at.
+std::byte* AlignedBase(void* mapping) {
+  return reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(mapping), kHugePage));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, size_t available,
+                                                         PageFill fill) {
+  TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, ShardBytes(spec));
+  if (bytes > available) {
+    return OutOfMemory(bytes, absl::StrCat(available, " are available"));
+  }
+  // A small shard would waste most of a huge page, and tests make many small ones.
+  const bool huge = bytes >= kHugePage;
+  const size_t mapped = huge ? RoundUp(bytes, kHugePage) + kHugePage : bytes;
+  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return OutOfMemory(bytes, std::strerror(errno));
+  absl::Cleanup unmap = [mapping, mapped] { munmap(mapping, mapped); };
+  std::byte* base = huge ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
+  if (huge) madvise(base, RoundUp(bytes, kHugePage), MADV_HUGEPAGE);  // advice: may be refused
+  if (fill == PageFill::kPoison) {
+    std::memset(base, 0xff, bytes);
+  } else {
+#ifdef MADV_POPULATE_WRITE
+    // Finds out now, not at some later append, that the memory is not there. A kernel too old to
+    // know the call populates on first use.
+    if (madvise(base, bytes, MADV_POPULATE_WRITE) != 0 && (errno == ENOMEM || errno == EFAULT)) {
+      return OutOfMemory(bytes, std::strerror(errno));
+    }
+#endif
+  }
+  auto shard = std::unique_ptr<KvShard>(new KvShard(spec, mapping, mapped, bytes));
+  std::move(unmap).Cancel();
+  return shard;
+}
+
+KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes)
+    : mapping_(mapping), mapped_(mapped), bytes_(bytes) {
+  const size_t heads = static_cast<size_t>(spec.kv_heads);
+  scales_.resize(2 * heads * spec.layers.size());
+  layers_.resize(spec.layers.size());
+  std::byte* base = bytes >= kHugePage ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    float* k_scale = scales_.data() + 2 * heads * i;
+    float* v_scale = k_scale + heads;
+    Expand(spec.layers[i].k_scale, spec.kv_heads, k_scale);
+    Expand(spec.layers[i].v_scale, spec.kv_heads, v_scale);
+    layers_[i] = PagedKv{.num_pages = spec.num_pages,
+                         .page_size = spec.page_size,
+                         .kv_heads = spec.kv_heads,
+                         .head_dim = spec.head_dim,
+                         .dtype = spec.kv_dtype,
+                         .k_scale = k_scale,
+                         .v_scale = v_scale};
+    layers_[i].base = base + i * static_cast<size_t>(spec.num_pages) * PageBytes(layers_[i]);
+  }
+}
+
+KvShard::~KvShard() { munmap(mapping_, mapped_); }
+
+void KvShard::CopyPages(const std::vector<PageCopy>& copies, cpu::ThreadPool& pool) {
+  if (copies.empty()) return;
+  // Layers are independent; copies of one layer keep their order, for one may read what another
+  // wrote.
+  pool.Run(num_layers(), [&](int layer) {
+    const PagedKv& kv = layers_[static_cast<size_t>(layer)];
+    for (const PageCopy& copy : copies) {
+      if (copy.source == copy.destination) continue;
+      std::memcpy(KeyPlane(kv, copy.destination, 0), KeyPlane(kv, copy.source, 0), PageBytes(kv));
+    }
+  });
+}
+
+}  // namespace tributary::worker

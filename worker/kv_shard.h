@@ -1,0 +1,53 @@
+// One rank's share of one cache: the pages of all layers in one block of memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/paged_kv.h"
+#include "worker/cache_spec.h"
+#include "worker/command.h"
+
+namespace tributary::worker {
+
+enum class PageFill : uint8_t {
+  kZero,
+  // Every byte 0xff, which is a NaN in each KV dtype: a read of a slot that was never written
+  // shows.
+  kPoison,
+};
+
+class KvShard {
+ public:
+  // Takes the memory at once, on huge pages where the system gives them. kResourceExhausted, with
+  // the sizes, when it needs more than `available` bytes or the system refuses. The spec is valid.
+  static absl::StatusOr<std::unique_ptr<KvShard>> Create(const CacheSpec& spec, size_t available,
+                                                         PageFill fill);
+  ~KvShard();
+  KvShard(const KvShard&) = delete;
+  KvShard& operator=(const KvShard&) = delete;
+
+  // Valid as long as the shard.
+  const PagedKv& layer(int32_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
+
+  // Copies pages in order, each in all layers. The ids must exist.
+  void CopyPages(const std::vector<PageCopy>& copies, cpu::ThreadPool& pool);
+
+  // Of the pages, and of the mapping that holds them.
+  size_t bytes() const { return bytes_; }
+
+ private:
+  KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes);
+
+  void* mapping_;
+  size_t mapped_;
+  size_t bytes_;
+  std::vector<float> scales_;  // per layer: k [kv_heads], v [kv_heads]
+  std::vector<PagedKv> layers_;
+};
+
+}  // namespace tributary::worker

@@ -1,0 +1,146 @@
+#include "worker/plan.h"
+
+#include <algorithm>
+
+namespace tributary::worker {
+namespace {
+
+class Planner {
+ public:
+  Planner(const PlanShape& shape, const DcpLayout& layout, StepPlan* plan)
+      : shape_(shape), layout_(layout), plan_(*plan) {}
+
+  void Plan(std::span<const StepEntry> entries, TableOfEntry tables) {
+    Clear(entries);
+    for (size_t i = 0; i < entries.size(); ++i) {
+      AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
+      AddRows(entries[i], *tables[i]);
+      plan_.new_tokens += entries[i].new_tokens;
+      plan_.query_rows += entries[i].query_rows;
+    }
+  }
+
+ private:
+  void Clear(std::span<const StepEntry> entries) {
+    plan_.query_rows = 0;
+    plan_.new_tokens = 0;
+    plan_.write_slots.clear();
+    plan_.compare_slots.clear();
+    plan_.entry_of_token.clear();
+    plan_.passes.clear();
+    plan_.context_keys.clear();
+    plan_.runs.clear();
+    plan_.new_keys.clear();
+    plan_.table_lookups = 0;
+    for (const StepEntry& entry : entries) {
+      if (entry.new_tokens > 0) (entry.replay ? any_replay_ : any_write_) = true;
+    }
+  }
+
+  void AddTokens(const StepEntry& entry, int32_t index, const PageTable& table) {
+    for (int32_t i = 0; i < entry.new_tokens; ++i) {
+      const int64_t slot = SlotOf(entry.first_position + i, table);
+      if (any_write_) plan_.write_slots.push_back(entry.replay ? kPadSlot : slot);
+      if (any_replay_) {
+        plan_.compare_slots.push_back(entry.replay ? slot : kPadSlot);
+        plan_.entry_of_token.push_back(index);
+      }
+    }
+  }
+
+  // Where the shard keeps token t; kPadSlot when it is another rank's.
+  int64_t SlotOf(int64_t t, const PageTable& table) {
+    if (OwnerOf(layout_, t) != layout_.rank) return kPadSlot;
+    const int64_t slot = LocalSlot(layout_, t);
+    ++plan_.table_lookups;
+    const int64_t page = table.pages()[static_cast<size_t>(slot / shape_.page_size)];
+    return page * shape_.page_size + slot % shape_.page_size;
+  }
+
+  bool HasNewTokensPart(const StepEntry& entry) const {
+    return shape_.kind == StepKind::kPrefill && entry.new_tokens > 0 && entry.query_rows > 0;
+  }
+
+  void AddRows(const StepEntry& entry, const PageTable& table) {
+    const bool new_part = HasNewTokensPart(entry);
+    int32_t row = 0;
+    while (row < entry.query_rows) {
+      RowPass& pass = PassWithRoom();
+      const int32_t count = std::min(entry.query_rows - row, shape_.rows_per_pass - pass.row_count);
+      AddContextRows(entry, table, row, count, new_part, &pass);
+      row += count;
+    }
+    if (shape_.kind != StepKind::kPrefill) return;
+    for (int32_t i = 0; i < entry.query_rows; ++i) {
+      plan_.new_keys.push_back(new_part ? NewKeys(i) : KeyRange{});
+    }
+    if (new_part) AddToRun(entry);
+  }
+
+  // Rows [row, row + count) of the entry. A row that brings its token along in a prefill sees only
+  // what was there before the call; every other row sees up to its own position.
+  void AddContextRows(const StepEntry& entry, const PageTable& table, int32_t row, int32_t count,
+                      bool new_part, RowPass* pass) {
+    int64_t last_key = 0;
+    for (int32_t i = row; i < row + count; ++i) {
+      const int64_t position = entry.first_position + i;
+      const int64_t limit = new_part ? entry.first_position : position + 1;
+      const KeyRange global = VisibleKeys(position, {shape_.window_left, -1}, limit);
+      const KeyRange local = LocalRange(layout_, global);
+      plan_.context_keys.push_back(local);
+      pass->any_context |= !Empty(global);
+      if (!Empty(local)) last_key = std::max(last_key, local.hi);
+    }
+    // Handing on no more of the table than the rows may see: what lies beyond is not ours to read.
+    const size_t pages = static_cast<size_t>((last_key + shape_.page_size - 1) / shape_.page_size);
+    pass->entries.push_back({pass->row_count, count, table.pages().first(pages)});
+    pass->row_count += count;
+  }
+
+  RowPass& PassWithRoom() {
+    if (plan_.passes.empty() || plan_.passes.back().row_count == shape_.rows_per_pass) {
+      const int32_t begin =
+          plan_.passes.empty() ? 0 : plan_.passes.back().row_begin + plan_.passes.back().row_count;
+      plan_.passes.push_back({.row_begin = begin});
+    }
+    return plan_.passes.back();
+  }
+
+  KeyRange NewKeys(int32_t row) const {
+    return VisibleKeys(row, {shape_.window_left, -1}, int64_t{row} + 1);
+  }
+
+  void AddToRun(const StepEntry& entry) {
+    const bool follows =
+        !plan_.runs.empty() &&
+        plan_.runs.back().row_begin + plan_.runs.back().count == plan_.query_rows &&
+        plan_.runs.back().token_begin + plan_.runs.back().count == plan_.new_tokens;
+    if (!follows) {
+      plan_.runs.push_back({.row_begin = plan_.query_rows, .token_begin = plan_.new_tokens});
+    }
+    NewTokensRun& run = plan_.runs.back();
+    run.entries.push_back({run.count, entry.query_rows});
+    run.count += entry.query_rows;
+  }
+
+  const PlanShape& shape_;
+  const DcpLayout& layout_;
+  StepPlan& plan_;
+  bool any_write_ = false;
+  bool any_replay_ = false;
+};
+
+}  // namespace
+
+void PlanStep(const PlanShape& shape, const DcpLayout& layout, std::span<const StepEntry> entries,
+              TableOfEntry tables, StepPlan* plan) {
+  Planner(shape, layout, plan).Plan(entries, tables);
+}
+
+int32_t RowsPerPass(int32_t q_heads, int32_t head_dim) {
+  constexpr int64_t kPassBytes = int64_t{16} << 20;
+  const int64_t row = int64_t{q_heads} * head_dim * static_cast<int64_t>(sizeof(float));
+  return static_cast<int32_t>(std::clamp<int64_t>(kPassBytes / row, 1, 1 << 20));
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,84 @@
+// The plan of a step: where each new token goes and which keys each query row sees, on one rank.
+//
+// Planning is host arithmetic over positions and page tables: no tensor is looked at, nothing is
+// copied from a device, and its cost is the step's rows and tokens, whatever the length of the
+// sequences. A plan depends on the layer only through its window, so the layers of a model share
+// one or two plans a step (worker/plan_cache.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/key_range.h"
+#include "kernels/params.h"
+#include "worker/command.h"
+#include "worker/page_tables.h"
+
+namespace tributary::worker {
+
+// What a plan is made from; with the entries' tables and the layout, all of it.
+struct PlanShape {
+  StepKind kind = StepKind::kDecode;
+  // Causal: only the left side of the layer's window matters; -1 is unbounded.
+  int64_t window_left = -1;
+  int32_t page_size = 0;
+  // Rows a pass may take, which bounds the memory of partials (RowsPerPass).
+  int32_t rows_per_pass = 0;
+};
+
+// Query rows that attend over the cache and exchange partials together: consecutive rows of a call.
+struct RowPass {
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+  // Whether any of its rows sees a key of the cache on any rank. Decided on global positions, so
+  // that all ranks skip a pass or none does.
+  bool any_context = false;
+  std::vector<AttentionEntry> entries;  // rows counted from row_begin
+};
+
+// Consecutive entries that bring both rows and tokens: their rows and tokens are numbered alike
+// from row_begin and token_begin on.
+struct NewTokensRun {
+  int32_t row_begin = 0;
+  int32_t token_begin = 0;
+  int32_t count = 0;
+  std::vector<NewTokensEntry> entries;  // rows counted from row_begin
+};
+
+struct StepPlan {
+  int32_t query_rows = 0;
+  int32_t new_tokens = 0;
+
+  // [new_tokens]: slots to write, and slots to compare with (replays); kPadSlot where the token is
+  // another rank's or of the other kind. Empty when no entry of the step asks for it.
+  std::vector<int64_t> write_slots;
+  std::vector<int64_t> compare_slots;
+  // [new_tokens]: the entry (by index) of a token. Empty without replays.
+  std::vector<int32_t> entry_of_token;
+
+  // Over the cache.
+  std::vector<RowPass> passes;
+  std::vector<KeyRange> context_keys;  // [query_rows], local slots
+
+  // Prefill: new tokens over each other.
+  std::vector<NewTokensRun> runs;
+  std::vector<KeyRange> new_keys;  // [query_rows], relative to the entry's first new token
+
+  // Entries of page tables looked up to make the plan: grows with the step's tokens only.
+  int64_t table_lookups = 0;
+};
+
+// The table of an entry's sequence. Covers its tokens and rows (CheckStep).
+using TableOfEntry = std::span<const PageTable* const>;  // [entries]
+
+// Makes the plan in `plan`, whose memory is reused. The entries are valid and `tables` holds the
+// table of each.
+void PlanStep(const PlanShape& shape, const DcpLayout& layout, std::span<const StepEntry> entries,
+              TableOfEntry tables, StepPlan* plan);
+
+// Rows whose fp32 partials, all heads, stay near 16 MiB: the exchange holds a few times that. The
+// same on all ranks, for it depends on the geometry only.
+int32_t RowsPerPass(int32_t q_heads, int32_t head_dim);
+
+}  // namespace tributary::worker

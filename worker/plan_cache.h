@@ -1,0 +1,48 @@
+// Plans of the last few steps, so that the layers of a step plan once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "worker/plan.h"
+
+namespace tributary::worker {
+
+// Of one cache on one rank. Steps of several hosts, each with its own batch, may alternate layer by
+// layer, and a model may have two windows: hence a few plans, not one.
+class PlanCache {
+ public:
+  // The plan of a step: found, or made in place of the one unused longest. Valid until the next
+  // call. Arguments as for PlanStep.
+  const StepPlan& Get(const PlanShape& shape, const DcpLayout& layout,
+                      std::span<const StepEntry> entries, TableOfEntry tables);
+
+  // How often Get made a plan, and how often it found one.
+  int64_t made() const { return made_; }
+  int64_t reused() const { return reused_; }
+
+ private:
+  static constexpr size_t kPlans = 16;
+
+  // A plan is a pure function of these (the layout and page size of a cache never change). A
+  // table's version stands for its entries, so that finding a plan costs the batch, not the tables.
+  struct Slot {
+    StepKind kind = StepKind::kDecode;
+    int64_t window_left = -1;
+    std::vector<StepEntry> entries;
+    std::vector<uint64_t> versions;
+    StepPlan plan;
+    int64_t used = 0;
+  };
+
+  static bool Matches(const Slot& slot, const PlanShape& shape, std::span<const StepEntry> entries,
+                      TableOfEntry tables);
+
+  std::vector<Slot> slots_;
+  int64_t clock_ = 0;
+  int64_t made_ = 0;
+  int64_t reused_ = 0;
+};
+
+}  // namespace tributary::worker

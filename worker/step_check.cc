@@ -1,0 +1,147 @@
+#include "worker/step_check.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "worker/errors.h"
+#include "worker/status_macros.h"
+
+namespace tributary::worker {
+namespace {
+
+std::string Entry(size_t i, absl::string_view field) {
+  return absl::StrCat("entries[", i, "].", field);
+}
+
+absl::Status CheckCounts(size_t i, const StepEntry& entry, StepKind kind) {
+  if (entry.first_position < 0) {
+    return InvalidField(Entry(i, "first_position"), absl::StrCat("is ", entry.first_position));
+  }
+  if (entry.query_rows < 0) {
+    return InvalidField(Entry(i, "query_rows"), absl::StrCat("is ", entry.query_rows));
+  }
+  if (entry.new_tokens < 0) {
+    return InvalidField(Entry(i, "new_tokens"), absl::StrCat("is ", entry.new_tokens));
+  }
+  if (entry.query_rows == 0 && entry.new_tokens == 0) {
+    return InvalidField(Entry(i, "query_rows"), "the entry has neither rows nor tokens");
+  }
+  if (kind == StepKind::kAppend && entry.query_rows != 0) {
+    return InvalidField(Entry(i, "query_rows"), "an append has no query rows");
+  }
+  if (entry.query_rows != 0 && entry.new_tokens != 0 && entry.query_rows != entry.new_tokens) {
+    return InvalidField(
+        Entry(i, "new_tokens"),
+        absl::StrCat("must be 0 or query_rows (", entry.query_rows, "), is ", entry.new_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCovered(size_t i, const StepEntry& entry, int64_t pages, int64_t page_tokens) {
+  if (pages < 0) {
+    return FieldError(absl::StatusCode::kNotFound, Entry(i, "sequence"),
+                      absl::StrCat("sequence ", entry.sequence, " has no page table"));
+  }
+  const int64_t count = std::max(entry.query_rows, entry.new_tokens);
+  const int64_t room = pages * page_tokens;
+  if (entry.first_position > room - count) {
+    return FieldError(absl::StatusCode::kOutOfRange, Entry(i, "first_position"),
+                      absl::StrCat("positions up to ", entry.first_position, " + ", count,
+                                   ", the table's ", pages, " pages hold ", room, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensor(absl::string_view field, const TensorView& tensor, int64_t rows,
+                         int64_t heads, int64_t head_dim) {
+  if (rows == 0) return absl::OkStatus();
+  if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBf16 && tensor.dtype != DType::kF16) {
+    return InvalidField(field,
+                        absl::StrCat("dtype must be f32, bf16 or f16, is ", Name(tensor.dtype)));
+  }
+  const int64_t bytes = rows * heads * head_dim * static_cast<int64_t>(SizeOf(tensor.dtype));
+  if (tensor.bytes != static_cast<size_t>(bytes)) {
+    return InvalidField(
+        field, absl::StrCat("must have ", bytes, " bytes: [", rows, ", ", heads, ", ", head_dim,
+                            "] of ", Name(tensor.dtype), ", has ", tensor.bytes));
+  }
+  if (tensor.data == nullptr) return InvalidField(field, "has no data");
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensors(const CacheSpec& spec, const StepCommand& step) {
+  int64_t rows = 0;
+  int64_t tokens = 0;
+  for (const StepEntry& entry : step.entries) {
+    rows += entry.query_rows;
+    tokens += entry.new_tokens;
+  }
+  if (std::max(rows, tokens) > std::numeric_limits<int32_t>::max()) {
+    return InvalidField("entries", absl::StrCat("too many rows: ", std::max(rows, tokens)));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("q", step.q, rows, spec.q_heads, spec.head_dim));
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("k", step.k, tokens, spec.kv_heads, spec.head_dim));
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("v", step.v, tokens, spec.kv_heads, spec.head_dim));
+  if (tokens > 0 && step.k.dtype != step.v.dtype) {
+    return InvalidField("v", absl::StrCat("must have the dtype of k (", Name(step.k.dtype),
+                                          "), has ", Name(step.v.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCopies(const CacheSpec& spec, const std::vector<PageCopy>& copies) {
+  const auto exists = [&](int32_t page) { return page >= 0 && page < spec.num_pages; };
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!exists(copies[i].source) || !exists(copies[i].destination)) {
+      return InvalidField(absl::StrCat("page_copies[", i, "]"),
+                          absl::StrCat(copies[i].source, " to ", copies[i].destination,
+                                       ": pages are 0 to ", spec.num_pages - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A step of one sequence, the most frequent of all, needs no set.
+absl::Status CheckDistinct(const std::vector<StepEntry>& entries) {
+  if (entries.size() == 1) return absl::OkStatus();
+  absl::flat_hash_set<SequenceId> seen;
+  seen.reserve(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!seen.insert(entries[i].sequence).second) {
+      return InvalidField(Entry(i, "sequence"),
+                          absl::StrCat("sequence ", entries[i].sequence, " appears twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckStep(const CacheSpec& spec, int32_t ranks, const PageTables& tables,
+                       const StepCommand& step) {
+  if (step.layer < 0 || static_cast<size_t>(step.layer) >= spec.layers.size()) {
+    return InvalidField("layer",
+                        absl::StrCat("must be 0 to ", spec.layers.size() - 1, ", is ", step.layer));
+  }
+  if (step.entries.empty()) return InvalidField("entries", "must have one or more");
+  TRIBUTARY_RETURN_IF_ERROR(CheckCopies(spec, step.page_copies));
+  PageTables::Sizes updated;
+  TRIBUTARY_RETURN_IF_ERROR(tables.Check(step.page_updates, "page_updates", &updated));
+  const int64_t page_tokens = int64_t{spec.page_size} * ranks;
+  for (size_t i = 0; i < step.entries.size(); ++i) {
+    const StepEntry& entry = step.entries[i];
+    TRIBUTARY_RETURN_IF_ERROR(CheckCounts(i, entry, step.kind));
+    const auto it = updated.find(entry.sequence);
+    const PageTable* table = it == updated.end() ? tables.Find(entry.sequence) : nullptr;
+    const int64_t pages =
+        it != updated.end() ? it->second : (table == nullptr ? -1 : int64_t{table->size()});
+    TRIBUTARY_RETURN_IF_ERROR(CheckCovered(i, entry, pages, page_tokens));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckDistinct(step.entries));
+  return CheckTensors(spec, step);
+}
+
+}  // namespace tributary::worker
