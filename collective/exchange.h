@@ -1,9 +1,11 @@
 // Brings the partials of all ranks together and merges them exactly.
 //
-// Every rank holds a partial (O, LSE) of every query head over its own keys. Three ways to exchange:
+// Every rank holds a partial (O, LSE) of every query head over its own keys. Three ways to
+// exchange:
 //   all_gather  O and LSE of all ranks everywhere, merged locally
 //   ag_rs       all-gather LSE, scale the own O by exp(LSE_r - LSE), reduce-scatter O over heads
-//   a2a         O and LSE packed in one buffer, one all-to-all over heads, merged by the heads' rank
+//   a2a         O and LSE packed in one buffer, one all-to-all over heads, merged by the heads'
+//   rank
 // and two placements of the result:
 //   scattered   rank r has the heads of SliceOfRank(heads, size, r)
 //   gathered    rank 0 has all heads
@@ -23,8 +25,8 @@ namespace tributary::collective {
 enum class Strategy : uint8_t { kAuto, kAllGather, kAgRs, kA2a };
 enum class Placement : uint8_t { kGathered, kScattered };
 
-const char* Name(Strategy s);    // "auto", "all_gather", "ag_rs", "a2a"
-const char* Name(Placement p);   // "gathered", "scattered"
+const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a"
+const char* Name(Placement p);  // "gathered", "scattered"
 bool Parse(std::string_view text, Strategy* out);
 
 // Heads [begin, begin + count): as even as can be, the first ranks get one more. May be empty.
