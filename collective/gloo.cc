@@ -20,6 +20,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -75,20 +76,20 @@ struct Pending {
   int peer;
   Buffer send;  // nullptr when nothing is sent
   Buffer recv;
+  bool received = false;
 };
 
-// A wait that was ended from outside says nothing about whether the message had come; asking again
-// does.
+// Whether the message has come. Takes the communicator down when it has not.
 bool Received(Pending& p) {
-  constexpr int kAsks = 2;  // the first answer may be the one that the wait was ended
-  for (int i = 0; i < kAsks; ++i) {
+  constexpr int kAsks = 3;  // Abort and the watcher may each have ended a wait yet to be made
+  for (int i = 0; i < kAsks && !p.received; ++i) {
     try {
-      if (p.recv->waitRecv(nullptr, std::chrono::milliseconds(0))) return true;
+      p.received = p.recv->waitRecv(nullptr, std::chrono::milliseconds(0));
     } catch (const std::exception&) {
       return false;
     }
   }
-  return false;
+  return p.received;
 }
 
 class GlooCommunicator final : public Communicator {
@@ -225,7 +226,7 @@ class GlooCommunicator final : public Communicator {
     int waited_for = -1;
     Status status;
     try {
-      Post(pending, slot);
+      Post(pending, slot, &waited_for);
       status = AwaitAll(pending, deadline, &waited_for);
     } catch (const std::exception& e) {
       status = StatusOf(e);
@@ -258,27 +259,29 @@ class GlooCommunicator final : public Communicator {
   }
 
   // Receives first: a message is sent when its receiver has said that it is ready.
-  static void Post(std::vector<Pending>& pending, uint64_t slot) {
+  static void Post(std::vector<Pending>& pending, uint64_t slot, int* waited_for) {
     for (Pending& p : pending) {
+      *waited_for = p.peer;
       if (p.recv != nullptr) p.recv->recv(p.peer, slot);
     }
     for (Pending& p : pending) {
+      *waited_for = p.peer;
       if (p.send != nullptr) p.send->send(p.peer, slot);
     }
   }
 
   Status AwaitAll(std::vector<Pending>& pending, Deadline deadline, int* waited_for) {
     for (Pending& p : pending) {
+      if (p.recv == nullptr) continue;
       *waited_for = p.peer;
-      // Not so: the wait was ended by Abort, or because the peer is lost. In the latter case the
-      // message may have come before; the second wait tells, or throws.
-      if (p.recv != nullptr && !p.recv->waitRecv(nullptr, TimeoutOf(deadline)) && !Received(p)) {
-        return {StatusCode::kUnavailable, "the connection broke"};
-      }
+      p.received = p.recv->waitRecv(nullptr, TimeoutOf(deadline));
+      // A wait ended by Abort or by the watcher says nothing about whether the message had come.
+      if (!Received(p)) return {StatusCode::kUnavailable, "the connection broke"};
     }
     for (Pending& p : pending) {
+      if (p.send == nullptr) continue;
       *waited_for = p.peer;
-      if (p.send != nullptr && !p.send->waitSend(nullptr, TimeoutOf(deadline)) &&
+      if (!p.send->waitSend(nullptr, TimeoutOf(deadline)) &&
           !p.send->waitSend(nullptr, std::chrono::milliseconds(0))) {
         return {StatusCode::kUnavailable, "the connection broke"};
       }
@@ -306,14 +309,15 @@ class GlooCommunicator final : public Communicator {
                  Deadline deadline) const {
     const std::string name = std::string(Name(op)) + ": ";
     if (std::chrono::steady_clock::now() >= deadline) {
-      std::string missing;
+      std::set<int> missing;
       for (Pending& p : pending) {
-        if (p.recv != nullptr && Received(p)) continue;
-        missing += (missing.empty() ? "rank " : ", ") + std::to_string(p.peer);
+        if (p.recv == nullptr || !Received(p)) missing.insert(p.peer);
       }
+      if (missing.empty()) missing.insert(waited_for);  // it came, and did not take our message
+      std::string who;
+      for (const int peer : missing) who += (who.empty() ? "rank " : ", ") + std::to_string(peer);
       return {StatusCode::kDeadlineExceeded,
-              name + (missing.empty() ? std::string("a peer") : missing) +
-                  " did not come before the deadline of rank " + std::to_string(rank_)};
+              name + who + " did not come before the deadline of rank " + std::to_string(rank_)};
     }
     if (status.code() == StatusCode::kInternal) return {status.code(), name + status.message()};
     if (const auto lost = lost_.find(waited_for); lost != lost_.end()) {
