@@ -25,6 +25,7 @@
 #pragma GCC target("avx512bf16")
 #endif
 #include "kernels/cpu/bf16_dot_math-inl.h"
+#include "kernels/cpu/bf16_rows-inl.h"
 #include "kernels/cpu/chunk_pass-inl.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -32,7 +33,18 @@ HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
 
 void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
-  HWY_NAMESPACE::ChunkPass<HWY_NAMESPACE::Bf16DotMath>(p, memory).Run(o, lse);
+  namespace target = HWY_NAMESPACE;
+  if (p.kv_dtype == DType::kBf16) {
+    target::ChunkPass<target::Bf16DotMath<target::Bf16Rows>>(p, memory).Run(o, lse);
+  } else if (!ReadsFloat8InPlace(p.queries.rows * p.queries.heads)) {
+    target::ChunkPass<target::Bf16DotMath<target::PreparedFloat8Rows>>(p, memory).Run(o, lse);
+  } else if (p.kv_dtype == DType::kFp8E4M3) {
+    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E4M3>>>(p, memory).Run(o,
+                                                                                               lse);
+  } else {
+    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E5M2>>>(p, memory).Run(o,
+                                                                                               lse);
+  }
 }
 
 }  // namespace tributary::cpu

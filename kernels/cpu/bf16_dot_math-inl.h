@@ -14,11 +14,11 @@
 #endif
 
 #include "hwy/highway.h"
-#include "kernels/cpu/float8_table.h"
+#include "kernels/cpu/bf16_rows-inl.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
-#include "kernels/cpu/widen-inl.h"
+#include "kernels/element.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
 
@@ -33,37 +33,22 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// `Rows` says how 64 elements of a row become bf16 vectors, and in which order (bf16_rows-inl.h).
+template <class Rows>
 struct Bf16DotMath {
-  using Element = uint16_t;  // bf16 bits
+  using Query = uint16_t;  // bf16 bits
+  using Row = typename Rows::Element;
   static constexpr int kQueryBlock = 4;
-  // Output lanes of a register block: two vectors of bf16 values, four of sums.
+  // Output lanes of a register block: four vectors of sums.
   static constexpr int32_t kBlockDims = 64;
-
   // Picks the upper half of every float of two vectors.
   alignas(64) static constexpr uint16_t kOddHalves[32] = {
       1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
       33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-  static bool ReadsInPlace(DType type) { return type == DType::kBf16; }
-
-  // FP8 to bf16: the low seven bits look up both bytes of the result, the sign bit is copied.
-  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Element* dst, int32_t n) {
-    const Float8Table& table = type == DType::kFp8E4M3 ? kFloat8E4M3Table : kFloat8E5M2Table;
-    const __m512i high_a = _mm512_load_si512(table.high);
-    const __m512i high_b = _mm512_load_si512(table.high + 64);
-    const __m512i low_a = _mm512_load_si512(table.low);
-    const __m512i low_b = _mm512_load_si512(table.low + 64);
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    for (int32_t i = 0; i < n; i += 64) {
-      // Puts the eight-byte groups where the two unpacks, which work within 128 bits, want them.
-      const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-      const __m512i bytes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(src + i));
-      const __m512i low = _mm512_permutex2var_epi8(low_a, bytes, low_b);
-      __m512i high = _mm512_permutex2var_epi8(high_a, bytes, high_b);
-      high = _mm512_ternarylogic_epi32(sign, bytes, high, 0xca);  // sign ? bytes : high
-      _mm512_store_si512(dst + i, _mm512_unpacklo_epi8(low, high));
-      _mm512_store_si512(dst + i + 32, _mm512_unpackhi_epi8(low, high));
-    }
+  static bool ReadsInPlace(DType) { return Rows::kInPlace; }
+  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Row* dst, int32_t n) {
+    if constexpr (!Rows::kInPlace) Rows::Prepare(type, src, dst, n);
   }
 
   static int32_t Pieces(DType type) {
@@ -71,43 +56,42 @@ struct Bf16DotMath {
   }
   static int32_t PackedElements(DType type, int32_t head_dim) { return Pieces(type) * head_dim; }
 
+  // The pieces one after another, each in the order in which Rows reads keys.
   static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
-                                   Element* packed) {
+                                   Query* packed) {
     const int32_t pieces = Pieces(type);
     for (int32_t i = 0; i < head_dim; ++i) {
-      float rest = LoadElement(type, src, i);
+      const int32_t block = i / kBlockDims * kBlockDims;
+      float rest = LoadElement(type, src, block + Rows::KeyDim(i - block));
       for (int32_t piece = 0; piece < pieces; ++piece) {
         uint32_t bits = std::bit_cast<uint32_t>(rest);
         const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
         if ((bits & 0x7fffffffu) > 0x7f800000u) bits |= 0x400000u;  // NaN stays NaN when cut
         bits &= 0xffff0000u;
-        packed[piece * head_dim + i] = static_cast<Element>(bits >> 16);
+        packed[piece * head_dim + i] = static_cast<Query>(bits >> 16);
         rest = finite ? rest - std::bit_cast<float>(bits) : 0.0f;
       }
     }
   }
 
-  static HWY_INLINE __m512bh Pairs(__m512i bits) { return (__m512bh)bits; }
-
+  // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
   template <int kQueries>
-  static HWY_INLINE void DotFourKeys(const Element* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Element* const* k, int32_t head_dim, float* logits) {
+  static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
+                                     const Row* const* k, int32_t head_dim, float* logits) {
     __m512 sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = _mm512_setzero_ps();
     }
     for (int32_t piece = 0; piece < packed_elements; piece += head_dim) {
-      for (int32_t i = 0; i < head_dim; i += 32) {
-        const __m512bh k0 = Pairs(_mm512_loadu_si512(k[0] + i));
-        const __m512bh k1 = Pairs(_mm512_loadu_si512(k[1] + i));
-        const __m512bh k2 = Pairs(_mm512_loadu_si512(k[2] + i));
-        const __m512bh k3 = Pairs(_mm512_loadu_si512(k[3] + i));
-        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-          const __m512bh qm = Pairs(_mm512_load_si512(q + m * packed_elements + piece + i));
-          sum[m][0] = _mm512_dpbf16_ps(sum[m][0], qm, k0);
-          sum[m][1] = _mm512_dpbf16_ps(sum[m][1], qm, k1);
-          sum[m][2] = _mm512_dpbf16_ps(sum[m][2], qm, k2);
-          sum[m][3] = _mm512_dpbf16_ps(sum[m][3], qm, k3);
+      for (int32_t i = 0; i < head_dim; i += kBlockDims) {
+        TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) {
+          __m512bh key[2];
+          Rows::LoadKey(k[j] + i, key);
+          TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+            const Query* qm = q + m * packed_elements + piece + i;
+            sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm), key[0]);
+            sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm + 32), key[1]);
+          }
         }
       }
     }
@@ -122,7 +106,7 @@ struct Bf16DotMath {
   // is cut, not rounded, so that the low one is not negative; and where a weight is not zero its
   // low piece is not either. So an infinite value times a weight is infinite, not NaN.
   static HWY_INLINE void PackWeights(const float* weights, float* packed) {
-    auto* pieces = reinterpret_cast<Element*>(packed);
+    auto* pieces = reinterpret_cast<uint16_t*>(packed);
     const __m512i high_bits = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const __m512 smallest = _mm512_set1_ps(std::numeric_limits<float>::min());
     const auto low_piece = [&](__m512 w, __m512 high) HWY_ATTR {
@@ -143,11 +127,11 @@ struct Bf16DotMath {
     }
   }
 
-  // Keys are taken in pairs: their values are interleaved so that one instruction adds both.
-  // Interleaving works within 128 bits, so the sums of a block are kept in that order until
-  // StoreOutput.
+  // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j]. Keys are taken
+  // in pairs, so that one instruction adds both. The sums of a block are in the order in which Rows
+  // pairs values, until StoreOutput.
   template <int kQueries>
-  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Element* const* v,
+  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
                                     float* HWY_RESTRICT sums) {
     const auto* pairs = reinterpret_cast<const int32_t*>(weights);
@@ -161,19 +145,15 @@ struct Bf16DotMath {
       }
       for (int64_t pair = 0; pair < kTileKeys / 2; ++pair) {
         if ((live >> (2 * pair) & 3) == 0) continue;
-        const Element* v0 = v[2 * pair] + i;
-        const Element* v1 = v[2 * pair + 1] + i;
-        const __m512i a0 = _mm512_loadu_si512(v0), a1 = _mm512_loadu_si512(v0 + 32);
-        const __m512i b0 = _mm512_loadu_si512(v1), b1 = _mm512_loadu_si512(v1 + 32);
-        const __m512bh value[4] = {
-            Pairs(_mm512_unpacklo_epi16(a0, b0)), Pairs(_mm512_unpackhi_epi16(a0, b0)),
-            Pairs(_mm512_unpacklo_epi16(a1, b1)), Pairs(_mm512_unpackhi_epi16(a1, b1))};
+        __m512bh value[4];
+        Rows::LoadValuePair(v[2 * pair] + i, v[2 * pair + 1] + i, value);
         TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-          const __m512bh high = Pairs(_mm512_set1_epi32(pairs[m * kTileKeys + pair]));
-          const __m512bh low =
-              Pairs(_mm512_set1_epi32(pairs[m * kTileKeys + kTileKeys / 2 + pair]));
+          const __m512bh high = Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + pair]));
+          const __m512bh low = Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + kTileKeys / 2 + pair]));
           TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
             sum[m][c] = _mm512_dpbf16_ps(sum[m][c], low, value[c]);
+          }
+          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
             sum[m][c] = _mm512_dpbf16_ps(sum[m][c], high, value[c]);
           }
         }
@@ -186,27 +166,23 @@ struct Bf16DotMath {
     }
   }
 
-  // Undoes the order of Accumulate: vectors 2n and 2n + 1 of a block hold 4 + 4 outputs in turn.
+  // o = scale * sums, in the order of head_dim.
   static HWY_INLINE void StoreOutput(const float* sums, float scale, int32_t head_dim, float* o) {
     const hn::Full128<float> d128;
     const auto factor = hn::Set(d128, scale);
-    for (int32_t i = 0; i < head_dim; i += 32) {
-      for (int32_t quarter = 0; quarter < 4; ++quarter) {
-        const float* lower = sums + i + 4 * quarter;
-        hn::StoreU(hn::Mul(hn::Load(d128, lower), factor), d128, o + i + 8 * quarter);
-        hn::StoreU(hn::Mul(hn::Load(d128, lower + 16), factor), d128, o + i + 8 * quarter + 4);
+    for (int32_t i = 0; i < head_dim; i += kBlockDims) {
+      for (int32_t quarter = 0; quarter < kBlockDims / 4; ++quarter) {
+        const auto sum = hn::Load(d128, sums + i + 4 * quarter);
+        hn::StoreU(hn::Mul(sum, factor), d128, o + i + Rows::ValueDim(quarter / 4, quarter % 4));
       }
     }
   }
 
-  static HWY_INLINE bool AllFinite(const Element* row, int32_t n) {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 special = 0;
-    for (int32_t i = 0; i < n; i += 32) {
-      const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(row + i), exponent);
-      special |= _mm512_cmpeq_epi16_mask(bits, exponent);
+  static HWY_INLINE bool AllFinite(const Row* row, int32_t n) {
+    for (int32_t i = 0; i < n; i += kBlockDims) {
+      if (!Rows::AllFinite(row + i)) return false;
     }
-    return special == 0;
+    return true;
   }
 };
 

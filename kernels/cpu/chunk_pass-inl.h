@@ -72,7 +72,8 @@ HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, const ChunkPara
 // The block's pass over the chunk with one kind of arithmetic.
 template <class Math>
 class ChunkPass {
-  using Element = typename Math::Element;
+  using Query = typename Math::Query;  // an element of a packed query
+  using Row = typename Math::Row;      // an element of a row of keys or values as Math reads it
 
  public:
   ChunkPass(const ChunkParams& p, std::byte* memory)
@@ -81,16 +82,16 @@ class ChunkPass {
         vectors_(p.queries.rows * p.queries.heads),
         packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)) {
     const WorkspaceLayout layout(vectors_, p.head_dim);
-    queries_ = reinterpret_cast<Element*>(memory + layout.queries);
+    queries_ = reinterpret_cast<Query*>(memory + layout.queries);
     logits_ = reinterpret_cast<float*>(memory + layout.logits);
     weights_ = reinterpret_cast<float*>(memory + layout.weights);
     sums_ = reinterpret_cast<float*>(memory + layout.sums);
     max_ = reinterpret_cast<float*>(memory + layout.state);
     sum_ = max_ + vectors_;
     decay_ = sum_ + vectors_;
-    zeros_ = reinterpret_cast<Element*>(memory + layout.zeros);
-    prepared_k_ = reinterpret_cast<Element*>(memory + layout.k);
-    prepared_v_ = reinterpret_cast<Element*>(memory + layout.v);
+    zeros_ = reinterpret_cast<Row*>(memory + layout.zeros);
+    prepared_k_ = reinterpret_cast<Row*>(memory + layout.k);
+    prepared_v_ = reinterpret_cast<Row*>(memory + layout.v);
   }
 
   HWY_INLINE void Run(float* o, float* lse) {
@@ -120,12 +121,12 @@ class ChunkPass {
     std::fill_n(max_, vectors_, -std::numeric_limits<float>::infinity());
     std::fill_n(sum_, vectors_, 0.0f);
     std::fill_n(sums_, size_t(vectors_) * p_.head_dim, 0.0f);
-    std::fill_n(zeros_, p_.head_dim, Element{0});
+    std::fill_n(zeros_, p_.head_dim, Row{0});
   }
 
   HWY_INLINE void AttendTile(int64_t begin, const TileRows& tile, const TileRows& next) {
-    const Element* k[kTileKeys];
-    const Element* v[kTileKeys];
+    const Row* k[kTileKeys];
+    const Row* v[kTileKeys];
     Prepare(tile, tile.k, prepared_k_, k);
     ComputeLogits(tile.live, k, next);
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
@@ -143,16 +144,16 @@ class ChunkPass {
     }
   }
 
-  // Rows of Elements: the cache's own where it can be read in place, else converted. Slots that are
-  // not live stand as zeros.
-  HWY_INLINE void Prepare(const TileRows& tile, const std::byte* const* source, Element* prepared,
-                          const Element** rows) {
+  // Rows as Math reads them: the cache's own where it can be read in place, else converted. Slots
+  // that are not live stand as zeros.
+  HWY_INLINE void Prepare(const TileRows& tile, const std::byte* const* source, Row* prepared,
+                          const Row** rows) {
     const bool in_place = Math::ReadsInPlace(p_.kv_dtype);
     for (int64_t j = 0; j < kTileKeys; ++j) {
       if ((tile.live >> j & 1) == 0) {
         rows[j] = zeros_;
       } else if (in_place) {
-        rows[j] = reinterpret_cast<const Element*>(source[j]);
+        rows[j] = reinterpret_cast<const Row*>(source[j]);
       } else {
         Math::PrepareRow(p_.kv_dtype, source[j], prepared + j * p_.head_dim, p_.head_dim);
         rows[j] = prepared + j * p_.head_dim;
@@ -160,7 +161,7 @@ class ChunkPass {
     }
   }
 
-  HWY_INLINE void ComputeLogits(uint64_t live, const Element* const* k, const TileRows& next) {
+  HWY_INLINE void ComputeLogits(uint64_t live, const Row* const* k, const TileRows& next) {
     const size_t row_bytes = size_t(p_.head_dim) * SizeOf(p_.kv_dtype);
     for (int64_t j = 0; j < kTileKeys; j += 4) {
       // Pages lie anywhere, so the hardware cannot guess the next one: ask for its rows here.
@@ -180,14 +181,14 @@ class ChunkPass {
     }
   }
 
-  HWY_INLINE bool AllFinite(uint64_t live, const Element* const* rows) const {
+  HWY_INLINE bool AllFinite(uint64_t live, const Row* const* rows) const {
     for (int64_t j = 0; j < kTileKeys; ++j) {
       if ((live >> j & 1) != 0 && !Math::AllFinite(rows[j], p_.head_dim)) return false;
     }
     return true;
   }
 
-  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Element* const* v,
+  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Row* const* v,
                                     uint64_t live) {
     ForEachBlock(first, last, [&](auto block, int32_t i) HWY_ATTR {
       Math::template Accumulate<decltype(block)::value>(
@@ -198,10 +199,10 @@ class ChunkPass {
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
   // NaN. So where values are not finite each row gets rows of its own, zero where it does not see.
   // The sums are the same bits as in one pass, because adding 0 changes nothing.
-  HWY_INLINE void AccumulateRowByRow(int64_t begin, uint64_t live, const Element* const* v) {
+  HWY_INLINE void AccumulateRowByRow(int64_t begin, uint64_t live, const Row* const* v) {
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
       const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
-      const Element* seen[kTileKeys];
+      const Row* seen[kTileKeys];
       for (int64_t j = 0; j < kTileKeys; ++j) seen[j] = (mask >> j & 1) != 0 ? v[j] : zeros_;
       AccumulateVectors(r * heads_, (r + 1) * heads_, seen, mask);
     }
@@ -235,16 +236,16 @@ class ChunkPass {
   const int32_t heads_;
   const int32_t vectors_;
   const int32_t packed_elements_;
-  Element* queries_;     // [vectors, packed_elements]
-  float* logits_;        // [vectors, kTileKeys]; becomes weights
-  float* weights_;       // [vectors, kTileKeys], as Math packs them
-  float* sums_;          // [vectors, head_dim], as Math orders them
-  float* max_;           // [vectors]
-  float* sum_;           // [vectors]
-  float* decay_;         // [vectors]
-  Element* zeros_;       // [head_dim]
-  Element* prepared_k_;  // [kTileKeys, head_dim]
-  Element* prepared_v_;  // [kTileKeys, head_dim]
+  Query* queries_;   // [vectors, packed_elements]
+  float* logits_;    // [vectors, kTileKeys]; becomes weights
+  float* weights_;   // [vectors, kTileKeys], as Math packs them
+  float* sums_;      // [vectors, head_dim], as Math orders them
+  float* max_;       // [vectors]
+  float* sum_;       // [vectors]
+  float* decay_;     // [vectors]
+  Row* zeros_;       // [head_dim]
+  Row* prepared_k_;  // [kTileKeys, head_dim]
+  Row* prepared_v_;  // [kTileKeys, head_dim]
 };
 
 }  // namespace

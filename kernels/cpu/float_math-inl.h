@@ -22,31 +22,32 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 struct FloatMath {
-  using Element = float;
+  using Query = float;
+  using Row = float;
   static constexpr hn::ScalableTag<float> d{};
   using V = hn::Vec<decltype(d)>;
   static constexpr int kLanes = HWY_LANES(float);
   // Query vectors to a register block: 4 keys x 4 queries of sums where there are 32 registers.
   static constexpr int kQueryBlock = HWY_CAP_GE512 ? 4 : 2;
   // Vectors of outputs to a register block.
-  static constexpr int kOutputVectors = HWY_CAP_GE512 ? 4 : 4;
+  static constexpr int kOutputVectors = 4;
 
   // A row the cache holds may be used where it lies.
   static bool ReadsInPlace(DType type) { return type == DType::kF32; }
-  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Element* dst, int32_t n) {
+  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Row* dst, int32_t n) {
     WidenRow(type, src, dst, n);
   }
 
   static int32_t PackedElements(DType, int32_t head_dim) { return head_dim; }
   static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
-                                   Element* packed) {
+                                   Query* packed) {
     WidenRow(type, src, packed, head_dim);
   }
 
   // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
   template <int kQueries>
-  static HWY_INLINE void DotFourKeys(const Element* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Element* const* k, int32_t head_dim, float* logits) {
+  static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
+                                     const Row* const* k, int32_t head_dim, float* logits) {
     V sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = hn::Zero(d);
@@ -78,7 +79,7 @@ struct FloatMath {
 
   // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j].
   template <int kQueries>
-  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Element* const* v,
+  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
                                     float* HWY_RESTRICT sums) {
     for (int32_t i = 0; i < head_dim; i += kOutputVectors * kLanes) {
@@ -117,7 +118,7 @@ struct FloatMath {
     }
   }
 
-  static HWY_INLINE bool AllFinite(const Element* row, int32_t n) {
+  static HWY_INLINE bool AllFinite(const Row* row, int32_t n) {
     auto finite = hn::IsFinite(hn::LoadU(d, row));
     for (int32_t i = kLanes; i < n; i += kLanes) {
       finite = hn::And(finite, hn::IsFinite(hn::LoadU(d, row + i)));

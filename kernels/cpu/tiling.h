@@ -23,6 +23,11 @@ inline constexpr int32_t kMaxQueryVectors = 64;
 
 constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVectors / group); }
 
+// Whether FP8 rows are converted in registers every time a block of four query vectors reads them,
+// or once into memory. Converting takes about as long as four query vectors' arithmetic, storing
+// and reading back a little more.
+constexpr bool ReadsFloat8InPlace(int32_t query_vectors) { return query_vectors <= 8; }
+
 struct ChunkSpan {
   int64_t first = 0;
   int64_t count = 0;
