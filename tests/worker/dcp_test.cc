@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "tests/support/compare.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
 #include "tests/worker/test_host.h"
@@ -274,7 +275,7 @@ TEST(Dcp, OneRankAndFourAgreeWithinMergeRounding) {
   const std::vector<float> four = run(4);
   // The same tensors were drawn. Every element is a weighted mean of values below 4 or an LSE below
   // 16: a few dozen roundings of fp32.
-  EXPECT_TRUE(Near(four, std::vector<double>(one.begin(), one.end()), spec.head_dim, 2e-5, 2e-5));
+  EXPECT_TRUE(test::AllClose(four, one, {2e-5, 2e-5}, {static_cast<int64_t>(one.size())}));
 }
 
 // A sequence's result does not depend on what shares its batch.

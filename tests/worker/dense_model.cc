@@ -96,38 +96,4 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
   }
 }
 
-::testing::AssertionResult Near(std::span<const float> got, std::span<const double> want,
-                                int64_t inner, double absolute, double relative) {
-  if (got.size() != want.size()) {
-    return ::testing::AssertionFailure()
-           << got.size() << " elements, " << want.size() << " expected";
-  }
-  const auto where = [&](size_t i) {
-    return "[" + std::to_string(static_cast<int64_t>(i) / inner) + ", " +
-           std::to_string(static_cast<int64_t>(i) % inner) + "]";
-  };
-  for (size_t i = 0; i < got.size(); ++i) {
-    const bool same_kind = std::isnan(got[i]) == std::isnan(want[i]) &&
-                           std::isinf(got[i]) == std::isinf(want[i]) &&
-                           (!std::isinf(got[i]) || std::signbit(got[i]) == std::signbit(want[i]));
-    if (!same_kind) {
-      return ::testing::AssertionFailure()
-             << "at " << where(i) << ": " << got[i] << ", expected " << want[i];
-    }
-  }
-  size_t worst = 0;
-  double worst_excess = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (!std::isfinite(want[i])) continue;
-    const double excess = std::abs(got[i] - want[i]) - (absolute + relative * std::abs(want[i]));
-    if (excess > worst_excess) {
-      worst_excess = excess;
-      worst = i;
-    }
-  }
-  if (worst_excess <= 0) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure()
-         << "worst at " << where(worst) << ": " << got[worst] << ", expected " << want[worst];
-}
-
 }  // namespace tributary::worker::testing

@@ -4,11 +4,8 @@
 // visible or not by comparing positions, one at a time.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "worker/cache_spec.h"
@@ -38,10 +35,5 @@ struct DenseRow {
 // o: [q_heads, head_dim]; lse: [q_heads], without the sink.
 void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense,
                     const DenseRow& row, double* o, double* lse);
-
-// NaN and infinities must be in the same places; then |got - want| <= absolute + relative * |want|.
-// A failure says where (index into [.., inner]) and what, for the worst element.
-::testing::AssertionResult Near(std::span<const float> got, std::span<const double> want,
-                                int64_t inner, double absolute, double relative);
 
 }  // namespace tributary::worker::testing

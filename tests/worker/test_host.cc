@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "kernels/element.h"
+#include "tests/support/compare.h"
 #include "worker/errors.h"
 
 namespace tributary::worker::testing {
@@ -17,11 +17,6 @@ namespace {
 
 constexpr CacheId kCache = 7;
 constexpr auto kPatience = std::chrono::seconds(60);
-
-// A row of fp32 sums over values of order one, whose keys are exact: a few hundred roundings. The
-// backend may round probabilities and Q to 16 bits, never accumulators.
-constexpr double kAbsolute = 1e-3;
-constexpr double kRelative = 4e-3;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -299,12 +294,12 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
                                                             : std::numeric_limits<int64_t>::max()};
       DenseAttention(spec_, spec_.layers[static_cast<size_t>(layer)], dense, dense_row, o.data(),
                      lse.data());
-      ASSERT_TRUE(Near(std::span(reply.o).subspan(row * row_size, row_size), o, spec_.head_dim,
-                       kAbsolute, kRelative))
+      ASSERT_TRUE(test::AllClose(std::span(reply.o).subspan(row * row_size, row_size), o,
+                                 test::kAttentionTolerance, {spec_.q_heads, spec_.head_dim}))
           << "o [head, dim] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
-      ASSERT_TRUE(
-          Near(std::span(reply.lse).subspan(row * heads, heads), lse, 1, kAbsolute, kRelative))
+      ASSERT_TRUE(test::AllClose(std::span(reply.lse).subspan(row * heads, heads), lse,
+                                 test::kAttentionTolerance, {spec_.q_heads}))
           << "lse [head] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
     }
