@@ -79,17 +79,28 @@ struct Pending {
   bool received = false;
 };
 
-// Whether the message has come. Takes the communicator down when it has not.
-bool Received(Pending& p) {
-  constexpr int kAsks = 3;  // Abort and the watcher may each have ended a wait yet to be made
-  for (int i = 0; i < kAsks && !p.received; ++i) {
-    try {
-      p.received = p.recv->waitRecv(nullptr, std::chrono::milliseconds(0));
-    } catch (const std::exception&) {
-      return false;
+// Whether what `wait` waits for has happened. A wait that Abort or the watcher ended does not tell,
+// so it is asked again, without waiting; both may have ended one. Takes the communicator down when
+// the answer is no: to Gloo every wait that runs out is fatal.
+template <typename Wait>
+bool HasHappened(const Wait& wait) {
+  constexpr int kAsks = 3;
+  try {
+    for (int i = 0; i < kAsks; ++i) {
+      if (wait(std::chrono::milliseconds(0))) return true;
     }
+  } catch (const std::exception&) {
   }
-  return p.received;
+  return false;
+}
+
+bool Received(Pending& p) {
+  return p.received ||
+         HasHappened([&p](std::chrono::milliseconds t) { return p.recv->waitRecv(nullptr, t); });
+}
+
+bool Sent(Pending& p) {
+  return HasHappened([&p](std::chrono::milliseconds t) { return p.send->waitSend(nullptr, t); });
 }
 
 class GlooCommunicator final : public Communicator {
@@ -230,6 +241,9 @@ class GlooCommunicator final : public Communicator {
       status = AwaitAll(pending, deadline, &waited_for);
     } catch (const std::exception& e) {
       status = StatusOf(e);
+      if (status.code() == StatusCode::kUnavailable) {
+        status = LostPeers({{waited_for, status.message()}});
+      }
     }
     return End(op, pending, waited_for, status, deadline);
   }
@@ -249,7 +263,7 @@ class GlooCommunicator final : public Communicator {
 
   Status Begin(std::vector<Pending>* pending) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (error_.ok() && !lost_.empty()) error_ = LostPeers();
+    if (error_.ok() && !lost_.empty()) error_ = LostPeers(lost_);
     if (!error_.ok()) {
       CloseMesh(mesh_);  // does nothing the second time
       return error_;
@@ -275,16 +289,17 @@ class GlooCommunicator final : public Communicator {
       if (p.recv == nullptr) continue;
       *waited_for = p.peer;
       p.received = p.recv->waitRecv(nullptr, TimeoutOf(deadline));
-      // A wait ended by Abort or by the watcher says nothing about whether the message had come.
-      if (!Received(p)) return {StatusCode::kUnavailable, "the connection broke"};
+      if (p.received) continue;
+      const Status why = LostPeers();  // before the question, which breaks what was still whole
+      if (!Received(p)) return why;
+      p.received = true;
     }
     for (Pending& p : pending) {
       if (p.send == nullptr) continue;
       *waited_for = p.peer;
-      if (!p.send->waitSend(nullptr, TimeoutOf(deadline)) &&
-          !p.send->waitSend(nullptr, std::chrono::milliseconds(0))) {
-        return {StatusCode::kUnavailable, "the connection broke"};
-      }
+      if (p.send->waitSend(nullptr, TimeoutOf(deadline))) continue;
+      const Status why = LostPeers();
+      if (!Sent(p)) return why;
     }
     return Status::Ok();
   }
@@ -319,12 +334,7 @@ class GlooCommunicator final : public Communicator {
       return {StatusCode::kDeadlineExceeded,
               name + who + " did not come before the deadline of rank " + std::to_string(rank_)};
     }
-    if (status.code() == StatusCode::kInternal) return {status.code(), name + status.message()};
-    if (const auto lost = lost_.find(waited_for); lost != lost_.end()) {
-      return {StatusCode::kUnavailable, name + LostPeers().message()};
-    }
-    return {StatusCode::kUnavailable,
-            name + "lost rank " + std::to_string(waited_for) + " (" + status.message() + ")"};
+    return {status.code(), name + status.message()};
   }
 
   // -------------------------------------------------------------------------------------------
@@ -385,13 +395,15 @@ class GlooCommunicator final : public Communicator {
     if (p.send != nullptr) p.send->abortWaitSend();
   }
 
-  // Called with the lock held.
-  Status LostPeers() const {
-    std::string text = "lost ";
-    const char* separator = "";
-    for (const auto& [peer, why] : lost_) {
-      text += separator + ("rank " + std::to_string(peer)) + " (" + why + ")";
-      separator = ", ";
+  Status LostPeers() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return LostPeers(lost_);
+  }
+
+  static Status LostPeers(const std::map<int, std::string>& lost) {
+    std::string text;
+    for (const auto& [peer, why] : lost) {
+      text += (text.empty() ? "lost rank " : ", rank ") + std::to_string(peer) + " (" + why + ")";
     }
     return {StatusCode::kUnavailable, std::move(text)};
   }
