@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "service/embedded_group.h"
 #include "service/grpc_status.h"
 #include "tributary/v1/worker.grpc.pb.h"
 #include "worker/rpc/conversion.h"
@@ -431,7 +432,7 @@ void Core::TakeReply(int rank, worker::Reply reply) {
   if (reply.rank != rank || pending.answered[rank]) {
     return Break(absl::StrCat("rank ", rank, " answered command ", reply.number, " out of turn"));
   }
-  if (worker::BreaksGroup(reply.status)) {
+  if (BreaksGroup(reply.status)) {
     return Break(absl::StrCat("rank ", rank, ": ", reply.status.message()));
   }
   pending.answered[rank] = true;

@@ -68,18 +68,4 @@ absl::StatusOr<int> ChooseSeat(const std::vector<Seat>& seats, const v1::Registr
   return best;
 }
 
-bool BreaksGroup(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kUnknown:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace tributary::worker

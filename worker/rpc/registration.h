@@ -37,9 +37,4 @@ struct Seat {
 absl::StatusOr<int> ChooseSeat(const std::vector<Seat>& seats,
                                const v1::Registration& registration);
 
-// Whether a command's failure on one rank leaves the group unable to go on: its communicator is
-// broken, or nobody knows what the rank did. Errors about the command itself are the same on all
-// ranks and break nothing.
-bool BreaksGroup(const absl::Status& status);
-
 }  // namespace tributary::worker
