@@ -46,8 +46,11 @@ class Executor::Impl {
     const bool same_place =
         comm_ == nullptr || (comm_->rank() == comm->rank() && comm_->size() == comm->size());
     if (!same_place) DropAll();
+    // The old communicator closes its connections as it goes, which may take a while: not under the
+    // lock.
+    std::shared_ptr<collective::Communicator> next = std::move(comm);
     const std::lock_guard lock(comm_mutex_);
-    comm_ = std::move(comm);
+    comm_.swap(next);
   }
 
   std::shared_ptr<collective::Communicator> communicator() const {

@@ -186,6 +186,28 @@ TEST(Dcp, LongPrefillInChunksOf512) {
   RunChunkedPrefill(ranks, spec, {}, chunks);
 }
 
+// Thousands of tokens next to a few: the ranks' threads share one long sequence.
+TEST(Dcp, LongAndShortSequencesInOneBatch) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 8, 128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.interleave = 8;
+  spec.num_pages = 128;
+  spec.layers.resize(2);
+  spec.layers[1].window.left = 1024;
+#ifdef TRIBUTARY_SHORT_GRID
+  const int32_t tokens = 700;
+#else
+  const int32_t tokens = 4999;
+#endif
+  ThreadRanks ranks(4, Poisoned(), /*threads_each=*/2);
+  TestHost host(ranks, spec, {});
+  for (SequenceId id = 1; id <= 4; ++id) host.Open(id);
+  host.Step(StepKind::kAppend, {{1, 0, tokens}, {2, 0, 3}, {4, 0, 200}});
+  host.Step(StepKind::kDecode, {{2, 1, 1}, {1, 1, 1}, {3, 1, 1}, {4, 4, 4}});
+  host.Step(StepKind::kDecode, {{1, 16, 16}});
+}
+
 // Cutting a step into passes changes memory, not results: not even in the last bit.
 TEST(Dcp, PassesDoNotChangeResults) {
   CacheSpec spec = SmallSpec();
