@@ -48,7 +48,8 @@ struct ExchangeShape {
 // wins.
 Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced);
 
-// Bytes a rank sends, for tests and benchmarks.
+// Bytes that a rank other than 0 sends to its peers (rank 0 sends less when the result is gathered
+// on it), for tests and benchmarks.
 size_t BytesSent(const ExchangeShape& shape, Strategy strategy);
 
 struct ExchangeParams {
@@ -76,11 +77,16 @@ class ExchangeWorkspace {
   std::vector<std::byte> buffer_;
 };
 
-// Entered by all ranks with the same shape, placement and strategy.
+// Entered by all ranks with the same shape, placement and strategy. Partials are added in rank
+// order, so that every strategy and placement gives the same bits. An empty partial (LSE = -inf)
+// counts for nothing, whatever its O holds; a NaN stays in its element (in O) or in its row and
+// head (in LSE). Without rows or heads no rank communicates. kInvalidArgument names the field and
+// enters nothing; any other error is the communicator's.
 Status ExchangeAndMerge(const ExchangeParams& p, Communicator& comm, ExchangeWorkspace& workspace,
                         Deadline deadline);
 
-// The inverse of scattering: slices of all ranks become [rows, heads, head_dim] on rank 0.
+// The inverse of scattering: slices of all ranks ([rows, slice.count, head_dim]) become
+// [rows, heads, head_dim] on rank 0. slice_lse and lse_out may be nullptr.
 Status GatherSlices(const float* slice_o, const float* slice_lse, const ExchangeShape& shape,
                     Communicator& comm, ExchangeWorkspace& workspace, float* out, float* lse_out,
                     Deadline deadline);

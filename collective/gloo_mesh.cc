@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -18,9 +20,21 @@
 namespace tributary::collective {
 namespace {
 
-// The numeric addresses of a host name. Gloo resolves names too, but reads an uninitialised pointer
-// when there is no such name.
-Status Resolve(const std::string& host, std::vector<std::string>* addresses) {
+// Whether a socket of this machine can be bound to the address; errno says why not.
+bool CanBind(const addrinfo& address) {
+  const int fd = socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool bound = bind(fd, address.ai_addr, address.ai_addrlen) == 0;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return bound;
+}
+
+// The first address of a host name that this machine can listen on, as numbers. Gloo would resolve
+// names itself, but reads an uninitialised pointer when there is no such name, and leaks the
+// addresses when it can bind none.
+Status ResolveOwnAddress(const std::string& host, std::string* address) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -28,39 +42,40 @@ Status Resolve(const std::string& host, std::vector<std::string>* addresses) {
   if (const int rc = getaddrinfo(host.c_str(), nullptr, &hints, &found); rc != 0) {
     return InvalidArgument("host '" + host + "': " + gai_strerror(rc));
   }
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+  std::string why = "it has no address";
+  for (const addrinfo* a = found; a != nullptr && address->empty(); a = a->ai_next) {
     char text[NI_MAXHOST];
-    if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) ==
-        0) {
-      addresses->push_back(text);
+    if (!CanBind(*a)) {
+      why = std::strerror(errno);
+    } else if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), nullptr, 0,
+                           NI_NUMERICHOST) == 0) {
+      *address = text;
     }
   }
   freeaddrinfo(found);
+  if (address->empty()) {
+    return InvalidArgument("host '" + host + "' cannot be listened on: " + why);
+  }
   return Status::Ok();
 }
 
-// A device listens on one address: the first of the host's that this machine can bind.
 Status CreateDevice(const std::string& requested, std::shared_ptr<gloo::transport::Device>* out) {
   std::string host = requested;
   if (host.empty()) {
     char name[256] = {};
     if (gethostname(name, sizeof(name) - 1) != 0) {
-      return {StatusCode::kInternal, "gethostname failed"};
+      return {StatusCode::kInternal, std::string("gethostname: ") + std::strerror(errno)};
     }
     host = name;
   }
-  std::vector<std::string> addresses;
-  if (Status s = Resolve(host, &addresses); !s.ok()) return s;
-  std::string why = "it has no address";
-  for (const std::string& address : addresses) {
-    try {
-      *out = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
-      return Status::Ok();
-    } catch (const std::exception& e) {
-      why = StatusOf(e).message();
-    }
+  std::string address;
+  if (Status s = ResolveOwnAddress(host, &address); !s.ok()) return s;
+  try {
+    *out = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
+  } catch (const std::exception& e) {
+    return {StatusCode::kInternal, "host '" + host + "': " + StatusOf(e).message()};
   }
-  return InvalidArgument("host '" + host + "' cannot be listened on: " + why);
+  return Status::Ok();
 }
 
 // What a rank publishes: the size it believes in, and the address at which each peer reaches it.

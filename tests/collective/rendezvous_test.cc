@@ -180,6 +180,19 @@ TEST(GlooGroupTest, ConnectingObeysTheDeadline) {
   }
 }
 
+// What a rank published under an epoch that failed leads nowhere: an error, not a hang.
+TEST(GlooGroupTest, AnAddressOfTheDeadEndsInAnError) {
+  MemoryRendezvous store;
+  std::unique_ptr<Communicator> comm;
+  Status s = CreateGlooCommunicator({.rank = 1, .size = 2}, store, After(milliseconds(50)), &comm);
+  EXPECT_EQ(s.code(), StatusCode::kDeadlineExceeded) << Text(s);
+  s = CreateGlooCommunicator({.rank = 0, .size = 2}, store, After(milliseconds(300)), &comm);
+  EXPECT_TRUE(s.code() == StatusCode::kDeadlineExceeded || s.code() == StatusCode::kUnavailable)
+      << Text(s);
+  EXPECT_THAT(s.message(), HasSubstr("rank 1"));
+  EXPECT_EQ(comm, nullptr);
+}
+
 TEST(GlooGroupTest, RefusesAGroupOfAnotherSize) {
   MemoryRendezvous store;
   std::vector<Status> statuses(2);
