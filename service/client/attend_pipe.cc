@@ -89,8 +89,12 @@ class AttendPipe::Stream final
   }
 
   void OnDone(const grpc::Status& status) override {
-    pipe_->OnStreamEnd(this, FromGrpc(status));
+    AttendPipe* const pipe = pipe_;
+    pipe->OnStreamEnd(this, FromGrpc(status));
+    // The context holds the channel, and a thread of gRPC must not be the last to let go of that:
+    // it would wait for itself. So the stream goes while the pipe, and with it the channel, stays.
     delete this;
+    pipe->OnStreamGone();
   }
 
   AttendPipe* const pipe_;
@@ -321,8 +325,10 @@ void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
 
   slots.clear();
   for (CallPtr& call : final) Finish({std::move(call), status});
+}
 
-  lock.lock();
+void AttendPipe::OnStreamGone() {
+  Lock lock(mutex_);
   --live_streams_;
   wake_.notify_all();
 }

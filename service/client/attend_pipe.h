@@ -72,6 +72,7 @@ class AttendPipe {
   void OnReply(const v1::AttendReply& reply);
   void OnReadEnd(Stream* stream);
   void OnStreamEnd(Stream* stream, absl::Status status);
+  void OnStreamGone();
 
   v1::AttentionService::Stub* const stub_;
   RegionPool* const regions_;

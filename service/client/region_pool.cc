@@ -25,6 +25,18 @@ v1::RegisterSharedMemoryRequest Registration(const SharedRegion& memory) {
   return request;
 }
 
+// What an RPC needs until it is over. Let go before the RPC counts as over: its context holds the
+// channel, and a thread of gRPC must not be the last to do so.
+template <typename Request, typename Reply>
+struct Rpc {
+  explicit Rpc(std::chrono::seconds timeout) {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+  }
+  grpc::ClientContext context;
+  Request request;
+  Reply reply;
+};
+
 }  // namespace
 
 // The RPCs of regions; counts those under way, so that none outlives the stub.
@@ -33,20 +45,18 @@ class RegionPool::Registrar {
   explicit Registrar(v1::AttentionService::Stub* stub) : stub_(stub) {}
 
   void Register(const SharedRegion& memory, std::function<void(absl::Status)> done) {
-    struct Rpc {
-      grpc::ClientContext context;
-      v1::RegisterSharedMemoryRequest request;
-      v1::RegisterSharedMemoryReply reply;
-    };
-    auto rpc = std::make_shared<Rpc>();
+    auto rpc =
+        std::make_shared<Rpc<v1::RegisterSharedMemoryRequest, v1::RegisterSharedMemoryReply>>(
+            kRegisterTimeout);
     rpc->request = Registration(memory);
-    rpc->context.set_deadline(std::chrono::system_clock::now() + kRegisterTimeout);
     Begin();
-    stub_->async()->RegisterSharedMemory(&rpc->context, &rpc->request, &rpc->reply,
-                                         [this, rpc, done = std::move(done)](grpc::Status status) {
-                                           done(FromGrpc(status));
-                                           End();
-                                         });
+    stub_->async()->RegisterSharedMemory(
+        &rpc->context, &rpc->request, &rpc->reply,
+        [this, rpc, done = std::move(done)](const grpc::Status& status) mutable {
+          done(FromGrpc(status));
+          rpc.reset();
+          End();
+        });
   }
 
   absl::Status RegisterNow(const SharedRegion& memory,
@@ -59,17 +69,16 @@ class RegionPool::Registrar {
 
   // Whether it succeeds changes nothing for this side.
   void Unregister(const std::string& name) {
-    struct Rpc {
-      grpc::ClientContext context;
-      v1::UnregisterSharedMemoryRequest request;
-      v1::UnregisterSharedMemoryReply reply;
-    };
-    auto rpc = std::make_shared<Rpc>();
+    auto rpc =
+        std::make_shared<Rpc<v1::UnregisterSharedMemoryRequest, v1::UnregisterSharedMemoryReply>>(
+            kUnregisterTimeout);
     rpc->request.set_name(name);
-    rpc->context.set_deadline(std::chrono::system_clock::now() + kUnregisterTimeout);
     Begin();
     stub_->async()->UnregisterSharedMemory(&rpc->context, &rpc->request, &rpc->reply,
-                                           [this, rpc](grpc::Status) { End(); });
+                                           [this, rpc](const grpc::Status&) mutable {
+                                             rpc.reset();
+                                             End();
+                                           });
   }
 
   // Every RPC has a deadline, so this ends.
