@@ -14,7 +14,7 @@ std::vector<size_t> Counts() {
 #ifdef TRIBUTARY_SHORT_GRID
   return {0, 1, 33, 5000};
 #else
-  return {0, 1, 2, 33, 1000, 65536, 1 << 20};
+  return {0, 1, 33, 1000, 1 << 18};
 #endif
 }
 
