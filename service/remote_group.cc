@@ -54,9 +54,15 @@ class Completions {
   ~Completions() { Stop(); }
 
   void Add(WorkerGroup::Done done, Outcome outcome) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    work_.push_back({std::move(done), std::move(outcome)});
-    changed_.notify_one();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!stopping_) {
+        work_.push_back({std::move(done), std::move(outcome)});
+        return changed_.notify_one();
+      }
+    }
+    done(
+        std::move(outcome));  // there is no thread any more, and no group whose mutex could be held
   }
 
   // After everything that was added.
@@ -144,6 +150,7 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
   };
 
   struct Pending {
+    uint64_t epoch = 0;
     Clock::time_point deadline;
     WorkerGroup::Done done;
     std::vector<worker::Reply> replies;  // by rank
@@ -154,6 +161,8 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
   // All of the following are called with the mutex held.
   void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration);
   void Take(const Stream& stream, int rank, v1::WorkerMessage message);
+  // Takes `done` when the command may be sent.
+  absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done);
   void TakeReply(int rank, worker::Reply reply);
   void Put(v1::RendezvousPut put);
   void Get(int rank, const std::string& key);
@@ -386,42 +395,46 @@ void Core::Get(int rank, const std::string& key) {
 // -------------------------------------------------------------------------------------- commands
 
 void Core::Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done) {
-  const auto fail = [&](absl::Status status) {
-    completions_.Add(std::move(done), Outcome{std::move(status), {}});
-  };
   const uint64_t number = command->number;
-  const uint64_t epoch = command->epoch;
-  const Clock::time_point deadline = command->deadline;
+  const Pending pending = {.epoch = command->epoch, .deadline = command->deadline};
   const grpc::ByteBuffer message = worker::EncodeCommand(std::move(command), Clock::now());
-  if (message.Length() > options_.max_message_bytes) {
-    return fail(absl::ResourceExhaustedError(
-        absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
-                     options_.max_message_bytes, " a message to a worker may have")));
-  }
 
-  std::lock_guard<std::mutex> in_order(submit_mutex_);
+  std::unique_lock<std::mutex> in_order(submit_mutex_);
   std::vector<Stream> streams;
-  {
+  absl::Status admitted;
+  if (message.Length() > options_.max_message_bytes) {
+    admitted = absl::ResourceExhaustedError(
+        absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
+                     options_.max_message_bytes, " a message to a worker may have"));
+  } else {
     std::lock_guard<std::mutex> lock(mutex_);
-    const bool draining = std::any_of(peers_.begin(), peers_.end(),
-                                      [](const auto& peer) { return peer.second.draining; });
-    if (state_ != State::kServing || stopping_ || draining || epoch != epoch_) {
-      return fail(absl::AbortedError(absl::StrCat("epoch ", epoch, " is over")));
-    }
-    const auto [at, inserted] = pending_.try_emplace(number);
-    if (!inserted) {
-      return fail(absl::InternalError(absl::StrCat("command ", number, " is in flight already")));
-    }
-    at->second = Pending{.deadline = deadline,
-                         .done = std::move(done),
-                         .replies = std::vector<worker::Reply>(options_.size),
-                         .answered = std::vector<bool>(options_.size),
-                         .missing = options_.size};
+    admitted = Admit(number, pending, &done);
     for (const Seat& seat : seats_) streams.push_back(seat.stream);
-    if (deadline < watch_until_) watch_wakes_.notify_one();
+  }
+  if (!admitted.ok()) {
+    in_order.unlock();
+    return completions_.Add(std::move(done), Outcome{std::move(admitted), {}});
   }
   // The group may break meanwhile; workers drop commands of an epoch they have left.
   for (const Stream& stream : streams) stream->Send(message);
+}
+
+absl::Status Core::Admit(uint64_t number, Pending pending, WorkerGroup::Done* done) {
+  const bool draining = std::any_of(peers_.begin(), peers_.end(),
+                                    [](const auto& peer) { return peer.second.draining; });
+  if (state_ != State::kServing || stopping_ || draining || pending.epoch != epoch_) {
+    return absl::AbortedError(absl::StrCat("epoch ", pending.epoch, " is over"));
+  }
+  if (pending_.count(number) > 0) {
+    return absl::InternalError(absl::StrCat("command ", number, " is in flight already"));
+  }
+  pending.done = std::move(*done);
+  pending.replies.resize(seats_.size());
+  pending.answered.resize(seats_.size());
+  pending.missing = options_.size;
+  if (pending.deadline < watch_until_) watch_wakes_.notify_one();
+  pending_.emplace(number, std::move(pending));
+  return absl::OkStatus();
 }
 
 void Core::TakeReply(int rank, worker::Reply reply) {
