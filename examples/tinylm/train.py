@@ -2,7 +2,7 @@
 """Trains tinylm: a byte-level, Llama-shaped language model of at most 8 MB.
 
     python3 prepare_data.py --out data
-    python3 train.py --data data --out weights --minutes 6
+    python3 train.py --data data --out weights
 
 Writes to --out:
 
@@ -350,17 +350,17 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder written by prepare_data.py")
     parser.add_argument("--out", required=True, help="folder the weights are written to")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training; writing comes after")
+    parser.add_argument("--minutes", type=float, default=1.8, help="of training; writing comes after")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: by time alone")
     parser.add_argument("--batch", type=int, default=128, help="windows a step")
     parser.add_argument("--context", type=int, default=1024, help="bytes a window")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=200, help="steps")
-    parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--weight-decay", type=float, default=0.5)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=Config.num_hidden_layers)
-    parser.add_argument("--eval-seconds", type=float, default=15.0)
+    parser.add_argument("--eval-seconds", type=float, default=10.0)
     parser.add_argument("--log-steps", type=int, default=100)
     parser.add_argument("--sample-tokens", type=int, default=300)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
