@@ -15,6 +15,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/bf16_rows-inl.h"
+#include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
@@ -133,7 +134,7 @@ struct Bf16DotMath {
   template <int kQueries>
   static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums) {
+                                    float* HWY_RESTRICT sums, const AheadRows& ahead) {
     const auto* pairs = reinterpret_cast<const int32_t*>(weights);
     for (int32_t i = 0; i < head_dim; i += kBlockDims) {
       __m512 sum[kQueries][4];
@@ -144,6 +145,8 @@ struct Bf16DotMath {
         }
       }
       for (int64_t pair = 0; pair < kTileKeys / 2; ++pair) {
+        ahead.Prefetch(2 * pair, i, kBlockDims);
+        ahead.Prefetch(2 * pair + 1, i, kBlockDims);
         if ((live >> (2 * pair) & 3) == 0) continue;
         __m512bh value[4];
         Rows::LoadValuePair(v[2 * pair] + i, v[2 * pair + 1] + i, value);

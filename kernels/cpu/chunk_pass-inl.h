@@ -63,7 +63,8 @@ HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, const ChunkPara
     tile_sum = hn::Add(tile_sum, weight);
     hn::Store(weight, d, row + j);
   }
-  const float decay = std::exp(max - base);
+  // Most tiles of a long row do not raise the maximum; exp(0) is 1 without calling it.
+  const float decay = max == base ? 1.0f : std::exp(max - base);
   sum = decay * sum + hn::GetLane(hn::SumOfLanes(d, tile_sum));
   max = new_max;
   return decay;
@@ -101,8 +102,7 @@ class ChunkPass {
     LocateTile(p_, p_.chunk.lo, tiles[current]);
     for (int64_t begin = p_.chunk.lo; begin < p_.chunk.hi; begin += kTileKeys) {
       TileRows& next = tiles[1 - current];
-      next.live = 0;
-      if (begin + kTileKeys < p_.chunk.hi) LocateTile(p_, begin + kTileKeys, next);
+      LocateTile(p_, begin + kTileKeys, next);
       if (tiles[current].live != 0) AttendTile(begin, tiles[current], next);
       current = 1 - current;
     }
@@ -138,9 +138,9 @@ class ChunkPass {
     }
     Prepare(tile, tile.v, prepared_v_, v);
     if (tile.uniform || AllFinite(tile.live, v)) {
-      AccumulateVectors(0, vectors_, v, tile.live);
+      AccumulateVectors(0, vectors_, v, tile.live, next);
     } else {
-      AccumulateRowByRow(begin, tile.live, v);
+      AccumulateRowByRow(begin, tile.live, v, next);
     }
   }
 
@@ -164,12 +164,11 @@ class ChunkPass {
   HWY_INLINE void ComputeLogits(uint64_t live, const Row* const* k, const TileRows& next) {
     const size_t row_bytes = size_t(p_.head_dim) * SizeOf(p_.kv_dtype);
     for (int64_t j = 0; j < kTileKeys; j += 4) {
-      // Pages lie anywhere, so the hardware cannot guess the next one: ask for its rows here.
+      // Pages lie anywhere, so the hardware cannot guess the next one: ask for its keys here, and
+      // for its values where this tile's values are added, so that memory is never idle.
       for (int64_t ahead = j; ahead < j + 4; ++ahead) {
-        if ((next.live >> ahead & 1) == 0) continue;
         for (size_t at = 0; at < row_bytes; at += 64) {
           __builtin_prefetch(next.k[ahead] + at, 0, 2);
-          __builtin_prefetch(next.v[ahead] + at, 0, 2);
         }
       }
       if ((live >> j & 15) == 0) continue;
@@ -188,23 +187,26 @@ class ChunkPass {
     return true;
   }
 
-  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Row* const* v,
-                                    uint64_t live) {
+  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Row* const* v, uint64_t live,
+                                    const TileRows& next) {
+    const AheadRows ahead{next.v, SizeOf(p_.kv_dtype)};
     ForEachBlock(first, last, [&](auto block, int32_t i) HWY_ATTR {
-      Math::template Accumulate<decltype(block)::value>(
-          weights_ + i * kTileKeys, v, live, p_.head_dim, decay_ + i, sums_ + i * p_.head_dim);
+      Math::template Accumulate<decltype(block)::value>(weights_ + i * kTileKeys, v, live,
+                                                        p_.head_dim, decay_ + i,
+                                                        sums_ + i * p_.head_dim, ahead);
     });
   }
 
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
   // NaN. So where values are not finite each row gets rows of its own, zero where it does not see.
   // The sums are the same bits as in one pass, because adding 0 changes nothing.
-  HWY_INLINE void AccumulateRowByRow(int64_t begin, uint64_t live, const Row* const* v) {
+  HWY_INLINE void AccumulateRowByRow(int64_t begin, uint64_t live, const Row* const* v,
+                                     const TileRows& next) {
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
       const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
       const Row* seen[kTileKeys];
       for (int64_t j = 0; j < kTileKeys; ++j) seen[j] = (mask >> j & 1) != 0 ? v[j] : zeros_;
-      AccumulateVectors(r * heads_, (r + 1) * heads_, seen, mask);
+      AccumulateVectors(r * heads_, (r + 1) * heads_, seen, mask, next);
     }
   }
 

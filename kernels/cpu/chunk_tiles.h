@@ -47,26 +47,49 @@ inline uint64_t TileMask(KeyRange range, int64_t begin) {
 // The slots of a tile that some row sees, and where they lie.
 struct TileRows {
   uint64_t live = 0;
-  bool uniform = true;  // every row sees exactly these
-  const std::byte* k[kTileKeys];
+  bool uniform = true;            // every row sees exactly these
+  const std::byte* k[kTileKeys];  // slots that are not live point somewhere harmless
   const std::byte* v[kTileKeys];
 };
 
+// Rows of the tile after this one, to be asked of memory while this one is worked on.
+struct AheadRows {
+  const std::byte* const* rows;  // [kTileKeys]
+  size_t element_bytes;
+
+  // Asks for elements [first, first + count) of a row, into the second-level cache: a tile ahead is
+  // too far for the first.
+  void Prefetch(int64_t row, int32_t first, int32_t count) const {
+    for (size_t at = 0; at < count * element_bytes; at += 64) {
+      __builtin_prefetch(rows[row] + first * element_bytes + at, 0, 2);
+    }
+  }
+};
+
+// Nothing is live in a tile past the end of the chunk.
 inline void LocateTile(const ChunkParams& p, int64_t begin, TileRows& tile) {
   const QueryBlock& queries = p.queries;
-  const int64_t end = std::min(p.chunk.hi, begin + kTileKeys);
-  tile.live = 0;
-  for (int32_t r = 0; r < queries.rows; ++r) tile.live |= TileMask(queries.keys[r], begin);
-  tile.live &= TileMask({begin, end}, begin);
-  tile.uniform = true;
+  uint64_t all = 0, common = ~uint64_t{0};
   for (int32_t r = 0; r < queries.rows; ++r) {
-    tile.uniform &= (TileMask(queries.keys[r], begin) & tile.live) == tile.live;
+    const uint64_t mask = begin < p.chunk.hi ? TileMask(queries.keys[r], begin) : 0;
+    all |= mask;
+    common &= mask;
   }
-  for (int64_t j = 0; j < kTileKeys; ++j) {
-    if ((tile.live >> j & 1) == 0) continue;
-    const size_t offset = p.kv.Offset(begin + j);
-    tile.k[j] = p.kv.k + offset;
-    tile.v[j] = p.kv.v + offset;
+  tile.live = all;
+  tile.uniform = common == all;
+  // Page by page: the rows of one page are at even distances.
+  const int64_t run = p.kv.pages == nullptr
+                          ? kTileKeys
+                          : std::min<int64_t>(kTileKeys, int64_t{1} << p.kv.page_shift);
+  for (int64_t first = 0; first < kTileKeys; first += run) {
+    const uint64_t of_run = run == kTileKeys ? ~uint64_t{0} : ((uint64_t{1} << run) - 1) << first;
+    const bool used = (all & of_run) != 0;
+    const size_t offset = used ? p.kv.Offset(begin + first) : 0;
+    const size_t step = used ? p.kv.row_bytes : 0;
+    for (int64_t j = 0; j < run; ++j) {
+      tile.k[first + j] = p.kv.k + offset + j * step;
+      tile.v[first + j] = p.kv.v + offset + j * step;
+    }
   }
 }
 

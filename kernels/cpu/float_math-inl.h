@@ -10,6 +10,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
@@ -81,7 +82,7 @@ struct FloatMath {
   template <int kQueries>
   static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums) {
+                                    float* HWY_RESTRICT sums, const AheadRows& ahead) {
     for (int32_t i = 0; i < head_dim; i += kOutputVectors * kLanes) {
       V sum[kQueries][kOutputVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
@@ -91,6 +92,7 @@ struct FloatMath {
         }
       }
       for (int64_t j = 0; j < kTileKeys; ++j) {
+        ahead.Prefetch(j, i, kOutputVectors * kLanes);
         if ((live >> j & 1) == 0) continue;
         V value[kOutputVectors];
         TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {
