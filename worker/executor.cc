@@ -178,8 +178,12 @@ class Executor::Impl {
     const StepPlan* plan = nullptr;
     {
       const TimedSection timed(reply->times.plan);
-      TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
       step_begun_ = true;
+      const absl::Status check = CheckStep(cache.spec, cache.layout.size, cache.tables, step);
+      if (!check.ok()) {
+        step_begun_ = false;  // every rank refuses, none waits
+        return check;
+      }
       cache.shard->CopyPages(step.page_copies, *pool_);
       for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
       plan = &Plan(cache, step);
