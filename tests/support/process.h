@@ -99,6 +99,7 @@ class ChildProcess {
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   pid_t pid() const { return pid_; }
+  const std::string& program() const { return arguments_[0]; }
   std::string Log() const { return ReadWholeFile(log_path_); }
   void Signal(int signal_number) const {
     if (!ended_) ::kill(pid_, signal_number);
