@@ -32,11 +32,21 @@ constexpr seconds kPatience{45};
 class ServiceFault : public ::testing::Test {
  protected:
   void SetUp() override {
-    coordinator_ = StartCoordinator(directory_, kWorkers);
+    Coordinate();
     for (int rank = 0; rank < kWorkers; ++rank) workers_.push_back(Worker(rank));
-    stub_ = ConnectTo(PublicAddress(directory_));
     ASSERT_TRUE(WaitReady(1));
     ASSERT_TRUE(CreateCache().ok());
+  }
+
+  // Starts a coordinator, and dials it once it listens: a channel that failed once waits for
+  // seconds.
+  void Coordinate() {
+    coordinator_ = StartCoordinator(directory_, kWorkers);
+    stub_ = nullptr;
+    ASSERT_TRUE(Eventually(kPatience, [&] {
+      stub_ = ConnectTo(PublicAddress(directory_));
+      return Topology().state() != v1::GROUP_STATE_UNSPECIFIED;
+    }));
   }
 
   std::unique_ptr<ChildProcess> Worker(int rank, std::vector<std::string> more_flags = {}) {
@@ -288,10 +298,14 @@ TEST_F(ServiceFault, ARestartedCoordinatorKnowsNothing) {
   ASSERT_TRUE(before.Open().ok() && before.Step(70).ok());
   coordinator_->Signal(SIGKILL);
   ASSERT_EQ(coordinator_->Wait(seconds(10)), -SIGKILL);
-  coordinator_ = StartCoordinator(directory_, kWorkers);
+  Coordinate();
   ASSERT_TRUE(WaitReady(1));
 
-  const grpc::Status no_cache = before.Look(1);
+  grpc::Status no_cache;
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    no_cache = before.Look(1);
+    return no_cache.error_code() != grpc::StatusCode::UNAVAILABLE;
+  }));
   EXPECT_EQ(no_cache.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(FieldOf(no_cache), "cache_id");
   ASSERT_TRUE(CreateCache().ok());

@@ -1,5 +1,5 @@
 // tributary-worker: one rank of a group, as a process.
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
@@ -124,6 +124,9 @@ class AdminServer {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+    // A server with nothing but the health service has no threads (gRPC adds that one too late to
+    // count it). This one answers UNIMPLEMENTED to everything else.
+    builder.RegisterCallbackGenericService(&others_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return false;
     server_->GetHealthCheckService()->SetServingStatus("liveness", true);
@@ -137,6 +140,7 @@ class AdminServer {
   }
 
  private:
+  grpc::CallbackGenericService others_;
   std::unique_ptr<grpc::Server> server_;
 };
 
