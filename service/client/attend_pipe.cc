@@ -294,6 +294,8 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
       return lock.unlock();
     }
   }
+  // A later call of its sequences may have waited for this one.
+  WriteNext(lock);
   lock.unlock();
   if (status.ok()) {
     status = TakeResults(call->call, call->slot.has_value() ? &*call->slot : nullptr, reply);

@@ -51,7 +51,8 @@ AttendQueue::Calls::const_iterator AttendQueue::Sendable(Clock::time_point now) 
   absl::flat_hash_set<uint64_t> held_back;
   for (auto it = unsent_.begin(); it != unsent_.end(); ++it) {
     const PendingCall& call = *it->second;
-    const bool ready = call.placed && call.not_before <= now;
+    const bool ready =
+        call.placed && call.not_before <= now && !(call.alone && EarlierInFlight(call));
     // The usual case, first in the queue and ready, looks nothing up.
     if (ready &&
         (held_back.empty() || std::none_of(call.sequences.begin(), call.sequences.end(),
@@ -61,6 +62,13 @@ AttendQueue::Calls::const_iterator AttendQueue::Sendable(Clock::time_point now) 
     held_back.insert(call.sequences.begin(), call.sequences.end());
   }
   return unsent_.end();
+}
+
+bool AttendQueue::EarlierInFlight(const PendingCall& call) const {
+  const auto own = sent_.lower_bound(call.request.request_id());
+  return std::any_of(sent_.begin(), own, [&](const auto& earlier) {
+    return Share(earlier.second->sequences, call.sequences);
+  });
 }
 
 bool AttendQueue::CanSend(Clock::time_point now) const { return Sendable(now) != unsent_.end(); }
@@ -109,8 +117,9 @@ std::vector<CallPtr> AttendQueue::TakeAll() {
 
 bool AttendQueue::MayRepeat(PendingCall& call, const absl::Status& failure, Clock::time_point now) {
   // Bounded by the repeats of the earlier call, so it counts as no attempt of its own.
-  if (absl::IsOutOfRange(failure) && call.overtaken) {
+  if (absl::IsOutOfRange(failure) && (call.overtaken || EarlierInFlight(call))) {
     call.not_before = now;
+    call.alone = true;
     return true;
   }
   const bool region_lost = IsForgottenRegion(failure);

@@ -87,6 +87,7 @@ class AttendQueue {
   using Calls = std::map<uint64_t, CallPtr>;
 
   Calls::const_iterator Sendable(Clock::time_point now) const;
+  bool EarlierInFlight(const PendingCall& call) const;
   // Whether the failure may be followed by another attempt, and from when on.
   bool MayRepeat(PendingCall& call, const absl::Status& failure, Clock::time_point now);
 

@@ -92,8 +92,28 @@ TEST_F(AttendQueueTest, OutOfRangeIsRepeatedOnlyForACallThatCameTooEarly) {
   EXPECT_EQ(Send(), nullptr) << "b goes after a";
   now_ += milliseconds(50);
   EXPECT_EQ(Send(), a);
+  EXPECT_EQ(Send(), nullptr);
+  EXPECT_EQ(queue_.TakeSent(a->request.request_id()), a);
   EXPECT_EQ(Send(), b);
   EXPECT_FALSE(Fail(b, gap)) << "in order this time: the gap is the caller's";
+}
+
+// Answers may come in another order than they were given.
+TEST_F(AttendQueueTest, OutOfRangeWaitsForTheEarlierCallsAnswer) {
+  const CallPtr a = Add({1});
+  const CallPtr b = Add({1});
+  ASSERT_EQ(Send(), a);
+  ASSERT_EQ(Send(), b);
+  const absl::Status gap = absl::OutOfRangeError("length is 0");
+  ASSERT_TRUE(Fail(b, gap)) << "a may have failed already, unheard";
+  EXPECT_EQ(Send(), nullptr) << "not while a is in flight";
+  ASSERT_TRUE(Fail(a, kUnavailable));
+  now_ += milliseconds(50);
+  EXPECT_EQ(Send(), a);
+  EXPECT_EQ(Send(), nullptr);
+  EXPECT_EQ(queue_.TakeSent(a->request.request_id()), a);
+  EXPECT_EQ(Send(), b);
+  EXPECT_FALSE(Fail(b, gap));
 }
 
 TEST_F(AttendQueueTest, GivesUpAfterTheLastAttempt) {
