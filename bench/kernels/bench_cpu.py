@@ -8,7 +8,7 @@ can be given grouped heads. Medians over the rounds are compared; PyTorch counts
 
     python bench/kernels/bench_cpu.py --binary build/cpu/bin/attention_cpu_bench
 
-Needs PyTorch (pip install torch --index-url https://download.pytorch.org/whl/cpu).
+Needs PyTorch (pip install torch).
 """
 
 import argparse
