@@ -8,6 +8,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -71,7 +72,7 @@ constexpr char kUsage[] =
     "  tributary-coordinator --listen=0.0.0.0:7400 --workers=4 --worker_listen=0.0.0.0:7402\n"
     "  tributary-coordinator --config=/etc/tributary.yaml\n\n"
     "SIGTERM or SIGINT drains and exits 0; a second one exits at once. Exit code 2: bad settings.\n"
-    "Flags: --helpfull, or --help=config";
+    "A setting in the --config file has the flag's name: `embedded_workers: 8`.";
 
 // Abseil ends the program with code 1 on a flag it cannot take; ours are checked before, so that
 // every bad setting is reported alike.
@@ -86,7 +87,7 @@ absl::Status CheckArgument(absl::string_view argument) {
     if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
       return absl::OkStatus();
     }
-    return worker::InvalidField(name, "no such setting; --helpfull lists them");
+    return worker::InvalidField(name, "no such setting; --help lists them");
   }
   if (equals == absl::string_view::npos || absl::StartsWith(name, "help")) return absl::OkStatus();
   std::string error;
@@ -226,6 +227,11 @@ absl::Status ReadLogging(Config* config) {
 
 absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   absl::SetProgramUsageMessage(kUsage);
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = usage.contains_helpshort_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "service/config.cc");
+  };
+  absl::SetFlagsUsageConfig(usage);
   TRIBUTARY_ASSIGN_OR_RETURN(std::vector<std::string> arguments,
                              worker::ArgumentsWithConfigFile(argc, argv));
   for (size_t i = 1; i < arguments.size(); ++i) {

@@ -125,12 +125,13 @@ void Coordinator::Run(const OperationPtr& operation, Turn& turn) {
   Leave(operation.get(), turn);
 }
 
-void Coordinator::Leave(Operation* operation, Turn& turn) {
+void Coordinator::Leave(Operation* leaving, Turn& turn) {
   std::vector<SequenceOrder::Member*> runnable;
-  operation->cache->order.Leave(operation, &runnable);
+  leaving->cache->order.Leave(leaving, &runnable);
   for (SequenceOrder::Member* member : runnable) {
     auto* next = static_cast<Operation*>(member);
-    Run(waiting_.at({next->call.deadline, next->serial}), turn);
+    const OperationPtr operation = waiting_.at({next->call.deadline, next->serial});
+    Run(operation, turn);
   }
 }
 
