@@ -235,11 +235,12 @@ void Coordinator::OnStepDone(const StepPtr& step, Outcome outcome) {
     statistics_.set_steps_aborted(statistics_.steps_aborted() + 1);
   }
   Settle(step.get(), outcome);
-  for (const OperationPtr& operation : step->operations) Leave(operation.get(), turn);
+  // Before those of calls that follow: replies of one sequence come in the order of effect.
   for (size_t i = 1; i < step->operations.size(); ++i) turn.Answer([] {});
   turn.Answer([this, step, outcome = std::make_shared<const Outcome>(std::move(outcome))] {
     AnswerStep(*step, *outcome);
   });
+  for (const OperationPtr& operation : step->operations) Leave(operation.get(), turn);
 }
 
 // Commits or rolls back each request by itself: one that conflicts takes nothing from the others.

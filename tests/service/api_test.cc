@@ -326,7 +326,7 @@ TEST_F(ApiTest, AMessageThatIsTooLargeChangesNothing) {
 
 TEST(LimitsTest, AReplyThatIsTooLargeIsRefusedBeforeAnythingIsDone) {
   TestService::Options options{.workers = 2};
-  options.coordinator.max_message_bytes = 100'000;
+  options.coordinator.max_message_bytes = 150'000;  // the request has 103 KB, its output in f32 164
   options.coordinator.max_sequences = 2;
   TestService service(options);
   v1::CacheSpec spec = SmallSpec();
@@ -341,7 +341,9 @@ TEST(LimitsTest, AReplyThatIsTooLargeIsRefusedBeforeAnythingIsDone) {
   request.mutable_output()->set_dtype(v1::DTYPE_F32);
   const std::string before = service.State();
   v1::AttendReply reply;
-  EXPECT_EQ(Attend(service.stub(), request, &reply).error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  const grpc::Status refused = Attend(service.stub(), request, &reply);
+  EXPECT_EQ(refused.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("output"));
   EXPECT_EQ(service.State(), before);
   request.mutable_output()->set_dtype(v1::DTYPE_F16);
   EXPECT_TRUE(Attend(service.stub(), request, &reply).ok());
