@@ -35,6 +35,9 @@ constexpr milliseconds kGoodbyeTimeout{1'000};
 // Between attempts to form a group whose ranks are there but cannot reach each other.
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{2'000};
+// After a group broke. When a worker dies its peers may be the first to say so; by then its own
+// stream has ended too, and no epoch is wasted on it.
+constexpr milliseconds kSettlingTime{100};
 
 uint64_t RandomId() {
   std::random_device device;
@@ -481,6 +484,7 @@ void Core::Break(const std::string& reason) {
   SendToAll(message);
   if (served) {
     broken_.push_back(reason);
+    form_not_before_ = Clock::now() + kSettlingTime;
   } else {
     form_not_before_ = Clock::now() + FormationPause(form_failures_++);
   }
