@@ -1,13 +1,14 @@
 // The calls in flight on one stream: which is sent next, what a failure means, when one is overdue.
 //
 // No threads, no clock, no gRPC: the pipe brings those. Calls are known by rising ids, and two
-// rules keep what callers rely on:
-//   - Calls of one sequence are sent in the order of their ids, repeats included: while a call
-//   waits
-//     to be repeated, later ones of its sequences wait behind it.
-//   - A call that was in flight while an earlier one of its sequence had to be repeated may have
-//   been
-//     refused because it came too early (OUT_OF_RANGE); then it is repeated too.
+// rules keep what callers rely on.
+//
+// Calls of one sequence are sent in the order of their ids, repeats included: while a call waits to
+// be repeated, later ones of its sequences wait behind it.
+//
+// A call that was in flight together with an earlier one of its sequence may be refused
+// (OUT_OF_RANGE) only because that one had to be repeated, or will have to be: its answer may still
+// be under way. It is repeated then, when the earlier one is over.
 #pragma once
 
 #include <chrono>
@@ -41,8 +42,8 @@ struct PendingCall {
   std::vector<uint64_t> sequences;  // hashes of (cache, sequence), sorted
   int failures = 0;
   Clock::time_point not_before;
-  bool overtaken =
-      false;  // an earlier call of a sequence was repeated while this one was in flight
+  bool overtaken = false;  // an earlier call of a sequence was repeated while this was in flight
+  bool alone = false;      // not to be sent while an earlier call of a sequence is in flight
 };
 using CallPtr = std::shared_ptr<PendingCall>;
 
