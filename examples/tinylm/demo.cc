@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "examples/tinylm/embedded_service.h"
 #include "examples/tinylm/evaluate.h"
 #include "examples/tinylm/find_files.h"
 #include "examples/tinylm/generate.h"
@@ -22,6 +21,7 @@
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
 #include "examples/tinylm/timed_attention.h"
+#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
 
 ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
@@ -50,6 +50,7 @@ constexpr int64_t kWindowBytes = 1024;
 // Tokens a call when scoring: the most the service still reads back from its cache.
 constexpr int64_t kChunk = 64;
 constexpr size_t kSharedMemoryBytes = size_t{16} << 20;
+constexpr int kMaxWorkers = 64;  // threads of this process
 constexpr int64_t kCalibrationBytes = 1024;
 
 absl::StatusOr<DType> ParseKvDType(const std::string& name) {
@@ -62,7 +63,7 @@ absl::StatusOr<DType> ParseKvDType(const std::string& name) {
 
 // A service and the connection to it.
 struct Host {
-  std::unique_ptr<EmbeddedService> embedded;  // null when the service is another process
+  std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
   std::unique_ptr<client::Client> client;
 };
 
@@ -70,7 +71,11 @@ absl::StatusOr<Host> ConnectTo(const std::string& target, int workers) {
   Host host;
   client::ConnectOptions options{.target = target};
   if (target.empty()) {
-    absl::StatusOr<std::unique_ptr<EmbeddedService>> embedded = EmbeddedService::Start(workers);
+    if (workers < 1 || workers > kMaxWorkers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--workers=", workers, " is not in 1 .. ", kMaxWorkers));
+    }
+    auto embedded = cli::EmbeddedService::Start({.workers = workers});
     if (!embedded.ok()) return embedded.status();
     host.embedded = *std::move(embedded);
     options.target = host.embedded->target();

@@ -39,6 +39,15 @@ std::vector<std::string> Sample() {
   return Windows(HeldOutSample().substr(1024), kWindows, kWindowBytes);
 }
 
+// What fp32 attention makes of the sample; computed once.
+const Evaluation& ExactEvaluation() {
+  static const Evaluation evaluation = [] {
+    LocalAttention local(ShippedModel().config());
+    return MustEvaluate(Sample(), kChunk, local);
+  }();
+  return evaluation;
+}
+
 TEST(Windows, SpreadOverTheText) {
   EXPECT_THAT(Windows("abcdefgh", 3, 2), testing::ElementsAre("ab", "de", "gh"));
   EXPECT_THAT(Windows("abc", 3, 2), testing::ElementsAre("ab"));
@@ -46,8 +55,7 @@ TEST(Windows, SpreadOverTheText) {
 }
 
 TEST(Evaluate, ThatTheShippedModelHasLearnt) {
-  LocalAttention local(ShippedModel().config());
-  const Evaluation evaluation = MustEvaluate(Sample(), kChunk, local);
+  const Evaluation& evaluation = ExactEvaluation();
   EXPECT_THAT(evaluation.greedy, SizeIs(kWindows * (kWindowBytes - 1)));
   EXPECT_LT(evaluation.perplexity, 3.5);  // of 256 possible bytes; prose without context gives 16
   EXPECT_GT(evaluation.perplexity, 1.5);
@@ -55,8 +63,7 @@ TEST(Evaluate, ThatTheShippedModelHasLearnt) {
 }
 
 TEST(Evaluate, Fp8CostsLessThanAPercentOfPerplexity) {
-  LocalAttention local(ShippedModel().config());
-  const Evaluation exact = MustEvaluate(Sample(), kChunk, local);
+  const Evaluation& exact = ExactEvaluation();
   const Service service = StartService(4);
   const RemoteAttention remote = OpenAttention(service, Calibrated(DType::kFp8E4M3));
   const Evaluation rounded = MustEvaluate(Sample(), kChunk, *remote.attention);
@@ -75,9 +82,13 @@ TEST(Evaluate, WorkersDoNotChangeTheAnswer) {
       const RemoteAttention remote = OpenAttention(service, Calibrated(kv_dtype));
       evaluations.push_back(MustEvaluate(windows, kChunk, *remote.attention));
     }
-    EXPECT_NEAR(evaluations[0].perplexity, evaluations[1].perplexity, 1e-4) << Name(kv_dtype);
-    // The shards hold the same numbers; only the order of sums differs.
-    EXPECT_GT(GreedyAgreement(evaluations[0], evaluations[1]), 0.999) << Name(kv_dtype);
+    // The shards hold the same numbers and only the order of sums differs, in the last bits. But a
+    // last bit may tip the rounding of a key or value of the next layer, by 2^-9 of it in bf16 and
+    // by 2^-4 in FP8, and that goes on through layers and tokens. service_attention_test.cc shows
+    // that one layer with the same inputs agrees to the last bits.
+    const double most = kv_dtype == DType::kBf16 ? 1e-4 : 1e-3;
+    EXPECT_NEAR(evaluations[0].perplexity / evaluations[1].perplexity, 1.0, most) << Name(kv_dtype);
+    EXPECT_GT(GreedyAgreement(evaluations[0], evaluations[1]), 1 - 10 * most) << Name(kv_dtype);
   }
 }
 

@@ -32,7 +32,7 @@ const Model& ShippedModel() {
 
 Service StartService(int workers) {
   Service service;
-  service.embedded = OrThrow(EmbeddedService::Start(workers));
+  service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers}));
   service.client = OrThrow(client::Client::Connect(
       {.target = service.embedded->target(), .shared_memory_bytes = size_t{16} << 20}));
   return service;

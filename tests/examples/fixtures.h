@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "examples/tinylm/embedded_service.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
+#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
 
 namespace tributary::tinylm {
@@ -18,7 +18,7 @@ const Model& ShippedModel();
 
 // A service of `workers` ranks with a connection to it. Members go in reverse order.
 struct Service {
-  std::unique_ptr<EmbeddedService> embedded;
+  std::unique_ptr<cli::EmbeddedService> embedded;
   std::unique_ptr<client::Client> client;
 };
 

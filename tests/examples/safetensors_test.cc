@@ -2,10 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
-#include <cstring>
 #include <fstream>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -17,9 +18,8 @@ using ::testing::HasSubstr;
 
 // A file of `header` and `data`, its header length as given or true.
 std::string Write(const std::string& header, const std::string& data, int64_t length = -1) {
-  const std::string path = testing::TempDir() +
-                           testing::UnitTest::GetInstance()->current_test_info()->name() +
-                           ".safetensors";
+  // Tests of one binary may run at the same time.
+  const std::string path = testing::TempDir() + std::to_string(getpid()) + ".safetensors";
   const uint64_t size = length < 0 ? header.size() : static_cast<uint64_t>(length);
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(&size), sizeof(size));
@@ -63,6 +63,8 @@ struct Broken {
   const char* header;
   int64_t length = -1;
 };
+
+void PrintTo(const Broken& broken, std::ostream* out) { *out << broken.what; }
 
 class MalformedSafetensors : public testing::TestWithParam<Broken> {};
 
