@@ -81,6 +81,7 @@ def measure(args, kernel, tokens):
     samples = {name: [] for name in ["bf16", "fp8_e4m3", "read", *ways]}
 
     def round_of(record):
+        time.sleep(0.02)  # PyTorch's threads spin for a while after their work
         for what in ["bf16", "read", "fp8_e4m3"]:
             seconds = kernel.seconds(tokens, what)
             if record:
