@@ -28,8 +28,9 @@ std::string Rate(double per_second) {
 }
 
 std::string Seconds(double seconds) {
-  if (seconds < 1e-3) return absl::StrFormat("%.1f us", seconds * 1e6);
-  if (seconds < 1) return absl::StrFormat("%.2f ms", seconds * 1e3);
+  // The bounds are where rounding would reach the next unit.
+  if (seconds < 999.95e-6) return absl::StrFormat("%.1f us", seconds * 1e6);
+  if (seconds < 999.995e-3) return absl::StrFormat("%.2f ms", seconds * 1e3);
   if (seconds < 120) return absl::StrFormat("%.2f s", seconds);
   const int64_t minutes = static_cast<int64_t>(seconds / 60);
   if (minutes < 120) return absl::StrFormat("%d min", minutes);

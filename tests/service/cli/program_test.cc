@@ -22,7 +22,7 @@ struct Outcome {
   std::string out;  // stdout and stderr
 };
 
-Outcome Run(const std::string& arguments) {
+Outcome RunProgram(const std::string& arguments) {
   const std::string line = std::string(TRIBUTARY_CLI) + " " + arguments + " 2>&1";
   std::FILE* pipe = popen(line.c_str(), "r");
   if (pipe == nullptr) return {};
@@ -39,35 +39,37 @@ Outcome Run(const std::string& arguments) {
 }
 
 TEST(Program, ExplainsItself) {
-  const Outcome overview = Run("help");
+  const Outcome overview = RunProgram("help");
   EXPECT_EQ(overview.code, 0);
   for (const std::string command : {"bench", "demo", "health", "stat", "topology"}) {
     EXPECT_THAT(overview.out, HasSubstr("  " + command));
-    const Outcome help = Run("help " + command);
+    const Outcome help = RunProgram("help " + command);
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, StartsWith("usage: tributary " + command));
-    if (command != "demo") EXPECT_EQ(Run(command + " --help").out, help.out);
+    if (command != "demo") {
+      EXPECT_EQ(RunProgram(command + " --help").out, help.out);
+    }
   }
-  EXPECT_THAT(Run("help bench").out, HasSubstr("--context=4096"));
+  EXPECT_THAT(RunProgram("help bench").out, HasSubstr("--context=4096"));
 }
 
 TEST(Program, WrongUsageIsTwo) {
-  EXPECT_EQ(Run("").code, 2);
-  EXPECT_EQ(Run("fly").code, 2);
-  EXPECT_EQ(Run("help fly").code, 2);
-  EXPECT_EQ(Run("topology --colour").code, 2);
-  EXPECT_EQ(Run("bench --sequences=3 --batch=2").code, 2);
-  EXPECT_EQ(Run("bench --kv_dtype=int4").code, 2);
+  EXPECT_EQ(RunProgram("").code, 2);
+  EXPECT_EQ(RunProgram("fly").code, 2);
+  EXPECT_EQ(RunProgram("help fly").code, 2);
+  EXPECT_EQ(RunProgram("topology --colour").code, 2);
+  EXPECT_EQ(RunProgram("bench --sequences=3 --batch=2").code, 2);
+  EXPECT_EQ(RunProgram("bench --kv_dtype=int4").code, 2);
 }
 
 TEST(Program, NobodyThereIsOne) {
   const std::string nowhere = "--target=unix:/tmp/tributary-nobody --timeout=100ms";
   for (const std::string command : {"topology", "stat", "health", "bench"}) {
-    const Outcome outcome = Run(command + " " + nowhere);
+    const Outcome outcome = RunProgram(command + " " + nowhere);
     EXPECT_EQ(outcome.code, 1) << command;
     EXPECT_THAT(outcome.out, HasSubstr("/tmp/tributary-nobody"));
   }
-  const Outcome admin = Run("health --admin=unix:/tmp/tributary-nobody --timeout=100ms");
+  const Outcome admin = RunProgram("health --admin=unix:/tmp/tributary-nobody --timeout=100ms");
   EXPECT_EQ(admin.code, 1);
   EXPECT_THAT(admin.out, HasSubstr("NOT_SERVING"));
 }
@@ -77,29 +79,29 @@ TEST(Program, LooksAtAService) {
   ASSERT_TRUE(service.ok()) << service.status();
   const std::string target = " --target=" + (*service)->target();
   // Its workers are ready when it answers a bench.
-  const Outcome bench =
-      Run("bench --context=64 --warmup=0s --duration=200ms --q_heads=4 --kv_heads=2 --head_dim=64" +
-          target);
+  const Outcome bench = RunProgram(
+      "bench --context=64 --warmup=0s --duration=200ms --q_heads=4 --kv_heads=2 --head_dim=64" +
+      target);
   EXPECT_EQ(bench.code, 0) << bench.out;
   EXPECT_THAT(bench.out, HasSubstr("tokens/s"));
-  const Outcome health = Run("health" + target);
+  const Outcome health = RunProgram("health" + target);
   EXPECT_EQ(health.code, 0) << health.out;
   EXPECT_THAT(health.out, HasSubstr("3 of 3 workers"));
-  const Outcome topology = Run("topology --sequences" + target);
+  const Outcome topology = RunProgram("topology --sequences" + target);
   EXPECT_EQ(topology.code, 0);
   EXPECT_THAT(topology.out, HasSubstr("3 of 3 workers"));
   EXPECT_THAT(topology.out, HasSubstr("no caches")) << "bench has deleted its own";
-  EXPECT_THAT(Run("topology --json" + target).out, StartsWith("{"));
-  const Outcome stat = Run("stat" + target);
+  EXPECT_THAT(RunProgram("topology --json" + target).out, StartsWith("{"));
+  const Outcome stat = RunProgram("stat" + target);
   EXPECT_EQ(stat.code, 0);
   EXPECT_THAT(stat.out, HasSubstr("tokens appended"));
-  EXPECT_EQ(Run("stat --watch=10ms --lines=2" + target).code, 0);
+  EXPECT_EQ(RunProgram("stat --watch=10ms --lines=2" + target).code, 0);
 }
 
 TEST(Program, BenchBringsItsOwnService) {
-  const Outcome outcome =
-      Run("bench --workers=2 --context=64 --warmup=0s --duration=100ms --q_heads=4 --kv_heads=2 "
-          "--head_dim=64 --noshm --json");
+  const Outcome outcome = RunProgram(
+      "bench --workers=2 --context=64 --warmup=0s --duration=100ms --q_heads=4 --kv_heads=2 "
+      "--head_dim=64 --noshm --json");
   EXPECT_EQ(outcome.code, 0) << outcome.out;
   EXPECT_THAT(outcome.out, StartsWith("{\"load\": {"));
   EXPECT_THAT(outcome.out, HasSubstr("\"shared_memory\": false"));

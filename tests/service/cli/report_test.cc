@@ -30,6 +30,8 @@ TEST(Units, AreReadable) {
   EXPECT_EQ(Bytes(64.0 * 1024 * 1024), "64.0 MiB");
   EXPECT_EQ(Seconds(0.0000855), "85.5 us");
   EXPECT_EQ(Seconds(0.00125), "1.25 ms");
+  EXPECT_EQ(Seconds(0.00099999), "1.00 ms");
+  EXPECT_EQ(Seconds(0.999999), "1.00 s");
   EXPECT_EQ(Seconds(3), "3.00 s");
   EXPECT_EQ(Seconds(7500), "2 h 5 min");
   EXPECT_EQ(Rate(1234.4), "1,234");
@@ -51,11 +53,13 @@ TEST(Table, AlignsWhatIsSeen) {
 }
 
 TEST(Progress, FitsTheLine) {
-  EXPECT_EQ(ProgressLine("filling", 0.5, "7 tokens", 36), "filling   ███░░░  50%  7 tokens");
+  EXPECT_EQ(ProgressLine("filling", 0.5, "7 tokens", 36), "filling   █████░░░░░  50%  7 tokens");
   for (const int width : {0, 20, 40, 80, 200}) {
     for (const double done : {-1.0, 0.0, 0.333, 1.0, 2.0}) {
       const size_t columns = VisibleWidth(ProgressLine("running", done, "x", width));
-      if (width >= 40) EXPECT_LT(columns, static_cast<size_t>(width));
+      if (width >= 40) {
+        EXPECT_LT(columns, static_cast<size_t>(width));
+      }
     }
   }
 }

@@ -31,7 +31,7 @@ constexpr char kCache[] = "model";
 class RealService {
  public:
   explicit RealService(const std::string& target) {
-    auto log = std::make_shared<const service::Logger>(service::LogLevel::kError,
+    auto log = std::make_shared<const service::Logger>(service::LogLevel::kWarning,
                                                        service::LogFormat::kText);
     coordinator_ = std::make_unique<service::Coordinator>(
         service::CoordinatorOptions{}, service::CreateEmbeddedGroup({.workers = 3, .threads = 3}),
@@ -66,7 +66,7 @@ v1::CacheSpec Spec() {
 
 // K, V and Q of a sequence, bf16, so that a bf16 cache holds them exactly.
 struct Tokens {
-  Tokens(int count, uint32_t seed) : count(count) {
+  Tokens(int n, uint32_t seed) : count(n) {
     std::mt19937 dice(seed);
     std::normal_distribution<float> normal;
     const auto fill = [&](std::vector<uint16_t>& values, int heads) {
@@ -174,9 +174,9 @@ TEST_F(ClientServiceTest, ResultsAreTheReferencesInlineAndInSharedMemory) {
   std::vector<float> output;
   for (const uint16_t value : inline_results.output) output.push_back(FloatFromBf16(value));
   EXPECT_TRUE(test::AllClose(output, expected.o, test::RoundedTo(DType::kBf16),
-                          {tokens.count, kQHeads, kHeadDim}));
+                             {tokens.count, kQHeads, kHeadDim}));
   EXPECT_TRUE(test::AllClose(inline_results.lse, expected.lse, test::kAttentionTolerance,
-                          {tokens.count, kQHeads}));
+                             {tokens.count, kQHeads}));
   EXPECT_EQ(inline_results.output, shared_results.output);
   EXPECT_EQ(inline_results.lse, shared_results.lse);
 }
@@ -223,8 +223,8 @@ TEST_F(ClientServiceTest, ThousandsOfCallsInFlight) {
     left.Wait();
     ASSERT_EQ(failed, 0);
     for (int s = 0; s < kSequences; s += 7) {
-      EXPECT_TRUE(test::AllClose(results[s].lse, tokens[s].Reference().lse, test::kAttentionTolerance,
-                              {kTokens, kQHeads}))
+      EXPECT_TRUE(test::AllClose(results[s].lse, tokens[s].Reference().lse,
+                                 test::kAttentionTolerance, {kTokens, kQHeads}))
           << "sequence " << s;
     }
   }
@@ -238,7 +238,7 @@ TEST_F(ClientServiceTest, ManyThreadsShareAClient) {
       const Tokens tokens(24, 10 + i);
       const Results results = Generate(*client, tokens);
       EXPECT_TRUE(test::AllClose(results.lse, tokens.Reference().lse, test::kAttentionTolerance,
-                              {tokens.count, kQHeads}));
+                                 {tokens.count, kQHeads}));
     });
   }
   for (std::thread& thread : threads) thread.join();
