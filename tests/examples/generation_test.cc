@@ -1,7 +1,6 @@
 // Greedy text through a service of four workers is the text of local attention, byte for byte.
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -48,56 +47,33 @@ std::vector<std::string> Continue(const std::vector<std::string>& prompts, Atten
   return texts;
 }
 
-std::vector<std::string> ContinueLocally(const std::vector<std::string>& prompts, DType kv_dtype) {
-  LocalAttention attention(ShippedModel().config(), {.kv_dtype = kv_dtype});
-  return Continue(prompts, attention);
-}
-
-class Generation : public testing::Test {
+class Generation : public testing::TestWithParam<DType> {
  protected:
-  static void SetUpTestSuite() { service_ = new Service(StartService(4)); }
-  static void TearDownTestSuite() {
-    delete service_;
-    service_ = nullptr;
+  // What fp32 attention in this process writes; the same for every type of cache.
+  static const std::vector<std::string>& Expected() {
+    static const std::vector<std::string> texts = [] {
+      LocalAttention attention(ShippedModel().config());
+      return Continue(Prompts(), attention);
+    }();
+    return texts;
   }
-
-  static std::vector<std::string> ContinueRemotely(const std::vector<std::string>& prompts,
-                                                   DType kv_dtype) {
-    const RemoteAttention remote = OpenAttention(*service_, {.kv_dtype = kv_dtype});
-    EXPECT_EQ(remote.cache->ranks(), 4);
-    return Continue(prompts, *remote.attention);
-  }
-
-  static Service* service_;
 };
 
-Service* Generation::service_ = nullptr;
-
-TEST_F(Generation, F16CacheWritesWhatFp32AttentionWrites) {
+TEST_P(Generation, OverFourWorkersWritesWhatLocalFp32AttentionWrites) {
   const std::vector<std::string> prompts = Prompts();
-  const std::vector<std::string> expected = ContinueLocally(prompts, DType::kF32);
-  const std::vector<std::string> actual = ContinueRemotely(prompts, DType::kF16);
+  const Service service = StartService(4);
+  const RemoteAttention remote = OpenAttention(service, {.kv_dtype = GetParam()});
+  ASSERT_EQ(remote.cache->ranks(), 4);
+  const std::vector<std::string> actual = Continue(prompts, *remote.attention);
   for (size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_EQ(actual[i], expected[i]) << "after " << prompts[i].size() << " bytes";
+    EXPECT_EQ(actual[i], Expected()[i]) << "after " << prompts[i].size() << " bytes";
   }
 }
 
-// Rounding K and V to bf16 is the cache's doing and may turn a near tie; sharding is not allowed
-// to.
-TEST_F(Generation, Bf16CacheWritesWhatLocalAttentionOverBf16Writes) {
-  const std::vector<std::string> prompts = Prompts();
-  const std::vector<std::string> expected = ContinueLocally(prompts, DType::kBf16);
-  const std::vector<std::string> actual = ContinueRemotely(prompts, DType::kBf16);
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_EQ(actual[i], expected[i]) << "after " << prompts[i].size() << " bytes";
-  }
-  const std::vector<std::string> exact = ContinueLocally(prompts, DType::kF32);
-  size_t same = 0;
-  for (size_t i = 0; i < prompts.size(); ++i) same += actual[i] == exact[i];
-  std::printf("bf16 KV over 4 workers and fp32 attention agree on %zu of %zu prompts\n", same,
-              prompts.size());
-  RecordProperty("same_as_fp32", static_cast<int>(same));
-}
+INSTANTIATE_TEST_SUITE_P(KvDTypes, Generation, testing::Values(DType::kF16, DType::kBf16),
+                         [](const testing::TestParamInfo<DType>& param) {
+                           return std::string(Name(param.param));
+                         });
 
 }  // namespace
 }  // namespace tributary::tinylm
