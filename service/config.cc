@@ -43,6 +43,9 @@ ABSL_FLAG(absl::Duration, max_call_timeout, absl::Minutes(5),
           "The longest a call may wait, whatever its own deadline.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "After SIGTERM: how long accepted calls may take to finish.");
+ABSL_FLAG(absl::Duration, drain_settle, absl::Milliseconds(500),
+          "After the last accepted call: how long callers that come back are told UNAVAILABLE "
+          "before connections close.");
 ABSL_FLAG(absl::Duration, retry_delay, absl::Milliseconds(200),
           "The delay asked of callers with UNAVAILABLE and ABORTED.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20,
@@ -177,6 +180,8 @@ absl::Status ReadTimeouts(Config* config) {
                              Positive("max_call_timeout", absl::GetFlag(FLAGS_max_call_timeout)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->drain_timeout,
                              Positive("drain_timeout", absl::GetFlag(FLAGS_drain_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->drain_settle,
+                             Positive("drain_settle", absl::GetFlag(FLAGS_drain_settle)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->retry_delay,
                              Positive("retry_delay", absl::GetFlag(FLAGS_retry_delay)));
   const absl::Duration window = absl::GetFlag(FLAGS_batch_window);
