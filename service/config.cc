@@ -83,7 +83,11 @@ absl::Status CheckArgument(absl::string_view argument) {
   if (!absl::ConsumePrefix(&argument, "--")) return absl::OkStatus();
   const size_t equals = argument.find('=');
   const absl::string_view name = argument.substr(0, equals);
-  if (name.empty()) return absl::OkStatus();
+  // Abseil's own are not in the registry of flags.
+  if (name.empty() || absl::StartsWith(name, "help") || name == "version" || name == "flagfile" ||
+      name == "undefok") {
+    return absl::OkStatus();
+  }
   absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
   if (flag == nullptr) {
     absl::string_view positive = name;
@@ -92,7 +96,7 @@ absl::Status CheckArgument(absl::string_view argument) {
     }
     return worker::InvalidField(name, "no such setting; --help lists them");
   }
-  if (equals == absl::string_view::npos || absl::StartsWith(name, "help")) return absl::OkStatus();
+  if (equals == absl::string_view::npos) return absl::OkStatus();
   std::string error;
   const absl::string_view value = argument.substr(equals + 1);
   if (!flag->ParseFrom(value, &error)) {
