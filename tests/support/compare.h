@@ -28,9 +28,9 @@ inline double RoundingError(DType type) {
     case DType::kF32:
       return 0x1p-24;
     case DType::kBf16:
-      return 0x1p-9;
+      return 0x1p-8;
     case DType::kF16:
-      return 0x1p-12;
+      return 0x1p-11;
     case DType::kFp8E4M3:
       return 0x1p-4;
     case DType::kFp8E5M2:
