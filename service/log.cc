@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "service/json_string.h"
 
 namespace tributary::service {
 namespace {
@@ -19,22 +20,6 @@ const char* Name(LogLevel level) {
       return "error";
   }
   return "unknown";
-}
-
-std::string Quoted(absl::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-  return out;
 }
 
 }  // namespace
@@ -60,10 +45,10 @@ std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view ti
                           absl::string_view message, std::initializer_list<LogField> fields) {
   std::string line;
   if (format == LogFormat::kJson) {
-    line = absl::StrCat("{\"ts\":", Quoted(timestamp), ",\"level\":\"", Name(level),
-                        "\",\"msg\":", Quoted(message));
+    line = absl::StrCat("{\"ts\":", JsonString(timestamp), ",\"level\":\"", Name(level),
+                        "\",\"msg\":", JsonString(message));
     for (const LogField& f : fields)
-      absl::StrAppend(&line, ",", Quoted(f.key), ":", Quoted(f.value));
+      absl::StrAppend(&line, ",", JsonString(f.key), ":", JsonString(f.value));
     line += "}\n";
     return line;
   }

@@ -15,10 +15,8 @@
 #include "service/coordinator.h"
 #include "service/embedded_group.h"
 #include "service/log.h"
-#include "service/server.h"
-#ifdef TRIBUTARY_REMOTE_GROUP
 #include "service/remote_group.h"
-#endif
+#include "service/server.h"
 
 namespace tributary::service {
 namespace {
@@ -88,7 +86,6 @@ struct WorkerServer {
   }
 };
 
-#ifdef TRIBUTARY_REMOTE_GROUP
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
   auto group = CreateRemoteGroup(
       {.size = config.workers, .strategy = config.exchange, .form_timeout = config.form_timeout});
@@ -101,9 +98,6 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
   if (workers->server == nullptr || port == 0) return nullptr;
   return group;
 }
-#else
-std::unique_ptr<WorkerGroup> RemoteWorkers(const Config&, WorkerServer*) { return nullptr; }
-#endif
 
 int Serve(const Config& config) {
   auto log = std::make_shared<const Logger>(config.log_level, config.log_format);

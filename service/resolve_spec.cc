@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "proto/dtype_conversion.h"
 #include "worker/errors.h"
 #include "worker/status_macros.h"
 
@@ -75,7 +76,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   spec.interleave = asked.interleave() == 0 ? spec.page_size : asked.interleave();
   spec.kv_dtype = DType::kFp8E4M3;
   if (asked.kv_dtype() != v1::DTYPE_UNSPECIFIED) {
-    TRIBUTARY_ASSIGN_OR_RETURN(spec.kv_dtype, FromProto(asked.kv_dtype(), "kv_dtype"));
+    TRIBUTARY_ASSIGN_OR_RETURN(spec.kv_dtype, ReadDType(asked.kv_dtype(), "kv_dtype"));
   }
   spec.sm_scale = asked.sm_scale();
   if (spec.sm_scale == 0.0f && spec.head_dim > 0) {
@@ -105,37 +106,10 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const v1::CacheSpec& asked, int ranks) 
   return resolved;
 }
 
-absl::StatusOr<DType> FromProto(v1::DType dtype, absl::string_view field) {
-  switch (dtype) {
-    case v1::DTYPE_F32:
-      return DType::kF32;
-    case v1::DTYPE_BF16:
-      return DType::kBf16;
-    case v1::DTYPE_F16:
-      return DType::kF16;
-    case v1::DTYPE_FP8_E4M3:
-      return DType::kFp8E4M3;
-    case v1::DTYPE_FP8_E5M2:
-      return DType::kFp8E5M2;
-    default:
-      return worker::InvalidField(field, absl::StrCat("no such dtype: ", static_cast<int>(dtype)));
-  }
-}
-
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return v1::DTYPE_F32;
-    case DType::kBf16:
-      return v1::DTYPE_BF16;
-    case DType::kF16:
-      return v1::DTYPE_F16;
-    case DType::kFp8E4M3:
-      return v1::DTYPE_FP8_E4M3;
-    case DType::kFp8E5M2:
-      return v1::DTYPE_FP8_E5M2;
-  }
-  return v1::DTYPE_UNSPECIFIED;
+absl::StatusOr<DType> ReadDType(v1::DType dtype, absl::string_view field) {
+  const std::optional<DType> known = FromProto(dtype);
+  if (known.has_value()) return *known;
+  return worker::InvalidField(field, absl::StrCat("no such dtype: ", static_cast<int>(dtype)));
 }
 
 }  // namespace tributary::service

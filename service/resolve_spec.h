@@ -17,7 +17,6 @@ struct ResolvedSpec {
 absl::StatusOr<ResolvedSpec> ResolveSpec(const v1::CacheSpec& asked, int ranks);
 
 // UNSPECIFIED and unknown values are INVALID_ARGUMENT naming the field.
-absl::StatusOr<DType> FromProto(v1::DType dtype, absl::string_view field);
-v1::DType ToProto(DType dtype);
+absl::StatusOr<DType> ReadDType(v1::DType dtype, absl::string_view field);
 
 }  // namespace tributary::service

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/backend.h"
+#include "proto/dtype_conversion.h"
 #include "service/errors.h"
 #include "service/resolve_spec.h"
 #include "worker/errors.h"
@@ -14,7 +15,7 @@ namespace {
 
 absl::StatusOr<DType> FloatDType(v1::DType dtype, absl::string_view field) {
   const std::string name = absl::StrCat(field, ".dtype");
-  TRIBUTARY_ASSIGN_OR_RETURN(const DType type, FromProto(dtype, name));
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
   if (IsFp8(type)) {
     return worker::InvalidField(name, absl::StrCat("must be f32, bf16 or f16, is ", Name(type)));
   }

@@ -4,25 +4,10 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "proto/dtype_conversion.h"
 
 namespace tributary::tinylm {
 namespace {
-
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return v1::DTYPE_F32;
-    case DType::kBf16:
-      return v1::DTYPE_BF16;
-    case DType::kF16:
-      return v1::DTYPE_F16;
-    case DType::kFp8E4M3:
-      return v1::DTYPE_FP8_E4M3;
-    case DType::kFp8E5M2:
-      return v1::DTYPE_FP8_E5M2;
-  }
-  return v1::DTYPE_UNSPECIFIED;
-}
 
 v1::CacheSpec SpecOf(const ModelConfig& config, const ServiceCacheOptions& options) {
   v1::CacheSpec spec;

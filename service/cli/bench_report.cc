@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
+#include "service/json_string.h"
 
 namespace tributary::cli {
 namespace {
@@ -85,27 +86,12 @@ std::string Errors(const LoadResult& r, const Style& style) {
   return absl::StrCat(out, "first: ", r.first_error, "\n");
 }
 
-std::string Quote(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
 // A JSON object from members that are JSON already.
 std::string Object(const std::vector<std::pair<std::string, std::string>>& members) {
   return absl::StrCat("{",
                       absl::StrJoin(members, ", ",
                                     [](std::string* out, const auto& member) {
-                                      absl::StrAppend(out, Quote(member.first), ": ",
+                                      absl::StrAppend(out, service::JsonString(member.first), ": ",
                                                       member.second);
                                     }),
                       "}");
@@ -143,11 +129,11 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
                                    {"q_heads", absl::StrCat(o.q_heads)},
                                    {"kv_heads", absl::StrCat(o.kv_heads)},
                                    {"head_dim", absl::StrCat(o.head_dim)},
-                                   {"dtype", Quote(Name(o.dtype))},
-                                   {"kv_dtype", Quote(Name(o.kv_dtype))},
+                                   {"dtype", service::JsonString(Name(o.dtype))},
+                                   {"kv_dtype", service::JsonString(Name(o.kv_dtype))},
                                    {"shared_memory", o.shared_memory_bytes > 0 ? "true" : "false"},
                                    {"ranks", absl::StrCat(r.cache.ranks())},
-                                   {"backend", Quote(r.cache.backend())}});
+                                   {"backend", service::JsonString(r.cache.backend())}});
   const std::string service = Object({{"steps", absl::StrCat(r.service.steps())},
                                       {"requests", absl::StrCat(r.service.requests())},
                                       {"queue_seconds", Number(r.service.queue_seconds())},
@@ -168,7 +154,7 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
               {"step_latency_seconds", LatencyJson(r.step_latency)},
               {"service", service},
               {"errors", Object(errors)},
-              {"first_error", Quote(r.first_error)}}),
+              {"first_error", service::JsonString(r.first_error)}}),
       "\n");
 }
 

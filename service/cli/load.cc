@@ -14,6 +14,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/half.h"
+#include "proto/dtype_conversion.h"
 #include "service/cli/units.h"
 #include "service/client/client.h"
 
@@ -33,15 +34,6 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-v1::DType ToProto(DType dtype) {
-  v1::DType result = v1::DTYPE_UNSPECIFIED;
-  std::string name = absl::StrCat("DTYPE_", Name(dtype));
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  v1::DType_Parse(name, &result);
-  return result;
 }
 
 int64_t WindowTokens(const LoadOptions& options) { return kWindowSteps * options.rows; }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "proto/dtype_conversion.h"
 #include "service/client/offset_allocator.h"
 #include "service/client/rpc_status.h"
 
@@ -14,22 +15,6 @@ namespace {
 constexpr uint64_t kReplyOverhead = 256;
 // No call is larger; far below where products of sizes leave 64 bits.
 constexpr uint64_t kMostBytes = uint64_t{1} << 46;
-
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return v1::DTYPE_F32;
-    case DType::kBf16:
-      return v1::DTYPE_BF16;
-    case DType::kF16:
-      return v1::DTYPE_F16;
-    case DType::kFp8E4M3:
-      return v1::DTYPE_FP8_E4M3;
-    case DType::kFp8E5M2:
-      return v1::DTYPE_FP8_E5M2;
-  }
-  return v1::DTYPE_UNSPECIFIED;
-}
 
 int64_t Rows(const AttendCall& call) {
   int64_t rows = 0;

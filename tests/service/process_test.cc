@@ -158,7 +158,6 @@ TEST_F(ProcessTest, HealthAndTheApiLiveOnDifferentPorts) {
 }
 
 TEST_F(ProcessTest, WaitingForWorkersIsAliveButNotReady) {
-#ifdef TRIBUTARY_REMOTE_GROUP
   auto process = Start({"--listen=" + address_, "--admin_listen=" + admin_, "--workers=2",
                         "--worker_listen=unix:" + directory_.File("workers.sock")});
   ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("liveness") == "\x08\x01"; }));
@@ -168,9 +167,6 @@ TEST_F(ProcessTest, WaitingForWorkersIsAliveButNotReady) {
   EXPECT_EQ(CreateCache(*stub, "m", SmallSpec()).error_code(), StatusCode::UNAVAILABLE);
   process->Signal(SIGTERM);
   EXPECT_EQ(process->Wait(kPatience), 0);
-#else
-  GTEST_SKIP() << "this build has no remote workers";
-#endif
 }
 
 TEST_F(ProcessTest, ReflectionListsTheServiceUnlessTurnedOff) {

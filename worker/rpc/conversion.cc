@@ -13,6 +13,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "proto/dtype_conversion.h"
 #include "worker/errors.h"
 #include "worker/status_macros.h"
 
@@ -25,37 +26,10 @@ using google::protobuf::io::CodedOutputStream;
 // Below this a copy is cheaper than one more reference-counted slice.
 constexpr size_t kCopyBelowBytes = 4096;
 
-v1::DType EncodeDType(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return v1::DTYPE_F32;
-    case DType::kBf16:
-      return v1::DTYPE_BF16;
-    case DType::kF16:
-      return v1::DTYPE_F16;
-    case DType::kFp8E4M3:
-      return v1::DTYPE_FP8_E4M3;
-    case DType::kFp8E5M2:
-      return v1::DTYPE_FP8_E5M2;
-  }
-  return v1::DTYPE_UNSPECIFIED;
-}
-
 absl::StatusOr<DType> DecodeDType(v1::DType dtype, absl::string_view field) {
-  switch (dtype) {
-    case v1::DTYPE_F32:
-      return DType::kF32;
-    case v1::DTYPE_BF16:
-      return DType::kBf16;
-    case v1::DTYPE_F16:
-      return DType::kF16;
-    case v1::DTYPE_FP8_E4M3:
-      return DType::kFp8E4M3;
-    case v1::DTYPE_FP8_E5M2:
-      return DType::kFp8E5M2;
-    default:
-      return InvalidField(field, absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
-  }
+  const std::optional<DType> known = FromProto(dtype);
+  if (known.has_value()) return *known;
+  return InvalidField(field, absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
 }
 
 v1::StepCommand::Kind EncodeKind(StepKind kind) {
@@ -107,7 +81,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_head_dim(spec.head_dim);
   out->set_page_size(spec.page_size);
   out->set_interleave(spec.interleave);
-  out->set_kv_dtype(EncodeDType(spec.kv_dtype));
+  out->set_kv_dtype(ToProto(spec.kv_dtype));
   out->set_sm_scale(spec.sm_scale);
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
@@ -164,9 +138,9 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
     message->set_new_tokens(entry.new_tokens);
     message->set_replay(entry.replay);
   }
-  out->set_q_dtype(EncodeDType(step.q.dtype));
-  out->set_k_dtype(EncodeDType(step.k.dtype));
-  out->set_v_dtype(EncodeDType(step.v.dtype));
+  out->set_q_dtype(ToProto(step.q.dtype));
+  out->set_k_dtype(ToProto(step.k.dtype));
+  out->set_v_dtype(ToProto(step.v.dtype));
 }
 
 // What a step's tensor views point to.
