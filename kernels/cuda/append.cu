@@ -54,7 +54,9 @@ __device__ __forceinline__ void Unscale(const float* scales, int head, float (&x
   if (scales == nullptr) return;
   const float scale = __ldg(scales + head);
 #pragma unroll
-  for (int i = 0; i < kDims; ++i) x[i] = __fdiv_rn(x[i], scale);
+  for (int i = 0; i < kDims; ++i) {
+    if (x[i] == x[i]) x[i] = __fdiv_rn(x[i], scale);  // a NaN keeps its bits
+  }
 }
 
 // Elements of the cache type, packed into words, lowest first.

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/mma_attention.h"
+#include "kernels/cuda/wgmma_attention.h"
 #include "kernels/validate.h"
 
 namespace tributary::cuda {
@@ -15,8 +16,8 @@ Status FromCuda(const char* what, cudaError_t error) {
   return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
 }
 
-// The narrowest block of columns that holds a sequence's, up to the widest the kernel has.
-int32_t MmaColumns(int32_t columns) { return columns <= 8 ? 8 : 16; }
+// The widest block of columns whose accumulators fit the registers of two warpgroups.
+int32_t WidestWgmma(int32_t head_dim) { return head_dim == 256 ? 32 : 64; }
 
 int32_t MmaShareGroups(const AttentionShape& shape, int32_t columns) {
   int32_t warps = 0;
@@ -27,6 +28,21 @@ int32_t MmaShareGroups(const AttentionShape& shape, int32_t columns) {
     });
   });
   return status.ok() ? warps : 1;
+}
+
+template <DType kKv, int kHeadDim>
+cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, int blocks,
+                cudaStream_t stream) {
+  if (choice.kind == KernelKind::kMma) {
+    return choice.columns == 8 ? RunMmaAttention<kKv, kHeadDim, 1>(args, blocks, stream)
+                               : RunMmaAttention<kKv, kHeadDim, 2>(args, blocks, stream);
+  }
+  if (choice.columns == 16) return RunWgmmaAttention<kKv, kHeadDim, 16>(args, blocks, stream);
+  if (choice.columns == 32) return RunWgmmaAttention<kKv, kHeadDim, 32>(args, blocks, stream);
+  if constexpr (kHeadDim <= 128) {
+    return RunWgmmaAttention<kKv, kHeadDim, 64>(args, blocks, stream);
+  }
+  return cudaErrorNotSupported;
 }
 
 }  // namespace
@@ -53,7 +69,14 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
                           bool portable) {
   const int32_t columns = shape.max_rows * (shape.q_heads / shape.kv_heads);
   KernelChoice choice;
-  choice.columns = MmaColumns(columns);
+  // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
+  if (columns > (getenv("W16") ? 8 : 16) && device.compute_capability == 90 && !portable) {
+    choice.kind = KernelKind::kWgmma;
+    choice.columns = columns <= 16 ? 16 : columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
+    choice.share_groups = kWgmmaShareGroups;
+    return choice;
+  }
+  choice.columns = columns <= 8 ? 8 : 16;
   choice.share_groups = MmaShareGroups(shape, choice.columns);
   return choice;
 }
@@ -98,10 +121,7 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   }
   return DispatchKvType(shape.kv, [&](auto kv) {
     return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      return FromCuda("attention kernel",
-                      choice.columns == 8
-                          ? RunMmaAttention<kv(), head_dim(), 1>(args, blocks, stream)
-                          : RunMmaAttention<kv(), head_dim(), 2>(args, blocks, stream));
+      return FromCuda("attention kernel", Run<kv(), head_dim()>(choice, args, blocks, stream));
     });
   });
 }

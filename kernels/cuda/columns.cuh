@@ -17,6 +17,29 @@ namespace tributary::cuda {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+// Weights are exp2(logit - reference + bias), where the reference follows the largest logit only when
+// it is exceeded by kHeadroom; the final division makes any reference as good as another. In f16,
+// whose largest power of two is 2^15 and whose subnormals end at 2^-24, the bias leaves the weights
+// 31 bits below the reference.
+inline constexpr float kHeadroom = 8.0f;
+inline constexpr float kWeightBias = 7.0f;
+// Of a column that has seen no key: below every logit, and finite, so that -inf minus it is -inf.
+inline constexpr float kNoReference = -1e30f;
+
+// Row r of a tile of S^T is token 4 * (r / 2) + r % 2 of a group, row r + 8 the token two further: so
+// a thread of the second product holds four consecutive tokens.
+__device__ __forceinline__ int TokenOfRow(int row) { return (row >> 1) * 4 + (row & 1); }
+
+// Which of four slots from `slot` on some row of the block may see, as bits.
+__device__ __forceinline__ uint32_t AliveTokens(const WorkItem& item, int slot) {
+  uint32_t alive = 0;
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slot + i >= item.key_begin && slot + i < item.key_end) alive |= 1u << i;
+  }
+  return alive;
+}
+
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {
@@ -25,63 +48,59 @@ struct ColumnState {
   RowKeys keys[kColumns];
 };
 
-// Eight query elements from `element` on, as floats.
-__device__ __forceinline__ void LoadQuery8(const AttentionArgs& args, size_t element, float (&x)[8]) {
-  if (args.q_dtype == DType::kF32) {
-    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(args.q) + element);
-    const float4 low = __ldg(from);
-    const float4 high = __ldg(from + 1);
-    const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = all[i];
-    return;
-  }
-  const uint4 v =
-      __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(args.q) + element));
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float2 pair;
-    if (args.q_dtype == DType::kBf16) {
-      pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
-    } else {
-      pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-    }
-    x[2 * i] = pair.x;
-    x[2 * i + 1] = pair.y;
-  }
-}
+// A power of two and its inverse.
+struct PowerOfTwo {
+  float value;
+  float inverse;
+};
 
 // The power of two that brings the largest of a query's elements just below 2^14: f16 then neither
-// overflows nor loses small elements, whatever the range of a bf16 or f32
-// query. NaN and infinity pass.
-__device__ __forceinline__ int QueryExponent(float max_abs) {
-  if (!(max_abs > 0.0f) || !(max_abs < 3.0e38f)) return 0;
-  return 13 - ilogbf(max_abs);
+// overflows nor loses small elements, whatever the range of a bf16 or f32 query.
+__device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
+  const int exponent = static_cast<int>(__float_as_uint(max_abs) >> 23);  // biased
+  if (max_abs == 0.0f || exponent == 255) return {1.0f, 1.0f};  // nothing to do, or infinite, or NaN
+  const int clamped = max(exponent, 14);
+  return {__uint_as_float(uint32_t(267 - clamped) << 23), __uint_as_float(uint32_t(clamped - 13) << 23)};
 }
 
-// Stages a block's queries in the compute type. `address(column, vector)` is where the 16 bytes with
-// dimensions [8 * vector, 8 * vector + 8) of a column go. Columns beyond the block's are zero.
-template <DType kCompute, int kHeadDim, int kColumns, typename Address>
-__device__ __forceinline__ void StageQueries(const AttentionArgs& args, const WorkItem& item,
-                                             ColumnState<kColumns>& state, Address address) {
-  constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
-  const int group = args.q_heads / args.kv_heads;
-  const float k_scale = args.k_scale == nullptr ? 1.0f : args.k_scale[item.kv_head];
-  for (int i = threadIdx.x; i < kColumns * kVectors; i += blockDim.x) {
-    const int column = i / kVectors;
-    const int vector = i % kVectors;
-    const bool alive = column < item.column_count;
-    float x[8] = {};
-    int row = item.row_begin;
-    if (alive) {
-      row += (item.column_begin + column) / group;
-      const int head = item.kv_head * group + (item.column_begin + column) % group;
-      LoadQuery8(args, (size_t(row) * args.q_heads + head) * kHeadDim + vector * 8, x);
+// Brings a block's queries from global to shared memory, in the compute type, in two halves, so that
+// work can go on in between. Columns beyond the block's are zero.
+template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
+class QueryStager {
+ public:
+  __device__ void Load(const AttentionArgs& args, const WorkItem& item) {
+    const int group = args.q_heads / args.kv_heads;
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      const int column = item.column_begin + unit / kVectors;
+      raw_[i][0] = raw_[i][1] = make_uint4(0, 0, 0, 0);
+      keys_[i] = {0, 0};
+      if (unit / kVectors >= item.column_count) continue;
+      const int row = item.row_begin + column / group;
+      const int head = item.kv_head * group + column % group;
+      const size_t element =
+          (size_t(row) * args.q_heads + head) * kHeadDim + unit % kVectors * 8;
+      const auto* from = reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
+                                                        element * SizeOf(args.q_dtype));
+      raw_[i][0] = __ldg(from);
+      if (args.q_dtype == DType::kF32) raw_[i][1] = __ldg(from + 1);
+      keys_[i] = args.keys[row];
     }
-    float scale = args.sm_scale * k_scale;
-    if constexpr (kCompute == DType::kF16) {
-      if (args.q_dtype != DType::kF16) {
+    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+  }
+
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  template <typename Store>
+  __device__ void Finish(const AttentionArgs& args, ColumnState<kColumns>& state, Store store) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      if (unit >= kColumns * kVectors) return;  // the same for all lanes of a warp
+      float x[8];
+      ToFloat(args.q_dtype, raw_[i], x);
+      float scale = args.sm_scale * k_scale_;
+      if (kCompute == DType::kF16 && args.q_dtype != DType::kF16) {
         float max_abs = 0.0f;
 #pragma unroll
         for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
@@ -89,20 +108,46 @@ __device__ __forceinline__ void StageQueries(const AttentionArgs& args, const Wo
         for (int lane = kVectors / 2; lane > 0; lane /= 2) {
           max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
         }
-        const int exponent = QueryExponent(max_abs);
+        const PowerOfTwo normaliser = QueryNormaliser(max_abs);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = ldexpf(x[e], exponent);
-        scale = ldexpf(scale, -exponent);
+        for (int e = 0; e < 8; ++e) x[e] *= normaliser.value;
+        scale *= normaliser.inverse;
+      }
+      const int column = unit / kVectors;
+      store(column, unit % kVectors,
+            make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
+                       Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7])));
+      if (unit % kVectors == 0) {
+        state.scale[column] = args.soft_cap > 0.0f ? scale / args.soft_cap : scale * kLog2E;
+        state.keys[column] = keys_[i];
       }
     }
-    *address(column, vector) = make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
-                                          Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
-    if (vector == 0) {
-      state.scale[column] = args.soft_cap > 0.0f ? scale / args.soft_cap : scale * kLog2E;
-      state.keys[column] = alive ? args.keys[row] : RowKeys{0, 0};
+  }
+
+ private:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+  static constexpr int kOfThread = (kColumns * kVectors + kThreads - 1) / kThreads;
+
+  static __device__ void ToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
+    const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                               raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (type == DType::kF32) {
+        x[i] = __uint_as_float(words[i]);
+      } else if (type == DType::kBf16) {
+        x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+      } else {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i / 2]));
+        x[i] = i % 2 == 0 ? pair.x : pair.y;
+      }
     }
   }
-}
+
+  uint4 raw_[kOfThread][2];
+  RowKeys keys_[kOfThread];
+  float k_scale_ = 1.0f;
+};
 
 // A logit in base 2 from a scaled product.
 __device__ __forceinline__ float Logit2(float scaled, float soft_cap) {
@@ -125,6 +170,42 @@ __device__ __forceinline__ float ValueScale(const AttentionArgs& args, const Wor
   return args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head];
 }
 
+// What the warps of a block found, each over its own keys, and what becomes of it.
+template <int kWarps, int kColumns>
+struct WarpResults {
+  float reference[kWarps][kColumns];
+  float sum[kWarps][kColumns];
+  // By these a warp's unnormalised output enters the block's.
+  float factor[kWarps][kColumns];
+  float lse2[kColumns];  // of the block, in base 2
+};
+
+// Fills factor and lse2; the caller synchronises before and after. Sixteen lanes take a column.
+template <int kWarps, int kColumns>
+__device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& results, float v_scale,
+                                             float bias) {
+  static_assert(kWarps <= 16);
+  const int warp = threadIdx.x % 16;
+  for (int column = threadIdx.x / 16; column < kColumns; column += 2 * kWarps) {
+    const float own = warp < kWarps ? results.reference[warp][column] : kNoReference;
+    float sum = warp < kWarps ? results.sum[warp][column] : 0.0f;
+    float reference = own;
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+      reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, mask));
+    }
+    const float factor = Exp2(own - reference);
+    sum *= factor;
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    if (warp < kWarps) results.factor[warp][column] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
+    if (warp == 0) {
+      results.lse2[column] =
+          sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
+    }
+  }
+}
+
 // Writes two neighbouring dimensions of a column's normalised output and, once a column, its LSE in
 // base 2; to the result, or to the workspace when the job was cut.
 template <int kHeadDim, int kColumns>
@@ -145,14 +226,28 @@ __device__ __forceinline__ void StoreColumn(const AttentionArgs& args, const Wor
 template <int kHeadDim, int kColumns>
 __device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const WorkItem& item,
                                             int column, int d_begin) {
+  constexpr int kBatch = 16;  // loads in flight
   const int lane = threadIdx.x % 32;
   const int d = d_begin + 2 * lane;
   const float* lse = args.partial_lse + size_t(item.partial_begin) * kColumns + column;
   const float* o = args.partial_o + (size_t(item.partial_begin) * kColumns + column) * kHeadDim + d;
-  float max = EmptyLse<float>();
-  for (int i = lane; i < item.partial_count; i += 32) {
-    max = fmaxf(max, __ldcg(lse + i * kColumns));
-  }
+  float2 x[kBatch];
+  const auto load = [&](int begin) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      x[i] = make_float2(0.0f, 0.0f);
+      if (begin + i < item.partial_count) {
+        x[i] = __ldcg(reinterpret_cast<const float2*>(o + size_t(begin + i) * kColumns * kHeadDim));
+      }
+    }
+  };
+  const auto lse_of = [&](int i) {
+    return i < item.partial_count ? __ldcg(lse + i * kColumns) : EmptyLse<float>();
+  };
+  load(0);
+  float mine = lse_of(lane);
+  float max = mine;
+  for (int i = lane + 32; i < item.partial_count; i += 32) max = fmaxf(max, lse_of(i));
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
@@ -160,21 +255,23 @@ __device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const Wor
   const float base = max == EmptyLse<float>() ? 0.0f : max;
   float sum = 0.0f;
   float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll 8
-  for (int i = 0; i < item.partial_count; ++i) {
-    const float weight = Exp2(__ldcg(lse + i * kColumns) - base);
-    const float2 x = __ldcg(reinterpret_cast<const float2*>(o + size_t(i) * kColumns * kHeadDim));
-    sum += weight;
-    total.x += weight * x.x;
-    total.y += weight * x.y;
+  for (int begin = 0; begin < item.partial_count; begin += kBatch) {
+    if (begin > 0) load(begin);
+    if (begin > 0 && begin % 32 == 0) mine = lse_of(begin + lane);
+    const float weight = Exp2(mine - base);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float w = __shfl_sync(0xffffffffu, weight, begin % 32 + i);
+      sum += w;
+      total.x += w * x[i].x;
+      total.y += w * x[i].y;
+    }
   }
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
   const size_t at = OutputIndex(args, item, column);
   *reinterpret_cast<float2*>(args.o + at * kHeadDim + d) =
       make_float2(total.x * inverse, total.y * inverse);
-  if (d == 0) {
-    args.lse[at] = (sum == 0.0f ? EmptyLse<float>() : max + log2f(sum)) * kLn2;
-  }
+  if (d == 0) args.lse[at] = (sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum)) * kLn2;
 }
 
 // Called by all threads after a piece of a cut job is in the workspace. The last of the job's pieces
@@ -182,16 +279,17 @@ __device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const Wor
 template <int kHeadDim, int kColumns>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             int* is_last /* shared */) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    // Releases what the block wrote (the barrier makes it cumulative) and acquires the others'.
+    __threadfence();
     const uint32_t before = atomicAdd(args.arrivals + item.job, 1u);
     *is_last = before + 1 == static_cast<uint32_t>(item.partial_count);
     if (*is_last) args.arrivals[item.job] = 0;
+    __threadfence();
   }
   __syncthreads();
   if (!*is_last) return;
-  __threadfence();
   constexpr int kSlices = kHeadDim / 64;
   const int warps = blockDim.x / 32;
   for (int slice = threadIdx.x / 32; slice < item.column_count * kSlices; slice += warps) {

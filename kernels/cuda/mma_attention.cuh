@@ -32,21 +32,19 @@ struct MmaTraits {
   static constexpr int kDimTiles = kHeadDim / 16;
   static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
   static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
-  // Registers: the accumulators and one group of K and V. Up to 96 of them leave room for 16 warps.
-  static constexpr int kWarps =
-      kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4 <= 96 ? 16 : 8;
+  // As many warps as the accumulators and one group of K and V leave registers for.
+  static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
+  static constexpr int kWarps = kRegisters <= 80 ? 16 : kRegisters <= 112 ? 12 : 8;
   static constexpr int kThreads = 32 * kWarps;
-  // P is scaled by 2^kBias before it is rounded to f16, whose subnormals end at 2^-24.
-  static constexpr float kBias = kCompute == DType::kF16 ? 14.0f : 0.0f;
+  static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
 
   struct Shared {
+    uint4 q[kTiles][kHeadDim / 32][32];  // operand B of K Q^T, as the lanes take it
+    float o[kWarps][8][kHeadDim + 4];    // one tile of columns at a time
     ColumnState<kColumns> columns;
+    WarpResults<kWarps, kColumns> warps;
     WorkItem items[2];
     int is_last;
-    float max[kWarps][kColumns];
-    float sum[kWarps][kColumns];
-    uint4 q[kTiles][kHeadDim / 32][32];            // operand B of K Q^T, as the lanes take it
-    float o[kWarps][8][kHeadDim + 4];              // one tile of columns at a time
   };
 };
 
@@ -63,12 +61,12 @@ class GroupCursor {
  public:
   __device__ GroupCursor(const AttentionArgs& args, int warp) : args_(args), warp_(warp) {}
 
-  // Goes to the warp's first group of the item.
-  __device__ void Start(const WorkItem& item) {
-    group_ = item.group_begin + warp_;
-    end_ = item.group_end;
-    pages_ = args_.page_tables + item.page_table;
-    head_ = item.kv_head;
+  // Goes to the warp's first group of an item, given by its first 16 bytes.
+  __device__ void Start(int4 item) {
+    pages_ = args_.page_tables + item.x;
+    head_ = item.y;
+    group_ = item.z + warp_;
+    end_ = item.w;
     FetchPage();
   }
   __device__ void Advance() {
@@ -102,10 +100,6 @@ class GroupCursor {
   int head_ = 0;
   int page_ = 0;
 };
-
-// Row r of a tile of S is token 4 * (r / 2) + r % 2, row r + 8 the token two further: the order in
-// which a thread of the second product holds four consecutive tokens.
-__device__ __forceinline__ int TokenOfRow(int row) { return (row >> 1) * 4 + (row & 1); }
 
 template <typename Traits>
 __device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
@@ -171,13 +165,13 @@ __device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kPanels][2],
 template <typename Traits>
 struct Accumulator {
   float o[Traits::kDimTiles][Traits::kTiles][4];
-  float max[Traits::kTiles][2];
+  float reference[Traits::kTiles][2];
   float sum[Traits::kTiles][2];  // over this thread's rows only
 
   __device__ void Reset() {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      max[tile][0] = max[tile][1] = EmptyLse<float>();
+      reference[tile][0] = reference[tile][1] = kNoReference;
       sum[tile][0] = sum[tile][1] = 0.0f;
 #pragma unroll
       for (int d = 0; d < Traits::kDimTiles; ++d) {
@@ -187,39 +181,44 @@ struct Accumulator {
     }
   }
 
-  // Turns logits into weights, in place, against the new maximum; what was summed so far follows.
+  // Turns logits into weights, in place.
   __device__ void Weigh(float (&s)[Traits::kTiles][4]) {
+    float excess = 0.0f;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      float peak[2] = {fmaxf(s[tile][0], s[tile][2]), fmaxf(s[tile][1], s[tile][3])};
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) {
+      for (int i = 0; i < 4; ++i) excess = fmaxf(excess, s[tile][i] - reference[tile][i % 2]);
+    }
+    if (__any_sync(0xffffffffu, excess > kHeadroom)) RaiseReference(s);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          peak[c] = fmaxf(peak[c], __shfl_xor_sync(0xffffffffu, peak[c], mask));
-        }
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[tile][i] = Exp2(s[tile][i] - reference[tile][i % 2] + Traits::kBias);
+        sum[tile][i % 2] += s[tile][i];
       }
-      const bool grows = peak[0] > max[tile][0] || peak[1] > max[tile][1];
-      if (__any_sync(0xffffffffu, grows)) {
+    }
+  }
+
+  // Moves the references up to the largest logits so far, and what was summed with them.
+  __device__ void RaiseReference(const float (&s)[Traits::kTiles][4]) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float raised = fmaxf(max[tile][c], peak[c]);
-          const float factor = raised == EmptyLse<float>() ? 1.0f : Exp2(max[tile][c] - raised);
-          max[tile][c] = raised;
-          sum[tile][c] *= factor;
-#pragma unroll
-          for (int d = 0; d < Traits::kDimTiles; ++d) {
-            o[d][tile][c] *= factor;
-            o[d][tile][c + 2] *= factor;
-          }
-        }
-      }
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float base = max[tile][c] == EmptyLse<float>() ? 0.0f : max[tile][c];
-        s[tile][c] = Exp2(s[tile][c] - base + Traits::kBias);
-        s[tile][c + 2] = Exp2(s[tile][c + 2] - base + Traits::kBias);
-        sum[tile][c] += s[tile][c] + s[tile][c + 2];
+        float raised = fmaxf(reference[tile][c], fmaxf(s[tile][c], s[tile][c + 2]));
+#pragma unroll
+        for (int mask = 4; mask < 32; mask *= 2) {
+          raised = fmaxf(raised, __shfl_xor_sync(0xffffffffu, raised, mask));
+        }
+        const float factor = Exp2(reference[tile][c] - raised);
+        reference[tile][c] = raised;
+        sum[tile][c] *= factor;
+#pragma unroll
+        for (int d = 0; d < Traits::kDimTiles; ++d) {
+          o[d][tile][c] *= factor;
+          o[d][tile][c + 2] *= factor;
+        }
       }
     }
   }
@@ -278,87 +277,70 @@ __device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int group,
                                                 uint4 (&v)[Traits::kValueVectors]) {
   const int first = group * kGroupTokens;
   if (first >= item.key_begin && first + kGroupTokens <= item.key_end) return;
-  uint32_t alive = 0;
-#pragma unroll
-  for (int i = 0; i < kQuadTokens; ++i) {
-    const int slot = first + threadIdx.x % 4 * kQuadTokens + i;
-    if (slot >= item.key_begin && slot < item.key_end) alive |= 1u << i;
-  }
+  const uint32_t alive = AliveTokens(item, first + threadIdx.x % 4 * kQuadTokens);
 #pragma unroll
   for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v[i], alive);
 }
 
-// Merges the warps' accumulators and writes the block's result or its partial.
+// Puts a tile of columns of a warp's unnormalised output where all threads can merge it.
 template <typename Traits>
-__device__ __forceinline__ void FinishItem(const AttentionArgs& args, const WorkItem& item,
-                                           Accumulator<Traits>& acc,
-                                           typename Traits::Shared& shared) {
+__device__ __forceinline__ void PublishTile(const Accumulator<Traits>& acc, int tile,
+                                            typename Traits::Shared& shared) {
+  constexpr int kDims = 2 * Traits::kTilesPerVector;  // a thread's neighbouring dimensions
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 0; i < Traits::kValueVectors; ++i) {
+      float* to = &shared.o[threadIdx.x / 32][lane % 4 * 2 + c][(i * 8 + lane / 4) * kDims];
+#pragma unroll
+      for (int j = 0; j < Traits::kTilesPerVector; ++j) {
+        const float* from = acc.o[i * Traits::kTilesPerVector + j][tile];
+        *reinterpret_cast<float2*>(to + 2 * j) = make_float2(from[c], from[c + 2]);
+      }
+    }
+  }
+}
+
+template <typename Traits>
+__device__ __forceinline__ void PublishSums(const Accumulator<Traits>& acc,
+                                            typename Traits::Shared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      float& sum = acc.sum[tile][c];
+      float sum = acc.sum[tile][c];
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
       if (lane / 4 == 0) {
-        shared.max[warp][tile * 8 + lane * 2 + c] = acc.max[tile][c];
-        shared.sum[warp][tile * 8 + lane * 2 + c] = sum;
+        shared.warps.reference[warp][tile * 8 + lane * 2 + c] = acc.reference[tile][c];
+        shared.warps.sum[warp][tile * 8 + lane * 2 + c] = sum;
       }
     }
   }
-  __syncthreads();
-  const float v_scale = ValueScale(args, item);
+}
+
+// Adds up the warps' outputs of a tile of columns and writes the block's.
+template <typename Traits>
+__device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkItem& item, int tile,
+                                          const typename Traits::Shared& shared) {
+  constexpr int kPairs = Traits::kHeadDim / 2;
+  for (int i = threadIdx.x; i < 8 * kPairs; i += Traits::kThreads) {
+    const int column = tile * 8 + i / kPairs;
+    const int d = i % kPairs * 2;
+    if (column >= item.column_count) return;
+    float2 o = make_float2(0.0f, 0.0f);
 #pragma unroll
-  for (int tile = 0; tile < Traits::kTiles; ++tile) {
-    if (tile > 0) __syncthreads();
-    constexpr int kDims = 2 * Traits::kTilesPerVector;  // a thread's neighbouring dimensions
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int column = lane % 4 * 2 + c;
-      float max = EmptyLse<float>();
-#pragma unroll
-      for (int w = 0; w < Traits::kWarps; ++w) max = fmaxf(max, shared.max[w][tile * 8 + column]);
-      const float factor = max == EmptyLse<float>() ? 0.0f : Exp2(acc.max[tile][c] - max);
-#pragma unroll
-      for (int i = 0; i < Traits::kValueVectors; ++i) {
-        float* to = &shared.o[warp][column][(i * 8 + lane / 4) * kDims];
-#pragma unroll
-        for (int j = 0; j < Traits::kTilesPerVector; ++j) {
-          const float* from = acc.o[i * Traits::kTilesPerVector + j][tile];
-          *reinterpret_cast<float2*>(to + 2 * j) =
-              make_float2(from[c] * factor, from[c + 2] * factor);
-        }
-      }
+    for (int w = 0; w < Traits::kWarps; ++w) {
+      const float factor = shared.warps.factor[w][column];
+      const float2 x = *reinterpret_cast<const float2*>(&shared.o[w][i / kPairs][d]);
+      o.x += x.x * factor;
+      o.y += x.y * factor;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 8 * Traits::kHeadDim / 2; i += Traits::kThreads) {
-      const int in_tile = i / (Traits::kHeadDim / 2);
-      const int column = tile * 8 + in_tile;
-      const int d = i % (Traits::kHeadDim / 2) * 2;
-      if (column >= item.column_count) continue;
-      float max = EmptyLse<float>();
-#pragma unroll
-      for (int w = 0; w < Traits::kWarps; ++w) max = fmaxf(max, shared.max[w][column]);
-      const float base = max == EmptyLse<float>() ? 0.0f : max;
-      float sum = 0.0f;
-      float2 o = make_float2(0.0f, 0.0f);
-#pragma unroll
-      for (int w = 0; w < Traits::kWarps; ++w) {
-        const float2 x = *reinterpret_cast<const float2*>(&shared.o[w][in_tile][d]);
-        sum += shared.sum[w][column] * Exp2(shared.max[w][column] - base);
-        o.x += x.x;
-        o.y += x.y;
-      }
-      const float inverse = sum == 0.0f ? 0.0f : v_scale / sum;
-      const float lse2 = sum == 0.0f ? EmptyLse<float>() : max + log2f(sum) - Traits::kBias;
-      StoreColumn<Traits::kHeadDim, Traits::kColumns>(
-          args, item, column, d, make_float2(o.x * inverse, o.y * inverse), lse2);
-    }
-  }
-  if (item.partial_count > 1) {
-    MergeIfLast<Traits::kHeadDim, Traits::kColumns>(args, item, &shared.is_last);
+    StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
+                                                    shared.warps.lse2[column]);
   }
 }
 
@@ -372,34 +354,46 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
 
   Tokens<Traits> tokens;
   GroupCursor<Traits> next(args, warp);
-  int index = blockIdx.x;
-  {
-    const WorkItem first = args.items[index];
-    if (first.column_count == 0) return;
-    next.Start(first);
-    if (!next.Done()) {
-      const std::byte* keys = next.Keys();
-      LoadKeys<Traits>(keys, tokens.k);
-      LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+  const auto start = [&](int4 item) {
+    next.Start(item);
+    if (next.Done()) return;
+    const std::byte* keys = next.Keys();
+    LoadKeys<Traits>(keys, tokens.k);
+    LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+  };
+  QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  const auto stage_queries = [&] {
+    queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
+      // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).
+      constexpr int kOfVector = Traits::kQuadsPerVector / 2;  // steps with one vector of K
+      const int of_lane = vector / kOfVector;
+      const int step = of_lane / 4 * kOfVector + vector % kOfVector;
+      shared.q[column / 8][step][column % 8 * 4 + of_lane % 4] = x;
+    });
+  };
+  const auto copy_item = [&](int index, WorkItem* to) {
+    if (threadIdx.x < sizeof(WorkItem) / 16) {
+      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
+                  reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
     }
-  }
-  for (int parity = 0; index >= 0; parity ^= 1) {
-    WorkItem& item = shared.items[parity];
-    __syncthreads();  // the previous item's shared memory is free
-    if (threadIdx.x < sizeof(WorkItem) / sizeof(uint4)) {
-      reinterpret_cast<uint4*>(&item)[threadIdx.x] =
-          __ldg(reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
+  };
+
+  const WorkItem& first = args.items[blockIdx.x];
+  if (first.column_count == 0) return;
+  copy_item(blockIdx.x, &shared.items[0]);
+  start(*reinterpret_cast<const int4*>(&first));
+  queries.Load(args, first);
+  stage_queries();
+  WaitForCopies();
+  __syncthreads();
+  for (int parity = 0;; parity ^= 1) {
+    const WorkItem& item = shared.items[parity];
+    const bool has_next = item.next >= 0;
+    int4 next_item = {};
+    if (has_next) {
+      next_item = __ldg(reinterpret_cast<const int4*>(args.items + item.next));
+      copy_item(item.next, &shared.items[parity ^ 1]);
     }
-    __syncthreads();
-    StageQueries<Traits::kCompute, Traits::kHeadDim>(
-        args, item, shared.columns, [&](int column, int vector) {
-          // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).
-          constexpr int kOfVector = Traits::kQuadsPerVector / 2;  // steps with one vector of K
-          const int of_lane = vector / kOfVector;
-          const int step = of_lane / 4 * kOfVector + vector % kOfVector;
-          return &shared.q[column / 8][step][column % 8 * 4 + of_lane % 4];
-        });
-    __syncthreads();
     float scale[Traits::kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -408,14 +402,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
     }
     Accumulator<Traits> acc;
     acc.Reset();
-    const int next_index = item.next;
-    const int end = item.group_end;
-    bool in_item = item.group_begin + warp < end;
-    for (int group = item.group_begin + warp; in_item; group += Traits::kWarps) {
+    const int begin = item.group_begin + warp;
+    bool in_item = begin < item.group_end;
+    // A warp that has nothing here has not asked for its part of the next item yet.
+    if (!in_item && has_next) start(next_item);
+    for (int group = begin; in_item; group += Traits::kWarps) {
       // What to ask for when the registers are free: this item's next group or the next item's first.
       next.Advance();
       in_item = !next.Done();
-      if (!in_item && next_index >= 0) next.Start(args.items[next_index]);
+      if (!in_item && has_next) next.Start(next_item);
       const bool more = !next.Done();
       float s[Traits::kTiles][4];
       Scores<Traits>(tokens.k, shared, s);
@@ -430,17 +425,28 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
       acc.AddValues(tokens.v, s);
       if (more) LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
     }
-    if (item.group_begin + warp >= end && next_index >= 0) {
-      // This warp had nothing here, so nobody has asked for its part of the next item yet.
-      next.Start(args.items[next_index]);
-      if (!next.Done()) {
-        const std::byte* keys = next.Keys();
-        LoadKeys<Traits>(keys, tokens.k);
-        LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
-      }
+
+    PublishSums<Traits>(acc, shared);
+    PublishTile<Traits>(acc, 0, shared);
+    WaitForCopies();
+    __syncthreads();  // the queries' place is free, the next item is there
+    if (has_next) queries.Load(args, shared.items[parity ^ 1]);
+    CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
+    __syncthreads();
+    StoreTile<Traits>(args, item, 0, shared);
+#pragma unroll
+    for (int tile = 1; tile < Traits::kTiles; ++tile) {
+      __syncthreads();
+      PublishTile<Traits>(acc, tile, shared);
+      __syncthreads();
+      StoreTile<Traits>(args, item, tile, shared);
     }
-    FinishItem<Traits>(args, item, acc, shared);
-    index = next_index;
+    if (item.partial_count > 1) {
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns>(args, item, &shared.is_last);
+    }
+    if (!has_next) return;
+    stage_queries();
+    __syncthreads();
   }
 }
 

@@ -20,11 +20,29 @@ __device__ __forceinline__ uint4 LoadStreaming(const void* address) {
   return v;
 }
 
+__device__ __forceinline__ uint2 LoadStreaming8(const void* address) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(address));
+  return v;
+}
+
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// Copies 16 bytes from global to shared memory without passing through registers; complete, for this
+// thread, after WaitForCopies.
+__device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+}
+__device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // D += A B for a 16x16 tile A and a 16x8 tile B, both of the compute type, D in fp32.
 template <DType kCompute>

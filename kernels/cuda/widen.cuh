@@ -54,27 +54,27 @@ __device__ __forceinline__ void WidenQuad(const uint4& vector, int quad, uint32_
   }
 }
 
-// Clears, in a vector of V (quads of tokens), the tokens whose bit in `alive` is 0.
+// Clears, in words of V (quads of tokens, a dimension after the other), the tokens whose bit in
+// `alive` is 0.
+template <DType kKv, int kWords>
+__device__ __forceinline__ void KeepTokens(uint32_t (&words)[kWords], uint32_t alive) {
+  uint32_t masks[2];
+  if constexpr (SizeOf(kKv) == 1) {
+    masks[0] = (alive & 1 ? 0x000000ffu : 0u) | (alive & 2 ? 0x0000ff00u : 0u) |
+               (alive & 4 ? 0x00ff0000u : 0u) | (alive & 8 ? 0xff000000u : 0u);
+    masks[1] = masks[0];
+  } else {
+    masks[0] = (alive & 1 ? 0x0000ffffu : 0u) | (alive & 2 ? 0xffff0000u : 0u);
+    masks[1] = (alive & 4 ? 0x0000ffffu : 0u) | (alive & 8 ? 0xffff0000u : 0u);
+  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] &= masks[w % 2];
+}
 template <DType kKv>
 __device__ __forceinline__ void KeepTokens(uint4& vector, uint32_t alive) {
-  const auto spread = [](uint32_t bit0, uint32_t bit1) {
-    return (bit0 ? 0x0000ffffu : 0u) | (bit1 ? 0xffff0000u : 0u);
-  };
-  if constexpr (SizeOf(kKv) == 1) {
-    const uint32_t mask = (alive & 1 ? 0x000000ffu : 0u) | (alive & 2 ? 0x0000ff00u : 0u) |
-                          (alive & 4 ? 0x00ff0000u : 0u) | (alive & 8 ? 0xff000000u : 0u);
-    vector.x &= mask;
-    vector.y &= mask;
-    vector.z &= mask;
-    vector.w &= mask;
-  } else {
-    const uint32_t first = spread(alive & 1, alive & 2);
-    const uint32_t second = spread(alive & 4, alive & 8);
-    vector.x &= first;
-    vector.y &= second;
-    vector.z &= first;
-    vector.w &= second;
-  }
+  uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+  KeepTokens<kKv>(words, alive);
+  vector = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 }  // namespace tributary::cuda
