@@ -1,11 +1,9 @@
-#include <cuda_fp8.h>
-
 #include <string>
 
 #include "kernels/cuda/append.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
-#include "kernels/float8.h"
 #include "kernels/half.h"
 #include "kernels/params.h"
 
@@ -14,20 +12,6 @@ namespace {
 
 constexpr int kDims = 8;  // of a thread; a warp takes 16 tokens of 64 dimensions
 constexpr int kWarps = 8;
-
-// The bits of one element; the same as the reference's for every input.
-template <DType kKv>
-__device__ __forceinline__ uint32_t Encode(float x) {
-  if constexpr (kKv == DType::kBf16) return Bf16FromFloat(x);
-  if constexpr (kKv == DType::kF16) return F16FromFloat(x);
-#if __CUDA_ARCH__ >= 890
-  if (x == x) {
-    constexpr auto kFormat = kKv == DType::kFp8E4M3 ? __NV_E4M3 : __NV_E5M2;
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kFormat);
-  }
-#endif
-  return kKv == DType::kFp8E4M3 ? Float8E4M3FromFloat(x) : Float8E5M2FromFloat(x);
-}
 
 __device__ __forceinline__ void LoadDims(DType type, const void* data, size_t element,
                                          float (&x)[kDims]) {
@@ -56,21 +40,6 @@ __device__ __forceinline__ void Unscale(const float* scales, int head, float (&x
 #pragma unroll
   for (int i = 0; i < kDims; ++i) {
     if (x[i] == x[i]) x[i] = __fdiv_rn(x[i], scale);  // a NaN keeps its bits
-  }
-}
-
-// Elements of the cache type, packed into words, lowest first.
-template <DType kKv, int kCount>
-__device__ __forceinline__ void EncodeWords(const float (&x)[kCount],
-                                            uint32_t (&words)[kCount * SizeOf(kKv) / 4]) {
-  constexpr int kOfWord = 4 / int(SizeOf(kKv));
-#pragma unroll
-  for (int w = 0; w < kCount / kOfWord; ++w) {
-    words[w] = 0;
-#pragma unroll
-    for (int i = 0; i < kOfWord; ++i) {
-      words[w] |= Encode<kKv>(x[w * kOfWord + i]) << (i * 8 * int(SizeOf(kKv)));
-    }
   }
 }
 

@@ -1,9 +1,10 @@
 // Attention over a paged cache on one GPU: choose a kernel, plan on the host, launch.
 //
 //   const KernelChoice choice = ChooseKernel(device, shape);            // once a cache
-//   PlanAttention(PlanShapeFor(choice, shape, device), entries, keys, &plan);   // once a step
-//   ... copy plan.items and plan.keys to the device ...
-//   LaunchAttention(choice, shape, args, device.blocks, stream);        // once a layer
+//   const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
+//   PlanAttention(plan_shape, entries, keys, &plan);                    // once a step
+//   ... copy plan.items, plan.keys and plan.cut_items to the device ...
+//   LaunchAttention(choice, shape, args, plan_shape.blocks, stream);    // once a layer
 //
 // A launch allocates nothing, waits for nothing and reads nothing back, so it can be captured in a
 // CUDA graph; replaying the graph after copying another plan to the same place runs that plan.
@@ -33,6 +34,14 @@ struct AttentionShape {
   int32_t kv_heads = 0;
   int32_t page_size = 0;  // 16, 32, 64 or 128
   int32_t max_rows = 1;   // query rows of one sequence
+  int32_t sequences = 1;  // about as many as a call has; a matter of speed alone
+};
+
+struct KernelOptions {
+  // Leaves out what only one architecture has.
+  bool portable = false;
+  // A sequence's result must not depend on what else is in the batch, down to the last bit.
+  bool batch_invariant = false;
 };
 
 enum class KernelKind {
@@ -44,16 +53,18 @@ struct KernelChoice {
   KernelKind kind = KernelKind::kMma;
   int32_t columns = 8;        // a block of columns
   int32_t share_groups = 16;  // groups of 16 tokens that a block of threads takes in one round
+  int32_t blocks_per_multiprocessor = 1;
+  bool batch_invariant = false;
 };
 // "mma, 8 columns", for logs and benchmarks.
 std::string ToString(const KernelChoice& choice);
 
-// A pure function of its arguments. `portable` leaves out what only one architecture has.
+// A pure function of its arguments.
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
-                          bool portable = false);
+                          const KernelOptions& options = {});
 
 PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
-                       const DeviceProperties& device, bool batch_invariant = false);
+                       const DeviceProperties& device);
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);

@@ -12,6 +12,7 @@ namespace tributary::cuda {
 struct AttentionArgs {
   const WorkItem* items = nullptr;       // the plan's; the first `blocks` start the grid's blocks
   const RowKeys* keys = nullptr;         // [rows]
+  const int32_t* cut_items = nullptr;    // the plan's
   const int32_t* page_tables = nullptr;  // pages of the sequences, each where its items say
   const std::byte* cache = nullptr;      // [num_pages, 2, kv_heads, plane]; see page_layout.h
   const float* k_scale = nullptr;        // [kv_heads] or nullptr for ones

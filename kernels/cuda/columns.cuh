@@ -40,6 +40,12 @@ __device__ __forceinline__ uint32_t AliveTokens(const WorkItem& item, int slot) 
   return alive;
 }
 
+// A barrier of the block's first kThreads threads: those that compute.
+template <int kThreads>
+__device__ __forceinline__ void SyncThreads() {
+  asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
+}
+
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {
@@ -131,15 +137,20 @@ class QueryStager {
   static __device__ void ToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
     const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
                                raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+    if (type == DType::kF32) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (type == DType::kF32) {
-        x[i] = __uint_as_float(words[i]);
-      } else if (type == DType::kBf16) {
+      for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(words[i]);
+    } else if (type == DType::kBf16) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
         x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
-      } else {
-        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i / 2]));
-        x[i] = i % 2 == 0 ? pair.x : pair.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
       }
     }
   }
@@ -149,13 +160,14 @@ class QueryStager {
   float k_scale_ = 1.0f;
 };
 
-// A logit in base 2 from a scaled product.
-__device__ __forceinline__ float Logit2(float scaled, float soft_cap) {
-  if (soft_cap > 0.0f) {
+// Caps scaled products; what comes out are logits in base 2.
+template <int kCount>
+__device__ __forceinline__ void CapLogits(float soft_cap, float (&s)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
     // tanh(x) = 1 - 2 / (1 + e^2x), exact at both ends.
-    scaled = soft_cap * kLog2E * (1.0f - __fdividef(2.0f, 1.0f + Exp2(2.0f * kLog2E * scaled)));
+    s[i] = soft_cap * kLog2E * (1.0f - __fdividef(2.0f, 1.0f + Exp2(2.0f * kLog2E * s[i])));
   }
-  return scaled;
 }
 
 // Where column `column` of the item's block is in O and LSE.
@@ -276,10 +288,10 @@ __device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const Wor
 
 // Called by all threads after a piece of a cut job is in the workspace. The last of the job's pieces
 // merges them all and leaves the counter at zero for the next launch.
-template <int kHeadDim, int kColumns>
+template <int kHeadDim, int kColumns, int kThreads>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             int* is_last /* shared */) {
-  __syncthreads();
+  SyncThreads<kThreads>();
   if (threadIdx.x == 0) {
     // Releases what the block wrote (the barrier makes it cumulative) and acquires the others'.
     __threadfence();
@@ -288,11 +300,10 @@ __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const Wor
     if (*is_last) args.arrivals[item.job] = 0;
     __threadfence();
   }
-  __syncthreads();
+  SyncThreads<kThreads>();
   if (!*is_last) return;
   constexpr int kSlices = kHeadDim / 64;
-  const int warps = blockDim.x / 32;
-  for (int slice = threadIdx.x / 32; slice < item.column_count * kSlices; slice += warps) {
+  for (int slice = threadIdx.x / 32; slice < item.column_count * kSlices; slice += kThreads / 32) {
     MergeColumn<kHeadDim, kColumns>(args, item, slice / kSlices, slice % kSlices * 64);
   }
 }

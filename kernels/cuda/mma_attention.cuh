@@ -18,7 +18,7 @@
 
 namespace tributary::cuda {
 
-template <DType kKvType, int kHeadDimension, int kColumnTiles>
+template <DType kKvType, int kHeadDimension, int kColumnTiles, int kBlocks>
 struct MmaTraits {
   static constexpr DType kKv = kKvType;
   static constexpr DType kCompute = ComputeType(kKv);
@@ -32,9 +32,11 @@ struct MmaTraits {
   static constexpr int kDimTiles = kHeadDim / 16;
   static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
   static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
+  static constexpr int kBlocksPerMultiprocessor = kBlocks;
   // As many warps as the accumulators and one group of K and V leave registers for.
   static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
-  static constexpr int kWarps = kRegisters <= 80 ? 16 : kRegisters <= 112 ? 12 : 8;
+  static constexpr int kWarps =
+      (kRegisters <= 80 ? 16 : kRegisters <= 112 ? 12 : 8) / kBlocksPerMultiprocessor;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
 
@@ -260,13 +262,14 @@ __device__ __forceinline__ void MaskScores(const AttentionArgs& args, const Work
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
+    for (int i = 0; i < 4; ++i) s[tile][i] *= scale[tile][i % 2];
+    if (args.soft_cap > 0.0f) CapLogits(args.soft_cap, s[tile]);
+    if (dense) continue;
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[tile][i] = Logit2(s[tile][i] * scale[tile][i % 2], args.soft_cap);
-      if (!dense) {
-        const RowKeys keys = columns.keys[tile * 8 + lane % 4 * 2 + i % 2];
-        const int slot = first + TokenOfRow(lane / 4) + i / 2 * 2;
-        if (slot < keys.begin || slot >= keys.end) s[tile][i] = EmptyLse<float>();
-      }
+      const RowKeys keys = columns.keys[tile * 8 + lane % 4 * 2 + i % 2];
+      const int slot = first + TokenOfRow(lane / 4) + i / 2 * 2;
+      if (slot < keys.begin || slot >= keys.end) s[tile][i] = EmptyLse<float>();
     }
   }
 }
@@ -345,7 +348,7 @@ __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkI
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor) MmaAttentionKernel(
     const __grid_constant__ AttentionArgs args) {
   extern __shared__ uint4 shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
@@ -385,7 +388,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
   queries.Load(args, first);
   stage_queries();
   WaitForCopies();
-  __syncthreads();
+  SyncThreads<Traits::kThreads>();
   for (int parity = 0;; parity ^= 1) {
     const WorkItem& item = shared.items[parity];
     const bool has_next = item.next >= 0;
@@ -429,24 +432,24 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) MmaAttentionKernel(
     PublishSums<Traits>(acc, shared);
     PublishTile<Traits>(acc, 0, shared);
     WaitForCopies();
-    __syncthreads();  // the queries' place is free, the next item is there
+    SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
     if (has_next) queries.Load(args, shared.items[parity ^ 1]);
     CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
-    __syncthreads();
+    SyncThreads<Traits::kThreads>();
     StoreTile<Traits>(args, item, 0, shared);
 #pragma unroll
     for (int tile = 1; tile < Traits::kTiles; ++tile) {
-      __syncthreads();
+      SyncThreads<Traits::kThreads>();
       PublishTile<Traits>(acc, tile, shared);
-      __syncthreads();
+      SyncThreads<Traits::kThreads>();
       StoreTile<Traits>(args, item, tile, shared);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns>(args, item, &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, &shared.is_last);
     }
     if (!has_next) return;
     stage_queries();
-    __syncthreads();
+    SyncThreads<Traits::kThreads>();
   }
 }
 

@@ -5,9 +5,9 @@
 
 namespace tributary::cuda {
 
-template <DType kKv, int kHeadDim, int kColumnTiles>
+template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
 cudaError_t RunMmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream) {
-  using Traits = MmaTraits<kKv, kHeadDim, kColumnTiles>;
+  using Traits = MmaTraits<kKv, kHeadDim, kColumnTiles, kBlocksPerMultiprocessor>;
   const auto kernel = MmaAttentionKernel<Traits>;
   constexpr int kBytes = sizeof(typename Traits::Shared);
   const cudaError_t error =
@@ -17,18 +17,23 @@ cudaError_t RunMmaAttention(const AttentionArgs& args, int blocks, cudaStream_t 
   return cudaGetLastError();
 }
 
-template <DType kKv, int kHeadDim, int kColumnTiles>
+template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
 int MmaWarps() {
-  return MmaTraits<kKv, kHeadDim, kColumnTiles>::kWarps;
+  return MmaTraits<kKv, kHeadDim, kColumnTiles, kBlocksPerMultiprocessor>::kWarps;
 }
 
 }  // namespace tributary::cuda
 
-// One kv dtype and head dim: both widths.
-#define TRIBUTARY_MMA_ATTENTION(kv, head_dim)                                                     \
-  namespace tributary::cuda {                                                                     \
-  template cudaError_t RunMmaAttention<kv, head_dim, 1>(const AttentionArgs&, int, cudaStream_t); \
-  template cudaError_t RunMmaAttention<kv, head_dim, 2>(const AttentionArgs&, int, cudaStream_t); \
-  template int MmaWarps<kv, head_dim, 1>();                                                       \
-  template int MmaWarps<kv, head_dim, 2>();                                                       \
+#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                                 \
+  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&, int,     \
+                                                                    cudaStream_t);                 \
+  template int MmaWarps<kv, head_dim, tiles, blocks>();
+
+// One kv dtype and head dim: both widths in both shapes.
+#define TRIBUTARY_MMA_ATTENTION(kv, head_dim)    \
+  namespace tributary::cuda {                    \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 1) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 2) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 2, 1) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 2, 2) \
   }

@@ -129,6 +129,7 @@ class Dealer {
         item.partial_index = i;
         item.partial_count = count;
       }
+      plan_.cut_items.push_back(pieces_[first]);
       ++plan_.jobs_cut;
       plan_.partials += count;
     }
@@ -165,6 +166,7 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
                    std::span<const KeyRange> keys, Plan* plan) {
   plan->items.clear();
   plan->keys.clear();
+  plan->cut_items.assign(1, 0);
   plan->blocks = 0;
   plan->jobs_cut = 0;
   plan->partials = 0;
@@ -175,9 +177,13 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
   int64_t shares = 0;
   ForEachColumnBlock(shape, entries, keys,
                      [&](const ColumnBlock& block) { shares += block.shares * shape.kv_heads; });
-  if (shares == 0) return;
-  Dealer dealer(shape, shares, plan);
-  ForEachColumnBlock(shape, entries, keys, [&](const ColumnBlock& block) { dealer.Deal(block); });
+  if (shares > 0) {
+    Dealer dealer(shape, shares, plan);
+    ForEachColumnBlock(shape, entries, keys, [&](const ColumnBlock& block) { dealer.Deal(block); });
+  } else {
+    plan->items.resize(shape.blocks);  // of no columns: nothing to do
+  }
+  plan->cut_items[0] = plan->jobs_cut;
 }
 
 PlanBounds BoundPlan(const PlanShape& shape, int64_t max_entries, int64_t max_rows,

@@ -69,6 +69,8 @@ inline constexpr int32_t kInvariantGroups = 64;  // 1024 slots
 struct Plan {
   std::vector<WorkItem> items;  // the first `blocks` of them are where the blocks start
   std::vector<RowKeys> keys;    // [rows]
+  // How many jobs were cut, then the first piece of each.
+  std::vector<int32_t> cut_items;
   int32_t blocks = 0;           // blocks with work; the grid may be larger
   int32_t jobs_cut = 0;         // arrival counters in use
   int32_t partials = 0;         // workspace slots in use, each columns_per_block x (head_dim + 1)
@@ -80,7 +82,7 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
 
 // Upper bounds for any plan with this shape, for buffers that a captured graph keeps.
 struct PlanBounds {
-  int64_t items = 0;
+  int64_t items = 0;  // cut_items has jobs_cut + 1
   int64_t partials = 0;
   int64_t jobs_cut = 0;
 };

@@ -1,16 +1,20 @@
 // Attention of many columns (16 to 64: verified drafts, DFlash blocks) over a paged cache, on sm_90a.
 //
 // The same products as in mma_attention.cuh, S^T = K Q^T and O^T += V^T P^T, by warpgroups of four
-// warps and 64 tokens. K and V again go from global memory straight into the registers of operand A,
-// each byte to one thread, so FP8 is widened once, in registers, and never passes through shared
-// memory. Operand B is the queries, which stay in shared memory, and the weights P, which the four
-// warps of a warpgroup exchange through it.
+// warps and 64 tokens. One more warp keeps a ring of such tiles of K and V filled with bulk copies.
+// They are operand A, which is read from shared memory into registers, each byte by one thread: so
+// FP8 is widened once, in registers. Operand B is the queries, which stay in shared memory, and the
+// weights P, which the four warps of a warpgroup exchange through it. (Loads straight into registers,
+// as in mma_attention.cuh, lose here: the fence that publishes P waits for every load in flight.)
 //
 // Weights are taken against a reference that follows the maximum only when it is exceeded by 2^8:
 // until then nothing needs to be reduced between threads, and the barrier that publishes P also
 // publishes whether it holds.
 #pragma once
 
+#include <algorithm>
+
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/widen.cuh"
@@ -33,83 +37,101 @@ struct WgmmaTraits {
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * int(SizeOf(kKv));
   static constexpr int kWarpgroups = 2;
-  static constexpr int kThreads = 128 * kWarpgroups;
+  static constexpr int kThreads = 128 * kWarpgroups;  // that compute
+  // One more warpgroup, of which one warp copies; it gives its registers to those that compute.
+  static constexpr int kBlockThreads = kThreads + 128;
+  static constexpr int kTileBytes = kTileGroups * int(kGroupBytes);  // of K, and of V
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
 
-  struct Shared {
-    // Tiles of operand B; see wgmma.cuh.
-    alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
-    alignas(1024) std::byte p[kWarpgroups][2][kColumns * kTileRowBytes];
-    float o[kWarpgroups][kColumns][kHeadDim + 4];
+  struct Fixed {
+    union {
+      // Tiles of operand B; see wgmma.cuh.
+      struct {
+        alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
+        alignas(1024) std::byte p[kWarpgroups][2][kColumns * kTileRowBytes];
+      };
+      float o[kWarpgroups][kColumns][kHeadDim + 4];  // once an item's products are done
+    };
     alignas(16) float reference[kWarpgroups][kColumns];
     float warp_max[kWarpgroups][4][kColumns];
     ColumnState<kColumns> columns;
     WarpResults<4 * kWarpgroups, kColumns> warps;
     WorkItem items[2];
-    int is_last;
     int exceeded[kWarpgroups][2];  // whether a logit outgrew the reference
+  };
+  struct alignas(128) Stage {
+    std::byte k[kTileBytes];
+    std::byte v[kTileBytes];
+  };
+  // The ring takes what a block's shared memory has left. Warpgroups take tiles in turn and a stage
+  // always falls to the same one, which has therefore seen every phase of the stage's barrier: the
+  // parity of a phase alone would not tell it from the last but one.
+  static constexpr int kSharedBytes = 227 * 1024;
+  static constexpr int kStages =
+      std::min<int>(12, (kSharedBytes - int(sizeof(Fixed)) - 1024) / int(sizeof(Stage))) /
+      kWarpgroups * kWarpgroups;
+  static_assert(kStages >= kWarpgroups);
+  struct Shared : Fixed {
+    Stage stages[kStages];
+    CopyBarrier full[kStages];
+    CopyBarrier empty[kStages];  // one arrival a warp
   };
 };
 
-// A warpgroup's 64 tokens, as a thread holds them.
+// A place in the ring: tiles are numbered in the order in which they are copied and used.
 template <typename Traits>
-struct WarpgroupTokens {
-  uint4 k[Traits::kPanels][2];  // of the warp's own 16 tokens
-  uint32_t v[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];  // of all 64
+struct RingPlace {
+  int stage;
+  uint32_t parity;
+  __device__ explicit RingPlace(int tile)
+      : stage(tile % Traits::kStages), parity(tile / Traits::kStages % 2) {}
 };
 
-// The tiles of 64 tokens of an item that a warpgroup takes: every kWarpgroups-th.
+// The copying warp: brings every tile of every item of the block, in order.
 template <typename Traits>
-class TileCursor {
- public:
-  __device__ TileCursor(const AttentionArgs& args, int warpgroup)
-      : args_(args), warpgroup_(warpgroup) {}
-
-  // Goes to the warpgroup's first tile of an item, given by its first 16 bytes.
-  __device__ void Start(int4 item) {
-    pages_ = args_.page_tables + item.x;
-    head_ = item.y;
-    group_ = item.z + warpgroup_ * Traits::kTileGroups;
-    end_ = item.w;
-    FetchPages();
-  }
-  __device__ void Advance() {
-    group_ += Traits::kWarpgroups * Traits::kTileGroups;
-    FetchPages();
-  }
-  __device__ bool Done() const { return group_ >= end_; }
-
-  // K of a group of the tile; nullptr past the end of the item.
-  __device__ const std::byte* Keys(int i) const {
-    if (group_ + i >= end_) return nullptr;
-    const int shift = args_.page_shift - 4;
-    const size_t plane = Traits::kGroupBytes << shift;
-    return args_.cache + (size_t(page_[i]) * 2 * args_.kv_heads + head_) * plane +
-           size_t((group_ + i) & ((1 << shift) - 1)) * Traits::kGroupBytes;
-  }
-  __device__ size_t ValuesAfterKeys() const {
-    return (size_t(args_.kv_heads) * Traits::kGroupBytes) << (args_.page_shift - 4);
-  }
-
- private:
-  __device__ void FetchPages() {
-#pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
-      if (group_ + i < end_) page_[i] = __ldg(pages_ + ((group_ + i) >> (args_.page_shift - 4)));
+__device__ __forceinline__ void CopyTiles(const AttentionArgs& args,
+                                          typename Traits::Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int group_of_tile = lane % Traits::kTileGroups;
+  const bool values = lane >= Traits::kTileGroups;
+  const int shift = args.page_shift - 4;
+  const size_t plane = Traits::kGroupBytes << shift;
+  int tile = 0;
+  for (int index = blockIdx.x; index >= 0; index = __ldg(&args.items[index].next)) {
+    // page_table, kv_head, group_begin, group_end
+    const int4 item = __ldg(reinterpret_cast<const int4*>(args.items + index));
+    int pages = 0;  // lane i: the page of the i-th group from `base`
+    int base = item.z - 32;
+    for (int group = item.z; group < item.w; group += Traits::kTileGroups, ++tile) {
+      if (group >= base + 32) {
+        base = group;
+        if (base + lane < item.w) pages = __ldg(args.page_tables + item.x + ((base + lane) >> shift));
+      }
+      const int own = group + group_of_tile;
+      const int page = __shfl_sync(0xffffffffu, pages, own - base);
+      const RingPlace<Traits> place(tile);
+      // The stage's previous use ended with the phase before this one.
+      if (tile >= Traits::kStages) shared.empty[place.stage].Wait(place.parity ^ 1);
+      if (lane == 0) {
+        const int groups = min(Traits::kTileGroups, item.w - group);
+        shared.full[place.stage].ArriveAndExpect(groups * 2 * uint32_t(Traits::kGroupBytes));
+      }
+      __syncwarp();
+      if (lane < 2 * Traits::kTileGroups && own < item.w) {
+        auto& stage = shared.stages[place.stage];
+        const size_t head = item.y + (values ? args.kv_heads : 0);
+        BulkCopy((values ? stage.v : stage.k) + group_of_tile * Traits::kGroupBytes,
+                 args.cache + (size_t(page) * 2 * args.kv_heads + head) * plane +
+                     size_t(own & ((1 << shift) - 1)) * Traits::kGroupBytes,
+                 uint32_t(Traits::kGroupBytes), shared.full[place.stage]);
+      }
     }
   }
-
-  const AttentionArgs& args_;
-  const int warpgroup_;
-  const int32_t* pages_ = nullptr;
-  int group_ = 0;
-  int end_ = 0;
-  int head_ = 0;
-  int page_[Traits::kTileGroups] = {};
-};
+}
 
 // The two neighbouring dimensions that a thread's rows lane / 4 and lane / 4 + 8 of a tile of 64
-// dimensions stand for: the first of them. Its words of V are where page_layout.h puts these.
+// dimensions stand for: the first of them. Its words of V are where page_layout.h puts
+// these.
 template <typename Traits>
 __device__ __forceinline__ int DimsOfTile(int tile) {
   const int lane_row = threadIdx.x % 32 / 4;
@@ -119,59 +141,19 @@ __device__ __forceinline__ int DimsOfTile(int tile) {
   return 32 * (4 * (tile / 2) + warp) + 4 * lane_row + 2 * (tile % 2);
 }
 
+// A thread's words of V of one group of 16 tokens and one tile of 64 dimensions.
 template <typename Traits>
-__device__ __forceinline__ void LoadTileKeys(const TileCursor<Traits>& cursor,
-                                             WarpgroupTokens<Traits>& tokens) {
-  const int warp = threadIdx.x / 32 % 4;
-  const int lane = threadIdx.x % 32;
-  const std::byte* keys = nullptr;
-#pragma unroll
-  for (int i = 0; i < Traits::kTileGroups; ++i) {
-    if (i == warp) keys = cursor.Keys(i);
-  }
-  if (keys == nullptr) return;
-  keys += TokenOfRow(lane / 4) * kKeyPanelBytes + lane % 4 * kVectorBytes;
-#pragma unroll
-  for (int panel = 0; panel < Traits::kPanels; ++panel) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      tokens.k[panel][half] =
-          LoadStreaming(keys + (panel * kGroupTokens + half * 2) * kKeyPanelBytes);
-    }
-  }
-}
-
-template <typename Traits>
-__device__ __forceinline__ void LoadTileValues(const TileCursor<Traits>& cursor,
-                                               WarpgroupTokens<Traits>& tokens) {
-  const int quad = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < Traits::kTileGroups; ++i) {
-    const std::byte* keys = cursor.Keys(i);
-    const std::byte* values = keys + cursor.ValuesAfterKeys();
-#pragma unroll
-    for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-      constexpr int kWords = Traits::kValueWords;
-      uint32_t(&v)[kWords] = tokens.v[i][tile];
-      if (keys == nullptr) {
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) v[w] = 0;
-        continue;
-      }
-      const std::byte* at = values + ValueOffset(quad * kQuadTokens, DimsOfTile<Traits>(tile),
-                                                 Traits::kHeadDim, SizeOf(Traits::kKv));
-      if constexpr (kWords == 4) {
-        const uint4 x = LoadStreaming(at);
-        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
-      } else if constexpr (Traits::kDimTiles == 1) {
-        const uint2 x = LoadStreaming8(at);
-        v[0] = x.x, v[1] = x.y;
-      } else if (tile % 2 == 0) {  // one vector holds the dimensions of two tiles
-        const uint4 x = LoadStreaming(at);
-        v[0] = x.x, v[1] = x.y;
-        tokens.v[i][tile + 1][0] = x.z, tokens.v[i][tile + 1][1] = x.w;
-      }
-    }
+__device__ __forceinline__ void ReadValues(const std::byte* group, int tile,
+                                           uint32_t (&words)[Traits::kValueWords]) {
+  const std::byte* at =
+      group + ValueOffset(threadIdx.x % 4 * kQuadTokens, DimsOfTile<Traits>(tile), Traits::kHeadDim,
+                          SizeOf(Traits::kKv));
+  if constexpr (Traits::kValueWords == 4) {
+    const uint4 x = *reinterpret_cast<const uint4*>(at);
+    words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+  } else {
+    const uint2 x = *reinterpret_cast<const uint2*>(at);
+    words[0] = x.x, words[1] = x.y;
   }
 }
 
@@ -217,21 +199,25 @@ class Warpgroup {
     if (threadIdx.x % 128 < 2) shared_.exceeded[warpgroup_][threadIdx.x % 128] = 0;
   }
 
-  // S^T of the tile, as raw products. K's registers are free for `reload` as soon as they are
-  // widened (16-bit types: multiplied).
-  template <typename Reload>
-  __device__ void Scores(WarpgroupTokens<Traits>& tokens, Reload reload) {
+  // S^T of the tile, as raw products.
+  __device__ void Scores(const std::byte* k) {
     constexpr int kSteps = Traits::kHeadDim / 16;
     constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
+    const std::byte* at = k + warp_ * Traits::kGroupBytes +
+                          TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
     uint32_t a[kSteps][4];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int panel = step / kStepsPerPanel;
-      const int quad = step % kStepsPerPanel;
-      WidenQuad<Traits::kKv>(tokens.k[panel][0], quad, a[step][0], a[step][2]);
-      WidenQuad<Traits::kKv>(tokens.k[panel][1], quad, a[step][1], a[step][3]);
+    for (int panel = 0; panel < Traits::kPanels; ++panel) {
+      const auto* low = reinterpret_cast<const uint4*>(at + panel * kGroupTokens * kKeyPanelBytes);
+      const uint4 rows = *low;
+      const uint4 rows_after = low[2 * kKeyPanelBytes / kVectorBytes];
+#pragma unroll
+      for (int quad = 0; quad < kStepsPerPanel; ++quad) {
+        uint32_t(&step)[4] = a[panel * kStepsPerPanel + quad];
+        WidenQuad<Traits::kKv>(rows, quad, step[0], step[2]);
+        WidenQuad<Traits::kKv>(rows_after, quad, step[1], step[3]);
+      }
     }
-    if constexpr (SizeOf(Traits::kKv) == 1) reload();
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -241,7 +227,6 @@ class Warpgroup {
     }
     WgmmaCommit();
     WgmmaWait();
-    if constexpr (SizeOf(Traits::kKv) == 2) reload();
   }
 
   // From raw products to logits in base 2, with the keys outside a column's range at -inf.
@@ -254,15 +239,17 @@ class Warpgroup {
       const float2 scale =
           *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
 #pragma unroll
+      for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
+    }
+    if (args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, s_);
+    if (dense) return;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& s = s_[tile * 4 + i];
-        s = Logit2(s * (i % 2 == 0 ? scale.x : scale.y), args_.soft_cap);
-        if (!dense) {
-          const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
-          const int slot =
-              first + warp_ * kGroupTokens + TokenOfRow(lane_ / 4) + i / 2 * 2;
-          if (slot < keys.begin || slot >= keys.end) s = EmptyLse<float>();
-        }
+        const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
+        const int slot = first + warp_ * kGroupTokens + TokenOfRow(lane_ / 4) + i / 2 * 2;
+        if (slot < keys.begin || slot >= keys.end) s_[tile * 4 + i] = EmptyLse<float>();
       }
     }
   }
@@ -286,19 +273,43 @@ class Warpgroup {
     }
   }
 
-  // O^T += V^T P^T. V's registers are free for `reload` as in Scores.
-  template <typename Reload>
-  __device__ void AddValues(WarpgroupTokens<Traits>& tokens, int parity, Reload reload) {
+  // O^T += V^T P^T. Reports V to `read` as soon as it is in registers.
+  __device__ void AddValues(const WorkItem& item, int first_group, const std::byte* v, int parity,
+                            CopyBarrier& read) {
     const uint32_t p = SharedAddress(shared_.p[warpgroup_][parity]);
+    const int first = first_group * kGroupTokens;
+    // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
+    const bool whole = first >= item.key_begin &&
+                       first + Traits::kTileGroups * kGroupTokens <= item.key_end;
+    uint32_t words[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
     uint32_t a[Traits::kTileGroups][Traits::kDimTiles][4];
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        WidenValues<Traits>(tokens.v[i][tile], a[i][tile]);
+        ReadValues<Traits>(v + i * Traits::kGroupBytes, tile, words[i][tile]);
       }
     }
-    if constexpr (SizeOf(Traits::kKv) == 1) reload();
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < Traits::kTileGroups; ++i) {
+        const uint32_t alive =
+            AliveTokens(item, first + i * kGroupTokens + lane_ % 4 * kQuadTokens);
+#pragma unroll
+        for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+          KeepTokens<Traits::kKv>(words[i][tile], alive);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+        WidenValues<Traits>(words[i][tile], a[i][tile]);
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) read.Arrive();
     WgmmaFence();
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
@@ -309,7 +320,6 @@ class Warpgroup {
     }
     WgmmaCommit();
     WgmmaWait();
-    if constexpr (SizeOf(Traits::kKv) == 2) reload();
   }
 
   // Puts the unnormalised O and the sums where all threads can merge them.
@@ -340,10 +350,6 @@ class Warpgroup {
  private:
   // The first of the two columns that this thread holds of a tile of eight.
   __device__ int ColumnOf(int tile) const { return tile * 8 + lane_ % 4 * 2; }
-
-  static __device__ uint32_t SharedAddress(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-  }
 
   // Stores P^T against the reference; false when this warp found a logit that outgrew it. Keeps the
   // logits: they are needed again then.
@@ -435,24 +441,8 @@ class Warpgroup {
   float fresh_[Traits::kTiles][2];  // the tile's share, until its weights hold
 };
 
-// Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
-template <typename Traits>
-__device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int first_group,
-                                                WarpgroupTokens<Traits>& tokens) {
-  const int first = first_group * kGroupTokens;
-  if (first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end) return;
-#pragma unroll
-  for (int i = 0; i < Traits::kTileGroups; ++i) {
-    const uint32_t alive =
-        AliveTokens(item, first + i * kGroupTokens + threadIdx.x % 4 * kQuadTokens);
-#pragma unroll
-    for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-      KeepTokens<Traits::kKv>(tokens.v[i][tile], alive);
-    }
-  }
-}
-
-// Adds up the warpgroups' outputs and writes the block's.
+// Adds up the warpgroups' outputs and writes the block's, or its partial: pieces of this many columns
+// are merged by a launch of their own (merge_pieces.cuh), on all multiprocessors at once.
 template <typename Traits>
 __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const WorkItem& item,
                                            const typename Traits::Shared& shared) {
@@ -460,13 +450,15 @@ __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const Work
   for (int i = threadIdx.x; i < item.column_count * kPairs; i += Traits::kThreads) {
     const int column = i / kPairs;
     const int d = i % kPairs * 2;
+    // Which warpgroup took which tiles depends on the block's other items; so that the result does
+    // not, products are rounded before they are added, and the sum is the same either way round.
     float2 o = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int g = 0; g < Traits::kWarpgroups; ++g) {
       const float factor = shared.warps.factor[4 * g][column];
       const float2 x = *reinterpret_cast<const float2*>(&shared.o[g][column][d]);
-      o.x += x.x * factor;
-      o.y += x.y * factor;
+      o.x += __fmul_rn(x.x, factor);
+      o.y += __fmul_rn(x.y, factor);
     }
     StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
                                                     shared.warps.lse2[column]);
@@ -474,23 +466,14 @@ __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const Work
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) WgmmaAttentionKernel(
+__global__ void __launch_bounds__(Traits::kBlockThreads, 1) WgmmaAttentionKernel(
     const __grid_constant__ AttentionArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   const int warpgroup = threadIdx.x / 128;
-  constexpr int kRound = Traits::kWarpgroups * Traits::kTileGroups;
 
-  WarpgroupTokens<Traits> tokens;
   Warpgroup<Traits> state(args, shared);
-  TileCursor<Traits> next(args, warpgroup);
-  const auto start = [&](int4 item) {
-    next.Start(item);
-    if (next.Done()) return;
-    LoadTileKeys<Traits>(next, tokens);
-    LoadTileValues<Traits>(next, tokens);
-  };
   QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&] {
     queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
@@ -518,56 +501,60 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) WgmmaAttentionKernel(
 
   const WorkItem& first = args.items[blockIdx.x];
   if (first.column_count == 0) return;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Traits::kStages; ++i) {
+      shared.full[i].Init(1);
+      shared.empty[i].Init(4);
+    }
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  if (threadIdx.x >= Traits::kThreads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x < Traits::kThreads + 32) CopyTiles<Traits>(args, shared);
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   copy_item(blockIdx.x, &shared.items[0]);
-  start(*reinterpret_cast<const int4*>(&first));
   queries.Load(args, first);
   stage_queries();
   state.Reset();
   WaitForCopies();
-  __syncthreads();
+  SyncThreads<Traits::kThreads>();
+  int tiles_before = 0;  // of the block's previous items
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const bool has_next = item.next >= 0;
-    int4 next_item = {};
-    if (has_next) {
-      next_item = __ldg(reinterpret_cast<const int4*>(args.items + item.next));
-      copy_item(item.next, &shared.items[item_parity ^ 1]);
-    }
-    const int begin = item.group_begin + warpgroup * Traits::kTileGroups;
+    if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
+    const int tiles = (item.group_end - item.group_begin + Traits::kTileGroups - 1) /
+                      Traits::kTileGroups;
     int parity = 0;
-    bool in_item = begin < item.group_end;
-    // A warpgroup that has nothing here has not asked for its part of the next item yet.
-    if (!in_item && has_next) start(next_item);
-    for (int group = begin; in_item; group += kRound, parity ^= 1) {
-      next.Advance();
-      in_item = !next.Done();
-      if (!in_item && has_next) next.Start(next_item);
-      const bool more = !next.Done();
-      state.Scores(tokens, [&] {
-        if (more) LoadTileKeys<Traits>(next, tokens);
-      });
+    static_assert(Traits::kWarpgroups == 2);
+    for (int tile = (warpgroup + tiles_before) % 2; tile < tiles; tile += 2, parity ^= 1) {
+      const RingPlace<Traits> place(tiles_before + tile);
+      const int group = item.group_begin + tile * Traits::kTileGroups;
+      shared.full[place.stage].Wait(place.parity);
+      state.Scores(shared.stages[place.stage].k);
       state.Mask(item, group);
       state.Weigh(parity);
-      ClearDeadValues<Traits>(item, group, tokens);
-      state.AddValues(tokens, parity, [&] {
-        if (more) LoadTileValues<Traits>(next, tokens);
-      });
+      state.AddValues(item, group, shared.stages[place.stage].v, parity,
+                      shared.empty[place.stage]);
     }
+    tiles_before += tiles;
 
+    SyncThreads<Traits::kThreads>();  // q and p give way to o
     state.Publish();
     WaitForCopies();
-    __syncthreads();  // the queries' place is free, the next item is there
+    SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
     if (has_next) queries.Load(args, shared.items[item_parity ^ 1]);
     CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
-    __syncthreads();
+    SyncThreads<Traits::kThreads>();
     StoreBlock<Traits>(args, item, shared);
-    if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns>(args, item, &shared.is_last);
-    }
     if (!has_next) return;
+    SyncThreads<Traits::kThreads>();  // o gives way to q and p
     stage_queries();
     state.Reset();
-    __syncthreads();
+    SyncThreads<Traits::kThreads>();
   }
 #endif
 }

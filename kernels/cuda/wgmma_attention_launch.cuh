@@ -14,7 +14,7 @@ cudaError_t RunWgmmaAttention(const AttentionArgs& args, int blocks, cudaStream_
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<blocks, Traits::kThreads, kBytes, stream>>>(args);
+  kernel<<<blocks, Traits::kBlockThreads, kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 

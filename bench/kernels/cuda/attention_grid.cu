@@ -197,9 +197,10 @@ class Bench {
     Fill(c.kv);
     const auto sequences = static_cast<int32_t>(c.lengths.size());
     const int32_t rows = sequences * c.rows;
-    const AttentionShape shape{c.kv, c.head_dim, c.q_heads, c.kv_heads, c.page_size, c.rows};
-    const KernelChoice choice = ChooseKernel(device_, shape, portable_);
-    const PlanShape plan_shape = PlanShapeFor(choice, shape, device_, invariant_);
+    const AttentionShape shape{c.kv,         c.head_dim, c.q_heads, c.kv_heads,
+                               c.page_size, c.rows,     sequences};
+    const KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
+    const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
 
     std::vector<PlanEntry> entries;
     std::vector<KeyRange> keys;
@@ -241,6 +242,8 @@ class Bench {
     int32_t* page_tables = Allocate<int32_t>(tables.size());
     Upload(items, plan.items);
     Upload(row_keys, plan.keys);
+    int32_t* cut_items = Allocate<int32_t>(plan.cut_items.size());
+    Upload(cut_items, plan.cut_items);
     Upload(page_tables, tables);
     const size_t elements = size_t(rows) * c.q_heads * c.head_dim;
     std::vector<uint16_t> q_host(elements);
@@ -252,6 +255,7 @@ class Bench {
     AttentionArgs args;
     args.items = items;
     args.keys = row_keys;
+    args.cut_items = cut_items;
     args.q = q;
     args.q_heads = c.q_heads;
     args.kv_heads = c.kv_heads;
@@ -285,7 +289,7 @@ class Bench {
                           static_cast<double>(calls);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
-    for (void* p : {static_cast<void*>(items), static_cast<void*>(row_keys),
+    for (void* p : {static_cast<void*>(items), static_cast<void*>(cut_items), static_cast<void*>(row_keys),
                     static_cast<void*>(page_tables), static_cast<void*>(q),
                     static_cast<void*>(args.o), static_cast<void*>(args.lse),
                     static_cast<void*>(args.partial_o), static_cast<void*>(args.partial_lse),

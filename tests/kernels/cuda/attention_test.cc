@@ -37,6 +37,7 @@ struct Case {
   float soft_cap = 0.0f;
   bool scaled = false;
   bool portable = false;
+  bool many_sequences = false;  // chooses the kernels for large batches
   bool batch_invariant = false;
   float q_magnitude = 1.0f;
   int32_t blocks = 0;  // 0: as many as the GPU has multiprocessors
@@ -116,12 +117,15 @@ class Call {
     const AttentionParams p = HostParams();
     AttentionShape shape{case_.kv, case_.head_dim, p.q_heads, case_.kv_heads, case_.page_size, 1};
     for (const Sequence& s : case_.sequences) shape.max_rows = std::max(shape.max_rows, s.rows);
-    const KernelChoice choice = ChooseKernel(device, shape, case_.portable);
-    const PlanShape plan_shape = PlanShapeFor(choice, shape, device, case_.batch_invariant);
+    if (case_.many_sequences) shape.sequences = 1000;
+    const KernelChoice choice =
+        ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});
+    const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
     Plan plan;
     PlanAttention(plan_shape, plan_entries_, keys_, &plan);
     const DeviceArray<WorkItem> items(plan.items);
     const DeviceArray<RowKeys> keys(plan.keys);
+    const DeviceArray<int32_t> cut_items(plan.cut_items);
     const DeviceArray<int32_t> tables(page_tables_);
     const DeviceArray<std::byte> cache(
         Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
@@ -141,6 +145,7 @@ class Call {
     AttentionArgs args;
     args.items = items.data();
     args.keys = keys.data();
+    args.cut_items = cut_items.data();
     args.page_tables = tables.data();
     args.cache = cache.data();
     args.k_scale = case_.scaled ? k_scale.data() : nullptr;
@@ -266,6 +271,7 @@ class EveryCacheType : public ::testing::TestWithParam<std::tuple<DType, int32_t
 TEST_P(EveryCacheType, LengthsAroundEveryEdge) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   Case c = Base();
+  c.many_sequences = true;
   for (int64_t length : {0, 1, 3, 15, 16, 17, 31, 63, 64, 65, 255, 256, 257, 600}) {
     c.sequences.push_back({length});
   }
@@ -316,9 +322,10 @@ TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
 TEST_P(EveryCacheType, LongRowsAreSplitAndMerged) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (bool batch_invariant : {false, true}) {
-    for (int32_t rows : {1, 8}) {
+    for (int32_t rows : {1, 8, 40}) {
       Case c = Base();
       c.batch_invariant = batch_invariant;
+      c.many_sequences = rows == 8;
       c.group = 2;
       c.kv_heads = 1;
       c.sequences = {{5000, rows}, {40, rows}, {0, rows}, {2100, rows, 1500}};
