@@ -4,7 +4,6 @@
 PRESET ?= $(if $(shell command -v nvcc 2>/dev/null),cuda,cpu)
 BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
-PYTHON ?= python3
 
 .PHONY: help demo test test-asan test-tsan build setup format lint bench-cpu clean
 
@@ -43,7 +42,8 @@ lint: ## formatter, linters and spelling, without changing anything
 
 bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
 	cmake --preset $(PRESET)
-	cmake --build --preset $(PRESET) -j $(JOBS) --target bench_cpu
+	cmake --build --preset $(PRESET) -j $(JOBS) --target \
+	  attention_cpu_bench service_rpc_overhead_bench service_step_cost_bench worker_plan_bench
 	bench/bench_cpu.sh $(BUILD)
 
 clean:

@@ -1,9 +1,9 @@
 // What a group of ranks can do together. Implementations: in-process threads, Gloo TCP, NCCL later.
 //
 // Every operation takes a deadline and is entered by all ranks in the same order. An operation that
-// returns an error leaves the communicator broken: every later operation fails at once with the first
-// error, and the group must be re-formed under a new epoch. Abort() may be called from any thread,
-// unblocks a rank that waits, and breaks the communicator.
+// returns an error leaves the communicator broken: every later operation fails at once with the
+// first error, and the group must be re-formed under a new epoch. Abort() may be called from any
+// thread, unblocks a rank that waits, and breaks the communicator.
 #pragma once
 
 #include <chrono>
@@ -31,8 +31,7 @@ class Communicator {
   // send: [size][bytes] (part i goes to rank i); recv: [size][bytes] (part i came from rank i).
   virtual Status AllToAll(const void* send, void* recv, size_t bytes, Deadline deadline) = 0;
   // send: [size][count]; recv: [count], the sum over ranks of part rank(), added in rank order.
-  virtual Status ReduceScatter(const float* send, float* recv, size_t count,
-                               Deadline deadline) = 0;
+  virtual Status ReduceScatter(const float* send, float* recv, size_t count, Deadline deadline) = 0;
   // recv: [size][bytes] on root, ignored elsewhere.
   virtual Status Gather(const void* send, void* recv, size_t bytes, int root,
                         Deadline deadline) = 0;

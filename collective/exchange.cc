@@ -382,9 +382,10 @@ Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced) {
   if (shape.placement == Placement::kScattered) return Strategy::kA2a;
   // Two ranks: a2a and its gather bring rank 0 as many bytes as one gather does.
   if (shape.ranks == 2) return Strategy::kAllGather;
-  // Rank 0 receives and merges (ranks - 1) whole partials, or with a2a about two. Below this many
-  // bytes saved the second operation's latency costs more than they do.
-  constexpr size_t kWorthASecondOperation = 256 << 10;
+  // Rank 0 receives and merges (ranks - 1) whole partials, or with a2a about two; a2a has a second
+  // operation, and all ranks pack, copy and merge more in total. Between threads that share cores,
+  // where only the total counts, 1.5 MiB less for rank 0 did not yet pay and 5 MiB less did.
+  constexpr size_t kWorthASecondOperation = 2 << 20;
   const Dims d = DimsOf(shape);
   const size_t one_gather = (d.ranks - 1) * d.packed_floats() * sizeof(float);
   const size_t two_steps = 2 * (d.ranks - 1) * d.packed_part_floats() * sizeof(float);

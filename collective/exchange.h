@@ -1,9 +1,11 @@
 // Brings the partials of all ranks together and merges them exactly.
 //
-// Every rank holds a partial (O, LSE) of every query head over its own keys. Three ways to exchange:
+// Every rank holds a partial (O, LSE) of every query head over its own keys. Three ways to
+// exchange:
 //   all_gather  O and LSE of all ranks everywhere, merged locally
 //   ag_rs       all-gather LSE, scale the own O by exp(LSE_r - LSE), reduce-scatter O over heads
-//   a2a         O and LSE packed in one buffer, one all-to-all over heads, merged by the heads' rank
+//   a2a         O and LSE packed in one buffer, one all-to-all over heads, merged by the heads'
+//   rank
 // and two placements of the result:
 //   scattered   rank r has the heads of SliceOfRank(heads, size, r)
 //   gathered    rank 0 has all heads
@@ -23,8 +25,8 @@ namespace tributary::collective {
 enum class Strategy : uint8_t { kAuto, kAllGather, kAgRs, kA2a };
 enum class Placement : uint8_t { kGathered, kScattered };
 
-const char* Name(Strategy s);    // "auto", "all_gather", "ag_rs", "a2a"
-const char* Name(Placement p);   // "gathered", "scattered"
+const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a"
+const char* Name(Placement p);  // "gathered", "scattered"
 bool Parse(std::string_view text, Strategy* out);
 
 // Heads [begin, begin + count): as even as can be, the first ranks get one more. May be empty.
@@ -46,7 +48,8 @@ struct ExchangeShape {
 // wins.
 Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced);
 
-// Bytes a rank sends, for tests and benchmarks.
+// Bytes that a rank other than 0 sends to its peers (rank 0 sends less when the result is gathered
+// on it), for tests and benchmarks.
 size_t BytesSent(const ExchangeShape& shape, Strategy strategy);
 
 struct ExchangeParams {
@@ -74,11 +77,16 @@ class ExchangeWorkspace {
   std::vector<std::byte> buffer_;
 };
 
-// Entered by all ranks with the same shape, placement and strategy.
+// Entered by all ranks with the same shape, placement and strategy. Partials are added in rank
+// order, so that every strategy and placement gives the same bits. An empty partial (LSE = -inf)
+// counts for nothing, whatever its O holds; a NaN stays in its element (in O) or in its row and
+// head (in LSE). Without rows or heads no rank communicates. kInvalidArgument names the field and
+// enters nothing; any other error is the communicator's.
 Status ExchangeAndMerge(const ExchangeParams& p, Communicator& comm, ExchangeWorkspace& workspace,
                         Deadline deadline);
 
-// The inverse of scattering: slices of all ranks become [rows, heads, head_dim] on rank 0.
+// The inverse of scattering: slices of all ranks ([rows, slice.count, head_dim]) become
+// [rows, heads, head_dim] on rank 0. slice_lse and lse_out may be nullptr.
 Status GatherSlices(const float* slice_o, const float* slice_lse, const ExchangeShape& shape,
                     Communicator& comm, ExchangeWorkspace& workspace, float* out, float* lse_out,
                     Deadline deadline);

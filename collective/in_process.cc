@@ -48,7 +48,7 @@ std::string Describe(const Call& c) {
 
 // How often a waiting rank looks at the step counter before it sleeps. A wake-up through the kernel
 // costs several microseconds, about as long as this many looks.
-constexpr int kSpins = 2000;
+constexpr int kSpins = 200;
 
 inline void Relax() {
 #if defined(__x86_64__)

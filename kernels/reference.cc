@@ -18,19 +18,32 @@ Vector LoadRow(DType type, const void* data, size_t row, int32_t head_dim) {
   return x;
 }
 
-// A key or a value as the real number it stands for.
-using Lookup = std::function<Vector(int64_t slot)>;
+// The keys (or values) of one head of one sequence as the real numbers they stand for. Reads a slot
+// when it is first asked for and never another.
+class Rows {
+ public:
+  explicit Rows(std::function<Vector(int64_t slot)> read) : read_(std::move(read)) {}
+  const Vector& operator[](int64_t slot) {
+    if (slot >= static_cast<int64_t>(rows_.size())) rows_.resize(slot + 1);
+    if (rows_[slot].empty()) rows_[slot] = read_(slot);
+    return rows_[slot];
+  }
+
+ private:
+  std::function<Vector(int64_t slot)> read_;
+  std::vector<Vector> rows_;
+};
 
 // Softmax attention of one query vector over keys [range.lo, range.hi), by the textbook: all the
 // logits, their maximum, the exponentials, the weighted mean.
-void AttendRow(const Vector& q, KeyRange range, const Lookup& key, const Lookup& value,
-               double sm_scale, double soft_cap, double* o, double* lse) {
+void AttendRow(const Vector& q, KeyRange range, Rows& keys, Rows& values, double sm_scale,
+               double soft_cap, double* o, double* lse) {
   std::fill_n(o, q.size(), 0.0);
   *lse = EmptyLse<double>();
   Vector logits;
   double max = EmptyLse<double>();
   for (int64_t slot = range.lo; slot < range.hi; ++slot) {
-    const Vector k = key(slot);
+    const Vector& k = keys[slot];
     double logit = 0;
     for (size_t d = 0; d < q.size(); ++d) logit += q[d] * k[d];
     logit *= sm_scale;
@@ -45,7 +58,7 @@ void AttendRow(const Vector& q, KeyRange range, const Lookup& key, const Lookup&
   double sum = 0;
   for (int64_t slot = range.lo; slot < range.hi; ++slot) {
     const double weight = std::exp(logits[slot - range.lo] - max);
-    const Vector v = value(slot);
+    const Vector& v = values[slot];
     for (size_t d = 0; d < q.size(); ++d) o[d] += weight * v[d];
     sum += weight;
   }
@@ -54,8 +67,8 @@ void AttendRow(const Vector& q, KeyRange range, const Lookup& key, const Lookup&
 }
 
 // One head's keys (or values) of one sequence, dequantised.
-Lookup PagedLookup(const PagedKv& kv, const AttentionEntry& entry, int32_t head, bool values) {
-  return [=, &kv, &entry](int64_t slot) {
+Rows PagedRows(const PagedKv& kv, const AttentionEntry& entry, int32_t head, bool values) {
+  return Rows([=, &kv, &entry](int64_t slot) {
     const int32_t page = entry.pages[slot / kv.page_size];
     const std::byte* plane = values ? ValuePlane(kv, page, head) : KeyPlane(kv, page, head);
     const float* scales = values ? kv.v_scale : kv.k_scale;
@@ -64,13 +77,13 @@ Lookup PagedLookup(const PagedKv& kv, const AttentionEntry& entry, int32_t head,
       for (double& element : x) element *= scales[head];
     }
     return x;
-  };
+  });
 }
 
-Lookup DenseLookup(const void* data, const NewTokensParams& p, int32_t first_row, int32_t head) {
-  return [=, &p](int64_t slot) {
+Rows DenseRows(const void* data, const NewTokensParams& p, int32_t first_row, int32_t head) {
+  return Rows([=, &p](int64_t slot) {
     return LoadRow(p.kv_dtype, data, size_t(first_row + slot) * p.kv_heads + head, p.head_dim);
-  };
+  });
 }
 
 }  // namespace
@@ -79,15 +92,17 @@ ReferenceResult ReferenceAttention(const AttentionParams& p) {
   const int32_t head_dim = p.kv.head_dim;
   ReferenceResult result{Vector(size_t(p.rows) * p.q_heads * head_dim),
                          Vector(size_t(p.rows) * p.q_heads)};
+  const int32_t group = p.q_heads / p.kv.kv_heads;
   for (const AttentionEntry& entry : p.entries) {
-    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
-      for (int32_t head = 0; head < p.q_heads; ++head) {
-        const int32_t kv_head = head / (p.q_heads / p.kv.kv_heads);
-        const size_t at = size_t(row) * p.q_heads + head;
-        AttendRow(LoadRow(p.q_dtype, p.q, at, head_dim), p.keys[row],
-                  PagedLookup(p.kv, entry, kv_head, /*values=*/false),
-                  PagedLookup(p.kv, entry, kv_head, /*values=*/true), p.sm_scale, p.soft_cap,
-                  &result.o[at * head_dim], &result.lse[at]);
+    for (int32_t kv_head = 0; kv_head < p.kv.kv_heads; ++kv_head) {
+      Rows keys = PagedRows(p.kv, entry, kv_head, /*values=*/false);
+      Rows values = PagedRows(p.kv, entry, kv_head, /*values=*/true);
+      for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+        for (int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          const size_t at = size_t(row) * p.q_heads + head;
+          AttendRow(LoadRow(p.q_dtype, p.q, at, head_dim), p.keys[row], keys, values, p.sm_scale,
+                    p.soft_cap, &result.o[at * head_dim], &result.lse[at]);
+        }
       }
     }
   }
@@ -97,16 +112,20 @@ ReferenceResult ReferenceAttention(const AttentionParams& p) {
 ReferenceResult ReferenceNewTokens(const NewTokensParams& p) {
   ReferenceResult result{Vector(size_t(p.rows) * p.head_count * p.head_dim),
                          Vector(size_t(p.rows) * p.head_count)};
+  const int32_t group = p.q_heads / p.kv_heads;
   for (const NewTokensEntry& entry : p.entries) {
-    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
-      for (int32_t i = 0; i < p.head_count; ++i) {
-        const int32_t head = p.head_begin + i;
-        const int32_t kv_head = head / (p.q_heads / p.kv_heads);
-        const size_t at = size_t(row) * p.head_count + i;
-        AttendRow(LoadRow(p.q_dtype, p.q, size_t(row) * p.q_heads + head, p.head_dim), p.keys[row],
-                  DenseLookup(p.k, p, entry.row_begin, kv_head),
-                  DenseLookup(p.v, p, entry.row_begin, kv_head), p.sm_scale, p.soft_cap,
-                  &result.o[at * p.head_dim], &result.lse[at]);
+    for (int32_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
+      Rows keys = DenseRows(p.k, p, entry.row_begin, kv_head);
+      Rows values = DenseRows(p.v, p, entry.row_begin, kv_head);
+      for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+        for (int32_t i = 0; i < p.head_count; ++i) {
+          const int32_t head = p.head_begin + i;
+          if (head / group != kv_head) continue;
+          const size_t at = size_t(row) * p.head_count + i;
+          AttendRow(LoadRow(p.q_dtype, p.q, size_t(row) * p.q_heads + head, p.head_dim),
+                    p.keys[row], keys, values, p.sm_scale, p.soft_cap, &result.o[at * p.head_dim],
+                    &result.lse[at]);
+        }
       }
     }
   }

@@ -17,7 +17,8 @@ struct ReferenceResult {
 ReferenceResult ReferenceAttention(const AttentionParams& p);
 ReferenceResult ReferenceNewTokens(const NewTokensParams& p);
 ReferenceResult ReferenceMerge(const MergeParams& p);
-// Writes the cache itself (rounding to nearest even, saturating to the largest finite value).
+// Writes the cache itself: element / scale in float, rounded to nearest even. FP8 saturates to the
+// largest finite value; bf16 and f16 overflow to infinity, as IEEE 754 does.
 void ReferenceAppend(const AppendParams& p);
 
 }  // namespace tributary

@@ -2,8 +2,8 @@
 //
 // Commands carry everything a worker needs to stay in step: page tables are not planned by workers,
 // they are told. A worker that executed the same commands in the same order holds the same tables.
-// Applying a command that has already been applied changes nothing, so a step may be repeated after
-// a failure.
+// Applying a command that was the last to be applied changes nothing, so a step may be repeated
+// after a failure.
 #pragma once
 
 #include <chrono>
@@ -36,7 +36,9 @@ struct PageUpdate {
   std::vector<int32_t> pages;
 };
 
-// Copies a whole page, all layers (copy on write after a fork).
+// Copies a whole page, all layers (copy on write after a fork). Told with the step that first
+// writes to the destination. The one thing in a command that may not be repeated at will: once
+// another step wrote to the destination, copying again would undo it.
 struct PageCopy {
   int32_t source = 0;
   int32_t destination = 0;

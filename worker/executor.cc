@@ -46,8 +46,11 @@ class Executor::Impl {
     const bool same_place =
         comm_ == nullptr || (comm_->rank() == comm->rank() && comm_->size() == comm->size());
     if (!same_place) DropAll();
+    // The old communicator closes its connections as it goes, which may take a while: not under the
+    // lock.
+    std::shared_ptr<collective::Communicator> next = std::move(comm);
     const std::lock_guard lock(comm_mutex_);
-    comm_ = std::move(comm);
+    comm_.swap(next);
   }
 
   std::shared_ptr<collective::Communicator> communicator() const {
@@ -175,8 +178,12 @@ class Executor::Impl {
     const StepPlan* plan = nullptr;
     {
       const TimedSection timed(reply->times.plan);
-      TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
       step_begun_ = true;
+      const absl::Status check = CheckStep(cache.spec, cache.layout.size, cache.tables, step);
+      if (!check.ok()) {
+        step_begun_ = false;  // every rank refuses, none waits
+        return check;
+      }
       cache.shard->CopyPages(step.page_copies, *pool_);
       for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
       plan = &Plan(cache, step);

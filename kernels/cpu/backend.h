@@ -1,8 +1,8 @@
 // The CPU backend. Highway picks the widest instruction set at run time.
 //
-// Every result is a function of its own row alone: keys are cut into tiles of a fixed size, a tile's
-// partial does not depend on the thread that made it, and partials are merged in order. The CPU
-// backend is therefore batch-invariant and gives the same bits on any number of threads.
+// Every result is a function of its own row alone: keys are cut into tiles of a fixed size, a
+// tile's partial does not depend on the thread that made it, and partials are merged in order. The
+// CPU backend is therefore batch-invariant and gives the same bits on any number of threads.
 #pragma once
 
 #include "kernels/cpu/thread_pool.h"

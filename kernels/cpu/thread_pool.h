@@ -16,7 +16,8 @@ class ThreadPool {
 
   int threads() const;
 
-  // Calls body(part) once for every part in [0, parts), on any thread, and returns when all are done.
+  // Calls body(part) once for every part in [0, parts), on any thread, and returns when all are
+  // done.
   void Run(int parts, const std::function<void(int part)>& body);
 
  private:

@@ -1,13 +1,13 @@
 // The C++ client: caches, sequences and attention over one channel.
 //
-//   auto client = Client::Connect({.target = "unix:/run/tributary.sock", .shared_memory_bytes = 64 << 20});
-//   auto cache = (*client)->CreateCache("my-model", spec);
-//   auto sequence = (*client)->OpenSequence("my-model");
-//   AttendCall call{.cache_id = "my-model", .layer = 0, .entries = {{*sequence, 0, rows, rows}}, ...};
-//   absl::Status done = (*client)->Attend(call);
+//   auto client = Client::Connect({.target = "unix:/run/tributary.sock", .shared_memory_bytes = 64
+//   << 20}); auto cache = (*client)->CreateCache("my-model", spec); auto sequence =
+//   (*client)->OpenSequence("my-model"); AttendCall call{.cache_id = "my-model", .layer = 0,
+//   .entries = {{*sequence, 0, rows, rows}}, ...}; absl::Status done = (*client)->Attend(call);
 //
-// Thread safe. Errors keep the service's code and message; FieldOf() and RetryDelayOf() read the
-// details.
+// Thread safe; destroyed from outside its own callbacks, when no other thread is in a call. Calls
+// of AttendAsync still in flight then end with CANCELLED. Errors keep the service's code and
+// message; FieldOf() and RetryDelayOf() read the details.
 #pragma once
 
 #include <chrono>
@@ -29,11 +29,15 @@ struct ConnectOptions {
   // Every call's deadline, retries included.
   std::chrono::milliseconds timeout{30'000};
   // > 0: tensors travel through a shared memory region of this size, registered with the service.
-  // Only where both run on one machine. 0: tensors travel inside the messages.
+  // Only where both run on one machine, as one user. A call that finds no room in the region
+  // travels inside its message. 0: all do.
   size_t shared_memory_bytes = 0;
-  // How often a call that is safe to repeat (all but those the caller must decide on) is repeated on
-  // UNAVAILABLE and ABORTED, after the delay the service asks for.
+  // How often a call that is safe to repeat (all but those the caller must decide on) is repeated
+  // on UNAVAILABLE and ABORTED, after the delay the service asks for. 1: never.
   int max_attempts = 4;
+  // The service's limit for one message. A larger call is refused before it is sent; tensors in
+  // shared memory do not count.
+  size_t max_message_bytes = size_t{64} << 20;
 };
 
 struct AttendEntry {
@@ -92,8 +96,8 @@ class Client {
   virtual absl::Status ReopenSequence(const std::string& cache_id, uint64_t sequence_id) = 0;
   virtual absl::StatusOr<uint64_t> ForkSequence(const std::string& cache_id, uint64_t parent_id,
                                                 std::optional<int64_t> length) = 0;
-  virtual absl::StatusOr<int64_t> TruncateSequence(const std::string& cache_id, uint64_t sequence_id,
-                                                   int64_t length) = 0;
+  virtual absl::StatusOr<int64_t> TruncateSequence(const std::string& cache_id,
+                                                   uint64_t sequence_id, int64_t length) = 0;
   virtual absl::Status CloseSequence(const std::string& cache_id, uint64_t sequence_id) = 0;
 
   virtual absl::Status Append(const AppendCall& call) = 0;
@@ -102,7 +106,8 @@ class Client {
   // the client; the buffers of `call` must live until then.
   virtual void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
 
-  virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(
+      const v1::GetTopologyRequest& request) = 0;
 };
 
 // The request field the service named in a refusal, "" when it named none.

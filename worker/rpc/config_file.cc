@@ -63,8 +63,8 @@ absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
     std::string name = setting.first.IsScalar() ? setting.first.Scalar() : "";
     std::replace(name.begin(), name.end(), '-', '_');
     if (name == "config" || absl::FindCommandLineFlag(name) == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": ", name,
-                                                     " is not a setting (see --help for all)"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: ", path, ": ", name, " is not a setting (see --help for all)"));
     }
     absl::StatusOr<std::string> value = ScalarOrList(setting.second);
     if (!value.ok()) {

@@ -16,8 +16,8 @@
 namespace tributary::worker {
 
 // The program's arguments with the settings of the file named by --config (if any) put before them,
-// ready for absl::ParseCommandLine: what is on the command line wins. kInvalidArgument names the file
-// and the setting that is not a flag or not a scalar; kNotFound a file that cannot be read.
+// ready for absl::ParseCommandLine: what is on the command line wins. kInvalidArgument names the
+// file and the setting that is not a flag or not a scalar; kNotFound a file that cannot be read.
 absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv);
 
 }  // namespace tributary::worker

@@ -1,0 +1,240 @@
+// Decode attention on CPUs: one query row over a paged cache, in bf16 and FP8, beside a loop that
+// only reads the same bytes with the same threads. Prints one JSON object a line.
+//
+//   attention_cpu_bench [--threads=N] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
+//                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0] [--serve]
+//
+// With --serve it reads lines "<tokens> <bf16|fp8_e4m3|fp8_e5m2|f16|read>" from standard input and
+// answers each with one measurement in seconds, so that another program can interleave its own.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "bench/kernels/streaming_read.h"
+#include "hwy/aligned_allocator.h"
+#include "kernels/cpu/backend.h"
+#include "kernels/element.h"
+
+namespace tributary {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+  int q_heads = 32;
+  int kv_heads = 8;
+  int head_dim = 128;
+  int page_size = 64;
+  std::vector<int64_t> tokens = {4096, 8192, 16384, 32768, 65536, 131072};
+  double seconds = 1.0;
+  bool serve = false;
+};
+
+bool Parse(int argc, char** argv, Options& options) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    const size_t equals = arg.find('=');
+    const std::string_view name = arg.substr(0, equals);
+    const std::string value(equals == std::string_view::npos ? "" : arg.substr(equals + 1));
+    if (name == "--threads") {
+      options.threads = std::atoi(value.c_str());
+    } else if (name == "--q-heads") {
+      options.q_heads = std::atoi(value.c_str());
+    } else if (name == "--kv-heads") {
+      options.kv_heads = std::atoi(value.c_str());
+    } else if (name == "--head-dim") {
+      options.head_dim = std::atoi(value.c_str());
+    } else if (name == "--page-size") {
+      options.page_size = std::atoi(value.c_str());
+    } else if (name == "--seconds") {
+      options.seconds = std::atof(value.c_str());
+    } else if (name == "--serve") {
+      options.serve = true;
+    } else if (name == "--tokens") {
+      options.tokens.clear();
+      std::stringstream list(value);
+      for (std::string item; std::getline(list, item, ',');) {
+        options.tokens.push_back(std::atoll(item.c_str()));
+      }
+    } else {
+      std::fprintf(stderr, "unknown flag %s\n", argv[i]);
+      return false;
+    }
+  }
+  return options.threads > 0 && !options.tokens.empty();
+}
+
+// A cache of one layer and one sequence, its pages in a shuffled order, and one query row.
+class Decode {
+ public:
+  Decode(const Options& o, int64_t tokens, DType dtype) : tokens_(tokens) {
+    kv_.num_pages = static_cast<int32_t>((tokens + o.page_size - 1) / o.page_size);
+    kv_.page_size = o.page_size;
+    kv_.kv_heads = o.kv_heads;
+    kv_.head_dim = o.head_dim;
+    kv_.dtype = dtype;
+    memory_ = hwy::AllocateAligned<std::byte>(bytes());
+    kv_.base = memory_.get();
+    // One page of normally distributed numbers, repeated: what they are does not change the speed.
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    const size_t elements = PageBytes(kv_) / SizeOf(dtype);
+    for (size_t i = 0; i < elements; ++i) StoreElement(dtype, kv_.base, i, normal(generator));
+    for (int32_t page = 1; page < kv_.num_pages; ++page) {
+      std::memcpy(kv_.base + page * PageBytes(kv_), kv_.base, PageBytes(kv_));
+    }
+    pages_.resize(kv_.num_pages);
+    std::iota(pages_.begin(), pages_.end(), 0);
+    std::shuffle(pages_.begin(), pages_.end(), generator);
+    q_.resize(size_t(o.q_heads) * o.head_dim);
+    for (size_t i = 0; i < q_.size(); ++i) q_[i] = Bf16FromFloat(normal(generator));
+    o_.resize(q_.size());
+    lse_.resize(o.q_heads);
+    entry_ = {0, 1, pages_};
+    keys_ = {0, tokens};
+    params_.kv = kv_;
+    params_.q = q_.data();
+    params_.rows = 1;
+    params_.q_heads = o.q_heads;
+    params_.entries = std::span(&entry_, 1);
+    params_.keys = &keys_;
+    params_.sm_scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim));
+    params_.o = o_.data();
+    params_.lse = lse_.data();
+  }
+  Decode(const Decode&) = delete;
+  Decode& operator=(const Decode&) = delete;
+
+  size_t bytes() const { return size_t(kv_.num_pages) * PageBytes(kv_); }
+
+  void Attend(cpu::ThreadPool& pool) {
+    const Status status = cpu::Attention(params_, pool);
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n", status.message().c_str());
+      std::exit(1);
+    }
+  }
+
+  // Reads every byte of the cache once, cut evenly over the threads, in the order of memory.
+  void Read(cpu::ThreadPool& pool) {
+    const int parts = pool.threads();
+    const size_t lines = bytes() / bench::kReadUnit;
+    pool.Run(parts, [&](int part) {
+      const size_t begin = lines * part / parts * bench::kReadUnit;
+      const size_t end = lines * (part + 1) / parts * bench::kReadUnit;
+      bench::StreamingRead(memory_.get() + begin, end - begin);
+    });
+  }
+
+ private:
+  int64_t tokens_;
+  PagedKv kv_;
+  hwy::AlignedFreeUniquePtr<std::byte[]> memory_;
+  std::vector<int32_t> pages_;
+  std::vector<uint16_t> q_;
+  std::vector<float> o_, lse_;
+  AttentionEntry entry_;
+  KeyRange keys_;
+  AttentionParams params_;
+};
+
+double Seconds(const std::function<void()>& body) {
+  const auto start = Clock::now();
+  body();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double Median(std::vector<double> samples) {
+  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+  return samples[samples.size() / 2];
+}
+
+void Table(const Options& options) {
+  cpu::ThreadPool pool(options.threads);
+  for (const int64_t tokens : options.tokens) {
+    Decode bf16(options, tokens, DType::kBf16);
+    Decode fp8(options, tokens, DType::kFp8E4M3);
+    std::vector<double> bf16_s, fp8_s, read_s;
+    bf16.Attend(pool);
+    fp8.Attend(pool);
+    for (const auto start = Clock::now();
+         std::chrono::duration<double>(Clock::now() - start).count() < options.seconds ||
+         read_s.size() < 5;) {
+      bf16_s.push_back(Seconds([&] { bf16.Attend(pool); }));
+      read_s.push_back(Seconds([&] { bf16.Read(pool); }));
+      fp8_s.push_back(Seconds([&] { fp8.Attend(pool); }));
+    }
+    const double b = Median(bf16_s), f = Median(fp8_s), r = Median(read_s);
+    const double gb = 1e-9 * static_cast<double>(bf16.bytes());
+    std::printf(
+        "{\"tokens\": %lld, \"threads\": %d, \"instruction_set\": \"%s\", \"runs\": %zu, "
+        "\"bf16_us\": %.1f, \"fp8_us\": %.1f, \"bf16_gb_per_s\": %.2f, \"fp8_gb_per_s\": %.2f, "
+        "\"read_gb_per_s\": %.2f, \"bf16_of_read\": %.3f, \"fp8_over_bf16\": %.3f}\n",
+        static_cast<long long>(tokens), options.threads, cpu::InstructionSet(), read_s.size(),
+        b * 1e6, f * 1e6, gb / b, gb / 2 / f, gb / r, r / b, b / f);
+    std::fflush(stdout);
+  }
+}
+
+void Serve(const Options& options) {
+  cpu::ThreadPool pool(options.threads);
+  std::map<std::pair<int64_t, DType>, std::unique_ptr<Decode>> cases;
+  const auto find = [&](int64_t tokens, DType dtype) -> Decode& {
+    auto& held = cases[{tokens, dtype}];
+    if (held == nullptr) {
+      if (cases.size() > 3) {  // keep one length at a time
+        cases.clear();
+        return *(cases[{tokens, dtype}] = std::make_unique<Decode>(options, tokens, dtype));
+      }
+      held = std::make_unique<Decode>(options, tokens, dtype);
+      held->Attend(pool);
+    }
+    return *held;
+  };
+  std::string what;
+  for (int64_t tokens; std::cin >> tokens >> what;) {
+    double seconds = 0;
+    if (what == "read") {
+      Decode& decode = find(tokens, DType::kBf16);
+      seconds = Seconds([&] { decode.Read(pool); });
+    } else {
+      DType dtype = DType::kBf16;
+      for (const DType t : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+        if (what == Name(t)) dtype = t;
+      }
+      Decode& decode = find(tokens, dtype);
+      seconds = Seconds([&] { decode.Attend(pool); });
+    }
+    std::printf("%.9f\n", seconds);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace tributary
+
+int main(int argc, char** argv) {
+  tributary::Options options;
+  if (!tributary::Parse(argc, argv, options)) return 2;
+  if (options.serve) {
+    tributary::Serve(options);
+  } else {
+    tributary::Table(options);
+  }
+  return 0;
+}

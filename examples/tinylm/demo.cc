@@ -1,0 +1,245 @@
+// tinylm-demo: a language model writes text while its attention is computed by a coordinator and
+// its workers; then a table of what that costs and whether it changes the answers.
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "examples/tinylm/evaluate.h"
+#include "examples/tinylm/find_files.h"
+#include "examples/tinylm/generate.h"
+#include "examples/tinylm/local_attention.h"
+#include "examples/tinylm/model.h"
+#include "examples/tinylm/service_attention.h"
+#include "examples/tinylm/timed_attention.h"
+#include "service/cli/embedded_service.h"
+#include "service/client/client.h"
+
+ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
+          "what the model goes on from");
+ABSL_FLAG(int32_t, tokens, 300, "how many tokens (bytes of text) to generate");
+ABSL_FLAG(int32_t, workers, 4, "workers of the embedded service");
+ABSL_FLAG(std::string, kv_dtype, "fp8_e4m3",
+          "what the text's KV cache holds: fp8_e4m3, fp8_e5m2, bf16 or f16");
+ABSL_FLAG(std::string, target, "",
+          "a running service (host:port or unix:/path) to use instead of an embedded one");
+ABSL_FLAG(double, temperature, 0.7, "of the text shown; 0: always the most likely byte");
+ABSL_FLAG(uint64_t, seed, 1, "of the text shown");
+ABSL_FLAG(std::string, weights, "",
+          "folder with model.safetensors and config.json; default: found beside the program or "
+          "under examples/tinylm");
+ABSL_FLAG(std::string, heldout, "",
+          "text that perplexity is measured on; default: heldout.txt beside the weights");
+ABSL_FLAG(bool, table, true, "print the table after the text");
+ABSL_FLAG(int32_t, table_tokens, 128, "tokens generated for each row of the table");
+ABSL_FLAG(int32_t, heldout_windows, 4, "windows of held-out text scored for each row");
+
+namespace tributary::tinylm {
+namespace {
+
+constexpr int64_t kWindowBytes = 1024;
+// Tokens a call when scoring: the most the service still reads back from its cache.
+constexpr int64_t kChunk = 64;
+constexpr size_t kSharedMemoryBytes = size_t{16} << 20;
+constexpr int kMaxWorkers = 64;  // threads of this process
+constexpr int64_t kCalibrationBytes = 1024;
+
+absl::StatusOr<DType> ParseKvDType(const std::string& name) {
+  for (const DType type : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    if (name == Name(type)) return type;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--kv_dtype=", name, " is none of fp8_e4m3, fp8_e5m2, bf16, f16"));
+}
+
+// A service and the connection to it.
+struct Host {
+  std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
+  std::unique_ptr<client::Client> client;
+};
+
+absl::StatusOr<Host> ConnectTo(const std::string& target, int workers) {
+  Host host;
+  client::ConnectOptions options{.target = target};
+  if (target.empty()) {
+    if (workers < 1 || workers > kMaxWorkers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--workers=", workers, " is not in 1 .. ", kMaxWorkers));
+    }
+    auto embedded = cli::EmbeddedService::Start({.workers = workers});
+    if (!embedded.ok()) return embedded.status();
+    host.embedded = *std::move(embedded);
+    options.target = host.embedded->target();
+    options.shared_memory_bytes = kSharedMemoryBytes;
+  }
+  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
+  if (!client.ok()) return client.status();
+  host.client = *std::move(client);
+  return host;
+}
+
+// One sequence and the cache it is in.
+struct Conversation {
+  std::unique_ptr<ServiceCache> cache;
+  std::unique_ptr<ServiceAttention> attention;
+};
+
+absl::StatusOr<Conversation> Converse(const Host& host, const Model& model, DType kv_dtype,
+                                      const std::string& calibration_text) {
+  absl::StatusOr<std::vector<LayerScales>> scales =
+      CalibrateScales(model, calibration_text, kv_dtype);
+  if (!scales.ok()) return scales.status();
+  Conversation conversation;
+  absl::StatusOr<std::unique_ptr<ServiceCache>> cache = ServiceCache::Create(
+      host.client.get(), model.config(), {.kv_dtype = kv_dtype, .scales = *std::move(scales)});
+  if (!cache.ok()) return cache.status();
+  conversation.cache = *std::move(cache);
+  absl::StatusOr<std::unique_ptr<ServiceAttention>> attention =
+      ServiceAttention::Open(conversation.cache.get());
+  if (!attention.ok()) return attention.status();
+  conversation.attention = *std::move(attention);
+  return conversation;
+}
+
+void Show(Token token) {
+  const bool printable = token == '\n' || (token >= ' ' && token < 0x7f);
+  std::fputc(printable ? token : '?', stdout);
+  std::fflush(stdout);
+}
+
+absl::Status ShowText(const Model& model, Attention& attention) {
+  const std::string prompt = absl::GetFlag(FLAGS_prompt);
+  std::printf("%s", prompt.c_str());
+  std::fflush(stdout);
+  const Sampler sampler(static_cast<float>(absl::GetFlag(FLAGS_temperature)),
+                        absl::GetFlag(FLAGS_seed));
+  const auto text = Generate(model, prompt, absl::GetFlag(FLAGS_tokens), sampler, attention, Show);
+  std::printf("\n\n");
+  return text.status();
+}
+
+// The table, printed row by row. The first row is what the others are compared with.
+class Table {
+ public:
+  Table(const Model& model, std::vector<std::string> windows)
+      : model_(model), windows_(std::move(windows)) {
+    size_t bytes = 0;
+    for (const std::string& window : windows_) bytes += window.size();
+    std::printf("Greedy decoding of %d tokens; %zu bytes of held-out text, %d a call.\n\n",
+                absl::GetFlag(FLAGS_table_tokens), bytes, static_cast<int>(kChunk));
+    std::printf("%-18s %9s %11s %12s %11s\n", "attention", "tokens/s", "of the time",
+                "perplexity/B", "same greedy");
+  }
+
+  absl::Status AddRow(const std::string& label, Attention& attention) {
+    std::printf("%-18s ", label.c_str());
+    std::fflush(stdout);
+    TimedAttention timed(attention);
+    const int64_t count = absl::GetFlag(FLAGS_table_tokens);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto text = Generate(model_, absl::GetFlag(FLAGS_prompt), count, Sampler(), timed);
+    if (!text.ok()) return text.status();
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+    std::printf("%9.1f %10.0f%% ", static_cast<double>(count) / spent.count(),
+                100 * timed.seconds() / spent.count());
+    std::fflush(stdout);
+
+    absl::StatusOr<Evaluation> evaluation = Evaluate(model_, windows_, kChunk, attention);
+    if (!evaluation.ok()) return evaluation.status();
+    if (baseline_.greedy.empty()) baseline_ = *evaluation;
+    std::printf("%12.4f %10.2f%%\n", evaluation->perplexity,
+                100 * GreedyAgreement(*evaluation, baseline_));
+    std::fflush(stdout);
+    return absl::OkStatus();
+  }
+
+ private:
+  const Model& model_;
+  const std::vector<std::string> windows_;
+  Evaluation baseline_;
+};
+
+absl::Status AddServiceRow(const Host& host, const Model& model, DType kv_dtype,
+                           const std::string& calibration_text, Table& table) {
+  absl::StatusOr<Conversation> conversation = Converse(host, model, kv_dtype, calibration_text);
+  if (!conversation.ok()) return conversation.status();
+  const std::string label = absl::StrCat("DCP", conversation->cache->ranks(), " ", Name(kv_dtype));
+  return table.AddRow(label, *conversation->attention);
+}
+
+absl::Status ShowTable(const Host& host, const Model& model, const std::string& held_out) {
+  const std::string calibration = held_out.substr(0, kCalibrationBytes);
+  // What scales are calibrated on is not scored.
+  Table table(model, Windows(absl::string_view(held_out).substr(calibration.size()),
+                             absl::GetFlag(FLAGS_heldout_windows), kWindowBytes));
+  LocalAttention local(model.config());
+  if (absl::Status status = table.AddRow("local f32", local); !status.ok()) return status;
+  if (host.embedded != nullptr && absl::GetFlag(FLAGS_workers) > 1) {
+    const absl::StatusOr<Host> alone = ConnectTo("", /*workers=*/1);
+    if (!alone.ok()) return alone.status();
+    absl::Status status = AddServiceRow(*alone, model, DType::kBf16, calibration, table);
+    if (!status.ok()) return status;
+  }
+  for (const DType kv_dtype : {DType::kBf16, DType::kFp8E4M3}) {
+    absl::Status status = AddServiceRow(host, model, kv_dtype, calibration, table);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run() {
+  const absl::StatusOr<DType> kv_dtype = ParseKvDType(absl::GetFlag(FLAGS_kv_dtype));
+  if (!kv_dtype.ok()) return kv_dtype.status();
+  std::string weights_folder = absl::GetFlag(FLAGS_weights);
+  std::string held_out_path = absl::GetFlag(FLAGS_heldout);
+  if (weights_folder.empty() || held_out_path.empty()) {
+    const absl::StatusOr<std::string> folder = FindModelFolder();
+    if (!folder.ok()) return folder.status();
+    if (weights_folder.empty()) weights_folder = *folder + "/weights";
+    if (held_out_path.empty()) held_out_path = *folder + "/heldout.txt";
+  }
+  absl::StatusOr<Weights> weights = LoadWeights(weights_folder);
+  if (!weights.ok()) return weights.status();
+  const absl::StatusOr<std::string> held_out = ReadText(held_out_path);
+  if (!held_out.ok()) return held_out.status();
+  const Model model(*std::move(weights));
+
+  const absl::StatusOr<Host> host =
+      ConnectTo(absl::GetFlag(FLAGS_target), absl::GetFlag(FLAGS_workers));
+  if (!host.ok()) return host.status();
+  {
+    absl::StatusOr<Conversation> conversation =
+        Converse(*host, model, *kv_dtype, held_out->substr(0, kCalibrationBytes));
+    if (!conversation.ok()) return conversation.status();
+    const ModelConfig& c = model.config();
+    std::printf("%d layers of attention by %s, %d workers; KV cache %s, %d of %d heads, dim %d\n\n",
+                c.layers,
+                host->embedded ? "an embedded coordinator" : absl::GetFlag(FLAGS_target).c_str(),
+                conversation->cache->ranks(), Name(*kv_dtype), c.kv_heads, c.q_heads, c.head_dim);
+    if (absl::Status shown = ShowText(model, *conversation->attention); !shown.ok()) return shown;
+  }
+  return absl::GetFlag(FLAGS_table) ? ShowTable(*host, model, *held_out) : absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tributary::tinylm
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "A small language model writes text; its attention is computed by a Tributary service.");
+  absl::ParseCommandLine(argc, argv);
+  const absl::Status status = tributary::tinylm::Run();
+  if (status.ok()) return 0;
+  std::fflush(stdout);
+  std::fprintf(stderr, "\ntinylm-demo: %s\n", status.ToString().c_str());
+  return 1;
+}

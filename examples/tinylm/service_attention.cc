@@ -1,0 +1,103 @@
+#include "examples/tinylm/service_attention.h"
+
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+
+namespace tributary::tinylm {
+namespace {
+
+v1::DType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return v1::DTYPE_F32;
+    case DType::kBf16:
+      return v1::DTYPE_BF16;
+    case DType::kF16:
+      return v1::DTYPE_F16;
+    case DType::kFp8E4M3:
+      return v1::DTYPE_FP8_E4M3;
+    case DType::kFp8E5M2:
+      return v1::DTYPE_FP8_E5M2;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+v1::CacheSpec SpecOf(const ModelConfig& config, const ServiceCacheOptions& options) {
+  v1::CacheSpec spec;
+  spec.set_layers(config.layers);
+  spec.set_q_heads(config.q_heads);
+  spec.set_kv_heads(config.kv_heads);
+  spec.set_head_dim(config.head_dim);
+  spec.set_kv_dtype(ToProto(options.kv_dtype));
+  spec.set_capacity_tokens(options.capacity_tokens);
+  for (const LayerScales& scales : options.scales) {
+    v1::LayerSpec* layer = spec.add_layer_specs();
+    layer->mutable_k_scale()->Assign(scales.k.begin(), scales.k.end());
+    layer->mutable_v_scale()->Assign(scales.v.begin(), scales.v.end());
+  }
+  return spec;
+}
+
+}  // namespace
+
+ServiceCache::ServiceCache(client::Client* client, const ModelConfig& config, std::string id,
+                           int32_t ranks)
+    : client_(client), config_(config), id_(std::move(id)), ranks_(ranks) {}
+
+absl::StatusOr<std::unique_ptr<ServiceCache>> ServiceCache::Create(
+    client::Client* client, const ModelConfig& config, const ServiceCacheOptions& options) {
+  absl::BitGen dice;
+  std::string id = absl::StrCat("tinylm-", Name(options.kv_dtype), "-",
+                                absl::Hex(absl::Uniform<uint64_t>(dice)));
+  const absl::StatusOr<v1::CreateCacheReply> reply =
+      client->CreateCache(id, SpecOf(config, options));
+  if (!reply.ok()) return reply.status();
+  return std::unique_ptr<ServiceCache>(
+      new ServiceCache(client, config, std::move(id), reply->ranks()));
+}
+
+// Nobody is left to tell of a failure; a service that is gone has freed the cache too.
+ServiceCache::~ServiceCache() { client_->DeleteCache(id_).IgnoreError(); }
+
+ServiceAttention::ServiceAttention(const ServiceCache* cache, uint64_t sequence)
+    : cache_(cache), sequence_(sequence) {}
+
+absl::StatusOr<std::unique_ptr<ServiceAttention>> ServiceAttention::Open(
+    const ServiceCache* cache) {
+  const absl::StatusOr<uint64_t> sequence = cache->client()->OpenSequence(cache->id());
+  if (!sequence.ok()) return sequence.status();
+  return std::unique_ptr<ServiceAttention>(new ServiceAttention(cache, *sequence));
+}
+
+ServiceAttention::~ServiceAttention() {
+  cache_->client()->CloseSequence(cache_->id(), sequence_).IgnoreError();
+}
+
+absl::Status ServiceAttention::Attend(int32_t layer, int64_t first_position, const Matrix& q,
+                                      const Matrix& k, const Matrix& v, Matrix& out) {
+  const int32_t rows = static_cast<int32_t>(q.rows());
+  client::AttendCall call;
+  call.cache_id = cache_->id();
+  call.layer = layer;
+  call.entries = {{.sequence_id = sequence_,
+                   .first_position = first_position,
+                   .query_rows = rows,
+                   .new_tokens = rows}};
+  call.dtype = DType::kF32;
+  call.q = q.data();
+  call.k = k.data();
+  call.v = v.data();
+  call.q_heads = cache_->config().q_heads;
+  call.kv_heads = cache_->config().kv_heads;
+  call.head_dim = cache_->config().head_dim;
+  call.output = out.data();
+  return cache_->client()->Attend(call);
+}
+
+absl::Status ServiceAttention::Reset() {
+  return cache_->client()->TruncateSequence(cache_->id(), sequence_, 0).status();
+}
+
+}  // namespace tributary::tinylm

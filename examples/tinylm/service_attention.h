@@ -1,0 +1,71 @@
+// Attention by the service: every call is one Attend, the cache lies with the workers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/tinylm/attention.h"
+#include "kernels/dtype.h"
+#include "service/client/client.h"
+
+namespace tributary::tinylm {
+
+// What a stored element is multiplied by, one a KV head. Empty: 1.
+struct LayerScales {
+  std::vector<float> k;
+  std::vector<float> v;
+};
+
+struct ServiceCacheOptions {
+  DType kv_dtype = DType::kFp8E4M3;
+  int64_t capacity_tokens = 4096;
+  std::vector<LayerScales> scales;  // one a layer, or empty
+};
+
+// A cache of a service, under a random name, for as long as this lives.
+class ServiceCache {
+ public:
+  // `client` outlives the result.
+  static absl::StatusOr<std::unique_ptr<ServiceCache>> Create(client::Client* client,
+                                                              const ModelConfig& config,
+                                                              const ServiceCacheOptions& options);
+  ~ServiceCache();
+  ServiceCache(const ServiceCache&) = delete;
+  ServiceCache& operator=(const ServiceCache&) = delete;
+
+  client::Client* client() const { return client_; }
+  const std::string& id() const { return id_; }
+  const ModelConfig& config() const { return config_; }
+  int32_t ranks() const { return ranks_; }
+
+ private:
+  ServiceCache(client::Client* client, const ModelConfig& config, std::string id, int32_t ranks);
+
+  client::Client* const client_;
+  const ModelConfig config_;
+  const std::string id_;
+  const int32_t ranks_;
+};
+
+// One sequence of a cache. Tensors travel as f32.
+class ServiceAttention final : public Attention {
+ public:
+  // `cache` outlives the result.
+  static absl::StatusOr<std::unique_ptr<ServiceAttention>> Open(const ServiceCache* cache);
+  ~ServiceAttention() override;
+
+  absl::Status Attend(int32_t layer, int64_t first_position, const Matrix& q, const Matrix& k,
+                      const Matrix& v, Matrix& out) override;
+  absl::Status Reset() override;
+
+ private:
+  ServiceAttention(const ServiceCache* cache, uint64_t sequence);
+
+  const ServiceCache* const cache_;
+  const uint64_t sequence_;
+};
+
+}  // namespace tributary::tinylm

@@ -1,0 +1,176 @@
+#include "kernels/cpu/attend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "kernels/cpu/tiling.h"
+#include "kernels/lse.h"
+
+namespace tributary::cpu {
+namespace {
+
+// Partials kept at once while jobs are split: bounds the memory of a very long sequence.
+constexpr int64_t kPartialFloats = int64_t{8} << 20;
+
+int32_t Vectors(const AttendJob& job) { return job.params.queries.rows * job.params.queries.heads; }
+int64_t PartialFloats(const AttendJob& job) {
+  return int64_t{Vectors(job)} * (job.params.head_dim + 1);
+}
+
+// The slots some row of the job sees lie within this.
+KeyRange Hull(const QueryBlock& queries) {
+  KeyRange hull;
+  for (int32_t r = 0; r < queries.rows; ++r) {
+    const KeyRange range = queries.keys[r];
+    if (Empty(range)) continue;
+    hull = Empty(hull) ? range : KeyRange{std::min(hull.lo, range.lo), std::max(hull.hi, range.hi)};
+  }
+  return hull;
+}
+
+bool SeesAny(const QueryBlock& queries, KeyRange slots) {
+  return std::any_of(queries.keys, queries.keys + queries.rows, [&](KeyRange range) {
+    return !Empty(range) && range.lo < slots.hi && range.hi > slots.lo;
+  });
+}
+
+// One chunk of one job.
+struct ChunkTask {
+  int32_t job = 0;
+  int64_t chunk = 0;
+};
+
+// The chunk's partial into o [vectors, head_dim] and lse [vectors]. False if no row sees any of it.
+bool RunChunk(const AttendJob& job, int64_t chunk, const Workspace& workspace, float* o,
+              float* lse) {
+  ChunkParams params = job.params;
+  params.chunk = {chunk * kChunkKeys, (chunk + 1) * kChunkKeys};
+  if (!SeesAny(params.queries, params.chunk)) return false;
+  AttendChunk(params, workspace, o, lse);
+  return true;
+}
+
+void Clear(const AttendJob& job) {
+  const QueryBlock& queries = job.params.queries;
+  for (int32_t r = 0; r < queries.rows; ++r) {
+    std::fill_n(job.o + size_t(r) * job.o_heads * job.params.head_dim,
+                size_t(queries.heads) * job.params.head_dim, 0.0f);
+    std::fill_n(job.lse + size_t(r) * job.o_heads, queries.heads, EmptyLse<float>());
+  }
+}
+
+// Merges a chunk's partial into the job's result.
+void Fold(const AttendJob& job, const float* o, const float* lse) {
+  const int32_t head_dim = job.params.head_dim;
+  const QueryBlock& queries = job.params.queries;
+  for (int32_t r = 0; r < queries.rows; ++r) {
+    for (int32_t h = 0; h < queries.heads; ++h, o += head_dim, ++lse) {
+      const size_t at = size_t(r) * job.o_heads + h;
+      if (*lse == EmptyLse<float>()) continue;
+      const MergeWeights<float> w = Merge(job.lse[at], *lse);
+      float* out = job.o + at * head_dim;
+      for (int32_t d = 0; d < head_dim; ++d) out[d] = w.a * out[d] + w.b * o[d];
+      job.lse[at] = w.lse;
+    }
+  }
+}
+
+// Scratch for any of the jobs.
+Workspace MakeWorkspace(std::span<const AttendJob> jobs) {
+  int32_t vectors = 0, head_dim = 0;
+  for (const AttendJob& job : jobs) {
+    vectors = std::max(vectors, Vectors(job));
+    head_dim = std::max(head_dim, job.params.head_dim);
+  }
+  return Workspace(vectors, head_dim);
+}
+
+// Calls body(index, workspace) for every index in [0, count), on any thread.
+template <typename Body>
+void ForEach(int64_t count, std::span<const AttendJob> jobs, ThreadPool& pool, const Body& body) {
+  std::atomic<int64_t> next{0};
+  const int workers = static_cast<int>(std::min<int64_t>(pool.threads(), count));
+  pool.Run(workers, [&](int) {
+    const Workspace workspace = MakeWorkspace(jobs);
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i, workspace);
+  });
+}
+
+// Runs each job's chunks in order, jobs in parallel.
+void RunWholeJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& which,
+                  ThreadPool& pool) {
+  ForEach(which.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {
+    const AttendJob& job = jobs[which[i]];
+    std::vector<float> partial(PartialFloats(job));
+    float* lse = partial.data() + int64_t{Vectors(job)} * job.params.head_dim;
+    const ChunkSpan span = ChunksOf(Hull(job.params.queries));
+    for (int64_t chunk = span.first; chunk < span.first + span.count; ++chunk) {
+      if (RunChunk(job, chunk, workspace, partial.data(), lse)) Fold(job, partial.data(), lse);
+    }
+  });
+}
+
+// Runs tasks [begin, end) in parallel, then folds them in order.
+void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks,
+              std::vector<float>& partials, ThreadPool& pool) {
+  std::vector<int64_t> offsets(tasks.size() + 1);
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    offsets[i + 1] = offsets[i] + PartialFloats(jobs[tasks[i].job]);
+  }
+  if (static_cast<int64_t>(partials.size()) < offsets.back()) partials.resize(offsets.back());
+  const auto lse_of = [&](size_t i) {
+    const AttendJob& job = jobs[tasks[i].job];
+    return partials.data() + offsets[i] + int64_t{Vectors(job)} * job.params.head_dim;
+  };
+  std::vector<uint8_t> seen(tasks.size());
+  ForEach(tasks.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {
+    seen[i] = RunChunk(jobs[tasks[i].job], tasks[i].chunk, workspace, partials.data() + offsets[i],
+                       lse_of(i));
+  });
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    if (seen[i]) Fold(jobs[tasks[i].job], partials.data() + offsets[i], lse_of(i));
+  }
+}
+
+// Runs the chunks of the jobs in parallel, as many at a time as their partials may take memory.
+void RunSplitJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& which,
+                  ThreadPool& pool) {
+  std::vector<ChunkTask> tasks;
+  std::vector<float> partials;
+  int64_t floats = 0;
+  for (const int32_t index : which) {
+    const ChunkSpan span = ChunksOf(Hull(jobs[index].params.queries));
+    for (int64_t chunk = span.first; chunk < span.first + span.count; ++chunk) {
+      const int64_t more = PartialFloats(jobs[index]);
+      if (floats + more > kPartialFloats && !tasks.empty()) {
+        RunTasks(jobs, tasks, partials, pool);
+        tasks.clear();
+        floats = 0;
+      }
+      tasks.push_back({index, chunk});
+      floats += more;
+    }
+  }
+  RunTasks(jobs, tasks, partials, pool);
+}
+
+}  // namespace
+
+void Attend(std::span<const AttendJob> jobs, ThreadPool& pool) {
+  int64_t total = 0;
+  for (const AttendJob& job : jobs) {
+    Clear(job);
+    total += ChunksOf(Hull(job.params.queries)).count;
+  }
+  std::vector<int32_t> whole, split;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const int64_t chunks = ChunksOf(Hull(jobs[i].params.queries)).count;
+    if (chunks == 0) continue;
+    (ShouldSplit(chunks, total, pool.threads()) ? split : whole).push_back(i);
+  }
+  if (!split.empty()) RunSplitJobs(jobs, split, pool);
+  if (!whole.empty()) RunWholeJobs(jobs, whole, pool);
+}
+
+}  // namespace tributary::cpu

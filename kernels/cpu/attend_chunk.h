@@ -1,0 +1,67 @@
+// The inner kernel: attention of a block of query vectors over one chunk of one head's keys.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/aligned_allocator.h"
+#include "kernels/dtype.h"
+#include "kernels/key_range.h"
+
+namespace tributary::cpu {
+
+// Where the keys and values of one head of one sequence lie, paged or dense.
+struct KeyValueRows {
+  const std::byte* k = nullptr;
+  const std::byte* v = nullptr;
+  size_t row_bytes = 0;  // from one slot to the next in a page (or in the dense array)
+  const int32_t* pages =
+      nullptr;  // page of slots [i << page_shift, (i + 1) << page_shift); null: dense
+  size_t page_bytes = 0;
+  int page_shift = 0;
+
+  size_t Offset(int64_t slot) const {
+    if (pages == nullptr) return static_cast<size_t>(slot) * row_bytes;
+    const int64_t in_page = slot & ((int64_t{1} << page_shift) - 1);
+    return static_cast<size_t>(pages[slot >> page_shift]) * page_bytes +
+           static_cast<size_t>(in_page) * row_bytes;
+  }
+};
+
+// The query vectors of a block: `rows` rows of `heads` heads that share one kv head. Vector
+// r * heads + h sees keys[r].
+struct QueryBlock {
+  const std::byte* q = nullptr;  // first head of the first row; heads are contiguous
+  size_t row_bytes = 0;
+  DType dtype = DType::kBf16;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  const KeyRange* keys = nullptr;  // [rows]
+};
+
+struct ChunkParams {
+  KeyValueRows kv;
+  DType kv_dtype = DType::kBf16;
+  int32_t head_dim = 0;
+  QueryBlock queries;
+  KeyRange chunk;            // slots; begins at a multiple of kChunkKeys
+  float logit_scale = 1.0f;  // sm_scale times the scale of K
+  float soft_cap = 0.0f;
+  float value_scale = 1.0f;
+};
+
+// Scratch memory of one thread, made once a call.
+class Workspace {
+ public:
+  Workspace(int32_t query_vectors, int32_t head_dim);
+  std::byte* data() const { return data_.get(); }
+
+ private:
+  hwy::AlignedFreeUniquePtr<std::byte[]> data_;
+};
+
+// The partial of the block over the chunk: o [rows * heads, head_dim], lse [rows * heads].
+// Never reads a slot that no row of the block sees.
+void AttendChunk(const ChunkParams& p, const Workspace& workspace, float* o, float* lse);
+
+}  // namespace tributary::cpu

@@ -1,0 +1,59 @@
+// AttendChunk with the bf16 dot-product instruction. The file is compiled for one target only, with
+// the instruction set that Highway 1.0 does not know added to it by pragma: a compiler flag would
+// also reach the inline functions of the standard library, which the linker shares with code that
+// must run on older processors.
+#include "kernels/cpu/attend_chunk.h"
+#include "kernels/cpu/chunk_tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attend_chunk_bf16.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target:
+#include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "hwy/highway.h"
+
+// The -inl.h files are included for every target, as their include guards count targets.
+#if HWY_TARGET == HWY_AVX3_DL
+#pragma GCC push_options
+#pragma GCC target("avx512bf16")
+#endif
+#include "kernels/cpu/bf16_dot_math-inl.h"
+#include "kernels/cpu/bf16_rows-inl.h"
+#include "kernels/cpu/chunk_pass-inl.h"
+
+#if HWY_TARGET == HWY_AVX3_DL
+HWY_BEFORE_NAMESPACE();
+namespace tributary::cpu {
+
+void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
+  namespace target = HWY_NAMESPACE;
+  if (p.kv_dtype == DType::kBf16) {
+    target::ChunkPass<target::Bf16DotMath<target::Bf16Rows>>(p, memory).Run(o, lse);
+  } else if (!ReadsFloat8InPlace(p.queries.rows * p.queries.heads)) {
+    target::ChunkPass<target::Bf16DotMath<target::PreparedFloat8Rows>>(p, memory).Run(o, lse);
+  } else if (p.kv_dtype == DType::kFp8E4M3) {
+    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E4M3>>>(p, memory).Run(o,
+                                                                                               lse);
+  } else {
+    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E5M2>>>(p, memory).Run(o,
+                                                                                               lse);
+  }
+}
+
+}  // namespace tributary::cpu
+HWY_AFTER_NAMESPACE();
+#pragma GCC pop_options
+#endif  // HWY_TARGET == HWY_AVX3_DL
+
+#if HWY_ONCE && (HWY_TARGETS & HWY_AVX3_DL) == 0
+namespace tributary::cpu {
+void AttendChunkBf16(const ChunkParams&, std::byte*, float*, float*) {}  // HasBf16Dot() is false
+}  // namespace tributary::cpu
+#endif

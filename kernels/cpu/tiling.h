@@ -1,0 +1,49 @@
+// How keys are cut, and when a sequence is shared out over threads. Pure functions: what they
+// return is all that the speed depends on, and none of it changes a result.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/key_range.h"
+
+namespace tributary::cpu {
+
+// Keys whose logits are held at once. One bit of a uint64_t is one key.
+inline constexpr int64_t kTileKeys = 64;
+
+// Keys that one partial covers. Chunks begin at multiples of this in local slots, whatever the
+// row's range is, and a row's partials are folded in order: this fixes the arithmetic. 1024 keys of
+// 128 bf16 are 512 KiB of K and V, long enough to hide the cost of the fold.
+inline constexpr int64_t kChunkKeys = 1024;
+
+// Query vectors (rows x heads of a group) that share one pass over the keys. The logits and outputs
+// of 64 fit beside a tile of K and V in a 1 MiB L2.
+inline constexpr int32_t kMaxQueryVectors = 64;
+
+constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVectors / group); }
+
+// Whether FP8 rows are converted in registers every time a block of four query vectors reads them,
+// or once into memory. Converting takes about as long as four query vectors' arithmetic, storing
+// and reading back a little more.
+constexpr bool ReadsFloat8InPlace(int32_t query_vectors) { return query_vectors <= 8; }
+
+struct ChunkSpan {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// The chunks that a range of slots touches.
+constexpr ChunkSpan ChunksOf(KeyRange slots) {
+  if (Empty(slots)) return {};
+  const int64_t first = slots.lo / kChunkKeys;
+  return {first, (slots.hi - 1) / kChunkKeys + 1 - first};
+}
+
+// Whether one job's chunks should be spread over threads rather than run by one. A job that is more
+// than an eighth of a thread's fair share would leave threads idle at the end.
+constexpr bool ShouldSplit(int64_t job_chunks, int64_t total_chunks, int threads) {
+  return threads > 1 && job_chunks > 1 && job_chunks * threads * 8 > total_chunks;
+}
+
+}  // namespace tributary::cpu

@@ -1,0 +1,134 @@
+#include "service/attend_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/errors.h"
+#include "service/grpc_status.h"
+#include "worker/errors.h"
+
+namespace tributary::service {
+
+std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, CallContext call,
+                                                  int max_in_flight) {
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  call.cancelled = cancelled;
+  std::shared_ptr<AttendStream> stream(
+      new AttendStream(coordinator, std::move(call), std::move(cancelled), max_in_flight));
+  std::lock_guard lock(stream->mutex_);
+  stream->self_ = stream;
+  stream->ReadOn();
+  return stream;
+}
+
+AttendStream::AttendStream(Coordinator* coordinator, CallContext call,
+                           std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight)
+    : coordinator_(coordinator),
+      call_(std::move(call)),
+      cancelled_(std::move(cancelled)),
+      max_in_flight_(max_in_flight) {}
+
+void AttendStream::Drain() {
+  std::lock_guard lock(mutex_);
+  draining_ = true;
+  FinishIfOver();
+}
+
+// Backpressure: a stream with enough calls in flight is not read, and HTTP/2 flow control makes the
+// client wait.
+void AttendStream::ReadOn() {
+  if (read_pending_ || reads_over_ || finished_ ||
+      in_flight_.size() + replies_.size() >= max_in_flight_) {
+    return;
+  }
+  reading_ = std::make_shared<v1::AttendRequest>();
+  read_pending_ = true;
+  StartRead(reading_.get());
+}
+
+void AttendStream::OnReadDone(bool ok) {
+  std::shared_ptr<v1::AttendRequest> request;
+  {
+    std::lock_guard lock(mutex_);
+    read_pending_ = false;
+    request = std::exchange(reading_, nullptr);
+    if (!ok) {
+      reads_over_ = true;
+      return FinishIfOver();
+    }
+    if (finished_) return;
+    if (!in_flight_.insert(request->request_id()).second) {
+      auto reply = std::make_unique<v1::AttendReply>();
+      reply->set_request_id(request->request_id());
+      *reply->mutable_status() = ToRpcStatus(worker::InvalidField(
+          "request_id", absl::StrCat(request->request_id(), " is in flight on this stream")));
+      replies_.push_back(std::move(reply));
+      if (replies_.size() == 1) WriteOn();
+      return ReadOn();
+    }
+  }
+  // The next read starts after this call was accepted: calls begin in the order sent.
+  Call(std::move(request));
+  std::lock_guard lock(mutex_);
+  ReadOn();
+}
+
+void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request) {
+  const uint64_t id = request->request_id();
+  coordinator_->Attend(std::move(request), call_,
+                       [self = shared_from_this(), id](absl::StatusOr<v1::AttendReply> result) {
+                         self->Reply(id, std::move(result));
+                       });
+}
+
+void AttendStream::Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result) {
+  auto reply = std::make_unique<v1::AttendReply>();
+  if (result.ok()) *reply = *std::move(result);
+  reply->set_request_id(request_id);
+  if (!result.ok()) *reply->mutable_status() = ToRpcStatus(result.status());
+  std::lock_guard lock(mutex_);
+  in_flight_.erase(request_id);
+  if (finished_) return;
+  if (!cancelled_->load()) {
+    replies_.push_back(std::move(reply));
+    if (replies_.size() == 1) WriteOn();
+  }
+  FinishIfOver();
+}
+
+void AttendStream::WriteOn() { StartWrite(replies_.front().get()); }
+
+void AttendStream::OnWriteDone(bool ok) {
+  std::lock_guard lock(mutex_);
+  if (!ok) {
+    replies_.clear();  // the client is gone
+    reads_over_ = true;
+  } else {
+    replies_.pop_front();
+    if (!replies_.empty()) WriteOn();
+  }
+  ReadOn();
+  FinishIfOver();
+}
+
+void AttendStream::OnCancel() { cancelled_->store(true); }
+
+void AttendStream::FinishIfOver() {
+  if (finished_ || !in_flight_.empty() || !replies_.empty()) return;
+  if (!reads_over_ && !draining_) return;
+  finished_ = true;
+  if (reads_over_) {
+    Finish(grpc::Status::OK);
+  } else {
+    Finish(ToGrpcStatus(
+        Unavailable("DRAINING", "the service is shutting down", std::chrono::seconds(1))));
+  }
+}
+
+void AttendStream::OnDone() {
+  std::shared_ptr<AttendStream> self;
+  std::lock_guard lock(mutex_);
+  self = std::move(self_);
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,149 @@
+// tributary bench: a closed loop of attention calls, and how long they took.
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "service/cli/bench_report.h"
+#include "service/cli/commands.h"
+#include "service/cli/embedded_service.h"
+#include "service/cli/load.h"
+#include "service/cli/progress.h"
+#include "service/cli/terminal.h"
+
+namespace tributary::cli {
+namespace {
+
+// Set by SIGINT and SIGTERM: the run ends, what was measured is shown, the cache is deleted.
+std::atomic<bool> interrupted{false};
+
+// While it lives, the first of these signals only asks to stop; the next one ends the process.
+class Interruptible {
+ public:
+  Interruptible() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  }
+  ~Interruptible() {
+    for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
+  }
+};
+
+bool ParseDType(const std::string& name, DType* dtype) {
+  for (const DType type :
+       {DType::kF32, DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+    if (name != Name(type)) continue;
+    *dtype = type;
+    return true;
+  }
+  return false;
+}
+
+class Bench final : public Command {
+ public:
+  std::string name() const override { return "bench"; }
+  std::string summary() const override { return "attention load, its latency and throughput"; }
+  std::string description() const override {
+    return "Fills sequences of --context tokens, then attends over them in a closed loop: each "
+           "step\n"
+           "sends --rows new tokens of --batch sequences through every layer, one call a layer.\n"
+           "Shows latencies of calls and of steps, and tokens/s. Without --target it starts a\n"
+           "coordinator with --workers embedded workers on a private socket. The cache it creates\n"
+           "is deleted at the end, after SIGINT too.\n"
+           "\n"
+           "  tributary bench --context=32768 --sequences=8 --batch=8\n"
+           "  tributary bench --target=unix:/run/tributary.sock --connections=16 --batch=1 "
+           "--sequences=64\n";
+  }
+  void AddFlags(FlagSet& flags) override {
+    flags.Add("target", &load_.target,
+              "host:port or unix:/path of a running service; empty: an embedded one");
+    flags.Add("workers", &embedded_.workers, "workers of the embedded service");
+    flags.Add("threads", &embedded_.threads,
+              "CPU threads of the embedded service's workers together; 0: all");
+    flags.Add("connections", &load_.connections, "connections, shared by the loops in turn");
+    flags.Add("sequences", &load_.sequences, "sequences in all; sequences / batch loops run");
+    flags.Add("batch", &load_.batch, "sequences of one call");
+    flags.Add("layers", &load_.layers, "layers of the cache");
+    flags.Add("context", &load_.context, "tokens of each sequence before the first step");
+    flags.Add("rows", &load_.rows,
+              "new tokens (and query rows) of a sequence in a step: 1 decodes, more verify drafts");
+    flags.Add("q_heads", &load_.q_heads, "query heads");
+    flags.Add("kv_heads", &load_.kv_heads, "key and value heads");
+    flags.Add("head_dim", &load_.head_dim, "64, 128 or 256");
+    flags.Add("page_size", &load_.page_size, "local slots a page: 16, 32, 64 or 128");
+    flags.Add("dtype", &dtype_, "of q, k, v and output: f32, bf16 or f16");
+    flags.Add("kv_dtype", &kv_dtype_, "of the cache: fp8_e4m3, fp8_e5m2, bf16 or f16");
+    flags.Add("shm", &shared_memory_,
+              "tensors travel in shared memory: the service runs on this machine, as this user");
+    flags.Add("shm_bytes", &load_.shared_memory_bytes, "size of a connection's region");
+    flags.Add("warmup", &warmup_, "before measuring");
+    flags.Add("duration", &duration_, "of the measurement");
+    flags.Add("timeout", &timeout_, "of one call, repeats included");
+    flags.Add("json", &json_, "print one JSON object instead of tables");
+  }
+
+  int Run() override {
+    if (!ParseDType(dtype_, &load_.dtype)) return WrongDType("dtype", dtype_);
+    if (!ParseDType(kv_dtype_, &load_.kv_dtype)) return WrongDType("kv_dtype", kv_dtype_);
+    load_.warmup = absl::ToChronoMilliseconds(warmup_);
+    load_.duration = absl::ToChronoMilliseconds(duration_);
+    load_.timeout = absl::ToChronoMilliseconds(timeout_);
+    if (!shared_memory_) load_.shared_memory_bytes = 0;
+    if (const absl::Status status = CheckLoad(load_); !status.ok()) {
+      Fail(name(), std::string(status.message()));
+      return kWrongUsage;
+    }
+    const Interruptible interruptible;
+    std::unique_ptr<EmbeddedService> service;
+    if (load_.target.empty()) {
+      auto started = EmbeddedService::Start(embedded_);
+      if (!started.ok()) return Fail(name(), started.status().ToString());
+      service = *std::move(started);
+      load_.target = service->target();
+    }
+
+    Progress progress;
+    const auto result = RunLoad(load_, interrupted,
+                                [&](const std::string& what, double done, const std::string& note) {
+                                  progress.Show(what, done, note);
+                                });
+    progress.Clear();
+    if (!result.ok()) return Fail(name(), result.status().ToString());
+    LoadResult measured = *result;
+    const std::string report =
+        json_ ? BenchJson(load_, measured)
+              : BenchReport(load_, measured, service != nullptr, Style::For(stdout));
+    std::fputs(report.c_str(), stdout);
+    return measured.errors.empty() && measured.requests > 0 ? kDone : kFailed;
+  }
+
+ private:
+  int WrongDType(const std::string& flag, const std::string& value) const {
+    Fail(name(), absl::StrCat("--", flag, " cannot be '", value, "'; see tributary help bench"));
+    return kWrongUsage;
+  }
+
+  LoadOptions load_;
+  EmbeddedServiceOptions embedded_;
+  std::string dtype_ = Name(LoadOptions().dtype);
+  std::string kv_dtype_ = Name(LoadOptions().kv_dtype);
+  bool shared_memory_ = true;
+  bool json_ = false;
+  absl::Duration warmup_ = absl::FromChrono(LoadOptions().warmup);
+  absl::Duration duration_ = absl::FromChrono(LoadOptions().duration);
+  absl::Duration timeout_ = absl::FromChrono(LoadOptions().timeout);
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBench() { return std::make_unique<Bench>(); }
+
+}  // namespace tributary::cli

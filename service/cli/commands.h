@@ -1,0 +1,16 @@
+// One factory a subcommand.
+#pragma once
+
+#include <memory>
+
+#include "service/cli/command.h"
+
+namespace tributary::cli {
+
+std::unique_ptr<Command> MakeBench();
+std::unique_ptr<Command> MakeDemo();
+std::unique_ptr<Command> MakeHealth();
+std::unique_ptr<Command> MakeStat();
+std::unique_ptr<Command> MakeTopology();
+
+}  // namespace tributary::cli

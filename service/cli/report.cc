@@ -1,0 +1,190 @@
+#include "service/cli/report.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "service/cli/table.h"
+#include "service/cli/units.h"
+
+namespace tributary::cli {
+namespace {
+
+// "DTYPE_FP8_E4M3" as flags and docs spell it.
+std::string DTypeName(v1::DType dtype) {
+  constexpr size_t kPrefix = sizeof("DTYPE_") - 1;
+  return absl::AsciiStrToLower(v1::DType_Name(dtype).substr(kPrefix));
+}
+
+std::string GroupLine(const v1::GetTopologyReply& topology, const Style& style) {
+  const bool ready = topology.state() == v1::GROUP_STATE_READY;
+  const auto connected = std::count_if(topology.workers().begin(), topology.workers().end(),
+                                       [](const auto& worker) { return worker.connected(); });
+  return absl::StrCat(ready ? style.Green("ready") : style.Yellow("forming"), "  epoch ",
+                      topology.epoch(), "  ", connected, " of ", topology.workers_size(),
+                      " workers", topology.version().empty() ? "" : "  version ",
+                      topology.version(), "\n");
+}
+
+std::string Workers(const v1::GetTopologyReply& topology, const Style& style) {
+  Table table({{"RANK", Align::kRight},
+               {"ADDRESS"},
+               {"BACKEND"},
+               {"STATE"},
+               {"MEMORY", Align::kRight},
+               {"TOKENS", Align::kRight},
+               {"BUSY", Align::kRight}});
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    table.AddRow({absl::StrCat(worker.rank()), worker.address(), worker.backend(),
+                  worker.connected() ? style.Green("connected") : style.Red("lost"),
+                  Bytes(static_cast<double>(worker.memory_bytes())), Count(worker.tokens()),
+                  Seconds(worker.busy_seconds())});
+  }
+  return table.Render(style);
+}
+
+std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
+  Table table({{"CACHE"},
+               {"KV"},
+               {"LAYERS", Align::kRight},
+               {"HEADS", Align::kRight},
+               {"DIM", Align::kRight},
+               {"PAGE", Align::kRight},
+               {"INTERLEAVE", Align::kRight},
+               {"PAGES", Align::kRight},
+               {"USED", Align::kRight},
+               {"", Align::kRight},
+               {"SHARED", Align::kRight},
+               {"SEQUENCES", Align::kRight},
+               {"LOST", Align::kRight}});
+  for (const v1::CacheInfo& cache : topology.caches()) {
+    const v1::CacheSpec& spec = cache.spec();
+    const std::string lost = Count(cache.sequences_lost());
+    table.AddRow(
+        {cache.cache_id(), DTypeName(spec.kv_dtype()), absl::StrCat(spec.layers()),
+         absl::StrCat(spec.q_heads(), "/", spec.kv_heads()), absl::StrCat(spec.head_dim()),
+         absl::StrCat(spec.page_size()), absl::StrCat(spec.interleave()),
+         Count(cache.pages_total()), Count(cache.pages_used()),
+         Percent(static_cast<double>(cache.pages_used()), static_cast<double>(cache.pages_total())),
+         Count(cache.pages_shared()), Count(cache.sequences()),
+         cache.sequences_lost() > 0 ? style.Red(lost) : lost});
+  }
+  return table.Render(style);
+}
+
+std::string Sequences(const v1::CacheInfo& cache, const Style& style) {
+  const int ranks = cache.sequence(0).local_lengths_size();
+  std::vector<Table::Column> columns = {
+      {"SEQUENCE", Align::kRight}, {"TOKENS", Align::kRight}, {"PAGES", Align::kRight}};
+  for (int rank = 0; rank < ranks; ++rank) {
+    columns.push_back({absl::StrCat("RANK ", rank), Align::kRight});
+  }
+  columns.push_back({""});
+  Table table(columns);
+  for (const v1::SequenceInfo& sequence : cache.sequence()) {
+    std::vector<std::string> cells = {absl::StrCat(sequence.sequence_id()),
+                                      Count(sequence.length()), Count(sequence.pages())};
+    for (int rank = 0; rank < ranks; ++rank) {
+      cells.push_back(rank < sequence.local_lengths_size() ? Count(sequence.local_lengths(rank))
+                                                           : "");
+    }
+    cells.push_back(sequence.lost() ? style.Red("lost") : "");
+    table.AddRow(std::move(cells));
+  }
+  std::string out = absl::StrCat("\n", style.Bold(cache.cache_id()), "\n", table.Render(style));
+  if (cache.sequence_size() < cache.sequences()) {
+    absl::StrAppend(
+        &out,
+        style.Dim(absl::StrCat("... and ", Count(cache.sequences() - cache.sequence_size()),
+                               " more; see --max_sequences")),
+        "\n");
+  }
+  return out;
+}
+
+std::string Mean(double seconds, uint64_t count) {
+  return count == 0 ? "-" : Seconds(seconds / static_cast<double>(count));
+}
+
+// Of `stat --watch`.
+constexpr char kRatesFormat[] = "%9s %10s %9s %10s %9s %9s %9s %9s %9s %9s %9s\n";
+
+}  // namespace
+
+std::string TopologyReport(const v1::GetTopologyReply& topology, const Style& style) {
+  std::string out = GroupLine(topology, style);
+  if (topology.workers_size() > 0) absl::StrAppend(&out, "\n", Workers(topology, style));
+  if (topology.caches_size() == 0) return absl::StrCat(out, "\n", style.Dim("no caches"), "\n");
+  absl::StrAppend(&out, "\n", Caches(topology, style));
+  for (const v1::CacheInfo& cache : topology.caches()) {
+    if (cache.sequence_size() > 0) absl::StrAppend(&out, Sequences(cache, style));
+  }
+  return out;
+}
+
+std::string StatisticsReport(const v1::Statistics& s, const Style& style) {
+  Table totals({{"TOTAL"}, {"", Align::kRight}, {""}});
+  const auto add = [&](const char* what, uint64_t value, const std::string& note = "") {
+    totals.AddRow({what, Count(static_cast<int64_t>(value)), style.Dim(note)});
+  };
+  const std::string per_step =
+      s.steps() == 0 ? ""
+                     : absl::StrFormat("%.2f a step", static_cast<double>(s.requests()) /
+                                                          static_cast<double>(s.steps()));
+  totals.AddRow({"uptime", Seconds(s.uptime_seconds()), ""});
+  add("requests", s.requests(), per_step);
+  add("requests failed", s.requests_failed());
+  add("replays", s.replays(), "answered again, not computed anew");
+  add("query rows", s.query_rows());
+  add("tokens appended", s.tokens_appended());
+  add("steps", s.steps());
+  add("steps aborted", s.steps_aborted());
+  add("group formations", s.group_formations());
+
+  Table times({{"TIME"}, {"PER STEP", Align::kRight}, {"TOTAL", Align::kRight}});
+  const auto time = [&](const char* what, double seconds) {
+    times.AddRow({what, Mean(seconds, s.steps()), Seconds(seconds)});
+  };
+  time("plan", s.plan_seconds());
+  time("append", s.append_seconds());
+  time("attend", s.attend_seconds());
+  time("exchange", s.exchange_seconds());
+  times.AddRow(
+      {"queue (per request)", Mean(s.queue_seconds(), s.requests()), Seconds(s.queue_seconds())});
+  return absl::StrCat(totals.Render(style), "\n", times.Render(style));
+}
+
+std::string RatesTitle(const Style& style) {
+  return style.Bold(absl::StrFormat(kRatesFormat, "steps/s", "requests/s", "failed/s", "rows/s",
+                                    "tokens/s", "aborted/s", "plan", "append", "attend", "exchange",
+                                    "queue"));
+}
+
+std::string RatesLine(const v1::Statistics& a, const v1::Statistics& b, double seconds) {
+  // A service that was restarted in between begins at 0.
+  const auto since = [](auto before, auto after) {
+    return after >= before ? after - before : after;
+  };
+  const auto rate = [&](uint64_t before, uint64_t after) {
+    return Rate(static_cast<double>(since(before, after)) / seconds);
+  };
+  const uint64_t steps = since(a.steps(), b.steps());
+  const uint64_t requests = since(a.requests(), b.requests());
+  const auto mean = [&](double before, double after, uint64_t count) {
+    return Mean(since(before, after), count);
+  };
+  return absl::StrFormat(
+      kRatesFormat, rate(a.steps(), b.steps()), rate(a.requests(), b.requests()),
+      rate(a.requests_failed(), b.requests_failed()), rate(a.query_rows(), b.query_rows()),
+      rate(a.tokens_appended(), b.tokens_appended()), rate(a.steps_aborted(), b.steps_aborted()),
+      mean(a.plan_seconds(), b.plan_seconds(), steps),
+      mean(a.append_seconds(), b.append_seconds(), steps),
+      mean(a.attend_seconds(), b.attend_seconds(), steps),
+      mean(a.exchange_seconds(), b.exchange_seconds(), steps),
+      mean(a.queue_seconds(), b.queue_seconds(), requests));
+}
+
+}  // namespace tributary::cli

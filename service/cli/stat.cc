@@ -1,0 +1,78 @@
+// tributary stat: what the service has done so far, and with --watch what it is doing.
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "service/cli/commands.h"
+#include "service/cli/report.h"
+#include "service/client/client.h"
+
+namespace tributary::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLinesBetweenTitles = 20;
+
+class Stat final : public Command {
+ public:
+  std::string name() const override { return "stat"; }
+  std::string summary() const override { return "requests, steps and where the time goes"; }
+  std::string description() const override {
+    return "Totals since the service started. With --watch, rates over each interval, a line "
+           "each,\n"
+           "until interrupted (or --lines were printed).\n";
+  }
+  void AddFlags(FlagSet& flags) override {
+    flags.Add("target", &target_, "host:port or unix:/path of the service");
+    flags.Add("watch", &watch_, "print rates at this interval, 1s for example; 0: totals, once");
+    flags.Add("lines", &lines_, "with --watch: stop after so many lines; 0: never");
+    flags.Add("timeout", &timeout_, "how long to wait for the service");
+  }
+
+  int Run() override {
+    auto client = client::Client::Connect(
+        {.target = target_, .timeout = absl::ToChronoMilliseconds(timeout_)});
+    if (!client.ok()) return Fail(name(), std::string(client.status().message()));
+    const auto first = (*client)->GetTopology({});
+    if (!first.ok()) return Fail(name(), first.status().ToString());
+    if (watch_ > absl::ZeroDuration()) return Watch(**client, first->statistics());
+    std::fputs(StatisticsReport(first->statistics(), style_).c_str(), stdout);
+    return kDone;
+  }
+
+ private:
+  int Watch(client::Client& client, v1::Statistics before) {
+    const auto interval = absl::ToChronoNanoseconds(watch_);
+    Clock::time_point asked = Clock::now();
+    for (int line = 0; lines_ == 0 || line < lines_; ++line) {
+      std::this_thread::sleep_until(asked + interval);
+      const auto reply = client.GetTopology({});
+      if (!reply.ok()) return Fail(name(), reply.status().ToString());
+      const Clock::time_point now = Clock::now();
+      const double seconds = std::chrono::duration<double>(now - asked).count();
+      if (line % kLinesBetweenTitles == 0) std::fputs(RatesTitle(style_).c_str(), stdout);
+      std::fputs(RatesLine(before, reply->statistics(), seconds).c_str(), stdout);
+      std::fflush(stdout);
+      before = reply->statistics();
+      asked = now;
+    }
+    return kDone;
+  }
+
+  std::string target_ = kDefaultTarget;
+  absl::Duration watch_ = absl::ZeroDuration();
+  int32_t lines_ = 0;
+  absl::Duration timeout_ = absl::Seconds(5);
+  const Style style_ = Style::For(stdout);
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeStat() { return std::make_unique<Stat>(); }
+
+}  // namespace tributary::cli

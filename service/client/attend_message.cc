@@ -1,0 +1,298 @@
+#include "service/client/attend_message.h"
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "service/client/offset_allocator.h"
+#include "service/client/rpc_status.h"
+
+namespace tributary::client {
+namespace {
+
+// What a message holds besides its tensors' bytes: shapes, names, framing.
+constexpr uint64_t kReplyOverhead = 256;
+// No call is larger; far below where products of sizes leave 64 bits.
+constexpr uint64_t kMostBytes = uint64_t{1} << 46;
+
+v1::DType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return v1::DTYPE_F32;
+    case DType::kBf16:
+      return v1::DTYPE_BF16;
+    case DType::kF16:
+      return v1::DTYPE_F16;
+    case DType::kFp8E4M3:
+      return v1::DTYPE_FP8_E4M3;
+    case DType::kFp8E5M2:
+      return v1::DTYPE_FP8_E5M2;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+int64_t Rows(const AttendCall& call) {
+  int64_t rows = 0;
+  for (const auto& entry : call.entries) rows += entry.query_rows;
+  return rows;
+}
+
+int64_t NewTokens(const AttendCall& call) {
+  int64_t tokens = 0;
+  for (const auto& entry : call.entries) tokens += entry.new_tokens;
+  return tokens;
+}
+
+int64_t Tokens(const AppendCall& call) {
+  int64_t tokens = 0;
+  for (const auto& entry : call.entries) tokens += entry.tokens;
+  return tokens;
+}
+
+uint64_t Bytes(int64_t rows, int32_t heads, int32_t head_dim, DType dtype) {
+  return static_cast<uint64_t>(rows) * static_cast<uint64_t>(heads) *
+         static_cast<uint64_t>(head_dim) * SizeOf(dtype);
+}
+
+uint64_t Aligned(uint64_t bytes) {
+  constexpr uint64_t kAlignment = OffsetAllocator::kAlignment;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Bytes of each tensor of a call, in the order in which they lie in a slot.
+struct Sizes {
+  uint64_t q, k, v, output, lse;
+};
+
+Sizes SizesOf(const AttendCall& call) {
+  const int64_t rows = Rows(call);
+  const uint64_t q = Bytes(rows, call.q_heads, call.head_dim, call.dtype);
+  const uint64_t kv = Bytes(NewTokens(call), call.kv_heads, call.head_dim, call.dtype);
+  const uint64_t lse = call.lse == nullptr ? 0 : Bytes(rows, call.q_heads, 1, DType::kF32);
+  return {q, kv, kv, q, lse};
+}
+
+uint64_t SizeOfKv(const AppendCall& call) {
+  return Bytes(Tokens(call), call.kv_heads, call.head_dim, call.dtype);
+}
+
+void Describe(int64_t rows, int32_t heads, int32_t head_dim, DType dtype, v1::Tensor& tensor) {
+  tensor.set_dtype(ToProto(dtype));
+  tensor.add_shape(rows);
+  tensor.add_shape(heads);
+  if (head_dim > 0) tensor.add_shape(head_dim);
+}
+
+// Writes one tensor after the other into a slot.
+class Placer {
+ public:
+  explicit Placer(const RegionPool::Slot* slot) : slot_(slot) {}
+
+  void Input(const void* bytes, uint64_t size, v1::Tensor& tensor) {
+    if (slot_ == nullptr) {
+      tensor.set_inline_(bytes, size);
+      return;
+    }
+    std::memcpy(slot_->data() + used_, bytes, size);
+    Refer(size, tensor);
+  }
+  void Output(uint64_t size, v1::Tensor& tensor) { Refer(size, tensor); }
+
+ private:
+  void Refer(uint64_t size, v1::Tensor& tensor) {
+    tensor.mutable_shared_memory()->set_region(slot_->region());
+    tensor.mutable_shared_memory()->set_offset(slot_->offset() + used_);
+    used_ += Aligned(size);
+  }
+
+  const RegionPool::Slot* const slot_;
+  uint64_t used_ = 0;
+};
+
+absl::Status CheckDType(DType dtype) {
+  if (dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16) {
+    return absl::OkStatus();
+  }
+  return InvalidField("dtype", absl::StrCat("must be f32, bf16 or f16, is ", Name(dtype)));
+}
+
+absl::Status CheckPositive(absl::string_view field, int64_t value) {
+  if (value > 0) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("must be > 0, is ", value));
+}
+
+absl::Status CheckBytes(absl::string_view field, int64_t rows, int32_t heads, int32_t head_dim) {
+  uint64_t elements = 0;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(rows),
+                             static_cast<uint64_t>(heads) * static_cast<uint64_t>(head_dim),
+                             &elements) ||
+      elements > kMostBytes / sizeof(float)) {
+    return InvalidField(field, "is larger than any message or region");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TooLarge(absl::string_view what, uint64_t bytes, uint64_t limit) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, " of ", bytes, " bytes is larger than max_message_bytes (", limit,
+                   "): split the call, or let its tensors travel in shared memory"));
+}
+
+absl::Status TakeTensor(absl::string_view field, const v1::Tensor& tensor, v1::DType dtype,
+                        uint64_t bytes, void* to) {
+  if (tensor.dtype() != dtype || tensor.inline_().size() != bytes) {
+    return absl::InternalError(absl::StrCat("the reply's ", field, " is not what was asked for: ",
+                                            tensor.inline_().size(), " bytes instead of ", bytes));
+  }
+  std::memcpy(to, tensor.inline_().data(), bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckCall(const AttendCall& call) {
+  if (call.entries.empty()) return InvalidField("entries", "must not be empty");
+  for (size_t i = 0; i < call.entries.size(); ++i) {
+    const AttendEntry& entry = call.entries[i];
+    const std::string field = absl::StrCat("entries[", i, "]");
+    if (auto s = CheckPositive(field + ".query_rows", entry.query_rows); !s.ok()) return s;
+    if (entry.new_tokens != 0 && entry.new_tokens != entry.query_rows) {
+      return InvalidField(field + ".new_tokens",
+                          absl::StrCat("must be 0 or query_rows, is ", entry.new_tokens));
+    }
+  }
+  if (auto s = CheckDType(call.dtype); !s.ok()) return s;
+  if (auto s = CheckPositive("q_heads", call.q_heads); !s.ok()) return s;
+  if (auto s = CheckPositive("head_dim", call.head_dim); !s.ok()) return s;
+  if (auto s = CheckBytes("q", Rows(call), call.q_heads, call.head_dim); !s.ok()) return s;
+  if (call.q == nullptr) return InvalidField("q", "is missing");
+  if (call.output == nullptr) return InvalidField("output", "there is no place for it");
+  if (const int64_t tokens = NewTokens(call); tokens > 0) {
+    if (auto s = CheckPositive("kv_heads", call.kv_heads); !s.ok()) return s;
+    if (auto s = CheckBytes("k", tokens, call.kv_heads, call.head_dim); !s.ok()) return s;
+    if (call.k == nullptr) return InvalidField("k", "is missing: entries have new tokens");
+    if (call.v == nullptr) return InvalidField("v", "is missing: entries have new tokens");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCall(const AppendCall& call) {
+  if (call.entries.empty()) return InvalidField("entries", "must not be empty");
+  for (size_t i = 0; i < call.entries.size(); ++i) {
+    const std::string field = absl::StrCat("entries[", i, "].tokens");
+    if (auto s = CheckPositive(field, call.entries[i].tokens); !s.ok()) return s;
+  }
+  if (auto s = CheckDType(call.dtype); !s.ok()) return s;
+  if (auto s = CheckPositive("kv_heads", call.kv_heads); !s.ok()) return s;
+  if (auto s = CheckPositive("head_dim", call.head_dim); !s.ok()) return s;
+  if (auto s = CheckBytes("k", Tokens(call), call.kv_heads, call.head_dim); !s.ok()) return s;
+  if (call.k == nullptr) return InvalidField("k", "is missing");
+  if (call.v == nullptr) return InvalidField("v", "is missing");
+  return absl::OkStatus();
+}
+
+v1::AttendRequest DescribeCall(const AttendCall& call) {
+  v1::AttendRequest request;
+  request.set_cache_id(call.cache_id);
+  request.set_layer(call.layer);
+  request.set_mode(call.mode);
+  request.set_return_lse(call.lse != nullptr);
+  for (const AttendEntry& entry : call.entries) {
+    v1::AttendEntry& added = *request.add_entries();
+    added.set_sequence_id(entry.sequence_id);
+    added.set_first_position(entry.first_position);
+    added.set_query_rows(entry.query_rows);
+    added.set_new_tokens(entry.new_tokens);
+  }
+  Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_q());
+  if (const int64_t tokens = NewTokens(call); tokens > 0) {
+    Describe(tokens, call.kv_heads, call.head_dim, call.dtype, *request.mutable_k());
+    *request.mutable_v() = request.k();
+  }
+  return request;
+}
+
+v1::AppendRequest DescribeCall(const AppendCall& call) {
+  v1::AppendRequest request;
+  request.set_cache_id(call.cache_id);
+  request.set_layer(call.layer);
+  for (const AppendCall::Entry& entry : call.entries) {
+    v1::AppendEntry& added = *request.add_entries();
+    added.set_sequence_id(entry.sequence_id);
+    added.set_first_position(entry.first_position);
+    added.set_tokens(entry.tokens);
+  }
+  Describe(Tokens(call), call.kv_heads, call.head_dim, call.dtype, *request.mutable_k());
+  *request.mutable_v() = request.k();
+  return request;
+}
+
+uint64_t SharedBytes(const AttendCall& call) {
+  const Sizes sizes = SizesOf(call);
+  return Aligned(sizes.q) + Aligned(sizes.k) + Aligned(sizes.v) + Aligned(sizes.output) +
+         Aligned(sizes.lse);
+}
+
+uint64_t SharedBytes(const AppendCall& call) { return 2 * Aligned(SizeOfKv(call)); }
+
+void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
+                  v1::AttendRequest& request) {
+  const Sizes sizes = SizesOf(call);
+  Placer placer(slot);
+  placer.Input(call.q, sizes.q, *request.mutable_q());
+  if (sizes.k > 0) {
+    placer.Input(call.k, sizes.k, *request.mutable_k());
+    placer.Input(call.v, sizes.v, *request.mutable_v());
+  }
+  // Inline results are what the service gives unasked.
+  request.clear_output();
+  request.clear_lse();
+  if (slot == nullptr) return;
+  Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_output());
+  placer.Output(sizes.output, *request.mutable_output());
+  if (call.lse == nullptr) return;
+  Describe(Rows(call), call.q_heads, 0, DType::kF32, *request.mutable_lse());
+  placer.Output(sizes.lse, *request.mutable_lse());
+}
+
+void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot,
+                  v1::AppendRequest& request) {
+  const uint64_t bytes = SizeOfKv(call);
+  Placer placer(slot);
+  placer.Input(call.k, bytes, *request.mutable_k());
+  placer.Input(call.v, bytes, *request.mutable_v());
+}
+
+absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request, uint64_t limit) {
+  if (const uint64_t bytes = request.ByteSizeLong(); bytes > limit) {
+    return TooLarge("a request", bytes, limit);
+  }
+  if (request.has_output()) return absl::OkStatus();
+  const Sizes sizes = SizesOf(call);
+  const uint64_t reply = sizes.output + sizes.lse + 10 * call.entries.size() + kReplyOverhead;
+  return reply > limit ? TooLarge("a reply", reply, limit) : absl::OkStatus();
+}
+
+absl::Status CheckSize(const v1::AppendRequest& request, uint64_t limit) {
+  const uint64_t bytes = request.ByteSizeLong();
+  return bytes > limit ? TooLarge("a request", bytes, limit) : absl::OkStatus();
+}
+
+absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
+                         const v1::AttendReply& reply) {
+  const Sizes sizes = SizesOf(call);
+  if (slot != nullptr) {
+    const uint64_t output = Aligned(sizes.q) + Aligned(sizes.k) + Aligned(sizes.v);
+    std::memcpy(call.output, slot->data() + output, sizes.output);
+    if (call.lse != nullptr) {
+      std::memcpy(call.lse, slot->data() + output + Aligned(sizes.output), sizes.lse);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status status =
+      TakeTensor("output", reply.output(), ToProto(call.dtype), sizes.output, call.output);
+  if (!status.ok() || call.lse == nullptr) return status;
+  return TakeTensor("lse", reply.lse(), v1::DTYPE_F32, sizes.lse, call.lse);
+}
+
+}  // namespace tributary::client

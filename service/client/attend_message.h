@@ -1,0 +1,41 @@
+// An AttendCall or AppendCall as a message, its tensors in shared memory or inline; a reply as the
+// caller's results.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "service/client/client.h"
+#include "service/client/region_pool.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::client {
+
+// What the client itself must be sure of before it touches the caller's memory: pointers there
+// where bytes are needed, counts that make sense, sizes that fit. Everything else is the service's
+// to refuse.
+absl::Status CheckCall(const AttendCall& call);
+absl::Status CheckCall(const AppendCall& call);
+
+// What is said about a call without its tensors' bytes.
+v1::AttendRequest DescribeCall(const AttendCall& call);
+v1::AppendRequest DescribeCall(const AppendCall& call);
+
+// Bytes of a call's tensors in shared memory, results included, each aligned.
+uint64_t SharedBytes(const AttendCall& call);
+uint64_t SharedBytes(const AppendCall& call);
+
+// Copies the inputs into the slot and refers to them; with a null slot, into the message.
+void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot, v1::AttendRequest& request);
+void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot, v1::AppendRequest& request);
+
+// RESOURCE_EXHAUSTED when the request, or the reply it asks for, is larger than a message may be.
+absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request, uint64_t limit);
+absl::Status CheckSize(const v1::AppendRequest& request, uint64_t limit);
+
+// Copies the results to where the caller wants them. INTERNAL when the reply is not what was asked.
+absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
+                         const v1::AttendReply& reply);
+
+}  // namespace tributary::client

@@ -1,0 +1,338 @@
+#include "service/client/attend_pipe.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/support/client_callback.h"
+#include "service/client/attend_message.h"
+#include "service/client/retry.h"
+#include "service/client/rpc_status.h"
+
+namespace tributary::client {
+namespace {
+
+// Between two looks for a region that a call needs and that is on its way.
+constexpr std::chrono::milliseconds kRegionPoll{10};
+
+absl::Status Closed() { return absl::CancelledError("the client was closed"); }
+
+// What the end of the stream means for a call that had no answer.
+absl::Status StreamFailure(absl::Status status) {
+  switch (status.code()) {
+    // The peer is gone, or went away in the middle: the outcome is unknown, and repeating settles
+    // it.
+    case absl::StatusCode::kOk:
+      return absl::UnavailableError("the service ended the stream");
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      return absl::UnavailableError(absl::StrCat("the stream broke: ", status.message()));
+    default:
+      return status;
+  }
+}
+
+}  // namespace
+
+// One connection's worth of AttendStream. Deletes itself when gRPC is done with it.
+class AttendPipe::Stream final
+    : public grpc::ClientBidiReactor<v1::AttendRequest, v1::AttendReply> {
+ public:
+  explicit Stream(AttendPipe* pipe) : pipe_(pipe) {}
+
+  void Begin() {
+    pipe_->stub_->async()->AttendStream(&context_, this);
+    // Writes begin outside of reactions, which the hold makes legal.
+    AddHold();
+    StartRead(&reply_);
+    StartCall();
+  }
+
+  // Below: with the pipe's lock.
+
+  bool writable() const { return !ended_ && writing_ == nullptr; }
+  bool answered() const { return answered_; }
+
+  // No new writes; the stream goes when those that are just being started are.
+  void End(bool cancel) {
+    if (cancel) context_.TryCancel();
+    ended_ = true;
+    ReleaseWhenIdle();
+  }
+  void ReleaseWhenIdle() {
+    if (!ended_ || starting_ > 0 || released_) return;
+    released_ = true;
+    RemoveHold();
+  }
+
+ private:
+  friend class AttendPipe;
+
+  void OnWriteDone(bool ok) override { pipe_->OnWritten(this, ok); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return pipe_->OnReadEnd(this);
+    const v1::AttendReply reply = std::move(reply_);
+    {
+      Lock lock(pipe_->mutex_);
+      answered_ = true;
+    }
+    // Before the reply is handled: copying results and callbacks do not hold up the next one.
+    reply_.Clear();
+    StartRead(&reply_);
+    pipe_->OnReply(reply);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    AttendPipe* const pipe = pipe_;
+    pipe->OnStreamEnd(this, FromGrpc(status));
+    // The context holds the channel, and a thread of gRPC must not be the last to let go of that:
+    // it would wait for itself. So the stream goes while the pipe, and with it the channel, stays.
+    delete this;
+    pipe->OnStreamGone();
+  }
+
+  AttendPipe* const pipe_;
+  grpc::ClientContext context_;
+  v1::AttendReply reply_;
+  CallPtr writing_;   // keeps the message until it is written
+  int starting_ = 0;  // threads between taking a call and having begun its write
+  bool ended_ = false;
+  bool released_ = false;
+  bool answered_ = false;
+};
+
+AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
+                       AttendPipeOptions options)
+    : stub_(stub),
+      regions_(regions),
+      options_(options),
+      queue_(options.max_attempts,
+             [dice = std::make_shared<absl::BitGen>()] { return absl::Uniform(*dice, 0.0, 1.0); }),
+      thread_([this] { KeepTime(); }) {}
+
+AttendPipe::~AttendPipe() {
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+    if (stream_ != nullptr) stream_->End(/*cancel=*/true);
+    Wake();
+  }
+  thread_.join();
+}
+
+void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)> done) {
+  auto pending = std::make_shared<PendingCall>();
+  pending->call = call;
+  pending->done = std::move(done);
+  absl::Status status = CheckCall(call);
+  if (status.ok()) {
+    pending->request = DescribeCall(call);
+    const absl::StatusOr<Placing> placing = Place(*pending);
+    status = placing.status();
+    pending->placed = placing.ok() && *placing == Placing::kDone;
+  }
+  Lock lock(mutex_);
+  if (stopping_) status = Closed();
+  if (!status.ok()) {
+    finished_.push_back({std::move(pending), std::move(status)});
+    return Wake();
+  }
+  pending->deadline = Clock::now() + options_.timeout;
+  const bool placed = pending->placed;
+  queue_.Add(std::move(pending));
+  if (stream_ == nullptr || !placed) return Wake();
+  WriteNext(lock);
+}
+
+absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
+  call.slot = regions_->Acquire(SharedBytes(call.call));
+  const bool shared = call.slot.has_value();
+  PlaceTensors(call.call, shared ? &*call.slot : nullptr, call.request);
+  absl::Status status = CheckSize(call.call, call.request, options_.max_message_bytes);
+  if (status.ok()) return Placing::kDone;
+  const bool region_is_enough = SharedBytes(call.call) <= regions_->region_bytes();
+  if (!shared && region_is_enough && regions_->renewing()) return Placing::kLater;
+  return status;
+}
+
+void AttendPipe::Finish(Finished finished) {
+  // The slot first: a callback that makes the next call finds its room free.
+  finished.call->slot.reset();
+  finished.call->done(std::move(finished.status));
+}
+
+void AttendPipe::Wake() {
+  changed_ = true;
+  wake_.notify_all();
+}
+
+void AttendPipe::KeepTime() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    changed_ = false;
+    const Clock::time_point now = Clock::now();
+    CollectOverdue(now);
+    if (!finished_.empty()) {
+      std::vector<Finished> finished = std::exchange(finished_, {});
+      lock.unlock();
+      for (Finished& one : finished) Finish(std::move(one));
+      lock.lock();
+      continue;
+    }
+    if (const CallPtr call = queue_.NextToPlace(now); call != nullptr) {
+      PlaceNext(lock, call);
+      continue;
+    }
+    if (stream_ == nullptr && queue_.CanSend(now)) StartStream();
+    WriteNext(lock);
+    // No call that comes while this thread sleeps is due sooner than a timeout from now.
+    const Clock::time_point next = std::min(queue_.NextEvent(now), now + options_.timeout);
+    wake_.wait_until(lock, next, [this] { return changed_ || stopping_; });
+  }
+  CancelAll(lock);
+}
+
+void AttendPipe::PlaceNext(Lock& lock, const CallPtr& call) {
+  // Only this thread ends calls that are not placed, so the caller's buffers stay meanwhile.
+  lock.unlock();
+  absl::StatusOr<Placing> placing = Place(*call);
+  lock.lock();
+  if (!placing.ok()) {
+    queue_.RemoveUnsent(call);
+    finished_.push_back({call, std::move(placing).status()});
+  } else if (*placing == Placing::kLater) {
+    call->not_before = Clock::now() + kRegionPoll;
+  } else {
+    call->placed = true;
+  }
+}
+
+void AttendPipe::CollectOverdue(Clock::time_point now) {
+  const absl::Status status = absl::DeadlineExceededError(
+      absl::StrCat("no answer within ", options_.timeout.count(), " ms, repeats included"));
+  AttendQueue::Overdue overdue = queue_.TakeOverdue(now);
+  for (CallPtr& call : overdue.sent) {
+    if (call->slot.has_value()) {
+      abandoned_.emplace(call->request.request_id(), *std::exchange(call->slot, std::nullopt));
+    }
+    finished_.push_back({std::move(call), status});
+  }
+  for (CallPtr& call : overdue.unsent) finished_.push_back({std::move(call), status});
+}
+
+void AttendPipe::CancelAll(Lock& lock) {
+  // gRPC ends a cancelled stream promptly; until then it may touch calls.
+  wake_.wait(lock, [this] { return live_streams_ == 0; });
+  for (CallPtr& call : queue_.TakeAll()) finished_.push_back({std::move(call), Closed()});
+  while (!finished_.empty()) {
+    std::vector<Finished> finished = std::exchange(finished_, {});
+    lock.unlock();
+    for (Finished& one : finished) Finish(std::move(one));
+    lock.lock();
+  }
+}
+
+void AttendPipe::StartStream() {
+  stream_ = new Stream(this);
+  ++live_streams_;
+  stream_->Begin();
+}
+
+void AttendPipe::WriteNext(Lock& lock) {
+  Stream* const stream = stream_;
+  if (stream == nullptr || !stream->writable()) return;
+  const CallPtr call = queue_.NextToSend(Clock::now());
+  if (call == nullptr) return;
+  stream->writing_ = call;
+  ++stream->starting_;
+  // Serialising a large message is no reason to keep replies waiting.
+  lock.unlock();
+  stream->StartWrite(&call->request);
+  lock.lock();
+  --stream->starting_;
+  stream->ReleaseWhenIdle();
+}
+
+void AttendPipe::OnWritten(Stream* stream, bool ok) {
+  Lock lock(mutex_);
+  stream->writing_ = nullptr;
+  if (!ok) return stream->End(/*cancel=*/true);
+  WriteNext(lock);
+}
+
+void AttendPipe::OnReadEnd(Stream* stream) {
+  Lock lock(mutex_);
+  stream->End(/*cancel=*/false);
+}
+
+void AttendPipe::OnReply(const v1::AttendReply& reply) {
+  absl::Status status = FromRpc(reply.status());
+  std::optional<RegionPool::Slot> unused;  // returned after the lock
+  Lock lock(mutex_);
+  CallPtr call = queue_.TakeSent(reply.request_id());
+  if (call == nullptr) {
+    if (auto node = abandoned_.extract(reply.request_id()); !node.empty()) {
+      unused = std::move(node.mapped());
+    }
+    return lock.unlock();
+  }
+  if (!status.ok()) {
+    const bool region_lost = call->slot.has_value() && IsForgottenRegion(status);
+    if (queue_.Repeat(call, status, Clock::now())) {
+      if (region_lost) {
+        regions_->Retire(*call->slot);
+        unused = std::exchange(call->slot, std::nullopt);
+        call->placed = false;
+      }
+      Wake();
+      return lock.unlock();
+    }
+  }
+  // A later call of its sequences may have waited for this one.
+  WriteNext(lock);
+  lock.unlock();
+  if (status.ok()) {
+    status = TakeResults(call->call, call->slot.has_value() ? &*call->slot : nullptr, reply);
+  }
+  Finish({std::move(call), std::move(status)});
+}
+
+void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
+  std::vector<CallPtr> final;
+  std::vector<RegionPool::Slot> slots;  // returned after the lock
+  Lock lock(mutex_);
+  status = stopping_ ? Closed() : StreamFailure(std::move(status));
+  const Clock::time_point now = Clock::now();
+  // A stream that never answered was, for all that waited, a failure to connect.
+  if (!stream->answered()) final = queue_.FailWaiting(status, now);
+  for (auto& [id, slot] : std::exchange(abandoned_, {})) slots.push_back(std::move(slot));
+  for (CallPtr& call : queue_.TakeAllSent()) {
+    if (call->slot.has_value()) {
+      slots.push_back(*std::exchange(call->slot, std::nullopt));
+      call->placed = false;
+    }
+    if (!queue_.Repeat(call, status, now)) final.push_back(std::move(call));
+  }
+  // The service may still be at work on these.
+  for (const RegionPool::Slot& slot : slots) regions_->Retire(slot);
+  if (stream_ == stream) stream_ = nullptr;
+  Wake();
+  lock.unlock();
+
+  slots.clear();
+  for (CallPtr& call : final) Finish({std::move(call), status});
+}
+
+void AttendPipe::OnStreamGone() {
+  Lock lock(mutex_);
+  --live_streams_;
+  wake_.notify_all();
+}
+
+}  // namespace tributary::client

@@ -1,0 +1,252 @@
+#include "service/client/client.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "service/client/attend_message.h"
+#include "service/client/attend_pipe.h"
+#include "service/client/region_pool.h"
+#include "service/client/retry.h"
+#include "service/client/rpc_status.h"
+#include "service/keepalive.h"
+#include "tributary/v1/attention.grpc.pb.h"
+
+namespace tributary::client {
+namespace {
+
+using Stub = v1::AttentionService::Stub;
+using Deadline = std::chrono::system_clock::time_point;
+
+// Room in a message for what is not a tensor: entries and names.
+constexpr size_t kMessageSlack = size_t{1} << 20;
+// How soon a broken connection is made anew; gRPC's own defaults (1 s to 2 min) are longer than
+// most callers wait.
+constexpr int kReconnectMs = 50;
+constexpr int kMostReconnectMs = 1'000;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const ConnectOptions& options) {
+  grpc::ChannelArguments arguments;
+  service::SetClientKeepalive(arguments);
+  const int limit =
+      static_cast<int>(std::min<size_t>(options.max_message_bytes + kMessageSlack, INT32_MAX));
+  arguments.SetMaxReceiveMessageSize(limit);
+  arguments.SetMaxSendMessageSize(limit);
+  // One policy of repeating, and it is ours: gRPC's would not know which calls are safe.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kMostReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
+  // Two clients of one process have a connection each.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+absl::Status CheckOptions(const ConnectOptions& options) {
+  if (options.target.empty()) return InvalidField("target", "is missing");
+  if (options.timeout.count() <= 0) return InvalidField("timeout", "must be > 0");
+  if (options.max_attempts < 1) return InvalidField("max_attempts", "must be >= 1");
+  if (options.max_message_bytes == 0) return InvalidField("max_message_bytes", "must be > 0");
+  return absl::OkStatus();
+}
+
+uint64_t RandomId() {
+  absl::BitGen dice;
+  // 0 would ask the service to choose.
+  return absl::Uniform<uint64_t>(absl::IntervalClosed, dice, 1, UINT64_MAX);
+}
+
+class GrpcClient final : public Client {
+ public:
+  explicit GrpcClient(const ConnectOptions& options)
+      : options_(options),
+        channel_(MakeChannel(options)),
+        stub_(v1::AttentionService::NewStub(channel_)),
+        regions_(stub_.get(), options.shared_memory_bytes),
+        pipe_(stub_.get(), &regions_,
+              {.timeout = options.timeout,
+               .max_attempts = options.max_attempts,
+               .max_message_bytes = options.max_message_bytes}) {}
+
+  absl::Status Start() {
+    const Deadline deadline = std::chrono::system_clock::now() + options_.timeout;
+    if (!channel_->WaitForConnected(deadline)) {
+      return absl::UnavailableError(absl::StrCat("nobody answers at ", options_.target, " within ",
+                                                 options_.timeout.count(), " ms"));
+    }
+    return Repeating([&](Deadline until) { return regions_.Start(until); });
+  }
+
+  absl::StatusOr<v1::CreateCacheReply> CreateCache(const std::string& cache_id,
+                                                   const v1::CacheSpec& spec) override {
+    v1::CreateCacheRequest request;
+    request.set_cache_id(cache_id);
+    *request.mutable_spec() = spec;
+    return Call<v1::CreateCacheReply>(&Stub::CreateCache, request);
+  }
+
+  absl::Status DeleteCache(const std::string& cache_id) override {
+    v1::DeleteCacheRequest request;
+    request.set_cache_id(cache_id);
+    int failures = 0;
+    absl::Status status =
+        Call<v1::DeleteCacheReply>(&Stub::DeleteCache, request, &failures).status();
+    return GoneByNow(std::move(status), failures);
+  }
+
+  absl::StatusOr<uint64_t> OpenSequence(const std::string& cache_id) override {
+    v1::OpenSequenceRequest request;
+    request.set_cache_id(cache_id);
+    request.set_sequence_id(RandomId());
+    const auto reply = Call<v1::OpenSequenceReply>(&Stub::OpenSequence, request);
+    if (!reply.ok()) return reply.status();
+    return reply->sequence_id();
+  }
+
+  absl::Status ReopenSequence(const std::string& cache_id, uint64_t sequence_id) override {
+    v1::OpenSequenceRequest request;
+    request.set_cache_id(cache_id);
+    request.set_sequence_id(sequence_id);
+    return Call<v1::OpenSequenceReply>(&Stub::OpenSequence, request).status();
+  }
+
+  absl::StatusOr<uint64_t> ForkSequence(const std::string& cache_id, uint64_t parent_id,
+                                        std::optional<int64_t> length) override {
+    v1::ForkSequenceRequest request;
+    request.set_cache_id(cache_id);
+    request.set_parent_id(parent_id);
+    request.set_sequence_id(RandomId());
+    if (length.has_value()) request.set_length(*length);
+    int failures = 0;
+    const auto reply = Call<v1::ForkSequenceReply>(&Stub::ForkSequence, request, &failures);
+    // The child's id is ours alone: if it exists, an attempt whose answer was lost has made it.
+    if (failures > 0 && absl::IsAlreadyExists(reply.status())) return request.sequence_id();
+    if (!reply.ok()) return reply.status();
+    return reply->sequence_id();
+  }
+
+  absl::StatusOr<int64_t> TruncateSequence(const std::string& cache_id, uint64_t sequence_id,
+                                           int64_t length) override {
+    v1::TruncateSequenceRequest request;
+    request.set_cache_id(cache_id);
+    request.set_sequence_id(sequence_id);
+    request.set_length(length);
+    const auto reply = Call<v1::TruncateSequenceReply>(&Stub::TruncateSequence, request);
+    if (!reply.ok()) return reply.status();
+    return reply->length();
+  }
+
+  absl::Status CloseSequence(const std::string& cache_id, uint64_t sequence_id) override {
+    v1::CloseSequenceRequest request;
+    request.set_cache_id(cache_id);
+    request.set_sequence_id(sequence_id);
+    int failures = 0;
+    absl::Status status =
+        Call<v1::CloseSequenceReply>(&Stub::CloseSequence, request, &failures).status();
+    return GoneByNow(std::move(status), failures);
+  }
+
+  absl::Status Append(const AppendCall& call) override {
+    if (absl::Status status = CheckCall(call); !status.ok()) return status;
+    v1::AppendRequest request = DescribeCall(call);
+    return Repeating([&](Deadline until) { return AppendOnce(call, request, until); });
+  }
+
+  absl::Status Attend(const AttendCall& call) override {
+    absl::Status result;
+    absl::Notification done;
+    pipe_.Submit(call, [&](absl::Status status) {
+      result = std::move(status);
+      done.Notify();
+    });
+    // The pipe ends every call by its deadline.
+    done.WaitForNotification();
+    return result;
+  }
+
+  void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
+    pipe_.Submit(call, std::move(done));
+  }
+
+  absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) override {
+    return Call<v1::GetTopologyReply>(&Stub::GetTopology, request);
+  }
+
+ private:
+  // Calls `attempt` until it succeeds, fails for good, or has no time or attempts left. `failures`,
+  // if wanted, is how many attempts failed before the one whose outcome is returned.
+  template <typename Attempt>
+  absl::Status Repeating(const Attempt& attempt, int* failures = nullptr) {
+    const Deadline deadline = std::chrono::system_clock::now() + options_.timeout;
+    for (int failed = 0;;) {
+      absl::Status status = attempt(deadline);
+      if (failures != nullptr) *failures = failed;
+      const bool again = IsTransient(status) || IsForgottenRegion(status);
+      if (!again || ++failed >= options_.max_attempts) return status;
+      absl::BitGen dice;
+      const auto delay = RetryDelay(failed, RetryDelayOf(status), absl::Uniform(dice, 0.0, 1.0));
+      // An answer now is worth more than a deadline later.
+      if (std::chrono::system_clock::now() + delay >= deadline) return status;
+      std::this_thread::sleep_for(delay);
+    }
+  }
+
+  template <typename Reply, typename Request>
+  absl::StatusOr<Reply> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                          Reply*),
+                             const Request& request, int* failures = nullptr) {
+    Reply reply;
+    absl::Status status = Repeating(
+        [&](Deadline deadline) {
+          grpc::ClientContext context;
+          context.set_deadline(deadline);
+          return FromGrpc(((*stub_).*method)(&context, request, &reply));
+        },
+        failures);
+    if (!status.ok()) return status;
+    return reply;
+  }
+
+  absl::Status AppendOnce(const AppendCall& call, v1::AppendRequest& request, Deadline deadline) {
+    const auto slot = regions_.Acquire(SharedBytes(call));
+    PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
+    if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) return s;
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    v1::AppendReply reply;
+    absl::Status status = FromGrpc(stub_->Append(&context, request, &reply));
+    const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);
+    if (slot.has_value() && region_unusable) regions_.Retire(*slot);
+    return status;
+  }
+
+  // What was to be removed is gone, maybe by an attempt whose answer was lost.
+  static absl::Status GoneByNow(absl::Status status, int failures) {
+    if (failures > 0 && absl::IsNotFound(status)) return absl::OkStatus();
+    return status;
+  }
+
+  const ConnectOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<Stub> stub_;
+  RegionPool regions_;
+  AttendPipe pipe_;  // last: its calls end before what they use
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  auto client = std::make_unique<GrpcClient>(options);
+  if (absl::Status status = client->Start(); !status.ok()) return status;
+  return client;
+}
+
+}  // namespace tributary::client

@@ -1,0 +1,220 @@
+#include "service/client/region_pool.h"
+
+#include <condition_variable>
+#include <functional>
+#include <utility>
+
+#include "grpcpp/client_context.h"
+#include "service/client/offset_allocator.h"
+#include "service/client/rpc_status.h"
+#include "service/client/shared_region.h"
+
+namespace tributary::client {
+namespace {
+
+constexpr std::chrono::seconds kRegisterTimeout{5};
+constexpr std::chrono::seconds kUnregisterTimeout{1};
+// After a registration that failed: tensors travel in messages meanwhile.
+constexpr std::chrono::seconds kRenewalPause{1};
+
+v1::RegisterSharedMemoryRequest Registration(const SharedRegion& memory) {
+  v1::RegisterSharedMemoryRequest request;
+  request.set_name(memory.name());
+  request.mutable_system()->set_key(memory.key());
+  request.set_byte_size(memory.size());
+  return request;
+}
+
+// What an RPC needs until it is over. Let go before the RPC counts as over: its context holds the
+// channel, and a thread of gRPC must not be the last to do so.
+template <typename Request, typename Reply>
+struct Rpc {
+  explicit Rpc(std::chrono::seconds timeout) {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+  }
+  grpc::ClientContext context;
+  Request request;
+  Reply reply;
+};
+
+}  // namespace
+
+// The RPCs of regions; counts those under way, so that none outlives the stub.
+class RegionPool::Registrar {
+ public:
+  explicit Registrar(v1::AttentionService::Stub* stub) : stub_(stub) {}
+
+  void Register(const SharedRegion& memory, std::function<void(absl::Status)> done) {
+    auto rpc =
+        std::make_shared<Rpc<v1::RegisterSharedMemoryRequest, v1::RegisterSharedMemoryReply>>(
+            kRegisterTimeout);
+    rpc->request = Registration(memory);
+    Begin();
+    stub_->async()->RegisterSharedMemory(
+        &rpc->context, &rpc->request, &rpc->reply,
+        [this, rpc, done = std::move(done)](const grpc::Status& status) mutable {
+          done(FromGrpc(status));
+          rpc.reset();
+          End();
+        });
+  }
+
+  absl::Status RegisterNow(const SharedRegion& memory,
+                           std::chrono::system_clock::time_point deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    v1::RegisterSharedMemoryReply reply;
+    return FromGrpc(stub_->RegisterSharedMemory(&context, Registration(memory), &reply));
+  }
+
+  // Whether it succeeds changes nothing for this side.
+  void Unregister(const std::string& name) {
+    auto rpc =
+        std::make_shared<Rpc<v1::UnregisterSharedMemoryRequest, v1::UnregisterSharedMemoryReply>>(
+            kUnregisterTimeout);
+    rpc->request.set_name(name);
+    Begin();
+    stub_->async()->UnregisterSharedMemory(&rpc->context, &rpc->request, &rpc->reply,
+                                           [this, rpc](const grpc::Status&) mutable {
+                                             rpc.reset();
+                                             End();
+                                           });
+  }
+
+  // Every RPC has a deadline, so this ends.
+  void AwaitNone() {
+    std::unique_lock lock(mutex_);
+    none_.wait(lock, [this] { return under_way_ == 0; });
+  }
+
+ private:
+  void Begin() {
+    std::lock_guard lock(mutex_);
+    ++under_way_;
+  }
+  // The last touch of this object by an RPC: told under the lock, so that AwaitNone cannot return
+  // before it is over.
+  void End() {
+    std::lock_guard lock(mutex_);
+    if (--under_way_ == 0) none_.notify_all();
+  }
+
+  v1::AttentionService::Stub* const stub_;
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int under_way_ = 0;
+};
+
+// A registered region and who holds what of it.
+class RegionPool::Region {
+ public:
+  Region(std::shared_ptr<SharedRegion> memory, std::shared_ptr<Registrar> registrar)
+      : memory_(std::move(memory)), registrar_(std::move(registrar)), room_(memory_->size()) {}
+  ~Region() { registrar_->Unregister(memory_->name()); }
+
+  const SharedRegion& memory() const { return *memory_; }
+  std::optional<uint64_t> Allocate(uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    return room_.Allocate(bytes);
+  }
+  void Free(uint64_t offset, uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    room_.Free(offset, bytes);
+  }
+
+ private:
+  const std::shared_ptr<SharedRegion> memory_;
+  const std::shared_ptr<Registrar> registrar_;
+  std::mutex mutex_;
+  OffsetAllocator room_;
+};
+
+RegionPool::Slot::Slot(std::shared_ptr<Region> region, uint64_t offset, uint64_t bytes)
+    : region_(std::move(region)), offset_(offset), bytes_(bytes) {}
+RegionPool::Slot::Slot(Slot&& other) noexcept = default;
+RegionPool::Slot& RegionPool::Slot::operator=(Slot&& other) noexcept {
+  std::swap(region_, other.region_);
+  std::swap(offset_, other.offset_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+RegionPool::Slot::~Slot() {
+  if (region_ != nullptr) region_->Free(offset_, bytes_);
+}
+std::byte* RegionPool::Slot::data() const { return region_->memory().data() + offset_; }
+const std::string& RegionPool::Slot::region() const { return region_->memory().name(); }
+
+RegionPool::RegionPool(v1::AttentionService::Stub* stub, uint64_t size)
+    : size_(size), registrar_(std::make_shared<Registrar>(stub)) {}
+
+RegionPool::~RegionPool() {
+  // A renewal under way may still install its region.
+  registrar_->AwaitNone();
+  current_.reset();
+  registrar_->AwaitNone();
+}
+
+absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
+  if (size_ == 0) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<SharedRegion>> memory = SharedRegion::Create(size_);
+  if (!memory.ok()) return memory.status();
+  if (absl::Status status = registrar_->RegisterNow(**memory, deadline); !status.ok()) {
+    return status;
+  }
+  (*memory)->Unlink();
+  std::lock_guard lock(mutex_);
+  current_ = std::make_shared<Region>(*std::move(memory), registrar_);
+  return absl::OkStatus();
+}
+
+std::optional<RegionPool::Slot> RegionPool::Acquire(uint64_t bytes) {
+  if (size_ == 0) return std::nullopt;
+  std::shared_ptr<Region> region;
+  {
+    std::lock_guard lock(mutex_);
+    region = current_;
+  }
+  if (region == nullptr) {
+    Renew();
+    return std::nullopt;
+  }
+  const std::optional<uint64_t> offset = region->Allocate(bytes);
+  if (!offset.has_value()) return std::nullopt;
+  return Slot(std::move(region), *offset, bytes);
+}
+
+void RegionPool::Retire(const Slot& slot) {
+  // The slot keeps the region, so that no RPC is begun here.
+  std::lock_guard lock(mutex_);
+  if (current_ == slot.region_) current_.reset();
+}
+
+bool RegionPool::renewing() const {
+  std::lock_guard lock(mutex_);
+  return renewing_;
+}
+
+void RegionPool::Renew() {
+  {
+    std::lock_guard lock(mutex_);
+    const bool early = std::chrono::steady_clock::now() < next_renewal_;
+    if (renewing_ || current_ != nullptr || early) return;
+    renewing_ = true;
+  }
+  absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(size_);
+  if (!created.ok()) return FinishRenewal(nullptr);
+  std::shared_ptr<SharedRegion> memory = *std::move(created);
+  registrar_->Register(*memory, [this, memory](const absl::Status& status) {
+    memory->Unlink();
+    FinishRenewal(status.ok() ? std::make_shared<Region>(memory, registrar_) : nullptr);
+  });
+}
+
+void RegionPool::FinishRenewal(std::shared_ptr<Region> region) {
+  std::lock_guard lock(mutex_);
+  renewing_ = false;
+  if (region == nullptr) next_renewal_ = std::chrono::steady_clock::now() + kRenewalPause;
+  current_ = std::move(region);
+}
+
+}  // namespace tributary::client

@@ -1,0 +1,79 @@
+// Room for tensors in shared memory that the service has mapped.
+//
+// One region at a time is handed out. A region is retired when it can no longer be trusted: the
+// service has forgotten it (it restarted), or the outcome of a call that used it is unknown, so
+// that the service may still read or write there. Then a new region is registered in the background
+// and the old one goes when its last slot does. Retiring, and not reusing, is what makes a late
+// write of the service harmless.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "tributary/v1/attention.grpc.pb.h"
+
+namespace tributary::client {
+
+class RegionPool {
+  class Registrar;
+  class Region;
+
+ public:
+  // Bytes of a region; returned when it is destroyed.
+  class Slot {
+   public:
+    Slot(Slot&& other) noexcept;
+    Slot& operator=(Slot&& other) noexcept;
+    ~Slot();
+
+    std::byte* data() const;
+    const std::string& region() const;
+    uint64_t offset() const { return offset_; }
+
+   private:
+    friend class RegionPool;
+    Slot(std::shared_ptr<Region> region, uint64_t offset, uint64_t bytes);
+
+    std::shared_ptr<Region> region_;
+    uint64_t offset_;
+    uint64_t bytes_;
+  };
+
+  // Regions of `size` bytes; 0: never any.
+  RegionPool(v1::AttentionService::Stub* stub, uint64_t size);
+  // Unregisters; waits for the service a few seconds at most. All slots are gone by then.
+  ~RegionPool();
+  RegionPool(const RegionPool&) = delete;
+  RegionPool& operator=(const RegionPool&) = delete;
+
+  // Registers the first region.
+  absl::Status Start(std::chrono::system_clock::time_point deadline);
+
+  // None when the region is full, or there is none just now; then a new one is being registered.
+  std::optional<Slot> Acquire(uint64_t bytes);
+  // The slot's region is not handed out again.
+  void Retire(const Slot& slot);
+  // Whether a new region is on its way.
+  bool renewing() const;
+  uint64_t region_bytes() const { return size_; }
+
+ private:
+  void Renew();
+  void FinishRenewal(std::shared_ptr<Region> region);
+
+  const uint64_t size_;
+  const std::shared_ptr<Registrar> registrar_;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Region> current_;
+  bool renewing_ = false;
+  std::chrono::steady_clock::time_point next_renewal_;  // not before, after one that failed
+};
+
+}  // namespace tributary::client

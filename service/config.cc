@@ -1,0 +1,255 @@
+#include "service/config.h"
+
+#include <limits>
+#include <optional>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "worker/errors.h"
+#include "worker/rpc/config_file.h"
+#include "worker/status_macros.h"
+
+ABSL_FLAG(
+    std::string, config, "",
+    "YAML file with settings: one mapping, names as the flags'. Flags on the command line win.");
+ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7400"},
+          "Where hosts connect, separated by commas: host:port (port 0 picks one) or unix:/path.");
+ABSL_FLAG(std::string, admin_listen, "127.0.0.1:7401",
+          "host:port or unix:/path of the plaintext server that carries only grpc.health.v1: "
+          "'liveness' (this process lives) and 'readiness' (all workers serve). Empty: none.");
+ABSL_FLAG(std::optional<int32_t>, embedded_workers, std::nullopt,
+          "Workers as threads of this process. Default 4, or 0 when --workers is given.");
+ABSL_FLAG(int32_t, workers, 0,
+          "Worker processes (tributary-worker) to wait for, instead of embedded ones.");
+ABSL_FLAG(std::string, worker_listen, "127.0.0.1:7402",
+          "host:port where worker processes register; used with --workers.");
+ABSL_FLAG(int32_t, threads, 0,
+          "CPU threads of all embedded workers together; 0: as many as the machine has.");
+ABSL_FLAG(std::string, exchange, "auto",
+          "How workers exchange partial results: auto (by size), all_gather, ag_rs or a2a.");
+ABSL_FLAG(absl::Duration, step_timeout, absl::Seconds(30),
+          "A step that takes longer is aborted, collectives included, and the group re-forms.");
+ABSL_FLAG(absl::Duration, form_timeout, absl::Seconds(10),
+          "How long worker processes may take to connect to each other.");
+ABSL_FLAG(absl::Duration, max_call_timeout, absl::Minutes(5),
+          "The longest a call may wait, whatever its own deadline.");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+          "After SIGTERM: how long accepted calls may take to finish.");
+ABSL_FLAG(absl::Duration, retry_delay, absl::Milliseconds(200),
+          "The delay asked of callers with UNAVAILABLE and ABORTED.");
+ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20,
+          "Largest message either way. Tensors in shared memory do not count.");
+ABSL_FLAG(
+    int32_t, max_calls_per_stream, 256,
+    "Calls of one AttendStream in flight; beyond, the stream is read no further for a while.");
+ABSL_FLAG(int32_t, max_sequences, 65536, "Open sequences of one cache.");
+ABSL_FLAG(int32_t, batch_max_rows, 4096, "Query rows (or new tokens) that may share a step.");
+ABSL_FLAG(int32_t, batch_max_entries, 256, "Sequences that may share a step.");
+ABSL_FLAG(absl::Duration, batch_window, absl::ZeroDuration(),
+          "How long a call may wait for others to share its step although one could begin.");
+ABSL_FLAG(int32_t, pipeline_depth, 2, "Steps handed to the workers at a time.");
+ABSL_FLAG(int64_t, memory_limit_bytes, 0,
+          "Most bytes the caches may take on embedded workers together; 0: no limit.");
+ABSL_FLAG(bool, reflection, true, "Offer gRPC server reflection.");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error.");
+ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line.");
+
+namespace tributary::service {
+namespace {
+
+constexpr char kUsage[] =
+    "Holds the sharded KV cache of language models and computes attention where it lies.\n"
+    "Without flags: four workers as threads of this process, serving 127.0.0.1:7400.\n\n"
+    "  tributary-coordinator --listen=unix:/run/tributary.sock --embedded_workers=4\n"
+    "  tributary-coordinator --listen=0.0.0.0:7400 --workers=4 --worker_listen=0.0.0.0:7402\n"
+    "  tributary-coordinator --config=/etc/tributary.yaml\n\n"
+    "SIGTERM or SIGINT drains and exits 0; a second one exits at once. Exit code 2: bad settings.\n"
+    "A setting in the --config file has the flag's name: `embedded_workers: 8`.";
+
+// Abseil ends the program with code 1 on a flag it cannot take; ours are checked before, so that
+// every bad setting is reported alike.
+absl::Status CheckArgument(absl::string_view argument) {
+  if (!absl::ConsumePrefix(&argument, "--")) return absl::OkStatus();
+  const size_t equals = argument.find('=');
+  const absl::string_view name = argument.substr(0, equals);
+  if (name.empty()) return absl::OkStatus();
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag == nullptr) {
+    absl::string_view positive = name;
+    if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
+      return absl::OkStatus();
+    }
+    return worker::InvalidField(name, "no such setting; --help lists them");
+  }
+  if (equals == absl::string_view::npos || absl::StartsWith(name, "help")) return absl::OkStatus();
+  std::string error;
+  const absl::string_view value = argument.substr(equals + 1);
+  if (!flag->ParseFrom(value, &error)) {
+    return worker::InvalidField(
+        name, absl::StrCat("cannot be '", value, "'", error.empty() ? "" : ": ", error));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<T> AtLeast(absl::string_view name, T value, T least) {
+  if (value < least) {
+    return worker::InvalidField(name, absl::StrCat("must be at least ", least, ", is ", value));
+  }
+  return value;
+}
+
+absl::StatusOr<std::chrono::milliseconds> Positive(absl::string_view name, absl::Duration value) {
+  if (value < absl::Milliseconds(1) || value > absl::Hours(24)) {
+    return worker::InvalidField(
+        name, absl::StrCat("must be 1ms to 24h, is ", absl::FormatDuration(value)));
+  }
+  return absl::ToChronoMilliseconds(value);
+}
+
+absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
+  if (absl::StartsWith(address, "unix:")) {
+    if (address.size() > 5) return absl::OkStatus();
+  } else if (const size_t colon = address.rfind(':');
+             colon != absl::string_view::npos && colon > 0 && colon + 1 < address.size()) {
+    return absl::OkStatus();
+  }
+  return worker::InvalidField(name,
+                              absl::StrCat("must be host:port or unix:/path, is '", address, "'"));
+}
+
+absl::Status ReadWorkers(Config* config) {
+  const std::optional<int32_t> embedded = absl::GetFlag(FLAGS_embedded_workers);
+  TRIBUTARY_ASSIGN_OR_RETURN(config->workers, AtLeast("workers", absl::GetFlag(FLAGS_workers), 0));
+  config->embedded_workers = embedded.value_or(config->workers > 0 ? 0 : 4);
+  if (config->workers > 0 && config->embedded_workers != 0) {
+    return worker::InvalidField("embedded_workers", "workers are given too: choose one of the two");
+  }
+  if (config->workers == 0) {
+    TRIBUTARY_RETURN_IF_ERROR(AtLeast("embedded_workers", config->embedded_workers, 1).status());
+  }
+  if (config->workers > 1024 || config->embedded_workers > 1024) {
+    return worker::InvalidField(config->workers > 0 ? "workers" : "embedded_workers",
+                                "must be at most 1024");
+  }
+  config->worker_listen = absl::GetFlag(FLAGS_worker_listen);
+  if (config->workers > 0) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckAddress("worker_listen", config->worker_listen));
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
+  const std::string exchange = absl::GetFlag(FLAGS_exchange);
+  if (!collective::Parse(exchange, &config->exchange)) {
+    return worker::InvalidField("exchange", absl::StrCat("must be auto, all_gather, ag_rs or a2a, "
+                                                         "is '",
+                                                         exchange, "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadListeners(Config* config) {
+  config->listen = absl::GetFlag(FLAGS_listen);
+  if (config->listen.empty()) return worker::InvalidField("listen", "must not be empty");
+  for (const std::string& address : config->listen) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckAddress("listen", address));
+  }
+  config->admin_listen = absl::GetFlag(FLAGS_admin_listen);
+  if (!config->admin_listen.empty()) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckAddress("admin_listen", config->admin_listen));
+  }
+  config->reflection = absl::GetFlag(FLAGS_reflection);
+  return absl::OkStatus();
+}
+
+absl::Status ReadTimeouts(Config* config) {
+  TRIBUTARY_ASSIGN_OR_RETURN(config->step_timeout,
+                             Positive("step_timeout", absl::GetFlag(FLAGS_step_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->form_timeout,
+                             Positive("form_timeout", absl::GetFlag(FLAGS_form_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->max_call_timeout,
+                             Positive("max_call_timeout", absl::GetFlag(FLAGS_max_call_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->drain_timeout,
+                             Positive("drain_timeout", absl::GetFlag(FLAGS_drain_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->retry_delay,
+                             Positive("retry_delay", absl::GetFlag(FLAGS_retry_delay)));
+  const absl::Duration window = absl::GetFlag(FLAGS_batch_window);
+  if (window < absl::ZeroDuration() || window > absl::Seconds(1)) {
+    return worker::InvalidField("batch_window",
+                                absl::StrCat("must be 0 to 1s, is ", absl::FormatDuration(window)));
+  }
+  config->batch_window = absl::ToChronoMicroseconds(window);
+  return absl::OkStatus();
+}
+
+absl::Status ReadLimits(Config* config) {
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_message_bytes,
+      AtLeast("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), int64_t{4096}));
+  if (config->max_message_bytes > std::numeric_limits<int32_t>::max()) {
+    return worker::InvalidField("max_message_bytes", "must be at most 2^31 - 1");
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_calls_per_stream,
+      AtLeast("max_calls_per_stream", absl::GetFlag(FLAGS_max_calls_per_stream), 1));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->max_sequences,
+                             AtLeast("max_sequences", absl::GetFlag(FLAGS_max_sequences), 1));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->batch_max_rows,
+                             AtLeast("batch_max_rows", absl::GetFlag(FLAGS_batch_max_rows), 1));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->batch_max_entries,
+      AtLeast("batch_max_entries", absl::GetFlag(FLAGS_batch_max_entries), 1));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->pipeline_depth,
+                             AtLeast("pipeline_depth", absl::GetFlag(FLAGS_pipeline_depth), 1));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->memory_limit_bytes,
+      AtLeast("memory_limit_bytes", absl::GetFlag(FLAGS_memory_limit_bytes), int64_t{0}));
+  return absl::OkStatus();
+}
+
+absl::Status ReadLogging(Config* config) {
+  if (!Parse(absl::GetFlag(FLAGS_log_level), &config->log_level)) {
+    return worker::InvalidField("log_level", "must be debug, info, warning or error");
+  }
+  if (!Parse(absl::GetFlag(FLAGS_log_format), &config->log_format)) {
+    return worker::InvalidField("log_format", "must be text or json");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
+  absl::SetProgramUsageMessage(kUsage);
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = usage.contains_helpshort_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "service/config.cc");
+  };
+  absl::SetFlagsUsageConfig(usage);
+  TRIBUTARY_ASSIGN_OR_RETURN(std::vector<std::string> arguments,
+                             worker::ArgumentsWithConfigFile(argc, argv));
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckArgument(arguments[i]));
+  }
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  const std::vector<char*> rest =
+      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
+  if (rest.size() > 1) return worker::InvalidField(rest[1], "is not a flag");
+
+  Config config;
+  TRIBUTARY_RETURN_IF_ERROR(ReadListeners(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadWorkers(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadTimeouts(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadLimits(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadLogging(&config));
+  return config;
+}
+
+}  // namespace tributary::service

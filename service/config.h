@@ -1,0 +1,48 @@
+// The coordinator's settings: flags, and a YAML file of flags.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collective/exchange.h"
+#include "service/log.h"
+
+namespace tributary::service {
+
+// What --help says of each is in config.cc, where the flags are.
+struct Config {
+  std::vector<std::string> listen;
+  std::string admin_listen;
+  int32_t embedded_workers = 4;  // 0 when workers are remote
+  int32_t workers = 0;           // remote ones; 0 when they are embedded
+  std::string worker_listen;
+  int32_t threads = 0;
+  collective::Strategy exchange = collective::Strategy::kAuto;
+  std::chrono::milliseconds step_timeout{0};
+  std::chrono::milliseconds form_timeout{0};
+  std::chrono::milliseconds max_call_timeout{0};
+  std::chrono::milliseconds drain_timeout{0};
+  std::chrono::milliseconds retry_delay{0};
+  int64_t max_message_bytes = 0;
+  int32_t max_calls_per_stream = 0;
+  int32_t max_sequences = 0;
+  int32_t batch_max_rows = 0;
+  int32_t batch_max_entries = 0;
+  std::chrono::microseconds batch_window{0};
+  int32_t pipeline_depth = 0;
+  int64_t memory_limit_bytes = 0;
+  bool reflection = true;
+  LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+};
+
+// Command line and --config file; the command line wins. INVALID_ARGUMENT or NOT_FOUND names the
+// setting at fault. --help and the like print and end the program.
+absl::StatusOr<Config> LoadConfig(int argc, char** argv);
+
+}  // namespace tributary::service

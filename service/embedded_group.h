@@ -1,0 +1,29 @@
+// Workers as threads of this process.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "collective/exchange.h"
+#include "service/worker_group.h"
+
+namespace tributary::service {
+
+struct EmbeddedGroupOptions {
+  int workers = 4;
+  // CPU threads of all workers together; each gets an equal share, at least one. 0: the machine's.
+  int threads = 0;
+  collective::Strategy strategy = collective::Strategy::kAuto;
+  // Bytes the shards of all workers may take together. 0: no limit but the machine's.
+  size_t memory_limit = 0;
+};
+
+// When a collective fails or a deadline passes, the communicator is aborted and a new one made
+// under the next epoch; the shards stay, so no rank is ever fresh again.
+std::unique_ptr<WorkerGroup> CreateEmbeddedGroup(const EmbeddedGroupOptions& options);
+
+// Whether a rank's reply means that ranks may have parted ways, as opposed to a refusal that is the
+// same everywhere and leaves the group usable.
+bool BreaksGroup(const absl::Status& reply);
+
+}  // namespace tributary::service

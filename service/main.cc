@@ -1,0 +1,180 @@
+// tributary-coordinator: settings, workers, servers, and an orderly end.
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_join.h"
+#include "service/config.h"
+#include "service/coordinator.h"
+#include "service/embedded_group.h"
+#include "service/log.h"
+#include "service/server.h"
+#ifdef TRIBUTARY_REMOTE_GROUP
+#include "service/remote_group.h"
+#endif
+
+namespace tributary::service {
+namespace {
+
+constexpr int kBadSettings = 2;
+constexpr int kCannotServe = 1;
+
+// Waits for SIGTERM and SIGINT on a thread of its own: nothing that takes a lock may run in a
+// handler. Made before any other thread, so that all of them inherit the blocked signals.
+class Signals {
+ public:
+  explicit Signals(std::shared_ptr<const Logger> log) : log_(std::move(log)) {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    std::thread([this] { Run(); }).detach();  // lives as long as the process
+  }
+
+  void Wait() { asked_.get_future().wait(); }
+
+ private:
+  void Run() {
+    int signal = 0;
+    sigwait(&set_, &signal);
+    log_->Info("draining", {{"signal", signal}});
+    asked_.set_value();
+    sigwait(&set_, &signal);
+    log_->Warning("leaving at once", {{"signal", signal}});
+    std::_Exit(128 + signal);
+  }
+
+  const std::shared_ptr<const Logger> log_;
+  sigset_t set_;
+  std::promise<void> asked_;
+};
+
+CoordinatorOptions OptionsOf(const Config& config) {
+  CoordinatorOptions options;
+  options.batch = {.max_rows = config.batch_max_rows,
+                   .max_entries = config.batch_max_entries,
+                   .window = config.batch_window};
+  options.pipeline_depth = config.pipeline_depth;
+  options.step_timeout = config.step_timeout;
+  options.max_call_timeout = config.max_call_timeout;
+  options.retry_delay = config.retry_delay;
+  options.max_message_bytes = static_cast<size_t>(config.max_message_bytes);
+  options.max_sequences = config.max_sequences;
+  return options;
+}
+
+std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config) {
+  return CreateEmbeddedGroup({.workers = config.embedded_workers,
+                              .threads = config.threads,
+                              .strategy = config.exchange,
+                              .memory_limit = static_cast<size_t>(config.memory_limit_bytes)});
+}
+
+// Where worker processes register. Ends after the group has been stopped and before it is
+// destroyed.
+struct WorkerServer {
+  std::unique_ptr<grpc::Server> server;
+
+  void Stop() {
+    if (server != nullptr) server->Shutdown(std::chrono::system_clock::now());
+    server.reset();
+  }
+};
+
+#ifdef TRIBUTARY_REMOTE_GROUP
+std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
+  auto group = CreateRemoteGroup(
+      {.size = config.workers, .strategy = config.exchange, .form_timeout = config.form_timeout});
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  int port = 0;
+  builder.AddListeningPort(config.worker_listen, grpc::InsecureServerCredentials(), &port);
+  group->AddTo(builder);
+  workers->server = builder.BuildAndStart();
+  if (workers->server == nullptr || port == 0) return nullptr;
+  return group;
+}
+#else
+std::unique_ptr<WorkerGroup> RemoteWorkers(const Config&, WorkerServer*) { return nullptr; }
+#endif
+
+int Serve(const Config& config) {
+  auto log = std::make_shared<const Logger>(config.log_level, config.log_format);
+  // Never destroyed: its thread waits for signals to the very end.
+  auto* const signals = new Signals(log);
+
+  WorkerServer workers;
+  std::unique_ptr<WorkerGroup> group =
+      config.workers > 0 ? RemoteWorkers(config, &workers) : EmbeddedWorkers(config);
+  if (group == nullptr) {
+    log->Error("cannot listen for workers: the address is in use, unknown or not permitted",
+               {{"address", config.worker_listen}});
+    return kCannotServe;
+  }
+
+  // The servers and the coordinator know each other; readiness reaches the server once it is there.
+  auto server = std::make_shared<std::unique_ptr<Server>>();
+  auto server_mutex = std::make_shared<std::mutex>();
+  CoordinatorOptions options = OptionsOf(config);
+  options.on_readiness = [server, server_mutex](bool ready) {
+    std::lock_guard lock(*server_mutex);
+    if (*server != nullptr) (*server)->SetReady(ready);
+  };
+  Coordinator coordinator(options, std::move(group), log);
+  const absl::Cleanup stop = [&] {
+    coordinator.Stop();
+    workers.Stop();
+    std::lock_guard lock(*server_mutex);
+    server->reset();
+  };
+  {
+    absl::StatusOr<std::unique_ptr<Server>> started =
+        Server::Start({.listen = config.listen,
+                       .admin_listen = config.admin_listen,
+                       .max_message_bytes = static_cast<int>(config.max_message_bytes),
+                       .max_calls_per_stream = config.max_calls_per_stream,
+                       .reflection = config.reflection},
+                      &coordinator);
+    if (!started.ok()) {
+      log->Error(started.status().message());
+      return kCannotServe;
+    }
+    std::lock_guard lock(*server_mutex);
+    *server = *std::move(started);
+  }
+  if (absl::Status started = coordinator.Start(); !started.ok()) {
+    log->Error("cannot start the workers", {{"error", started.message()}});
+    return kCannotServe;
+  }
+  log->Info("listening", {{"addresses", absl::StrJoin((*server)->addresses(), ",")},
+                          {"admin", (*server)->admin_address()},
+                          {"embedded_workers", config.embedded_workers},
+                          {"workers", config.workers}});
+
+  signals->Wait();
+  const bool drained = (*server)->Drain(std::chrono::steady_clock::now() + config.drain_timeout);
+  if (!drained) log->Warning("calls were still in flight when the drain timeout passed");
+  log->Info("stopping");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tributary::service
+
+int main(int argc, char** argv) {
+  const absl::StatusOr<tributary::service::Config> config =
+      tributary::service::LoadConfig(argc, argv);
+  if (!config.ok()) {
+    std::fprintf(stderr, "tributary-coordinator: %s\n",
+                 std::string(config.status().message()).c_str());
+    return tributary::service::kBadSettings;
+  }
+  return tributary::service::Serve(*config);
+}

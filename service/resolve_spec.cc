@@ -1,0 +1,141 @@
+#include "service/resolve_spec.h"
+
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/errors.h"
+#include "worker/status_macros.h"
+
+namespace tributary::service {
+namespace {
+
+constexpr int32_t kDefaultPageSize = 16;
+
+worker::LayerSpec LayerFromProto(const v1::LayerSpec& in) {
+  worker::LayerSpec out;
+  if (in.window().has_left()) out.window.left = in.window().left();
+  if (in.window().has_right()) out.window.right = in.window().right();
+  out.sinks.assign(in.sinks().begin(), in.sinks().end());
+  if (!in.k_scale().empty()) out.k_scale.assign(in.k_scale().begin(), in.k_scale().end());
+  if (!in.v_scale().empty()) out.v_scale.assign(in.v_scale().begin(), in.v_scale().end());
+  return out;
+}
+
+// -1 stands for "unbounded" below; a caller says so by leaving the side out.
+absl::Status CheckWindow(const v1::Window& window, int layer) {
+  const std::string field = absl::StrCat("layer_specs[", layer, "].window");
+  if (window.has_left() && window.left() < 0) {
+    return worker::InvalidField(absl::StrCat(field, ".left"), "must be >= 0 or absent");
+  }
+  if (window.has_right() && window.right() < 0) {
+    return worker::InvalidField(absl::StrCat(field, ".right"), "must be >= 0 or absent");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<worker::LayerSpec>> ResolveLayers(const v1::CacheSpec& asked) {
+  if (asked.layers() < 1 || asked.layers() > 1024) {
+    return worker::InvalidField("layers", absl::StrCat("must be 1 to 1024, is ", asked.layers()));
+  }
+  const int given = asked.layer_specs_size();
+  if (given > 1 && given != asked.layers()) {
+    return worker::InvalidField(
+        "layer_specs",
+        absl::StrCat("must have 0, 1 or layers (", asked.layers(), ") elements, has ", given));
+  }
+  std::vector<worker::LayerSpec> layers;
+  for (int i = 0; i < given; ++i) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckWindow(asked.layer_specs(i).window(), i));
+    layers.push_back(LayerFromProto(asked.layer_specs(i)));
+  }
+  if (given <= 1) layers.resize(asked.layers(), given == 1 ? layers[0] : worker::LayerSpec());
+  return layers;
+}
+
+absl::StatusOr<int32_t> ResolvePages(int64_t capacity, int64_t page_tokens) {
+  if (capacity < 1) {
+    return worker::InvalidField("capacity_tokens", absl::StrCat("must be >= 1, is ", capacity));
+  }
+  const int64_t pages = (capacity - 1) / page_tokens + 1;
+  if (pages > std::numeric_limits<int32_t>::max()) {
+    return worker::InvalidField("capacity_tokens",
+                                absl::StrCat("makes ", pages, " pages, more than 2^31 - 1"));
+  }
+  return static_cast<int32_t>(pages);
+}
+
+absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
+  worker::CacheSpec spec;
+  TRIBUTARY_ASSIGN_OR_RETURN(spec.layers, ResolveLayers(asked));
+  spec.q_heads = asked.q_heads();
+  spec.kv_heads = asked.kv_heads();
+  spec.head_dim = asked.head_dim();
+  spec.page_size = asked.page_size() == 0 ? kDefaultPageSize : asked.page_size();
+  spec.interleave = asked.interleave() == 0 ? spec.page_size : asked.interleave();
+  spec.kv_dtype = DType::kFp8E4M3;
+  if (asked.kv_dtype() != v1::DTYPE_UNSPECIFIED) {
+    TRIBUTARY_ASSIGN_OR_RETURN(spec.kv_dtype, FromProto(asked.kv_dtype(), "kv_dtype"));
+  }
+  spec.sm_scale = asked.sm_scale();
+  if (spec.sm_scale == 0.0f && spec.head_dim > 0) {
+    spec.sm_scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim));
+  }
+  spec.soft_cap = asked.soft_cap();
+  spec.num_pages = 1;
+  TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));  // the page size before it divides
+  const int64_t page_tokens = int64_t{spec.page_size} * ranks;
+  TRIBUTARY_ASSIGN_OR_RETURN(spec.num_pages, ResolvePages(asked.capacity_tokens(), page_tokens));
+  TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));
+
+  v1::CacheSpec shown = asked;
+  shown.set_page_size(spec.page_size);
+  shown.set_interleave(spec.interleave);
+  shown.set_kv_dtype(ToProto(spec.kv_dtype));
+  shown.set_sm_scale(spec.sm_scale);
+  shown.set_capacity_tokens(spec.num_pages * page_tokens);
+  return ResolvedSpec{std::move(spec), std::move(shown)};
+}
+
+}  // namespace
+
+absl::StatusOr<ResolvedSpec> ResolveSpec(const v1::CacheSpec& asked, int ranks) {
+  absl::StatusOr<ResolvedSpec> resolved = Resolve(asked, ranks);
+  if (!resolved.ok()) return worker::PrefixField("spec", resolved.status());
+  return resolved;
+}
+
+absl::StatusOr<DType> FromProto(v1::DType dtype, absl::string_view field) {
+  switch (dtype) {
+    case v1::DTYPE_F32:
+      return DType::kF32;
+    case v1::DTYPE_BF16:
+      return DType::kBf16;
+    case v1::DTYPE_F16:
+      return DType::kF16;
+    case v1::DTYPE_FP8_E4M3:
+      return DType::kFp8E4M3;
+    case v1::DTYPE_FP8_E5M2:
+      return DType::kFp8E5M2;
+    default:
+      return worker::InvalidField(field, absl::StrCat("no such dtype: ", static_cast<int>(dtype)));
+  }
+}
+
+v1::DType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return v1::DTYPE_F32;
+    case DType::kBf16:
+      return v1::DTYPE_BF16;
+    case DType::kF16:
+      return v1::DTYPE_F16;
+    case DType::kFp8E4M3:
+      return v1::DTYPE_FP8_E4M3;
+    case DType::kFp8E5M2:
+      return v1::DTYPE_FP8_E5M2;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,304 @@
+#include "service/sequence_table.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/key_range.h"
+#include "service/errors.h"
+#include "worker/errors.h"
+#include "worker/status_macros.h"
+
+namespace tributary::service {
+namespace {
+
+std::string EntryField(int index, absl::string_view field) {
+  return absl::StrCat("entries[", index, "].", field);
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where an entry of a layer that holds `length` tokens stands; sets entry->replay.
+absl::Status CheckPosition(int index, int64_t length, worker::StepEntry* entry) {
+  const int64_t first = entry->first_position;
+  const std::string field = EntryField(index, "first_position");
+  // first <= length from here on, so sums with an int32 cannot overflow.
+  if (first > length) return BeyondEnd(field, first, length);
+  if (entry->new_tokens == 0) {
+    const int64_t end = first + entry->query_rows;
+    if (end > length) return BeyondEnd(field, end, length);
+    return absl::OkStatus();
+  }
+  if (first == length) return absl::OkStatus();
+  if (first + entry->new_tokens > length) {
+    return worker::InvalidField(
+        field,
+        absl::StrCat("tokens [", first, ", ", first + entry->new_tokens, ") overlap the end at ",
+                     length, ": they must start there (append) or end before it (repeat)"));
+  }
+  entry->replay = true;
+  return absl::OkStatus();
+}
+
+// Adds table[index] = page, joined to the last update when it follows on.
+void AddUpdate(SequenceId sequence, int32_t index, int32_t page,
+               std::vector<worker::PageUpdate>* updates) {
+  if (!updates->empty()) {
+    worker::PageUpdate& last = updates->back();
+    if (last.sequence == sequence &&
+        last.first_index + static_cast<int32_t>(last.pages.size()) == index) {
+      last.pages.push_back(page);
+      return;
+    }
+  }
+  updates->push_back({sequence, index, {page}});
+}
+
+}  // namespace
+
+int64_t LeastLength(const Sequence& sequence) {
+  return *std::min_element(sequence.lengths.begin(), sequence.lengths.end());
+}
+
+int64_t GreatestLength(const Sequence& sequence) {
+  return *std::max_element(sequence.lengths.begin(), sequence.lengths.end());
+}
+
+SequenceTable::SequenceTable(const TableGeometry& geometry)
+    : geometry_(geometry), pages_(geometry.pages) {}
+
+Sequence* SequenceTable::Find(SequenceId id) {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? nullptr : it->second.get();
+}
+
+SequenceId SequenceTable::UnusedId() {
+  absl::BitGen random;
+  while (true) {
+    const SequenceId id = absl::Uniform<uint64_t>(random) >> 1;
+    if (id != 0 && !sequences_.contains(id)) return id;
+  }
+}
+
+absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
+  *reopened = false;
+  if (Sequence* held = id == 0 ? nullptr : Find(id)) {
+    if (!held->lost && GreatestLength(*held) > 0) {
+      return Conflict("sequence_id", absl::StrCat("sequence ", id, " is open and holds ",
+                                                  LeastLength(*held), " tokens"));
+    }
+    if (held->lost) --lost_;
+    Empty(held);
+    held->lost = false;
+    held->parent = 0;
+    *reopened = true;
+    return id;
+  }
+  if (static_cast<int64_t>(sequences_.size()) >= geometry_.max_sequences) {
+    return Exhausted(absl::StrCat("sequences of cache ", geometry_.name),
+                     absl::StrCat("all ", geometry_.max_sequences, " are open"));
+  }
+  if (id == 0) id = UnusedId();
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->lengths.assign(geometry_.layers, 0);
+  sequences_.emplace(id, std::move(sequence));
+  return id;
+}
+
+absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId child_id,
+                                              int64_t length) {
+  Sequence* parent = Find(parent_id);
+  if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
+  if (parent->lost) return Lost(parent_id, "parent_id");
+  const int64_t held = LeastLength(*parent);
+  if (length < 0) length = held;
+  if (length > held) return BeyondEnd("length", length, held);
+  if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
+    if (!child->lost && child->parent == parent_id && child->fork_length == length &&
+        LeastLength(*child) == length && GreatestLength(*child) == length) {
+      return child;
+    }
+    return Conflict("sequence_id", absl::StrCat("sequence ", child_id, " is open"));
+  }
+  bool reopened = false;
+  TRIBUTARY_ASSIGN_OR_RETURN(child_id, Open(child_id, &reopened));
+  Sequence* child = Find(child_id);
+  child->parent = parent_id;
+  child->fork_length = length;
+  child->lengths.assign(geometry_.layers, length);
+  child->pages.assign(parent->pages.begin(),
+                      parent->pages.begin() + CeilDiv(length, page_tokens()));
+  for (const int32_t page : child->pages) pages_.Retain(page);
+  return child;
+}
+
+absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
+  Sequence* sequence = Find(id);
+  if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
+  if (sequence->lost) return Lost(id, "sequence_id");
+  for (int64_t& held : sequence->lengths) held = std::min(held, length);
+  const int64_t keep = CeilDiv(GreatestLength(*sequence), page_tokens());
+  while (static_cast<int64_t>(sequence->pages.size()) > keep) {
+    pages_.Release(sequence->pages.back());
+    sequence->pages.pop_back();
+  }
+  // What lies beyond the pages is dead: it is told again when the table grows.
+  auto& unsynced = sequence->unsynced;
+  unsynced.erase(
+      std::remove_if(unsynced.begin(), unsynced.end(), [&](int32_t i) { return i >= keep; }),
+      unsynced.end());
+  return LeastLength(*sequence);
+}
+
+absl::Status SequenceTable::Close(SequenceId id) {
+  Sequence* sequence = Find(id);
+  if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
+  if (sequence->lost) --lost_;
+  Empty(sequence);
+  sequences_.erase(id);
+  return absl::OkStatus();
+}
+
+void SequenceTable::Empty(Sequence* sequence) {
+  for (const int32_t page : sequence->pages) pages_.Release(page);
+  sequence->pages.clear();
+  sequence->unsynced.clear();
+  sequence->lengths.assign(geometry_.layers, 0);
+}
+
+absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer,
+                                             const std::vector<worker::StepEntry>& entries) {
+  StepPlan plan;
+  plan.layer = layer;
+  plan.entries = entries;
+  plan.changes.reserve(entries.size());
+  for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
+    if (absl::Status status = PlanEntry(i, &plan); !status.ok()) {
+      for (const StepPlan::Change& change : plan.changes) {
+        for (const int32_t page : change.added) pages_.Release(page);
+        for (const auto& [index, page] : change.replaced) pages_.Release(page);
+      }
+      return status;
+    }
+  }
+  return plan;
+}
+
+absl::Status SequenceTable::PlanEntry(int index, StepPlan* plan) {
+  worker::StepEntry& entry = plan->entries[index];
+  Sequence* sequence = Find(entry.sequence);
+  if (sequence == nullptr) {
+    return NotFound("sequence", absl::StrCat(entry.sequence), EntryField(index, "sequence_id"));
+  }
+  if (sequence->lost) return Lost(entry.sequence, EntryField(index, "sequence_id"));
+  const int64_t length = sequence->lengths[plan->layer];
+  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, length, &entry));
+
+  plan->changes.push_back({.sequence = sequence, .length = length});
+  StepPlan::Change* change = &plan->changes.back();
+  change->resent = sequence->unsynced;
+  for (const int32_t i : change->resent) {
+    AddUpdate(sequence->id, i, sequence->pages[i], &plan->page_updates);
+  }
+  if (entry.new_tokens == 0 || entry.replay) return absl::OkStatus();
+  change->length = length + entry.new_tokens;
+  return ReserveFor(length, change->length, change, plan);
+}
+
+// Makes the pages of tokens [begin, end) the sequence's own: those it shares are copied, those it
+// lacks are added.
+absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change,
+                                       StepPlan* plan) {
+  const Sequence& sequence = *change->sequence;
+  const int64_t held = static_cast<int64_t>(sequence.pages.size());
+  const int64_t needed = std::max<int64_t>(0, CeilDiv(end, page_tokens()) - held);
+  const int64_t last_held = std::min(held - 1, (end - 1) / page_tokens());
+  std::vector<int32_t> shared;
+  for (int64_t i = begin / page_tokens(); i <= last_held; ++i) {
+    if (pages_.IsShared(sequence.pages[i])) shared.push_back(static_cast<int32_t>(i));
+  }
+  const int64_t wanted = needed + static_cast<int64_t>(shared.size());
+  std::vector<int32_t> fresh;
+  if (wanted > pages_.free() || !pages_.Reserve(static_cast<int32_t>(wanted), &fresh)) {
+    return Exhausted(
+        absl::StrCat("pages of cache ", geometry_.name),
+        absl::StrCat(wanted, " needed, ", pages_.free(), " of ", pages_.total(), " free"));
+  }
+  auto next = fresh.begin();
+  for (const int32_t index : shared) {
+    plan->page_copies.push_back({sequence.pages[index], *next});
+    AddUpdate(sequence.id, index, *next, &plan->page_updates);
+    change->replaced.emplace_back(index, *next++);
+  }
+  for (int64_t i = 0; i < needed; ++i) {
+    AddUpdate(sequence.id, static_cast<int32_t>(held + i), *next, &plan->page_updates);
+    change->added.push_back(*next++);
+  }
+  return absl::OkStatus();
+}
+
+void SequenceTable::Commit(const StepPlan& plan) {
+  for (const StepPlan::Change& change : plan.changes) {
+    Sequence& sequence = *change.sequence;
+    sequence.lengths[plan.layer] = change.length;
+    for (const auto& [index, page] : change.replaced) {
+      pages_.Release(sequence.pages[index]);
+      sequence.pages[index] = page;
+    }
+    sequence.pages.insert(sequence.pages.end(), change.added.begin(), change.added.end());
+    sequence.unsynced.clear();
+  }
+}
+
+void SequenceTable::Rollback(const StepPlan& plan) {
+  for (const StepPlan::Change& change : plan.changes) {
+    for (const int32_t page : change.added) pages_.Release(page);
+    for (const auto& [index, page] : change.replaced) {
+      pages_.Release(page);
+      // Some workers may now point at the copy, whose page is no longer ours.
+      auto& unsynced = change.sequence->unsynced;
+      if (std::find(unsynced.begin(), unsynced.end(), index) == unsynced.end()) {
+        unsynced.push_back(index);
+      }
+    }
+  }
+}
+
+void SequenceTable::MarkLost(Sequence* sequence) {
+  if (sequence->lost) return;
+  const std::vector<int64_t> lengths = sequence->lengths;
+  Empty(sequence);
+  sequence->lengths = lengths;  // what the caller must bring again
+  sequence->lost = true;
+  ++lost_;
+}
+
+void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
+  for (auto& [id, sequence] : sequences_) {
+    if (sequence->lost) continue;
+    const int64_t length = GreatestLength(*sequence);
+    for (int rank = 0; rank < static_cast<int>(fresh.size()); ++rank) {
+      if (fresh[rank] && LocalTokens(rank, length) > 0) {
+        MarkLost(sequence.get());
+        break;
+      }
+    }
+  }
+}
+
+std::vector<worker::PageUpdate> SequenceTable::Snapshot() {
+  std::vector<worker::PageUpdate> tables;
+  for (auto& [id, sequence] : sequences_) {
+    sequence->unsynced.clear();
+    if (!sequence->pages.empty()) tables.push_back({id, 0, sequence->pages});
+  }
+  return tables;
+}
+
+int64_t SequenceTable::LocalTokens(int rank, int64_t length) const {
+  return LocalLength({rank, geometry_.ranks, geometry_.interleave}, length);
+}
+
+}  // namespace tributary::service

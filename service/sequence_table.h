@@ -1,0 +1,126 @@
+// The sequences of one cache: how long each is in every layer, and which pages it holds.
+//
+// The coordinator's table is the truth; workers are told. A step changes it in two stages: Plan
+// reserves what the step needs and says what the workers must be told, Commit (every rank did it)
+// or Rollback (any did not) settles it. Planning and settling cost what the step's tokens cost,
+// however long its sequences are.
+//
+// Not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/page_allocator.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+using worker::SequenceId;
+
+// What the table needs to know of a cache.
+struct TableGeometry {
+  int32_t layers = 1;
+  int32_t ranks = 1;  // N
+  int32_t page_size = 16;
+  int32_t interleave = 16;
+  int32_t pages = 0;
+  int32_t max_sequences = 0;
+  std::string name;  // of the cache, for messages
+};
+
+struct Sequence {
+  SequenceId id = 0;
+  std::vector<int64_t> lengths;  // [layers], tokens
+  std::vector<int32_t> pages;    // covers the longest layer
+  bool lost = false;
+  // Where it was forked from, to recognise a repeated call.
+  SequenceId parent = 0;
+  int64_t fork_length = 0;
+  // Table indices whose value on the workers may differ from `pages` (a rolled back copy on write);
+  // the next step that touches the sequence tells them again.
+  std::vector<int32_t> unsynced;
+};
+
+// The least over layers: what every layer holds.
+int64_t LeastLength(const Sequence& sequence);
+int64_t GreatestLength(const Sequence& sequence);
+
+// What one request does to the table.
+struct StepPlan {
+  struct Change {
+    Sequence* sequence = nullptr;
+    int64_t length = 0;                                 // of the layer after the step
+    std::vector<int32_t> added;                         // appended to Sequence::pages
+    std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
+    std::vector<int32_t> resent;                        // indices of Sequence::unsynced
+  };
+  int32_t layer = 0;
+  std::vector<worker::StepEntry> entries;  // `replay` filled in
+  std::vector<worker::PageCopy> page_copies;
+  std::vector<worker::PageUpdate> page_updates;
+  std::vector<Change> changes;  // one an entry
+};
+
+class SequenceTable {
+ public:
+  explicit SequenceTable(const TableGeometry& geometry);
+
+  // nullptr when there is none.
+  Sequence* Find(SequenceId id);
+
+  // `id` 0 chooses one. An empty or lost sequence of that id is (re-)opened; `reopened` says that
+  // the workers may still hold a table of it.
+  absl::StatusOr<SequenceId> Open(SequenceId id, bool* reopened);
+  // Shares the parent's first `length` tokens (-1: all that every layer holds). The same fork again
+  // returns the same child while it is untouched.
+  absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length);
+  // The length now held.
+  absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
+  absl::Status Close(SequenceId id);
+
+  // Checks every entry and reserves pages; an error changes nothing. Entries are named
+  // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
+  absl::StatusOr<StepPlan> Plan(int32_t layer, const std::vector<worker::StepEntry>& entries);
+  void Commit(const StepPlan& plan);
+  void Rollback(const StepPlan& plan);
+
+  // After a group has formed: a sequence is lost when a fresh rank should hold any of its tokens.
+  // Lost sequences give their pages back.
+  void MarkLost(const std::vector<bool>& fresh);
+  // Of a single sequence whose table could not be brought to the workers.
+  void MarkLost(Sequence* sequence);
+  // The tables of all sequences that hold pages, as workers must hold them; nothing is unsynced
+  // afterwards.
+  std::vector<worker::PageUpdate> Snapshot();
+
+  const PageAllocator& pages() const { return pages_; }
+  const absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>>& sequences() const {
+    return sequences_;
+  }
+  int64_t lost() const { return lost_; }
+  const TableGeometry& geometry() const { return geometry_; }
+  // Tokens a virtual page stands for.
+  int64_t page_tokens() const { return int64_t{geometry_.page_size} * geometry_.ranks; }
+  // Tokens of a sequence of `length` that `rank` holds.
+  int64_t LocalTokens(int rank, int64_t length) const;
+
+ private:
+  absl::Status PlanEntry(int index, StepPlan* plan);
+  absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
+  void Empty(Sequence* sequence);
+  SequenceId UnusedId();
+
+  const TableGeometry geometry_;
+  PageAllocator pages_;
+  // Pointers to sequences stay valid while others come and go.
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  int64_t lost_ = 0;
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,184 @@
+#include "service/server.h"
+
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "service/attention_service.h"
+
+namespace tributary::service {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+// After the last accepted call is answered: time for replies to leave the process.
+constexpr std::chrono::seconds kFlushTime{5};
+
+std::chrono::system_clock::time_point ToSystem(SteadyTime time) {
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(
+             time - std::chrono::steady_clock::now());
+}
+
+// gRPC unlinks a socket file before it binds, so it would take the address of a server that lives.
+bool SomebodyListensAt(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool connected =
+      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return connected;
+}
+
+absl::Status CheckFree(const std::string& address) {
+  absl::string_view path = address;
+  if (!absl::StartsWith(path, "unix:")) return absl::OkStatus();
+  path.remove_prefix(5);
+  if (absl::StartsWith(path, "///")) path.remove_prefix(2);
+  if (path.size() >= sizeof(sockaddr_un{}.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("the path of ", address, " is too long"));
+  }
+  if (SomebodyListensAt(std::string(path))) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen at ", address, ": another process does"));
+  }
+  return absl::OkStatus();
+}
+
+// "host:0" as bound.
+std::string Bound(const std::string& address, int port) {
+  const size_t colon = address.rfind(':');
+  if (absl::StartsWith(address, "unix:") || colon == std::string::npos) return address;
+  return absl::StrCat(address.substr(0, colon), ":", port);
+}
+
+// Several processes must not share a port: hosts would reach one or the other.
+void ForbidSharedPorts(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+// Builds, or says which address is to blame.
+absl::StatusOr<std::unique_ptr<grpc::Server>> Build(grpc::ServerBuilder* builder,
+                                                    const std::vector<std::string>& listen,
+                                                    std::vector<std::string>* bound) {
+  std::vector<int> ports(listen.size(), 0);
+  for (size_t i = 0; i < listen.size(); ++i) {
+    if (absl::Status free = CheckFree(listen[i]); !free.ok()) return free;
+    builder->AddListeningPort(listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
+  for (size_t i = 0; i < listen.size(); ++i) {
+    if (server != nullptr && ports[i] != 0) {
+      bound->push_back(Bound(listen[i], ports[i]));
+    } else if (ports[i] == 0) {
+      return absl::UnavailableError(absl::StrCat(
+          "cannot listen at ", listen[i], ": the address is in use, unknown or not permitted"));
+    }
+  }
+  if (server == nullptr) return absl::UnavailableError("the server could not be started");
+  return server;
+}
+
+class GrpcServer final : public Server {
+ public:
+  GrpcServer(Coordinator* coordinator, int max_calls_per_stream)
+      : coordinator_(coordinator), front_(coordinator, max_calls_per_stream) {}
+  ~GrpcServer() override {
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+    if (admin_ != nullptr) admin_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  absl::Status StartAll(const ServerOptions& options);
+
+  std::vector<std::string> addresses() const override { return addresses_; }
+  std::string admin_address() const override {
+    return admin_addresses_.empty() ? "" : admin_addresses_.front();
+  }
+  void SetReady(bool ready) override {
+    if (admin_ == nullptr) return;
+    admin_->GetHealthCheckService()->SetServingStatus("readiness", ready);
+  }
+  bool Drain(SteadyTime deadline) override;
+
+ private:
+  absl::Status StartAdmin(const std::string& listen);
+  absl::Status StartPublic(const ServerOptions& options);
+
+  Coordinator* const coordinator_;
+  AttentionServiceFront front_;
+  std::vector<std::string> addresses_;
+  std::vector<std::string> admin_addresses_;
+  std::unique_ptr<grpc::Server> admin_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+absl::Status GrpcServer::StartAll(const ServerOptions& options) {
+  if (!options.admin_listen.empty()) {
+    if (absl::Status started = StartAdmin(options.admin_listen); !started.ok()) return started;
+  }
+  return StartPublic(options);
+}
+
+absl::Status GrpcServer::StartAdmin(const std::string& listen) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  ForbidSharedPorts(&builder);
+  auto built = Build(&builder, {listen}, &admin_addresses_);
+  if (!built.ok()) return built.status();
+  admin_ = *std::move(built);
+  admin_->GetHealthCheckService()->SetServingStatus("liveness", true);
+  SetReady(coordinator_->ready());
+  return absl::OkStatus();
+}
+
+absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
+  if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  ForbidSharedPorts(&builder);
+  // No health here: its Watch streams would outlast the drain.
+  builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  // Replies are limited one by one; tensors with their shapes and lengths may be a little larger.
+  builder.SetMaxSendMessageSize(-1);
+  builder.RegisterService(&front_);
+  auto built = Build(&builder, options.listen, &addresses_);
+  if (!built.ok()) return built.status();
+  server_ = *std::move(built);
+  return absl::OkStatus();
+}
+
+bool GrpcServer::Drain(SteadyTime deadline) {
+  SetReady(false);
+  coordinator_->StartDraining();
+  front_.DrainStreams();
+  const bool idle = coordinator_->WaitIdle(deadline);
+  // What is open now is a reply on its way, or a stream without calls: it may not hold us longer.
+  const SteadyTime flushed = std::chrono::steady_clock::now() + kFlushTime;
+  server_->Shutdown(ToSystem(idle ? flushed : std::min(deadline, flushed)));
+  return idle;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      Coordinator* coordinator) {
+  auto server = std::make_unique<GrpcServer>(coordinator, options.max_calls_per_stream);
+  if (absl::Status started = server->StartAll(options); !started.ok()) return started;
+  return server;
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,41 @@
+// The process's gRPC servers: the public one, and the admin one that carries only health.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/coordinator.h"
+
+namespace tributary::service {
+
+struct ServerOptions {
+  std::vector<std::string> listen;
+  std::string admin_listen;  // empty: no admin server
+  int max_message_bytes = 64 << 20;
+  int max_calls_per_stream = 256;
+  bool reflection = true;
+};
+
+// Health of the admin server: "" and "liveness" serve while the process does; "readiness" while
+// calls can be.
+class Server {
+ public:
+  // UNAVAILABLE with a sentence when an address is in use or cannot be bound.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
+                                                       Coordinator* coordinator);
+  virtual ~Server() = default;
+
+  // Addresses as bound, ports filled in, in the order of ServerOptions::listen.
+  virtual std::vector<std::string> addresses() const = 0;
+  virtual std::string admin_address() const = 0;
+  virtual void SetReady(bool ready) = 0;
+  // Refuses new calls, lets accepted ones finish until the deadline, and cancels the rest. True
+  // when none was cancelled. The admin server stays.
+  virtual bool Drain(std::chrono::steady_clock::time_point deadline) = 0;
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,90 @@
+#include "service/step_batch.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tributary::service {
+namespace {
+
+using Field = std::optional<InputTensor> StepRequest::*;
+
+// What a request that runs alone borrows from.
+struct Borrowed {
+  std::shared_ptr<const void> message, q, k, v;
+};
+
+// Where the tensors of several requests are brought together.
+struct Gathered {
+  std::unique_ptr<std::byte[]> q, k, v;
+};
+
+worker::TensorView ViewOf(const std::optional<InputTensor>& tensor) {
+  return tensor.has_value() ? tensor->view : worker::TensorView{};
+}
+
+std::shared_ptr<const void> OwnerOf(const std::optional<InputTensor>& tensor) {
+  return tensor.has_value() ? tensor->owner : nullptr;
+}
+
+worker::TensorView Gather(const std::vector<PlannedRequest>& requests, Field field, DType dtype,
+                          std::unique_ptr<std::byte[]>* buffer) {
+  worker::TensorView all{nullptr, dtype, 0};
+  for (const PlannedRequest& r : requests) all.bytes += ViewOf(r.request->*field).bytes;
+  if (all.bytes == 0) return {};
+  *buffer = std::make_unique_for_overwrite<std::byte[]>(all.bytes);
+  std::byte* next = buffer->get();
+  for (const PlannedRequest& r : requests) {
+    const worker::TensorView part = ViewOf(r.request->*field);
+    if (part.bytes == 0) continue;
+    std::memcpy(next, part.data, part.bytes);
+    next += part.bytes;
+  }
+  all.data = buffer->get();
+  return all;
+}
+
+template <typename T>
+void AppendTo(const std::vector<T>& from, std::vector<T>* to) {
+  to->insert(to->end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
+  BuiltStep built;
+  worker::StepCommand& step = built.command;
+  const StepRequest& first = *requests.front().request;
+  step.layer = first.key.layer;
+  step.kind = first.key.kind;
+  for (const PlannedRequest& r : requests) {
+    AppendTo(r.plan->page_copies, &step.page_copies);
+    AppendTo(r.plan->page_updates, &step.page_updates);
+    AppendTo(r.plan->entries, &step.entries);
+  }
+  if (requests.size() == 1) {
+    step.q = ViewOf(first.q);
+    step.k = ViewOf(first.k);
+    step.v = ViewOf(first.v);
+    built.owner = std::make_shared<const Borrowed>(
+        Borrowed{first.message, OwnerOf(first.q), OwnerOf(first.k), OwnerOf(first.v)});
+    return built;
+  }
+  auto gathered = std::make_shared<Gathered>();
+  step.q = Gather(requests, &StepRequest::q, first.key.q_dtype, &gathered->q);
+  step.k = Gather(requests, &StepRequest::k, first.key.kv_dtype, &gathered->k);
+  step.v = Gather(requests, &StepRequest::v, first.key.kv_dtype, &gathered->v);
+  built.owner = std::move(gathered);
+  return built;
+}
+
+void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
+                const std::vector<float>& o, const std::vector<float>& lse,
+                v1::AttendReply* reply) {
+  const int64_t first_head = first_row * spec.q_heads;
+  WriteOutput(*request.output, o.data() + first_head * spec.head_dim, reply->mutable_output());
+  if (request.lse.has_value()) {
+    WriteOutput(*request.lse, lse.data() + first_head, reply->mutable_lse());
+  }
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,213 @@
+// Ranks as real processes that die (SIGKILL) or hang (SIGSTOP). Every survivor must end by itself,
+// with the right error, in bounded time, and without ever having taken wrong data for right.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/collective/peer_exit.h"
+
+namespace tributary::collective {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AnyOf;
+using testing::Eq;
+using Clock = std::chrono::steady_clock;
+
+// Far more than anything here takes; a wait that ends there failed.
+constexpr seconds kPatience(120);
+
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    int pipe_fds[2];
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) return;
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
+    std::vector<char*> argv;
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    if (posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) != 0) pid_ = -1;
+    posix_spawn_file_actions_destroy(&actions);
+    close(pipe_fds[1]);
+    output_ = pipe_fds[0];
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    if (output_ >= 0) close(output_);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void Signal(int signal) { ASSERT_EQ(kill(pid_, signal), 0); }
+
+  // True when the process has said something.
+  bool AwaitOutput() { return AwaitRead() > 0; }
+
+  // The exit code, 128 + the signal that ended it, or -1 when it did not end.
+  int AwaitExit() {
+    ssize_t n;
+    do {
+      n = AwaitRead();  // its end of the pipe closes with it
+    } while (n > 0);
+    if (n < 0 || pid_ <= 0) return -1;
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  // Bytes read, 0 at the end, -1 when patience ran out.
+  ssize_t AwaitRead() {
+    pollfd p = {output_, POLLIN, 0};
+    const int timeout = static_cast<int>(milliseconds(kPatience).count());
+    if (poll(&p, 1, timeout) != 1) return -1;
+    char text[64];
+    return read(output_, text, sizeof(text));
+  }
+
+  pid_t pid_ = -1;
+  int output_ = -1;
+};
+
+struct Job {
+  uint64_t epoch = 1;
+  int size = 4;
+  size_t words = 256;
+  milliseconds deadline{20000};
+  int operations = 0;  // 0: until something fails
+};
+
+class ProcessTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "tributary-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override {
+    peers_.clear();
+    std::filesystem::remove_all(directory_);
+  }
+
+  void Start(const Job& job) {
+    peers_.clear();
+    for (int rank = 0; rank < job.size; ++rank) {
+      peers_.push_back(std::make_unique<Process>(std::vector<std::string>{
+          TRIBUTARY_PEER_PROCESS, directory_, std::to_string(job.epoch), std::to_string(rank),
+          std::to_string(job.size), std::to_string(job.words), std::to_string(job.deadline.count()),
+          std::to_string(job.operations)}));
+    }
+  }
+
+  void AwaitAllAtWork() {
+    for (auto& p : peers_) ASSERT_TRUE(p->AwaitOutput());
+  }
+
+  // A group of the same ranks forms again, under the next epoch and in the same store.
+  void ExpectReforms(Job job) {
+    ++job.epoch;
+    job.operations = 10;
+    job.deadline = kPatience;
+    Start(job);
+    for (auto& p : peers_) EXPECT_EQ(p->AwaitExit(), kExitDone);
+  }
+
+  std::string directory_;
+  std::vector<std::unique_ptr<Process>> peers_;
+};
+
+TEST_F(ProcessTest, FinishWhenNobodyFails) {
+  for (const size_t words : {size_t{0}, size_t{1}, size_t{100000}}) {
+    Start({.epoch = words + 1, .words = words, .operations = 50});
+    for (auto& p : peers_) EXPECT_EQ(p->AwaitExit(), kExitDone);
+  }
+}
+
+// Large enough that a kill falls in the midst of a message.
+#ifdef TRIBUTARY_SHORT_GRID
+constexpr size_t kManyWords = 1 << 18;
+#else
+constexpr size_t kManyWords = 4 << 20;
+#endif
+
+struct KillCase {
+  int size;
+  int victim;
+  size_t words;
+};
+
+class KillTest : public ProcessTest, public testing::WithParamInterface<KillCase> {};
+
+// A dead process's sockets are closed, so its peers need not wait for the deadline: they must say
+// that it is gone, not that it is late.
+TEST_P(KillTest, EverySurvivorLosesThePeer) {
+  const Job job{.size = GetParam().size, .words = GetParam().words, .deadline = seconds(20)};
+  Start(job);
+  AwaitAllAtWork();
+  const Clock::time_point killed = Clock::now();
+  peers_[GetParam().victim]->Signal(SIGKILL);
+  for (int rank = 0; rank < job.size; ++rank) {
+    EXPECT_EQ(peers_[rank]->AwaitExit(),
+              rank == GetParam().victim ? 128 + SIGKILL : ExitCodeOf(StatusCode::kUnavailable))
+        << "rank " << rank;
+  }
+  EXPECT_LT(Clock::now() - killed, 2 * job.deadline);
+  ExpectReforms(job);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, KillTest,
+                         testing::Values(KillCase{2, 0, 64}, KillCase{4, 0, 64}, KillCase{4, 3, 64},
+                                         KillCase{4, 1, kManyWords}, KillCase{2, 1, kManyWords}),
+                         [](const auto& test) {
+                           return "Rank" + std::to_string(test.param.victim) + "Of" +
+                                  std::to_string(test.param.size) + "Words" +
+                                  std::to_string(test.param.words);
+                         });
+
+// A stopped process keeps its sockets open: only the deadline tells.
+TEST_F(ProcessTest, AStoppedRankRunsIntoTheDeadline) {
+  const Job job{.deadline = seconds(4)};
+  Start(job);
+  AwaitAllAtWork();
+  const Clock::time_point stopped = Clock::now();
+  constexpr int kVictim = 2;
+  peers_[kVictim]->Signal(SIGSTOP);
+  const int timed_out = ExitCodeOf(StatusCode::kDeadlineExceeded);
+  const int lost = ExitCodeOf(StatusCode::kUnavailable);
+  int deadlines = 0;
+  for (int rank = 0; rank < job.size; ++rank) {
+    if (rank == kVictim) continue;
+    const int code = peers_[rank]->AwaitExit();
+    // The first to reach its deadline closes its connections; others may see that before theirs.
+    EXPECT_THAT(code, AnyOf(Eq(timed_out), Eq(lost))) << "rank " << rank;
+    deadlines += code == timed_out;
+  }
+  EXPECT_GE(deadlines, 1);
+  EXPECT_LT(Clock::now() - stopped, 2 * job.deadline + seconds(5));
+  // When it wakes, the group is gone: it must not carry on alone.
+  peers_[kVictim]->Signal(SIGCONT);
+  EXPECT_THAT(peers_[kVictim]->AwaitExit(), AnyOf(Eq(timed_out), Eq(lost)));
+  ExpectReforms(job);
+}
+
+}  // namespace
+}  // namespace tributary::collective

@@ -1,0 +1,49 @@
+#include "tests/examples/fixtures.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "examples/tinylm/find_files.h"
+
+namespace tributary::tinylm {
+namespace {
+
+// GoogleTest reports what a test throws as its failure.
+template <typename T>
+T OrThrow(absl::StatusOr<T> result) {
+  if (!result.ok()) throw std::runtime_error(result.status().ToString());
+  return *std::move(result);
+}
+
+}  // namespace
+
+std::string ModelFolder() { return std::string(TINYLM_FOLDER) + "/weights"; }
+
+std::string HeldOutSample() {
+  return OrThrow(ReadText(std::string(TINYLM_FOLDER) + "/heldout.txt"));
+}
+
+const Model& ShippedModel() {
+  static const Model model(OrThrow(LoadWeights(ModelFolder())));
+  return model;
+}
+
+Service StartService(int workers) {
+  Service service;
+  service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers}));
+  service.client = OrThrow(client::Client::Connect(
+      {.target = service.embedded->target(), .shared_memory_bytes = size_t{16} << 20}));
+  return service;
+}
+
+RemoteAttention OpenAttention(const Service& service, const ServiceCacheOptions& options) {
+  RemoteAttention remote;
+  remote.cache =
+      OrThrow(ServiceCache::Create(service.client.get(), ShippedModel().config(), options));
+  remote.attention = OrThrow(ServiceAttention::Open(remote.cache.get()));
+  return remote;
+}
+
+}  // namespace tributary::tinylm

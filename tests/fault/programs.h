@@ -1,0 +1,26 @@
+// The programs under test, as processes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace tributary::test {
+
+// A tributary-worker that dials `coordinator` and asks for `rank` (-1: any). One thread, short
+// pauses between attempts, log in `directory`.
+std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
+                                          const std::string& coordinator, int rank,
+                                          std::vector<std::string> more_flags = {});
+
+// A tributary-coordinator that listens on Unix sockets in `directory` and waits for `workers`.
+std::unique_ptr<ChildProcess> StartCoordinator(const TemporaryDirectory& directory, int workers,
+                                               std::vector<std::string> more_flags = {});
+
+// Where the two above listen.
+std::string PublicAddress(const TemporaryDirectory& directory);
+std::string WorkerAddress(const TemporaryDirectory& directory);
+
+}  // namespace tributary::test

@@ -1,0 +1,423 @@
+// A coordinator and four workers as processes, under load, while processes die, hang, leave and
+// come back. Every reply is checked against float64 attention by the hosts themselves (load.h).
+
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/fault/load.h"
+#include "tests/fault/programs.h"
+#include "tests/support/process.h"
+
+namespace tributary::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr int kWorkers = 4;
+// For anything to come about on a busy machine; nothing waits so long when all is well.
+constexpr seconds kPatience{45};
+
+class ServiceFault : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Coordinate();
+    for (int rank = 0; rank < kWorkers; ++rank) workers_.push_back(Worker(rank));
+    ASSERT_TRUE(WaitReady(1));
+    ASSERT_TRUE(CreateCache().ok());
+  }
+
+  // Starts a coordinator, and dials it once it listens: a channel that failed once waits for
+  // seconds.
+  void Coordinate() {
+    coordinator_ = StartCoordinator(directory_, kWorkers);
+    stub_ = nullptr;
+    ASSERT_TRUE(Eventually(kPatience, [&] {
+      stub_ = ConnectTo(PublicAddress(directory_));
+      return Topology().state() != v1::GROUP_STATE_UNSPECIFIED;
+    }));
+  }
+
+  std::unique_ptr<ChildProcess> Worker(int rank, std::vector<std::string> more_flags = {}) {
+    return StartWorker(directory_, WorkerAddress(directory_), rank, std::move(more_flags));
+  }
+
+  grpc::Status CreateCache() {
+    v1::CreateCacheRequest request;
+    request.set_cache_id(kCacheId);
+    *request.mutable_spec() = PublicSpec();
+    v1::CreateCacheReply reply;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+    return stub_->CreateCache(&context, request, &reply);
+  }
+
+  // Empty when the coordinator does not answer.
+  v1::GetTopologyReply Topology() {
+    v1::GetTopologyRequest request;
+    request.set_with_sequences(true);
+    v1::GetTopologyReply reply;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(5));
+    if (!stub_->GetTopology(&context, request, &reply).ok()) return {};
+    return reply;
+  }
+
+  // In `least_epoch` or a later one: peers may notice a death before the coordinator does, which
+  // then needs one attempt more.
+  bool WaitReady(uint64_t least_epoch) {
+    return Eventually(kPatience, [&] {
+      const v1::GetTopologyReply topology = Topology();
+      return topology.state() == v1::GROUP_STATE_READY && topology.epoch() >= least_epoch;
+    });
+  }
+
+  bool WaitForming() {
+    return Eventually(kPatience, [&] { return Topology().state() == v1::GROUP_STATE_FORMING; });
+  }
+
+  // Every page is held by a sequence that is there, and all are free when none is.
+  void ExpectPagesAccountedFor(std::vector<std::unique_ptr<SequenceHost>>& hosts) {
+    const v1::GetTopologyReply topology = Topology();
+    ASSERT_EQ(topology.caches_size(), 1);
+    int64_t pages = 0;
+    for (const v1::SequenceInfo& sequence : topology.caches(0).sequence())
+      pages += sequence.pages();
+    EXPECT_EQ(topology.caches(0).pages_used(), pages);  // nothing is forked here
+    EXPECT_EQ(topology.caches(0).sequences(), static_cast<int64_t>(hosts.size()));
+    for (const auto& host : hosts) EXPECT_TRUE(host->Close().ok());
+    const v1::GetTopologyReply closed = Topology();
+    EXPECT_EQ(closed.caches(0).pages_used(), 0);
+    EXPECT_EQ(closed.caches(0).sequences_lost(), 0);
+  }
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<ChildProcess> coordinator_;
+  std::vector<std::unique_ptr<ChildProcess>> workers_;  // by rank
+  std::shared_ptr<v1::AttentionService::Stub> stub_;
+};
+
+// ---- load --------------------------------------------------------------------------------------
+
+// Many hosts at once, a sequence and a thread each. A call ends in OK, ABORTED, UNAVAILABLE or,
+// where that may be, DATA_LOSS; anything else fails the test.
+class Load {
+ public:
+  struct Counts {
+    std::atomic<int> ok = 0;
+    std::atomic<int> interrupted = 0;  // ABORTED and UNAVAILABLE
+    std::atomic<int> lost = 0;         // DATA_LOSS; the sequence was opened again
+  };
+
+  // Long sequences have tokens on every rank; short ones only on ranks 0 to 2.
+  Load(const std::shared_ptr<v1::AttentionService::Stub>& stub, int long_hosts, int short_hosts) {
+    for (int i = 0; i < long_hosts + short_hosts; ++i) {
+      hosts_.push_back(std::make_unique<SequenceHost>(stub, static_cast<uint64_t>(i) + 1));
+      counts_.push_back(std::make_unique<Counts>());
+    }
+    for (int i = 0; i < long_hosts + short_hosts; ++i) {
+      const bool is_long = i < long_hosts;
+      EXPECT_TRUE(hosts_[i]->Open().ok());
+      EXPECT_TRUE(hosts_[i]->Step(is_long ? 100 : 10).ok());
+      threads_.emplace_back([this, i, is_long] { Run(*hosts_[i], *counts_[i], is_long); });
+    }
+  }
+  ~Load() { Stop(); }
+
+  void Stop() {
+    stopping_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  // Until every host counts `more` beyond what it counts now.
+  bool WaitOk(int more) { return WaitMore(&Counts::ok, more); }
+  bool WaitInterrupted(int more) { return WaitMore(&Counts::interrupted, more); }
+
+  std::vector<std::unique_ptr<SequenceHost>>& hosts() { return hosts_; }
+  const Counts& counts(int host) const { return *counts_[host]; }
+
+ private:
+  bool WaitMore(std::atomic<int> Counts::*count, int more) {
+    std::vector<int> goals;
+    for (const auto& counts : counts_) goals.push_back((*counts).*count + more);
+    return Eventually(kPatience, [&] {
+      for (size_t i = 0; i < goals.size(); ++i) {
+        if ((*counts_[i]).*count < goals[i]) return false;
+      }
+      return true;
+    });
+  }
+
+  void Run(SequenceHost& host, Counts& counts, bool is_long) {
+    const int64_t most = is_long ? 160 : 40;
+    const int64_t back_to = is_long ? 100 : 8;
+    for (int turn = 0; !stopping_; ++turn) {
+      grpc::Status status;
+      if (host.length() > most) {
+        status = host.Truncate(back_to);
+      } else if (turn % 4 == 3 && host.length() > 2) {
+        status = host.Look(2);
+      } else {
+        status = host.Step(1 + turn % 4);
+      }
+      Count(status, host, counts);
+    }
+  }
+
+  static void Count(const grpc::Status& status, SequenceHost& host, Counts& counts) {
+    switch (status.error_code()) {
+      case grpc::StatusCode::OK:
+        ++counts.ok;
+        return;
+      case grpc::StatusCode::ABORTED:
+      case grpc::StatusCode::UNAVAILABLE:
+        ++counts.interrupted;
+        std::this_thread::sleep_for(milliseconds(50));  // as a host that respects the retry delay
+        return;
+      case grpc::StatusCode::DATA_LOSS: {
+        const grpc::Status opened = host.Open();
+        if (opened.ok()) {
+          host.Forget();
+          ++counts.lost;
+        }
+        return;
+      }
+      default:
+        ADD_FAILURE() << "sequence " << host.id() << ": code " << status.error_code() << ": "
+                      << status.error_message();
+    }
+  }
+
+  std::vector<std::unique_ptr<SequenceHost>> hosts_;
+  std::vector<std::unique_ptr<Counts>> counts_;
+  std::atomic<bool> stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+constexpr int kLong = 4;
+constexpr int kShort = 4;
+
+// ---- right numbers -----------------------------------------------------------------------------
+
+TEST_F(ServiceFault, DecodeVerifyPrefillForkTruncate) {
+  SequenceHost parent(stub_, 1), child(stub_, 2), other(stub_, 3);
+  ASSERT_TRUE(parent.Open().ok());
+  ASSERT_TRUE(other.Open().ok());
+  for (const int rows : {1, 2, 100, 1, 4, 16, 63, 1, 200}) EXPECT_TRUE(parent.Step(rows).ok());
+  EXPECT_TRUE(parent.Look(3).ok());
+  EXPECT_TRUE(parent.Fork(&child, 70).ok());
+  EXPECT_TRUE(child.Step(5).ok());
+  EXPECT_TRUE(parent.Step(3).ok());
+  EXPECT_TRUE(parent.Look(350).ok());
+  EXPECT_TRUE(parent.Truncate(37).ok());
+  EXPECT_TRUE(other.Step(90).ok());  // over pages the parent gave back
+  EXPECT_TRUE(parent.Step(9).ok());
+  EXPECT_TRUE(child.Look(75).ok());
+  EXPECT_TRUE(other.Look(90).ok());
+  EXPECT_EQ(parent.length(), 46);
+  const v1::GetTopologyReply topology = Topology();
+  EXPECT_EQ(topology.epoch(), 1u);
+  ASSERT_EQ(topology.workers_size(), kWorkers);
+  for (const v1::WorkerInfo& worker : topology.workers()) EXPECT_TRUE(worker.connected());
+}
+
+// ---- death and pauses --------------------------------------------------------------------------
+
+TEST_F(ServiceFault, AKilledWorkerUnderLoad) {
+  Load load(stub_, kLong, kShort);
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[3]->Signal(SIGKILL);
+  ASSERT_TRUE(load.WaitInterrupted(1));
+  ASSERT_EQ(workers_[3]->Wait(seconds(10)), -SIGKILL);
+  ASSERT_TRUE(WaitForming());
+  EXPECT_FALSE(Topology().workers(3).connected());
+
+  workers_[3] = Worker(3);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(load.WaitOk(10));
+  load.Stop();
+  for (int host = 0; host < kLong; ++host) EXPECT_EQ(load.counts(host).lost, 1) << host;
+  // What had no token on rank 3 is still there.
+  for (int host = kLong; host < kLong + kShort; ++host)
+    EXPECT_EQ(load.counts(host).lost, 0) << host;
+  ExpectPagesAccountedFor(load.hosts());
+}
+
+TEST_F(ServiceFault, LostSequencesSayDataLossUntilOpenedAgain) {
+  SequenceHost held(stub_, 1), lost(stub_, 2);
+  ASSERT_TRUE(held.Open().ok() && held.Step(48).ok());  // ranks 0, 1 and 2
+  ASSERT_TRUE(lost.Open().ok() && lost.Step(49).ok());  // and a token on rank 3
+  workers_[3]->Signal(SIGKILL);
+  ASSERT_TRUE(WaitForming());
+  EXPECT_EQ(held.Look(1).error_code(), grpc::StatusCode::UNAVAILABLE);
+  workers_[3] = Worker(3);
+  ASSERT_TRUE(WaitReady(2));
+
+  EXPECT_TRUE(held.Look(48).ok());
+  EXPECT_TRUE(held.Step(20).ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(lost.Look(1).error_code(), grpc::StatusCode::DATA_LOSS);
+    EXPECT_EQ(lost.Step(1).error_code(), grpc::StatusCode::DATA_LOSS);
+  }
+  EXPECT_EQ(Topology().caches(0).sequences_lost(), 1);
+  ASSERT_TRUE(lost.Open().ok());
+  lost.Forget();
+  EXPECT_TRUE(lost.Step(70).ok());
+  EXPECT_TRUE(lost.Look(70).ok());
+  EXPECT_EQ(Topology().caches(0).sequences_lost(), 0);
+}
+
+TEST_F(ServiceFault, APausedWorkerUnderLoad) {
+  Load load(stub_, kLong, kShort);
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[1]->Signal(SIGSTOP);
+  ASSERT_TRUE(load.WaitInterrupted(1));
+  ASSERT_TRUE(WaitForming());
+
+  workers_[1]->Signal(SIGCONT);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(load.WaitOk(10));
+  load.Stop();
+  // It held its shard all along.
+  for (int host = 0; host < kLong + kShort; ++host) EXPECT_EQ(load.counts(host).lost, 0) << host;
+  ExpectPagesAccountedFor(load.hosts());
+}
+
+TEST_F(ServiceFault, ARestartedCoordinatorKnowsNothing) {
+  SequenceHost before(stub_, 1);
+  ASSERT_TRUE(before.Open().ok() && before.Step(70).ok());
+  coordinator_->Signal(SIGKILL);
+  ASSERT_EQ(coordinator_->Wait(seconds(10)), -SIGKILL);
+  Coordinate();
+  ASSERT_TRUE(WaitReady(1));
+
+  grpc::Status no_cache;
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    no_cache = before.Look(1);
+    return no_cache.error_code() != grpc::StatusCode::UNAVAILABLE;
+  }));
+  EXPECT_EQ(no_cache.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(FieldOf(no_cache), "cache_id");
+  ASSERT_TRUE(CreateCache().ok());
+  EXPECT_EQ(before.Look(1).error_code(), grpc::StatusCode::NOT_FOUND);
+  SequenceHost after(stub_, 1);
+  ASSERT_TRUE(after.Open().ok());
+  EXPECT_TRUE(after.Step(70).ok());
+  EXPECT_TRUE(after.Look(70).ok());
+  // The workers let go of what nobody knows any more: one cache each.
+  const uint64_t one_cache = uint64_t{2} * 2 * 64 * 2 * 8'192 / kWorkers;
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Topology().workers(0).memory_bytes() > 0; }));
+  const v1::GetTopologyReply topology = Topology();
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    EXPECT_LT(worker.memory_bytes(), 2 * one_cache) << worker.rank();
+  }
+}
+
+// ---- leaving and joining -----------------------------------------------------------------------
+
+TEST_F(ServiceFault, AWorkerThatIsAskedToLeavesInPeace) {
+  Load load(stub_, kLong, kShort);
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[3]->Signal(SIGTERM);
+  EXPECT_EQ(workers_[3]->Wait(seconds(20)), 0);
+  EXPECT_THAT(workers_[3]->Log(), HasSubstr("drained"));
+  ASSERT_TRUE(WaitForming());
+  workers_[3] = Worker(3);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(load.WaitOk(5));
+  load.Stop();
+  for (int host = kLong; host < kLong + kShort; ++host)
+    EXPECT_EQ(load.counts(host).lost, 0) << host;
+}
+
+TEST_F(ServiceFault, ASecondSignalEndsAWorkerAtOnce) {
+  coordinator_->Signal(SIGSTOP);  // nobody lets the worker go
+  workers_[0]->Signal(SIGTERM);
+  ASSERT_TRUE(Eventually(kPatience,
+                         [&] { return workers_[0]->Log().find("draining") != std::string::npos; }));
+  workers_[0]->Signal(SIGTERM);
+  EXPECT_EQ(workers_[0]->Wait(seconds(10)), 128 + SIGTERM);
+  coordinator_->Signal(SIGCONT);
+}
+
+TEST_F(ServiceFault, AWorkerStandsByForARankThatIsHeld) {
+  const auto spare = std::make_unique<ChildProcess>(
+      std::vector<std::string>{workers_[2]->program(), "--coordinator=" + WorkerAddress(directory_),
+                               "--rank=2", "--threads=1"},
+      directory_.File("spare.log"));
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    return spare->Log().find("refused: rank: another live worker holds rank 2") !=
+           std::string::npos;
+  }));
+  EXPECT_EQ(Topology().epoch(), 1u);
+  workers_[2]->Signal(SIGKILL);
+  ASSERT_TRUE(WaitReady(2));
+  SequenceHost host(stub_, 1);
+  ASSERT_TRUE(host.Open().ok());
+  EXPECT_TRUE(host.Step(70).ok());
+}
+
+TEST_F(ServiceFault, AWorkerThatCannotFitSaysWhyAndEnds) {
+  const auto misfit = Worker(9, {"--world_size=3", "--rank=-1"});
+  EXPECT_EQ(misfit->Wait(seconds(20)), 1);
+  EXPECT_THAT(misfit->Log(), HasSubstr("world_size"));
+  const auto lost = Worker(8, {"--no_such_setting"});
+  EXPECT_NE(lost->Wait(seconds(20)), 0);
+  EXPECT_THAT(lost->Log(), HasSubstr("no_such_setting"));
+  EXPECT_EQ(Topology().epoch(), 1u);
+}
+
+// ---- health ------------------------------------------------------------------------------------
+
+// grpc.health.v1 by hand (its generated code is no part of gRPC's packages): 1 is SERVING.
+int HealthOf(const std::string& address, const std::string& service) {
+  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  const std::string request = std::string("\x0a") + static_cast<char>(service.size()) + service;
+  const grpc::Slice slice(request);
+  const grpc::ByteBuffer bytes(&slice, 1);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(10));
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", bytes, &queue);
+  call->StartCall();
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->Finish(&reply, &status, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  grpc::Slice out;
+  if (!status.ok() || !reply.DumpToSingleSlice(&out).ok() || out.size() != 2) return -1;
+  return out.begin()[1];
+}
+
+TEST_F(ServiceFault, AWorkerIsReadyWhileItsGroupIs) {
+  constexpr int kServing = 1;
+  constexpr int kNotServing = 2;
+  workers_[0]->Signal(SIGKILL);
+  workers_[0] = Worker(0, {"--admin_listen=unix:" + directory_.File("admin.sock")});
+  const std::string admin = "unix:" + directory_.File("admin.sock");
+  ASSERT_TRUE(WaitReady(2));
+  EXPECT_EQ(HealthOf(admin, "readiness"), kServing);
+  EXPECT_EQ(HealthOf(admin, "liveness"), kServing);
+  workers_[1]->Signal(SIGKILL);
+  EXPECT_TRUE(Eventually(kPatience, [&] { return HealthOf(admin, "readiness") == kNotServing; }));
+  EXPECT_EQ(HealthOf(admin, "liveness"), kServing);  // no reason to restart this one
+  workers_[1] = Worker(1);
+  EXPECT_TRUE(Eventually(kPatience, [&] { return HealthOf(admin, "readiness") == kServing; }));
+}
+
+}  // namespace
+}  // namespace tributary::test

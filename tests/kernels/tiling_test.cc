@@ -1,0 +1,44 @@
+#include "kernels/cpu/tiling.h"
+
+#include <gtest/gtest.h>
+
+namespace tributary::cpu {
+namespace {
+
+TEST(TilingTest, ChunksCoverTheRangeAndNoMore) {
+  for (const int64_t lo :
+       {int64_t{0}, int64_t{1}, kChunkKeys - 1, kChunkKeys, 5 * kChunkKeys + 3}) {
+    for (const int64_t length : {int64_t{1}, kChunkKeys - 1, kChunkKeys, 3 * kChunkKeys + 1}) {
+      const ChunkSpan span = ChunksOf({lo, lo + length});
+      EXPECT_LE(span.first * kChunkKeys, lo);
+      EXPECT_GT((span.first + 1) * kChunkKeys, lo);
+      const int64_t last = span.first + span.count - 1;
+      EXPECT_LT(last * kChunkKeys, lo + length);
+      EXPECT_GE((last + 1) * kChunkKeys, lo + length);
+    }
+  }
+  EXPECT_EQ(ChunksOf({7, 7}).count, 0);
+  EXPECT_EQ(ChunksOf({9, 7}).count, 0);
+}
+
+TEST(TilingTest, AChunkIsAWholeNumberOfTiles) { EXPECT_EQ(kChunkKeys % kTileKeys, 0); }
+
+TEST(TilingTest, BlocksOfRowsHoldAtLeastOneRowAndFitTheScratch) {
+  for (int32_t group = 1; group <= 16; ++group) {
+    EXPECT_GE(RowsPerBlock(group), 1);
+    EXPECT_LE(RowsPerBlock(group) * group, kMaxQueryVectors);
+  }
+}
+
+TEST(TilingTest, LoneLongSequencesAreSplitAndManyJobsAreNot) {
+  EXPECT_FALSE(ShouldSplit(1000, 1000, 1));     // one thread: nothing to share
+  EXPECT_FALSE(ShouldSplit(1, 1, 8));           // one chunk cannot be cut
+  EXPECT_TRUE(ShouldSplit(128, 8 * 128, 2));    // eight heads of one sequence
+  EXPECT_TRUE(ShouldSplit(1000, 1000, 64));     // one job, many threads
+  EXPECT_FALSE(ShouldSplit(64, 256 * 64, 2));   // prefill: jobs enough for all
+  EXPECT_TRUE(ShouldSplit(128, 128 + 63, 16));  // a long sequence among short ones
+  EXPECT_FALSE(ShouldSplit(2, 512, 16));        // a short one among long ones
+}
+
+}  // namespace
+}  // namespace tributary::cpu

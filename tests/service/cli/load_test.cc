@@ -1,0 +1,102 @@
+#include "service/cli/load.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "service/cli/bench_report.h"
+#include "service/cli/embedded_service.h"
+#include "service/client/client.h"
+
+namespace tributary::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LoadTest : public ::testing::Test {
+ protected:
+  LoadTest() {
+    auto service = EmbeddedService::Start({.workers = 2, .threads = 2});
+    EXPECT_TRUE(service.ok()) << service.status();
+    service_ = *std::move(service);
+    options_.target = service_->target();
+    options_.sequences = 4;
+    options_.batch = 2;
+    options_.context = 300;
+    options_.q_heads = 4;
+    options_.kv_heads = 2;
+    options_.head_dim = 64;
+    options_.shared_memory_bytes = 4 << 20;
+    options_.warmup = std::chrono::milliseconds(0);
+    options_.duration = std::chrono::milliseconds(200);
+  }
+  absl::StatusOr<LoadResult> Run() {
+    return RunLoad(options_, stop_, [](const std::string&, double, const std::string&) {});
+  }
+  int CachesLeft() {
+    auto client = client::Client::Connect({.target = service_->target()});
+    return (*(*client)->GetTopology({})).caches_size();
+  }
+
+  std::unique_ptr<EmbeddedService> service_;
+  LoadOptions options_;
+  std::atomic<bool> stop_{false};
+};
+
+TEST_F(LoadTest, MeasuresAndCleansUp) {
+  for (const bool shared_memory : {true, false}) {
+    if (!shared_memory) options_.shared_memory_bytes = 0;
+    auto result = Run();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->errors.empty()) << result->first_error;
+    EXPECT_GT(result->requests, 0u);
+    EXPECT_EQ(result->request_latency.count(), result->requests);
+    EXPECT_EQ(result->step_latency.count(), result->steps);
+    EXPECT_EQ(result->tokens, result->steps * 2);
+    // At least the context's K and V, fp8, for each sequence of the batch.
+    EXPECT_GE(result->kv_bytes_read, static_cast<double>(result->requests) * 2 * 300 * 2 * 2 * 64);
+    EXPECT_EQ(CachesLeft(), 0);
+    const std::string report = BenchReport(options_, *result, true, Style(false));
+    EXPECT_THAT(report, HasSubstr("p99.9"));
+    EXPECT_THAT(report, HasSubstr("no errors"));
+    EXPECT_THAT(BenchJson(options_, *result), HasSubstr("\"tokens_per_second\": "));
+  }
+}
+
+TEST_F(LoadTest, RollsBackWhenItsWindowIsFull) {
+  options_.rows = 4;
+  options_.layers = 1;
+  options_.context = 16;
+  options_.duration = std::chrono::milliseconds(500);
+  const auto result = Run();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->errors.empty()) << result->first_error;
+}
+
+TEST_F(LoadTest, StopsWhenAsked) {
+  stop_ = true;
+  options_.duration = std::chrono::hours(1);
+  const auto result = Run();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->requests, 0u);
+  EXPECT_EQ(CachesLeft(), 0);
+}
+
+TEST_F(LoadTest, RefusalsAreReported) {
+  options_.head_dim = 63;
+  const auto result = Run();
+  EXPECT_TRUE(absl::IsInvalidArgument(result.status())) << result.status();
+  EXPECT_EQ(CachesLeft(), 0);
+}
+
+TEST(CheckLoad, NamesTheFlag) {
+  EXPECT_THAT(std::string(CheckLoad({.sequences = 3, .batch = 2}).message()),
+              HasSubstr("--sequences"));
+  EXPECT_THAT(std::string(CheckLoad({.connections = 0}).message()), HasSubstr("--connections"));
+  EXPECT_EQ(CheckLoad({}), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace tributary::cli

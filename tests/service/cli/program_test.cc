@@ -1,0 +1,111 @@
+// The program as a person or a script runs it: output piped, exit codes.
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "service/cli/embedded_service.h"
+
+namespace tributary::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int code = -1;
+  std::string out;  // stdout and stderr
+};
+
+Outcome RunProgram(const std::string& arguments) {
+  const std::string line = std::string(TRIBUTARY_CLI) + " " + arguments + " 2>&1";
+  std::FILE* pipe = popen(line.c_str(), "r");
+  if (pipe == nullptr) return {};
+  Outcome outcome;
+  std::array<char, 4096> buffer;
+  size_t got = 0;
+  while ((got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
+    outcome.out.append(buffer.data(), got);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b"))) << "colours in a pipe";
+  return outcome;
+}
+
+TEST(Program, ExplainsItself) {
+  const Outcome overview = RunProgram("help");
+  EXPECT_EQ(overview.code, 0);
+  for (const std::string command : {"bench", "demo", "health", "stat", "topology"}) {
+    EXPECT_THAT(overview.out, HasSubstr("  " + command));
+    const Outcome help = RunProgram("help " + command);
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, StartsWith("usage: tributary " + command));
+    if (command != "demo") {
+      EXPECT_EQ(RunProgram(command + " --help").out, help.out);
+    }
+  }
+  EXPECT_THAT(RunProgram("help bench").out, HasSubstr("--context=4096"));
+}
+
+TEST(Program, WrongUsageIsTwo) {
+  EXPECT_EQ(RunProgram("").code, 2);
+  EXPECT_EQ(RunProgram("fly").code, 2);
+  EXPECT_EQ(RunProgram("help fly").code, 2);
+  EXPECT_EQ(RunProgram("topology --colour").code, 2);
+  EXPECT_EQ(RunProgram("bench --sequences=3 --batch=2").code, 2);
+  EXPECT_EQ(RunProgram("bench --kv_dtype=int4").code, 2);
+}
+
+TEST(Program, NobodyThereIsOne) {
+  const std::string nowhere = "--target=unix:/tmp/tributary-nobody --timeout=100ms";
+  for (const std::string command : {"topology", "stat", "health", "bench"}) {
+    const Outcome outcome = RunProgram(command + " " + nowhere);
+    EXPECT_EQ(outcome.code, 1) << command;
+    EXPECT_THAT(outcome.out, HasSubstr("/tmp/tributary-nobody"));
+  }
+  const Outcome admin = RunProgram("health --admin=unix:/tmp/tributary-nobody --timeout=100ms");
+  EXPECT_EQ(admin.code, 1);
+  EXPECT_THAT(admin.out, HasSubstr("NOT_SERVING"));
+}
+
+TEST(Program, LooksAtAService) {
+  const auto service = EmbeddedService::Start({.workers = 3, .threads = 1});
+  ASSERT_TRUE(service.ok()) << service.status();
+  const std::string target = " --target=" + (*service)->target();
+  // Its workers are ready when it answers a bench.
+  const Outcome bench = RunProgram(
+      "bench --context=64 --warmup=0s --duration=200ms --q_heads=4 --kv_heads=2 --head_dim=64" +
+      target);
+  EXPECT_EQ(bench.code, 0) << bench.out;
+  EXPECT_THAT(bench.out, HasSubstr("tokens/s"));
+  const Outcome health = RunProgram("health" + target);
+  EXPECT_EQ(health.code, 0) << health.out;
+  EXPECT_THAT(health.out, HasSubstr("3 of 3 workers"));
+  const Outcome topology = RunProgram("topology --sequences" + target);
+  EXPECT_EQ(topology.code, 0);
+  EXPECT_THAT(topology.out, HasSubstr("3 of 3 workers"));
+  EXPECT_THAT(topology.out, HasSubstr("no caches")) << "bench has deleted its own";
+  EXPECT_THAT(RunProgram("topology --json" + target).out, StartsWith("{"));
+  const Outcome stat = RunProgram("stat" + target);
+  EXPECT_EQ(stat.code, 0);
+  EXPECT_THAT(stat.out, HasSubstr("tokens appended"));
+  EXPECT_EQ(RunProgram("stat --watch=10ms --lines=2" + target).code, 0);
+}
+
+TEST(Program, BenchBringsItsOwnService) {
+  const Outcome outcome = RunProgram(
+      "bench --workers=2 --context=64 --warmup=0s --duration=100ms --q_heads=4 --kv_heads=2 "
+      "--head_dim=64 --noshm --json");
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  EXPECT_THAT(outcome.out, StartsWith("{\"load\": {"));
+  EXPECT_THAT(outcome.out, HasSubstr("\"shared_memory\": false"));
+}
+
+}  // namespace
+}  // namespace tributary::cli

@@ -1,0 +1,150 @@
+#include "service/cli/report.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "service/cli/latencies.h"
+#include "service/cli/progress.h"
+#include "service/cli/table.h"
+#include "service/cli/units.h"
+
+namespace tributary::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Style kPlain(false);
+const Style kColoured(true);
+
+TEST(Units, AreReadable) {
+  EXPECT_EQ(Count(0), "0");
+  EXPECT_EQ(Count(999), "999");
+  EXPECT_EQ(Count(1000), "1,000");
+  EXPECT_EQ(Count(-1234567), "-1,234,567");
+  EXPECT_EQ(Bytes(0), "0 B");
+  EXPECT_EQ(Bytes(1536), "1.50 KiB");
+  EXPECT_EQ(Bytes(64.0 * 1024 * 1024), "64.0 MiB");
+  EXPECT_EQ(Seconds(0.0000855), "85.5 us");
+  EXPECT_EQ(Seconds(0.00125), "1.25 ms");
+  EXPECT_EQ(Seconds(0.00099999), "1.00 ms");
+  EXPECT_EQ(Seconds(0.999999), "1.00 s");
+  EXPECT_EQ(Seconds(3), "3.00 s");
+  EXPECT_EQ(Seconds(7500), "2 h 5 min");
+  EXPECT_EQ(Rate(1234.4), "1,234");
+  EXPECT_EQ(Rate(12.34), "12.3");
+  EXPECT_EQ(Percent(1, 8), "12.5%");
+  EXPECT_EQ(Percent(0, 0), "-");
+}
+
+TEST(Table, AlignsWhatIsSeen) {
+  Table table({{"NAME"}, {"N", Align::kRight}});
+  table.AddRow({kColoured.Red("a"), "1"});
+  table.AddRow({"bär", kColoured.Green("1,000")});
+  EXPECT_EQ(VisibleWidth(kColoured.Red("bär")), 3u);
+  const std::vector<std::string> lines = absl::StrSplit(table.Render(kPlain), '\n');
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0], "NAME      N");
+  EXPECT_EQ(lines[1], kColoured.Red("a") + "         1");
+  EXPECT_EQ(lines[2], "bär   " + kColoured.Green("1,000"));
+}
+
+TEST(Progress, FitsTheLine) {
+  EXPECT_EQ(ProgressLine("filling", 0.5, "7 tokens", 36), "filling   █████░░░░░  50%  7 tokens");
+  for (const int width : {0, 20, 40, 80, 200}) {
+    for (const double done : {-1.0, 0.0, 0.333, 1.0, 2.0}) {
+      const size_t columns = VisibleWidth(ProgressLine("running", done, "x", width));
+      if (width >= 40) {
+        EXPECT_LT(columns, static_cast<size_t>(width));
+      }
+    }
+  }
+}
+
+TEST(Latencies, PercentilesAreSamples) {
+  Latencies latencies;
+  EXPECT_EQ(latencies.Percentile(0.5), 0);
+  for (int i = 1000; i > 0; --i) latencies.Add(i);
+  EXPECT_EQ(latencies.Percentile(0.5), 500);
+  EXPECT_EQ(latencies.Percentile(0.9), 900);
+  EXPECT_EQ(latencies.Percentile(0.999), 999);
+  EXPECT_EQ(latencies.Percentile(1.0), 1000);
+  EXPECT_EQ(latencies.Mean(), 500.5);
+  Latencies more;
+  more.Add(0.25);
+  latencies.Merge(more);
+  EXPECT_EQ(latencies.Percentile(1e-9), 0.25);
+  EXPECT_EQ(latencies.count(), 1001u);
+}
+
+v1::GetTopologyReply Topology() {
+  v1::GetTopologyReply topology;
+  topology.set_epoch(3);
+  topology.set_state(v1::GROUP_STATE_FORMING);
+  for (int rank = 0; rank < 2; ++rank) {
+    auto& worker = *topology.add_workers();
+    worker.set_rank(rank);
+    worker.set_address("10.0.0.1:99");
+    worker.set_backend("cpu");
+    worker.set_connected(rank == 0);
+    worker.set_memory_bytes(3 << 20);
+  }
+  auto& cache = *topology.add_caches();
+  cache.set_cache_id("model");
+  cache.mutable_spec()->set_kv_dtype(v1::DTYPE_FP8_E4M3);
+  cache.set_pages_total(4000);
+  cache.set_pages_used(1000);
+  cache.set_sequences(2);
+  auto& sequence = *cache.add_sequence();
+  sequence.set_sequence_id(18446744073709551615u);
+  sequence.set_length(1234);
+  sequence.add_local_lengths(618);
+  sequence.add_local_lengths(616);
+  sequence.set_lost(true);
+  return topology;
+}
+
+TEST(TopologyReport, SaysWhoHoldsWhat) {
+  const std::string report = TopologyReport(Topology(), kPlain);
+  for (const char* part :
+       {"forming", "epoch 3", "1 of 2 workers", "lost", "3.00 MiB", "fp8_e4m3", "1,000", "25.0%",
+        "18446744073709551615", "1,234", "RANK 1", "616", "... and 1 more"}) {
+    EXPECT_THAT(report, HasSubstr(part));
+  }
+  EXPECT_THAT(report, Not(HasSubstr("\x1b"))) << "plain when it is not for a terminal";
+  EXPECT_THAT(TopologyReport(Topology(), kColoured), HasSubstr("\x1b[31mlost"));
+  EXPECT_THAT(TopologyReport({}, kPlain), HasSubstr("no caches"));
+}
+
+TEST(StatisticsReport, DividesByWhatThereWas) {
+  v1::Statistics statistics;
+  EXPECT_THAT(StatisticsReport(statistics, kPlain), Not(HasSubstr("nan")));
+  statistics.set_steps(100);
+  statistics.set_requests(400);
+  statistics.set_attend_seconds(0.5);
+  statistics.set_queue_seconds(0.4);
+  const std::string report = StatisticsReport(statistics, kPlain);
+  EXPECT_THAT(report, HasSubstr("4.00 a step"));
+  EXPECT_THAT(report, HasSubstr("5.00 ms"));
+  EXPECT_THAT(report, HasSubstr("1.00 ms"));
+}
+
+TEST(Rates, AreOverTheInterval) {
+  v1::Statistics before, after;
+  before.set_steps(100);
+  after.set_steps(300);
+  before.set_attend_seconds(1);
+  after.set_attend_seconds(1.2);
+  const std::string line = RatesLine(before, after, 2.0);
+  EXPECT_EQ(line.find("100"), line.find_first_not_of(' ')) << line;
+  EXPECT_THAT(line, HasSubstr("1.00 ms"));
+  // The service was restarted in between.
+  EXPECT_THAT(RatesLine(after, before, 1.0), HasSubstr("100"));
+  EXPECT_EQ(RatesTitle(kPlain).size(), line.size());
+}
+
+}  // namespace
+}  // namespace tributary::cli

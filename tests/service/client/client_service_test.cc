@@ -1,0 +1,323 @@
+// The client against the real service: coordinator, workers and gRPC front in one process.
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "gtest/gtest.h"
+#include "kernels/half.h"
+#include "kernels/reference.h"
+#include "service/client/client.h"
+#include "service/coordinator.h"
+#include "service/embedded_group.h"
+#include "service/server.h"
+#include "tests/service/client/fake_service.h"
+#include "tests/support/compare.h"
+
+namespace tributary::client {
+namespace {
+
+constexpr int kQHeads = 4;
+constexpr int kKvHeads = 2;
+constexpr int kHeadDim = 64;
+constexpr char kCache[] = "model";
+
+class RealService {
+ public:
+  explicit RealService(const std::string& target) {
+    auto log = std::make_shared<const service::Logger>(service::LogLevel::kWarning,
+                                                       service::LogFormat::kText);
+    coordinator_ = std::make_unique<service::Coordinator>(
+        service::CoordinatorOptions{}, service::CreateEmbeddedGroup({.workers = 3, .threads = 3}),
+        log);
+    auto server = service::Server::Start({.listen = {target}}, coordinator_.get());
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    const absl::Status started = coordinator_->Start();
+    EXPECT_TRUE(started.ok()) << started;
+  }
+  ~RealService() {
+    server_->Drain(std::chrono::steady_clock::now() + std::chrono::seconds(5));
+    coordinator_->Stop();
+    server_.reset();
+  }
+
+ private:
+  std::unique_ptr<service::Coordinator> coordinator_;
+  std::unique_ptr<service::Server> server_;
+};
+
+v1::CacheSpec Spec() {
+  v1::CacheSpec spec;
+  spec.set_layers(2);
+  spec.set_q_heads(kQHeads);
+  spec.set_kv_heads(kKvHeads);
+  spec.set_head_dim(kHeadDim);
+  spec.set_kv_dtype(v1::DTYPE_BF16);
+  spec.set_capacity_tokens(1 << 16);
+  return spec;
+}
+
+// K, V and Q of a sequence, bf16, so that a bf16 cache holds them exactly.
+struct Tokens {
+  Tokens(int n, uint32_t seed) : count(n) {
+    std::mt19937 dice(seed);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<uint16_t>& values, int heads) {
+      values.resize(static_cast<size_t>(count) * heads * kHeadDim);
+      for (uint16_t& value : values) value = Bf16FromFloat(normal(dice));
+    };
+    fill(q, kQHeads);
+    fill(k, kKvHeads);
+    fill(v, kKvHeads);
+  }
+  const uint16_t* Q(int t) const { return q.data() + static_cast<size_t>(t) * kQHeads * kHeadDim; }
+  const uint16_t* K(int t) const { return k.data() + static_cast<size_t>(t) * kKvHeads * kHeadDim; }
+  const uint16_t* V(int t) const { return v.data() + static_cast<size_t>(t) * kKvHeads * kHeadDim; }
+
+  // Causal attention of all tokens.
+  ReferenceResult Reference() const {
+    std::vector<KeyRange> keys;
+    for (int t = 0; t < count; ++t) keys.push_back({0, t + 1});
+    const NewTokensEntry entry{.row_begin = 0, .row_count = count};
+    NewTokensParams p;
+    p.q = q.data();
+    p.k = k.data();
+    p.v = v.data();
+    p.rows = count;
+    p.q_heads = kQHeads;
+    p.kv_heads = kKvHeads;
+    p.head_dim = kHeadDim;
+    p.head_count = kQHeads;
+    p.entries = {&entry, 1};
+    p.keys = keys.data();
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+    return ReferenceNewTokens(p);
+  }
+
+  int count;
+  std::vector<uint16_t> q, k, v;
+};
+
+struct Results {
+  explicit Results(int count)
+      : output(static_cast<size_t>(count) * kQHeads * kHeadDim),
+        lse(static_cast<size_t>(count) * kQHeads) {}
+  uint16_t* Output(int t) { return output.data() + static_cast<size_t>(t) * kQHeads * kHeadDim; }
+  float* Lse(int t) { return lse.data() + static_cast<size_t>(t) * kQHeads; }
+
+  std::vector<uint16_t> output;
+  std::vector<float> lse;
+};
+
+AttendCall CallOf(const Tokens& tokens, Results& results, uint64_t sequence, int first, int rows) {
+  return {.cache_id = kCache,
+          .layer = 1,
+          .entries = {{sequence, first, rows, rows}},
+          .dtype = DType::kBf16,
+          .q = tokens.Q(first),
+          .k = tokens.K(first),
+          .v = tokens.V(first),
+          .q_heads = kQHeads,
+          .kv_heads = kKvHeads,
+          .head_dim = kHeadDim,
+          .output = results.Output(first),
+          .lse = results.Lse(first)};
+}
+
+class ClientServiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto created = Connect()->CreateCache(kCache, Spec());
+    ASSERT_TRUE(created.ok()) << created.status();
+    EXPECT_EQ(created->ranks(), 3);
+    EXPECT_EQ(created->spec().page_size(), 16);
+  }
+
+  std::unique_ptr<Client> Connect(size_t shared_memory_bytes = 0) {
+    auto client =
+        Client::Connect({.target = socket_.target(), .shared_memory_bytes = shared_memory_bytes});
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+
+  // A prompt, then token by token.
+  Results Generate(Client& client, const Tokens& tokens) {
+    Results results(tokens.count);
+    const auto sequence = client.OpenSequence(kCache);
+    EXPECT_TRUE(sequence.ok()) << sequence.status();
+    const int prompt = tokens.count / 2;
+    absl::Status status = client.Attend(CallOf(tokens, results, *sequence, 0, prompt));
+    for (int t = prompt; status.ok() && t < tokens.count; ++t) {
+      status = client.Attend(CallOf(tokens, results, *sequence, t, 1));
+    }
+    EXPECT_EQ(status, absl::OkStatus());
+    return results;
+  }
+
+  SocketPath socket_;
+  RealService service_{socket_.target()};
+};
+
+TEST_F(ClientServiceTest, ResultsAreTheReferencesInlineAndInSharedMemory) {
+  const Tokens tokens(90, 1);
+  const ReferenceResult expected = tokens.Reference();
+  Results inline_results = Generate(*Connect(), tokens);
+  Results shared_results = Generate(*Connect(1 << 20), tokens);
+
+  std::vector<float> output;
+  for (const uint16_t value : inline_results.output) output.push_back(FloatFromBf16(value));
+  EXPECT_TRUE(test::AllClose(output, expected.o, test::RoundedTo(DType::kBf16),
+                             {tokens.count, kQHeads, kHeadDim}));
+  EXPECT_TRUE(test::AllClose(inline_results.lse, expected.lse, test::kAttentionTolerance,
+                             {tokens.count, kQHeads}));
+  EXPECT_EQ(inline_results.output, shared_results.output);
+  EXPECT_EQ(inline_results.lse, shared_results.lse);
+}
+
+TEST_F(ClientServiceTest, ARegionThatIsTooSmallChangesNothing) {
+  const Tokens tokens(90, 2);
+  const Results inline_results = Generate(*Connect(), tokens);
+  // The prompt does not fit, single tokens do.
+  const Results mixed_results = Generate(*Connect(8 << 10), tokens);
+  EXPECT_EQ(inline_results.output, mixed_results.output);
+}
+
+TEST_F(ClientServiceTest, ThousandsOfCallsInFlight) {
+#ifdef TRIBUTARY_SHORT_GRID
+  constexpr int kSequences = 16, kTokens = 32;
+#else
+  constexpr int kSequences = 64, kTokens = 64;
+#endif
+  for (const size_t shared_memory_bytes : {size_t{0}, size_t{1} << 20}) {
+    const auto client = Connect(shared_memory_bytes);
+    std::vector<Tokens> tokens;
+    std::vector<Results> results;
+    std::vector<uint64_t> sequences;
+    for (int s = 0; s < kSequences; ++s) {
+      tokens.emplace_back(kTokens, 100 + s);
+      results.emplace_back(kTokens);
+      sequences.push_back(*client->OpenSequence(kCache));
+    }
+    std::atomic<int> failed = 0;
+    absl::BlockingCounter left(kSequences * kTokens);
+    // All at once: the service keeps the order within a sequence, so nobody waits for anybody.
+    for (int t = 0; t < kTokens; ++t) {
+      for (int s = 0; s < kSequences; ++s) {
+        client->AttendAsync(CallOf(tokens[s], results[s], sequences[s], t, 1),
+                            [&](const absl::Status& status) {
+                              if (!status.ok()) {
+                                ++failed;
+                                ADD_FAILURE() << status;
+                              }
+                              left.DecrementCount();
+                            });
+      }
+    }
+    left.Wait();
+    ASSERT_EQ(failed, 0);
+    for (int s = 0; s < kSequences; s += 7) {
+      EXPECT_TRUE(test::AllClose(results[s].lse, tokens[s].Reference().lse,
+                                 test::kAttentionTolerance, {kTokens, kQHeads}))
+          << "sequence " << s;
+    }
+  }
+}
+
+TEST_F(ClientServiceTest, ManyThreadsShareAClient) {
+  const auto client = Connect(4 << 20);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const Tokens tokens(24, 10 + i);
+      const Results results = Generate(*client, tokens);
+      EXPECT_TRUE(test::AllClose(results.lse, tokens.Reference().lse, test::kAttentionTolerance,
+                                 {tokens.count, kQHeads}));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(ClientServiceTest, SequencesForkRollBackAndClose) {
+  const auto client = Connect(1 << 20);
+  const Tokens tokens(40, 3);
+  Results results(40), forked(40);
+  const auto parent = client->OpenSequence(kCache);
+  ASSERT_TRUE(parent.ok());
+  for (const int layer : {0, 1}) {
+    ASSERT_EQ(client->Append({.cache_id = kCache,
+                              .layer = layer,
+                              .entries = {{*parent, 0, 30}},
+                              .dtype = DType::kBf16,
+                              .k = tokens.K(0),
+                              .v = tokens.V(0),
+                              .kv_heads = kKvHeads,
+                              .head_dim = kHeadDim}),
+              absl::OkStatus());
+  }
+  const auto child = client->ForkSequence(kCache, *parent, 20);
+  ASSERT_TRUE(child.ok()) << child.status();
+  ASSERT_EQ(client->Attend(CallOf(tokens, results, *parent, 30, 10)), absl::OkStatus());
+  ASSERT_EQ(client->Attend(CallOf(tokens, forked, *child, 20, 20)), absl::OkStatus());
+  const ReferenceResult expected = tokens.Reference();
+  for (int t = 30; t < 40; ++t) {
+    for (int h = 0; h < kQHeads; ++h) {
+      EXPECT_NEAR(results.Lse(t)[h], expected.lse[t * kQHeads + h], 1e-4);
+      EXPECT_NEAR(forked.Lse(t)[h], expected.lse[t * kQHeads + h], 1e-4);
+    }
+  }
+
+  v1::GetTopologyRequest request;
+  request.set_cache_id(kCache);
+  request.set_with_sequences(true);
+  const auto topology = client->GetTopology(request);
+  ASSERT_TRUE(topology.ok());
+  ASSERT_EQ(topology->caches_size(), 1);
+  EXPECT_EQ(topology->caches(0).sequences(), 2);
+  EXPECT_GT(topology->caches(0).pages_used(), 0);
+
+  EXPECT_TRUE(client->TruncateSequence(kCache, *parent, 5).ok());
+  EXPECT_EQ(client->CloseSequence(kCache, *parent), absl::OkStatus());
+  const absl::Status again = client->CloseSequence(kCache, *parent);
+  EXPECT_TRUE(absl::IsNotFound(again)) << again;
+  EXPECT_EQ(FieldOf(again), "sequence_id");
+  EXPECT_EQ(client->CloseSequence(kCache, *child), absl::OkStatus());
+  EXPECT_EQ(client->DeleteCache(kCache), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(client->OpenSequence(kCache).status()));
+}
+
+TEST_F(ClientServiceTest, RefusalsNameTheFieldWhicheverWayTensorsTravel) {
+  for (const size_t shared_memory_bytes : {size_t{0}, size_t{1} << 20}) {
+    const auto client = Connect(shared_memory_bytes);
+    const Tokens tokens(4, 4);
+    Results results(4);
+    const auto sequence = client->OpenSequence(kCache);
+    ASSERT_TRUE(sequence.ok());
+
+    absl::Status status = client->Attend(CallOf(tokens, results, *sequence, 2, 1));
+    EXPECT_TRUE(absl::IsOutOfRange(status)) << status;
+    EXPECT_EQ(FieldOf(status), "entries[0].first_position");
+
+    status = client->Attend(CallOf(tokens, results, *sequence + 1, 0, 1));
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_EQ(FieldOf(status), "entries[0].sequence_id");
+
+    AttendCall wrong = CallOf(tokens, results, *sequence, 0, 1);
+    wrong.layer = 2;
+    status = client->Attend(wrong);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_EQ(FieldOf(status), "layer");
+
+    EXPECT_EQ(client->Attend(CallOf(tokens, results, *sequence, 0, 4)), absl::OkStatus())
+        << "the refusals changed nothing";
+  }
+}
+
+}  // namespace
+}  // namespace tributary::client

@@ -1,0 +1,111 @@
+#include "service/client/retry.h"
+
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+#include "service/client/client.h"
+#include "service/client/rpc_status.h"
+
+namespace tributary::client {
+namespace {
+
+using std::chrono::milliseconds;
+
+google::rpc::Status Rpc(int code, const std::string& message) {
+  google::rpc::Status status;
+  status.set_code(code);
+  status.set_message(message);
+  return status;
+}
+
+absl::Status UnavailableAfter(int64_t seconds, int32_t nanos) {
+  google::rpc::Status status = Rpc(14, "forming");
+  google::rpc::RetryInfo info;
+  info.mutable_retry_delay()->set_seconds(seconds);
+  info.mutable_retry_delay()->set_nanos(nanos);
+  status.add_details()->PackFrom(info);
+  return FromRpc(status);
+}
+
+TEST(RetryDelay, DoublesUpToTheCapWithJitterBelow) {
+  EXPECT_EQ(RetryDelay(1, std::nullopt, 0.0), milliseconds(50));
+  EXPECT_EQ(RetryDelay(1, std::nullopt, 0.5), milliseconds(75));
+  EXPECT_EQ(RetryDelay(2, std::nullopt, 0.0), milliseconds(100));
+  EXPECT_EQ(RetryDelay(3, std::nullopt, 0.0), milliseconds(200));
+  EXPECT_EQ(RetryDelay(6, std::nullopt, 0.0), milliseconds(1000));
+  EXPECT_EQ(RetryDelay(1'000'000, std::nullopt, 0.0), milliseconds(1000));
+  EXPECT_LT(RetryDelay(1'000'000, std::nullopt, 0.999), milliseconds(2000));
+}
+
+TEST(RetryDelay, NeverComesSoonerThanAsked) {
+  EXPECT_EQ(RetryDelay(1, milliseconds(300), 0.0), milliseconds(300));
+  EXPECT_EQ(RetryDelay(9, milliseconds(300), 0.0), milliseconds(300));
+  EXPECT_EQ(RetryDelay(1, milliseconds(300), 0.5), milliseconds(330));
+  EXPECT_EQ(RetryDelay(1, milliseconds(0), 0.9), milliseconds(0));
+}
+
+TEST(Retry, OnlyUnavailableAndAbortedAreTransient) {
+  for (int code = 0; code <= 16; ++code) {
+    const absl::Status status = FromRpc(Rpc(code, "x"));
+    EXPECT_EQ(IsTransient(status), code == 14 || code == 10) << code;
+  }
+}
+
+TEST(Retry, UnavailableWithADelayIsAnAnswerOfTheService) {
+  EXPECT_TRUE(IsOutcomeUnknown(absl::UnavailableError("connection reset")));
+  EXPECT_FALSE(IsOutcomeUnknown(UnavailableAfter(0, 1)));
+  EXPECT_TRUE(IsOutcomeUnknown(absl::DeadlineExceededError("")));
+  EXPECT_FALSE(IsOutcomeUnknown(absl::AbortedError("")));
+  EXPECT_FALSE(IsOutcomeUnknown(absl::OkStatus()));
+  EXPECT_FALSE(IsOutcomeUnknown(absl::InvalidArgumentError("")));
+}
+
+TEST(RpcStatus, DetailsOfTheWireStayReadable) {
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(1, 500'000'000)), milliseconds(1500));
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(0, 1)), milliseconds(1)) << "rounded up, never to none";
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(-5, 0)), milliseconds(0));
+  EXPECT_EQ(RetryDelayOf(absl::UnavailableError("bare")), std::nullopt);
+
+  google::rpc::Status status = Rpc(3, "q.shape[1]: must be 8");
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("q.shape[1]");
+  status.add_details()->PackFrom(bad);
+  EXPECT_EQ(FieldOf(FromRpc(status)), "q.shape[1]");
+  EXPECT_EQ(FieldOf(FromRpc(Rpc(3, "none"))), "");
+  EXPECT_EQ(FieldOf(absl::OkStatus()), "");
+}
+
+TEST(RpcStatus, UnaryErrorsCarryTheirTrailer) {
+  google::rpc::Status full = Rpc(5, "no sequence 7");
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("entries[0].sequence_id");
+  full.add_details()->PackFrom(bad);
+  const absl::Status status = FromGrpc(
+      grpc::Status(grpc::StatusCode::NOT_FOUND, "no sequence 7", full.SerializeAsString()));
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_EQ(status.message(), "no sequence 7");
+  EXPECT_EQ(FieldOf(status), "entries[0].sequence_id");
+}
+
+TEST(RpcStatus, AnUnreadableTrailerCostsOnlyTheDetails) {
+  const absl::Status status =
+      FromGrpc(grpc::Status(grpc::StatusCode::DATA_LOSS, "lost", "\xff\xff not a message"));
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_EQ(status.message(), "lost");
+  EXPECT_EQ(FieldOf(status), "");
+}
+
+TEST(RpcStatus, ForgottenRegionIsToldByItsField) {
+  EXPECT_FALSE(IsForgottenRegion(absl::NotFoundError("cache")));
+  google::rpc::Status status = Rpc(5, "no region");
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("q.shared_memory.region");
+  status.add_details()->PackFrom(bad);
+  EXPECT_TRUE(IsForgottenRegion(FromRpc(status)));
+}
+
+}  // namespace
+}  // namespace tributary::client

@@ -1,0 +1,65 @@
+// A group of workers without workers: tests say when and how commands end.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "service/worker_group.h"
+
+namespace tributary::service::testing {
+
+// Answers at once with zeros, or, while held, when told to.
+class FakeGroup : public WorkerGroup {
+ public:
+  // Without `record`, commands() stays empty and nothing is kept alive.
+  explicit FakeGroup(int size, bool record = true) : size_(size), record_(record) {}
+
+  int size() const override { return size_; }
+  absl::Status Start(GroupObserver* observer) override;  // forms, all ranks fresh
+  void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
+  std::vector<Member> members() const override;
+  void Stop() override;
+
+  // From now on steps are kept until Release or Break. Other commands never are.
+  void Hold();
+  // Waits until `count` steps are kept.
+  void WaitForHeld(size_t count);
+  // Ends the oldest kept step; `edit` may change its outcome. Keeps holding.
+  void ReleaseOne(const std::function<void(const worker::StepCommand&, Outcome*)>& edit = nullptr);
+  // Ends all and holds no more.
+  void Release();
+
+  // Commands end with kAborted until the group is formed again.
+  void Break(const std::string& reason);
+  void Form(const std::vector<bool>& fresh);
+
+  // Every command so far, in order.
+  std::vector<std::shared_ptr<const worker::Command>> commands() const;
+
+ private:
+  struct Held {
+    std::shared_ptr<const worker::Command> command;
+    Done done;
+  };
+  Outcome Succeed(const worker::Command& command);
+
+  const int size_;
+  const bool record_;
+  GroupObserver* observer_ = nullptr;
+  mutable std::mutex mutex_;
+  std::condition_variable held_changed_;
+  bool holding_ = false;
+  bool broken_ = true;
+  uint64_t epoch_ = 0;
+  std::deque<Held> held_;
+  std::vector<std::shared_ptr<const worker::Command>> commands_;
+  std::map<worker::CacheId, worker::CacheSpec> specs_;
+};
+
+}  // namespace tributary::service::testing

@@ -1,0 +1,225 @@
+#include "tests/service/model_host.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/backend.h"
+#include "service/resolve_spec.h"
+#include "tests/service/test_service.h"
+#include "tests/support/compare.h"
+#include "worker/choose_path.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using worker::testing::DenseLayer;
+
+// An output of size o was rounded to `dtype` once, by at most half the distance of neighbours at o.
+test::Tolerance OutputTolerance(DType dtype) {
+  test::Tolerance tolerance = test::kAttentionTolerance;
+  if (dtype == DType::kBf16) tolerance.relative += 0x1p-8;
+  if (dtype == DType::kF16) tolerance.relative += 0x1p-11;
+  return tolerance;
+}
+
+template <typename Call>
+void ExpectOk(const char* what, Call call) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
+  const grpc::Status status = call(&context);
+  EXPECT_TRUE(status.ok()) << what << ": " << status.error_code() << " " << status.error_message();
+}
+
+}  // namespace
+
+ModelHost::ModelHost(v1::AttentionService::Stub* stub, std::string cache, const v1::CacheSpec& spec,
+                     DType dtype, uint64_t seed)
+    : stub_(stub),
+      cache_(std::move(cache)),
+      spec_(ResolveSpec(spec, 1)->spec),
+      dtype_(dtype),
+      random_(seed) {}
+
+DenseLayer& ModelHost::Layer(uint64_t sequence, int32_t layer) {
+  return layers_[{sequence, layer}];
+}
+
+int64_t ModelHost::length(uint64_t sequence, int32_t layer) const {
+  const auto it = layers_.find({sequence, layer});
+  if (it == layers_.end()) return 0;
+  return static_cast<int64_t>(it->second.k.size()) / (spec_.kv_heads * spec_.head_dim);
+}
+
+std::vector<float> ModelHost::Values(size_t count) {
+  const std::vector<float> exact = RandomValues(count, random_());
+  return ValuesOf(InlineTensor(dtype_, {static_cast<int64_t>(count)}, exact));
+}
+
+void ModelHost::Open(uint64_t sequence) {
+  const grpc::Status status = testing::Open(*stub_, cache_, sequence);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+void ModelHost::Fork(uint64_t parent, uint64_t child, int64_t length) {
+  v1::ForkSequenceRequest request;
+  request.set_cache_id(cache_);
+  request.set_parent_id(parent);
+  request.set_sequence_id(child);
+  request.set_length(length);
+  v1::ForkSequenceReply reply;
+  ExpectOk("fork", [&](auto* c) { return stub_->ForkSequence(c, request, &reply); });
+  EXPECT_EQ(reply.length(), length);
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    DenseLayer copy = Layer(parent, layer);
+    TruncateDense(spec_, length, &copy);
+    Layer(child, layer) = std::move(copy);
+  }
+}
+
+void ModelHost::Truncate(uint64_t sequence, int64_t length) {
+  v1::TruncateSequenceRequest request;
+  request.set_cache_id(cache_);
+  request.set_sequence_id(sequence);
+  request.set_length(length);
+  v1::TruncateSequenceReply reply;
+  ExpectOk("truncate", [&](auto* c) { return stub_->TruncateSequence(c, request, &reply); });
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    if (this->length(sequence, layer) > length) {
+      TruncateDense(spec_, length, &Layer(sequence, layer));
+    }
+  }
+}
+
+void ModelHost::Close(uint64_t sequence) {
+  v1::CloseSequenceRequest request;
+  request.set_cache_id(cache_);
+  request.set_sequence_id(sequence);
+  v1::CloseSequenceReply reply;
+  ExpectOk("close", [&](auto* c) { return stub_->CloseSequence(c, request, &reply); });
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    layers_.erase({sequence, static_cast<int32_t>(layer)});
+  }
+}
+
+v1::AttendRequest ModelHost::MakeStep(int32_t layer,
+                                      const std::vector<std::pair<uint64_t, int32_t>>& entries) {
+  v1::AttendRequest request;
+  request.set_cache_id(cache_);
+  request.set_layer(layer);
+  request.set_mode(v1::ATTEND_MODE_CAUSAL);
+  request.set_return_lse(true);
+  std::vector<float> k, v;
+  int64_t rows = 0;
+  for (const auto& [sequence, tokens] : entries) {
+    v1::AttendEntry* entry = request.add_entries();
+    entry->set_sequence_id(sequence);
+    entry->set_first_position(length(sequence, layer));
+    entry->set_query_rows(tokens);
+    entry->set_new_tokens(tokens);
+    const size_t count = static_cast<size_t>(tokens) * spec_.kv_heads * spec_.head_dim;
+    const std::vector<float> new_k = Values(count), new_v = Values(count);
+    AppendDense(spec_, spec_.layers[layer], new_k, new_v, &Layer(sequence, layer));
+    k.insert(k.end(), new_k.begin(), new_k.end());
+    v.insert(v.end(), new_v.begin(), new_v.end());
+    rows += tokens;
+  }
+  *request.mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
+                                      Values(rows * spec_.q_heads * spec_.head_dim));
+  *request.mutable_k() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, k);
+  *request.mutable_v() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, v);
+  return request;
+}
+
+void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& reply) {
+  ASSERT_EQ(reply.lengths_size(), request.entries_size());
+  const worker::LayerSpec& layer = spec_.layers[request.layer()];
+  const std::vector<float> q = ValuesOf(request.q());
+  int32_t most_tokens = 0;
+  for (const auto& entry : request.entries()) {
+    most_tokens = std::max(most_tokens, entry.new_tokens());
+  }
+  // Prefill sees its own tokens as they were given, decode as the cache keeps them.
+  const bool given = worker::ChoosePath(1, most_tokens) == worker::StepKind::kPrefill;
+  std::vector<double> o, lse;
+  for (int i = 0; i < request.entries_size(); ++i) {
+    const auto& entry = request.entries(i);
+    const DenseLayer& dense = Layer(entry.sequence_id(), request.layer());
+    if (entry.new_tokens() > 0) {
+      EXPECT_EQ(reply.lengths(i), entry.first_position() + entry.new_tokens());
+    }
+    for (int32_t row = 0; row < entry.query_rows(); ++row) {
+      const size_t at = lse.size() / spec_.q_heads;
+      o.resize(o.size() + spec_.q_heads * spec_.head_dim);
+      lse.resize(lse.size() + spec_.q_heads);
+      DenseAttention(
+          spec_, layer, dense,
+          {.q = q.data() + at * spec_.q_heads * spec_.head_dim,
+           .position = entry.first_position() + row,
+           .given_from = given && entry.new_tokens() > 0 ? entry.first_position() : INT64_MAX},
+          o.data() + at * spec_.q_heads * spec_.head_dim, lse.data() + at * spec_.q_heads);
+    }
+  }
+  const int64_t rows = static_cast<int64_t>(lse.size()) / spec_.q_heads;
+  EXPECT_TRUE(test::AllClose(ValuesOf(reply.output()), o, OutputTolerance(dtype_),
+                             {rows, spec_.q_heads, spec_.head_dim}))
+      << "output of layer " << request.layer();
+  EXPECT_TRUE(
+      test::AllClose(ValuesOf(reply.lse()), lse, test::kAttentionTolerance, {rows, spec_.q_heads}))
+      << "lse of layer " << request.layer();
+}
+
+void ModelHost::Send(const v1::AttendRequest& request) {
+  v1::AttendReply reply;
+  const grpc::Status status = testing::Attend(*stub_, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_code() << " " << status.error_message();
+  Check(request, reply);
+  last_request_ = request;
+  last_reply_ = reply;
+}
+
+void ModelHost::Step(int32_t layer, const std::vector<std::pair<uint64_t, int32_t>>& entries) {
+  Send(MakeStep(layer, entries));
+}
+
+void ModelHost::Append(int32_t layer, uint64_t sequence, int32_t tokens) {
+  const v1::AttendRequest step = MakeStep(layer, {{sequence, tokens}});
+  v1::AppendRequest request;
+  request.set_cache_id(cache_);
+  request.set_layer(layer);
+  v1::AppendEntry* entry = request.add_entries();
+  entry->set_sequence_id(sequence);
+  entry->set_first_position(step.entries(0).first_position());
+  entry->set_tokens(tokens);
+  *request.mutable_k() = step.k();
+  *request.mutable_v() = step.v();
+  v1::AppendReply reply;
+  const grpc::Status status = testing::Append(*stub_, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(reply.lengths_size(), 1);
+  EXPECT_EQ(reply.lengths(0), length(sequence, layer));
+}
+
+void ModelHost::LookBack(int32_t layer, uint64_t sequence, int32_t rows) {
+  v1::AttendRequest request;
+  request.set_cache_id(cache_);
+  request.set_layer(layer);
+  request.set_mode(v1::ATTEND_MODE_CAUSAL);
+  request.set_return_lse(true);
+  v1::AttendEntry* entry = request.add_entries();
+  entry->set_sequence_id(sequence);
+  entry->set_first_position(length(sequence, layer) - rows);
+  entry->set_query_rows(rows);
+  *request.mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
+                                      Values(rows * spec_.q_heads * spec_.head_dim));
+  Send(request);
+}
+
+void ModelHost::RepeatLastStep() {
+  v1::AttendReply reply;
+  const grpc::Status status = testing::Attend(*stub_, last_request_, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.SerializeAsString(), last_reply_.SerializeAsString());
+}
+
+}  // namespace tributary::service::testing

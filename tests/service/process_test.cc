@@ -1,0 +1,286 @@
+// The real binary: settings, addresses, health, and how it ends.
+#include "tests/support/process.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "tests/service/test_service.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using ::grpc::StatusCode;
+using test::ChildProcess;
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kPatience{60};
+
+class ProcessTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<ChildProcess> Start(std::vector<std::string> flags) {
+    flags.insert(flags.begin(), TRIBUTARY_COORDINATOR);
+    return std::make_unique<ChildProcess>(std::move(flags), directory_.File("log"));
+  }
+  // Listening on Unix sockets of the test's, with a few more flags.
+  std::unique_ptr<ChildProcess> StartServing(std::vector<std::string> flags = {}) {
+    flags.insert(flags.begin(), {"--listen=" + address_, "--admin_listen=" + admin_,
+                                 "--embedded_workers=2", "--threads=2"});
+    auto process = Start(std::move(flags));
+    EXPECT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == "\x08\x01"; }));
+    channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
+    stub_ = v1::AttentionService::NewStub(channel_);
+    return process;
+  }
+  // The bytes of grpc.health.v1.HealthCheckResponse, or the error's code. (No stub of that service
+  // comes with the system's gRPC.)
+  std::string Health(const std::string& service) {
+    return Unary(admin_, "/grpc.health.v1.Health/Check",
+                 std::string("\x0a") + static_cast<char>(service.size()) + service);
+  }
+  static std::string Unary(const std::string& address, const std::string& method,
+                           const std::string& request) {
+    grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    grpc::Slice slice(request);
+    const grpc::ByteBuffer message(&slice, 1);
+    grpc::CompletionQueue queue;
+    auto call = stub.PrepareUnaryCall(&context, method, message, &queue);
+    call->StartCall();
+    grpc::ByteBuffer reply;
+    grpc::Status status;
+    call->Finish(&reply, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    if (!status.ok()) return "code " + std::to_string(status.error_code());
+    grpc::Slice whole;
+    EXPECT_TRUE(reply.DumpToSingleSlice(&whole).ok());
+    return std::string(reinterpret_cast<const char*>(whole.begin()), whole.size());
+  }
+
+  const test::TemporaryDirectory directory_;
+  const std::string address_ = "unix:" + directory_.File("service.sock");
+  const std::string admin_ = "unix:" + directory_.File("admin.sock");
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+};
+
+// -------------------------------------------------------------------------------------- settings
+
+TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
+  const std::string file = directory_.File("config.yaml");
+  const auto refused = [&](std::vector<std::string> flags) {
+    auto process = Start(std::move(flags));
+    EXPECT_EQ(process->Wait(kPatience), 2);
+    return process->Log();
+  };
+  EXPECT_THAT(refused({"--no_such_flag=1"}), HasSubstr("no_such_flag"));
+  EXPECT_THAT(refused({"--threads=many"}), HasSubstr("threads"));
+  EXPECT_THAT(refused({"--threads=-1"}), HasSubstr("threads"));
+  EXPECT_THAT(refused({"--listen=nowhere"}), HasSubstr("listen"));
+  EXPECT_THAT(refused({"--exchange=magic"}), HasSubstr("exchange"));
+  EXPECT_THAT(refused({"--embedded_workers=0"}), HasSubstr("embedded_workers"));
+  EXPECT_THAT(refused({"--embedded_workers=2", "--workers=2"}), HasSubstr("embedded_workers"));
+  EXPECT_THAT(refused({"--batch_window=2h"}), HasSubstr("batch_window"));
+  EXPECT_THAT(refused({"--max_message_bytes=1"}), HasSubstr("max_message_bytes"));
+  EXPECT_THAT(refused({"--log_level=loud"}), HasSubstr("log_level"));
+  EXPECT_THAT(refused({"--config=" + directory_.File("absent.yaml")}), HasSubstr("absent.yaml"));
+  std::ofstream(file) << "speed: 11\n";
+  EXPECT_THAT(refused({"--config=" + file}), HasSubstr("speed"));
+  std::ofstream(file) << "pipeline_depth: deep\n";
+  EXPECT_THAT(refused({"--config=" + file}), HasSubstr("pipeline_depth"));
+  std::ofstream(file) << "[1, 2]\n";
+  EXPECT_THAT(refused({"--config=" + file}), HasSubstr("config"));
+}
+
+TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
+  const std::string file = directory_.File("config.yaml");
+  const std::string other = "unix:" + directory_.File("other.sock");
+  std::ofstream(file) << "listen: [" << address_ << ", '" << other << "']\n"
+                      << "admin_listen: " << admin_ << "\n"
+                      << "embedded_workers: 3\n"
+                      << "threads: 7\n";
+  auto process = Start({"--config=" + file, "--embedded_workers=2"});
+  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == "\x08\x01"; }));
+  for (const std::string& address : {address_, other}) {
+    const auto stub = v1::AttentionService::NewStub(
+        grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    v1::GetTopologyReply reply;
+    ASSERT_TRUE(stub->GetTopology(&context, {}, &reply).ok());
+    EXPECT_EQ(reply.workers_size(), 2);
+  }
+  process->Signal(SIGINT);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+}
+
+TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
+  auto first = StartServing({"--listen=" + address_ + ",127.0.0.1:0"});
+  const std::string log = first->Log();
+  const size_t at = log.find("127.0.0.1:");
+  ASSERT_NE(at, std::string::npos) << log;
+  const std::string tcp = log.substr(at, log.find_first_of(" ,", at) - at);
+  for (const std::string& taken : {address_, tcp}) {
+    ChildProcess second({TRIBUTARY_COORDINATOR, "--listen=" + taken, "--admin_listen="},
+                        directory_.File("second.log"));
+    EXPECT_EQ(second.Wait(kPatience), 1) << taken;
+    EXPECT_THAT(second.Log(), HasSubstr("cannot listen at " + taken));
+  }
+  EXPECT_EQ(Health("readiness"), "\x08\x01") << "the first is unharmed";
+  v1::GetTopologyReply reply;
+  grpc::ClientContext context;
+  EXPECT_TRUE(stub_->GetTopology(&context, {}, &reply).ok());
+}
+
+// ---------------------------------------------------------------------------------------- health
+
+TEST_F(ProcessTest, HealthAndTheApiLiveOnDifferentPorts) {
+  auto process = StartServing();
+  EXPECT_EQ(Health(""), "\x08\x01");
+  EXPECT_EQ(Health("liveness"), "\x08\x01");
+  EXPECT_EQ(Health("nonsense"), "code 5");
+  EXPECT_EQ(Unary(admin_, "/tributary.v1.AttentionService/GetTopology", ""), "code 12");
+  EXPECT_EQ(Unary(address_, "/grpc.health.v1.Health/Check", ""), "code 12");
+}
+
+TEST_F(ProcessTest, WaitingForWorkersIsAliveButNotReady) {
+#ifdef TRIBUTARY_REMOTE_GROUP
+  auto process = Start({"--listen=" + address_, "--admin_listen=" + admin_, "--workers=2",
+                        "--worker_listen=unix:" + directory_.File("workers.sock")});
+  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("liveness") == "\x08\x01"; }));
+  EXPECT_EQ(Health("readiness"), "\x08\x02");
+  const auto stub = v1::AttentionService::NewStub(
+      grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  EXPECT_EQ(CreateCache(*stub, "m", SmallSpec()).error_code(), StatusCode::UNAVAILABLE);
+  process->Signal(SIGTERM);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+#else
+  GTEST_SKIP() << "this build has no remote workers";
+#endif
+}
+
+TEST_F(ProcessTest, ReflectionListsTheServiceUnlessTurnedOff) {
+  const auto listed = [&] {
+    grpc::GenericStub stub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    grpc::CompletionQueue queue;
+    void* tag = nullptr;
+    bool ok = false;
+    auto call = stub.PrepareCall(
+        &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+    call->StartCall(nullptr);
+    queue.Next(&tag, &ok);
+    grpc::Slice slice(std::string("\x3a\x00", 2));  // list_services: ""
+    call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    queue.Next(&tag, &ok);
+    grpc::ByteBuffer reply;
+    call->Read(&reply, nullptr);
+    queue.Next(&tag, &ok);
+    std::string text;
+    grpc::Slice whole;
+    if (ok && reply.DumpToSingleSlice(&whole).ok()) {
+      text.assign(reinterpret_cast<const char*>(whole.begin()), whole.size());
+    }
+    context.TryCancel();
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    queue.Next(&tag, &ok);
+    return text;
+  };
+  {
+    auto process = StartServing();
+    EXPECT_THAT(listed(), HasSubstr("tributary.v1.AttentionService"));
+  }
+  auto process = StartServing({"--noreflection"});
+  EXPECT_EQ(listed(), "");
+}
+
+// ------------------------------------------------------------------------------------------ ends
+
+TEST_F(ProcessTest, UnderLoadSigtermFailsNoAcceptedCall) {
+  auto process = StartServing();
+  const v1::CacheSpec spec = SmallSpec();
+  ASSERT_TRUE(CreateCache(*stub_, "m", spec).ok());
+  constexpr int kHosts = 8;
+  std::atomic<int> answered{0}, refused{0};
+  std::vector<std::thread> hosts;
+  for (int host = 0; host < kHosts; ++host) {
+    hosts.emplace_back([&, host] {
+      const uint64_t id = 1 + host;
+      const auto stub = v1::AttentionService::NewStub(
+          grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+      ASSERT_TRUE(Open(*stub, "m", id).ok());
+      for (int64_t position = 0;; position = (position + 1) % 100) {
+        v1::AttendReply reply;
+        // A second round repeats the first: the bytes are those held.
+        const grpc::Status status =
+            Attend(*stub, AttendOf(spec, "m", id, position, 1, 0, id + position), &reply);
+        if (!status.ok()) {
+          // Refused before it was accepted; anything else is an accepted call that failed.
+          EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE) << status.error_message();
+          ++refused;
+          return;
+        }
+        EXPECT_GE(reply.lengths(0), position + 1);
+        ++answered;
+      }
+    });
+  }
+  EXPECT_TRUE(test::Eventually(kPatience, [&] { return answered > 20 * kHosts; }));
+  process->Signal(SIGTERM);
+  for (std::thread& host : hosts) host.join();
+  EXPECT_EQ(refused, kHosts);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+  EXPECT_THAT(process->Log(), ::testing::Not(HasSubstr("still in flight")));
+}
+
+TEST_F(ProcessTest, IdleConnectionsAndStreamsDoNotHoldTheEnd) {
+  auto process = StartServing({"--drain_timeout=1h"});
+  grpc::ClientContext context;
+  const auto stream = stub_->AttendStream(&context);
+  v1::GetTopologyReply reply;
+  grpc::ClientContext other;
+  ASSERT_TRUE(stub_->GetTopology(&other, {}, &reply).ok());
+  process->Signal(SIGTERM);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+  v1::AttendReply none;
+  EXPECT_FALSE(stream->Read(&none));
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
+}
+
+TEST_F(ProcessTest, ASecondSignalEndsAtOnce) {
+  // The call waits for company and so keeps the drain open.
+  auto process = StartServing({"--batch_window=1s", "--drain_timeout=1h"});
+  const v1::CacheSpec spec = SmallSpec();
+  ASSERT_TRUE(CreateCache(*stub_, "m", spec).ok());
+  ASSERT_TRUE(Open(*stub_, "m", 1).ok());
+  std::thread call([&] {
+    for (int64_t position = 0;; ++position) {
+      v1::AttendReply reply;
+      if (!Attend(*stub_, AttendOf(spec, "m", 1, position, 1), &reply).ok()) return;
+    }
+  });
+  EXPECT_TRUE(test::Eventually(kPatience, [&] {
+    grpc::ClientContext context;
+    v1::GetTopologyReply reply;
+    return stub_->GetTopology(&context, {}, &reply).ok() && reply.statistics().requests() > 0;
+  }));
+  process->Signal(SIGTERM);
+  EXPECT_TRUE(test::Eventually(
+      kPatience, [&] { return process->Log().find("draining") != std::string::npos; }));
+  process->Signal(SIGTERM);
+  const auto code = process->Wait(kPatience);
+  // The call may have ended before the second signal came.
+  EXPECT_TRUE(code == 128 + SIGTERM || code == 0) << code.value_or(-1000);
+  call.join();
+}
+
+}  // namespace
+}  // namespace tributary::service::testing

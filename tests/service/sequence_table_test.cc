@@ -1,0 +1,319 @@
+#include "service/sequence_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "worker/errors.h"
+
+namespace tributary::service {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int64_t kPageTokens = 64;  // page_size * ranks
+
+class SequenceTableTest : public ::testing::Test {
+ protected:
+  SequenceId MustOpen(SequenceId id) {
+    bool reopened = false;
+    const auto opened = table_.Open(id, &reopened);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return *opened;
+  }
+  absl::StatusOr<StepPlan> Plan(SequenceId id, int64_t first, int32_t tokens, int32_t layer = 0) {
+    return table_.Plan(
+        layer,
+        {{.sequence = id, .first_position = first, .query_rows = tokens, .new_tokens = tokens}});
+  }
+  void MustAppend(SequenceId id, int64_t first, int32_t tokens, int32_t layer = 0) {
+    const auto plan = Plan(id, first, tokens, layer);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    table_.Commit(*plan);
+  }
+  void MustAppendAll(SequenceId id, int64_t first, int32_t tokens) {
+    for (int32_t layer = 0; layer < 2; ++layer) MustAppend(id, first, tokens, layer);
+  }
+
+  SequenceTable table_{{.layers = 2,
+                        .ranks = 4,
+                        .page_size = 16,
+                        .interleave = 8,
+                        .pages = 8,
+                        .max_sequences = 4,
+                        .name = "c"}};
+};
+
+TEST_F(SequenceTableTest, PagesAreTakenOnceForAllLayersAndOnlyTheNewOnesAreTold) {
+  MustOpen(1);
+  const auto first = Plan(1, 0, 65);
+  ASSERT_TRUE(first.ok());
+  ASSERT_THAT(first->page_updates, SizeIs(1));
+  EXPECT_EQ(first->page_updates[0].first_index, 0);
+  EXPECT_THAT(first->page_updates[0].pages, SizeIs(2));
+  EXPECT_FALSE(first->entries[0].replay);
+  table_.Commit(*first);
+  EXPECT_EQ(table_.pages().used(), 2);
+
+  const auto other_layer = Plan(1, 0, 65, 1);
+  ASSERT_TRUE(other_layer.ok());
+  EXPECT_THAT(other_layer->page_updates, IsEmpty());
+  table_.Commit(*other_layer);
+  EXPECT_EQ(LeastLength(*table_.Find(1)), 65);
+
+  const auto next = Plan(1, 65, 64);
+  ASSERT_THAT(next->page_updates, SizeIs(1));
+  EXPECT_EQ(next->page_updates[0].first_index, 2);
+  EXPECT_THAT(next->page_updates[0].pages, SizeIs(1));
+}
+
+TEST_F(SequenceTableTest, ARolledBackStepLeavesNothing) {
+  MustOpen(1);
+  MustAppend(1, 0, 10);
+  const auto plan = Plan(1, 10, 100);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(table_.pages().used(), 2);
+  table_.Rollback(*plan);
+  EXPECT_EQ(table_.pages().used(), 1);
+  EXPECT_EQ(table_.Find(1)->lengths[0], 10);
+}
+
+TEST_F(SequenceTableTest, PositionsDecideBetweenAppendRepeatGapAndOverlap) {
+  MustOpen(1);
+  MustAppend(1, 0, 10);
+  EXPECT_TRUE(Plan(1, 0, 10)->entries[0].replay);
+  EXPECT_TRUE(Plan(1, 3, 2)->entries[0].replay);
+  const auto gap = Plan(1, 11, 1);
+  EXPECT_EQ(gap.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(worker::FieldOf(gap.status()), "entries[0].first_position");
+  EXPECT_THAT(std::string(gap.status().message()), ::testing::HasSubstr("10"));
+  EXPECT_EQ(Plan(1, INT64_MAX, 1).status().code(), absl::StatusCode::kOutOfRange);
+  const auto overlap = Plan(1, 9, 2);
+  EXPECT_EQ(overlap.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(worker::FieldOf(overlap.status()), "entries[0].first_position");
+  // The other layer is empty.
+  EXPECT_EQ(Plan(1, 1, 1, 1).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.Plan(0, {{.sequence = 1, .first_position = 9, .query_rows = 2}}).status().code(),
+            absl::StatusCode::kOutOfRange);
+  EXPECT_TRUE(table_.Plan(0, {{.sequence = 1, .first_position = 9, .query_rows = 1}}).ok());
+}
+
+TEST_F(SequenceTableTest, APlanOfSeveralEntriesIsAllOrNothing) {
+  MustOpen(1);
+  MustOpen(2);
+  const auto plan =
+      table_.Plan(0, {{.sequence = 1, .first_position = 0, .query_rows = 300, .new_tokens = 300},
+                      {.sequence = 2, .first_position = 0, .query_rows = 300, .new_tokens = 300}});
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(table_.pages().used(), 0);
+  const auto unknown =
+      table_.Plan(0, {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
+                      {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(worker::FieldOf(unknown.status()), "entries[1].sequence_id");
+  EXPECT_EQ(table_.pages().used(), 0);
+}
+
+TEST_F(SequenceTableTest, AForkSharesPagesUntilOneOfTheTwoWrites) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 100);  // two pages, the second partly filled
+  const auto child = table_.Fork(1, 2, -1);
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_EQ((*child)->pages, table_.Find(1)->pages);
+  EXPECT_EQ(table_.pages().used(), 2);
+  EXPECT_EQ(table_.pages().shared(), 2);
+
+  const std::vector<int32_t> parent_pages = table_.Find(1)->pages;
+  const auto plan = Plan(2, 100, 1);
+  ASSERT_TRUE(plan.ok());
+  ASSERT_THAT(plan->page_copies, SizeIs(1));
+  EXPECT_EQ(plan->page_copies[0].source, parent_pages[1]);
+  ASSERT_THAT(plan->page_updates, SizeIs(1));
+  EXPECT_EQ(plan->page_updates[0].sequence, 2u);
+  EXPECT_EQ(plan->page_updates[0].first_index, 1);
+  EXPECT_THAT(plan->page_updates[0].pages, ElementsAre(plan->page_copies[0].destination));
+  table_.Commit(*plan);
+  EXPECT_EQ(table_.pages().used(), 3);
+  EXPECT_EQ(table_.pages().shared(), 1);
+  // The parent is alone with its page again and writes in place.
+  EXPECT_THAT(Plan(1, 100, 1)->page_copies, IsEmpty());
+  EXPECT_EQ(table_.Find(1)->pages, parent_pages);
+}
+
+TEST_F(SequenceTableTest, ParentAndChildMayCopyTheSamePageAtOnce) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 10);
+  ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
+  const auto plan =
+      table_.Plan(0, {{.sequence = 1, .first_position = 10, .query_rows = 1, .new_tokens = 1},
+                      {.sequence = 2, .first_position = 10, .query_rows = 1, .new_tokens = 1}});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_THAT(plan->page_copies, SizeIs(2));
+  EXPECT_NE(plan->page_copies[0].destination, plan->page_copies[1].destination);
+  table_.Commit(*plan);
+  EXPECT_EQ(table_.pages().used(), 2) << "the page nobody holds any more is free";
+  EXPECT_EQ(table_.pages().shared(), 0);
+}
+
+TEST_F(SequenceTableTest, AfterARolledBackCopyTheWorkersAreToldAgain) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 10);
+  const int32_t page = table_.Find(1)->pages[0];
+  ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
+  table_.Rollback(*Plan(2, 10, 1));
+  EXPECT_EQ(table_.pages().used(), 1);
+  // A query reads the page the workers may have lost sight of.
+  const auto query = table_.Plan(0, {{.sequence = 2, .first_position = 0, .query_rows = 1}});
+  ASSERT_TRUE(query.ok());
+  ASSERT_THAT(query->page_updates, SizeIs(1));
+  EXPECT_EQ(query->page_updates[0].first_index, 0);
+  EXPECT_THAT(query->page_updates[0].pages, ElementsAre(page));
+  table_.Commit(*query);
+  EXPECT_THAT(table_.Plan(0, {{.sequence = 2, .first_position = 0, .query_rows = 1}})->page_updates,
+              IsEmpty());
+}
+
+TEST_F(SequenceTableTest, AForkMayBeRepeatedWhileTheChildIsUntouched) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 10);
+  EXPECT_EQ((*table_.Fork(1, 2, 5))->id, 2u);
+  EXPECT_EQ((*table_.Fork(1, 2, 5))->id, 2u);
+  EXPECT_EQ(table_.Fork(1, 2, 6).status().code(), absl::StatusCode::kAlreadyExists);
+  MustAppend(2, 5, 1);
+  EXPECT_EQ(table_.Fork(1, 2, 5).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(table_.Fork(1, 1, 5).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(table_.Fork(1, 3, 11).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.Fork(7, 3, 0).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(SequenceTableTest, TruncateReturnsPagesBeyondTheLongestLayer) {
+  MustOpen(1);
+  MustAppend(1, 0, 200, 0);
+  MustAppend(1, 0, 100, 1);
+  EXPECT_EQ(*table_.Truncate(1, 150), 100);
+  EXPECT_EQ(table_.Find(1)->lengths[0], 150);
+  EXPECT_EQ(table_.pages().used(), 3);
+  EXPECT_EQ(*table_.Truncate(1, 64), 64);
+  EXPECT_EQ(table_.pages().used(), 1);
+  EXPECT_EQ(*table_.Truncate(1, 1000), 64);
+  EXPECT_EQ(*table_.Truncate(1, 0), 0);
+  EXPECT_EQ(table_.pages().used(), 0);
+}
+
+TEST_F(SequenceTableTest, TruncatingAForkKeepsTheOthersPages) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 128);
+  ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
+  EXPECT_EQ(*table_.Truncate(2, 10), 10);
+  EXPECT_EQ(table_.pages().used(), 2);
+  EXPECT_EQ(table_.pages().shared(), 1);
+  // Rewriting the kept part's page copies it: the parent still needs what lies beyond 10.
+  EXPECT_THAT(Plan(2, 10, 1)->page_copies, SizeIs(1));
+}
+
+TEST_F(SequenceTableTest, OpenIsRepeatableWhileEmptyAndLimited) {
+  MustOpen(1);
+  MustOpen(1);
+  MustAppend(1, 0, 1);
+  bool reopened = false;
+  EXPECT_EQ(table_.Open(1, &reopened).status().code(), absl::StatusCode::kAlreadyExists);
+  for (int i = 0; i < 3; ++i) EXPECT_NE(MustOpen(0), 0u);
+  EXPECT_EQ(table_.Open(0, &reopened).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(SequenceTableTest, ASequenceIsLostIffAFreshRankHeldAnyOfIt) {
+  MustOpen(1);  // 8 tokens: all on rank 0
+  MustAppend(1, 0, 8);
+  MustOpen(2);  // 9: ranks 0 and 1
+  MustAppend(2, 0, 9, 1);
+  MustOpen(3);  // none
+  table_.MarkLost({false, true, false, false});
+  EXPECT_FALSE(table_.Find(1)->lost);
+  EXPECT_TRUE(table_.Find(2)->lost);
+  EXPECT_FALSE(table_.Find(3)->lost);
+  EXPECT_EQ(table_.lost(), 1);
+  EXPECT_EQ(table_.pages().used(), 1);
+  EXPECT_EQ(Plan(2, 0, 1).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(table_.Truncate(2, 0).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(table_.Fork(2, 4, 0).status().code(), absl::StatusCode::kDataLoss);
+  MustOpen(2);
+  EXPECT_EQ(table_.lost(), 0);
+  MustAppend(2, 0, 1);
+  table_.MarkLost({true, false, false, false});
+  EXPECT_EQ(table_.lost(), 2);
+  EXPECT_TRUE(table_.Close(1).ok());
+  EXPECT_EQ(table_.lost(), 1);
+}
+
+TEST_F(SequenceTableTest, SnapshotTellsEveryTableAndSettlesWhatWasOutOfStep) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 70);
+  MustOpen(2);
+  ASSERT_TRUE(table_.Fork(1, 3, -1).ok());
+  table_.Rollback(*Plan(3, 70, 1));
+  const auto tables = table_.Snapshot();
+  EXPECT_THAT(tables, SizeIs(2));
+  for (const auto& update : tables) EXPECT_EQ(update.pages, table_.Find(1)->pages);
+  EXPECT_THAT(Plan(3, 0, 1)->page_updates, IsEmpty());
+}
+
+// Against a model that is nothing but a count of tokens: pages in use are always exactly what the
+// sequences hold, whatever happened.
+TEST_F(SequenceTableTest, PagesNeverLeak) {
+  std::mt19937 random(7);
+  SequenceTable table({.layers = 2,
+                       .ranks = 2,
+                       .page_size = 16,
+                       .interleave = 16,
+                       .pages = 40,
+                       .max_sequences = 100});
+  std::vector<SequenceId> open;
+  const auto pick = [&] { return open[random() % open.size()]; };
+  bool reopened = false;
+  for (int i = 0; i < 20'000; ++i) {
+    const int what = static_cast<int>(random() % 10);
+    if (open.empty() || (what == 0 && open.size() < 12)) {
+      open.push_back(*table.Open(0, &reopened));
+    } else if (what == 1 && open.size() < 12) {
+      if (auto child = table.Fork(pick(), 0, -1); child.ok()) open.push_back((*child)->id);
+    } else if (what == 2) {
+      ASSERT_TRUE(table.Truncate(pick(), random() % 200).ok());
+    } else if (what == 3) {
+      const size_t index = random() % open.size();
+      ASSERT_TRUE(table.Close(open[index]).ok());
+      open.erase(open.begin() + index);
+    } else {
+      const SequenceId id = pick();
+      const int32_t layer = random() % 2;
+      const int32_t tokens = 1 + random() % 60;
+      auto plan = table.Plan(layer, {{.sequence = id,
+                                      .first_position = table.Find(id)->lengths[layer],
+                                      .query_rows = tokens,
+                                      .new_tokens = tokens}});
+      if (!plan.ok()) {
+        ASSERT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+      } else if (random() % 4 == 0) {
+        table.Rollback(*plan);
+      } else {
+        table.Commit(*plan);
+      }
+    }
+    std::map<int32_t, int> holders;
+    for (const SequenceId id : open) {
+      const Sequence& s = *table.Find(id);
+      ASSERT_EQ(static_cast<int64_t>(s.pages.size()), (GreatestLength(s) + 31) / 32);
+      for (const int32_t page : s.pages) ++holders[page];
+    }
+    ASSERT_EQ(table.pages().used(), static_cast<int32_t>(holders.size())) << "at move " << i;
+    int shared = 0;
+    for (const auto& [page, count] : holders) shared += count > 1;
+    ASSERT_EQ(table.pages().shared(), shared);
+  }
+}
+
+}  // namespace
+}  // namespace tributary::service

@@ -1,0 +1,176 @@
+// Tensors in shared memory regions.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "tests/service/test_service.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using ::grpc::StatusCode;
+
+// A POSIX object of the test's own.
+class SharedObject {
+ public:
+  explicit SharedObject(size_t bytes) : bytes_(bytes) {
+    const int fd = shm_open(key_.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+    EXPECT_GE(fd, 0);
+    EXPECT_EQ(ftruncate(fd, bytes), 0);
+    data_ = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    EXPECT_NE(data_, MAP_FAILED);
+    close(fd);
+  }
+  ~SharedObject() {
+    munmap(data_, bytes_);
+    shm_unlink(key_.c_str());
+  }
+  const std::string& key() const { return key_; }
+  char* data() const { return data_; }
+
+ private:
+  static std::string NextKey() {
+    static int next = 0;
+    return "/tributary-test-" + std::to_string(getpid()) + "-" + std::to_string(next++);
+  }
+  const std::string key_ = NextKey();
+  const size_t bytes_;
+  char* data_ = nullptr;
+};
+
+class SharedMemoryTest : public ::testing::Test {
+ protected:
+  grpc::Status Register(const std::string& name, const std::string& key, uint64_t offset,
+                        uint64_t bytes) {
+    v1::RegisterSharedMemoryRequest request;
+    request.set_name(name);
+    request.mutable_system()->set_key(key);
+    request.mutable_system()->set_offset(offset);
+    request.set_byte_size(bytes);
+    v1::RegisterSharedMemoryReply reply;
+    grpc::ClientContext context;
+    return service_.stub().RegisterSharedMemory(&context, request, &reply);
+  }
+  grpc::Status Unregister(const std::string& name) {
+    v1::UnregisterSharedMemoryRequest request;
+    request.set_name(name);
+    v1::UnregisterSharedMemoryReply reply;
+    grpc::ClientContext context;
+    return service_.stub().UnregisterSharedMemory(&context, request, &reply);
+  }
+  // The same tensor by reference; its bytes go to the object.
+  v1::Tensor Moved(const v1::Tensor& tensor, const SharedObject& object, const std::string& region,
+                   uint64_t offset, uint64_t region_offset) {
+    std::memcpy(object.data() + region_offset + offset, tensor.inline_().data(),
+                tensor.inline_().size());
+    v1::Tensor moved = tensor;
+    moved.mutable_shared_memory()->set_region(region);
+    moved.mutable_shared_memory()->set_offset(offset);
+    return moved;
+  }
+
+  const v1::CacheSpec spec_ = SmallSpec();
+  TestService service_{{.workers = 2}};
+};
+
+TEST_F(SharedMemoryTest, ResultsAreTheSameAsInline) {
+  SharedObject object(1 << 20);
+  ASSERT_TRUE(Register("r", object.key(), 64, (1 << 20) - 64).ok());
+  ASSERT_TRUE(CreateCache(service_.stub(), "m", spec_).ok());
+  for (uint64_t id = 1; id <= 2; ++id) ASSERT_TRUE(Open(service_.stub(), "m", id).ok());
+  v1::AttendRequest request = AttendOf(spec_, "m", 1, 0, 5);
+  request.set_return_lse(true);
+  v1::AttendReply inline_reply;
+  ASSERT_TRUE(Attend(service_.stub(), request, &inline_reply).ok());
+
+  request.mutable_entries(0)->set_sequence_id(2);
+  *request.mutable_q() = Moved(request.q(), object, "r", 0, 64);
+  *request.mutable_k() = Moved(request.k(), object, "r", 100'000, 64);
+  *request.mutable_v() = Moved(request.v(), object, "r", 200'000, 64);
+  v1::Tensor* output = request.mutable_output();
+  output->set_dtype(v1::DTYPE_F32);
+  for (const int64_t extent : {5, 4, 64}) output->add_shape(extent);
+  output->mutable_shared_memory()->set_region("r");
+  output->mutable_shared_memory()->set_offset(300'000);
+  v1::Tensor* lse = request.mutable_lse();
+  lse->set_dtype(v1::DTYPE_F32);
+  for (const int64_t extent : {5, 4}) lse->add_shape(extent);
+  lse->mutable_shared_memory()->set_region("r");
+  lse->mutable_shared_memory()->set_offset(400'000);
+  v1::AttendReply reply;
+  const grpc::Status status = Attend(service_.stub(), request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_FALSE(reply.output().has_inline_());
+  EXPECT_EQ(reply.output().shared_memory().offset(), 300'000u);
+  const auto& expected = inline_reply.output().inline_();
+  EXPECT_EQ(std::string(object.data() + 64 + 300'000, expected.size()), expected);
+  const auto& expected_lse = inline_reply.lse().inline_();
+  EXPECT_EQ(std::string(object.data() + 64 + 400'000, expected_lse.size()), expected_lse);
+
+  // The replay compares what lies in the region now.
+  ASSERT_TRUE(Attend(service_.stub(), request, &reply).ok());
+  object.data()[64 + 100'003] ^= 0x40;
+  EXPECT_EQ(Attend(service_.stub(), request, &reply).error_code(), StatusCode::ALREADY_EXISTS);
+}
+
+TEST_F(SharedMemoryTest, ReferencesOutsideTheRegionAreRefused) {
+  SharedObject object(1 << 16);
+  ASSERT_TRUE(Register("r", object.key(), 0, 1 << 16).ok());
+  ASSERT_TRUE(CreateCache(service_.stub(), "m", spec_).ok());
+  ASSERT_TRUE(Open(service_.stub(), "m", 1).ok());
+  const auto refused = [&](uint64_t offset) {
+    v1::AttendRequest request = AttendOf(spec_, "m", 1, 0, 1);
+    request.mutable_q()->mutable_shared_memory()->set_region("r");
+    request.mutable_q()->mutable_shared_memory()->set_offset(offset);
+    v1::AttendReply reply;
+    const grpc::Status status = Attend(service_.stub(), request, &reply);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << offset;
+    return FieldOf(status);
+  };
+  EXPECT_EQ(refused(65'536), "q.shared_memory.offset");
+  EXPECT_EQ(refused(65'536 - 1023), "q.shared_memory.offset");
+  EXPECT_EQ(refused(UINT64_MAX - 3), "q.shared_memory.offset");
+  EXPECT_EQ(refused(2), "q.shared_memory.offset") << "not a multiple of 4";
+}
+
+TEST_F(SharedMemoryTest, RegistrationIsRepeatableCheckedAndUndone) {
+  SharedObject object(8192);
+  EXPECT_TRUE(Register("r", object.key(), 0, 8192).ok());
+  EXPECT_TRUE(Register("r", object.key(), 0, 8192).ok());
+  EXPECT_EQ(Register("r", object.key(), 0, 4096).error_code(), StatusCode::ALREADY_EXISTS);
+  const auto refused = [&](StatusCode code, const std::string& field, const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    EXPECT_EQ(FieldOf(status), field);
+  };
+  refused(StatusCode::INVALID_ARGUMENT, "byte_size", Register("s", object.key(), 1, 8192));
+  refused(StatusCode::INVALID_ARGUMENT, "byte_size", Register("s", object.key(), 0, 0));
+  refused(StatusCode::INVALID_ARGUMENT, "system.offset",
+          Register("s", object.key(), UINT64_MAX, 2));
+  refused(StatusCode::INVALID_ARGUMENT, "byte_size",
+          Register("s", object.key(), UINT64_MAX - 1, 1));
+  refused(StatusCode::NOT_FOUND, "system.key", Register("s", "/tributary-no-such-object", 0, 1));
+  refused(StatusCode::INVALID_ARGUMENT, "system.key", Register("s", "no-slash", 0, 1));
+  refused(StatusCode::INVALID_ARGUMENT, "system.key", Register("s", "/../etc/passwd", 0, 1));
+  refused(StatusCode::INVALID_ARGUMENT, "name", Register("", object.key(), 0, 1));
+  EXPECT_TRUE(Unregister("r").ok());
+  refused(StatusCode::NOT_FOUND, "name", Unregister("r"));
+}
+
+TEST_F(SharedMemoryTest, AnObjectCutShortIsNoticed) {
+  SharedObject object(1 << 16);
+  ASSERT_TRUE(Register("r", object.key(), 0, 1 << 16).ok());
+  ASSERT_TRUE(CreateCache(service_.stub(), "m", spec_).ok());
+  ASSERT_TRUE(Open(service_.stub(), "m", 1).ok());
+  ASSERT_EQ(truncate(("/dev/shm" + object.key()).c_str(), 4096), 0);
+  v1::AttendRequest request = AttendOf(spec_, "m", 1, 0, 1);
+  request.mutable_q()->mutable_shared_memory()->set_region("r");
+  request.mutable_q()->mutable_shared_memory()->set_offset(32'768);
+  v1::AttendReply reply;
+  EXPECT_EQ(FieldOf(Attend(service_.stub(), request, &reply)), "q.shared_memory.region");
+}
+
+}  // namespace
+}  // namespace tributary::service::testing

@@ -1,0 +1,356 @@
+// How calls become steps: batching, order, cancellation and deadlines, with workers that obey the
+// test. The coordinator is called in process, so that every interleaving is chosen here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "service/coordinator.h"
+#include "tests/service/fake_group.h"
+#include "tests/service/test_service.h"
+#include "worker/errors.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+// Answers of calls, by name.
+class Answers {
+ public:
+  template <typename Reply>
+  Coordinator::Done<Reply> For(const std::string& name) {
+    return [this, name](absl::StatusOr<Reply> reply) {
+      std::lock_guard lock(mutex_);
+      EXPECT_FALSE(answers_.contains(name)) << name << " was answered twice";
+      answers_[name] = reply.status();
+      order_.push_back(name);
+      changed_.notify_all();
+    };
+  }
+  absl::Status Wait(const std::string& name) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return answers_.contains(name); });
+    return answers_[name];
+  }
+  bool Has(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    return answers_.contains(name);
+  }
+  std::vector<std::string> order() {
+    std::lock_guard lock(mutex_);
+    return order_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, absl::Status> answers_;
+  std::vector<std::string> order_;
+};
+
+class StepsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Begin({}); }
+
+  void Begin(CoordinatorOptions options) {
+    auto group = std::make_unique<FakeGroup>(2);
+    group_ = group.get();
+    coordinator_ = std::make_unique<Coordinator>(
+        options, std::move(group),
+        std::make_shared<const Logger>(LogLevel::kError, LogFormat::kText));
+    ASSERT_TRUE(coordinator_->Start().ok());
+    answers_ = std::make_unique<Answers>();
+    v1::CreateCacheRequest create;
+    create.set_cache_id("m");
+    *create.mutable_spec() = spec_;
+    coordinator_->CreateCache(create, answers_->For<v1::CreateCacheReply>("create"));
+    ASSERT_TRUE(answers_->Wait("create").ok());
+    for (uint64_t id = 1; id <= 8; ++id) {
+      v1::OpenSequenceRequest open;
+      open.set_cache_id("m");
+      open.set_sequence_id(id);
+      const std::string name = "open" + std::to_string(id);
+      coordinator_->OpenSequence(open, {}, answers_->For<v1::OpenSequenceReply>(name));
+      ASSERT_TRUE(answers_->Wait(name).ok());
+    }
+  }
+  void TearDown() override {
+    group_->Release();
+    coordinator_->Stop();
+  }
+
+  void Attend(const std::string& name, const v1::AttendRequest& request,
+              const CallContext& call = {}) {
+    coordinator_->Attend(std::make_shared<const v1::AttendRequest>(request), call,
+                         answers_->For<v1::AttendReply>(name));
+  }
+  v1::AttendRequest Token(uint64_t sequence, int64_t first, int32_t layer = 0) {
+    return AttendOf(spec_, "m", sequence, first, 1, layer);
+  }
+  // The sequences of every step so far.
+  std::vector<std::vector<uint64_t>> Steps() {
+    std::vector<std::vector<uint64_t>> steps;
+    for (const auto& command : group_->commands()) {
+      if (const auto* step = std::get_if<worker::StepCommand>(&command->body)) {
+        steps.emplace_back();
+        for (const auto& entry : step->entries) steps.back().push_back(entry.sequence);
+      }
+    }
+    return steps;
+  }
+  v1::CacheInfo Cache() {
+    v1::GetTopologyRequest request;
+    request.set_with_sequences(true);
+    return coordinator_->GetTopology(request)->caches(0);
+  }
+
+  const v1::CacheSpec spec_ = SmallSpec();
+  FakeGroup* group_ = nullptr;
+  std::unique_ptr<Answers> answers_;
+  std::unique_ptr<Coordinator> coordinator_;
+};
+
+TEST_F(StepsTest, CallsThatWaitForASlotShareTheNextStep) {
+  group_->Hold();
+  for (uint64_t id = 1; id <= 6; ++id) Attend("a" + std::to_string(id), Token(id, 0));
+  Attend("other layer", Token(7, 0, 1));
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1), ElementsAre(2))) << "two in flight, no more";
+  group_->ReleaseOne();
+  EXPECT_THAT(Steps(), SizeIs(3));
+  EXPECT_THAT(Steps()[2], ElementsAre(3, 4, 5, 6));
+  group_->Release();
+  for (uint64_t id = 1; id <= 6; ++id) EXPECT_TRUE(answers_->Wait("a" + std::to_string(id)).ok());
+  EXPECT_TRUE(answers_->Wait("other layer").ok());
+  EXPECT_THAT(Steps(), SizeIs(4));
+  const auto statistics = coordinator_->GetTopology({})->statistics();
+  EXPECT_EQ(statistics.requests(), 7u);
+  EXPECT_EQ(statistics.steps(), 4u);
+}
+
+TEST_F(StepsTest, GatheredTensorsAreTheRequestsOneAfterTheOther) {
+  group_->Hold();
+  Attend("x", Token(1, 0));
+  Attend("y", Token(2, 0));
+  const v1::AttendRequest a = AttendOf(spec_, "m", 3, 0, 2, 0, 30);
+  const v1::AttendRequest b = AttendOf(spec_, "m", 4, 0, 3, 0, 40);
+  Attend("a", a);
+  Attend("b", b);
+  group_->ReleaseOne();
+  const auto command = group_->commands().back();
+  const auto& step = std::get<worker::StepCommand>(command->body);
+  const auto bytes = [](const worker::TensorView& view) {
+    return std::string(reinterpret_cast<const char*>(view.data), view.bytes);
+  };
+  EXPECT_EQ(bytes(step.q), a.q().inline_() + b.q().inline_());
+  EXPECT_EQ(bytes(step.k), a.k().inline_() + b.k().inline_());
+  EXPECT_EQ(bytes(step.v), a.v().inline_() + b.v().inline_());
+}
+
+TEST_F(StepsTest, OneSequenceNeverHasTwoCallsInFlightAndKeepsItsOrder) {
+  group_->Hold();
+  for (int i = 0; i < 4; ++i) Attend("t" + std::to_string(i), Token(1, i));
+  v1::TruncateSequenceRequest truncate;
+  truncate.set_cache_id("m");
+  truncate.set_sequence_id(1);
+  truncate.set_length(2);
+  coordinator_->TruncateSequence(truncate, {}, answers_->For<v1::TruncateSequenceReply>("cut"));
+  Attend("after", Token(1, 2));
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_THAT(Steps(), SizeIs(i + 1));
+    EXPECT_FALSE(answers_->Has("cut"));
+    group_->ReleaseOne();
+  }
+  EXPECT_TRUE(answers_->Has("cut"));
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("after").ok());
+  const auto order = answers_->order();
+  EXPECT_THAT(std::vector<std::string>(order.end() - 6, order.end()),
+              ElementsAre("t0", "t1", "t2", "t3", "cut", "after"));
+  EXPECT_EQ(Cache().sequence(0).length(), 0) << "layer 1 is empty";
+}
+
+TEST_F(StepsTest, ACallOfSeveralSequencesWaitsForAllOfThem) {
+  group_->Hold();
+  Attend("one", Token(1, 0));
+  v1::AttendRequest both = AttendOf(spec_, "m", 1, 1, 1);
+  v1::AttendEntry* second = both.add_entries();
+  second->set_sequence_id(2);
+  second->set_query_rows(1);
+  second->set_new_tokens(1);
+  *both.mutable_q() = InlineTensor(DType::kF32, {2, 4, 64}, RandomValues(512, 1));
+  *both.mutable_k() = InlineTensor(DType::kF32, {2, 2, 64}, RandomValues(256, 1));
+  *both.mutable_v() = both.k();
+  Attend("both", both);
+  Attend("two", Token(2, 1));
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1)));
+  group_->ReleaseOne();
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1), ElementsAre(1, 2)));
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("two").ok());
+}
+
+TEST_F(StepsTest, AConflictFailsItsCallOnly) {
+  Attend("held", Token(3, 0));
+  ASSERT_TRUE(answers_->Wait("held").ok());
+  group_->Hold();
+  Attend("x", Token(1, 0));
+  Attend("y", Token(2, 0));
+  Attend("replay", Token(3, 0));
+  Attend("fresh", Token(4, 0));
+  group_->ReleaseOne();
+  group_->ReleaseOne();
+  group_->ReleaseOne([](const worker::StepCommand& step, Outcome* outcome) {
+    ASSERT_EQ(step.entries.size(), 2u);
+    EXPECT_TRUE(step.entries[0].replay);
+    EXPECT_FALSE(step.entries[1].replay);
+    outcome->replies[1].conflicts = {0};
+  });
+  const absl::Status conflict = answers_->Wait("replay");
+  EXPECT_EQ(conflict.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(worker::FieldOf(conflict), "entries[0].first_position");
+  EXPECT_TRUE(answers_->Wait("fresh").ok());
+}
+
+TEST_F(StepsTest, ACallThatFailsPlanningDoesNotSpoilItsBatch) {
+  group_->Hold();
+  Attend("x", Token(1, 0));
+  Attend("y", Token(2, 0));
+  Attend("gap", Token(3, 5));
+  Attend("good", Token(4, 0));
+  group_->Release();
+  EXPECT_EQ(answers_->Wait("gap").code(), absl::StatusCode::kOutOfRange);
+  EXPECT_TRUE(answers_->Wait("good").ok());
+}
+
+TEST_F(StepsTest, CancelledBeforeItsStepACallChangesNothing) {
+  group_->Hold();
+  Attend("x", Token(1, 0));
+  Attend("y", Token(2, 0));
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  Attend("gone", Token(3, 0), {.cancelled = cancelled});
+  Attend("next", Token(3, 0));
+  *cancelled = true;
+  group_->ReleaseOne();
+  EXPECT_EQ(answers_->Wait("gone").code(), absl::StatusCode::kCancelled);
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("next").ok());
+  for (const auto& command : group_->commands()) {
+    if (const auto* step = std::get_if<worker::StepCommand>(&command->body)) {
+      for (const auto& entry : step->entries) EXPECT_FALSE(entry.replay);
+    }
+  }
+}
+
+TEST_F(StepsTest, CancelledAfterItsStepBeganACallTakesEffectAndItsResultIsDropped) {
+  group_->Hold();
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  Attend("gone", Token(1, 0), {.cancelled = cancelled});
+  *cancelled = true;
+  group_->Release();
+  EXPECT_EQ(answers_->Wait("gone").code(), absl::StatusCode::kCancelled);
+  Attend("next", Token(1, 1));
+  EXPECT_TRUE(answers_->Wait("next").ok()) << "token 0 is held";
+}
+
+TEST_F(StepsTest, ADeadlineEndsTheWaitForATurn) {
+  group_->Hold();
+  Attend("first", Token(1, 0));
+  Attend("late", Token(1, 1),
+         {.deadline = Coordinator::Clock::now() + std::chrono::milliseconds(5)});
+  // Nothing moves but the clock.
+  EXPECT_EQ(answers_->Wait("late").code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(answers_->Has("first"));
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("first").ok());
+  Attend("again", Token(1, 1));
+  EXPECT_TRUE(answers_->Wait("again").ok());
+}
+
+TEST_F(StepsTest, ACallWithoutDeadlineIsCapped) {
+  TearDown();
+  Begin({.max_call_timeout = std::chrono::milliseconds(20)});
+  group_->Hold();
+  Attend("first", Token(1, 0));
+  Attend("late", Token(1, 1));
+  EXPECT_EQ(answers_->Wait("late").code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(StepsTest, AWindowBringsCallsTogetherAndEndsByItself) {
+  TearDown();
+  Begin({.batch = {.max_entries = 3, .window = std::chrono::milliseconds(20)}});
+  Attend("a", Token(1, 0));
+  Attend("b", Token(2, 0));
+  EXPECT_TRUE(answers_->Wait("a").ok());
+  EXPECT_TRUE(answers_->Wait("b").ok());
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1, 2)));
+}
+
+TEST_F(StepsTest, AFullBatchDoesNotWaitForItsWindow) {
+  TearDown();
+  Begin({.batch = {.max_entries = 2, .window = std::chrono::hours(1)}});
+  Attend("a", Token(1, 0));
+  EXPECT_THAT(Steps(), SizeIs(0));
+  Attend("b", Token(2, 0));
+  EXPECT_TRUE(answers_->Wait("b").ok());
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1, 2)));
+}
+
+TEST_F(StepsTest, WhenTheGroupBreaksWhatWaitsIsUnavailableAndWhatRanAborted) {
+  group_->Hold();
+  Attend("running", Token(1, 0));
+  Attend("waiting", Token(1, 1));
+  group_->Break("gone");
+  EXPECT_EQ(answers_->Wait("waiting").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(answers_->Wait("running").code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Cache().pages_used(), 0);
+  group_->Form({false, false});
+  group_->Release();
+  Attend("again", Token(1, 0));
+  EXPECT_TRUE(answers_->Wait("again").ok());
+}
+
+TEST_F(StepsTest, DeletingACacheEndsWhatWaitsForIt) {
+  group_->Hold();
+  Attend("running", Token(1, 0));
+  Attend("waiting", Token(1, 1));
+  v1::DeleteCacheRequest request;
+  request.set_cache_id("m");
+  coordinator_->DeleteCache(request, answers_->For<v1::DeleteCacheReply>("delete"));
+  EXPECT_EQ(answers_->Wait("waiting").code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(answers_->Wait("delete").ok());
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("running").ok());
+}
+
+TEST_F(StepsTest, DrainingRefusesNewCallsAndLetsAcceptedOnesFinish) {
+  group_->Hold();
+  Attend("running", Token(1, 0));
+  Attend("waiting", Token(1, 1));
+  coordinator_->StartDraining();
+  Attend("new", Token(2, 0));
+  EXPECT_EQ(answers_->Wait("new").code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(coordinator_->WaitIdle(Coordinator::Clock::now()));
+  group_->Release();
+  EXPECT_TRUE(coordinator_->WaitIdle(Coordinator::Clock::now() + std::chrono::seconds(60)));
+  EXPECT_TRUE(answers_->Wait("running").ok());
+  EXPECT_TRUE(answers_->Wait("waiting").ok());
+}
+
+TEST_F(StepsTest, AStepIsToldNewPagesOnlyHoweverLongItsSequence) {
+  Attend("long", AttendOf(spec_, "m", 1, 0, 1000));
+  ASSERT_TRUE(answers_->Wait("long").ok());
+  Attend("next", Token(1, 1000));
+  ASSERT_TRUE(answers_->Wait("next").ok());
+  const auto command = group_->commands().back();
+  const auto& step = std::get<worker::StepCommand>(command->body);
+  EXPECT_TRUE(step.page_updates.empty());
+  EXPECT_TRUE(step.page_copies.empty());
+  EXPECT_EQ(step.kind, worker::StepKind::kDecode);
+}
+
+}  // namespace
+}  // namespace tributary::service::testing

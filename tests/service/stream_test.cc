@@ -1,0 +1,238 @@
+// AttendStream: many calls in flight, order, errors inside, backpressure, cancellation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <thread>
+
+#include "tests/service/fake_group.h"
+#include "tests/service/model_host.h"
+#include "tests/service/test_service.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using ::grpc::StatusCode;
+
+class StreamTest : public ::testing::Test {
+ protected:
+  void Prepare(TestService& service, int sequences) {
+    ASSERT_TRUE(CreateCache(service.stub(), "m", spec_).ok());
+    for (int id = 1; id <= sequences; ++id) ASSERT_TRUE(Open(service.stub(), "m", id).ok());
+  }
+
+  const v1::CacheSpec spec_ = SmallSpec();
+};
+
+TEST_F(StreamTest, CallsOfManySequencesAreInFlightTogetherAndEachSequenceInOrder) {
+  TestService service({.workers = 4});
+  constexpr int kSequences = 8, kTokens = 20;
+  Prepare(service, kSequences);
+  ModelHost host(&service.stub(), "m", spec_, DType::kF32, 1);
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  std::vector<v1::AttendRequest> requests;
+  for (int token = 0; token < kTokens; ++token) {
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      requests.push_back(host.MakeStep(0, {{id, 1}}));
+      requests.back().set_request_id(requests.size());
+    }
+  }
+  // All are sent without waiting for any: a token that took effect before its predecessor would be
+  // a gap.
+  std::thread writer([&] {
+    for (const auto& request : requests) ASSERT_TRUE(stream->Write(request));
+    stream->WritesDone();
+  });
+  std::set<uint64_t> answered;
+  v1::AttendReply reply;
+  while (stream->Read(&reply)) {
+    ASSERT_TRUE(reply.status().code() == 0) << reply.status().message();
+    EXPECT_TRUE(answered.insert(reply.request_id()).second);
+    host.Check(requests.at(reply.request_id() - 1), reply);
+  }
+  writer.join();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(answered.size(), requests.size());
+  const auto statistics = service.Topology().statistics();
+  EXPECT_LT(statistics.steps(), statistics.requests()) << "sequences share steps";
+}
+
+TEST_F(StreamTest, AnErrorComesInItsReplyAndTheStreamGoesOn) {
+  TestService service({.workers = 2});
+  Prepare(service, 1);
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  v1::AttendRequest gap = AttendOf(spec_, "m", 1, 7, 1);
+  gap.set_request_id(1);
+  v1::AttendRequest bad = AttendOf(spec_, "m", 1, 0, 1);
+  bad.set_request_id(2);
+  bad.mutable_q()->set_shape(1, 5);
+  v1::AttendRequest good = AttendOf(spec_, "m", 1, 0, 1);
+  good.set_request_id(3);
+  for (const auto* request : {&gap, &bad, &good}) ASSERT_TRUE(stream->Write(*request));
+  std::map<uint64_t, v1::AttendReply> replies;
+  for (int i = 0; i < 3; ++i) {
+    v1::AttendReply reply;
+    ASSERT_TRUE(stream->Read(&reply));
+    replies[reply.request_id()] = reply;
+  }
+  EXPECT_EQ(replies[1].status().code(), StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(replies[2].status().code(), StatusCode::INVALID_ARGUMENT);
+  google::rpc::BadRequest violation;
+  ASSERT_TRUE(DetailOf(replies[2].status(), &violation));
+  EXPECT_EQ(violation.field_violations(0).field(), "q.shape[1]");
+  EXPECT_FALSE(replies[3].has_status());
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(StreamTest, ARequestIdInFlightIsRefused) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 2);
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  for (uint64_t id = 1; id <= 2; ++id) {
+    v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
+    request.set_request_id(5);
+    ASSERT_TRUE(stream->Write(request));
+  }
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.status().code(), StatusCode::INVALID_ARGUMENT);
+  google::rpc::BadRequest violation;
+  ASSERT_TRUE(DetailOf(reply.status(), &violation));
+  EXPECT_EQ(violation.field_violations(0).field(), "request_id");
+  group->Release();
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.status().code(), 0);
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(StreamTest, AStreamIsReadNoFurtherThanItsCallsInFlightAllow) {
+  auto* group = new FakeGroup(2);
+  TestService service({.max_calls_per_stream = 3}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 10);
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  std::thread writer([&] {
+    for (uint64_t id = 1; id <= 10; ++id) {
+      v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
+      request.set_request_id(id);
+      ASSERT_TRUE(stream->Write(request));
+    }
+    stream->WritesDone();
+  });
+  group->WaitForHeld(2);
+  EXPECT_LE(service.Topology().statistics().requests(), 3u);
+  group->Release();
+  v1::AttendReply reply;
+  int replies = 0;
+  while (stream->Read(&reply)) ++replies;
+  writer.join();
+  EXPECT_EQ(replies, 10);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(StreamTest, ACancelledStreamLeavesTheServiceWhole) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 4);
+  for (int round = 0; round < 20; ++round) {
+    group->Hold();
+    grpc::ClientContext context;
+    const auto stream = service.stub().AttendStream(&context);
+    for (uint64_t id = 1; id <= 4; ++id) {
+      v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
+      request.set_request_id(id);
+      ASSERT_TRUE(stream->Write(request));
+    }
+    group->WaitForHeld(1);
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+    group->Release();
+  }
+  ASSERT_TRUE(service.coordinator().WaitIdle(Coordinator::Clock::now() + std::chrono::seconds(60)));
+  for (uint64_t id = 1; id <= 4; ++id) {
+    v1::CloseSequenceRequest request;
+    request.set_cache_id("m");
+    request.set_sequence_id(id);
+    v1::CloseSequenceReply reply;
+    grpc::ClientContext context;
+    EXPECT_TRUE(service.stub().CloseSequence(&context, request, &reply).ok());
+  }
+  EXPECT_EQ(service.Topology().caches(0).pages_used(), 0);
+}
+
+TEST_F(StreamTest, AnUnaryCallPastItsDeadlineEndsAndChangesNothingWhenItHadNotBegun) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 1);
+  group->Hold();
+  std::thread first([&] {
+    v1::AttendReply reply;
+    EXPECT_TRUE(Attend(service.stub(), AttendOf(spec_, "m", 1, 0, 1), &reply).ok());
+  });
+  group->WaitForHeld(1);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(30));
+  v1::AttendReply reply;
+  EXPECT_EQ(service.stub().Attend(&context, AttendOf(spec_, "m", 1, 1, 1), &reply).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  group->Release();
+  first.join();
+  ASSERT_TRUE(service.coordinator().WaitIdle(Coordinator::Clock::now() + std::chrono::seconds(60)));
+  EXPECT_EQ(service.Topology().statistics().tokens_appended(), 1u);
+}
+
+TEST_F(StreamTest, DrainingAnswersWhatWasAcceptedRefusesTheRestAndEndsStreams) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 3);
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  v1::AttendRequest on_stream = AttendOf(spec_, "m", 1, 0, 1);
+  on_stream.set_request_id(1);
+  ASSERT_TRUE(stream->Write(on_stream));
+  group->WaitForHeld(1);
+  std::thread unary([&] {
+    v1::AttendReply reply;
+    const grpc::Status status = Attend(service.stub(), AttendOf(spec_, "m", 2, 0, 1), &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  });
+  group->WaitForHeld(2);
+
+  bool drained = false;
+  std::thread drainer([&] {
+    drained = service.server().Drain(Coordinator::Clock::now() + std::chrono::minutes(5));
+  });
+  service.WaitNotReady();
+  on_stream.set_request_id(2);
+  on_stream.mutable_entries(0)->set_sequence_id(3);
+  ASSERT_TRUE(stream->Write(on_stream));
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.request_id(), 2u);
+  EXPECT_EQ(reply.status().code(), StatusCode::UNAVAILABLE);
+  google::rpc::RetryInfo retry;
+  EXPECT_TRUE(DetailOf(reply.status(), &retry));
+
+  group->Release();
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.request_id(), 1u);
+  EXPECT_EQ(reply.status().code(), 0);
+  EXPECT_FALSE(stream->Read(&reply));
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
+  unary.join();
+  drainer.join();
+  EXPECT_TRUE(drained);
+}
+
+}  // namespace
+}  // namespace tributary::service::testing

@@ -1,0 +1,282 @@
+// Decisions that need neither workers nor gRPC.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "google/rpc/error_details.pb.h"
+#include "service/batcher.h"
+#include "service/errors.h"
+#include "service/grpc_status.h"
+#include "service/log.h"
+#include "service/page_allocator.h"
+#include "service/resolve_spec.h"
+#include "service/sequence_order.h"
+#include "worker/errors.h"
+
+namespace tributary::service {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// ---------------------------------------------------------------------------------------- pages
+
+TEST(PageAllocatorTest, ReservesAllOrNothing) {
+  PageAllocator pages(3);
+  std::vector<int32_t> got;
+  EXPECT_FALSE(pages.Reserve(4, &got));
+  EXPECT_THAT(got, IsEmpty());
+  EXPECT_EQ(pages.used(), 0);
+  EXPECT_TRUE(pages.Reserve(3, &got));
+  EXPECT_THAT(got, ::testing::UnorderedElementsAre(0, 1, 2));
+  EXPECT_EQ(pages.free(), 0);
+  EXPECT_FALSE(pages.Reserve(1, &got));
+  EXPECT_TRUE(pages.Reserve(0, &got));
+}
+
+TEST(PageAllocatorTest, CountsSharedPagesAndFreesWithTheLastHolder) {
+  PageAllocator pages(2);
+  std::vector<int32_t> got;
+  ASSERT_TRUE(pages.Reserve(1, &got));
+  pages.Retain(got[0]);
+  pages.Retain(got[0]);
+  EXPECT_TRUE(pages.IsShared(got[0]));
+  EXPECT_EQ(pages.shared(), 1);
+  pages.Release(got[0]);
+  EXPECT_TRUE(pages.IsShared(got[0]));
+  pages.Release(got[0]);
+  EXPECT_FALSE(pages.IsShared(got[0]));
+  EXPECT_EQ(pages.shared(), 0);
+  EXPECT_EQ(pages.used(), 1);
+  pages.Release(got[0]);
+  EXPECT_EQ(pages.used(), 0);
+}
+
+// ---------------------------------------------------------------------------------------- order
+
+TEST(SequenceOrderTest, OneSequenceIsServedInOrder) {
+  SequenceOrder order;
+  SequenceOrder::Member a{{1}}, b{{1}}, c{{2}};
+  std::vector<SequenceOrder::Member*> runnable;
+  EXPECT_TRUE(order.Enter(&a));
+  EXPECT_FALSE(order.Enter(&b));
+  EXPECT_TRUE(order.Enter(&c));
+  order.Leave(&a, &runnable);
+  EXPECT_THAT(runnable, ElementsAre(&b));
+  order.Leave(&b, &runnable);
+  order.Leave(&c, &runnable);
+  EXPECT_TRUE(order.empty());
+}
+
+TEST(SequenceOrderTest, AMemberOfSeveralSequencesWaitsForAll) {
+  SequenceOrder order;
+  SequenceOrder::Member a{{1}}, b{{2}}, both{{1, 2}}, after{{2}};
+  std::vector<SequenceOrder::Member*> runnable;
+  order.Enter(&a);
+  order.Enter(&b);
+  EXPECT_FALSE(order.Enter(&both));
+  EXPECT_FALSE(order.Enter(&after));
+  order.Leave(&b, &runnable);
+  EXPECT_THAT(runnable, IsEmpty());
+  order.Leave(&a, &runnable);
+  EXPECT_THAT(runnable, ElementsAre(&both));
+  runnable.clear();
+  order.Leave(&both, &runnable);
+  EXPECT_THAT(runnable, ElementsAre(&after));
+}
+
+TEST(SequenceOrderTest, GivingUpInTheMiddleUnblocksNobodyElse) {
+  SequenceOrder order;
+  SequenceOrder::Member a{{1}}, b{{1, 2}}, c{{1}}, d{{2}};
+  std::vector<SequenceOrder::Member*> runnable;
+  order.Enter(&a);
+  order.Enter(&b);
+  order.Enter(&c);
+  order.Enter(&d);
+  order.Leave(&b, &runnable);  // heads 2's queue, not 1's
+  EXPECT_THAT(runnable, ElementsAre(&d));
+  runnable.clear();
+  order.Leave(&a, &runnable);
+  EXPECT_THAT(runnable, ElementsAre(&c));
+}
+
+// -------------------------------------------------------------------------------------- batches
+
+class BatcherTest : public ::testing::Test {
+ protected:
+  using Clock = Batcher::Clock;
+
+  Batcher::Candidate Candidate(int* request, int32_t rows, int32_t entries, int arrival_us) {
+    return {request, rows, entries, start_ + std::chrono::microseconds(arrival_us)};
+  }
+  Clock::time_point At(int us) const { return start_ + std::chrono::microseconds(us); }
+
+  const Clock::time_point start_ = Clock::now();
+  int a_ = 0, b_ = 0, c_ = 0, d_ = 0;
+  const BatchKey layer0_{.cache = 1, .layer = 0};
+  const BatchKey layer1_{.cache = 1, .layer = 1};
+};
+
+TEST_F(BatcherTest, ThePrefixThatFitsIsWithinTheLimits) {
+  const BatchLimits limits{.max_rows = 10, .max_entries = 3};
+  const auto fit = [&](std::vector<Batcher::Candidate> c) {
+    return Batcher::FittingPrefix(c, limits);
+  };
+  EXPECT_EQ(fit({}), 0u);
+  EXPECT_EQ(fit({Candidate(&a_, 4, 1, 0), Candidate(&b_, 6, 1, 0)}), 2u);
+  EXPECT_EQ(fit({Candidate(&a_, 4, 1, 0), Candidate(&b_, 7, 1, 0), Candidate(&c_, 1, 1, 0)}), 1u);
+  EXPECT_EQ(fit({Candidate(&a_, 1, 2, 0), Candidate(&b_, 1, 2, 0)}), 1u);
+  EXPECT_EQ(fit({Candidate(&a_, 100, 1, 0), Candidate(&b_, 1, 1, 0)}), 1u) << "runs alone";
+}
+
+TEST_F(BatcherTest, RequestsOfOneKeyShareAStepAndTheOldestKeyGoesFirst) {
+  Batcher batcher({.max_rows = 100, .max_entries = 100});
+  batcher.Add(layer1_, Candidate(&a_, 1, 1, 0));
+  batcher.Add(layer0_, Candidate(&b_, 1, 1, 1));
+  batcher.Add(layer1_, Candidate(&c_, 1, 1, 2));
+  const auto first = batcher.Take(At(10));
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->key, layer1_);
+  EXPECT_THAT(first->requests, ElementsAre(&a_, &c_));
+  const auto second = batcher.Take(At(10));
+  ASSERT_TRUE(second.has_value());
+  EXPECT_THAT(second->requests, ElementsAre(&b_));
+  EXPECT_FALSE(batcher.Take(At(10)).has_value());
+}
+
+TEST_F(BatcherTest, AWindowHoldsABatchUntilItClosesOrTheBatchIsFull) {
+  Batcher batcher({.max_rows = 2, .max_entries = 100, .window = std::chrono::microseconds(50)});
+  batcher.Add(layer0_, Candidate(&a_, 1, 1, 0));
+  EXPECT_FALSE(batcher.Take(At(49)).has_value());
+  EXPECT_EQ(batcher.NextDue(), At(50));
+  batcher.Add(layer0_, Candidate(&b_, 1, 1, 20));
+  EXPECT_EQ(batcher.NextDue(), At(0)) << "full";
+  EXPECT_THAT(batcher.Take(At(21))->requests, ElementsAre(&a_, &b_));
+  batcher.Add(layer0_, Candidate(&c_, 1, 1, 30));
+  EXPECT_THAT(batcher.Take(At(80))->requests, ElementsAre(&c_));
+  EXPECT_FALSE(batcher.NextDue().has_value());
+}
+
+TEST_F(BatcherTest, ARemovedRequestIsInNoBatch) {
+  Batcher batcher({});
+  batcher.Add(layer0_, Candidate(&a_, 1, 1, 0));
+  batcher.Add(layer0_, Candidate(&b_, 1, 1, 0));
+  EXPECT_TRUE(batcher.Remove(layer0_, &a_));
+  EXPECT_FALSE(batcher.Remove(layer0_, &a_));
+  EXPECT_FALSE(batcher.Remove(layer1_, &b_));
+  EXPECT_THAT(batcher.Take(At(1))->requests, ElementsAre(&b_));
+}
+
+// --------------------------------------------------------------------------------------- errors
+
+TEST(ErrorsTest, DetailsSurviveTheJourney) {
+  const absl::Status status = BeyondEnd("entries[1].first_position", 9, 4);
+  const google::rpc::Status rpc = ToRpcStatus(status);
+  EXPECT_EQ(rpc.code(), static_cast<int>(grpc::StatusCode::OUT_OF_RANGE));
+  ASSERT_EQ(rpc.details_size(), 2);
+  google::rpc::BadRequest bad;
+  ASSERT_TRUE(rpc.details(0).UnpackTo(&bad));
+  EXPECT_EQ(bad.field_violations(0).field(), "entries[1].first_position");
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(rpc.details(1).UnpackTo(&info));
+  EXPECT_EQ(info.metadata().at("length"), "4");
+  EXPECT_EQ(info.domain(), kErrorDomain);
+
+  const absl::Status back = FromRpcStatus(rpc);
+  EXPECT_EQ(back.code(), status.code());
+  EXPECT_EQ(back.message(), status.message());
+  EXPECT_EQ(worker::FieldOf(back), "entries[1].first_position");
+  EXPECT_EQ(ToRpcStatus(back).SerializeAsString(), rpc.SerializeAsString());
+}
+
+TEST(ErrorsTest, EveryCodeHasItsGrpcTwin) {
+  for (int code = 0; code <= 16; ++code) {
+    EXPECT_EQ(static_cast<int>(ToGrpcCode(static_cast<absl::StatusCode>(code))), code);
+  }
+}
+
+TEST(ErrorsTest, WhatBreaksTheGroupIsAbortedAndTheRestStays) {
+  const std::chrono::milliseconds delay(1500);
+  const absl::Status aborted = FromOutcome(absl::DeadlineExceededError("late"), delay);
+  EXPECT_EQ(aborted.code(), absl::StatusCode::kAborted);
+  google::rpc::RetryInfo retry;
+  const auto rpc = ToRpcStatus(aborted);
+  bool found = false;
+  for (const auto& detail : rpc.details()) found |= detail.UnpackTo(&retry);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(retry.retry_delay().seconds(), 1);
+  EXPECT_EQ(retry.retry_delay().nanos(), 500'000'000);
+  EXPECT_EQ(FromOutcome(absl::UnavailableError("gone"), delay).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(FromOutcome(absl::InvalidArgumentError("q"), delay).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(FromOutcome(absl::OkStatus(), delay).ok());
+}
+
+// ----------------------------------------------------------------------------------------- specs
+
+v1::CacheSpec Spec() {
+  v1::CacheSpec spec;
+  spec.set_layers(3);
+  spec.set_q_heads(8);
+  spec.set_kv_heads(2);
+  spec.set_head_dim(128);
+  spec.set_capacity_tokens(100);
+  return spec;
+}
+
+TEST(ResolveSpecTest, FillsDefaultsAndRoundsTheCapacityUp) {
+  const auto resolved = ResolveSpec(Spec(), 4);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->spec.num_pages, 2);  // of 16 * 4 tokens
+  EXPECT_EQ(resolved->public_spec.capacity_tokens(), 128);
+  EXPECT_EQ(resolved->public_spec.page_size(), 16);
+  EXPECT_EQ(resolved->public_spec.interleave(), 16);
+  EXPECT_EQ(resolved->public_spec.kv_dtype(), v1::DTYPE_FP8_E4M3);
+  EXPECT_FLOAT_EQ(resolved->public_spec.sm_scale(), 1 / std::sqrt(128.0f));
+  EXPECT_EQ(resolved->spec.layers.size(), 3u);
+}
+
+TEST(ResolveSpecTest, NamesTheFieldAtFault) {
+  const auto field = [](const std::function<void(v1::CacheSpec*)>& spoil) {
+    v1::CacheSpec spec = Spec();
+    spoil(&spec);
+    const auto resolved = ResolveSpec(spec, 4);
+    EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument);
+    return worker::FieldOf(resolved.status());
+  };
+  EXPECT_EQ(field([](auto* s) { s->set_layers(0); }), "spec.layers");
+  EXPECT_EQ(field([](auto* s) { s->set_layers(1 << 30); }), "spec.layers");
+  EXPECT_EQ(field([](auto* s) { s->set_q_heads(7); }), "spec.q_heads");
+  EXPECT_EQ(field([](auto* s) { s->set_kv_heads(0); }), "spec.kv_heads");
+  EXPECT_EQ(field([](auto* s) { s->set_head_dim(96); }), "spec.head_dim");
+  EXPECT_EQ(field([](auto* s) { s->set_page_size(17); }), "spec.page_size");
+  EXPECT_EQ(field([](auto* s) { s->set_page_size(-16); }), "spec.page_size");
+  EXPECT_EQ(field([](auto* s) { s->set_interleave(3); }), "spec.interleave");
+  EXPECT_EQ(field([](auto* s) { s->set_kv_dtype(v1::DTYPE_F32); }), "spec.kv_dtype");
+  EXPECT_EQ(field([](auto* s) { s->set_kv_dtype(static_cast<v1::DType>(77)); }), "spec.kv_dtype");
+  EXPECT_EQ(field([](auto* s) { s->set_sm_scale(-1); }), "spec.sm_scale");
+  EXPECT_EQ(field([](auto* s) { s->set_soft_cap(-1); }), "spec.soft_cap");
+  EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(0); }), "spec.capacity_tokens");
+  EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(INT64_MAX); }), "spec.capacity_tokens");
+  EXPECT_EQ(field([](auto* s) {
+              s->add_layer_specs();
+              s->add_layer_specs();
+            }),
+            "spec.layer_specs");
+  EXPECT_EQ(field([](auto* s) { s->add_layer_specs()->add_sinks(1); }),
+            "spec.layer_specs[0].sinks");
+  EXPECT_EQ(field([](auto* s) { s->add_layer_specs()->mutable_window()->set_left(-1); }),
+            "spec.layer_specs[0].window.left");
+}
+
+// ------------------------------------------------------------------------------------------- log
+
+TEST(LogTest, JsonIsEscapedAndTextIsPlain) {
+  EXPECT_EQ(FormatLogLine(LogFormat::kJson, LogLevel::kInfo, "T", "a \"b\"\n", {{"rank", 3}}),
+            "{\"ts\":\"T\",\"level\":\"info\",\"msg\":\"a \\\"b\\\"\\u000a\",\"rank\":\"3\"}\n");
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, LogLevel::kError, "T", "m", {{"k", "v"}}),
+            "T error m k=v\n");
+}
+
+}  // namespace
+}  // namespace tributary::service

@@ -1,0 +1,324 @@
+// The correctness grid: every way a step can go, over ranks as threads, against the dense model.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include "tests/support/compare.h"
+#include "tests/worker/ranks.h"
+#include "tests/worker/scenarios.h"
+#include "tests/worker/test_host.h"
+
+namespace tributary::worker::testing {
+namespace {
+
+ExecutorOptions Poisoned() {
+  ExecutorOptions options;
+  options.page_fill = PageFill::kPoison;
+  return options;
+}
+
+// Different in every head, so that a mixed-up head shows.
+std::vector<float> SinksFor(int32_t q_heads) {
+  std::vector<float> sinks;
+  for (int32_t h = 0; h < q_heads; ++h) sinks.push_back(0.5f * static_cast<float>(h) - 1.0f);
+  return sinks;
+}
+
+std::vector<float> ScalesFor(int32_t kv_heads, float base) {
+  std::vector<float> scales;
+  for (int32_t h = 0; h < kv_heads; ++h)
+    scales.push_back(base * (1.0f + 0.25f * static_cast<float>(h)));
+  return scales;
+}
+
+void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim) {
+  spec->kv_heads = kv_heads;
+  spec->q_heads = kv_heads * group;
+  spec->head_dim = head_dim;
+  spec->sm_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+}
+
+// ---- ranks x interleave, at the lengths where something begins or ends ------------------------
+
+enum class Turn { kOne, kHalfPage, kPage };
+
+class Boundary : public ::testing::TestWithParam<std::tuple<int, Turn, int>> {};
+
+TEST_P(Boundary, Lengths) {
+  const auto [size, turn, page_size] = GetParam();
+  CacheSpec spec = SmallSpec();
+  spec.page_size = page_size;
+  spec.interleave = turn == Turn::kOne ? 1 : turn == Turn::kHalfPage ? page_size / 2 : page_size;
+  spec.num_pages = 96;
+  // A layer of every kind; the second and third differ from the first in the window alone.
+  spec.layers.resize(3);
+  spec.layers[1].window.left = 3;
+  spec.layers[2].window.left = 20;
+  spec.layers[2].sinks = SinksFor(spec.q_heads);
+  // The KV type rotates with the grid, so that each meets each interleave and each N.
+  const DType kv_dtypes[] = {DType::kBf16, DType::kFp8E4M3, DType::kF16, DType::kFp8E5M2};
+  spec.kv_dtype = kv_dtypes[(size + static_cast<int>(turn)) % 4];
+  ThreadRanks ranks(size, Poisoned());
+  RunBoundaryLengths(ranks, spec, {});
+}
+
+#ifdef TRIBUTARY_SHORT_GRID
+const auto kSizes = ::testing::Values(1, 3, 4);
+const auto kPageSizes = ::testing::Values(16);
+#else
+const auto kSizes = ::testing::Values(1, 2, 3, 4, 8);
+const auto kPageSizes = ::testing::Values(16, 64);
+#endif
+
+std::string BoundaryName(const ::testing::TestParamInfo<Boundary::ParamType>& info) {
+  const auto [size, turn, page_size] = info.param;
+  const char* name = turn == Turn::kOne ? "1" : turn == Turn::kHalfPage ? "half" : "page";
+  return "n" + std::to_string(size) + "_i" + name + "_page" + std::to_string(page_size);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Grid, Boundary,
+    ::testing::Combine(kSizes, ::testing::Values(Turn::kOne, Turn::kHalfPage, Turn::kPage),
+                       kPageSizes),
+    BoundaryName);
+
+// ---- geometry: KV types, head dims, groups ----------------------------------------------------
+
+class Geometry : public ::testing::TestWithParam<std::tuple<DType, int, int>> {};
+
+TEST_P(Geometry, DecodeVerifyPrefill) {
+  const auto [kv_dtype, head_dim, group] = GetParam();
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, /*kv_heads=*/2, group, head_dim);
+  spec.kv_dtype = kv_dtype;
+  spec.interleave = 4;
+  spec.layers[0].k_scale = ScalesFor(spec.kv_heads, 0.02f);
+  spec.layers[0].v_scale = {0.03f};
+  ThreadRanks ranks(4, Poisoned());
+  TestHost::Options options;
+  // 16-bit inputs of both kinds and full floats take turns.
+  const DType inputs[] = {DType::kBf16, DType::kF16, DType::kF32};
+  options.q_dtype = inputs[static_cast<size_t>(group) % 3];
+  options.input_dtype = inputs[static_cast<size_t>(head_dim / 64 + group) % 3];
+  TestHost host(ranks, spec, options);
+  host.Open(1);
+  host.Open(2);
+  host.Step(StepKind::kPrefill, {{1, 37, 37}, {2, 5, 5}});
+  host.Step(StepKind::kPrefill, {{2, 30, 30}});
+  host.Step(StepKind::kDecode, {{1, 1, 1}, {2, 1, 1}});
+  host.Step(StepKind::kDecode, {{2, 4, 4}, {1, 1, 1}});
+}
+
+std::string GeometryName(const ::testing::TestParamInfo<Geometry::ParamType>& info) {
+  const auto [kv_dtype, head_dim, group] = info.param;
+  return std::string(Name(kv_dtype)) + "_d" + std::to_string(head_dim) + "_g" +
+         std::to_string(group);
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, Geometry,
+                         ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
+                                                              DType::kBf16, DType::kF16),
+                                            ::testing::Values(64, 128, 256),
+                                            ::testing::Values(1, 4, 8, 16)),
+                         GeometryName);
+
+// ---- windows, sinks, soft cap -----------------------------------------------------------------
+
+class Masks : public ::testing::TestWithParam<std::tuple<int, bool, float>> {};
+
+TEST_P(Masks, ChunkedPrefillAndDecode) {
+  const auto [window, sinks, soft_cap] = GetParam();
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 1, 5, 64);  // 5 heads over 3 ranks: slices of 2, 2 and 1
+  spec.interleave = 8;
+  spec.soft_cap = soft_cap;
+  spec.layers[0].window.left = window;
+  if (sinks) spec.layers[0].sinks = SinksFor(spec.q_heads);
+  ThreadRanks ranks(3, Poisoned());
+  RunChunkedPrefill(ranks, spec, {}, {70, 9, 33, 1, 80});
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, Masks,
+                         ::testing::Combine(::testing::Values(-1, 0, 1, 31, 1000),
+                                            ::testing::Bool(), ::testing::Values(0.0f, 2.0f)));
+
+// ---- exchange strategies ----------------------------------------------------------------------
+
+class Strategies : public ::testing::TestWithParam<std::tuple<collective::Strategy, int>> {};
+
+TEST_P(Strategies, MixedBatches) {
+  const auto [strategy, size] = GetParam();
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 3, 64);  // 6 heads: uneven over 4 ranks, fewer than 8
+  spec.interleave = 2;
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  ExecutorOptions options = Poisoned();
+  options.strategy = strategy;
+  ThreadRanks ranks(size, options);
+  RunMixedBatches(ranks, spec, {});
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, Strategies,
+                         ::testing::Combine(::testing::Values(collective::Strategy::kAuto,
+                                                              collective::Strategy::kAllGather,
+                                                              collective::Strategy::kAgRs,
+                                                              collective::Strategy::kA2a),
+                                            ::testing::Values(1, 2, 4, 8)));
+
+// ---- long prompts, passes ---------------------------------------------------------------------
+
+TEST(Dcp, LongPrefillInChunksOf512) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 1, 4, 128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.layers.resize(2);
+  spec.layers[1].window.left = 100;
+  spec.layers[1].sinks = SinksFor(spec.q_heads);
+#ifdef TRIBUTARY_SHORT_GRID
+  const std::vector<int32_t> chunks = {512, 100};
+#else
+  const std::vector<int32_t> chunks = {512, 512, 77, 512};
+#endif
+  ThreadRanks ranks(4, Poisoned(), /*threads_each=*/2);
+  RunChunkedPrefill(ranks, spec, {}, chunks);
+}
+
+// Thousands of tokens next to a few: the ranks' threads share one long sequence.
+TEST(Dcp, LongAndShortSequencesInOneBatch) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 8, 128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.interleave = 8;
+  spec.num_pages = 128;
+  spec.layers.resize(2);
+  spec.layers[1].window.left = 1024;
+#ifdef TRIBUTARY_SHORT_GRID
+  const int32_t tokens = 700;
+#else
+  const int32_t tokens = 4999;
+#endif
+  ThreadRanks ranks(4, Poisoned(), /*threads_each=*/2);
+  TestHost host(ranks, spec, {});
+  for (SequenceId id = 1; id <= 4; ++id) host.Open(id);
+  host.Step(StepKind::kAppend, {{1, 0, tokens}, {2, 0, 3}, {4, 0, 200}});
+  host.Step(StepKind::kDecode, {{2, 1, 1}, {1, 1, 1}, {3, 1, 1}, {4, 4, 4}});
+  host.Step(StepKind::kDecode, {{1, 16, 16}});
+}
+
+// Cutting a step into passes changes memory, not results: not even in the last bit.
+TEST(Dcp, PassesDoNotChangeResults) {
+  CacheSpec spec = SmallSpec();
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  spec.layers[0].window.left = 50;
+  std::vector<std::vector<float>> results;
+  for (const int32_t rows_per_pass : {0, 1, 24}) {
+    ExecutorOptions options = Poisoned();
+    options.rows_per_pass = rows_per_pass;
+    ThreadRanks ranks(4, options);
+    TestHost host(ranks, spec, {});
+    host.Open(1);
+    host.Open(2);
+    host.Step(StepKind::kPrefill, {{1, 60, 60}});
+    host.Step(StepKind::kPrefill, {{1, 31, 31}, {2, 40, 40}});  // passes with and without context
+    results.push_back(host.last_o());
+    host.Step(StepKind::kDecode, {{2, 50, 50}, {1, 3, 3}});
+    results.back().insert(results.back().end(), host.last_o().begin(), host.last_o().end());
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+// ---- sequences come, fork, roll back and go ---------------------------------------------------
+
+class Lifecycle : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  CacheSpec Spec() const {
+    CacheSpec spec = SmallSpec();
+    spec.interleave = std::get<1>(GetParam());
+    spec.layers.resize(2);
+    spec.layers[1].window.left = 11;
+    return spec;
+  }
+};
+
+TEST_P(Lifecycle, ForkAndTruncate) {
+  ThreadRanks ranks(std::get<0>(GetParam()), Poisoned());
+  RunForkAndTruncate(ranks, Spec(), {});
+}
+
+TEST_P(Lifecycle, MixedBatches) {
+  ThreadRanks ranks(std::get<0>(GetParam()), Poisoned());
+  RunMixedBatches(ranks, Spec(), {});
+}
+
+TEST_P(Lifecycle, PoisonedSlots) {
+  ThreadRanks ranks(std::get<0>(GetParam()), Poisoned());
+  for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16}) {
+    CacheSpec spec = Spec();
+    spec.kv_dtype = kv_dtype;
+    RunPoisonedSlots(ranks, spec, {});
+    Command drop;
+    drop.epoch = ranks.epoch();
+    drop.cache = 7;
+    drop.body = DropCacheCommand{};
+    ranks.Execute(drop);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, Lifecycle,
+                         ::testing::Combine(::testing::Values(1, 3, 4), ::testing::Values(1, 16)));
+
+// ---- the group's size does not show -----------------------------------------------------------
+
+TEST(Dcp, OneRankAndFourAgreeWithinMergeRounding) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 4, 128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  const auto run = [&](int size) {
+    ThreadRanks ranks(size, Poisoned());
+    TestHost host(ranks, spec, {});
+    host.Open(1);
+    std::vector<float> all;
+    for (const auto& [kind, rows] : {std::pair{StepKind::kPrefill, 200},
+                                     {StepKind::kPrefill, 100},
+                                     {StepKind::kDecode, 1},
+                                     {StepKind::kDecode, 4}}) {
+      host.Step(kind, {{1, rows, rows}});
+      all.insert(all.end(), host.last_o().begin(), host.last_o().end());
+      all.insert(all.end(), host.last_lse().begin(), host.last_lse().end());
+    }
+    return all;
+  };
+  const std::vector<float> one = run(1);
+  const std::vector<float> four = run(4);
+  // The same tensors were drawn. Every element is a weighted mean of values below 4 or an LSE below
+  // 16: a few dozen roundings of fp32.
+  EXPECT_TRUE(test::AllClose(four, one, {2e-5, 2e-5}, {static_cast<int64_t>(one.size())}));
+}
+
+// A sequence's result does not depend on what shares its batch.
+TEST(Dcp, BatchCompanionsDoNotChangeResults) {
+  const CacheSpec spec = SmallSpec();
+  const auto run = [&](bool company) {
+    ThreadRanks ranks(4, Poisoned());
+    TestHost host(ranks, spec, {});
+    host.Open(1);
+    host.Open(2);
+    host.Step(StepKind::kPrefill, {{1, 90, 90}});
+    host.Step(StepKind::kAppend, {{2, 0, 33}});
+    std::vector<Move> moves = {{1, 3, 3}};
+    if (company) moves.push_back({2, 5, 5});
+    host.Step(StepKind::kDecode, moves);
+    std::vector<float> o = host.last_o();
+    o.resize(static_cast<size_t>(3 * spec.q_heads * spec.head_dim));
+    return o;
+  };
+  EXPECT_EQ(run(false), run(true));
+}
+
+}  // namespace
+}  // namespace tributary::worker::testing

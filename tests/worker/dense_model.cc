@@ -1,0 +1,99 @@
+#include "tests/worker/dense_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/element.h"
+
+namespace tributary::worker::testing {
+namespace {
+
+double ScaleOf(const std::vector<float>& scale, int32_t head) {
+  return scale[scale.size() == 1 ? 0 : static_cast<size_t>(head)];
+}
+
+// What a value is after it went through the cache.
+double ThroughCache(DType dtype, float value, double scale) {
+  unsigned char stored[4] = {};
+  StoreElement(dtype, stored, 0, value / static_cast<float>(scale));
+  return static_cast<double>(LoadElement(dtype, stored, 0)) * scale;
+}
+
+void Quantise(const CacheSpec& spec, const std::vector<float>& scale, std::span<const float> given,
+              std::vector<double>* cached) {
+  for (size_t i = 0; i < given.size(); ++i) {
+    const auto head = static_cast<int32_t>(i / static_cast<size_t>(spec.head_dim) %
+                                           static_cast<size_t>(spec.kv_heads));
+    cached->push_back(ThroughCache(spec.kv_dtype, given[i], ScaleOf(scale, head)));
+  }
+}
+
+bool Visible(int64_t key, int64_t position, int64_t window_left) {
+  return key <= position && (window_left < 0 || key >= position - window_left);
+}
+
+}  // namespace
+
+void AppendDense(const CacheSpec& spec, const LayerSpec& layer, std::span<const float> k,
+                 std::span<const float> v, DenseLayer* dense) {
+  dense->k.insert(dense->k.end(), k.begin(), k.end());
+  dense->v.insert(dense->v.end(), v.begin(), v.end());
+  Quantise(spec, layer.k_scale, k, &dense->cached_k);
+  Quantise(spec, layer.v_scale, v, &dense->cached_v);
+}
+
+void TruncateDense(const CacheSpec& spec, int64_t length, DenseLayer* dense) {
+  const auto size = static_cast<size_t>(length * spec.kv_heads * spec.head_dim);
+  dense->k.resize(size);
+  dense->v.resize(size);
+  dense->cached_k.resize(size);
+  dense->cached_v.resize(size);
+}
+
+void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense,
+                    const DenseRow& row, double* o, double* lse) {
+  const int64_t dim = spec.head_dim;
+  for (int32_t head = 0; head < spec.q_heads; ++head) {
+    const int32_t kv_head = head / (spec.q_heads / spec.kv_heads);
+    const float* q = row.q + head * dim;
+    double* out = o + head * dim;
+    std::fill_n(out, dim, 0.0);
+    const auto offset = [&](int64_t key) {
+      return static_cast<size_t>((key * spec.kv_heads + kv_head) * dim);
+    };
+    std::vector<std::pair<int64_t, double>> logits;
+    double max = -std::numeric_limits<double>::infinity();
+    for (int64_t key = 0; key <= row.position; ++key) {
+      if (!Visible(key, row.position, layer.window.left)) continue;
+      double logit = 0;
+      const bool given = key >= row.given_from;
+      for (int64_t d = 0; d < dim; ++d) {
+        const size_t at = offset(key) + static_cast<size_t>(d);
+        logit += q[d] * (given ? static_cast<double>(dense.k[at]) : dense.cached_k[at]);
+      }
+      logit *= spec.sm_scale;
+      if (spec.soft_cap > 0) logit = spec.soft_cap * std::tanh(logit / spec.soft_cap);
+      logits.emplace_back(key, logit);
+      max = std::max(max, logit);
+    }
+    double sum = 0;
+    for (const auto& [key, logit] : logits) {
+      const double weight = std::exp(logit - max);
+      const bool given = key >= row.given_from;
+      for (int64_t d = 0; d < dim; ++d) {
+        const size_t at = offset(key) + static_cast<size_t>(d);
+        out[d] += weight * (given ? static_cast<double>(dense.v[at]) : dense.cached_v[at]);
+      }
+      sum += weight;
+    }
+    lse[head] = max + std::log(sum);
+    double denominator = sum;
+    if (!layer.sinks.empty()) {
+      denominator += std::exp(static_cast<double>(layer.sinks[static_cast<size_t>(head)]) - max);
+    }
+    for (int64_t d = 0; d < dim; ++d) out[d] /= denominator;
+  }
+}
+
+}  // namespace tributary::worker::testing

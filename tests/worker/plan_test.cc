@@ -1,0 +1,375 @@
+// Plans against brute force over positions, and what planning costs.
+
+#include "worker/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/support/poison.h"
+#include "worker/choose_path.h"
+#include "worker/plan_cache.h"
+
+namespace tributary::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int32_t kPageSize = 16;
+
+// Tables of the entries' sequences, as one rank holds them, and the plans made over them.
+class Planned {
+ public:
+  Planned(DcpLayout layout, PlanShape shape) : layout_(layout), shape_(shape), tables_(1 << 30) {
+    shape_.page_size = kPageSize;
+    if (shape_.rows_per_pass == 0) shape_.rows_per_pass = 1000;
+  }
+
+  // Pages of a sequence are 1000 * sequence + index; entries past `tokens` are wild.
+  void AddTable(SequenceId sequence, int64_t tokens) {
+    const int64_t page_tokens = int64_t{kPageSize} * layout_.size;
+    PageUpdate update{sequence, 0, {}};
+    for (int64_t i = 0; i * page_tokens < tokens; ++i) {
+      update.pages.push_back(static_cast<int32_t>(1000 * sequence + i));
+    }
+    update.pages.push_back(test::kWildPage);
+    tables_.Update(update);
+  }
+
+  std::vector<const PageTable*> TablesOf(const std::vector<StepEntry>& entries) const {
+    std::vector<const PageTable*> found;
+    for (const StepEntry& entry : entries) found.push_back(tables_.Find(entry.sequence));
+    return found;
+  }
+
+  const StepPlan& Make(const std::vector<StepEntry>& entries) {
+    PlanStep(shape_, layout_, entries, TablesOf(entries), &plan_);
+    return plan_;
+  }
+  const StepPlan& FromCache(PlanCache& cache, const std::vector<StepEntry>& entries) {
+    return cache.Get(shape_, layout_, entries, TablesOf(entries));
+  }
+
+  PageTables& tables() { return tables_; }
+
+ private:
+  DcpLayout layout_;
+  PlanShape shape_;
+  PageTables tables_;
+  StepPlan plan_;
+};
+
+// ---- against brute force ----------------------------------------------------------------------
+
+struct Geometry {
+  int32_t size;
+  int32_t interleave;
+  StepKind kind;
+  int64_t window_left;
+};
+
+std::vector<Geometry> Geometries() {
+  std::vector<Geometry> all;
+  for (const int32_t size : {1, 2, 3, 4, 8}) {
+    for (const int32_t interleave : {1, 8, 16}) {
+      for (const StepKind kind : {StepKind::kDecode, StepKind::kPrefill}) {
+        for (const int64_t window : {-1, 0, 5, 40}) all.push_back({size, interleave, kind, window});
+      }
+    }
+  }
+  return all;
+}
+
+const std::vector<StepEntry> kMixed = {
+    {.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
+    {.sequence = 2, .first_position = 97, .query_rows = 4, .new_tokens = 4},
+    {.sequence = 3, .first_position = 15, .query_rows = 0, .new_tokens = 20},
+    {.sequence = 4, .first_position = 60, .query_rows = 3, .new_tokens = 0},
+    {.sequence = 5, .first_position = 33, .query_rows = 9, .new_tokens = 9, .replay = true},
+};
+
+int64_t End(const StepEntry& entry) {
+  return entry.first_position + std::max(entry.query_rows, entry.new_tokens);
+}
+
+// By comparing positions, as the masks are defined.
+std::set<int64_t> CacheKeysOf(const StepEntry& entry, int32_t row, const Geometry& g) {
+  const int64_t position = entry.first_position + row;
+  std::set<int64_t> keys;
+  for (int64_t key = 0; key <= position; ++key) {
+    if (g.window_left >= 0 && key < position - g.window_left) continue;
+    if (g.kind == StepKind::kPrefill && entry.new_tokens > 0 && key >= entry.first_position) {
+      continue;
+    }
+    keys.insert(key);
+  }
+  return keys;
+}
+
+TEST(Plan, EveryTokenHasOneOwnerAndItsSlot) {
+  for (const Geometry& g : Geometries()) {
+    std::vector<std::vector<int>> owners(kMixed.size());
+    for (int32_t rank = 0; rank < g.size; ++rank) {
+      const DcpLayout layout{rank, g.size, g.interleave};
+      Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+      for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
+      const StepPlan& plan = planned.Make(kMixed);
+      size_t at = 0;
+      for (size_t e = 0; e < kMixed.size(); ++e) {
+        const StepEntry& entry = kMixed[e];
+        owners[e].resize(static_cast<size_t>(entry.new_tokens));
+        for (int32_t i = 0; i < entry.new_tokens; ++i, ++at) {
+          ASSERT_EQ(plan.entry_of_token[at], static_cast<int32_t>(e));
+          const auto& [used, unused] = entry.replay
+                                           ? std::tie(plan.compare_slots, plan.write_slots)
+                                           : std::tie(plan.write_slots, plan.compare_slots);
+          ASSERT_EQ(unused[at], kPadSlot);
+          if (used[at] == kPadSlot) continue;
+          ++owners[e][static_cast<size_t>(i)];
+          // The number of this rank's tokens before it is its local slot.
+          int64_t local = 0;
+          for (int64_t t = 0; t < entry.first_position + i; ++t) {
+            local += t / g.interleave % g.size == rank;
+          }
+          const auto page = static_cast<int64_t>(1000 * entry.sequence) + local / kPageSize;
+          ASSERT_EQ(used[at], page * kPageSize + local % kPageSize);
+        }
+      }
+      ASSERT_EQ(at, static_cast<size_t>(plan.new_tokens));
+    }
+    for (const auto& counts : owners) EXPECT_THAT(counts, ::testing::Each(1));
+  }
+}
+
+TEST(Plan, RanksTogetherSeeTheKeysOfTheMaskOnce) {
+  for (const Geometry& g : Geometries()) {
+    std::vector<std::multiset<int64_t>> seen;
+    for (int32_t rank = 0; rank < g.size; ++rank) {
+      const DcpLayout layout{rank, g.size, g.interleave};
+      Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+      for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
+      const StepPlan& plan = planned.Make(kMixed);
+      seen.resize(static_cast<size_t>(plan.query_rows));
+      for (size_t row = 0; row < seen.size(); ++row) {
+        for (int64_t slot = plan.context_keys[row].lo; slot < plan.context_keys[row].hi; ++slot) {
+          seen[row].insert(GlobalPosition(layout, slot));
+        }
+      }
+    }
+    size_t row = 0;
+    for (const StepEntry& entry : kMixed) {
+      for (int32_t i = 0; i < entry.query_rows; ++i, ++row) {
+        const std::set<int64_t> expected = CacheKeysOf(entry, i, g);
+        ASSERT_EQ(seen[row], std::multiset<int64_t>(expected.begin(), expected.end()))
+            << "N " << g.size << " I " << g.interleave << " window " << g.window_left
+            << " sequence " << entry.sequence << " row " << i;
+      }
+    }
+  }
+}
+
+TEST(Plan, PagesHandedOnEndWithTheKeys) {
+  for (const Geometry& g : Geometries()) {
+    const DcpLayout layout{g.size - 1, g.size, g.interleave};
+    Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+    for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
+    const StepPlan& plan = planned.Make(kMixed);
+    for (const RowPass& pass : plan.passes) {
+      for (const AttentionEntry& entry : pass.entries) {
+        EXPECT_THAT(entry.pages, ::testing::Not(::testing::Contains(test::kWildPage)));
+        for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+          const KeyRange keys = plan.context_keys[static_cast<size_t>(pass.row_begin + row)];
+          if (!Empty(keys)) {
+            EXPECT_LE(keys.hi, static_cast<int64_t>(entry.pages.size()) * kPageSize);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, RanksAgreeOnWhichPassesHaveContext) {
+  // A context of 3 tokens with I = 1 over 8 ranks: most ranks hold none of it.
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 0, .query_rows = 80, .new_tokens = 80},
+      {.sequence = 2, .first_position = 3, .query_rows = 80, .new_tokens = 80}};
+  for (int32_t rank = 0; rank < 8; ++rank) {
+    Planned planned({rank, 8, 1}, {.kind = StepKind::kPrefill, .rows_per_pass = 40});
+    for (const StepEntry& entry : entries) planned.AddTable(entry.sequence, End(entry));
+    const StepPlan& plan = planned.Make(entries);
+    ASSERT_EQ(plan.passes.size(), 4u);
+    EXPECT_FALSE(plan.passes[0].any_context);
+    EXPECT_FALSE(plan.passes[1].any_context);
+    EXPECT_TRUE(plan.passes[2].any_context);
+    EXPECT_TRUE(plan.passes[3].any_context);
+  }
+}
+
+TEST(Plan, ContextThatAWindowHasLeftBehindIsNoContext) {
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 1000, .query_rows = 80, .new_tokens = 80}};
+  Planned planned({0, 2, 16}, {.kind = StepKind::kPrefill, .window_left = 8, .rows_per_pass = 40});
+  planned.AddTable(1, 1080);
+  const StepPlan& plan = planned.Make(entries);
+  ASSERT_EQ(plan.passes.size(), 2u);
+  EXPECT_TRUE(plan.passes[0].any_context);
+  EXPECT_FALSE(plan.passes[1].any_context);
+}
+
+TEST(Plan, PassesCoverTheRowsInOrder) {
+  Planned planned({0, 1, 16}, {.kind = StepKind::kDecode, .rows_per_pass = 5});
+  for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
+  const StepPlan& plan = planned.Make(kMixed);
+  int32_t row = 0;
+  for (const RowPass& pass : plan.passes) {
+    EXPECT_EQ(pass.row_begin, row);
+    EXPECT_LE(pass.row_count, 5);
+    int32_t in_pass = 0;
+    for (const AttentionEntry& entry : pass.entries) {
+      EXPECT_EQ(entry.row_begin, in_pass);
+      in_pass += entry.row_count;
+    }
+    EXPECT_EQ(in_pass, pass.row_count);
+    row += pass.row_count;
+  }
+  EXPECT_EQ(row, plan.query_rows);
+}
+
+TEST(Plan, RunsBreakWhereRowsAndTokensPart) {
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 0, .query_rows = 2, .new_tokens = 2},
+      {.sequence = 2, .first_position = 4, .query_rows = 3, .new_tokens = 3},
+      {.sequence = 3, .first_position = 9, .query_rows = 5, .new_tokens = 0},
+      {.sequence = 4, .first_position = 0, .query_rows = 1, .new_tokens = 1},
+      {.sequence = 5, .first_position = 0, .query_rows = 0, .new_tokens = 7},
+      {.sequence = 6, .first_position = 1, .query_rows = 2, .new_tokens = 2}};
+  Planned planned({0, 1, 16}, {.kind = StepKind::kPrefill, .window_left = 1});
+  for (const StepEntry& entry : entries) planned.AddTable(entry.sequence, End(entry));
+  const StepPlan& plan = planned.Make(entries);
+  const auto run = [](int32_t row, int32_t token, int32_t count) {
+    return ::testing::AllOf(::testing::Field(&NewTokensRun::row_begin, row),
+                            ::testing::Field(&NewTokensRun::token_begin, token),
+                            ::testing::Field(&NewTokensRun::count, count));
+  };
+  EXPECT_THAT(plan.runs, ElementsAre(run(0, 0, 5), run(10, 5, 1), run(11, 13, 2)));
+  const auto keys = [&](size_t row) {
+    return std::pair(plan.new_keys[row].lo, plan.new_keys[row].hi);
+  };
+  EXPECT_EQ(keys(1), std::pair(int64_t{0}, int64_t{2}));
+  EXPECT_EQ(keys(4), std::pair(int64_t{1}, int64_t{3}));  // the window has left the first behind
+  EXPECT_EQ(keys(5), std::pair(int64_t{0}, int64_t{0}));  // brings nothing
+}
+
+TEST(Plan, AppendsHaveNoRows) {
+  Planned planned({0, 1, 16}, {.kind = StepKind::kAppend});
+  planned.AddTable(1, 9);
+  const StepPlan& plan = planned.Make({{.sequence = 1, .first_position = 4, .new_tokens = 5}});
+  EXPECT_EQ(plan.write_slots.size(), 5u);
+  EXPECT_THAT(plan.compare_slots, IsEmpty());
+  EXPECT_THAT(plan.passes, IsEmpty());
+}
+
+// ---- cost -------------------------------------------------------------------------------------
+
+TEST(Plan, CostDoesNotGrowWithTheLengthOfTheSequence) {
+  std::map<int64_t, int64_t> lookups;
+  for (const int64_t length : {int64_t{1} << 10, int64_t{1} << 20}) {
+    Planned planned({1, 4, 16}, {.kind = StepKind::kDecode});
+    planned.AddTable(1, length + 16);
+    const StepPlan& plan = planned.Make(
+        {{.sequence = 1, .first_position = length, .query_rows = 16, .new_tokens = 16}});
+    lookups[length] = plan.table_lookups;
+    EXPECT_EQ(plan.context_keys.size(), 16u);
+    EXPECT_EQ(plan.passes.size(), 1u);
+  }
+  // One lookup a token owned: the 16 tokens of one turn of 4 x 16 are all one rank's or none.
+  EXPECT_EQ(lookups[1 << 10], lookups[1 << 20]);
+  EXPECT_LE(lookups[1 << 20], 16);
+}
+
+TEST(PlanCache, FindsAPlanByItsEntriesTablesKindAndWindow) {
+  Planned planned({0, 2, 16}, {.kind = StepKind::kDecode});
+  planned.AddTable(1, 100);
+  planned.AddTable(2, 100);
+  PlanCache cache;
+  const StepEntry entry{.sequence = 1, .first_position = 50, .query_rows = 1, .new_tokens = 1};
+  planned.FromCache(cache, {entry});
+  planned.FromCache(cache, {entry});
+  EXPECT_EQ(cache.made(), 1);
+  EXPECT_EQ(cache.reused(), 1);
+
+  StepEntry other = entry;
+  other.replay = true;
+  planned.FromCache(cache, {other});
+  other = entry;
+  other.first_position = 51;
+  planned.FromCache(cache, {other});
+  other = entry;
+  other.sequence = 2;
+  planned.FromCache(cache, {other});
+  planned.FromCache(cache, {entry, other});
+  EXPECT_EQ(cache.made(), 5);
+
+  planned.tables().Update({1, 0, {7}});
+  EXPECT_EQ(planned.FromCache(cache, {entry}).table_lookups, 0);  // 50 / 16 % 2: rank 1's token
+  EXPECT_EQ(cache.made(), 6);
+  planned.tables().Update({2, 0, {7}});  // of no concern to sequence 1
+  planned.FromCache(cache, {entry});
+  EXPECT_EQ(cache.made(), 6);
+}
+
+TEST(PlanCache, ATableMadeAgainIsAnotherTable) {
+  Planned planned({0, 1, 16}, {.kind = StepKind::kDecode});
+  planned.AddTable(1, 100);
+  PlanCache cache;
+  const StepEntry entry{.sequence = 1, .first_position = 50, .query_rows = 1, .new_tokens = 1};
+  planned.FromCache(cache, {entry});
+  planned.tables().Drop(1);
+  planned.AddTable(1, 100);
+  planned.FromCache(cache, {entry});
+  EXPECT_EQ(cache.made(), 2);
+}
+
+TEST(PlanCache, KeepsTheMostRecentPlans) {
+  Planned planned({0, 1, 16}, {.kind = StepKind::kDecode});
+  planned.AddTable(1, 1000);
+  PlanCache cache;
+  const auto at = [](int64_t position) {
+    return std::vector<StepEntry>{
+        {.sequence = 1, .first_position = position, .query_rows = 1, .new_tokens = 1}};
+  };
+  for (int64_t p = 0; p < 100; ++p) {
+    planned.FromCache(cache, at(p));
+    planned.FromCache(cache, at(0));  // used all along: stays
+  }
+  EXPECT_EQ(cache.made(), 100);
+  planned.FromCache(cache, at(99));
+  EXPECT_EQ(cache.made(), 100);
+  EXPECT_EQ(planned.FromCache(cache, at(1)).write_slots.front() % kPageSize, 1);
+  EXPECT_EQ(cache.made(), 101);
+}
+
+// ---- choices ----------------------------------------------------------------------------------
+
+TEST(ChoosePath, ByNewTokens) {
+  EXPECT_EQ(ChoosePath(0, 5), StepKind::kAppend);
+  EXPECT_EQ(ChoosePath(1, 1), StepKind::kDecode);
+  EXPECT_EQ(ChoosePath(64, 64), StepKind::kDecode);
+  EXPECT_EQ(ChoosePath(65, 65), StepKind::kPrefill);
+  EXPECT_EQ(ChoosePath(500, 0), StepKind::kDecode);
+}
+
+TEST(RowsPerPass, BoundsThePartials) {
+  EXPECT_EQ(RowsPerPass(32, 128), 1024);
+  EXPECT_EQ(RowsPerPass(16384, 256), 1);  // never none
+  EXPECT_GE(RowsPerPass(1, 64), 4096);
+}
+
+}  // namespace
+}  // namespace tributary::worker

@@ -1,0 +1,40 @@
+#include "tests/worker/ranks.h"
+
+#include <thread>
+#include <utility>
+
+#include "collective/in_process.h"
+
+namespace tributary::worker::testing {
+
+ThreadRanks::ThreadRanks(int size, const ExecutorOptions& options, int threads_each) {
+  for (int rank = 0; rank < size; ++rank) {
+    executors_.push_back(
+        std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(threads_each)));
+  }
+  Reform();
+}
+
+void ThreadRanks::Reform() {
+  ++epoch_;
+  auto comms = collective::CreateInProcessGroup(size(), epoch_);
+  for (int rank = 0; rank < size(); ++rank) {
+    executors_[static_cast<size_t>(rank)]->Join(std::move(comms[static_cast<size_t>(rank)]));
+  }
+}
+
+std::map<int, Reply> ThreadRanks::Execute(const Command& command) {
+  std::vector<Reply> replies(executors_.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < executors_.size(); ++rank) {
+    threads.emplace_back([&, rank] { replies[rank] = executors_[rank]->Execute(command); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::map<int, Reply> by_rank;
+  for (size_t rank = 0; rank < replies.size(); ++rank) {
+    by_rank.emplace(static_cast<int>(rank), std::move(replies[rank]));
+  }
+  return by_rank;
+}
+
+}  // namespace tributary::worker::testing

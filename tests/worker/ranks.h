@@ -1,0 +1,39 @@
+// The ranks of a group as a test sees them: something that executes a command on all of them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "worker/executor.h"
+
+namespace tributary::worker::testing {
+
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  virtual int size() const = 0;
+  virtual uint64_t epoch() const = 0;
+  // Replies by rank, of the ranks that live in this process: all of them, or one.
+  virtual std::map<int, Reply> Execute(const Command& command) = 0;
+};
+
+// One executor a thread, over an in-process group.
+class ThreadRanks : public Ranks {
+ public:
+  ThreadRanks(int size, const ExecutorOptions& options, int threads_each = 1);
+
+  int size() const override { return static_cast<int>(executors_.size()); }
+  uint64_t epoch() const override { return epoch_; }
+  std::map<int, Reply> Execute(const Command& command) override;
+
+  // A new group of the same executors under the next epoch.
+  void Reform();
+  Executor& executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }
+
+ private:
+  uint64_t epoch_ = 0;
+  std::vector<std::unique_ptr<Executor>> executors_;
+};
+
+}  // namespace tributary::worker::testing

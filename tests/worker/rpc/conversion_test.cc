@@ -1,0 +1,285 @@
+// Commands and replies survive the journey bit for bit.
+
+#include "worker/rpc/conversion.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/errors.h"
+
+namespace tributary::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+const TimePoint kNow = TimePoint(std::chrono::hours(5));
+
+// What the other end makes of it.
+absl::StatusOr<Command> Travel(std::shared_ptr<const Command> command) {
+  v1::CoordinatorMessage message;
+  if (!DecodeMessage(EncodeCommand(std::move(command), kNow), &message)) {
+    return absl::InternalError("not a message");
+  }
+  return DecodeCommand(std::move(message), kNow);
+}
+
+std::shared_ptr<Command> Base() {
+  auto command = std::make_shared<Command>();
+  command->epoch = std::numeric_limits<uint64_t>::max() - 1;
+  command->number = uint64_t{1} << 60;
+  command->cache = std::numeric_limits<uint32_t>::max();
+  command->deadline = kNow + milliseconds(1'234);
+  return command;
+}
+
+void ExpectSameBase(const Command& a, const Command& b) {
+  EXPECT_EQ(a.epoch, b.epoch);
+  EXPECT_EQ(a.number, b.number);
+  EXPECT_EQ(a.cache, b.cache);
+  EXPECT_EQ(a.deadline, b.deadline);
+  EXPECT_EQ(a.body.index(), b.body.index());
+}
+
+std::vector<std::byte> Bytes(size_t size, int seed) {
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 131 + seed);
+  return bytes;
+}
+
+void ExpectSameTensor(const TensorView& a, const TensorView& b) {
+  EXPECT_EQ(a.dtype, b.dtype);
+  ASSERT_EQ(a.bytes, b.bytes);
+  if (a.bytes > 0) {
+    EXPECT_EQ(std::memcmp(a.data, b.data, a.bytes), 0);
+  }
+}
+
+TEST(Commands, CreateCacheKeepsEveryField) {
+  const auto sent = Base();
+  CacheSpec spec;
+  spec.q_heads = 32;
+  spec.kv_heads = 8;
+  spec.head_dim = 128;
+  spec.page_size = 64;
+  spec.interleave = 32;
+  spec.kv_dtype = DType::kFp8E5M2;
+  spec.sm_scale = 0.1f;  // no exact binary fraction
+  spec.soft_cap = 30.0f;
+  spec.num_pages = 12'345;
+  spec.layers.resize(3);
+  spec.layers[1].window = {.left = 0, .right = -1};
+  spec.layers[1].sinks = {-1.5f, std::numeric_limits<float>::denorm_min()};
+  spec.layers[2].window = {.left = int64_t{1} << 40, .right = 7};
+  spec.layers[2].k_scale = {0.3f, 0.7f};
+  spec.layers[2].v_scale = {};
+  sent->body = CreateCacheCommand{spec};
+
+  const absl::StatusOr<Command> got = Travel(sent);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  ExpectSameBase(*got, *sent);
+  const CacheSpec& s = std::get<CreateCacheCommand>(got->body).spec;
+  EXPECT_EQ(s.q_heads, spec.q_heads);
+  EXPECT_EQ(s.kv_heads, spec.kv_heads);
+  EXPECT_EQ(s.head_dim, spec.head_dim);
+  EXPECT_EQ(s.page_size, spec.page_size);
+  EXPECT_EQ(s.interleave, spec.interleave);
+  EXPECT_EQ(s.kv_dtype, spec.kv_dtype);
+  EXPECT_EQ(s.sm_scale, spec.sm_scale);
+  EXPECT_EQ(s.soft_cap, spec.soft_cap);
+  EXPECT_EQ(s.num_pages, spec.num_pages);
+  ASSERT_EQ(s.layers.size(), spec.layers.size());
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    EXPECT_EQ(s.layers[i].window.left, spec.layers[i].window.left) << i;
+    EXPECT_EQ(s.layers[i].window.right, spec.layers[i].window.right) << i;
+    EXPECT_EQ(s.layers[i].sinks, spec.layers[i].sinks) << i;
+    EXPECT_EQ(s.layers[i].k_scale, spec.layers[i].k_scale) << i;
+    EXPECT_EQ(s.layers[i].v_scale, spec.layers[i].v_scale) << i;
+  }
+}
+
+TEST(Commands, TablesAndDropsKeepEveryField) {
+  auto sent = Base();
+  sent->body = SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, 0, 9}},
+                                 {.sequence = 1, .first_index = 0, .pages = {}}}};
+  absl::StatusOr<Command> got = Travel(sent);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  ExpectSameBase(*got, *sent);
+  const auto& tables = std::get<SetTablesCommand>(got->body).tables;
+  ASSERT_EQ(tables.size(), 2u);
+  EXPECT_EQ(tables[0].sequence, ~uint64_t{0});
+  EXPECT_EQ(tables[0].first_index, 3);
+  EXPECT_EQ(tables[0].pages, (std::vector<int32_t>{5, 0, 9}));
+  EXPECT_TRUE(tables[1].pages.empty());
+
+  sent->body = DropTablesCommand{{7, ~uint64_t{0}}};
+  got = Travel(sent);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  EXPECT_EQ(std::get<DropTablesCommand>(got->body).sequences,
+            (std::vector<SequenceId>{7, ~uint64_t{0}}));
+
+  sent->body = DropCacheCommand{};
+  got = Travel(sent);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  ExpectSameBase(*got, *sent);
+}
+
+class Tensors : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(Tensors, StepsKeepEveryByte) {
+  const std::vector<std::byte> q = Bytes(GetParam(), 1);
+  const std::vector<std::byte> k = Bytes(2 * GetParam(), 2);
+  const std::vector<std::byte> v = Bytes(2 * GetParam(), 3);
+  const auto sent = Base();
+  StepCommand step;
+  step.layer = 61;
+  step.kind = StepKind::kPrefill;
+  step.page_copies = {{1, 2}, {3, 4}};
+  step.page_updates = {{.sequence = 9, .first_index = 1, .pages = {8}}};
+  step.entries = {
+      {.sequence = 9,
+       .first_position = int64_t{1} << 40,
+       .query_rows = 4,
+       .new_tokens = 0,
+       .replay = false},
+      {.sequence = 10, .first_position = 0, .query_rows = 0, .new_tokens = 5, .replay = true}};
+  step.q = {q.data(), DType::kF16, q.size()};
+  step.k = {k.data(), DType::kF32, k.size()};
+  step.v = {v.data(), DType::kBf16, v.size()};
+  sent->body = step;
+
+  const absl::StatusOr<Command> got = Travel(sent);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  ExpectSameBase(*got, *sent);
+  const auto& s = std::get<StepCommand>(got->body);
+  EXPECT_EQ(s.layer, step.layer);
+  EXPECT_EQ(s.kind, step.kind);
+  ASSERT_EQ(s.page_copies.size(), 2u);
+  EXPECT_EQ(s.page_copies[1].source, 3);
+  EXPECT_EQ(s.page_copies[1].destination, 4);
+  ASSERT_EQ(s.page_updates.size(), 1u);
+  EXPECT_EQ(s.page_updates[0].pages, step.page_updates[0].pages);
+  ASSERT_EQ(s.entries.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(s.entries[i].sequence, step.entries[i].sequence);
+    EXPECT_EQ(s.entries[i].first_position, step.entries[i].first_position);
+    EXPECT_EQ(s.entries[i].query_rows, step.entries[i].query_rows);
+    EXPECT_EQ(s.entries[i].new_tokens, step.entries[i].new_tokens);
+    EXPECT_EQ(s.entries[i].replay, step.entries[i].replay);
+  }
+  ExpectSameTensor(s.q, step.q);
+  ExpectSameTensor(s.k, step.k);
+  ExpectSameTensor(s.v, step.v);
+}
+
+// None, copied with the rest, and slices of their own.
+INSTANTIATE_TEST_SUITE_P(Sizes, Tensors, ::testing::Values(0, 1, 3000, 4096, 1 << 20));
+
+// One buffer serves all ranks: the command lives until the last of them has it, and no longer.
+TEST(Commands, BuffersKeepTheCommandAlive) {
+  auto command = Base();
+  auto bytes = std::make_shared<std::vector<std::byte>>(Bytes(1 << 16, 1));
+  StepCommand step;
+  step.q = {bytes->data(), DType::kF32, bytes->size()};
+  command->body = step;
+  command->owner = bytes;
+  const std::weak_ptr<Command> alive = command;
+  {
+    grpc::ByteBuffer first = EncodeCommand(std::move(command), kNow);
+    const std::vector<grpc::ByteBuffer> copies(3, first);
+    first.Clear();
+    EXPECT_FALSE(alive.expired());
+    v1::CoordinatorMessage message;
+    ASSERT_TRUE(DecodeMessage(copies[2], &message));
+    EXPECT_EQ(std::memcmp(message.q().data(), bytes->data(), bytes->size()), 0);
+  }
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST(Commands, ADeadlineGoneByLeavesNoTime) {
+  const auto command = Base();
+  command->deadline = kNow - milliseconds(5);
+  const absl::StatusOr<Command> got = Travel(command);
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  EXPECT_EQ(got->deadline, kNow);
+}
+
+TEST(Commands, RefusesWhatItDoesNotKnow) {
+  v1::CoordinatorMessage message;
+  message.mutable_command();
+  EXPECT_EQ(FieldOf(DecodeCommand(message, kNow).status()), "command.body");
+  message.mutable_command()->mutable_create_cache()->set_kv_dtype(static_cast<v1::DType>(77));
+  EXPECT_EQ(FieldOf(DecodeCommand(message, kNow).status()), "create_cache.kv_dtype");
+  v1::StepCommand* step = message.mutable_command()->mutable_step();
+  EXPECT_EQ(FieldOf(DecodeCommand(message, kNow).status()), "step.kind");
+  step->set_kind(v1::StepCommand::DECODE);
+  EXPECT_EQ(FieldOf(DecodeCommand(message, kNow).status()), "step.q_dtype");
+  step->set_q_dtype(v1::DTYPE_F32);
+  step->set_k_dtype(v1::DTYPE_F32);
+  EXPECT_EQ(FieldOf(DecodeCommand(message, kNow).status()), "step.v_dtype");
+  message.mutable_command()->set_timeout_us(~uint64_t{0});
+  step->set_v_dtype(v1::DTYPE_F32);
+  const absl::StatusOr<Command> endless = DecodeCommand(message, kNow);
+  ASSERT_EQ(endless.status(), absl::OkStatus());
+  EXPECT_GT(endless->deadline, kNow);
+}
+
+TEST(Replies, KeepEveryBit) {
+  Reply sent{.epoch = 3, .number = 1u << 31, .rank = 0};
+  sent.conflicts = {0, 7};
+  sent.o = {0.1f, -0.0f, std::numeric_limits<float>::infinity(),
+            std::numeric_limits<float>::denorm_min()};
+  sent.lse = {-std::numeric_limits<float>::infinity(), 1e-30f};
+  uint32_t odd_nan_bits = 0x7fc0'1234;
+  float odd_nan;
+  std::memcpy(&odd_nan, &odd_nan_bits, sizeof(odd_nan));
+  sent.o.push_back(odd_nan);
+  sent.times = {.plan = 1e-6, .append = 0.25, .attend = 3, .exchange = 4};
+
+  v1::WorkerMessage message;
+  ASSERT_TRUE(DecodeMessage(EncodeMessage(EncodeReply(sent)), &message));
+  const absl::StatusOr<Reply> got = DecodeReply(message.epoch(), message.reply());
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  EXPECT_EQ(got->epoch, sent.epoch);
+  EXPECT_EQ(got->number, sent.number);
+  EXPECT_EQ(got->rank, sent.rank);
+  EXPECT_EQ(got->status, absl::OkStatus());
+  EXPECT_EQ(got->conflicts, sent.conflicts);
+  ASSERT_EQ(got->o.size(), sent.o.size());
+  EXPECT_EQ(std::memcmp(got->o.data(), sent.o.data(), sent.o.size() * sizeof(float)), 0);
+  EXPECT_EQ(got->lse, sent.lse);
+  EXPECT_EQ(got->times.plan, sent.times.plan);
+  EXPECT_EQ(got->times.append, sent.times.append);
+  EXPECT_EQ(got->times.attend, sent.times.attend);
+  EXPECT_EQ(got->times.exchange, sent.times.exchange);
+}
+
+TEST(Replies, ErrorsKeepTheirField) {
+  Reply sent{.epoch = 3, .number = 4, .rank = 2};
+  sent.status = InvalidField("entries[2].new_tokens", "must be >= 0");
+  const v1::WorkerMessage message = EncodeReply(sent);
+  const absl::StatusOr<Reply> got = DecodeReply(message.epoch(), message.reply());
+  ASSERT_EQ(got.status(), absl::OkStatus());
+  EXPECT_EQ(got->status, sent.status);
+  EXPECT_EQ(FieldOf(got->status), "entries[2].new_tokens");
+}
+
+TEST(Replies, AnErrorWithCodeOkIsNoReply) {
+  v1::CommandReply message;
+  message.mutable_status()->set_message("not really");
+  EXPECT_EQ(FieldOf(DecodeReply(1, message).status()), "reply.status");
+}
+
+TEST(Messages, RubbishIsNoMessage) {
+  const std::string rubbish = "\x0a\xff\xff\xff\xff\x0f rubbish";
+  const grpc::Slice slice(rubbish);
+  v1::WorkerMessage message;
+  EXPECT_FALSE(DecodeMessage(grpc::ByteBuffer(&slice, 1), &message));
+}
+
+}  // namespace
+}  // namespace tributary::worker

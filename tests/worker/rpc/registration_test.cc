@@ -1,0 +1,101 @@
+// Who may join a group, and where.
+
+#include "worker/rpc/registration.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "worker/errors.h"
+#include "worker/rpc/protocol.h"
+
+namespace tributary::worker {
+namespace {
+
+const GroupFacts kGroup = {.size = 4, .group_id = 77, .epoch = 5, .backend = "cpu"};
+
+v1::Registration Good(uint64_t instance_id) {
+  v1::Registration registration;
+  registration.set_protocol_version(kProtocolVersion);
+  registration.set_build_version(BuildVersion());
+  registration.set_instance_id(instance_id);
+  registration.set_host("127.0.0.1");
+  registration.set_backend("cpu");
+  return registration;
+}
+
+struct Refusal {
+  const char* field;
+  uint64_t epoch;
+  std::function<void(v1::Registration*)> spoil;
+};
+
+class Refused : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(Refused, NamesTheField) {
+  v1::Registration registration = Good(1);
+  GetParam().spoil(&registration);
+  const absl::Status status = CheckRegistration(kGroup, GetParam().epoch, registration);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_EQ(FieldOf(status), GetParam().field) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Reasons, Refused,
+    ::testing::Values(Refusal{"protocol_version", 0, [](auto* r) { r->set_protocol_version(99); }},
+                      Refusal{"build_version", 0, [](auto* r) { r->set_build_version("0.0.0"); }},
+                      Refusal{"backend", 0, [](auto* r) { r->set_backend("cuda"); }},
+                      Refusal{"world_size", 0, [](auto* r) { r->set_world_size(3); }},
+                      Refusal{"rank", 0, [](auto* r) { r->set_rank(4); }},
+                      Refusal{"rank", 0, [](auto* r) { r->set_rank(-1); }},
+                      Refusal{"instance_id", 0, [](auto* r) { r->set_instance_id(0); }},
+                      Refusal{"epoch", 3, [](auto* r) { r->set_group_id(78); }},
+                      Refusal{"epoch", 6, [](auto* r) { r->set_group_id(77); }}));
+
+TEST(Registration, WhatFitsIsTaken) {
+  EXPECT_EQ(CheckRegistration(kGroup, 0, Good(1)), absl::OkStatus());
+  v1::Registration full = Good(1);
+  full.set_rank(3);
+  full.set_world_size(4);
+  full.set_group_id(77);
+  EXPECT_EQ(CheckRegistration(kGroup, 5, full), absl::OkStatus());
+}
+
+TEST(Seats, AnInstanceGetsItsOwnBack) {
+  const std::vector<Seat> seats = {{.instance_id = 1, .left = 1}, {.instance_id = 2, .left = 2}};
+  EXPECT_EQ(ChooseSeat(seats, Good(2)).value(), 1);
+  EXPECT_EQ(ChooseSeat(seats, Good(1)).value(), 0);
+}
+
+TEST(Seats, ANewInstanceTakesOneNobodyHadThenTheOneLeftFirst) {
+  std::vector<Seat> seats = {{.instance_id = 1, .connected = true},
+                             {.instance_id = 2, .left = 4},
+                             {.instance_id = 3, .left = 2},
+                             {}};
+  EXPECT_EQ(ChooseSeat(seats, Good(9)).value(), 3);
+  seats[3] = {.instance_id = 9, .connected = true};
+  EXPECT_EQ(ChooseSeat(seats, Good(10)).value(), 2);
+}
+
+TEST(Seats, TheRankAskedForIsGivenUnlessALiveInstanceHasIt) {
+  std::vector<Seat> seats = {{.instance_id = 1, .connected = true}, {.instance_id = 2, .left = 1}};
+  v1::Registration registration = Good(9);
+  registration.set_rank(1);
+  EXPECT_EQ(ChooseSeat(seats, registration).value(), 1);
+  registration.set_rank(0);
+  EXPECT_EQ(FieldOf(ChooseSeat(seats, registration).status()), "rank");
+  registration.set_instance_id(1);  // the same worker, over a new connection
+  EXPECT_EQ(ChooseSeat(seats, registration).value(), 0);
+}
+
+TEST(Seats, NoneIsLeft) {
+  const std::vector<Seat> seats = {{.instance_id = 1, .connected = true},
+                                   {.instance_id = 2, .connected = true}};
+  const absl::Status status = ChooseSeat(seats, Good(3)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FieldOf(status), "rank");
+}
+
+}  // namespace
+}  // namespace tributary::worker

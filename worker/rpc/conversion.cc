@@ -1,0 +1,411 @@
+#include "worker/rpc/conversion.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "worker/errors.h"
+#include "worker/status_macros.h"
+
+namespace tributary::worker {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedOutputStream;
+
+// Below this a copy is cheaper than one more reference-counted slice.
+constexpr size_t kCopyBelowBytes = 4096;
+
+v1::DType EncodeDType(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return v1::DTYPE_F32;
+    case DType::kBf16:
+      return v1::DTYPE_BF16;
+    case DType::kF16:
+      return v1::DTYPE_F16;
+    case DType::kFp8E4M3:
+      return v1::DTYPE_FP8_E4M3;
+    case DType::kFp8E5M2:
+      return v1::DTYPE_FP8_E5M2;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+absl::StatusOr<DType> DecodeDType(v1::DType dtype, absl::string_view field) {
+  switch (dtype) {
+    case v1::DTYPE_F32:
+      return DType::kF32;
+    case v1::DTYPE_BF16:
+      return DType::kBf16;
+    case v1::DTYPE_F16:
+      return DType::kF16;
+    case v1::DTYPE_FP8_E4M3:
+      return DType::kFp8E4M3;
+    case v1::DTYPE_FP8_E5M2:
+      return DType::kFp8E5M2;
+    default:
+      return InvalidField(field, absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
+  }
+}
+
+v1::StepCommand::Kind EncodeKind(StepKind kind) {
+  switch (kind) {
+    case StepKind::kAppend:
+      return v1::StepCommand::APPEND;
+    case StepKind::kDecode:
+      return v1::StepCommand::DECODE;
+    case StepKind::kPrefill:
+      return v1::StepCommand::PREFILL;
+  }
+  return v1::StepCommand::KIND_UNSPECIFIED;
+}
+
+absl::StatusOr<StepKind> DecodeKind(v1::StepCommand::Kind kind) {
+  switch (kind) {
+    case v1::StepCommand::APPEND:
+      return StepKind::kAppend;
+    case v1::StepCommand::DECODE:
+      return StepKind::kDecode;
+    case v1::StepCommand::PREFILL:
+      return StepKind::kPrefill;
+    default:
+      return InvalidField("step.kind", absl::StrCat("unknown kind ", static_cast<int>(kind)));
+  }
+}
+
+void Encode(const LayerSpec& layer, v1::LayerSpec* out) {
+  if (layer.window.left >= 0) out->mutable_window()->set_left(layer.window.left);
+  if (layer.window.right >= 0) out->mutable_window()->set_right(layer.window.right);
+  out->mutable_sinks()->Add(layer.sinks.begin(), layer.sinks.end());
+  out->mutable_k_scale()->Add(layer.k_scale.begin(), layer.k_scale.end());
+  out->mutable_v_scale()->Add(layer.v_scale.begin(), layer.v_scale.end());
+}
+
+LayerSpec Decode(const v1::LayerSpec& layer) {
+  LayerSpec out;
+  if (layer.window().has_left()) out.window.left = layer.window().left();
+  if (layer.window().has_right()) out.window.right = layer.window().right();
+  out.sinks.assign(layer.sinks().begin(), layer.sinks().end());
+  out.k_scale.assign(layer.k_scale().begin(), layer.k_scale().end());
+  out.v_scale.assign(layer.v_scale().begin(), layer.v_scale().end());
+  return out;
+}
+
+void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
+  out->set_q_heads(spec.q_heads);
+  out->set_kv_heads(spec.kv_heads);
+  out->set_head_dim(spec.head_dim);
+  out->set_page_size(spec.page_size);
+  out->set_interleave(spec.interleave);
+  out->set_kv_dtype(EncodeDType(spec.kv_dtype));
+  out->set_sm_scale(spec.sm_scale);
+  out->set_soft_cap(spec.soft_cap);
+  out->set_num_pages(spec.num_pages);
+  for (const LayerSpec& layer : spec.layers) Encode(layer, out->add_layers());
+}
+
+absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
+  CacheSpec out;
+  out.q_heads = spec.q_heads();
+  out.kv_heads = spec.kv_heads();
+  out.head_dim = spec.head_dim();
+  out.page_size = spec.page_size();
+  out.interleave = spec.interleave();
+  TRIBUTARY_ASSIGN_OR_RETURN(out.kv_dtype, DecodeDType(spec.kv_dtype(), "create_cache.kv_dtype"));
+  out.sm_scale = spec.sm_scale();
+  out.soft_cap = spec.soft_cap();
+  out.num_pages = spec.num_pages();
+  out.layers.reserve(spec.layers_size());
+  for (const v1::LayerSpec& layer : spec.layers()) out.layers.push_back(Decode(layer));
+  return out;
+}
+
+void Encode(const PageUpdate& update, v1::PageUpdate* out) {
+  out->set_sequence(update.sequence);
+  out->set_first_index(update.first_index);
+  out->mutable_pages()->Add(update.pages.begin(), update.pages.end());
+}
+
+std::vector<PageUpdate> Decode(const google::protobuf::RepeatedPtrField<v1::PageUpdate>& updates) {
+  std::vector<PageUpdate> out;
+  out.reserve(updates.size());
+  for (const v1::PageUpdate& update : updates) {
+    out.push_back({.sequence = update.sequence(),
+                   .first_index = update.first_index(),
+                   .pages = {update.pages().begin(), update.pages().end()}});
+  }
+  return out;
+}
+
+void Encode(const StepCommand& step, v1::StepCommand* out) {
+  out->set_layer(step.layer);
+  out->set_kind(EncodeKind(step.kind));
+  for (const PageCopy& copy : step.page_copies) {
+    v1::PageCopy* message = out->add_page_copies();
+    message->set_source(copy.source);
+    message->set_destination(copy.destination);
+  }
+  for (const PageUpdate& update : step.page_updates) Encode(update, out->add_page_updates());
+  for (const StepEntry& entry : step.entries) {
+    v1::StepEntry* message = out->add_entries();
+    message->set_sequence(entry.sequence);
+    message->set_first_position(entry.first_position);
+    message->set_query_rows(entry.query_rows);
+    message->set_new_tokens(entry.new_tokens);
+    message->set_replay(entry.replay);
+  }
+  out->set_q_dtype(EncodeDType(step.q.dtype));
+  out->set_k_dtype(EncodeDType(step.k.dtype));
+  out->set_v_dtype(EncodeDType(step.v.dtype));
+}
+
+// What a step's tensor views point to.
+struct Tensors {
+  std::string q;
+  std::string k;
+  std::string v;
+};
+
+TensorView View(const std::string& bytes, DType dtype) {
+  TensorView view{.dtype = dtype, .bytes = bytes.size()};
+  if (!bytes.empty()) view.data = reinterpret_cast<const std::byte*>(bytes.data());
+  return view;
+}
+
+absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& tensors) {
+  StepCommand out;
+  out.layer = step.layer();
+  TRIBUTARY_ASSIGN_OR_RETURN(out.kind, DecodeKind(step.kind()));
+  out.page_copies.reserve(step.page_copies_size());
+  for (const v1::PageCopy& copy : step.page_copies()) {
+    out.page_copies.push_back({.source = copy.source(), .destination = copy.destination()});
+  }
+  out.page_updates = Decode(step.page_updates());
+  out.entries.reserve(step.entries_size());
+  for (const v1::StepEntry& entry : step.entries()) {
+    out.entries.push_back({.sequence = entry.sequence(),
+                           .first_position = entry.first_position(),
+                           .query_rows = entry.query_rows(),
+                           .new_tokens = entry.new_tokens(),
+                           .replay = entry.replay()});
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType q, DecodeDType(step.q_dtype(), "step.q_dtype"));
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType k, DecodeDType(step.k_dtype(), "step.k_dtype"));
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType v, DecodeDType(step.v_dtype(), "step.v_dtype"));
+  out.q = View(tensors.q, q);
+  out.k = View(tensors.k, k);
+  out.v = View(tensors.v, v);
+  return out;
+}
+
+// One overload a command, chosen by std::visit.
+struct BodyEncoder {
+  v1::Command* out;
+
+  void operator()(const CreateCacheCommand& c) const {
+    Encode(c.spec, out->mutable_create_cache());
+  }
+  void operator()(const DropCacheCommand&) const { out->mutable_drop_cache(); }
+  void operator()(const SetTablesCommand& c) const {
+    v1::SetTablesCommand* tables = out->mutable_set_tables();
+    for (const PageUpdate& table : c.tables) Encode(table, tables->add_tables());
+  }
+  void operator()(const DropTablesCommand& c) const {
+    out->mutable_drop_tables()->mutable_sequences()->Add(c.sequences.begin(), c.sequences.end());
+  }
+  void operator()(const StepCommand& c) const { Encode(c, out->mutable_step()); }
+};
+
+// Writes serialised fields one after the other. Fields of a message may follow each other in any
+// order, so tensors can be put behind the encoded rest.
+class SliceWriter {
+ public:
+  explicit SliceWriter(std::shared_ptr<const Command> owner) : owner_(std::move(owner)) {}
+
+  void AppendMessage(const google::protobuf::Message& message) {
+    message.AppendToString(&pending_);
+  }
+
+  void AppendBytesField(int number, const TensorView& tensor) {
+    if (tensor.bytes == 0) return;
+    AppendVarint(WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED));
+    AppendVarint(tensor.bytes);
+    if (tensor.bytes < kCopyBelowBytes) {
+      pending_.append(reinterpret_cast<const char*>(tensor.data), tensor.bytes);
+      return;
+    }
+    Flush();
+    // gRPC only reads the slice; its interface takes a mutable pointer.
+    slices_.emplace_back(
+        const_cast<std::byte*>(tensor.data), tensor.bytes,
+        [](void* owner) { delete static_cast<std::shared_ptr<const Command>*>(owner); },
+        new std::shared_ptr<const Command>(owner_));
+  }
+
+  grpc::ByteBuffer Finish() {
+    Flush();
+    return grpc::ByteBuffer(slices_.data(), slices_.size());
+  }
+
+ private:
+  void AppendVarint(uint64_t value) {
+    uint8_t bytes[10];
+    const uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, bytes);
+    pending_.append(reinterpret_cast<const char*>(bytes), end - bytes);
+  }
+
+  void Flush() {
+    if (pending_.empty()) return;
+    slices_.emplace_back(pending_);
+    pending_.clear();
+  }
+
+  std::shared_ptr<const Command> owner_;
+  std::string pending_;
+  std::vector<grpc::Slice> slices_;
+};
+
+}  // namespace
+
+grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now) {
+  using std::chrono::duration_cast;
+  using std::chrono::microseconds;
+  v1::CoordinatorMessage message;
+  message.set_epoch(command->epoch);
+  v1::Command* out = message.mutable_command();
+  out->set_number(command->number);
+  out->set_cache(command->cache);
+  out->set_timeout_us(
+      std::max<int64_t>(0, duration_cast<microseconds>(command->deadline - now).count()));
+  std::visit(BodyEncoder{out}, command->body);
+
+  SliceWriter writer(command);
+  writer.AppendMessage(message);
+  if (const auto* step = std::get_if<StepCommand>(&command->body)) {
+    writer.AppendBytesField(v1::CoordinatorMessage::kQFieldNumber, step->q);
+    writer.AppendBytesField(v1::CoordinatorMessage::kKFieldNumber, step->k);
+    writer.AppendBytesField(v1::CoordinatorMessage::kVFieldNumber, step->v);
+  }
+  return writer.Finish();
+}
+
+absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint now) {
+  const v1::Command& in = message.command();
+  Command out;
+  out.epoch = message.epoch();
+  out.number = in.number();
+  out.cache = in.cache();
+  // A timeout too large for the clock means "never"; a day is never here.
+  constexpr uint64_t kLongest = 24ull * 3600 * 1'000'000;
+  out.deadline = now + std::chrono::microseconds(std::min(in.timeout_us(), kLongest));
+  switch (in.body_case()) {
+    case v1::Command::kCreateCache: {
+      TRIBUTARY_ASSIGN_OR_RETURN(CacheSpec spec, Decode(in.create_cache()));
+      out.body = CreateCacheCommand{std::move(spec)};
+      return out;
+    }
+    case v1::Command::kDropCache:
+      out.body = DropCacheCommand{};
+      return out;
+    case v1::Command::kSetTables:
+      out.body = SetTablesCommand{Decode(in.set_tables().tables())};
+      return out;
+    case v1::Command::kDropTables:
+      out.body = DropTablesCommand{
+          {in.drop_tables().sequences().begin(), in.drop_tables().sequences().end()}};
+      return out;
+    case v1::Command::kStep: {
+      auto tensors = std::make_shared<Tensors>();
+      tensors->q = std::move(*message.mutable_q());
+      tensors->k = std::move(*message.mutable_k());
+      tensors->v = std::move(*message.mutable_v());
+      TRIBUTARY_ASSIGN_OR_RETURN(StepCommand step, Decode(in.step(), *tensors));
+      out.body = std::move(step);
+      out.owner = std::move(tensors);
+      return out;
+    }
+    case v1::Command::BODY_NOT_SET:
+      break;
+  }
+  return InvalidField("command.body", "missing, or of a newer protocol");
+}
+
+v1::WorkerMessage EncodeReply(const Reply& reply) {
+  v1::WorkerMessage message;
+  message.set_epoch(reply.epoch);
+  v1::CommandReply* out = message.mutable_reply();
+  out->set_number(reply.number);
+  out->set_rank(reply.rank);
+  if (!reply.status.ok()) *out->mutable_status() = EncodeStatus(reply.status);
+  out->mutable_conflicts()->Add(reply.conflicts.begin(), reply.conflicts.end());
+  out->mutable_o()->Add(reply.o.begin(), reply.o.end());
+  out->mutable_lse()->Add(reply.lse.begin(), reply.lse.end());
+  out->set_plan_seconds(reply.times.plan);
+  out->set_append_seconds(reply.times.append);
+  out->set_attend_seconds(reply.times.attend);
+  out->set_exchange_seconds(reply.times.exchange);
+  return message;
+}
+
+absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message) {
+  Reply out;
+  out.epoch = epoch;
+  out.number = message.number();
+  out.rank = message.rank();
+  if (message.has_status()) {
+    // "OK" spelled out would be taken for success by one end only.
+    if (message.status().code() == 0) return InvalidField("reply.status", "has code OK");
+    out.status = DecodeStatus(message.status());
+  }
+  out.conflicts.assign(message.conflicts().begin(), message.conflicts().end());
+  out.o.assign(message.o().begin(), message.o().end());
+  out.lse.assign(message.lse().begin(), message.lse().end());
+  out.times = {.plan = message.plan_seconds(),
+               .append = message.append_seconds(),
+               .attend = message.attend_seconds(),
+               .exchange = message.exchange_seconds()};
+  return out;
+}
+
+google::rpc::Status EncodeStatus(const absl::Status& status) {
+  google::rpc::Status out;
+  out.set_code(status.raw_code());
+  out.set_message(std::string(status.message()));
+  status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) {
+    google::protobuf::Any* detail = out.add_details();
+    detail->set_type_url(std::string(url));
+    detail->set_value(std::string(payload));
+  });
+  return out;
+}
+
+absl::Status DecodeStatus(const google::rpc::Status& message) {
+  absl::Status status(static_cast<absl::StatusCode>(message.code()), message.message());
+  for (const google::protobuf::Any& detail : message.details()) {
+    status.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+  }
+  return status;
+}
+
+grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+bool DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::Message* message) {
+  grpc::ByteBuffer copy(buffer);  // the reader wants a mutable one; slices are shared
+  grpc::ProtoBufferReader reader(&copy);
+  return reader.status().ok() && message->ParseFromZeroCopyStream(&reader) && reader.status().ok();
+}
+
+}  // namespace tributary::worker

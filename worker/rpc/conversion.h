@@ -1,0 +1,40 @@
+// Commands and replies as messages (worker.proto), and back. Exact: what is decoded equals what was
+// encoded, bit for bit.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <chrono>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "google/rpc/status.pb.h"
+#include "tributary/v1/worker.pb.h"
+#include "worker/command.h"
+
+namespace tributary::worker {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// The serialised CoordinatorMessage of a command. Large tensors are not copied: the buffer refers
+// to them and keeps the command alive until the last copy of the buffer is gone. So one buffer
+// serves all ranks.
+grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now);
+
+// The tensors move into Command::owner. kInvalidArgument names the field that is missing or
+// unknown; shapes are the executor's to check.
+absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint now);
+
+v1::WorkerMessage EncodeReply(const Reply& reply);
+absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message);
+
+// With payloads, so that a field named by an error survives the journey.
+google::rpc::Status EncodeStatus(const absl::Status& status);
+absl::Status DecodeStatus(const google::rpc::Status& message);
+
+grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message);
+// False when the bytes are not such a message.
+bool DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::Message* message);
+
+}  // namespace tributary::worker

@@ -1,0 +1,242 @@
+// tributary-worker: one rank of a group, as a process.
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "worker/rpc/config_file.h"
+#include "worker/rpc/protocol.h"
+#include "worker/rpc/worker.h"
+
+ABSL_FLAG(std::string, config, "",
+          "YAML file with settings, `flag: value` a line; flags on the command line win");
+ABSL_FLAG(
+    std::string, coordinator, "",
+    "where the coordinator listens for workers (its --worker_listen): host:port or unix:/path");
+ABSL_FLAG(std::string, host, "127.0.0.1",
+          "address of this machine by which the other workers reach it");
+ABSL_FLAG(int, rank, -1,
+          "place in the group to ask for, a StatefulSet's ordinal for example; -1: any");
+ABSL_FLAG(int, world_size, 0,
+          "size of the group this worker is meant for; refused elsewhere; 0: any");
+ABSL_FLAG(int, threads, 0, "threads that compute; 0: one a core");
+ABSL_FLAG(uint64_t, memory_limit, 0,
+          "bytes the shards may take; caches beyond are refused; 0: the machine's memory");
+ABSL_FLAG(std::string, admin_listen, "",
+          "host:port for grpc.health.v1 in plain text (services '', 'liveness', 'readiness'); "
+          "port 0: any, printed; empty: none");
+ABSL_FLAG(absl::Duration, reconnect_min, absl::Milliseconds(100),
+          "first pause before dialling the coordinator again; doubles from there");
+ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5), "longest pause");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
+          "on SIGTERM: how long to wait for the coordinator to let this worker go");
+ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
+          "largest message from and to the coordinator");
+
+namespace tributary::worker {
+namespace {
+
+constexpr char kUsage[] =
+    "One worker of Tributary: holds a shard of the KV cache and attends over it.\n\n"
+    "  tributary-worker --coordinator=10.0.0.1:7401 --host=10.0.0.2 --admin_listen=0.0.0.0:7402\n\n"
+    "It dials the coordinator, is given a rank, connects to the other workers over TCP and "
+    "executes\n"
+    "steps. It comes back by itself when the coordinator or another worker was away, with what it\n"
+    "holds. SIGTERM: leaves after what is in flight, exit status 0; a second SIGTERM: at once.";
+
+// One line an event; lines of several threads do not mix.
+void Log(absl::string_view event) {
+  const std::string line = absl::StrCat(
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ", event, "\n");
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+// Waits for signals on a thread of its own: a handler could take no lock. The first one drains, the
+// second ends the process.
+class SignalThread {
+ public:
+  // Construct before any other thread starts: they inherit the mask, so that only this one is told.
+  SignalThread() {
+    sigemptyset(&signals_);
+    for (const int signal_number : {SIGTERM, SIGINT, kWake}) sigaddset(&signals_, signal_number);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  }
+  ~SignalThread() { Stop(); }
+
+  void Start(std::function<void()> drain) {
+    thread_ = std::thread([this, drain = std::move(drain)] {
+      if (Wait() == kWake) return;
+      Log("signal received: draining");
+      drain();
+      const int second = Wait();
+      if (second == kWake) return;
+      Log("second signal: leaving at once");
+      _exit(128 + second);
+    });
+  }
+
+  void Stop() {
+    if (!thread_.joinable()) return;
+    pthread_kill(thread_.native_handle(), kWake);
+    thread_.join();
+  }
+
+ private:
+  static constexpr int kWake = SIGUSR1;
+
+  int Wait() const {
+    int signal_number = 0;
+    sigwait(&signals_, &signal_number);
+    return signal_number;
+  }
+
+  sigset_t signals_;
+  std::thread thread_;
+};
+
+// Health for orchestrators, whose probes speak neither TLS nor credentials.
+class AdminServer {
+ public:
+  // False when the address cannot be listened on.
+  bool Start(const std::string& address) {
+    if (address.empty()) return true;
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+    // A server with nothing but the health service has no threads (gRPC adds that one too late to
+    // count it). This one answers UNIMPLEMENTED to everything else.
+    builder.RegisterCallbackGenericService(&others_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return false;
+    server_->GetHealthCheckService()->SetServingStatus("liveness", true);
+    SetReady(false);
+    Log(absl::StrCat("admin: listening on ", address, " port=", port));
+    return true;
+  }
+
+  void SetReady(bool ready) {
+    if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus("readiness", ready);
+  }
+
+ private:
+  grpc::CallbackGenericService others_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+absl::StatusOr<WorkerOptions> OptionsFromFlags() {
+  WorkerOptions options;
+  options.coordinator = absl::GetFlag(FLAGS_coordinator);
+  if (options.coordinator.empty()) {
+    return absl::InvalidArgumentError("--coordinator: must be given");
+  }
+  options.session.host = absl::GetFlag(FLAGS_host);
+  const int rank = absl::GetFlag(FLAGS_rank);
+  if (rank < -1) return absl::InvalidArgumentError("--rank: must be >= -1");
+  if (rank >= 0) options.session.rank = rank;
+  options.session.world_size = absl::GetFlag(FLAGS_world_size);
+  if (options.session.world_size < 0) {
+    return absl::InvalidArgumentError("--world_size: must be >= 0");
+  }
+  options.threads = absl::GetFlag(FLAGS_threads);
+  if (options.threads < 0) return absl::InvalidArgumentError("--threads: must be >= 0");
+  if (options.threads == 0) {
+    options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  options.memory_limit = absl::GetFlag(FLAGS_memory_limit);
+  options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  options.reconnect_min = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_min));
+  options.reconnect_max = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_max));
+  if (options.reconnect_min.count() < 1 || options.reconnect_max < options.reconnect_min) {
+    return absl::InvalidArgumentError(
+        "--reconnect_min: must be at least 1ms and at most --reconnect_max");
+  }
+  options.drain_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_drain_timeout));
+  options.session.log = Log;
+  return options;
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::fprintf(stderr, "tributary-worker: %s\n", std::string(status.message()).c_str());
+  return code;
+}
+
+constexpr int kExitUsage = 2;
+constexpr int kExitRefused = 1;
+
+int Main() {
+  absl::StatusOr<WorkerOptions> options = OptionsFromFlags();
+  if (!options.ok()) return Fail(options.status(), kExitUsage);
+
+  SignalThread signals;
+  signal(SIGPIPE, SIG_IGN);
+
+  AdminServer admin;
+  const std::string admin_address = absl::GetFlag(FLAGS_admin_listen);
+  if (!admin.Start(admin_address)) {
+    return Fail(
+        absl::UnavailableError(absl::StrCat("--admin_listen: cannot listen on ", admin_address)),
+        kExitRefused);
+  }
+  options->on_ready = [&admin](bool ready) { admin.SetReady(ready); };
+
+  Worker worker(*std::move(options));
+  signals.Start([&worker] { worker.Drain(); });
+  const absl::Status status = worker.Run();
+  signals.Stop();
+  if (!status.ok()) return Fail(status, kExitRefused);
+  Log("drained");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tributary::worker
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(tributary::worker::kUsage);
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] {
+    return absl::StrCat("tributary-worker ", tributary::worker::BuildVersion(), "\n");
+  };
+  // --help shows this program's own flags, not those of libraries.
+  usage.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "worker/rpc/main.cc");
+  };
+  absl::SetFlagsUsageConfig(usage);
+  absl::StatusOr<std::vector<std::string>> arguments =
+      tributary::worker::ArgumentsWithConfigFile(argc, argv);
+  if (!arguments.ok()) {
+    std::fprintf(stderr, "tributary-worker: %s\n",
+                 std::string(arguments.status().message()).c_str());
+    return tributary::worker::kExitUsage;
+  }
+  std::vector<char*> pointers;
+  for (std::string& argument : *arguments) pointers.push_back(argument.data());
+  const std::vector<char*> rest =
+      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
+  if (rest.size() > 1) {
+    std::fprintf(stderr, "tributary-worker: unexpected argument '%s'\n", rest[1]);
+    return tributary::worker::kExitUsage;
+  }
+  return tributary::worker::Main();
+}

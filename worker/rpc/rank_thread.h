@@ -1,0 +1,77 @@
+// Owns the executor and the one thread that uses it.
+//
+// The shards outlive sessions: a worker that lost its coordinator, or whose group broke, keeps what
+// it holds until it is told to start empty.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "collective/communicator.h"
+#include "collective/gloo.h"
+#include "worker/command.h"
+#include "worker/executor.h"
+#include "worker/rpc/session_rendezvous.h"
+
+namespace tributary::worker {
+
+class RankThread {
+ public:
+  struct Formation {
+    collective::GlooOptions place;
+    collective::Strategy strategy = collective::Strategy::kAuto;
+    bool fresh = false;  // start with empty shards
+    std::shared_ptr<SessionRendezvous> rendezvous;
+    collective::Deadline deadline;
+  };
+
+  // `threads` take part in a step's computation; `memory_limit` as in ExecutorOptions.
+  RankThread(int threads, size_t memory_limit);
+  ~RankThread();
+  RankThread(const RankThread&) = delete;
+  RankThread& operator=(const RankThread&) = delete;
+
+  // Connects to the other ranks. Work posted is done in order; `done` runs on the thread.
+  void Form(Formation formation, std::function<void(absl::Status)> done);
+  void Execute(Command command, std::function<void(Reply)> done);
+  // Empties the shards.
+  void Reset();
+
+  // Breaks the communicator, ends what runs as soon as it notices, and forgets what has not begun
+  // (whose `done` never runs). From any thread.
+  void Abort(const std::string& reason);
+
+  uint64_t memory_bytes() const { return memory_bytes_; }
+  double busy_seconds() const { return busy_seconds_; }
+
+ private:
+  void Post(std::function<void()> work);
+  void Loop();
+  absl::Status FormNow(const Formation& formation);
+
+  const std::shared_ptr<cpu::ThreadPool> pool_;
+  const size_t memory_limit_;
+  std::unique_ptr<Executor> executor_;  // of the thread
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  std::shared_ptr<SessionRendezvous> rendezvous_;  // of the formation posted last
+  std::shared_ptr<collective::Communicator> communicator_;
+  bool stopping_ = false;
+
+  std::atomic<uint64_t> memory_bytes_ = 0;
+  std::atomic<double> busy_seconds_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace tributary::worker

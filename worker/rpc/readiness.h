@@ -1,0 +1,43 @@
+// Whether this worker is part of a group that can execute: the answer of its health service.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+namespace tributary::worker {
+
+class Readiness {
+ public:
+  // `changed` is told of every change, one call at a time, from any thread; may be empty.
+  explicit Readiness(std::function<void(bool ready)> changed) : changed_(std::move(changed)) {}
+
+  // Not ready until Reached(epoch).
+  void Expect(uint64_t epoch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    expected_ = epoch;
+    Set(false);
+  }
+  // Not ready until a new epoch is expected and reached.
+  void Leave() { Expect(0); }
+  // Ready, unless another epoch is expected by now.
+  void Reached(uint64_t epoch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (epoch == expected_) Set(true);
+  }
+
+ private:
+  void Set(bool ready) {
+    if (ready == ready_) return;
+    ready_ = ready;
+    if (changed_) changed_(ready);
+  }
+
+  const std::function<void(bool)> changed_;
+  std::mutex mutex_;
+  uint64_t expected_ = 0;  // 0: none
+  bool ready_ = false;
+};
+
+}  // namespace tributary::worker

@@ -1,0 +1,226 @@
+#include "worker/rpc/session.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "collective/exchange.h"
+#include "google/rpc/error_details.pb.h"
+#include "worker/rpc/conversion.h"
+#include "worker/rpc/protocol.h"
+
+namespace tributary::worker {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// The field a refusal names, "" when it names none.
+std::string FieldOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  if (!details.ParseFromString(status.error_details())) return "";
+  for (const google::protobuf::Any& detail : details.details()) {
+    google::rpc::BadRequest request;
+    if (detail.UnpackTo(&request) && request.field_violations_size() > 0) {
+      return request.field_violations(0).field();
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Session::Session(const SessionOptions& options, Identity& identity, RankThread& rank,
+                 Readiness& readiness)
+    : options_(options),
+      identity_(identity),
+      rank_(rank),
+      readiness_(readiness),
+      silence_(options.welcome_timeout) {}
+
+Session::~Session() = default;
+
+Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
+  const auto stub = v1::GroupService::NewStub(channel);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    heard_ = Clock::now();
+  }
+  const auto stream = stub->Session(&context_);
+  Register();
+  std::thread writer([&] {
+    while (std::optional<v1::WorkerMessage> message = outbox_->Pop()) {
+      // A failed write shows as the end of reading, which ends the session.
+      if (!stream->Write(*message)) return;
+    }
+  });
+  std::thread pulse([this] { Pulse(); });
+
+  v1::CoordinatorMessage message;
+  while (stream->Read(&message)) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      heard_ = Clock::now();
+    }
+    Handle(std::move(message));
+  }
+
+  readiness_.Leave();
+  rank_.Abort("the session with the coordinator ended");
+  outbox_->Close();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    finished_ = true;
+    changed_.notify_all();
+  }
+  writer.join();
+  pulse.join();
+  End end{.status = stream->Finish(), .welcomed = welcome_.has_value()};
+  end.field = FieldOf(end.status);
+  return end;
+}
+
+void Session::Drain(Clock::time_point deadline) {
+  v1::WorkerMessage message;
+  message.mutable_drain();
+  outbox_->Push(std::move(message));
+  std::lock_guard<std::mutex> lock(mutex_);
+  drain_deadline_ = deadline;
+  changed_.notify_all();
+}
+
+void Session::Register() {
+  v1::WorkerMessage message;
+  message.set_epoch(identity_.epoch);
+  v1::Registration* registration = message.mutable_registration();
+  registration->set_protocol_version(kProtocolVersion);
+  registration->set_build_version(BuildVersion());
+  registration->set_instance_id(identity_.instance_id);
+  registration->set_group_id(identity_.group_id);
+  registration->set_host(options_.host);
+  registration->set_backend(options_.backend);
+  if (options_.rank.has_value()) registration->set_rank(*options_.rank);
+  registration->set_world_size(options_.world_size);
+  outbox_->Push(std::move(message));
+}
+
+void Session::Handle(v1::CoordinatorMessage message) {
+  const bool current = message.epoch() == identity_.epoch;
+  switch (message.body_case()) {
+    case v1::CoordinatorMessage::kWelcome:
+      return OnWelcome(message.welcome());
+    case v1::CoordinatorMessage::kConfigure:
+      return OnConfigure(message.epoch(), message.configure());
+    case v1::CoordinatorMessage::kAbort:
+      if (!current) return;
+      Log(absl::StrCat("epoch ", message.epoch(), " is over: ", message.abort().reason()));
+      readiness_.Leave();
+      return rank_.Abort(message.abort().reason());
+    case v1::CoordinatorMessage::kCommand:
+      if (current) OnCommand(std::move(message));
+      return;
+    case v1::CoordinatorMessage::kRendezvousValue:
+      if (current && rendezvous_ != nullptr) {
+        rendezvous_->Deliver(std::move(*message.mutable_rendezvous_value()));
+      }
+      return;
+    case v1::CoordinatorMessage::kBye:
+      return Log(absl::StrCat("the coordinator says goodbye: ", message.bye().reason()));
+    case v1::CoordinatorMessage::kHeartbeat:
+    case v1::CoordinatorMessage::BODY_NOT_SET:
+      return;
+  }
+}
+
+void Session::OnWelcome(const v1::Welcome& welcome) {
+  Log(absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
+  welcome_ = welcome;
+  std::lock_guard<std::mutex> lock(mutex_);
+  interval_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_interval_ms(), 1));
+  silence_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_timeout_ms(), 1));
+  changed_.notify_all();
+}
+
+void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
+  readiness_.Expect(epoch);
+  rank_.Abort(absl::StrCat("the group forms again under epoch ", epoch));
+  const auto answer = [outbox = outbox_, &readiness = readiness_, epoch](absl::Status status) {
+    v1::WorkerMessage message;
+    message.set_epoch(epoch);
+    if (status.ok()) {
+      message.mutable_ready();
+      readiness.Reached(epoch);
+    } else {
+      *message.mutable_form_failed()->mutable_status() = EncodeStatus(status);
+    }
+    outbox->Push(std::move(message));
+  };
+  identity_.epoch = epoch;
+  if (!welcome_.has_value()) {
+    return answer(absl::FailedPreconditionError("configured before being welcomed"));
+  }
+  // Nothing to keep, yet the coordinator counts on it: never serve an empty shard as a full one.
+  if (!configure.fresh() && identity_.group_id != welcome_->group_id()) {
+    return answer(absl::FailedPreconditionError("this worker holds nothing of the group"));
+  }
+  RankThread::Formation formation;
+  if (!collective::Parse(welcome_->strategy(), &formation.strategy)) {
+    return answer(absl::InvalidArgumentError(
+        absl::StrCat("strategy: unknown value '", welcome_->strategy(), "'")));
+  }
+  identity_.group_id = welcome_->group_id();
+  rendezvous_ = std::make_shared<SessionRendezvous>(epoch, outbox_);
+  formation.place = {
+      .rank = welcome_->rank(), .size = welcome_->size(), .epoch = epoch, .host = options_.host};
+  formation.fresh = configure.fresh();
+  formation.rendezvous = rendezvous_;
+  formation.deadline = Clock::now() + milliseconds(configure.timeout_ms());
+  rank_.Form(std::move(formation), [this_log = options_.log, epoch, answer](absl::Status status) {
+    if (this_log) {
+      this_log(status.ok() ? absl::StrCat("joined epoch ", epoch)
+                           : absl::StrCat("cannot join epoch ", epoch, ": ", status.message()));
+    }
+    answer(std::move(status));
+  });
+}
+
+void Session::OnCommand(v1::CoordinatorMessage message) {
+  const uint64_t number = message.command().number();
+  absl::StatusOr<Command> command = DecodeCommand(std::move(message), Clock::now());
+  if (!command.ok()) {
+    Reply reply{.epoch = identity_.epoch, .number = number, .rank = welcome_->rank()};
+    reply.status = command.status();
+    return outbox_->Push(EncodeReply(reply));
+  }
+  rank_.Execute(*std::move(command),
+                [outbox = outbox_](const Reply& reply) { outbox->Push(EncodeReply(reply)); });
+}
+
+void Session::Pulse() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!finished_) {
+    v1::WorkerMessage message;
+    message.mutable_heartbeat()->set_memory_bytes(rank_.memory_bytes());
+    message.mutable_heartbeat()->set_busy_seconds(rank_.busy_seconds());
+    outbox_->Push(std::move(message));
+
+    Clock::time_point wake = Clock::now() + interval_;
+    if (drain_deadline_.has_value()) wake = std::min(wake, *drain_deadline_);
+    changed_.wait_until(lock, std::min(wake, heard_ + silence_));
+
+    const Clock::time_point now = Clock::now();
+    const bool silent = now >= heard_ + silence_;
+    const bool overdue = drain_deadline_.has_value() && now >= *drain_deadline_;
+    if (finished_ || !(silent || overdue)) continue;
+    Log(silent ? "the coordinator is silent" : "draining took too long");
+    context_.TryCancel();
+    changed_.wait(lock, [this] { return finished_; });
+  }
+}
+
+void Session::Log(const std::string& event) const {
+  if (options_.log) options_.log(event);
+}
+
+}  // namespace tributary::worker

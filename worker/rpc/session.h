@@ -1,0 +1,94 @@
+// One stream to the coordinator, from dialling to its end.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "tributary/v1/worker.grpc.pb.h"
+#include "worker/rpc/outbox.h"
+#include "worker/rpc/rank_thread.h"
+#include "worker/rpc/readiness.h"
+#include "worker/rpc/session_rendezvous.h"
+
+namespace tributary::worker {
+
+struct SessionOptions {
+  std::string host = "127.0.0.1";  // where peers reach this worker, and where it listens for them
+  std::string backend = "cpu";
+  std::optional<int> rank;  // asked for
+  int world_size = 0;       // stated; 0: any
+  // Until Welcome tells better: the coordinator that says nothing for so long is gone.
+  std::chrono::milliseconds welcome_timeout{10'000};
+  // One line an event of interest to whoever runs the worker; may be empty.
+  std::function<void(absl::string_view event)> log;
+};
+
+// What a worker is to a coordinator; kept from session to session.
+struct Identity {
+  uint64_t instance_id = 0;
+  uint64_t group_id = 0;  // whose shards these are; 0: they are empty
+  uint64_t epoch = 0;     // configured last
+};
+
+class Session {
+ public:
+  // How it ended.
+  struct End {
+    grpc::Status status;
+    bool welcomed = false;  // the coordinator had accepted the registration
+    std::string field;      // of a refusal: what was wrong
+  };
+
+  // All references outlive the session.
+  Session(const SessionOptions& options, Identity& identity, RankThread& rank,
+          Readiness& readiness);
+  ~Session();
+
+  // Returns when the stream is over; the communicator is aborted by then.
+  End Run(const std::shared_ptr<grpc::Channel>& channel);
+
+  // Asks to leave: Run returns once the coordinator agreed, or at `deadline`. From any thread.
+  void Drain(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  void Register();
+  void Handle(v1::CoordinatorMessage message);
+  void OnWelcome(const v1::Welcome& welcome);
+  void OnConfigure(uint64_t epoch, const v1::Configure& configure);
+  void OnCommand(v1::CoordinatorMessage message);
+  // Says that this end lives, and ends the session when the other is silent or draining takes too
+  // long. Runs until `finished`.
+  void Pulse();
+  void Log(const std::string& event) const;
+
+  const SessionOptions& options_;
+  Identity& identity_;
+  RankThread& rank_;
+  Readiness& readiness_;
+
+  grpc::ClientContext context_;
+  const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>();
+  // Of the epoch being formed or in use; of the reader.
+  std::shared_ptr<SessionRendezvous> rendezvous_;
+  std::optional<v1::Welcome> welcome_;  // of the reader
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finished_ = false;
+  std::chrono::steady_clock::time_point heard_;
+  std::chrono::milliseconds interval_{1'000};
+  std::chrono::milliseconds silence_;
+  std::optional<std::chrono::steady_clock::time_point> drain_deadline_;
+};
+
+}  // namespace tributary::worker

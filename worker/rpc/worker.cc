@@ -1,0 +1,105 @@
+#include "worker/rpc/worker.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tributary::worker {
+namespace {
+
+// Random devices are slow to open, and this is asked for once a life of the shards.
+uint64_t RandomId() {
+  std::random_device device;
+  const uint64_t id = (uint64_t{device()} << 32) | device();
+  return id == 0 ? 1 : id;
+}
+
+std::shared_ptr<grpc::Channel> Dial(const WorkerOptions& options) {
+  grpc::ChannelArguments arguments;
+  const int limit = static_cast<int>(std::min<size_t>(options.max_message_bytes, INT32_MAX));
+  arguments.SetMaxReceiveMessageSize(limit);
+  arguments.SetMaxSendMessageSize(limit);
+  // Every attempt starts from nothing: the channel's own back-off would come on top of ours.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(options.coordinator, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+}  // namespace
+
+std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attempt, double random) {
+  const double limit = static_cast<double>(options.reconnect_max.count());
+  double pause = static_cast<double>(options.reconnect_min.count());
+  for (int i = 0; i < attempt && pause < limit; ++i) pause *= 2;
+  pause = std::min(pause, limit);
+  return std::chrono::milliseconds(static_cast<int64_t>(pause * (0.5 + 0.5 * random)));
+}
+
+Worker::Worker(WorkerOptions options)
+    : options_(std::move(options)),
+      readiness_(options_.on_ready),
+      rank_(options_.threads, options_.memory_limit) {
+  identity_.instance_id = RandomId();
+}
+
+absl::Status Worker::Run() {
+  std::mt19937_64 random(identity_.instance_id);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  int attempt = 0;
+  while (const std::shared_ptr<Session> session = BeginSession()) {
+    const Session::End end = session->Run(Dial(options_));
+    if (end.welcomed) attempt = 0;
+    const bool refused = end.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+    Log(absl::StrCat(refused ? "refused: " : "session over: ",
+                     end.status.ok() ? "closed by the coordinator" : end.status.error_message()));
+    if (refused && end.field == "epoch") {
+      // Shards of a group that is no more: nobody knows what they mean.
+      ForgetShards();
+      continue;
+    }
+    // A rank that is held may fall free; this worker then stands by for it.
+    if (refused && end.field != "rank") {
+      return absl::FailedPreconditionError(end.status.error_message());
+    }
+    Pause(ReconnectPause(options_, attempt++, uniform(random)));
+  }
+  return absl::OkStatus();
+}
+
+void Worker::Drain() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (draining_) return;
+  draining_ = true;
+  changed_.notify_all();
+  if (session_ != nullptr) {
+    session_->Drain(std::chrono::steady_clock::now() + options_.drain_timeout);
+  }
+}
+
+std::shared_ptr<Session> Worker::BeginSession() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  session_ = draining_ ? nullptr
+                       : std::make_shared<Session>(options_.session, identity_, rank_, readiness_);
+  return session_;
+}
+
+void Worker::ForgetShards() {
+  identity_ = Identity{.instance_id = RandomId()};
+  rank_.Reset();
+}
+
+void Worker::Pause(std::chrono::milliseconds duration) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, duration, [this] { return draining_; });
+}
+
+void Worker::Log(const std::string& event) const {
+  if (options_.session.log) options_.session.log(event);
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,67 @@
+// A worker process without its main(): dials the coordinator, executes what it is told, dials
+// again.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "worker/rpc/rank_thread.h"
+#include "worker/rpc/readiness.h"
+#include "worker/rpc/session.h"
+
+namespace tributary::worker {
+
+struct WorkerOptions {
+  SessionOptions session;
+  std::string coordinator;  // "host:port" or "unix:/path"
+  int threads = 1;          // that compute; >= 1
+  size_t memory_limit = 0;  // bytes of shards; 0: the machine's
+  // Between attempts to reach the coordinator: the first pause, which then grows up to the second.
+  std::chrono::milliseconds reconnect_min{100};
+  std::chrono::milliseconds reconnect_max{5'000};
+  // A coordinator that does not agree to the worker's leaving is not waited for longer.
+  std::chrono::milliseconds drain_timeout{10'000};
+  // Of one message either way; at least the coordinator's.
+  size_t max_message_bytes = size_t{1} << 30;
+  std::function<void(bool ready)> on_ready;  // as Readiness
+};
+
+// The pause before attempt `attempt` (0: the first repetition), between 1/2 and 1 times the doubled
+// pause; `random` in [0, 1). So workers that lost one coordinator do not come back in step.
+std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attempt, double random);
+
+class Worker {
+ public:
+  explicit Worker(WorkerOptions options);
+
+  // Serves until drained: OK. kFailedPrecondition when the coordinator refuses this worker for a
+  // reason that no waiting heals.
+  absl::Status Run();
+
+  // Leaves once what is in flight is done. From any thread, but not from a signal handler.
+  void Drain();
+
+ private:
+  // Null once draining: there is nothing to begin any more.
+  std::shared_ptr<Session> BeginSession();
+  void ForgetShards();
+  // Ends early when draining.
+  void Pause(std::chrono::milliseconds duration);
+  void Log(const std::string& event) const;
+
+  const WorkerOptions options_;
+  Identity identity_;
+  Readiness readiness_;
+  RankThread rank_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool draining_ = false;
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace tributary::worker
