@@ -51,8 +51,8 @@ struct PlaneAddress {
   __device__ std::byte* Plane(int64_t slot, bool values) const {
     const int64_t page = slot / args.page_size;
     const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
-    return args.cache + (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head) *
-                            plane;
+    return args.cache +
+           (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head) * plane;
   }
   __device__ std::byte* Key(int64_t slot, int d) const {
     return Plane(slot, false) +
@@ -113,7 +113,8 @@ __device__ __forceinline__ void StoreValue(const PlaneAddress<kKv>& address, int
 // Lane (r, t) of a warp takes dimensions [8r, 8r + 8) of tokens [4t, 4t + 4) of its 16: its writes
 // and its neighbours' fill whole sectors.
 template <DType kKv>
-__global__ void __launch_bounds__(32 * kWarps) AppendKernel(const __grid_constant__ AppendArgs args) {
+__global__ void __launch_bounds__(32 * kWarps)
+    AppendKernel(const __grid_constant__ AppendArgs args) {
   const int lane = threadIdx.x % 32;
   const int slices = args.head_dim / 64;
   const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;

@@ -50,8 +50,8 @@ int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) 
 // many jobs, a second block hides where the first one's items end.
 int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionShape& shape,
                                 int32_t columns) {
-  const int64_t jobs = int64_t{shape.sequences} * shape.kv_heads *
-                       ((columns + kWidestMma - 1) / kWidestMma);
+  const int64_t jobs =
+      int64_t{shape.sequences} * shape.kv_heads * ((columns + kWidestMma - 1) / kWidestMma);
   return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
 }
 
@@ -80,12 +80,12 @@ cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, int block
 Status QueryDevice(int device, DeviceProperties* properties) {
   int major = 0;
   int minor = 0;
-  Status status = FromCuda(
-      "cudaDeviceGetAttribute",
-      std::max({cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-                cudaDeviceGetAttribute(&properties->multiprocessors,
-                                       cudaDevAttrMultiProcessorCount, device)}));
+  Status status =
+      FromCuda("cudaDeviceGetAttribute",
+               std::max({cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+                         cudaDeviceGetAttribute(&properties->multiprocessors,
+                                                cudaDevAttrMultiProcessorCount, device)}));
   properties->compute_capability = 10 * major + minor;
   return status;
 }
@@ -139,7 +139,8 @@ Status Validate(const AttentionShape& shape) {
     return Unsupported("q_heads: more than " + std::to_string(kMaxGroup) +
                        " query heads to a kv head");
   }
-  if (shape.page_size < 16 || shape.page_size > 128 || !std::has_single_bit(unsigned(shape.page_size))) {
+  if (shape.page_size < 16 || shape.page_size > 128 ||
+      !std::has_single_bit(unsigned(shape.page_size))) {
     return InvalidArgument("kv.page_size: " + std::to_string(shape.page_size) +
                            " is not 16, 32, 64 or 128");
   }

@@ -29,8 +29,8 @@ Status QueryDevice(int device, DeviceProperties* properties);
 // What a kernel is chosen from.
 struct AttentionShape {
   DType kv = DType::kBf16;
-  int32_t head_dim = 0;   // 64, 128 or 256
-  int32_t q_heads = 0;    // kv_heads times 1..16
+  int32_t head_dim = 0;  // 64, 128 or 256
+  int32_t q_heads = 0;   // kv_heads times 1..16
   int32_t kv_heads = 0;
   int32_t page_size = 0;  // 16, 32, 64 or 128
   int32_t max_rows = 1;   // query rows of one sequence
@@ -40,13 +40,14 @@ struct AttentionShape {
 struct KernelOptions {
   // Leaves out what only one architecture has.
   bool portable = false;
-  // A sequence's result must not depend on what else is in the batch, down to the last bit.
+  // A sequence's result must not depend on what else is in the batch, down to the last bit. That
+  // takes the same max_rows in every call: it decides the kernel.
   bool batch_invariant = false;
 };
 
 enum class KernelKind {
   kMma,    // sm_80 and later; 8 or 16 columns a block
-  kWgmma,  // sm_90a; 32 or 64 columns a block
+  kWgmma,  // sm_90a; 32 or 64 columns a block, and a second launch that merges pieces
 };
 
 struct KernelChoice {

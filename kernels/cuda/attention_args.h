@@ -23,12 +23,12 @@ struct AttentionArgs {
   int32_t kv_heads = 0;
   int32_t page_shift = 0;  // log2(page_size)
   float sm_scale = 1.0f;
-  float soft_cap = 0.0f;        // > 0: logits = soft_cap * tanh(logits / soft_cap)
-  float* o = nullptr;           // [rows, q_heads, head_dim]
-  float* lse = nullptr;         // [rows, q_heads], natural log
-  float* partial_o = nullptr;   // [partials, columns_per_block, head_dim]
-  float* partial_lse = nullptr; // [partials, columns_per_block]
-  uint32_t* arrivals = nullptr; // [jobs cut], zero before and after every launch
+  float soft_cap = 0.0f;         // > 0: logits = soft_cap * tanh(logits / soft_cap)
+  float* o = nullptr;            // [rows, q_heads, head_dim]
+  float* lse = nullptr;          // [rows, q_heads], natural log
+  float* partial_o = nullptr;    // [partials, columns_per_block, head_dim]
+  float* partial_lse = nullptr;  // [partials, columns_per_block]
+  uint32_t* arrivals = nullptr;  // [jobs cut], zero before and after every launch
 };
 
 }  // namespace tributary::cuda

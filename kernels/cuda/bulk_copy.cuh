@@ -1,4 +1,5 @@
-// Bulk copies from global to shared memory (sm_90) and the barriers in shared memory that count them.
+// Bulk copies from global to shared memory (sm_90) and the barriers in shared memory that count
+// them.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,14 @@ struct alignas(8) CopyBarrier {
                  : "memory");
   }
   __device__ void Arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state))
+                 : "memory");
   }
   __device__ void ArriveAndExpect(uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     SharedAddress(&state)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(&state)),
+        "r"(bytes)
+        : "memory");
   }
   // Waits for the end of the phase of this parity (the first phase has parity 0).
   __device__ void Wait(uint32_t parity) {
@@ -48,8 +50,8 @@ __device__ __forceinline__ void FenceBarrierInit() {
 __device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint32_t bytes,
                                          CopyBarrier& barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          SharedAddress(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(shared)),
       "l"(global), "r"(bytes), "r"(SharedAddress(&barrier.state))
       : "memory");
 }

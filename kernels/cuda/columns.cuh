@@ -1,5 +1,6 @@
-// What both attention kernels do with a block of columns before and after the keys: stage its queries
-// and ranges in shared memory, and write its result or merge it with the job's other pieces.
+// What both attention kernels do with a block of columns before and after the keys: stage its
+// queries and ranges in shared memory, and write its result or merge it with the job's other
+// pieces.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,17 +18,17 @@ namespace tributary::cuda {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// Weights are exp2(logit - reference + bias), where the reference follows the largest logit only when
-// it is exceeded by kHeadroom; the final division makes any reference as good as another. In f16,
-// whose largest power of two is 2^15 and whose subnormals end at 2^-24, the bias leaves the weights
-// 31 bits below the reference.
+// Weights are exp2(logit - reference + bias), where the reference follows the largest logit only
+// when it is exceeded by kHeadroom; the final division makes any reference as good as another. In
+// f16, whose largest power of two is 2^15 and whose subnormals end at 2^-24, the bias leaves the
+// weights 31 bits below the reference.
 inline constexpr float kHeadroom = 8.0f;
 inline constexpr float kWeightBias = 7.0f;
 // Of a column that has seen no key: below every logit, and finite, so that -inf minus it is -inf.
 inline constexpr float kNoReference = -1e30f;
 
-// Row r of a tile of S^T is token 4 * (r / 2) + r % 2 of a group, row r + 8 the token two further: so
-// a thread of the second product holds four consecutive tokens.
+// Row r of a tile of S^T is token 4 * (r / 2) + r % 2 of a group, row r + 8 the token two further:
+// so a thread of the second product holds four consecutive tokens.
 __device__ __forceinline__ int TokenOfRow(int row) { return (row >> 1) * 4 + (row & 1); }
 
 // Which of four slots from `slot` on some row of the block may see, as bits.
@@ -49,8 +50,8 @@ __device__ __forceinline__ void SyncThreads() {
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {
-  float scale[kColumns];  // from a raw product to the logit that enters the softmax (base 2), or the
-                          // soft cap (base e)
+  float scale[kColumns];  // from a raw product to the logit that enters the softmax (base 2), or
+                          // the soft cap (base e)
   RowKeys keys[kColumns];
 };
 
@@ -64,13 +65,15 @@ struct PowerOfTwo {
 // overflows nor loses small elements, whatever the range of a bf16 or f32 query.
 __device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
   const int exponent = static_cast<int>(__float_as_uint(max_abs) >> 23);  // biased
-  if (max_abs == 0.0f || exponent == 255) return {1.0f, 1.0f};  // nothing to do, or infinite, or NaN
+  if (max_abs == 0.0f || exponent == 255)
+    return {1.0f, 1.0f};  // nothing to do, or infinite, or NaN
   const int clamped = max(exponent, 14);
-  return {__uint_as_float(uint32_t(267 - clamped) << 23), __uint_as_float(uint32_t(clamped - 13) << 23)};
+  return {__uint_as_float(uint32_t(267 - clamped) << 23),
+          __uint_as_float(uint32_t(clamped - 13) << 23)};
 }
 
-// Brings a block's queries from global to shared memory, in the compute type, in two halves, so that
-// work can go on in between. Columns beyond the block's are zero.
+// Brings a block's queries from global to shared memory, in the compute type, in two halves, so
+// that work can go on in between. Columns beyond the block's are zero.
 template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
 class QueryStager {
  public:
@@ -85,8 +88,7 @@ class QueryStager {
       if (unit / kVectors >= item.column_count) continue;
       const int row = item.row_begin + column / group;
       const int head = item.kv_head * group + column % group;
-      const size_t element =
-          (size_t(row) * args.q_heads + head) * kHeadDim + unit % kVectors * 8;
+      const size_t element = (size_t(row) * args.q_heads + head) * kHeadDim + unit % kVectors * 8;
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
                                                         element * SizeOf(args.q_dtype));
       raw_[i][0] = __ldg(from);
@@ -212,8 +214,7 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
     for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
     if (warp < kWarps) results.factor[warp][column] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
     if (warp == 0) {
-      results.lse2[column] =
-          sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
+      results.lse2[column] = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
     }
   }
 }
@@ -286,8 +287,8 @@ __device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const Wor
   if (d == 0) args.lse[at] = (sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum)) * kLn2;
 }
 
-// Called by all threads after a piece of a cut job is in the workspace. The last of the job's pieces
-// merges them all and leaves the counter at zero for the next launch.
+// Called by all threads after a piece of a cut job is in the workspace. The last of the job's
+// pieces merges them all and leaves the counter at zero for the next launch.
 template <int kHeadDim, int kColumns, int kThreads>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             int* is_last /* shared */) {

@@ -1,4 +1,5 @@
-// Merges the partials of disjoint key sets (ranks, or the parts of a prefill) and applies sinks once.
+// Merges the partials of disjoint key sets (ranks, or the parts of a prefill) and applies sinks
+// once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +20,7 @@ struct MergeArgs {
   int32_t sources = 0;
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;  // a multiple of 4
+  int32_t head_dim = 0;          // a multiple of 4
   const float* sinks = nullptr;  // [heads] or nullptr for none
   // Result: [rows, heads, head_dim] of out_dtype; may be a source when it is f32.
   void* out = nullptr;

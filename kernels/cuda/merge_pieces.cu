@@ -1,6 +1,5 @@
-#include "kernels/cuda/merge_pieces.h"
-
 #include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/merge_pieces.h"
 
 namespace tributary::cuda {
 namespace {

@@ -1,16 +1,17 @@
-// Attention of few columns (8 or 16) over a paged cache, at the speed of memory, on sm_80 and later.
+// Attention of few columns (8 or 16) over a paged cache, at the speed of memory, on sm_80 and
+// later.
 //
 // Every warp is on its own: it reads 16 tokens of K and V straight from global memory into the
-// registers from which it multiplies (page_layout.h stores them in that order), and asks for its next
-// 16 tokens as soon as the registers are free. Nothing is shared between warps until a piece of work
-// ends, so nothing waits and there is no pipeline to fill: a thousand tokens cost little more than
-// the latency of memory.
+// registers from which it multiplies (page_layout.h stores them in that order), and asks for its
+// next 16 tokens as soon as the registers are free. Nothing is shared between warps until a piece
+// of work ends, so nothing waits and there is no pipeline to fill: a thousand tokens cost little
+// more than the latency of memory.
 //
 //   S^T = K Q^T      tokens in M, columns in N: with 8 columns nothing is padded
 //   O^T += V^T P^T   dimensions in M; P^T is S^T transposed back in registers (movmatrix)
 //
-// The order of the contraction index is free as long as both operands agree, so each thread's operand
-// of K is 16 consecutive bytes of a token, and of V four consecutive tokens.
+// The order of the contraction index is free as long as both operands agree, so each thread's
+// operand of K is 16 consecutive bytes of a token, and of V four consecutive tokens.
 #pragma once
 
 #include "kernels/cuda/columns.cuh"
@@ -35,8 +36,10 @@ struct MmaTraits {
   static constexpr int kBlocksPerMultiprocessor = kBlocks;
   // As many warps as the accumulators and one group of K and V leave registers for.
   static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
-  static constexpr int kWarps =
-      (kRegisters <= 80 ? 16 : kRegisters <= 112 ? 12 : 8) / kBlocksPerMultiprocessor;
+  static constexpr int kWarps = (kRegisters <= 80    ? 16
+                                 : kRegisters <= 112 ? 12
+                                                     : 8) /
+                                kBlocksPerMultiprocessor;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
 
@@ -106,8 +109,7 @@ class GroupCursor {
 template <typename Traits>
 __device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
   const int lane = threadIdx.x % 32;
-  const std::byte* at =
-      keys + TokenOfRow(lane / 4) * kKeyPanelBytes + lane % 4 * kVectorBytes;
+  const std::byte* at = keys + TokenOfRow(lane / 4) * kKeyPanelBytes + lane % 4 * kVectorBytes;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
 #pragma unroll
@@ -125,7 +127,8 @@ __device__ __forceinline__ void LoadValues(const std::byte* values,
   for (int i = 0; i < Traits::kValueVectors; ++i) v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
 }
 
-// S^T of one group: s[tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4) + {0, 1}.
+// S^T of one group: s[tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4) + {0,
+// 1}.
 template <typename Traits>
 __device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kPanels][2],
                                        const typename Traits::Shared& shared,
@@ -348,8 +351,8 @@ __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkI
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor) MmaAttentionKernel(
-    const __grid_constant__ AttentionArgs args) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor)
+    MmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
   extern __shared__ uint4 shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   const int lane = threadIdx.x % 32;
@@ -401,7 +404,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) scale[tile][c] = shared.columns.scale[tile * 8 + lane % 4 * 2 + c];
+      for (int c = 0; c < 2; ++c)
+        scale[tile][c] = shared.columns.scale[tile * 8 + lane % 4 * 2 + c];
     }
     Accumulator<Traits> acc;
     acc.Reset();
@@ -410,7 +414,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     // A warp that has nothing here has not asked for its part of the next item yet.
     if (!in_item && has_next) start(next_item);
     for (int group = begin; in_item; group += Traits::kWarps) {
-      // What to ask for when the registers are free: this item's next group or the next item's first.
+      // What to ask for when the registers are free: this item's next group or the next item's
+      // first.
       next.Advance();
       in_item = !next.Done();
       if (!in_item && has_next) next.Start(next_item);
@@ -445,7 +450,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       StoreTile<Traits>(args, item, tile, shared);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item,
+                                                                        &shared.is_last);
     }
     if (!has_next) return;
     stage_queries();

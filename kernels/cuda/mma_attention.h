@@ -1,7 +1,7 @@
 // Attention of 8 or 16 columns at a time; see mma_attention.cuh. sm_80 and later.
 //
-// In two shapes: one block to a multiprocessor, which cuts long rows into fewer pieces, or two of half
-// the warps, of which one keeps memory busy while the other ends an item.
+// In two shapes: one block to a multiprocessor, which cuts long rows into fewer pieces, or two of
+// half the warps, of which one keeps memory busy while the other ends an item.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -24,14 +24,14 @@ int MmaWarps() {
 
 }  // namespace tributary::cuda
 
-#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                                 \
-  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&, int,     \
-                                                                    cudaStream_t);                 \
+#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                             \
+  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&, int, \
+                                                                    cudaStream_t);             \
   template int MmaWarps<kv, head_dim, tiles, blocks>();
 
 // One kv dtype and head dim: both widths in both shapes.
-#define TRIBUTARY_MMA_ATTENTION(kv, head_dim)    \
-  namespace tributary::cuda {                    \
+#define TRIBUTARY_MMA_ATTENTION(kv, head_dim)       \
+  namespace tributary::cuda {                       \
   TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 1) \
   TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 2) \
   TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 2, 1) \

@@ -1,15 +1,16 @@
 // Where an element lies inside one head's plane of a page, on the GPU.
 //
-// A page has the planes that kernels/paged_kv.h describes, of the same sizes, in the same order. Only
-// the order of the bytes inside a plane differs: it is the order in which the tensor cores want them,
-// so that a warp reads whole, consecutive 512-byte blocks straight into the registers from which it
-// multiplies, without a detour through shared memory. Copying or forking whole pages needs no
-// knowledge of it.
+// A page has the planes that kernels/paged_kv.h describes, of the same sizes, in the same order.
+// Only the order of the bytes inside a plane differs: it is the order in which the tensor cores
+// want them, so that a warp reads whole, consecutive 512-byte blocks straight into the registers
+// from which it multiplies, without a detour through shared memory. Copying or forking whole pages
+// needs no knowledge of it.
 //
 // Tokens are taken in groups of 16 (a page holds one or more whole groups).
 //   K: [group][row bytes / 64][16 tokens][64 bytes]: row-major in panels 64 bytes wide.
 //   V: [group][head_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
-//      consecutive tokens of one dimension lie side by side, because V enters the product transposed.
+//      consecutive tokens of one dimension lie side by side, because V enters the product
+//      transposed.
 #pragma once
 
 #include <cstddef>

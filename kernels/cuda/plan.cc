@@ -46,10 +46,32 @@ ColumnBlock MakeColumnBlock(const PlanShape& shape, const PlanEntry& entry, int3
   return block;
 }
 
+// The most shares a block may take so that no job need be cut: at most a sixteenth above an equal
+// share, since cutting and merging cost about that. 0 when there is no such number.
+int64_t WholeJobQuota(const PlanShape& shape, std::span<const ColumnBlock> columns,
+                      int64_t shares) {
+  const int64_t quota = shares * 17 / (int64_t{shape.blocks} * 16);
+  int64_t blocks = 1;
+  int64_t dealt = 0;
+  for (const ColumnBlock& block : columns) {
+    if (block.shares > quota) return 0;
+    for (int32_t head = 0; head < shape.kv_heads; ++head) {
+      if (dealt + block.shares > quota) {
+        ++blocks;
+        dealt = 0;
+      }
+      dealt += block.shares;
+    }
+  }
+  return blocks <= shape.blocks ? quota : 0;
+}
+
 // Deals jobs out to the blocks of the grid, in order.
 class Dealer {
  public:
-  Dealer(const PlanShape& shape, int64_t shares, Plan* plan) : shape_(shape), plan_(*plan) {
+  // Cuts nothing when `whole_job_quota` is not 0.
+  Dealer(const PlanShape& shape, int64_t shares, int64_t whole_job_quota, Plan* plan)
+      : shape_(shape), plan_(*plan), whole_job_quota_(whole_job_quota) {
     plan_.blocks = static_cast<int32_t>(std::min<int64_t>(shape.blocks, shares));
     plan_.items.resize(shape.blocks);
     shares_ = shares;
@@ -60,13 +82,29 @@ class Dealer {
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
       WorkItem item = block.item;
       item.kv_head = head;
-      shape_.batch_invariant ? CutAtFixedPlaces(item, block.shares) : CutAtQuotas(item, block.shares);
+      if (whole_job_quota_ > 0) {
+        DealWhole(item, block.shares);
+        continue;
+      }
+      shape_.batch_invariant ? CutAtFixedPlaces(item, block.shares)
+                             : CutAtQuotas(item, block.shares);
     }
   }
 
  private:
   // The share before which block_ stops.
   int64_t QuotaEnd(int64_t block) const { return (block + 1) * shares_ / plan_.blocks; }
+
+  void DealWhole(const WorkItem& job, int64_t shares) {
+    if (dealt_ + shares > whole_job_quota_) {
+      ++block_;
+      last_of_block_ = -1;
+      dealt_ = 0;
+    }
+    AddPiece(job, 0, shares * shape_.share_groups);
+    pieces_.clear();
+    dealt_ += shares;
+  }
 
   void CutAtQuotas(const WorkItem& job, int64_t shares) {
     const size_t first = pieces_.size();
@@ -138,6 +176,7 @@ class Dealer {
 
   const PlanShape& shape_;
   Plan& plan_;
+  const int64_t whole_job_quota_;
   int64_t shares_ = 0;
   int64_t quota_end_ = 0;
   int64_t dealt_ = 0;
@@ -148,16 +187,6 @@ class Dealer {
 
 int64_t BlocksOfColumns(const PlanShape& shape, int64_t rows) {
   return CeilDiv(rows * shape.group, shape.columns_per_block);
-}
-
-template <typename F>
-void ForEachColumnBlock(const PlanShape& shape, std::span<const PlanEntry> entries,
-                        std::span<const KeyRange> keys, F f) {
-  for (const PlanEntry& entry : entries) {
-    for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
-      f(MakeColumnBlock(shape, entry, c, keys));
-    }
-  }
 }
 
 }  // namespace
@@ -174,12 +203,18 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
     const KeyRange r = RangeOfRow(range);
     plan->keys.push_back({static_cast<int32_t>(r.lo), static_cast<int32_t>(r.hi)});
   }
+  std::vector<ColumnBlock> columns;
   int64_t shares = 0;
-  ForEachColumnBlock(shape, entries, keys,
-                     [&](const ColumnBlock& block) { shares += block.shares * shape.kv_heads; });
+  for (const PlanEntry& entry : entries) {
+    for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
+      columns.push_back(MakeColumnBlock(shape, entry, c, keys));
+      shares += columns.back().shares * shape.kv_heads;
+    }
+  }
   if (shares > 0) {
-    Dealer dealer(shape, shares, plan);
-    ForEachColumnBlock(shape, entries, keys, [&](const ColumnBlock& block) { dealer.Deal(block); });
+    const int64_t whole = shape.batch_invariant ? 0 : WholeJobQuota(shape, columns, shares);
+    Dealer dealer(shape, shares, whole, plan);
+    for (const ColumnBlock& block : columns) dealer.Deal(block);
   } else {
     plan->items.resize(shape.blocks);  // of no columns: nothing to do
   }

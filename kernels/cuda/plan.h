@@ -4,11 +4,11 @@
 // no page table is looked at. The result is one flat list that the host copies to the device once a
 // step; every layer of the step launches with it.
 //
-// The query rows of a sequence times the query heads of a kv head are *columns* of the product K Q^T.
-// A job is a block of columns of one sequence and kv head over all the keys any of them may see. Jobs
-// laid end to end are cut into equal shares, one a block of the grid, so that one long row costs no
-// more than the same number of tokens in short ones. A job that was cut is merged by whichever of its
-// blocks finishes last, in the order of its pieces.
+// The query rows of a sequence times the query heads of a kv head are *columns* of the product K
+// Q^T. A job is a block of columns of one sequence and kv head over all the keys any of them may
+// see. Jobs laid end to end are cut into equal shares, one a block of the grid, so that one long
+// row costs no more than the same number of tokens in short ones. A job that was cut is merged by
+// whichever of its blocks finishes last, in the order of its pieces.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct alignas(16) WorkItem {
   int32_t row_begin = 0;     // the sequence's first query row
   int32_t column_begin = 0;  // the block's first column; column c is row c / group, head c % group
   int32_t column_count = 0;  // 0: nothing to do
-  int32_t key_begin = 0;  // the slots that some row of the block may see
+  int32_t key_begin = 0;     // the slots that some row of the block may see
   int32_t key_end = 0;
   int32_t dense_begin = 0;  // the slots that every row of the block may see: no mask needed
   int32_t dense_end = 0;
@@ -59,8 +59,8 @@ struct PlanShape {
   int32_t columns_per_block = 8;
   int32_t share_groups = 16;  // shares are multiples of this many 16-slot groups
   int32_t blocks = 1;         // blocks of the grid
-  // Cuts every job at multiples of kInvariantGroups, wherever its pieces end up, so that a sequence's
-  // result does not depend on what else is in the batch.
+  // Cuts every job at multiples of kInvariantGroups, wherever its pieces end up, so that a
+  // sequence's result does not depend on what else is in the batch.
   bool batch_invariant = false;
 };
 
@@ -71,12 +71,13 @@ struct Plan {
   std::vector<RowKeys> keys;    // [rows]
   // How many jobs were cut, then the first piece of each.
   std::vector<int32_t> cut_items;
-  int32_t blocks = 0;           // blocks with work; the grid may be larger
-  int32_t jobs_cut = 0;         // arrival counters in use
-  int32_t partials = 0;         // workspace slots in use, each columns_per_block x (head_dim + 1)
+  int32_t blocks = 0;    // blocks with work; the grid may be larger
+  int32_t jobs_cut = 0;  // arrival counters in use
+  int32_t partials = 0;  // workspace slots in use, each columns_per_block x (head_dim + 1)
 };
 
-// Fills *plan, whose vectors keep their capacity. keys holds a range for each row of the entries.
+// Fills *plan, whose vectors keep their capacity. keys holds a range for each row of the entries,
+// of slots below 2^31.
 void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
                    std::span<const KeyRange> keys, Plan* plan);
 

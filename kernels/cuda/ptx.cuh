@@ -34,8 +34,8 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// Copies 16 bytes from global to shared memory without passing through registers; complete, for this
-// thread, after WaitForCopies.
+// Copies 16 bytes from global to shared memory without passing through registers; complete, for
+// this thread, after WaitForCopies.
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),

@@ -1,11 +1,13 @@
-// Attention of many columns (16 to 64: verified drafts, DFlash blocks) over a paged cache, on sm_90a.
+// Attention of many columns (16 to 64: verified drafts, DFlash blocks) over a paged cache, on
+// sm_90a.
 //
 // The same products as in mma_attention.cuh, S^T = K Q^T and O^T += V^T P^T, by warpgroups of four
 // warps and 64 tokens. One more warp keeps a ring of such tiles of K and V filled with bulk copies.
 // They are operand A, which is read from shared memory into registers, each byte by one thread: so
 // FP8 is widened once, in registers. Operand B is the queries, which stay in shared memory, and the
-// weights P, which the four warps of a warpgroup exchange through it. (Loads straight into registers,
-// as in mma_attention.cuh, lose here: the fence that publishes P waits for every load in flight.)
+// weights P, which the four warps of a warpgroup exchange through it. (Loads straight into
+// registers, as in mma_attention.cuh, lose here: the fence that publishes P waits for every load in
+// flight.)
 //
 // Weights are taken against a reference that follows the maximum only when it is exceeded by 2^8:
 // until then nothing needs to be reduced between threads, and the barrier that publishes P also
@@ -105,7 +107,8 @@ __device__ __forceinline__ void CopyTiles(const AttentionArgs& args,
     for (int group = item.z; group < item.w; group += Traits::kTileGroups, ++tile) {
       if (group >= base + 32) {
         base = group;
-        if (base + lane < item.w) pages = __ldg(args.page_tables + item.x + ((base + lane) >> shift));
+        if (base + lane < item.w)
+          pages = __ldg(args.page_tables + item.x + ((base + lane) >> shift));
       }
       const int own = group + group_of_tile;
       const int page = __shfl_sync(0xffffffffu, pages, own - base);
@@ -145,9 +148,8 @@ __device__ __forceinline__ int DimsOfTile(int tile) {
 template <typename Traits>
 __device__ __forceinline__ void ReadValues(const std::byte* group, int tile,
                                            uint32_t (&words)[Traits::kValueWords]) {
-  const std::byte* at =
-      group + ValueOffset(threadIdx.x % 4 * kQuadTokens, DimsOfTile<Traits>(tile), Traits::kHeadDim,
-                          SizeOf(Traits::kKv));
+  const std::byte* at = group + ValueOffset(threadIdx.x % 4 * kQuadTokens, DimsOfTile<Traits>(tile),
+                                            Traits::kHeadDim, SizeOf(Traits::kKv));
   if constexpr (Traits::kValueWords == 4) {
     const uint4 x = *reinterpret_cast<const uint4*>(at);
     words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
@@ -203,8 +205,8 @@ class Warpgroup {
   __device__ void Scores(const std::byte* k) {
     constexpr int kSteps = Traits::kHeadDim / 16;
     constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
-    const std::byte* at = k + warp_ * Traits::kGroupBytes +
-                          TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
+    const std::byte* at = k + warp_ * Traits::kGroupBytes + TokenOfRow(lane_ / 4) * kKeyPanelBytes +
+                          lane_ % 4 * kVectorBytes;
     uint32_t a[kSteps][4];
 #pragma unroll
     for (int panel = 0; panel < Traits::kPanels; ++panel) {
@@ -232,12 +234,11 @@ class Warpgroup {
   // From raw products to logits in base 2, with the keys outside a column's range at -inf.
   __device__ void Mask(const WorkItem& item, int first_group) {
     const int first = first_group * kGroupTokens;
-    const bool dense = first >= item.dense_begin &&
-                       first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
+    const bool dense =
+        first >= item.dense_begin && first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      const float2 scale =
-          *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
+      const float2 scale = *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
     }
@@ -279,8 +280,8 @@ class Warpgroup {
     const uint32_t p = SharedAddress(shared_.p[warpgroup_][parity]);
     const int first = first_group * kGroupTokens;
     // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
-    const bool whole = first >= item.key_begin &&
-                       first + Traits::kTileGroups * kGroupTokens <= item.key_end;
+    const bool whole =
+        first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
     uint32_t words[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
     uint32_t a[Traits::kTileGroups][Traits::kDimTiles][4];
 #pragma unroll
@@ -441,8 +442,8 @@ class Warpgroup {
   float fresh_[Traits::kTiles][2];  // the tile's share, until its weights hold
 };
 
-// Adds up the warpgroups' outputs and writes the block's, or its partial: pieces of this many columns
-// are merged by a launch of their own (merge_pieces.cuh), on all multiprocessors at once.
+// Adds up the warpgroups' outputs and writes the block's, or its partial: pieces of this many
+// columns are merged by a launch of their own (merge_pieces.cuh), on all multiprocessors at once.
 template <typename Traits>
 __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const WorkItem& item,
                                            const typename Traits::Shared& shared) {
@@ -466,8 +467,8 @@ __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const Work
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(Traits::kBlockThreads, 1) WgmmaAttentionKernel(
-    const __grid_constant__ AttentionArgs args) {
+__global__ void __launch_bounds__(Traits::kBlockThreads, 1)
+    WgmmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
@@ -477,8 +478,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1) WgmmaAttentionKernel
   QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&] {
     queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
-      // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four of
-      // its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
+      // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
+      // of its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
       constexpr int kOfVector = Traits::kQuadsPerVector / 2;
       const int of_lane = vector / kOfVector;
       const int step = of_lane / 4 * Traits::kQuadsPerVector + vector % kOfVector * 2;
@@ -526,8 +527,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1) WgmmaAttentionKernel
     const WorkItem& item = shared.items[item_parity];
     const bool has_next = item.next >= 0;
     if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
-    const int tiles = (item.group_end - item.group_begin + Traits::kTileGroups - 1) /
-                      Traits::kTileGroups;
+    const int tiles =
+        (item.group_end - item.group_begin + Traits::kTileGroups - 1) / Traits::kTileGroups;
     int parity = 0;
     static_assert(Traits::kWarpgroups == 2);
     for (int tile = (warpgroup + tiles_before) % 2; tile < tiles; tile += 2, parity ^= 1) {
@@ -537,8 +538,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1) WgmmaAttentionKernel
       state.Scores(shared.stages[place.stage].k);
       state.Mask(item, group);
       state.Weigh(parity);
-      state.AddValues(item, group, shared.stages[place.stage].v, parity,
-                      shared.empty[place.stage]);
+      state.AddValues(item, group, shared.stages[place.stage].v, parity, shared.empty[place.stage]);
     }
     tiles_before += tiles;
 

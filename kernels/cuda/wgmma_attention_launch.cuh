@@ -21,8 +21,8 @@ cudaError_t RunWgmmaAttention(const AttentionArgs& args, int blocks, cudaStream_
 }  // namespace tributary::cuda
 
 // One kv dtype, head dim and width.
-#define TRIBUTARY_WGMMA_ATTENTION(kv, head_dim, columns)                                     \
-  namespace tributary::cuda {                                                                \
-  template cudaError_t RunWgmmaAttention<kv, head_dim, columns>(const AttentionArgs&, int,   \
-                                                                cudaStream_t);               \
+#define TRIBUTARY_WGMMA_ATTENTION(kv, head_dim, columns)                                   \
+  namespace tributary::cuda {                                                              \
+  template cudaError_t RunWgmmaAttention<kv, head_dim, columns>(const AttentionArgs&, int, \
+                                                                cudaStream_t);             \
   }

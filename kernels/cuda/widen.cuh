@@ -27,14 +27,17 @@ __device__ __forceinline__ uint32_t WidenE4M3(uint32_t pair) {
   const uint32_t bytes = __byte_perm(pair, 0, 0x1404);  // each byte in the high half of a lane
   const uint32_t magnitude = (bytes & 0x7f007f00u) >> 1;
   const uint32_t bits = magnitude | (bytes & 0x80008000u);
-  const __half2 scaled = __hmul2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(256.0f));
+  const __half2 scaled =
+      __hmul2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(256.0f));
   const uint32_t nan = __vcmpeq2(magnitude, 0x3f803f80u);
   return *reinterpret_cast<const uint32_t*>(&scaled) | nan;
 #endif
 }
 
 // Two e5m2 values in the low half of `pair`: the high byte of an f16 is an e5m2.
-__device__ __forceinline__ uint32_t WidenE5M2(uint32_t pair) { return __byte_perm(pair, 0, 0x1404); }
+__device__ __forceinline__ uint32_t WidenE5M2(uint32_t pair) {
+  return __byte_perm(pair, 0, 0x1404);
+}
 
 // Four neighbouring elements of a 16-byte vector as two registers of two compute-type elements.
 // `quad` counts fours of elements: 0..3 for 8-bit types, 0..1 for 16-bit ones.

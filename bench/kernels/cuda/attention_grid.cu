@@ -1,9 +1,9 @@
 // How fast attention over a paged cache is on one GPU, against how fast that GPU reads memory.
 //
-// Cold L2: consecutive calls use different copies of the cache, which together are several times the
-// L2. The calls are captured in one CUDA graph; a figure is the median over replays of the graph's
-// time divided by its calls. Each case is checked, on sampled rows and heads, against a float64
-// kernel that shares nothing with those under test but the layout. Usage:
+// Cold L2: consecutive calls use different copies of the cache, which together are several times
+// the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
+// graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
+// float64 kernel that shares nothing with those under test but the layout. Usage:
 //   attention_grid [--set field|grid|all] [--only TEXT] [--json FILE] [--portable] [--invariant]
 #include <cuda_runtime.h>
 
@@ -25,7 +25,8 @@ namespace tributary::cuda {
 namespace {
 
 constexpr size_t kPoolBytes = size_t{24} << 30;
-constexpr size_t kRotatedBytes = size_t{320} << 20;  // at least this much between two uses of a copy
+constexpr size_t kRotatedBytes = size_t{320}
+                                 << 20;  // at least this much between two uses of a copy
 
 void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -125,8 +126,9 @@ __device__ double Element(DType type, const void* at) {
 }
 
 // One row and head, by the definition, in float64. One block of 256 threads.
-__global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t page_table, KeyRange range,
-                         int row, int head, double* o /* [head_dim] */, double* lse) {
+__global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t page_table,
+                         KeyRange range, int row, int head, double* o /* [head_dim] */,
+                         double* lse) {
   __shared__ double scratch[256];
   const int group = args.q_heads / args.kv_heads;
   const int page_size = 1 << args.page_shift;
@@ -135,8 +137,8 @@ __global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t pag
   const auto element = [&](int64_t slot, int d, bool values) {
     const int32_t page = args.page_tables[page_table + slot / page_size];
     const std::byte* base =
-        args.cache + (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head / group) *
-                         plane;
+        args.cache +
+        (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head / group) * plane;
     const int token = static_cast<int>(slot % page_size);
     const size_t at =
         values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
@@ -197,7 +199,7 @@ class Bench {
     Fill(c.kv);
     const auto sequences = static_cast<int32_t>(c.lengths.size());
     const int32_t rows = sequences * c.rows;
-    const AttentionShape shape{c.kv,         c.head_dim, c.q_heads, c.kv_heads,
+    const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
                                c.page_size, c.rows,     sequences};
     const KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
     const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
@@ -221,13 +223,11 @@ class Bench {
     Plan plan;
     PlanAttention(plan_shape, entries, keys, &plan);
 
-    const size_t page_bytes =
-        size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
+    const size_t page_bytes = size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
     const size_t copy_bytes = page_bytes * pages;
     if (copy_bytes > kPoolBytes) return result;
-    const size_t copies =
-        std::clamp<size_t>(static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2,
-                           kPoolBytes / copy_bytes);
+    const size_t copies = std::clamp<size_t>(
+        static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
     std::vector<int32_t> tables;
     std::vector<int32_t> order(pages);
     std::iota(order.begin(), order.end(), 0);
@@ -289,11 +289,11 @@ class Bench {
                           static_cast<double>(calls);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
-    for (void* p : {static_cast<void*>(items), static_cast<void*>(cut_items), static_cast<void*>(row_keys),
-                    static_cast<void*>(page_tables), static_cast<void*>(q),
-                    static_cast<void*>(args.o), static_cast<void*>(args.lse),
-                    static_cast<void*>(args.partial_o), static_cast<void*>(args.partial_lse),
-                    static_cast<void*>(args.arrivals)}) {
+    for (void* p :
+         {static_cast<void*>(items), static_cast<void*>(cut_items), static_cast<void*>(row_keys),
+          static_cast<void*>(page_tables), static_cast<void*>(q), static_cast<void*>(args.o),
+          static_cast<void*>(args.lse), static_cast<void*>(args.partial_o),
+          static_cast<void*>(args.partial_lse), static_cast<void*>(args.arrivals)}) {
       cudaFree(p);
     }
     return result;
@@ -471,11 +471,16 @@ int Main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (flag == "--set") set = value, ++i;
-    else if (flag == "--only") only = value, ++i;
-    else if (flag == "--json") json = value, ++i;
-    else if (flag == "--portable") portable = true;
-    else if (flag == "--invariant") invariant = true;
+    if (flag == "--set")
+      set = value, ++i;
+    else if (flag == "--only")
+      only = value, ++i;
+    else if (flag == "--json")
+      json = value, ++i;
+    else if (flag == "--portable")
+      portable = true;
+    else if (flag == "--invariant")
+      invariant = true;
     else {
       std::fprintf(stderr, "unknown flag %s\n", argv[i]);
       return 2;
@@ -494,7 +499,8 @@ int Main(int argc, char** argv) {
   std::printf("reads: %.2f TB/s\n%-52s %9s %9s %7s %6s %9s  %s\n", bandwidth * 1e-12, "case", "us",
               "floor us", "TB/s", "of", "error", "kernel");
   FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");
-  if (out != nullptr) std::fprintf(out, "{\"read_bytes_per_second\": %.4g, \"cases\": [", bandwidth);
+  if (out != nullptr)
+    std::fprintf(out, "{\"read_bytes_per_second\": %.4g, \"cases\": [", bandwidth);
   bool first = true;
   bool wrong = false;
   for (const Case& c : cases) {

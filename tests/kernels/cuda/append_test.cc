@@ -28,8 +28,9 @@ void ExpectMatchesReference(const Case& c) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0f, 30.0f);
   std::vector<std::byte> k(elements * SizeOf(c.input)), v(k.size());
-  const float odd[] = {0.0f,  -0.0f, std::nanf(""), std::numeric_limits<float>::infinity(), 1e30f,
-                       -1e9f, 1e-9f, -449.0f,       60000.0f};
+  const float odd[] = {0.0f,    -0.0f, std::nanf(""), std::numeric_limits<float>::infinity(),
+                       1e30f,   -1e9f, 1e-9f,         -449.0f,
+                       60000.0f};
   for (size_t i = 0; i < elements; ++i) {
     StoreElement(c.input, k.data(), i, i % 97 == 5 ? odd[i / 97 % 9] : normal(random));
     StoreElement(c.input, v.data(), i, i % 89 == 3 ? odd[i / 89 % 9] : normal(random));

@@ -1,5 +1,5 @@
-// Attention on the GPU against the float64 reference: every cache type, head dimension, group, number
-// of rows and kind of range, with NaN in dead slots and wild ids in dead page table entries.
+// Attention on the GPU against the float64 reference: every cache type, head dimension, group,
+// number of rows and kind of range, with NaN in dead slots and wild ids in dead page table entries.
 #include "kernels/cuda/attention.h"
 
 #include <gmock/gmock.h>
@@ -45,8 +45,8 @@ struct Case {
 
 std::string Describe(const Case& c) {
   std::string text = std::string(Name(c.kv)) + " d" + std::to_string(c.head_dim) + " group " +
-                     std::to_string(c.group) + " kv_heads " + std::to_string(c.kv_heads) + " page " +
-                     std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
+                     std::to_string(c.group) + " kv_heads " + std::to_string(c.kv_heads) +
+                     " page " + std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
                      std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
                      (c.batch_invariant ? " invariant" : "") + " sequences";
   for (const Sequence& s : c.sequences) {
@@ -127,8 +127,7 @@ class Call {
     const DeviceArray<RowKeys> keys(plan.keys);
     const DeviceArray<int32_t> cut_items(plan.cut_items);
     const DeviceArray<int32_t> tables(page_tables_);
-    const DeviceArray<std::byte> cache(
-        Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
+    const DeviceArray<std::byte> cache(Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
     const DeviceArray<std::byte> q(q_);
     const DeviceArray<float> k_scale(cache_->k_scale());
     const DeviceArray<float> v_scale(cache_->v_scale());
@@ -335,15 +334,15 @@ TEST_P(EveryCacheType, LongRowsAreSplitAndMerged) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Attention, EveryCacheType,
-    ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16,
-                                         DType::kF16),
-                       ::testing::Values(64, 128, 256), ::testing::Bool()),
-    [](const auto& info) {
-      return std::string(Name(std::get<0>(info.param))) + "_d" +
-             std::to_string(std::get<1>(info.param)) + (std::get<2>(info.param) ? "_portable" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
+                         ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
+                                                              DType::kBf16, DType::kF16),
+                                            ::testing::Values(64, 128, 256), ::testing::Bool()),
+                         [](const auto& param) {
+                           return std::string(Name(std::get<0>(param.param))) + "_d" +
+                                  std::to_string(std::get<1>(param.param)) +
+                                  (std::get<2>(param.param) ? "_portable" : "");
+                         });
 
 TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
   TRIBUTARY_SKIP_WITHOUT_GPU();

@@ -121,8 +121,8 @@ inline std::vector<std::byte> Reorder(const PagedKv& kv, const std::vector<std::
     for (int token = 0; token < kv.page_size; ++token) {
       for (int d = 0; d < kv.head_dim; ++d) {
         const size_t host = plane * plane_bytes + (size_t(token) * kv.head_dim + d) * bytes;
-        const size_t gpu = plane * plane_bytes + (values ? ValueOffset : KeyOffset)(
-                                                     token, d, kv.head_dim, bytes);
+        const size_t gpu =
+            plane * plane_bytes + (values ? ValueOffset : KeyOffset)(token, d, kv.head_dim, bytes);
         std::memcpy(&to[direction == Direction::kToGpu ? gpu : host],
                     &from[direction == Direction::kToGpu ? host : gpu], bytes);
       }

@@ -1,5 +1,5 @@
-// Merging partials on the GPU against the reference: any number of sources, empty ones, sinks, every
-// output type, results that lie where a source does.
+// Merging partials on the GPU against the reference: any number of sources, empty ones, sinks,
+// every output type, results that lie where a source does.
 #include "kernels/cuda/merge.h"
 
 #include <gmock/gmock.h>
@@ -73,10 +73,11 @@ void ExpectMatchesReference(const Case& c) {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   std::vector<std::byte> actual(pairs * c.head_dim * SizeOf(c.out));
   std::vector<float> actual_lse(pairs);
-  ASSERT_EQ(cudaMemcpy(actual.data(), args.out, actual.size(), cudaMemcpyDeviceToHost), cudaSuccess);
-  ASSERT_EQ(cudaMemcpy(actual_lse.data(), args.lse_out, pairs * sizeof(float),
-                       cudaMemcpyDeviceToHost),
+  ASSERT_EQ(cudaMemcpy(actual.data(), args.out, actual.size(), cudaMemcpyDeviceToHost),
             cudaSuccess);
+  ASSERT_EQ(
+      cudaMemcpy(actual_lse.data(), args.lse_out, pairs * sizeof(float), cudaMemcpyDeviceToHost),
+      cudaSuccess);
 
   MergeParams p;
   p.o = host_o;

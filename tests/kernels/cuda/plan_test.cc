@@ -51,8 +51,9 @@ void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Pl
         ++jobs;
         auto& job = pieces[{entry.row_begin, c, head}];
         ASSERT_FALSE(job.empty());
-        std::sort(job.begin(), job.end(),
-                  [](const WorkItem* a, const WorkItem* b) { return a->partial_index < b->partial_index; });
+        std::sort(job.begin(), job.end(), [](const WorkItem* a, const WorkItem* b) {
+          return a->partial_index < b->partial_index;
+        });
         int32_t group = job.front()->key_begin / kGroupTokens;
         for (size_t i = 0; i < job.size(); ++i) {
           const WorkItem& item = *job[i];
@@ -64,7 +65,8 @@ void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Pl
         }
         int64_t last_key = 0;
         for (int32_t column = c;
-             column < std::min(c + shape.columns_per_block, entry.row_count * shape.group); ++column) {
+             column < std::min(c + shape.columns_per_block, entry.row_count * shape.group);
+             ++column) {
           last_key = std::max(last_key, batch.keys[entry.row_begin + column / shape.group].hi);
         }
         EXPECT_EQ(group, (last_key + kGroupTokens - 1) / kGroupTokens);
@@ -123,6 +125,17 @@ TEST(PlanTest, OneLongRowIsDealtOutLikeManyShortOnes) {
     most = std::max(most, groups);
   }
   EXPECT_LE(most - least, shape.share_groups);
+}
+
+TEST(PlanTest, JobsThatNearlyFillTheBlocksAreNotCut) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 132;
+  const Batch batch = CausalBatch(std::vector<int64_t>(32, 4096), 1);  // 128 jobs
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.jobs_cut, 0);
 }
 
 TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
