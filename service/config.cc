@@ -43,6 +43,9 @@ ABSL_FLAG(absl::Duration, max_call_timeout, absl::Minutes(5),
           "The longest a call may wait, whatever its own deadline.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "After SIGTERM: how long accepted calls may take to finish.");
+ABSL_FLAG(absl::Duration, drain_settle, absl::Milliseconds(500),
+          "After the last accepted call: how long callers that come back are told UNAVAILABLE "
+          "before connections close.");
 ABSL_FLAG(absl::Duration, retry_delay, absl::Milliseconds(200),
           "The delay asked of callers with UNAVAILABLE and ABORTED.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20,
@@ -80,7 +83,11 @@ absl::Status CheckArgument(absl::string_view argument) {
   if (!absl::ConsumePrefix(&argument, "--")) return absl::OkStatus();
   const size_t equals = argument.find('=');
   const absl::string_view name = argument.substr(0, equals);
-  if (name.empty()) return absl::OkStatus();
+  // Abseil's own are not in the registry of flags.
+  if (name.empty() || absl::StartsWith(name, "help") || name == "version" || name == "flagfile" ||
+      name == "undefok") {
+    return absl::OkStatus();
+  }
   absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
   if (flag == nullptr) {
     absl::string_view positive = name;
@@ -89,7 +96,7 @@ absl::Status CheckArgument(absl::string_view argument) {
     }
     return worker::InvalidField(name, "no such setting; --help lists them");
   }
-  if (equals == absl::string_view::npos || absl::StartsWith(name, "help")) return absl::OkStatus();
+  if (equals == absl::string_view::npos) return absl::OkStatus();
   std::string error;
   const absl::string_view value = argument.substr(equals + 1);
   if (!flag->ParseFrom(value, &error)) {
@@ -177,6 +184,8 @@ absl::Status ReadTimeouts(Config* config) {
                              Positive("max_call_timeout", absl::GetFlag(FLAGS_max_call_timeout)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->drain_timeout,
                              Positive("drain_timeout", absl::GetFlag(FLAGS_drain_timeout)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->drain_settle,
+                             Positive("drain_settle", absl::GetFlag(FLAGS_drain_settle)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->retry_delay,
                              Positive("retry_delay", absl::GetFlag(FLAGS_retry_delay)));
   const absl::Duration window = absl::GetFlag(FLAGS_batch_window);

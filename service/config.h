@@ -27,6 +27,7 @@ struct Config {
   std::chrono::milliseconds form_timeout{0};
   std::chrono::milliseconds max_call_timeout{0};
   std::chrono::milliseconds drain_timeout{0};
+  std::chrono::milliseconds drain_settle{0};
   std::chrono::milliseconds retry_delay{0};
   int64_t max_message_bytes = 0;
   int32_t max_calls_per_stream = 0;

@@ -140,7 +140,8 @@ int Serve(const Config& config) {
                        .admin_listen = config.admin_listen,
                        .max_message_bytes = static_cast<int>(config.max_message_bytes),
                        .max_calls_per_stream = config.max_calls_per_stream,
-                       .reflection = config.reflection},
+                       .reflection = config.reflection,
+                       .drain_settle = config.drain_settle},
                       &coordinator);
     if (!started.ok()) {
       log->Error(started.status().message());

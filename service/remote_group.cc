@@ -527,7 +527,11 @@ void Core::FormerLoop() {
     } else if (state_ == State::kForming && AllReady()) {
       const uint64_t epoch = epoch_;
       std::vector<bool> fresh;
-      for (const Seat& seat : seats_) fresh.push_back(seat.holder != seat.known.instance_id);
+      for (Seat& seat : seats_) {
+        fresh.push_back(seat.holder != seat.known.instance_id);
+        // From here on tokens may be written that whoever held the rank before does not have.
+        if (fresh.back()) seat.holder = 0;
+      }
       state_ = State::kServing;
       form_failures_ = 0;
       lock.unlock();

@@ -2,6 +2,7 @@
 
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <sys/socket.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -19,15 +21,14 @@
 namespace tributary::service {
 namespace {
 
-using SteadyTime = std::chrono::steady_clock::time_point;
+using Clock = std::chrono::steady_clock;
 
 // After the last accepted call is answered: time for replies to leave the process.
 constexpr std::chrono::seconds kFlushTime{5};
 
-std::chrono::system_clock::time_point ToSystem(SteadyTime time) {
+std::chrono::system_clock::time_point ToSystem(Clock::time_point time) {
   return std::chrono::system_clock::now() +
-         std::chrono::duration_cast<std::chrono::system_clock::duration>(
-             time - std::chrono::steady_clock::now());
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(time - Clock::now());
 }
 
 // gRPC unlinks a socket file before it binds, so it would take the address of a server that lives.
@@ -71,6 +72,19 @@ void ForbidSharedPorts(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
+// Linking gRPC's reflection adds it to every server of the process; this takes it out of one.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [](const auto& plugin) {
+                                    return plugin->name() == "proto_server_reflection";
+                                  }),
+                   plugins->end());
+  }
+};
+
 // Builds, or says which address is to blame.
 absl::StatusOr<std::unique_ptr<grpc::Server>> Build(grpc::ServerBuilder* builder,
                                                     const std::vector<std::string>& listen,
@@ -95,8 +109,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Build(grpc::ServerBuilder* builder
 
 class GrpcServer final : public Server {
  public:
-  GrpcServer(Coordinator* coordinator, int max_calls_per_stream)
-      : coordinator_(coordinator), front_(coordinator, max_calls_per_stream) {}
+  GrpcServer(const ServerOptions& options, Coordinator* coordinator)
+      : settle_(options.drain_settle),
+        coordinator_(coordinator),
+        front_(coordinator, options.max_calls_per_stream) {}
   ~GrpcServer() override {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     if (admin_ != nullptr) admin_->Shutdown(std::chrono::system_clock::now());
@@ -112,14 +128,16 @@ class GrpcServer final : public Server {
     if (admin_ == nullptr) return;
     admin_->GetHealthCheckService()->SetServingStatus("readiness", ready);
   }
-  bool Drain(SteadyTime deadline) override;
+  bool Drain(Clock::time_point deadline) override;
 
  private:
   absl::Status StartAdmin(const std::string& listen);
   absl::Status StartPublic(const ServerOptions& options);
 
+  const std::chrono::milliseconds settle_;
   Coordinator* const coordinator_;
   AttentionServiceFront front_;
+  grpc::CallbackGenericService nothing_;
   std::vector<std::string> addresses_;
   std::vector<std::string> admin_addresses_;
   std::unique_ptr<grpc::Server> admin_;
@@ -137,6 +155,9 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
+  builder.SetOption(std::make_unique<WithoutReflection>());
+  // gRPC builds no server of default services alone; this one says UNIMPLEMENTED to all the rest.
+  builder.RegisterCallbackGenericService(&nothing_);
   auto built = Build(&builder, {listen}, &admin_addresses_);
   if (!built.ok()) return built.status();
   admin_ = *std::move(built);
@@ -146,9 +167,13 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
 }
 
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
-  if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
+  if (options.reflection) {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  } else {
+    builder.SetOption(std::make_unique<WithoutReflection>());
+  }
   // No health here: its Watch streams would outlast the drain.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
@@ -161,13 +186,16 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-bool GrpcServer::Drain(SteadyTime deadline) {
+bool GrpcServer::Drain(Clock::time_point deadline) {
   SetReady(false);
   coordinator_->StartDraining();
   front_.DrainStreams();
   const bool idle = coordinator_->WaitIdle(deadline);
+  // A call that arrives while gRPC shuts down is reset and its caller sees CANCELLED. So callers
+  // first have time to come back and be told UNAVAILABLE by us.
+  std::this_thread::sleep_until(std::min(deadline, Clock::now() + settle_));
   // What is open now is a reply on its way, or a stream without calls: it may not hold us longer.
-  const SteadyTime flushed = std::chrono::steady_clock::now() + kFlushTime;
+  const Clock::time_point flushed = Clock::now() + kFlushTime;
   server_->Shutdown(ToSystem(idle ? flushed : std::min(deadline, flushed)));
   return idle;
 }
@@ -176,7 +204,7 @@ bool GrpcServer::Drain(SteadyTime deadline) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       Coordinator* coordinator) {
-  auto server = std::make_unique<GrpcServer>(coordinator, options.max_calls_per_stream);
+  auto server = std::make_unique<GrpcServer>(options, coordinator);
   if (absl::Status started = server->StartAll(options); !started.ok()) return started;
   return server;
 }

@@ -18,6 +18,8 @@ struct ServerOptions {
   int max_message_bytes = 64 << 20;
   int max_calls_per_stream = 256;
   bool reflection = true;
+  // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.
+  std::chrono::milliseconds drain_settle{500};
 };
 
 // Health of the admin server: "" and "liveness" serve while the process does; "readiness" while

@@ -204,8 +204,8 @@ absl::Status Run() {
   if (weights_folder.empty() || held_out_path.empty()) {
     const absl::StatusOr<std::string> folder = FindModelFolder();
     if (!folder.ok()) return folder.status();
-    if (weights_folder.empty()) weights_folder = *folder + "/weights";
-    if (held_out_path.empty()) held_out_path = *folder + "/heldout.txt";
+    if (weights_folder.empty()) weights_folder = absl::StrCat(*folder, "/weights");
+    if (held_out_path.empty()) held_out_path = absl::StrCat(*folder, "/heldout.txt");
   }
   absl::StatusOr<Weights> weights = LoadWeights(weights_folder);
   if (!weights.ok()) return weights.status();
@@ -221,10 +221,10 @@ absl::Status Run() {
         Converse(*host, model, *kv_dtype, held_out->substr(0, kCalibrationBytes));
     if (!conversation.ok()) return conversation.status();
     const ModelConfig& c = model.config();
-    std::printf("%d layers of attention by %s, %d workers; KV cache %s, %d of %d heads, dim %d\n\n",
-                c.layers,
-                host->embedded ? "an embedded coordinator" : absl::GetFlag(FLAGS_target).c_str(),
-                conversation->cache->ranks(), Name(*kv_dtype), c.kv_heads, c.q_heads, c.head_dim);
+    std::printf(
+        "%d layers of attention by %s, %d workers; KV cache %s; %d query and %d KV heads of %d\n\n",
+        c.layers, host->embedded ? "an embedded coordinator" : absl::GetFlag(FLAGS_target).c_str(),
+        conversation->cache->ranks(), Name(*kv_dtype), c.q_heads, c.kv_heads, c.head_dim);
     if (absl::Status shown = ShowText(model, *conversation->attention); !shown.ok()) return shown;
   }
   return absl::GetFlag(FLAGS_table) ? ShowTable(*host, model, *held_out) : absl::OkStatus();

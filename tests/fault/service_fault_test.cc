@@ -282,11 +282,11 @@ TEST_F(ServiceFault, LostSequencesSayDataLossUntilOpenedAgain) {
 TEST_F(ServiceFault, APausedWorkerUnderLoad) {
   Load load(stub_, kLong, kShort);
   ASSERT_TRUE(load.WaitOk(5));
-  workers_[1]->Signal(SIGSTOP);
+  workers_[1]->Pause();
   ASSERT_TRUE(load.WaitInterrupted(1));
   ASSERT_TRUE(WaitForming());
 
-  workers_[1]->Signal(SIGCONT);
+  workers_[1]->Resume();
   ASSERT_TRUE(WaitReady(2));
   ASSERT_TRUE(load.WaitOk(10));
   load.Stop();
@@ -343,13 +343,13 @@ TEST_F(ServiceFault, AWorkerThatIsAskedToLeavesInPeace) {
 }
 
 TEST_F(ServiceFault, ASecondSignalEndsAWorkerAtOnce) {
-  coordinator_->Signal(SIGSTOP);  // nobody lets the worker go
+  coordinator_->Pause();  // nobody lets the worker go
   workers_[0]->Signal(SIGTERM);
   ASSERT_TRUE(Eventually(kPatience,
                          [&] { return workers_[0]->Log().find("draining") != std::string::npos; }));
   workers_[0]->Signal(SIGTERM);
   EXPECT_EQ(workers_[0]->Wait(seconds(10)), 128 + SIGTERM);
-  coordinator_->Signal(SIGCONT);
+  coordinator_->Resume();
 }
 
 TEST_F(ServiceFault, AWorkerStandsByForARankThatIsHeld) {

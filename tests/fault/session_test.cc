@@ -302,6 +302,10 @@ TEST_F(SessionTest, SilenceBreaksTheGroup) {
   EXPECT_EQ(outcome.get().status.code(), absl::StatusCode::kAborted);
   ASSERT_TRUE(harness_->WaitBroken(1));
   EXPECT_THAT(harness_->broken()[0], HasSubstr("silent"));
+  ASSERT_TRUE(Eventually(seconds(10), [&] {
+    const std::vector<service::Member> members = harness_->group().members();
+    return !members[0].connected && !members[1].connected;
+  }));
   EXPECT_FALSE(workers_[0]->Finish().ok());
   EXPECT_FALSE(workers_[1]->Finish().ok());
 }

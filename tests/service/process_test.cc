@@ -99,6 +99,14 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("config"));
 }
 
+TEST_F(ProcessTest, HelpExplainsEverySetting) {
+  auto process = Start({"--help"});
+  EXPECT_TRUE(process->Wait(kPatience).has_value());
+  for (const char* setting : {"--listen", "--embedded_workers", "--workers", "--drain_timeout"}) {
+    EXPECT_THAT(process->Log(), HasSubstr(setting));
+  }
+}
+
 TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
   const std::string file = directory_.File("config.yaml");
   const std::string other = "unix:" + directory_.File("other.sock");

@@ -184,6 +184,10 @@ TEST_F(StreamTest, AnUnaryCallPastItsDeadlineEndsAndChangesNothingWhenItHadNotBe
   v1::AttendReply reply;
   EXPECT_EQ(service.stub().Attend(&context, AttendOf(spec_, "m", 1, 1, 1), &reply).error_code(),
             StatusCode::DEADLINE_EXCEEDED);
+  // The service's clock for the call started later than the caller's.
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(60), [&] {
+    return service.Topology().statistics().requests_failed() == 1;
+  }));
   group->Release();
   first.join();
   ASSERT_TRUE(service.coordinator().WaitIdle(Coordinator::Clock::now() + std::chrono::seconds(60)));

@@ -105,6 +105,16 @@ class ChildProcess {
     if (!ended_) ::kill(pid_, signal_number);
   }
 
+  // Stops the process with SIGSTOP; returns when it has stopped, which is later than the signal.
+  void Pause() const {
+    ::kill(pid_, SIGSTOP);
+    int status = 0;
+    while (waitpid(pid_, &status, WUNTRACED) < 0 && errno == EINTR) {
+    }
+    if (!WIFSTOPPED(status)) throw std::runtime_error("ended instead of pausing");
+  }
+  void Resume() const { ::kill(pid_, SIGCONT); }
+
   // How it ended; nothing when it still runs after `timeout`.
   std::optional<ExitCode> Wait(std::chrono::milliseconds timeout) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
