@@ -37,12 +37,12 @@ void AttendStream::Drain() {
 // Backpressure: a stream with enough calls in flight is not read, and HTTP/2 flow control makes the
 // client wait.
 void AttendStream::ReadOn() {
-  if (read_pending_ || reads_over_ || finished_ ||
+  if (reading_on_ || reads_over_ || finished_ ||
       in_flight_.size() + replies_.size() >= max_in_flight_) {
     return;
   }
   reading_ = std::make_shared<v1::AttendRequest>();
-  read_pending_ = true;
+  reading_on_ = true;
   StartRead(reading_.get());
 }
 
@@ -50,9 +50,9 @@ void AttendStream::OnReadDone(bool ok) {
   std::shared_ptr<v1::AttendRequest> request;
   {
     std::lock_guard lock(mutex_);
-    read_pending_ = false;
     request = std::exchange(reading_, nullptr);
     if (!ok) {
+      reading_on_ = false;
       reads_over_ = true;
       return FinishIfOver();
     }
@@ -64,12 +64,14 @@ void AttendStream::OnReadDone(bool ok) {
           "request_id", absl::StrCat(request->request_id(), " is in flight on this stream")));
       replies_.push_back(std::move(reply));
       if (replies_.size() == 1) WriteOn();
+      reading_on_ = false;
       return ReadOn();
     }
   }
-  // The next read starts after this call was accepted: calls begin in the order sent.
+  // Nobody starts the next read before this call was accepted: calls begin in the order sent.
   Call(std::move(request));
   std::lock_guard lock(mutex_);
+  reading_on_ = false;
   ReadOn();
 }
 

@@ -49,7 +49,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   std::mutex mutex_;
   std::shared_ptr<AttendStream> self_;  // until OnDone
   std::shared_ptr<v1::AttendRequest> reading_;
-  bool read_pending_ = false;
+  bool reading_on_ = false;  // from the start of a read until its call was accepted
   bool reads_over_ = false;  // the client sends no more, or is gone
   bool draining_ = false;
   bool finished_ = false;
