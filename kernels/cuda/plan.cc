@@ -86,8 +86,7 @@ class Dealer {
         DealWhole(item, block.shares);
         continue;
       }
-      shape_.batch_invariant ? CutAtFixedPlaces(item, block.shares)
-                             : CutAtQuotas(item, block.shares);
+      shape_.batch_invariant ? CutAtFixedPlaces(item) : CutAtQuotas(item, block.shares);
     }
   }
 
@@ -118,7 +117,7 @@ class Dealer {
     FinishJob(first);
   }
 
-  void CutAtFixedPlaces(const WorkItem& job, int64_t shares) {
+  void CutAtFixedPlaces(const WorkItem& job) {
     const size_t first = pieces_.size();
     const int64_t groups = std::max(1, job.group_end - job.group_begin);
     int64_t dealt_of_job = 0;
