@@ -1,0 +1,539 @@
+// How fast attention over a paged cache is on one GPU, against how fast that GPU reads memory.
+//
+// Cold L2: consecutive calls use different copies of the cache, which together are several times
+// the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
+// graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
+// float64 kernel that shares nothing with those under test but the layout. Usage:
+//   attention_grid [--set field|grid|all] [--only TEXT] [--json FILE] [--portable] [--invariant]
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/page_layout.h"
+#include "kernels/element.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr size_t kPoolBytes = size_t{24} << 30;
+constexpr size_t kRotatedBytes = size_t{320}
+                                 << 20;  // at least this much between two uses of a copy
+
+void Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T* Allocate(size_t count) {
+  void* p = nullptr;
+  Check(cudaMalloc(&p, std::max<size_t>(1, count * sizeof(T))), "cudaMalloc");
+  return static_cast<T*>(p);
+}
+
+template <typename T>
+void Upload(T* to, const std::vector<T>& from) {
+  Check(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+}
+
+struct Case {
+  std::string name;
+  std::vector<int64_t> lengths;
+  DType kv = DType::kFp8E4M3;
+  int32_t q_heads = 32;
+  int32_t kv_heads = 4;
+  int32_t head_dim = 128;
+  int32_t page_size = 16;
+  int32_t rows = 1;
+  int64_t window = -1;
+  bool causal = true;
+};
+
+struct Result {
+  double microseconds = 0;
+  double bytes = 0;
+  double error = 0;
+  std::string kernel;
+};
+
+__device__ uint32_t Hash(uint64_t x) {
+  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185ull;
+  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44dull;
+  return static_cast<uint32_t>(x >> 32);
+}
+
+// Random finite elements between 2^-4 and 2 in size, of either sign.
+__global__ void FillRandom(uint32_t* words, size_t count, DType type) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
+       i += size_t(gridDim.x) * blockDim.x) {
+    const uint32_t random = Hash(i);
+    uint32_t word = 0;
+    if (type == DType::kFp8E4M3) {
+      word = (random & 0x9f9f9f9fu) + 0x18181818u;  // exponents 3..6 of bias 7
+    } else if (type == DType::kFp8E5M2) {
+      word = (random & 0x8f8f8f8fu) + 0x2c2c2c2cu;  // 11..14 of bias 15
+    } else if (type == DType::kBf16) {
+      word = (random & 0x81ff81ffu) + 0x3d803d80u;
+    } else {
+      word = (random & 0x8fff8fffu) + 0x2c002c00u;
+    }
+    words[i] = word;
+  }
+}
+
+__global__ void ReadAll(const uint4* data, size_t count, uint32_t* sink) {
+  uint32_t sum = 0;
+  const size_t stride = size_t(gridDim.x) * blockDim.x;
+#pragma unroll 8
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += stride) {
+    const uint4 v = __ldcs(data + i);
+    sum += v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (sum == 0x12345678u) *sink = sum;
+}
+
+__device__ double Element(DType type, const void* at) {
+  const uint8_t byte = *static_cast<const uint8_t*>(at);
+  const uint16_t half = IsFp8(type) ? 0 : *static_cast<const uint16_t*>(at);
+  switch (type) {
+    case DType::kBf16:
+      return FloatFromBf16(half);
+    case DType::kF16:
+      return FloatFromF16(half);
+    case DType::kFp8E4M3:
+      return FloatFromFloat8E4M3(byte);
+    case DType::kFp8E5M2:
+      return FloatFromFloat8E5M2(byte);
+    case DType::kF32:
+      break;
+  }
+  return *static_cast<const float*>(at);
+}
+
+// One row and head, by the definition, in float64. One block of 256 threads.
+__global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t page_table,
+                         KeyRange range, int row, int head, double* o /* [head_dim] */,
+                         double* lse) {
+  __shared__ double scratch[256];
+  const int group = args.q_heads / args.kv_heads;
+  const int page_size = 1 << args.page_shift;
+  const int bytes = static_cast<int>(SizeOf(kv));
+  const size_t plane = size_t(page_size) * head_dim * bytes;
+  const auto element = [&](int64_t slot, int d, bool values) {
+    const int32_t page = args.page_tables[page_table + slot / page_size];
+    const std::byte* base =
+        args.cache +
+        (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head / group) * plane;
+    const int token = static_cast<int>(slot % page_size);
+    const size_t at =
+        values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
+    return Element(kv, base + at);
+  };
+  const auto logit = [&](int64_t slot) {
+    double x = 0;
+    for (int d = 0; d < head_dim; ++d) {
+      x += element(slot, d, false) *
+           FloatFromBf16(static_cast<const uint16_t*>(
+               args.q)[(size_t(row) * args.q_heads + head) * head_dim + d]);
+    }
+    return x * args.sm_scale;
+  };
+  // The logits are small enough here to be summed without a maximum.
+  double sum = 0;
+  for (int64_t slot = range.lo + threadIdx.x; slot < range.hi; slot += 256) sum += exp(logit(slot));
+  scratch[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 1; i < 256; ++i) sum += scratch[i];
+    scratch[0] = sum;
+    *lse = log(sum);
+  }
+  __syncthreads();
+  sum = scratch[0];
+  for (int d = threadIdx.x; d < head_dim; d += 256) o[d] = 0;
+  __syncthreads();
+  for (int64_t slot = range.lo + threadIdx.x; slot < range.hi; slot += 256) {
+    const double weight = exp(logit(slot)) / sum;
+    for (int d = 0; d < head_dim; ++d) atomicAdd(o + d, weight * element(slot, d, true));
+  }
+}
+
+class Bench {
+ public:
+  explicit Bench(bool portable, bool invariant) : portable_(portable), invariant_(invariant) {
+    Check(QueryDevice(0, &device_));
+    Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+    Check(cudaEventCreate(&begin_), "cudaEventCreate");
+    Check(cudaEventCreate(&end_), "cudaEventCreate");
+    pool_ = Allocate<std::byte>(kPoolBytes);
+  }
+
+  // Bytes a second.
+  double ReadBandwidth() {
+    uint32_t* sink = Allocate<uint32_t>(1);
+    Fill(DType::kFp8E4M3);
+    const size_t bytes = size_t{8} << 30;
+    const double us = Median(9, [&] {
+      ReadAll<<<device_.multiprocessors * 4, 512, 0, stream_>>>(
+          reinterpret_cast<const uint4*>(pool_), bytes / 16, sink);
+    });
+    return static_cast<double>(bytes) / (us * 1e-6);
+  }
+
+  Result Run(const Case& c) {
+    Fill(c.kv);
+    const auto sequences = static_cast<int32_t>(c.lengths.size());
+    const int32_t rows = sequences * c.rows;
+    const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
+                               c.page_size, c.rows,     sequences};
+    const KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
+    const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
+
+    std::vector<PlanEntry> entries;
+    std::vector<KeyRange> keys;
+    int64_t pages = 0;
+    Result result;
+    for (int32_t i = 0; i < sequences; ++i) {
+      entries.push_back({i * c.rows, c.rows, static_cast<int32_t>(pages)});
+      KeyRange any{INT64_MAX, 0};
+      for (int32_t row = 0; row < c.rows; ++row) {
+        const int64_t position = c.lengths[i] - c.rows + row;
+        const int64_t limit = c.causal ? position + 1 : c.lengths[i];
+        keys.push_back(VisibleKeys(position, {c.window, -1}, limit));
+        any = {std::min(any.lo, keys.back().lo), std::max(any.hi, keys.back().hi)};
+      }
+      result.bytes += static_cast<double>(Length(any)) * c.kv_heads * c.head_dim * 2 * SizeOf(c.kv);
+      pages += (c.lengths[i] + c.page_size - 1) / c.page_size;
+    }
+    Plan plan;
+    PlanAttention(plan_shape, entries, keys, &plan);
+
+    const size_t page_bytes = size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
+    const size_t copy_bytes = page_bytes * pages;
+    if (copy_bytes > kPoolBytes) return result;
+    const size_t copies = std::clamp<size_t>(
+        static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
+    std::vector<int32_t> tables;
+    std::vector<int32_t> order(pages);
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random(3);
+    for (size_t copy = 0; copy < copies; ++copy) {
+      std::shuffle(order.begin(), order.end(), random);
+      tables.insert(tables.end(), order.begin(), order.end());
+    }
+
+    WorkItem* items = Allocate<WorkItem>(plan.items.size());
+    RowKeys* row_keys = Allocate<RowKeys>(plan.keys.size());
+    int32_t* page_tables = Allocate<int32_t>(tables.size());
+    Upload(items, plan.items);
+    Upload(row_keys, plan.keys);
+    int32_t* cut_items = Allocate<int32_t>(plan.cut_items.size());
+    Upload(cut_items, plan.cut_items);
+    Upload(page_tables, tables);
+    const size_t elements = size_t(rows) * c.q_heads * c.head_dim;
+    std::vector<uint16_t> q_host(elements);
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    for (uint16_t& x : q_host) StoreElement(DType::kBf16, &x, 0, normal(random));
+    uint16_t* q = Allocate<uint16_t>(elements);
+    Upload(q, q_host);
+
+    AttentionArgs args;
+    args.items = items;
+    args.keys = row_keys;
+    args.cut_items = cut_items;
+    args.q = q;
+    args.q_heads = c.q_heads;
+    args.kv_heads = c.kv_heads;
+    args.page_shift = static_cast<int32_t>(std::log2(c.page_size));
+    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    args.o = Allocate<float>(elements);
+    args.lse = Allocate<float>(size_t(rows) * c.q_heads);
+    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.head_dim);
+    args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.columns);
+    args.arrivals = Allocate<uint32_t>(plan.jobs_cut);
+    Check(cudaMemset(args.arrivals, 0, plan.jobs_cut * sizeof(uint32_t)), "cudaMemset");
+    const auto launch = [&](size_t copy) {
+      AttentionArgs of_copy = args;
+      of_copy.cache = pool_ + copy * copy_bytes;
+      of_copy.page_tables = page_tables + copy * pages;
+      Check(LaunchAttention(choice, shape, of_copy, plan_shape.blocks, stream_));
+      return of_copy;
+    };
+
+    result.kernel = ToString(choice);
+    result.error = Compare(c, launch(copies - 1), entries, keys);
+
+    const size_t calls = std::max<size_t>(copies, 8);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
+    for (size_t call = 0; call < calls; ++call) launch(call % copies);
+    Check(cudaStreamEndCapture(stream_, &graph), "capture");
+    Check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    result.microseconds = Median(7, [&] { Check(cudaGraphLaunch(exec, stream_), "replay"); }) /
+                          static_cast<double>(calls);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    for (void* p :
+         {static_cast<void*>(items), static_cast<void*>(cut_items), static_cast<void*>(row_keys),
+          static_cast<void*>(page_tables), static_cast<void*>(q), static_cast<void*>(args.o),
+          static_cast<void*>(args.lse), static_cast<void*>(args.partial_o),
+          static_cast<void*>(args.partial_lse), static_cast<void*>(args.arrivals)}) {
+      cudaFree(p);
+    }
+    return result;
+  }
+
+ private:
+  void Fill(DType type) {
+    if (filled_ && filled_with_ == type) return;
+    FillRandom<<<4096, 256, 0, stream_>>>(reinterpret_cast<uint32_t*>(pool_), kPoolBytes / 4, type);
+    Check(cudaStreamSynchronize(stream_), "fill");
+    filled_ = true;
+    filled_with_ = type;
+  }
+
+  template <typename F>
+  double Median(int repeats, F f) {
+    std::vector<double> times;
+    for (int i = 0; i < repeats + 2; ++i) {
+      Check(cudaEventRecord(begin_, stream_), "event");
+      f();
+      Check(cudaEventRecord(end_, stream_), "event");
+      Check(cudaEventSynchronize(end_), "run");
+      float ms = 0;
+      Check(cudaEventElapsedTime(&ms, begin_, end_), "event");
+      if (i >= 2) times.push_back(ms * 1e3);
+    }
+    std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+    return times[repeats / 2];
+  }
+
+  // The largest error of O over a few rows and heads.
+  double Compare(const Case& c, const AttentionArgs& args, const std::vector<PlanEntry>& entries,
+                 const std::vector<KeyRange>& keys) {
+    double* expected = Allocate<double>(c.head_dim + 1);
+    std::vector<double> expected_host(c.head_dim + 1);
+    std::vector<float> actual(c.head_dim);
+    double worst = 0;
+    const int samples = 3;
+    for (int i = 0; i < samples; ++i) {
+      const size_t entry = i * (entries.size() - 1) / (samples - 1);
+      const int row = entries[entry].row_begin + i * (c.rows - 1) / (samples - 1);
+      const int head = i * (c.q_heads - 1) / (samples - 1);
+      NaiveRow<<<1, 256, 0, stream_>>>(args, c.kv, c.head_dim, entries[entry].page_table, keys[row],
+                                       row, head, expected, expected + c.head_dim);
+      Check(cudaStreamSynchronize(stream_), "check");
+      Check(cudaMemcpy(expected_host.data(), expected, sizeof(double) * (c.head_dim + 1),
+                       cudaMemcpyDeviceToHost),
+            "check");
+      const size_t at = size_t(row) * c.q_heads + head;
+      float lse = 0;
+      Check(cudaMemcpy(&lse, args.lse + at, sizeof(float), cudaMemcpyDeviceToHost), "check");
+      Check(cudaMemcpy(actual.data(), args.o + at * c.head_dim, sizeof(float) * c.head_dim,
+                       cudaMemcpyDeviceToHost),
+            "check");
+      worst = std::max(worst, std::abs(lse - expected_host[c.head_dim]));
+      for (int d = 0; d < c.head_dim; ++d) {
+        const double error = std::abs(actual[d] - expected_host[d]);
+        worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+      }
+    }
+    cudaFree(expected);
+    return worst;
+  }
+
+  const bool portable_;
+  const bool invariant_;
+  DeviceProperties device_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  std::byte* pool_ = nullptr;
+  bool filled_ = false;
+  DType filled_with_ = DType::kF32;
+};
+
+std::string Tokens(int64_t n) {
+  return n % 1024 == 0 ? std::to_string(n / 1024) + "K" : std::to_string(n);
+}
+
+Case Uniform(int32_t batch, int64_t length, DType kv) {
+  Case c;
+  c.kv = kv;
+  c.lengths.assign(batch, length);
+  c.name = std::string(Name(kv)) + " " + std::to_string(batch) + " x " + Tokens(length);
+  return c;
+}
+
+Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
+  Case c = Uniform(batch, length, kv);
+  c.kv_heads = 8;
+  c.rows = rows;
+  c.causal = false;
+  c.name += ", block " + std::to_string(rows) + ", 32/8";
+  return c;
+}
+
+// The table of the kernels' targets (docs/kernels.md).
+std::vector<Case> FieldCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    const auto uniform = [&](int32_t batch, std::vector<int64_t> lengths) {
+      for (int64_t length : lengths) cases.push_back(Uniform(batch, length * 1024, kv));
+    };
+    uniform(1, {1, 4, 16, 64, 256});
+    uniform(8, {1, 4, 16});
+    uniform(32, {4, 16});
+    uniform(128, {1, 4});
+    Case uneven = Uniform(31, 4096, kv);
+    uneven.lengths.insert(uneven.lengths.begin(), 131072);
+    uneven.q_heads = 64;
+    uneven.kv_heads = 8;
+    uneven.page_size = 64;
+    uneven.name = std::string(Name(kv)) + " 1 x 128K + 31 x 4K, 64/8, page 64";
+    cases.push_back(uneven);
+    for (auto [batch, length] : {std::pair{1, 4}, {1, 32}, {8, 4}, {8, 32}, {32, 4}}) {
+      cases.push_back(Block(batch, length * 1024, kv, 16));
+    }
+    Case window = Block(8, 32768, kv, 16);
+    window.window = 2047;
+    window.name += ", window 2047";
+    cases.push_back(window);
+    for (int32_t rows : {1, 2, 4, 8}) {
+      Case verify = Uniform(32, 16384, kv);
+      verify.rows = rows;
+      verify.name += ", verify " + std::to_string(rows);
+      cases.push_back(verify);
+    }
+  }
+  return cases;
+}
+
+// Neighbouring shapes around 512 MB: no cliff between them.
+std::vector<Case> ShapeCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (int32_t head_dim : {64, 128, 256}) {
+      for (int32_t group : {1, 2, 4, 8, 16}) {
+        Case c = Uniform(32, 65536 / head_dim * 128 / 4 / int64_t(SizeOf(kv)), kv);
+        c.kv_heads = 4;
+        c.q_heads = 4 * group;
+        c.head_dim = head_dim;
+        c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
+        cases.push_back(c);
+      }
+    }
+  }
+  Case spread = Uniform(128, 0, DType::kFp8E4M3);
+  std::mt19937 random(5);
+  std::lognormal_distribution<double> lengths(8.0, 1.0);
+  for (int64_t& length : spread.lengths) length = 1 + static_cast<int64_t>(lengths(random));
+  spread.name = "fp8_e4m3 128 x log-normal (median 3K)";
+  cases.push_back(spread);
+  return cases;
+}
+
+// Batch x length, as decode backends are usually compared.
+std::vector<Case> GridCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (int32_t batch : {1, 4, 8, 16, 32, 64, 128, 256}) {
+      for (int64_t length = 1024; length <= 131072; length *= 2) {
+        cases.push_back(Uniform(batch, length, kv));
+      }
+    }
+  }
+  return cases;
+}
+
+int Main(int argc, char** argv) {
+  std::string set = "field";
+  std::string only;
+  std::string json;
+  bool portable = false;
+  bool invariant = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--set")
+      set = value, ++i;
+    else if (flag == "--only")
+      only = value, ++i;
+    else if (flag == "--json")
+      json = value, ++i;
+    else if (flag == "--portable")
+      portable = true;
+    else if (flag == "--invariant")
+      invariant = true;
+    else {
+      std::fprintf(stderr, "unknown flag %s\n", argv[i]);
+      return 2;
+    }
+  }
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::vector<Case> more) {
+    if (set == name || set == "all") cases.insert(cases.end(), more.begin(), more.end());
+  };
+  add("field", FieldCases());
+  add("shapes", ShapeCases());
+  add("grid", GridCases());
+
+  Bench bench(portable, invariant);
+  const double bandwidth = bench.ReadBandwidth();
+  std::printf("reads: %.2f TB/s\n%-52s %9s %9s %7s %6s %9s  %s\n", bandwidth * 1e-12, "case", "us",
+              "floor us", "TB/s", "of", "error", "kernel");
+  FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");
+  if (out != nullptr)
+    std::fprintf(out, "{\"read_bytes_per_second\": %.4g, \"cases\": [", bandwidth);
+  bool first = true;
+  bool wrong = false;
+  for (const Case& c : cases) {
+    if (c.name.find(only) == std::string::npos) continue;
+    const Result r = bench.Run(c);
+    if (r.microseconds == 0) {
+      std::printf("%-52s does not fit\n", c.name.c_str());
+      continue;
+    }
+    const double rate = r.bytes / (r.microseconds * 1e-6);
+    std::printf("%-52s %9.1f %9.1f %7.2f %5.0f%% %9.1e  %s\n", c.name.c_str(), r.microseconds,
+                r.bytes / bandwidth * 1e6, rate * 1e-12, 100 * rate / bandwidth, r.error,
+                r.kernel.c_str());
+    std::fflush(stdout);
+    if (!(r.error < 2e-2)) wrong = true;
+    if (out != nullptr) {
+      std::fprintf(out,
+                   "%s\n{\"case\": \"%s\", \"us\": %.3f, \"bytes\": %.0f, \"error\": %.3g, "
+                   "\"kernel\": \"%s\"}",
+                   first ? "" : ",", c.name.c_str(), r.microseconds, r.bytes, r.error,
+                   r.kernel.c_str());
+    }
+    first = false;
+  }
+  if (out != nullptr) {
+    std::fprintf(out, "\n]}\n");
+    std::fclose(out);
+  }
+  if (wrong) std::fprintf(stderr, "a result differs from the reference\n");
+  return wrong ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace tributary::cuda
+
+int main(int argc, char** argv) { return tributary::cuda::Main(argc, argv); }

@@ -1,0 +1,165 @@
+#include "kernels/cuda/attention.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/merge_pieces.h"
+#include "kernels/cuda/mma_attention.h"
+#include "kernels/cuda/wgmma_attention.h"
+#include "kernels/validate.h"
+
+namespace tributary::cuda {
+namespace {
+
+Status FromCuda(const char* what, cudaError_t error) {
+  if (error == cudaSuccess) return Status::Ok();
+  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+constexpr int32_t kWidestMma = 16;
+
+// The widest block of columns whose accumulators fit the registers of two warpgroups.
+int32_t WidestWgmma(int32_t head_dim) { return head_dim == 256 ? 32 : 64; }
+
+// Calls f.operator()<tiles, blocks per multiprocessor>() for the choice.
+template <typename F>
+auto DispatchMma(const KernelChoice& choice, F f) {
+  if (choice.columns == 8) {
+    return choice.blocks_per_multiprocessor == 1 ? f.template operator()<1, 1>()
+                                                 : f.template operator()<1, 2>();
+  }
+  return choice.blocks_per_multiprocessor == 1 ? f.template operator()<2, 1>()
+                                               : f.template operator()<2, 2>();
+}
+
+int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) {
+  int32_t warps = 1;
+  const Status status = DispatchKvType(shape.kv, [&](auto kv) {
+    return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
+      warps = DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
+        return MmaWarps<kv(), head_dim(), kTiles, kBlocks>();
+      });
+      return Status::Ok();
+    });
+  });
+  return status.ok() ? warps : 1;
+}
+
+// Cutting few jobs into many pieces, one large block to a multiprocessor merges half as many; with
+// many jobs, a second block hides where the first one's items end.
+int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionShape& shape,
+                                int32_t columns) {
+  const int64_t jobs =
+      int64_t{shape.sequences} * shape.kv_heads * ((columns + kWidestMma - 1) / kWidestMma);
+  return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
+}
+
+template <DType kKv, int kHeadDim, int kColumns>
+cudaError_t RunWgmma(const AttentionArgs& args, int blocks, cudaStream_t stream) {
+  const cudaError_t error = RunWgmmaAttention<kKv, kHeadDim, kColumns>(args, blocks, stream);
+  if (error != cudaSuccess) return error;
+  return RunMergePieces<kHeadDim, kColumns>(args, blocks, stream);
+}
+
+template <DType kKv, int kHeadDim>
+cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, int blocks,
+                cudaStream_t stream) {
+  if (choice.kind == KernelKind::kMma) {
+    return DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
+      return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, blocks, stream);
+    });
+  }
+  if (choice.columns == 32) return RunWgmma<kKv, kHeadDim, 32>(args, blocks, stream);
+  if constexpr (kHeadDim <= 128) return RunWgmma<kKv, kHeadDim, 64>(args, blocks, stream);
+  return cudaErrorNotSupported;
+}
+
+}  // namespace
+
+Status QueryDevice(int device, DeviceProperties* properties) {
+  int major = 0;
+  int minor = 0;
+  Status status =
+      FromCuda("cudaDeviceGetAttribute",
+               std::max({cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+                         cudaDeviceGetAttribute(&properties->multiprocessors,
+                                                cudaDevAttrMultiProcessorCount, device)}));
+  properties->compute_capability = 10 * major + minor;
+  return status;
+}
+
+std::string ToString(const KernelChoice& choice) {
+  return std::string(choice.kind == KernelKind::kMma ? "mma, " : "wgmma, ") +
+         std::to_string(choice.columns) + " columns" +
+         (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "");
+}
+
+KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
+                          const KernelOptions& options) {
+  const int32_t columns = shape.max_rows * (shape.q_heads / shape.kv_heads);
+  KernelChoice choice;
+  choice.batch_invariant = options.batch_invariant;
+  // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
+  if (columns > kWidestMma && device.compute_capability == 90 && !options.portable) {
+    choice.kind = KernelKind::kWgmma;
+    choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
+    choice.share_groups = kWgmmaShareGroups;
+    return choice;
+  }
+  choice.columns = columns <= 8 ? 8 : kWidestMma;
+  // The shape of a block decides in which order a row's keys are added up.
+  choice.blocks_per_multiprocessor =
+      options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, columns);
+  choice.share_groups = MmaShareGroups(shape, choice);
+  return choice;
+}
+
+PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
+                       const DeviceProperties& device) {
+  PlanShape plan;
+  plan.group = shape.q_heads / shape.kv_heads;
+  plan.kv_heads = shape.kv_heads;
+  plan.columns_per_block = choice.columns;
+  plan.share_groups = choice.share_groups;
+  plan.blocks = device.multiprocessors * choice.blocks_per_multiprocessor;
+  plan.batch_invariant = choice.batch_invariant;
+  return plan;
+}
+
+Status Validate(const AttentionShape& shape) {
+  if (shape.kv_heads < 1) return InvalidArgument("kv.kv_heads: must be positive");
+  if (shape.q_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
+    return InvalidArgument("q_heads: " + std::to_string(shape.q_heads) +
+                           " is not a positive multiple of kv.kv_heads, " +
+                           std::to_string(shape.kv_heads));
+  }
+  if (shape.q_heads / shape.kv_heads > kMaxGroup) {
+    return Unsupported("q_heads: more than " + std::to_string(kMaxGroup) +
+                       " query heads to a kv head");
+  }
+  if (shape.page_size < 16 || shape.page_size > 128 ||
+      !std::has_single_bit(unsigned(shape.page_size))) {
+    return InvalidArgument("kv.page_size: " + std::to_string(shape.page_size) +
+                           " is not 16, 32, 64 or 128");
+  }
+  return DispatchKvType(shape.kv, [&](auto) {
+    return DispatchHeadDim(shape.head_dim, [](auto) { return Status::Ok(); });
+  });
+}
+
+Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
+                       const AttentionArgs& args, int32_t blocks, cudaStream_t stream) {
+  if (Status status = Validate(shape); !status.ok()) return status;
+  if (IsFp8(args.q_dtype)) {
+    return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
+  }
+  return DispatchKvType(shape.kv, [&](auto kv) {
+    return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
+      return FromCuda("attention kernel", Run<kv(), head_dim()>(choice, args, blocks, stream));
+    });
+  });
+}
+
+}  // namespace tributary::cuda

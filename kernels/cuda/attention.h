@@ -1,0 +1,77 @@
+// Attention over a paged cache on one GPU: choose a kernel, plan on the host, launch.
+//
+//   const KernelChoice choice = ChooseKernel(device, shape);            // once a cache
+//   const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
+//   PlanAttention(plan_shape, entries, keys, &plan);                    // once a step
+//   ... copy plan.items, plan.keys and plan.cut_items to the device ...
+//   LaunchAttention(choice, shape, args, plan_shape.blocks, stream);    // once a layer
+//
+// A launch allocates nothing, waits for nothing and reads nothing back, so it can be captured in a
+// CUDA graph; replaying the graph after copying another plan to the same place runs that plan.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/status.h"
+
+namespace tributary::cuda {
+
+struct DeviceProperties {
+  int32_t compute_capability = 0;  // 10 * major + minor
+  int32_t multiprocessors = 0;
+};
+Status QueryDevice(int device, DeviceProperties* properties);
+
+// What a kernel is chosen from.
+struct AttentionShape {
+  DType kv = DType::kBf16;
+  int32_t head_dim = 0;  // 64, 128 or 256
+  int32_t q_heads = 0;   // kv_heads times 1..16
+  int32_t kv_heads = 0;
+  int32_t page_size = 0;  // 16, 32, 64 or 128
+  int32_t max_rows = 1;   // query rows of one sequence
+  int32_t sequences = 1;  // about as many as a call has; a matter of speed alone
+};
+
+struct KernelOptions {
+  // Leaves out what only one architecture has.
+  bool portable = false;
+  // A sequence's result must not depend on what else is in the batch, down to the last bit. That
+  // takes the same max_rows in every call: it decides the kernel.
+  bool batch_invariant = false;
+};
+
+enum class KernelKind {
+  kMma,    // sm_80 and later; 8 or 16 columns a block
+  kWgmma,  // sm_90a; 32 or 64 columns a block, and a second launch that merges pieces
+};
+
+struct KernelChoice {
+  KernelKind kind = KernelKind::kMma;
+  int32_t columns = 8;        // a block of columns
+  int32_t share_groups = 16;  // groups of 16 tokens that a block of threads takes in one round
+  int32_t blocks_per_multiprocessor = 1;
+  bool batch_invariant = false;
+};
+// "mma, 8 columns", for logs and benchmarks.
+std::string ToString(const KernelChoice& choice);
+
+// A pure function of its arguments.
+KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
+                          const KernelOptions& options = {});
+
+PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
+                       const DeviceProperties& device);
+
+// Refuses, naming the field, what no kernel here supports.
+Status Validate(const AttentionShape& shape);
+
+// Attention for plan shape `plan`, of which `args.items` is a plan's device copy.
+Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
+                       const AttentionArgs& args, int32_t blocks, cudaStream_t stream);
+
+}  // namespace tributary::cuda

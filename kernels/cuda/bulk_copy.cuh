@@ -1,0 +1,59 @@
+// Bulk copies from global to shared memory (sm_90) and the barriers in shared memory that count
+// them.
+#pragma once
+
+#include <cstdint>
+
+namespace tributary::cuda {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// A barrier whose phase ends when `arrivals` have come and all bytes announced have landed.
+struct alignas(8) CopyBarrier {
+  uint64_t state;
+
+  __device__ void Init(uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(&state)),
+                 "r"(arrivals)
+                 : "memory");
+  }
+  __device__ void Arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(&state))
+                 : "memory");
+  }
+  __device__ void ArriveAndExpect(uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(&state)),
+        "r"(bytes)
+        : "memory");
+  }
+  // Waits for the end of the phase of this parity (the first phase has parity 0).
+  __device__ void Wait(uint32_t parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again_%=:\n"
+        "  mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "  @!done bra again_%=; }" ::"r"(SharedAddress(&state)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Makes barriers just initialised known to the copy engine.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Copies `bytes` (a multiple of 16, both ends aligned to 16) and reports to the barrier.
+__device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint32_t bytes,
+                                         CopyBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(&barrier.state))
+      : "memory");
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,34 @@
+// Merges the partials of disjoint key sets (ranks, or the parts of a prefill) and applies sinks
+// once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+#include "kernels/status.h"
+
+namespace tributary::cuda {
+
+inline constexpr int kMaxMergeSources = 16;
+
+// All pointers but the arrays themselves are device pointers.
+struct MergeArgs {
+  const float* o[kMaxMergeSources] = {};    // sources x [rows, heads, head_dim]
+  const float* lse[kMaxMergeSources] = {};  // sources x [rows, heads]
+  int32_t sources = 0;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;          // a multiple of 4
+  const float* sinks = nullptr;  // [heads] or nullptr for none
+  // Result: [rows, heads, head_dim] of out_dtype; may be a source when it is f32.
+  void* out = nullptr;
+  DType out_dtype = DType::kF32;  // f32, bf16, f16, fp8_e4m3 or fp8_e5m2
+  float out_scale = 1.0f;         // stored = real / out_scale; FP8 saturates
+  float* lse_out = nullptr;       // [rows, heads] or nullptr; LSE without the sink; may be a source
+};
+
+Status LaunchMerge(const MergeArgs& args, cudaStream_t stream);
+
+}  // namespace tributary::cuda

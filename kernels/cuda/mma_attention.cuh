@@ -1,0 +1,462 @@
+// Attention of few columns (8 or 16) over a paged cache, at the speed of memory, on sm_80 and
+// later.
+//
+// Every warp is on its own: it reads 16 tokens of K and V straight from global memory into the
+// registers from which it multiplies (page_layout.h stores them in that order), and asks for its
+// next 16 tokens as soon as the registers are free. Nothing is shared between warps until a piece
+// of work ends, so nothing waits and there is no pipeline to fill: a thousand tokens cost little
+// more than the latency of memory.
+//
+//   S^T = K Q^T      tokens in M, columns in N: with 8 columns nothing is padded
+//   O^T += V^T P^T   dimensions in M; P^T is S^T transposed back in registers (movmatrix)
+//
+// The order of the contraction index is free as long as both operands agree, so each thread's
+// operand of K is 16 consecutive bytes of a token, and of V four consecutive tokens.
+#pragma once
+
+#include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/widen.cuh"
+
+namespace tributary::cuda {
+
+template <DType kKvType, int kHeadDimension, int kColumnTiles, int kBlocks>
+struct MmaTraits {
+  static constexpr DType kKv = kKvType;
+  static constexpr DType kCompute = ComputeType(kKv);
+  static constexpr int kHeadDim = kHeadDimension;
+  static constexpr int kTiles = kColumnTiles;  // of 8 columns
+  static constexpr int kColumns = 8 * kTiles;
+  static constexpr int kRowBytes = kHeadDim * int(SizeOf(kKv));
+  static constexpr int kPanels = kRowBytes / kKeyPanelBytes;  // of K
+  static constexpr int kQuadsPerVector = kVectorBytes / (4 * int(SizeOf(kKv)));
+  static constexpr int kValueVectors = kRowBytes / 32;  // of V, a thread and group of tokens
+  static constexpr int kDimTiles = kHeadDim / 16;
+  static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
+  static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
+  static constexpr int kBlocksPerMultiprocessor = kBlocks;
+  // As many warps as the accumulators and one group of K and V leave registers for.
+  static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
+  static constexpr int kWarps = (kRegisters <= 80    ? 16
+                                 : kRegisters <= 112 ? 12
+                                                     : 8) /
+                                kBlocksPerMultiprocessor;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+
+  struct Shared {
+    uint4 q[kTiles][kHeadDim / 32][32];  // operand B of K Q^T, as the lanes take it
+    float o[kWarps][8][kHeadDim + 4];    // one tile of columns at a time
+    ColumnState<kColumns> columns;
+    WarpResults<kWarps, kColumns> warps;
+    WorkItem items[2];
+    int is_last;
+  };
+};
+
+// The 16 tokens a warp works on, or has asked for.
+template <typename Traits>
+struct Tokens {
+  uint4 k[Traits::kPanels][2];
+  uint4 v[Traits::kValueVectors];
+};
+
+// The groups of 16 tokens of an item that a warp takes: every kWarps-th.
+template <typename Traits>
+class GroupCursor {
+ public:
+  __device__ GroupCursor(const AttentionArgs& args, int warp) : args_(args), warp_(warp) {}
+
+  // Goes to the warp's first group of an item, given by its first 16 bytes.
+  __device__ void Start(int4 item) {
+    pages_ = args_.page_tables + item.x;
+    head_ = item.y;
+    group_ = item.z + warp_;
+    end_ = item.w;
+    FetchPage();
+  }
+  __device__ void Advance() {
+    group_ += Traits::kWarps;
+    FetchPage();
+  }
+  __device__ bool Done() const { return group_ >= end_; }
+  __device__ int group() const { return group_; }
+
+  // The group's K in the warp's page; V lies kv_heads planes further.
+  __device__ const std::byte* Keys() const {
+    const int shift = args_.page_shift - 4;
+    const size_t plane = Traits::kGroupBytes << shift;
+    return args_.cache + (size_t(page_) * 2 * args_.kv_heads + head_) * plane +
+           size_t(group_ & ((1 << shift) - 1)) * Traits::kGroupBytes;
+  }
+  __device__ size_t ValuesAfterKeys() const {
+    return (size_t(args_.kv_heads) * Traits::kGroupBytes) << (args_.page_shift - 4);
+  }
+
+ private:
+  __device__ void FetchPage() {
+    if (!Done()) page_ = __ldg(pages_ + (group_ >> (args_.page_shift - 4)));
+  }
+
+  const AttentionArgs& args_;
+  const int warp_;
+  const int32_t* pages_ = nullptr;
+  int group_ = 0;
+  int end_ = 0;
+  int head_ = 0;
+  int page_ = 0;
+};
+
+template <typename Traits>
+__device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
+  const int lane = threadIdx.x % 32;
+  const std::byte* at = keys + TokenOfRow(lane / 4) * kKeyPanelBytes + lane % 4 * kVectorBytes;
+#pragma unroll
+  for (int panel = 0; panel < Traits::kPanels; ++panel) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      k[panel][half] = LoadStreaming(at + (panel * kGroupTokens + half * 2) * kKeyPanelBytes);
+    }
+  }
+}
+
+template <typename Traits>
+__device__ __forceinline__ void LoadValues(const std::byte* values,
+                                           uint4 (&v)[Traits::kValueVectors]) {
+  const std::byte* at = values + threadIdx.x % 32 * kVectorBytes;
+#pragma unroll
+  for (int i = 0; i < Traits::kValueVectors; ++i) v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
+}
+
+// S^T of one group: s[tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4) + {0,
+// 1}.
+template <typename Traits>
+__device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kPanels][2],
+                                       const typename Traits::Shared& shared,
+                                       float (&s)[Traits::kTiles][4]) {
+  const int lane = threadIdx.x % 32;
+  // Two chains of additions, half as long.
+  float odd[Traits::kTiles][4] = {};
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[tile][i] = 0.0f;
+  }
+#pragma unroll
+  for (int step = 0; step < Traits::kHeadDim / 32; ++step) {  // two products of depth 16
+    constexpr int kStepsPerPanel = Traits::kQuadsPerVector / 2;
+    const int panel = step / kStepsPerPanel;
+    const int quad = step % kStepsPerPanel * 2;
+    uint32_t a[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      WidenQuad<Traits::kKv>(k[panel][0], quad + i, a[i][0], a[i][2]);
+      WidenQuad<Traits::kKv>(k[panel][1], quad + i, a[i][1], a[i][3]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const uint4 q = shared.q[tile][step][lane];
+      Mma16x8x16<Traits::kCompute>(s[tile], a[0], q.x, q.y);
+      Mma16x8x16<Traits::kCompute>(odd[tile], a[1], q.z, q.w);
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[tile][i] += odd[tile][i];
+  }
+}
+
+// A warp's share of the softmax and the output.
+template <typename Traits>
+struct Accumulator {
+  float o[Traits::kDimTiles][Traits::kTiles][4];
+  float reference[Traits::kTiles][2];
+  float sum[Traits::kTiles][2];  // over this thread's rows only
+
+  __device__ void Reset() {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      reference[tile][0] = reference[tile][1] = kNoReference;
+      sum[tile][0] = sum[tile][1] = 0.0f;
+#pragma unroll
+      for (int d = 0; d < Traits::kDimTiles; ++d) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[d][tile][i] = 0.0f;
+      }
+    }
+  }
+
+  // Turns logits into weights, in place.
+  __device__ void Weigh(float (&s)[Traits::kTiles][4]) {
+    float excess = 0.0f;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) excess = fmaxf(excess, s[tile][i] - reference[tile][i % 2]);
+    }
+    if (__any_sync(0xffffffffu, excess > kHeadroom)) RaiseReference(s);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[tile][i] = Exp2(s[tile][i] - reference[tile][i % 2] + Traits::kBias);
+        sum[tile][i % 2] += s[tile][i];
+      }
+    }
+  }
+
+  // Moves the references up to the largest logits so far, and what was summed with them.
+  __device__ void RaiseReference(const float (&s)[Traits::kTiles][4]) {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float raised = fmaxf(reference[tile][c], fmaxf(s[tile][c], s[tile][c + 2]));
+#pragma unroll
+        for (int mask = 4; mask < 32; mask *= 2) {
+          raised = fmaxf(raised, __shfl_xor_sync(0xffffffffu, raised, mask));
+        }
+        const float factor = Exp2(reference[tile][c] - raised);
+        reference[tile][c] = raised;
+        sum[tile][c] *= factor;
+#pragma unroll
+        for (int d = 0; d < Traits::kDimTiles; ++d) {
+          o[d][tile][c] *= factor;
+          o[d][tile][c + 2] *= factor;
+        }
+      }
+    }
+  }
+
+  __device__ void AddValues(const uint4 (&v)[Traits::kValueVectors],
+                            const float (&p)[Traits::kTiles][4]) {
+    uint32_t b[Traits::kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      b[tile][0] = TransposeTile(Pack<Traits::kCompute>(p[tile][0], p[tile][1]));
+      b[tile][1] = TransposeTile(Pack<Traits::kCompute>(p[tile][2], p[tile][3]));
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kValueVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < Traits::kTilesPerVector; ++j) {
+        uint32_t a[4];
+        WidenQuad<Traits::kKv>(v[i], 2 * j, a[0], a[2]);
+        WidenQuad<Traits::kKv>(v[i], 2 * j + 1, a[1], a[3]);
+#pragma unroll
+        for (int tile = 0; tile < Traits::kTiles; ++tile) {
+          Mma16x8x16<Traits::kCompute>(o[i * Traits::kTilesPerVector + j][tile], a, b[tile][0],
+                                       b[tile][1]);
+        }
+      }
+    }
+  }
+};
+
+// From raw products to logits in base 2, with the keys outside a column's range at -inf.
+template <typename Traits>
+__device__ __forceinline__ void MaskScores(const AttentionArgs& args, const WorkItem& item,
+                                           const ColumnState<Traits::kColumns>& columns,
+                                           const float (&scale)[Traits::kTiles][2], int group,
+                                           float (&s)[Traits::kTiles][4]) {
+  const int lane = threadIdx.x % 32;
+  const int first = group * kGroupTokens;
+  const bool dense = first >= item.dense_begin && first + kGroupTokens <= item.dense_end;
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[tile][i] *= scale[tile][i % 2];
+    if (args.soft_cap > 0.0f) CapLogits(args.soft_cap, s[tile]);
+    if (dense) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const RowKeys keys = columns.keys[tile * 8 + lane % 4 * 2 + i % 2];
+      const int slot = first + TokenOfRow(lane / 4) + i / 2 * 2;
+      if (slot < keys.begin || slot >= keys.end) s[tile][i] = EmptyLse<float>();
+    }
+  }
+}
+
+// Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
+template <typename Traits>
+__device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int group,
+                                                uint4 (&v)[Traits::kValueVectors]) {
+  const int first = group * kGroupTokens;
+  if (first >= item.key_begin && first + kGroupTokens <= item.key_end) return;
+  const uint32_t alive = AliveTokens(item, first + threadIdx.x % 4 * kQuadTokens);
+#pragma unroll
+  for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v[i], alive);
+}
+
+// Puts a tile of columns of a warp's unnormalised output where all threads can merge it.
+template <typename Traits>
+__device__ __forceinline__ void PublishTile(const Accumulator<Traits>& acc, int tile,
+                                            typename Traits::Shared& shared) {
+  constexpr int kDims = 2 * Traits::kTilesPerVector;  // a thread's neighbouring dimensions
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 0; i < Traits::kValueVectors; ++i) {
+      float* to = &shared.o[threadIdx.x / 32][lane % 4 * 2 + c][(i * 8 + lane / 4) * kDims];
+#pragma unroll
+      for (int j = 0; j < Traits::kTilesPerVector; ++j) {
+        const float* from = acc.o[i * Traits::kTilesPerVector + j][tile];
+        *reinterpret_cast<float2*>(to + 2 * j) = make_float2(from[c], from[c + 2]);
+      }
+    }
+  }
+}
+
+template <typename Traits>
+__device__ __forceinline__ void PublishSums(const Accumulator<Traits>& acc,
+                                            typename Traits::Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float sum = acc.sum[tile][c];
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+      if (lane / 4 == 0) {
+        shared.warps.reference[warp][tile * 8 + lane * 2 + c] = acc.reference[tile][c];
+        shared.warps.sum[warp][tile * 8 + lane * 2 + c] = sum;
+      }
+    }
+  }
+}
+
+// Adds up the warps' outputs of a tile of columns and writes the block's.
+template <typename Traits>
+__device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkItem& item, int tile,
+                                          const typename Traits::Shared& shared) {
+  constexpr int kPairs = Traits::kHeadDim / 2;
+  for (int i = threadIdx.x; i < 8 * kPairs; i += Traits::kThreads) {
+    const int column = tile * 8 + i / kPairs;
+    const int d = i % kPairs * 2;
+    if (column >= item.column_count) return;
+    float2 o = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < Traits::kWarps; ++w) {
+      const float factor = shared.warps.factor[w][column];
+      const float2 x = *reinterpret_cast<const float2*>(&shared.o[w][i / kPairs][d]);
+      o.x += x.x * factor;
+      o.y += x.y * factor;
+    }
+    StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
+                                                    shared.warps.lse2[column]);
+  }
+}
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor)
+    MmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
+  extern __shared__ uint4 shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+
+  Tokens<Traits> tokens;
+  GroupCursor<Traits> next(args, warp);
+  const auto start = [&](int4 item) {
+    next.Start(item);
+    if (next.Done()) return;
+    const std::byte* keys = next.Keys();
+    LoadKeys<Traits>(keys, tokens.k);
+    LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+  };
+  QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  const auto stage_queries = [&] {
+    queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
+      // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).
+      constexpr int kOfVector = Traits::kQuadsPerVector / 2;  // steps with one vector of K
+      const int of_lane = vector / kOfVector;
+      const int step = of_lane / 4 * kOfVector + vector % kOfVector;
+      shared.q[column / 8][step][column % 8 * 4 + of_lane % 4] = x;
+    });
+  };
+  const auto copy_item = [&](int index, WorkItem* to) {
+    if (threadIdx.x < sizeof(WorkItem) / 16) {
+      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
+                  reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
+    }
+  };
+
+  const WorkItem& first = args.items[blockIdx.x];
+  if (first.column_count == 0) return;
+  copy_item(blockIdx.x, &shared.items[0]);
+  start(*reinterpret_cast<const int4*>(&first));
+  queries.Load(args, first);
+  stage_queries();
+  WaitForCopies();
+  SyncThreads<Traits::kThreads>();
+  for (int parity = 0;; parity ^= 1) {
+    const WorkItem& item = shared.items[parity];
+    const bool has_next = item.next >= 0;
+    int4 next_item = {};
+    if (has_next) {
+      next_item = __ldg(reinterpret_cast<const int4*>(args.items + item.next));
+      copy_item(item.next, &shared.items[parity ^ 1]);
+    }
+    float scale[Traits::kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        scale[tile][c] = shared.columns.scale[tile * 8 + lane % 4 * 2 + c];
+    }
+    Accumulator<Traits> acc;
+    acc.Reset();
+    const int begin = item.group_begin + warp;
+    bool in_item = begin < item.group_end;
+    // A warp that has nothing here has not asked for its part of the next item yet.
+    if (!in_item && has_next) start(next_item);
+    for (int group = begin; in_item; group += Traits::kWarps) {
+      // What to ask for when the registers are free: this item's next group or the next item's
+      // first.
+      next.Advance();
+      in_item = !next.Done();
+      if (!in_item && has_next) next.Start(next_item);
+      const bool more = !next.Done();
+      float s[Traits::kTiles][4];
+      Scores<Traits>(tokens.k, shared, s);
+      const std::byte* keys = nullptr;
+      if (more) {
+        keys = next.Keys();
+        LoadKeys<Traits>(keys, tokens.k);
+      }
+      MaskScores<Traits>(args, item, shared.columns, scale, group, s);
+      acc.Weigh(s);
+      ClearDeadValues<Traits>(item, group, tokens.v);
+      acc.AddValues(tokens.v, s);
+      if (more) LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+    }
+
+    PublishSums<Traits>(acc, shared);
+    PublishTile<Traits>(acc, 0, shared);
+    WaitForCopies();
+    SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
+    if (has_next) queries.Load(args, shared.items[parity ^ 1]);
+    CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
+    SyncThreads<Traits::kThreads>();
+    StoreTile<Traits>(args, item, 0, shared);
+#pragma unroll
+    for (int tile = 1; tile < Traits::kTiles; ++tile) {
+      SyncThreads<Traits::kThreads>();
+      PublishTile<Traits>(acc, tile, shared);
+      SyncThreads<Traits::kThreads>();
+      StoreTile<Traits>(args, item, tile, shared);
+    }
+    if (item.partial_count > 1) {
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item,
+                                                                        &shared.is_last);
+    }
+    if (!has_next) return;
+    stage_queries();
+    SyncThreads<Traits::kThreads>();
+  }
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "kernels/cuda/mma_attention.cuh"
+#include "kernels/cuda/mma_attention.h"
+
+namespace tributary::cuda {
+
+template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+cudaError_t RunMmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream) {
+  using Traits = MmaTraits<kKv, kHeadDim, kColumnTiles, kBlocksPerMultiprocessor>;
+  const auto kernel = MmaAttentionKernel<Traits>;
+  constexpr int kBytes = sizeof(typename Traits::Shared);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, Traits::kThreads, kBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+int MmaWarps() {
+  return MmaTraits<kKv, kHeadDim, kColumnTiles, kBlocksPerMultiprocessor>::kWarps;
+}
+
+}  // namespace tributary::cuda
+
+#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                             \
+  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&, int, \
+                                                                    cudaStream_t);             \
+  template int MmaWarps<kv, head_dim, tiles, blocks>();
+
+// One kv dtype and head dim: both widths in both shapes.
+#define TRIBUTARY_MMA_ATTENTION(kv, head_dim)       \
+  namespace tributary::cuda {                       \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 1) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 1, 2) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 2, 1) \
+  TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, 2, 2) \
+  }

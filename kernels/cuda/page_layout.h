@@ -1,0 +1,53 @@
+// Where an element lies inside one head's plane of a page, on the GPU.
+//
+// A page has the planes that kernels/paged_kv.h describes, of the same sizes, in the same order.
+// Only the order of the bytes inside a plane differs: it is the order in which the tensor cores
+// want them, so that a warp reads whole, consecutive 512-byte blocks straight into the registers
+// from which it multiplies, without a detour through shared memory. Copying or forking whole pages
+// needs no knowledge of it.
+//
+// Tokens are taken in groups of 16 (a page holds one or more whole groups).
+//   K: [group][row bytes / 64][16 tokens][64 bytes]: row-major in panels 64 bytes wide.
+//   V: [group][head_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
+//      consecutive tokens of one dimension lie side by side, because V enters the product
+//      transposed.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/key_range.h"  // TRIBUTARY_HOST_DEVICE
+
+namespace tributary::cuda {
+
+inline constexpr int kGroupTokens = 16;
+inline constexpr int kVectorBytes = 16;
+inline constexpr int kKeyPanelBytes = 64;
+inline constexpr int kQuadTokens = 4;
+
+// Dimensions whose quads share one 16-byte vector of V.
+TRIBUTARY_HOST_DEVICE constexpr int ValueVectorDims(int element_bytes) {
+  return kVectorBytes / (kQuadTokens * element_bytes);
+}
+
+// Byte offset, in a head's K plane, of dimension d of a token (a slot of the page).
+TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int head_dim,
+                                                 int element_bytes) {
+  const int group = token / kGroupTokens;
+  const int byte = d * element_bytes;
+  return size_t(group) * kGroupTokens * head_dim * element_bytes +
+         size_t(byte / kKeyPanelBytes) * kGroupTokens * kKeyPanelBytes +
+         size_t(token % kGroupTokens) * kKeyPanelBytes + size_t(byte % kKeyPanelBytes);
+}
+
+// The same for V.
+TRIBUTARY_HOST_DEVICE constexpr size_t ValueOffset(int token, int d, int head_dim,
+                                                   int element_bytes) {
+  const int group = token / kGroupTokens;
+  const int dims = ValueVectorDims(element_bytes);
+  const int quad = token % kGroupTokens / kQuadTokens;
+  const size_t vector = size_t(d / dims) * kQuadTokens + quad;
+  return size_t(group) * kGroupTokens * head_dim * element_bytes + vector * kVectorBytes +
+         size_t(d % dims * kQuadTokens + token % kQuadTokens) * element_bytes;
+}
+
+}  // namespace tributary::cuda

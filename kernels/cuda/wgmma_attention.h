@@ -1,0 +1,17 @@
+// Attention of 16 to 64 columns at a time; see wgmma_attention.cuh. sm_90a only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/attention_args.h"
+
+namespace tributary::cuda {
+
+// Groups of 16 tokens that a block of threads takes in one round.
+inline constexpr int kWgmmaShareGroups = 8;
+
+// Launches `blocks` blocks, or says why it could not.
+template <DType kKv, int kHeadDim, int kColumns>
+cudaError_t RunWgmmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream);
+
+}  // namespace tributary::cuda

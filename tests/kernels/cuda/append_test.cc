@@ -1,0 +1,120 @@
+// Append on the GPU writes, bit for bit, what the reference writes, and nothing else.
+#include "kernels/cuda/append.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/reference.h"
+#include "tests/kernels/cuda/gpu_cache.h"
+
+namespace tributary::cuda {
+namespace {
+
+struct Case {
+  CacheShape shape;
+  DType input = DType::kBf16;
+  bool scaled = false;
+  std::vector<int64_t> slots;
+};
+
+void ExpectMatchesReference(const Case& c) {
+  SCOPED_TRACE(std::string(Name(c.shape.dtype)) + " from " + Name(c.input) + " d" +
+               std::to_string(c.shape.head_dim));
+  HostCache cache(c.shape, c.scaled);
+  const auto tokens = static_cast<int32_t>(c.slots.size());
+  const size_t elements = size_t(tokens) * c.shape.kv_heads * c.shape.head_dim;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 30.0f);
+  std::vector<std::byte> k(elements * SizeOf(c.input)), v(k.size());
+  const float odd[] = {0.0f,    -0.0f, std::nanf(""), std::numeric_limits<float>::infinity(),
+                       1e30f,   -1e9f, 1e-9f,         -449.0f,
+                       60000.0f};
+  for (size_t i = 0; i < elements; ++i) {
+    StoreElement(c.input, k.data(), i, i % 97 == 5 ? odd[i / 97 % 9] : normal(random));
+    StoreElement(c.input, v.data(), i, i % 89 == 3 ? odd[i / 89 % 9] : normal(random));
+  }
+  AppendParams p;
+  p.kv = cache.kv();
+  p.k = k.data();
+  p.v = v.data();
+  p.input_dtype = c.input;
+  p.tokens = tokens;
+  p.slots = c.slots.data();
+
+  const DeviceArray<std::byte> device_cache(Reorder(cache.kv(), cache.bytes(), Direction::kToGpu));
+  const DeviceArray<std::byte> device_k(k), device_v(v);
+  const DeviceArray<float> k_scale(cache.k_scale()), v_scale(cache.v_scale());
+  const DeviceArray<int64_t> slots(c.slots);
+  AppendArgs args;
+  args.cache = device_cache.data();
+  args.kv = c.shape.dtype;
+  args.head_dim = c.shape.head_dim;
+  args.kv_heads = c.shape.kv_heads;
+  args.page_size = c.shape.page_size;
+  args.k_scale = c.scaled ? k_scale.data() : nullptr;
+  args.v_scale = c.scaled ? v_scale.data() : nullptr;
+  args.k = device_k.data();
+  args.v = device_v.data();
+  args.input_dtype = c.input;
+  args.tokens = tokens;
+  args.slots = slots.data();
+  const Status status = LaunchAppend(args, nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<std::byte> actual =
+      Reorder(cache.kv(), device_cache.Get(), Direction::kFromGpu);
+
+  ReferenceAppend(p);
+  const std::vector<std::byte>& expected = cache.bytes();
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_EQ(actual[i], expected[i]) << "byte " << i << " of " << actual.size();
+  }
+}
+
+TEST(AppendTest, EveryTypeAndAlignment) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
+      for (int32_t head_dim : {64, 128, 256}) {
+        Case c;
+        c.shape = {kv, 3, head_dim, 32, 6};
+        c.input = input;
+        c.scaled = head_dim == 128;
+        // Whole quads, a run that starts inside a quad, tokens of other ranks, scattered tokens.
+        for (int64_t slot = 32; slot < 64; ++slot) c.slots.push_back(slot);
+        for (int64_t slot = 67; slot < 96; ++slot) c.slots.push_back(slot);
+        c.slots.insert(c.slots.end(), {kPadSlot, 130, kPadSlot, 128, 191, 5});
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+TEST(AppendTest, NothingToWriteChangesNothing) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  Case c;
+  c.shape = {DType::kFp8E4M3, 2, 128, 16, 2};
+  ExpectMatchesReference(c);
+  c.slots.assign(9, kPadSlot);
+  ExpectMatchesReference(c);
+}
+
+TEST(AppendTest, RefusesTypesItDoesNotKnow) {
+  AppendArgs args;
+  args.tokens = 1;
+  args.head_dim = 128;
+  args.input_dtype = DType::kFp8E4M3;
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("input_dtype: fp8_e4m3"));
+  args.input_dtype = DType::kBf16;
+  args.kv = DType::kF32;
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.dtype"));
+  args.kv = DType::kBf16;
+  args.head_dim = 80;
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("head_dim: 80"));
+}
+
+}  // namespace
+}  // namespace tributary::cuda

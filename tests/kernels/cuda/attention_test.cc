@@ -1,0 +1,439 @@
+// Attention on the GPU against the float64 reference: every cache type, head dimension, group,
+// number of rows and kind of range, with NaN in dead slots and wild ids in dead page table entries.
+#include "kernels/cuda/attention.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "kernels/reference.h"
+#include "tests/kernels/cuda/gpu_cache.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int32_t kWildPage = 2147480000;
+
+struct Sequence {
+  int64_t length = 0;  // slots with keys
+  int32_t rows = 1;
+  // The range of row i; by default causal, the last row seeing everything.
+  int64_t window = -1;
+  bool causal = true;
+};
+
+struct Case {
+  DType kv = DType::kFp8E4M3;
+  int32_t head_dim = 128;
+  int32_t group = 8;
+  int32_t kv_heads = 2;
+  int32_t page_size = 16;
+  std::vector<Sequence> sequences;
+  DType q = DType::kBf16;
+  float soft_cap = 0.0f;
+  bool scaled = false;
+  bool portable = false;
+  bool many_sequences = false;  // chooses the kernels for large batches
+  bool batch_invariant = false;
+  float q_magnitude = 1.0f;
+  int32_t blocks = 0;  // 0: as many as the GPU has multiprocessors
+};
+
+std::string Describe(const Case& c) {
+  std::string text = std::string(Name(c.kv)) + " d" + std::to_string(c.head_dim) + " group " +
+                     std::to_string(c.group) + " kv_heads " + std::to_string(c.kv_heads) +
+                     " page " + std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
+                     std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
+                     (c.batch_invariant ? " invariant" : "") + " sequences";
+  for (const Sequence& s : c.sequences) {
+    text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
+    if (s.window >= 0) text += "w" + std::to_string(s.window);
+    if (!s.causal) text += "full";
+  }
+  return text;
+}
+
+KeyRange RangeOfRow(const Sequence& s, int32_t row) {
+  const int64_t position = s.length - s.rows + row;
+  if (position < 0) return {0, 0};
+  return VisibleKeys(position, {s.window, -1}, s.causal ? position + 1 : s.length);
+}
+
+// One call, set up on the host and on the GPU.
+class Call {
+ public:
+  explicit Call(const Case& c, uint32_t seed = 1) : case_(c), random_(seed) {
+    int64_t pages = 1;
+    for (const Sequence& s : c.sequences) pages += (s.length + c.page_size - 1) / c.page_size;
+    cache_ = std::make_unique<HostCache>(
+        CacheShape{c.kv, c.kv_heads, c.head_dim, c.page_size, static_cast<int32_t>(pages)},
+        c.scaled);
+    DealPages(static_cast<int32_t>(pages));
+    MakeRows();
+  }
+
+  AttentionParams HostParams() {
+    AttentionParams p;
+    p.kv = cache_->kv();
+    p.q = q_.data();
+    p.q_dtype = case_.q;
+    p.rows = rows_;
+    p.q_heads = case_.group * case_.kv_heads;
+    p.entries = entries_;
+    p.keys = keys_.data();
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(case_.head_dim)) / case_.q_magnitude;
+    p.soft_cap = case_.soft_cap;
+    return p;
+  }
+
+  // Makes the other call's only sequence the same as this one's first: keys, values and queries.
+  void CopyFirstSequenceTo(Call* other) {
+    for (size_t i = 0; i < other->tables_[0].size(); ++i) {
+      const int32_t from = tables_[0][i];
+      const int32_t to = other->tables_[0][i];
+      if (from == kWildPage) break;
+      std::memcpy(&other->cache_->bytes()[size_t(to) * PageBytes(cache_->kv())],
+                  &cache_->bytes()[size_t(from) * PageBytes(cache_->kv())],
+                  PageBytes(cache_->kv()));
+    }
+    std::copy_n(q_.begin(), other->q_.size(), other->q_.begin());
+  }
+
+  void PoisonKey(size_t sequence, int64_t slot, int32_t head) {
+    const PagedKv& kv = cache_->kv();
+    const int32_t page = tables_[sequence][slot / kv.page_size];
+    StoreElement(kv.dtype, KeyPlane(kv, page, head), slot % kv.page_size * kv.head_dim,
+                 std::nanf(""));
+  }
+
+  void Run(std::vector<float>* o, std::vector<float>* lse, int launches = 1) {
+    DeviceProperties device;
+    ASSERT_TRUE(QueryDevice(0, &device).ok());
+    if (case_.blocks > 0) device.multiprocessors = case_.blocks;
+    const AttentionParams p = HostParams();
+    AttentionShape shape{case_.kv, case_.head_dim, p.q_heads, case_.kv_heads, case_.page_size, 1};
+    for (const Sequence& s : case_.sequences) shape.max_rows = std::max(shape.max_rows, s.rows);
+    if (case_.many_sequences) shape.sequences = 1000;
+    const KernelChoice choice =
+        ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});
+    const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
+    Plan plan;
+    PlanAttention(plan_shape, plan_entries_, keys_, &plan);
+    const DeviceArray<WorkItem> items(plan.items);
+    const DeviceArray<RowKeys> keys(plan.keys);
+    const DeviceArray<int32_t> cut_items(plan.cut_items);
+    const DeviceArray<int32_t> tables(page_tables_);
+    const DeviceArray<std::byte> cache(Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
+    const DeviceArray<std::byte> q(q_);
+    const DeviceArray<float> k_scale(cache_->k_scale());
+    const DeviceArray<float> v_scale(cache_->v_scale());
+    DeviceArray<float> device_o(size_t(rows_) * p.q_heads * case_.head_dim);
+    DeviceArray<float> device_lse(size_t(rows_) * p.q_heads);
+    DeviceArray<float> partial_o(size_t(plan.partials) * choice.columns * case_.head_dim);
+    DeviceArray<float> partial_lse(size_t(plan.partials) * choice.columns);
+    DeviceArray<uint32_t> arrivals(plan.jobs_cut);
+    device_o.Fill(0xff);
+    device_lse.Fill(0xff);
+    partial_o.Fill(0xff);
+    partial_lse.Fill(0xff);
+    arrivals.Fill(0);
+    AttentionArgs args;
+    args.items = items.data();
+    args.keys = keys.data();
+    args.cut_items = cut_items.data();
+    args.page_tables = tables.data();
+    args.cache = cache.data();
+    args.k_scale = case_.scaled ? k_scale.data() : nullptr;
+    args.v_scale = case_.scaled ? v_scale.data() : nullptr;
+    args.q = q.data();
+    args.q_dtype = case_.q;
+    args.q_heads = p.q_heads;
+    args.kv_heads = case_.kv_heads;
+    args.page_shift = std::countr_zero(static_cast<uint32_t>(case_.page_size));
+    args.sm_scale = p.sm_scale;
+    args.soft_cap = p.soft_cap;
+    args.o = device_o.data();
+    args.lse = device_lse.data();
+    args.partial_o = partial_o.data();
+    args.partial_lse = partial_lse.data();
+    args.arrivals = arrivals.data();
+    for (int i = 0; i < launches; ++i) {
+      const Status status = LaunchAttention(choice, shape, args, plan_shape.blocks, nullptr);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    *o = device_o.Get();
+    *lse = device_lse.Get();
+    EXPECT_THAT(arrivals.Get(), ::testing::Each(0u));
+  }
+
+ private:
+  void DealPages(int32_t pages) {
+    std::vector<int32_t> free(pages);
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), random_);
+    for (const Sequence& s : case_.sequences) {
+      std::vector<int32_t> table;
+      for (int64_t slot = 0; slot < s.length; slot += case_.page_size) {
+        table.push_back(free.back());
+        free.pop_back();
+      }
+      cache_->Fill(table, s.length, random_);
+      // Entries past the last key are never read.
+      table.insert(table.end(), 5, kWildPage);
+      tables_.push_back(table);
+    }
+  }
+
+  void MakeRows() {
+    for (size_t i = 0; i < case_.sequences.size(); ++i) {
+      const Sequence& s = case_.sequences[i];
+      entries_.push_back({rows_, s.rows, tables_[i]});
+      plan_entries_.push_back({rows_, s.rows, static_cast<int32_t>(page_tables_.size())});
+      page_tables_.insert(page_tables_.end(), tables_[i].begin(), tables_[i].end());
+      for (int32_t row = 0; row < s.rows; ++row) keys_.push_back(RangeOfRow(s, row));
+      rows_ += s.rows;
+    }
+    const size_t elements = size_t(rows_) * case_.group * case_.kv_heads * case_.head_dim;
+    q_.resize(elements * SizeOf(case_.q));
+    std::normal_distribution<float> normal(0.0f, case_.q_magnitude);
+    for (size_t i = 0; i < elements; ++i) StoreElement(case_.q, q_.data(), i, normal(random_));
+  }
+
+  Case case_;
+  std::mt19937 random_;
+  std::unique_ptr<HostCache> cache_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<int32_t> page_tables_;
+  std::vector<AttentionEntry> entries_;
+  std::vector<PlanEntry> plan_entries_;
+  std::vector<KeyRange> keys_;
+  std::vector<std::byte> q_;
+  int32_t rows_ = 0;
+};
+
+// Values are about 1 in size and averaged, so an absolute bound is the meaningful one. What f16
+// products lose is the rounding of the weights; bf16 products lose eight times as much, and round a
+// query that came as f16 or f32.
+double Tolerance(const Case& c) {
+  if (c.kv != DType::kBf16) return 2e-3;
+  return c.q == DType::kBf16 ? 1e-2 : 2e-2;
+}
+
+void ExpectClose(const std::vector<float>& actual, const std::vector<double>& expected,
+                 double tolerance, const char* what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  double worst = 0;
+  size_t worst_at = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_EQ(std::isnan(actual[i]), std::isnan(expected[i]))
+        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
+    if (std::isinf(expected[i])) {
+      ASSERT_EQ(actual[i], expected[i]) << what << "[" << i << "]";
+      continue;
+    }
+    const double error = std::abs(actual[i] - expected[i]);
+    if (error > worst) {
+      worst = error;
+      worst_at = i;
+    }
+  }
+  EXPECT_LE(worst, tolerance) << what << "[" << worst_at << "] is " << actual[worst_at]
+                              << ", expected " << expected[worst_at];
+}
+
+void ExpectMatchesReference(const Case& c) {
+  SCOPED_TRACE(Describe(c));
+  Call call(c);
+  std::vector<float> o, lse;
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  const ReferenceResult expected = ReferenceAttention(call.HostParams());
+  ExpectClose(o, expected.o, Tolerance(c), "o");
+  ExpectClose(lse, expected.lse, Tolerance(c), "lse");
+}
+
+class EveryCacheType : public ::testing::TestWithParam<std::tuple<DType, int32_t, bool>> {
+ protected:
+  Case Base() const {
+    Case c;
+    c.kv = std::get<0>(GetParam());
+    c.head_dim = std::get<1>(GetParam());
+    c.portable = std::get<2>(GetParam());
+    return c;
+  }
+};
+
+TEST_P(EveryCacheType, LengthsAroundEveryEdge) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  Case c = Base();
+  c.many_sequences = true;
+  for (int64_t length : {0, 1, 3, 15, 16, 17, 31, 63, 64, 65, 255, 256, 257, 600}) {
+    c.sequences.push_back({length});
+  }
+  ExpectMatchesReference(c);
+}
+
+TEST_P(EveryCacheType, GroupsAndRows) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t group : {1, 3, 4, 8, 16}) {
+    for (int32_t rows : {1, 2, 4, 16, 40}) {
+      Case c = Base();
+      c.group = group;
+      c.sequences = {{rows + 70, rows}, {rows / 2, rows}, {300, rows}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(EveryCacheType, PageSizesScalesSoftCapAndQueryTypes) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t page_size : {16, 32, 64, 128}) {
+    for (DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
+      for (int32_t rows : {1, 12}) {
+        Case c = Base();
+        c.page_size = page_size;
+        c.q = q;
+        c.scaled = true;
+        c.soft_cap = page_size == 32 ? 2.0f : 0.0f;
+        c.sequences = {{200, rows}, {1000, rows}};
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int64_t window : {0, 5, 16, 100}) {
+    for (int32_t rows : {1, 7, 16}) {
+      Case c = Base();
+      c.group = 4;
+      c.sequences = {{500, rows, window}, {90, rows, window, false}, {333, rows, -1, false}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(EveryCacheType, LongRowsAreSplitAndMerged) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (bool batch_invariant : {false, true}) {
+    for (int32_t rows : {1, 8, 40}) {
+      Case c = Base();
+      c.batch_invariant = batch_invariant;
+      c.many_sequences = rows == 8;
+      c.group = 2;
+      c.kv_heads = 1;
+      c.sequences = {{5000, rows}, {40, rows}, {0, rows}, {2100, rows, 1500}};
+      c.blocks = 7;
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
+                         ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
+                                                              DType::kBf16, DType::kF16),
+                                            ::testing::Values(64, 128, 256), ::testing::Bool()),
+                         [](const auto& param) {
+                           return std::string(Name(std::get<0>(param.param))) + "_d" +
+                                  std::to_string(std::get<1>(param.param)) +
+                                  (std::get<2>(param.param) ? "_portable" : "");
+                         });
+
+TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (float magnitude : {1e-20f, 1e-6f, 1e6f, 1e20f}) {
+    Case c;
+    c.q_magnitude = magnitude;
+    c.sequences = {{100}, {50, 5}};
+    ExpectMatchesReference(c);
+  }
+}
+
+TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int64_t length : {1024, 131072}) {
+    for (int32_t rows : {1, 9}) {
+      Case c;
+      c.group = 4;
+      c.kv_heads = 1;
+      c.sequences = {{length, rows}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST(AttentionTest, RepeatedLaunchesGiveTheSameBits) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t rows : {1, 16}) {
+    Case c;
+    c.sequences = {{9000, rows}, {17, rows}, {3000, rows}};
+    Call call(c);
+    std::vector<float> o, lse, o_again, lse_again;
+    ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+    ASSERT_NO_FATAL_FAILURE(call.Run(&o_again, &lse_again, 20));
+    EXPECT_EQ(o, o_again);
+    EXPECT_EQ(lse, lse_again);
+  }
+}
+
+TEST(AttentionTest, BatchInvariantResultsDoNotDependOnTheBatch) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t rows : {1, 16}) {
+    Case alone;
+    alone.batch_invariant = true;
+    alone.sequences = {{7000, rows}};
+    Case among = alone;
+    // The first sequence is made from the same random numbers in both calls only if its pages are:
+    // so it stays first, and its queries lead too.
+    among.sequences.push_back({3000, rows});
+    among.sequences.push_back({100, rows});
+    std::vector<float> o, lse, o_among, lse_among;
+    Call a(alone), b(among);
+    b.CopyFirstSequenceTo(&a);
+    ASSERT_NO_FATAL_FAILURE(a.Run(&o, &lse));
+    ASSERT_NO_FATAL_FAILURE(b.Run(&o_among, &lse_among));
+    o_among.resize(o.size());
+    lse_among.resize(lse.size());
+    EXPECT_EQ(o, o_among);
+    EXPECT_EQ(lse, lse_among);
+  }
+}
+
+TEST(AttentionTest, NanStaysInItsSequenceAndHead) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (bool portable : {false, true}) {
+      Case c;
+      c.kv = kv;
+      c.portable = portable;
+      c.sequences = {{100}, {100}};
+      Call call(c);
+      call.PoisonKey(/*sequence=*/1, /*slot=*/20, /*head=*/1);
+      std::vector<float> o, lse;
+      ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+      const ReferenceResult expected = ReferenceAttention(call.HostParams());
+      ExpectClose(o, expected.o, 2e-2, "o");
+      EXPECT_TRUE(std::isnan(o.back()));
+      EXPECT_FALSE(std::isnan(o.front()));
+    }
+  }
+}
+
+TEST(AttentionTest, RefusesWhatNoKernelSupports) {
+  AttentionShape shape{DType::kFp8E4M3, 128, 8, 2, 16, 1};
+  EXPECT_TRUE(Validate(shape).ok());
+  const auto message = [](AttentionShape s) { return Validate(s).message(); };
+  EXPECT_THAT(message({DType::kFp8E4M3, 96, 8, 2, 16, 1}), ::testing::HasSubstr("head_dim: 96"));
+  EXPECT_THAT(message({DType::kF32, 128, 8, 2, 16, 1}), ::testing::HasSubstr("dtype"));
+  EXPECT_THAT(message({DType::kBf16, 128, 34, 2, 16, 1}), ::testing::HasSubstr("q_heads"));
+  EXPECT_THAT(message({DType::kBf16, 128, 7, 2, 16, 1}), ::testing::HasSubstr("q_heads: 7"));
+  EXPECT_THAT(message({DType::kBf16, 128, 8, 2, 24, 1}), ::testing::HasSubstr("page_size: 24"));
+}
+
+}  // namespace
+}  // namespace tributary::cuda

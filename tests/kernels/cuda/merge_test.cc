@@ -1,0 +1,142 @@
+// Merging partials on the GPU against the reference: any number of sources, empty ones, sinks,
+// every output type, results that lie where a source does.
+#include "kernels/cuda/merge.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "kernels/lse.h"
+#include "kernels/reference.h"
+#include "tests/kernels/cuda/gpu_cache.h"
+
+namespace tributary::cuda {
+namespace {
+
+struct Case {
+  int32_t sources = 3;
+  int32_t rows = 5;
+  int32_t heads = 6;
+  int32_t head_dim = 128;
+  bool sinks = false;
+  bool in_place = false;
+  DType out = DType::kF32;
+  float out_scale = 1.0f;
+};
+
+void ExpectMatchesReference(const Case& c) {
+  SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.head_dim) + ", " +
+               Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : ""));
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  const size_t pairs = size_t(c.rows) * c.heads;
+  std::vector<std::vector<float>> o(c.sources), lse(c.sources);
+  for (int32_t s = 0; s < c.sources; ++s) {
+    for (size_t i = 0; i < pairs; ++i) {
+      // Sources without keys here and there; at pair 2, all of them.
+      const bool empty = (i + s) % 4 == 0 || i == 2;
+      lse[s].push_back(empty ? EmptyLse<float>() : 10.0f * normal(random));
+      for (int32_t d = 0; d < c.head_dim; ++d) o[s].push_back(empty ? 0.0f : normal(random));
+    }
+  }
+  std::vector<float> sinks(c.heads);
+  for (float& sink : sinks) sink = 3.0f * normal(random);
+
+  std::vector<const float*> host_o, host_lse;
+  std::vector<std::unique_ptr<DeviceArray<float>>> device;
+  MergeArgs args;
+  for (int32_t s = 0; s < c.sources; ++s) {
+    host_o.push_back(o[s].data());
+    host_lse.push_back(lse[s].data());
+    device.push_back(std::make_unique<DeviceArray<float>>(o[s]));
+    args.o[s] = device.back()->data();
+    device.push_back(std::make_unique<DeviceArray<float>>(lse[s]));
+    args.lse[s] = device.back()->data();
+  }
+  const DeviceArray<float> device_sinks(sinks);
+  DeviceArray<std::byte> out(pairs * c.head_dim * SizeOf(c.out));
+  DeviceArray<float> lse_out(pairs);
+  out.Fill(0xff);
+  args.sources = c.sources;
+  args.rows = c.rows;
+  args.heads = c.heads;
+  args.head_dim = c.head_dim;
+  args.sinks = c.sinks ? device_sinks.data() : nullptr;
+  args.out = c.in_place ? const_cast<float*>(args.o[0]) : static_cast<void*>(out.data());
+  args.out_dtype = c.out;
+  args.out_scale = c.out_scale;
+  args.lse_out = c.in_place ? const_cast<float*>(args.lse[0]) : lse_out.data();
+  const Status status = LaunchMerge(args, nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<std::byte> actual(pairs * c.head_dim * SizeOf(c.out));
+  std::vector<float> actual_lse(pairs);
+  ASSERT_EQ(cudaMemcpy(actual.data(), args.out, actual.size(), cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  ASSERT_EQ(
+      cudaMemcpy(actual_lse.data(), args.lse_out, pairs * sizeof(float), cudaMemcpyDeviceToHost),
+      cudaSuccess);
+
+  MergeParams p;
+  p.o = host_o;
+  p.lse = host_lse;
+  p.rows = c.rows;
+  p.heads = c.heads;
+  p.head_dim = c.head_dim;
+  p.sinks = c.sinks ? sinks.data() : nullptr;
+  const ReferenceResult expected = ReferenceMerge(p);
+  // Half a unit in the last place of each type, and what fp32 arithmetic loses.
+  const double relative = c.out == DType::kFp8E4M3   ? 0.0626
+                          : c.out == DType::kFp8E5M2 ? 0.1251
+                          : c.out == DType::kBf16    ? 0.0040
+                          : c.out == DType::kF16     ? 0.0005
+                                                     : 5e-5;
+  for (size_t i = 0; i < pairs * c.head_dim; ++i) {
+    const double value = LoadElement(c.out, actual.data(), i) * double{c.out_scale};
+    ASSERT_NEAR(value, expected.o[i], relative * std::abs(expected.o[i]) + 1e-3 * relative)
+        << "o[" << i << "]";
+  }
+  for (size_t i = 0; i < pairs; ++i) {
+    if (std::isinf(expected.lse[i])) {
+      ASSERT_EQ(actual_lse[i], expected.lse[i]) << "lse[" << i << "]";
+    } else {
+      ASSERT_NEAR(actual_lse[i], expected.lse[i], 1e-4) << "lse[" << i << "]";
+    }
+  }
+}
+
+TEST(MergeTest, AnyNumberOfSources) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t sources : {1, 2, 3, 8, 16}) {
+    for (int32_t head_dim : {64, 128, 256}) {
+      for (bool sinks : {false, true}) {
+        ExpectMatchesReference({.sources = sources, .head_dim = head_dim, .sinks = sinks});
+        ExpectMatchesReference(
+            {.sources = sources, .head_dim = head_dim, .sinks = sinks, .in_place = true});
+      }
+    }
+  }
+}
+
+TEST(MergeTest, EveryOutputType) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType out : {DType::kF32, DType::kBf16, DType::kF16}) ExpectMatchesReference({.out = out});
+  // Scaled so that what matters is neither saturated nor subnormal.
+  ExpectMatchesReference({.out = DType::kFp8E5M2, .out_scale = 1.0f / 1024});
+  ExpectMatchesReference({.out = DType::kFp8E4M3, .out_scale = 1.0f / 64});
+}
+
+TEST(MergeTest, RefusesWhatItCannotMerge) {
+  MergeArgs args;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 0"));
+  args.sources = 17;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 17"));
+  args.sources = 1;
+  args.head_dim = 6;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("head_dim: 6"));
+}
+
+}  // namespace
+}  // namespace tributary::cuda

@@ -1,0 +1,210 @@
+// The plan is host arithmetic: these tests run without a GPU.
+#include "kernels/cuda/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/page_layout.h"
+
+namespace tributary::cuda {
+namespace {
+
+struct Batch {
+  std::vector<PlanEntry> entries;
+  std::vector<KeyRange> keys;
+};
+
+Batch CausalBatch(const std::vector<int64_t>& lengths, int32_t rows) {
+  Batch batch;
+  for (int64_t length : lengths) {
+    batch.entries.push_back({static_cast<int32_t>(batch.keys.size()), rows,
+                             static_cast<int32_t>(100 * batch.entries.size())});
+    for (int32_t row = 0; row < rows; ++row) {
+      batch.keys.push_back({0, std::max<int64_t>(0, length - rows + row + 1)});
+    }
+  }
+  return batch;
+}
+
+// Follows every block through its items and checks that each column of each sequence and kv head is
+// covered, key by key, exactly once.
+void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Plan& plan) {
+  using Job = std::tuple<int32_t, int32_t, int32_t>;  // row_begin, column_begin, kv_head
+  std::map<Job, std::vector<const WorkItem*>> pieces;
+  ASSERT_GE(plan.items.size(), static_cast<size_t>(shape.blocks));
+  for (int32_t block = 0; block < shape.blocks; ++block) {
+    if (plan.items[block].column_count == 0) continue;
+    for (int32_t i = block; i >= 0; i = plan.items[i].next) {
+      const WorkItem& item = plan.items[i];
+      pieces[{item.row_begin, item.column_begin, item.kv_head}].push_back(&item);
+    }
+  }
+  size_t jobs = 0;
+  for (const PlanEntry& entry : batch.entries) {
+    for (int32_t head = 0; head < shape.kv_heads; ++head) {
+      for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
+        ++jobs;
+        auto& job = pieces[{entry.row_begin, c, head}];
+        ASSERT_FALSE(job.empty());
+        std::sort(job.begin(), job.end(), [](const WorkItem* a, const WorkItem* b) {
+          return a->partial_index < b->partial_index;
+        });
+        int32_t group = job.front()->key_begin / kGroupTokens;
+        for (size_t i = 0; i < job.size(); ++i) {
+          const WorkItem& item = *job[i];
+          EXPECT_EQ(item.partial_count, static_cast<int32_t>(job.size()));
+          EXPECT_EQ(item.partial_index, static_cast<int32_t>(i));
+          EXPECT_EQ(item.page_table, entry.page_table);
+          EXPECT_EQ(item.group_begin, group);
+          group = item.group_end;
+        }
+        int64_t last_key = 0;
+        for (int32_t column = c;
+             column < std::min(c + shape.columns_per_block, entry.row_count * shape.group);
+             ++column) {
+          last_key = std::max(last_key, batch.keys[entry.row_begin + column / shape.group].hi);
+        }
+        EXPECT_EQ(group, (last_key + kGroupTokens - 1) / kGroupTokens);
+      }
+    }
+  }
+  EXPECT_EQ(pieces.size(), jobs);
+  EXPECT_EQ(plan.cut_items.size(), static_cast<size_t>(plan.jobs_cut) + 1);
+  EXPECT_EQ(plan.cut_items[0], plan.jobs_cut);
+}
+
+TEST(PlanTest, EveryKeyOfEveryRowOnce) {
+  std::mt19937 random(1);
+  for (bool batch_invariant : {false, true}) {
+    for (int32_t rows : {1, 5, 40}) {
+      for (int32_t blocks : {1, 7, 132, 264}) {
+        std::vector<int64_t> lengths = {0, 1, 17, 20000};
+        for (int i = 0; i < 20; ++i) lengths.push_back(random() % 3000);
+        PlanShape shape;
+        shape.group = 3;
+        shape.kv_heads = 2;
+        shape.columns_per_block = 16;
+        shape.blocks = blocks;
+        shape.batch_invariant = batch_invariant;
+        const Batch batch = CausalBatch(lengths, rows);
+        Plan plan;
+        PlanAttention(shape, batch.entries, batch.keys, &plan);
+        ExpectCoversEverything(shape, batch, plan);
+        const PlanBounds bounds =
+            BoundPlan(shape, batch.entries.size(), batch.keys.size(), 20000 + 20 * 3000 + 18);
+        EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
+        EXPECT_LE(plan.partials, bounds.partials);
+        EXPECT_LE(plan.jobs_cut, bounds.jobs_cut);
+      }
+    }
+  }
+}
+
+TEST(PlanTest, OneLongRowIsDealtOutLikeManyShortOnes) {
+  PlanShape shape;
+  shape.kv_heads = 8;
+  shape.blocks = 132;
+  std::vector<int64_t> lengths(31, 4096);
+  lengths.push_back(131072);
+  const Batch batch = CausalBatch(lengths, 1);
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  int32_t least = INT32_MAX;
+  int32_t most = 0;
+  for (int32_t block = 0; block < shape.blocks; ++block) {
+    int32_t groups = 0;
+    for (int32_t i = block; i >= 0; i = plan.items[i].next) {
+      groups += plan.items[i].group_end - plan.items[i].group_begin;
+    }
+    least = std::min(least, groups);
+    most = std::max(most, groups);
+  }
+  EXPECT_LE(most - least, shape.share_groups);
+}
+
+TEST(PlanTest, JobsThatNearlyFillTheBlocksAreNotCut) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 132;
+  const Batch batch = CausalBatch(std::vector<int64_t>(32, 4096), 1);  // 128 jobs
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.jobs_cut, 0);
+}
+
+TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
+  PlanShape shape;
+  shape.batch_invariant = true;
+  shape.blocks = 132;
+  const auto cuts = [&](const std::vector<int64_t>& lengths) {
+    const Batch batch = CausalBatch(lengths, 1);
+    Plan plan;
+    PlanAttention(shape, batch.entries, batch.keys, &plan);
+    std::vector<std::pair<int32_t, int32_t>> of_first;
+    for (const WorkItem& item : plan.items) {
+      if (item.column_count > 0 && item.row_begin == 0) {
+        of_first.emplace_back(item.group_begin, item.group_end);
+      }
+    }
+    std::sort(of_first.begin(), of_first.end());
+    return of_first;
+  };
+  EXPECT_EQ(cuts({9000}), cuts({9000, 5, 100000, 77}));
+}
+
+TEST(PlanTest, NothingToDo) {
+  PlanShape shape;
+  shape.blocks = 4;
+  Plan plan;
+  PlanAttention(shape, {}, {}, &plan);
+  ASSERT_EQ(plan.items.size(), 4u);
+  for (const WorkItem& item : plan.items) EXPECT_EQ(item.column_count, 0);
+}
+
+TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
+  AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
+  const DeviceProperties hopper{90, 132};
+  EXPECT_EQ(ChooseKernel(hopper, shape).columns, 8);
+  EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 1);
+  shape.sequences = 128;
+  EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 2);
+  shape.max_rows = 8;
+  EXPECT_EQ(ChooseKernel(hopper, shape).kind, KernelKind::kWgmma);
+  EXPECT_EQ(ChooseKernel(hopper, shape).columns, 64);
+  EXPECT_EQ(ChooseKernel(hopper, shape, {.portable = true}).kind, KernelKind::kMma);
+  EXPECT_EQ(ChooseKernel({89, 128}, shape).kind, KernelKind::kMma);
+  // What a batch-invariant call runs on must not depend on the batch.
+  shape.max_rows = 1;
+  const int32_t blocks =
+      ChooseKernel(hopper, shape, {.batch_invariant = true}).blocks_per_multiprocessor;
+  shape.sequences = 1;
+  EXPECT_EQ(ChooseKernel(hopper, shape, {.batch_invariant = true}).blocks_per_multiprocessor,
+            blocks);
+}
+
+TEST(PageLayoutTest, IsAPermutationOfThePlane) {
+  for (int bytes : {1, 2}) {
+    for (int head_dim : {64, 128, 256}) {
+      std::vector<int> keys(32 * head_dim * bytes), values(keys.size());
+      for (int token = 0; token < 32; ++token) {
+        for (int d = 0; d < head_dim; ++d) {
+          for (int i = 0; i < bytes; ++i) {
+            ++keys[KeyOffset(token, d, head_dim, bytes) + i];
+            ++values[ValueOffset(token, d, head_dim, bytes) + i];
+          }
+        }
+      }
+      EXPECT_EQ(std::count(keys.begin(), keys.end(), 1), std::ssize(keys));
+      EXPECT_EQ(std::count(values.begin(), values.end(), 1), std::ssize(values));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tributary::cuda
