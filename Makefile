@@ -19,7 +19,7 @@ build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
 
 demo: setup ## generate text with attention computed by four CPU workers
 	cmake --preset $(PRESET)
-	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tinylm-demo tributary-coordinator
+	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tinylm_demo
 	$(BUILD)/bin/tributary demo
 
 test: build ## build and run all tests
