@@ -6,6 +6,8 @@
 //
 // With --serve it reads lines "<tokens> <bf16|fp8_e4m3|fp8_e5m2|f16|read>" from standard input and
 // answers each with one measurement in seconds, so that another program can interleave its own.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -25,7 +27,6 @@
 #include <vector>
 
 #include "bench/kernels/streaming_read.h"
-#include "hwy/aligned_allocator.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/element.h"
 
@@ -79,17 +80,52 @@ bool Parse(int argc, char** argv, Options& options) {
   return options.threads > 0 && !options.tokens.empty();
 }
 
+// Where the pages of a sequence lie.
+enum class Placement {
+  kScattered,  // anywhere in the cache, each in a place of its own
+  kResident,   // all in the place of one: nothing comes from memory, what is left is arithmetic
+};
+
+// Memory in huge pages, as a worker's shard holds its cache.
+class HugeMemory {
+ public:
+  explicit HugeMemory(size_t bytes)
+      : mapped_((bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage),
+        mapping_(
+            mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (mapping_ == MAP_FAILED) {
+      std::perror("mmap");
+      std::exit(1);
+    }
+    madvise(data(), mapped_ - kHugePage, MADV_HUGEPAGE);  // advice: may be refused
+  }
+  ~HugeMemory() { munmap(mapping_, mapped_); }
+  HugeMemory(const HugeMemory&) = delete;
+  HugeMemory& operator=(const HugeMemory&) = delete;
+
+  std::byte* data() const {
+    const auto address = reinterpret_cast<uintptr_t>(mapping_);
+    return static_cast<std::byte*>(mapping_) + (kHugePage - address % kHugePage) % kHugePage;
+  }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+  size_t mapped_;
+  void* mapping_;
+};
+
 // A cache of one layer and one sequence, its pages in a shuffled order, and one query row.
 class Decode {
  public:
-  Decode(const Options& o, int64_t tokens, DType dtype) : tokens_(tokens) {
-    kv_.num_pages = static_cast<int32_t>((tokens + o.page_size - 1) / o.page_size);
+  Decode(const Options& o, int64_t tokens, DType dtype, Placement placement) {
+    const auto pages = static_cast<int32_t>((tokens + o.page_size - 1) / o.page_size);
+    kv_.num_pages = placement == Placement::kScattered ? pages : 1;
     kv_.page_size = o.page_size;
     kv_.kv_heads = o.kv_heads;
     kv_.head_dim = o.head_dim;
     kv_.dtype = dtype;
-    memory_ = hwy::AllocateAligned<std::byte>(bytes());
-    kv_.base = memory_.get();
+    memory_ = std::make_unique<HugeMemory>(bytes());
+    kv_.base = memory_->data();
     // One page of normally distributed numbers, repeated: what they are does not change the speed.
     std::mt19937 generator(1);
     std::normal_distribution<float> normal;
@@ -98,8 +134,8 @@ class Decode {
     for (int32_t page = 1; page < kv_.num_pages; ++page) {
       std::memcpy(kv_.base + page * PageBytes(kv_), kv_.base, PageBytes(kv_));
     }
-    pages_.resize(kv_.num_pages);
-    std::iota(pages_.begin(), pages_.end(), 0);
+    pages_.resize(pages);
+    if (placement == Placement::kScattered) std::iota(pages_.begin(), pages_.end(), 0);
     std::shuffle(pages_.begin(), pages_.end(), generator);
     q_.resize(size_t(o.q_heads) * o.head_dim);
     for (size_t i = 0; i < q_.size(); ++i) q_[i] = Bf16FromFloat(normal(generator));
@@ -137,14 +173,13 @@ class Decode {
     pool.Run(parts, [&](int part) {
       const size_t begin = lines * part / parts * bench::kReadUnit;
       const size_t end = lines * (part + 1) / parts * bench::kReadUnit;
-      bench::StreamingRead(memory_.get() + begin, end - begin);
+      bench::StreamingRead(kv_.base + begin, end - begin);
     });
   }
 
  private:
-  int64_t tokens_;
   PagedKv kv_;
-  hwy::AlignedFreeUniquePtr<std::byte[]> memory_;
+  std::unique_ptr<HugeMemory> memory_;
   std::vector<int32_t> pages_;
   std::vector<uint16_t> q_;
   std::vector<float> o_, lse_;
@@ -167,9 +202,11 @@ double Median(std::vector<double> samples) {
 void Table(const Options& options) {
   cpu::ThreadPool pool(options.threads);
   for (const int64_t tokens : options.tokens) {
-    Decode bf16(options, tokens, DType::kBf16);
-    Decode fp8(options, tokens, DType::kFp8E4M3);
-    std::vector<double> bf16_s, fp8_s, read_s;
+    Decode bf16(options, tokens, DType::kBf16, Placement::kScattered);
+    Decode fp8(options, tokens, DType::kFp8E4M3, Placement::kScattered);
+    Decode bf16_resident(options, tokens, DType::kBf16, Placement::kResident);
+    Decode fp8_resident(options, tokens, DType::kFp8E4M3, Placement::kResident);
+    std::vector<double> bf16_s, fp8_s, read_s, bf16_resident_s, fp8_resident_s;
     bf16.Attend(pool);
     fp8.Attend(pool);
     for (const auto start = Clock::now();
@@ -178,15 +215,19 @@ void Table(const Options& options) {
       bf16_s.push_back(Seconds([&] { bf16.Attend(pool); }));
       read_s.push_back(Seconds([&] { bf16.Read(pool); }));
       fp8_s.push_back(Seconds([&] { fp8.Attend(pool); }));
+      bf16_resident_s.push_back(Seconds([&] { bf16_resident.Attend(pool); }));
+      fp8_resident_s.push_back(Seconds([&] { fp8_resident.Attend(pool); }));
     }
     const double b = Median(bf16_s), f = Median(fp8_s), r = Median(read_s);
     const double gb = 1e-9 * static_cast<double>(bf16.bytes());
     std::printf(
         "{\"tokens\": %lld, \"threads\": %d, \"instruction_set\": \"%s\", \"runs\": %zu, "
         "\"bf16_us\": %.1f, \"fp8_us\": %.1f, \"bf16_gb_per_s\": %.2f, \"fp8_gb_per_s\": %.2f, "
-        "\"read_gb_per_s\": %.2f, \"bf16_of_read\": %.3f, \"fp8_over_bf16\": %.3f}\n",
+        "\"read_gb_per_s\": %.2f, \"bf16_of_read\": %.3f, \"fp8_over_bf16\": %.3f, "
+        "\"bf16_resident_us\": %.1f, \"fp8_resident_us\": %.1f}\n",
         static_cast<long long>(tokens), options.threads, cpu::InstructionSet(), read_s.size(),
-        b * 1e6, f * 1e6, gb / b, gb / 2 / f, gb / r, r / b, b / f);
+        b * 1e6, f * 1e6, gb / b, gb / 2 / f, gb / r, r / b, b / f, Median(bf16_resident_s) * 1e6,
+        Median(fp8_resident_s) * 1e6);
     std::fflush(stdout);
   }
 }
@@ -199,9 +240,10 @@ void Serve(const Options& options) {
     if (held == nullptr) {
       if (cases.size() > 3) {  // keep one length at a time
         cases.clear();
-        return *(cases[{tokens, dtype}] = std::make_unique<Decode>(options, tokens, dtype));
+        return *(cases[{tokens, dtype}] =
+                     std::make_unique<Decode>(options, tokens, dtype, Placement::kScattered));
       }
-      held = std::make_unique<Decode>(options, tokens, dtype);
+      held = std::make_unique<Decode>(options, tokens, dtype, Placement::kScattered);
       held->Attend(pool);
     }
     return *held;

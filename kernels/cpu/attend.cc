@@ -13,7 +13,9 @@ namespace {
 // Partials kept at once while jobs are split: bounds the memory of a very long sequence.
 constexpr int64_t kPartialFloats = int64_t{8} << 20;
 
-int32_t Vectors(const AttendJob& job) { return job.params.queries.rows * job.params.queries.heads; }
+// Query heads of a row.
+int32_t Heads(const AttendJob& job) { return job.params.kv_heads * job.params.queries.heads; }
+int32_t Vectors(const AttendJob& job) { return job.params.queries.rows * Heads(job); }
 int64_t PartialFloats(const AttendJob& job) {
   return int64_t{Vectors(job)} * (job.params.head_dim + 1);
 }
@@ -55,8 +57,8 @@ void Clear(const AttendJob& job) {
   const QueryBlock& queries = job.params.queries;
   for (int32_t r = 0; r < queries.rows; ++r) {
     std::fill_n(job.o + size_t(r) * job.o_heads * job.params.head_dim,
-                size_t(queries.heads) * job.params.head_dim, 0.0f);
-    std::fill_n(job.lse + size_t(r) * job.o_heads, queries.heads, EmptyLse<float>());
+                size_t(Heads(job)) * job.params.head_dim, 0.0f);
+    std::fill_n(job.lse + size_t(r) * job.o_heads, Heads(job), EmptyLse<float>());
   }
 }
 
@@ -64,15 +66,15 @@ void Clear(const AttendJob& job) {
 void Fold(const AttendJob& job, const float* o, const float* lse) {
   const int32_t head_dim = job.params.head_dim;
   const QueryBlock& queries = job.params.queries;
-  for (int32_t r = 0; r < queries.rows; ++r) {
-    for (int32_t h = 0; h < queries.heads; ++h, o += head_dim, ++lse) {
-      const size_t at = size_t(r) * job.o_heads + h;
-      if (*lse == EmptyLse<float>()) continue;
-      const MergeWeights<float> w = Merge(job.lse[at], *lse);
-      float* out = job.o + at * head_dim;
-      for (int32_t d = 0; d < head_dim; ++d) out[d] = w.a * out[d] + w.b * o[d];
-      job.lse[at] = w.lse;
-    }
+  for (int32_t vector = 0; vector < Vectors(job); ++vector, o += head_dim, ++lse) {
+    if (*lse == EmptyLse<float>()) continue;
+    const int32_t kv_head = vector / (queries.rows * queries.heads);
+    const int32_t row = vector / queries.heads % queries.rows;
+    const size_t at = size_t(row) * job.o_heads + kv_head * queries.heads + vector % queries.heads;
+    const MergeWeights<float> w = Merge(job.lse[at], *lse);
+    float* out = job.o + at * head_dim;
+    for (int32_t d = 0; d < head_dim; ++d) out[d] = w.a * out[d] + w.b * o[d];
+    job.lse[at] = w.lse;
   }
 }
 

@@ -1,4 +1,5 @@
-// The inner kernel: attention of a block of query vectors over one chunk of one head's keys.
+// The inner kernel: attention of a block of query vectors over one chunk of the keys of one head,
+// or of several that lie side by side.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +11,16 @@
 
 namespace tributary::cpu {
 
-// Where the keys and values of one head of one sequence lie, paged or dense.
+// Where the keys and values of consecutive heads of one sequence lie, paged or dense.
 struct KeyValueRows {
-  const std::byte* k = nullptr;
+  const std::byte* k = nullptr;  // of the first head
   const std::byte* v = nullptr;
   size_t row_bytes = 0;  // from one slot to the next in a page (or in the dense array)
   const int32_t* pages =
       nullptr;  // page of slots [i << page_shift, (i + 1) << page_shift); null: dense
   size_t page_bytes = 0;
   int page_shift = 0;
+  size_t head_bytes = 0;  // from one head to the next
 
   size_t Offset(int64_t slot) const {
     if (pages == nullptr) return static_cast<size_t>(slot) * row_bytes;
@@ -28,10 +30,11 @@ struct KeyValueRows {
   }
 };
 
-// The query vectors of a block: `rows` rows of `heads` heads that share one kv head. Vector
-// r * heads + h sees keys[r].
+// The query vectors of a block, for each kv head: `rows` rows of the `heads` heads that share it.
+// Vector r * heads + h of a kv head sees keys[r].
 struct QueryBlock {
-  const std::byte* q = nullptr;  // first head of the first row; heads are contiguous
+  const std::byte* q =
+      nullptr;  // first head of the first row; heads of all kv heads are contiguous
   size_t row_bytes = 0;
   DType dtype = DType::kBf16;
   int32_t rows = 0;
@@ -42,26 +45,29 @@ struct QueryBlock {
 struct ChunkParams {
   KeyValueRows kv;
   DType kv_dtype = DType::kBf16;
+  int32_t kv_heads = 1;
   int32_t head_dim = 0;
   QueryBlock queries;
-  KeyRange chunk;            // slots; begins at a multiple of kChunkKeys
-  float logit_scale = 1.0f;  // sm_scale times the scale of K
+  KeyRange chunk;  // slots; begins at a multiple of kChunkKeys
+  float sm_scale = 1.0f;
   float soft_cap = 0.0f;
-  float value_scale = 1.0f;
+  const float* k_scale = nullptr;  // [kv_heads]; null: 1
+  const float* v_scale = nullptr;  // [kv_heads]; null: 1
 };
 
 // Scratch memory of one thread, made once a call.
 class Workspace {
  public:
-  Workspace(int32_t query_vectors, int32_t head_dim);
+  Workspace(int32_t query_vectors, int32_t head_dim);  // vectors of all kv heads
   std::byte* data() const { return data_.get(); }
 
  private:
   hwy::AlignedFreeUniquePtr<std::byte[]> data_;
 };
 
-// The partial of the block over the chunk: o [rows * heads, head_dim], lse [rows * heads].
-// Never reads a slot that no row of the block sees.
+// The partial of the block over the chunk: o [kv_heads, rows * heads, head_dim], lse
+// [kv_heads, rows * heads]. Never reads a slot that no row of the block sees. Heads are taken
+// together only for the sake of memory: each comes out as it would alone.
 void AttendChunk(const ChunkParams& p, const Workspace& workspace, float* o, float* lse);
 
 }  // namespace tributary::cpu

@@ -32,18 +32,30 @@
 HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
 
+namespace {
+
+template <class Rows>
+void AttendRows(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
+  namespace target = HWY_NAMESPACE;
+  if (WeightPieces(p.queries.dtype) == 1) {
+    target::ChunkPass<target::Bf16DotMath<Rows, 1>>(p, memory).Run(o, lse);
+  } else {
+    target::ChunkPass<target::Bf16DotMath<Rows, 2>>(p, memory).Run(o, lse);
+  }
+}
+
+}  // namespace
+
 void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
   namespace target = HWY_NAMESPACE;
   if (p.kv_dtype == DType::kBf16) {
-    target::ChunkPass<target::Bf16DotMath<target::Bf16Rows>>(p, memory).Run(o, lse);
+    AttendRows<target::Bf16Rows>(p, memory, o, lse);
   } else if (!ReadsFloat8InPlace(p.queries.rows * p.queries.heads)) {
-    target::ChunkPass<target::Bf16DotMath<target::PreparedFloat8Rows>>(p, memory).Run(o, lse);
+    AttendRows<target::PreparedFloat8Rows>(p, memory, o, lse);
   } else if (p.kv_dtype == DType::kFp8E4M3) {
-    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E4M3>>>(p, memory).Run(o,
-                                                                                               lse);
+    AttendRows<target::Float8Rows<DType::kFp8E4M3>>(p, memory, o, lse);
   } else {
-    target::ChunkPass<target::Bf16DotMath<target::Float8Rows<DType::kFp8E5M2>>>(p, memory).Run(o,
-                                                                                               lse);
+    AttendRows<target::Float8Rows<DType::kFp8E5M2>>(p, memory, o, lse);
   }
 }
 

@@ -49,7 +49,7 @@ void ForEachRow(const AppendParams& p, int32_t t, const Visit& visit) {
 
 int64_t ElementsPerToken(const PagedKv& kv) { return int64_t{2} * kv.kv_heads * kv.head_dim; }
 
-// Attention reads a head's rows by this.
+// Attention reads the rows of `head` and of those after it by this.
 KeyValueRows RowsOf(const PagedKv& kv, const AttentionEntry& entry, int32_t head) {
   KeyValueRows rows;
   rows.k = KeyPlane(kv, 0, head);
@@ -58,7 +58,19 @@ KeyValueRows RowsOf(const PagedKv& kv, const AttentionEntry& entry, int32_t head
   rows.pages = entry.pages.data();
   rows.page_bytes = PageBytes(kv);
   rows.page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size));
+  rows.head_bytes = HeadPlaneBytes(kv);
   return rows;
+}
+
+// Chunks of every block of rows and every kv head.
+int64_t HeadChunks(const AttentionParams& p, int32_t group) {
+  int64_t chunks = 0;
+  for (const AttentionEntry& entry : p.entries) {
+    for (int32_t row = 0; row < entry.row_count; row += RowsPerBlock(group)) {
+      chunks += ChunksOf(p.keys[entry.row_begin + row]).count;
+    }
+  }
+  return chunks * p.kv.kv_heads;
 }
 
 // What each source's output counts for in the union of row-head `at`; returns the union's LSE. The
@@ -134,25 +146,30 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
 Status Attention(const AttentionParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
   const int32_t group = p.q_heads / p.kv.kv_heads;
+  const int64_t head_chunks = HeadChunks(p, group);
   std::vector<AttendJob> jobs;
   for (const AttentionEntry& entry : p.entries) {
     for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(group)) {
       const int32_t row = entry.row_begin + first;
-      for (int32_t head = 0; head < p.kv.kv_heads; ++head) {
+      const int32_t rows = std::min(RowsPerBlock(group), entry.row_count - first);
+      const int32_t heads = HeadsPerJob(p.kv.kv_heads, rows * group, head_chunks, pool.threads());
+      for (int32_t head = 0; head < p.kv.kv_heads; head += heads) {
         const size_t at = size_t(row) * p.q_heads + head * group;  // first (row, head) of the block
         AttendJob& job = jobs.emplace_back();
         job.params.kv = RowsOf(p.kv, entry, head);
         job.params.kv_dtype = p.kv.dtype;
+        job.params.kv_heads = std::min(heads, p.kv.kv_heads - head);
         job.params.head_dim = p.kv.head_dim;
         job.params.queries = {.q = At(p.q, at * p.kv.head_dim, p.q_dtype),
                               .row_bytes = size_t(p.q_heads) * p.kv.head_dim * SizeOf(p.q_dtype),
                               .dtype = p.q_dtype,
-                              .rows = std::min(RowsPerBlock(group), entry.row_count - first),
+                              .rows = rows,
                               .heads = group,
                               .keys = p.keys + row};
-        job.params.logit_scale = p.sm_scale * ScaleOf(p.kv.k_scale, head);
+        job.params.sm_scale = p.sm_scale;
         job.params.soft_cap = p.soft_cap;
-        job.params.value_scale = ScaleOf(p.kv.v_scale, head);
+        job.params.k_scale = p.kv.k_scale == nullptr ? nullptr : p.kv.k_scale + head;
+        job.params.v_scale = p.kv.v_scale == nullptr ? nullptr : p.kv.v_scale + head;
         job.o = p.o + at * p.kv.head_dim;
         job.lse = p.lse + at;
         job.o_heads = p.q_heads;
@@ -189,7 +206,7 @@ Status NewTokens(const NewTokensParams& p, ThreadPool& pool) {
                               .rows = std::min(RowsPerBlock(group), entry.row_count - first),
                               .heads = std::min((kv_head + 1) * group, head_end) - head,
                               .keys = p.keys + row};
-        job.params.logit_scale = p.sm_scale;
+        job.params.sm_scale = p.sm_scale;
         job.params.soft_cap = p.soft_cap;
         job.o = p.o + at * p.head_dim;
         job.lse = p.lse + at;

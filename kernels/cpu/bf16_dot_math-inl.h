@@ -2,9 +2,8 @@
 // Rapids and later), which multiplies two bf16 pairs and adds to a float: twice the rate of float
 // multiply-add, on rows half the size.
 //
-// Nothing is lost but what float sums lose. Keys and values of bf16 and FP8 are exact in bf16.
-// Queries are cut into bf16 pieces that add up to them (one piece for bf16, two for f16, three for
-// f32), weights into two, which leaves an error of 2^-17 of a weight.
+// Keys and values of bf16 and FP8 are exact in bf16. Queries and weights are cut into bf16 pieces
+// that add up to them, as many as bf16_pieces.h says.
 // Highway 1.0 has no such operation, hence intrinsics. For AVX3_DL only, see attend_chunk_bf16.cc.
 #if defined(TRIBUTARY_KERNELS_CPU_BF16_DOT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_BF16_DOT_MATH_INL_H_
@@ -14,6 +13,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "kernels/cpu/bf16_pieces.h"
 #include "kernels/cpu/bf16_rows-inl.h"
 #include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/simd_math-inl.h"
@@ -35,7 +35,7 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // `Rows` says how 64 elements of a row become bf16 vectors, and in which order (bf16_rows-inl.h).
-template <class Rows>
+template <class Rows, int kWeightPieces>
 struct Bf16DotMath {
   using Query = uint16_t;  // bf16 bits
   using Row = typename Rows::Element;
@@ -52,15 +52,14 @@ struct Bf16DotMath {
     if constexpr (!Rows::kInPlace) Rows::Prepare(type, src, dst, n);
   }
 
-  static int32_t Pieces(DType type) {
-    return type == DType::kBf16 ? 1 : type == DType::kF16 ? 2 : 3;
+  static int32_t PackedElements(DType type, int32_t head_dim) {
+    return QueryPieces(type) * head_dim;
   }
-  static int32_t PackedElements(DType type, int32_t head_dim) { return Pieces(type) * head_dim; }
 
   // The pieces one after another, each in the order in which Rows reads keys.
   static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
                                    Query* packed) {
-    const int32_t pieces = Pieces(type);
+    const int32_t pieces = QueryPieces(type);
     for (int32_t i = 0; i < head_dim; ++i) {
       const int32_t block = i / kBlockDims * kBlockDims;
       float rest = LoadElement(type, src, block + Rows::KeyDim(i - block));
@@ -78,20 +77,28 @@ struct Bf16DotMath {
   // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
   template <int kQueries>
   static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Row* const* k, int32_t head_dim, float* logits) {
+                                     const Row* const* k, int32_t head_dim, float* logits,
+                                     AheadRows& ahead) {
     __m512 sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = _mm512_setzero_ps();
     }
     for (int32_t piece = 0; piece < packed_elements; piece += head_dim) {
       for (int32_t i = 0; i < head_dim; i += kBlockDims) {
+        __m512bh query[kQueries][2];
+        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+          const Query* qm = q + m * packed_elements + piece + i;
+          query[m][0] = LoadBf16(qm);
+          query[m][1] = LoadBf16(qm + 32);
+        }
         TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) {
+          ahead.Prefetch(kBlockDims);
           __m512bh key[2];
           Rows::LoadKey(k[j] + i, key);
-          TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-            const Query* qm = q + m * packed_elements + piece + i;
-            sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm), key[0]);
-            sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm + 32), key[1]);
+          TRIBUTARY_UNROLL for (int half = 0; half < 2; ++half) {
+            TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+              sum[m][j] = _mm512_dpbf16_ps(sum[m][j], query[m][half], key[half]);
+            }
           }
         }
       }
@@ -103,9 +110,11 @@ struct Bf16DotMath {
     }
   }
 
-  // Both bf16 pieces of the weights: kTileKeys high ones, then kTileKeys low ones. The high piece
-  // is cut, not rounded, so that the low one is not negative; and where a weight is not zero its
-  // low piece is not either. So an infinite value times a weight is infinite, not NaN.
+  // The bf16 pieces of the weights: kTileKeys high ones, then kTileKeys low ones if there are two
+  // pieces. One piece is rounded to nearest, which over many keys favours no side, so that the sum
+  // of the weights as they were stays the divisor. The higher of two pieces is cut, not rounded, so
+  // that the low one is not negative; and where a weight is not zero its low piece is not either.
+  // So an infinite value times a weight is infinite, not NaN.
   static HWY_INLINE void PackWeights(const float* weights, float* packed) {
     auto* pieces = reinterpret_cast<uint16_t*>(packed);
     const __m512i high_bits = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -118,6 +127,10 @@ struct Bf16DotMath {
     for (int64_t j = 0; j < kTileKeys; j += 32) {
       const __m512 w0 = _mm512_load_ps(weights + j);
       const __m512 w1 = _mm512_load_ps(weights + j + 16);
+      if constexpr (kWeightPieces == 1) {
+        _mm512_store_si512(pieces + j, (__m512i)_mm512_cvtne2ps_pbh(w1, w0));
+        continue;
+      }
       const __m512i h0 = _mm512_and_si512(_mm512_castps_si512(w0), high_bits);
       const __m512i h1 = _mm512_and_si512(_mm512_castps_si512(w1), high_bits);
       const __m512i high = _mm512_permutex2var_epi16(h0, _mm512_load_si512(kOddHalves), h1);
@@ -134,7 +147,7 @@ struct Bf16DotMath {
   template <int kQueries>
   static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums, const AheadRows& ahead) {
+                                    float* HWY_RESTRICT sums, AheadRows& ahead) {
     const auto* pairs = reinterpret_cast<const int32_t*>(weights);
     for (int32_t i = 0; i < head_dim; i += kBlockDims) {
       __m512 sum[kQueries][4];
@@ -145,16 +158,18 @@ struct Bf16DotMath {
         }
       }
       for (int64_t pair = 0; pair < kTileKeys / 2; ++pair) {
-        ahead.Prefetch(2 * pair, i, kBlockDims);
-        ahead.Prefetch(2 * pair + 1, i, kBlockDims);
+        ahead.Prefetch(2 * kBlockDims);
         if ((live >> (2 * pair) & 3) == 0) continue;
         __m512bh value[4];
         Rows::LoadValuePair(v[2 * pair] + i, v[2 * pair + 1] + i, value);
         TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
           const __m512bh high = Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + pair]));
-          const __m512bh low = Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + kTileKeys / 2 + pair]));
-          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-            sum[m][c] = _mm512_dpbf16_ps(sum[m][c], low, value[c]);
+          if constexpr (kWeightPieces == 2) {
+            const __m512bh low =
+                Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + kTileKeys / 2 + pair]));
+            TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+              sum[m][c] = _mm512_dpbf16_ps(sum[m][c], low, value[c]);
+            }
           }
           TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
             sum[m][c] = _mm512_dpbf16_ps(sum[m][c], high, value[c]);

@@ -27,20 +27,20 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Turns a tile's raw dot products into weights exp(logit - max) in place, and updates the running
 // maximum and sum. Returns the factor by which earlier sums decay.
-HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, const ChunkParams& p, float& max,
-                         float& sum) {
+HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, float logit_scale, float soft_cap,
+                         float& max, float& sum) {
   const hn::ScalableTag<float> d;
   constexpr int64_t kLanes = HWY_LANES(float);
   if (mask == 0) {
     std::fill_n(row, kTileKeys, 0.0f);
     return 1.0f;
   }
-  const auto scale = hn::Set(d, p.logit_scale);
+  const auto scale = hn::Set(d, logit_scale);
   for (int64_t j = 0; j < kTileKeys; j += kLanes) {
     hn::Store(hn::Mul(hn::Load(d, row + j), scale), d, row + j);
   }
-  if (p.soft_cap > 0) {
-    const auto cap = hn::Set(d, p.soft_cap);
+  if (soft_cap > 0) {
+    const auto cap = hn::Set(d, soft_cap);
     for (int64_t j = 0; j < kTileKeys; j += kLanes) {
       hn::Store(hn::Mul(cap, Tanh(d, hn::Div(hn::Load(d, row + j), cap))), d, row + j);
     }
@@ -82,14 +82,15 @@ class ChunkPass {
         heads_(p.queries.heads),
         vectors_(p.queries.rows * p.queries.heads),
         packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)) {
-    const WorkspaceLayout layout(vectors_, p.head_dim);
+    const int32_t all = p.kv_heads * vectors_;
+    const WorkspaceLayout layout(all, p.head_dim);
     queries_ = reinterpret_cast<Query*>(memory + layout.queries);
     logits_ = reinterpret_cast<float*>(memory + layout.logits);
     weights_ = reinterpret_cast<float*>(memory + layout.weights);
     sums_ = reinterpret_cast<float*>(memory + layout.sums);
     max_ = reinterpret_cast<float*>(memory + layout.state);
-    sum_ = max_ + vectors_;
-    decay_ = sum_ + vectors_;
+    sum_ = max_ + all;
+    decay_ = sum_ + all;
     zeros_ = reinterpret_cast<Row*>(memory + layout.zeros);
     prepared_k_ = reinterpret_cast<Row*>(memory + layout.k);
     prepared_v_ = reinterpret_cast<Row*>(memory + layout.v);
@@ -112,70 +113,89 @@ class ChunkPass {
  private:
   HWY_INLINE void Begin() {
     const size_t head_bytes = size_t(p_.head_dim) * SizeOf(p_.queries.dtype);
-    for (int32_t r = 0; r < p_.queries.rows; ++r) {
-      for (int32_t h = 0; h < heads_; ++h) {
-        Math::PackQuery(p_.queries.dtype, p_.queries.q + r * p_.queries.row_bytes + h * head_bytes,
-                        p_.head_dim, queries_ + (r * heads_ + h) * packed_elements_);
+    Query* packed = queries_;
+    for (int32_t head = 0; head < p_.kv_heads; ++head) {
+      for (int32_t r = 0; r < p_.queries.rows; ++r) {
+        for (int32_t h = head * heads_; h < (head + 1) * heads_; ++h, packed += packed_elements_) {
+          Math::PackQuery(p_.queries.dtype,
+                          p_.queries.q + r * p_.queries.row_bytes + h * head_bytes, p_.head_dim,
+                          packed);
+        }
       }
     }
-    std::fill_n(max_, vectors_, -std::numeric_limits<float>::infinity());
-    std::fill_n(sum_, vectors_, 0.0f);
-    std::fill_n(sums_, size_t(vectors_) * p_.head_dim, 0.0f);
+    const int32_t all = p_.kv_heads * vectors_;
+    std::fill_n(max_, all, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum_, all, 0.0f);
+    std::fill_n(sums_, size_t(all) * p_.head_dim, 0.0f);
     std::fill_n(zeros_, p_.head_dim, Row{0});
   }
 
+  // All heads' keys, then all heads' values: a page holds its keys together and its values
+  // together, so memory is read in long runs, which the hardware prefetches.
   HWY_INLINE void AttendTile(int64_t begin, const TileRows& tile, const TileRows& next) {
-    const Row* k[kTileKeys];
-    const Row* v[kTileKeys];
-    Prepare(tile, tile.k, prepared_k_, k);
-    ComputeLogits(tile.live, k, next);
-    for (int32_t r = 0; r < p_.queries.rows; ++r) {
-      const uint64_t mask = TileMask(p_.queries.keys[r], begin) & tile.live;
-      for (int32_t i = r * heads_; i < (r + 1) * heads_; ++i) {
-        decay_[i] = Reweigh(logits_ + i * kTileKeys, mask, p_, max_[i], sum_[i]);
-        Math::PackWeights(logits_ + i * kTileKeys, weights_ + i * kTileKeys);
+    for (int32_t head = 0; head < p_.kv_heads; ++head) {
+      const Row* k[kTileKeys];
+      Prepare(tile, p_.kv.k + head * p_.kv.head_bytes, prepared_k_, k);
+      const bool last = head + 1 == p_.kv_heads;
+      ComputeLogits(head, tile.live, k,
+                    last ? RowsAhead(p_.kv.v, 0, tile) : RowsAhead(p_.kv.k, head + 1, tile));
+      Weigh(head, begin, tile.live);
+    }
+    for (int32_t head = 0; head < p_.kv_heads; ++head) {
+      const Row* v[kTileKeys];
+      Prepare(tile, p_.kv.v + head * p_.kv.head_bytes, prepared_v_, v);
+      const bool last = head + 1 == p_.kv_heads;
+      AheadRows ahead = last ? RowsAhead(p_.kv.k, 0, next) : RowsAhead(p_.kv.v, head + 1, tile);
+      if (tile.uniform || AllFinite(tile.live, v)) {
+        AccumulateVectors(head * vectors_, (head + 1) * vectors_, v, tile.live, ahead);
+      } else {
+        AccumulateRowByRow(head, begin, tile.live, v, ahead);
       }
     }
-    Prepare(tile, tile.v, prepared_v_, v);
-    if (tile.uniform || AllFinite(tile.live, v)) {
-      AccumulateVectors(0, vectors_, v, tile.live, next);
-    } else {
-      AccumulateRowByRow(begin, tile.live, v, next);
+  }
+
+  AheadRows RowsAhead(const std::byte* rows, int32_t head, const TileRows& tile) const {
+    return {rows + head * p_.kv.head_bytes, tile, p_.head_dim, SizeOf(p_.kv_dtype)};
+  }
+
+  HWY_INLINE void Weigh(int32_t head, int64_t begin, uint64_t live) {
+    const float logit_scale = p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]);
+    for (int32_t r = 0; r < p_.queries.rows; ++r) {
+      const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
+      const int32_t first = head * vectors_ + r * heads_;
+      for (int32_t i = first; i < first + heads_; ++i) {
+        decay_[i] =
+            Reweigh(logits_ + i * kTileKeys, mask, logit_scale, p_.soft_cap, max_[i], sum_[i]);
+        Math::PackWeights(logits_ + i * kTileKeys, weights_ + i * kTileKeys);
+      }
     }
   }
 
   // Rows as Math reads them: the cache's own where it can be read in place, else converted. Slots
   // that are not live stand as zeros.
-  HWY_INLINE void Prepare(const TileRows& tile, const std::byte* const* source, Row* prepared,
+  HWY_INLINE void Prepare(const TileRows& tile, const std::byte* source, Row* prepared,
                           const Row** rows) {
     const bool in_place = Math::ReadsInPlace(p_.kv_dtype);
     for (int64_t j = 0; j < kTileKeys; ++j) {
       if ((tile.live >> j & 1) == 0) {
         rows[j] = zeros_;
       } else if (in_place) {
-        rows[j] = reinterpret_cast<const Row*>(source[j]);
+        rows[j] = reinterpret_cast<const Row*>(source + tile.offset[j]);
       } else {
-        Math::PrepareRow(p_.kv_dtype, source[j], prepared + j * p_.head_dim, p_.head_dim);
+        Math::PrepareRow(p_.kv_dtype, source + tile.offset[j], prepared + j * p_.head_dim,
+                         p_.head_dim);
         rows[j] = prepared + j * p_.head_dim;
       }
     }
   }
 
-  HWY_INLINE void ComputeLogits(uint64_t live, const Row* const* k, const TileRows& next) {
-    const size_t row_bytes = size_t(p_.head_dim) * SizeOf(p_.kv_dtype);
+  HWY_INLINE void ComputeLogits(int32_t head, uint64_t live, const Row* const* k, AheadRows ahead) {
     for (int64_t j = 0; j < kTileKeys; j += 4) {
-      // Pages lie anywhere, so the hardware cannot guess the next one: ask for its keys here, and
-      // for its values where this tile's values are added, so that memory is never idle.
-      for (int64_t ahead = j; ahead < j + 4; ++ahead) {
-        for (size_t at = 0; at < row_bytes; at += 64) {
-          __builtin_prefetch(next.k[ahead] + at, 0, 2);
-        }
-      }
       if ((live >> j & 15) == 0) continue;
-      ForEachBlock(0, vectors_, [&](auto block, int32_t i) HWY_ATTR {
+      ForEachBlock(head * vectors_, (head + 1) * vectors_, [&](auto block, int32_t i) HWY_ATTR {
         Math::template DotFourKeys<decltype(block)::value>(queries_ + i * packed_elements_,
                                                            packed_elements_, k + j, p_.head_dim,
-                                                           logits_ + i * kTileKeys + j);
+                                                           logits_ + i * kTileKeys + j, ahead);
       });
     }
   }
@@ -188,8 +208,7 @@ class ChunkPass {
   }
 
   HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Row* const* v, uint64_t live,
-                                    const TileRows& next) {
-    const AheadRows ahead{next.v, SizeOf(p_.kv_dtype)};
+                                    AheadRows& ahead) {
     ForEachBlock(first, last, [&](auto block, int32_t i) HWY_ATTR {
       Math::template Accumulate<decltype(block)::value>(weights_ + i * kTileKeys, v, live,
                                                         p_.head_dim, decay_ + i,
@@ -200,25 +219,27 @@ class ChunkPass {
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
   // NaN. So where values are not finite each row gets rows of its own, zero where it does not see.
   // The sums are the same bits as in one pass, because adding 0 changes nothing.
-  HWY_INLINE void AccumulateRowByRow(int64_t begin, uint64_t live, const Row* const* v,
-                                     const TileRows& next) {
+  HWY_INLINE void AccumulateRowByRow(int32_t head, int64_t begin, uint64_t live,
+                                     const Row* const* v, AheadRows& ahead) {
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
       const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
       const Row* seen[kTileKeys];
       for (int64_t j = 0; j < kTileKeys; ++j) seen[j] = (mask >> j & 1) != 0 ? v[j] : zeros_;
-      AccumulateVectors(r * heads_, (r + 1) * heads_, seen, mask, next);
+      const int32_t first = head * vectors_ + r * heads_;
+      AccumulateVectors(first, first + heads_, seen, mask, ahead);
     }
   }
 
   HWY_INLINE void Finish(float* o, float* lse) {
-    for (int32_t i = 0; i < vectors_; ++i) {
+    for (int32_t i = 0; i < p_.kv_heads * vectors_; ++i) {
       float* out = o + i * p_.head_dim;
       if (sum_[i] == 0.0f) {  // saw no key of this chunk: the identity
         std::fill_n(out, p_.head_dim, 0.0f);
         lse[i] = -std::numeric_limits<float>::infinity();
         continue;
       }
-      Math::StoreOutput(sums_ + i * p_.head_dim, p_.value_scale / sum_[i], p_.head_dim, out);
+      const float value_scale = p_.v_scale == nullptr ? 1.0f : p_.v_scale[i / vectors_];
+      Math::StoreOutput(sums_ + i * p_.head_dim, value_scale / sum_[i], p_.head_dim, out);
       lse[i] = max_[i] + std::log(sum_[i]);
     }
   }
@@ -236,15 +257,15 @@ class ChunkPass {
 
   const ChunkParams& p_;
   const int32_t heads_;
-  const int32_t vectors_;
+  const int32_t vectors_;  // of a kv head
   const int32_t packed_elements_;
-  Query* queries_;   // [vectors, packed_elements]
-  float* logits_;    // [vectors, kTileKeys]; becomes weights
-  float* weights_;   // [vectors, kTileKeys], as Math packs them
-  float* sums_;      // [vectors, head_dim], as Math orders them
-  float* max_;       // [vectors]
-  float* sum_;       // [vectors]
-  float* decay_;     // [vectors]
+  Query* queries_;   // [kv_heads * vectors, packed_elements]
+  float* logits_;    // [kv_heads * vectors, kTileKeys]; becomes weights
+  float* weights_;   // [kv_heads * vectors, kTileKeys], as Math packs them
+  float* sums_;      // [kv_heads * vectors, head_dim], as Math orders them
+  float* max_;       // [kv_heads * vectors]
+  float* sum_;       // [kv_heads * vectors]
+  float* decay_;     // [kv_heads * vectors]
   Row* zeros_;       // [head_dim]
   Row* prepared_k_;  // [kTileKeys, head_dim]
   Row* prepared_v_;  // [kTileKeys, head_dim]

@@ -44,26 +44,47 @@ inline uint64_t TileMask(KeyRange range, int64_t begin) {
   return ones << lo;
 }
 
-// The slots of a tile that some row sees, and where they lie.
+// The slots of a tile that some row sees, and where they lie from the first slot of their head.
 struct TileRows {
   uint64_t live = 0;
-  bool uniform = true;            // every row sees exactly these
-  const std::byte* k[kTileKeys];  // slots that are not live point somewhere harmless
-  const std::byte* v[kTileKeys];
+  bool uniform = true;       // every row sees exactly these
+  size_t offset[kTileKeys];  // of slots that are not live: somewhere harmless
 };
 
-// Rows of the tile after this one, to be asked of memory while this one is worked on.
-struct AheadRows {
-  const std::byte* const* rows;  // [kTileKeys]
-  size_t element_bytes;
+// The rows that are worked on next, asked of memory bit by bit while others are worked on. Pages
+// lie anywhere, so the hardware cannot guess the next one.
+class AheadRows {
+ public:
+  // `base` is the first slot of the head. All three must outlive this.
+  AheadRows(const std::byte* base, const TileRows& tile, int32_t head_dim, size_t element_bytes)
+      : base_(base),
+        offset_(tile.offset),
+        row_bytes_(head_dim * element_bytes),
+        element_bytes_(element_bytes) {}
 
-  // Asks for elements [first, first + count) of a row, into the second-level cache: a tile ahead is
-  // too far for the first.
-  void Prefetch(int64_t row, int32_t first, int32_t count) const {
-    for (size_t at = 0; at < count * element_bytes; at += 64) {
-      __builtin_prefetch(rows[row] + first * element_bytes + at, 0, 2);
+  // Asks for the next `elements` in the order of memory, until there are none left. To be called
+  // evenly: a core can wait for a few dozen lines at once and stalls on the next. Into the
+  // second-level cache: so far ahead is too far for the first.
+  void Prefetch(int32_t elements) {
+    const size_t bytes = elements * element_bytes_;
+    for (size_t asked = 0; asked < bytes && row_ < kTileKeys; asked += kLine) {
+      __builtin_prefetch(base_ + offset_[row_] + column_, 0, 2);
+      column_ += kLine;
+      if (column_ >= row_bytes_) {
+        column_ = 0;
+        ++row_;
+      }
     }
   }
+
+ private:
+  static constexpr size_t kLine = 64;
+  const std::byte* base_;
+  const size_t* offset_;  // [kTileKeys]
+  size_t row_bytes_;
+  size_t element_bytes_;
+  int64_t row_ = 0;    // the next line's
+  size_t column_ = 0;  // bytes
 };
 
 // Nothing is live in a tile past the end of the chunk.
@@ -87,8 +108,7 @@ inline void LocateTile(const ChunkParams& p, int64_t begin, TileRows& tile) {
     const size_t offset = used ? p.kv.Offset(begin + first) : 0;
     const size_t step = used ? p.kv.row_bytes : 0;
     for (int64_t j = 0; j < run; ++j) {
-      tile.k[first + j] = p.kv.k + offset + j * step;
-      tile.v[first + j] = p.kv.v + offset + j * step;
+      tile.offset[first + j] = offset + j * step;
     }
   }
 }

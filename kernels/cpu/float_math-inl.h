@@ -48,12 +48,14 @@ struct FloatMath {
   // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
   template <int kQueries>
   static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Row* const* k, int32_t head_dim, float* logits) {
+                                     const Row* const* k, int32_t head_dim, float* logits,
+                                     AheadRows& ahead) {
     V sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = hn::Zero(d);
     }
     for (int32_t i = 0; i < head_dim; i += kLanes) {
+      ahead.Prefetch(4 * kLanes);
       const V k0 = hn::LoadU(d, k[0] + i);
       const V k1 = hn::LoadU(d, k[1] + i);
       const V k2 = hn::LoadU(d, k[2] + i);
@@ -82,7 +84,7 @@ struct FloatMath {
   template <int kQueries>
   static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
                                     uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums, const AheadRows& ahead) {
+                                    float* HWY_RESTRICT sums, AheadRows& ahead) {
     for (int32_t i = 0; i < head_dim; i += kOutputVectors * kLanes) {
       V sum[kQueries][kOutputVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
@@ -92,7 +94,7 @@ struct FloatMath {
         }
       }
       for (int64_t j = 0; j < kTileKeys; ++j) {
-        ahead.Prefetch(j, i, kOutputVectors * kLanes);
+        ahead.Prefetch(kOutputVectors * kLanes);
         if ((live >> j & 1) == 0) continue;
         V value[kOutputVectors];
         TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {

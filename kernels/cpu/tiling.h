@@ -28,6 +28,16 @@ constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVect
 // and reading back a little more.
 constexpr bool ReadsFloat8InPlace(int32_t query_vectors) { return query_vectors <= 8; }
 
+// Kv heads that one job takes together. The more, the longer the runs in which memory is read, as a
+// page holds its heads side by side; but there must stay enough tasks for the threads to end
+// together. `head_chunks` is the chunks of all rows and all heads.
+constexpr int32_t HeadsPerJob(int32_t kv_heads, int32_t query_vectors, int64_t head_chunks,
+                              int threads) {
+  const int64_t most = std::max(1, kMaxQueryVectors / query_vectors);
+  const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{8} * threads);
+  return static_cast<int32_t>(std::clamp<int64_t>(fair, 1, std::min<int64_t>(kv_heads, most)));
+}
+
 struct ChunkSpan {
   int64_t first = 0;
   int64_t count = 0;

@@ -76,8 +76,8 @@ class NewTokensTest : public ::testing::TestWithParam<int64_t> {
     ASSERT_TRUE(status.ok()) << status.message();
     const ReferenceResult expected = ReferenceNewTokens(c.p);
     EXPECT_TRUE(AllClose(c.lse, expected.lse, kAttentionTolerance, {c.p.rows, c.p.head_count}));
-    EXPECT_TRUE(
-        AllClose(c.o, expected.o, kAttentionTolerance, {c.p.rows, c.p.head_count, c.p.head_dim}));
+    EXPECT_TRUE(AllClose(c.o, expected.o, AttentionTolerance(c.p.q_dtype),
+                         {c.p.rows, c.p.head_count, c.p.head_dim}));
   }
   void ExpectMatchesReference(const NewTokensShape& shape) {
     ExpectMatchesReference(NewTokensCase(shape));

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/cpu/bf16_pieces.h"
+
 namespace tributary::cpu {
 namespace {
 
@@ -30,6 +32,17 @@ TEST(TilingTest, BlocksOfRowsHoldAtLeastOneRowAndFitTheScratch) {
   }
 }
 
+TEST(TilingTest, HeadsShareAJobWhileThreadsStayBusy) {
+  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 128, 2), 8);    // decode of one long sequence on few threads
+  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 2), 2);      // a short one: tasks enough to end together
+  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 64), 1);     // more threads than work
+  EXPECT_EQ(HeadsPerJob(8, 4, 8, 1), 8);          // one thread has nobody to wait for
+  EXPECT_EQ(HeadsPerJob(8, 4, 0, 2), 1);          // nothing to do
+  EXPECT_EQ(HeadsPerJob(8, 64, 1 << 20, 2), 1);   // prefill: a head fills the scratch
+  EXPECT_EQ(HeadsPerJob(8, 16, 1 << 20, 2), 4);   // as many as fit
+  EXPECT_EQ(HeadsPerJob(1, 100, 1 << 20, 2), 1);  // a group that does not fit is not refused
+}
+
 TEST(TilingTest, LoneLongSequencesAreSplitAndManyJobsAreNot) {
   EXPECT_FALSE(ShouldSplit(1000, 1000, 1));     // one thread: nothing to share
   EXPECT_FALSE(ShouldSplit(1, 1, 8));           // one chunk cannot be cut
@@ -38,6 +51,16 @@ TEST(TilingTest, LoneLongSequencesAreSplitAndManyJobsAreNot) {
   EXPECT_FALSE(ShouldSplit(64, 256 * 64, 2));   // prefill: jobs enough for all
   EXPECT_TRUE(ShouldSplit(128, 128 + 63, 16));  // a long sequence among short ones
   EXPECT_FALSE(ShouldSplit(2, 512, 16));        // a short one among long ones
+}
+
+// Only a host that computes in bf16 itself gets weights of bf16.
+TEST(Bf16PiecesTest, FollowTheQueriesPrecision) {
+  EXPECT_EQ(WeightPieces(DType::kBf16), 1);
+  EXPECT_EQ(WeightPieces(DType::kF16), 2);
+  EXPECT_EQ(WeightPieces(DType::kF32), 2);
+  EXPECT_EQ(QueryPieces(DType::kBf16), 1);
+  EXPECT_EQ(QueryPieces(DType::kF16), 2);
+  EXPECT_EQ(QueryPieces(DType::kF32), 3);
 }
 
 }  // namespace

@@ -15,9 +15,10 @@ namespace {
 
 using worker::testing::DenseLayer;
 
-// An output of size o was rounded to `dtype` once, by at most half the distance of neighbours at o.
+// Attention with queries of `dtype`, and an output of size o that was rounded to it once, by at
+// most half the distance of neighbours at o.
 test::Tolerance OutputTolerance(DType dtype) {
-  test::Tolerance tolerance = test::kAttentionTolerance;
+  test::Tolerance tolerance = test::AttentionTolerance(dtype);
   if (dtype == DType::kBf16) tolerance.relative += 0x1p-8;
   if (dtype == DType::kF16) tolerance.relative += 0x1p-11;
   return tolerance;

@@ -49,6 +49,14 @@ inline Tolerance RoundedTo(DType type, Tolerance base = kAttentionTolerance) {
   return {base.absolute + RoundingError(type), base.relative + RoundingError(type)};
 }
 
+// For the output of attention with queries of a type. A host that computes in bf16 gets weights of
+// bf16 (kernels/cpu/bf16_pieces.h): each is off by RoundingError at most, and so is the output, of
+// values of size about 1. Every other type gets weights as good as float, and an LSE never depends
+// on the type: kAttentionTolerance holds it.
+inline Tolerance AttentionTolerance(DType q_dtype) {
+  return q_dtype == DType::kBf16 ? RoundedTo(DType::kBf16) : kAttentionTolerance;
+}
+
 // The position of element `index` of a tensor as "[1, 0, 17]".
 inline std::string Position(size_t index, std::span<const int64_t> shape) {
   std::string text;

@@ -280,7 +280,7 @@ TEST(Dcp, OneRankAndFourAgreeWithinMergeRounding) {
   spec.layers[0].sinks = SinksFor(spec.q_heads);
   const auto run = [&](int size) {
     ThreadRanks ranks(size, Poisoned());
-    TestHost host(ranks, spec, {});
+    TestHost host(ranks, spec, {.q_dtype = DType::kF32});
     host.Open(1);
     std::vector<float> all;
     for (const auto& [kind, rows] : {std::pair{StepKind::kPrefill, 200},

@@ -295,7 +295,8 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
       DenseAttention(spec_, spec_.layers[static_cast<size_t>(layer)], dense, dense_row, o.data(),
                      lse.data());
       ASSERT_TRUE(test::AllClose(std::span(reply.o).subspan(row * row_size, row_size), o,
-                                 test::kAttentionTolerance, {spec_.q_heads, spec_.head_dim}))
+                                 test::AttentionTolerance(options_.q_dtype),
+                                 {spec_.q_heads, spec_.head_dim}))
           << "o [head, dim] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
       ASSERT_TRUE(test::AllClose(std::span(reply.lse).subspan(row * heads, heads), lse,

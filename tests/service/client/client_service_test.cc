@@ -173,8 +173,9 @@ TEST_F(ClientServiceTest, ResultsAreTheReferencesInlineAndInSharedMemory) {
 
   std::vector<float> output;
   for (const uint16_t value : inline_results.output) output.push_back(FloatFromBf16(value));
-  EXPECT_TRUE(test::AllClose(output, expected.o, test::RoundedTo(DType::kBf16),
-                             {tokens.count, kQHeads, kHeadDim}));
+  const test::Tolerance tolerance =
+      test::RoundedTo(DType::kBf16, test::AttentionTolerance(DType::kBf16));
+  EXPECT_TRUE(test::AllClose(output, expected.o, tolerance, {tokens.count, kQHeads, kHeadDim}));
   EXPECT_TRUE(test::AllClose(inline_results.lse, expected.lse, test::kAttentionTolerance,
                              {tokens.count, kQHeads}));
   EXPECT_EQ(inline_results.output, shared_results.output);
