@@ -85,19 +85,14 @@ struct Bf16DotMath {
     }
     for (int32_t piece = 0; piece < packed_elements; piece += head_dim) {
       for (int32_t i = 0; i < head_dim; i += kBlockDims) {
-        __m512bh query[kQueries][2];
-        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-          const Query* qm = q + m * packed_elements + piece + i;
-          query[m][0] = LoadBf16(qm);
-          query[m][1] = LoadBf16(qm + 32);
-        }
+        ahead.Prefetch(4 * kBlockDims);
         TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) {
-          ahead.Prefetch(kBlockDims);
           __m512bh key[2];
           Rows::LoadKey(k[j] + i, key);
           TRIBUTARY_UNROLL for (int half = 0; half < 2; ++half) {
             TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-              sum[m][j] = _mm512_dpbf16_ps(sum[m][j], query[m][half], key[half]);
+              const Query* qm = q + m * packed_elements + piece + i + 32 * half;
+              sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm), key[half]);
             }
           }
         }

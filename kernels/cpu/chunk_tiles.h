@@ -55,10 +55,11 @@ struct TileRows {
 // lie anywhere, so the hardware cannot guess the next one.
 class AheadRows {
  public:
-  // `base` is the first slot of the head. All three must outlive this.
+  // `base` is the first slot of the head. Both must outlive this.
   AheadRows(const std::byte* base, const TileRows& tile, int32_t head_dim, size_t element_bytes)
       : base_(base),
         offset_(tile.offset),
+        offset_end_(tile.offset + kTileKeys),
         row_bytes_(head_dim * element_bytes),
         element_bytes_(element_bytes) {}
 
@@ -66,25 +67,28 @@ class AheadRows {
   // evenly: a core can wait for a few dozen lines at once and stalls on the next. Into the
   // second-level cache: so far ahead is too far for the first.
   void Prefetch(int32_t elements) {
-    const size_t bytes = elements * element_bytes_;
-    for (size_t asked = 0; asked < bytes && row_ < kTileKeys; asked += kLine) {
-      __builtin_prefetch(base_ + offset_[row_] + column_, 0, 2);
+    if (offset_ == offset_end_) return;
+    const std::byte* row = base_ + *offset_;
+    for (size_t left = elements * element_bytes_;; left -= kLine) {
+      __builtin_prefetch(row + column_, 0, 2);
       column_ += kLine;
       if (column_ >= row_bytes_) {
         column_ = 0;
-        ++row_;
+        if (++offset_ == offset_end_) return;
+        row = base_ + *offset_;
       }
+      if (left <= kLine) return;
     }
   }
 
  private:
   static constexpr size_t kLine = 64;
   const std::byte* base_;
-  const size_t* offset_;  // [kTileKeys]
+  const size_t* offset_;      // of the row that holds the next line
+  const size_t* offset_end_;  // a tile's rows
   size_t row_bytes_;
   size_t element_bytes_;
-  int64_t row_ = 0;    // the next line's
-  size_t column_ = 0;  // bytes
+  size_t column_ = 0;  // of the next line in its row, in bytes
 };
 
 // Nothing is live in a tile past the end of the chunk.
