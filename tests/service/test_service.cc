@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/backend.h"
+#include "proto/dtype_conversion.h"
 #include "service/embedded_group.h"
 #include "service/resolve_spec.h"
 
@@ -131,7 +132,7 @@ v1::Tensor InlineTensor(DType dtype, const std::vector<int64_t>& shape,
 }
 
 std::vector<float> ValuesOf(const v1::Tensor& tensor) {
-  const DType dtype = *FromProto(tensor.dtype(), "dtype");
+  const DType dtype = *FromProto(tensor.dtype());
   std::vector<float> values(tensor.inline_().size() / SizeOf(dtype));
   cpu::Convert(dtype, tensor.inline_().data(), DType::kF32, values.data(), values.size());
   return values;

@@ -89,7 +89,7 @@ const Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(CacheSpec, BadSpec, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& bad) { return std::string(bad.param.name); });
 
 TEST(CacheSpec, LimitsThemselvesAreFine) {
   CacheSpec spec = testing::SmallSpec();

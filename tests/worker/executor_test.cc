@@ -273,7 +273,7 @@ const Refusal kRefusals[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Steps, Refusals, ::testing::ValuesIn(kRefusals),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& bad) { return std::string(bad.param.name); });
 
 TEST_F(ExecutorTest, BadTablesAreRefusedWhole) {
   const CacheSpec spec = SmallSpec();
