@@ -4,8 +4,12 @@
 //   attention_cpu_bench [--threads=N] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
 //                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0] [--serve]
 //
-// With --serve it reads lines "<tokens> <bf16|fp8_e4m3|fp8_e5m2|f16|read>" from standard input and
-// answers each with one measurement in seconds, so that another program can interleave its own.
+// "resident" is the same attention with every page of the table the same one: nothing comes from
+// memory, and what is left is arithmetic. It tells whether memory or arithmetic bounds a machine.
+//
+// With --serve it reads lines "<tokens> <bf16|fp8_e4m3|fp8_e5m2|f16|read> <scattered|resident>"
+// from standard input and answers each with one measurement in seconds, so that another program can
+// interleave its own.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -234,34 +238,28 @@ void Table(const Options& options) {
 
 void Serve(const Options& options) {
   cpu::ThreadPool pool(options.threads);
-  std::map<std::pair<int64_t, DType>, std::unique_ptr<Decode>> cases;
-  const auto find = [&](int64_t tokens, DType dtype) -> Decode& {
-    auto& held = cases[{tokens, dtype}];
-    if (held == nullptr) {
-      if (cases.size() > 3) {  // keep one length at a time
-        cases.clear();
-        return *(cases[{tokens, dtype}] =
-                     std::make_unique<Decode>(options, tokens, dtype, Placement::kScattered));
-      }
-      held = std::make_unique<Decode>(options, tokens, dtype, Placement::kScattered);
-      held->Attend(pool);
+  int64_t held_tokens = 0;  // cases of one length are kept at a time
+  std::map<std::pair<DType, Placement>, std::unique_ptr<Decode>> held;
+  const auto find = [&](int64_t tokens, DType dtype, Placement placement) -> Decode& {
+    if (tokens != held_tokens) held.clear();
+    held_tokens = tokens;
+    auto& decode = held[{dtype, placement}];
+    if (decode == nullptr) {
+      decode = std::make_unique<Decode>(options, tokens, dtype, placement);
+      decode->Attend(pool);
     }
-    return *held;
+    return *decode;
   };
-  std::string what;
-  for (int64_t tokens; std::cin >> tokens >> what;) {
-    double seconds = 0;
-    if (what == "read") {
-      Decode& decode = find(tokens, DType::kBf16);
-      seconds = Seconds([&] { decode.Read(pool); });
-    } else {
-      DType dtype = DType::kBf16;
-      for (const DType t : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
-        if (what == Name(t)) dtype = t;
-      }
-      Decode& decode = find(tokens, dtype);
-      seconds = Seconds([&] { decode.Attend(pool); });
+  std::string what, where;
+  for (int64_t tokens; std::cin >> tokens >> what >> where;) {
+    DType dtype = DType::kBf16;
+    for (const DType type : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+      if (what == Name(type)) dtype = type;
     }
+    Decode& decode =
+        find(tokens, dtype, where == "resident" ? Placement::kResident : Placement::kScattered);
+    const double seconds =
+        Seconds([&] { what == "read" ? decode.Read(pool) : decode.Attend(pool); });
     std::printf("%.9f\n", seconds);
     std::fflush(stdout);
   }
