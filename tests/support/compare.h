@@ -50,11 +50,14 @@ inline Tolerance RoundedTo(DType type, Tolerance base = kAttentionTolerance) {
 }
 
 // For the output of attention with queries of a type. A host that computes in bf16 gets weights of
-// bf16 (kernels/cpu/bf16_pieces.h): each is off by RoundingError at most, and so is the output, of
-// values of size about 1. Every other type gets weights as good as float, and an LSE never depends
-// on the type: kAttentionTolerance holds it.
+// bf16 (kernels/cpu/bf16_pieces.h), each off by RoundingError of itself at most, and so its output
+// is off by that share of the weighted mean of |v|: of 4 where values cancel and of the output
+// itself where they do not, for values of a normal distribution. Every other type gets weights as
+// good as float, and an LSE never depends on the type: kAttentionTolerance holds it.
 inline Tolerance AttentionTolerance(DType q_dtype) {
-  return q_dtype == DType::kBf16 ? RoundedTo(DType::kBf16) : kAttentionTolerance;
+  if (q_dtype != DType::kBf16) return kAttentionTolerance;
+  const double rounding = RoundingError(DType::kBf16);
+  return {kAttentionTolerance.absolute + 4 * rounding, kAttentionTolerance.relative + rounding};
 }
 
 // The position of element `index` of a tensor as "[1, 0, 17]".
