@@ -273,7 +273,7 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
 
 TEST(LogTest, JsonIsEscapedAndTextIsPlain) {
   EXPECT_EQ(FormatLogLine(LogFormat::kJson, LogLevel::kInfo, "T", "a \"b\"\n", {{"rank", 3}}),
-            "{\"ts\":\"T\",\"level\":\"info\",\"msg\":\"a \\\"b\\\"\\u000a\",\"rank\":\"3\"}\n");
+            "{\"ts\":\"T\",\"level\":\"info\",\"msg\":\"a \\\"b\\\"\\n\",\"rank\":\"3\"}\n");
   EXPECT_EQ(FormatLogLine(LogFormat::kText, LogLevel::kError, "T", "m", {{"k", "v"}}),
             "T error m k=v\n");
 }
