@@ -87,6 +87,7 @@ absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, abs
   const std::vector<Token> tokens = Tokens(text.substr(0, model.config().max_positions));
   if (const auto logits = model.Forward(tokens, 0, attention); !logits.ok()) return logits.status();
   std::vector<LayerScales> scales;
+  scales.reserve(model.config().layers);
   for (int32_t layer = 0; layer < model.config().layers; ++layer) {
     scales.push_back({.k = ScalesOf(attention.keys(layer), model.config(), largest),
                       .v = ScalesOf(attention.values(layer), model.config(), largest)});
