@@ -1,12 +1,13 @@
 #include "service/client/client.h"
 
 #include <algorithm>
+#include <future>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
@@ -160,15 +161,11 @@ class GrpcClient final : public Client {
   }
 
   absl::Status Attend(const AttendCall& call) override {
-    absl::Status result;
-    absl::Notification done;
-    pipe_.Submit(call, [&](absl::Status status) {
-      result = std::move(status);
-      done.Notify();
-    });
-    // The pipe ends every call by its deadline.
-    done.WaitForNotification();
-    return result;
+    // Shared, so that the pipe's thread may still be leaving set_value when we return.
+    const auto done = std::make_shared<std::promise<absl::Status>>();
+    std::future<absl::Status> result = done->get_future();
+    pipe_.Submit(call, [done](absl::Status status) { done->set_value(std::move(status)); });
+    return result.get();  // the pipe ends every call by its deadline
   }
 
   void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {

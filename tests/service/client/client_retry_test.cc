@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -13,8 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/blocking_counter.h"
-#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "service/client/client.h"
 #include "tests/service/client/fake_service.h"
@@ -277,15 +276,15 @@ TEST_F(ClientRetryTest, CallsSurviveStreamsThatBreakUnderThem) {
   constexpr int kCalls = 100;
   std::vector<std::unique_ptr<OwnedCall>> calls;
   std::vector<absl::Status> results(kCalls, absl::UnknownError("not called"));
-  absl::BlockingCounter left(kCalls);
+  std::latch left(kCalls);
   for (int i = 0; i < kCalls; ++i) {
     calls.push_back(std::make_unique<OwnedCall>(i, 0, static_cast<float>(i)));
     client->AttendAsync(calls.back()->call, [&, i](absl::Status status) {
       results[i] = std::move(status);
-      left.DecrementCount();
+      left.count_down();
     });
   }
-  left.Wait();
+  left.wait();
   for (int i = 0; i < kCalls; ++i) {
     EXPECT_EQ(results[i], absl::OkStatus()) << i;
     EXPECT_TRUE(calls[i]->answered()) << i;
@@ -310,16 +309,16 @@ TEST_F(ClientRetryTest, CallsOutliveARestartOfTheService) {
   service_.Stop();
   std::vector<std::unique_ptr<OwnedCall>> calls;
   std::vector<absl::Status> results(10, absl::UnknownError("not called"));
-  absl::BlockingCounter left(10);
+  std::latch left(10);
   for (int i = 0; i < 10; ++i) {
     calls.push_back(std::make_unique<OwnedCall>(i, 0, static_cast<float>(i)));
     client->AttendAsync(calls.back()->call, [&, i](absl::Status status) {
       results[i] = std::move(status);
-      left.DecrementCount();
+      left.count_down();
     });
   }
   service_.Start();
-  left.Wait();
+  left.wait();
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(results[i], absl::OkStatus()) << i;
     EXPECT_TRUE(calls[i]->answered()) << i;
@@ -360,15 +359,15 @@ TEST_F(ClientRetryTest, PipelinedCallsOfASequenceKeepTheirOrderThroughRepeats) {
   };
   std::vector<std::unique_ptr<OwnedCall>> calls;
   std::vector<absl::Status> results(kSequences * kCalls, absl::UnknownError("not called"));
-  absl::BlockingCounter left(kSequences * kCalls);
+  std::latch left(kSequences * kCalls);
   for (int i = 0; i < kSequences * kCalls; ++i) {
     calls.push_back(std::make_unique<OwnedCall>(i % kSequences, i / kSequences));
     client->AttendAsync(calls.back()->call, [&, i](absl::Status status) {
       results[i] = std::move(status);
-      left.DecrementCount();
+      left.count_down();
     });
   }
-  left.Wait();
+  left.wait();
   for (int i = 0; i < kSequences * kCalls; ++i) EXPECT_EQ(results[i], absl::OkStatus()) << i;
   std::lock_guard lock(mutex);
   for (const auto& [id, length] : lengths) EXPECT_EQ(length, kCalls) << id;
@@ -398,16 +397,16 @@ TEST_F(ClientRetryTest, ACallbackMayMakeTheNextCall) {
   OwnedCall call(1);
   int left = 1'000;
   absl::Status result;
-  absl::Notification over;
+  std::latch over(1);
   std::function<void(absl::Status)> next = [&](absl::Status status) {
     if (!status.ok() || --left == 0) {
       result = std::move(status);
-      return over.Notify();
+      return over.count_down();
     }
     client->AttendAsync(call.call, next);
   };
   client->AttendAsync(call.call, next);
-  over.WaitForNotification();
+  over.wait();
   EXPECT_EQ(result, absl::OkStatus());
   EXPECT_EQ(left, 0);
 }

@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/blocking_counter.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
@@ -207,7 +207,7 @@ TEST_F(ClientServiceTest, ThousandsOfCallsInFlight) {
       sequences.push_back(*client->OpenSequence(kCache));
     }
     std::atomic<int> failed = 0;
-    absl::BlockingCounter left(kSequences * kTokens);
+    std::latch left(kSequences * kTokens);
     // All at once: the service keeps the order within a sequence, so nobody waits for anybody.
     for (int t = 0; t < kTokens; ++t) {
       for (int s = 0; s < kSequences; ++s) {
@@ -217,11 +217,11 @@ TEST_F(ClientServiceTest, ThousandsOfCallsInFlight) {
                                 ++failed;
                                 ADD_FAILURE() << status;
                               }
-                              left.DecrementCount();
+                              left.count_down();
                             });
       }
     }
-    left.Wait();
+    left.wait();
     ASSERT_EQ(failed, 0);
     for (int s = 0; s < kSequences; s += 7) {
       EXPECT_TRUE(test::AllClose(results[s].lse, tokens[s].Reference().lse,
