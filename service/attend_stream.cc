@@ -85,9 +85,12 @@ void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request) {
 
 void AttendStream::Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result) {
   auto reply = std::make_unique<v1::AttendReply>();
-  if (result.ok()) *reply = *std::move(result);
+  if (result.ok()) {
+    *reply = *std::move(result);
+  } else {
+    *reply->mutable_status() = ToRpcStatus(result.status());
+  }
   reply->set_request_id(request_id);
-  if (!result.ok()) *reply->mutable_status() = ToRpcStatus(result.status());
   std::lock_guard lock(mutex_);
   in_flight_.erase(request_id);
   if (finished_) return;

@@ -35,8 +35,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   template <typename Reply>
   std::function<void(absl::StatusOr<Reply>)> ReplyInto(Reply* reply) {
     return [this, reply](absl::StatusOr<Reply> result) {
-      if (result.ok()) *reply = *std::move(result);
-      Finish(ToGrpcStatus(result.status()));
+      const absl::Status status = result.status();
+      if (status.ok()) *reply = *std::move(result);
+      Finish(ToGrpcStatus(status));
     };
   }
 
