@@ -45,7 +45,7 @@ void WorkerStream::Cancel(grpc::Status status) {
 // Calls to gRPC never run a reaction on the calling thread, so holding the mutex is safe.
 void WorkerStream::Proceed() {
   if (!outgoing_.empty()) {
-    writing_ = std::move(outgoing_.front());
+    writing_ = outgoing_.front();  // shares the slices
     outgoing_.pop_front();
     write_under_way_ = true;
     StartWrite(&writing_);
