@@ -27,31 +27,12 @@
 
 #include "collective/gloo_mesh.h"
 #include "collective/in_process.h"
+#include "collective/op.h"
 
 namespace tributary::collective {
 namespace {
 
 using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
-
-enum class Op : uint8_t { kWatch, kAllGather, kAllToAll, kReduceScatter, kGather, kBarrier };
-
-const char* Name(Op op) {
-  switch (op) {
-    case Op::kWatch:
-      return "watch";
-    case Op::kAllGather:
-      return "all_gather";
-    case Op::kAllToAll:
-      return "all_to_all";
-    case Op::kReduceScatter:
-      return "reduce_scatter";
-    case Op::kGather:
-      return "gather";
-    case Op::kBarrier:
-      return "barrier";
-  }
-  return "?";
-}
 
 // splitmix64 (Steele, Lea and Flood, OOPSLA 2014), used to fold one more value into a hash.
 uint64_t Fold(uint64_t hash, uint64_t value) {

@@ -8,26 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "collective/op.h"
+
 namespace tributary::collective {
 namespace {
-
-enum class Op : uint8_t { kAllGather, kAllToAll, kReduceScatter, kGather, kBarrier };
-
-const char* Name(Op op) {
-  switch (op) {
-    case Op::kAllGather:
-      return "all_gather";
-    case Op::kAllToAll:
-      return "all_to_all";
-    case Op::kReduceScatter:
-      return "reduce_scatter";
-    case Op::kGather:
-      return "gather";
-    case Op::kBarrier:
-      return "barrier";
-  }
-  return "?";
-}
 
 // What a rank brings to an operation. `send` is read by peers until the operation is over.
 struct Call {
