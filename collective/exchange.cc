@@ -351,6 +351,8 @@ const char* Name(Strategy s) {
       return "ag_rs";
     case Strategy::kA2a:
       return "a2a";
+    case Strategy::kDirect:
+      return "direct";
   }
   return "?";
 }
@@ -358,7 +360,8 @@ const char* Name(Strategy s) {
 const char* Name(Placement p) { return p == Placement::kGathered ? "gathered" : "scattered"; }
 
 bool Parse(std::string_view text, Strategy* out) {
-  for (Strategy s : {Strategy::kAuto, Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a}) {
+  for (Strategy s : {Strategy::kAuto, Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a,
+                     Strategy::kDirect}) {
     if (text == Name(s)) {
       *out = s;
       return true;
@@ -410,6 +413,8 @@ size_t BytesSent(const ExchangeShape& shape, Strategy strategy) {
     case Strategy::kA2a:
       floats = peers * d.packed_part_floats() + gather;
       break;
+    case Strategy::kDirect:  // not between hosts' memories
+      break;
   }
   return floats * sizeof(float);
 }
@@ -445,6 +450,8 @@ Status ExchangeAndMerge(const ExchangeParams& p, Communicator& comm, ExchangeWor
       return AllGatherLseAndReduceScatter(p, d, comm, workspace, deadline);
     case Strategy::kA2a:
       return AllToAllAndMerge(p, d, comm, workspace, deadline);
+    case Strategy::kDirect:
+      return InvalidArgument("strategy: direct is for partials in GPU memory");
   }
   return InvalidArgument("strategy is not one of all_gather, ag_rs, a2a");
 }

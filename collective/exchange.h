@@ -6,6 +6,7 @@
 //   ag_rs       all-gather LSE, scale the own O by exp(LSE_r - LSE), reduce-scatter O over heads
 //   a2a         O and LSE packed in one buffer, one all-to-all over heads, merged by the heads'
 //   rank
+//   direct      GPUs only (device_exchange.h): peers' memory is written by the kernel that merges
 // and two placements of the result:
 //   scattered   rank r has the heads of SliceOfRank(heads, size, r)
 //   gathered    rank 0 has all heads
@@ -22,10 +23,10 @@
 
 namespace tributary::collective {
 
-enum class Strategy : uint8_t { kAuto, kAllGather, kAgRs, kA2a };
+enum class Strategy : uint8_t { kAuto, kAllGather, kAgRs, kA2a, kDirect };
 enum class Placement : uint8_t { kGathered, kScattered };
 
-const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a"
+const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a", "direct"
 const char* Name(Placement p);  // "gathered", "scattered"
 bool Parse(std::string_view text, Strategy* out);
 

@@ -45,8 +45,8 @@ TEST(SliceOfRank, CoversAllHeadsInOrderAndEvenly) {
 }
 
 TEST(Strategy, NamesAreParsedBack) {
-  for (const Strategy s :
-       {Strategy::kAuto, Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a}) {
+  for (const Strategy s : {Strategy::kAuto, Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a,
+                           Strategy::kDirect}) {
     Strategy parsed = s == Strategy::kAuto ? Strategy::kA2a : Strategy::kAuto;
     EXPECT_TRUE(Parse(Name(s), &parsed));
     EXPECT_EQ(parsed, s);
@@ -100,6 +100,23 @@ TEST(ChooseStrategy, OnceLargeStaysLarge) {
     }
     EXPECT_TRUE(large);
   }
+}
+
+TEST(ChooseStrategy, DirectIsRefusedBetweenHosts) {
+  float o = 1.0f, lse = 0.0f, out = kPoison;
+  ExchangeWorkspace workspace;
+  Group two = MakeGroup(Kind::kInProcess, 2);
+  const Status s = ExchangeAndMerge({.o = &o,
+                                     .lse = &lse,
+                                     .rows = 1,
+                                     .heads = 1,
+                                     .head_dim = 1,
+                                     .strategy = Strategy::kDirect,
+                                     .out = &out},
+                                    *two[0], workspace, Far());
+  EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(s.message(), testing::HasSubstr("strategy"));
+  EXPECT_EQ(out, kPoison);
 }
 
 TEST(ExchangeWorkspace, GrowsAndStays) {
