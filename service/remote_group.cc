@@ -35,9 +35,6 @@ constexpr milliseconds kGoodbyeTimeout{1'000};
 // Between attempts to form a group whose ranks are there but cannot reach each other.
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{2'000};
-// After a group broke. When a worker dies its peers may be the first to say so; by then its own
-// stream has ended too, and no epoch is wasted on it.
-constexpr milliseconds kSettlingTime{100};
 
 uint64_t RandomId() {
   std::random_device device;
@@ -146,6 +143,10 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
     worker::Seat known;
     Stream stream;  // null: nobody
     bool ready = false;
+    // Whether its worker may still be in the epoch that broke: it was told to abort and has not
+    // said that it did. When a worker dies its peers may be the first to notice; no epoch is
+    // wasted on the dead, who say nothing.
+    bool aborting = false;
     uint64_t holder = 0;  // the instance whose shard the group counts on; 0: none
     std::string backend;
     uint64_t memory_bytes = 0;
@@ -163,7 +164,7 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
 
   // All of the following are called with the mutex held.
   void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration);
-  void Take(const Stream& stream, int rank, v1::WorkerMessage message);
+  void Take(int rank, v1::WorkerMessage message);
   // Takes `done` when the command may be sent.
   absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done);
   void TakeReply(int rank, worker::Reply reply);
@@ -176,7 +177,7 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
   // Ends the group that serves or forms, if any. All in flight is kAborted.
   void Break(const std::string& reason);
   void Form();
-  bool AllSeatsTaken() const;
+  bool AllCanForm() const;
   bool AllReady() const;
   std::string RanksThat(const std::function<bool(int rank)>& predicate) const;
   v1::CoordinatorMessage Message() const;
@@ -207,6 +208,7 @@ class Core : public WorkerStream::Events, public std::enable_shared_from_this<Co
   bool stopped_ = false;   // the threads end
   uint64_t epoch_ = 0;     // of the group that serves or forms; of the last one while waiting
   Clock::time_point form_deadline_;
+  Clock::time_point abort_deadline_;  // of the workers that are aborting
   Clock::time_point form_not_before_;
   int form_failures_ = 0;  // in a row
   uint64_t leavings_ = 0;
@@ -263,7 +265,7 @@ void Core::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) {
   }
   // Fencing: what was said in another epoch means nothing now.
   if (message.epoch() != epoch_) return;
-  if (!message.has_reply()) return Take(stream, peer.rank, std::move(message));
+  if (!message.has_reply()) return Take(peer.rank, std::move(message));
   if (reply.ok()) return TakeReply(peer.rank, *std::move(reply));
   Break(absl::StrCat("rank ", peer.rank, " sent a bad reply: ", reply.status().message()));
 }
@@ -308,6 +310,7 @@ void Core::Register(const Stream& stream, uint64_t epoch, const v1::Registration
   seat.known.connected = true;
   seat.stream = stream;
   seat.ready = false;
+  seat.aborting = false;
   seat.backend = registration.backend();
   peers_[stream].rank = *rank;
 
@@ -323,7 +326,11 @@ void Core::Register(const Stream& stream, uint64_t epoch, const v1::Registration
   former_wakes_.notify_one();
 }
 
-void Core::Take(const Stream& stream, int rank, v1::WorkerMessage message) {
+void Core::Take(int rank, v1::WorkerMessage message) {
+  if (message.has_aborted()) {
+    seats_[rank].aborting = false;
+    return former_wakes_.notify_one();
+  }
   if (state_ != State::kForming) return;
   switch (message.body_case()) {
     case v1::WorkerMessage::kReady:
@@ -482,13 +489,15 @@ void Core::Break(const std::string& reason) {
   v1::CoordinatorMessage message = Message();
   message.mutable_abort()->set_reason(reason);
   SendToAll(message);
+  for (Seat& seat : seats_) seat.aborting = seat.stream != nullptr;
+  abort_deadline_ = Clock::now() + options_.form_timeout;
   if (served) {
     broken_.push_back(reason);
-    form_not_before_ = Clock::now() + kSettlingTime;
   } else {
     form_not_before_ = Clock::now() + FormationPause(form_failures_++);
   }
   LetDrainedGo();
+  watch_wakes_.notify_one();
   former_wakes_.notify_one();
   drained_.notify_all();
 }
@@ -518,7 +527,7 @@ void Core::FormerLoop() {
       lock.unlock();
       observer_->OnBroken(reason);
       lock.lock();
-    } else if (state_ == State::kWaiting && AllSeatsTaken() && !stopping_) {
+    } else if (state_ == State::kWaiting && AllCanForm() && !stopping_) {
       if (Clock::now() >= form_not_before_) {
         Form();
       } else {
@@ -565,13 +574,22 @@ Clock::time_point Core::WatchOnce(Clock::time_point now) {
                        RanksThat([&](int rank) { return !seats_[rank].ready; })));
   }
   std::vector<Stream> silent;
+  std::vector<Stream> stuck;
   for (const auto& [stream, peer] : peers_) {
-    if (peer.heard + options_.heartbeat_timeout <= now) silent.push_back(stream);
+    if (peer.heard + options_.heartbeat_timeout <= now) {
+      silent.push_back(stream);
+    } else if (peer.rank >= 0 && seats_[peer.rank].aborting && abort_deadline_ <= now) {
+      stuck.push_back(stream);
+    }
   }
   for (const Stream& stream : silent) {
     Vacate(stream, "it is silent");
     stream->Cancel({grpc::StatusCode::UNAVAILABLE, "silent for too long"});
     peers_[stream].heard = now;  // so that the stream is cancelled once a timeout, not in a loop
+  }
+  for (const Stream& stream : stuck) {
+    Vacate(stream, "it does not leave the epoch");
+    stream->Cancel({grpc::StatusCode::ABORTED, "did not leave the epoch in time"});
   }
   if (next_heartbeat_ <= now) {
     v1::CoordinatorMessage message = Message();
@@ -586,6 +604,10 @@ Clock::time_point Core::WatchOnce(Clock::time_point now) {
     next = std::min(next, peer.heard + options_.heartbeat_timeout);
   }
   if (state_ == State::kForming) next = std::min(next, form_deadline_);
+  const bool aborting = std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+    return seat.stream != nullptr && seat.aborting;
+  });
+  if (aborting) next = std::min(next, abort_deadline_);
   return next;
 }
 
@@ -644,6 +666,7 @@ std::vector<Member> Core::members() const {
                        .address = seat.stream == nullptr ? "" : seat.stream->peer(),
                        .backend = seat.backend,
                        .connected = seat.stream != nullptr,
+                       .holds_shard = seat.holder != 0 && seat.holder == seat.known.instance_id,
                        .memory_bytes = seat.memory_bytes,
                        .busy_seconds = seat.busy_seconds});
   }
@@ -652,9 +675,9 @@ std::vector<Member> Core::members() const {
 
 // ---------------------------------------------------------------------------------------- helpers
 
-bool Core::AllSeatsTaken() const {
+bool Core::AllCanForm() const {
   return std::all_of(seats_.begin(), seats_.end(),
-                     [](const Seat& seat) { return seat.stream != nullptr; });
+                     [](const Seat& seat) { return seat.stream != nullptr && !seat.aborting; });
 }
 
 bool Core::AllReady() const {

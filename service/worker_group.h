@@ -26,6 +26,9 @@ struct Member {
   std::string address;  // "embedded" or the peer's address
   std::string backend;  // "cpu"
   bool connected = false;
+  // The group counts on what this worker holds: it was set up and, should it leave and come back,
+  // is not fresh.
+  bool holds_shard = false;
   uint64_t memory_bytes = 0;
   double busy_seconds = 0;
 };

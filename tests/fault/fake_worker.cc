@@ -16,6 +16,7 @@ FakeWorker::FakeWorker(const std::string& address)
   context_.set_wait_for_ready(true);
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   stream_ = stub_->Session(&context_);
+  reader_ = std::thread([this] { ReadAll(); });
 }
 
 FakeWorker::~FakeWorker() {
@@ -34,14 +35,48 @@ void FakeWorker::Register(uint64_t instance_id, int rank,
   registration->set_backend("cpu");
   if (rank >= 0) registration->set_rank(rank);
   if (change) change(&message);
-  stream_->Write(message);
+  Write(message);
 }
 
 void FakeWorker::Send(uint64_t epoch, const std::function<void(v1::WorkerMessage*)>& fill) {
   v1::WorkerMessage message;
   message.set_epoch(epoch);
   fill(&message);
+  Write(message);
+}
+
+void FakeWorker::Write(const v1::WorkerMessage& message) {
+  std::lock_guard<std::mutex> lock(write_mutex_);
   stream_->Write(message);
+}
+
+void FakeWorker::ReadAll() {
+  v1::CoordinatorMessage message;
+  while (stream_->Read(&message)) {
+    const uint64_t epoch = message.epoch();
+    bool answer = message.has_abort();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      heard_.push_back(std::move(message));
+      changed_.notify_all();
+      if (deaf_) return;
+      answer = answer && !stays_;
+    }
+    if (answer) Send(epoch, [](v1::WorkerMessage* m) { m->mutable_aborted(); });
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void FakeWorker::StayInEpoch() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stays_ = true;
+}
+
+void FakeWorker::StopReading() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  deaf_ = true;
 }
 
 void FakeWorker::SendReady(uint64_t epoch) {
@@ -59,11 +94,15 @@ void FakeWorker::SendReply(uint64_t epoch, uint64_t number, int rank, int code) 
 }
 
 v1::CoordinatorMessage FakeWorker::Next(v1::CoordinatorMessage::BodyCase kind) {
-  v1::CoordinatorMessage message;
-  while (stream_->Read(&message)) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock,
+                  [this] { return ended_ || !heard_.empty(); });  // the session has a deadline
+    if (heard_.empty()) return {};
+    const v1::CoordinatorMessage message = std::move(heard_.front());
+    heard_.pop_front();
     if (message.body_case() == kind) return message;
   }
-  return {};
 }
 
 uint64_t FakeWorker::Join(uint64_t instance_id, int rank) {
@@ -75,10 +114,11 @@ uint64_t FakeWorker::Join(uint64_t instance_id, int rank) {
 
 grpc::Status FakeWorker::Finish() {
   if (!end_.has_value()) {
-    stream_->WritesDone();
-    v1::CoordinatorMessage message;
-    while (stream_->Read(&message)) {
+    {
+      std::lock_guard<std::mutex> lock(write_mutex_);
+      stream_->WritesDone();
     }
+    reader_.join();
     end_ = stream_->Finish();
   }
   return *end_;

@@ -74,13 +74,16 @@ class ServiceFault : public ::testing::Test {
     return reply;
   }
 
-  // In `least_epoch` or a later one: peers may notice a death before the coordinator does, which
-  // then needs one attempt more.
-  bool WaitReady(uint64_t least_epoch) {
-    return Eventually(kPatience, [&] {
+  // Until the group serves under this very epoch: no attempt to form it may have been wasted.
+  bool WaitReady(uint64_t epoch) {
+    uint64_t reached = 0;
+    const bool ready = Eventually(kPatience, [&] {
       const v1::GetTopologyReply topology = Topology();
-      return topology.state() == v1::GROUP_STATE_READY && topology.epoch() >= least_epoch;
+      reached = topology.epoch();
+      return topology.state() == v1::GROUP_STATE_READY && topology.epoch() >= epoch;
     });
+    EXPECT_EQ(reached, epoch);
+    return ready && reached == epoch;
   }
 
   bool WaitForming() {

@@ -49,6 +49,16 @@ class SessionTest : public ::testing::Test {
     }
     Form(1);
     ASSERT_EQ(harness_->WaitFormed(0).epoch, 1u);
+    WaitHeld();
+  }
+  // Until the group counts on what its workers hold, which is after the observer has returned.
+  void WaitHeld() {
+    ASSERT_TRUE(Eventually(seconds(10), [&] {
+      for (const service::Member& member : harness_->group().members()) {
+        if (!member.holds_shard) return false;
+      }
+      return true;
+    }));
   }
   // Every worker is told to form `epoch` and does.
   void Form(uint64_t epoch) {
@@ -151,6 +161,7 @@ TEST_F(SessionTest, ANewcomerIsFreshAndSoIsWhoComesBackAfterIt) {
   workers_[1]->Register(99, 1);
   Form(2);
   EXPECT_THAT(harness_->WaitFormed(1).fresh, ElementsAre(false, true));
+  WaitHeld();
 
   // The first holder missed what happened in epoch 2.
   workers_[1]->Finish();
@@ -211,6 +222,46 @@ TEST_F(SessionTest, AFormationThatFailsIsRepeatedUnderTheNextEpoch) {
   }
   EXPECT_EQ(harness_->WaitFormed(0).epoch, 2u);
   EXPECT_THAT(harness_->broken(), IsEmpty());  // it never worked
+}
+
+// A peer of a worker that died may say so before the dead worker's stream has ended.
+TEST_F(SessionTest, NoEpochIsBegunBeforeEveryRankHasLeftTheLast) {
+  ServeTwo();
+  workers_[1]->StayInEpoch();
+  auto outcome = Begin(DropCache(1, 1));
+  workers_[0]->Next(Message::kCommand);
+  workers_[0]->SendReply(1, 1, 0, /*code=*/10);
+  EXPECT_EQ(outcome.get().status.code(), absl::StatusCode::kAborted);
+  ASSERT_TRUE(harness_->WaitBroken(1));
+  EXPECT_EQ(workers_[0]->Next(Message::kAbort).epoch(), 1u);
+
+  // Its seat is given to another instance, and one epoch is all that the change takes.
+  workers_[1] = Dial();
+  ASSERT_TRUE(Eventually(seconds(10), [&] { return !harness_->group().members()[1].connected; }));
+  workers_[1]->Register(99, 1);
+  Form(2);
+  EXPECT_THAT(harness_->WaitFormed(1).fresh, ElementsAre(false, true));
+}
+
+TEST_F(SessionTest, WhoDoesNotLeaveTheEpochLosesItsSeat) {
+  service::RemoteGroupOptions options = GroupHarness::Options(2);
+  options.form_timeout = milliseconds(1'000);
+  options.heartbeat_timeout = seconds(15);
+  harness_.emplace(options);
+  for (int rank = 0; rank < 2; ++rank) {
+    workers_.push_back(Dial());
+    workers_.back()->Register(static_cast<uint64_t>(rank) + 1, rank);
+  }
+  Form(1);
+  ASSERT_EQ(harness_->WaitFormed(0).epoch, 1u);
+  WaitHeld();
+  workers_[1]->StayInEpoch();
+  auto outcome = Begin(DropCache(1, 1));
+  workers_[0]->Next(Message::kCommand);
+  workers_[0]->SendReply(1, 1, 0, /*code=*/10);
+  EXPECT_EQ(outcome.get().status.code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(Eventually(seconds(10), [&] { return !harness_->group().members()[1].connected; }));
+  EXPECT_TRUE(harness_->group().members()[0].connected);
 }
 
 TEST_F(SessionTest, AReadyOfAnotherEpochIsNotHeard) {
@@ -366,6 +417,7 @@ TEST_F(SessionTest, StopSaysGoodbye) {
 // A worker that does not read (it is stopped, say) holds nobody up.
 TEST_F(SessionTest, StopDoesNotWaitForTheDeaf) {
   ServeTwo();
+  for (const auto& worker : workers_) worker->StopReading();
   harness_->group().Stop();
 }
 

@@ -113,10 +113,8 @@ void Session::Handle(v1::CoordinatorMessage message) {
     case v1::CoordinatorMessage::kConfigure:
       return OnConfigure(message.epoch(), message.configure());
     case v1::CoordinatorMessage::kAbort:
-      if (!current) return;
-      Log(absl::StrCat("epoch ", message.epoch(), " is over: ", message.abort().reason()));
-      readiness_.Leave();
-      return rank_.Abort(message.abort().reason());
+      if (current) OnAbort(message.abort().reason());
+      return;
     case v1::CoordinatorMessage::kCommand:
       if (current) OnCommand(std::move(message));
       return;
@@ -183,6 +181,16 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
     }
     answer(std::move(status));
   });
+}
+
+void Session::OnAbort(const std::string& reason) {
+  Log(absl::StrCat("epoch ", identity_.epoch, " is over: ", reason));
+  readiness_.Leave();
+  rank_.Abort(reason);
+  v1::WorkerMessage message;
+  message.set_epoch(identity_.epoch);
+  message.mutable_aborted();
+  outbox_->Push(std::move(message));
 }
 
 void Session::OnCommand(v1::CoordinatorMessage message) {

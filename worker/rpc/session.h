@@ -65,6 +65,7 @@ class Session {
   void Handle(v1::CoordinatorMessage message);
   void OnWelcome(const v1::Welcome& welcome);
   void OnConfigure(uint64_t epoch, const v1::Configure& configure);
+  void OnAbort(const std::string& reason);
   void OnCommand(v1::CoordinatorMessage message);
   // Says that this end lives, and ends the session when the other is silent or draining takes too
   // long. Runs until `finished`.
