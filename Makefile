@@ -4,8 +4,9 @@
 PRESET ?= $(if $(shell command -v nvcc 2>/dev/null),cuda,cpu)
 BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
 
-.PHONY: help demo test test-asan test-tsan build setup format lint bench-cpu clean
+.PHONY: help demo test test-asan test-tsan build install setup format lint bench-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -17,12 +18,18 @@ build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
+install: setup ## build the three programs and install them under PREFIX (/usr/local)
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
+	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
+
 demo: setup ## generate text with attention computed by four CPU workers
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tinylm_demo
 	$(BUILD)/bin/tributary demo
 
 test: build ## build and run all tests
+	@deploy/install-packages.sh deploy
 	ctest --preset $(PRESET)
 
 test-asan: ## the suite under AddressSanitizer and UndefinedBehaviorSanitizer

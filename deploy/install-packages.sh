@@ -26,6 +26,13 @@ if [[ $(id -u) -ne 0 ]]; then
   }
   as_root=(sudo)
 fi
+# Tools are installed for their commands: no package may start its service on this machine meanwhile.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e "$policy" ]]; then
+  trap '"${as_root[@]}" rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+  "${as_root[@]}" chmod 755 "$policy"
+fi
 export DEBIAN_FRONTEND=noninteractive
 "${as_root[@]}" apt-get update -qq
 "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

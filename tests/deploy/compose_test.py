@@ -1,0 +1,155 @@
+"""compose.yaml: accepted by docker-compose, hardened, and its cpu profile serves when started as processes."""
+
+import json
+import os
+import tempfile
+import unittest
+
+import yaml
+
+import support
+from topology import Topology
+
+COMPOSE = support.SOURCE / "deploy/compose.yaml"
+
+
+def resolved(*profiles, text=None, variables=None):
+    """What docker-compose makes of the file: (document, "") or (None, its complaint)."""
+    program = support.need("docker-compose")
+    options = [word for profile in profiles for word in ("--profile", profile)]
+    path = COMPOSE
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=COMPOSE.parent) as changed:
+        if text is not None:
+            changed.write(text)
+            changed.flush()
+            path = changed.name
+        result = support.subprocess.run([program, "-f", str(path), *options, "config"], capture_output=True, text=True,
+                                        check=False, timeout=60, env={**os.environ, **(variables or {})})
+    if result.returncode != 0:
+        return None, result.stderr
+    document = yaml.safe_load(result.stdout)
+    # Debian's docker-compose checks profiles, but lists the services of all of them.
+    document["services"] = {name: service for name, service in document["services"].items()
+                            if set(service["profiles"]) & set(profiles)}
+    return document, ""
+
+
+class File(unittest.TestCase):
+    def services(self, *profiles, **options):
+        document, complaint = resolved(*profiles, **options)
+        self.assertIsNotNone(document, complaint)
+        return document["services"]
+
+    def test_profiles_choose_services(self):
+        workers = [f"worker-{i}" for i in range(4)]
+        self.assertEqual(sorted(self.services("cpu")), ["coordinator", *workers])
+        self.assertEqual(sorted(self.services("gpu")), ["coordinator", *[f"gpu-{name}" for name in workers]])
+
+    def test_own_services_are_hardened(self):
+        for name, service in self.services("cpu", "gpu").items():
+            with self.subTest(name):
+                self.assertTrue(service["read_only"])
+                self.assertEqual(service["cap_drop"], ["ALL"])
+                self.assertIn("no-new-privileges:true", service["security_opt"])
+                self.assertEqual(service["stop_signal"], "SIGTERM")
+                self.assertIn("healthcheck", service)
+                self.assertIn("stop_grace_period", service)
+                self.assertNotIn("privileged", service)
+
+    def test_ports_are_published_on_loopback_only(self):
+        for name, service in self.services("cpu", "gpu", "metrics").items():
+            for port in service.get("ports", []):
+                self.assertTrue(str(port).startswith("127.0.0.1:"), f"{name}: {port}")
+
+    def test_every_image_is_ours_or_pinned(self):
+        for name, service in self.services("cpu", "gpu", "metrics").items():
+            if "build" not in service:
+                self.assertRegex(service["image"], r":v?\d+\.\d+\.\d+$", name)
+
+    def test_each_gpu_worker_has_a_gpu_of_its_own(self):
+        gpus = []
+        for name, service in self.services("gpu").items():
+            if name == "coordinator":
+                continue
+            devices = service["deploy"]["resources"]["reservations"]["devices"]
+            self.assertEqual([d["capabilities"] for d in devices], [["gpu"]])
+            gpus += devices[0]["device_ids"]
+            self.assertEqual(service["shm_size"], "1gb")
+        self.assertEqual(gpus, ["0", "1", "2", "3"])
+
+    def test_group_size_is_one_variable(self):
+        services = self.services("gpu", variables={"TRIBUTARY_WORKERS": "2"})
+        self.assertIn("--workers=2", services["coordinator"]["command"])
+        self.assertIn("--world_size=2", services["gpu-worker-0"]["command"])
+
+    def test_ranks_are_the_services_own(self):
+        for name, service in self.services("cpu", "gpu").items():
+            if name == "coordinator":
+                continue
+            self.assertIn(f"--rank={name.rsplit('-', 1)[1]}", service["command"])
+            self.assertIn(f"--host={name}", service["command"])
+
+    def test_mistakes_are_refused(self):
+        text = COMPOSE.read_text(encoding="utf-8")
+        for old, new, complaint in [
+                ("    stop_grace_period: 40s", "    stop_grace_perio: 40s", "Unsupported config option"),
+                ("x-cpu-worker: &cpu-worker", "x-cpu-worker: &cpu-workers", "undefined alias"),
+                ("depends_on: [coordinator]", "depends_on: [coordinater]", "undefined"),
+        ]:
+            with self.subTest(new):
+                self.assertIn(old, text)
+                document, said = resolved("cpu", text=text.replace(old, new))
+                self.assertIsNone(document)
+                self.assertIn(complaint, said)
+
+    def test_yamllint(self):
+        result = support.run(support.need("yamllint"), "--strict", COMPOSE, cwd=support.SOURCE)
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+
+class CpuProfile(unittest.TestCase):
+    """The services of the cpu profile as processes, with the commands and health checks of the file."""
+
+    def setUp(self):
+        document, complaint = resolved("cpu")
+        self.assertIsNotNone(document, complaint)
+        self.topology = Topology(document["services"])
+        self.addCleanup(self.topology.kill)
+
+    def cli(self, *words):
+        result = support.run(*self.topology.local("coordinator", ["tributary", *words]))
+        self.assertEqual(result.returncode, 0, f"{words}: {result.stdout}")
+        return result.stdout
+
+    def test_serves_and_ends_cleanly(self):
+        self.topology.start("coordinator")
+        support.wait_until("the coordinator alive", lambda: "liveness" in self.health_of_coordinator(), 20,
+                           [self.topology.processes["coordinator"]])
+        self.assertFalse(self.topology.healthy("coordinator"), "ready without workers")
+        for service in self.topology.services:
+            if service != "coordinator":
+                self.topology.start(service)
+        self.topology.wait_until_healthy(60)
+
+        group = json.loads(self.cli("topology", "--target=coordinator:7400", "--json"))
+        self.assertEqual(len(group["workers"]), 4)
+        self.assertTrue(all(worker["connected"] for worker in group["workers"]), group)
+
+        report = json.loads(self.cli("bench", "--target=coordinator:7400", "--shm=false", "--duration=500ms",
+                                     "--warmup=0s", "--context=256", "--layers=1", "--sequences=2", "--batch=2",
+                                     "--json"))
+        self.assertGreater(report["requests"], 0, report)
+        self.assertEqual(report["errors"], {}, report)
+
+        codes = self.topology.stop()
+        self.assertEqual(codes, {service: 0 for service in self.topology.services},
+                         "\n".join(p.output() for p in self.topology.processes.values()))
+
+    def health_of_coordinator(self):
+        test = self.topology.services["coordinator"]["healthcheck"]["test"]
+        lines = support.run(*self.topology.local("coordinator", test[1:])).stdout.splitlines()
+        return [line.split()[0] for line in lines if " SERVING" in line]
+
+
+if __name__ == "__main__":
+    support.main()
