@@ -9,6 +9,7 @@
 #include "service/sequence_order.h"
 #include "service/sequence_table.h"
 #include "tributary/v1/attention.pb.h"
+#include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 
@@ -16,11 +17,12 @@ namespace tributary::service {
 
 struct Cache {
   Cache(std::string cache_name, worker::CacheId cache_id, worker::CacheSpec cache_spec,
-        v1::CacheSpec shown, const TableGeometry& geometry)
+        v1::CacheSpec shown, worker::CacheBackends cache_backends, const TableGeometry& geometry)
       : name(std::move(cache_name)),
         id(cache_id),
         spec(std::move(cache_spec)),
         public_spec(std::move(shown)),
+        backends(std::move(cache_backends)),
         table(geometry) {}
 
   // Fixed, and so read without the coordinator's lock.
@@ -28,6 +30,7 @@ struct Cache {
   const worker::CacheId id;  // never used again
   const worker::CacheSpec spec;
   const v1::CacheSpec public_spec;
+  const worker::CacheBackends backends;
 
   // Under the coordinator's lock.
   SequenceTable table;

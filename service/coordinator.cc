@@ -28,8 +28,21 @@ v1::CreateCacheReply CreatedReply(const Cache& cache) {
   v1::CreateCacheReply reply;
   *reply.mutable_spec() = cache.public_spec;
   reply.set_ranks(cache.table.geometry().ranks);
-  reply.set_backend("cpu");
+  reply.set_backend(cache.backends.first()->name);
   return reply;
+}
+
+// A cache is of use when some mode of attention has a backend. Otherwise every reason is told, of
+// every mode.
+absl::Status CheckBackends(const worker::CacheBackends& backends) {
+  if (backends.first() != nullptr) return absl::OkStatus();
+  std::vector<std::string> reasons;
+  for (const worker::AttentionMode mode : worker::kAttentionModes) {
+    for (const std::string& refusal : backends.of(mode).refusals) {
+      reasons.push_back(absl::StrCat(Name(mode), ": ", refusal));
+    }
+  }
+  return Unsupported("spec", reasons);
 }
 
 // Fills a reply whose only field is the sequence's id.
@@ -190,6 +203,8 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   if (!named.ok()) return done(std::move(named));
   absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(request.spec(), group_->size());
   if (!resolved.ok()) return done(resolved.status());
+  worker::CacheBackends backends(options_.backends, resolved->spec, {.device = group_->device()});
+  if (absl::Status usable = CheckBackends(backends); !usable.ok()) return done(usable);
 
   Turn turn(this);
   ++open_calls_;
@@ -210,8 +225,9 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   }
   const TableGeometry geometry =
       GeometryOf(request.cache_id(), resolved->spec, group_->size(), options_.max_sequences);
-  auto cache = std::make_shared<Cache>(request.cache_id(), next_cache_++, std::move(resolved->spec),
-                                       std::move(resolved->public_spec), geometry);
+  auto cache =
+      std::make_shared<Cache>(request.cache_id(), next_cache_++, std::move(resolved->spec),
+                              std::move(resolved->public_spec), std::move(backends), geometry);
   cache->creators.push_back(std::move(done));
   caches_.emplace(cache->name, cache);
   Send(
@@ -229,7 +245,8 @@ void Coordinator::OnCacheCreated(const CachePtr& cache, const absl::Status& stat
     cache->created = true;
     log_->Info("cache created", {{"cache", cache->name},
                                  {"pages", cache->spec.num_pages},
-                                 {"layers", cache->spec.layers.size()}});
+                                 {"layers", cache->spec.layers.size()},
+                                 {"backend", cache->backends.first()->name}});
   } else {
     caches_.erase(cache->name);
     undropped_caches_.push_back(cache->id);  // some ranks may have it

@@ -33,6 +33,7 @@
 #include "service/step_request.h"
 #include "service/worker_group.h"
 #include "tributary/v1/attention.pb.h"
+#include "worker/backends.h"
 
 namespace tributary::service {
 
@@ -46,6 +47,9 @@ struct CoordinatorOptions {
   std::chrono::milliseconds retry_delay{200};  // asked of callers on UNAVAILABLE and ABORTED
   size_t max_message_bytes = size_t{64} << 20;
   int32_t max_sequences = 65'536;  // of a cache
+  // What a cache's backend is chosen from, in order of preference; of static life.
+  std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
+                                                           worker::RegisteredBackends().end()};
   // Told when the service becomes able to serve and when it ceases to be.
   std::function<void(bool ready)> on_readiness;
 };

@@ -67,6 +67,7 @@ void Coordinator::AdmitStep(
     if (!cache.ok()) return cache.status();
     return check({.cache = (*cache)->id,
                   .spec = &(*cache)->spec,
+                  .backends = &(*cache)->backends,
                   .regions = &regions_,
                   .max_message_bytes = options_.max_message_bytes});
   }();

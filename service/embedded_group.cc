@@ -38,6 +38,7 @@ class EmbeddedGroup : public WorkerGroup {
   ~EmbeddedGroup() override { Stop(); }
 
   int size() const override { return static_cast<int>(ranks_.size()); }
+  worker::Device device() const override { return worker::Device::kCpu; }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -248,7 +249,7 @@ std::vector<Member> EmbeddedGroup::members() const {
   for (int i = 0; i < size(); ++i) {
     members.push_back({.rank = i,
                        .address = "embedded",
-                       .backend = "cpu",
+                       .backend = Name(device()),
                        .connected = formed_,
                        .memory_bytes = ranks_[i]->executor->memory_used(),
                        .busy_seconds = ranks_[i]->busy_seconds});

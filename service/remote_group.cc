@@ -288,8 +288,10 @@ void Core::Register(const Stream& stream, uint64_t epoch, const v1::Registration
   if (peers_[stream].rank >= 0) {
     return refuse(absl::FailedPreconditionError("registration: must be the first message only"));
   }
-  const worker::GroupFacts facts = {
-      .size = options_.size, .group_id = group_id_, .epoch = epoch_, .backend = options_.backend};
+  const worker::GroupFacts facts = {.size = options_.size,
+                                    .group_id = group_id_,
+                                    .epoch = epoch_,
+                                    .backend = Name(options_.device)};
   const absl::Status check = worker::CheckRegistration(facts, epoch, registration);
   if (!check.ok()) return refuse(check);
   std::vector<worker::Seat> known;
@@ -728,6 +730,7 @@ class RemoteGroupImpl
     builder.RegisterService(static_cast<v1::GroupService::Service*>(this));
   }
   int size() const override { return core_->options().size; }
+  worker::Device device() const override { return core_->options().device; }
   absl::Status Start(GroupObserver* observer) override { return core_->Start(observer); }
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override {
     core_->Submit(std::move(command), std::move(done));

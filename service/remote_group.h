@@ -31,7 +31,7 @@ struct RemoteGroupOptions {
   int size = 1;
   // Told to every worker: ranks must choose alike.
   collective::Strategy strategy = collective::Strategy::kAuto;
-  std::string backend = "cpu";
+  worker::Device device = worker::Device::kCpu;  // workers that compute on another are refused
   std::chrono::milliseconds heartbeat_interval{1'000};
   // A worker that says nothing for so long is taken for dead.
   std::chrono::milliseconds heartbeat_timeout{5'000};

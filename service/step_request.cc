@@ -71,16 +71,22 @@ absl::Status CheckLayer(int32_t layer, const worker::CacheSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckMode(v1::AttendMode mode) {
+absl::StatusOr<worker::AttentionMode> ReadMode(v1::AttendMode mode) {
   switch (mode) {
     case v1::ATTEND_MODE_CAUSAL:
-      return absl::OkStatus();
+      return worker::AttentionMode::kCausal;
     case v1::ATTEND_MODE_DFLASH:
-      return Unsupported("mode ATTEND_MODE_DFLASH",
-                         {"backend cpu: attends causally only, it has no block-diffusion mask"});
+      return worker::AttentionMode::kDflash;
     default:
       return worker::InvalidField("mode", "must be ATTEND_MODE_CAUSAL or ATTEND_MODE_DFLASH");
   }
+}
+
+// The cache's backends were chosen when it was created; not every mode need have one.
+absl::Status CheckMode(worker::AttentionMode mode, const worker::CacheBackends& backends) {
+  const worker::Selection& selection = backends.of(mode);
+  if (selection.ok()) return absl::OkStatus();
+  return Unsupported(absl::StrCat("mode ", Name(mode)), selection.refusals);
 }
 
 absl::Status ReadKv(const v1::Tensor& k, const v1::Tensor& v, const StepContext& context,
@@ -143,7 +149,8 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
                                         const StepContext& context) {
   const worker::CacheSpec& spec = *context.spec;
   TRIBUTARY_RETURN_IF_ERROR(CheckLayer(message->layer(), spec));
-  TRIBUTARY_RETURN_IF_ERROR(CheckMode(message->mode()));
+  TRIBUTARY_ASSIGN_OR_RETURN(const worker::AttentionMode mode, ReadMode(message->mode()));
+  TRIBUTARY_RETURN_IF_ERROR(CheckMode(mode, *context.backends));
   if (message->entries().empty()) return worker::InvalidField("entries", "must not be empty");
   StepRequest request;
   request.key.cache = context.cache;

@@ -12,6 +12,7 @@
 #include "service/shared_memory.h"
 #include "service/tensor.h"
 #include "tributary/v1/attention.pb.h"
+#include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 
@@ -37,6 +38,7 @@ struct StepRequest {
 struct StepContext {
   worker::CacheId cache = 0;
   const worker::CacheSpec* spec = nullptr;
+  const worker::CacheBackends* backends = nullptr;
   const SharedMemoryRegistry* regions = nullptr;
   size_t max_message_bytes = 0;
 };

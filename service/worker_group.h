@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "worker/backends.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -24,7 +25,7 @@ struct Outcome {
 struct Member {
   int rank = 0;
   std::string address;  // "embedded" or the peer's address
-  std::string backend;  // "cpu"
+  std::string backend;  // "cpu", "cuda"; empty while nobody holds the rank
   bool connected = false;
   // The group counts on what this worker holds: it was set up and, should it leave and come back,
   // is not fresh.
@@ -52,6 +53,8 @@ class WorkerGroup {
 
   // N; fixed by configuration.
   virtual int size() const = 0;
+  // What all its workers compute on; fixed by configuration.
+  virtual worker::Device device() const = 0;
   // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
   virtual absl::Status Start(GroupObserver* observer) = 0;
   // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,

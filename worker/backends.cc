@@ -9,16 +9,6 @@
 namespace tributary::worker {
 namespace {
 
-const char* Name(AttentionMode mode) {
-  switch (mode) {
-    case AttentionMode::kCausal:
-      return "CAUSAL";
-    case AttentionMode::kDflash:
-      return "DFLASH";
-  }
-  return "unknown";
-}
-
 template <typename T>
 bool Has(const std::vector<T>& values, T value) {
   return std::find(values.begin(), values.end(), value) != values.end();
@@ -30,9 +20,40 @@ bool AnyLayer(const CacheSpec& spec, bool (*has)(const LayerSpec&)) {
 
 }  // namespace
 
+const char* Name(AttentionMode mode) {
+  switch (mode) {
+    case AttentionMode::kCausal:
+      return "CAUSAL";
+    case AttentionMode::kDflash:
+      return "DFLASH";
+  }
+  return "unknown";
+}
+
+const char* Name(Device device) {
+  switch (device) {
+    case Device::kCpu:
+      return "cpu";
+    case Device::kCuda:
+      return "cuda";
+  }
+  return "unknown";
+}
+
+bool Parse(std::string_view text, Device* out) {
+  for (const Device device : {Device::kCpu, Device::kCuda}) {
+    if (text != Name(device)) continue;
+    *out = device;
+    return true;
+  }
+  return false;
+}
+
 const BackendCapabilities& CpuBackend() {
   static const BackendCapabilities& cpu = *new BackendCapabilities{
       .name = "cpu",
+      .device = Device::kCpu,
+      .arch = "x86-64, arm64",
       .modes = {AttentionMode::kCausal},
       .head_dims = {64, 128, 256},
       .page_sizes = {16, 32, 64, 128},
@@ -41,17 +62,45 @@ const BackendCapabilities& CpuBackend() {
       .left_window = true,
       .soft_cap = true,
       .sinks = true,
+      .lse = true,
+      .batch_invariant = true,
   };
   return cpu;
 }
 
+const BackendCapabilities& CudaBackend() {
+  static const BackendCapabilities& cuda = *new BackendCapabilities{
+      .name = "cuda",
+      .device = Device::kCuda,
+      .arch = "sm_80 and later",
+      .least_compute_capability = 80,
+      .modes = {AttentionMode::kCausal},
+      .head_dims = {64, 128, 256},
+      .page_sizes = {16, 32, 64, 128},
+      .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
+      .max_group = 16,
+      .left_window = true,
+      .soft_cap = true,
+      .sinks = true,
+      .lse = true,
+      .batch_invariant = true,
+  };
+  return cuda;
+}
+
+std::span<const BackendCapabilities* const> RegisteredBackends() {
+  static const std::array<const BackendCapabilities*, 2> all = {&CudaBackend(), &CpuBackend()};
+  return all;
+}
+
 std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheSpec& spec,
-                                AttentionMode mode) {
+                                const BackendNeeds& needs) {
   std::vector<std::string> reasons;
   const auto require = [&](bool fits, auto... sentence) {
     if (!fits) reasons.push_back(absl::StrCat(sentence...));
   };
-  require(Has(backend.modes, mode), "mode ", Name(mode), " is not offered");
+  require(backend.device == needs.device, "the workers' device is ", Name(needs.device));
+  require(Has(backend.modes, needs.mode), "mode ", Name(needs.mode), " is not offered");
   require(Has(backend.head_dims, spec.head_dim), "head_dim ", spec.head_dim, " is not offered");
   require(Has(backend.page_sizes, spec.page_size), "page_size ", spec.page_size, " is not offered");
   require(Has(backend.kv_dtypes, spec.kv_dtype), "kv_dtype ", tributary::Name(spec.kv_dtype),
@@ -64,26 +113,40 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
   require(backend.soft_cap || spec.soft_cap == 0, "soft_cap is not offered");
   require(backend.sinks || !AnyLayer(spec, [](const LayerSpec& l) { return !l.sinks.empty(); }),
           "attention sinks are not offered");
+  require(backend.lse, "the log-sum-exp is not offered, without which partials cannot be merged");
+  require(backend.batch_invariant || !needs.batch_invariant,
+          "results that do not depend on the batch are not offered");
   return reasons;
 }
 
-absl::StatusOr<const BackendCapabilities*> SelectBackend(
-    std::span<const BackendCapabilities* const> backends, const CacheSpec& spec,
-    AttentionMode mode) {
-  std::vector<std::string> refusals;
+Selection SelectBackend(std::span<const BackendCapabilities* const> backends, const CacheSpec& spec,
+                        const BackendNeeds& needs) {
+  Selection selection;
   for (const BackendCapabilities* backend : backends) {
-    const std::vector<std::string> reasons = WhyNot(*backend, spec, mode);
-    if (reasons.empty()) return backend;
-    refusals.push_back(absl::StrCat(backend->name, ": ", absl::StrJoin(reasons, ", ")));
+    const std::vector<std::string> reasons = WhyNot(*backend, spec, needs);
+    if (reasons.empty()) return {.backend = backend};
+    selection.refusals.push_back(absl::StrCat(backend->name, ": ", absl::StrJoin(reasons, ", ")));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("no backend can do this (", absl::StrJoin(refusals, "; "), ")"));
+  return selection;
 }
 
-absl::StatusOr<const BackendCapabilities*> SelectBackend(const CacheSpec& spec,
-                                                         AttentionMode mode) {
-  const std::array<const BackendCapabilities*, 1> built = {&CpuBackend()};
-  return SelectBackend(built, spec, mode);
+Selection SelectBackend(const CacheSpec& spec, const BackendNeeds& needs) {
+  return SelectBackend(RegisteredBackends(), spec, needs);
+}
+
+CacheBackends::CacheBackends(std::span<const BackendCapabilities* const> backends,
+                             const CacheSpec& spec, BackendNeeds needs) {
+  for (const AttentionMode mode : kAttentionModes) {
+    needs.mode = mode;
+    by_mode_[static_cast<size_t>(mode)] = SelectBackend(backends, spec, needs);
+  }
+}
+
+const BackendCapabilities* CacheBackends::first() const {
+  for (const Selection& selection : by_mode_) {
+    if (selection.ok()) return selection.backend;
+  }
+  return nullptr;
 }
 
 }  // namespace tributary::worker

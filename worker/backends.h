@@ -4,21 +4,32 @@
 // one lacks. Nothing falls back silently: a request that no backend covers is refused.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "worker/cache_spec.h"
 
 namespace tributary::worker {
 
 enum class AttentionMode : uint8_t { kCausal, kDflash };
+inline constexpr std::array kAttentionModes = {AttentionMode::kCausal, AttentionMode::kDflash};
+const char* Name(AttentionMode mode);  // "CAUSAL", "DFLASH"
+
+// What the workers of a group compute on.
+enum class Device : uint8_t { kCpu, kCuda };
+const char* Name(Device device);  // "cpu", "cuda"
+bool Parse(std::string_view text, Device* out);
 
 struct BackendCapabilities {
-  std::string name;  // "cpu"
+  std::string name;  // "cpu"; unique, and what replies and workers say
+  Device device = Device::kCpu;
+  std::string arch;                      // "x86-64, arm64", for people
+  int32_t least_compute_capability = 0;  // of a GPU: 10 * major + minor
   std::vector<AttentionMode> modes;
   std::vector<int32_t> head_dims;
   std::vector<int32_t> page_sizes;
@@ -27,22 +38,59 @@ struct BackendCapabilities {
   bool left_window = false;
   bool soft_cap = false;
   bool sinks = false;
+  // Log-sum-exp beside the output: without it partials of several ranks cannot be merged.
+  bool lse = false;
+  // Can compute a row so that nothing else in the batch changes a bit of it.
+  bool batch_invariant = false;
 };
 
 const BackendCapabilities& CpuBackend();
+// Registered in every build, so that a refusal names it; whether this build and this machine have
+// what it takes is asked where a worker starts.
+const BackendCapabilities& CudaBackend();
 
-// What `backend` lacks for attention of this mode over caches of this spec; empty when it lacks
-// nothing. One sentence a reason.
+// All of them, in order of preference.
+std::span<const BackendCapabilities* const> RegisteredBackends();
+
+// What is asked of a backend besides the cache's spec.
+struct BackendNeeds {
+  Device device = Device::kCpu;
+  AttentionMode mode = AttentionMode::kCausal;
+  bool batch_invariant = false;
+};
+
+// What `backend` lacks for attention over caches of this spec; empty when it lacks nothing. One
+// sentence a reason.
 std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheSpec& spec,
-                                AttentionMode mode);
+                                const BackendNeeds& needs);
+
+// A backend, or what speaks against each: "cpu: mode DFLASH is not offered, ...".
+struct Selection {
+  const BackendCapabilities* backend = nullptr;  // of static life
+  std::vector<std::string> refusals;             // when there is none: one a backend
+
+  bool ok() const { return backend != nullptr; }
+};
 
 // The first of `backends`, which come in order of preference, that lacks nothing.
-// kFailedPrecondition with every backend's reasons otherwise.
-absl::StatusOr<const BackendCapabilities*> SelectBackend(
-    std::span<const BackendCapabilities* const> backends, const CacheSpec& spec,
-    AttentionMode mode);
+Selection SelectBackend(std::span<const BackendCapabilities* const> backends, const CacheSpec& spec,
+                        const BackendNeeds& needs);
+// Among the registered ones.
+Selection SelectBackend(const CacheSpec& spec, const BackendNeeds& needs);
 
-// Among the backends of this build.
-absl::StatusOr<const BackendCapabilities*> SelectBackend(const CacheSpec& spec, AttentionMode mode);
+// What a cache remembers: the backend of each mode, decided when it is created.
+class CacheBackends {
+ public:
+  // Chooses among `backends` for every mode; `needs.mode` is ignored.
+  CacheBackends(std::span<const BackendCapabilities* const> backends, const CacheSpec& spec,
+                BackendNeeds needs);
+
+  const Selection& of(AttentionMode mode) const { return by_mode_[static_cast<size_t>(mode)]; }
+  // Of the first mode that has one; nullptr when no mode has, and then the cache is of no use.
+  const BackendCapabilities* first() const;
+
+ private:
+  std::array<Selection, kAttentionModes.size()> by_mode_;
+};
 
 }  // namespace tributary::worker

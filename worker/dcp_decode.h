@@ -7,23 +7,19 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "worker/plan.h"
-#include "worker/step_run.h"
+#include "worker/step_operations.h"
 
 namespace tributary::worker {
 
 class DcpDecodeWrapper {
  public:
-  explicit DcpDecodeWrapper(const RankResources& rank) : rank_(rank) {}
+  explicit DcpDecodeWrapper(StepOperations& operations) : operations_(operations) {}
 
   // Of a plan for StepKind::kDecode. Entered by all ranks with plans of the same entries.
-  absl::Status Run(const StepPlan& plan, const StepOperands& operands, StepResults* results);
+  absl::Status Run(const PlannedStep& step);
 
  private:
-  absl::Status RunPass(const StepPlan& plan, const RowPass& pass, const StepOperands& operands,
-                       StepResults* results);
-
-  RankResources rank_;
+  StepOperations& operations_;
 };
 
 }  // namespace tributary::worker

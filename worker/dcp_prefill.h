@@ -13,38 +13,19 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "worker/plan.h"
-#include "worker/step_run.h"
+#include "worker/step_operations.h"
 
 namespace tributary::worker {
 
 class DcpPrefillWrapper {
  public:
-  explicit DcpPrefillWrapper(const RankResources& rank) : rank_(rank) {}
+  explicit DcpPrefillWrapper(StepOperations& operations) : operations_(operations) {}
 
   // Of a plan for StepKind::kPrefill. Entered by all ranks with plans of the same entries.
-  absl::Status Run(const StepPlan& plan, const StepOperands& operands, StepResults* results);
+  absl::Status Run(const PlannedStep& step);
 
  private:
-  // The slice of this rank's heads of the whole call, being turned from the new tokens' partial
-  // into the result.
-  struct Slice {
-    collective::HeadSlice heads;
-    float* o = nullptr;    // [query rows, heads.count, head_dim]
-    float* lse = nullptr;  // [query rows, heads.count]
-  };
-
-  absl::Status AttendNewTokens(const StepPlan& plan, const StepOperands& operands,
-                               const Slice& slice);
-  // Adds the context of the pass's rows to the slice, and the sinks.
-  absl::Status AddContext(const StepPlan& plan, const RowPass& pass, const StepOperands& operands,
-                          const Slice& slice, StepResults* results);
-  absl::Status MergeIntoSlice(const RowPass& pass, const StepOperands& operands, const Slice& slice,
-                              const float* context_o, const float* context_lse);
-  absl::Status Gather(const RowPass& pass, const StepOperands& operands, const Slice& slice,
-                      StepResults* results);
-
-  RankResources rank_;
+  StepOperations& operations_;
 };
 
 }  // namespace tributary::worker

@@ -10,10 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "worker/append.h"
-#include "worker/dcp_decode.h"
-#include "worker/dcp_prefill.h"
-#include "worker/host_memory.h"
+#include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
 #include "worker/status_macros.h"
@@ -25,12 +22,12 @@ namespace {
 
 // One cache on this rank.
 struct Cache {
-  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<KvShard> shard_in)
+  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in)
       : spec(spec_in), layout(layout_in), shard(std::move(shard_in)), tables(spec_in.num_pages) {}
 
   CacheSpec spec;
   DcpLayout layout;
-  std::unique_ptr<KvShard> shard;
+  std::unique_ptr<Shard> shard;
   PageTables tables;
   PlanCache plans;
 };
@@ -39,8 +36,8 @@ struct Cache {
 
 class Executor::Impl {
  public:
-  Impl(ExecutorOptions options, std::shared_ptr<cpu::ThreadPool> pool)
-      : options_(options), pool_(std::move(pool)) {}
+  Impl(ExecutorOptions options, std::unique_ptr<Backend> backend)
+      : options_(options), backend_(std::move(backend)) {}
 
   void Join(std::unique_ptr<collective::Communicator> comm) {
     const bool same_place =
@@ -138,8 +135,8 @@ class Executor::Impl {
       if (SameSpec(it->second->spec, spec)) return absl::OkStatus();
       return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
     }
-    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<KvShard> shard,
-                               KvShard::Create(spec, AvailableMemory(), options_.page_fill));
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Shard> shard,
+                               backend_->CreateShard(spec, AvailableMemory(), options_.page_fill));
     const DcpLayout layout{comm_->rank(), comm_->size(), spec.interleave};
     auto cache = std::make_unique<Cache>(spec, layout, std::move(shard));
     const size_t bytes = cache->shard->bytes();
@@ -149,9 +146,9 @@ class Executor::Impl {
   }
 
   size_t AvailableMemory() const {
-    const size_t host = AvailableHostMemory();
-    if (options_.memory_limit == 0) return host;
-    return std::min(host, options_.memory_limit - std::min(options_.memory_limit, memory_used()));
+    const size_t device = backend_->AvailableMemory();
+    if (options_.memory_limit == 0) return device;
+    return std::min(device, options_.memory_limit - std::min(options_.memory_limit, memory_used()));
   }
 
   void Drop(CacheId id) {
@@ -184,7 +181,7 @@ class Executor::Impl {
         step_begun_ = false;  // every rank refuses, none waits
         return check;
       }
-      cache.shard->CopyPages(step.page_copies, *pool_);
+      TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
       for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
       plan = &Plan(cache, step);
     }
@@ -223,27 +220,21 @@ class Executor::Impl {
 
   absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
                    collective::Deadline deadline, StepResults* results) {
-    const StepOperands operands{.spec = cache.spec,
-                                .layer = cache.spec.layers[static_cast<size_t>(step.layer)],
-                                .kv = cache.shard->layer(step.layer),
-                                .q = step.q,
-                                .k = step.k,
-                                .v = step.v,
-                                .deadline = deadline};
-    const RankResources rank{*comm_, *pool_, workspace_, options_.strategy};
-    switch (step.kind) {
-      case StepKind::kAppend:
-        return AppendOrCompare(plan, operands, rank, results);
-      case StepKind::kDecode:
-        return DcpDecodeWrapper(rank).Run(plan, operands, results);
-      case StepKind::kPrefill:
-        return DcpPrefillWrapper(rank).Run(plan, operands, results);
-    }
-    return absl::InternalError("unknown kind of step");
+    const PlannedStep planned{.kind = step.kind,
+                              .layer_index = step.layer,
+                              .spec = cache.spec,
+                              .layer = cache.spec.layers[static_cast<size_t>(step.layer)],
+                              .q = step.q,
+                              .k = step.k,
+                              .v = step.v,
+                              .plan = plan,
+                              .comm = *comm_,
+                              .deadline = deadline};
+    return cache.shard->Run(planned, results);
   }
 
   const ExecutorOptions options_;
-  const std::shared_ptr<cpu::ThreadPool> pool_;
+  const std::unique_ptr<Backend> backend_;  // before the shards, which use it
 
   // Read by the executing thread without the lock; written by it, and read by others, with it.
   mutable std::mutex comm_mutex_;
@@ -253,13 +244,15 @@ class Executor::Impl {
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;
 
-  StepWorkspace workspace_;
   std::vector<const PageTable*> tables_of_entries_;
   bool step_begun_ = false;
 };
 
+Executor::Executor(ExecutorOptions options, std::unique_ptr<Backend> backend)
+    : impl_(std::make_unique<Impl>(options, std::move(backend))) {}
+
 Executor::Executor(ExecutorOptions options, std::shared_ptr<cpu::ThreadPool> pool)
-    : impl_(std::make_unique<Impl>(options, std::move(pool))) {}
+    : Executor(options, CreateCpuBackend(std::move(pool), options.strategy)) {}
 
 Executor::~Executor() = default;
 

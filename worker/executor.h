@@ -9,15 +9,15 @@
 #include "collective/communicator.h"
 #include "collective/exchange.h"
 #include "kernels/cpu/thread_pool.h"
+#include "worker/backend.h"
 #include "worker/command.h"
-#include "worker/kv_shard.h"
 
 namespace tributary::worker {
 
 struct ExecutorOptions {
-  collective::Strategy strategy = collective::Strategy::kAuto;
+  collective::Strategy strategy = collective::Strategy::kAuto;  // of the CPU backend
   // Bytes the shards of this rank may take together; a cache that does not fit is refused.
-  size_t memory_limit = 0;  // 0: no limit but the machine's
+  size_t memory_limit = 0;  // 0: no limit but the device's
   // Query rows that attend and exchange at a time; 0 bounds their memory (worker/plan.h). The same
   // on all ranks.
   int32_t rows_per_pass = 0;
@@ -34,6 +34,8 @@ struct PlanCounts {
 // Used from one thread at a time.
 class Executor {
  public:
+  Executor(ExecutorOptions options, std::unique_ptr<Backend> backend);
+  // On the CPU.
   Executor(ExecutorOptions options, std::shared_ptr<cpu::ThreadPool> pool);
   ~Executor();
 

@@ -1,4 +1,4 @@
-// One rank's share of one cache: the pages of all layers in one block of memory.
+// The pages of one rank's share of a cache, all layers in one block of host memory.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,11 @@
 #include "absl/status/statusor.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/paged_kv.h"
+#include "worker/backend.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 
 namespace tributary::worker {
-
-enum class PageFill : uint8_t {
-  kZero,
-  // Every byte 0xff, which is a NaN in each KV dtype: a read of a slot that was never written
-  // shows.
-  kPoison,
-};
 
 class KvShard {
  public:

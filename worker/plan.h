@@ -47,6 +47,10 @@ struct NewTokensRun {
 };
 
 struct StepPlan {
+  // Of plans made by one PlanCache, never used twice: what a device keeps of a plan stays good
+  // while it sees the same id. 0 otherwise.
+  uint64_t id = 0;
+
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
 

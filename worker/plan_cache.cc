@@ -44,7 +44,7 @@ const StepPlan& PlanCache::Get(const PlanShape& shape, const DcpLayout& layout,
   for (const PageTable* table : tables) slot.versions.push_back(table->version());
   slot.entries.assign(entries.begin(), entries.end());
   slot.used = clock_;
-  ++made_;
+  slot.plan.id = static_cast<uint64_t>(++made_);
   return slot.plan;
 }
 

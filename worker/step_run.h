@@ -1,4 +1,4 @@
-// What the wrappers and the operations they share work on: one planned step of one layer.
+// What the operations of a step on the CPU work on, and what every step results in.
 #pragma once
 
 #include <chrono>

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "tests/service/fake_group.h"
@@ -352,17 +354,72 @@ TEST(LimitsTest, AReplyThatIsTooLargeIsRefusedBeforeAnythingIsDone) {
 
 // --------------------------------------------------------------------------- FAILED_PRECONDITION
 
-TEST_F(ApiTest, WhatNoBackendCanDoIsRefusedWithReasons) {
-  v1::AttendRequest request = Good();
+// Backends narrower than ours, of a group of GPUs without GPUs.
+class SelectionTest : public ::testing::Test {
+ protected:
+  SelectionTest() {
+    causal_only_.modes = {worker::AttentionMode::kCausal};
+    causal_only_.kv_dtypes = {DType::kBf16};
+    TestService::Options options;
+    options.coordinator.backends = {&causal_only_, &worker::CpuBackend()};
+    group_ = new FakeGroup(2, /*record=*/true, worker::Device::kCuda);
+    service_.emplace(options, std::unique_ptr<WorkerGroup>(group_));
+  }
+
+  worker::BackendCapabilities causal_only_ = worker::CudaBackend();
+  FakeGroup* group_ = nullptr;  // the service's
+  std::optional<TestService> service_;
+};
+
+TEST_F(SelectionTest, TheBackendChosenIsNamed) {
+  v1::CreateCacheRequest request;
+  request.set_cache_id("m");
+  *request.mutable_spec() = SmallSpec();
+  request.mutable_spec()->set_kv_dtype(v1::DTYPE_BF16);
+  grpc::ClientContext context;
+  v1::CreateCacheReply reply;
+  const grpc::Status status = service_->stub().CreateCache(&context, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.backend(), "cuda");
+  EXPECT_EQ(service_->Topology().workers(1).backend(), "cuda");
+}
+
+TEST_F(SelectionTest, ACacheNoBackendCoversIsRefusedWithEveryReasonAndNothingIsCreated) {
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_kv_dtype(v1::DTYPE_F16);
+  const grpc::Status refused = CreateCache(service_->stub(), "m", spec);
+  EXPECT_EQ(refused.error_code(), StatusCode::FAILED_PRECONDITION);
+  google::rpc::PreconditionFailure failure;
+  ASSERT_TRUE(DetailOf(refused, &failure));
+  ASSERT_EQ(failure.violations_size(), 4) << "two backends, two modes";
+  EXPECT_EQ(failure.violations(0).subject(), "spec");
+  EXPECT_EQ(failure.violations(0).description(), "CAUSAL: cuda: kv_dtype f16 is not offered");
+  EXPECT_THAT(failure.violations(1).description(), HasSubstr("cpu: the workers' device is cuda"));
+  EXPECT_THAT(group_->commands(), ::testing::IsEmpty());
+  EXPECT_EQ(service_->Topology().caches_size(), 0);
+}
+
+TEST_F(SelectionTest, AModeThatNoBackendOfTheCacheCoversIsRefusedWithReasons) {
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_kv_dtype(v1::DTYPE_BF16);
+  ASSERT_TRUE(CreateCache(service_->stub(), "m", spec).ok());
+  ASSERT_TRUE(Open(service_->stub(), "m", 1).ok());
+  const std::string before = service_->State();
+  v1::AttendRequest request = AttendOf(spec, "m", 1, 0, 2);
   request.set_mode(v1::ATTEND_MODE_DFLASH);
   v1::AttendReply reply;
-  ExpectRefused(StatusCode::FAILED_PRECONDITION, "", [&] {
-    const grpc::Status status = Attend(stub(), request, &reply);
-    google::rpc::PreconditionFailure failure;
-    EXPECT_TRUE(DetailOf(status, &failure));
-    EXPECT_THAT(failure.violations(0).description(), HasSubstr("cpu"));
-    return status;
-  });
+  const grpc::Status refused = Attend(service_->stub(), request, &reply);
+  EXPECT_EQ(refused.error_code(), StatusCode::FAILED_PRECONDITION);
+  google::rpc::PreconditionFailure failure;
+  ASSERT_TRUE(DetailOf(refused, &failure));
+  ASSERT_EQ(failure.violations_size(), 2);
+  EXPECT_EQ(failure.violations(0).subject(), "mode DFLASH");
+  EXPECT_EQ(failure.violations(0).description(), "cuda: mode DFLASH is not offered");
+  EXPECT_THAT(failure.violations(1).description(), HasSubstr("cpu: the workers' device is cuda"));
+  EXPECT_EQ(service_->State(), before);
+}
+
+TEST_F(ApiTest, CudaIpcWithoutCudaIsRefused) {
   v1::RegisterSharedMemoryRequest cuda;
   cuda.set_name("gpu");
   cuda.set_byte_size(10);

@@ -51,7 +51,8 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
 std::vector<Member> FakeGroup::members() const {
   std::vector<Member> members;
   for (int rank = 0; rank < size_; ++rank) {
-    members.push_back({.rank = rank, .address = "fake", .backend = "cpu", .connected = true});
+    members.push_back(
+        {.rank = rank, .address = "fake", .backend = Name(device_), .connected = true});
   }
   return members;
 }

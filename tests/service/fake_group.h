@@ -18,9 +18,11 @@ namespace tributary::service::testing {
 class FakeGroup : public WorkerGroup {
  public:
   // Without `record`, commands() stays empty and nothing is kept alive.
-  explicit FakeGroup(int size, bool record = true) : size_(size), record_(record) {}
+  explicit FakeGroup(int size, bool record = true, worker::Device device = worker::Device::kCpu)
+      : size_(size), record_(record), device_(device) {}
 
   int size() const override { return size_; }
+  worker::Device device() const override { return device_; }
   absl::Status Start(GroupObserver* observer) override;  // forms, all ranks fresh
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -51,6 +53,7 @@ class FakeGroup : public WorkerGroup {
 
   const int size_;
   const bool record_;
+  const worker::Device device_;
   GroupObserver* observer_ = nullptr;
   mutable std::mutex mutex_;
   std::condition_variable held_changed_;

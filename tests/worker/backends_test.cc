@@ -13,28 +13,37 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-TEST(Backends, TheCpuOffersEveryValidCausalCache) {
+TEST(Backends, EveryDeviceOffersEveryValidCausalCache) {
   CacheSpec spec = testing::SmallSpec();
-  for (const int32_t dim : {64, 128, 256}) {
-    for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
-      spec.head_dim = dim;
-      spec.kv_dtype = kv;
-      spec.q_heads = 16 * spec.kv_heads;
-      spec.soft_cap = 30;
-      spec.layers[0].window.left = 4;
-      spec.layers[0].sinks.assign(32, 0.0f);
-      const auto backend = SelectBackend(spec, AttentionMode::kCausal);
-      ASSERT_TRUE(backend.ok()) << backend.status();
-      EXPECT_EQ((*backend)->name, "cpu");
+  for (const Device device : {Device::kCpu, Device::kCuda}) {
+    for (const int32_t dim : {64, 128, 256}) {
+      for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+        spec.head_dim = dim;
+        spec.kv_dtype = kv;
+        spec.q_heads = 16 * spec.kv_heads;
+        spec.soft_cap = 30;
+        spec.layers[0].window.left = 4;
+        spec.layers[0].sinks.assign(32, 0.0f);
+        const Selection selection =
+            SelectBackend(spec, {.device = device, .batch_invariant = true});
+        ASSERT_TRUE(selection.ok()) << selection.refusals[0];
+        EXPECT_EQ(selection.backend->name, Name(device));
+        EXPECT_THAT(selection.refusals, IsEmpty());
+      }
     }
   }
 }
 
-TEST(Backends, DflashIsRefusedWithTheReason) {
-  const absl::Status status = SelectBackend(testing::SmallSpec(), AttentionMode::kDflash).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("cpu: mode DFLASH is not offered"));
+TEST(Backends, EveryBackendSaysWhyNot) {
+  CacheSpec spec = testing::SmallSpec();
+  spec.head_dim = 96;
+  const Selection selection = SelectBackend(spec, {.device = Device::kCpu});
+  EXPECT_FALSE(selection.ok());
+  EXPECT_THAT(selection.refusals,
+              ElementsAre("cuda: the workers' device is cpu, head_dim 96 is not offered",
+                          "cpu: head_dim 96 is not offered"));
 }
 
 TEST(Backends, EveryLackIsAReason) {
@@ -44,10 +53,11 @@ TEST(Backends, EveryLackIsAReason) {
   spec.soft_cap = 1;
   spec.layers[0].window.left = 1;
   spec.layers[0].sinks.assign(4, 0.0f);
-  EXPECT_THAT(WhyNot(narrow, spec, AttentionMode::kCausal),
-              ElementsAre(HasSubstr("mode"), HasSubstr("head_dim"), HasSubstr("page_size"),
-                          HasSubstr("kv_dtype"), HasSubstr("query heads"), HasSubstr("window"),
-                          HasSubstr("soft_cap"), HasSubstr("sinks")));
+  EXPECT_THAT(WhyNot(narrow, spec, {.device = Device::kCuda, .batch_invariant = true}),
+              ElementsAre(HasSubstr("device"), HasSubstr("mode"), HasSubstr("head_dim"),
+                          HasSubstr("page_size"), HasSubstr("kv_dtype"), HasSubstr("query heads"),
+                          HasSubstr("window"), HasSubstr("soft_cap"), HasSubstr("sinks"),
+                          HasSubstr("log-sum-exp"), HasSubstr("batch")));
 }
 
 TEST(Backends, TheFirstThatFitsIsTaken) {
@@ -56,9 +66,40 @@ TEST(Backends, TheFirstThatFitsIsTaken) {
   BackendCapabilities other = CpuBackend();
   other.name = "other";
   const std::array<const BackendCapabilities*, 3> backends = {&narrow, &other, &CpuBackend()};
-  const auto chosen = SelectBackend(backends, testing::SmallSpec(), AttentionMode::kCausal);
+  const Selection chosen = SelectBackend(backends, testing::SmallSpec(), {});
   ASSERT_TRUE(chosen.ok());
-  EXPECT_EQ((*chosen)->name, "other");
+  EXPECT_EQ(chosen.backend->name, "other");
+}
+
+TEST(Backends, ACacheRemembersTheBackendOfEachMode) {
+  BackendCapabilities blocks = CpuBackend();
+  blocks.name = "blocks";
+  blocks.modes = {AttentionMode::kDflash};
+  BackendCapabilities causal = CpuBackend();
+  causal.name = "causal";
+  causal.modes = {AttentionMode::kCausal};
+  const std::array<const BackendCapabilities*, 2> both = {&blocks, &causal};
+  const std::array<const BackendCapabilities*, 1> one = {&blocks};
+  const CacheSpec spec = testing::SmallSpec();
+  const CacheBackends chosen(both, spec, {});
+  EXPECT_EQ(chosen.of(AttentionMode::kCausal).backend, &causal);
+  EXPECT_EQ(chosen.of(AttentionMode::kDflash).backend, &blocks);
+  EXPECT_EQ(chosen.first(), &causal);
+
+  const CacheBackends blocks_only(one, spec, {});
+  EXPECT_THAT(blocks_only.of(AttentionMode::kCausal).refusals,
+              ElementsAre("blocks: mode CAUSAL is not offered"));
+  EXPECT_EQ(blocks_only.first(), &blocks);
+  EXPECT_EQ(CacheBackends(both, spec, {.device = Device::kCuda}).first(), nullptr);
+}
+
+TEST(Backends, DevicesAreParsedByName) {
+  Device device = Device::kCpu;
+  EXPECT_TRUE(Parse("cuda", &device));
+  EXPECT_EQ(device, Device::kCuda);
+  EXPECT_FALSE(Parse("gpu", &device));
+  EXPECT_FALSE(Parse("", &device));
+  EXPECT_EQ(device, Device::kCuda);
 }
 
 }  // namespace

@@ -1,0 +1,181 @@
+#include "worker/cpu_operations.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/lse.h"
+#include "worker/append.h"
+#include "worker/context_attention.h"
+#include "worker/status_conversion.h"
+#include "worker/status_macros.h"
+
+namespace tributary::worker {
+
+CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const RankResources& rank,
+                             StepResults* results)
+    : step_(step),
+      rank_(rank),
+      operands_{.spec = step.spec,
+                .layer = step.layer,
+                .kv = kv,
+                .q = step.q,
+                .k = step.k,
+                .v = step.v,
+                .deadline = step.deadline},
+      results_(*results) {}
+
+StepOperations::Partial CpuOperations::ReserveSlice(collective::HeadSlice heads) {
+  const size_t row_heads =
+      static_cast<size_t>(step_.plan.query_rows) * static_cast<size_t>(heads.count);
+  return {rank_.workspace.slice_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
+          rank_.workspace.slice_lse.Reserve(row_heads)};
+}
+
+StepOperations::Partial CpuOperations::ReservePass(const RowPass& pass) {
+  const size_t row_heads =
+      static_cast<size_t>(pass.row_count) * static_cast<size_t>(step_.spec.q_heads);
+  return {rank_.workspace.partial_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
+          rank_.workspace.partial_lse.Reserve(row_heads)};
+}
+
+absl::Status CpuOperations::AppendOrCompare() {
+  return worker::AppendOrCompare(step_.plan, operands_, rank_, &results_);
+}
+
+absl::Status CpuOperations::AttendContext(const RowPass& pass, Partial out) {
+  const TimedSection timed(results_.times.attend);
+  return worker::AttendContext(step_.plan, pass, operands_, rank_, out.o, out.lse);
+}
+
+absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial out) {
+  const TimedSection timed(results_.times.attend);
+  const StepPlan& plan = step_.plan;
+  const CacheSpec& spec = step_.spec;
+  const size_t heads = static_cast<size_t>(slice.count);
+  if (heads == 0) return absl::OkStatus();  // fewer heads than ranks
+  const size_t dim = static_cast<size_t>(spec.head_dim);
+  const size_t rows = static_cast<size_t>(plan.query_rows);
+  if (plan.runs.size() != 1 || plan.runs[0].count != plan.query_rows) {
+    // Rows outside of every run have no new tokens: the identity of the merge.
+    std::fill_n(out.o, rows * heads * dim, 0.0f);
+    std::fill_n(out.lse, rows * heads, EmptyLse<float>());
+  }
+  const size_t q_row = static_cast<size_t>(spec.q_heads) * dim * SizeOf(step_.q.dtype);
+  const size_t kv_row = static_cast<size_t>(spec.kv_heads) * dim * SizeOf(step_.k.dtype);
+  for (const NewTokensRun& run : plan.runs) {
+    const size_t row = static_cast<size_t>(run.row_begin);
+    const size_t token = static_cast<size_t>(run.token_begin);
+    const NewTokensParams params{.q = step_.q.data + row * q_row,
+                                 .k = step_.k.data + token * kv_row,
+                                 .v = step_.v.data + token * kv_row,
+                                 .q_dtype = step_.q.dtype,
+                                 .kv_dtype = step_.k.dtype,
+                                 .rows = run.count,
+                                 .q_heads = spec.q_heads,
+                                 .kv_heads = spec.kv_heads,
+                                 .head_dim = spec.head_dim,
+                                 .head_begin = slice.begin,
+                                 .head_count = slice.count,
+                                 .entries = run.entries,
+                                 .keys = plan.new_keys.data() + row,
+                                 .sm_scale = spec.sm_scale,
+                                 .soft_cap = spec.soft_cap,
+                                 .o = out.o + row * heads * dim,
+                                 .lse = out.lse + row * heads};
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cpu::NewTokens(params, rank_.pool)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuOperations::MergeToRoot(const RowPass& pass, Partial partial) {
+  const TimedSection timed(results_.times.exchange);
+  const Partial result = ResultOf(pass);
+  const collective::ExchangeParams exchange{.o = partial.o,
+                                            .lse = partial.lse,
+                                            .rows = pass.row_count,
+                                            .heads = step_.spec.q_heads,
+                                            .head_dim = step_.spec.head_dim,
+                                            .sinks = operands_.sinks(),
+                                            .placement = collective::Placement::kGathered,
+                                            .strategy = rank_.strategy,
+                                            .out = result.o,
+                                            .lse_out = result.lse};
+  return CollectiveStatus(
+      collective::ExchangeAndMerge(exchange, rank_.comm, rank_.workspace.exchange, step_.deadline));
+}
+
+absl::StatusOr<StepOperations::Partial> CpuOperations::MergeToSlices(const RowPass& pass,
+                                                                     Partial partial) {
+  const TimedSection timed(results_.times.exchange);
+  const collective::HeadSlice heads =
+      collective::SliceOfRank(step_.spec.q_heads, rank_.comm.size(), rank_.comm.rank());
+  const size_t row_heads = static_cast<size_t>(pass.row_count) * static_cast<size_t>(heads.count);
+  const Partial out{
+      rank_.workspace.context_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
+      rank_.workspace.context_lse.Reserve(row_heads)};
+  const collective::ExchangeParams exchange{.o = partial.o,
+                                            .lse = partial.lse,
+                                            .rows = pass.row_count,
+                                            .heads = step_.spec.q_heads,
+                                            .head_dim = step_.spec.head_dim,
+                                            .sinks = nullptr,
+                                            .placement = collective::Placement::kScattered,
+                                            .strategy = rank_.strategy,
+                                            .out = out.o,
+                                            .lse_out = out.lse};
+  TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(collective::ExchangeAndMerge(
+      exchange, rank_.comm, rank_.workspace.exchange, step_.deadline)));
+  return out;
+}
+
+absl::Status CpuOperations::AddToSlice(const RowPass& pass, collective::HeadSlice heads,
+                                       Partial context, Partial slice) {
+  const bool nothing_to_do = context.o == nullptr && operands_.sinks() == nullptr;
+  if (nothing_to_do || heads.count == 0) return absl::OkStatus();
+  const TimedSection timed(results_.times.exchange);
+  const Partial rows = RowsOf(pass, heads, slice);
+  const std::array<const float*, 2> sources_o = {rows.o, context.o};
+  const std::array<const float*, 2> sources_lse = {rows.lse, context.lse};
+  const size_t sources = context.o == nullptr ? 1 : 2;
+  const MergeParams params{
+      .o = std::span(sources_o).first(sources),
+      .lse = std::span(sources_lse).first(sources),
+      .rows = pass.row_count,
+      .heads = heads.count,
+      .head_dim = step_.spec.head_dim,
+      .sinks = operands_.sinks() == nullptr ? nullptr : operands_.sinks() + heads.begin,
+      .out = rows.o,
+      .lse_out = rows.lse};
+  return ToAbsl(cpu::MergePartials(params, rank_.pool));
+}
+
+absl::Status CpuOperations::GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
+                                         Partial slice) {
+  const TimedSection timed(results_.times.exchange);
+  const Partial rows = RowsOf(pass, heads, slice);
+  const Partial result = ResultOf(pass);
+  const collective::ExchangeShape shape{.rows = pass.row_count,
+                                        .heads = step_.spec.q_heads,
+                                        .head_dim = step_.spec.head_dim,
+                                        .ranks = rank_.comm.size(),
+                                        .placement = collective::Placement::kGathered};
+  return CollectiveStatus(collective::GatherSlices(rows.o, rows.lse, shape, rank_.comm,
+                                                   rank_.workspace.exchange, result.o, result.lse,
+                                                   step_.deadline));
+}
+
+StepOperations::Partial CpuOperations::ResultOf(const RowPass& pass) const {
+  if (rank_.comm.rank() != 0) return {};
+  const size_t before =
+      static_cast<size_t>(pass.row_begin) * static_cast<size_t>(step_.spec.q_heads);
+  return {results_.o + before * static_cast<size_t>(step_.spec.head_dim), results_.lse + before};
+}
+
+StepOperations::Partial CpuOperations::RowsOf(const RowPass& pass, collective::HeadSlice heads,
+                                              Partial slice) const {
+  const size_t before = static_cast<size_t>(pass.row_begin) * static_cast<size_t>(heads.count);
+  return {slice.o + before * static_cast<size_t>(step_.spec.head_dim), slice.lse + before};
+}
+
+}  // namespace tributary::worker

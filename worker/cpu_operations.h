@@ -1,0 +1,38 @@
+// The operations of a step on the CPU.
+#pragma once
+
+#include "worker/step_operations.h"
+#include "worker/step_run.h"
+
+namespace tributary::worker {
+
+class CpuOperations final : public StepOperations {
+ public:
+  // All references outlive the operations. `kv` is the step's layer.
+  CpuOperations(const PlannedStep& step, const PagedKv& kv, const RankResources& rank,
+                StepResults* results);
+
+  Partial ReserveSlice(collective::HeadSlice heads) override;
+  Partial ReservePass(const RowPass& pass) override;
+  absl::Status AppendOrCompare() override;
+  absl::Status AttendContext(const RowPass& pass, Partial out) override;
+  absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) override;
+  absl::Status MergeToRoot(const RowPass& pass, Partial partial) override;
+  absl::StatusOr<Partial> MergeToSlices(const RowPass& pass, Partial partial) override;
+  absl::Status AddToSlice(const RowPass& pass, collective::HeadSlice heads, Partial context,
+                          Partial slice) override;
+  absl::Status GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
+                            Partial slice) override;
+
+ private:
+  // The pass's rows of the step's result; null on other ranks than 0.
+  Partial ResultOf(const RowPass& pass) const;
+  Partial RowsOf(const RowPass& pass, collective::HeadSlice heads, Partial slice) const;
+
+  const PlannedStep& step_;
+  const RankResources& rank_;
+  const StepOperands operands_;
+  StepResults& results_;
+};
+
+}  // namespace tributary::worker
