@@ -1,0 +1,3 @@
+#include "kernels/cuda/wgmma_prefill_launch.cuh"
+
+TRIBUTARY_WGMMA_PREFILL(64)

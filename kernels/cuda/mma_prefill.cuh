@@ -1,0 +1,184 @@
+// Prefill by mma.sync, for sm_80 and later.
+//
+// A block has 64 query rows of one head, 16 a warp, in shared memory. Tiles of keys and values
+// stream through two stages of shared memory; S = Q K^T, its weights and O += P V stay in
+// registers, after FlashAttention-2 (arXiv:2307.08691).
+#pragma once
+
+#include "kernels/cuda/mma_prefill.h"
+#include "kernels/cuda/prefill_rows.cuh"
+
+namespace tributary::cuda {
+
+template <DType kComputeType, int kHeadDimension>
+struct MmaPrefillTraits {
+  static constexpr DType kCompute = kComputeType;
+  static constexpr int kHeadDim = kHeadDimension;
+  static constexpr int kRows = kMmaPrefillRows;
+  static constexpr int kKeys = MmaPrefillKeys(kHeadDim);
+  static constexpr int kThreads = kRows / 16 * 32;
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kStages = 2;
+
+  struct Stage {
+    std::byte k[kKeys * kRowBytes];
+    std::byte v[kKeys * kRowBytes];
+  };
+  struct Shared {
+    alignas(128) std::byte q[kRows * kRowBytes];
+    Stage stages[kStages];
+  };
+};
+
+// Copies 16 bytes, or clears them.
+__device__ __forceinline__ void CopyOrClear16(uint32_t shared, const void* global, bool copy) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(copy ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits for all but the last kPending groups of copies.
+template <int kPending>
+__device__ __forceinline__ void WaitForCopyGroups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ void LoadMatrices(uint32_t shared, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t shared, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// Where chunk `chunk` of a row is, from the tile's begin: neighbouring rows use different banks.
+template <typename Traits>
+__device__ __forceinline__ uint32_t ChunkOffset(int row, int chunk) {
+  return row * Traits::kRowBytes + ((chunk ^ (row & 7)) << 4);
+}
+
+// Asks for `rows` rows of a head; those from `limit` on are cleared.
+template <typename Traits>
+__device__ __forceinline__ void CopyRows(std::byte* to, const void* from, size_t first_row,
+                                         size_t row_stride, int rows, int limit) {
+  const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const auto* base = static_cast<const std::byte*>(from);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < rows * Traits::kChunks; i += Traits::kThreads) {
+    const int row = i / Traits::kChunks;
+    const int chunk = i % Traits::kChunks;
+    const bool copy = row < limit;
+    CopyOrClear16(shared + ChunkOffset<Traits>(row, chunk),
+                  base + (copy ? (first_row + row) * row_stride : 0) + chunk * 16, copy);
+  }
+}
+
+// S = Q K^T of a warp's 16 rows.
+template <typename Traits>
+__device__ __forceinline__ void MultiplyKeys(const std::byte* q, const std::byte* k,
+                                             float (&s)[Traits::kKeys / 2]) {
+  const int lane = threadIdx.x % 32;
+  const auto q_at = static_cast<uint32_t>(__cvta_generic_to_shared(q));
+  const auto k_at = static_cast<uint32_t>(__cvta_generic_to_shared(k));
+#pragma unroll
+  for (int i = 0; i < Traits::kKeys / 2; ++i) s[i] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+    uint32_t a[4];
+    LoadMatrices(
+        q_at + ChunkOffset<Traits>(threadIdx.x / 32 * 16 + lane % 16, step * 2 + lane / 16), a);
+#pragma unroll
+    for (int keys = 0; keys < Traits::kKeys; keys += 16) {
+      uint32_t b[4];
+      LoadMatrices(
+          k_at + ChunkOffset<Traits>(keys + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2), b);
+      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(s[keys / 2]), a, b[0], b[1]);
+      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(s[keys / 2 + 4]), a, b[2], b[3]);
+    }
+  }
+}
+
+// O += P V.
+template <typename Traits>
+__device__ __forceinline__ void AddValues(const uint32_t (&p)[Traits::kKeys / 4],
+                                          const std::byte* v, float (&o)[Traits::kHeadDim / 2]) {
+  const int lane = threadIdx.x % 32;
+  const auto v_at = static_cast<uint32_t>(__cvta_generic_to_shared(v));
+#pragma unroll
+  for (int keys = 0; keys < Traits::kKeys; keys += 16) {
+    const uint32_t a[4] = {p[keys / 4], p[keys / 4 + 1], p[keys / 4 + 2], p[keys / 4 + 3]};
+#pragma unroll
+    for (int dims = 0; dims < Traits::kHeadDim; dims += 16) {
+      uint32_t b[4];
+      LoadMatricesTransposed(v_at + ChunkOffset<Traits>(keys + lane % 16, dims / 8 + lane / 16), b);
+      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(o[dims / 2]), a, b[0], b[1]);
+      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(o[dims / 2 + 4]), a, b[2], b[3]);
+    }
+  }
+}
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kThreads)
+    MmaPrefillKernel(const __grid_constant__ PrefillKernelArgs args) {
+  extern __shared__ __align__(128) std::byte shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const size_t kv_stride = size_t(args.kv_heads) * Traits::kRowBytes;
+  for (int index = args.item_begin + blockIdx.x; index >= 0;) {
+    const PrefillItem item = args.items[index];
+    const int tiles = max(0, (item.key_end - item.key_begin + Traits::kKeys - 1) / Traits::kKeys);
+    const int kv_head = args.KvHead(item.head);
+    const auto copy_tile = [&](int tile) {
+      typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
+      const int first = item.key_begin + tile * Traits::kKeys;
+      const auto head_of = [&](const void* x) {
+        return static_cast<const std::byte*>(x) + kv_head * Traits::kRowBytes;
+      };
+      CopyRows<Traits>(stage.k, head_of(args.k), item.key_row + first, kv_stride, Traits::kKeys,
+                       item.key_limit - first);
+      CopyRows<Traits>(stage.v, head_of(args.v), item.key_row + first, kv_stride, Traits::kKeys,
+                       item.key_limit - first);
+    };
+    RowSoftmax<Traits::kCompute, Traits::kKeys> softmax;
+    softmax.Reset(args, item, row);
+    float o[Traits::kHeadDim / 2];
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDim / 2; ++i) o[i] = 0.0f;
+    if (tiles > 0) {
+      CopyRows<Traits>(
+          shared.q, static_cast<const std::byte*>(args.q) + item.head * Traits::kRowBytes,
+          item.row_begin, size_t(args.q_heads) * Traits::kRowBytes, Traits::kRows, item.row_count);
+      copy_tile(0);
+      CommitCopies();
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (tile + 1 < tiles) copy_tile(tile + 1);
+      CommitCopies();
+      WaitForCopyGroups<1>();
+      __syncthreads();
+      const typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
+      float s[Traits::kKeys / 2];
+      MultiplyKeys<Traits>(shared.q, stage.k, s);
+      float factor[2];
+      if (softmax.Weigh(item, item.key_begin + tile * Traits::kKeys, s, factor)) {
+        ScaleRows<Traits::kHeadDim>(factor, o);
+      }
+      uint32_t p[Traits::kKeys / 4];
+      softmax.PackWeights(s, p);
+      AddValues<Traits>(p, stage.v, o);
+      __syncthreads();  // the stage, and after the last tile the queries' place, are free
+    }
+    StoreRows<Traits::kHeadDim>(args, item, row, softmax, o);
+    index = item.next;
+  }
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,215 @@
+#include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/prefill_operands.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/widen.cuh"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int kDims = 8;  // of a thread
+constexpr int kWarps = kGatherSlots / kGroupTokens;
+
+// Two elements of compute type from two cache elements in the low half (FP8) or all (16 bits).
+template <DType kKv, DType kCompute>
+__device__ __forceinline__ uint32_t WidenPair(uint32_t pair) {
+  if constexpr (SizeOf(kKv) == 2) return pair;
+  const uint32_t f16 = kKv == DType::kFp8E4M3 ? WidenE4M3(pair) : WidenE5M2(pair);
+  if constexpr (kCompute == DType::kF16) return f16;
+  const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&f16));
+  return Pack<DType::kBf16>(x.x, x.y);  // exact
+}
+
+// kCount elements, packed; all zero when dead.
+template <DType kKv, DType kCompute, int kCount>
+__device__ __forceinline__ void WidenAll(const uint32_t (&in)[kCount * SizeOf(kKv) / 4],
+                                         uint32_t (&out)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const uint32_t pair = SizeOf(kKv) == 2 ? in[i] : in[i / 2] >> (i % 2 * 16);
+    out[i] = WidenPair<kKv, kCompute>(pair);
+  }
+}
+
+template <int kWords>
+__device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&words)[kWords]) {
+  if constexpr (kWords == 2) {
+    const uint2 x = LoadStreaming8(from);
+    words[0] = x.x, words[1] = x.y;
+  } else {
+    static_assert(kWords == 4);
+    const uint4 x = LoadStreaming(from);
+    words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+  }
+}
+
+// Dimensions [d, d + 8) of the keys of a quad of tokens.
+template <DType kKv, DType kCompute>
+__device__ __forceinline__ void LoadKeys(const std::byte* plane, int token, int d, int head_dim,
+                                         uint32_t (&k)[kQuadTokens][kDims / 2]) {
+  uint32_t raw[kQuadTokens][kDims * SizeOf(kKv) / 4];
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    LoadWords(plane + KeyOffset(token + i, d, head_dim, SizeOf(kKv)), raw[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) WidenAll<kKv, kCompute, kDims>(raw[i], k[i]);
+}
+
+// The same of its values, which lie four tokens of a dimension side by side.
+template <DType kKv, DType kCompute>
+__device__ __forceinline__ void LoadValues(const std::byte* plane, int token, int d, int head_dim,
+                                           uint32_t (&v)[kQuadTokens][kDims / 2]) {
+  constexpr int kVectorDims = ValueVectorDims(SizeOf(kKv));
+  constexpr int kVectors = kDims / kVectorDims;
+  uint32_t raw[kVectors][4];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    LoadWords(plane + ValueOffset(token, d + i * kVectorDims, head_dim, SizeOf(kKv)), raw[i]);
+  }
+  uint32_t wide[kDims][2];  // a dimension's tokens (0, 1) and (2, 3)
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    uint32_t pairs[kVectorDims * 2];
+    WidenAll<kKv, kCompute, kVectorDims * kQuadTokens>(raw[i], pairs);
+#pragma unroll
+    for (int j = 0; j < kVectorDims; ++j) {
+      wide[i * kVectorDims + j][0] = pairs[2 * j];
+      wide[i * kVectorDims + j][1] = pairs[2 * j + 1];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    const uint32_t selector = i % 2 == 0 ? 0x5410 : 0x7632;
+#pragma unroll
+    for (int j = 0; j < kDims / 2; ++j) {
+      v[i][j] = __byte_perm(wide[2 * j][i / 2], wide[2 * j + 1][i / 2], selector);
+    }
+  }
+}
+
+// A warp takes 16 tokens of 64 dimensions of one head, keys and values; lane (r, t) dimensions
+// [8r, 8r + 8) of tokens [4t, 4t + 4): it reads whole sectors of the page and writes 128
+// consecutive bytes of a row.
+template <DType kKv, DType kCompute>
+__global__ void __launch_bounds__(32 * kWarps)
+    GatherPagesKernel(const __grid_constant__ GatherArgs args) {
+  const PrefillGather gather = args.gathers[blockIdx.x];
+  const int slices = args.head_dim / 64;
+  const int head = blockIdx.y / slices;
+  const int lane = threadIdx.x % 32;
+  const int d = blockIdx.y % slices * 64 + lane / 4 * kDims;
+  const int in_tile = threadIdx.x / 32 * kGroupTokens + lane % 4 * kQuadTokens;
+  const int slot = gather.first_slot + in_tile;
+  uint32_t k[kQuadTokens][kDims / 2] = {};
+  uint32_t v[kQuadTokens][kDims / 2] = {};
+  if (slot < gather.slot_end && slot + kQuadTokens > gather.slot_begin) {
+    const int page = __ldg(args.page_tables + gather.page_table + slot / args.page_size);
+    const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
+    const std::byte* keys = args.cache + (size_t(page) * 2 * args.kv_heads + head) * plane;
+    const int token = slot % args.page_size;
+    LoadKeys<kKv, kCompute>(keys, token, d, args.head_dim, k);
+    LoadValues<kKv, kCompute>(keys + args.kv_heads * plane, token, d, args.head_dim, v);
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slot + i < gather.slot_begin || slot + i >= gather.slot_end) {
+#pragma unroll
+      for (int j = 0; j < kDims / 2; ++j) k[i][j] = v[i][j] = 0;
+    }
+    const size_t at =
+        ((size_t(blockIdx.x) * kGatherSlots + in_tile + i) * args.kv_heads + head) * args.head_dim +
+        d;
+    *reinterpret_cast<uint4*>(args.k + at) = make_uint4(k[i][0], k[i][1], k[i][2], k[i][3]);
+    *reinterpret_cast<uint4*>(args.v + at) = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
+  }
+}
+
+// A head's elements are spread over head_dim / 8 lanes. In f16, queries of other types are brought
+// into its range by a power of two.
+template <DType kTo, int kHeadDim>
+__global__ void __launch_bounds__(256)
+    ConvertQueriesKernel(const __grid_constant__ ConvertQueriesArgs args) {
+  constexpr int kLanes = kHeadDim / kDims;
+  const int64_t unit = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  const int64_t head = unit / kLanes;
+  const bool mine = head < args.heads;
+  float x[kDims] = {};
+  if (mine) {
+    const auto* from = static_cast<const std::byte*>(args.q) + unit * kDims * SizeOf(args.from);
+    if (args.from == DType::kF32) {
+      const float4 low = reinterpret_cast<const float4*>(from)[0];
+      const float4 high = reinterpret_cast<const float4*>(from)[1];
+      x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+      x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    } else {
+      const uint4 raw = *reinterpret_cast<const uint4*>(from);
+      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int i = 0; i < kDims / 2; ++i) {
+        if (args.from == DType::kBf16) {
+          x[2 * i] = __uint_as_float(words[i] << 16);
+          x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        } else {
+          const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+          x[2 * i] = pair.x;
+          x[2 * i + 1] = pair.y;
+        }
+      }
+    }
+  }
+  PowerOfTwo normaliser{1.0f, 1.0f};
+  if constexpr (kTo == DType::kF16) {
+    float max_abs = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kDims; ++i) max_abs = fmaxf(max_abs, fabsf(x[i]));
+#pragma unroll
+    for (int lane = kLanes / 2; lane > 0; lane /= 2) {
+      max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
+    }
+    normaliser = QueryNormaliser(max_abs);
+  }
+  if (!mine) return;
+  uint32_t words[kDims / 2];
+#pragma unroll
+  for (int i = 0; i < kDims / 2; ++i) {
+    words[i] = Pack<kTo>(x[2 * i] * normaliser.value, x[2 * i + 1] * normaliser.value);
+  }
+  *reinterpret_cast<uint4*>(args.out + unit * kDims) =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  if (unit % kLanes == 0) args.scale[head] = normaliser.inverse;
+}
+
+}  // namespace
+
+cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
+  const dim3 grid(args.gather_count, args.kv_heads * (args.head_dim / 64));
+  const Status status = DispatchKvType(args.kv, [&](auto kv) {
+    if constexpr (kv() == DType::kBf16 || kv() == DType::kF16) {
+      GatherPagesKernel<kv(), kv()><<<grid, 32 * kWarps, 0, stream>>>(args);
+    } else if (args.compute == DType::kBf16) {
+      GatherPagesKernel<kv(), DType::kBf16><<<grid, 32 * kWarps, 0, stream>>>(args);
+    } else {
+      GatherPagesKernel<kv(), DType::kF16><<<grid, 32 * kWarps, 0, stream>>>(args);
+    }
+    return Status::Ok();
+  });
+  return status.ok() ? cudaGetLastError() : cudaErrorNotSupported;
+}
+
+cudaError_t RunConvertQueries(const ConvertQueriesArgs& args, cudaStream_t stream) {
+  const int64_t threads = args.heads * (args.head_dim / kDims);
+  const auto blocks = static_cast<unsigned>((threads + 255) / 256);
+  const Status status = DispatchHeadDim(args.head_dim, [&](auto head_dim) {
+    if (args.to == DType::kBf16) {
+      ConvertQueriesKernel<DType::kBf16, head_dim()><<<blocks, 256, 0, stream>>>(args);
+    } else {
+      ConvertQueriesKernel<DType::kF16, head_dim()><<<blocks, 256, 0, stream>>>(args);
+    }
+    return Status::Ok();
+  });
+  return status.ok() ? cudaGetLastError() : cudaErrorNotSupported;
+}
+
+}  // namespace tributary::cuda

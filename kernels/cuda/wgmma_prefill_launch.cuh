@@ -1,0 +1,38 @@
+#pragma once
+
+#include "kernels/cuda/wgmma_prefill.cuh"
+#include "kernels/cuda/wgmma_prefill.h"
+
+namespace tributary::cuda {
+
+template <DType kCompute, int kHeadDim>
+cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
+  using Traits = WgmmaPrefillTraits<kCompute, kHeadDim>;
+  const auto kernel = WgmmaPrefillKernel<Traits>;
+  constexpr int kBytes = sizeof(typename Traits::Shared);
+  PrefillTensorMaps maps;
+  cudaError_t error = EncodeRows(args.q, args.rows, args.q_heads, kHeadDim, Traits::kRows, &maps.q);
+  if (error == cudaSuccess) {
+    error = EncodeRows(args.k, args.tokens, args.kv_heads, kHeadDim, Traits::kKeys, &maps.k);
+  }
+  if (error == cudaSuccess) {
+    error = EncodeRows(args.v, args.tokens, args.kv_heads, kHeadDim, Traits::kKeys, &maps.v);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  }
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, Traits::kBlockThreads, kBytes, stream>>>(args, maps);
+  return cudaGetLastError();
+}
+
+}  // namespace tributary::cuda
+
+// One head dim, both types computed in.
+#define TRIBUTARY_WGMMA_PREFILL(head_dim)                                                     \
+  namespace tributary::cuda {                                                                 \
+  template cudaError_t RunWgmmaPrefill<DType::kBf16, head_dim>(const PrefillKernelArgs&, int, \
+                                                               cudaStream_t);                 \
+  template cudaError_t RunWgmmaPrefill<DType::kF16, head_dim>(const PrefillKernelArgs&, int,  \
+                                                              cudaStream_t);                  \
+  }

@@ -1,0 +1,592 @@
+// Prefill on the GPU against the float64 reference: context in pages and new tokens, every type and
+// head dimension, both paths, windows, soft cap, scales, queries of any type, several passes, NaN
+// in dead slots and in other sequences' tokens, wild ids in dead page table entries. What is chosen
+// and planned is checked without a GPU.
+#include "kernels/cuda/prefill.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "kernels/reference.h"
+#include "tests/kernels/cuda/gpu_cache.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int32_t kWildPage = 2147480000;
+
+struct Sequence {
+  int64_t length = 0;  // keys
+  int32_t rows = 1;
+  int64_t window = -1;
+  bool causal = true;
+};
+
+struct Case {
+  bool context = false;  // else new tokens
+  DType q = DType::kBf16;
+  DType kv = DType::kBf16;
+  int32_t head_dim = 128;
+  int32_t group = 2;
+  int32_t kv_heads = 2;
+  int32_t page_size = 16;
+  int32_t head_begin = 0;
+  int32_t head_count = 0;  // 0: all
+  std::vector<Sequence> sequences;
+  float soft_cap = 0.0f;
+  bool scaled = false;
+  bool portable = false;
+  float q_magnitude = 1.0f;
+  int32_t blocks = 0;              // 0: as many as the GPU has multiprocessors
+  int64_t workspace_slots = 4096;  // several passes when it is short
+  DType o = DType::kF32;
+};
+
+std::string Describe(const Case& c) {
+  std::string text = std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " d" +
+                     std::to_string(c.head_dim) + " group " + std::to_string(c.group) + " page " +
+                     std::to_string(c.page_size) + " q " + Name(c.q) + " o " + Name(c.o) +
+                     (c.portable ? " portable" : "") + " sequences";
+  for (const Sequence& s : c.sequences) {
+    text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
+    if (s.window >= 0) text += "w" + std::to_string(s.window);
+    if (!s.causal) text += "full";
+  }
+  return text;
+}
+
+// Row i is at position length - rows + i.
+KeyRange RangeOfRow(const Sequence& s, int32_t row) {
+  const int64_t position = s.length - s.rows + row;
+  if (position < 0) return {0, 0};
+  return VisibleKeys(position, {s.window, -1}, s.causal ? position + 1 : s.length);
+}
+
+std::vector<float> Widen(DType type, const std::vector<std::byte>& bytes) {
+  std::vector<float> x(bytes.size() / SizeOf(type));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = LoadElement(type, bytes.data(), i);
+  return x;
+}
+
+class Call {
+ public:
+  explicit Call(const Case& c) : case_(c) {
+    if (case_.head_count == 0) case_.head_count = heads() - case_.head_begin;
+    for (const Sequence& s : c.sequences) {
+      for (int32_t row = 0; row < s.rows; ++row) keys_.push_back(RangeOfRow(s, row));
+      rows_ += s.rows;
+    }
+    q_ = Random(case_.q, size_t(rows_) * heads() * c.head_dim, c.q_magnitude);
+    c.context ? MakeContext() : MakeNewTokens();
+  }
+
+  ReferenceResult Expected() const {
+    if (case_.context) {
+      AttentionParams p;
+      p.kv = cache_->kv();
+      p.q = q_.data();
+      p.q_dtype = case_.q;
+      p.rows = rows_;
+      p.q_heads = heads();
+      p.entries = reference_entries_;
+      p.keys = keys_.data();
+      p.sm_scale = sm_scale();
+      p.soft_cap = case_.soft_cap;
+      return ReferenceAttention(p);
+    }
+    NewTokensParams p;
+    p.q = q_.data();
+    p.k = k_.data();
+    p.v = v_.data();
+    p.q_dtype = case_.q;
+    p.kv_dtype = case_.kv;
+    p.rows = rows_;
+    p.q_heads = heads();
+    p.kv_heads = case_.kv_heads;
+    p.head_dim = case_.head_dim;
+    p.head_begin = case_.head_begin;
+    p.head_count = case_.head_count;
+    p.entries = new_tokens_;
+    p.keys = keys_.data();
+    p.sm_scale = sm_scale();
+    p.soft_cap = case_.soft_cap;
+    return ReferenceNewTokens(p);
+  }
+
+  // With `accumulate`, *o and *lse are what the result is merged with.
+  void Run(std::vector<float>* o, std::vector<float>* lse, bool accumulate = false) {
+    DeviceProperties device;
+    ASSERT_TRUE(QueryDevice(0, &device).ok());
+    if (case_.blocks > 0) device.multiprocessors = case_.blocks;
+    PrefillShape shape;
+    shape.q = case_.q;
+    shape.kv = case_.kv;
+    shape.head_dim = case_.head_dim;
+    shape.q_heads = heads();
+    shape.kv_heads = case_.kv_heads;
+    shape.page_size = case_.context ? case_.page_size : 0;
+    shape.head_begin = case_.head_begin;
+    shape.head_count = case_.head_count;
+    const PrefillChoice choice = ChoosePrefill(device, shape, {case_.portable});
+    PrefillPlanShape plan_shape = PrefillPlanShapeFor(choice, shape, device, case_.workspace_slots);
+    plan_shape.accumulate = accumulate;
+    PrefillPlan plan;
+    (case_.context ? PlanPrefillContext : PlanPrefillNewTokens)(plan_shape, entries_, keys_, &plan);
+    const DeviceArray<PrefillItem> items(plan.items);
+    const DeviceArray<PrefillGather> gathers(plan.gathers);
+    const DeviceArray<RowKeys> keys(plan.keys);
+    const DeviceArray<int32_t> tables(page_tables_);
+    const DeviceArray<std::byte> q(q_), k(k_), v(v_);
+    const DeviceArray<std::byte> cache(
+        case_.context ? Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu)
+                      : std::vector<std::byte>());
+    const std::vector<float> none;
+    const DeviceArray<float> k_scale(case_.context ? cache_->k_scale() : none);
+    const DeviceArray<float> v_scale(case_.context ? cache_->v_scale() : none);
+    const size_t results = size_t(rows_) * case_.head_count;
+    DeviceArray<std::byte> device_o(results * case_.head_dim * SizeOf(case_.o));
+    DeviceArray<float> device_lse(results);
+    DeviceArray<std::byte> workspace(
+        PrefillWorkspaceBytes(choice, shape, rows_, case_.workspace_slots));
+    device_o.Fill(0xff);
+    device_lse.Fill(0xff);
+    workspace.Fill(0xff);
+    if (accumulate) {
+      std::vector<std::byte> bytes(o->size() * sizeof(float));
+      std::memcpy(bytes.data(), o->data(), bytes.size());
+      device_o.Set(bytes);
+      device_lse.Set(*lse);
+    }
+    PrefillArgs args;
+    args.items = items.data();
+    args.gathers = gathers.data();
+    args.keys = keys.data();
+    args.rows = rows_;
+    args.q = q.data();
+    args.k = k.data();
+    args.v = v.data();
+    args.tokens = tokens_;
+    args.page_tables = tables.data();
+    args.cache = cache.data();
+    args.k_scale = case_.scaled ? k_scale.data() : nullptr;
+    args.v_scale = case_.scaled ? v_scale.data() : nullptr;
+    args.sm_scale = sm_scale();
+    args.soft_cap = case_.soft_cap;
+    args.o_dtype = case_.o;
+    args.o = device_o.data();
+    args.lse = device_lse.data();
+    args.workspace = workspace.data();
+    args.workspace_slots = case_.workspace_slots;
+    const Status status = LaunchPrefill(choice, shape, plan.passes, args, nullptr);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    *o = Widen(case_.o, device_o.Get());
+    *lse = device_lse.Get();
+  }
+
+ private:
+  int32_t heads() const { return case_.group * case_.kv_heads; }
+  float sm_scale() const {
+    return 1.0f / std::sqrt(static_cast<float>(case_.head_dim)) / case_.q_magnitude;
+  }
+
+  std::vector<std::byte> Random(DType type, size_t count, float magnitude) {
+    std::vector<std::byte> bytes(count * SizeOf(type));
+    std::normal_distribution<float> normal(0.0f, magnitude);
+    for (size_t i = 0; i < count; ++i) StoreElement(type, bytes.data(), i, normal(random_));
+    return bytes;
+  }
+
+  void MakeContext() {
+    int64_t pages = 1;
+    for (const Sequence& s : case_.sequences) {
+      pages += (s.length + case_.page_size - 1) / case_.page_size;
+    }
+    cache_ = std::make_unique<HostCache>(CacheShape{case_.kv, case_.kv_heads, case_.head_dim,
+                                                    case_.page_size, static_cast<int32_t>(pages)},
+                                         case_.scaled);
+    std::vector<int32_t> free(pages);
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), random_);
+    int32_t row = 0;
+    for (const Sequence& s : case_.sequences) {
+      std::vector<int32_t>& table = tables_.emplace_back();
+      for (int64_t slot = 0; slot < s.length; slot += case_.page_size) {
+        table.push_back(free.back());
+        free.pop_back();
+      }
+      cache_->Fill(table, s.length, random_);
+      table.insert(table.end(), 5, kWildPage);
+      PrefillEntry entry;
+      entry.row_begin = row;
+      entry.row_count = s.rows;
+      entry.page_table = static_cast<int32_t>(page_tables_.size());
+      entries_.push_back(entry);
+      page_tables_.insert(page_tables_.end(), table.begin(), table.end());
+      row += s.rows;
+    }
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      reference_entries_.push_back({entries_[i].row_begin, entries_[i].row_count, tables_[i]});
+    }
+  }
+
+  // As many new tokens as rows; the reference numbers both alike.
+  void MakeNewTokens() {
+    const size_t row_elements = size_t(case_.kv_heads) * case_.head_dim;
+    int32_t row = 0;
+    for (const Sequence& s : case_.sequences) {
+      PrefillEntry entry;
+      entry.row_begin = entry.token_begin = row;
+      entry.row_count = entry.token_count = s.rows;
+      entries_.push_back(entry);
+      new_tokens_.push_back({row, s.rows});
+      row += s.rows;
+    }
+    tokens_ = row;
+    k_ = Random(case_.kv, row_elements * tokens_, 1.0f);
+    v_ = Random(case_.kv, row_elements * tokens_, 1.0f);
+    // The last sequence's tokens are NaN where it is not the only one: they must not reach others.
+    if (entries_.size() < 2) return;
+    for (size_t i = row_elements * entries_.back().token_begin; i < row_elements * tokens_; ++i) {
+      StoreElement(case_.kv, k_.data(), i, std::nanf(""));
+      StoreElement(case_.kv, v_.data(), i, std::nanf(""));
+    }
+  }
+
+  Case case_;
+  std::mt19937 random_{1};
+  std::unique_ptr<HostCache> cache_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<int32_t> page_tables_;
+  std::vector<PrefillEntry> entries_;
+  std::vector<AttentionEntry> reference_entries_;
+  std::vector<NewTokensEntry> new_tokens_;
+  std::vector<KeyRange> keys_;
+  std::vector<std::byte> q_, k_, v_;
+  int32_t rows_ = 0;
+  int32_t tokens_ = 0;
+};
+
+// Values are about 1 in size and averaged, so an absolute bound is the meaningful one.
+double Tolerance(const Case& c) {
+  const bool bf16 = c.kv == DType::kBf16 || (IsFp8(c.kv) && c.q == DType::kBf16);
+  if (!bf16) return c.o == DType::kBf16 ? 1e-2 : 2e-3;
+  return c.q == DType::kBf16 ? 1e-2 : 2e-2;
+}
+
+void ExpectClose(const std::vector<float>& actual, const std::vector<double>& expected,
+                 double tolerance, const char* what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  double worst = 0;
+  size_t worst_at = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_EQ(std::isnan(actual[i]), std::isnan(expected[i]))
+        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
+    if (std::isnan(expected[i])) continue;
+    if (std::isinf(expected[i])) {
+      ASSERT_EQ(actual[i], expected[i]) << what << "[" << i << "]";
+      continue;
+    }
+    // Beyond 1, what counts is the rounding of the result itself.
+    const double error = std::abs(actual[i] - expected[i]) / std::max(1.0, std::abs(expected[i]));
+    if (error > worst) {
+      worst = error;
+      worst_at = i;
+    }
+  }
+  EXPECT_LE(worst, tolerance) << what << "[" << worst_at << "] is " << actual[worst_at]
+                              << ", expected " << expected[worst_at];
+}
+
+void ExpectMatchesReference(const Case& c) {
+  SCOPED_TRACE(Describe(c));
+  Call call(c);
+  std::vector<float> o, lse;
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  const ReferenceResult expected = call.Expected();
+  ExpectClose(o, expected.o, Tolerance(c), "o");
+  ExpectClose(lse, expected.lse, c.q == c.kv ? 1e-3 : 2e-2, "lse");
+}
+
+// (head dim, portable)
+class Prefill : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  Case Base(bool context, DType kv) const {
+    Case c;
+    c.context = context;
+    c.kv = kv;
+    c.q = kv == DType::kF16 ? DType::kF16 : DType::kBf16;
+    std::tie(c.head_dim, c.portable) = GetParam();
+    return c;
+  }
+};
+
+TEST_P(Prefill, NewTokensOfAnyNumber) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kBf16, DType::kF16}) {
+    Case c = Base(false, kv);
+    for (int32_t rows : {1, 63, 64, 65, 127, 128, 129, 300}) {
+      c.sequences = {{rows, rows}};
+      ExpectMatchesReference(c);
+    }
+    c.sequences = {{100, 100}, {1, 1}, {257, 257}, {40, 40}};
+    ExpectMatchesReference(c);
+  }
+}
+
+TEST_P(Prefill, NewTokensGroupsWindowsAndSlicesOfHeads) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t group : {1, 4, 16}) {
+    for (int64_t window : {0, 70, 200}) {
+      Case c = Base(false, DType::kBf16);
+      c.group = group;
+      c.kv_heads = 16 / group;
+      c.head_begin = 3;
+      c.head_count = 5;
+      c.sequences = {{290, 290, window}, {130, 130, window, false}, {33, 33}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, NewTokensWithQueriesOfAnyTypeAndSize) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kBf16, DType::kF16}) {
+    for (DType q : {DType::kF32, DType::kBf16, DType::kF16}) {
+      Case c = Base(false, kv);
+      c.q = q;
+      c.sequences = {{150, 150}};
+      ExpectMatchesReference(c);
+      if (q == DType::kF16) continue;
+      c.q_magnitude = 1e12f;
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, ResultsInSixteenBitsAndSoftCap) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType o : {DType::kBf16, DType::kF16}) {
+    for (float soft_cap : {0.0f, 2.0f}) {
+      Case c = Base(false, DType::kBf16);
+      c.o = o;
+      c.soft_cap = soft_cap;
+      c.sequences = {{200, 200}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, ContextOfEveryCacheType) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
+      Case c = Base(true, kv);
+      c.q = q;
+      c.scaled = true;
+      c.sequences = {{300, 70}, {0, 3}, {1, 1}, {555, 130}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, ContextInPagesOfEverySizeWithWindowsAndSoftCap) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t page_size : {16, 32, 64, 128}) {
+    for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+      Case c = Base(true, kv);
+      c.page_size = page_size;
+      c.soft_cap = page_size == 32 ? 3.0f : 0.0f;
+      c.sequences = {{700, 90, 150}, {333, 140, 64, false}, {90, 100}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, ContextInSeveralPasses) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int64_t workspace_slots : {128, 256, 640}) {
+    for (DType kv : {DType::kFp8E4M3, DType::kF16}) {
+      Case c = Base(true, kv);
+      c.workspace_slots = workspace_slots;
+      c.sequences = {{900, 150, -1, false}, {0, 5}, {700, 80, 300}, {120, 65}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+TEST_P(Prefill, OneBlockTakesAllItems) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t blocks : {1, 3}) {
+    Case c = Base(false, DType::kBf16);
+    c.blocks = blocks;
+    c.sequences = {{600, 600}, {257, 257}, {31, 31}};
+    ExpectMatchesReference(c);
+  }
+}
+
+TEST_P(Prefill, NewTokensAreMergedWithTheContext) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  Case c = Base(false, DType::kBf16);
+  c.sequences = {{200, 200}};
+  Call call(c);
+  const ReferenceResult part = call.Expected();
+  // Twice the same keys: the output stays, the LSE grows by log 2; a row without anything before
+  // keeps what the call gives.
+  std::vector<float> o(part.o.begin(), part.o.end()), lse(part.lse.begin(), part.lse.end());
+  std::vector<double> expected_lse = part.lse;
+  for (size_t i = 0; i < lse.size(); ++i) {
+    if (i % 3 == 0) {
+      lse[i] = EmptyLse<float>();
+      std::fill_n(o.begin() + i * c.head_dim, c.head_dim, 0.0f);
+    } else {
+      expected_lse[i] += std::log(2.0);
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse, /*accumulate=*/true));
+  ExpectClose(o, part.o, Tolerance(c), "o");
+  ExpectClose(lse, expected_lse, 1e-3, "lse");
+}
+
+TEST_P(Prefill, RepeatedLaunchesGiveTheSameBits) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  Case c = Base(true, DType::kFp8E4M3);
+  c.sequences = {{3000, 500}, {700, 300}};
+  Call call(c);
+  std::vector<float> o, lse, o_again, lse_again;
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_NO_FATAL_FAILURE(call.Run(&o_again, &lse_again));
+    ASSERT_EQ(o, o_again);
+    ASSERT_EQ(lse, lse_again);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, Prefill,
+                         ::testing::Combine(::testing::Values(64, 128, 256), ::testing::Bool()),
+                         [](const auto& param) {
+                           return "d" + std::to_string(std::get<0>(param.param)) +
+                                  (std::get<1>(param.param) ? "_portable" : "");
+                         });
+
+// What needs no GPU.
+
+PrefillShape SomeShape() {
+  PrefillShape shape;
+  shape.head_dim = 128;
+  shape.q_heads = shape.head_count = 8;
+  shape.kv_heads = 2;
+  return shape;
+}
+
+TEST(PrefillChoiceTest, FollowsTheCapability) {
+  const PrefillShape shape = SomeShape();
+  for (int32_t capability : {80, 86, 89, 100, 120}) {
+    EXPECT_EQ(ChoosePrefill({capability, 100}, shape).kind, PrefillKind::kMma) << capability;
+  }
+  EXPECT_EQ(ChoosePrefill({90, 132}, shape).kind, PrefillKind::kWgmma);
+  EXPECT_EQ(ChoosePrefill({90, 132}, shape, {.portable = true}).kind, PrefillKind::kMma);
+}
+
+TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {
+  PrefillShape shape = SomeShape();
+  const auto compute = [&](DType kv, DType q) {
+    shape.kv = kv;
+    shape.q = q;
+    return ChoosePrefill({90, 132}, shape).compute;
+  };
+  EXPECT_EQ(compute(DType::kBf16, DType::kF16), DType::kBf16);
+  EXPECT_EQ(compute(DType::kF16, DType::kBf16), DType::kF16);
+  EXPECT_EQ(compute(DType::kFp8E4M3, DType::kBf16), DType::kBf16);
+  EXPECT_EQ(compute(DType::kFp8E5M2, DType::kF32), DType::kF16);
+}
+
+TEST(PrefillChoiceTest, RefusesWhatNoKernelSupports) {
+  const auto message = [](auto change) {
+    PrefillShape shape = SomeShape();
+    change(shape);
+    return Validate(shape).message();
+  };
+  using ::testing::HasSubstr;
+  EXPECT_EQ(message([](PrefillShape&) {}), "");
+  EXPECT_THAT(message([](PrefillShape& s) { s.head_dim = 96; }), HasSubstr("head_dim: 96"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.q = DType::kFp8E4M3; }), HasSubstr("q_dtype"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.kv = DType::kFp8E4M3; }), HasSubstr("kv_dtype"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.head_begin = 1; }), HasSubstr("head_count"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.page_size = 24; }), HasSubstr("page_size: 24"));
+}
+
+// Every row tile and head exactly once, every block's chain ends, heaviest first.
+TEST(PrefillPlanTest, DealsEveryItemOnce) {
+  PrefillPlanShape shape;
+  shape.group = 4;
+  shape.head_count = 8;
+  shape.blocks = 5;
+  const std::vector<PrefillEntry> entries = {{0, 700, 0, 0, 700}, {700, 100, 0, 700, 100}};
+  std::vector<KeyRange> keys;
+  for (const PrefillEntry& entry : entries) {
+    for (int32_t row = 0; row < entry.row_count; ++row) keys.push_back({0, row + 1});
+  }
+  PrefillPlan plan;
+  PlanPrefillNewTokens(shape, entries, keys, &plan);
+  ASSERT_EQ(plan.passes.size(), 1u);
+  EXPECT_TRUE(plan.gathers.empty());
+  ASSERT_EQ(plan.items.size(), (6 + 1) * 8u);
+  std::vector<int> seen(plan.items.size());
+  std::vector<int64_t> loads;
+  for (int32_t block = 0; block < plan.passes[0].blocks; ++block) {
+    int64_t& load = loads.emplace_back();
+    int32_t previous = INT32_MAX;
+    for (int32_t index = block; index >= 0; index = plan.items[index].next) {
+      ++seen[index];
+      load += plan.items[index].key_end;
+      EXPECT_LE(plan.items[index].key_end, previous + 127);
+      previous = plan.items[index].key_end;
+    }
+  }
+  EXPECT_THAT(seen, ::testing::Each(1));
+  EXPECT_LE(*std::max_element(loads.begin(), loads.end()),
+            *std::min_element(loads.begin(), loads.end()) * 5 / 4);
+}
+
+TEST(PrefillPlanTest, ContextIsGatheredWithinTheWorkspace) {
+  PrefillPlanShape shape;
+  shape.blocks = 4;
+  shape.workspace_slots = 300;  // two gathers
+  const std::vector<PrefillEntry> entries = {{0, 2, 10}, {2, 1, 20}, {3, 1, 30}};
+  const std::vector<KeyRange> keys = {{200, 700}, {250, 650}, {0, 0}, {5, 90}};
+  PrefillPlan plan;
+  PlanPrefillContext(shape, entries, keys, &plan);
+  std::vector<int32_t> first_slots;
+  for (const PrefillPass& pass : plan.passes) {
+    EXPECT_LE(pass.gather_count, 2);
+    for (int32_t i = 0; i < pass.item_count; ++i) {
+      const PrefillItem& item = plan.items[pass.item_begin + i];
+      EXPECT_GE(item.key_row + item.key_begin, 0);
+      EXPECT_LE(item.key_row + item.key_limit, pass.gather_count * kGatherSlots);
+    }
+  }
+  for (const PrefillGather& gather : plan.gathers) {
+    if (gather.page_table != 10) continue;
+    first_slots.push_back(gather.first_slot);
+    EXPECT_EQ(gather.slot_begin, 200);
+    EXPECT_EQ(gather.slot_end, 700);
+  }
+  EXPECT_THAT(first_slots, ::testing::ElementsAre(128, 256, 384, 512, 640));
+  // Only the first item of a row writes; the row without keys has one, too.
+  std::vector<int> writes(4);
+  for (const PrefillItem& item : plan.items) {
+    for (int32_t i = 0; i < item.row_count; ++i) {
+      writes[item.row_begin + i] += item.accumulate == 0;
+    }
+  }
+  EXPECT_THAT(writes, ::testing::Each(1));
+}
+
+}  // namespace
+}  // namespace tributary::cuda
