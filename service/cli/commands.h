@@ -8,6 +8,7 @@
 namespace tributary::cli {
 
 std::unique_ptr<Command> MakeBench();
+std::unique_ptr<Command> MakeCheck();
 std::unique_ptr<Command> MakeDemo();
 std::unique_ptr<Command> MakeHealth();
 std::unique_ptr<Command> MakeStat();

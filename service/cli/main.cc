@@ -20,6 +20,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeDemo());
   commands.push_back(MakeBench());
   commands.push_back(MakeHealth());
+  commands.push_back(MakeCheck());
   commands.push_back(MakeTopology());
   commands.push_back(MakeStat());
   return commands;

@@ -41,7 +41,7 @@ Outcome RunProgram(const std::string& arguments) {
 TEST(Program, ExplainsItself) {
   const Outcome overview = RunProgram("help");
   EXPECT_EQ(overview.code, 0);
-  for (const std::string command : {"bench", "demo", "health", "stat", "topology"}) {
+  for (const std::string command : {"bench", "check", "demo", "health", "stat", "topology"}) {
     EXPECT_THAT(overview.out, HasSubstr("  " + command));
     const Outcome help = RunProgram("help " + command);
     EXPECT_EQ(help.code, 0);
@@ -64,7 +64,7 @@ TEST(Program, WrongUsageIsTwo) {
 
 TEST(Program, NobodyThereIsOne) {
   const std::string nowhere = "--target=unix:/tmp/tributary-nobody --timeout=100ms";
-  for (const std::string command : {"topology", "stat", "health", "bench"}) {
+  for (const std::string command : {"topology", "stat", "health", "check", "bench"}) {
     const Outcome outcome = RunProgram(command + " " + nowhere);
     EXPECT_EQ(outcome.code, 1) << command;
     EXPECT_THAT(outcome.out, HasSubstr("/tmp/tributary-nobody"));
@@ -87,10 +87,13 @@ TEST(Program, LooksAtAService) {
   const Outcome health = RunProgram("health" + target);
   EXPECT_EQ(health.code, 0) << health.out;
   EXPECT_THAT(health.out, HasSubstr("3 of 3 workers"));
+  const Outcome check = RunProgram("check" + target);
+  EXPECT_EQ(check.code, 0) << check.out;
+  EXPECT_THAT(check.out, HasSubstr("3 ranks, backend cpu"));
   const Outcome topology = RunProgram("topology --sequences" + target);
   EXPECT_EQ(topology.code, 0);
   EXPECT_THAT(topology.out, HasSubstr("3 of 3 workers"));
-  EXPECT_THAT(topology.out, HasSubstr("no caches")) << "bench has deleted its own";
+  EXPECT_THAT(topology.out, HasSubstr("no caches")) << "bench and check have deleted theirs";
   EXPECT_THAT(RunProgram("topology --json" + target).out, StartsWith("{"));
   const Outcome stat = RunProgram("stat" + target);
   EXPECT_EQ(stat.code, 0);
