@@ -29,6 +29,14 @@ def need(program):
     return path
 
 
+def need_tool(name):
+    """The path of a tool that tools.sh makes, or the test is skipped."""
+    path = TOOLS / name
+    if not path.exists():
+        raise unittest.SkipTest(f"{path} was not made: tests/deploy/tools.sh says why")
+    return path
+
+
 def run(*command, timeout=120, **options):
     """Runs a command to its end; its output (both streams) and exit code are in the result."""
     return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

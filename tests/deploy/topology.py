@@ -1,4 +1,4 @@
-"""Starts services of a compose file as plain processes of this machine.
+"""Starts the services of a compose file, or what amounts to them, as plain processes of this machine.
 
 A service's name and port stand for one free port of 127.0.0.1; everything else of its command is taken as it stands, so
 that what is tested is what a container would be given.
@@ -20,9 +20,10 @@ def seconds(duration):
 
 
 class Topology:
-    def __init__(self, services):
-        """`services`: of a resolved compose file, those to start."""
+    def __init__(self, services, aliases=None):
+        """`services`: as of a resolved compose file, those to start. `aliases`: {other name: service}."""
         self.services = services
+        self.aliases = {name: name for name in services} | (aliases or {})
         self.processes = {}
         self._ports = support.FreePorts()
         self._mapped = {}
@@ -34,20 +35,21 @@ class Topology:
             self._mapped[key] = self._ports.take()
         return self._mapped[key]
 
-    def local(self, service, words):
-        """A command of the service, for this machine."""
-        names = "|".join(re.escape(name) for name in [*self.services, *OWN_NAMES])
+    def translate(self, service, text):
+        """Text of the service (a word of a command, a settings file) with this machine's addresses in it."""
+        names = "|".join(re.escape(name) for name in [*self.aliases, *OWN_NAMES])
 
         def address(match):
-            owner = service if match[1] in OWN_NAMES else match[1]
+            owner = service if match[1] in OWN_NAMES else self.aliases[match[1]]
             return f"127.0.0.1:{self.port(owner, match[2])}"
 
-        def translate(word):
-            word = re.sub(rf"(?<![\w.-])({names}):(\d+)\b", address, word)
-            word = re.sub(r"(--metrics_port=)(\d+)", lambda m: f"{m[1]}{self.port(service, m[2])}", word)
-            return re.sub(rf"=({names})$", "=127.0.0.1", word)
+        text = re.sub(rf"(?<![\w.-])({names}):(\d+)\b", address, text)
+        text = re.sub(r"(metrics_port(?:=|: ))(\d+)", lambda m: f"{m[1]}{self.port(service, m[2])}", text)
+        return re.sub(rf"=({names})$", "=127.0.0.1", text)
 
-        local = [translate(word) for word in words]
+    def local(self, service, words):
+        """A command of the service, for this machine."""
+        local = [self.translate(service, word) for word in words]
         if local[0] in PROGRAMS:
             local[0] = str(support.BIN / local[0])
         return local
