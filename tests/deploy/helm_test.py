@@ -20,6 +20,11 @@ OPERATORS = ["monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v
 OWN_KINDS = {"ServiceMonitor", "PrometheusRule", "LeaderWorkerSet"}
 
 
+def setUpModule():
+    support.need_tool("render")
+    support.need_tool("venv/bin/kubernetes-validate")
+
+
 def render(*values, sets=(), apis=(), kubernetes=KUBERNETES[-1], text=None, notes=False):
     """(exit code, output) of the renderer."""
     words = [word for file in values for word in ("-f", file)]
