@@ -102,6 +102,19 @@ class File(unittest.TestCase):
                 self.assertIsNone(document)
                 self.assertIn(complaint, said)
 
+    def test_prometheus_takes_its_configuration(self):
+        config = yaml.safe_load((COMPOSE.parent / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+        self.assertEqual(config["rule_files"], ["/etc/prometheus/rules/*.yaml"])
+        mounts = self.services("metrics")["prometheus"]["volumes"]
+        rules = next(mount.split(":")[0] for mount in mounts if ":/etc/prometheus/rules:" in mount)
+        config["rule_files"] = [f"{rules}/*.yaml"]
+        with tempfile.NamedTemporaryFile("w", suffix=".yml") as local:
+            yaml.safe_dump(config, local)
+            local.flush()
+            result = support.run(support.need("promtool"), "check", "config", local.name)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertIn("SUCCESS: 1 rule files found", result.stdout)
+
     def test_yamllint(self):
         result = support.run(support.need("yamllint"), "--strict", COMPOSE, cwd=support.SOURCE)
         self.assertEqual(result.returncode, 0, result.stdout)
