@@ -238,6 +238,23 @@ class Group(unittest.TestCase):
         for component in ("coordinator", "test"):
             self.assertNotIn("nvidia.com/gpu", json.dumps(self.pods[component]["spec"]["containers"][0]["resources"]))
 
+    def test_workers_refuse_caches_before_they_are_killed(self):
+        for memory, limit in [("16Gi", 15461882265), ("500M", 450000000), ("1.5Gi", 1449551462)]:
+            documents = objects(CHART / "ci/cpu-values.yaml", sets=[f"worker.resources.limits.memory={memory}"])
+            self.assertEqual(self.worker_settings(documents)["memory_limit"], limit)
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.settings.memory_limit=1000000"])
+        self.assertEqual(self.worker_settings(documents)["memory_limit"], 1000000)
+        self.assertNotIn("memory_limit", self.worker_settings(self.documents), "a GPU's memory is not the pod's")
+
+    def test_workers_run_as_many_threads_as_they_have_cpus(self):
+        for key, cpus, threads in [("requests", "6", 6), ("requests", "2500m", 3), ("limits", "2", 2)]:
+            text = f'tls: {{insecure: true}}\nworker: {{resources: {{{key}: {{cpu: "{cpus}"}}}}}}\n'
+            self.assertEqual(self.worker_settings(objects(text=text))["threads"], threads)
+
+    @staticmethod
+    def worker_settings(documents):
+        return yaml.safe_load(by_kind(documents, "ConfigMap")["tributary"]["data"]["worker.yaml"])
+
     def test_nobody_but_the_coordinator_gets_its_key(self):
         for component in ("worker", "test"):
             sources = next(v for v in self.pods[component]["spec"]["volumes"] if v["name"] == "identity")
@@ -303,7 +320,9 @@ class Refused(unittest.TestCase):
             ("tls: {insecure: true, clientAuth: true, workerSecret: s}\n", "tls.clientAuth needs tls.enabled=true"),
             (tls % "clientAuth: true", "tls.workerSecret is empty"),
             (tls % "clientNames: [a]", "count only with tls.clientAuth=true"),
-            (ok + "auth: {tokenSecret: s}\n", "set auth.workerTokenSecret, or tls.clientAuth=true"),
+            (tls % "clientAuth: false" + "auth: {tokenSecret: s}\n",
+             "set auth.workerTokenSecret, or tls.clientAuth=true"),
+            (ok + "auth: {workerTokenSecret: s}\n", "auth: tokens are not sent in plain text"),
             (ok + "coordinator: {replicas: 2}\n", "coordinator.replicas must be 1"),
             (ok + "worker: {gpusPerPod: 2, backend: gpu}\n", "worker.gpusPerPod must be 1"),
             (ok + 'worker: {resources: {limits: {nvidia.com/gpu: "1"}}}\n', "set worker.backend=gpu"),

@@ -264,6 +264,20 @@ spec:
 {{- toYaml (mergeOverwrite $settings .Values.coordinator.settings) -}}
 {{- end -}}
 
+{{/* A quantity such as 16Gi in bytes. */}}
+{{- define "tributary.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
+                   "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := get $units (regexFind "[A-Za-z]*$" .) -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) ($unit | float64) | int64 -}}
+{{- end -}}
+
+{{/* A quantity of CPUs, such as 4 or 500m, in whole ones. */}}
+{{- define "tributary.cpus" -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- ceil (ternary (divf $number 1000) $number (hasSuffix "m" .)) | int -}}
+{{- end -}}
+
 {{- define "tributary.workerSettings" -}}
 {{- $settings := dict
   "coordinator" (printf "%s:%d" (include "tributary.registrationName" .) (.Values.grpc.workerPort | int))
@@ -274,6 +288,16 @@ spec:
   "log_format" .Values.logging.format
 -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
+{{- /* A worker that took the machine's memory for its own would be killed instead of refusing a cache. */ -}}
+{{- $memory := dig "limits" "memory" "" .Values.worker.resources -}}
+{{- if and $memory (eq .Values.worker.backend "cpu") -}}
+{{- $_ := set $settings "memory_limit" (mulf (include "tributary.bytes" $memory) 0.9 | int64) -}}
+{{- end -}}
+{{- /* By itself a worker would start a thread for every core of the node. */ -}}
+{{- $cpus := dig "limits" "cpu" (dig "requests" "cpu" "" .Values.worker.resources) .Values.worker.resources -}}
+{{- if and $cpus (eq .Values.worker.backend "cpu") -}}
+{{- $_ := set $settings "threads" (include "tributary.cpus" $cpus | int) -}}
+{{- end -}}
 {{- if .Values.tls.enabled }}{{ $_ := set $settings "coordinator_ca" "/etc/tributary/identity/ca.crt" }}{{ end -}}
 {{- if .Values.tls.workerSecret }}
 {{- $_ := set $settings "tls_cert" "/etc/tributary/identity/tls.crt" }}
