@@ -10,11 +10,12 @@
 namespace tributary::service {
 
 std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, CallContext call,
-                                                  int max_in_flight) {
+                                                  int max_in_flight,
+                                                  std::shared_ptr<CallQuota> quota) {
   auto cancelled = std::make_shared<std::atomic<bool>>(false);
   call.cancelled = cancelled;
-  std::shared_ptr<AttendStream> stream(
-      new AttendStream(coordinator, std::move(call), std::move(cancelled), max_in_flight));
+  std::shared_ptr<AttendStream> stream(new AttendStream(
+      coordinator, std::move(call), std::move(cancelled), max_in_flight, std::move(quota)));
   std::lock_guard lock(stream->mutex_);
   stream->self_ = stream;
   stream->ReadOn();
@@ -22,11 +23,13 @@ std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, Call
 }
 
 AttendStream::AttendStream(Coordinator* coordinator, CallContext call,
-                           std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight)
+                           std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight,
+                           std::shared_ptr<CallQuota> quota)
     : coordinator_(coordinator),
       call_(std::move(call)),
       cancelled_(std::move(cancelled)),
-      max_in_flight_(max_in_flight) {}
+      max_in_flight_(max_in_flight),
+      quota_(std::move(quota)) {}
 
 void AttendStream::Drain() {
   std::lock_guard lock(mutex_);
@@ -77,10 +80,12 @@ void AttendStream::OnReadDone(bool ok) {
 
 void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request) {
   const uint64_t id = request->request_id();
-  coordinator_->Attend(std::move(request), call_,
-                       [self = shared_from_this(), id](absl::StatusOr<v1::AttendReply> result) {
-                         self->Reply(id, std::move(result));
-                       });
+  absl::StatusOr<CallQuota::Admission> admission = quota_->Admit(call_.caller);
+  if (!admission.ok()) return Reply(id, admission.status());
+  coordinator_->Attend(
+      std::move(request), call_,
+      [self = shared_from_this(), id, held = *std::move(admission)](
+          absl::StatusOr<v1::AttendReply> result) { self->Reply(id, std::move(result)); });
 }
 
 void AttendStream::Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result) {

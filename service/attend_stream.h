@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "absl/container/flat_hash_set.h"
+#include "service/call_quota.h"
 #include "service/coordinator.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -20,14 +21,15 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
                            public std::enable_shared_from_this<AttendStream> {
  public:
   static std::shared_ptr<AttendStream> Begin(Coordinator* coordinator, CallContext call,
-                                             int max_in_flight);
+                                             int max_in_flight, std::shared_ptr<CallQuota> quota);
 
   // Ends the stream with UNAVAILABLE when the calls in flight are answered.
   void Drain();
 
  private:
   AttendStream(Coordinator* coordinator, CallContext call,
-               std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight);
+               std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight,
+               std::shared_ptr<CallQuota> quota);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -45,6 +47,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   const CallContext call_;
   const std::shared_ptr<std::atomic<bool>> cancelled_;
   const size_t max_in_flight_;
+  const std::shared_ptr<CallQuota> quota_;
 
   std::mutex mutex_;
   std::shared_ptr<AttendStream> self_;  // until OnDone

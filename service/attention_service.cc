@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "service/grpc_status.h"
+#include "worker/status_macros.h"
 
 namespace tributary::service {
 namespace {
@@ -21,6 +22,13 @@ std::chrono::steady_clock::time_point DeadlineOf(const grpc::CallbackServerConte
   return steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(left);
 }
 
+// What a method without results answers.
+template <typename Reply>
+absl::StatusOr<Reply> EmptyReply(const absl::Status& status) {
+  if (!status.ok()) return status;
+  return Reply();
+}
+
 // A unary call until its reply is sent.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
@@ -30,6 +38,14 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   }
 
   const CallContext& call() const { return call_; }
+
+  // Whether the caller may make this call now.
+  absl::Status Admit(const grpc::ServerContextBase& context, std::initializer_list<Role> roles,
+                     AccessControl& access, CallQuota& quota) {
+    TRIBUTARY_ASSIGN_OR_RETURN(call_.caller, access.Authorize(context, roles));
+    TRIBUTARY_ASSIGN_OR_RETURN(admission_, quota.Admit(call_.caller));
+    return absl::OkStatus();
+  }
 
   // The callback that ends this call with a result.
   template <typename Reply>
@@ -47,14 +63,40 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_;
+  CallQuota::Admission admission_;
+};
+
+// A stream that ends before it begins.
+class RefusedStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply> {
+ public:
+  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
 };
 
 }  // namespace
 
-AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream)
-    : coordinator_(coordinator), max_calls_per_stream_(max_calls_per_stream) {
+AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream,
+                                             std::shared_ptr<AccessControl> access,
+                                             std::shared_ptr<CallQuota> quota)
+    : coordinator_(coordinator),
+      max_calls_per_stream_(max_calls_per_stream),
+      access_(std::move(access)),
+      quota_(std::move(quota)) {
   SetMessageAllocatorFor_Append(&append_messages_);
   SetMessageAllocatorFor_Attend(&attend_messages_);
+}
+
+template <typename Reply, typename Begin>
+AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context,
+                                                             std::initializer_list<Role> roles,
+                                                             Reply* reply, const Begin& begin) {
+  auto* call = new UnaryCall(*context);
+  if (absl::Status refused = call->Admit(*context, roles, *access_, *quota_); !refused.ok()) {
+    call->Finish(ToGrpcStatus(refused));
+  } else {
+    begin(call->call(), call->ReplyInto(reply));
+  }
+  return call;
 }
 
 void AttentionServiceFront::DrainStreams() {
@@ -71,10 +113,13 @@ void AttentionServiceFront::DrainStreams() {
 
 grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFront::AttendStream(
     Context* context) {
+  absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});
+  if (!caller.ok()) return new RefusedStream(ToGrpcStatus(caller.status()));
   CallContext call;
   call.deadline = DeadlineOf(*context);
+  call.caller = *std::move(caller);
   const auto stream =
-      service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_);
+      service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_, quota_);
   std::unique_lock lock(mutex_);
   if (draining_) {
     lock.unlock();
@@ -88,88 +133,88 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
   return stream.get();
 }
 
+// ------------------------------------------------------------------------------ unary methods
+
 AttentionServiceFront::Reactor* AttentionServiceFront::CreateCache(
     Context* context, const v1::CreateCacheRequest* request, v1::CreateCacheReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->CreateCache(*request, call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
+    coordinator_->CreateCache(*request, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::DeleteCache(
     Context* context, const v1::DeleteCacheRequest* request, v1::DeleteCacheReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->DeleteCache(*request, call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient, Role::kAdmin}, reply, [&](const CallContext&, auto done) {
+    coordinator_->DeleteCache(*request, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::OpenSequence(
     Context* context, const v1::OpenSequenceRequest* request, v1::OpenSequenceReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->OpenSequence(*request, call->call(), call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->OpenSequence(*request, call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::ForkSequence(
     Context* context, const v1::ForkSequenceRequest* request, v1::ForkSequenceReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->ForkSequence(*request, call->call(), call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->ForkSequence(*request, call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::TruncateSequence(
     Context* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->TruncateSequence(*request, call->call(), call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->TruncateSequence(*request, call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::CloseSequence(
     Context* context, const v1::CloseSequenceRequest* request, v1::CloseSequenceReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->CloseSequence(*request, call->call(), call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->CloseSequence(*request, call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::Append(Context* context,
                                                               const v1::AppendRequest*,
                                                               v1::AppendReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->Append(decltype(append_messages_)::RequestOf(context), call->call(),
-                       call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->Append(decltype(append_messages_)::RequestOf(context), call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::Attend(Context* context,
                                                               const v1::AttendRequest*,
                                                               v1::AttendReply* reply) {
-  auto* call = new UnaryCall(*context);
-  coordinator_->Attend(decltype(attend_messages_)::RequestOf(context), call->call(),
-                       call->ReplyInto(reply));
-  return call;
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
+    coordinator_->Attend(decltype(attend_messages_)::RequestOf(context), call, std::move(done));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::GetTopology(
     Context* context, const v1::GetTopologyRequest* request, v1::GetTopologyReply* reply) {
-  auto* call = new UnaryCall(*context);
-  call->ReplyInto(reply)(coordinator_->GetTopology(*request));
-  return call;
+  return Serve(context, {Role::kClient, Role::kAdmin}, reply,
+               [&](const CallContext&, auto done) { done(coordinator_->GetTopology(*request)); });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::RegisterSharedMemory(
     Context* context, const v1::RegisterSharedMemoryRequest* request,
-    v1::RegisterSharedMemoryReply*) {
-  auto* call = new UnaryCall(*context);
-  call->Finish(ToGrpcStatus(coordinator_->RegisterSharedMemory(*request)));
-  return call;
+    v1::RegisterSharedMemoryReply* reply) {
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
+    done(EmptyReply<v1::RegisterSharedMemoryReply>(coordinator_->RegisterSharedMemory(*request)));
+  });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::UnregisterSharedMemory(
     Context* context, const v1::UnregisterSharedMemoryRequest* request,
-    v1::UnregisterSharedMemoryReply*) {
-  auto* call = new UnaryCall(*context);
-  call->Finish(ToGrpcStatus(coordinator_->UnregisterSharedMemory(*request)));
-  return call;
+    v1::UnregisterSharedMemoryReply* reply) {
+  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
+    done(EmptyReply<v1::UnregisterSharedMemoryReply>(
+        coordinator_->UnregisterSharedMemory(*request)));
+  });
 }
 
 }  // namespace tributary::service

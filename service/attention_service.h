@@ -3,11 +3,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "service/access_control.h"
 #include "service/attend_stream.h"
+#include "service/call_quota.h"
 #include "service/coordinator.h"
 #include "service/shared_request.h"
 #include "tributary/v1/attention.grpc.pb.h"
@@ -16,8 +19,9 @@ namespace tributary::service {
 
 class AttentionServiceFront final : public v1::AttentionService::CallbackService {
  public:
-  // The coordinator outlives the front.
-  AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream);
+  // The coordinator outlives the front. `quota` is of calls in flight, by caller.
+  AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream,
+                        std::shared_ptr<AccessControl> access, std::shared_ptr<CallQuota> quota);
 
   // Open streams end when their calls in flight are answered.
   void DrainStreams();
@@ -54,8 +58,16 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
                                   const v1::UnregisterSharedMemoryRequest* request,
                                   v1::UnregisterSharedMemoryReply* reply) override;
 
+  // Begins a unary call for a caller with one of `roles`: begin(call, done), where `done` takes the
+  // reply or why there is none.
+  template <typename Reply, typename Begin>
+  Reactor* Serve(Context* context, std::initializer_list<Role> roles, Reply* reply,
+                 const Begin& begin);
+
   Coordinator* const coordinator_;
   const int max_calls_per_stream_;
+  const std::shared_ptr<AccessControl> access_;
+  const std::shared_ptr<CallQuota> quota_;
   Allocator<v1::AppendRequest, v1::AppendReply> append_messages_;
   Allocator<v1::AttendRequest, v1::AttendReply> attend_messages_;
 

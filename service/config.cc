@@ -61,6 +61,31 @@ ABSL_FLAG(absl::Duration, batch_window, absl::ZeroDuration(),
 ABSL_FLAG(int32_t, pipeline_depth, 2, "Steps handed to the workers at a time.");
 ABSL_FLAG(int64_t, memory_limit_bytes, 0,
           "Most bytes the caches may take on embedded workers together; 0: no limit.");
+ABSL_FLAG(
+    int64_t, max_calls_per_client, 0,
+    "Calls one client may have in flight, by its token's or certificate's name; 0: no limit.");
+ABSL_FLAG(
+    std::vector<std::string>, shared_memory_prefixes, {},
+    "Names that shared memory objects of hosts must begin with, such as /tributary; empty: any "
+    "name.");
+ABSL_FLAG(std::string, tls_cert, "",
+          "PEM file with the server's certificate chain, for hosts and workers alike. Read again "
+          "when it changes, as are the next two. Empty: plain text.");
+ABSL_FLAG(std::string, tls_key, "", "PEM file with the certificate's key.");
+ABSL_FLAG(std::string, tls_client_ca, "",
+          "PEM file with the authorities of client certificates, which are then required (mTLS).");
+ABSL_FLAG(std::string, token_file, "",
+          "Bearer tokens, one a line: name role[,role] token; roles are client, worker and admin. "
+          "Read again when it changes.");
+ABSL_FLAG(std::vector<std::string>, client_san, {},
+          "Names in certificates (subject alternative names; *.suffix for one label) that may call "
+          "the API.");
+ABSL_FLAG(std::vector<std::string>, worker_san, {},
+          "Names in certificates that may register as workers.");
+ABSL_FLAG(std::vector<std::string>, admin_san, {},
+          "Names in certificates that may look at the service's state.");
+ABSL_FLAG(bool, insecure, false,
+          "Listen beyond this machine in plain text. Only where the network itself is trusted.");
 ABSL_FLAG(bool, reflection, true, "Offer gRPC server reflection.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error.");
 ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line.");
@@ -72,7 +97,8 @@ constexpr char kUsage[] =
     "Holds the sharded KV cache of language models and computes attention where it lies.\n"
     "Without flags: four workers as threads of this process, serving 127.0.0.1:7400.\n\n"
     "  tributary-coordinator --listen=unix:/run/tributary.sock --embedded_workers=4\n"
-    "  tributary-coordinator --listen=0.0.0.0:7400 --workers=4 --worker_listen=0.0.0.0:7402\n"
+    "  tributary-coordinator --listen=0.0.0.0:7400 --workers=4 --worker_listen=0.0.0.0:7402 \\\n"
+    "    --tls_cert=server.pem --tls_key=server.key --token_file=/etc/tributary/tokens\n"
     "  tributary-coordinator --config=/etc/tributary.yaml\n\n"
     "SIGTERM or SIGINT drains and exits 0; a second one exits at once. Exit code 2: bad settings.\n"
     "A setting in the --config file has the flag's name: `embedded_workers: 8`.";
@@ -175,6 +201,49 @@ absl::Status ReadListeners(Config* config) {
   return absl::OkStatus();
 }
 
+// Beyond this machine everybody could read the cache and write to it.
+absl::Status CheckReach(const Config& config, absl::string_view name, absl::string_view address) {
+  if (absl::GetFlag(FLAGS_insecure) || !config.tls.certificate.empty() ||
+      worker::IsLocalAddress(address)) {
+    return absl::OkStatus();
+  }
+  return worker::InvalidField(
+      name, absl::StrCat("'", address,
+                         "' is reached from beyond this machine; give tls_cert and tls_key, or "
+                         "insecure if the network is to be trusted"));
+}
+
+absl::Status ReadAccess(Config* config) {
+  config->tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
+                 .key = absl::GetFlag(FLAGS_tls_key),
+                 .authorities = absl::GetFlag(FLAGS_tls_client_ca)};
+  TRIBUTARY_RETURN_IF_ERROR(worker::CheckTlsFiles(config->tls, "tls_", "tls_client_ca"));
+  if (config->tls.certificate.empty() && !config->tls.authorities.empty()) {
+    return worker::InvalidField("tls_client_ca", "needs tls_cert and tls_key");
+  }
+  config->access = {.token_file = absl::GetFlag(FLAGS_token_file),
+                    .client_names = absl::GetFlag(FLAGS_client_san),
+                    .worker_names = absl::GetFlag(FLAGS_worker_san),
+                    .admin_names = absl::GetFlag(FLAGS_admin_san)};
+  const bool names = !config->access.client_names.empty() || !config->access.worker_names.empty() ||
+                     !config->access.admin_names.empty();
+  if (names && config->tls.authorities.empty()) {
+    return worker::InvalidField("tls_client_ca",
+                                "is missing: names in certificates count only when the "
+                                "certificates are checked");
+  }
+  TRIBUTARY_RETURN_IF_ERROR(AccessControl::Create(config->access).status());
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_calls_per_client,
+      AtLeast("max_calls_per_client", absl::GetFlag(FLAGS_max_calls_per_client), int64_t{0}));
+  config->shared_memory_prefixes = absl::GetFlag(FLAGS_shared_memory_prefixes);
+  for (const std::string& address : config->listen) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach(*config, "listen", address));
+  }
+  if (config->workers > 0) return CheckReach(*config, "worker_listen", config->worker_listen);
+  return absl::OkStatus();
+}
+
 absl::Status ReadTimeouts(Config* config) {
   TRIBUTARY_ASSIGN_OR_RETURN(config->step_timeout,
                              Positive("step_timeout", absl::GetFlag(FLAGS_step_timeout)));
@@ -255,6 +324,7 @@ absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   Config config;
   TRIBUTARY_RETURN_IF_ERROR(ReadListeners(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadWorkers(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadAccess(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadTimeouts(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLimits(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLogging(&config));

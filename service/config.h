@@ -10,7 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/exchange.h"
+#include "service/access_control.h"
 #include "service/log.h"
+#include "worker/rpc/tls.h"
 
 namespace tributary::service {
 
@@ -37,7 +39,11 @@ struct Config {
   std::chrono::microseconds batch_window{0};
   int32_t pipeline_depth = 0;
   int64_t memory_limit_bytes = 0;
+  int64_t max_calls_per_client = 0;
+  std::vector<std::string> shared_memory_prefixes;
   bool reflection = true;
+  worker::TlsFiles tls;
+  AccessOptions access;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
 };

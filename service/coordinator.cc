@@ -84,6 +84,7 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
                          std::shared_ptr<const Logger> log)
     : options_(std::move(options)),
       log_(std::move(log)),
+      regions_(options_.shared_memory_prefixes),
       group_(std::move(group)),
       commands_(group_.get()),
       batcher_(options_.batch) {}

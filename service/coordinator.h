@@ -50,12 +50,15 @@ struct CoordinatorOptions {
   // What a cache's backend is chosen from, in order of preference; of static life.
   std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
                                                            worker::RegisteredBackends().end()};
+  // What keys of shared memory objects must begin with, any of them; empty: no rule.
+  std::vector<std::string> shared_memory_prefixes;
   // Told when the service becomes able to serve and when it ceases to be.
   std::function<void(bool ready)> on_readiness;
 };
 
 // What a call brings besides its request.
 struct CallContext {
+  std::string caller;  // by what name it is known (service/access_control.h)
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   // Set when the caller is no longer interested. Before the call takes effect it is dropped;
   // afterwards only its result is.

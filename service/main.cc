@@ -65,6 +65,7 @@ CoordinatorOptions OptionsOf(const Config& config) {
   options.retry_delay = config.retry_delay;
   options.max_message_bytes = static_cast<size_t>(config.max_message_bytes);
   options.max_sequences = config.max_sequences;
+  options.shared_memory_prefixes = config.shared_memory_prefixes;
   return options;
 }
 
@@ -87,12 +88,17 @@ struct WorkerServer {
 };
 
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
-  auto group = CreateRemoteGroup(
-      {.size = config.workers, .strategy = config.exchange, .form_timeout = config.form_timeout});
+  // Its file was read a moment ago; should it have gone since, nobody registers.
+  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(config.access);
+  if (!access.ok()) return nullptr;
+  auto group = CreateRemoteGroup({.size = config.workers,
+                                  .strategy = config.exchange,
+                                  .form_timeout = config.form_timeout,
+                                  .access = *std::move(access)});
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   int port = 0;
-  builder.AddListeningPort(config.worker_listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(config.worker_listen, worker::ServerCredentialsFrom(config.tls), &port);
   group->AddTo(builder);
   workers->server = builder.BuildAndStart();
   if (workers->server == nullptr || port == 0) return nullptr;
@@ -135,6 +141,9 @@ int Serve(const Config& config) {
                        .max_message_bytes = static_cast<int>(config.max_message_bytes),
                        .max_calls_per_stream = config.max_calls_per_stream,
                        .reflection = config.reflection,
+                       .tls = config.tls,
+                       .access = config.access,
+                       .max_calls_per_client = config.max_calls_per_client,
                        .drain_settle = config.drain_settle},
                       &coordinator);
     if (!started.ok()) {

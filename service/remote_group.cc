@@ -707,10 +707,10 @@ void Core::SendToAll(const v1::CoordinatorMessage& message) {
   }
 }
 
-// Ends a stream that comes when none is wanted any more.
+// Ends a stream that is not wanted.
 class RefusedStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  RefusedStream() { Finish({grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"}); }
+  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
 };
 
@@ -741,8 +741,14 @@ class RemoteGroupImpl
  private:
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override {
+    if (const auto& access = core_->options().access; access != nullptr) {
+      const absl::Status allowed = access->Authorize(*context, {Role::kWorker}).status();
+      if (!allowed.ok()) return new RefusedStream(ToGrpcStatus(allowed));
+    }
     Stream stream;
-    if (!core_->Accept(context, &stream)) return new RefusedStream;
+    if (!core_->Accept(context, &stream)) {
+      return new RefusedStream({grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"});
+    }
     return stream.get();  // kept alive by itself
   }
 

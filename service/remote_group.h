@@ -19,6 +19,7 @@
 #include <string>
 
 #include "collective/exchange.h"
+#include "service/access_control.h"
 #include "service/worker_group.h"
 
 namespace grpc {
@@ -39,6 +40,8 @@ struct RemoteGroupOptions {
   std::chrono::milliseconds form_timeout{10'000};
   // Of one message either way. A command that is larger is RESOURCE_EXHAUSTED and breaks nothing.
   size_t max_message_bytes = size_t{1} << 30;
+  // Who may register (Role::kWorker). Null: whoever reaches the address.
+  std::shared_ptr<AccessControl> access;
 };
 
 class RemoteGroup : public WorkerGroup {

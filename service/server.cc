@@ -86,13 +86,13 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 };
 
 // Builds, or says which address is to blame.
-absl::StatusOr<std::unique_ptr<grpc::Server>> Build(grpc::ServerBuilder* builder,
-                                                    const std::vector<std::string>& listen,
-                                                    std::vector<std::string>* bound) {
+absl::StatusOr<std::unique_ptr<grpc::Server>> Build(
+    grpc::ServerBuilder* builder, const std::vector<std::string>& listen,
+    const std::shared_ptr<grpc::ServerCredentials>& credentials, std::vector<std::string>* bound) {
   std::vector<int> ports(listen.size(), 0);
   for (size_t i = 0; i < listen.size(); ++i) {
     if (absl::Status free = CheckFree(listen[i]); !free.ok()) return free;
-    builder->AddListeningPort(listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+    builder->AddListeningPort(listen[i], credentials, &ports[i]);
   }
   std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
   for (size_t i = 0; i < listen.size(); ++i) {
@@ -109,10 +109,12 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Build(grpc::ServerBuilder* builder
 
 class GrpcServer final : public Server {
  public:
-  GrpcServer(const ServerOptions& options, Coordinator* coordinator)
+  GrpcServer(const ServerOptions& options, Coordinator* coordinator,
+             std::shared_ptr<AccessControl> access)
       : settle_(options.drain_settle),
         coordinator_(coordinator),
-        front_(coordinator, options.max_calls_per_stream) {}
+        front_(coordinator, options.max_calls_per_stream, std::move(access),
+               CallQuota::Create(options.max_calls_per_client)) {}
   ~GrpcServer() override {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     if (admin_ != nullptr) admin_->Shutdown(std::chrono::system_clock::now());
@@ -158,7 +160,7 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
   builder.SetOption(std::make_unique<WithoutReflection>());
   // gRPC builds no server of default services alone; this one says UNIMPLEMENTED to all the rest.
   builder.RegisterCallbackGenericService(&nothing_);
-  auto built = Build(&builder, {listen}, &admin_addresses_);
+  auto built = Build(&builder, {listen}, grpc::InsecureServerCredentials(), &admin_addresses_);
   if (!built.ok()) return built.status();
   admin_ = *std::move(built);
   admin_->GetHealthCheckService()->SetServingStatus("liveness", true);
@@ -180,7 +182,8 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   // Replies are limited one by one; tensors with their shapes and lengths may be a little larger.
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&front_);
-  auto built = Build(&builder, options.listen, &addresses_);
+  auto built =
+      Build(&builder, options.listen, worker::ServerCredentialsFrom(options.tls), &addresses_);
   if (!built.ok()) return built.status();
   server_ = *std::move(built);
   return absl::OkStatus();
@@ -204,7 +207,12 @@ bool GrpcServer::Drain(Clock::time_point deadline) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       Coordinator* coordinator) {
-  auto server = std::make_unique<GrpcServer>(options, coordinator);
+  if (absl::Status s = worker::CheckTlsFiles(options.tls, "tls_", "tls_client_ca"); !s.ok()) {
+    return s;
+  }
+  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(options.access);
+  if (!access.ok()) return access.status();
+  auto server = std::make_unique<GrpcServer>(options, coordinator, *std::move(access));
   if (absl::Status started = server->StartAll(options); !started.ok()) return started;
   return server;
 }

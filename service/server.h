@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "service/access_control.h"
 #include "service/coordinator.h"
+#include "worker/rpc/tls.h"
 
 namespace tributary::service {
 
@@ -18,6 +20,10 @@ struct ServerOptions {
   int max_message_bytes = 64 << 20;
   int max_calls_per_stream = 256;
   bool reflection = true;
+  // Of all addresses but the admin server's, which carries health only and is plain text.
+  worker::TlsFiles tls;
+  AccessOptions access;
+  int64_t max_calls_per_client = 0;  // in flight; 0: no limit
   // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.
   std::chrono::milliseconds drain_settle{500};
 };
@@ -26,7 +32,8 @@ struct ServerOptions {
 // calls can be.
 class Server {
  public:
-  // UNAVAILABLE with a sentence when an address is in use or cannot be bound.
+  // UNAVAILABLE with a sentence when an address is in use or cannot be bound, INVALID_ARGUMENT
+  // naming the setting when a file of `tls` or `access` cannot be used.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        Coordinator* coordinator);
   virtual ~Server() = default;

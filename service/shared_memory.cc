@@ -5,12 +5,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "service/errors.h"
 #include "worker/errors.h"
 
@@ -85,13 +88,25 @@ absl::Status CheckName(absl::string_view field, absl::string_view name) {
   return absl::OkStatus();
 }
 
-absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
-                                                  uint64_t offset, uint64_t byte_size) {
-  if (absl::Status status = CheckName("name", name); !status.ok()) return status;
+absl::Status SharedMemoryRegistry::CheckKey(const std::string& key) const {
   if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
       key.find('\0') != std::string::npos) {
     return worker::InvalidField("system.key", "must be '/' and a name without further '/'");
   }
+  const bool allowed =
+      prefixes_.empty() || std::any_of(prefixes_.begin(), prefixes_.end(), [&](const auto& prefix) {
+        return absl::StartsWith(key, prefix);
+      });
+  if (allowed) return absl::OkStatus();
+  return worker::FieldError(
+      absl::StatusCode::kPermissionDenied, "system.key",
+      absl::StrCat("'", key, "' must begin with ", absl::StrJoin(prefixes_, " or ")));
+}
+
+absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
+                                                  uint64_t offset, uint64_t byte_size) {
+  if (absl::Status status = CheckName("name", name); !status.ok()) return status;
+  if (absl::Status status = CheckKey(key); !status.ok()) return status;
   if (byte_size == 0) return worker::InvalidField("byte_size", "must be > 0");
   if (offset + byte_size < offset) {
     return worker::InvalidField("system.offset", "offset + byte_size leaves 64 bits");

@@ -6,6 +6,8 @@
 #include <memory>
 #include <shared_mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -23,8 +25,12 @@ struct RegionBytes {
 // Thread safe.
 class SharedMemoryRegistry {
  public:
+  // Only objects whose key begins with one of `prefixes` may be mapped; any when there is none.
+  explicit SharedMemoryRegistry(std::vector<std::string> prefixes = {})
+      : prefixes_(std::move(prefixes)) {}
+
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
-  // OK.
+  // OK. PERMISSION_DENIED when no prefix allows the key.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);
   absl::Status Unregister(const std::string& name);
@@ -36,6 +42,9 @@ class SharedMemoryRegistry {
  private:
   class Region;
 
+  absl::Status CheckKey(const std::string& key) const;
+
+  const std::vector<std::string> prefixes_;
   mutable std::shared_mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<const Region>> regions_;
 };

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "service/cli/bench_report.h"
 #include "service/cli/commands.h"
+#include "service/cli/connect_flags.h"
 #include "service/cli/embedded_service.h"
 #include "service/cli/load.h"
 #include "service/cli/progress.h"
@@ -63,8 +64,9 @@ class Bench final : public Command {
            "--sequences=64\n";
   }
   void AddFlags(FlagSet& flags) override {
-    flags.Add("target", &load_.target,
-              "host:port or unix:/path of a running service; empty: an embedded one");
+    AddConnectFlags(flags, &load_.target,
+                    "host:port or unix:/path of a running service; empty: an embedded one",
+                    &load_.security);
     flags.Add("workers", &embedded_.workers, "workers of the embedded service");
     flags.Add("threads", &embedded_.threads,
               "CPU threads of the embedded service's workers together; 0: all");

@@ -9,6 +9,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "service/cli/commands.h"
+#include "service/cli/connect_flags.h"
 #include "service/cli/health_check.h"
 #include "service/cli/table.h"
 #include "service/cli/terminal.h"
@@ -31,7 +32,8 @@ class Health final : public Command {
     flags.Add("admin", &admin_,
               absl::StrCat("the coordinator's --admin_listen. Default, without --target: ",
                            kDefaultAdmin));
-    flags.Add("target", &target_, "host:port or unix:/path of the service, to ask it as hosts do");
+    AddConnectFlags(flags, &target_,
+                    "host:port or unix:/path of the service, to ask it as hosts do", &security_);
     flags.Add("timeout", &timeout_, "how long to wait for an answer");
   }
 
@@ -56,8 +58,8 @@ class Health final : public Command {
   }
 
   void AskService() {
-    const auto client =
-        client::Client::Connect({.target = target_, .timeout = timeout(), .max_attempts = 1});
+    const auto client = client::Client::Connect(
+        {.target = target_, .security = security_, .timeout = timeout(), .max_attempts = 1});
     if (!client.ok()) {
       Add("liveness", target_, false, std::string(client.status().message()));
       return Add("readiness", target_, false, "");
@@ -83,6 +85,7 @@ class Health final : public Command {
 
   std::string admin_;
   std::string target_;
+  worker::ChannelSecurity security_;
   absl::Duration timeout_ = absl::Seconds(3);
   const Style style_ = Style::For(stdout);
   Table table_{{{"CHECK"}, {"WHERE"}, {"STATE"}, {"NOTE"}}};

@@ -254,6 +254,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Client>>> ConnectAll(const LoadOption
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < options.connections; ++i) {
     auto client = Client::Connect({.target = options.target,
+                                   .security = options.security,
                                    .timeout = options.timeout,
                                    .shared_memory_bytes = options.shared_memory_bytes});
     if (!client.ok()) return client.status();

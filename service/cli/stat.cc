@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "service/cli/commands.h"
+#include "service/cli/connect_flags.h"
 #include "service/cli/report.h"
 #include "service/client/client.h"
 
@@ -28,15 +29,16 @@ class Stat final : public Command {
            "until interrupted (or --lines were printed).\n";
   }
   void AddFlags(FlagSet& flags) override {
-    flags.Add("target", &target_, "host:port or unix:/path of the service");
+    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
     flags.Add("watch", &watch_, "print rates at this interval, 1s for example; 0: totals, once");
     flags.Add("lines", &lines_, "with --watch: stop after so many lines; 0: never");
     flags.Add("timeout", &timeout_, "how long to wait for the service");
   }
 
   int Run() override {
-    auto client = client::Client::Connect(
-        {.target = target_, .timeout = absl::ToChronoMilliseconds(timeout_)});
+    auto client = client::Client::Connect({.target = target_,
+                                           .security = security_,
+                                           .timeout = absl::ToChronoMilliseconds(timeout_)});
     if (!client.ok()) return Fail(name(), std::string(client.status().message()));
     const auto first = (*client)->GetTopology({});
     if (!first.ok()) return Fail(name(), first.status().ToString());
@@ -65,6 +67,7 @@ class Stat final : public Command {
   }
 
   std::string target_ = kDefaultTarget;
+  worker::ChannelSecurity security_;
   absl::Duration watch_ = absl::ZeroDuration();
   int32_t lines_ = 0;
   absl::Duration timeout_ = absl::Seconds(5);

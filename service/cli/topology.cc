@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "google/protobuf/util/json_util.h"
 #include "service/cli/commands.h"
+#include "service/cli/connect_flags.h"
 #include "service/cli/report.h"
 #include "service/client/client.h"
 
@@ -22,7 +23,7 @@ class Topology final : public Command {
            "how many tokens of each sequence lie on which rank.\n";
   }
   void AddFlags(FlagSet& flags) override {
-    flags.Add("target", &target_, "host:port or unix:/path of the service");
+    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
     flags.Add("cache", &cache_, "only this cache");
     flags.Add("sequences", &sequences_, "list sequences too");
     flags.Add("max_sequences", &max_sequences_, "list no more of each cache");
@@ -31,8 +32,9 @@ class Topology final : public Command {
   }
 
   int Run() override {
-    const auto client = client::Client::Connect(
-        {.target = target_, .timeout = absl::ToChronoMilliseconds(timeout_)});
+    const auto client = client::Client::Connect({.target = target_,
+                                                 .security = security_,
+                                                 .timeout = absl::ToChronoMilliseconds(timeout_)});
     if (!client.ok()) return Fail(name(), std::string(client.status().message()));
     v1::GetTopologyRequest request;
     request.set_cache_id(cache_);
@@ -58,6 +60,7 @@ class Topology final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
+  worker::ChannelSecurity security_;
   std::string cache_;
   bool sequences_ = false;
   int32_t max_sequences_ = 100;

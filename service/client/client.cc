@@ -10,8 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 #include "service/client/attend_message.h"
 #include "service/client/attend_pipe.h"
 #include "service/client/region_pool.h"
@@ -33,7 +31,7 @@ constexpr size_t kMessageSlack = size_t{1} << 20;
 constexpr int kReconnectMs = 50;
 constexpr int kMostReconnectMs = 1'000;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const ConnectOptions& options) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options) {
   grpc::ChannelArguments arguments;
   service::SetClientKeepalive(arguments);
   const int limit =
@@ -47,7 +45,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const ConnectOptions& options) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
   // Two clients of one process have a connection each.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), arguments);
+  return worker::DialSecurely(options.target, options.security, arguments);
 }
 
 absl::Status CheckOptions(const ConnectOptions& options) {
@@ -66,9 +64,9 @@ uint64_t RandomId() {
 
 class GrpcClient final : public Client {
  public:
-  explicit GrpcClient(const ConnectOptions& options)
+  GrpcClient(const ConnectOptions& options, std::shared_ptr<grpc::Channel> channel)
       : options_(options),
-        channel_(MakeChannel(options)),
+        channel_(std::move(channel)),
         stub_(v1::AttentionService::NewStub(channel_)),
         regions_(stub_.get(), options.shared_memory_bytes),
         pipe_(stub_.get(), &regions_,
@@ -241,7 +239,9 @@ class GrpcClient final : public Client {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
-  auto client = std::make_unique<GrpcClient>(options);
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(options);
+  if (!channel.ok()) return channel.status();
+  auto client = std::make_unique<GrpcClient>(options, *std::move(channel));
   if (absl::Status status = client->Start(); !status.ok()) return status;
   return client;
 }

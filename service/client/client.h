@@ -21,11 +21,14 @@
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "tributary/v1/attention.pb.h"
+#include "worker/rpc/channel_security.h"
 
 namespace tributary::client {
 
 struct ConnectOptions {
   std::string target;  // "host:port" or "unix:/path"
+  // How the service is known and how this client proves itself; plain text by default.
+  worker::ChannelSecurity security;
   // Every call's deadline, retries included.
   std::chrono::milliseconds timeout{30'000};
   // > 0: tensors travel through a shared memory region of this size, registered with the service.
@@ -82,7 +85,8 @@ struct AppendCall {
 
 class Client {
  public:
-  // Fails with UNAVAILABLE when nobody answers within the timeout.
+  // Fails with UNAVAILABLE when nobody answers within the timeout (also when one side does not
+  // believe the other's certificate), with INVALID_ARGUMENT naming a field of the options.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectOptions& options);
   virtual ~Client() = default;
 

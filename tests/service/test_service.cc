@@ -43,12 +43,12 @@ TestService::TestService(Options options, std::unique_ptr<WorkerGroup> group) {
   options.coordinator.on_readiness = [this](bool ready) { SetReady(ready); };
   coordinator_ =
       std::make_unique<Coordinator>(options.coordinator, std::move(group), QuietLogger());
-  auto server =
-      Server::Start({.listen = {"unix:" + directory_.File("service.sock")},
-                     .admin_listen = "unix:" + directory_.File("admin.sock"),
-                     .max_message_bytes = static_cast<int>(options.coordinator.max_message_bytes),
-                     .max_calls_per_stream = options.max_calls_per_stream},
-                    coordinator_.get());
+  ServerOptions server_options = options.server;
+  server_options.listen = {"unix:" + directory_.File("service.sock")};
+  server_options.admin_listen = "unix:" + directory_.File("admin.sock");
+  server_options.max_message_bytes = static_cast<int>(options.coordinator.max_message_bytes);
+  server_options.max_calls_per_stream = options.max_calls_per_stream;
+  auto server = Server::Start(server_options, coordinator_.get());
   if (!server.ok()) ADD_FAILURE() << server.status();
   {
     std::lock_guard lock(mutex_);

@@ -26,6 +26,8 @@ class TestService {
     int workers = 4;
     CoordinatorOptions coordinator;
     int max_calls_per_stream = 256;
+    // How callers are let in; addresses and what is stated above are filled in.
+    ServerOptions server;
   };
 
   explicit TestService(Options options);

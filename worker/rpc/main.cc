@@ -50,6 +50,13 @@ ABSL_FLAG(absl::Duration, reconnect_min, absl::Milliseconds(100),
 ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5), "longest pause");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
           "on SIGTERM: how long to wait for the coordinator to let this worker go");
+ABSL_FLAG(std::string, coordinator_ca, "",
+          "PEM file with the authorities of the coordinator's certificate; empty: plain text");
+ABSL_FLAG(std::string, tls_cert, "",
+          "PEM file with this worker's certificate chain, for coordinators that ask for one");
+ABSL_FLAG(std::string, tls_key, "", "PEM file with the certificate's key");
+ABSL_FLAG(std::string, token_file, "",
+          "file whose first line is the bearer token to show the coordinator");
 ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
           "largest message from and to the coordinator");
 
@@ -150,6 +157,10 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (options.coordinator.empty()) {
     return absl::InvalidArgumentError("--coordinator: must be given");
   }
+  options.security = {.tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
+                              .key = absl::GetFlag(FLAGS_tls_key),
+                              .authorities = absl::GetFlag(FLAGS_coordinator_ca)},
+                      .token_file = absl::GetFlag(FLAGS_token_file)};
   options.session.host = absl::GetFlag(FLAGS_host);
   const int rank = absl::GetFlag(FLAGS_rank);
   if (rank < -1) return absl::InvalidArgumentError("--rank: must be >= -1");

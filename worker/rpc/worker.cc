@@ -1,8 +1,5 @@
 #include "worker/rpc/worker.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -19,15 +16,14 @@ uint64_t RandomId() {
   return id == 0 ? 1 : id;
 }
 
-std::shared_ptr<grpc::Channel> Dial(const WorkerOptions& options) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const WorkerOptions& options) {
   grpc::ChannelArguments arguments;
   const int limit = static_cast<int>(std::min<size_t>(options.max_message_bytes, INT32_MAX));
   arguments.SetMaxReceiveMessageSize(limit);
   arguments.SetMaxSendMessageSize(limit);
   // Every attempt starts from nothing: the channel's own back-off would come on top of ours.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(options.coordinator, grpc::InsecureChannelCredentials(),
-                                   arguments);
+  return DialSecurely(options.coordinator, options.security, arguments);
 }
 
 }  // namespace
@@ -51,8 +47,18 @@ absl::Status Worker::Run() {
   std::mt19937_64 random(identity_.instance_id);
   std::uniform_real_distribution<double> uniform(0, 1);
   int attempt = 0;
+  bool dialled = false;
   while (const std::shared_ptr<Session> session = BeginSession()) {
-    const Session::End end = session->Run(Dial(options_));
+    const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Dial(options_);
+    if (!channel.ok()) {
+      // Files that were good at the start may be on their way to be replaced.
+      Log(absl::StrCat("cannot dial: ", channel.status().message()));
+      if (attempt == 0 && !dialled) return channel.status();
+      Pause(ReconnectPause(options_, attempt++, uniform(random)));
+      continue;
+    }
+    dialled = true;
+    const Session::End end = session->Run(*channel);
     if (end.welcomed) attempt = 0;
     const bool refused = end.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
     Log(absl::StrCat(refused ? "refused: " : "session over: ",

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "worker/rpc/channel_security.h"
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session.h"
@@ -18,6 +19,7 @@ namespace tributary::worker {
 struct WorkerOptions {
   SessionOptions session;
   std::string coordinator;  // "host:port" or "unix:/path"
+  ChannelSecurity security;
   int threads = 1;          // that compute; >= 1
   size_t memory_limit = 0;  // bytes of shards; 0: the machine's
   // Between attempts to reach the coordinator: the first pause, which then grows up to the second.

@@ -1,0 +1,87 @@
+// Who may call what.
+//
+// A caller is known by a bearer token (a file lists them) or by the names in the certificate that
+// it showed (mTLS), and has roles. Every method asks for one. When neither tokens nor names are
+// configured every caller may do everything: the address to listen at is then what protects the
+// service.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tributary::service {
+
+enum class Role : uint8_t {
+  kClient,  // a model host: caches, sequences, attention
+  kWorker,  // registers as a worker
+  kAdmin,   // looks at the service's state
+};
+
+const char* Name(Role role);
+bool Parse(absl::string_view name, Role* role);
+
+class RoleSet {
+ public:
+  void Add(Role role) { bits_ |= Bit(role); }
+  bool Has(Role role) const { return (bits_ & Bit(role)) != 0; }
+  bool empty() const { return bits_ == 0; }
+
+ private:
+  static uint32_t Bit(Role role) { return 1u << static_cast<uint32_t>(role); }
+  uint32_t bits_ = 0;
+};
+
+// One line of the token file.
+struct TokenEntry {
+  std::string name;  // of the caller, for limits and logs
+  RoleSet roles;
+  std::string token;
+};
+
+// Reads lines `name role[,role] token`; '#' begins a comment. INVALID_ARGUMENT names the line, and
+// never shows a token.
+absl::StatusOr<std::vector<TokenEntry>> ParseTokens(absl::string_view text);
+
+// Names in certificates: exact, or "*.suffix", which stands for one label, as in certificates.
+bool MatchesName(absl::string_view pattern, absl::string_view name);
+
+struct AccessOptions {
+  std::string token_file;  // empty: none
+  // Subject alternative names that have a role.
+  std::vector<std::string> client_names;
+  std::vector<std::string> worker_names;
+  std::vector<std::string> admin_names;
+};
+
+// What a caller showed.
+struct Presented {
+  std::string token;               // empty: none
+  std::vector<std::string> names;  // of its verified certificate
+};
+
+// Thread safe.
+class AccessControl {
+ public:
+  // INVALID_ARGUMENT ("token_file") when the file cannot be used.
+  static absl::StatusOr<std::shared_ptr<AccessControl>> Create(const AccessOptions& options);
+  virtual ~AccessControl() = default;
+
+  // The caller's name ("anonymous" when it showed nothing and needs nothing). UNAUTHENTICATED when
+  // it showed nothing that is known here, PERMISSION_DENIED when what it showed has other roles
+  // than any of `roles`.
+  virtual absl::StatusOr<std::string> Authorize(const Presented& presented,
+                                                std::initializer_list<Role> roles) = 0;
+
+  absl::StatusOr<std::string> Authorize(const grpc::ServerContextBase& context,
+                                        std::initializer_list<Role> roles);
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,35 @@
+// How many calls each caller may have in flight, so that one cannot take the service from others.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+
+namespace tributary::service {
+
+// Thread safe.
+class CallQuota : public std::enable_shared_from_this<CallQuota> {
+ public:
+  // Held as long as the call is in flight.
+  using Admission = std::shared_ptr<const void>;
+
+  // 0: no limit.
+  static std::shared_ptr<CallQuota> Create(int64_t most_per_caller);
+
+  // RESOURCE_EXHAUSTED when the caller has as many in flight as it may.
+  absl::StatusOr<Admission> Admit(const std::string& caller);
+
+ private:
+  explicit CallQuota(int64_t most_per_caller) : most_(most_per_caller) {}
+  void Leave(const std::string& caller);
+
+  const int64_t most_;
+  std::mutex mutex_;
+  absl::flat_hash_map<std::string, int64_t> in_flight_;  // of callers that have any
+};
+
+}  // namespace tributary::service

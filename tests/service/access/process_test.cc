@@ -1,0 +1,186 @@
+// Coordinator, workers and command line with tokens and certificates, as processes.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "service/client/client.h"
+#include "tests/fault/programs.h"
+#include "tests/service/access/certificates.h"
+
+namespace tributary::test {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr seconds kPatience{60};
+
+class AccessProcess : public ::testing::Test {
+ protected:
+  AccessProcess() {
+    Write("tokens",
+          "model client 0123456789abcdef-model\n"
+          "ranks worker 0123456789abcdef-worker\n"
+          "ops admin 0123456789abcdef-ops\n");
+    Write("model.token", "0123456789abcdef-model\n");
+    Write("worker.token", "0123456789abcdef-worker\n");
+    Write("ops.token", "0123456789abcdef-ops\n");
+  }
+
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_.File(name)) << text;
+  }
+  std::string File(const std::string& name) const { return directory_.File(name); }
+
+  // A coordinator of `workers` with a certificate and the tokens.
+  void Serve(int workers, std::vector<std::string> more = {}) {
+    const worker::TlsFiles files = authority_.Issue("coordinator");
+    more.insert(more.end(), {"--tls_cert=" + files.certificate, "--tls_key=" + files.key});
+    coordinator_ = StartCoordinator(directory_, workers, more);
+  }
+  std::vector<std::string> WorkerFlags(const std::string& token) const {
+    return {"--coordinator_ca=" + authority_.file(), "--token_file=" + File(token)};
+  }
+  client::ConnectOptions ClientOptions(const std::string& token) const {
+    client::ConnectOptions options{.target = PublicAddress(directory_)};
+    options.security.tls.authorities = authority_.file();
+    if (!token.empty()) options.security.token_file = File(token);
+    return options;
+  }
+  // Whether the group is seen to be ready, as the operator.
+  bool WaitReady() {
+    const auto client = client::Client::Connect(ClientOptions("ops.token"));
+    if (!client.ok()) return false;
+    return Eventually(kPatience, [&] {
+      const auto topology = (*client)->GetTopology({});
+      return topology.ok() && topology->state() == v1::GROUP_STATE_READY;
+    });
+  }
+
+  const TemporaryDirectory directory_;
+  Authority authority_;
+  std::unique_ptr<ChildProcess> coordinator_;
+};
+
+TEST_F(AccessProcess, RolesAreKeptApartByTokens) {
+  Serve(2, {"--token_file=" + File("tokens")});
+  const auto first =
+      StartWorker(directory_, WorkerAddress(directory_), 0, WorkerFlags("worker.token"));
+  // A host's token is not a worker's.
+  const auto impostor =
+      StartWorker(directory_, WorkerAddress(directory_), 1, WorkerFlags("model.token"));
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return impostor->Log().find("does not have the role worker") != std::string::npos;
+  }));
+  const auto second =
+      StartWorker(directory_, WorkerAddress(directory_), 1, WorkerFlags("worker.token"));
+  ASSERT_TRUE(WaitReady());
+
+  v1::CacheSpec spec;
+  spec.set_layers(1);
+  spec.set_q_heads(2);
+  spec.set_kv_heads(1);
+  spec.set_head_dim(64);
+  spec.set_capacity_tokens(1'024);
+  const auto as = [&](const std::string& token) {
+    client::ConnectOptions options = ClientOptions(token);
+    options.max_attempts = 1;
+    const auto client = client::Client::Connect(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return (*client)->CreateCache("m", spec).status().code();
+  };
+  EXPECT_EQ(as("ops.token"), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(as("worker.token"), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(as(""), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(as("model.token"), absl::StatusCode::kOk);
+
+  // A token that is taken away works no longer; the others do.
+  Write("tokens",
+        "ranks worker 0123456789abcdef-worker\n"
+        "ops admin 0123456789abcdef-ops\n");
+  EXPECT_TRUE(Eventually(kPatience,
+                         [&] { return as("model.token") == absl::StatusCode::kUnauthenticated; }));
+  EXPECT_TRUE(WaitReady());
+}
+
+TEST_F(AccessProcess, AWorkerIsKnownByTheNameInItsCertificate) {
+  Serve(1, {"--tls_client_ca=" + authority_.file(), "--worker_san=*.workers.example",
+            "--admin_san=ops.example"});
+  const auto flags = [&](const std::string& name) -> std::vector<std::string> {
+    const worker::TlsFiles files = authority_.Issue(name, {{name}});
+    return {"--coordinator_ca=" + authority_.file(), "--tls_cert=" + files.certificate,
+            "--tls_key=" + files.key};
+  };
+  {
+    const auto impostor =
+        StartWorker(directory_, WorkerAddress(directory_), 0, flags("ops.example"));
+    EXPECT_TRUE(Eventually(kPatience, [&] {
+      return impostor->Log().find("does not have the role worker") != std::string::npos;
+    }));
+  }
+  const auto worker =
+      StartWorker(directory_, WorkerAddress(directory_), 0, flags("w0.workers.example"));
+  client::ConnectOptions options = ClientOptions("");
+  const worker::TlsFiles ops = authority_.Issue("ops", {{"ops.example"}});
+  options.security.tls.certificate = ops.certificate;
+  options.security.tls.key = ops.key;
+  const auto client = client::Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    const auto topology = (*client)->GetTopology({});
+    return topology.ok() && topology->state() == v1::GROUP_STATE_READY;
+  }));
+}
+
+TEST_F(AccessProcess, TheCommandLineShowsItsToken) {
+  Serve(1, {"--token_file=" + File("tokens")});
+  const auto worker =
+      StartWorker(directory_, WorkerAddress(directory_), 0, WorkerFlags("worker.token"));
+  ASSERT_TRUE(WaitReady());
+  const auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {TRIBUTARY_CLI_PROGRAM, "topology", "--target=" + PublicAddress(directory_),
+                  "--tls_ca=" + authority_.file()});
+    return ChildProcess(std::move(flags), directory_.File("cli.log")).Wait(kPatience);
+  };
+  EXPECT_EQ(run({"--token_file=" + File("ops.token")}), 0);
+  EXPECT_NE(run({}), 0);
+  EXPECT_THAT(ReadWholeFile(directory_.File("cli.log")), HasSubstr("no token"));
+}
+
+struct Refused {
+  const char* field;
+  std::vector<std::string> flags;
+};
+
+class RefusedSettings : public AccessProcess, public ::testing::WithParamInterface<Refused> {};
+
+TEST_P(RefusedSettings, EndWithCode2AndTheSettingsName) {
+  const auto process = StartCoordinator(directory_, 1, GetParam().flags);
+  EXPECT_EQ(process->Wait(kPatience), 2);
+  EXPECT_THAT(process->Log(), HasSubstr(GetParam().field));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings, RefusedSettings,
+    ::testing::Values(Refused{"listen", {"--listen=0.0.0.0:0"}},
+                      Refused{"worker_listen", {"--worker_listen=[::]:0"}},
+                      Refused{"tls_key", {"--tls_cert=/nowhere.pem"}},
+                      Refused{"tls_cert", {"--tls_cert=/nowhere.pem", "--tls_key=/nowhere.key"}},
+                      Refused{"tls_client_ca", {"--tls_client_ca=/nowhere.pem"}},
+                      Refused{"tls_client_ca", {"--worker_san=w.example"}},
+                      Refused{"token_file", {"--token_file=/nowhere"}}));
+
+TEST_F(AccessProcess, BeyondThisMachineInPlainTextOnlyWhenAskedTo) {
+  const auto process =
+      StartCoordinator(directory_, 0, {"--listen=0.0.0.0:0", "--insecure", "--embedded_workers=1"});
+  EXPECT_TRUE(
+      Eventually(kPatience, [&] { return process->Log().find("listening") != std::string::npos; }));
+  process->Signal(SIGTERM);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+}
+
+}  // namespace
+}  // namespace tributary::test
