@@ -1,11 +1,13 @@
 // Servers that speak TLS: who gets in, who does not, and certificates that rotate under load.
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -148,13 +150,13 @@ TEST_F(TlsTest, ReflectionThatIsOffIsNotThere) {
   const auto channel = Dial(Trusting());
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + seconds(20));
-  grpc::internal::RpcMethod method("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                                   grpc::internal::RpcMethod::NORMAL_RPC);
-  v1::GetTopologyRequest request;
+  grpc::TemplatedGenericStub<v1::GetTopologyRequest, v1::GetTopologyReply> stub(channel);
+  const v1::GetTopologyRequest request;
   v1::GetTopologyReply reply;
-  EXPECT_EQ(grpc::internal::BlockingUnaryCall(channel.get(), method, &context, request, &reply)
-                .error_code(),
-            StatusCode::UNIMPLEMENTED);
+  std::promise<grpc::Status> status;
+  stub.UnaryCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", {},
+                 &request, &reply, [&](const grpc::Status& s) { status.set_value(s); });
+  EXPECT_EQ(status.get_future().get().error_code(), StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(TlsTest, ACallerHasNoMoreCallsInFlightThanItMay) {
@@ -169,6 +171,12 @@ TEST_F(TlsTest, ACallerHasNoMoreCallsInFlightThanItMay) {
 
   constexpr int kCalls = 64;
   const v1::CacheSpec spec = SmallSpec();
+  const std::vector<float> token(static_cast<size_t>(spec.kv_heads() * spec.head_dim()));
+  client::AppendCall append{.cache_id = "m", .layer = 0, .entries = {{*sequence, 0, 1}}};
+  append.k = append.v = token.data();
+  append.kv_heads = spec.kv_heads();
+  append.head_dim = spec.head_dim();
+  ASSERT_TRUE((*client)->Append(append).ok());
   const std::vector<float> q(static_cast<size_t>(spec.q_heads() * spec.head_dim()));
   std::vector<float> output(q.size() * kCalls);
   std::atomic<int> done{0};
