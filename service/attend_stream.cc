@@ -82,10 +82,12 @@ void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request) {
   const uint64_t id = request->request_id();
   absl::StatusOr<CallQuota::Admission> admission = quota_->Admit(call_.caller);
   if (!admission.ok()) return Reply(id, admission.status());
-  coordinator_->Attend(
-      std::move(request), call_,
-      [self = shared_from_this(), id, held = *std::move(admission)](
-          absl::StatusOr<v1::AttendReply> result) { self->Reply(id, std::move(result)); });
+  const auto held = std::make_shared<CallQuota::Admission>(*std::move(admission));
+  coordinator_->Attend(std::move(request), call_,
+                       [self = shared_from_this(), id, held](auto result) {
+                         held->reset();  // before the caller can know, who may call again at once
+                         self->Reply(id, std::move(result));
+                       });
 }
 
 void AttendStream::Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result) {

@@ -53,6 +53,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return [this, reply](absl::StatusOr<Reply> result) {
       const absl::Status status = result.status();
       if (status.ok()) *reply = *std::move(result);
+      admission_.reset();  // before the caller can know, who may call again at once
       Finish(ToGrpcStatus(status));
     };
   }
