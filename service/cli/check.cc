@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "service/cli/commands.h"
+#include "service/cli/connect_flags.h"
 #include "service/cli/self_check.h"
 #include "service/cli/table.h"
 #include "service/cli/terminal.h"
@@ -26,13 +27,14 @@ class Check final : public Command {
            "be.\n";
   }
   void AddFlags(FlagSet& flags) override {
-    flags.Add("target", &target_, "host:port or unix:/path of the service");
+    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
     flags.Add("timeout", &timeout_, "of each call, repeats included");
   }
 
   int Run() override {
-    const auto client = client::Client::Connect(
-        {.target = target_, .timeout = absl::ToChronoMilliseconds(timeout_)});
+    const auto client = client::Client::Connect({.target = target_,
+                                                 .security = security_,
+                                                 .timeout = absl::ToChronoMilliseconds(timeout_)});
     if (!client.ok()) return Fail(name(), std::string(client.status().message()));
     const auto check = RunSelfCheck(**client);
     if (!check.ok()) return Fail(name(), check.status().ToString());
@@ -51,6 +53,7 @@ class Check final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
+  worker::ChannelSecurity security_;
   absl::Duration timeout_ = absl::Seconds(30);
 };
 

@@ -165,4 +165,4 @@ class CpuProfile(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    support.main()
+    support.main(isolated=True)

@@ -5,15 +5,12 @@ like a checkout whose build/cpu is this build. Where the machine allows it the s
 the pages' well-known ports are free.
 """
 
-import fcntl
 import os
 import pathlib
 import re
 import signal
 import socket
-import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree
@@ -114,25 +111,6 @@ class Links(unittest.TestCase):
                 self.assertIn(f"({page.name})", index)
 
 
-def bring_loopback_up():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, 0x8913, request))[1]  # SIOCGIFFLAGS
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))  # SIOCSIFFLAGS, IFF_UP
-
-
-def isolation():
-    """The beginning of a command that runs the rest in a network of its own, or [] where that is not permitted."""
-    for unshare in (["unshare", "--net"], ["unshare", "--net", "--user", "--map-root-user"]):
-        command = [*unshare, sys.executable, "-B", __file__, "--with-loopback"]
-        try:
-            if support.run(*command, "true").returncode == 0:
-                return command
-        except FileNotFoundError:
-            break
-    return []
-
-
 def ports_in_use():
     used = []
     for port in (7400, 7401, 7402, 9464):
@@ -177,7 +155,7 @@ class Commands(unittest.TestCase):
             return code, output.read()
 
     def test_checked_blocks(self):
-        prefix = isolation()
+        prefix = support.own_network()
         if not prefix and ports_in_use():
             raise unittest.SkipTest(f"ports {ports_in_use()} are in use, and no network of one's own is permitted here")
         count = 0
@@ -203,7 +181,4 @@ class Commands(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--with-loopback"]:
-        bring_loopback_up()
-        os.execvp(sys.argv[2], sys.argv[2:])
     support.main()

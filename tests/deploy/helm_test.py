@@ -372,5 +372,12 @@ class Refused(unittest.TestCase):
         self.assertIn("worth", validate(documents, KUBERNETES[0]))
 
 
+class Documented(unittest.TestCase):
+    def test_the_readme_names_every_section_of_values(self):
+        text = (CHART / "README.md").read_text(encoding="utf-8")
+        for section in yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")):
+            self.assertIn(f"`{section}`", text)
+
+
 if __name__ == "__main__":
-    support.main()
+    support.main(isolated=True)

@@ -1,11 +1,13 @@
 """What the deployment tests share: where things are, running programs, free ports, and skipping aloud."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,25 @@ def run(*command, timeout=120, **options):
     """Runs a command to its end; its output (both streams) and exit code are in the result."""
     return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, timeout=timeout, check=False, **options)
+
+
+def own_network():
+    """The beginning of a command that runs the rest in a network of its own, or [] where that is not permitted."""
+    for unshare in (["unshare", "--net"], ["unshare", "--net", "--user", "--map-root-user"]):
+        command = [*unshare, sys.executable, "-B", __file__]
+        try:
+            if run(*command, "true").returncode == 0:
+                return command
+        except FileNotFoundError:
+            break
+    return []
+
+
+def _bring_loopback_up():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, 0x8913, request))[1]  # SIOCGIFFLAGS
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))  # SIOCSIFFLAGS, IFF_UP
 
 
 class FreePorts:
@@ -108,8 +129,15 @@ def wait_until(what, condition, seconds, processes=()):
         time.sleep(0.05)
 
 
-def main():
-    """unittest.main, with an exit code of its own when nothing could run."""
+# Set while the tests run in a network of their own, where listening on all addresses reaches nobody.
+ISOLATED = "TRIBUTARY_TEST_NETWORK"
+
+
+def main(isolated=False):
+    """unittest.main, with an exit code of its own when nothing could run. `isolated`: in a network of its own, if the
+    machine permits it."""
+    if isolated and ISOLATED not in os.environ and (prefix := own_network()):
+        os.execvpe(prefix[0], [*prefix, sys.executable, "-B", *sys.argv], {**os.environ, ISOLATED: "own"})
     program = unittest.main(exit=False, verbosity=2)
     result = program.result
     if not result.wasSuccessful():
@@ -118,3 +146,8 @@ def main():
         sys.exit(0)
     print("skipped:", "; ".join(sorted({reason for _, reason in result.skipped})) or "no test ran")
     sys.exit(ALL_SKIPPED)
+
+
+if __name__ == "__main__":  # own_network() calls it: inside, and with a command to go on with
+    _bring_loopback_up()
+    os.execvp(sys.argv[1], sys.argv[1:])

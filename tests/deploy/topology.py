@@ -4,6 +4,7 @@ A service's name and port stand for one free port of 127.0.0.1; everything else 
 that what is tested is what a container would be given.
 """
 
+import os
 import re
 
 import support
@@ -41,7 +42,9 @@ class Topology:
 
         def address(match):
             owner = service if match[1] in OWN_NAMES else self.aliases[match[1]]
-            return f"127.0.0.1:{self.port(owner, match[2])}"
+            # Listening beyond loopback is part of what is tested, where it reaches nobody.
+            everywhere = match[1] == "0.0.0.0" and support.ISOLATED in os.environ
+            return f"{'0.0.0.0' if everywhere else '127.0.0.1'}:{self.port(owner, match[2])}"
 
         text = re.sub(rf"(?<![\w.-])({names}):(\d+)\b", address, text)
         text = re.sub(r"(metrics_port(?:=|: ))(\d+)", lambda m: f"{m[1]}{self.port(service, m[2])}", text)
