@@ -4,6 +4,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/half.h"
 #include "kernels/params.h"
 
@@ -11,36 +12,114 @@ namespace tributary::cuda {
 namespace {
 
 constexpr int kDims = 8;  // of a thread; a warp takes 16 tokens of 64 dimensions
-constexpr int kWarps = 8;
+constexpr int kWarps = 2;
+// Of a multiprocessor: 96 KB in flight.
+template <bool kWide>
+constexpr int kBlocks = kWide ? 6 : 12;
 
-__device__ __forceinline__ void LoadDims(DType type, const void* data, size_t element,
-                                         float (&x)[kDims]) {
-  if (type == DType::kF32) {
-    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(data) + element);
-    const float4 low = __ldcs(from);
-    const float4 high = __ldcs(from + 1);
-    const float all[kDims] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+// Dimensions [d, d + 8) of a quad of tokens.
+using Elements = float[kQuadTokens][kDims];
+
+// The raw bytes of Elements: everything a thread reads is asked for before anything is used.
+template <bool kWide>
+struct RawElements {
+  uint4 vectors[kQuadTokens][kWide ? 2 : 1];
+
+  // Leaves out the tokens without a slot.
+  __device__ __forceinline__ void Load(const void* data, size_t element, size_t token_elements,
+                                       const int64_t (&slots)[kQuadTokens]) {
+    const auto* from = static_cast<const std::byte*>(data) + element * (kWide ? 4 : 2);
 #pragma unroll
-    for (int i = 0; i < kDims; ++i) x[i] = all[i];
-    return;
-  }
-  const uint4 v =
-      __ldcs(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + element));
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < kQuadTokens; ++i) {
+      const auto* at = reinterpret_cast<const uint4*>(from + i * token_elements * (kWide ? 4 : 2));
 #pragma unroll
-  for (int i = 0; i < kDims; ++i) {
-    const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
-    x[i] = type == DType::kBf16 ? FloatFromBf16(bits) : FloatFromF16(bits);
+      for (int half = 0; half < (kWide ? 2 : 1); ++half) {
+        vectors[i][half] = slots[i] >= 0 ? __ldcs(at + half) : make_uint4(0, 0, 0, 0);
+      }
+    }
   }
+
+  __device__ __forceinline__ void Widen(DType type, Elements& x) const {
+#pragma unroll
+    for (int i = 0; i < kQuadTokens; ++i) {
+#pragma unroll
+      for (int half = 0; half < (kWide ? 2 : 1); ++half) {
+        const uint4 v = vectors[i][half];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          if constexpr (kWide) {
+            x[i][half * 4 + w] = __uint_as_float(words[w]);
+          } else if (type == DType::kBf16) {
+            x[i][2 * w] = __uint_as_float(words[w] << 16);
+            x[i][2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+          } else {
+            const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[w]));
+            x[i][2 * w] = pair.x;
+            x[i][2 * w + 1] = pair.y;
+          }
+        }
+      }
+    }
+  }
+};
+
+// Quotients rounded as division rounds them: a product with the inverse, corrected by what is left
+// of x (Markstein, "Computation of elementary functions on the IBM RISC System/6000"). Exact unless
+// something over- or underflows.
+__device__ __forceinline__ float Quotient(float x, float scale, float inverse) {
+  const float q = x * inverse;
+  return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), q);  // a zero keeps its sign
 }
 
-__device__ __forceinline__ void Unscale(const float* scales, int head, float (&x)[kDims]) {
-  if (scales == nullptr) return;
-  const float scale = __ldg(scales + head);
+// The thread's elements, divided by the head's scale. False when that takes more care than is taken
+// here: for infinities, NaN, and quotients that overflow or, in 16 bits, may be subnormal. (In FP8
+// these are 0, one way or the other.)
+template <DType kKv, bool kWide>
+__device__ __forceinline__ bool WidenAndUnscale(const RawElements<kWide>& raw, DType type,
+                                                const float* scales, int head, Elements& x) {
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  const float inverse = __frcp_rn(scale);
+  raw.Widen(type, x);
+  bool ordinary = scale > 0x1p-40f && scale < 0x1p40f;
+  float zero = 0.0f;  // unless something is infinite or NaN
 #pragma unroll
-  for (int i = 0; i < kDims; ++i) {
-    if (x[i] == x[i]) x[i] = __fdiv_rn(x[i], scale);  // a NaN keeps its bits
+  for (int i = 0; i < kQuadTokens; ++i) {
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) {
+      if (scale != 1.0f) {
+        if (!IsFp8(kKv)) ordinary &= x[i][d] == 0.0f || fabsf(x[i][d]) > 0x1p-60f;
+        x[i][d] = Quotient(x[i][d], scale, inverse);
+      }
+      zero = fmaf(x[i][d], 0.0f, zero);
+    }
   }
+  return ordinary && zero == 0.0f;
+}
+
+// kCount finite elements packed into words, lowest first, by the hardware's conversions of pairs
+// where it has them.
+template <DType kKv, int kCount>
+__device__ __forceinline__ void EncodeElements(const float (&x)[kCount],
+                                               uint32_t (&words)[kCount * SizeOf(kKv) / 4]) {
+  if constexpr (SizeOf(kKv) == 2) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) words[i] = Pack<kKv>(x[2 * i], x[2 * i + 1]);
+    return;
+  }
+#if __CUDA_ARCH__ >= 890
+  constexpr auto kFormat = kKv == DType::kFp8E4M3 ? __NV_E4M3 : __NV_E5M2;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const uint32_t low =
+        __nv_cvt_float2_to_fp8x2(make_float2(x[4 * i], x[4 * i + 1]), __NV_SATFINITE, kFormat);
+    const uint32_t high =
+        __nv_cvt_float2_to_fp8x2(make_float2(x[4 * i + 2], x[4 * i + 3]), __NV_SATFINITE, kFormat);
+    words[i] = low | high << 16;
+  }
+#else
+  EncodeWords<kKv>(x, words);
+#endif
 }
 
 template <DType kKv>
@@ -49,25 +128,26 @@ struct PlaneAddress {
   int head;
 
   __device__ std::byte* Plane(int64_t slot, bool values) const {
-    const int64_t page = slot / args.page_size;
+    const int64_t page = slot >> (__ffs(args.page_size) - 1);
     const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
     return args.cache +
            (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head) * plane;
   }
+  __device__ int InPage(int64_t slot) const {
+    return static_cast<int>(slot) & (args.page_size - 1);
+  }
   __device__ std::byte* Key(int64_t slot, int d) const {
-    return Plane(slot, false) +
-           KeyOffset(static_cast<int>(slot % args.page_size), d, args.head_dim, SizeOf(kKv));
+    return Plane(slot, false) + KeyOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
   }
   __device__ std::byte* Value(int64_t slot, int d) const {
-    return Plane(slot, true) +
-           ValueOffset(static_cast<int>(slot % args.page_size), d, args.head_dim, SizeOf(kKv));
+    return Plane(slot, true) + ValueOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
   }
 };
 
 template <DType kKv>
 __device__ __forceinline__ void StoreKey(std::byte* to, const float (&x)[kDims]) {
   uint32_t words[kDims * SizeOf(kKv) / 4];
-  EncodeWords<kKv>(x, words);
+  EncodeElements<kKv>(x, words);
   if constexpr (SizeOf(kKv) == 1) {
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
   } else {
@@ -78,7 +158,7 @@ __device__ __forceinline__ void StoreKey(std::byte* to, const float (&x)[kDims])
 // A whole quad of tokens: full vectors.
 template <DType kKv>
 __device__ __forceinline__ void StoreQuad(const PlaneAddress<kKv>& address, int64_t slot, int d,
-                                          const float (&x)[kQuadTokens][kDims]) {
+                                          const Elements& x) {
   constexpr int kVector = ValueVectorDims(SizeOf(kKv));
 #pragma unroll
   for (int begin = 0; begin < kDims; begin += kVector) {
@@ -88,9 +168,19 @@ __device__ __forceinline__ void StoreQuad(const PlaneAddress<kKv>& address, int6
       transposed[i] = x[i % kQuadTokens][begin + i / kQuadTokens];
     }
     uint32_t words[4];
-    EncodeWords<kKv>(transposed, words);
+    EncodeElements<kKv>(transposed, words);
     *reinterpret_cast<uint4*>(address.Value(slot, d + begin)) =
         make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <DType kKv>
+__device__ __forceinline__ void StoreElement(std::byte* to, float x) {
+  const uint32_t bits = Encode<kKv>(x);
+  if constexpr (SizeOf(kKv) == 1) {
+    *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(bits);
+  } else {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
   }
 }
 
@@ -99,21 +189,48 @@ template <DType kKv>
 __device__ __forceinline__ void StoreValue(const PlaneAddress<kKv>& address, int64_t slot, int d,
                                            const float (&x)[kDims]) {
 #pragma unroll
-  for (int i = 0; i < kDims; ++i) {
-    const uint32_t bits = Encode<kKv>(x[i]);
-    std::byte* to = address.Value(slot, d + i);
-    if constexpr (SizeOf(kKv) == 1) {
-      *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(bits);
-    } else {
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
+  for (int i = 0; i < kDims; ++i) StoreElement<kKv>(address.Value(slot, d + i), x[i]);
+}
+
+// Any elements, one after the other, as the host does it.
+template <DType kKv, bool kWide>
+__device__ __noinline__ void AppendWithCare(const AppendArgs& args, bool values, int64_t first,
+                                            int head, int d_begin) {
+  const float* scales = values ? args.v_scale : args.k_scale;
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  const PlaneAddress<kKv> address{args, head};
+  for (int64_t token = first; token < min(first + kQuadTokens, int64_t{args.tokens}); ++token) {
+    const int64_t slot = __ldg(args.slots + token);
+    if (slot < 0) continue;
+    for (int d = d_begin; d < d_begin + kDims; ++d) {
+      const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
+      const void* data = values ? args.v : args.k;
+      float x = 0.0f;
+      if constexpr (kWide) {
+        x = static_cast<const float*>(data)[element];
+      } else {
+        const uint16_t bits = static_cast<const uint16_t*>(data)[element];
+        x = args.input_dtype == DType::kBf16 ? FloatFromBf16(bits) : FloatFromF16(bits);
+      }
+      if (x == x && scale != 1.0f) x = __fdiv_rn(x, scale);  // a NaN keeps its bits
+      StoreElement<kKv>(values ? address.Value(slot, d) : address.Key(slot, d), x);
     }
   }
 }
 
+// The slots of a quad of tokens; kPadSlot past the last token.
+__device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
+                                          int64_t (&slots)[kQuadTokens]) {
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    slots[i] = first + i < args.tokens ? __ldg(args.slots + first + i) : kPadSlot;
+  }
+}
+
 // Lane (r, t) of a warp takes dimensions [8r, 8r + 8) of tokens [4t, 4t + 4) of its 16: its writes
-// and its neighbours' fill whole sectors.
-template <DType kKv>
-__global__ void __launch_bounds__(32 * kWarps)
+// and its neighbours' fill whole sectors. kWide: input is f32.
+template <DType kKv, bool kWide>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     AppendKernel(const __grid_constant__ AppendArgs args) {
   const int lane = threadIdx.x % 32;
   const int slices = args.head_dim / 64;
@@ -126,29 +243,37 @@ __global__ void __launch_bounds__(32 * kWarps)
   const PlaneAddress<kKv> address{args, head};
 
   int64_t slots[kQuadTokens];
-  float v[kQuadTokens][kDims] = {};
-  bool whole = true;
+  LoadSlots(args, first, slots);
+  if (slots[0] < 0 && slots[1] < 0 && slots[2] < 0 && slots[3] < 0) return;
+  const size_t token_elements = size_t(args.kv_heads) * args.head_dim;
+  const size_t element = size_t(first) * token_elements + size_t(head) * args.head_dim + d;
+  RawElements<kWide> raw_k, raw_v;
+  raw_k.Load(args.k, element, token_elements, slots);
+  raw_v.Load(args.v, element, token_elements, slots);
+
+  Elements x;
+  if (WidenAndUnscale<kKv>(raw_k, args.input_dtype, args.k_scale, head, x)) {
 #pragma unroll
-  for (int i = 0; i < kQuadTokens; ++i) {
-    const int64_t token = first + i;
-    slots[i] = token < args.tokens ? __ldg(args.slots + token) : kPadSlot;
-    whole &= slots[i] >= 0 && slots[i] == slots[0] + i;
-    if (slots[i] < 0) continue;
-    const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
-    float k[kDims];
-    LoadDims(args.input_dtype, args.k, element, k);
-    LoadDims(args.input_dtype, args.v, element, v[i]);
-    Unscale(args.k_scale, head, k);
-    Unscale(args.v_scale, head, v[i]);
-    StoreKey<kKv>(address.Key(slots[i], d), k);
+    for (int i = 0; i < kQuadTokens; ++i) {
+      if (slots[i] >= 0) StoreKey<kKv>(address.Key(slots[i], d), x[i]);
+    }
+  } else {
+    AppendWithCare<kKv, kWide>(args, /*values=*/false, first, head, d);
   }
-  if (whole && slots[0] % kQuadTokens == 0) {
-    StoreQuad<kKv>(address, slots[0], d, v);
+  if (!WidenAndUnscale<kKv>(raw_v, args.input_dtype, args.v_scale, head, x)) {
+    AppendWithCare<kKv, kWide>(args, /*values=*/true, first, head, d);
+    return;
+  }
+  bool whole = slots[0] >= 0 && slots[0] % kQuadTokens == 0;
+#pragma unroll
+  for (int i = 1; i < kQuadTokens; ++i) whole &= slots[i] == slots[0] + i;
+  if (whole) {
+    StoreQuad<kKv>(address, slots[0], d, x);
     return;
   }
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
-    if (slots[i] >= 0) StoreValue<kKv>(address, slots[i], d, v[i]);
+    if (slots[i] >= 0) StoreValue<kKv>(address, slots[i], d, x[i]);
   }
 }
 
@@ -166,7 +291,11 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((units + kWarps - 1) / kWarps);
   return DispatchKvType(args.kv, [&](auto kv) {
     return DispatchHeadDim(args.head_dim, [&](auto) {
-      AppendKernel<kv()><<<blocks, 32 * kWarps, 0, stream>>>(args);
+      if (args.input_dtype == DType::kF32) {
+        AppendKernel<kv(), true><<<blocks, 32 * kWarps, 0, stream>>>(args);
+      } else {
+        AppendKernel<kv(), false><<<blocks, 32 * kWarps, 0, stream>>>(args);
+      }
       const cudaError_t error = cudaGetLastError();
       if (error == cudaSuccess) return Status::Ok();
       return Status(StatusCode::kInternal,

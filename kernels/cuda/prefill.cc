@@ -1,8 +1,9 @@
 #include "kernels/cuda/prefill.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/merge.h"
 #include "kernels/cuda/mma_prefill.h"
 #include "kernels/cuda/prefill_kernel_args.h"
 #include "kernels/cuda/prefill_operands.h"
@@ -31,34 +32,76 @@ struct WorkspaceLayout {
   size_t v = 0;
   size_t q = 0;
   size_t q_scale = 0;
+  size_t partial_o = 0;
+  size_t partial_lse = 0;
   size_t end = 0;
 };
 
+bool ConvertsQueries(const PrefillChoice& choice, const PrefillShape& shape) {
+  return choice.fp8_queries || shape.q != choice.compute;
+}
+
 WorkspaceLayout LayOut(const PrefillChoice& choice, const PrefillShape& shape, int64_t rows,
                        int64_t workspace_slots) {
+  const bool context = shape.page_size != 0;
+  const size_t slots = context ? size_t(workspace_slots) : 0;
+  const size_t gathered = slots * shape.kv_heads * shape.head_dim * 2;
+  const size_t q_heads = ConvertsQueries(choice, shape) ? size_t(rows) * shape.q_heads : 0;
+  const size_t partials = context ? size_t(kMaxSplitRows) * shape.head_count : 0;
   WorkspaceLayout layout;
-  const size_t slots = shape.page_size == 0 ? 0 : size_t(workspace_slots);
-  const size_t gathered = Aligned(slots * shape.kv_heads * shape.head_dim * 2);
-  layout.v = gathered;
-  layout.q = layout.q_scale = layout.end = 2 * gathered;
-  if (shape.q != choice.compute) {
-    const size_t heads = size_t(rows) * shape.q_heads;
-    layout.q_scale = layout.q + Aligned(heads * shape.head_dim * 2);
-    layout.end = layout.q_scale + Aligned(heads * sizeof(float));
-  }
+  const auto place = [&layout](size_t bytes) {
+    return std::exchange(layout.end, layout.end + Aligned(bytes));
+  };
+  layout.k = place(gathered);
+  layout.v = place(gathered);
+  layout.q = place(q_heads * shape.head_dim * 2);
+  layout.q_scale = place(q_heads * sizeof(float));
+  layout.partial_o = place(partials * shape.head_dim * sizeof(float));
+  layout.partial_lse = place(partials * sizeof(float));
   return layout;
 }
 
 template <int kHeadDim>
-cudaError_t Run(const PrefillChoice& choice, const PrefillKernelArgs& args, int blocks,
+cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& args, int blocks,
                 cudaStream_t stream) {
   const bool bf16 = choice.compute == DType::kBf16;
   if (choice.kind == PrefillKind::kMma) {
     return bf16 ? RunMmaPrefill<DType::kBf16, kHeadDim>(args, blocks, stream)
                 : RunMmaPrefill<DType::kF16, kHeadDim>(args, blocks, stream);
   }
-  return bf16 ? RunWgmmaPrefill<DType::kBf16, kHeadDim>(args, blocks, stream)
-              : RunWgmmaPrefill<DType::kF16, kHeadDim>(args, blocks, stream);
+  if (choice.fp8_queries) {
+    return kv == DType::kFp8E4M3
+               ? RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, kHeadDim>(args, blocks, stream)
+               : RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, kHeadDim>(args, blocks, stream);
+  }
+  return bf16 ? RunWgmmaPrefill<DType::kBf16, DType::kBf16, kHeadDim>(args, blocks, stream)
+              : RunWgmmaPrefill<DType::kF16, DType::kF16, kHeadDim>(args, blocks, stream);
+}
+
+// Merges the partials of rows split over keys.
+cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
+                        const PrefillKernelArgs& kernel, cudaStream_t stream) {
+  const size_t before = size_t(pass.row_begin) * shape.head_count;
+  const size_t heads = size_t(pass.row_count) * shape.head_count;
+  const size_t o_bytes = before * shape.head_dim * SizeOf(kernel.o_dtype);
+  MergeArgs merge;
+  for (int32_t i = 0; i < pass.splits; ++i) {
+    merge.o[i] = kernel.partial_o + i * heads * shape.head_dim;
+    merge.lse[i] = kernel.partial_lse + i * heads;
+  }
+  merge.sources = pass.splits;
+  merge.rows = pass.row_count;
+  merge.heads = shape.head_count;
+  merge.head_dim = shape.head_dim;
+  merge.out = static_cast<std::byte*>(kernel.o) + o_bytes;
+  merge.out_dtype = kernel.o_dtype;
+  merge.lse_out = kernel.lse + before;
+  if (pass.accumulate) {
+    merge.o[merge.sources] = static_cast<const float*>(merge.out);
+    merge.lse[merge.sources] = merge.lse_out;
+    ++merge.sources;
+  }
+  return LaunchMerge(merge, stream).ok() ? cudaSuccess : cudaErrorUnknown;
 }
 
 Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
@@ -71,6 +114,10 @@ Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
                        Name(args.o_dtype));
   }
   for (const PrefillPass& pass : passes) {
+    if (pass.accumulate && args.o_dtype != DType::kF32) {
+      return Unsupported(std::string("o_dtype: results are merged in f32, not in ") +
+                         Name(args.o_dtype));
+    }
     if (shape.page_size != 0 && int64_t{pass.gather_count} * kGatherSlots > args.workspace_slots) {
       return InvalidArgument("workspace_slots: " + std::to_string(args.workspace_slots) +
                              " are fewer than a pass of the plan gathers");
@@ -83,8 +130,8 @@ Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
 
 std::string ToString(const PrefillChoice& choice) {
   return std::string(choice.kind == PrefillKind::kMma ? "mma, " : "wgmma, ") +
-         Name(choice.compute) + ", " + std::to_string(choice.rows_per_tile) + " x " +
-         std::to_string(choice.keys_per_tile);
+         Name(choice.compute) + (choice.fp8_queries ? ", fp8 queries, " : ", ") +
+         std::to_string(choice.rows_per_tile) + " x " + std::to_string(choice.keys_per_tile);
 }
 
 PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& shape,
@@ -95,6 +142,10 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
     choice.keys_per_tile = WgmmaPrefillKeys(shape.head_dim);
+    if (options.fp8_queries && shape.page_size != 0 && IsFp8(shape.kv)) {
+      choice.fp8_queries = true;
+      choice.compute = DType::kF16;  // exact for values of either FP8 type
+    }
   } else {
     choice.rows_per_tile = kMmaPrefillRows;
     choice.keys_per_tile = MmaPrefillKeys(shape.head_dim);
@@ -143,6 +194,15 @@ Status Validate(const PrefillShape& shape) {
   return Status::Ok();
 }
 
+Status Validate(const DeviceProperties& device, const PrefillShape& shape,
+                const PrefillOptions& options) {
+  if (Status status = Validate(shape); !status.ok()) return status;
+  if (options.fp8_queries && !ChoosePrefill(device, shape, options).fp8_queries) {
+    return Unsupported("q_dtype: FP8 queries need an FP8 cache and the kernels of sm_90a");
+  }
+  return Status::Ok();
+}
+
 Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
                      std::span<const PrefillPass> passes, const PrefillArgs& args,
                      cudaStream_t stream) {
@@ -168,15 +228,17 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
   kernel.o_dtype = args.o_dtype;
   kernel.o = args.o;
   kernel.lse = args.lse;
+  kernel.partial_o = reinterpret_cast<float*>(args.workspace + layout.partial_o);
+  kernel.partial_lse = reinterpret_cast<float*>(args.workspace + layout.partial_lse);
 
-  if (shape.q != choice.compute) {
+  if (ConvertsQueries(choice, shape)) {
     ConvertQueriesArgs convert;
     convert.q = args.q;
     convert.from = shape.q;
-    convert.to = choice.compute;
+    convert.to = choice.fp8_queries ? DType::kFp8E4M3 : choice.compute;
     convert.heads = int64_t{args.rows} * shape.q_heads;
     convert.head_dim = shape.head_dim;
-    convert.out = reinterpret_cast<uint16_t*>(args.workspace + layout.q);
+    convert.out = args.workspace + layout.q;
     convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
     if (Status status = FromCuda("query conversion", RunConvertQueries(convert, stream));
         !status.ok()) {
@@ -196,8 +258,9 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     gather.page_size = shape.page_size;
     gather.kv_heads = shape.kv_heads;
     gather.head_dim = shape.head_dim;
-    gather.k = reinterpret_cast<uint16_t*>(args.workspace + layout.k);
-    gather.v = reinterpret_cast<uint16_t*>(args.workspace + layout.v);
+    gather.keep_keys = choice.fp8_queries;
+    gather.k = args.workspace + layout.k;
+    gather.v = args.workspace + layout.v;
     kernel.k = gather.k;
     kernel.v = gather.v;
     kernel.tokens = static_cast<int32_t>(args.workspace_slots);
@@ -212,9 +275,15 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
       }
     }
     kernel.item_begin = pass.item_begin;
-    const Status status = DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      return FromCuda("prefill kernel", Run<head_dim()>(choice, kernel, pass.blocks, stream));
+    kernel.partial_row_begin = pass.row_begin;
+    kernel.partial_rows = pass.row_count;
+    Status status = DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
+      return FromCuda("prefill kernel",
+                      Run<head_dim()>(choice, shape.kv, kernel, pass.blocks, stream));
     });
+    if (status.ok() && pass.splits > 1) {
+      status = FromCuda("merge of splits", MergeSplits(shape, pass, kernel, stream));
+    }
     if (!status.ok()) return status;
   }
   return Status::Ok();

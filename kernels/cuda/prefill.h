@@ -38,6 +38,9 @@ struct PrefillShape {
 
 struct PrefillOptions {
   bool portable = false;  // leaves out what only one architecture has
+  // Over an FP8 cache: queries are quantised, too, to e4m3 with a scale a row and head, and
+  // multiplied with the keys as they are. Faster, at FP8's accuracy of the logits.
+  bool fp8_queries = false;
 };
 
 enum class PrefillKind {
@@ -48,6 +51,7 @@ enum class PrefillKind {
 struct PrefillChoice {
   PrefillKind kind = PrefillKind::kMma;
   DType compute = DType::kBf16;  // of products: bf16 or f16
+  bool fp8_queries = false;      // products of queries and keys are computed in FP8
   int32_t rows_per_tile = 64;
   int32_t keys_per_tile = 64;
 };
@@ -61,7 +65,8 @@ PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillS
                                      const DeviceProperties& device, int64_t workspace_slots = 0);
 
 // What the workspace of a call must hold, in bytes: converted queries when their type is not the
-// one computed in, and for context `workspace_slots` gathered slots.
+// one computed in, and for context `workspace_slots` gathered slots and the partials of rows split
+// over keys.
 size_t PrefillWorkspaceBytes(const PrefillChoice& choice, const PrefillShape& shape, int64_t rows,
                              int64_t workspace_slots);
 
@@ -94,6 +99,8 @@ struct PrefillArgs {
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const PrefillShape& shape);
+Status Validate(const DeviceProperties& device, const PrefillShape& shape,
+                const PrefillOptions& options);
 
 // Rows of no entry keep what they had.
 Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,

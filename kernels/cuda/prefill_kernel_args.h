@@ -8,7 +8,7 @@
 
 namespace tributary::cuda {
 
-// All pointers are device pointers. Queries, keys and values have the type computed in.
+// All pointers are device pointers. Queries, keys and values have the types computed in.
 struct PrefillKernelArgs {
   const PrefillItem* items = nullptr;
   int32_t item_begin = 0;  // of the pass
@@ -30,6 +30,11 @@ struct PrefillKernelArgs {
   DType o_dtype = DType::kF32;
   void* o = nullptr;     // [rows, head_count, head_dim]
   float* lse = nullptr;  // [rows, head_count]
+  // Partials of rows [partial_row_begin, partial_row_begin + partial_rows) split over keys.
+  float* partial_o = nullptr;    // [splits, partial_rows, head_count, head_dim]
+  float* partial_lse = nullptr;  // [splits, partial_rows, head_count]
+  int32_t partial_row_begin = 0;
+  int32_t partial_rows = 0;
 
   TRIBUTARY_HOST_DEVICE int KvHead(int head) const { return head / (q_heads / kv_heads); }
 };

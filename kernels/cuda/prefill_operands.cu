@@ -1,5 +1,6 @@
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/prefill_operands.h"
 #include "kernels/cuda/ptx.cuh"
@@ -21,7 +22,7 @@ __device__ __forceinline__ uint32_t WidenPair(uint32_t pair) {
   return Pack<DType::kBf16>(x.x, x.y);  // exact
 }
 
-// kCount elements, packed; all zero when dead.
+// kCount elements, packed.
 template <DType kKv, DType kCompute, int kCount>
 __device__ __forceinline__ void WidenAll(const uint32_t (&in)[kCount * SizeOf(kKv) / 4],
                                          uint32_t (&out)[kCount / 2]) {
@@ -44,20 +45,17 @@ __device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&word
   }
 }
 
-// Dimensions [d, d + 8) of the keys of a quad of tokens.
-template <DType kKv, DType kCompute>
+// Dimensions [d, d + 8) of the keys of a quad of tokens, as they are.
+template <DType kKv>
 __device__ __forceinline__ void LoadKeys(const std::byte* plane, int token, int d, int head_dim,
-                                         uint32_t (&k)[kQuadTokens][kDims / 2]) {
-  uint32_t raw[kQuadTokens][kDims * SizeOf(kKv) / 4];
+                                         uint32_t (&k)[kQuadTokens][kDims * SizeOf(kKv) / 4]) {
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
-    LoadWords(plane + KeyOffset(token + i, d, head_dim, SizeOf(kKv)), raw[i]);
+    LoadWords(plane + KeyOffset(token + i, d, head_dim, SizeOf(kKv)), k[i]);
   }
-#pragma unroll
-  for (int i = 0; i < kQuadTokens; ++i) WidenAll<kKv, kCompute, kDims>(raw[i], k[i]);
 }
 
-// The same of its values, which lie four tokens of a dimension side by side.
+// The same of its values, widened; in the page four tokens of a dimension lie side by side.
 template <DType kKv, DType kCompute>
 __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, int d, int head_dim,
                                            uint32_t (&v)[kQuadTokens][kDims / 2]) {
@@ -89,10 +87,21 @@ __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, in
   }
 }
 
+// Eight elements of a row; zeros when dead.
+template <int kWords>
+__device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32_t (&x)[kWords]) {
+  if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = alive ? make_uint2(x[0], x[1]) : make_uint2(0, 0);
+  } else {
+    *reinterpret_cast<uint4*>(to) =
+        alive ? make_uint4(x[0], x[1], x[2], x[3]) : make_uint4(0, 0, 0, 0);
+  }
+}
+
 // A warp takes 16 tokens of 64 dimensions of one head, keys and values; lane (r, t) dimensions
 // [8r, 8r + 8) of tokens [4t, 4t + 4): it reads whole sectors of the page and writes 128
 // consecutive bytes of a row.
-template <DType kKv, DType kCompute>
+template <DType kKv, DType kCompute, bool kKeepKeys>
 __global__ void __launch_bounds__(32 * kWarps)
     GatherPagesKernel(const __grid_constant__ GatherArgs args) {
   const PrefillGather gather = args.gathers[blockIdx.x];
@@ -102,32 +111,47 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int d = blockIdx.y % slices * 64 + lane / 4 * kDims;
   const int in_tile = threadIdx.x / 32 * kGroupTokens + lane % 4 * kQuadTokens;
   const int slot = gather.first_slot + in_tile;
-  uint32_t k[kQuadTokens][kDims / 2] = {};
+  uint32_t k[kQuadTokens][kDims * SizeOf(kKv) / 4] = {};
   uint32_t v[kQuadTokens][kDims / 2] = {};
   if (slot < gather.slot_end && slot + kQuadTokens > gather.slot_begin) {
-    const int page = __ldg(args.page_tables + gather.page_table + slot / args.page_size);
-    const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
+    const int shift = __ffs(args.page_size) - 1;
+    const int page = __ldg(args.page_tables + gather.page_table + (slot >> shift));
+    const size_t plane = size_t(args.head_dim) * SizeOf(kKv) << shift;
     const std::byte* keys = args.cache + (size_t(page) * 2 * args.kv_heads + head) * plane;
-    const int token = slot % args.page_size;
-    LoadKeys<kKv, kCompute>(keys, token, d, args.head_dim, k);
+    const int token = slot & (args.page_size - 1);
+    LoadKeys<kKv>(keys, token, d, args.head_dim, k);
     LoadValues<kKv, kCompute>(keys + args.kv_heads * plane, token, d, args.head_dim, v);
   }
+  const size_t row = size_t(blockIdx.x) * kGatherSlots + in_tile;
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
-    if (slot + i < gather.slot_begin || slot + i >= gather.slot_end) {
-#pragma unroll
-      for (int j = 0; j < kDims / 2; ++j) k[i][j] = v[i][j] = 0;
+    const bool alive = slot + i >= gather.slot_begin && slot + i < gather.slot_end;
+    const size_t at = ((row + i) * args.kv_heads + head) * args.head_dim + d;
+    StoreRow(args.v + at * 2, alive, v[i]);
+    if constexpr (kKeepKeys) {
+      StoreRow(args.k + at * SizeOf(kKv), alive, k[i]);
+    } else {
+      uint32_t wide[kDims / 2];
+      WidenAll<kKv, kCompute, kDims>(k[i], wide);
+      StoreRow(args.k + at * 2, alive, wide);
     }
-    const size_t at =
-        ((size_t(blockIdx.x) * kGatherSlots + in_tile + i) * args.kv_heads + head) * args.head_dim +
-        d;
-    *reinterpret_cast<uint4*>(args.k + at) = make_uint4(k[i][0], k[i][1], k[i][2], k[i][3]);
-    *reinterpret_cast<uint4*>(args.v + at) = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
   }
 }
 
-// A head's elements are spread over head_dim / 8 lanes. In f16, queries of other types are brought
-// into its range by a power of two.
+// What a head's queries are multiplied by, and the inverse of that.
+template <DType kTo>
+__device__ __forceinline__ PowerOfTwo NormaliserOf(float max_abs) {
+  if constexpr (kTo == DType::kFp8E4M3) {
+    // All of the type's range; what is infinite or NaN stays so.
+    constexpr float kLargest = 448.0f;
+    if (!(max_abs > 0x1p-100f && max_abs < 0x1p100f)) return {1.0f, 1.0f};
+    return {kLargest / max_abs, max_abs / kLargest};
+  } else {
+    return QueryNormaliser(max_abs);
+  }
+}
+
+// A head's elements are spread over head_dim / 8 lanes. Types of little range get a scale a head.
 template <DType kTo, int kHeadDim>
 __global__ void __launch_bounds__(256)
     ConvertQueriesKernel(const __grid_constant__ ConvertQueriesArgs args) {
@@ -160,7 +184,7 @@ __global__ void __launch_bounds__(256)
     }
   }
   PowerOfTwo normaliser{1.0f, 1.0f};
-  if constexpr (kTo == DType::kF16) {
+  if constexpr (kTo != DType::kBf16) {
     float max_abs = 0.0f;
 #pragma unroll
     for (int i = 0; i < kDims; ++i) max_abs = fmaxf(max_abs, fabsf(x[i]));
@@ -168,16 +192,14 @@ __global__ void __launch_bounds__(256)
     for (int lane = kLanes / 2; lane > 0; lane /= 2) {
       max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
     }
-    normaliser = QueryNormaliser(max_abs);
+    normaliser = NormaliserOf<kTo>(max_abs);
   }
   if (!mine) return;
-  uint32_t words[kDims / 2];
 #pragma unroll
-  for (int i = 0; i < kDims / 2; ++i) {
-    words[i] = Pack<kTo>(x[2 * i] * normaliser.value, x[2 * i + 1] * normaliser.value);
-  }
-  *reinterpret_cast<uint4*>(args.out + unit * kDims) =
-      make_uint4(words[0], words[1], words[2], words[3]);
+  for (int i = 0; i < kDims; ++i) x[i] *= normaliser.value;
+  uint32_t words[kDims * SizeOf(kTo) / 4];
+  EncodeWords<kTo>(x, words);
+  StoreRow(args.out + unit * kDims * SizeOf(kTo), true, words);
   if (unit % kLanes == 0) args.scale[head] = normaliser.inverse;
 }
 
@@ -185,13 +207,17 @@ __global__ void __launch_bounds__(256)
 
 cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
   const dim3 grid(args.gather_count, args.kv_heads * (args.head_dim / 64));
+  const auto run = [&](auto kernel) { kernel<<<grid, 32 * kWarps, 0, stream>>>(args); };
   const Status status = DispatchKvType(args.kv, [&](auto kv) {
-    if constexpr (kv() == DType::kBf16 || kv() == DType::kF16) {
-      GatherPagesKernel<kv(), kv()><<<grid, 32 * kWarps, 0, stream>>>(args);
+    constexpr DType kKv = kv();
+    if constexpr (!IsFp8(kKv)) {
+      run(GatherPagesKernel<kKv, kKv, false>);
+    } else if (args.keep_keys) {
+      run(GatherPagesKernel<kKv, DType::kF16, true>);
     } else if (args.compute == DType::kBf16) {
-      GatherPagesKernel<kv(), DType::kBf16><<<grid, 32 * kWarps, 0, stream>>>(args);
+      run(GatherPagesKernel<kKv, DType::kBf16, false>);
     } else {
-      GatherPagesKernel<kv(), DType::kF16><<<grid, 32 * kWarps, 0, stream>>>(args);
+      run(GatherPagesKernel<kKv, DType::kF16, false>);
     }
     return Status::Ok();
   });
@@ -202,10 +228,13 @@ cudaError_t RunConvertQueries(const ConvertQueriesArgs& args, cudaStream_t strea
   const int64_t threads = args.heads * (args.head_dim / kDims);
   const auto blocks = static_cast<unsigned>((threads + 255) / 256);
   const Status status = DispatchHeadDim(args.head_dim, [&](auto head_dim) {
+    const auto run = [&](auto kernel) { kernel<<<blocks, 256, 0, stream>>>(args); };
     if (args.to == DType::kBf16) {
-      ConvertQueriesKernel<DType::kBf16, head_dim()><<<blocks, 256, 0, stream>>>(args);
+      run(ConvertQueriesKernel<DType::kBf16, head_dim()>);
+    } else if (args.to == DType::kF16) {
+      run(ConvertQueriesKernel<DType::kF16, head_dim()>);
     } else {
-      ConvertQueriesKernel<DType::kF16, head_dim()><<<blocks, 256, 0, stream>>>(args);
+      run(ConvertQueriesKernel<DType::kFp8E4M3, head_dim()>);
     }
     return Status::Ok();
   });

@@ -1,5 +1,5 @@
-// Brings the operands of a prefill into the form its kernels take: rows of 16-bit elements, of the
-// type computed in.
+// Brings the operands of a prefill into the form its kernels take: rows of elements of the type
+// computed in.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,8 +22,10 @@ struct GatherArgs {
   int32_t page_size = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  uint16_t* k = nullptr;  // [kGatherSlots * gather_count, kv_heads, head_dim], unscaled
-  uint16_t* v = nullptr;  // the same
+  bool keep_keys = false;  // of FP8: keys keep their type
+  // Both [kGatherSlots * gather_count, kv_heads, head_dim], without their scales.
+  std::byte* k = nullptr;
+  std::byte* v = nullptr;
 };
 cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream);
 
@@ -31,11 +33,11 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream);
 struct ConvertQueriesArgs {
   const void* q = nullptr;  // [rows, q_heads, head_dim] of `from`
   DType from = DType::kF32;
-  DType to = DType::kBf16;  // bf16 or f16
+  DType to = DType::kBf16;  // bf16, f16 or fp8_e4m3
   int64_t heads = 0;        // rows * q_heads
   int32_t head_dim = 0;
-  uint16_t* out = nullptr;  // [rows, q_heads, head_dim]
-  float* scale = nullptr;   // [rows, q_heads]: q = out * scale
+  std::byte* out = nullptr;  // [rows, q_heads, head_dim]
+  float* scale = nullptr;    // [rows, q_heads]: q = out * scale
 };
 cudaError_t RunConvertQueries(const ConvertQueriesArgs& args, cudaStream_t stream);
 

@@ -112,14 +112,55 @@ class Planner {
     DealItems(pass);
   }
 
+  // Of a context that takes one pass: splits the items over their keys when they would leave much
+  // of the grid idle, if they cover consecutive rows.
+  void SplitIfFew(std::span<const PrefillEntry> entries) {
+    if (plan_.passes.size() != 1) return;
+    PrefillPass& pass = plan_.passes[0];
+    int64_t items = 0;
+    int32_t rows = 0;
+    for (const PrefillEntry& entry : entries) {
+      if (entry.row_begin != entries[0].row_begin + rows) return;
+      rows += entry.row_count;
+      items += CeilDiv(entry.row_count, int64_t{shape_.rows_per_tile}) * shape_.head_count;
+    }
+    if (items != pass.item_count) return;
+    const int32_t splits =
+        std::min({shape_.blocks / pass.item_count, kMaxSplitRows / rows, kMaxSplits});
+    if (splits < 2) return;
+    pass.splits = splits;
+    pass.row_begin = entries[0].row_begin;
+    pass.row_count = rows;
+    pass.accumulate = shape_.accumulate;
+    const std::vector<PrefillItem> whole = std::exchange(plan_.items, {});
+    for (const PrefillItem& item : whole) AddPieces(item, splits);
+    pass.item_count = static_cast<int32_t>(plan_.items.size());
+    DealItems(pass);
+  }
+
   std::span<const RowKeys> RowsOf(const PrefillEntry& entry) const {
     return std::span(plan_.keys).subspan(entry.row_begin, entry.row_count);
   }
 
  private:
-  int64_t CostOf(const PrefillItem& item) const {
-    return kItemOverhead +
-           CeilDiv(std::max(0, item.key_end - item.key_begin), int64_t{shape_.keys_per_tile});
+  int64_t TilesOf(const PrefillItem& item) const {
+    return CeilDiv(std::max(0, item.key_end - item.key_begin), int64_t{shape_.keys_per_tile});
+  }
+  int64_t CostOf(const PrefillItem& item) const { return kItemOverhead + TilesOf(item); }
+
+  void AddPieces(const PrefillItem& whole, int32_t splits) {
+    const int64_t tiles = TilesOf(whole);
+    const auto begin_of = [&](int64_t piece) {
+      return static_cast<int32_t>(whole.key_begin + tiles * piece / splits * shape_.keys_per_tile);
+    };
+    for (int32_t i = 0; i < splits; ++i) {
+      PrefillItem& item = plan_.items.emplace_back(whole);
+      item.accumulate = 0;
+      item.next = -1;
+      item.split = i;
+      item.key_begin = begin_of(i);
+      item.key_end = std::min(whole.key_end, begin_of(i + 1));
+    }
   }
 
   // Heaviest first, each to the block with the least to do. Block b's first item is at b.
@@ -183,6 +224,7 @@ void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEn
     } while (next < end);
   }
   planner.EndPass();
+  planner.SplitIfFew(entries);
 }
 
 void PlanPrefillNewTokens(const PrefillPlanShape& shape, std::span<const PrefillEntry> entries,

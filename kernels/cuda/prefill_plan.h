@@ -6,7 +6,8 @@
 // item, which one block of the grid works off alone. Items go out heaviest first to whichever block
 // has the least to do, and among equals those of one kv head together, so that its keys are read
 // from L2. Context is first gathered from its pages, a bounded number of slots at a time: each such
-// pass attends over what it gathered and merges with the passes before it.
+// pass attends over what it gathered and merges with the passes before it. When items are too few
+// to fill the grid, each is split over its keys, and the partials are merged.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ struct alignas(16) PrefillItem {
   int32_t key_limit = 0;   // keys from here on belong to somebody else
   int32_t accumulate = 0;  // 1: merge with the result that is already there
   int32_t next = -1;       // the block's next item, -1 for none
-  int32_t unused = 0;
+  int32_t split = -1;      // >= 0: the result is this partial of its rows, to be merged
 };
 static_assert(sizeof(PrefillItem) == 48);
 
@@ -55,6 +56,13 @@ struct PrefillPass {
   int32_t item_begin = 0;
   int32_t item_count = 0;
   int32_t blocks = 0;  // of the grid; block b starts at item item_begin + b
+  // > 1: all rows of the call, [row_begin, row_begin + row_count), were split over keys, so many
+  // times, and their partials are merged; with the result that is already there, too, when
+  // accumulate is set.
+  int32_t splits = 1;
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+  bool accumulate = false;
 };
 
 struct PrefillEntry {
@@ -78,6 +86,10 @@ struct PrefillPlanShape {
   // Context only: how many slots fit the workspace, at least kGatherSlots.
   int64_t workspace_slots = 0;
 };
+
+// Rows times splits of a plan are at most this: what the workspace holds partials for.
+inline constexpr int32_t kMaxSplitRows = 1024;
+inline constexpr int32_t kMaxSplits = 15;  // of a merge's sources one is the result before
 
 struct PrefillPlan {
   std::vector<PrefillItem> items;

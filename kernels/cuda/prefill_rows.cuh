@@ -147,32 +147,37 @@ __device__ __forceinline__ void StoreRows(const PrefillKernelArgs& args, const P
   const int kv_head = args.KvHead(item.head);
   const float v_scale = args.v_scale == nullptr ? 1.0f : __ldg(args.v_scale + kv_head);
   const int lane = threadIdx.x % 32;
+  const bool whole = item.split < 0;
+  const bool f32 = !whole || args.o_dtype == DType::kF32;
+  void* const all_o = whole ? args.o : args.partial_o;
+  float* const all_lse = whole ? args.lse : args.partial_lse;
+  const int first_row =
+      item.row_begin + (whole ? 0 : item.split * args.partial_rows - args.partial_row_begin);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = softmax.Sum(r);
     const int in_item = row + 8 * r;
     const bool mine = in_item < item.row_count;
-    const size_t at =
-        size_t(item.row_begin + in_item) * args.head_count + item.head - args.head_begin;
+    const size_t at = size_t(first_row + in_item) * args.head_count + item.head - args.head_begin;
     float lse = softmax.Lse(r, sum);
     float factor = sum == 0.0f ? 0.0f : v_scale / sum;
     float before = 0.0f;
     if (item.accumulate && mine) {
-      const MergeWeights<float> weights = Merge(args.lse[at], lse);
+      const MergeWeights<float> weights = Merge(all_lse[at], lse);
       before = weights.a;
       factor *= weights.b;
       lse = weights.lse;
     }
     __syncwarp();  // all lanes of the row have read its LSE
     if (!mine) continue;
-    if (lane % 4 == 0) args.lse[at] = lse;
+    if (lane % 4 == 0) all_lse[at] = lse;
     const size_t first = at * kHeadDim + lane % 4 * 2;
 #pragma unroll
     for (int tile = 0; tile < kHeadDim / 8; ++tile) {
       float2 x = make_float2(o[4 * tile + 2 * r] * factor, o[4 * tile + 2 * r + 1] * factor);
       const size_t element = first + tile * 8;
-      if (args.o_dtype == DType::kF32) {
-        auto* to = reinterpret_cast<float2*>(static_cast<float*>(args.o) + element);
+      if (f32) {
+        auto* to = reinterpret_cast<float2*>(static_cast<float*>(all_o) + element);
         if (item.accumulate) {
           const float2 old = *to;
           x.x += old.x * before;
@@ -180,7 +185,7 @@ __device__ __forceinline__ void StoreRows(const PrefillKernelArgs& args, const P
         }
         *to = x;
       } else {
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.o) + element) =
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(all_o) + element) =
             args.o_dtype == DType::kBf16 ? Pack<DType::kBf16>(x.x, x.y)
                                          : Pack<DType::kF16>(x.x, x.y);
       }

@@ -17,18 +17,19 @@ Encode FindEncode() {
 
 }  // namespace
 
-cudaError_t EncodeRows(const void* base, int64_t rows, int32_t heads, int32_t head_dim,
-                       int32_t box_rows, CUtensorMap* map) {
+cudaError_t EncodeRows(const void* base, int64_t rows, int32_t heads, int32_t head_bytes,
+                       int32_t box_bytes, int32_t box_rows, CUtensorMap* map) {
   static const Encode encode = FindEncode();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t row_bytes = cuuint64_t(head_dim) * 2;
-  const cuuint64_t sizes[3] = {cuuint64_t(head_dim), cuuint64_t(heads), cuuint64_t(rows)};
+  const auto row_bytes = cuuint64_t(head_bytes);
+  const cuuint64_t sizes[3] = {row_bytes, cuuint64_t(heads), cuuint64_t(rows)};
   const cuuint64_t strides[2] = {row_bytes, row_bytes * cuuint64_t(heads)};
-  const cuuint32_t box[3] = {64, 1, cuuint32_t(box_rows)};
+  const cuuint32_t box[3] = {cuuint32_t(box_bytes), 1, cuuint32_t(box_rows)};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(base), sizes, strides, box,
-             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(base), sizes, strides, box,
+             steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

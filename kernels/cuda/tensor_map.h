@@ -8,10 +8,10 @@
 
 namespace tributary::cuda {
 
-// A tensor [rows, heads, head_dim] of 16-bit elements, read in boxes of 64 elements of one head by
-// `box_rows` rows, which land in shared memory with 128-byte swizzle. Rows beyond the tensor's read
-// as zeros. Needs a driver that knows tensor maps; touches no device.
-cudaError_t EncodeRows(const void* base, int64_t rows, int32_t heads, int32_t head_dim,
-                       int32_t box_rows, CUtensorMap* map);
+// A tensor [rows, heads, head bytes], read in boxes of `box_bytes` (64 or 128) of one head by
+// `box_rows` rows, which land in shared memory with a swizzle of that width. Rows beyond the
+// tensor's read as zeros. Needs a driver that knows tensor maps; touches no device.
+cudaError_t EncodeRows(const void* base, int64_t rows, int32_t heads, int32_t head_bytes,
+                       int32_t box_bytes, int32_t box_rows, CUtensorMap* map);
 
 }  // namespace tributary::cuda

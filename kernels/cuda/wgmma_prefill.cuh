@@ -7,6 +7,8 @@
 // one weighs while the other's products run.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/prefill_rows.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -21,8 +23,9 @@ struct PrefillTensorMaps {
   CUtensorMap v;
 };
 
-template <DType kComputeType, int kHeadDimension>
+template <DType kScoreType, DType kComputeType, int kHeadDimension>
 struct WgmmaPrefillTraits {
+  static constexpr DType kScores = kScoreType;
   static constexpr DType kCompute = kComputeType;
   static constexpr int kHeadDim = kHeadDimension;
   static constexpr int kRows = kWgmmaPrefillRows;
@@ -30,59 +33,75 @@ struct WgmmaPrefillTraits {
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = 128 * kWarpgroups;  // that compute
   static constexpr int kBlockThreads = kThreads + 128;
-  static constexpr int kPanels = kHeadDim / kPanelElements;
-  static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
-  static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
+  // Of a head's queries and keys, and of the rows of a panel of them.
+  static constexpr int kScoreBytes = kHeadDim * int(SizeOf(kScores));
+  static constexpr int kScoreRowBytes = std::min(128, kScoreBytes);
+  static constexpr int kScorePanels = kScoreBytes / kScoreRowBytes;
+  // The same of values.
+  static constexpr int kValueBytes = kHeadDim * 2;
+  static constexpr int kValueRowBytes = 128;
+  static constexpr int kValuePanels = kValueBytes / kValueRowBytes;
   static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
+  // Two, so that an item's queries can be there before the last item is done with its own.
+  static constexpr int kQueryStages = kHeadDim == 256 ? 1 : 2;
   // Output dimensions of one product, and how many products make up the head.
   static constexpr int kDimsOfProduct = kHeadDim == 64 ? 64 : 128;
   static constexpr int kDimProducts = kHeadDim / kDimsOfProduct;
 
-  struct Tile {
-    alignas(1024) std::byte panels[kPanels][kKeyPanelBytes];
+  struct Queries {
+    alignas(1024) std::byte panels[kScorePanels][kRows * kScoreRowBytes];
+  };
+  struct Keys {
+    alignas(1024) std::byte panels[kScorePanels][kKeys * kScoreRowBytes];
+  };
+  struct Values {
+    alignas(1024) std::byte panels[kValuePanels][kKeys * kValueRowBytes];
   };
   struct Shared {
-    alignas(1024) std::byte q[kPanels][kQueryPanelBytes];
-    Tile k[kStages];
-    Tile v[kStages];
-    CopyBarrier q_full;
-    CopyBarrier q_empty;  // "empty" barriers count one arrival a warp that computes
+    Queries q[kQueryStages];
+    Keys k[kStages];
+    Values v[kStages];
+    CopyBarrier q_full[kQueryStages];
+    CopyBarrier q_empty[kQueryStages];  // "empty" barriers count one arrival a warp that computes
     CopyBarrier k_full[kStages];
     CopyBarrier k_empty[kStages];
     CopyBarrier v_full[kStages];
     CopyBarrier v_empty[kStages];
   };
+  static_assert(sizeof(Shared) <= 227 * 1024);
 };
 
 // Asks for a box of a tensor of rows.
-__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map, int element, int head,
+__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map, int byte, int head,
                                         int row, CopyBarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(shared)),
-      "l"(&map), "r"(element), "r"(head), "r"(row), "r"(SharedAddress(&barrier.state))
+      "l"(&map), "r"(byte), "r"(head), "r"(row), "r"(SharedAddress(&barrier.state))
       : "memory");
 }
 
-template <int kPanels, int kPanelBytes>
+template <int kRowBytes, int kPanels, int kPanelBytes>
 __device__ __forceinline__ void CopyPanels(std::byte (&panels)[kPanels][kPanelBytes],
                                            const CUtensorMap& map, int head, int row,
                                            CopyBarrier& full) {
   full.ArriveAndExpect(kPanels * kPanelBytes);
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) {
-    CopyBox(panels[i], map, i * kPanelElements, head, row, full);
-  }
+  for (int i = 0; i < kPanels; ++i) CopyBox(panels[i], map, i * kRowBytes, head, row, full);
 }
 
-// Where the n-th tile of a block is in the ring.
-template <typename Traits>
+// Where the n-th tile, or the n-th item's queries, of a block are in their ring.
+template <int kStages>
 struct PrefillRingPlace {
   int stage;
   uint32_t parity;
-  __device__ explicit PrefillRingPlace(int tile)
-      : stage(tile % Traits::kStages), parity(tile / Traits::kStages % 2) {}
+  __device__ explicit PrefillRingPlace(int n) : stage(n % kStages), parity(n / kStages % 2) {}
 };
+
+// The next item is soon read by all warps.
+__device__ __forceinline__ void PrefetchItem(const PrefillKernelArgs& args, int index) {
+  if (index >= 0) asm volatile("prefetch.global.L1 [%0];" ::"l"(args.items + index));
+}
 
 template <typename Traits>
 __device__ __forceinline__ int TilesOf(const PrefillItem& item) {
@@ -94,29 +113,35 @@ template <typename Traits>
 __device__ __forceinline__ void CopyItems(const PrefillKernelArgs& args,
                                           const PrefillTensorMaps& maps,
                                           typename Traits::Shared& shared) {
+  using TilePlace = PrefillRingPlace<Traits::kStages>;
   int items_before = 0;
   int tiles_before = 0;
   for (int index = args.item_begin + blockIdx.x; index >= 0;) {
     const PrefillItem item = args.items[index];
     index = item.next;
+    PrefetchItem(args, index);
     const int tiles = TilesOf<Traits>(item);
     if (tiles == 0) continue;
     const int kv_head = args.KvHead(item.head);
     const int first_row = item.key_row + item.key_begin;
     const auto copy_keys = [&](int tile) {
-      const PrefillRingPlace<Traits> place(tiles_before + tile);
+      const TilePlace place(tiles_before + tile);
       shared.k_empty[place.stage].Wait(place.parity ^ 1);
-      CopyPanels(shared.k[place.stage].panels, maps.k, kv_head, first_row + tile * Traits::kKeys,
-                 shared.k_full[place.stage]);
+      CopyPanels<Traits::kScoreRowBytes>(shared.k[place.stage].panels, maps.k, kv_head,
+                                         first_row + tile * Traits::kKeys,
+                                         shared.k_full[place.stage]);
     };
     const auto copy_values = [&](int tile) {
-      const PrefillRingPlace<Traits> place(tiles_before + tile);
+      const TilePlace place(tiles_before + tile);
       shared.v_empty[place.stage].Wait(place.parity ^ 1);
-      CopyPanels(shared.v[place.stage].panels, maps.v, kv_head, first_row + tile * Traits::kKeys,
-                 shared.v_full[place.stage]);
+      CopyPanels<Traits::kValueRowBytes>(shared.v[place.stage].panels, maps.v, kv_head,
+                                         first_row + tile * Traits::kKeys,
+                                         shared.v_full[place.stage]);
     };
-    shared.q_empty.Wait(items_before % 2 ^ 1);
-    CopyPanels(shared.q, maps.q, item.head, item.row_begin, shared.q_full);
+    const PrefillRingPlace<Traits::kQueryStages> queries(items_before);
+    shared.q_empty[queries.stage].Wait(queries.parity ^ 1);
+    CopyPanels<Traits::kScoreRowBytes>(shared.q[queries.stage].panels, maps.q, item.head,
+                                       item.row_begin, shared.q_full[queries.stage]);
     copy_keys(0);
     for (int tile = 1; tile < tiles; ++tile) {
       copy_keys(tile);
@@ -176,25 +201,26 @@ class PrefillWarpgroup {
 
   __device__ void Attend(const PrefillItem& item, int tiles) {
     float factor[2];
-    shared_.q_full.Wait(items_before_ % 2);
-    const PrefillRingPlace<Traits> first(tiles_before_);
+    const PrefillRingPlace<Traits::kQueryStages> queries(items_before_);
+    shared_.q_full[queries.stage].Wait(queries.parity);
+    const PrefillRingPlace<Traits::kStages> first(tiles_before_);
     shared_.k_full[first.stage].Wait(first.parity);
     WgmmaFence();
-    MultiplyKeys(first.stage);
+    MultiplyKeys(queries.stage, first.stage);
     WgmmaCommit();
     WgmmaWaitFor<0>();
     HoldRegisters(s_);
     Release(shared_.k_empty[first.stage]);
-    if (tiles == 1) Release(shared_.q_empty);
+    if (tiles == 1) Release(shared_.q_empty[queries.stage]);
     softmax_.Weigh(item, item.key_begin, s_, factor);
     softmax_.PackWeights(s_, p_);
     for (int tile = 1; tile < tiles; ++tile) {
-      const PrefillRingPlace<Traits> keys(tiles_before_ + tile);
-      const PrefillRingPlace<Traits> values(tiles_before_ + tile - 1);
+      const PrefillRingPlace<Traits::kStages> keys(tiles_before_ + tile);
+      const PrefillRingPlace<Traits::kStages> values(tiles_before_ + tile - 1);
       shared_.k_full[keys.stage].Wait(keys.parity);
       turns_.Take();
       WgmmaFence();
-      MultiplyKeys(keys.stage);
+      MultiplyKeys(queries.stage, keys.stage);
       WgmmaCommit();
       shared_.v_full[values.stage].Wait(values.parity);
       WgmmaFence();
@@ -204,7 +230,7 @@ class PrefillWarpgroup {
       WgmmaWaitFor<1>();
       HoldRegisters(s_);
       Release(shared_.k_empty[keys.stage]);
-      if (tile == tiles - 1) Release(shared_.q_empty);
+      if (tile == tiles - 1) Release(shared_.q_empty[queries.stage]);
       const bool raised = softmax_.Weigh(item, item.key_begin + tile * Traits::kKeys, s_, factor);
       WgmmaWaitFor<0>();
       HoldOutputs();
@@ -218,7 +244,7 @@ class PrefillWarpgroup {
         }
       }
     }
-    const PrefillRingPlace<Traits> last(tiles_before_ + tiles - 1);
+    const PrefillRingPlace<Traits::kStages> last(tiles_before_ + tiles - 1);
     shared_.v_full[last.stage].Wait(last.parity);
     ClearForeignValues(item, item.key_begin + (tiles - 1) * Traits::kKeys, last.stage);
     WgmmaFence();
@@ -232,20 +258,22 @@ class PrefillWarpgroup {
   }
 
   // Issues S = Q K^T.
-  __device__ void MultiplyKeys(int stage) {
-    const uint32_t q = SharedAddress(shared_.q) + warpgroup_ * 64 * kPanelRowBytes;
+  __device__ void MultiplyKeys(int query_stage, int stage) {
+    constexpr int kRowBytes = Traits::kScoreRowBytes;
+    constexpr int kSteps = kRowBytes / kStepBytes;
+    const uint32_t q = SharedAddress(shared_.q[query_stage].panels) + warpgroup_ * 64 * kRowBytes;
     const uint32_t k = SharedAddress(shared_.k[stage].panels);
-    constexpr int kSteps = kPanelElements / 16;
 #pragma unroll
-    for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+    for (int step = 0; step < Traits::kScoreBytes / kStepBytes; ++step) {
+      const int panel = step / kSteps;
       const uint64_t a =
-          RowMajorDescriptor(q + step / kSteps * Traits::kQueryPanelBytes, step % kSteps);
+          RowMajorDescriptor<kRowBytes>(q + panel * Traits::kRows * kRowBytes, step % kSteps);
       const uint64_t b =
-          RowMajorDescriptor(k + step / kSteps * Traits::kKeyPanelBytes, step % kSteps);
+          RowMajorDescriptor<kRowBytes>(k + panel * Traits::kKeys * kRowBytes, step % kSteps);
       if (step == 0) {
-        WgmmaShared<Traits::kCompute, false>(s_, a, b);
+        WgmmaShared<Traits::kScores, false>(s_, a, b);
       } else {
-        WgmmaShared<Traits::kCompute, true>(s_, a, b);
+        WgmmaShared<Traits::kScores, true>(s_, a, b);
       }
     }
   }
@@ -253,15 +281,15 @@ class PrefillWarpgroup {
   // Issues O += P V.
   __device__ void AddValues(int stage) {
     const uint32_t v = SharedAddress(shared_.v[stage].panels);
-    constexpr int kPanelsOfProduct = Traits::kDimsOfProduct / kPanelElements;
+    constexpr int kPanelBytes = Traits::kKeys * Traits::kValueRowBytes;
+    constexpr int kProductBytes = Traits::kDimsOfProduct * 2 / Traits::kValueRowBytes * kPanelBytes;
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < Traits::kDimProducts; ++i) {
         WgmmaRegisters<Traits::kCompute>(
             o_[i], p_[4 * step], p_[4 * step + 1], p_[4 * step + 2], p_[4 * step + 3],
-            ColumnMajorDescriptor(v + i * kPanelsOfProduct * Traits::kKeyPanelBytes, step,
-                                  Traits::kKeyPanelBytes));
+            ColumnMajorDescriptor(v + i * kProductBytes, step, kPanelBytes));
       }
     }
   }
@@ -271,10 +299,10 @@ class PrefillWarpgroup {
   __device__ void ClearForeignValues(const PrefillItem& item, int first_key, int stage) {
     const int begin = item.key_limit - first_key;
     if (begin >= Traits::kKeys) return;  // the same for both warpgroups
-    constexpr int kVectors = kPanelRowBytes / 16;
+    constexpr int kVectors = Traits::kValueRowBytes / 16;
     const int count = (Traits::kKeys - begin) * kVectors;
 #pragma unroll
-    for (int panel = 0; panel < Traits::kPanels; ++panel) {
+    for (int panel = 0; panel < Traits::kValuePanels; ++panel) {
       auto* rows = reinterpret_cast<uint4*>(shared_.v[stage].panels[panel]) + begin * kVectors;
       for (int i = threadIdx.x; i < count; i += Traits::kThreads) rows[i] = make_uint4(0, 0, 0, 0);
     }
@@ -312,8 +340,10 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   if (threadIdx.x == 0) {
     constexpr int kWarps = Traits::kThreads / 32;
-    shared.q_full.Init(1);
-    shared.q_empty.Init(kWarps);
+    for (int i = 0; i < Traits::kQueryStages; ++i) {
+      shared.q_full[i].Init(1);
+      shared.q_empty[i].Init(kWarps);
+    }
     for (int i = 0; i < Traits::kStages; ++i) {
       shared.k_full[i].Init(1);
       shared.v_full[i].Init(1);

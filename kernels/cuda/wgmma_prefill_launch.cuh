@@ -5,18 +5,21 @@
 
 namespace tributary::cuda {
 
-template <DType kCompute, int kHeadDim>
+template <DType kScores, DType kCompute, int kHeadDim>
 cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
-  using Traits = WgmmaPrefillTraits<kCompute, kHeadDim>;
+  using Traits = WgmmaPrefillTraits<kScores, kCompute, kHeadDim>;
   const auto kernel = WgmmaPrefillKernel<Traits>;
   constexpr int kBytes = sizeof(typename Traits::Shared);
   PrefillTensorMaps maps;
-  cudaError_t error = EncodeRows(args.q, args.rows, args.q_heads, kHeadDim, Traits::kRows, &maps.q);
+  cudaError_t error = EncodeRows(args.q, args.rows, args.q_heads, Traits::kScoreBytes,
+                                 Traits::kScoreRowBytes, Traits::kRows, &maps.q);
   if (error == cudaSuccess) {
-    error = EncodeRows(args.k, args.tokens, args.kv_heads, kHeadDim, Traits::kKeys, &maps.k);
+    error = EncodeRows(args.k, args.tokens, args.kv_heads, Traits::kScoreBytes,
+                       Traits::kScoreRowBytes, Traits::kKeys, &maps.k);
   }
   if (error == cudaSuccess) {
-    error = EncodeRows(args.v, args.tokens, args.kv_heads, kHeadDim, Traits::kKeys, &maps.v);
+    error = EncodeRows(args.v, args.tokens, args.kv_heads, Traits::kValueBytes,
+                       Traits::kValueRowBytes, Traits::kKeys, &maps.v);
   }
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -28,11 +31,15 @@ cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStrea
 
 }  // namespace tributary::cuda
 
-// One head dim, both types computed in.
-#define TRIBUTARY_WGMMA_PREFILL(head_dim)                                                     \
-  namespace tributary::cuda {                                                                 \
-  template cudaError_t RunWgmmaPrefill<DType::kBf16, head_dim>(const PrefillKernelArgs&, int, \
-                                                               cudaStream_t);                 \
-  template cudaError_t RunWgmmaPrefill<DType::kF16, head_dim>(const PrefillKernelArgs&, int,  \
-                                                              cudaStream_t);                  \
+// One head dim, every type of keys and of values.
+#define TRIBUTARY_WGMMA_PREFILL(head_dim)                                       \
+  namespace tributary::cuda {                                                   \
+  template cudaError_t RunWgmmaPrefill<DType::kBf16, DType::kBf16, head_dim>(   \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kF16, DType::kF16, head_dim>(     \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, head_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, head_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
   }

@@ -1,8 +1,9 @@
 // Warpgroup products for tiles of query rows (sm_90a): D[64 x N] += A[64 x 16] B[16 x N] with A in
 // shared memory or in registers, and B in shared memory with either index contiguous.
 //
-// Tiles are what the copy engine writes with 128-byte swizzle: panels of 64 elements (128 bytes) of
-// consecutive rows, 16-byte chunks exchanged within every eight rows, aligned to 1024 bytes.
+// Tiles are what the copy engine writes with swizzle: panels of consecutive rows, 128 bytes wide
+// (or 64, when a row has no more), 16-byte chunks exchanged within every eight rows, aligned to
+// 1024 bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +13,27 @@
 
 namespace tributary::cuda {
 
-inline constexpr int kPanelElements = 64;
-inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kStepBytes = 32;  // of a row, that one product sums over
 
-// Operand A or B whose rows are the index that is not summed over (queries, keys), from element
-// 16 * step of the panel's rows on.
+// Operand A or B whose rows are the index that is not summed over (queries, keys), from byte
+// kStepBytes * step of the panel's rows on (PTX ISA, "matrix descriptor", K-major).
+template <int kRowBytes>
 __device__ __forceinline__ uint64_t RowMajorDescriptor(uint32_t panel, int step) {
-  return TileDescriptor(panel, step);
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  constexpr uint64_t kSwizzle = uint64_t{kRowBytes == 128 ? 1 : 2} << 62;
+  constexpr uint64_t kEightRows = uint64_t{8 * kRowBytes >> 4} << 32;
+  constexpr uint64_t kLeading = uint64_t{1} << 16;  // not used with a swizzle
+  return kSwizzle | kEightRows | kLeading | ((panel + step * kStepBytes) >> 4 & 0x3fff);
 }
 
-// Operand B whose rows are summed over (values): rows [16 * step, 16 * step + 16), whose further
-// panels are `panel_bytes` apart (PTX ISA, "matrix descriptor", MN-major).
+// Operand B whose rows, 128 bytes wide, are summed over (values): rows [16 * step, 16 * step + 16),
+// whose further panels are `panel_bytes` apart (MN-major).
 __device__ __forceinline__ uint64_t ColumnMajorDescriptor(uint32_t panel, int step,
                                                           uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{panel_bytes >> 4} << 16 |
-         ((panel + step * 16 * kPanelRowBytes) >> 4 & 0x3fff);
+         ((panel + step * 16 * 128) >> 4 & 0x3fff);
 }
 
 // Waits for all but the last kPending groups of products.
@@ -59,22 +64,34 @@ __device__ __forceinline__ void HoldRegisters(float (&x)[kCount]) {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
-#define TRIBUTARY_SHARED_64(type)                                                     \
-  asm volatile(                                                                       \
-      "{ .reg .pred accumulate;\n"                                                    \
-      "  setp.ne.b32 accumulate, %34, 0;\n"                                           \
-      "  wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TRIBUTARY_D32 \
-      ", %32, %33, accumulate, 1, 1, 0, 0; }"                                         \
-      : TRIBUTARY_F32S(0)                                                             \
+// `types` as in "k16.f32.bf16.bf16", `tail` the immediates after the predicate.
+#define TRIBUTARY_SHARED_64(types, tail)                              \
+  asm volatile(                                                       \
+      "{ .reg .pred accumulate;\n"                                    \
+      "  setp.ne.b32 accumulate, %34, 0;\n"                           \
+      "  wgmma.mma_async.sync.aligned.m64n64" types " " TRIBUTARY_D32 \
+      ", %32, %33, accumulate, " tail "; }"                           \
+      : TRIBUTARY_F32S(0)                                             \
       : "l"(a), "l"(b), "n"(kAccumulate))
-#define TRIBUTARY_SHARED_128(type)                                                     \
-  asm volatile(                                                                        \
-      "{ .reg .pred accumulate;\n"                                                     \
-      "  setp.ne.b32 accumulate, %66, 0;\n"                                            \
-      "  wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TRIBUTARY_D64 \
-      ", %64, %65, accumulate, 1, 1, 0, 0; }"                                          \
-      : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                                          \
+#define TRIBUTARY_SHARED_128(types, tail)                              \
+  asm volatile(                                                        \
+      "{ .reg .pred accumulate;\n"                                     \
+      "  setp.ne.b32 accumulate, %66, 0;\n"                            \
+      "  wgmma.mma_async.sync.aligned.m64n128" types " " TRIBUTARY_D64 \
+      ", %64, %65, accumulate, " tail "; }"                            \
+      : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                          \
       : "l"(a), "l"(b), "n"(kAccumulate))
+// Queries in e4m3 and keys in any type of eight bits; or both in the same type of sixteen.
+#define TRIBUTARY_SHARED(size)                                  \
+  if constexpr (kType == DType::kBf16) {                        \
+    TRIBUTARY_SHARED_##size("k16.f32.bf16.bf16", "1, 1, 0, 0"); \
+  } else if constexpr (kType == DType::kF16) {                  \
+    TRIBUTARY_SHARED_##size("k16.f32.f16.f16", "1, 1, 0, 0");   \
+  } else if constexpr (kType == DType::kFp8E4M3) {              \
+    TRIBUTARY_SHARED_##size("k32.f32.e4m3.e4m3", "1, 1");       \
+  } else {                                                      \
+    TRIBUTARY_SHARED_##size("k32.f32.e4m3.e5m2", "1, 1");       \
+  }
 #define TRIBUTARY_REGISTERS_64(type)                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TRIBUTARY_D32 \
                ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                    \
@@ -86,22 +103,14 @@ __device__ __forceinline__ void HoldRegisters(float (&x)[kCount]) {
                : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                                        \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b))
 
-// D (+)= A B with both operands' rows not summed over.
-template <DType kCompute, bool kAccumulate>
+// D (+)= A B with both operands' rows not summed over, kStepBytes of each.
+template <DType kType, bool kAccumulate>
 __device__ __forceinline__ void WgmmaShared(float (&d)[32], uint64_t a, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_SHARED_64("bf16");
-  } else {
-    TRIBUTARY_SHARED_64("f16");
-  }
+  TRIBUTARY_SHARED(64)
 }
-template <DType kCompute, bool kAccumulate>
+template <DType kType, bool kAccumulate>
 __device__ __forceinline__ void WgmmaShared(float (&d)[64], uint64_t a, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_SHARED_128("bf16");
-  } else {
-    TRIBUTARY_SHARED_128("f16");
-  }
+  TRIBUTARY_SHARED(128)
 }
 
 // D += A B with A in registers and the rows of B summed over.
@@ -128,6 +137,7 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[64], uint32_t a0, uint
 #undef TRIBUTARY_F32S
 #undef TRIBUTARY_D32
 #undef TRIBUTARY_D64
+#undef TRIBUTARY_SHARED
 #undef TRIBUTARY_SHARED_64
 #undef TRIBUTARY_SHARED_128
 #undef TRIBUTARY_REGISTERS_64

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
 
@@ -41,6 +42,7 @@ struct Case {
   float soft_cap = 0.0f;
   bool scaled = false;
   bool portable = false;
+  bool fp8_queries = false;
   float q_magnitude = 1.0f;
   int32_t blocks = 0;              // 0: as many as the GPU has multiprocessors
   int64_t workspace_slots = 4096;  // several passes when it is short
@@ -51,7 +53,8 @@ std::string Describe(const Case& c) {
   std::string text = std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " d" +
                      std::to_string(c.head_dim) + " group " + std::to_string(c.group) + " page " +
                      std::to_string(c.page_size) + " q " + Name(c.q) + " o " + Name(c.o) +
-                     (c.portable ? " portable" : "") + " sequences";
+                     (c.portable ? " portable" : "") + (c.fp8_queries ? " fp8 queries" : "") +
+                     " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
     if (s.window >= 0) text += "w" + std::to_string(s.window);
@@ -132,7 +135,7 @@ class Call {
     shape.page_size = case_.context ? case_.page_size : 0;
     shape.head_begin = case_.head_begin;
     shape.head_count = case_.head_count;
-    const PrefillChoice choice = ChoosePrefill(device, shape, {case_.portable});
+    const PrefillChoice choice = ChoosePrefill(device, shape, {case_.portable, case_.fp8_queries});
     PrefillPlanShape plan_shape = PrefillPlanShapeFor(choice, shape, device, case_.workspace_slots);
     plan_shape.accumulate = accumulate;
     PrefillPlan plan;
@@ -274,6 +277,7 @@ class Call {
 
 // Values are about 1 in size and averaged, so an absolute bound is the meaningful one.
 double Tolerance(const Case& c) {
+  if (c.fp8_queries) return 0.15;  // logits lose up to 2^-4 of every product
   const bool bf16 = c.kv == DType::kBf16 || (IsFp8(c.kv) && c.q == DType::kBf16);
   if (!bf16) return c.o == DType::kBf16 ? 1e-2 : 2e-3;
   return c.q == DType::kBf16 ? 1e-2 : 2e-2;
@@ -310,7 +314,7 @@ void ExpectMatchesReference(const Case& c) {
   ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
   const ReferenceResult expected = call.Expected();
   ExpectClose(o, expected.o, Tolerance(c), "o");
-  ExpectClose(lse, expected.lse, c.q == c.kv ? 1e-3 : 2e-2, "lse");
+  ExpectClose(lse, expected.lse, c.fp8_queries ? 0.1 : c.q == c.kv ? 1e-3 : 2e-2, "lse");
 }
 
 // (head dim, portable)
@@ -420,6 +424,44 @@ TEST_P(Prefill, ContextInSeveralPasses) {
   }
 }
 
+TEST_P(Prefill, FewRowsOverLongContextAreSplit) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (DType o : {DType::kF32, DType::kBf16}) {
+      Case c = Base(true, kv);
+      c.o = o;
+      c.sequences = {{1900, 70}, {0, 3}, {130, 90, 50}};
+      ExpectMatchesReference(c);
+    }
+  }
+  Case c = Base(true, DType::kF16);
+  c.sequences = {{1500, 100}};
+  Call call(c);
+  const ReferenceResult part = call.Expected();
+  std::vector<float> o(part.o.begin(), part.o.end()), lse(part.lse.begin(), part.lse.end());
+  std::vector<double> expected_lse = part.lse;
+  for (double& x : expected_lse) x += std::log(2.0);
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse, /*accumulate=*/true));
+  ExpectClose(o, part.o, Tolerance(c), "o");
+  ExpectClose(lse, expected_lse, 1e-3, "lse");
+}
+
+TEST_P(Prefill, QueriesInFp8OnRequest) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  if (std::get<1>(GetParam())) GTEST_SKIP() << "sm_90a only";
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+    for (DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
+      Case c = Base(true, kv);
+      c.q = q;
+      c.fp8_queries = true;
+      c.scaled = true;
+      c.q_magnitude = q == DType::kF32 ? 1e9f : 1.0f;
+      c.sequences = {{700, 200}, {33, 40, 20}, {1200, 65, -1, false}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
 TEST_P(Prefill, OneBlockTakesAllItems) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int32_t blocks : {1, 3}) {
@@ -506,6 +548,17 @@ TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {
   EXPECT_EQ(compute(DType::kFp8E5M2, DType::kF32), DType::kF16);
 }
 
+TEST(PrefillChoiceTest, QueriesInFp8NeedAnFp8CacheAndSm90) {
+  PrefillShape shape = SomeShape();
+  shape.page_size = 16;
+  const PrefillOptions options{.fp8_queries = true};
+  EXPECT_THAT(Validate({90, 132}, shape, options).message(), ::testing::HasSubstr("q_dtype"));
+  shape.kv = DType::kFp8E5M2;
+  EXPECT_TRUE(Validate({90, 132}, shape, options).ok());
+  EXPECT_EQ(ChoosePrefill({90, 132}, shape, options).compute, DType::kF16);
+  EXPECT_THAT(Validate({89, 100}, shape, options).message(), ::testing::HasSubstr("q_dtype"));
+}
+
 TEST(PrefillChoiceTest, RefusesWhatNoKernelSupports) {
   const auto message = [](auto change) {
     PrefillShape shape = SomeShape();
@@ -541,7 +594,7 @@ TEST(PrefillPlanTest, DealsEveryItemOnce) {
   std::vector<int64_t> loads;
   for (int32_t block = 0; block < plan.passes[0].blocks; ++block) {
     int64_t& load = loads.emplace_back();
-    int32_t previous = INT32_MAX;
+    int32_t previous = 1 << 20;
     for (int32_t index = block; index >= 0; index = plan.items[index].next) {
       ++seen[index];
       load += plan.items[index].key_end;
@@ -552,6 +605,41 @@ TEST(PrefillPlanTest, DealsEveryItemOnce) {
   EXPECT_THAT(seen, ::testing::Each(1));
   EXPECT_LE(*std::max_element(loads.begin(), loads.end()),
             *std::min_element(loads.begin(), loads.end()) * 5 / 4);
+}
+
+// Pieces of an item follow each other and cover it, and no partial is left out.
+TEST(PrefillPlanTest, FewItemsAreSplitOverTheirKeys) {
+  PrefillPlanShape shape;
+  shape.head_count = 2;
+  shape.blocks = 13;
+  shape.workspace_slots = 4096;
+  const std::vector<PrefillEntry> entries = {{0, 130, 0}};
+  std::vector<KeyRange> keys(130, {300, 2000});
+  keys[129] = {0, 0};
+  PrefillPlan plan;
+  PlanPrefillContext(shape, entries, keys, &plan);
+  ASSERT_EQ(plan.passes.size(), 1u);
+  EXPECT_EQ(plan.passes[0].splits, 3);  // two tiles of rows, two heads
+  EXPECT_EQ(plan.passes[0].row_count, 130);
+  ASSERT_EQ(plan.items.size(), 12u);
+  for (int32_t row_begin : {0, 128}) {
+    for (int32_t head : {0, 1}) {
+      int32_t end = 256;
+      for (int32_t split = 0; split < 3; ++split) {
+        const auto piece =
+            std::find_if(plan.items.begin(), plan.items.end(), [&](const PrefillItem& item) {
+              return item.row_begin == row_begin && item.head == head && item.split == split;
+            });
+        ASSERT_NE(piece, plan.items.end());
+        EXPECT_EQ(piece->key_begin, end);
+        end = piece->key_end;
+      }
+      EXPECT_EQ(end, 2000);
+    }
+  }
+  shape.blocks = 7;
+  PlanPrefillContext(shape, entries, keys, &plan);
+  EXPECT_EQ(plan.passes[0].splits, 1);
 }
 
 TEST(PrefillPlanTest, ContextIsGatheredWithinTheWorkspace) {

@@ -1,0 +1,348 @@
+// How fast prefill is on one GPU: new tokens over each other, and over context in the paged cache.
+//
+// Cold L2: consecutive calls use different copies of every tensor, together several times the L2.
+// The calls are captured in one CUDA graph; a figure is the median of its replays divided by its
+// calls. Each case is checked, on sampled rows and heads, against a float64 kernel that shares
+// nothing with those under test but the layout, before it is timed. Usage:
+//   prefill_bench [--only TEXT] [--json FILE] [--portable] [--workspace SLOTS]
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "bench/kernels/cuda/gpu_bench.h"
+#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/prefill.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr size_t kRotatedBytes = size_t{256} << 20;
+
+struct Case {
+  std::string name;
+  int32_t batch = 1;
+  int32_t new_tokens = 0;
+  int64_t context = 0;
+  DType kv = DType::kBf16;  // of the cache
+  int32_t q_heads = 32;
+  int32_t kv_heads = 8;
+  int32_t head_dim = 128;
+  int32_t page_size = 16;
+  bool fp8_queries = false;
+};
+
+// One row and head, by the definition, in float64, over slots [0, context) of the cache and new
+// tokens [0, visible). One block of 256 threads.
+__global__ void NaiveRow(PrefillArgs context, DType kv, int page_size, int32_t page_table,
+                         int64_t slots, PrefillArgs fresh, int32_t token_begin, int32_t visible,
+                         int q_heads, int kv_heads, int head_dim, int row, int head, double* o,
+                         double* lse) {
+  __shared__ double scratch[256];
+  const int kv_head = head / (q_heads / kv_heads);
+  const int bytes = static_cast<int>(SizeOf(kv));
+  const size_t plane = size_t(page_size) * head_dim;
+  const auto element = [&](int64_t key, int d, bool values) {
+    if (key >= slots) {
+      const size_t token = token_begin + (key - slots);
+      return ElementAt(DType::kBf16, values ? fresh.v : fresh.k,
+                       (token * kv_heads + kv_head) * head_dim + d);
+    }
+    const int32_t page = context.page_tables[page_table + key / page_size];
+    const size_t base = (size_t(page) * 2 * kv_heads + (values ? kv_heads : 0) + kv_head) * plane;
+    const int token = static_cast<int>(key % page_size);
+    const size_t at =
+        values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
+    return ElementAt(kv, context.cache, base + at / bytes);
+  };
+  const auto logit = [&](int64_t key) {
+    double x = 0;
+    for (int d = 0; d < head_dim; ++d) {
+      x += element(key, d, false) *
+           ElementAt(DType::kBf16, fresh.q, (size_t(row) * q_heads + head) * head_dim + d);
+    }
+    return x * fresh.sm_scale;
+  };
+  // The logits are small enough here to be summed without a maximum.
+  double sum = 0;
+  for (int64_t key = threadIdx.x; key < slots + visible; key += 256) sum += exp(logit(key));
+  scratch[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 1; i < 256; ++i) sum += scratch[i];
+    scratch[0] = sum;
+    *lse = log(sum);
+  }
+  for (int d = threadIdx.x; d < head_dim; d += 256) o[d] = 0;
+  __syncthreads();
+  sum = scratch[0];
+  for (int64_t key = threadIdx.x; key < slots + visible; key += 256) {
+    const double weight = exp(logit(key)) / sum;
+    for (int d = 0; d < head_dim; ++d) atomicAdd(o + d, weight * element(key, d, true));
+  }
+}
+
+// A plan on the device.
+struct DevicePlan {
+  explicit DevicePlan(const PrefillPlan& plan)
+      : items(plan.items), gathers(plan.gathers), keys(plan.keys), passes(plan.passes) {}
+  void Set(PrefillArgs* args) const {
+    args->items = items.data();
+    args->gathers = gathers.data();
+    args->keys = keys.data();
+  }
+  GpuArray<PrefillItem> items;
+  GpuArray<PrefillGather> gathers;
+  GpuArray<RowKeys> keys;
+  std::vector<PrefillPass> passes;
+};
+
+struct Result {
+  double microseconds = 0;
+  double operations = 0;
+  double error = 0;
+  std::string kernel;
+};
+
+class Bench {
+ public:
+  Bench(bool portable, int64_t workspace_slots)
+      : portable_(portable), workspace_slots_(workspace_slots) {
+    Check(QueryDevice(0, &device_));
+  }
+
+  Result Run(const Case& c) {
+    const int32_t rows = c.batch * c.new_tokens;
+    const size_t q_elements = size_t(rows) * c.q_heads * c.head_dim;
+    const size_t kv_elements = size_t(rows) * c.kv_heads * c.head_dim;
+    const int64_t pages_of_one = (c.context + c.page_size - 1) / c.page_size;
+    const size_t pages = pages_of_one * c.batch;
+    const size_t page_bytes = size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
+    const size_t bytes = (2 * q_elements + 2 * kv_elements) * 2 + pages * page_bytes;
+    const auto copies = static_cast<int>(std::max<size_t>(2, kRotatedBytes / bytes + 1));
+
+    PrefillShape fresh_shape;
+    fresh_shape.head_dim = c.head_dim;
+    fresh_shape.q_heads = fresh_shape.head_count = c.q_heads;
+    fresh_shape.kv_heads = c.kv_heads;
+    PrefillShape context_shape = fresh_shape;
+    context_shape.kv = c.kv;
+    context_shape.page_size = c.page_size;
+    const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
+    const PrefillChoice context_choice =
+        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries});
+
+    std::vector<PrefillEntry> entries;
+    std::vector<KeyRange> fresh_keys, context_keys;
+    for (int32_t i = 0; i < c.batch; ++i) {
+      PrefillEntry entry;
+      entry.row_begin = entry.token_begin = i * c.new_tokens;
+      entry.row_count = entry.token_count = c.new_tokens;
+      entry.page_table = static_cast<int32_t>(i * pages_of_one);
+      entries.push_back(entry);
+      for (int32_t row = 0; row < c.new_tokens; ++row) {
+        fresh_keys.push_back({0, row + 1});
+        context_keys.push_back({0, c.context});
+      }
+    }
+    PrefillPlan plan;
+    PrefillPlanShape plan_shape =
+        PrefillPlanShapeFor(context_choice, context_shape, device_, workspace_slots_);
+    PlanPrefillContext(plan_shape, entries, context_keys, &plan);
+    const DevicePlan context_plan(plan);
+    plan_shape = PrefillPlanShapeFor(fresh_choice, fresh_shape, device_);
+    plan_shape.accumulate = c.context > 0;
+    PlanPrefillNewTokens(plan_shape, entries, fresh_keys, &plan);
+    const DevicePlan fresh_plan(plan);
+
+    std::vector<int32_t> table(pages);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(7));
+    const GpuArray<int32_t> page_tables(table);
+    const GpuArray<std::byte> workspace(
+        PrefillWorkspaceBytes(context_choice, context_shape, rows, workspace_slots_));
+    std::vector<GpuArray<std::byte>> q, k, v, cache, o;
+    for (int i = 0; i < copies; ++i) {
+      q.emplace_back(q_elements * 2);
+      k.emplace_back(kv_elements * 2);
+      v.emplace_back(kv_elements * 2);
+      cache.emplace_back(pages * page_bytes);
+      o.emplace_back(q_elements * 4);
+      FillRandom(q.back(), DType::kBf16, 4 * i);
+      FillRandom(k.back(), DType::kBf16, 4 * i + 1);
+      FillRandom(v.back(), DType::kBf16, 4 * i + 2);
+      FillRandom(cache.back(), c.kv, 4 * i + 3);
+      o.back().Poison();
+    }
+    GpuArray<float> lse(size_t(rows) * c.q_heads);
+    lse.Poison();
+
+    PrefillArgs args;
+    args.rows = args.tokens = rows;
+    args.page_tables = page_tables.data();
+    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    // Parts are merged in f32; one part alone gives the model's own type.
+    args.o_dtype = c.context > 0 ? DType::kF32 : DType::kBf16;
+    args.lse = lse.data();
+    args.workspace = workspace.data();
+    args.workspace_slots = workspace_slots_;
+    const auto args_of = [&](int copy) {
+      PrefillArgs own = args;
+      own.q = q[copy].data();
+      own.k = k[copy].data();
+      own.v = v[copy].data();
+      own.cache = cache[copy].data();
+      own.o = o[copy].data();
+      return own;
+    };
+    const auto launch = [&](int call) {
+      PrefillArgs own = args_of(call % copies);
+      if (c.context > 0) {
+        context_plan.Set(&own);
+        Check(LaunchPrefill(context_choice, context_shape, context_plan.passes, own,
+                            timer_.stream()));
+      }
+      fresh_plan.Set(&own);
+      Check(LaunchPrefill(fresh_choice, fresh_shape, fresh_plan.passes, own, timer_.stream()));
+    };
+
+    Result result;
+    result.kernel = ToString(c.context > 0 ? context_choice : fresh_choice);
+    launch(copies - 1);
+    Check(cudaStreamSynchronize(timer_.stream()), "prefill");
+    result.error = Compare(c, args_of(copies - 1), entries);
+    result.microseconds = timer_.MicrosecondsOf(std::max(copies, 4), launch);
+    const double pairs =
+        double(rows) * (double(c.context) + (double(c.new_tokens) + 1) / 2) * c.q_heads;
+    result.operations = 4 * pairs * c.head_dim;
+    return result;
+  }
+
+ private:
+  // The largest error of O and LSE over a few rows and heads, O's relative to what its type rounds.
+  double Compare(const Case& c, const PrefillArgs& args, const std::vector<PrefillEntry>& entries) {
+    const GpuArray<double> expected(c.head_dim + 1);
+    double worst = 0;
+    constexpr int kSamples = 5;
+    for (int i = 0; i < kSamples; ++i) {
+      const PrefillEntry& entry = entries[i * (entries.size() - 1) / (kSamples - 1)];
+      const int in_entry = i * (entry.row_count - 1) / (kSamples - 1);
+      const int row = entry.row_begin + in_entry;
+      const int head = i * (c.q_heads - 1) / (kSamples - 1);
+      NaiveRow<<<1, 256>>>(args, c.kv, c.page_size, entry.page_table, c.context, args,
+                           entry.token_begin, in_entry + 1, c.q_heads, c.kv_heads, c.head_dim, row,
+                           head, expected.data(), expected.data() + c.head_dim);
+      Check(cudaDeviceSynchronize(), "check");
+      const size_t at = size_t(row) * c.q_heads + head;
+      float lse = 0;
+      Check(cudaMemcpy(&lse, args.lse + at, sizeof(lse), cudaMemcpyDeviceToHost), "check");
+      worst = std::max(worst, std::abs(lse - expected.At(c.head_dim)));
+      if (std::isnan(lse)) return INFINITY;
+      for (int d = 0; d < c.head_dim; ++d) {
+        const size_t element = at * c.head_dim + d;
+        float actual = 0;
+        if (args.o_dtype == DType::kF32) {
+          Check(
+              cudaMemcpy(&actual, static_cast<float*>(args.o) + element, 4, cudaMemcpyDeviceToHost),
+              "check");
+        } else {
+          uint16_t bits = 0;
+          Check(cudaMemcpy(&bits, static_cast<uint16_t*>(args.o) + element, 2,
+                           cudaMemcpyDeviceToHost),
+                "check");
+          actual = FloatFromBf16(bits);
+        }
+        const double error = std::abs(actual - expected.At(d));
+        worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+      }
+    }
+    return worst;
+  }
+
+  const bool portable_;
+  const int64_t workspace_slots_;
+  DeviceProperties device_;
+  GraphTimer timer_;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  const auto add = [&](std::string name, Case c) {
+    c.name = name + ", " + std::to_string(c.q_heads) + "/" + std::to_string(c.kv_heads) + ", D " +
+             std::to_string(c.head_dim);
+    if (c.context > 0) c.name = std::string(Name(c.kv)) + " " + c.name;
+    cases.push_back(c);
+  };
+  for (int32_t tokens : {1024, 2048, 4096, 8192, 16384, 32768}) {
+    add(std::to_string(tokens / 1024) + "K new", {.new_tokens = tokens});
+  }
+  add("8 x 1K new", {.batch = 8, .new_tokens = 1024});
+  add("8K new", {.new_tokens = 8192, .q_heads = 64, .kv_heads = 8, .head_dim = 64});
+  add("8K new", {.new_tokens = 8192, .q_heads = 16, .kv_heads = 4, .head_dim = 256});
+  for (DType kv : {DType::kBf16, DType::kFp8E4M3}) {
+    add("2K new over 64K", {.new_tokens = 2048, .context = 65536, .kv = kv});
+    add("4 x (4K new over 8K)", {.batch = 4, .new_tokens = 4096, .context = 8192, .kv = kv});
+    add("128 new over 64K", {.new_tokens = 128, .context = 65536, .kv = kv});
+    add("512 new over 32K", {.new_tokens = 512, .context = 32768, .kv = kv});
+  }
+  add("2K new over 64K, FP8 queries",
+      {.new_tokens = 2048, .context = 65536, .kv = DType::kFp8E4M3, .fp8_queries = true});
+  return cases;
+}
+
+int Main(int argc, char** argv) {
+  std::string only;
+  std::string json;
+  bool portable = false;
+  int64_t workspace_slots = 65536;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--only") {
+      only = value, ++i;
+    } else if (flag == "--json") {
+      json = value, ++i;
+    } else if (flag == "--portable") {
+      portable = true;
+    } else if (flag == "--workspace") {
+      workspace_slots = std::atoll(value), ++i;
+    } else {
+      std::fprintf(stderr, "unknown flag %s\n", argv[i]);
+      return 2;
+    }
+  }
+  Bench bench(portable, workspace_slots);
+  FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");
+  if (out != nullptr) std::fprintf(out, "{\"cases\": [");
+  std::printf("%-48s %10s %8s %9s  %s\n", "case", "us", "TFLOP/s", "error", "kernel");
+  bool wrong = false;
+  bool first = true;
+  for (const Case& c : Cases()) {
+    if (c.name.find(only) == std::string::npos) continue;
+    const Result r = bench.Run(c);
+    std::printf("%-48s %10.1f %8.0f %9.1e  %s\n", c.name.c_str(), r.microseconds,
+                r.operations / r.microseconds * 1e-6, r.error, r.kernel.c_str());
+    std::fflush(stdout);
+    if (!(r.error < 2e-2)) wrong = true;
+    if (out != nullptr) {
+      std::fprintf(out,
+                   "%s\n{\"case\": \"%s\", \"us\": %.2f, \"operations\": %.4g, \"error\": %.3g, "
+                   "\"kernel\": \"%s\"}",
+                   first ? "" : ",", c.name.c_str(), r.microseconds, r.operations, r.error,
+                   r.kernel.c_str());
+    }
+    first = false;
+  }
+  if (out != nullptr) {
+    std::fprintf(out, "\n]}\n");
+    std::fclose(out);
+  }
+  if (wrong) std::fprintf(stderr, "a result differs from the reference\n");
+  return wrong ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace tributary::cuda
+
+int main(int argc, char** argv) { return tributary::cuda::Main(argc, argv); }
