@@ -24,3 +24,16 @@ if(NOT TRIBUTARY_CUDA STREQUAL "OFF")
   endif()
 endif()
 message(STATUS "CUDA: ${TRIBUTARY_WITH_CUDA}")
+
+# What a library's kernels are compiled for, from CMAKE_CUDA_ARCHITECTURES. Machine code for sm_80 also
+# runs on sm_86, and nothing here is faster when compiled for it. sm_89 also leaves PTX behind, for
+# architectures that nobody has named.
+function(tributary_fat_binary target)
+  set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+  if("80" IN_LIST architectures)
+    list(REMOVE_ITEM architectures 86)
+  endif()
+  list(TRANSFORM architectures REPLACE "^([0-9]+a?)$" "\\1-real")
+  list(TRANSFORM architectures REPLACE "^89-real$" "89")
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+endfunction()

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "collective/direct_layout.h"
 #include "collective/exchange.h"
 #include "kernels/dtype.h"
 #include "kernels/status.h"
@@ -69,6 +70,9 @@ struct DeviceExchangeCapability {
 // kInvalidArgument names the field; kFailedPrecondition lists what was tried and why not.
 Status ChooseDeviceStrategy(const DeviceExchangeParams& params,
                             const DeviceExchangeCapability& capability, Strategy* out);
+
+// What PlanDirect is asked about a call.
+DirectShape DirectShapeOf(const DeviceExchangeParams& params);
 
 // Bytes that a rank other than 0 sends to its peers.
 size_t DeviceBytesSent(const DeviceExchangeParams& params, int32_t ranks, Strategy strategy);

@@ -40,13 +40,14 @@ struct DeviceGroupOptions {
   int device = 0;  // CUDA ordinal in this process
   // What calls may be as large as; memory is taken at creation, for this shape.
   DeviceExchangeLimits limits;
-  // kYes: no group without it. A group without both is refused, unless its size is 1. Ranks agree:
-  // what one rank lacks none of them uses.
+  // kYes: no group without it. A group without both is refused, unless its size is 1. Every rank
+  // wants the same, and what one of them lacks none of them uses.
   Wanted nccl = Wanted::kIfPossible;
   Wanted direct = Wanted::kIfPossible;
   // How long a direct exchange waits, on the GPU, for a peer that does not come. Below any deadline
   // that Await is given.
   std::chrono::milliseconds direct_bound{2000};
+  DirectTuning direct_tuning;  // alike on every rank
   // Where direct buffers of earlier epochs wait until no peer can write to them any more
   // (collective/retired_memory.h). Shared by all groups that a rank makes one after the other; a
   // group without one leaks a buffer that a lost peer might still write to.

@@ -370,12 +370,6 @@ bool Parse(std::string_view text, Strategy* out) {
   return false;
 }
 
-HeadSlice SliceOfRank(int32_t heads, int32_t size, int32_t rank) {
-  const int32_t base = heads / size;
-  const int32_t extra = heads % size;
-  return {rank * base + std::min(rank, extra), base + (rank < extra ? 1 : 0)};
-}
-
 Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced) {
   if (forced != Strategy::kAuto) return forced;
   // Nothing is exchanged; all_gather is the strategy without a second step.

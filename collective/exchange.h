@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "collective/communicator.h"
+#include "collective/head_slice.h"  // IWYU pragma: export
 #include "kernels/status.h"
 
 namespace tributary::collective {
@@ -29,13 +30,6 @@ enum class Placement : uint8_t { kGathered, kScattered };
 const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a", "direct"
 const char* Name(Placement p);  // "gathered", "scattered"
 bool Parse(std::string_view text, Strategy* out);
-
-// Heads [begin, begin + count): as even as can be, the first ranks get one more. May be empty.
-struct HeadSlice {
-  int32_t begin = 0;
-  int32_t count = 0;
-};
-HeadSlice SliceOfRank(int32_t heads, int32_t size, int32_t rank);
 
 struct ExchangeShape {
   int32_t rows = 0;

@@ -1,3 +1,5 @@
+#include <cuda_fp16.h>
+
 #include <string>
 
 #include "kernels/cuda/dispatch.h"
@@ -26,6 +28,21 @@ __device__ __forceinline__ void Store(void* out, size_t element, const float (&x
   }
 }
 
+// Elements [element, element + kDims) of a source.
+__device__ __forceinline__ float4 Load(const void* o, DType type, size_t element) {
+  if (type == DType::kF32) {
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(o) + element);
+  }
+  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(o) + element);
+  if (type == DType::kBf16) {
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+  }
+  const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&words.x));
+  const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&words.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+
 // A row and head is merged by head_dim / 4 neighbouring threads. Every thread of it reads all its
 // sources before any writes, so that the result may lie where a source does.
 template <DType kOut>
@@ -35,10 +52,12 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const int64_t at = unit / threads;
   const int d = static_cast<int>(unit % threads) * kDims;
   const bool alive = at < int64_t{args.rows} * args.heads;
+  const int64_t row = at / args.heads;
+  const int64_t from = row * args.source_heads + (at - row * args.heads);
   float max = EmptyLse<float>();
   bool nan = false;
   for (int s = 0; alive && s < args.sources; ++s) {
-    const float lse = args.lse[s][at];
+    const float lse = args.lse[s][from];
     nan |= lse != lse;
     max = fmaxf(max, lse);
   }
@@ -46,10 +65,10 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   float sum = 0.0f;
   float x[kDims] = {};
   for (int s = 0; alive && s < args.sources; ++s) {
-    const float weight = expf(args.lse[s][at] - base);
+    const float weight = expf(args.lse[s][from] - base);
     // A source without keys is left out altogether: nothing is asked of its output.
     if (weight == 0.0f) continue;
-    const float4 o = *reinterpret_cast<const float4*>(args.o[s] + at * args.head_dim + d);
+    const float4 o = Load(args.o[s], args.source_dtype, from * args.head_dim + d);
     sum += weight;
     x[0] += weight * o.x;
     x[1] += weight * o.y;
@@ -86,7 +105,9 @@ Status Run(const MergeArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-Status LaunchMerge(const MergeArgs& args, cudaStream_t stream) {
+Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
+  MergeArgs args = given;
+  if (args.source_heads == 0) args.source_heads = args.heads;
   if (args.sources < 1 || args.sources > kMaxMergeSources) {
     return InvalidArgument("sources: " + std::to_string(args.sources) + " is not 1.." +
                            std::to_string(kMaxMergeSources));
@@ -96,6 +117,11 @@ Status LaunchMerge(const MergeArgs& args, cudaStream_t stream) {
                            " is not a multiple of 4 up to 1024");
   }
   if (args.rows < 0 || args.heads < 0) return InvalidArgument("rows, heads: must not be negative");
+  if (args.source_heads < args.heads) {
+    return InvalidArgument("source_heads: " + std::to_string(args.source_heads) + " is below " +
+                           std::to_string(args.heads) + " heads");
+  }
+  if (IsFp8(args.source_dtype)) return InvalidArgument("source_dtype: must be f32, bf16 or f16");
   if (args.rows == 0 || args.heads == 0) return Status::Ok();
   if (args.out_dtype == DType::kF32) return Run<DType::kF32>(args, stream);
   return DispatchKvType(args.out_dtype, [&](auto out) { return Run<out()>(args, stream); });

@@ -64,7 +64,7 @@ void ExpectMatchesReference(const Case& c) {
   args.heads = c.heads;
   args.head_dim = c.head_dim;
   args.sinks = c.sinks ? device_sinks.data() : nullptr;
-  args.out = c.in_place ? const_cast<float*>(args.o[0]) : static_cast<void*>(out.data());
+  args.out = c.in_place ? const_cast<void*>(args.o[0]) : static_cast<void*>(out.data());
   args.out_dtype = c.out;
   args.out_scale = c.out_scale;
   args.lse_out = c.in_place ? const_cast<float*>(args.lse[0]) : lse_out.data();

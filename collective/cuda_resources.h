@@ -1,0 +1,135 @@
+// CUDA resources that free themselves, and errors as Status.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "collective/communicator.h"
+#include "kernels/status.h"
+
+namespace tributary::collective {
+
+inline Status CudaStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Status::Ok();
+  (void)cudaGetLastError();
+  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+// The calling thread's current device, for as long as this lives.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int device) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+    if (before_ != device) (void)cudaSetDevice(device);
+    changed_ = before_ != device;
+  }
+  ~ScopedDevice() {
+    if (changed_ && before_ >= 0) (void)cudaSetDevice(before_);
+  }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+ private:
+  int before_ = -1;
+  bool changed_ = false;
+};
+
+// Memory of the current device at creation.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory() { Free(); }
+  DeviceMemory(DeviceMemory&& o) noexcept : data_(std::exchange(o.data_, nullptr)) {}
+  DeviceMemory& operator=(DeviceMemory&& o) noexcept {
+    std::swap(data_, o.data_);
+    return *this;
+  }
+
+  Status Allocate(size_t bytes) {
+    Free();
+    return CudaStatus(cudaMalloc(&data_, bytes == 0 ? 1 : bytes), "cudaMalloc");
+  }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  // Never frees what it holds.
+  void Leak() { data_ = nullptr; }
+
+ private:
+  void Free() {
+    if (data_ != nullptr) (void)cudaFree(data_);
+    data_ = nullptr;
+  }
+  void* data_ = nullptr;
+};
+
+// Host memory that GPUs reach.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  ~PinnedMemory() {
+    if (data_ != nullptr) (void)cudaFreeHost(data_);
+  }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  Status Allocate(size_t bytes) {
+    return CudaStatus(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                      "cudaHostAlloc");
+  }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  void Leak() { data_ = nullptr; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class Stream {
+ public:
+  Stream() = default;
+  ~Stream() {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Waits for no other stream.
+  Status Create() {
+    return CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStream");
+  }
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// Waits until the stream is done: OK, kDeadlineExceeded or the error of what it ran. Looks often at
+// first, for work of microseconds, then leaves the processor to others between looks.
+// `give_up` is asked between looks.
+template <typename GiveUp>
+Status AwaitStream(cudaStream_t stream, Deadline deadline, const GiveUp& give_up) {
+  using std::chrono::microseconds;
+  const Deadline start = std::chrono::steady_clock::now();
+  while (true) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state == cudaSuccess) return Status::Ok();
+    if (state != cudaErrorNotReady) return CudaStatus(state, "stream");
+    if (Status s = give_up(); !s.ok()) return s;
+    const Deadline now = std::chrono::steady_clock::now();
+    if (now >= deadline) return {StatusCode::kDeadlineExceeded, "the stream did not finish"};
+    if (now - start > microseconds(200)) std::this_thread::sleep_for(microseconds(20));
+  }
+}
+
+inline Status AwaitStream(cudaStream_t stream, Deadline deadline) {
+  return AwaitStream(stream, deadline, [] { return Status::Ok(); });
+}
+
+}  // namespace tributary::collective

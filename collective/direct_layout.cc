@@ -1,0 +1,85 @@
+#include "collective/direct_layout.h"
+
+#include <algorithm>
+
+namespace tributary::collective {
+namespace {
+
+constexpr size_t CeilDiv(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// O and LSE of one row and head.
+size_t UnitBytes(int32_t head_dim, DType type) {
+  return static_cast<size_t>(head_dim) * SizeOf(type) + sizeof(float);
+}
+
+// A block has this many threads while all of a call's blocks find a multiprocessor of their own;
+// beyond, blocks grow, because what a thread sends twice it sends one after the other.
+constexpr int32_t kFewWorkers = 128;
+constexpr int32_t kManyWorkers = 512;
+
+// With one hop rank 0 takes in (ranks - 1) whole partials; with two, about twice as much less the
+// slices that others keep, after a second flight over the link. One flight is worth the bytes that
+// the link carries meanwhile: about a microsecond at 400 GB/s.
+constexpr size_t kFlightBytes = 400 << 10;
+
+bool OneHopIsFaster(const DirectShape& s, int32_t ranks) {
+  const size_t pairs = static_cast<size_t>(s.rows) * s.heads;
+  const size_t slice_pairs = static_cast<size_t>(s.rows) * SliceOfRank(s.heads, ranks, 0).count;
+  const size_t one = (ranks - 1) * pairs * UnitBytes(s.head_dim, s.wire);
+  const size_t two =
+      (ranks - 1) * slice_pairs * (UnitBytes(s.head_dim, s.wire) + UnitBytes(s.head_dim, s.out));
+  return one <= two + kFlightBytes;
+}
+
+DirectRoute RouteOf(const DirectShape& s, int32_t ranks, const DirectTuning& tuning) {
+  if (s.merged) return DirectRoute::kGather;
+  if (s.placement == Placement::kScattered) return DirectRoute::kScatter;
+  const bool one = tuning.one_hop >= 0 ? tuning.one_hop == 1 : OneHopIsFaster(s, ranks);
+  return one ? DirectRoute::kOneHop : DirectRoute::kTwoHops;
+}
+
+bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
+            const DirectTuning& tuning, DirectPlan* plan) {
+  const int32_t heads =
+      route == DirectRoute::kOneHop ? s.heads : SliceOfRank(s.heads, layout.ranks, 0).count;
+  const size_t units = static_cast<size_t>(s.rows) * heads;
+  const size_t packets_of_unit = static_cast<size_t>(s.head_dim) *
+                                 SizeOf(route == DirectRoute::kGather ? s.out : s.wire) /
+                                 kDirectPacket;
+  const size_t packets = units * packets_of_unit;
+  plan->route = route;
+  plan->workers = tuning.workers > 0                                ? tuning.workers
+                  : packets > size_t{kFewWorkers} * kDirectChannels ? kManyWorkers
+                                                                    : kFewWorkers;
+  const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
+  const size_t most = std::min<size_t>({wanted, kDirectChannels, units});
+  plan->units = static_cast<int32_t>(CeilDiv(units, std::max<size_t>(1, most)));
+  plan->blocks = static_cast<int32_t>(CeilDiv(units, plan->units));
+  size_t unit_bytes = UnitBytes(s.head_dim, s.out);
+  if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
+    unit_bytes = UnitBytes(s.head_dim, s.wire);
+  } else if (route == DirectRoute::kTwoHops) {
+    unit_bytes = std::max(unit_bytes, UnitBytes(s.head_dim, s.wire));
+  }
+  return plan->units * unit_bytes <= layout.channel_bytes;
+}
+
+}  // namespace
+
+DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t head_dim,
+                          DType widest) {
+  const size_t units = static_cast<size_t>(rows) * SliceOfRank(heads, ranks, 0).count;
+  const size_t of_channel = CeilDiv(units, kDirectChannels) * UnitBytes(head_dim, widest);
+  return {.ranks = ranks, .channel_bytes = CeilDiv(std::max<size_t>(of_channel, 1), 128) * 128};
+}
+
+bool PlanDirect(const DirectShape& shape, const DirectLayout& layout, const DirectTuning& tuning,
+                DirectPlan* plan) {
+  const DirectRoute route = RouteOf(shape, layout.ranks, tuning);
+  if (CutFor(route, shape, layout, tuning, plan)) return true;
+  // A slice may fit where all heads do not.
+  return route == DirectRoute::kOneHop &&
+         CutFor(DirectRoute::kTwoHops, shape, layout, tuning, plan);
+}
+
+}  // namespace tributary::collective

@@ -1,0 +1,486 @@
+// Partials in GPU memory: every strategy and placement against a merge in float64, step after step,
+// in CUDA graphs, with ranks that do not come.
+#include <gmock/gmock.h>
+
+#include "tests/multi_gpu/gpu_ranks.h"
+
+namespace tributary::collective {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kPoison = 0xee;
+constexpr Strategy kStrategies[] = {Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a,
+                                    Strategy::kDirect};
+constexpr Placement kPlacements[] = {Placement::kGathered, Placement::kScattered};
+
+// A call of one rank: its buffers, and what came of it.
+class RankCall {
+ public:
+  RankCall(const ExchangeCase& c, const Partials& p, int rank, int ranks, cudaStream_t stream)
+      : case_(c),
+        stream_(stream),
+        slice_(c.placement == Placement::kGathered ? HeadSlice{0, rank == 0 ? c.heads : 0}
+                                                   : SliceOfRank(c.heads, ranks, rank)),
+        encoded_(Encode(c.o, p.o[rank])),
+        o_(encoded_.bytes.size()),
+        lse_(p.lse[rank].size() * sizeof(float)),
+        sinks_(p.sinks.size() * sizeof(float)),
+        out_(Pairs() * c.head_dim * SizeOf(c.out) + kGuard),
+        lse_out_(Pairs() * sizeof(float) + kGuard) {
+    o_.Set(encoded_.bytes.data(), stream);
+    lse_.Set(p.lse[rank].data(), stream);
+    sinks_.Set(p.sinks.data(), stream);
+    Poison();
+  }
+
+  void Poison() {
+    out_.Fill(kPoison, stream_);
+    lse_out_.Fill(kPoison, stream_);
+  }
+
+  DeviceExchangeParams Params() const {
+    return {.o = o_.data(),
+            .o_dtype = case_.o,
+            .lse = static_cast<const float*>(lse_.data()),
+            .rows = case_.rows,
+            .heads = case_.heads,
+            .head_dim = case_.head_dim,
+            .sinks = case_.sinks ? static_cast<const float*>(sinks_.data()) : nullptr,
+            .placement = case_.placement,
+            .strategy = case_.strategy,
+            .wire = case_.wire,
+            .out = slice_.count > 0 ? out_.data() : nullptr,
+            .out_dtype = case_.out,
+            .lse_out = slice_.count > 0 ? static_cast<float*>(lse_out_.data()) : nullptr};
+  }
+
+  // Compares with the reference, and checks that nothing else was written.
+  void Expect(const ReferenceResult& want) const {
+    std::vector<std::byte> out(out_.bytes()), lse_out(lse_out_.bytes());
+    out_.Get(out.data(), stream_);
+    lse_out_.Get(lse_out.data(), stream_);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    for (size_t i = 0; i < kGuard; ++i) {
+      ASSERT_EQ(out[out.size() - 1 - i], std::byte{kPoison}) << "written past out";
+      ASSERT_EQ(lse_out[lse_out.size() - 1 - i], std::byte{kPoison}) << "written past lse_out";
+    }
+    // ag_rs adds in the wire's type.
+    const DType coarse = case_.strategy == Strategy::kAgRs ? case_.wire : DType::kF32;
+    const double relative = Unit(case_.out) + 4 * Unit(coarse) + 2e-6;
+    for (int32_t row = 0; row < case_.rows; ++row) {
+      for (int32_t h = 0; h < slice_.count; ++h) {
+        const size_t pair = static_cast<size_t>(row) * case_.heads + slice_.begin + h;
+        const size_t got = static_cast<size_t>(row) * slice_.count + h;
+        float lse;
+        std::memcpy(&lse, lse_out.data() + got * sizeof(float), sizeof(float));
+        if (std::isinf(want.lse[pair])) {
+          ASSERT_EQ(lse, want.lse[pair]) << "lse of row " << row << ", head " << h;
+        } else {
+          ASSERT_NEAR(lse, want.lse[pair], 1e-5 * (1 + std::abs(want.lse[pair])))
+              << "lse of row " << row << ", head " << h;
+        }
+        for (int32_t d = 0; d < case_.head_dim; ++d) {
+          const double value = LoadElement(case_.out, out.data(), got * case_.head_dim + d);
+          const double expected = want.o[pair * case_.head_dim + d];
+          // The largest partial is of order 1; sums of a few lose against that.
+          ASSERT_NEAR(value, expected, relative * (1 + std::abs(expected)))
+              << "row " << row << ", head " << h << " of the slice, dim " << d;
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  // Half a unit in the last place, relatively.
+  static double Unit(DType t) {
+    return t == DType::kBf16 ? 1.0 / 256 : t == DType::kF16 ? 1.0 / 2048 : 0.0;
+  }
+  size_t Pairs() const { return static_cast<size_t>(case_.rows) * slice_.count; }
+
+  const ExchangeCase case_;
+  const cudaStream_t stream_;
+  const HeadSlice slice_;
+  const Elements encoded_;
+  GpuBuffer o_, lse_, sinks_, out_, lse_out_;
+};
+
+// The merge, in float64, of what travels.
+ReferenceResult Reference(const ExchangeCase& c, const Partials& p) {
+  std::vector<std::vector<float>> travelled;
+  std::vector<const float*> o, lse;
+  for (size_t r = 0; r < p.o.size(); ++r) {
+    travelled.push_back(Encode(c.wire, Encode(c.o, p.o[r]).values).values);
+  }
+  for (size_t r = 0; r < p.o.size(); ++r) {
+    o.push_back(travelled[r].data());
+    lse.push_back(p.lse[r].data());
+  }
+  return ReferenceMerge({.o = o,
+                         .lse = lse,
+                         .rows = c.rows,
+                         .heads = c.heads,
+                         .head_dim = c.head_dim,
+                         .sinks = c.sinks ? p.sinks.data() : nullptr});
+}
+
+// Made before any rank runs: memory that is taken while a kernel waits for a peer may wait for that
+// kernel.
+std::vector<std::unique_ptr<RankCall>> MakeCalls(GpuGroup& group, const ExchangeCase& c,
+                                                 const Partials& p) {
+  std::vector<std::unique_ptr<RankCall>> calls;
+  for (int r = 0; r < group.size(); ++r) {
+    EXPECT_EQ(cudaSetDevice(group.device(r)), cudaSuccess);
+    calls.push_back(std::make_unique<RankCall>(c, p, r, group.size(), group.rank(r).stream));
+  }
+  return calls;
+}
+
+void ExpectRight(GpuGroup& group, const ExchangeCase& c, uint32_t seed) {
+  SCOPED_TRACE(c.Describe() + ", " + std::to_string(group.size()) + " ranks");
+  const Partials p = RandomPartials(c, group.size(), seed);
+  const ReferenceResult want = Reference(c, p);
+  const auto calls = MakeCalls(group, c, p);
+  OnEveryRank(group.size(), [&](int r) {
+    ASSERT_EQ(cudaSetDevice(group.device(r)), cudaSuccess);
+    GpuRank& rank = group.rank(r);
+    const Status s = rank.group->Exchange(calls[r]->Params(), rank.stream);
+    ASSERT_TRUE(s.ok()) << Text(s);
+    const Status done = rank.group->Await(rank.stream, Far());
+    ASSERT_TRUE(done.ok()) << Text(done);
+    calls[r]->Expect(want);
+  });
+}
+
+std::vector<Strategy> StrategiesOf(GpuGroup& group) {
+  const DeviceExchangeCapability& capability = group.rank(0).group->capability();
+  std::vector<Strategy> usable;
+  for (const Strategy s : kStrategies) {
+    const std::string& why = s == Strategy::kDirect ? capability.no_direct : capability.no_nccl;
+    if (why.empty()) usable.push_back(s);
+  }
+  return usable;
+}
+
+struct GroupShape {
+  int ranks;
+  bool shared_gpu;
+};
+
+std::string NameOf(const testing::TestParamInfo<GroupShape>& info) {
+  return std::to_string(info.param.ranks) + (info.param.shared_gpu ? "OnOneGpu" : "Gpus");
+}
+
+// Ranks on one GPU must run side by side there, which small groups do.
+class ExchangeTest : public testing::TestWithParam<GroupShape> {
+ protected:
+  void SetUp() override { TRIBUTARY_SKIP_BELOW_GPUS(GetParam().shared_gpu ? 1 : GetParam().ranks); }
+
+  std::unique_ptr<GpuGroup> MakeGroup(DeviceGroupOptions options = {}) {
+    options.limits = {.rows = 96, .heads = 32, .head_dim = 128};
+    // NCCL wants a GPU a rank.
+    if (!GetParam().shared_gpu) options.nccl = Wanted::kYes;
+    auto group = std::make_unique<GpuGroup>(GetParam().ranks, GetParam().shared_gpu, options);
+    EXPECT_TRUE(group->usable());
+    return group;
+  }
+};
+
+TEST_P(ExchangeTest, EveryStrategyAndPlacement) {
+  const auto group = MakeGroup();
+  ASSERT_TRUE(group->usable());
+  const std::vector<Strategy> strategies = StrategiesOf(*group);
+  ASSERT_THAT(strategies, testing::Contains(Strategy::kDirect))
+      << group->rank(0).group->capability().no_direct;
+  uint32_t seed = 0;
+  for (const Strategy strategy : strategies) {
+    for (const Placement placement : kPlacements) {
+      for (const int32_t rows : {1, 5, 33}) {
+        for (const int32_t heads : {1, 6, 32}) {
+          ExpectRight(*group,
+                      {.rows = rows,
+                       .heads = heads,
+                       .head_dim = 128,
+                       .strategy = strategy,
+                       .placement = placement,
+                       .sinks = rows != 5},
+                      ++seed);
+          if (HasFatalFailure() || HasNonfatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeTest, EveryTypeAndHeadDim) {
+  const auto group = MakeGroup();
+  ASSERT_TRUE(group->usable());
+  uint32_t seed = 100;
+  for (const Strategy strategy : StrategiesOf(*group)) {
+    for (const Placement placement : kPlacements) {
+      for (const DType wire : {DType::kF32, DType::kBf16, DType::kF16}) {
+        for (const DType out : {DType::kF32, DType::kBf16, DType::kF16}) {
+          const int32_t head_dim = seed % 3 == 0 ? 64 : seed % 3 == 1 ? 128 : 256;
+          ExpectRight(*group,
+                      {.rows = 4,
+                       .heads = 8,
+                       .head_dim = head_dim,
+                       .strategy = strategy,
+                       .placement = placement,
+                       .o = seed % 2 == 0 ? wire : DType::kF32,
+                       .wire = wire,
+                       .out = out,
+                       .sinks = true},
+                      ++seed);
+          if (HasFatalFailure() || HasNonfatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Both ways that gathered heads take, and blocks that send more than once.
+TEST_P(ExchangeTest, EveryRouteOfDirect) {
+  for (const int one_hop : {0, 1}) {
+    for (const int blocks : {0, 1, 3}) {
+      DeviceGroupOptions options;
+      options.nccl = Wanted::kNo;
+      options.direct_tuning.one_hop = one_hop;
+      options.direct_tuning.blocks = blocks;
+      options.direct_tuning.workers = 64;
+      options.direct_tuning.overlap_launch = one_hop == 1;
+      options.limits = {.rows = 512, .heads = 32, .head_dim = 128};
+      GpuGroup group(GetParam().ranks, GetParam().shared_gpu, options);
+      ASSERT_TRUE(group.usable());
+      ExpectRight(group, {.rows = 3, .heads = 7, .placement = Placement::kGathered}, 7);
+      if (HasFatalFailure() || HasNonfatalFailure()) return;
+    }
+  }
+}
+
+// Steps of different shapes, placements and routes follow each other on the same memory.
+TEST_P(ExchangeTest, ManySteps) {
+  const auto group = MakeGroup();
+  ASSERT_TRUE(group->usable());
+  std::vector<ExchangeCase> cases;
+  std::vector<Partials> partials;
+  std::vector<ReferenceResult> wanted;
+  for (uint32_t i = 0; i < 8; ++i) {
+    cases.push_back({.rows = static_cast<int32_t>(1 + 13 * i % 40),
+                     .heads = i % 2 == 0 ? 16 : 6,
+                     .head_dim = 64,
+                     .placement = kPlacements[i / 2 % 2],
+                     .sinks = i % 3 == 0});
+    partials.push_back(RandomPartials(cases[i], group->size(), i));
+    wanted.push_back(Reference(cases[i], partials[i]));
+  }
+#ifdef TRIBUTARY_SHORT_GRID
+  constexpr int kSteps = 40;
+#else
+  constexpr int kSteps = 400;
+#endif
+  std::vector<std::vector<std::unique_ptr<RankCall>>> of_case;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    of_case.push_back(MakeCalls(*group, cases[i], partials[i]));
+  }
+  OnEveryRank(group->size(), [&](int r) {
+    ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
+    GpuRank& rank = group->rank(r);
+    for (int step = 0; step < kSteps; ++step) {
+      const size_t i = step * 5 % cases.size();
+      if (step % 50 == 0) of_case[i][r]->Poison();
+      const Status s = rank.group->Exchange(of_case[i][r]->Params(), rank.stream);
+      ASSERT_TRUE(s.ok()) << Text(s);
+    }
+    const Status done = rank.group->Await(rank.stream, Far());
+    ASSERT_TRUE(done.ok()) << Text(done);
+    for (size_t i = 0; i < cases.size(); ++i) of_case[i][r]->Expect(wanted[i]);
+  });
+}
+
+// A captured exchange runs again and again, with other data in the same place.
+TEST_P(ExchangeTest, ReplaysAsAGraph) {
+  const auto group = MakeGroup();
+  ASSERT_TRUE(group->usable());
+  for (const Strategy strategy : StrategiesOf(*group)) {
+    for (const Placement placement : kPlacements) {
+      const ExchangeCase c{.rows = 9, .heads = 8, .strategy = strategy, .placement = placement};
+      SCOPED_TRACE(c.Describe());
+      const Partials p = RandomPartials(c, group->size(), 77);
+      const ReferenceResult want = Reference(c, p);
+      const auto calls = MakeCalls(*group, c, p);
+      OnEveryRank(group->size(), [&](int r) {
+        ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
+        GpuRank& rank = group->rank(r);
+        RankCall& call = *calls[r];
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal),
+                  cudaSuccess);
+        const Status s = rank.group->Exchange(call.Params(), rank.stream);
+        ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+        ASSERT_TRUE(s.ok()) << Text(s);
+        ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+        for (int replay = 0; replay < 5; ++replay) {
+          call.Poison();
+          ASSERT_EQ(cudaGraphLaunch(executable, rank.stream), cudaSuccess);
+          const Status done = rank.group->Await(rank.stream, Far());
+          ASSERT_TRUE(done.ok()) << Text(done);
+          call.Expect(want);
+        }
+        // Before its group: NCCL keeps a communicator while a graph has operations of it.
+        EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+        EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      });
+      if (HasFatalFailure() || HasNonfatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(ExchangeTest, GatherSlicesUndoesScattering) {
+  for (const Wanted direct : {Wanted::kYes, Wanted::kNo}) {
+    if (direct == Wanted::kNo && GetParam().shared_gpu) continue;
+    DeviceGroupOptions options;
+    options.direct = direct;
+    const auto group = MakeGroup(options);
+    ASSERT_TRUE(group->usable());
+    for (const int32_t heads : {3, 16}) {
+      for (const DType type : {DType::kBf16, DType::kF32}) {
+        constexpr int32_t kRows = 5, kDim = 64;
+        std::vector<float> whole(kRows * heads * kDim), lse(kRows * heads);
+        for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<float>(i % 251) - 100;
+        for (size_t i = 0; i < lse.size(); ++i) lse[i] = 0.5f * static_cast<float>(i);
+        OnEveryRank(group->size(), [&](int r) {
+          ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
+          GpuRank& rank = group->rank(r);
+          const HeadSlice slice = SliceOfRank(heads, group->size(), r);
+          std::vector<float> own, own_lse;
+          for (int32_t row = 0; row < kRows; ++row) {
+            for (int32_t h = slice.begin; h < slice.begin + slice.count; ++h) {
+              own_lse.push_back(lse[row * heads + h]);
+              for (int32_t d = 0; d < kDim; ++d) {
+                own.push_back(whole[(row * heads + h) * kDim + d]);
+              }
+            }
+          }
+          const Elements encoded = Encode(type, own);
+          GpuBuffer slice_o(encoded.bytes.size()), slice_lse(own_lse.size() * sizeof(float));
+          slice_o.Set(encoded.bytes.data(), rank.stream);
+          slice_lse.Set(own_lse.data(), rank.stream);
+          GpuBuffer out(whole.size() * SizeOf(type)), lse_out(lse.size() * sizeof(float));
+          out.Fill(kPoison, rank.stream);
+          const Status s = rank.group->GatherSlices(
+              {.slice = slice_o.data(),
+               .slice_lse = static_cast<float*>(slice_lse.data()),
+               .dtype = type,
+               .rows = kRows,
+               .heads = heads,
+               .head_dim = kDim,
+               .out = r == 0 ? out.data() : nullptr,
+               .lse_out = r == 0 ? static_cast<float*>(lse_out.data()) : nullptr},
+              rank.stream);
+          ASSERT_TRUE(s.ok()) << Text(s);
+          const Status done = rank.group->Await(rank.stream, Far());
+          ASSERT_TRUE(done.ok()) << Text(done);
+          if (r != 0) return;
+          std::vector<std::byte> got(out.bytes());
+          std::vector<float> got_lse(lse.size());
+          out.Get(got.data(), rank.stream);
+          lse_out.Get(got_lse.data(), rank.stream);
+          ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          EXPECT_EQ(got_lse, lse);
+          for (size_t i = 0; i < whole.size(); ++i) {
+            ASSERT_EQ(LoadElement(type, got.data(), i), whole[i]) << "at " << i;
+          }
+        });
+        if (HasFatalFailure() || HasNonfatalFailure()) return;
+      }
+    }
+  }
+}
+
+// A rank that does not come costs the others their bound, and the GPU stays usable.
+TEST_P(ExchangeTest, AMissingRankBreaksTheGroup) {
+  for (const Strategy strategy : {Strategy::kDirect, Strategy::kA2a}) {
+    if (strategy != Strategy::kDirect && GetParam().shared_gpu) continue;
+    DeviceGroupOptions options;
+    options.direct_bound = milliseconds(200);
+    const auto group = MakeGroup(options);
+    ASSERT_TRUE(group->usable());
+    const ExchangeCase c{.rows = 4, .strategy = strategy, .placement = Placement::kScattered};
+    const Partials p = RandomPartials(c, group->size(), 5);
+    const auto calls = MakeCalls(*group, c, p);
+    const int missing = group->size() - 1;
+    OnEveryRank(group->size(), [&](int r) {
+      if (r == missing) return;
+      ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
+      GpuRank& rank = group->rank(r);
+      RankCall& call = *calls[r];
+      ASSERT_TRUE(rank.group->Exchange(call.Params(), rank.stream).ok());
+      const Status s = rank.group->Await(rank.stream, After(milliseconds(1500)));
+      EXPECT_THAT(s.code(), testing::AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnavailable))
+          << Text(s);
+      EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+      // The first error stays, and nothing is enqueued after it.
+      EXPECT_EQ(rank.group->Exchange(call.Params(), rank.stream).code(), s.code());
+    });
+    // Also where nobody waited: the peers told.
+    if (strategy == Strategy::kDirect) {
+      ASSERT_EQ(cudaSetDevice(group->device(missing)), cudaSuccess);
+      GpuRank& rank = group->rank(missing);
+      (void)rank.group->Exchange(calls[missing]->Params(), rank.stream);
+      const Status s = rank.group->Await(rank.stream, Far());
+      EXPECT_EQ(s.code(), StatusCode::kUnavailable) << Text(s);
+    }
+  }
+  // A new epoch of the same GPUs works.
+  DeviceGroupOptions next;
+  next.epoch = 10;
+  const auto group = MakeGroup(next);
+  ASSERT_TRUE(group->usable());
+  ExpectRight(*group, {.rows = 2}, 3);
+}
+
+TEST_P(ExchangeTest, AbortEndsAWait) {
+  DeviceGroupOptions options;
+  options.direct_bound = std::chrono::seconds(50);
+  const auto group = MakeGroup(options);
+  ASSERT_TRUE(group->usable());
+  const ExchangeCase c{.rows = 4, .placement = Placement::kScattered};
+  const Partials p = RandomPartials(c, group->size(), 5);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  GpuRank& rank = group->rank(0);
+  RankCall call(c, p, 0, group->size(), rank.stream);
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_TRUE(rank.group->Exchange(call.Params(), rank.stream).ok());
+  std::thread other([&] { group->rank(1).group->Abort("enough"); });
+  const Status s = rank.group->Await(rank.stream, Far());
+  other.join();
+  EXPECT_EQ(s.code(), StatusCode::kUnavailable) << Text(s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+// Memory comes back when all ranks have left.
+TEST_P(ExchangeTest, LeavesNoMemoryBehind) {
+  auto retired = std::make_shared<RetiredMemory>();
+  for (uint64_t epoch = 1; epoch <= 3; ++epoch) {
+    DeviceGroupOptions options;
+    options.epoch = epoch;
+    options.retired = retired;
+    const auto group = MakeGroup(options);
+    ASSERT_TRUE(group->usable());
+    ExpectRight(*group, {.rows = 2}, 3);
+  }
+  EXPECT_EQ(retired->Sweep(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, ExchangeTest,
+                         testing::Values(GroupShape{2, true}, GroupShape{4, true},
+                                         GroupShape{8, true}, GroupShape{2, false},
+                                         GroupShape{3, false}, GroupShape{4, false},
+                                         GroupShape{8, false}),
+                         NameOf);
+
+}  // namespace
+}  // namespace tributary::collective
