@@ -52,16 +52,19 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
                   : packets > size_t{kFewWorkers} * kDirectChannels ? kManyWorkers
                                                                     : kFewWorkers;
   const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
-  const size_t most = std::min<size_t>({wanted, kDirectChannels, units});
-  plan->units = static_cast<int32_t>(CeilDiv(units, std::max<size_t>(1, most)));
-  plan->blocks = static_cast<int32_t>(CeilDiv(units, plan->units));
   size_t unit_bytes = UnitBytes(s.head_dim, s.out);
   if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
     unit_bytes = UnitBytes(s.head_dim, s.wire);
   } else if (route == DirectRoute::kTwoHops) {
     unit_bytes = std::max(unit_bytes, UnitBytes(s.head_dim, s.wire));
   }
-  return plan->units * unit_bytes <= layout.channel_bytes;
+  const size_t fitting = layout.channel_bytes / unit_bytes;
+  if (fitting == 0 || CeilDiv(units, fitting) > kDirectChannels) return false;
+  const size_t most = std::min<size_t>({wanted, kDirectChannels, units});
+  const size_t each = std::min(fitting, CeilDiv(units, std::max<size_t>(1, most)));
+  plan->units = static_cast<int32_t>(each);
+  plan->blocks = static_cast<int32_t>(CeilDiv(units, each));
+  return true;
 }
 
 }  // namespace
