@@ -106,6 +106,7 @@ class Patience {
  public:
   // `missing`: the ranks that are waited for, one bit each.
   __device__ __forceinline__ bool Ended(const DirectArgs& a, uint32_t missing) {
+    if (a.plan.backoff_ns > 0) __nanosleep(a.plan.backoff_ns);
     if (++looks_ % kLooks != 0) return false;
     const uint32_t failure = LoadWord(a.memory[a.rank] + a.layout.failure());
     if (failure != 0) {
@@ -357,9 +358,9 @@ class Exchange {
     int32_t heads = 0;  // of the slice that `row` was found for: slices are nearly all alike
     int32_t row = 0;
 #pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      if (r >= a_.layout.ranks || r == a_.rank) continue;
-      const Units units = UnitsFor(a_, r);
+    for (int i = 1; i < kRanks; ++i) {
+      if (i >= a_.layout.ranks) continue;
+      const Units units = UnitsFor(a_, Peer(i));
       if (unit >= units.count) continue;
       const int32_t of_slice = units.first + unit;
       if (units.slice.count != heads) {
@@ -368,7 +369,7 @@ class Exchange {
       }
       const size_t pair =
           static_cast<size_t>(row) * a_.heads + units.slice.begin + (of_slice - row * heads);
-      fetched_[r] = E::Load(a_.o, pair * a_.head_dim + packet * kCount);
+      fetched_[i - 1] = E::Load(a_.o, pair * a_.head_dim + packet * kCount);
     }
   }
 
@@ -377,11 +378,12 @@ class Exchange {
     for (int q = threadIdx.x; q < total;) {
       const int unit = q / packets_;
 #pragma unroll
-      for (int r = 0; r < kRanks; ++r) {
-        if (r >= a_.layout.ranks || r == a_.rank) continue;
-        if (unit >= UnitsFor(a_, r).count) continue;
-        StorePacket(a_.memory[r] + Inbox(a_.rank) + static_cast<size_t>(q) * kDirectPacket,
-                    Sendable(fetched_[r]));
+      for (int i = 1; i < kRanks; ++i) {
+        if (i >= a_.layout.ranks) continue;
+        const int peer = Peer(i);
+        if (unit >= UnitsFor(a_, peer).count) continue;
+        StorePacket(a_.memory[peer] + Inbox(a_.rank) + static_cast<size_t>(q) * kDirectPacket,
+                    Sendable(fetched_[i - 1]));
       }
       q += workers_;
       if (q < total) Fetch(q);
@@ -418,6 +420,11 @@ class Exchange {
   }
 
  private:
+  // The i-th rank after this one: ranks begin with different peers, so that no link is flooded.
+  __device__ __forceinline__ int Peer(int i) const {
+    const int r = a_.rank + i;
+    return r < a_.layout.ranks ? r : r - a_.layout.ranks;
+  }
   __device__ __forceinline__ std::byte* Own() const { return a_.memory[a_.rank]; }
   __device__ __forceinline__ size_t Inbox(int source) const {
     return a_.layout.inbox(DirectStage::kPartials, step_ % kDirectSlots, source,
@@ -514,7 +521,7 @@ class Exchange {
     const size_t size = SizeOf(a_.out_dtype);
     const size_t in_unit = static_cast<size_t>(packet) * kCount * size;
     const size_t unit_bytes = a_.head_dim * size;
-    if (a_.plan.route == DirectRoute::kTwoHops && a_.rank != 0) {
+    if (a_.plan.route == DirectRoute::kTwoHops) {
       const Box box = BoxOf(a_, DirectStage::kMerged, step_, a_.rank);
       std::byte* const root = a_.memory[0] + box.at;
       Send(root + unit * unit_bytes + in_unit, words);
@@ -531,9 +538,9 @@ class Exchange {
   const DirectArgs& a_;
   const uint32_t step_;
   const int workers_;
-  const int packets_;       // of a unit
-  const size_t lse_bytes_;  // from a box's start to its LSEs
-  uint4 fetched_[kRanks];
+  const int packets_;          // of a unit
+  const size_t lse_bytes_;     // from a box's start to its LSEs
+  uint4 fetched_[kRanks - 1];  // for the ranks after this one
 };
 
 template <DType kIn, DType kWire, int kRanks>
@@ -645,13 +652,10 @@ Status StatusOf(cudaError_t error, const char* what) {
 }  // namespace
 
 void SetHeads(DirectArgs* args) {
+  const int32_t ranks = args->layout.ranks;
   for (int r = 0; r <= kMaxDirectRanks; ++r) {
-    args->first_head[r] = args->heads;
-    if (args->plan.route == DirectRoute::kOneHop) {
-      if (r == 0) args->first_head[r] = 0;
-    } else if (r < args->layout.ranks) {
-      args->first_head[r] = SliceOfRank(args->heads, args->layout.ranks, r).begin;
-    }
+    args->first_head[r] =
+        r < ranks ? DirectSlice(args->plan.route, args->heads, ranks, r).begin : args->heads;
   }
 }
 

@@ -15,20 +15,25 @@ size_t UnitBytes(int32_t head_dim, DType type) {
 // A block has this many threads while all of a call's blocks find a multiprocessor of their own;
 // beyond, blocks grow, because what a thread sends twice it sends one after the other.
 constexpr int32_t kFewWorkers = 128;
-constexpr int32_t kManyWorkers = 512;
+constexpr int32_t kManyWorkers = 256;
+constexpr int32_t kFewBlocks = 128;
 
-// With one hop rank 0 takes in (ranks - 1) whole partials; with two, about twice as much less the
-// slices that others keep, after a second flight over the link. One flight is worth the bytes that
-// the link carries meanwhile: about a microsecond at 400 GB/s.
-constexpr size_t kFlightBytes = 400 << 10;
+// With one hop rank 0 takes in (ranks - 1) whole partials; with two it takes in one whole result,
+// after a second flight over the link. A flight is worth the bytes that the link carries meanwhile:
+// about 1.5 us at 400 GB/s.
+constexpr size_t kFlightBytes = 600 << 10;
 
 bool OneHopIsFaster(const DirectShape& s, int32_t ranks) {
+  if (ranks == 2) return true;
   const size_t pairs = static_cast<size_t>(s.rows) * s.heads;
-  const size_t slice_pairs = static_cast<size_t>(s.rows) * SliceOfRank(s.heads, ranks, 0).count;
   const size_t one = (ranks - 1) * pairs * UnitBytes(s.head_dim, s.wire);
-  const size_t two =
-      (ranks - 1) * slice_pairs * (UnitBytes(s.head_dim, s.wire) + UnitBytes(s.head_dim, s.out));
+  const size_t two = pairs * UnitBytes(s.head_dim, s.out);
   return one <= two + kFlightBytes;
+}
+
+// The rank with the most heads.
+HeadSlice WidestSlice(DirectRoute route, int32_t heads, int32_t ranks) {
+  return DirectSlice(route, heads, ranks, route == DirectRoute::kTwoHops ? 1 : 0);
 }
 
 DirectRoute RouteOf(const DirectShape& s, int32_t ranks, const DirectTuning& tuning) {
@@ -40,17 +45,16 @@ DirectRoute RouteOf(const DirectShape& s, int32_t ranks, const DirectTuning& tun
 
 bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
             const DirectTuning& tuning, DirectPlan* plan) {
-  const int32_t heads =
-      route == DirectRoute::kOneHop ? s.heads : SliceOfRank(s.heads, layout.ranks, 0).count;
+  const int32_t heads = WidestSlice(route, s.heads, layout.ranks).count;
   const size_t units = static_cast<size_t>(s.rows) * heads;
   const size_t packets_of_unit = static_cast<size_t>(s.head_dim) *
                                  SizeOf(route == DirectRoute::kGather ? s.out : s.wire) /
                                  kDirectPacket;
   const size_t packets = units * packets_of_unit;
   plan->route = route;
-  plan->workers = tuning.workers > 0                                ? tuning.workers
-                  : packets > size_t{kFewWorkers} * kDirectChannels ? kManyWorkers
-                                                                    : kFewWorkers;
+  const bool many = packets > size_t{kFewWorkers} * kFewBlocks;
+  plan->workers = tuning.workers > 0 ? tuning.workers : many ? kManyWorkers : kFewWorkers;
+  plan->backoff_ns = tuning.backoff_ns >= 0 ? tuning.backoff_ns : 0;
   const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
   size_t unit_bytes = UnitBytes(s.head_dim, s.out);
   if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
@@ -71,7 +75,8 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
 
 DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t head_dim,
                           DType widest) {
-  const size_t units = static_cast<size_t>(rows) * SliceOfRank(heads, ranks, 0).count;
+  const size_t units =
+      static_cast<size_t>(rows) * SliceOfRank(heads, std::max(1, ranks - 1), 0).count;
   const size_t of_channel = CeilDiv(units, kDirectChannels) * UnitBytes(head_dim, widest);
   return {.ranks = ranks, .channel_bytes = CeilDiv(std::max<size_t>(of_channel, 1), 128) * 128};
 }

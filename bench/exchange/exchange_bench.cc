@@ -201,6 +201,7 @@ class Bench {
     for (const int32_t rows : flags_.rows) {
       Verify(group, v, placement, rows);
       const double us = Time(group, v, placement, rows);
+      if (rows == flags_.rows.front()) enqueue_us_ = TimeEnqueue(group, v, placement, rows);
       const size_t bytes =
           DeviceBytesSent(Params(0, v, placement, rows), ranks_.size(), v.strategy);
       results_.push_back({v.name, placement, rows, us, bytes});
@@ -211,7 +212,7 @@ class Bench {
   void PrintHeader() const {
     std::printf("%-9s %-34s", "heads", "strategy");
     for (const int32_t rows : flags_.rows) std::printf(" %9d", rows);
-    std::printf("   us at this batch; KiB sent by a rank\n");
+    std::printf("   us at this batch; host us to enqueue the smallest; KiB sent\n");
   }
 
   void WriteJson() const {
@@ -340,12 +341,30 @@ class Bench {
     return slowest[kReplays / 2];
   }
 
+  // What a call costs the host outside of a graph; the slowest rank.
+  double TimeEnqueue(const Group& group, const Variant& v, Placement placement,
+                     int32_t rows) const {
+    constexpr int kCalls = 50;
+    std::vector<double> of_rank(ranks_.size());
+    ranks_.Run([&](int r) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < kCalls; ++i) {
+        Check(group.of(r).Exchange(Params(r, v, placement, rows), ranks_.stream(r)), "exchange");
+      }
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - begin;
+      of_rank[r] = took.count() / kCalls;
+      Check(group.of(r).Await(ranks_.stream(r), Soon()), "waiting for exchanges");
+    });
+    return *std::max_element(of_rank.begin(), of_rank.end());
+  }
+
   void PrintRow(const std::string& name, Placement placement) const {
     std::printf("%-9s %-34s", Name(placement), name.c_str());
     const size_t first = results_.size() - flags_.rows.size();
     for (size_t i = first; i < results_.size(); ++i)
       std::printf(" %9.2f", results_[i].microseconds);
-    std::printf("  ");
+    std::printf(" %8.1f ", enqueue_us_);
     for (size_t i = first; i < results_.size(); ++i) {
       std::printf(" %.0f", static_cast<double>(results_[i].bytes) / 1024);
     }
@@ -356,6 +375,7 @@ class Bench {
   const Flags flags_;
   const Ranks ranks_;
   const Data data_;
+  double enqueue_us_ = 0;
   std::vector<Result> results_;
 };
 
@@ -395,23 +415,33 @@ int Main(int argc, char** argv) {
     }
   }
   if (flags.sweep) {
-    for (const bool overlap : {true, false}) {
-      for (const int workers : {0, 32, 64, 128, 256, 512}) {
-        const DirectTuning tuning{.workers = workers, .overlap_launch = overlap};
-        const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
-        std::string name = "direct";
-        if (workers > 0) name += ", " + std::to_string(workers) + " workers";
-        if (!overlap) name += ", no overlap";
-        bench.RunVariant(group, {.name = name, .tuning = tuning}, Placement::kScattered);
+    // Each beside the plan's own choice, which comes first.
+    std::vector<std::pair<std::string, DirectTuning>> ways = {{"direct", {}}};
+    ways.push_back({"direct, no overlap", {.overlap_launch = false}});
+    for (const int blocks : {128, 256}) {
+      for (const int workers : {64, 128, 256, 512}) {
+        ways.push_back({"direct, " + std::to_string(blocks) + " x " + std::to_string(workers),
+                        {.workers = workers, .blocks = blocks}});
       }
     }
-    for (const int one_hop : {1, 0}) {
-      DirectTuning tuning;
-      tuning.one_hop = one_hop;
+    for (const int backoff : {40, 200}) {
+      ways.push_back({"direct, backoff " + std::to_string(backoff), {.backoff_ns = backoff}});
+    }
+    for (const auto& [name, tuning] : ways) {
       const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
-      bench.RunVariant(
-          group, {.name = one_hop == 1 ? "direct, one hop" : "direct, two hops", .tuning = tuning},
-          Placement::kGathered);
+      bench.RunVariant(group, {.name = name, .tuning = tuning}, Placement::kScattered);
+    }
+    for (const int backoff : {0, 200}) {
+      for (const int one_hop : {1, 0}) {
+        const DirectTuning tuning{.one_hop = one_hop, .backoff_ns = backoff};
+        const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
+        bench.RunVariant(
+            group,
+            {.name = std::string(one_hop == 1 ? "direct, one hop" : "direct, two hops") +
+                     ", backoff " + std::to_string(backoff),
+             .tuning = tuning},
+            Placement::kGathered);
+      }
     }
   }
   bench.WriteJson();

@@ -338,6 +338,69 @@ TEST_P(ExchangeTest, ReplaysAsAGraph) {
   }
 }
 
+// Merged heads of all ranks, small whole numbers.
+class GatherCall {
+ public:
+  static constexpr int32_t kRows = 5, kDim = 64;
+
+  GatherCall(int32_t heads, DType type, int rank, int ranks, cudaStream_t stream)
+      : heads_(heads),
+        type_(type),
+        rank_(rank),
+        stream_(stream),
+        slice_(SliceOfRank(heads, ranks, rank)),
+        slice_o_(size_t{kRows} * slice_.count * kDim * SizeOf(type)),
+        slice_lse_(size_t{kRows} * slice_.count * sizeof(float)),
+        out_(size_t{kRows} * heads * kDim * SizeOf(type)),
+        lse_out_(size_t{kRows} * heads * sizeof(float)) {
+    std::vector<float> o, lse;
+    for (int32_t row = 0; row < kRows; ++row) {
+      for (int32_t h = slice_.begin; h < slice_.begin + slice_.count; ++h) {
+        lse.push_back(Lse(row * heads + h));
+        for (int32_t d = 0; d < kDim; ++d) o.push_back(Value((row * heads + h) * kDim + d));
+      }
+    }
+    slice_o_.Set(Encode(type, o).bytes.data(), stream);
+    slice_lse_.Set(lse.data(), stream);
+    out_.Fill(kPoison, stream);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  }
+
+  DeviceGatherParams Params() const {
+    return {.slice = slice_o_.data(),
+            .slice_lse = static_cast<float*>(slice_lse_.data()),
+            .dtype = type_,
+            .rows = kRows,
+            .heads = heads_,
+            .head_dim = kDim,
+            .out = rank_ == 0 ? out_.data() : nullptr,
+            .lse_out = rank_ == 0 ? static_cast<float*>(lse_out_.data()) : nullptr};
+  }
+
+  void ExpectWhole() const {
+    std::vector<std::byte> o(out_.bytes());
+    std::vector<float> lse(lse_out_.bytes() / sizeof(float));
+    out_.Get(o.data(), stream_);
+    lse_out_.Get(lse.data(), stream_);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    for (size_t i = 0; i < lse.size(); ++i) ASSERT_EQ(lse[i], Lse(i)) << "lse at " << i;
+    for (size_t i = 0; i < lse.size() * kDim; ++i) {
+      ASSERT_EQ(LoadElement(type_, o.data(), i), Value(i)) << "at " << i;
+    }
+  }
+
+ private:
+  static float Value(size_t i) { return static_cast<float>(i % 251) - 100; }
+  static float Lse(size_t i) { return 0.5f * static_cast<float>(i); }
+
+  const int32_t heads_;
+  const DType type_;
+  const int rank_;
+  const cudaStream_t stream_;
+  const HeadSlice slice_;
+  GpuBuffer slice_o_, slice_lse_, out_, lse_out_;
+};
+
 TEST_P(ExchangeTest, GatherSlicesUndoesScattering) {
   for (const Wanted direct : {Wanted::kYes, Wanted::kNo}) {
     if (direct == Wanted::kNo && GetParam().shared_gpu) continue;
@@ -347,52 +410,20 @@ TEST_P(ExchangeTest, GatherSlicesUndoesScattering) {
     ASSERT_TRUE(group->usable());
     for (const int32_t heads : {3, 16}) {
       for (const DType type : {DType::kBf16, DType::kF32}) {
-        constexpr int32_t kRows = 5, kDim = 64;
-        std::vector<float> whole(kRows * heads * kDim), lse(kRows * heads);
-        for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<float>(i % 251) - 100;
-        for (size_t i = 0; i < lse.size(); ++i) lse[i] = 0.5f * static_cast<float>(i);
+        std::vector<std::unique_ptr<GatherCall>> calls;
+        for (int r = 0; r < group->size(); ++r) {
+          ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
+          calls.push_back(
+              std::make_unique<GatherCall>(heads, type, r, group->size(), group->rank(r).stream));
+        }
         OnEveryRank(group->size(), [&](int r) {
           ASSERT_EQ(cudaSetDevice(group->device(r)), cudaSuccess);
           GpuRank& rank = group->rank(r);
-          const HeadSlice slice = SliceOfRank(heads, group->size(), r);
-          std::vector<float> own, own_lse;
-          for (int32_t row = 0; row < kRows; ++row) {
-            for (int32_t h = slice.begin; h < slice.begin + slice.count; ++h) {
-              own_lse.push_back(lse[row * heads + h]);
-              for (int32_t d = 0; d < kDim; ++d) {
-                own.push_back(whole[(row * heads + h) * kDim + d]);
-              }
-            }
-          }
-          const Elements encoded = Encode(type, own);
-          GpuBuffer slice_o(encoded.bytes.size()), slice_lse(own_lse.size() * sizeof(float));
-          slice_o.Set(encoded.bytes.data(), rank.stream);
-          slice_lse.Set(own_lse.data(), rank.stream);
-          GpuBuffer out(whole.size() * SizeOf(type)), lse_out(lse.size() * sizeof(float));
-          out.Fill(kPoison, rank.stream);
-          const Status s = rank.group->GatherSlices(
-              {.slice = slice_o.data(),
-               .slice_lse = static_cast<float*>(slice_lse.data()),
-               .dtype = type,
-               .rows = kRows,
-               .heads = heads,
-               .head_dim = kDim,
-               .out = r == 0 ? out.data() : nullptr,
-               .lse_out = r == 0 ? static_cast<float*>(lse_out.data()) : nullptr},
-              rank.stream);
+          const Status s = rank.group->GatherSlices(calls[r]->Params(), rank.stream);
           ASSERT_TRUE(s.ok()) << Text(s);
           const Status done = rank.group->Await(rank.stream, Far());
           ASSERT_TRUE(done.ok()) << Text(done);
-          if (r != 0) return;
-          std::vector<std::byte> got(out.bytes());
-          std::vector<float> got_lse(lse.size());
-          out.Get(got.data(), rank.stream);
-          lse_out.Get(got_lse.data(), rank.stream);
-          ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
-          EXPECT_EQ(got_lse, lse);
-          for (size_t i = 0; i < whole.size(); ++i) {
-            ASSERT_EQ(LoadElement(type, got.data(), i), whole[i]) << "at " << i;
-          }
+          if (r == 0) calls[r]->ExpectWhole();
         });
         if (HasFatalFailure() || HasNonfatalFailure()) return;
       }

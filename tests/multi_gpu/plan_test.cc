@@ -30,8 +30,15 @@ TEST(DirectPlan, CoversEveryUnitOnce) {
         const DirectLayout layout = LayOutDirect(ranks, 512, 32, 128, DType::kF32);
         DirectPlan plan;
         ASSERT_TRUE(PlanDirect(Shape(rows, placement), layout, {}, &plan));
-        const int32_t heads =
-            plan.route == DirectRoute::kOneHop ? 32 : SliceOfRank(32, ranks, 0).count;
+        int32_t heads = 0;
+        int32_t dealt = 0;
+        for (int32_t r = 0; r < ranks; ++r) {
+          const HeadSlice slice = DirectSlice(plan.route, 32, ranks, r);
+          heads = std::max(heads, slice.count);
+          if (slice.count > 0) EXPECT_EQ(slice.begin, dealt);
+          dealt += slice.count;
+        }
+        EXPECT_EQ(dealt, 32);
         EXPECT_GE(plan.blocks * plan.units, rows * heads);
         EXPECT_LT((plan.blocks - 1) * plan.units, rows * heads) << "a block without work";
         EXPECT_LE(plan.blocks, kDirectChannels);
