@@ -6,10 +6,10 @@ BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test test-asan test-tsan build install setup format lint bench-cpu clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu build install setup format lint bench-cpu bench-exchange clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 setup: ## install Debian packages that are missing
 	@deploy/install-packages.sh build
@@ -38,6 +38,12 @@ test-asan: ## the suite under AddressSanitizer and UndefinedBehaviorSanitizer
 test-tsan: ## the suite under ThreadSanitizer
 	$(MAKE) test PRESET=tsan
 
+test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is skipped, and says so
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
+	  multi_gpu_process_test
+	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
+
 format: ## format all sources in place
 	@deploy/install-packages.sh lint
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
@@ -52,6 +58,11 @@ bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
 	cmake --build --preset $(PRESET) -j $(JOBS) --target \
 	  attention_cpu_bench service_rpc_overhead_bench service_step_cost_bench worker_plan_bench
 	bench/bench_cpu.sh $(BUILD)
+
+bench-exchange: ## exchange and merge between the GPUs of this machine, strategy beside strategy
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS) --target exchange_bench
+	build/cuda/bin/exchange_bench --json build/cuda/exchange.json
 
 clean:
 	rm -rf build

@@ -48,9 +48,9 @@ class Group final : public DeviceGroup {
 
   Status Exchange(const DeviceExchangeParams& p, cudaStream_t stream) override {
     if (Status s = CheckDeviceExchange(p, rank(), size()); !s.ok()) return s;
+    if (p.rows == 0 || p.heads == 0) return Status::Ok();
     Strategy strategy = Strategy::kAuto;
     if (Status s = ChooseDeviceStrategy(p, capability_, &strategy); !s.ok()) return s;
-    if (p.rows == 0 || p.heads == 0) return Status::Ok();
     if (Status s = Health(); !s.ok()) return s;
     const ScopedDevice device(options_.device);
     if (size() == 1) return EnqueueAlone(p, stream);

@@ -250,6 +250,10 @@ class PeerExchange final : public DirectExchange {
     args_.rank = options.rank;
     args_.bound_ns = static_cast<uint64_t>(std::chrono::nanoseconds(options.bound).count());
     args_.host_failure = inbox_->host_failure();
+    // Older GPUs know no launch that overlaps the kernel before it.
+    int major = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device);
+    can_overlap_ = major >= 9;
   }
 
   ~PeerExchange() override {
@@ -297,7 +301,7 @@ class PeerExchange final : public DirectExchange {
     args.out = p.out;
     args.lse_out = p.lse_out;
     args.out_dtype = p.out_dtype;
-    return LaunchDirect(args, p.o_dtype, p.wire, overlap_launch, stream);
+    return LaunchDirect(args, p.o_dtype, p.wire, overlap_launch && can_overlap_, stream);
   }
 
   Status Gather(const DeviceGatherParams& p, const DirectPlan& plan, bool overlap_launch,
@@ -308,7 +312,7 @@ class PeerExchange final : public DirectExchange {
     args.out = p.out;
     args.lse_out = p.lse_out;
     args.out_dtype = p.dtype;
-    return LaunchDirect(args, p.dtype, p.dtype, overlap_launch, stream);
+    return LaunchDirect(args, p.dtype, p.dtype, overlap_launch && can_overlap_, stream);
   }
 
   Status Health() override { return StatusOfFailure(inbox_->failure(), options_.rank); }
@@ -372,6 +376,7 @@ class PeerExchange final : public DirectExchange {
   std::unique_ptr<SharedInbox> inbox_;
   std::array<MappedInbox, kMaxDirectRanks> mapped_;
   DirectArgs args_;
+  bool can_overlap_ = false;
 };
 
 // Every rank tells a word, and gets what all told.

@@ -106,7 +106,6 @@ class Patience {
  public:
   // `missing`: the ranks that are waited for, one bit each.
   __device__ __forceinline__ bool Ended(const DirectArgs& a, uint32_t missing) {
-    if (a.plan.backoff_ns > 0) __nanosleep(a.plan.backoff_ns);
     if (++looks_ % kLooks != 0) return false;
     const uint32_t failure = LoadWord(a.memory[a.rank] + a.layout.failure());
     if (failure != 0) {
@@ -296,41 +295,54 @@ class Bookkeeping {
   const uint32_t step_;
 };
 
-// Rank 0: merged heads of all ranks into its output. Each packet is read, and cleared, by one
-// thread.
+// Rank 0: merged heads of the other ranks into its output, a packet of each at a time. Each packet
+// is read, and cleared, by one thread.
+template <int kRanks>
 __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
   const int workers = static_cast<int>(blockDim.x) - kWarp;
   const int unit_bytes = a.head_dim * static_cast<int>(SizeOf(a.out_dtype));
   const int packets = unit_bytes / kDirectPacket;
-  for (int source = 1; source < a.layout.ranks; ++source) {
-    const Units units = UnitsFor(a, source);
-    const Box box = BoxOf(a, DirectStage::kMerged, step, source);
-    std::byte* const inbox = a.memory[a.rank] + box.at;
-    for (int q = threadIdx.x; q < units.count * packets; q += workers) {
-      const int unit = q / packets;
-      const int packet = q - unit * packets;
-      std::byte* const at = inbox + static_cast<size_t>(q) * kDirectPacket;
-      std::byte* const lse_at = inbox + box.lse_bytes + 4 * unit;
-      const bool with_lse = packet == 0;
-      uint4 x = LoadPacket(at);
-      uint32_t lse = with_lse ? LoadWord(lse_at) : 0;
-      Patience patience;
-      bool there = true;
-      while (!Arrived(x) || lse == kNotArrived) {
-        if (patience.Ended(a, 1u << source)) {
-          there = false;
-          break;
-        }
-        x = LoadPacket(at);
-        if (with_lse) lse = LoadWord(lse_at);
+  for (int q = threadIdx.x; q < a.plan.units * packets; q += workers) {
+    const int unit = q / packets;
+    const int packet = q - unit * packets;
+    const bool with_lse = packet == 0;
+    uint32_t senders = 0;
+#pragma unroll
+    for (int r = 1; r < kRanks; ++r) {
+      if (r < a.layout.ranks && unit < UnitsFor(a, r).count) senders |= 1u << r;
+    }
+    uint4 data[kRanks];
+    uint32_t lse[kRanks];
+    uint32_t missing = senders;
+    Patience patience;
+    while (missing != 0) {
+#pragma unroll
+      for (int r = 1; r < kRanks; ++r) {
+        if ((missing >> r & 1) == 0) continue;
+        const Box box = BoxOf(a, DirectStage::kMerged, step, r);
+        const std::byte* inbox = a.memory[a.rank] + box.at;
+        data[r] = LoadPacket(inbox + static_cast<size_t>(q) * kDirectPacket);
+        lse[r] = with_lse ? LoadWord(inbox + box.lse_bytes + 4 * unit) : 0;
       }
-      if (!there) return;
-      StorePacket(at, NothingArrived());
-      if (with_lse) StoreWord(lse_at, kNotArrived);
+#pragma unroll
+      for (int r = 1; r < kRanks; ++r) {
+        if ((missing >> r & 1) == 0) continue;
+        if (Arrived(data[r]) && lse[r] != kNotArrived) missing &= ~(1u << r);
+      }
+      if (missing != 0 && patience.Ended(a, missing)) return;
+    }
+#pragma unroll
+    for (int r = 1; r < kRanks; ++r) {
+      if ((senders >> r & 1) == 0) continue;
+      const Box box = BoxOf(a, DirectStage::kMerged, step, r);
+      std::byte* const inbox = a.memory[a.rank] + box.at;
+      StorePacket(inbox + static_cast<size_t>(q) * kDirectPacket, NothingArrived());
+      if (with_lse) StoreWord(inbox + box.lse_bytes + 4 * unit, kNotArrived);
+      const Units units = UnitsFor(a, r);
       const size_t pair = PairOf(a, units.slice, units.first + unit);
       *reinterpret_cast<uint4*>(static_cast<std::byte*>(a.out) + pair * unit_bytes +
-                                packet * kDirectPacket) = x;
-      if (with_lse && a.lse_out != nullptr) a.lse_out[pair] = __uint_as_float(lse);
+                                packet * kDirectPacket) = data[r];
+      if (with_lse && a.lse_out != nullptr) a.lse_out[pair] = __uint_as_float(lse[r]);
     }
   }
 }
@@ -521,7 +533,7 @@ class Exchange {
     const size_t size = SizeOf(a_.out_dtype);
     const size_t in_unit = static_cast<size_t>(packet) * kCount * size;
     const size_t unit_bytes = a_.head_dim * size;
-    if (a_.plan.route == DirectRoute::kTwoHops) {
+    if (a_.plan.route == DirectRoute::kTwoHops && a_.rank != 0) {
       const Box box = BoxOf(a_, DirectStage::kMerged, step_, a_.rank);
       std::byte* const root = a_.memory[0] + box.at;
       Send(root + unit * unit_bytes + in_unit, words);
@@ -567,7 +579,7 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   exchange.SendAll();
   AllowKernelAfter();
   exchange.ReceiveAndMerge();
-  if (a.plan.route == DirectRoute::kTwoHops && a.rank == 0) ReceiveMerged(a, step);
+  if (a.plan.route == DirectRoute::kTwoHops && a.rank == 0) ReceiveMerged<kRanks>(a, step);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -602,6 +614,7 @@ __device__ void SendMerged(const DirectArgs& a, uint32_t step) {
   }
 }
 
+template <int kRanks>
 __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
     DirectGatherKernel(const __grid_constant__ DirectArgs a) {
   AwaitKernelBefore();
@@ -616,7 +629,7 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   }
   SendMerged(a, step);
   AllowKernelAfter();
-  if (a.rank == 0) ReceiveMerged(a, step);
+  if (a.rank == 0) ReceiveMerged<kRanks>(a, step);
 }
 
 __global__ void StoreIfZeroKernel(const __grid_constant__ PeerWords words) {
@@ -632,6 +645,10 @@ using Kernel = void (*)(DirectArgs);
 template <DType kIn, DType kWire>
 Kernel KernelFor(int ranks) {
   return ranks <= 4 ? DirectKernel<kIn, kWire, 4> : DirectKernel<kIn, kWire, kMaxDirectRanks>;
+}
+
+Kernel GatherKernelFor(int ranks) {
+  return ranks <= 4 ? DirectGatherKernel<4> : DirectGatherKernel<kMaxDirectRanks>;
 }
 
 Kernel KernelOf(DType o, DType wire, int ranks) {
@@ -666,7 +683,7 @@ bool DirectTypesSupported(DType o, DType wire) {
 Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool overlap_launch,
                     cudaStream_t stream) {
   const Kernel kernel = args.plan.route == DirectRoute::kGather
-                            ? DirectGatherKernel
+                            ? GatherKernelFor(args.layout.ranks)
                             : KernelOf(o_dtype, wire, args.layout.ranks);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -696,7 +713,8 @@ Status LoadDirectKernels() {
       }
     }
   }
-  for (const void* kernel : {reinterpret_cast<const void*>(DirectGatherKernel),
+  for (const void* kernel : {reinterpret_cast<const void*>(GatherKernelFor(4)),
+                             reinterpret_cast<const void*>(GatherKernelFor(kMaxDirectRanks)),
                              reinterpret_cast<const void*>(StoreIfZeroKernel)}) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);

@@ -12,28 +12,25 @@ size_t UnitBytes(int32_t head_dim, DType type) {
   return static_cast<size_t>(head_dim) * SizeOf(type) + sizeof(float);
 }
 
-// A block has this many threads while all of a call's blocks find a multiprocessor of their own;
-// beyond, blocks grow, because what a thread sends twice it sends one after the other.
+// Measured on 4 H200s: small calls want small blocks; large ones want fewer threads than would send
+// a packet each, and of those that take two hops fewer still.
 constexpr int32_t kFewWorkers = 128;
 constexpr int32_t kManyWorkers = 256;
-constexpr int32_t kFewBlocks = 128;
+constexpr size_t kManyPackets = size_t{128} * kFewWorkers;
 
-// With one hop rank 0 takes in (ranks - 1) whole partials; with two it takes in one whole result,
-// after a second flight over the link. A flight is worth the bytes that the link carries meanwhile:
-// about 1.5 us at 400 GB/s.
-constexpr size_t kFlightBytes = 600 << 10;
+// With one hop rank 0 takes in (ranks - 1) whole partials; with two, as many slices, once as
+// partials and once merged, after a second flight over the link. On 4 H200s 400 KB less did not pay
+// for the second hop (by 1.5 us), 1.6 MB less did (by 2.6 us).
+constexpr size_t kFlightBytes = 800 << 10;
 
 bool OneHopIsFaster(const DirectShape& s, int32_t ranks) {
   if (ranks == 2) return true;
   const size_t pairs = static_cast<size_t>(s.rows) * s.heads;
+  const size_t slice_pairs = static_cast<size_t>(s.rows) * SliceOfRank(s.heads, ranks, 0).count;
   const size_t one = (ranks - 1) * pairs * UnitBytes(s.head_dim, s.wire);
-  const size_t two = pairs * UnitBytes(s.head_dim, s.out);
+  const size_t two =
+      (ranks - 1) * slice_pairs * (UnitBytes(s.head_dim, s.wire) + UnitBytes(s.head_dim, s.out));
   return one <= two + kFlightBytes;
-}
-
-// The rank with the most heads.
-HeadSlice WidestSlice(DirectRoute route, int32_t heads, int32_t ranks) {
-  return DirectSlice(route, heads, ranks, route == DirectRoute::kTwoHops ? 1 : 0);
 }
 
 DirectRoute RouteOf(const DirectShape& s, int32_t ranks, const DirectTuning& tuning) {
@@ -45,16 +42,15 @@ DirectRoute RouteOf(const DirectShape& s, int32_t ranks, const DirectTuning& tun
 
 bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
             const DirectTuning& tuning, DirectPlan* plan) {
-  const int32_t heads = WidestSlice(route, s.heads, layout.ranks).count;
+  const int32_t heads = DirectSlice(route, s.heads, layout.ranks, 0).count;
   const size_t units = static_cast<size_t>(s.rows) * heads;
   const size_t packets_of_unit = static_cast<size_t>(s.head_dim) *
                                  SizeOf(route == DirectRoute::kGather ? s.out : s.wire) /
                                  kDirectPacket;
   const size_t packets = units * packets_of_unit;
+  const bool many = packets > kManyPackets && route != DirectRoute::kTwoHops;
   plan->route = route;
-  const bool many = packets > size_t{kFewWorkers} * kFewBlocks;
   plan->workers = tuning.workers > 0 ? tuning.workers : many ? kManyWorkers : kFewWorkers;
-  plan->backoff_ns = tuning.backoff_ns >= 0 ? tuning.backoff_ns : 0;
   const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
   size_t unit_bytes = UnitBytes(s.head_dim, s.out);
   if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
@@ -65,7 +61,8 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
   const size_t fitting = layout.channel_bytes / unit_bytes;
   if (fitting == 0 || CeilDiv(units, fitting) > kDirectChannels) return false;
   const size_t most = std::min<size_t>({wanted, kDirectChannels, units});
-  const size_t each = std::min(fitting, CeilDiv(units, std::max<size_t>(1, most)));
+  const size_t each =
+      std::max<size_t>(1, std::min(fitting, CeilDiv(units, std::max<size_t>(1, most))));
   plan->units = static_cast<int32_t>(each);
   plan->blocks = static_cast<int32_t>(CeilDiv(units, each));
   return true;
@@ -75,8 +72,9 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
 
 DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t head_dim,
                           DType widest) {
-  const size_t units =
-      static_cast<size_t>(rows) * SliceOfRank(heads, std::max(1, ranks - 1), 0).count;
+  // Between two ranks one hop is always taken, so all heads have to fit.
+  const int32_t slice = ranks == 2 ? heads : SliceOfRank(heads, ranks, 0).count;
+  const size_t units = static_cast<size_t>(rows) * slice;
   const size_t of_channel = CeilDiv(units, kDirectChannels) * UnitBytes(head_dim, widest);
   return {.ranks = ranks, .channel_bytes = CeilDiv(std::max<size_t>(of_channel, 1), 128) * 128};
 }

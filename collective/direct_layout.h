@@ -64,7 +64,7 @@ static_assert(DirectLayout{}.control_bytes() % 128 == 0);
 enum class DirectRoute : uint8_t {
   kScatter,  // every rank merges its heads
   kOneHop,   // rank 0 merges all heads
-  kTwoHops,  // all ranks but 0 merge heads and send the result on to rank 0
+  kTwoHops,  // every rank merges its heads and sends the result on to rank 0
   kGather,   // merged heads go to rank 0
 };
 
@@ -84,26 +84,20 @@ struct DirectPlan {
   int32_t blocks = 1;
   int32_t workers = 128;  // threads of a block that move data; one warp more does the bookkeeping
   int32_t units = 0;      // of a block and destination, at most
-  int32_t backoff_ns = 0;
 };
 
-// Heads that a rank merges. With two hops rank 0 has none: it receives them all, merged, and its
-// link carries as much as the others' only if it receives no partials besides.
+// Heads that a rank merges (or, of kGather, has merged).
 TRIBUTARY_HOST_DEVICE constexpr HeadSlice DirectSlice(DirectRoute route, int32_t heads,
                                                       int32_t ranks, int32_t rank) {
-  if (route == DirectRoute::kOneHop) return rank == 0 ? HeadSlice{0, heads} : HeadSlice{heads, 0};
-  if (route == DirectRoute::kTwoHops) {
-    return rank == 0 ? HeadSlice{0, 0} : SliceOfRank(heads, ranks - 1, rank - 1);
-  }
-  return SliceOfRank(heads, ranks, rank);
+  if (route != DirectRoute::kOneHop) return SliceOfRank(heads, ranks, rank);
+  return rank == 0 ? HeadSlice{0, heads} : HeadSlice{heads, 0};
 }
 
 // What benchmarks vary; 0 or less leaves the choice to the plan.
 struct DirectTuning {
   int32_t workers = 0;
   int32_t blocks = 0;
-  int32_t one_hop = -1;     // 0: never, 1: whenever it fits
-  int32_t backoff_ns = -1;  // between two looks at what has not arrived; below 0: the plan's
+  int32_t one_hop = -1;  // 0: never, 1: whenever it fits
   // Launches as a dependent of the kernel before it in the stream, which hides a part of the
   // launch.
   bool overlap_launch = true;

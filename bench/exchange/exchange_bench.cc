@@ -46,9 +46,19 @@ struct Flags {
   std::vector<int32_t> rows = {1, 8, 32, 128, 512};
   int32_t heads = 32;
   int32_t head_dim = 128;
+  DType wire = DType::kBf16;
+  DType input = DType::kBf16;  // of a rank's own partial
   bool sweep = false;
   std::string json;
 };
+
+DType ParseType(const std::string& text) {
+  for (const DType t : {DType::kF32, DType::kBf16, DType::kF16}) {
+    if (text == Name(t)) return t;
+  }
+  std::fprintf(stderr, "'%s' is not f32, bf16 or f16\n", text.c_str());
+  std::exit(2);
+}
 
 Flags ParseFlags(int argc, char** argv) {
   Flags f;
@@ -71,6 +81,10 @@ Flags ParseFlags(int argc, char** argv) {
       f.heads = std::stoi(value());
     } else if (flag == "--head_dim") {
       f.head_dim = std::stoi(value());
+    } else if (flag == "--wire") {
+      f.wire = f.input = ParseType(value());
+    } else if (flag == "--input") {
+      f.input = ParseType(value());
     } else if (flag == "--sweep") {
       f.sweep = true;
     } else if (flag == "--json") {
@@ -121,11 +135,12 @@ T* Upload(const std::vector<T>& from) {
   return static_cast<T*>(p);
 }
 
-// Partials of the largest call on every rank; smaller calls use their first rows.
+// Partials of the largest call on every rank; smaller calls use their first rows. The values are
+// bf16's, so that every wire carries them exactly.
 struct Data {
-  std::vector<std::vector<uint16_t>> o;  // bf16
+  std::vector<std::vector<float>> o;
   std::vector<std::vector<float>> lse;
-  std::vector<uint16_t*> device_o;
+  std::vector<std::byte*> device_o;
   std::vector<float*> device_lse;
   std::vector<uint16_t*> device_out;
 
@@ -135,14 +150,19 @@ struct Data {
     for (int r = 0; r < ranks.size(); ++r) {
       std::mt19937 random(r);
       std::normal_distribution<float> normal;
-      std::vector<uint16_t> partial(pairs * f.head_dim);
-      for (uint16_t& x : partial) x = Bf16FromFloat(normal(random));
+      std::vector<float> partial(pairs * f.head_dim);
+      std::vector<std::byte> encoded(partial.size() * SizeOf(f.input));
+      for (size_t i = 0; i < partial.size(); ++i) {
+        partial[i] = FloatFromBf16(Bf16FromFloat(normal(random)));
+        if (f.wire == DType::kF16) partial[i] = FloatFromF16(F16FromFloat(partial[i]));
+        StoreElement(f.input, encoded.data(), i, partial[i]);
+      }
       std::vector<float> lses(pairs);
       for (float& x : lses) x = 3 * normal(random);
       Check(cudaSetDevice(r), "cudaSetDevice");
-      device_o.push_back(Upload(partial));
+      device_o.push_back(Upload(encoded));
       device_lse.push_back(Upload(lses));
-      device_out.push_back(Upload(partial));
+      device_out.push_back(Upload(std::vector<uint16_t>(partial.size())));
       o.push_back(std::move(partial));
       lse.push_back(std::move(lses));
     }
@@ -174,7 +194,7 @@ class Group {
       options.limits = {.rows = *std::max_element(f.rows.begin(), f.rows.end()),
                         .heads = f.heads,
                         .head_dim = f.head_dim,
-                        .widest = DType::kBf16};
+                        .widest = f.wire};
       options.nccl = nccl;
       options.direct = Wanted::kIfPossible;
       options.direct_tuning = tuning;
@@ -238,14 +258,14 @@ class Bench {
  private:
   DeviceExchangeParams Params(int rank, const Variant& v, Placement placement, int32_t rows) const {
     return {.o = data_.device_o[rank],
-            .o_dtype = DType::kBf16,
+            .o_dtype = flags_.input,
             .lse = data_.device_lse[rank],
             .rows = rows,
             .heads = flags_.heads,
             .head_dim = flags_.head_dim,
             .placement = placement,
             .strategy = v.strategy,
-            .wire = DType::kBf16,
+            .wire = flags_.wire,
             .out = data_.device_out[rank],
             .out_dtype = DType::kBf16};
   }
@@ -287,15 +307,9 @@ class Bench {
 
   ReferenceResult Reference(int32_t rows) const {
     const size_t pairs = static_cast<size_t>(rows) * flags_.heads;
-    std::vector<std::vector<float>> values;
     std::vector<const float*> o, lse;
     for (int r = 0; r < ranks_.size(); ++r) {
-      std::vector<float> x(pairs * flags_.head_dim);
-      for (size_t i = 0; i < x.size(); ++i) x[i] = FloatFromBf16(data_.o[r][i]);
-      values.push_back(std::move(x));
-    }
-    for (int r = 0; r < ranks_.size(); ++r) {
-      o.push_back(values[r].data());
+      o.push_back(data_.o[r].data());
       lse.push_back(data_.lse[r].data());
     }
     return ReferenceMerge(
@@ -393,9 +407,10 @@ int Main(int argc, char** argv) {
   cudaDeviceProp device;
   Check(cudaGetDeviceProperties(&device, 0), "properties");
   std::printf(
-      "%d x %s; %d heads of %d, O as bf16 and LSE as f32; exchange and merge, slowest rank, "
+      "%d x %s; %d heads of %d, O from %s over %s to bf16; exchange and merge, slowest rank, "
       "median of %d graphs of %d\n",
-      bench.ranks().size(), device.name, flags.heads, flags.head_dim, kReplays, kExchangesOfAGraph);
+      bench.ranks().size(), device.name, flags.heads, flags.head_dim, Name(flags.input),
+      Name(flags.wire), kReplays, kExchangesOfAGraph);
   bench.PrintHeader();
   constexpr Placement kPlacements[] = {Placement::kScattered, Placement::kGathered};
   uint64_t epoch = 0;
@@ -418,27 +433,24 @@ int Main(int argc, char** argv) {
     // Each beside the plan's own choice, which comes first.
     std::vector<std::pair<std::string, DirectTuning>> ways = {{"direct", {}}};
     ways.push_back({"direct, no overlap", {.overlap_launch = false}});
-    for (const int blocks : {128, 256}) {
+    for (const int blocks : {128, kDirectChannels}) {
       for (const int workers : {64, 128, 256, 512}) {
         ways.push_back({"direct, " + std::to_string(blocks) + " x " + std::to_string(workers),
                         {.workers = workers, .blocks = blocks}});
       }
     }
-    for (const int backoff : {40, 200}) {
-      ways.push_back({"direct, backoff " + std::to_string(backoff), {.backoff_ns = backoff}});
-    }
     for (const auto& [name, tuning] : ways) {
       const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
       bench.RunVariant(group, {.name = name, .tuning = tuning}, Placement::kScattered);
     }
-    for (const int backoff : {0, 200}) {
-      for (const int one_hop : {1, 0}) {
-        const DirectTuning tuning{.one_hop = one_hop, .backoff_ns = backoff};
+    for (const int one_hop : {1, 0}) {
+      for (const int workers : {128, 256}) {
+        const DirectTuning tuning{.workers = workers, .one_hop = one_hop};
         const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
         bench.RunVariant(
             group,
-            {.name = std::string(one_hop == 1 ? "direct, one hop" : "direct, two hops") +
-                     ", backoff " + std::to_string(backoff),
+            {.name = std::string("direct, ") + (one_hop == 1 ? "one hop" : "two hops") +
+                     ", 256 x " + std::to_string(workers),
              .tuning = tuning},
             Placement::kGathered);
       }

@@ -65,6 +65,12 @@ TEST(DirectPlan, WhatFitsItsLimitsFitsItsChannels) {
   }
 }
 
+TEST(DirectPlan, NothingIsPlannedForNothing) {
+  DirectPlan plan;
+  ASSERT_TRUE(PlanDirect(Shape(0), LayOutDirect(4, 8, 32, 128, DType::kF32), {}, &plan));
+  EXPECT_EQ(plan.blocks, 0);
+}
+
 TEST(DirectPlan, GatheredTakesOneHopWhileThatIsLittle) {
   const DirectLayout layout = LayOutDirect(4, 512, 32, 128, DType::kF32);
   DirectPlan plan;

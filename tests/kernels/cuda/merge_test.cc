@@ -24,11 +24,14 @@ struct Case {
   bool in_place = false;
   DType out = DType::kF32;
   float out_scale = 1.0f;
+  DType source = DType::kF32;
+  int32_t other_heads = 0;  // of a source's row, before and after those that are merged
 };
 
 void ExpectMatchesReference(const Case& c) {
   SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.head_dim) + ", " +
-               Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : ""));
+               Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : "") +
+               ", from " + Name(c.source));
   std::mt19937 random(11);
   std::normal_distribution<float> normal;
   const size_t pairs = size_t(c.rows) * c.heads;
@@ -46,15 +49,32 @@ void ExpectMatchesReference(const Case& c) {
 
   std::vector<const float*> host_o, host_lse;
   std::vector<std::unique_ptr<DeviceArray<float>>> device;
+  std::vector<std::unique_ptr<DeviceArray<std::byte>>> device_o;
   MergeArgs args;
   for (int32_t s = 0; s < c.sources; ++s) {
     host_o.push_back(o[s].data());
     host_lse.push_back(lse[s].data());
-    device.push_back(std::make_unique<DeviceArray<float>>(o[s]));
-    args.o[s] = device.back()->data();
-    device.push_back(std::make_unique<DeviceArray<float>>(lse[s]));
-    args.lse[s] = device.back()->data();
   }
+  for (int32_t s = 0; s < c.sources; ++s) {
+    // Rows of more heads than are merged, the others NaN.
+    const size_t pitch = c.heads + 2 * c.other_heads;
+    std::vector<std::byte> wide(c.rows * pitch * c.head_dim * SizeOf(c.source), std::byte{0xff});
+    std::vector<float> wide_lse(c.rows * pitch, std::numeric_limits<float>::quiet_NaN());
+    for (size_t i = 0; i < pairs; ++i) {
+      const size_t at = i / c.heads * pitch + c.other_heads + i % c.heads;
+      wide_lse[at] = lse[s][i];
+      for (int32_t d = 0; d < c.head_dim; ++d) {
+        StoreElement(c.source, wide.data(), at * c.head_dim + d, o[s][i * c.head_dim + d]);
+        o[s][i * c.head_dim + d] = LoadElement(c.source, wide.data(), at * c.head_dim + d);
+      }
+    }
+    device_o.push_back(std::make_unique<DeviceArray<std::byte>>(wide));
+    args.o[s] = device_o.back()->data() + c.other_heads * c.head_dim * SizeOf(c.source);
+    device.push_back(std::make_unique<DeviceArray<float>>(wide_lse));
+    args.lse[s] = device.back()->data() + c.other_heads;
+  }
+  args.source_dtype = c.source;
+  args.source_heads = c.heads + 2 * c.other_heads;
   const DeviceArray<float> device_sinks(sinks);
   DeviceArray<std::byte> out(pairs * c.head_dim * SizeOf(c.out));
   DeviceArray<float> lse_out(pairs);
@@ -128,12 +148,26 @@ TEST(MergeTest, EveryOutputType) {
   ExpectMatchesReference({.out = DType::kFp8E4M3, .out_scale = 1.0f / 64});
 }
 
+TEST(MergeTest, EverySourceTypeAndSlicesOfHeads) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType source : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (int32_t other_heads : {0, 3}) {
+      ExpectMatchesReference({.sinks = true, .source = source, .other_heads = other_heads});
+    }
+  }
+}
+
 TEST(MergeTest, RefusesWhatItCannotMerge) {
   MergeArgs args;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 0"));
   args.sources = 17;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 17"));
   args.sources = 1;
+  args.heads = 4;
+  args.source_heads = 2;
+  args.head_dim = 64;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("source_heads: 2"));
+  args.source_heads = 0;
   args.head_dim = 6;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("head_dim: 6"));
 }
