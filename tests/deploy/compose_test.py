@@ -43,7 +43,7 @@ class File(unittest.TestCase):
     def test_profiles_choose_services(self):
         workers = [f"worker-{i}" for i in range(4)]
         self.assertEqual(sorted(self.services("cpu")), ["coordinator", *workers])
-        self.assertEqual(sorted(self.services("gpu")), ["coordinator", *[f"gpu-{name}" for name in workers]])
+        self.assertEqual(sorted(self.services("gpu")), ["gpu-coordinator", *[f"gpu-{name}" for name in workers]])
 
     def test_own_services_are_hardened(self):
         for name, service in self.services("cpu", "gpu").items():
@@ -69,7 +69,7 @@ class File(unittest.TestCase):
     def test_each_gpu_worker_has_a_gpu_of_its_own(self):
         gpus = []
         for name, service in self.services("gpu").items():
-            if name == "coordinator":
+            if name == "gpu-coordinator":
                 continue
             devices = service["deploy"]["resources"]["reservations"]["devices"]
             self.assertEqual([d["capabilities"] for d in devices], [["gpu"]])
@@ -79,22 +79,23 @@ class File(unittest.TestCase):
 
     def test_group_size_is_one_variable(self):
         services = self.services("gpu", variables={"TRIBUTARY_WORKERS": "2"})
-        self.assertIn("--workers=2", services["coordinator"]["command"])
+        self.assertIn("--workers=2", services["gpu-coordinator"]["command"])
         self.assertIn("--world_size=2", services["gpu-worker-0"]["command"])
 
     def test_ranks_are_the_services_own(self):
         for name, service in self.services("cpu", "gpu").items():
-            if name == "coordinator":
+            if name.endswith("coordinator"):
                 continue
+            self.assertIn("--coordinator=coordinator:7402", service["command"])
             self.assertIn(f"--rank={name.rsplit('-', 1)[1]}", service["command"])
             self.assertIn(f"--host={name}", service["command"])
 
     def test_mistakes_are_refused(self):
         text = COMPOSE.read_text(encoding="utf-8")
         for old, new, complaint in [
-                ("    stop_grace_period: 40s", "    stop_grace_perio: 40s", "Unsupported config option"),
+                ("  stop_grace_period: 40s", "  stop_grace_perio: 40s", "Unsupported config option"),
                 ("x-cpu-worker: &cpu-worker", "x-cpu-worker: &cpu-workers", "undefined alias"),
-                ("depends_on: [coordinator]", "depends_on: [coordinater]", "undefined"),
+                ("depends_on: [coordinator]", "depends_on: [nobody]", "undefined"),
         ]:
             with self.subTest(new):
                 self.assertIn(old, text)
