@@ -1,5 +1,6 @@
 """compose.yaml: accepted by docker-compose, hardened, and its cpu profile serves when started as processes."""
 
+import functools
 import json
 import os
 import tempfile
@@ -13,22 +14,24 @@ from topology import Topology
 COMPOSE = support.SOURCE / "deploy/compose.yaml"
 
 
-def resolved(*profiles, text=None, variables=None):
-    """What docker-compose makes of the file: (document, "") or (None, its complaint)."""
+@functools.lru_cache(maxsize=None)
+def config(text, variables):
+    """(exit code, stdout, stderr) of `docker-compose config`, which lists the services of all profiles."""
     program = support.need("docker-compose")
-    options = [word for profile in profiles for word in ("--profile", profile)]
-    path = COMPOSE
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=COMPOSE.parent) as changed:
-        if text is not None:
-            changed.write(text)
-            changed.flush()
-            path = changed.name
-        result = support.subprocess.run([program, "-f", str(path), *options, "config"], capture_output=True, text=True,
-                                        check=False, timeout=60, env={**os.environ, **(variables or {})})
-    if result.returncode != 0:
-        return None, result.stderr
-    document = yaml.safe_load(result.stdout)
-    # Debian's docker-compose checks profiles, but lists the services of all of them.
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=COMPOSE.parent) as file:
+        file.write(text)
+        file.flush()
+        result = support.subprocess.run([program, "-f", file.name, "config"], capture_output=True, text=True,
+                                        check=False, timeout=60, env={**os.environ, **dict(variables)})
+    return result.returncode, result.stdout, result.stderr
+
+
+def resolved(*profiles, text=None, variables=()):
+    """What docker-compose makes of the file, with the services of the profiles: (document, "") or (None, complaint)."""
+    code, document, complaint = config(text or COMPOSE.read_text(encoding="utf-8"), variables)
+    if code != 0:
+        return None, complaint
+    document = yaml.safe_load(document)
     document["services"] = {name: service for name, service in document["services"].items()
                             if set(service["profiles"]) & set(profiles)}
     return document, ""
@@ -78,7 +81,7 @@ class File(unittest.TestCase):
         self.assertEqual(gpus, ["0", "1", "2", "3"])
 
     def test_group_size_is_one_variable(self):
-        services = self.services("gpu", variables={"TRIBUTARY_WORKERS": "2"})
+        services = self.services("gpu", variables=(("TRIBUTARY_WORKERS", "2"),))
         self.assertIn("--workers=2", services["gpu-coordinator"]["command"])
         self.assertIn("--world_size=2", services["gpu-worker-0"]["command"])
 

@@ -294,6 +294,14 @@ class Group(unittest.TestCase):
             self.assertIn(monitor["spec"]["endpoints"][0]["port"], ports)
             self.assertTrue(found[0]["spec"]["publishNotReadyAddresses"], "metrics of pods that are not ready")
 
+    def test_rules_and_dashboards_are_the_files_as_they_stand(self):
+        rule = by_kind(self.documents, "PrometheusRule")["tributary"]
+        self.assertEqual(rule["spec"], yaml.safe_load((CHART / "rules/tributary.yaml").read_text(encoding="utf-8")))
+        for file in (CHART / "dashboards").glob("*.json"):
+            dashboard = by_kind(self.documents, "ConfigMap")[f"tributary-dashboard-{file.stem}"]
+            self.assertEqual(dashboard["metadata"]["labels"]["grafana_dashboard"], "1")
+            self.assertEqual(json.loads(dashboard["data"][file.name]), json.loads(file.read_text(encoding="utf-8")))
+
     def test_image_and_notes(self):
         self.assertEqual(container(self.pods["worker"])["image"],
                          "registry.example.com/tributary@sha256:" + "0123456789abcdef" * 4)
