@@ -16,8 +16,22 @@ CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 KUBERNETES = ["1.28.0", "1.34.0"]
 OPERATORS = ["monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v1/PrometheusRule",
              "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet"]
-# Kinds of operators have no schema in the validator.
-OWN_KINDS = {"ServiceMonitor", "PrometheusRule", "LeaderWorkerSet"}
+# Kinds of operators have no schema in the validator: the fields their APIs know, of the objects the chart makes.
+OWN_KINDS = {
+    "ServiceMonitor": {
+        "spec": {"endpoints", "jobLabel", "namespaceSelector", "podTargetLabels", "selector", "targetLabels"},
+        "spec.endpoints": {"bearerTokenSecret", "interval", "metricRelabelings", "path", "port", "relabelings", "scheme",
+                           "scrapeTimeout", "tlsConfig"},
+        "spec.namespaceSelector": {"any", "matchNames"},
+        "spec.selector": {"matchExpressions", "matchLabels"}},
+    "PrometheusRule": {
+        "spec": {"groups"},
+        "spec.groups": {"interval", "labels", "limit", "name", "rules"},
+        "spec.groups.rules": {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "record"}},
+    "LeaderWorkerSet": {
+        "spec": {"leaderWorkerTemplate", "networkConfig", "replicas", "rolloutStrategy", "startupPolicy"},
+        "spec.leaderWorkerTemplate": {"leaderTemplate", "restartPolicy", "size", "subGroupPolicy", "workerTemplate"}},
+}
 
 
 def setUpModule():
@@ -115,11 +129,23 @@ class Rendered(unittest.TestCase):
         container(pod_templates(documents)["worker"])["securitycontext"] = {}
         self.assertIn("securitycontext", validate(documents, KUBERNETES[0]))
 
+    @for_every_values
+    def test_objects_are_what_operators_take(self, documents):
+        for document in documents:
+            for path, fields in OWN_KINDS.get(document["kind"], {}).items():
+                found = [document]
+                for key in path.split("."):
+                    found = [value for one in found
+                             for value in (one[key] if isinstance(one[key], list) else [one[key]])]
+                for one in found:
+                    self.assertLessEqual(set(one), fields, f"{document['kind']} {path}")
+
     def test_pods_of_other_kinds_too(self):
         documents = objects(CHART / "ci/lws-values.yaml", apis=OPERATORS)
         lws = by_kind(documents, "LeaderWorkerSet")["tributary-worker"]
         self.assertEqual(lws["spec"]["leaderWorkerTemplate"]["size"], 2)
         self.assertNotIn("StatefulSet", [d["kind"] for d in documents])
+        self.assertNotIn("tributary-worker", by_kind(documents, "Service"), "the set makes one of that name itself")
         template = lws["spec"]["leaderWorkerTemplate"]["workerTemplate"]
         template["metadata"]["name"] = "worker"
         pod = {"apiVersion": "v1", "kind": "Pod", **template}

@@ -110,9 +110,11 @@ class Process:
         return self._child.wait(timeout=seconds)
 
     def kill(self):
+        """Ends it, if it runs, and forgets its output."""
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
+        self._log.close()
 
 
 def wait_until(what, condition, seconds, processes=()):
