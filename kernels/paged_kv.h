@@ -8,9 +8,10 @@
 
 namespace tributary {
 
-// A page holds `page_size` consecutive local slots of one sequence. Inside a page K comes first,
-// then V, each [kv_heads, page_size, head_dim]: the keys of one head are contiguous, which is what
-// attention streams. The view owns nothing.
+// A page holds `page_size` consecutive local slots of one sequence. The order of the bytes inside a
+// page belongs to the backend that writes and reads it (kernels/cpu/page_layout.h,
+// kernels/cuda/page_layout.h); pages are copied whole. The reference has the plain order: K comes
+// first, then V, each [kv_heads, page_size, head_dim]. The view owns nothing.
 struct PagedKv {
   std::byte* base = nullptr;  // [num_pages, 2, kv_heads, page_size, head_dim] of dtype
   int32_t num_pages = 0;
@@ -31,7 +32,7 @@ constexpr size_t PageBytes(const PagedKv& kv) {
   return 2 * size_t(kv.kv_heads) * HeadPlaneBytes(kv);
 }
 
-// [page_size, head_dim] of one head.
+// [page_size, head_dim] of one head, in the order of the reference.
 inline std::byte* KeyPlane(const PagedKv& kv, int32_t page, int32_t head) {
   return kv.base + size_t(page) * PageBytes(kv) + size_t(head) * HeadPlaneBytes(kv);
 }

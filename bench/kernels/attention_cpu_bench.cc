@@ -2,22 +2,30 @@
 // only reads the same bytes with the same threads. Prints one JSON object a line.
 //
 //   attention_cpu_bench [--threads=N] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
-//                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0] [--serve]
+//                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0]
+//                       [--instruction-set=AVX2] [--serve]
 //
 // "resident" is the same attention with every page of the table the same one: nothing comes from
 // memory, and what is left is arithmetic. It tells whether memory or arithmetic bounds a machine.
 //
-// With --serve it reads lines "<tokens> <bf16|fp8_e4m3|fp8_e5m2|f16|read> <scattered|resident>"
-// from standard input and answers each with one measurement in seconds, so that another program can
-// interleave its own.
+// With --serve it answers one line of standard input with one line, so that another program can
+// interleave measurements of its own on the same tensors:
+//   tensors TOKENS FILE   reads q [q_heads, head_dim], k and v [tokens, kv_heads, head_dim], bf16,
+//                         one after another; "ok"
+//   output TYPE FILE      writes the output [q_heads, head_dim] in float; "ok"
+//   time TYPE WHERE       seconds that one attention takes; WHERE is scattered or resident
+//   time read scattered   seconds that reading the bf16 cache takes
+// TYPE is bf16, f16, fp8_e4m3 or fp8_e5m2. Without "tensors", numbers are random.
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -31,8 +39,9 @@
 #include <vector>
 
 #include "bench/kernels/streaming_read.h"
+#include "hwy/highway.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/element.h"
+#include "kernels/half.h"
 
 namespace tributary {
 namespace {
@@ -47,6 +56,7 @@ struct Options {
   int page_size = 64;
   std::vector<int64_t> tokens = {4096, 8192, 16384, 32768, 65536, 131072};
   double seconds = 1.0;
+  std::string instruction_set;  // empty: the best
   bool serve = false;
 };
 
@@ -68,6 +78,8 @@ bool Parse(int argc, char** argv, Options& options) {
       options.page_size = std::atoi(value.c_str());
     } else if (name == "--seconds") {
       options.seconds = std::atof(value.c_str());
+    } else if (name == "--instruction-set") {
+      options.instruction_set = value;
     } else if (name == "--serve") {
       options.serve = true;
     } else if (name == "--tokens") {
@@ -82,6 +94,56 @@ bool Parse(int argc, char** argv, Options& options) {
     }
   }
   return options.threads > 0 && !options.tokens.empty();
+}
+
+// Holds the kernels to one of the instruction sets they are compiled for.
+bool ForceInstructionSet(const std::string& name) {
+  for (int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) {
+    if (name != hwy::TargetName(rest & -rest)) continue;
+    hwy::SetSupportedTargetsForTest(rest & -rest);
+    return true;
+  }
+  std::fprintf(stderr, "no instruction set %s here\n", name.c_str());
+  return false;
+}
+
+// The tensors of one sequence, in bf16. The tokens that are held may be fewer than the sequence
+// has: they are repeated, for what the numbers are does not change the speed.
+struct Tensors {
+  int64_t tokens = 0;
+  int32_t held = 0;
+  std::vector<uint16_t> q;     // [q_heads, head_dim]
+  std::vector<uint16_t> k, v;  // [held, kv_heads, head_dim]
+};
+
+Tensors RandomTensors(const Options& o, int64_t tokens) {
+  Tensors t{.tokens = tokens, .held = 128};
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  const auto fill = [&](std::vector<uint16_t>& x, size_t n) {
+    x.resize(n);
+    for (uint16_t& element : x) element = Bf16FromFloat(normal(generator));
+  };
+  fill(t.q, size_t(o.q_heads) * o.head_dim);
+  fill(t.k, size_t(t.held) * o.kv_heads * o.head_dim);
+  fill(t.v, t.k.size());
+  return t;
+}
+
+Tensors ReadTensors(const Options& o, int64_t tokens, const std::string& path) {
+  Tensors t{.tokens = tokens, .held = static_cast<int32_t>(tokens)};
+  t.q.resize(size_t(o.q_heads) * o.head_dim);
+  t.k.resize(size_t(tokens) * o.kv_heads * o.head_dim);
+  t.v.resize(t.k.size());
+  std::ifstream file(path, std::ios::binary);
+  for (std::vector<uint16_t>* x : {&t.q, &t.k, &t.v}) {
+    file.read(reinterpret_cast<char*>(x->data()), x->size() * sizeof(uint16_t));
+  }
+  if (!file) {
+    std::fprintf(stderr, "%s: too short or not there\n", path.c_str());
+    std::exit(1);
+  }
+  return t;
 }
 
 // Where the pages of a sequence lie.
@@ -118,10 +180,19 @@ class HugeMemory {
   void* mapping_;
 };
 
+void ExitUnless(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
 // A cache of one layer and one sequence, its pages in a shuffled order, and one query row.
 class Decode {
  public:
-  Decode(const Options& o, int64_t tokens, DType dtype, Placement placement) {
+  Decode(const Options& o, const Tensors& tensors, DType dtype, Placement placement,
+         cpu::ThreadPool& pool)
+      : q_(tensors.q) {
+    const int64_t tokens = tensors.tokens;
     const auto pages = static_cast<int32_t>((tokens + o.page_size - 1) / o.page_size);
     kv_.num_pages = placement == Placement::kScattered ? pages : 1;
     kv_.page_size = o.page_size;
@@ -130,19 +201,11 @@ class Decode {
     kv_.dtype = dtype;
     memory_ = std::make_unique<HugeMemory>(bytes());
     kv_.base = memory_->data();
-    // One page of normally distributed numbers, repeated: what they are does not change the speed.
-    std::mt19937 generator(1);
-    std::normal_distribution<float> normal;
-    const size_t elements = PageBytes(kv_) / SizeOf(dtype);
-    for (size_t i = 0; i < elements; ++i) StoreElement(dtype, kv_.base, i, normal(generator));
-    for (int32_t page = 1; page < kv_.num_pages; ++page) {
-      std::memcpy(kv_.base + page * PageBytes(kv_), kv_.base, PageBytes(kv_));
-    }
     pages_.resize(pages);
     if (placement == Placement::kScattered) std::iota(pages_.begin(), pages_.end(), 0);
+    std::mt19937 generator(1);
     std::shuffle(pages_.begin(), pages_.end(), generator);
-    q_.resize(size_t(o.q_heads) * o.head_dim);
-    for (size_t i = 0; i < q_.size(); ++i) q_[i] = Bf16FromFloat(normal(generator));
+    Append(tensors, pool);
     o_.resize(q_.size());
     lse_.resize(o.q_heads);
     entry_ = {0, 1, pages_};
@@ -162,13 +225,9 @@ class Decode {
 
   size_t bytes() const { return size_t(kv_.num_pages) * PageBytes(kv_); }
 
-  void Attend(cpu::ThreadPool& pool) {
-    const Status status = cpu::Attention(params_, pool);
-    if (!status.ok()) {
-      std::fprintf(stderr, "%s\n", status.message().c_str());
-      std::exit(1);
-    }
-  }
+  const std::vector<float>& output() const { return o_; }
+
+  void Attend(cpu::ThreadPool& pool) { ExitUnless(cpu::Attention(params_, pool)); }
 
   // Reads every byte of the cache once, cut evenly over the threads, in the order of memory.
   void Read(cpu::ThreadPool& pool) {
@@ -182,6 +241,23 @@ class Decode {
   }
 
  private:
+  void Append(const Tensors& tensors, cpu::ThreadPool& pool) {
+    std::vector<int64_t> slots;
+    for (int64_t begin = 0; begin < tensors.tokens; begin += tensors.held) {
+      slots.clear();
+      for (int64_t t = begin; t < std::min(tensors.tokens, begin + tensors.held); ++t) {
+        slots.push_back(int64_t{pages_[t / kv_.page_size]} * kv_.page_size + t % kv_.page_size);
+      }
+      AppendParams p;
+      p.kv = kv_;
+      p.k = tensors.k.data();
+      p.v = tensors.v.data();
+      p.tokens = static_cast<int32_t>(slots.size());
+      p.slots = slots.data();
+      ExitUnless(cpu::Append(p, pool));
+    }
+  }
+
   PagedKv kv_;
   std::unique_ptr<HugeMemory> memory_;
   std::vector<int32_t> pages_;
@@ -191,6 +267,21 @@ class Decode {
   KeyRange keys_;
   AttentionParams params_;
 };
+
+// Gives every thread of the pool a core of its own, as far as there are cores. Otherwise two may
+// share one while another is idle, and a measurement says more of the scheduler than of the code.
+void PinThreads(cpu::ThreadPool& pool) {
+  std::atomic<int> started{0};
+  pool.Run(pool.threads(), [&](int part) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(part % std::max(1u, std::thread::hardware_concurrency()), &cores);
+    sched_setaffinity(0, sizeof(cores), &cores);  // advice: may be refused
+    // Until every part has a thread, this one must not take another.
+    ++started;
+    while (started < pool.threads()) std::this_thread::yield();
+  });
+}
 
 double Seconds(const std::function<void()>& body) {
   const auto start = Clock::now();
@@ -205,11 +296,13 @@ double Median(std::vector<double> samples) {
 
 void Table(const Options& options) {
   cpu::ThreadPool pool(options.threads);
+  PinThreads(pool);
   for (const int64_t tokens : options.tokens) {
-    Decode bf16(options, tokens, DType::kBf16, Placement::kScattered);
-    Decode fp8(options, tokens, DType::kFp8E4M3, Placement::kScattered);
-    Decode bf16_resident(options, tokens, DType::kBf16, Placement::kResident);
-    Decode fp8_resident(options, tokens, DType::kFp8E4M3, Placement::kResident);
+    const Tensors tensors = RandomTensors(options, tokens);
+    Decode bf16(options, tensors, DType::kBf16, Placement::kScattered, pool);
+    Decode fp8(options, tensors, DType::kFp8E4M3, Placement::kScattered, pool);
+    Decode bf16_resident(options, tensors, DType::kBf16, Placement::kResident, pool);
+    Decode fp8_resident(options, tensors, DType::kFp8E4M3, Placement::kResident, pool);
     std::vector<double> bf16_s, fp8_s, read_s, bf16_resident_s, fp8_resident_s;
     bf16.Attend(pool);
     fp8.Attend(pool);
@@ -238,29 +331,38 @@ void Table(const Options& options) {
 
 void Serve(const Options& options) {
   cpu::ThreadPool pool(options.threads);
-  int64_t held_tokens = 0;  // cases of one length are kept at a time
+  PinThreads(pool);
+  Tensors tensors = RandomTensors(options, options.tokens.front());
   std::map<std::pair<DType, Placement>, std::unique_ptr<Decode>> held;
-  const auto find = [&](int64_t tokens, DType dtype, Placement placement) -> Decode& {
-    if (tokens != held_tokens) held.clear();
-    held_tokens = tokens;
+  const auto find = [&](const std::string& type, const std::string& where) -> Decode& {
+    DType dtype = DType::kBf16;
+    for (const DType other : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+      if (type == Name(other)) dtype = other;
+    }
+    const Placement placement = where == "resident" ? Placement::kResident : Placement::kScattered;
     auto& decode = held[{dtype, placement}];
     if (decode == nullptr) {
-      decode = std::make_unique<Decode>(options, tokens, dtype, placement);
+      decode = std::make_unique<Decode>(options, tensors, dtype, placement, pool);
       decode->Attend(pool);
     }
     return *decode;
   };
-  std::string what, where;
-  for (int64_t tokens; std::cin >> tokens >> what >> where;) {
-    DType dtype = DType::kBf16;
-    for (const DType type : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
-      if (what == Name(type)) dtype = type;
+  std::string command, first, second;
+  while (std::cin >> command >> first >> second) {
+    if (command == "tensors") {
+      held.clear();
+      tensors = ReadTensors(options, std::atoll(first.c_str()), second);
+      std::printf("ok\n");
+    } else if (command == "output") {
+      const std::vector<float>& o = find(first, "scattered").output();
+      std::ofstream(second, std::ios::binary)
+          .write(reinterpret_cast<const char*>(o.data()), o.size() * sizeof(float));
+      std::printf("ok\n");
+    } else {
+      Decode& decode = find(first, second);
+      std::printf("%.9f\n",
+                  Seconds([&] { first == "read" ? decode.Read(pool) : decode.Attend(pool); }));
     }
-    Decode& decode =
-        find(tokens, dtype, where == "resident" ? Placement::kResident : Placement::kScattered);
-    const double seconds =
-        Seconds([&] { what == "read" ? decode.Read(pool) : decode.Attend(pool); });
-    std::printf("%.9f\n", seconds);
     std::fflush(stdout);
   }
 }
@@ -271,6 +373,10 @@ void Serve(const Options& options) {
 int main(int argc, char** argv) {
   tributary::Options options;
   if (!tributary::Parse(argc, argv, options)) return 2;
+  if (!options.instruction_set.empty() &&
+      !tributary::ForceInstructionSet(options.instruction_set)) {
+    return 2;
+  }
   if (options.serve) {
     tributary::Serve(options);
   } else {

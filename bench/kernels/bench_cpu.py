@@ -6,8 +6,8 @@ quarter of the arithmetic for the same memory. Every round times, one after anot
 same pause, and on the same number of threads: the kernel in bf16, the kernel in FP8 (e4m3), a loop
 that only reads the bf16 cache from one end to the other, and
 torch.nn.functional.scaled_dot_product_attention in bf16 in each of the ways it can be given grouped
-heads. All data is normally distributed. Medians over the rounds are compared; PyTorch counts with
-its fastest way.
+heads. All are given the same normally distributed tensors, and before anything is timed their
+outputs are compared. Medians over the rounds are compared; PyTorch counts with its fastest way.
 
 "In cache" is the kernel with every page of the table the same one: what it takes when nothing comes
 from memory. Where that is near the time itself, arithmetic bounds the kernel and not memory.
@@ -23,12 +23,16 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
 import torch.nn.functional as F
 
 PAUSE_S = 0.02  # PyTorch's threads spin for a while after their work
+
+# Error of an output as a share of PyTorch's, in root mean square. FP8 has a mantissa of 3 bits.
+TOLERANCES = {"bf16": 0.01, "fp8_e4m3": 0.1}
 
 TARGETS = {"vs_torch": 1.5, "of_read": 0.80, "fp8_over_bf16": 1.6}
 
@@ -52,30 +56,72 @@ class Kernel:
             text=True,
         )
 
-    def seconds(self, tokens, what, where="scattered"):
-        self.process.stdin.write(f"{tokens} {what} {where}\n")
+    def ask(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{' '.join(map(str, words))}: the benchmark binary gave up")
+        return answer
+
+    def load(self, tensors):
+        """Gives it the tensors of a sequence."""
+        with tempfile.NamedTemporaryFile() as file:
+            for x in (tensors.q, tensors.k, tensors.v):  # k and v token by token
+                rows = x[0].transpose(0, 1).contiguous()
+                file.write(rows.view(torch.int16).numpy().data)
+            file.flush()
+            self.ask("tensors", tensors.k.shape[2], file.name)
+
+    def output(self, dtype):
+        with tempfile.NamedTemporaryFile() as file:
+            self.ask("output", dtype, file.name)
+            return torch.frombuffer(bytearray(file.read()), dtype=torch.float32)
+
+    def seconds(self, what, where="scattered"):
+        return float(self.ask("time", what, where))
 
     def close(self):
         self.process.stdin.close()
         self.process.wait(timeout=30)
 
 
-def torch_ways(args, q_heads, kv_heads, tokens):
+class Tensors:
+    """One query row and the keys and values of a sequence, as PyTorch takes them."""
+
+    def __init__(self, args, q_heads, kv_heads, tokens):
+        def normal(heads, rows):
+            return torch.randn(1, heads, rows, args.head_dim, dtype=torch.bfloat16)
+
+        self.q = normal(q_heads, 1)
+        self.k = normal(kv_heads, tokens)
+        self.v = normal(kv_heads, tokens)
+
+
+def torch_ways(tensors):
     """The ways to ask PyTorch for the same result, by name."""
-    group = q_heads // kv_heads
-    q = torch.randn(1, q_heads, 1, args.head_dim, dtype=torch.bfloat16)
-    k = torch.randn(1, kv_heads, tokens, args.head_dim, dtype=torch.bfloat16)
-    v = torch.randn(1, kv_heads, tokens, args.head_dim, dtype=torch.bfloat16)
+    q, k, v = tensors.q, tensors.k, tensors.v
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
     # The heads of a group as rows: one query row sees every key, so no mask tells them apart.
-    rows = q.view(1, kv_heads, group, args.head_dim)
+    rows = q.view(1, kv_heads, group, q.shape[3])
     expanded = [x.repeat_interleave(group, dim=1) for x in (k, v)]
     return {
         "gqa": lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
         "rows": lambda: F.scaled_dot_product_attention(rows, k, v),
         "expanded": lambda: F.scaled_dot_product_attention(q, *expanded),
     }
+
+
+def compare_outputs(kernel, ways):
+    """Ends the program unless every way computes the same."""
+    expected = ways["rows"]().float().flatten()
+    outputs = {f"PyTorch's {name}": (way().float().flatten(), "bf16") for name, way in ways.items()}
+    outputs |= {f"the kernel in {dtype}": (kernel.output(dtype), dtype) for dtype in TOLERANCES}
+    for name, (output, dtype) in outputs.items():
+        error = ((output - expected).norm() / expected.norm()).item()
+        if not error <= TOLERANCES[dtype]:
+            raise SystemExit(f"{name} is off by {error:.4f} of PyTorch's output")
 
 
 def timed(body):
@@ -85,16 +131,19 @@ def timed(body):
 
 
 def measure(args, kernel, q_heads, kv_heads, tokens):
+    tensors = Tensors(args, q_heads, kv_heads, tokens)
+    kernel.load(tensors)
+    with torch.inference_mode():
+        torch_names = torch_ways(tensors)
+        compare_outputs(kernel, torch_names)
     ways = {
-        "bf16": lambda: kernel.seconds(tokens, "bf16"),
-        "read": lambda: kernel.seconds(tokens, "read"),
-        "fp8_e4m3": lambda: kernel.seconds(tokens, "fp8_e4m3"),
-        "bf16_resident": lambda: kernel.seconds(tokens, "bf16", "resident"),
-        "fp8_e4m3_resident": lambda: kernel.seconds(tokens, "fp8_e4m3", "resident"),
+        "bf16": lambda: kernel.seconds("bf16"),
+        "read": lambda: kernel.seconds("read"),
+        "fp8_e4m3": lambda: kernel.seconds("fp8_e4m3"),
+        "bf16_resident": lambda: kernel.seconds("bf16", "resident"),
+        "fp8_e4m3_resident": lambda: kernel.seconds("fp8_e4m3", "resident"),
     }
-    torch_names = []
-    for name, body in torch_ways(args, q_heads, kv_heads, tokens).items():
-        torch_names.append(name)
+    for name, body in torch_names.items():
         ways[name] = lambda body=body: timed(body)
     samples = {name: [] for name in ways}
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "kernels/cpu/tiling.h"
@@ -113,40 +115,69 @@ void RunWholeJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& w
   });
 }
 
-// Runs tasks [begin, end) in parallel, then folds them in order.
-void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks,
-              std::vector<float>& partials, ThreadPool& pool) {
+// Folds partials in the order of their tasks, whichever is done first: a thread that brings the one
+// that is due folds it and those after it that wait, another leaves its own behind and goes on. So
+// threads fold while others compute, and the order never depends on them.
+class OrderedFold {
+ public:
+  explicit OrderedFold(size_t tasks) : brought_(tasks) {}
+
+  // Task `i` is done. Calls fold(task) for every task that is due.
+  template <typename Body>
+  void Bring(size_t i, const Body& fold) {
+    std::unique_lock lock(mutex_);
+    brought_[i] = true;
+    if (folding_) return;  // that thread looks again before it leaves
+    folding_ = true;
+    for (; next_ < brought_.size() && brought_[next_]; ++next_) {
+      const size_t due = next_;
+      lock.unlock();
+      fold(due);
+      lock.lock();
+    }
+    folding_ = false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<bool> brought_;  // guarded by mutex_, as all that follows
+  size_t next_ = 0;
+  bool folding_ = false;
+};
+
+// Runs tasks in parallel and folds them in order.
+void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks, ThreadPool& pool) {
   std::vector<int64_t> offsets(tasks.size() + 1);
   for (size_t i = 0; i < tasks.size(); ++i) {
     offsets[i + 1] = offsets[i] + PartialFloats(jobs[tasks[i].job]);
   }
-  if (static_cast<int64_t>(partials.size()) < offsets.back()) partials.resize(offsets.back());
+  const auto partials = std::make_unique_for_overwrite<float[]>(offsets.back());
   const auto lse_of = [&](size_t i) {
     const AttendJob& job = jobs[tasks[i].job];
-    return partials.data() + offsets[i] + int64_t{Vectors(job)} * job.params.head_dim;
+    return partials.get() + offsets[i] + int64_t{Vectors(job)} * job.params.head_dim;
   };
   std::vector<uint8_t> seen(tasks.size());
+  OrderedFold fold(tasks.size());
   ForEach(tasks.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {
-    seen[i] = RunChunk(jobs[tasks[i].job], tasks[i].chunk, workspace, partials.data() + offsets[i],
+    seen[i] = RunChunk(jobs[tasks[i].job], tasks[i].chunk, workspace, partials.get() + offsets[i],
                        lse_of(i));
+    fold.Bring(i, [&](size_t due) {
+      if (seen[due]) Fold(jobs[tasks[due].job], partials.get() + offsets[due], lse_of(due));
+    });
   });
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    if (seen[i]) Fold(jobs[tasks[i].job], partials.data() + offsets[i], lse_of(i));
-  }
 }
 
 // Runs the chunks of the jobs in parallel, as many at a time as their partials may take memory.
 void RunSplitJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& which,
                   ThreadPool& pool) {
   std::vector<ChunkTask> tasks;
-  std::vector<float> partials;
   int64_t floats = 0;
   for (const int32_t index : which) {
     const ChunkSpan span = ChunksOf(Hull(jobs[index].params.queries));
     for (int64_t chunk = span.first; chunk < span.first + span.count; ++chunk) {
       const int64_t more = PartialFloats(jobs[index]);
       if (floats + more > kPartialFloats && !tasks.empty()) {
-        RunTasks(jobs, tasks, partials, pool);
+        RunTasks(jobs, tasks, pool);
         tasks.clear();
         floats = 0;
       }
@@ -154,7 +185,7 @@ void RunSplitJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& w
       floats += more;
     }
   }
-  RunTasks(jobs, tasks, partials, pool);
+  RunTasks(jobs, tasks, pool);
 }
 
 }  // namespace

@@ -11,22 +11,25 @@
 
 namespace tributary::cpu {
 
-// Where the keys and values of consecutive heads of one sequence lie, paged or dense.
-struct KeyValueRows {
-  const std::byte* k = nullptr;  // of the first head
+// Where the keys and values of consecutive heads of one sequence lie: in pages (page_layout.h), or
+// dense, a row a token.
+struct KeyValueSource {
+  const std::byte* k = nullptr;  // first head; in pages: its keys in the first block of page 0
   const std::byte* v = nullptr;
-  size_t row_bytes = 0;  // from one slot to the next in a page (or in the dense array)
+  size_t head_bytes = 0;  // from one head to the next
+  size_t row_bytes = 0;   // dense: from one token to the next
   const int32_t* pages =
-      nullptr;  // page of slots [i << page_shift, (i + 1) << page_shift); null: dense
+      nullptr;  // page of slots [i << page_shift, (i + 1) << page_shift), or null
   size_t page_bytes = 0;
   int page_shift = 0;
-  size_t head_bytes = 0;  // from one head to the next
+  int block_shift = 0;     // log2 of the tokens of a block
+  size_t block_bytes = 0;  // from one block of a page to the next
 
-  size_t Offset(int64_t slot) const {
-    if (pages == nullptr) return static_cast<size_t>(slot) * row_bytes;
+  // In pages: from `k` (or `v`) to the block that holds the slot.
+  size_t BlockOffset(int64_t slot) const {
     const int64_t in_page = slot & ((int64_t{1} << page_shift) - 1);
     return static_cast<size_t>(pages[slot >> page_shift]) * page_bytes +
-           static_cast<size_t>(in_page) * row_bytes;
+           static_cast<size_t>(in_page >> block_shift) * block_bytes;
   }
 };
 
@@ -43,7 +46,7 @@ struct QueryBlock {
 };
 
 struct ChunkParams {
-  KeyValueRows kv;
+  KeyValueSource kv;
   DType kv_dtype = DType::kBf16;
   int32_t kv_heads = 1;
   int32_t head_dim = 0;
@@ -66,8 +69,9 @@ class Workspace {
 };
 
 // The partial of the block over the chunk: o [kv_heads, rows * heads, head_dim], lse
-// [kv_heads, rows * heads]. Never reads a slot that no row of the block sees. Heads are taken
-// together only for the sake of memory: each comes out as it would alone.
+// [kv_heads, rows * heads]. No slot that a row does not see has a part in its result, whatever it
+// holds, and no page is touched of which no row sees a slot. Heads are taken together only for the
+// sake of memory: each comes out as it would alone.
 void AttendChunk(const ChunkParams& p, const Workspace& workspace, float* o, float* lse);
 
 }  // namespace tributary::cpu

@@ -25,7 +25,6 @@
 #pragma GCC target("avx512bf16")
 #endif
 #include "kernels/cpu/bf16_dot_math-inl.h"
-#include "kernels/cpu/bf16_rows-inl.h"
 #include "kernels/cpu/chunk_pass-inl.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -34,13 +33,13 @@ namespace tributary::cpu {
 
 namespace {
 
-template <class Rows>
-void AttendRows(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
+template <class Cells>
+void AttendCells(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
   namespace target = HWY_NAMESPACE;
   if (WeightPieces(p.queries.dtype) == 1) {
-    target::ChunkPass<target::Bf16DotMath<Rows, 1>>(p, memory).Run(o, lse);
+    target::ChunkPass<target::Bf16DotMath<Cells, 1>>(p, memory).Run(o, lse);
   } else {
-    target::ChunkPass<target::Bf16DotMath<Rows, 2>>(p, memory).Run(o, lse);
+    target::ChunkPass<target::Bf16DotMath<Cells, 2>>(p, memory).Run(o, lse);
   }
 }
 
@@ -48,14 +47,12 @@ void AttendRows(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
 
 void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
   namespace target = HWY_NAMESPACE;
-  if (p.kv_dtype == DType::kBf16) {
-    AttendRows<target::Bf16Rows>(p, memory, o, lse);
-  } else if (!ReadsFloat8InPlace(p.queries.rows * p.queries.heads)) {
-    AttendRows<target::PreparedFloat8Rows>(p, memory, o, lse);
-  } else if (p.kv_dtype == DType::kFp8E4M3) {
-    AttendRows<target::Float8Rows<DType::kFp8E4M3>>(p, memory, o, lse);
+  if (p.kv_dtype == DType::kFp8E4M3) {
+    AttendCells<target::Float8Cells<DType::kFp8E4M3>>(p, memory, o, lse);
+  } else if (p.kv_dtype == DType::kFp8E5M2) {
+    AttendCells<target::Float8Cells<DType::kFp8E5M2>>(p, memory, o, lse);
   } else {
-    AttendRows<target::Float8Rows<DType::kFp8E5M2>>(p, memory, o, lse);
+    AttendCells<target::Bf16Cells>(p, memory, o, lse);
   }
 }
 

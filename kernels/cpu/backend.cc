@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/page_layout.h"
+#include "kernels/cpu/page_rows.h"
 #include "kernels/cpu/quantize.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/lse.h"
@@ -34,32 +36,45 @@ const std::byte* At(const void* data, size_t element, DType type) {
 
 float ScaleOf(const float* scales, int32_t head) { return scales == nullptr ? 1.0f : scales[head]; }
 
-// Calls write(source row, scale, cache row) for the key and the value of every head of token t.
+// Calls visit(place in the cache, row as the cache would hold it) for the key and the value of
+// every head of token t. `row` has room for one.
 template <typename Visit>
-void ForEachRow(const AppendParams& p, int32_t t, const Visit& visit) {
+void ForEachRow(const AppendParams& p, int32_t t, std::vector<std::byte>& row, const Visit& visit) {
   const PagedKv& kv = p.kv;
-  const auto page = static_cast<int32_t>(p.slots[t] / kv.page_size);
-  const size_t in_plane = size_t(p.slots[t] % kv.page_size) * kv.head_dim * SizeOf(kv.dtype);
-  for (int32_t h = 0; h < kv.kv_heads; ++h) {
-    const size_t from = (size_t(t) * kv.kv_heads + h) * kv.head_dim;
-    visit(At(p.k, from, p.input_dtype), ScaleOf(kv.k_scale, h), KeyPlane(kv, page, h) + in_plane);
-    visit(At(p.v, from, p.input_dtype), ScaleOf(kv.v_scale, h), ValuePlane(kv, page, h) + in_plane);
+  RowPlace place;
+  place.page = static_cast<int32_t>(p.slots[t] / kv.page_size);
+  place.token = static_cast<int32_t>(p.slots[t] % kv.page_size);
+  for (place.head = 0; place.head < kv.kv_heads; ++place.head) {
+    const size_t from = (size_t(t) * kv.kv_heads + place.head) * kv.head_dim;
+    const auto visit_row = [&](RowKind kind, const void* source, const float* scales) {
+      place.kind = kind;
+      QuantizeRow(p.input_dtype, At(source, from, p.input_dtype), ScaleOf(scales, place.head),
+                  kv.dtype, row.data(), kv.head_dim);
+      visit(place, row.data());
+    };
+    visit_row(RowKind::kKey, p.k, kv.k_scale);
+    visit_row(RowKind::kValue, p.v, kv.v_scale);
   }
+}
+
+std::vector<std::byte> RoomForRow(const PagedKv& kv) {
+  return std::vector<std::byte>(size_t(kv.head_dim) * SizeOf(kv.dtype));
 }
 
 int64_t ElementsPerToken(const PagedKv& kv) { return int64_t{2} * kv.kv_heads * kv.head_dim; }
 
-// Attention reads the rows of `head` and of those after it by this.
-KeyValueRows RowsOf(const PagedKv& kv, const AttentionEntry& entry, int32_t head) {
-  KeyValueRows rows;
-  rows.k = KeyPlane(kv, 0, head);
-  rows.v = ValuePlane(kv, 0, head);
-  rows.row_bytes = size_t(kv.head_dim) * SizeOf(kv.dtype);
-  rows.pages = entry.pages.data();
-  rows.page_bytes = PageBytes(kv);
-  rows.page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size));
-  rows.head_bytes = HeadPlaneBytes(kv);
-  return rows;
+// Attention reads the keys and values of `head` and of those after it by this.
+KeyValueSource SourceOf(const PagedKv& kv, const AttentionEntry& entry, int32_t head) {
+  KeyValueSource source;
+  source.k = kv.base + KeyBlockOffset(kv, head, 0);
+  source.v = kv.base + ValueBlockOffset(kv, head, 0);
+  source.head_bytes = BlockPlaneBytes(kv);
+  source.pages = entry.pages.data();
+  source.page_bytes = PageBytes(kv);
+  source.page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size));
+  source.block_shift = std::countr_zero(static_cast<uint32_t>(BlockTokens(kv.page_size)));
+  source.block_bytes = 2 * kv.kv_heads * BlockPlaneBytes(kv);
+  return source;
 }
 
 // Chunks of every block of rows and every kv head.
@@ -113,11 +128,11 @@ void WeighOutputs(const MergeParams& p, int64_t at, const std::vector<float>& we
 Status Append(const AppendParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
   ParallelFor(p.tokens, ElementsPerToken(p.kv), pool, [&](int64_t begin, int64_t end) {
+    std::vector<std::byte> room = RoomForRow(p.kv);
     for (int64_t t = begin; t < end; ++t) {
       if (p.slots[t] == kPadSlot) continue;
-      ForEachRow(p, t, [&](const std::byte* from, float scale, std::byte* to) {
-        QuantizeRow(p.input_dtype, from, scale, p.kv.dtype, to, p.kv.head_dim);
-      });
+      ForEachRow(p, t, room,
+                 [&](RowPlace place, const std::byte* row) { StoreRow(p.kv, place, row); });
     }
   });
   return Status::Ok();
@@ -127,14 +142,12 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
   if (Status status = Validate(p); !status.ok()) return status;
   if (p.tokens > 0 && matches == nullptr) return InvalidArgument("matches: is null");
   ParallelFor(p.tokens, ElementsPerToken(p.kv), pool, [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> expected(size_t(p.kv.head_dim) * SizeOf(p.kv.dtype));
+    std::vector<std::byte> room = RoomForRow(p.kv);
     for (int64_t t = begin; t < end; ++t) {
       bool same = true;
       if (p.slots[t] != kPadSlot) {
-        ForEachRow(p, t, [&](const std::byte* from, float scale, const std::byte* held) {
-          if (!same) return;
-          QuantizeRow(p.input_dtype, from, scale, p.kv.dtype, expected.data(), p.kv.head_dim);
-          same = std::memcmp(expected.data(), held, expected.size()) == 0;
+        ForEachRow(p, t, room, [&](RowPlace place, const std::byte* row) {
+          same = same && HoldsRow(p.kv, place, row);
         });
       }
       matches[t] = same;
@@ -156,7 +169,7 @@ Status Attention(const AttentionParams& p, ThreadPool& pool) {
       for (int32_t head = 0; head < p.kv.kv_heads; head += heads) {
         const size_t at = size_t(row) * p.q_heads + head * group;  // first (row, head) of the block
         AttendJob& job = jobs.emplace_back();
-        job.params.kv = RowsOf(p.kv, entry, head);
+        job.params.kv = SourceOf(p.kv, entry, head);
         job.params.kv_dtype = p.kv.dtype;
         job.params.kv_heads = std::min(heads, p.kv.kv_heads - head);
         job.params.head_dim = p.kv.head_dim;

@@ -1,10 +1,12 @@
 // The arithmetic of AttendChunk with the bf16 dot-product instruction (AVX512_BF16: Zen 4, Sapphire
 // Rapids and later), which multiplies two bf16 pairs and adds to a float: twice the rate of float
-// multiply-add, on rows half the size.
+// multiply-add, on numbers half the size.
 //
 // Keys and values of bf16 and FP8 are exact in bf16. Queries and weights are cut into bf16 pieces
-// that add up to them, as many as bf16_pieces.h says.
-// Highway 1.0 has no such operation, hence intrinsics. For AVX3_DL only, see attend_chunk_bf16.cc.
+// that add up to them, as many as bf16_pieces.h says. Keys and values come in the planes of
+// page_layout.h, so that both products are one: a pair of queries' channels, or of weights, in
+// every lane, times a cell. Highway 1.0 has no such operation, hence intrinsics. For AVX3_DL only,
+// see attend_chunk_bf16.cc.
 #if defined(TRIBUTARY_KERNELS_CPU_BF16_DOT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_BF16_DOT_MATH_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_BF16_DOT_MATH_INL_H_
@@ -14,94 +16,71 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/bf16_pieces.h"
-#include "kernels/cpu/bf16_rows-inl.h"
 #include "kernels/cpu/chunk_tiles.h"
-#include "kernels/cpu/simd_math-inl.h"
+#include "kernels/cpu/page_layout.h"
+#include "kernels/cpu/pair_cells-inl.h"
+#include "kernels/cpu/pair_planes-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
-#include "kernels/element.h"
+#include "kernels/cpu/widen-inl.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
 
 #include <immintrin.h>
 
-#include <bit>
+#include <cstring>
 #include <limits>
 
 HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
 
-// `Rows` says how 64 elements of a row become bf16 vectors, and in which order (bf16_rows-inl.h).
-template <class Rows, int kWeightPieces>
-struct Bf16DotMath {
+// `Cells` are those of the cache (pair_cells-inl.h).
+template <class Cells, int kWeightPieces>
+class Bf16DotMath {
+ public:
   using Query = uint16_t;  // bf16 bits
-  using Row = typename Rows::Element;
   static constexpr int kQueryBlock = 4;
-  // Output lanes of a register block: four vectors of sums.
-  static constexpr int32_t kBlockDims = 64;
-  // Picks the upper half of every float of two vectors.
-  alignas(64) static constexpr uint16_t kOddHalves[32] = {
-      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-  static bool ReadsInPlace(DType) { return Rows::kInPlace; }
-  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Row* dst, int32_t n) {
-    if constexpr (!Rows::kInPlace) Rows::Prepare(type, src, dst, n);
-  }
+  // Planes where they lie in the cache, or converted to bf16 in scratch memory.
+  struct View : PairTile {
+    bool in_cache = false;
+  };
+
+  Bf16DotMath(const ChunkParams& p, std::byte* memory, const WorkspaceLayout& layout)
+      : p_(p),
+        k_(memory + layout.k),
+        v_(memory + layout.v),
+        keys_in_place_(InPlace(QueryPieces(p.queries.dtype))),
+        values_in_place_(InPlace(kWeightPieces)) {}
 
   static int32_t PackedElements(DType type, int32_t head_dim) {
     return QueryPieces(type) * head_dim;
   }
 
-  // The pieces one after another, each in the order in which Rows reads keys.
+  // The pieces one after another.
   static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
                                    Query* packed) {
-    const int32_t pieces = QueryPieces(type);
-    for (int32_t i = 0; i < head_dim; ++i) {
-      const int32_t block = i / kBlockDims * kBlockDims;
-      float rest = LoadElement(type, src, block + Rows::KeyDim(i - block));
-      for (int32_t piece = 0; piece < pieces; ++piece) {
-        uint32_t bits = std::bit_cast<uint32_t>(rest);
-        const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-        if ((bits & 0x7fffffffu) > 0x7f800000u) bits |= 0x400000u;  // NaN stays NaN when cut
-        bits &= 0xffff0000u;
-        packed[piece * head_dim + i] = static_cast<Query>(bits >> 16);
-        rest = finite ? rest - std::bit_cast<float>(bits) : 0.0f;
-      }
+    const int pieces = QueryPieces(type);
+    if (pieces == 1) {
+      std::memcpy(packed, src, head_dim * sizeof(Query));
+      return;
     }
-  }
-
-  // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
-  template <int kQueries>
-  static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Row* const* k, int32_t head_dim, float* logits,
-                                     AheadRows& ahead) {
-    __m512 sum[kQueries][4];
-    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = _mm512_setzero_ps();
-    }
-    for (int32_t piece = 0; piece < packed_elements; piece += head_dim) {
-      for (int32_t i = 0; i < head_dim; i += kBlockDims) {
-        ahead.Prefetch(4 * kBlockDims);
-        TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) {
-          __m512bh key[2];
-          Rows::LoadKey(k[j] + i, key);
-          TRIBUTARY_UNROLL for (int half = 0; half < 2; ++half) {
-            TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-              const Query* qm = q + m * packed_elements + piece + i + 32 * half;
-              sum[m][j] = _mm512_dpbf16_ps(sum[m][j], LoadBf16(qm), key[half]);
-            }
-          }
+    HWY_ALIGN float wide[kValueColumns];
+    for (int32_t block = 0; block < head_dim; block += kValueColumns) {
+      WidenRow(type, src + block * SizeOf(type), wide, kValueColumns);
+      for (int32_t i = 0; i < kValueColumns; i += 16) {
+        __m512 rest = _mm512_load_ps(wide + i);
+        for (int piece = 0; piece < pieces; ++piece) {
+          const __m512i cut = CutToBf16(rest);
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + piece * head_dim + block + i),
+                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(cut, 16)));
+          // Infinity and NaN are whole in the first piece.
+          const __mmask16 finite = ~_mm512_fpclass_ps_mask(rest, kNotFinite);
+          rest = _mm512_maskz_sub_ps(finite, rest, _mm512_castsi512_ps(cut));
         }
       }
-    }
-    using V = hn::Vec<hn::Full512<float>>;
-    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      StoreSumsOfLanes(V{sum[m][0]}, V{sum[m][1]}, V{sum[m][2]}, V{sum[m][3]},
-                       logits + m * kTileKeys);
     }
   }
 
@@ -136,67 +115,182 @@ struct Bf16DotMath {
     }
   }
 
-  // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j]. Keys are taken
-  // in pairs, so that one instruction adds both. The sums of a block are in the order in which Rows
-  // pairs values, until StoreOutput.
+  View Keys(const Tile& tile, int32_t head) const {
+    const std::byte* source = p_.kv.k + head * p_.kv.head_bytes;
+    if (p_.kv.pages == nullptr) {
+      PackDenseKeys(source, p_.kv.row_bytes, tile, p_.head_dim, k_);
+      return Scratch(k_);
+    }
+    if (keys_in_place_) return View{{source, &tile}, /*in_cache=*/true};
+    ConvertKeys<Cells>(PairTile{source, &tile}, p_.head_dim, k_);
+    return Scratch(k_);
+  }
+
+  // Slots that are not live stand as zeros: what lies there may be NaN.
+  View Values(const Tile& tile, int32_t head) const {
+    const std::byte* source = p_.kv.v + head * p_.kv.head_bytes;
+    if (p_.kv.pages == nullptr) {
+      PackDenseValues(source, p_.kv.row_bytes, tile, p_.head_dim, v_);
+      return Scratch(v_);
+    }
+    if (values_in_place_ && tile.live == kWholeTile)
+      return View{{source, &tile}, /*in_cache=*/true};
+    ConvertValues<Cells>(PairTile{source, &tile}, tile.live, p_.head_dim, v_);
+    return Scratch(v_);
+  }
+
+  bool AllFinite(const View& values) const {
+    return values.in_cache ? AllPairsFinite<Cells>(values, p_.head_dim)
+                           : AllPairsFinite<Bf16Cells>(values, p_.head_dim);
+  }
+
+  // `values` with zeros in the place of slots that the mask has not. Until the next Keys().
+  View Only(const View& values, uint64_t mask) const {
+    if (values.in_cache) {
+      ConvertValues<Cells>(values, mask, p_.head_dim, k_);
+    } else {
+      ConvertValues<Bf16Cells>(values, mask, p_.head_dim, k_);
+    }
+    return Scratch(k_);
+  }
+
+  // logits[m * kTileKeys + j] = q[m] . k[j].
   template <int kQueries>
-  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
-                                    uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums, AheadRows& ahead) {
-    const auto* pairs = reinterpret_cast<const int32_t*>(weights);
-    for (int32_t i = 0; i < head_dim; i += kBlockDims) {
+  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, float* HWY_RESTRICT logits,
+                         ReadAhead& ahead) const {
+    if (keys.in_cache) {
+      LogitsOf<Cells, kQueries>(q, keys, logits, ahead);
+    } else {
+      LogitsOf<Bf16Cells, kQueries>(q, keys, logits, ahead);
+    }
+  }
+
+  // sums[m] = decay[m] * sums[m] + sum over the keys j of weights[m][j] * v[j].
+  template <int kQueries>
+  HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values,
+                             const float* decay, float* HWY_RESTRICT sums, ReadAhead& ahead) const {
+    if (values.in_cache) {
+      AccumulateOf<Cells, kQueries>(weights, values, decay, sums, ahead);
+    } else {
+      AccumulateOf<Bf16Cells, kQueries>(weights, values, decay, sums, ahead);
+    }
+  }
+
+ private:
+  // Picks the upper half of every float of two vectors.
+  alignas(64) static constexpr uint16_t kOddHalves[32] = {
+      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  static constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN, infinities
+
+  // The upper half of every float. NaN stays NaN.
+  static HWY_INLINE __m512i CutToBf16(__m512 x) {
+    const __m512i bits =
+        _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(0x400000));
+  }
+
+  static View Scratch(const std::byte* planes) {
+    return View{{planes, &kOneBlock}, /*in_cache=*/false};
+  }
+
+  bool InPlace(int passes) const {
+    return !IsFp8(p_.kv_dtype) || ReadsFloat8InPlace(p_.queries.rows * p_.queries.heads, passes);
+  }
+
+  // sum[m][c] += the dot products of the pairs of factors m with the cells of column vector c.
+  // `factors` are pairs of bf16, kFactors of them from one m to the next.
+  template <class SomeCells, int kQueries>
+  static HWY_INLINE void AddProducts(const uint32_t* HWY_RESTRICT factors, int32_t stride,
+                                     const std::byte* const (&column)[4], size_t row_bytes,
+                                     int32_t rows, __m512 (&sum)[kQueries][4], ReadAhead& ahead) {
+    size_t at = 0;
+    for (int32_t row = 0; row < rows; ++row, at += row_bytes, factors += SomeCells::kPairs) {
+      ahead.Step();
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+        __m512i pairs[SomeCells::kPairs];
+        SomeCells::Load(column[c] + at, pairs);
+        TRIBUTARY_UNROLL for (int i = 0; i < SomeCells::kPairs; ++i) {
+          TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+            const __m512i factor = _mm512_set1_epi32(static_cast<int>(factors[m * stride + i]));
+            sum[m][c] = _mm512_dpbf16_ps(sum[m][c], Bf16(factor), Bf16(pairs[i]));
+          }
+        }
+      }
+    }
+  }
+
+  template <class SomeCells, int kQueries>
+  HWY_INLINE void LogitsOf(const Query* HWY_RESTRICT q, const PairTile& keys,
+                           float* HWY_RESTRICT logits, ReadAhead& ahead) const {
+    const int32_t tokens = keys.block_tokens();
+    const std::byte* column[4];
+    TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+      const int32_t first = c * kCellColumns;
+      column[c] = keys.block(first >> keys.tile->block_shift) +
+                  size_t(first & (tokens - 1)) / kCellColumns * kCellBytes;
+    }
+    __m512 sum[kQueries][4];
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
+    }
+    const int pieces = QueryPieces(p_.queries.dtype);
+    const auto* pairs = reinterpret_cast<const uint32_t*>(q);
+    for (int piece = 0; piece < pieces; ++piece) {
+      AddProducts<SomeCells, kQueries>(pairs + piece * p_.head_dim / 2, pieces * p_.head_dim / 2,
+                                       column, CellRowBytes(tokens),
+                                       p_.head_dim / 2 / SomeCells::kPairs, sum, ahead);
+    }
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+        _mm512_store_ps(logits + m * kTileKeys + c * kCellColumns, sum[m][c]);
+      }
+    }
+  }
+
+  template <class SomeCells, int kQueries>
+  HWY_INLINE void AccumulateOf(const float* HWY_RESTRICT weights, const PairTile& values,
+                               const float* decay, float* HWY_RESTRICT sums,
+                               ReadAhead& ahead) const {
+    const int32_t tokens = values.block_tokens();
+    const size_t plane_bytes = size_t(tokens) * kValueColumns * SomeCells::kElementBytes;
+    const auto* pairs = reinterpret_cast<const uint32_t*>(weights);
+    for (int32_t plane = 0; plane < p_.head_dim / kValueColumns; ++plane) {
+      float* HWY_RESTRICT out = sums + plane * kValueColumns;
       __m512 sum[kQueries][4];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
           sum[m][c] = _mm512_mul_ps(_mm512_set1_ps(decay[m]),
-                                    _mm512_load_ps(sums + m * head_dim + i + c * 16));
+                                    _mm512_load_ps(out + m * p_.head_dim + c * kCellColumns));
         }
       }
-      for (int64_t pair = 0; pair < kTileKeys / 2; ++pair) {
-        ahead.Prefetch(2 * kBlockDims);
-        if ((live >> (2 * pair) & 3) == 0) continue;
-        __m512bh value[4];
-        Rows::LoadValuePair(v[2 * pair] + i, v[2 * pair + 1] + i, value);
-        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-          const __m512bh high = Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + pair]));
-          if constexpr (kWeightPieces == 2) {
-            const __m512bh low =
-                Bf16(_mm512_set1_epi32(pairs[m * kTileKeys + kTileKeys / 2 + pair]));
-            TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-              sum[m][c] = _mm512_dpbf16_ps(sum[m][c], low, value[c]);
-            }
-          }
+      // The low pieces first: small numbers before large ones.
+      for (int piece = kWeightPieces - 1; piece >= 0; --piece) {
+        for (int32_t block = 0; block < values.blocks(); ++block) {
+          const std::byte* column[4];
           TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-            sum[m][c] = _mm512_dpbf16_ps(sum[m][c], high, value[c]);
+            column[c] = values.block(block) + plane * plane_bytes + c * kCellBytes;
           }
+          const int32_t first = piece * kTileKeys + block * tokens;
+          AddProducts<SomeCells, kQueries>(pairs + first / 2, kTileKeys, column,
+                                           CellRowBytes(kValueColumns),
+                                           tokens / 2 / SomeCells::kPairs, sum, ahead);
         }
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-          _mm512_store_ps(sums + m * head_dim + i + c * 16, sum[m][c]);
+          _mm512_store_ps(out + m * p_.head_dim + c * kCellColumns, sum[m][c]);
         }
       }
     }
   }
 
-  // o = scale * sums, in the order of head_dim.
-  static HWY_INLINE void StoreOutput(const float* sums, float scale, int32_t head_dim, float* o) {
-    const hn::Full128<float> d128;
-    const auto factor = hn::Set(d128, scale);
-    for (int32_t i = 0; i < head_dim; i += kBlockDims) {
-      for (int32_t quarter = 0; quarter < kBlockDims / 4; ++quarter) {
-        const auto sum = hn::Load(d128, sums + i + 4 * quarter);
-        hn::StoreU(hn::Mul(sum, factor), d128, o + i + Rows::ValueDim(quarter / 4, quarter % 4));
-      }
-    }
-  }
-
-  static HWY_INLINE bool AllFinite(const Row* row, int32_t n) {
-    for (int32_t i = 0; i < n; i += kBlockDims) {
-      if (!Rows::AllFinite(row + i)) return false;
-    }
-    return true;
-  }
+  const ChunkParams& p_;
+  std::byte* const k_;  // bf16 planes of a tile
+  std::byte* const v_;
+  const bool keys_in_place_;
+  const bool values_in_place_;
 };
 
 }  // namespace

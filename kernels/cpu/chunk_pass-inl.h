@@ -2,7 +2,8 @@
 // sum of values. What a multiplication is comes as a policy (FloatMath, Bf16DotMath). Compiled once
 // a target.
 //
-// Online softmax: Milakov and Gimelshein, arXiv:1805.02867.
+// Online softmax: Milakov and Gimelshein, arXiv:1805.02867. Logits are kept in units of log2, so
+// that a weight is a power of two.
 #if defined(TRIBUTARY_KERNELS_CPU_CHUNK_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_CHUNK_PASS_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_CHUNK_PASS_INL_H_
@@ -13,11 +14,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/simd_math-inl.h"
+#include "kernels/cpu/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
@@ -25,47 +28,68 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Turns a tile's raw dot products into weights exp(logit - max) in place, and updates the running
-// maximum and sum. Returns the factor by which earlier sums decay.
-HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, float logit_scale, float soft_cap,
-                         float& max, float& sum) {
+// What turns a dot product into a logit.
+struct LogitScale {
+  float scale = 1.0f;
+  float soft_cap = 0.0f;
+};
+
+// Puts -inf where the mask has no bit. Not inlined: rarely needed.
+HWY_NOINLINE void HideLogits(float* row, uint64_t mask) {
+  for (int64_t j = 0; j < kTileKeys; ++j) {
+    if ((mask >> j & 1) == 0) row[j] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+// Turns a tile's raw dot products into weights 2^(logit - max) in place, and updates the running
+// maximum and the sums of weights, a sum a lane. Returns the factor by which earlier sums decay.
+HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, LogitScale logit, float& max,
+                         float* HWY_RESTRICT sums) {
   const hn::ScalableTag<float> d;
   constexpr int64_t kLanes = HWY_LANES(float);
+  constexpr int64_t kVectors = kTileKeys / kLanes;
+  constexpr float kLog2e = std::numbers::log2e_v<float>;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
   if (mask == 0) {
     std::fill_n(row, kTileKeys, 0.0f);
     return 1.0f;
   }
-  const auto scale = hn::Set(d, logit_scale);
-  for (int64_t j = 0; j < kTileKeys; j += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, row + j), scale), d, row + j);
-  }
-  if (soft_cap > 0) {
-    const auto cap = hn::Set(d, soft_cap);
-    for (int64_t j = 0; j < kTileKeys; j += kLanes) {
-      hn::Store(hn::Mul(cap, Tanh(d, hn::Div(hn::Load(d, row + j), cap))), d, row + j);
+  // Logits in units of log2.
+  hn::Vec<decltype(d)> x[kVectors];
+  if (logit.soft_cap > 0) {
+    const auto scale = hn::Set(d, logit.scale / logit.soft_cap);
+    const auto cap = hn::Set(d, logit.soft_cap * kLog2e);
+    for (int64_t i = 0; i < kVectors; ++i) {
+      x[i] = hn::Mul(cap, Tanh(d, hn::Mul(hn::Load(d, row + i * kLanes), scale)));
+    }
+  } else {
+    const auto scale = hn::Set(d, logit.scale * kLog2e);
+    TRIBUTARY_UNROLL for (int64_t i = 0; i < kVectors; ++i) {
+      x[i] = hn::Mul(hn::Load(d, row + i * kLanes), scale);
     }
   }
-  if (mask != ~uint64_t{0}) {
-    for (int64_t j = 0; j < kTileKeys; ++j) {
-      if ((mask >> j & 1) == 0) row[j] = -std::numeric_limits<float>::infinity();
-    }
+  if (mask != kWholeTile) {
+    for (int64_t i = 0; i < kVectors; ++i) hn::Store(x[i], d, row + i * kLanes);
+    HideLogits(row, mask);
+    for (int64_t i = 0; i < kVectors; ++i) x[i] = hn::Load(d, row + i * kLanes);
   }
-  auto tile_max = hn::Load(d, row);
-  for (int64_t j = kLanes; j < kTileKeys; j += kLanes) {
-    tile_max = hn::Max(tile_max, hn::Load(d, row + j));
+  auto tile_max = x[0];
+  TRIBUTARY_UNROLL for (int64_t i = 1; i < kVectors; ++i) tile_max = hn::Max(tile_max, x[i]);
+  // Most tiles of a long row do not raise the maximum, and need not know their own.
+  float new_max = max;
+  if (!hn::AllFalse(d, hn::Gt(tile_max, hn::Set(d, max)))) {
+    new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, tile_max)));
   }
-  const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, tile_max)));
   // While every logit is -inf there is no maximum to subtract: any finite number gives weights 0.
-  const float base = new_max == -std::numeric_limits<float>::infinity() ? 0.0f : new_max;
-  auto tile_sum = hn::Zero(d);
-  for (int64_t j = 0; j < kTileKeys; j += kLanes) {
-    const auto weight = ExpNonPositive(d, hn::Sub(hn::Load(d, row + j), hn::Set(d, base)));
-    tile_sum = hn::Add(tile_sum, weight);
-    hn::Store(weight, d, row + j);
+  const float base = new_max == kNone ? 0.0f : new_max;
+  const float decay = max == base ? 1.0f : std::exp2(max - base);  // 1 without calling it
+  auto sum = hn::Mul(hn::Load(d, sums), hn::Set(d, decay));
+  TRIBUTARY_UNROLL for (int64_t i = 0; i < kVectors; ++i) {
+    const auto weight = Exp2NonPositive(d, hn::Sub(x[i], hn::Set(d, base)));
+    sum = hn::Add(sum, weight);
+    hn::Store(weight, d, row + i * kLanes);
   }
-  // Most tiles of a long row do not raise the maximum; exp(0) is 1 without calling it.
-  const float decay = max == base ? 1.0f : std::exp(max - base);
-  sum = decay * sum + hn::GetLane(hn::SumOfLanes(d, tile_sum));
+  hn::Store(sum, d, sums);
   max = new_max;
   return decay;
 }
@@ -74,43 +98,48 @@ HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, float logit_sca
 template <class Math>
 class ChunkPass {
   using Query = typename Math::Query;  // an element of a packed query
-  using Row = typename Math::Row;      // an element of a row of keys or values as Math reads it
+  using View = typename Math::View;    // one head's keys or values of a tile as Math reads them
 
  public:
   ChunkPass(const ChunkParams& p, std::byte* memory)
       : p_(p),
         heads_(p.queries.heads),
         vectors_(p.queries.rows * p.queries.heads),
-        packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)) {
-    const int32_t all = p.kv_heads * vectors_;
-    const WorkspaceLayout layout(all, p.head_dim);
-    queries_ = reinterpret_cast<Query*>(memory + layout.queries);
-    logits_ = reinterpret_cast<float*>(memory + layout.logits);
-    weights_ = reinterpret_cast<float*>(memory + layout.weights);
-    sums_ = reinterpret_cast<float*>(memory + layout.sums);
-    max_ = reinterpret_cast<float*>(memory + layout.state);
-    sum_ = max_ + all;
-    decay_ = sum_ + all;
-    zeros_ = reinterpret_cast<Row*>(memory + layout.zeros);
-    prepared_k_ = reinterpret_cast<Row*>(memory + layout.k);
-    prepared_v_ = reinterpret_cast<Row*>(memory + layout.v);
+        packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)),
+        ahead_(AheadPatternOf(vectors_, SizeOf(p.kv_dtype))),
+        ahead_planes_(static_cast<int32_t>(ahead_.distance / PlaneBytes(p))),
+        ahead_skip_(ahead_.distance % PlaneBytes(p)),
+        layout_(p.kv_heads * vectors_, p.head_dim),
+        math_(p, memory, layout_) {
+    queries_ = reinterpret_cast<Query*>(memory + layout_.queries);
+    logits_ = reinterpret_cast<float*>(memory + layout_.logits);
+    weights_ = reinterpret_cast<float*>(memory + layout_.weights);
+    sums_ = reinterpret_cast<float*>(memory + layout_.sums);
+    weight_sums_ = reinterpret_cast<float*>(memory + layout_.weight_sums);
+    max_ = reinterpret_cast<float*>(memory + layout_.state);
+    decay_ = max_ + p_.kv_heads * vectors_;
   }
 
   HWY_INLINE void Run(float* o, float* lse) {
     Begin();
-    TileRows tiles[2];
+    Tile tiles[2];
     int current = 0;
     LocateTile(p_, p_.chunk.lo, tiles[current]);
     for (int64_t begin = p_.chunk.lo; begin < p_.chunk.hi; begin += kTileKeys) {
-      TileRows& next = tiles[1 - current];
+      Tile& next = tiles[1 - current];
       LocateTile(p_, begin + kTileKeys, next);
-      if (tiles[current].live != 0) AttendTile(begin, tiles[current], next);
+      if (tiles[current].live != 0) AttendTile(tiles[current], next);
       current = 1 - current;
     }
     Finish(o, lse);
   }
 
  private:
+  // Of one head's keys or values of a tile.
+  static size_t PlaneBytes(const ChunkParams& p) {
+    return size_t(kTileKeys) * p.head_dim * SizeOf(p.kv_dtype);
+  }
+
   HWY_INLINE void Begin() {
     const size_t head_bytes = size_t(p_.head_dim) * SizeOf(p_.queries.dtype);
     Query* packed = queries_;
@@ -125,122 +154,105 @@ class ChunkPass {
     }
     const int32_t all = p_.kv_heads * vectors_;
     std::fill_n(max_, all, -std::numeric_limits<float>::infinity());
-    std::fill_n(sum_, all, 0.0f);
+    std::fill_n(weight_sums_, size_t(all) * kSumLanes, 0.0f);
     std::fill_n(sums_, size_t(all) * p_.head_dim, 0.0f);
-    std::fill_n(zeros_, p_.head_dim, Row{0});
   }
 
-  // All heads' keys, then all heads' values: a page holds its keys together and its values
-  // together, so memory is read in long runs, which the hardware prefetches.
-  HWY_INLINE void AttendTile(int64_t begin, const TileRows& tile, const TileRows& next) {
+  // All heads' keys, then all heads' values: the order in which a page holds them.
+  HWY_INLINE void AttendTile(const Tile& tile, const Tile& next) {
     for (int32_t head = 0; head < p_.kv_heads; ++head) {
-      const Row* k[kTileKeys];
-      Prepare(tile, p_.kv.k + head * p_.kv.head_bytes, prepared_k_, k);
-      const bool last = head + 1 == p_.kv_heads;
-      ComputeLogits(head, tile.live, k,
-                    last ? RowsAhead(p_.kv.v, 0, tile) : RowsAhead(p_.kv.k, head + 1, tile));
-      Weigh(head, begin, tile.live);
+      ComputeLogits(head, math_.Keys(tile, head), Ahead(head, tile, next));
+      Weigh(head, tile);
     }
     for (int32_t head = 0; head < p_.kv_heads; ++head) {
-      const Row* v[kTileKeys];
-      Prepare(tile, p_.kv.v + head * p_.kv.head_bytes, prepared_v_, v);
-      const bool last = head + 1 == p_.kv_heads;
-      AheadRows ahead = last ? RowsAhead(p_.kv.k, 0, next) : RowsAhead(p_.kv.v, head + 1, tile);
-      if (tile.uniform || AllFinite(tile.live, v)) {
-        AccumulateVectors(head * vectors_, (head + 1) * vectors_, v, tile.live, ahead);
+      ReadAhead ahead = Ahead(p_.kv_heads + head, tile, next);
+      const View values = math_.Values(tile, head);
+      if (tile.uniform || math_.AllFinite(values)) {
+        AccumulateVectors(head * vectors_, (head + 1) * vectors_, values, ahead);
       } else {
-        AccumulateRowByRow(head, begin, tile.live, v, ahead);
+        AccumulateRowByRow(head, tile, values, ahead);
       }
     }
   }
 
-  AheadRows RowsAhead(const std::byte* rows, int32_t head, const TileRows& tile) const {
-    return {rows + head * p_.kv.head_bytes, tile, p_.head_dim, SizeOf(p_.kv_dtype)};
+  // What to ask of memory during plane `plane` of a tile: the heads' keys count first, then their
+  // values, then the next tile's.
+  ReadAhead Ahead(int32_t plane, const Tile& tile, const Tile& next) const {
+    if (p_.kv.pages == nullptr) return {};
+    const int32_t planes = 2 * p_.kv_heads;  // of a tile
+    const int32_t first = plane + ahead_planes_;
+    const auto tile_of = [&](int32_t index) -> const Tile& { return index < planes ? tile : next; };
+    const auto source = [&](int32_t index) {
+      const int32_t in_tile = index < planes ? index : index - planes;
+      return in_tile < p_.kv_heads ? p_.kv.k + in_tile * p_.kv.head_bytes
+                                   : p_.kv.v + (in_tile - p_.kv_heads) * p_.kv.head_bytes;
+    };
+    const auto exists = [&](int32_t index) {
+      return index < 2 * planes && tile_of(index).live != 0;
+    };
+    if (!exists(first)) return {};
+    ReadAhead ahead(source(first), tile_of(first), p_.kv.head_bytes, ahead_skip_, ahead_);
+    if (exists(first + 1)) ahead.Then(source(first + 1), tile_of(first + 1), ahead_skip_);
+    return ahead;
   }
 
-  HWY_INLINE void Weigh(int32_t head, int64_t begin, uint64_t live) {
-    const float logit_scale = p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]);
+  HWY_INLINE void ComputeLogits(int32_t head, const View& keys, ReadAhead ahead) {
+    ForEachBlock(head * vectors_, (head + 1) * vectors_, [&](auto block, int32_t i) HWY_ATTR {
+      math_.template Logits<decltype(block)::value>(queries_ + i * packed_elements_, keys,
+                                                    logits_ + i * kTileKeys, ahead);
+    });
+  }
+
+  HWY_INLINE void Weigh(int32_t head, const Tile& tile) {
+    const LogitScale logit{p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]),
+                           p_.soft_cap};
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
-      const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
+      const uint64_t mask = TileMask(p_.queries.keys[r], tile.begin) & tile.live;
       const int32_t first = head * vectors_ + r * heads_;
       for (int32_t i = first; i < first + heads_; ++i) {
-        decay_[i] =
-            Reweigh(logits_ + i * kTileKeys, mask, logit_scale, p_.soft_cap, max_[i], sum_[i]);
-        Math::PackWeights(logits_ + i * kTileKeys, weights_ + i * kTileKeys);
+        float* row = logits_ + i * kTileKeys;
+        decay_[i] = Reweigh(row, mask, logit, max_[i], weight_sums_ + i * kSumLanes);
+        Math::PackWeights(row, weights_ + i * kTileKeys);
       }
     }
   }
 
-  // Rows as Math reads them: the cache's own where it can be read in place, else converted. Slots
-  // that are not live stand as zeros.
-  HWY_INLINE void Prepare(const TileRows& tile, const std::byte* source, Row* prepared,
-                          const Row** rows) {
-    const bool in_place = Math::ReadsInPlace(p_.kv_dtype);
-    for (int64_t j = 0; j < kTileKeys; ++j) {
-      if ((tile.live >> j & 1) == 0) {
-        rows[j] = zeros_;
-      } else if (in_place) {
-        rows[j] = reinterpret_cast<const Row*>(source + tile.offset[j]);
-      } else {
-        Math::PrepareRow(p_.kv_dtype, source + tile.offset[j], prepared + j * p_.head_dim,
-                         p_.head_dim);
-        rows[j] = prepared + j * p_.head_dim;
-      }
-    }
-  }
-
-  HWY_INLINE void ComputeLogits(int32_t head, uint64_t live, const Row* const* k, AheadRows ahead) {
-    for (int64_t j = 0; j < kTileKeys; j += 4) {
-      if ((live >> j & 15) == 0) continue;
-      ForEachBlock(head * vectors_, (head + 1) * vectors_, [&](auto block, int32_t i) HWY_ATTR {
-        Math::template DotFourKeys<decltype(block)::value>(queries_ + i * packed_elements_,
-                                                           packed_elements_, k + j, p_.head_dim,
-                                                           logits_ + i * kTileKeys + j, ahead);
-      });
-    }
-  }
-
-  HWY_INLINE bool AllFinite(uint64_t live, const Row* const* rows) const {
-    for (int64_t j = 0; j < kTileKeys; ++j) {
-      if ((live >> j & 1) != 0 && !Math::AllFinite(rows[j], p_.head_dim)) return false;
-    }
-    return true;
-  }
-
-  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const Row* const* v, uint64_t live,
-                                    AheadRows& ahead) {
+  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const View& values,
+                                    ReadAhead& ahead) {
     ForEachBlock(first, last, [&](auto block, int32_t i) HWY_ATTR {
-      Math::template Accumulate<decltype(block)::value>(weights_ + i * kTileKeys, v, live,
-                                                        p_.head_dim, decay_ + i,
-                                                        sums_ + i * p_.head_dim, ahead);
+      math_.template Accumulate<decltype(block)::value>(weights_ + i * kTileKeys, values,
+                                                        decay_ + i, sums_ + i * p_.head_dim, ahead);
     });
   }
 
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
-  // NaN. So where values are not finite each row gets rows of its own, zero where it does not see.
-  // The sums are the same bits as in one pass, because adding 0 changes nothing.
-  HWY_INLINE void AccumulateRowByRow(int32_t head, int64_t begin, uint64_t live,
-                                     const Row* const* v, AheadRows& ahead) {
+  // NaN. So where values are not finite each row gets a view of its own, without those it does not
+  // see. The sums are the same bits as in one pass, because adding 0 changes nothing.
+  HWY_INLINE void AccumulateRowByRow(int32_t head, const Tile& tile, const View& values,
+                                     ReadAhead& ahead) {
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
-      const uint64_t mask = TileMask(p_.queries.keys[r], begin) & live;
-      const Row* seen[kTileKeys];
-      for (int64_t j = 0; j < kTileKeys; ++j) seen[j] = (mask >> j & 1) != 0 ? v[j] : zeros_;
+      const uint64_t mask = TileMask(p_.queries.keys[r], tile.begin) & tile.live;
       const int32_t first = head * vectors_ + r * heads_;
-      AccumulateVectors(first, first + heads_, seen, mask, ahead);
+      AccumulateVectors(first, first + heads_, math_.Only(values, mask), ahead);
     }
   }
 
   HWY_INLINE void Finish(float* o, float* lse) {
+    const hn::ScalableTag<float> d;
     for (int32_t i = 0; i < p_.kv_heads * vectors_; ++i) {
       float* out = o + i * p_.head_dim;
-      if (sum_[i] == 0.0f) {  // saw no key of this chunk: the identity
+      const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, weight_sums_ + i * kSumLanes)));
+      if (sum == 0.0f) {  // saw no key of this chunk: the identity
         std::fill_n(out, p_.head_dim, 0.0f);
         lse[i] = -std::numeric_limits<float>::infinity();
         continue;
       }
       const float value_scale = p_.v_scale == nullptr ? 1.0f : p_.v_scale[i / vectors_];
-      Math::StoreOutput(sums_ + i * p_.head_dim, value_scale / sum_[i], p_.head_dim, out);
-      lse[i] = max_[i] + std::log(sum_[i]);
+      const auto scale = hn::Set(d, value_scale / sum);
+      for (int32_t j = 0; j < p_.head_dim; j += HWY_LANES(float)) {
+        hn::StoreU(hn::Mul(hn::Load(d, sums_ + i * p_.head_dim + j), scale), d, out + j);
+      }
+      lse[i] = max_[i] * std::numbers::ln2_v<float> + std::log(sum);
     }
   }
 
@@ -259,16 +271,18 @@ class ChunkPass {
   const int32_t heads_;
   const int32_t vectors_;  // of a kv head
   const int32_t packed_elements_;
-  Query* queries_;   // [kv_heads * vectors, packed_elements]
-  float* logits_;    // [kv_heads * vectors, kTileKeys]; becomes weights
-  float* weights_;   // [kv_heads * vectors, kTileKeys], as Math packs them
-  float* sums_;      // [kv_heads * vectors, head_dim], as Math orders them
-  float* max_;       // [kv_heads * vectors]
-  float* sum_;       // [kv_heads * vectors]
-  float* decay_;     // [kv_heads * vectors]
-  Row* zeros_;       // [head_dim]
-  Row* prepared_k_;  // [kTileKeys, head_dim]
-  Row* prepared_v_;  // [kTileKeys, head_dim]
+  const AheadPattern ahead_;
+  const int32_t ahead_planes_;  // the distance in whole planes
+  const size_t ahead_skip_;     // and the rest of it in bytes
+  const WorkspaceLayout layout_;
+  const Math math_;
+  Query* queries_;      // [kv_heads * vectors, packed_elements]
+  float* logits_;       // [kv_heads * vectors, kTileKeys]; becomes weights
+  float* weights_;      // [kv_heads * vectors, kTileKeys], as Math packs them
+  float* sums_;         // [kv_heads * vectors, head_dim]
+  float* weight_sums_;  // [kv_heads * vectors, kSumLanes]
+  float* max_;          // [kv_heads * vectors], in units of log2
+  float* decay_;        // [kv_heads * vectors]
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The arithmetic of AttendChunk in float: works for every element type on every target.
 //
-// Keys, values and queries are rows of floats; a dot product runs over lanes of head_dim and its
-// lanes are summed at the end. Compiled once a target.
+// Keys are unpacked to a row a channel, values to a row a token, so that both products are one:
+// a number in every lane times a row, added to the lanes' sums. Compiled once a target.
 #if defined(TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
@@ -9,8 +9,11 @@
 #define TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
 #endif
 
+#include <algorithm>
+
 #include "hwy/highway.h"
 #include "kernels/cpu/chunk_tiles.h"
+#include "kernels/cpu/float_rows-inl.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
@@ -22,113 +25,148 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-struct FloatMath {
+class FloatMath {
+ public:
   using Query = float;
-  using Row = float;
-  static constexpr hn::ScalableTag<float> d{};
-  using V = hn::Vec<decltype(d)>;
-  static constexpr int kLanes = HWY_LANES(float);
-  // Query vectors to a register block: 4 keys x 4 queries of sums where there are 32 registers.
+  // Query vectors to a register block: 4 times 4 vectors of sums where there are 32 registers.
   static constexpr int kQueryBlock = HWY_CAP_GE512 ? 4 : 2;
-  // Vectors of outputs to a register block.
-  static constexpr int kOutputVectors = 4;
 
-  // A row the cache holds may be used where it lies.
-  static bool ReadsInPlace(DType type) { return type == DType::kF32; }
-  static HWY_INLINE void PrepareRow(DType type, const std::byte* src, Row* dst, int32_t n) {
-    WidenRow(type, src, dst, n);
-  }
+  struct View {
+    const float* rows = nullptr;
+    size_t stride = 0;  // floats from one row to the next
+    uint64_t live = 0;  // values: the tokens that count; others may hold anything
+  };
+
+  FloatMath(const ChunkParams& p, std::byte* memory, const WorkspaceLayout& layout)
+      : p_(p),
+        row_(reinterpret_cast<float*>(memory + layout.row)),
+        k_(reinterpret_cast<float*>(memory + layout.k)),
+        v_(reinterpret_cast<float*>(memory + layout.v)) {}
 
   static int32_t PackedElements(DType, int32_t head_dim) { return head_dim; }
   static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
                                    Query* packed) {
     WidenRow(type, src, packed, head_dim);
   }
-
-  // logits[m * kTileKeys + j] = q[m] . k[j] for four keys.
-  template <int kQueries>
-  static HWY_INLINE void DotFourKeys(const Query* HWY_RESTRICT q, int32_t packed_elements,
-                                     const Row* const* k, int32_t head_dim, float* logits,
-                                     AheadRows& ahead) {
-    V sum[kQueries][4];
-    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      TRIBUTARY_UNROLL for (int j = 0; j < 4; ++j) sum[m][j] = hn::Zero(d);
-    }
-    for (int32_t i = 0; i < head_dim; i += kLanes) {
-      ahead.Prefetch(4 * kLanes);
-      const V k0 = hn::LoadU(d, k[0] + i);
-      const V k1 = hn::LoadU(d, k[1] + i);
-      const V k2 = hn::LoadU(d, k[2] + i);
-      const V k3 = hn::LoadU(d, k[3] + i);
-      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        const V qm = hn::Load(d, q + m * packed_elements + i);
-        sum[m][0] = hn::MulAdd(qm, k0, sum[m][0]);
-        sum[m][1] = hn::MulAdd(qm, k1, sum[m][1]);
-        sum[m][2] = hn::MulAdd(qm, k2, sum[m][2]);
-        sum[m][3] = hn::MulAdd(qm, k3, sum[m][3]);
-      }
-    }
-    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      StoreSumsOfLanes(sum[m][0], sum[m][1], sum[m][2], sum[m][3], logits + m * kTileKeys);
-    }
+  // Weights are used as they are.
+  static HWY_INLINE void PackWeights(const float* weights, float* packed) {
+    std::copy_n(weights, kTileKeys, packed);
   }
 
-  // The weights of a tile in the form Accumulate wants: here, as they are.
-  static HWY_INLINE void PackWeights(const float* weights, float* packed) {
-    for (int64_t j = 0; j < kTileKeys; j += kLanes) {
-      hn::Store(hn::Load(d, weights + j), d, packed + j);
+  // What stands in the columns of slots that are not live is nobody's business: logits are masked.
+  View Keys(const Tile& tile, int32_t head) const {
+    const std::byte* source = p_.kv.k + head * p_.kv.head_bytes;
+    if (p_.kv.pages == nullptr) {
+      TransposeDenseKeys(p_.kv_dtype, source, p_.kv.row_bytes, tile, p_.head_dim, row_, k_);
+    } else {
+      UnpackKeys(p_.kv_dtype, PairTile{source, &tile}, p_.head_dim, k_);
+    }
+    return {k_, size_t(kTileKeys), kWholeTile};
+  }
+
+  View Values(const Tile& tile, int32_t head) const {
+    const std::byte* source = p_.kv.v + head * p_.kv.head_bytes;
+    if (p_.kv.pages != nullptr) {
+      UnpackValues(p_.kv_dtype, PairTile{source, &tile}, p_.head_dim, v_);
+    } else if (p_.kv_dtype == DType::kF32) {
+      const std::byte* first = source + tile.begin * p_.kv.row_bytes;
+      return {reinterpret_cast<const float*>(first), p_.kv.row_bytes / sizeof(float), tile.live};
+    } else {
+      WidenDenseValues(p_.kv_dtype, source, p_.kv.row_bytes, tile, p_.head_dim, v_);
+    }
+    return {v_, size_t(p_.head_dim), tile.live};
+  }
+
+  bool AllFinite(const View& values) const {
+    for (int64_t j = 0; j < kTileKeys; ++j) {
+      if ((values.live >> j & 1) != 0 && !RowFinite(values.rows + j * values.stride)) return false;
+    }
+    return true;
+  }
+
+  View Only(const View& values, uint64_t mask) const {
+    return {values.rows, values.stride, values.live & mask};
+  }
+
+  // logits[m * kTileKeys + j] = q[m] . k[j].
+  template <int kQueries>
+  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, float* HWY_RESTRICT logits,
+                         ReadAhead& ahead) const {
+    for (int64_t j = 0; j < kTileKeys; j += kBlock) {
+      V sum[kQueries][kVectors];
+      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) sum[m][c] = hn::Zero(d);
+      }
+      for (int32_t i = 0; i < p_.head_dim; ++i) {
+        ahead.Step();
+        AddRow<kQueries>(q + i, p_.head_dim, keys.rows + i * keys.stride + j, sum);
+      }
+      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
+          hn::Store(sum[m][c], d, logits + m * kTileKeys + j + c * kLanes);
+        }
+      }
     }
   }
 
   // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j].
   template <int kQueries>
-  static HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const Row* const* v,
-                                    uint64_t live, int32_t head_dim, const float* decay,
-                                    float* HWY_RESTRICT sums, AheadRows& ahead) {
-    for (int32_t i = 0; i < head_dim; i += kOutputVectors * kLanes) {
-      V sum[kQueries][kOutputVectors];
+  HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values,
+                             const float* decay, float* HWY_RESTRICT sums, ReadAhead& ahead) const {
+    for (int32_t i = 0; i < p_.head_dim; i += kBlock) {
+      V sum[kQueries][kVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {
+        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
           sum[m][c] =
-              hn::Mul(hn::Set(d, decay[m]), hn::Load(d, sums + m * head_dim + i + c * kLanes));
+              hn::Mul(hn::Set(d, decay[m]), hn::Load(d, sums + m * p_.head_dim + i + c * kLanes));
         }
       }
       for (int64_t j = 0; j < kTileKeys; ++j) {
-        ahead.Prefetch(kOutputVectors * kLanes);
-        if ((live >> j & 1) == 0) continue;
-        V value[kOutputVectors];
-        TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {
-          value[c] = hn::LoadU(d, v[j] + i + c * kLanes);
-        }
-        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-          const V w = hn::Set(d, weights[m * kTileKeys + j]);
-          TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {
-            sum[m][c] = hn::MulAdd(w, value[c], sum[m][c]);
-          }
-        }
+        ahead.Step();
+        if ((values.live >> j & 1) == 0) continue;
+        AddRow<kQueries>(weights + j, kTileKeys, values.rows + j * values.stride + i, sum);
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < kOutputVectors; ++c) {
-          hn::Store(sum[m][c], d, sums + m * head_dim + i + c * kLanes);
+        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
+          hn::Store(sum[m][c], d, sums + m * p_.head_dim + i + c * kLanes);
         }
       }
     }
   }
 
-  // o = scale * sums, in the order of head_dim.
-  static HWY_INLINE void StoreOutput(const float* sums, float scale, int32_t head_dim, float* o) {
-    for (int32_t i = 0; i < head_dim; i += kLanes) {
-      hn::StoreU(hn::Mul(hn::Load(d, sums + i), hn::Set(d, scale)), d, o + i);
+ private:
+  static constexpr hn::ScalableTag<float> d{};
+  using V = hn::Vec<decltype(d)>;
+  static constexpr int kLanes = HWY_LANES(float);
+  static constexpr int kVectors = 4;  // of a row, to a register block
+  static constexpr int kBlock = kVectors * kLanes;
+
+  // sum[m] += factors[m * stride] * row.
+  template <int kQueries>
+  static HWY_INLINE void AddRow(const float* HWY_RESTRICT factors, int64_t stride,
+                                const float* HWY_RESTRICT row, V (&sum)[kQueries][kVectors]) {
+    V x[kVectors];
+    TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      const V factor = hn::Set(d, factors[m * stride]);
+      TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
+        sum[m][c] = hn::MulAdd(factor, x[c], sum[m][c]);
+      }
     }
   }
 
-  static HWY_INLINE bool AllFinite(const Row* row, int32_t n) {
+  HWY_INLINE bool RowFinite(const float* row) const {
     auto finite = hn::IsFinite(hn::LoadU(d, row));
-    for (int32_t i = kLanes; i < n; i += kLanes) {
+    for (int32_t i = kLanes; i < p_.head_dim; i += kLanes) {
       finite = hn::And(finite, hn::IsFinite(hn::LoadU(d, row + i)));
     }
     return hn::AllTrue(d, finite);
   }
+
+  const ChunkParams& p_;
+  float* const row_;  // [head_dim]
+  float* const k_;    // [head_dim, kTileKeys]
+  float* const v_;    // [kTileKeys, head_dim]
 };
 
 }  // namespace

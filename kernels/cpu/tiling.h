@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/key_range.h"
@@ -23,10 +24,30 @@ inline constexpr int32_t kMaxQueryVectors = 64;
 
 constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVectors / group); }
 
-// Whether FP8 rows are converted in registers every time a block of four query vectors reads them,
-// or once into memory. Converting takes about as long as four query vectors' arithmetic, storing
-// and reading back a little more.
-constexpr bool ReadsFloat8InPlace(int32_t query_vectors) { return query_vectors <= 8; }
+// Whether FP8 is converted in registers every time a block of four query vectors reads it, or once
+// into memory. `passes` is how often each query vector reads it (bf16_pieces.h). Converting costs
+// little beside four query vectors' arithmetic; storing and reading back twice the bytes costs more
+// than converting again.
+constexpr bool ReadsFloat8InPlace(int32_t query_vectors, int passes) {
+  return query_vectors * passes <= 8;
+}
+
+// Which lines of memory are asked for, and how far ahead of their use.
+struct AheadPattern {
+  size_t distance = 0;  // bytes
+  size_t skipped = 0;   // address bits: a step at an address with any of them is not asked for
+};
+
+// Where arithmetic takes longer than reading, every line is asked for: the requests are in time and
+// few at once. Where reading takes longer they would fill the few dozen places a core has for lines
+// under way and hold up the loads themselves. The processor's own prefetcher has more, but starts
+// anew with every 4 KiB: it is shown the first lines of the next 4 KiB and left to do the rest.
+// `query_vectors` is how many multiply with what is read.
+constexpr AheadPattern AheadPatternOf(int32_t query_vectors, size_t element_bytes) {
+  const auto products = static_cast<int32_t>(query_vectors * 2 / element_bytes);  // of a line
+  if (products >= 8) return {.distance = size_t{8} << 10, .skipped = 0};
+  return {.distance = size_t{4} << 10, .skipped = 4096 - 256};
+}
 
 // Kv heads that one job takes together. The more, the longer the runs in which memory is read, as a
 // page holds its heads side by side; but there must stay enough tasks for the threads to end
@@ -34,7 +55,7 @@ constexpr bool ReadsFloat8InPlace(int32_t query_vectors) { return query_vectors 
 constexpr int32_t HeadsPerJob(int32_t kv_heads, int32_t query_vectors, int64_t head_chunks,
                               int threads) {
   const int64_t most = std::max(1, kMaxQueryVectors / query_vectors);
-  const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{8} * threads);
+  const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{4} * threads);
   return static_cast<int32_t>(std::clamp<int64_t>(fair, 1, std::min<int64_t>(kv_heads, most)));
 }
 

@@ -68,35 +68,46 @@ HWY_INLINE V WidenF16(D d, const uint16_t* src) {
 #endif
 }
 
+// Lanes of any type as floats.
+template <DType kType, class D, class V = hn::Vec<D>>
+HWY_INLINE V Widen(D d, const std::byte* src) {
+  if constexpr (kType == DType::kF32) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(src));
+  } else if constexpr (kType == DType::kBf16) {
+    return WidenBf16(d, reinterpret_cast<const uint16_t*>(src));
+  } else if constexpr (kType == DType::kF16) {
+    return WidenF16(d, reinterpret_cast<const uint16_t*>(src));
+  } else {
+    return WidenFloat8<kType>(d, reinterpret_cast<const uint8_t*>(src));
+  }
+}
+
+template <DType kType>
+HWY_INLINE void WidenRow(const std::byte* src, float* HWY_RESTRICT dst, size_t n) {
+  const hn::ScalableTag<float> d;
+  constexpr size_t kLanes = HWY_LANES(float);
+  const size_t whole = n / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    hn::StoreU(Widen<kType>(d, src + i * SizeOf(kType)), d, dst + i);
+  }
+  for (size_t i = whole; i < n; ++i) dst[i] = LoadElement(kType, src, i);
+}
+
 // dst[i] = float(src[i]) for i in [0, n).
 HWY_INLINE void WidenRow(DType type, const std::byte* src, float* HWY_RESTRICT dst, size_t n) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  const size_t whole = n / lanes * lanes;
-  const auto* bytes = reinterpret_cast<const uint8_t*>(src);
-  const auto* halves = reinterpret_cast<const uint16_t*>(src);
   switch (type) {
     case DType::kF32:
       std::memcpy(dst, src, n * sizeof(float));
       return;
     case DType::kBf16:
-      for (size_t i = 0; i < whole; i += lanes) hn::StoreU(WidenBf16(d, halves + i), d, dst + i);
-      break;
+      return WidenRow<DType::kBf16>(src, dst, n);
     case DType::kF16:
-      for (size_t i = 0; i < whole; i += lanes) hn::StoreU(WidenF16(d, halves + i), d, dst + i);
-      break;
+      return WidenRow<DType::kF16>(src, dst, n);
     case DType::kFp8E4M3:
-      for (size_t i = 0; i < whole; i += lanes) {
-        hn::StoreU(WidenFloat8<DType::kFp8E4M3>(d, bytes + i), d, dst + i);
-      }
-      break;
+      return WidenRow<DType::kFp8E4M3>(src, dst, n);
     case DType::kFp8E5M2:
-      for (size_t i = 0; i < whole; i += lanes) {
-        hn::StoreU(WidenFloat8<DType::kFp8E5M2>(d, bytes + i), d, dst + i);
-      }
-      break;
+      return WidenRow<DType::kFp8E5M2>(src, dst, n);
   }
-  for (size_t i = whole; i < n; ++i) dst[i] = LoadElement(type, src, i);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "kernels/element.h"
 #include "kernels/params.h"
 #include "kernels/reference.h"
+#include "tests/kernels/page_order.h"
 #include "tests/support/poison.h"
 
 namespace tributary::test {
@@ -78,14 +79,25 @@ class AttentionCase {
     return p;
   }
 
-  const PagedKv& kv() const { return kv_; }
+  // The same for the reference, whose pages have another order.
+  AttentionParams plain_params() {
+    AttentionParams p = params();
+    p.kv.base = plain_.data();
+    return p;
+  }
+
+  // Reads an element of a value as the reference does.
+  float Value(size_t sequence, int64_t slot, int32_t head, int32_t d) {
+    return LoadElement(kv_.dtype, Plain(/*value=*/true, sequence, slot, head, d), 0);
+  }
   std::span<const int32_t> pages(size_t sequence) const { return page_tables_[sequence]; }
   std::vector<std::byte>& q() { return q_; }
   // Overwrites one element of a key or a value.
   void Set(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d, float x) {
-    const int32_t page = page_tables_[sequence][slot / shape_.page_size];
-    std::byte* plane = value ? ValuePlane(kv_, page, head) : KeyPlane(kv_, page, head);
-    StoreElement(kv_.dtype, plane, (slot % shape_.page_size) * shape_.head_dim + d, x);
+    StoreElement(kv_.dtype, Plain(value, sequence, slot, head, d), 0, x);
+    const size_t at = CpuOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
+                                slot % shape_.page_size, d);
+    StoreElement(kv_.dtype, &memory_[at], 0, x);
   }
 
   std::vector<float> o;
@@ -120,9 +132,8 @@ class AttentionCase {
       kv_.k_scale = k_scale_.data();
       kv_.v_scale = v_scale_.data();
     }
-    memory_.resize(size_t(kv_.num_pages) * PageBytes(kv_));
-    Poison(std::span(memory_));
-    kv_.base = memory_.data();
+    plain_.resize(size_t(kv_.num_pages) * PageBytes(kv_));
+    Poison(std::span(plain_));
 
     // Pages in a shuffled order, so that following tokens are not neighbours in memory.
     std::vector<int32_t> free(kv_.num_pages);
@@ -143,6 +154,8 @@ class AttentionCase {
       page_tables_[s].push_back(kWildPage);
       Fill(s, live[s]);
     }
+    memory_ = CpuOrder(kv_, plain_);
+    kv_.base = memory_.data();
     int32_t row = 0;
     for (size_t s = 0; s < sequences.size(); ++s) {
       const auto count = static_cast<int32_t>(sequences[s].size());
@@ -164,6 +177,7 @@ class AttentionCase {
           int64_t(slot % shape_.page_size);
       AppendParams append;
       append.kv = kv_;
+      append.kv.base = plain_.data();
       append.k = k.data();
       append.v = v.data();
       append.input_dtype = DType::kF32;
@@ -173,9 +187,19 @@ class AttentionCase {
     }
   }
 
+  // An element in the order of the reference.
+  std::byte* Plain(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d) {
+    PagedKv plain = kv_;
+    plain.base = plain_.data();
+    const int32_t page = page_tables_[sequence][slot / shape_.page_size];
+    std::byte* plane = value ? ValuePlane(plain, page, head) : KeyPlane(plain, page, head);
+    return plane + (slot % shape_.page_size * shape_.head_dim + d) * SizeOf(kv_.dtype);
+  }
+
   AttentionShape shape_;
   PagedKv kv_;
-  std::vector<std::byte> memory_;
+  std::vector<std::byte> plain_;   // in the order of the reference
+  std::vector<std::byte> memory_;  // in the order of the CPU backend
   std::vector<float> k_scale_, v_scale_;
   std::vector<std::vector<int32_t>> page_tables_;
   std::vector<AttentionEntry> entries_;

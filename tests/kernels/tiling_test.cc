@@ -32,9 +32,24 @@ TEST(TilingTest, BlocksOfRowsHoldAtLeastOneRowAndFitTheScratch) {
   }
 }
 
+TEST(TilingTest, Float8IsConvertedOnceWhereManyReadIt) {
+  EXPECT_TRUE(ReadsFloat8InPlace(4, 1));    // decode of a group of four
+  EXPECT_TRUE(ReadsFloat8InPlace(4, 2));    // with weights of two pieces
+  EXPECT_FALSE(ReadsFloat8InPlace(4, 3));   // with queries of three
+  EXPECT_FALSE(ReadsFloat8InPlace(64, 1));  // prefill
+}
+
+TEST(TilingTest, EveryLineIsAskedForWhereArithmeticTakesLonger) {
+  EXPECT_NE(AheadPatternOf(4, 2).skipped, 0u);  // bf16, a group of four: reading takes longer
+  EXPECT_EQ(AheadPatternOf(4, 1).skipped, 0u);  // FP8: half to read
+  EXPECT_EQ(AheadPatternOf(8, 2).skipped, 0u);  // twice the arithmetic
+  EXPECT_NE(AheadPatternOf(1, 1).skipped, 0u);
+  EXPECT_EQ(AheadPatternOf(64, 2).skipped, 0u);
+}
+
 TEST(TilingTest, HeadsShareAJobWhileThreadsStayBusy) {
   EXPECT_EQ(HeadsPerJob(8, 4, 8 * 128, 2), 8);    // decode of one long sequence on few threads
-  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 2), 2);      // a short one: tasks enough to end together
+  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 2), 4);      // a short one: tasks enough to end together
   EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 64), 1);     // more threads than work
   EXPECT_EQ(HeadsPerJob(8, 4, 8, 1), 8);          // one thread has nobody to wait for
   EXPECT_EQ(HeadsPerJob(8, 4, 0, 2), 1);          // nothing to do

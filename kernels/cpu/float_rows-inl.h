@@ -1,0 +1,140 @@
+// Making rows of floats in scratch memory: from planes of the cache (page_layout.h), and from dense
+// rows of new tokens. Compiled once a target.
+#if defined(TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_
+#undef TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_
+#else
+#define TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/chunk_tiles.h"
+#include "kernels/cpu/page_layout.h"
+#include "kernels/cpu/tiling.h"
+#include "kernels/cpu/widen-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tributary::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The first halves of a cell's 16 pairs to `first`, the second halves to `second`.
+template <DType kType>
+HWY_INLINE void SplitPairs(const std::byte* pairs, float* HWY_RESTRICT first,
+                           float* HWY_RESTRICT second) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int32_t i = 0; i < kCellColumns; ++i) {
+    first[i] = LoadElement(kType, pairs, 2 * i);
+    second[i] = LoadElement(kType, pairs, 2 * i + 1);
+  }
+#else
+  const hn::ScalableTag<float> d;
+  constexpr int32_t kLanes = HWY_LANES(float);
+  for (int32_t i = 0; i < kCellColumns; i += kLanes) {
+    const std::byte* at = pairs + 2 * i * SizeOf(kType);
+    const auto low = Widen<kType>(d, at);
+    const auto high = Widen<kType>(d, at + kLanes * SizeOf(kType));
+    hn::StoreU(hn::ConcatEven(d, high, low), d, first + i);
+    hn::StoreU(hn::ConcatOdd(d, high, low), d, second + i);
+  }
+#endif
+}
+
+// One cell to the rows of its pairs: the halves of pair i go to rows 2 * i and 2 * i + 1.
+template <DType kType>
+HWY_INLINE void UnpackCell(const std::byte* cell, float* HWY_RESTRICT rows, size_t stride) {
+  constexpr int32_t kPairs = CellPairs(SizeOf(kType));
+  if constexpr (kPairs == 1) {
+    SplitPairs<kType>(cell, rows, rows + stride);
+  } else {
+    constexpr size_t kQuadBytes = 4 * 2 * SizeOf(kType);  // four columns of a pair
+    for (int32_t i = 0; i < kPairs; ++i) {
+      HWY_ALIGN std::byte pairs[kCellBytes / kPairs];
+      for (int32_t quad = 0; quad < kCellColumns / 4; ++quad) {
+        std::memcpy(pairs + quad * kQuadBytes, cell + (quad * kPairs + i) * kQuadBytes, kQuadBytes);
+      }
+      SplitPairs<kType>(pairs, rows + 2 * i * stride, rows + (2 * i + 1) * stride);
+    }
+  }
+}
+
+template <DType kType>
+void UnpackPlane(const std::byte* plane, int32_t columns, int32_t pairs, float* rows,
+                 size_t stride) {
+  for (int32_t pair = 0; pair < pairs; pair += CellPairs(SizeOf(kType))) {
+    for (int32_t x = 0; x < columns; x += kCellColumns, plane += kCellBytes) {
+      UnpackCell<kType>(plane, rows + 2 * pair * stride + x, stride);
+    }
+  }
+}
+
+HWY_INLINE void UnpackPlane(DType type, const std::byte* plane, int32_t columns, int32_t pairs,
+                            float* rows, size_t stride) {
+  switch (type) {
+    case DType::kBf16:
+      return UnpackPlane<DType::kBf16>(plane, columns, pairs, rows, stride);
+    case DType::kF16:
+      return UnpackPlane<DType::kF16>(plane, columns, pairs, rows, stride);
+    case DType::kFp8E4M3:
+      return UnpackPlane<DType::kFp8E4M3>(plane, columns, pairs, rows, stride);
+    case DType::kFp8E5M2:
+      return UnpackPlane<DType::kFp8E5M2>(plane, columns, pairs, rows, stride);
+    case DType::kF32:
+      return;  // no cache holds it
+  }
+}
+
+// To rows [head_dim, kTileKeys].
+HWY_INLINE void UnpackKeys(DType type, const PairTile& keys, int32_t head_dim, float* rows) {
+  const int32_t tokens = keys.block_tokens();
+  for (int32_t block = 0; block < keys.blocks(); ++block) {
+    UnpackPlane(type, keys.block(block), tokens, head_dim / 2, rows + block * tokens, kTileKeys);
+  }
+}
+
+// To rows [kTileKeys, head_dim].
+HWY_INLINE void UnpackValues(DType type, const PairTile& values, int32_t head_dim, float* rows) {
+  const int32_t tokens = values.block_tokens();
+  const size_t plane_bytes = size_t(tokens) * kValueColumns * SizeOf(type);
+  for (int32_t block = 0; block < values.blocks(); ++block) {
+    for (int32_t d = 0; d < head_dim; d += kValueColumns) {
+      UnpackPlane(type, values.block(block) + d / kValueColumns * plane_bytes, kValueColumns,
+                  tokens / 2, rows + size_t(block) * tokens * head_dim + d, head_dim);
+    }
+  }
+}
+
+// From dense rows, a token every row_bytes from slot 0 on, to rows [head_dim, kTileKeys]. Slots
+// that are not live are not read and stand as zeros. `row` holds head_dim floats.
+HWY_INLINE void TransposeDenseKeys(DType type, const std::byte* source, size_t row_bytes,
+                                   const Tile& tile, int32_t head_dim, float* HWY_RESTRICT row,
+                                   float* HWY_RESTRICT rows) {
+  for (int64_t j = 0; j < kTileKeys; ++j) {
+    if ((tile.live >> j & 1) != 0) {
+      WidenRow(type, source + (tile.begin + j) * row_bytes, row, head_dim);
+    } else {
+      std::fill_n(row, head_dim, 0.0f);
+    }
+    for (int32_t i = 0; i < head_dim; ++i) rows[i * kTileKeys + j] = row[i];
+  }
+}
+
+// From dense rows to rows [kTileKeys, head_dim]; of live slots only.
+HWY_INLINE void WidenDenseValues(DType type, const std::byte* source, size_t row_bytes,
+                                 const Tile& tile, int32_t head_dim, float* rows) {
+  for (int64_t j = 0; j < kTileKeys; ++j) {
+    if ((tile.live >> j & 1) == 0) continue;
+    WidenRow(type, source + (tile.begin + j) * row_bytes, rows + j * head_dim, head_dim);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tributary::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard, toggled once a target

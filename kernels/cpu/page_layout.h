@@ -1,0 +1,93 @@
+// Where an element lies inside a page, on CPUs.
+//
+// A page has the size that kernels/paged_kv.h says; the order of its bytes is ours, and copying
+// whole pages needs no knowledge of it. It is the order in which attention multiplies: no sum over
+// lanes, no interleaving, and memory read from one end of a page to the other.
+//
+// A page is cut into blocks of 64 tokens (a smaller page is one block). In a block come the keys of
+// every head, then the values of every head. What one head has there is a plane of pairs: two
+// numbers that one dot-product instruction multiplies and adds, side by side, for every column.
+//
+//            columns          a pair is             planes of a head
+//   K        the block's      two channels of       one, head_dim / 2 pairs by the block's tokens
+//            tokens           the column's token
+//   V        64 channels      two tokens of the     head_dim / 64, each the block's tokens / 2
+//                             column's channel      pairs by 64 channels
+//
+// A plane is stored pair by pair, in cells of 64 bytes that cover 16 columns:
+//
+//   16-bit elements, one pair a cell, [column][2]:
+//     | x0 x0' | x1 x1' | x2 x2' | ... | x15 x15' |
+//   8-bit elements, two pairs a cell, four columns of one pair, then of the other:
+//     | x0 x0' .. x3 x3' | y0 y0' .. y3 y3' | x4 x4' .. x7 x7' | y4 y4' .. | ...
+//   so that interleaving bytes within 128 bits gives each pair's 16 columns in order.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+#include "kernels/paged_kv.h"
+
+namespace tributary::cpu {
+
+inline constexpr int32_t kMaxBlockTokens = 64;
+inline constexpr int32_t kValueColumns = 64;  // channels to a plane of V
+inline constexpr int32_t kCellColumns = 16;
+inline constexpr size_t kCellBytes = 64;
+
+constexpr int32_t BlockTokens(int32_t page_size) { return std::min(page_size, kMaxBlockTokens); }
+
+// Pairs that a cell holds of each of its columns.
+constexpr int32_t CellPairs(size_t element_bytes) {
+  return static_cast<int32_t>(kCellBytes / (2 * kCellColumns * element_bytes));
+}
+
+// Bytes from the cells of a plane's pairs to the cells of the next pairs.
+constexpr size_t CellRowBytes(int32_t columns) {
+  return size_t(columns) / kCellColumns * kCellBytes;
+}
+
+// Byte offset, in a plane of `columns` columns, of one half (0 or 1) of a pair.
+constexpr size_t PairOffset(size_t element_bytes, int32_t columns, int32_t pair, int32_t column,
+                            int32_t half) {
+  const int32_t cell_pairs = CellPairs(element_bytes);
+  const size_t cell = size_t(pair / cell_pairs) * CellRowBytes(columns) +
+                      size_t(column / kCellColumns) * kCellBytes;
+  const int32_t quad = column % kCellColumns / 4;
+  const int32_t element = ((quad * cell_pairs + pair % cell_pairs) * 4 + column % 4) * 2 + half;
+  return cell + size_t(element) * element_bytes;
+}
+
+// Bytes of one head's keys (or values) in one block.
+constexpr size_t BlockPlaneBytes(const PagedKv& kv) {
+  return size_t(BlockTokens(kv.page_size)) * kv.head_dim * SizeOf(kv.dtype);
+}
+
+// Byte offset, in a page, of the keys of a head in the block that holds a token.
+constexpr size_t KeyBlockOffset(const PagedKv& kv, int32_t head, int32_t token) {
+  const size_t plane = size_t(token / BlockTokens(kv.page_size)) * 2 * kv.kv_heads + head;
+  return plane * BlockPlaneBytes(kv);
+}
+// The same for V.
+constexpr size_t ValueBlockOffset(const PagedKv& kv, int32_t head, int32_t token) {
+  return KeyBlockOffset(kv, kv.kv_heads + head, token);
+}
+
+// Byte offset, in a page, of channel d of the key of a token (a slot of the page).
+constexpr size_t KeyOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
+  const int32_t columns = BlockTokens(kv.page_size);
+  return KeyBlockOffset(kv, head, token) +
+         PairOffset(SizeOf(kv.dtype), columns, d / 2, token % columns, d % 2);
+}
+// The same for V.
+constexpr size_t ValueOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
+  const int32_t tokens = BlockTokens(kv.page_size);
+  const size_t plane_bytes = size_t(tokens) * kValueColumns * SizeOf(kv.dtype);
+  return ValueBlockOffset(kv, head, token) + d / kValueColumns * plane_bytes +
+         PairOffset(SizeOf(kv.dtype), kValueColumns, token % tokens / 2, d % kValueColumns,
+                    token % 2);
+}
+
+}  // namespace tributary::cpu

@@ -1,0 +1,117 @@
+#include "kernels/cpu/page_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/cpu/page_rows.h"
+
+namespace tributary::cpu {
+namespace {
+
+constexpr DType kCacheTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
+
+PagedKv Shape(DType dtype, int32_t page_size, int32_t head_dim) {
+  return {
+      .num_pages = 1, .page_size = page_size, .kv_heads = 3, .head_dim = head_dim, .dtype = dtype};
+}
+
+// Calls body(shape) for every shape of a page.
+template <typename Body>
+void ForEachShape(const Body& body) {
+  for (const DType dtype : kCacheTypes) {
+    for (const int32_t page_size : {16, 32, 64, 128}) {
+      for (const int32_t head_dim : {64, 128, 256}) body(Shape(dtype, page_size, head_dim));
+    }
+  }
+}
+
+TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndThePageHasNoOther) {
+  ForEachShape([](const PagedKv& kv) {
+    std::vector<char> taken(PageBytes(kv));
+    const auto take = [&](size_t offset) {
+      for (size_t i = 0; i < SizeOf(kv.dtype); ++i) {
+        ASSERT_LT(offset + i, taken.size());
+        EXPECT_EQ(taken[offset + i]++, 0);
+      }
+    };
+    for (int32_t head = 0; head < kv.kv_heads; ++head) {
+      for (int32_t token = 0; token < kv.page_size; ++token) {
+        for (int32_t d = 0; d < kv.head_dim; ++d) {
+          take(KeyOffset(kv, head, token, d));
+          take(ValueOffset(kv, head, token, d));
+        }
+      }
+    }
+    EXPECT_EQ(std::count(taken.begin(), taken.end(), 1), static_cast<int64_t>(taken.size()));
+  });
+}
+
+TEST(PageLayoutTest, PairsAreSideBySide) {
+  ForEachShape([](const PagedKv& kv) {
+    const size_t bytes = SizeOf(kv.dtype);
+    EXPECT_EQ(KeyOffset(kv, 1, 5, 7), KeyOffset(kv, 1, 5, 6) + bytes);            // channels
+    EXPECT_EQ(KeyOffset(kv, 1, 5, 6), KeyOffset(kv, 1, 4, 6) + 2 * bytes);        // tokens
+    EXPECT_EQ(ValueOffset(kv, 2, 9, 33), ValueOffset(kv, 2, 8, 33) + bytes);      // tokens
+    EXPECT_EQ(ValueOffset(kv, 2, 8, 33), ValueOffset(kv, 2, 8, 32) + 2 * bytes);  // channels
+  });
+}
+
+// What the dot products rely on: joining low and high bytes within 128 bits, as unpack does, gives
+// the 16 columns of the first pair, then those of the second.
+TEST(PageLayoutTest, UnpackingACellOfBytesPutsColumnsInOrder) {
+  for (int32_t pair = 0; pair < 2; ++pair) {
+    for (int32_t column = 0; column < kCellColumns; ++column) {
+      for (int32_t half = 0; half < 2; ++half) {
+        const int32_t wanted = column * 2 + half;  // word of the unpacked vector
+        const int32_t lane = wanted / 8, word = wanted % 8;
+        EXPECT_EQ(PairOffset(1, kCellColumns, pair, column, half),
+                  static_cast<size_t>(lane * 16 + pair * 8 + word));
+      }
+    }
+  }
+}
+
+TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
+  ForEachShape([](const PagedKv& kv) {
+    size_t last = 0;
+    for (int32_t block = 0; block < kv.page_size; block += BlockTokens(kv.page_size)) {
+      for (const bool value : {false, true}) {
+        for (int32_t head = 0; head < kv.kv_heads; ++head) {
+          const size_t begin = (value ? ValueBlockOffset : KeyBlockOffset)(kv, head, block);
+          EXPECT_EQ(begin, last);
+          last = begin + BlockPlaneBytes(kv);
+        }
+      }
+    }
+    EXPECT_EQ(last, PageBytes(kv));
+  });
+}
+
+TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
+  ForEachShape([](PagedKv kv) {
+    const size_t bytes = SizeOf(kv.dtype);
+    std::vector<std::byte> row(kv.head_dim * bytes);
+    for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::byte>(1 + i % 251);
+    for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
+      for (const int32_t token : {0, 5, kv.page_size - 1}) {
+        std::vector<std::byte> page(PageBytes(kv));
+        kv.base = page.data();
+        const RowPlace place{kind, 0, 2, token};
+        EXPECT_FALSE(HoldsRow(kv, place, row.data()));
+        StoreRow(kv, place, row.data());
+        EXPECT_TRUE(HoldsRow(kv, place, row.data()));
+        for (int32_t d = 0; d < kv.head_dim; ++d) {
+          const size_t at = (kind == RowKind::kKey ? KeyOffset : ValueOffset)(kv, 2, token, d);
+          EXPECT_EQ(std::memcmp(&page[at], &row[d * bytes], bytes), 0);
+          std::memset(&page[at], 0, bytes);
+        }
+        EXPECT_EQ(page, std::vector<std::byte>(page.size()));  // nothing else was touched
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tributary::cpu

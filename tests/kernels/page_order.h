@@ -1,0 +1,42 @@
+// The bytes of a cache in the order of the CPU backend, made from those in the order of the
+// reference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/page_layout.h"
+#include "kernels/paged_kv.h"
+
+namespace tributary::test {
+
+// Where an element lies from the start of the cache.
+inline size_t CpuOffset(const PagedKv& kv, bool value, int32_t page, int32_t head, int32_t token,
+                        int32_t d) {
+  return size_t(page) * PageBytes(kv) +
+         (value ? cpu::ValueOffset : cpu::KeyOffset)(kv, head, token, d);
+}
+
+// `kv` says the shape; its base is not looked at. Both orders have every byte in one place.
+inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain) {
+  std::vector<std::byte> bytes(plain.size());
+  kv.base = plain.data();
+  for (int32_t page = 0; page < kv.num_pages; ++page) {
+    for (int32_t head = 0; head < kv.kv_heads; ++head) {
+      for (const bool value : {false, true}) {
+        const std::byte* from = value ? ValuePlane(kv, page, head) : KeyPlane(kv, page, head);
+        for (int32_t token = 0; token < kv.page_size; ++token) {
+          for (int32_t d = 0; d < kv.head_dim; ++d, from += SizeOf(kv.dtype)) {
+            std::memcpy(&bytes[CpuOffset(kv, value, page, head, token, d)], from, SizeOf(kv.dtype));
+          }
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+}  // namespace tributary::test
