@@ -29,7 +29,8 @@ struct DeviceExchangeParams {
   Placement placement = Placement::kGathered;
   Strategy strategy = Strategy::kAuto;
   // O travels as f32, bf16 or f16; LSE always as f32. Every rank's partial is rounded to it, its
-  // own too, so that a result does not depend on which rank held what.
+  // own too, so that a result does not depend on which rank held what. (A group of one rounds
+  // nothing.)
   DType wire = DType::kBf16;
   // gathered: [rows, heads, head_dim] on rank 0, ignored elsewhere;
   // scattered: [rows, slice.count, head_dim] on every rank (SliceOfRank of exchange.h).

@@ -49,8 +49,8 @@ struct DeviceGroupOptions {
   std::chrono::milliseconds direct_bound{2000};
   DirectTuning direct_tuning;  // alike on every rank
   // Where direct buffers of earlier epochs wait until no peer can write to them any more
-  // (collective/retired_memory.h). Shared by all groups that a rank makes one after the other; a
-  // group without one leaks a buffer that a lost peer might still write to.
+  // (collective/retired_memory.h). Shared by all groups that a rank makes one after the other. A
+  // group without one waits for a moment when it goes, and then leaks what a peer might still write.
   std::shared_ptr<RetiredMemory> retired;
 };
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <mutex>
 #include <sstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -360,6 +361,12 @@ class PeerExchange final : public DirectExchange {
   void Retire() {
     if (inbox_->TryFree()) return;
     if (options_.retired == nullptr) {
+      // Ranks that leave together are through with it in a moment.
+      const Deadline deadline = In(kMoment);
+      do {
+        std::this_thread::sleep_for(milliseconds(1));
+        if (inbox_->TryFree()) return;
+      } while (std::chrono::steady_clock::now() < deadline);
       inbox_->Leak();
       return;
     }

@@ -537,6 +537,28 @@ TEST_P(ExchangeTest, LeavesNoMemoryBehind) {
   EXPECT_EQ(retired->Sweep(), 0u);
 }
 
+// Nothing travels, so nothing is rounded to the wire's type; sinks are applied all the same.
+TEST(GroupOfOne, AppliesSinksAndConverts) {
+  TRIBUTARY_SKIP_BELOW_GPUS(1);
+  GpuGroup group(1, true);
+  ASSERT_TRUE(group.usable());
+  for (const Strategy strategy : kStrategies) {
+    for (const Placement placement : kPlacements) {
+      for (const DType type : {DType::kF32, DType::kBf16}) {
+        ExpectRight(group,
+                    {.strategy = strategy,
+                     .placement = placement,
+                     .o = type,
+                     .wire = type,
+                     .out = type,
+                     .sinks = true},
+                    9);
+        if (HasFatalFailure() || HasNonfatalFailure()) return;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Groups, ExchangeTest,
                          testing::Values(GroupShape{2, true}, GroupShape{4, true},
                                          GroupShape{8, true}, GroupShape{2, false},

@@ -4,15 +4,12 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collective/device_group.h"
@@ -20,6 +17,7 @@
 #include "collective/retired_memory.h"
 #include "kernels/element.h"
 #include "kernels/reference.h"
+#include "tests/collective/group.h"
 
 namespace tributary::collective {
 
@@ -34,21 +32,6 @@ inline int GpuCount() {
     GTEST_SKIP() << "needs " << (n) << " GPUs, this machine has " \
                  << ::tributary::collective::GpuCount();          \
   }
-
-inline Deadline After(std::chrono::milliseconds d) { return std::chrono::steady_clock::now() + d; }
-// For what is expected to end by itself.
-inline Deadline Far() { return After(std::chrono::seconds(60)); }
-
-inline std::string Text(const Status& s) {
-  return s.ok() ? "OK" : std::to_string(static_cast<int>(s.code())) + ": " + s.message();
-}
-
-// Runs body(rank) on a thread a rank and waits for all.
-inline void OnEveryRank(int size, const std::function<void(int rank)>& body) {
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) threads.emplace_back([&body, r] { body(r); });
-  for (std::thread& t : threads) t.join();
-}
 
 // Memory of the device that is current at creation.
 class GpuBuffer {
