@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/cuda/mma_prefill.h"
@@ -138,7 +139,7 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
                             const PrefillOptions& options) {
   PrefillChoice choice;
   choice.compute = ComputeTypeOf(shape);
-  if (device.compute_capability == 90 && !options.portable) {
+  if (ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90) {
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
     choice.keys_per_tile = WgmmaPrefillKeys(shape.head_dim);
