@@ -1,8 +1,9 @@
 // Prefill by mma.sync, for sm_80 and later.
 //
-// A block has 64 query rows of one head, 16 a warp, in shared memory. Tiles of keys and values
-// stream through two stages of shared memory; S = Q K^T, its weights and O += P V stay in
-// registers, after FlashAttention-2 (arXiv:2307.08691).
+// A block has 128 query rows of one head (64 with head dim 256) in shared memory, 32 (16) a warp:
+// what is read of a tile of keys or values serves two products. Tiles stream through two stages of
+// shared memory; S = Q K^T, its weights and O += P V stay in registers, after FlashAttention-2
+// (arXiv:2307.08691).
 #pragma once
 
 #include "kernels/cuda/mma_prefill.h"
@@ -14,9 +15,11 @@ template <DType kComputeType, int kHeadDimension>
 struct MmaPrefillTraits {
   static constexpr DType kCompute = kComputeType;
   static constexpr int kHeadDim = kHeadDimension;
-  static constexpr int kRows = kMmaPrefillRows;
+  static constexpr int kRows = MmaPrefillRows(kHeadDim);
+  static constexpr int kWarps = 4;
+  static constexpr int kTiles = kRows / (16 * kWarps);  // of 16 rows, of a warp
   static constexpr int kKeys = MmaPrefillKeys(kHeadDim);
-  static constexpr int kThreads = kRows / 16 * 32;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kStages = 2;
@@ -81,46 +84,62 @@ __device__ __forceinline__ void CopyRows(std::byte* to, const void* from, size_t
   }
 }
 
-// S = Q K^T of a warp's 16 rows.
+// S = Q K^T of a warp's rows, of which the first is `row`.
 template <typename Traits>
-__device__ __forceinline__ void MultiplyKeys(const std::byte* q, const std::byte* k,
-                                             float (&s)[Traits::kKeys / 2]) {
+__device__ __forceinline__ void MultiplyKeys(const std::byte* q, int row, const std::byte* k,
+                                             float (&s)[Traits::kTiles][Traits::kKeys / 2]) {
   const int lane = threadIdx.x % 32;
   const auto q_at = static_cast<uint32_t>(__cvta_generic_to_shared(q));
   const auto k_at = static_cast<uint32_t>(__cvta_generic_to_shared(k));
 #pragma unroll
-  for (int i = 0; i < Traits::kKeys / 2; ++i) s[i] = 0.0f;
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < Traits::kKeys / 2; ++i) s[tile][i] = 0.0f;
+  }
 #pragma unroll
   for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
-    uint32_t a[4];
-    LoadMatrices(
-        q_at + ChunkOffset<Traits>(threadIdx.x / 32 * 16 + lane % 16, step * 2 + lane / 16), a);
+    uint32_t a[Traits::kTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      LoadMatrices(q_at + ChunkOffset<Traits>(row + tile * 16 + lane % 16, step * 2 + lane / 16),
+                   a[tile]);
+    }
 #pragma unroll
     for (int keys = 0; keys < Traits::kKeys; keys += 16) {
       uint32_t b[4];
       LoadMatrices(
           k_at + ChunkOffset<Traits>(keys + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2), b);
-      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(s[keys / 2]), a, b[0], b[1]);
-      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(s[keys / 2 + 4]), a, b[2], b[3]);
+#pragma unroll
+      for (int tile = 0; tile < Traits::kTiles; ++tile) {
+        float* at = &s[tile][keys / 2];
+        Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(at[0]), a[tile], b[0], b[1]);
+        Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(at[4]), a[tile], b[2], b[3]);
+      }
     }
   }
 }
 
 // O += P V.
 template <typename Traits>
-__device__ __forceinline__ void AddValues(const uint32_t (&p)[Traits::kKeys / 4],
-                                          const std::byte* v, float (&o)[Traits::kHeadDim / 2]) {
+__device__ __forceinline__ void AddValues(const uint32_t (&p)[Traits::kTiles][Traits::kKeys / 4],
+                                          const std::byte* v,
+                                          float (&o)[Traits::kTiles][Traits::kHeadDim / 2]) {
   const int lane = threadIdx.x % 32;
   const auto v_at = static_cast<uint32_t>(__cvta_generic_to_shared(v));
 #pragma unroll
   for (int keys = 0; keys < Traits::kKeys; keys += 16) {
-    const uint32_t a[4] = {p[keys / 4], p[keys / 4 + 1], p[keys / 4 + 2], p[keys / 4 + 3]};
 #pragma unroll
     for (int dims = 0; dims < Traits::kHeadDim; dims += 16) {
       uint32_t b[4];
       LoadMatricesTransposed(v_at + ChunkOffset<Traits>(keys + lane % 16, dims / 8 + lane / 16), b);
-      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(o[dims / 2]), a, b[0], b[1]);
-      Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(o[dims / 2 + 4]), a, b[2], b[3]);
+#pragma unroll
+      for (int tile = 0; tile < Traits::kTiles; ++tile) {
+        const uint32_t a[4] = {p[tile][keys / 4], p[tile][keys / 4 + 1], p[tile][keys / 4 + 2],
+                               p[tile][keys / 4 + 3]};
+        float* at = &o[tile][dims / 2];
+        Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(at[0]), a, b[0], b[1]);
+        Mma16x8x16<Traits::kCompute>(reinterpret_cast<float(&)[4]>(at[4]), a, b[2], b[3]);
+      }
     }
   }
 }
@@ -130,7 +149,8 @@ __global__ void __launch_bounds__(Traits::kThreads)
     MmaPrefillKernel(const __grid_constant__ PrefillKernelArgs args) {
   extern __shared__ __align__(128) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const int warp_row = threadIdx.x / 32 * 16 * Traits::kTiles;
+  const int row = warp_row + threadIdx.x % 32 / 4;  // the thread's first
   const size_t kv_stride = size_t(args.kv_heads) * Traits::kRowBytes;
   for (int index = args.item_begin + blockIdx.x; index >= 0;) {
     const PrefillItem item = args.items[index];
@@ -147,11 +167,14 @@ __global__ void __launch_bounds__(Traits::kThreads)
       CopyRows<Traits>(stage.v, head_of(args.v), item.key_row + first, kv_stride, Traits::kKeys,
                        item.key_limit - first);
     };
-    RowSoftmax<Traits::kCompute, Traits::kKeys> softmax;
-    softmax.Reset(args, item, row);
-    float o[Traits::kHeadDim / 2];
+    RowSoftmax<Traits::kCompute, Traits::kKeys> softmax[Traits::kTiles];
+    float o[Traits::kTiles][Traits::kHeadDim / 2];
 #pragma unroll
-    for (int i = 0; i < Traits::kHeadDim / 2; ++i) o[i] = 0.0f;
+    for (int i = 0; i < Traits::kTiles; ++i) {
+      softmax[i].Reset(args, item, row + 16 * i);
+#pragma unroll
+      for (int j = 0; j < Traits::kHeadDim / 2; ++j) o[i][j] = 0.0f;
+    }
     if (tiles > 0) {
       CopyRows<Traits>(
           shared.q, static_cast<const std::byte*>(args.q) + item.head * Traits::kRowBytes,
@@ -165,18 +188,24 @@ __global__ void __launch_bounds__(Traits::kThreads)
       WaitForCopyGroups<1>();
       __syncthreads();
       const typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
-      float s[Traits::kKeys / 2];
-      MultiplyKeys<Traits>(shared.q, stage.k, s);
-      float factor[2];
-      if (softmax.Weigh(item, item.key_begin + tile * Traits::kKeys, s, factor)) {
-        ScaleRows<Traits::kHeadDim>(factor, o);
+      float s[Traits::kTiles][Traits::kKeys / 2];
+      MultiplyKeys<Traits>(shared.q, warp_row, stage.k, s);
+      uint32_t p[Traits::kTiles][Traits::kKeys / 4];
+#pragma unroll
+      for (int i = 0; i < Traits::kTiles; ++i) {
+        float factor[2];
+        if (softmax[i].Weigh(item, item.key_begin + tile * Traits::kKeys, s[i], factor)) {
+          ScaleRows<Traits::kHeadDim>(factor, o[i]);
+        }
+        softmax[i].PackWeights(s[i], p[i]);
       }
-      uint32_t p[Traits::kKeys / 4];
-      softmax.PackWeights(s, p);
       AddValues<Traits>(p, stage.v, o);
       __syncthreads();  // the stage, and after the last tile the queries' place, are free
     }
-    StoreRows<Traits::kHeadDim>(args, item, row, softmax, o);
+#pragma unroll
+    for (int i = 0; i < Traits::kTiles; ++i) {
+      StoreRows<Traits::kHeadDim>(args, item, row + 16 * i, softmax[i], o[i]);
+    }
     index = item.next;
   }
 }

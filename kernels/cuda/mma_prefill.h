@@ -9,7 +9,8 @@ namespace tributary::cuda {
 
 struct PrefillKernelArgs;
 
-inline constexpr int kMmaPrefillRows = 64;
+// Rows of a block: 32 a warp, or 16 where the output would not fit the registers.
+constexpr int MmaPrefillRows(int head_dim) { return head_dim == 256 ? 64 : 128; }
 // Keys of a tile: what lets two stages fit the 99 KB of shared memory of an sm_86.
 constexpr int MmaPrefillKeys(int head_dim) { return head_dim == 256 ? 32 : 64; }
 

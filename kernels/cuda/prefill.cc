@@ -148,7 +148,7 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
       choice.compute = DType::kF16;  // exact for values of either FP8 type
     }
   } else {
-    choice.rows_per_tile = kMmaPrefillRows;
+    choice.rows_per_tile = MmaPrefillRows(shape.head_dim);
     choice.keys_per_tile = MmaPrefillKeys(shape.head_dim);
   }
   return choice;

@@ -139,6 +139,29 @@ __device__ __forceinline__ void ScaleRows(const float (&factor)[2], float (&o)[k
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= factor[i / 2 % 2];
 }
 
+// Writes the thread's share of row r in f32, `before` times what is there added to it if asked for:
+// that is read in few batches, since no load passes a store.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreRow(float* to, int r, float factor, bool accumulate,
+                                         float before, const float (&o)[kHeadDim / 2]) {
+  constexpr int kBatch = kHeadDim == 64 ? 8 : 16;
+#pragma unroll
+  for (int begin = 0; begin < kHeadDim / 8; begin += kBatch) {
+    float2 old[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      old[i] = make_float2(0.0f, 0.0f);
+      if (accumulate) old[i] = *reinterpret_cast<const float2*>(to + (begin + i) * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int at = 4 * (begin + i) + 2 * r;
+      *reinterpret_cast<float2*>(to + (begin + i) * 8) =
+          make_float2(o[at] * factor + old[i].x * before, o[at + 1] * factor + old[i].y * before);
+    }
+  }
+}
+
 // Writes the thread's share of two rows of the result, or merges it with what is there.
 template <int kHeadDim, typename Softmax>
 __device__ __forceinline__ void StoreRows(const PrefillKernelArgs& args, const PrefillItem& item,
@@ -172,23 +195,17 @@ __device__ __forceinline__ void StoreRows(const PrefillKernelArgs& args, const P
     if (!mine) continue;
     if (lane % 4 == 0) all_lse[at] = lse;
     const size_t first = at * kHeadDim + lane % 4 * 2;
+    if (f32) {
+      StoreRow<kHeadDim>(static_cast<float*>(all_o) + first, r, factor, item.accumulate != 0,
+                         before, o);
+      continue;
+    }
 #pragma unroll
     for (int tile = 0; tile < kHeadDim / 8; ++tile) {
-      float2 x = make_float2(o[4 * tile + 2 * r] * factor, o[4 * tile + 2 * r + 1] * factor);
-      const size_t element = first + tile * 8;
-      if (f32) {
-        auto* to = reinterpret_cast<float2*>(static_cast<float*>(all_o) + element);
-        if (item.accumulate) {
-          const float2 old = *to;
-          x.x += old.x * before;
-          x.y += old.y * before;
-        }
-        *to = x;
-      } else {
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(all_o) + element) =
-            args.o_dtype == DType::kBf16 ? Pack<DType::kBf16>(x.x, x.y)
-                                         : Pack<DType::kF16>(x.x, x.y);
-      }
+      const float x = o[4 * tile + 2 * r] * factor;
+      const float y = o[4 * tile + 2 * r + 1] * factor;
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(all_o) + first + tile * 8) =
+          args.o_dtype == DType::kBf16 ? Pack<DType::kBf16>(x, y) : Pack<DType::kF16>(x, y);
     }
   }
 }

@@ -10,15 +10,18 @@ cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStrea
   using Traits = WgmmaPrefillTraits<kScores, kCompute, kHeadDim>;
   const auto kernel = WgmmaPrefillKernel<Traits>;
   constexpr int kBytes = sizeof(typename Traits::Shared);
+  // Rows without keys have a result, too; a tensor map of no rows there is not.
+  const bool any = args.tokens > 0;
+  const int tokens = any ? args.tokens : args.rows;
   PrefillTensorMaps maps;
   cudaError_t error = EncodeRows(args.q, args.rows, args.q_heads, Traits::kScoreBytes,
                                  Traits::kScoreRowBytes, Traits::kRows, &maps.q);
   if (error == cudaSuccess) {
-    error = EncodeRows(args.k, args.tokens, args.kv_heads, Traits::kScoreBytes,
+    error = EncodeRows(any ? args.k : args.q, tokens, args.kv_heads, Traits::kScoreBytes,
                        Traits::kScoreRowBytes, Traits::kKeys, &maps.k);
   }
   if (error == cudaSuccess) {
-    error = EncodeRows(args.v, args.tokens, args.kv_heads, Traits::kValueBytes,
+    error = EncodeRows(any ? args.v : args.q, tokens, args.kv_heads, Traits::kValueBytes,
                        Traits::kValueRowBytes, Traits::kKeys, &maps.v);
   }
   if (error == cudaSuccess) {

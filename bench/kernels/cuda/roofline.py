@@ -51,6 +51,7 @@ def load(paths):
 def draw(series, bandwidth, latency_us, out):
     """Writes the plot."""
     figure, axes = plt.subplots(figsize=(8, 5), dpi=110)
+    every = [x for points in series.values() for x, _ in points]
     colors = dict(zip(TYPES, plt.rcParams["axes.prop_cycle"].by_key()["color"]))
     for (element, kind), points in sorted(series.items()):
         axes.scatter(
@@ -62,7 +63,6 @@ def draw(series, bandwidth, latency_us, out):
             alpha=0.75,
             label=f"{element}, {kind}",
         )
-    every = [x for points in series.values() for x, _ in points]
     knee = bandwidth * latency_us * 1e-6
     roof = sorted({min(every), knee, max(every)})
     axes.plot(
@@ -74,9 +74,13 @@ def draw(series, bandwidth, latency_us, out):
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xticks([10**power for power in range(-1, 6)])
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 3, 4, 5])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
+    axes.set_xlim(min(every) / 1.5e6, max(every) * 1.5e-6)
+    axes.set_ylim(bottom=0.1)
     axes.set_xlabel("keys and values of a call, MB")
     axes.set_ylabel("read at, TB/s")
     axes.grid(True, which="both", linewidth=0.3)

@@ -44,6 +44,7 @@ struct Case {
   bool scaled = false;
   bool portable = false;
   bool fp8_queries = false;
+  bool no_tokens = false;  // rows alone
   float q_magnitude = 1.0f;
   int32_t blocks = 0;              // 0: as many as the GPU has multiprocessors
   int64_t workspace_slots = 4096;  // several passes when it is short
@@ -82,7 +83,9 @@ class Call {
   explicit Call(const Case& c) : case_(c) {
     if (case_.head_count == 0) case_.head_count = heads() - case_.head_begin;
     for (const Sequence& s : c.sequences) {
-      for (int32_t row = 0; row < s.rows; ++row) keys_.push_back(RangeOfRow(s, row));
+      for (int32_t row = 0; row < s.rows; ++row) {
+        keys_.push_back(c.no_tokens ? KeyRange{0, 0} : RangeOfRow(s, row));
+      }
       rows_ += s.rows;
     }
     q_ = Random(case_.q, size_t(rows_) * heads() * c.head_dim, c.q_magnitude);
@@ -172,9 +175,11 @@ class Call {
     args.keys = keys.data();
     args.rows = rows_;
     args.q = q.data();
-    args.k = k.data();
-    args.v = v.data();
-    args.tokens = tokens_;
+    if (!case_.no_tokens) {
+      args.k = k.data();
+      args.v = v.data();
+      args.tokens = tokens_;
+    }
     args.page_tables = tables.data();
     args.cache = cache.data();
     args.k_scale = case_.scaled ? k_scale.data() : nullptr;
@@ -246,7 +251,8 @@ class Call {
     for (const Sequence& s : case_.sequences) {
       PrefillEntry entry;
       entry.row_begin = entry.token_begin = row;
-      entry.row_count = entry.token_count = s.rows;
+      entry.row_count = s.rows;
+      entry.token_count = case_.no_tokens ? 0 : s.rows;
       entries_.push_back(entry);
       new_tokens_.push_back({row, s.rows});
       row += s.rows;
@@ -335,6 +341,10 @@ TEST_P(Prefill, NewTokensOfAnyNumber) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : {DType::kBf16, DType::kF16}) {
     Case c = Base(false, kv);
+    c.no_tokens = true;
+    c.sequences = {{130, 130}};
+    ExpectMatchesReference(c);
+    c.no_tokens = false;
     for (int32_t rows : {1, 63, 64, 65, 127, 128, 129, 300}) {
       c.sequences = {{rows, rows}};
       ExpectMatchesReference(c);
