@@ -110,9 +110,9 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Waits until the stream is done: OK, kDeadlineExceeded or the error of what it ran. Looks often at
-// first, for work of microseconds, then leaves the processor to others between looks.
-// `give_up` is asked between looks.
+// Waits until the stream is done: OK, kDeadlineExceeded or the error of what it ran. Looks all the
+// time at first, since a step takes microseconds and waking up takes tens of them; then now and
+// then. `give_up` is asked between looks.
 template <typename GiveUp>
 Status AwaitStream(cudaStream_t stream, Deadline deadline, const GiveUp& give_up) {
   using std::chrono::microseconds;
@@ -124,7 +124,11 @@ Status AwaitStream(cudaStream_t stream, Deadline deadline, const GiveUp& give_up
     if (Status s = give_up(); !s.ok()) return s;
     const Deadline now = std::chrono::steady_clock::now();
     if (now >= deadline) return {StatusCode::kDeadlineExceeded, "the stream did not finish"};
-    if (now - start > microseconds(200)) std::this_thread::sleep_for(microseconds(20));
+    if (now - start < microseconds(5000)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(microseconds(50));
+    }
   }
 }
 
