@@ -56,7 +56,8 @@ lint: ## formatter, linters and spelling, without changing anything
 bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target \
-	  attention_cpu_bench service_rpc_overhead_bench service_step_cost_bench worker_plan_bench
+	  attention_cpu_bench collective_exchange_bench service_rpc_overhead_bench service_step_cost_bench \
+	  worker_plan_bench
 	bench/bench_cpu.sh $(BUILD)
 
 bench-exchange: ## exchange and merge between the GPUs of this machine, strategy beside strategy

@@ -27,3 +27,6 @@ section "The coordinator's work for a step, at 1K and 1M tokens"
 
 section "A worker's host work for a step, at 1K and 1M tokens"
 "$build/bin/worker_plan_bench"
+
+section "Exchange and merge between CPU workers, strategy beside strategy"
+"$build/bin/collective_exchange_bench"
