@@ -4,6 +4,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/plane_address.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/half.h"
 #include "kernels/params.h"
@@ -121,28 +122,6 @@ __device__ __forceinline__ void EncodeElements(const float (&x)[kCount],
   EncodeWords<kKv>(x, words);
 #endif
 }
-
-template <DType kKv>
-struct PlaneAddress {
-  const AppendArgs& args;
-  int head;
-
-  __device__ std::byte* Plane(int64_t slot, bool values) const {
-    const int64_t page = slot >> (__ffs(args.page_size) - 1);
-    const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
-    return args.cache +
-           (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head) * plane;
-  }
-  __device__ int InPage(int64_t slot) const {
-    return static_cast<int>(slot) & (args.page_size - 1);
-  }
-  __device__ std::byte* Key(int64_t slot, int d) const {
-    return Plane(slot, false) + KeyOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
-  }
-  __device__ std::byte* Value(int64_t slot, int d) const {
-    return Plane(slot, true) + ValueOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
-  }
-};
 
 template <DType kKv>
 __device__ __forceinline__ void StoreKey(std::byte* to, const float (&x)[kDims]) {
