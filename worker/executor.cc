@@ -87,6 +87,8 @@ class Executor::Impl {
     } catch (const std::exception& error) {
       status = absl::InternalError(absl::StrCat("unexpected: ", error.what()));
     }
+    // A device that lost its memory has lost it for good: nothing is computed over what is left.
+    if (absl::IsDataLoss(status)) lost_ = status;
     if (step_begun_ && !status.ok()) {
       comm_->Abort(absl::StrCat("rank ", comm_->rank(), ": ", status.ToString()));
     }
@@ -100,6 +102,7 @@ class Executor::Impl {
   }
 
   absl::Status Dispatch(const Command& command, Reply* reply) {
+    if (!lost_.ok()) return lost_;
     if (comm_ == nullptr) return absl::AbortedError("this worker is in no group");
     if (command.epoch != comm_->epoch()) {
       return absl::AbortedError(absl::StrCat("command of epoch ", command.epoch,
@@ -246,6 +249,7 @@ class Executor::Impl {
 
   std::vector<const PageTable*> tables_of_entries_;
   bool step_begun_ = false;
+  absl::Status lost_;  // why every command fails, once the device failed
 };
 
 Executor::Executor(ExecutorOptions options, std::unique_ptr<Backend> backend)

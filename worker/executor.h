@@ -48,7 +48,8 @@ class Executor {
   // Never throws. An error leaves the executor usable; after an error inside a collective
   // (kAborted, kDeadlineExceeded) the communicator is broken and steps fail until the next Join. An
   // error in a step's validation happens on every rank alike (it depends on the command only), so
-  // ranks never part ways before a collective.
+  // ranks never part ways before a collective. kDataLoss: the device failed and took every shard
+  // along; from then on every command is answered so.
   Reply Execute(const Command& command);
 
   // Bytes held by shards. From any thread.

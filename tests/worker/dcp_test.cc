@@ -9,6 +9,7 @@
 #include "tests/support/compare.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
+#include "tests/worker/specs.h"
 #include "tests/worker/test_host.h"
 
 namespace tributary::worker::testing {
@@ -18,27 +19,6 @@ ExecutorOptions Poisoned() {
   ExecutorOptions options;
   options.page_fill = PageFill::kPoison;
   return options;
-}
-
-// Different in every head, so that a mixed-up head shows.
-std::vector<float> SinksFor(int32_t q_heads) {
-  std::vector<float> sinks;
-  for (int32_t h = 0; h < q_heads; ++h) sinks.push_back(0.5f * static_cast<float>(h) - 1.0f);
-  return sinks;
-}
-
-std::vector<float> ScalesFor(int32_t kv_heads, float base) {
-  std::vector<float> scales;
-  for (int32_t h = 0; h < kv_heads; ++h)
-    scales.push_back(base * (1.0f + 0.25f * static_cast<float>(h)));
-  return scales;
-}
-
-void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim) {
-  spec->kv_heads = kv_heads;
-  spec->q_heads = kv_heads * group;
-  spec->head_dim = head_dim;
-  spec->sm_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
 }
 
 // ---- ranks x interleave, at the lengths where something begins or ends ------------------------

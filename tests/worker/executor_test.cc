@@ -395,6 +395,60 @@ TEST(ExecutorGroup, ARankThatFailsAloneAbortsTheGroup) {
   EXPECT_THAT(aborted, HasSubstr("rank 0"));
 }
 
+// A device that loses all it held with its second step.
+class FailingBackend : public Backend {
+ public:
+  const BackendCapabilities& capabilities() const override { return CpuBackend(); }
+  size_t AvailableMemory() const override { return 1 << 30; }
+  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec&, size_t, PageFill) override {
+    return std::make_unique<FailingShard>();
+  }
+
+ private:
+  class FailingShard : public Shard {
+   public:
+    size_t bytes() const override { return 1; }
+    absl::Status CopyPages(const std::vector<PageCopy>&) override { return absl::OkStatus(); }
+    absl::Status Run(const PlannedStep&, StepResults*) override {
+      return ++steps_ == 2 ? absl::DataLossError("the device is gone") : absl::OkStatus();
+    }
+
+   private:
+    int steps_ = 0;
+  };
+};
+
+TEST(ExecutorDevice, AfterTheDeviceFailedEveryCommandSaysSo) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < 2; ++rank) backends.push_back(std::make_unique<FailingBackend>());
+  ThreadRanks ranks(std::move(backends), {});
+  const CacheSpec spec = SmallSpec();
+  const std::vector<float> ones(256, 1.0f);
+  const auto view = [&](int32_t heads) {
+    return TensorView{reinterpret_cast<const std::byte*>(ones.data()), DType::kF32,
+                      static_cast<size_t>(heads * spec.head_dim) * sizeof(float)};
+  };
+  const auto execute = [&](decltype(Command::body) body) {
+    Command command;
+    command.epoch = ranks.epoch();
+    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    command.body = std::move(body);
+    return ranks.Execute(command).at(1).status;
+  };
+  StepCommand step;
+  step.page_updates = {{1, 0, {0}}};
+  step.entries = {{1, 0, 1, 1}};
+  step.q = view(spec.q_heads);
+  step.k = step.v = view(spec.kv_heads);
+  ASSERT_TRUE(execute(CreateCacheCommand{spec}).ok());
+  EXPECT_TRUE(execute(step).ok());
+  EXPECT_EQ(execute(step).code(), absl::StatusCode::kDataLoss);
+  // Another epoch does not bring it back, nor does a step that would have run.
+  ranks.Reform();
+  EXPECT_EQ(execute(step).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(execute(CreateCacheCommand{spec}).code(), absl::StatusCode::kDataLoss);
+}
+
 // ---- plans and times --------------------------------------------------------------------------
 
 TEST_F(ExecutorTest, LayersShareThePlanOfAStep) {

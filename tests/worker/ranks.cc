@@ -15,6 +15,14 @@ ThreadRanks::ThreadRanks(int size, const ExecutorOptions& options, int threads_e
   Reform();
 }
 
+ThreadRanks::ThreadRanks(std::vector<std::unique_ptr<Backend>> backends,
+                         const ExecutorOptions& options) {
+  for (std::unique_ptr<Backend>& backend : backends) {
+    executors_.push_back(std::make_unique<Executor>(options, std::move(backend)));
+  }
+  Reform();
+}
+
 void ThreadRanks::Reform() {
   ++epoch_;
   auto comms = collective::CreateInProcessGroup(size(), epoch_);

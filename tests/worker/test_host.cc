@@ -294,13 +294,15 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
                                                             : std::numeric_limits<int64_t>::max()};
       DenseAttention(spec_, spec_.layers[static_cast<size_t>(layer)], dense, dense_row, o.data(),
                      lse.data());
-      ASSERT_TRUE(test::AllClose(std::span(reply.o).subspan(row * row_size, row_size), o,
-                                 test::AttentionTolerance(options_.q_dtype),
-                                 {spec_.q_heads, spec_.head_dim}))
+      ASSERT_TRUE(
+          test::AllClose(std::span(reply.o).subspan(row * row_size, row_size), o,
+                         options_.o_tolerance.value_or(test::AttentionTolerance(options_.q_dtype)),
+                         {spec_.q_heads, spec_.head_dim}))
           << "o [head, dim] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
       ASSERT_TRUE(test::AllClose(std::span(reply.lse).subspan(row * heads, heads), lse,
-                                 test::kAttentionTolerance, {spec_.q_heads}))
+                                 options_.lse_tolerance.value_or(test::kAttentionTolerance),
+                                 {spec_.q_heads}))
           << "lse [head] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
     }

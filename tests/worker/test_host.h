@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <vector>
 
+#include "tests/support/compare.h"
 #include "tests/worker/dense_model.h"
 #include "tests/worker/ranks.h"
 #include "worker/command.h"
@@ -31,6 +33,9 @@ class TestHost {
     DType q_dtype = DType::kBf16;
     DType input_dtype = DType::kBf16;
     uint64_t seed = 1;
+    // Absent: what the CPU's kernels keep to.
+    std::optional<test::Tolerance> o_tolerance;
+    std::optional<test::Tolerance> lse_tolerance;
   };
 
   // Creates the cache on `ranks`, which outlive the host.

@@ -1,0 +1,179 @@
+// The block a step's plan becomes: what is in it, where, and when two blocks are laid out alike.
+#include "worker/cuda/device_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/params.h"
+#include "tests/worker/test_host.h"
+#include "worker/plan_cache.h"
+
+namespace tributary::worker::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+
+const DevicePlanOptions kH200{.device = {.compute_capability = 90, .multiprocessors = 132}};
+
+// One rank of a group and the tables of a few sequences.
+class DevicePlanTest : public ::testing::Test {
+ protected:
+  DevicePlanTest() {
+    spec_.num_pages = 4096;
+    for (SequenceId id = 1; id <= 3; ++id) {
+      PageUpdate table{.sequence = id};
+      for (int32_t i = 0; i < 1000; ++i) table.pages.push_back(static_cast<int32_t>(id) + 4 * i);
+      tables_.Update(table);
+    }
+  }
+
+  const DevicePlan& Make(StepKind kind, const std::vector<StepEntry>& entries) {
+    std::vector<const PageTable*> tables;
+    for (const StepEntry& entry : entries) tables.push_back(tables_.Find(entry.sequence));
+    plan_ = &plans_.Get({.kind = kind, .page_size = spec_.page_size, .rows_per_pass = 128},
+                        {.rank = 0, .size = 2, .interleave = 16}, entries, tables);
+    device_plan_.Make(spec_, *plan_, types_, kH200);
+    block_.assign(device_plan_.bytes(), std::byte{0x55});
+    device_plan_.Write(block_.data());
+    return device_plan_;
+  }
+
+  template <typename T>
+  std::vector<T> Read(const Section& section, size_t count) const {
+    std::vector<T> values(count);
+    std::memcpy(values.data(), block_.data() + section.offset, count * sizeof(T));
+    return values;
+  }
+  template <typename T>
+  std::vector<T> Read(const Section& section) const {
+    return Read<T>(section, section.count);
+  }
+
+  CacheSpec spec_ = SmallSpec();
+  const StepTypes types_{.heads = {1, 2}};
+  PageTables tables_{4096};
+  PlanCache plans_;
+  const StepPlan* plan_ = nullptr;
+  DevicePlan device_plan_;
+  std::vector<std::byte> block_;
+};
+
+TEST(PaddedCountTest, IsExactForFewAndAtMostAQuarterMore) {
+  EXPECT_EQ(PaddedCount(0), 0);
+  int32_t last = 0;
+  std::vector<int32_t> of_a_doubling;
+  for (int32_t n = 1; n <= 5000; ++n) {
+    const int32_t padded = PaddedCount(n);
+    EXPECT_GE(padded, n);
+    EXPECT_LE(4 * padded, 5 * n);
+    EXPECT_GE(padded, last);
+    EXPECT_EQ(PaddedCount(padded), padded);
+    if (n <= 8) {
+      EXPECT_EQ(padded, n);
+    }
+    if (n > 64 && n <= 128 && padded != last) of_a_doubling.push_back(padded);
+    last = padded;
+  }
+  EXPECT_THAT(of_a_doubling, ElementsAre(80, 96, 112, 128));
+}
+
+TEST_F(DevicePlanTest, HoldsSlotsTablesAndKeysAndPadsTheRest) {
+  const DevicePlan& made = Make(StepKind::kDecode, {{1, 100, 4, 4}, {2, 40, 6, 6}});
+  EXPECT_TRUE(made.IsOf(*plan_, types_));
+  EXPECT_FALSE(made.IsOf(*plan_, {.q = DType::kF16, .heads = types_.heads}));
+  EXPECT_TRUE(made.repeatable());
+  EXPECT_EQ(made.padded_tokens(), 10);
+  EXPECT_EQ(made.padded_rows(), 10);
+  EXPECT_EQ(made.RowsOf(plan_->passes[0]), 10);
+  EXPECT_THAT(Read<int64_t>(made.write_slots()), ElementsAreArray(plan_->write_slots));
+  EXPECT_EQ(made.compare_slots().count, 0u);
+  EXPECT_EQ(made.entries(), 0);
+
+  ASSERT_FALSE(made.pass(0).many_rows);
+  const AttentionLaunch& launch = made.pass(0).few;
+  EXPECT_EQ(launch.blocks, 132);
+  std::vector<int32_t> tables;
+  for (const AttentionEntry& entry : plan_->passes[0].entries) {
+    tables.insert(tables.end(), entry.pages.begin(), entry.pages.end());
+  }
+  EXPECT_THAT(Read<int32_t>(launch.tables), ElementsAreArray(tables));
+  const auto keys = Read<cuda::RowKeys>(launch.keys);
+  ASSERT_EQ(keys.size(), 10u);
+  for (size_t row = 0; row < keys.size(); ++row) {
+    EXPECT_EQ(keys[row].end - keys[row].begin, Length(plan_->context_keys[row]));
+  }
+  for (const Section& s : {made.write_slots(), launch.items, launch.keys, launch.tables}) {
+    EXPECT_EQ(s.offset % 256, 0u);
+    EXPECT_LT(s.offset, made.bytes());
+  }
+}
+
+TEST_F(DevicePlanTest, TokensBeyondThePlanArePadding) {
+  const DevicePlan& made = Make(StepKind::kAppend, {{1, 0, 0, 17}});
+  EXPECT_EQ(made.padded_tokens(), 20);
+  const auto slots = Read<int64_t>(made.write_slots(), 20);
+  EXPECT_THAT(std::vector(slots.begin(), slots.begin() + 17), ElementsAreArray(plan_->write_slots));
+  EXPECT_THAT(std::vector(slots.begin() + 17, slots.end()), Each(kPadSlot));
+}
+
+TEST_F(DevicePlanTest, RepeatsAreComparedByEntry) {
+  const DevicePlan& made =
+      Make(StepKind::kDecode, {{1, 5, 1, 1}, {2, 0, 3, 3, /*replay=*/true}, {3, 9, 1, 1}});
+  EXPECT_EQ(made.entries(), 3);
+  EXPECT_THAT(Read<int32_t>(made.entry_of_token()), ElementsAre(0, 1, 1, 1, 2));
+  EXPECT_THAT(Read<int64_t>(made.compare_slots()), ElementsAreArray(plan_->compare_slots));
+}
+
+// The next token of the same sequences: everything lies where it lay, so that a graph still fits.
+TEST_F(DevicePlanTest, StepsThatFollowEachOtherAreLaidOutAlike) {
+  const std::vector<uint64_t> first =
+      Make(StepKind::kDecode, {{1, 1000, 1, 1}, {2, 500, 1, 1}}).Signature();
+  const StepPlan before = *plan_;
+  EXPECT_EQ(Make(StepKind::kDecode, {{1, 1001, 1, 1}, {2, 501, 1, 1}}).Signature(), first);
+  EXPECT_FALSE(device_plan_.IsOf(before, types_));
+  EXPECT_NE(Make(StepKind::kDecode, {{1, 1002, 16, 16}, {2, 502, 1, 1}}).Signature(), first);
+  EXPECT_NE(Make(StepKind::kDecode, {{1, 1002, 1, 1}}).Signature(), first);
+}
+
+// Every row and head of the slice is written by the new tokens' part, also those of rows without
+// tokens, and many rows over the context take the prefill kernels.
+TEST_F(DevicePlanTest, APrefillWritesEveryRowOfTheSlice) {
+  const DevicePlan& made =
+      Make(StepKind::kPrefill, {{1, 100, 70, 70}, {2, 3, 2, 0}, {3, 10, 5, 5}});
+  EXPECT_FALSE(made.repeatable());
+  ASSERT_NE(made.new_tokens(), nullptr);
+  const PrefillLaunch& launch = *made.new_tokens();
+  EXPECT_EQ(launch.shape.head_begin, 1);
+  EXPECT_EQ(launch.shape.head_count, 2);
+  std::vector<int> written(77 * 4, 0);
+  for (const cuda::PrefillItem& item : Read<cuda::PrefillItem>(launch.items)) {
+    for (int32_t row = item.row_begin; row < item.row_begin + item.row_count; ++row) {
+      ++written[static_cast<size_t>(row * 4 + item.head)];
+    }
+  }
+  for (size_t row = 0; row < 77; ++row) {
+    EXPECT_EQ(written[row * 4 + 0], 0);
+    EXPECT_EQ(written[row * 4 + 1], 1) << "row " << row;
+    EXPECT_EQ(written[row * 4 + 2], 1) << "row " << row;
+    EXPECT_EQ(written[row * 4 + 3], 0);
+  }
+  ASSERT_TRUE(made.pass(0).many_rows);
+  const PrefillLaunch& context = made.pass(0).many;
+  EXPECT_EQ(context.shape.head_count, spec_.q_heads);
+  EXPECT_GE(context.workspace_slots, 128);
+  EXPECT_GE(made.workspace_bytes(), context.workspace_bytes);
+}
+
+TEST(ManyRowsTest, IsDecidedByRowsExceptWhenTheBatchMustNotMatter) {
+  EXPECT_FALSE(ManyRows(64, {}));
+  EXPECT_TRUE(ManyRows(65, {}));
+  EXPECT_FALSE(ManyRows(65, {.batch_invariant = true}));
+}
+
+}  // namespace
+}  // namespace tributary::worker::testing

@@ -1,0 +1,70 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/cuda/rank.h"
+#include "worker/cuda/shard.h"
+#include "worker/cuda/status.h"
+#include "worker/cuda_backend.h"
+#include "worker/status_conversion.h"
+
+namespace tributary::worker {
+namespace {
+
+// What steps need besides the pages: partials, staged tensors, graphs.
+constexpr size_t kHeadroom = size_t{512} << 20;
+
+class CudaRankBackend final : public Backend {
+ public:
+  explicit CudaRankBackend(std::unique_ptr<CudaRank> rank) : rank_(std::move(rank)) {}
+
+  const BackendCapabilities& capabilities() const override { return CudaBackend(); }
+
+  size_t AvailableMemory() const override {
+    const size_t free = rank_->FreeMemory();
+    return free - std::min(free, kHeadroom);
+  }
+
+  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
+                                                     PageFill fill) override {
+    return CudaShard::Create(*rank_, spec, available, fill);
+  }
+
+ private:
+  const std::unique_ptr<CudaRank> rank_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions& options) {
+  TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<CudaRank> rank, CudaRank::Open(options));
+  return std::make_unique<CudaRankBackend>(std::move(rank));
+}
+
+absl::StatusOr<int> CountGpus() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice) return 0;
+  TRIBUTARY_RETURN_IF_ERROR(FromCuda("looking for GPUs", error));
+  return count;
+}
+
+absl::Status CheckGpus(int first, int count) {
+  TRIBUTARY_ASSIGN_OR_RETURN(const int gpus, CountGpus());
+  if (first < 0 || first + count > gpus) {
+    return absl::FailedPreconditionError(absl::StrCat("GPUs ", first, " to ", first + count - 1,
+                                                      " are wanted, this machine has ", gpus));
+  }
+  for (int gpu = first; gpu < first + count; ++gpu) {
+    cuda::DeviceProperties device;
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::QueryDevice(gpu, &device)));
+    if (device.compute_capability < CudaBackend().least_compute_capability) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "GPU ", gpu, " has compute capability ", device.compute_capability / 10, ".",
+          device.compute_capability % 10, "; the cuda backend needs ", CudaBackend().arch));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,240 @@
+#include "worker/cuda/device_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "worker/choose_path.h"
+
+namespace tributary::worker {
+namespace {
+
+constexpr size_t kAlignment = 256;
+// Slots of context that a prefill gathers at a time, at most: 128 MiB for 8 KV heads of 128.
+constexpr int64_t kMostGatheredSlots = 32768;
+
+size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Room for a section: doublings, so that a sequence that grows seldom moves what comes after it.
+size_t RoomFor(size_t count) { return std::bit_ceil(std::max<size_t>(count, 16)); }
+
+int32_t MostRows(const RowPass& pass) {
+  int32_t most = 1;
+  for (const AttentionEntry& entry : pass.entries) most = std::max(most, entry.row_count);
+  return most;
+}
+
+// As many as the pass's context takes, within the bound.
+int64_t GatheredSlots(std::span<const AttentionEntry> entries, int32_t page_size) {
+  int64_t slots = cuda::kGatherSlots;
+  for (const AttentionEntry& entry : entries) {
+    slots += static_cast<int64_t>(
+        RoundUp(entry.pages.size() * static_cast<size_t>(page_size), cuda::kGatherSlots));
+  }
+  return std::min(slots, kMostGatheredSlots);
+}
+
+}  // namespace
+
+int32_t PaddedCount(int32_t count) {
+  if (count <= 8) return count;
+  const auto step = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(count)) / 8);
+  return (count + step - 1) / step * step;
+}
+
+bool ManyRows(int32_t most_rows, const cuda::KernelOptions& kernels) {
+  return most_rows > kMaxDecodeRows && !kernels.batch_invariant;
+}
+
+template <typename T>
+Section DevicePlan::Place(const T* data, size_t count, size_t room) {
+  const Section section{bytes_, count};
+  copies_.push_back({section, data, count * sizeof(T), room * sizeof(T)});
+  bytes_ += RoundUp(room * sizeof(T), kAlignment);
+  return section;
+}
+
+void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTypes& types,
+                      const DevicePlanOptions& options) {
+  id_ = 0;
+  types_ = types;
+  bytes_ = 0;
+  partial_columns_ = 0;
+  jobs_cut_ = 0;
+  workspace_bytes_ = 0;
+  copies_.clear();
+  padded_tokens_ = PaddedCount(plan.new_tokens);
+  padded_rows_ = PaddedCount(plan.query_rows);
+  const auto tokens = static_cast<size_t>(padded_tokens_);
+  write_slots_ = compare_slots_ = entry_of_token_ = {};
+  entries_ = 0;
+  if (!plan.write_slots.empty()) {
+    write_slots_ = Place(plan.write_slots.data(), plan.write_slots.size(), tokens);
+  }
+  if (!plan.compare_slots.empty()) {
+    compare_slots_ = Place(plan.compare_slots.data(), plan.compare_slots.size(), tokens);
+    entry_of_token_ = Place(plan.entry_of_token.data(), plan.entry_of_token.size(), tokens);
+    entries_ = plan.entry_of_token.back() + 1;
+  }
+  hosts_.resize(std::max(hosts_.size(), plan.passes.size() + 1));
+  passes_.resize(plan.passes.size());
+  for (size_t i = 0; i < passes_.size(); ++i) MakePass(spec, plan, plan.passes[i], options, i);
+  // (A prefill whose rows all look back has no runs, and yet asks for this part.)
+  has_new_tokens_ = !plan.new_keys.empty() && types.heads.count > 0;
+  if (has_new_tokens_) MakeNewTokens(spec, plan, options);
+  id_ = plan.id;
+}
+
+void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const RowPass& pass,
+                          const DevicePlanOptions& options, size_t index) {
+  Host& host = hosts_[index];
+  host.tables.clear();
+  plan_entries_.clear();
+  prefill_entries_.clear();
+  for (const AttentionEntry& entry : pass.entries) {
+    const auto table = static_cast<int32_t>(host.tables.size());
+    plan_entries_.push_back({entry.row_begin, entry.row_count, table});
+    prefill_entries_.push_back(
+        {.row_begin = entry.row_begin, .row_count = entry.row_count, .page_table = table});
+    host.tables.insert(host.tables.end(), entry.pages.begin(), entry.pages.end());
+  }
+  const auto keys =
+      std::span(plan.context_keys)
+          .subspan(static_cast<size_t>(pass.row_begin), static_cast<size_t>(pass.row_count));
+  PassLaunch& launch = passes_[index];
+  launch.many_rows = ManyRows(MostRows(pass), options.kernels);
+  if (launch.many_rows) {
+    MakeManyRows(spec, pass, keys, options, &launch.many, &host);
+  } else {
+    MakeFewRows(spec, pass, keys, options, &launch.few, &host);
+  }
+}
+
+void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
+                             std::span<const KeyRange> keys, const DevicePlanOptions& options,
+                             AttentionLaunch* launch, Host* host) {
+  launch->shape = {.kv = spec.kv_dtype,
+                   .head_dim = spec.head_dim,
+                   .q_heads = spec.q_heads,
+                   .kv_heads = spec.kv_heads,
+                   .page_size = spec.page_size,
+                   // Batch-invariant results take the same kernel in every call.
+                   .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
+                   .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size()))};
+  launch->choice = cuda::ChooseKernel(options.device, launch->shape, options.kernels);
+  const cuda::PlanShape shape = cuda::PlanShapeFor(launch->choice, launch->shape, options.device);
+  launch->blocks = shape.blocks;
+  cuda::Plan& made = host->few;
+  cuda::PlanAttention(shape, plan_entries_, keys, &made);
+  launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
+  launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
+  launch->cut_items =
+      Place(made.cut_items.data(), made.cut_items.size(), RoomFor(made.cut_items.size()));
+  launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
+  partial_columns_ = std::max(partial_columns_, int64_t{made.partials} * launch->choice.columns);
+  jobs_cut_ = std::max(jobs_cut_, made.jobs_cut);
+}
+
+void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
+                              std::span<const KeyRange> keys, const DevicePlanOptions& options,
+                              PrefillLaunch* launch, Host* host) {
+  launch->shape = {.q = types_.q,
+                   .kv = spec.kv_dtype,
+                   .head_dim = spec.head_dim,
+                   .q_heads = spec.q_heads,
+                   .kv_heads = spec.kv_heads,
+                   .page_size = spec.page_size,
+                   .head_begin = 0,
+                   .head_count = spec.q_heads};
+  launch->choice =
+      cuda::ChoosePrefill(options.device, launch->shape, {.portable = options.kernels.portable});
+  launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
+  const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
+      launch->choice, launch->shape, options.device, launch->workspace_slots);
+  cuda::PlanPrefillContext(shape, prefill_entries_, keys, &host->many);
+  launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
+  PlacePrefill(host->many, pass.row_count, launch);
+}
+
+void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
+                               const DevicePlanOptions& options) {
+  prefill_entries_.clear();
+  int32_t row = 0;
+  // Rows outside of every run have no keys here, and get the empty partial.
+  const auto rows_without_tokens = [&](int32_t end) {
+    if (row < end) prefill_entries_.push_back({.row_begin = row, .row_count = end - row});
+  };
+  for (const NewTokensRun& run : plan.runs) {
+    rows_without_tokens(run.row_begin);
+    row = run.row_begin + run.count;
+    for (const NewTokensEntry& entry : run.entries) {
+      prefill_entries_.push_back({.row_begin = run.row_begin + entry.row_begin,
+                                  .row_count = entry.row_count,
+                                  .token_begin = run.token_begin + entry.row_begin,
+                                  .token_count = entry.row_count});
+    }
+  }
+  rows_without_tokens(plan.query_rows);
+  PrefillLaunch& launch = new_tokens_;
+  launch.shape = {.q = types_.q,
+                  .kv = types_.new_kv,
+                  .head_dim = spec.head_dim,
+                  .q_heads = spec.q_heads,
+                  .kv_heads = spec.kv_heads,
+                  .page_size = 0,
+                  .head_begin = types_.heads.begin,
+                  .head_count = types_.heads.count};
+  launch.choice =
+      cuda::ChoosePrefill(options.device, launch.shape, {.portable = options.kernels.portable});
+  launch.workspace_slots = 0;
+  const cuda::PrefillPlanShape shape =
+      cuda::PrefillPlanShapeFor(launch.choice, launch.shape, options.device);
+  Host& host = hosts_[passes_.size()];
+  cuda::PlanPrefillNewTokens(shape, prefill_entries_, plan.new_keys, &host.many);
+  PlacePrefill(host.many, plan.query_rows, &launch);
+}
+
+void DevicePlan::PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch) {
+  launch->rounds = made.passes;
+  launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
+  launch->gathers = Place(made.gathers.data(), made.gathers.size(), RoomFor(made.gathers.size()));
+  launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
+  launch->workspace_bytes =
+      cuda::PrefillWorkspaceBytes(launch->choice, launch->shape, rows, launch->workspace_slots);
+  workspace_bytes_ = std::max(workspace_bytes_, launch->workspace_bytes);
+}
+
+void DevicePlan::Write(std::byte* to) const {
+  for (const Copy& copy : copies_) {
+    std::byte* at = to + copy.section.offset;
+    if (copy.bytes > 0) std::memcpy(at, copy.from, copy.bytes);
+    std::memset(at + copy.bytes, 0xff, copy.padded_bytes - copy.bytes);
+  }
+}
+
+bool DevicePlan::repeatable() const {
+  return !has_new_tokens_ && passes_.size() <= 1 && (passes_.empty() || !passes_[0].many_rows);
+}
+
+std::vector<uint64_t> DevicePlan::Signature() const {
+  std::vector<uint64_t> values = {static_cast<uint64_t>(padded_tokens_),
+                                  static_cast<uint64_t>(padded_rows_),
+                                  write_slots_.offset,
+                                  write_slots_.count > 0,
+                                  compare_slots_.offset,
+                                  entry_of_token_.offset,
+                                  static_cast<uint64_t>(entries_)};
+  for (const PassLaunch& pass : passes_) {
+    const AttentionLaunch& launch = pass.few;
+    for (const Section& s : {launch.items, launch.keys, launch.cut_items, launch.tables}) {
+      values.push_back(s.offset);
+    }
+    const cuda::KernelChoice& c = launch.choice;
+    values.push_back(static_cast<uint64_t>(c.kind) | uint64_t(c.columns) << 8 |
+                     uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_groups) << 32);
+    values.push_back(static_cast<uint64_t>(launch.blocks));
+  }
+  return values;
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,435 @@
+#include "worker/cuda/operations.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cuda/append.h"
+#include "kernels/cuda/matches_cache.h"
+#include "kernels/cuda/merge.h"
+#include "worker/cuda/status.h"
+#include "worker/status_conversion.h"
+
+namespace tributary::worker {
+namespace {
+
+// Large tensors go to the device in pieces: while one is copied, the next one is staged.
+constexpr size_t kPiece = size_t{4} << 20;
+
+size_t PaddedBytes(const TensorView& tensor, int32_t rows, int32_t padded_rows) {
+  if (rows == 0) return 0;
+  return tensor.bytes / static_cast<size_t>(rows) * static_cast<size_t>(padded_rows);
+}
+
+uint64_t AsNumber(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+}  // namespace
+
+CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
+                               const std::byte* block, const CudaLayer& layer, CudaRank& rank,
+                               StepResults* results)
+    : step_(step),
+      plan_(plan),
+      block_(block),
+      layer_(layer),
+      rank_(rank),
+      memory_(rank.workspace()),
+      results_(*results),
+      stream_(rank.stream()),
+      inputs_{Input{step.q, &memory_.staged_q, &memory_.q,
+                    PaddedBytes(step.q, step.plan.query_rows, plan.padded_rows())},
+              Input{step.k, &memory_.staged_k, &memory_.k,
+                    PaddedBytes(step.k, step.plan.new_tokens, plan.padded_tokens())},
+              Input{step.v, &memory_.staged_v, &memory_.v,
+                    PaddedBytes(step.v, step.plan.new_tokens, plan.padded_tokens())}} {}
+
+int32_t CudaOperations::ResultRows() const {
+  return step_.plan.passes.size() == 1 ? plan_.padded_rows() : step_.plan.query_rows;
+}
+
+int32_t CudaOperations::IndexOf(const RowPass& pass) const {
+  return static_cast<int32_t>(&pass - step_.plan.passes.data());
+}
+
+absl::Status CudaOperations::Reserve() {
+  for (const Input& input : inputs_) {
+    TRIBUTARY_RETURN_IF_ERROR(input.staged->Reserve(input.padded_bytes));
+    TRIBUTARY_RETURN_IF_ERROR(input.device->Reserve(input.padded_bytes));
+  }
+  const size_t columns = static_cast<size_t>(plan_.partial_columns());
+  TRIBUTARY_RETURN_IF_ERROR(memory_.piece_o.Reserve(columns * Dim() * sizeof(float)));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.piece_lse.Reserve(columns * sizeof(float)));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
+      static_cast<size_t>(plan_.jobs_cut()) * sizeof(uint32_t), stream_));
+  const size_t differs = static_cast<size_t>(plan_.entries()) * sizeof(uint32_t);
+  TRIBUTARY_RETURN_IF_ERROR(memory_.differs.Reserve(differs));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_differs.Reserve(differs));
+  if (step_.plan.query_rows == 0) return absl::OkStatus();
+
+  int32_t pass_rows = 0;
+  for (const RowPass& pass : step_.plan.passes) pass_rows = std::max(pass_rows, plan_.RowsOf(pass));
+  const size_t rows = static_cast<size_t>(pass_rows);
+  const size_t result_rows = static_cast<size_t>(ResultRows());
+  TRIBUTARY_RETURN_IF_ERROR(memory_.prefill.Reserve(plan_.workspace_bytes()));
+  if (plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32) {
+    const size_t bytes = step_.k.bytes / 2;
+    for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) {
+      TRIBUTARY_RETURN_IF_ERROR(staged->Reserve(bytes));
+    }
+    for (DeviceMemory* device : {&memory_.k16, &memory_.v16}) {
+      TRIBUTARY_RETURN_IF_ERROR(device->Reserve(bytes));
+    }
+  }
+  TRIBUTARY_RETURN_IF_ERROR(memory_.pass_o.Reserve(rows * Heads() * Dim() * sizeof(float)));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.pass_lse.Reserve(rows * Heads() * sizeof(float)));
+  const size_t staged_rows = alone() ? result_rows : static_cast<size_t>(pass_rows);
+  TRIBUTARY_RETURN_IF_ERROR(
+      memory_.staged_o.Reserve(staged_rows * Heads() * Dim() * sizeof(float)));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_lse.Reserve(staged_rows * Heads() * sizeof(float)));
+  if (alone()) {
+    TRIBUTARY_RETURN_IF_ERROR(
+        memory_.result_o.Reserve(result_rows * Heads() * Dim() * sizeof(float)));
+    return memory_.result_lse.Reserve(result_rows * Heads() * sizeof(float));
+  }
+  if (step_.kind == StepKind::kDecode) return absl::OkStatus();
+  const size_t heads = static_cast<size_t>(
+      collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()).count);
+  TRIBUTARY_RETURN_IF_ERROR(memory_.slice_o.Reserve(result_rows * heads * Dim() * sizeof(float)));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.slice_lse.Reserve(result_rows * heads * sizeof(float)));
+  const size_t context = static_cast<size_t>(pass_rows) * heads * sizeof(float);
+  TRIBUTARY_RETURN_IF_ERROR(memory_.context_o.Reserve(context * Dim()));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.context_lse.Reserve(context));
+  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_context_o.Reserve(context * Dim()));
+  return memory_.staged_context_lse.Reserve(context);
+}
+
+void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
+  values->push_back(static_cast<uint64_t>(step_.kind) | static_cast<uint64_t>(step_.q.dtype) << 8 |
+                    static_cast<uint64_t>(step_.k.dtype) << 16 |
+                    uint64_t{step_.plan.query_rows > 0} << 24 |
+                    uint64_t{step_.plan.new_tokens > 0} << 25);
+  for (const Input& input : inputs_) {
+    values->push_back(input.padded_bytes);
+    values->push_back(AsNumber(input.staged->data()));
+    values->push_back(AsNumber(input.device->data()));
+  }
+  for (const DeviceMemory* memory :
+       {&memory_.pass_o, &memory_.pass_lse, &memory_.result_o, &memory_.result_lse,
+        &memory_.piece_o, &memory_.piece_lse, &memory_.arrivals, &memory_.differs}) {
+    values->push_back(AsNumber(memory->data()));
+  }
+  for (const PinnedMemory* memory :
+       {&memory_.staged_o, &memory_.staged_lse, &memory_.staged_differs}) {
+    values->push_back(AsNumber(memory->data()));
+  }
+  values->push_back(AsNumber(block_));
+}
+
+// ------------------------------------------------------------------------------- in and out
+
+void CudaOperations::StageInputs() {
+  for (const Input& input : inputs_) {
+    if (input.from.bytes > 0) {
+      std::memcpy(input.staged->data(), input.from.data, input.from.bytes);
+    }
+  }
+}
+
+absl::Status CudaOperations::EnqueueInputs() {
+  for (const Input& input : inputs_) {
+    if (input.padded_bytes == 0) continue;
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(input.device->data(), input.staged->data(),
+                                      input.padded_bytes, cudaMemcpyHostToDevice, stream_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaOperations::StageAndEnqueueInputs() {
+  for (const Input& input : inputs_) {
+    for (size_t at = 0; at < input.from.bytes; at += kPiece) {
+      const size_t bytes = std::min(kPiece, input.from.bytes - at);
+      std::memcpy(input.staged->data() + at, input.from.data + at, bytes);
+      TRIBUTARY_CUDA_OK(cudaMemcpyAsync(input.device->data() + at, input.staged->data() + at, bytes,
+                                        cudaMemcpyHostToDevice, stream_));
+    }
+  }
+  const bool narrow = plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32;
+  return narrow ? EnqueueNarrowedTokens() : absl::OkStatus();
+}
+
+// The prefill kernels multiply 16-bit elements.
+absl::Status CudaOperations::EnqueueNarrowedTokens() {
+  const size_t elements = step_.k.bytes / sizeof(float);
+  const auto narrow = [&](const TensorView& from, PinnedMemory& staged, DeviceMemory& device) {
+    cpu::Convert(DType::kF32, from.data, DType::kBf16, staged.data(), elements);
+    return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(device.data(), staged.data(), elements * 2,
+                                                       cudaMemcpyHostToDevice, stream_));
+  };
+  TRIBUTARY_RETURN_IF_ERROR(narrow(step_.k, memory_.staged_k16, memory_.k16));
+  return narrow(step_.v, memory_.staged_v16, memory_.v16);
+}
+
+absl::Status CudaOperations::EnqueueResults() {
+  if (plan_.entries() > 0) {
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_differs.data(), memory_.differs.data(),
+                                      static_cast<size_t>(plan_.entries()) * sizeof(uint32_t),
+                                      cudaMemcpyDeviceToHost, stream_));
+  }
+  if (!result_on_device()) return absl::OkStatus();
+  const size_t row_heads = static_cast<size_t>(ResultRows()) * Heads() * sizeof(float);
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_o.data(), memory_.result_o.data(),
+                                    row_heads * Dim(), cudaMemcpyDeviceToHost, stream_));
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_lse.data(), memory_.result_lse.data(), row_heads,
+                                    cudaMemcpyDeviceToHost, stream_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaOperations::Finish() {
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Await(step_.deadline));
+  const auto* differs = memory_.staged_differs.as<uint32_t>();
+  for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
+    if (differs[entry] != 0) results_.conflicts.push_back(entry);
+  }
+  if (!result_on_device() || step_.comm.rank() != 0) return absl::OkStatus();
+  const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads();
+  std::copy_n(memory_.staged_o.as<float>(), row_heads * Dim(), results_.o);
+  std::copy_n(memory_.staged_lse.as<float>(), row_heads, results_.lse);
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------- on the device
+
+StepOperations::Partial CudaOperations::Result() const {
+  return {memory_.result_o.as<float>(), memory_.result_lse.as<float>()};
+}
+
+StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, size_t heads) const {
+  const size_t before = static_cast<size_t>(row) * heads;
+  return {partial.o + before * Dim(), partial.lse + before};
+}
+
+// A rank on its own has the whole slice, and it lies where the result is wanted.
+StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
+  slice_taken_ = true;
+  if (alone()) return Result();
+  return {memory_.slice_o.as<float>(), memory_.slice_lse.as<float>()};
+}
+
+StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
+  if (alone() && !slice_taken_) return Advance(Result(), pass.row_begin, Heads());
+  return {memory_.pass_o.as<float>(), memory_.pass_lse.as<float>()};
+}
+
+cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
+  return {.cache = layer_.pages,
+          .kv = step_.spec.kv_dtype,
+          .head_dim = step_.spec.head_dim,
+          .kv_heads = step_.spec.kv_heads,
+          .page_size = step_.spec.page_size,
+          .k_scale = layer_.k_scale,
+          .v_scale = layer_.v_scale,
+          .k = memory_.k.data(),
+          .v = memory_.v.data(),
+          .input_dtype = step_.k.dtype,
+          .tokens = plan_.padded_tokens(),
+          .slots = At<int64_t>(slots)};
+}
+
+absl::Status CudaOperations::AppendOrCompare() {
+  if (plan_.write_slots().count > 0) {
+    TRIBUTARY_RETURN_IF_ERROR(
+        ToAbsl(cuda::LaunchAppend(AppendArgsFor(plan_.write_slots()), stream_)));
+  }
+  if (plan_.compare_slots().count == 0) return absl::OkStatus();
+  TRIBUTARY_CUDA_OK(cudaMemsetAsync(
+      memory_.differs.data(), 0, static_cast<size_t>(plan_.entries()) * sizeof(uint32_t), stream_));
+  return ToAbsl(cuda::LaunchMatchesCache(AppendArgsFor(plan_.compare_slots()),
+                                         At<int32_t>(plan_.entry_of_token()),
+                                         memory_.differs.as<uint32_t>(), stream_));
+}
+
+absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
+                                           Partial out) const {
+  const cuda::AttentionArgs args{
+      .items = At<cuda::WorkItem>(launch.items),
+      .keys = At<cuda::RowKeys>(launch.keys),
+      .cut_items = At<int32_t>(launch.cut_items),
+      .page_tables = At<int32_t>(launch.tables),
+      .cache = layer_.pages,
+      .k_scale = layer_.k_scale,
+      .v_scale = layer_.v_scale,
+      .q = q,
+      .q_dtype = step_.q.dtype,
+      .q_heads = step_.spec.q_heads,
+      .kv_heads = step_.spec.kv_heads,
+      .page_shift = std::countr_zero(static_cast<uint32_t>(step_.spec.page_size)),
+      .sm_scale = step_.spec.sm_scale,
+      .soft_cap = step_.spec.soft_cap,
+      .o = out.o,
+      .lse = out.lse,
+      .partial_o = memory_.piece_o.as<float>(),
+      .partial_lse = memory_.piece_lse.as<float>(),
+      .arrivals = memory_.arrivals.as<uint32_t>()};
+  return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
+}
+
+cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, const std::byte* q,
+                                                 int32_t rows, Partial out) const {
+  return {.items = At<cuda::PrefillItem>(launch.items),
+          .gathers = At<cuda::PrefillGather>(launch.gathers),
+          .keys = At<cuda::RowKeys>(launch.keys),
+          .rows = rows,
+          .q = q,
+          .sm_scale = step_.spec.sm_scale,
+          .soft_cap = step_.spec.soft_cap,
+          .o = out.o,
+          .lse = out.lse,
+          .workspace = memory_.prefill.data(),
+          .workspace_slots = launch.workspace_slots};
+}
+
+absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
+  const size_t q_row = Heads() * Dim() * SizeOf(step_.q.dtype);
+  const std::byte* q = memory_.q.data() + static_cast<size_t>(pass.row_begin) * q_row;
+  const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
+  if (!launch.many_rows) return LaunchFewRows(launch.few, q, out);
+  cuda::PrefillArgs args = PrefillArgsFor(launch.many, q, pass.row_count, out);
+  args.page_tables = At<int32_t>(launch.many.tables);
+  args.cache = layer_.pages;
+  args.k_scale = layer_.k_scale;
+  args.v_scale = layer_.v_scale;
+  return ToAbsl(cuda::LaunchPrefill(launch.many.choice, launch.many.shape, launch.many.rounds, args,
+                                    stream_));
+}
+
+absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partial out) {
+  if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
+  const PrefillLaunch& launch = *plan_.new_tokens();
+  cuda::PrefillArgs args = PrefillArgsFor(launch, memory_.q.data(), step_.plan.query_rows, out);
+  const bool narrowed = step_.k.dtype == DType::kF32;
+  args.k = (narrowed ? memory_.k16 : memory_.k).data();
+  args.v = (narrowed ? memory_.v16 : memory_.v).data();
+  args.tokens = step_.plan.new_tokens;
+  return ToAbsl(cuda::LaunchPrefill(launch.choice, launch.shape, launch.rounds, args, stream_));
+}
+
+absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sinks, Partial in,
+                                   Partial other, Partial out) const {
+  cuda::MergeArgs args;
+  args.o[0] = in.o;
+  args.lse[0] = in.lse;
+  args.o[1] = other.o;
+  args.lse[1] = other.lse;
+  args.sources = other.o == nullptr ? 1 : 2;
+  args.rows = rows;
+  args.heads = heads;
+  args.head_dim = step_.spec.head_dim;
+  args.sinks = sinks;
+  args.out = out.o;
+  args.lse_out = out.lse;
+  return ToAbsl(cuda::LaunchMerge(args, stream_));
+}
+
+absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSlice heads,
+                                        Partial context, Partial slice) {
+  const bool nothing_to_do = context.o == nullptr && layer_.sinks == nullptr;
+  if (nothing_to_do || heads.count == 0) return absl::OkStatus();
+  const Partial rows = Advance(slice, pass.row_begin, static_cast<size_t>(heads.count));
+  const float* sinks = layer_.sinks == nullptr ? nullptr : layer_.sinks + heads.begin;
+  return Merge(pass.row_count, heads.count, sinks, rows, context, rows);
+}
+
+// ------------------------------------------------------------------------------- between ranks
+
+absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial partial, int32_t rows,
+                                                                    size_t heads) {
+  const size_t row_heads = static_cast<size_t>(rows) * heads * sizeof(float);
+  const Partial host{memory_.staged_o.as<float>(), memory_.staged_lse.as<float>()};
+  if (row_heads > 0) {
+    TRIBUTARY_CUDA_OK(
+        cudaMemcpyAsync(host.o, partial.o, row_heads * Dim(), cudaMemcpyDeviceToHost, stream_));
+    TRIBUTARY_CUDA_OK(
+        cudaMemcpyAsync(host.lse, partial.lse, row_heads, cudaMemcpyDeviceToHost, stream_));
+  }
+  const TimedSection timed(results_.times.attend);
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Await(step_.deadline));
+  return host;
+}
+
+absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
+  if (alone()) {
+    if (layer_.sinks == nullptr) return absl::OkStatus();  // it lies where it belongs
+    return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
+  const TimedSection timed(results_.times.exchange);
+  const bool root = step_.comm.rank() == 0;
+  const Partial result =
+      root ? Advance({results_.o, results_.lse}, pass.row_begin, Heads()) : Partial{};
+  const collective::ExchangeParams exchange{
+      .o = host.o,
+      .lse = host.lse,
+      .rows = pass.row_count,
+      .heads = step_.spec.q_heads,
+      .head_dim = step_.spec.head_dim,
+      .sinks = step_.layer.sinks.empty() ? nullptr : step_.layer.sinks.data(),
+      .placement = collective::Placement::kGathered,
+      .strategy = rank_.options().strategy,
+      .out = result.o,
+      .lse_out = result.lse};
+  return CollectiveStatus(
+      collective::ExchangeAndMerge(exchange, step_.comm, memory_.exchange, step_.deadline));
+}
+
+absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowPass& pass,
+                                                                      Partial partial) {
+  if (alone()) return partial;
+  TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
+  const TimedSection timed(results_.times.exchange);
+  const Partial merged{memory_.staged_context_o.as<float>(),
+                       memory_.staged_context_lse.as<float>()};
+  const collective::ExchangeParams exchange{.o = host.o,
+                                            .lse = host.lse,
+                                            .rows = pass.row_count,
+                                            .heads = step_.spec.q_heads,
+                                            .head_dim = step_.spec.head_dim,
+                                            .placement = collective::Placement::kScattered,
+                                            .strategy = rank_.options().strategy,
+                                            .out = merged.o,
+                                            .lse_out = merged.lse};
+  TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(
+      collective::ExchangeAndMerge(exchange, step_.comm, memory_.exchange, step_.deadline)));
+  const Partial context{memory_.context_o.as<float>(), memory_.context_lse.as<float>()};
+  const collective::HeadSlice heads =
+      collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank());
+  const size_t row_heads =
+      static_cast<size_t>(pass.row_count) * static_cast<size_t>(heads.count) * sizeof(float);
+  if (row_heads == 0) return context;
+  TRIBUTARY_CUDA_OK(
+      cudaMemcpyAsync(context.o, merged.o, row_heads * Dim(), cudaMemcpyHostToDevice, stream_));
+  TRIBUTARY_CUDA_OK(
+      cudaMemcpyAsync(context.lse, merged.lse, row_heads, cudaMemcpyHostToDevice, stream_));
+  return context;
+}
+
+absl::Status CudaOperations::GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
+                                          Partial slice) {
+  if (alone()) return absl::OkStatus();  // the slice is the result
+  const auto own = static_cast<size_t>(heads.count);
+  TRIBUTARY_ASSIGN_OR_RETURN(const Partial host,
+                             BringToHost(Advance(slice, pass.row_begin, own), pass.row_count, own));
+  const TimedSection timed(results_.times.exchange);
+  const bool root = step_.comm.rank() == 0;
+  const Partial result =
+      root ? Advance({results_.o, results_.lse}, pass.row_begin, Heads()) : Partial{};
+  const collective::ExchangeShape shape{.rows = pass.row_count,
+                                        .heads = step_.spec.q_heads,
+                                        .head_dim = step_.spec.head_dim,
+                                        .ranks = step_.comm.size(),
+                                        .placement = collective::Placement::kGathered};
+  return CollectiveStatus(collective::GatherSlices(
+      host.o, host.lse, shape, step_.comm, memory_.exchange, result.o, result.lse, step_.deadline));
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,116 @@
+// The operations of a step on a GPU.
+//
+// Everything is put into the rank's stream and nothing is waited for before Finish, save one thing:
+// with more than one rank, partials are exchanged through host memory, over the group's host
+// communicator. An exchange in device memory takes the place of those three operations.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/append.h"
+#include "kernels/cuda/prefill.h"
+#include "worker/cuda/device_plan.h"
+#include "worker/cuda/rank.h"
+#include "worker/step_operations.h"
+#include "worker/step_run.h"
+
+namespace tributary::worker {
+
+// One layer of a shard in device memory.
+struct CudaLayer {
+  std::byte* pages = nullptr;      // kernels/cuda/page_layout.h
+  const float* k_scale = nullptr;  // [kv_heads]
+  const float* v_scale = nullptr;  // [kv_heads]
+  const float* sinks = nullptr;    // [q_heads], or null
+};
+
+class CudaOperations final : public StepOperations {
+ public:
+  // `plan` is the step's, and `block` its copy on the device. All references outlive the object.
+  CudaOperations(const PlannedStep& step, const DevicePlan& plan, const std::byte* block,
+                 const CudaLayer& layer, CudaRank& rank, StepResults* results);
+
+  // Before everything else: takes all the memory of the step, so that nothing after it allocates.
+  absl::Status Reserve();
+  // What launches and copies of the step depend on, apart from what memory holds.
+  void AppendSignature(std::vector<uint64_t>* values) const;
+
+  // Brings q, k and v from the host to staging memory.
+  void StageInputs();
+  // From staging memory to the device, and results to staging memory: these, and RunStep between
+  // them, may be captured in a graph when the step needs no exchange over the host.
+  absl::Status EnqueueInputs();
+  absl::Status EnqueueResults();
+  // StageInputs and EnqueueInputs piece by piece, the one beside the other.
+  absl::Status StageAndEnqueueInputs();
+
+  // Waits, and hands the results over.
+  absl::Status Finish();
+
+  Partial ReserveSlice(collective::HeadSlice heads) override;
+  Partial ReservePass(const RowPass& pass) override;
+  absl::Status AppendOrCompare() override;
+  absl::Status AttendContext(const RowPass& pass, Partial out) override;
+  absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) override;
+  absl::Status MergeToRoot(const RowPass& pass, Partial partial) override;
+  absl::StatusOr<Partial> MergeToSlices(const RowPass& pass, Partial partial) override;
+  absl::Status AddToSlice(const RowPass& pass, collective::HeadSlice heads, Partial context,
+                          Partial slice) override;
+  absl::Status GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
+                            Partial slice) override;
+
+ private:
+  // A tensor of the step on its way to the device.
+  struct Input {
+    TensorView from;
+    PinnedMemory* staged;
+    DeviceMemory* device;
+    size_t padded_bytes;  // what is reserved, and what a captured copy copies
+  };
+
+  bool alone() const { return step_.comm.size() == 1; }
+  // Results are merged on the device, and copied to the host at the end.
+  bool result_on_device() const { return alone() && step_.plan.query_rows > 0; }
+  size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
+  size_t Heads() const { return static_cast<size_t>(step_.spec.q_heads); }
+  // Rows of all passes, as launches are made for.
+  int32_t ResultRows() const;
+  int32_t IndexOf(const RowPass& pass) const;
+  template <typename T>
+  const T* At(const Section& section) const {
+    return reinterpret_cast<const T*>(block_ + section.offset);
+  }
+  // [rows x heads] rows of something with `heads` heads a row, `row` rows on.
+  Partial Advance(Partial partial, int32_t row, size_t heads) const;
+  Partial Result() const;
+
+  absl::Status EnqueueNarrowedTokens();
+  cuda::AppendArgs AppendArgsFor(const Section& slots) const;
+  absl::Status LaunchFewRows(const AttentionLaunch& launch, const std::byte* q, Partial out) const;
+  // What both launches of the prefill kernels take.
+  cuda::PrefillArgs PrefillArgsFor(const PrefillLaunch& launch, const std::byte* q, int32_t rows,
+                                   Partial out) const;
+  absl::Status Merge(int32_t rows, int32_t heads, const float* sinks, Partial in, Partial other,
+                     Partial out) const;
+  // Brings rows [rows, heads] of a partial to staging memory and waits for them.
+  absl::StatusOr<Partial> BringToHost(Partial partial, int32_t rows, size_t heads);
+
+  const PlannedStep& step_;
+  const DevicePlan& plan_;
+  const std::byte* const block_;
+  const CudaLayer& layer_;
+  CudaRank& rank_;
+  CudaRank::Workspace& memory_;
+  StepResults& results_;
+  const cudaStream_t stream_;
+  const std::array<Input, 3> inputs_;
+  // Partials of passes must not lie where the slice does.
+  bool slice_taken_ = false;
+};
+
+}  // namespace tributary::worker

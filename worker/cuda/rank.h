@@ -1,0 +1,78 @@
+// One GPU as the shards of a rank share it: the stream, and memory for the step under way.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collective/communicator.h"
+#include "collective/exchange.h"
+#include "kernels/cuda/attention.h"
+#include "worker/cuda/device_plan.h"
+#include "worker/cuda/memory.h"
+#include "worker/cuda_backend.h"
+
+namespace tributary::worker {
+
+// Used from one thread at a time, which need not be the same one always.
+class CudaRank {
+ public:
+  // kFailedPrecondition when there is no such GPU or it is older than the backend asks for.
+  static absl::StatusOr<std::unique_ptr<CudaRank>> Open(const CudaBackendOptions& options);
+  ~CudaRank();
+  CudaRank(const CudaRank&) = delete;
+  CudaRank& operator=(const CudaRank&) = delete;
+
+  // Makes the GPU the calling thread's. Before anything else on a thread.
+  absl::Status Use() const;
+
+  cudaStream_t stream() const { return stream_; }
+  const DevicePlanOptions& plan_options() const { return plan_options_; }
+  const CudaBackendOptions& options() const { return options_; }
+  size_t FreeMemory() const;
+
+  // Until the stream is through with what it was given. kDeadlineExceeded leaves it at work, and
+  // what it works on in use.
+  absl::Status Await(collective::Deadline deadline) const;
+
+  // A step that failed, or passed its deadline, may have left the device at work on what the next
+  // one needs: BeginStep waits for it. Between the two the workspace belongs to one step.
+  absl::Status BeginStep(collective::Deadline deadline);
+  void EndStep() { unfinished_ = false; }
+
+  // Of the step under way; they grow to the largest step. Host memory is staging only.
+  struct Workspace {
+    PinnedMemory staged_q, staged_k, staged_v;
+    DeviceMemory q, k, v;
+    PinnedMemory staged_plan;
+    DeviceMemory pass_o, pass_lse;        // partials of a pass, all heads
+    DeviceMemory slice_o, slice_lse;      // of a slice of the heads, all rows
+    DeviceMemory context_o, context_lse;  // the slice of a pass that came back from the exchange
+    DeviceMemory result_o, result_lse;    // rank 0, where the device merges
+    PinnedMemory staged_o, staged_lse;    // results, and partials that the host exchanges
+    PinnedMemory staged_context_o, staged_context_lse;
+    DeviceMemory piece_o, piece_lse;  // of attention's cut jobs
+    DeviceMemory arrivals;            // zero between launches
+    DeviceMemory differs;             // by entry
+    PinnedMemory staged_differs;
+    DeviceMemory prefill;                 // the prefill kernels' own
+    PinnedMemory staged_k16, staged_v16;  // new tokens that come as f32, for those kernels
+    DeviceMemory k16, v16;
+    collective::ExchangeWorkspace exchange;
+  };
+  Workspace& workspace() { return workspace_; }
+
+ private:
+  explicit CudaRank(const CudaBackendOptions& options) : options_(options) {}
+
+  const CudaBackendOptions options_;
+  DevicePlanOptions plan_options_;
+  cudaStream_t stream_ = nullptr;
+  bool unfinished_ = false;
+  Workspace workspace_;
+};
+
+}  // namespace tributary::worker

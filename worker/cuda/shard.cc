@@ -1,0 +1,212 @@
+#include "worker/cuda/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/copy_page.h"
+#include "kernels/paged_kv.h"
+#include "worker/cuda/status.h"
+#include "worker/status_conversion.h"
+
+namespace tributary::worker {
+namespace {
+
+// A graph of a step takes a few tens of kilobytes. Past this many all are forgotten: by then most
+// are of lengths and batches gone by.
+constexpr size_t kMostGraphs = 4096;
+// Longer steps take so long that launching them costs nothing beside it.
+constexpr int32_t kMostGraphRows = 1024;
+
+absl::Status OutOfMemory(size_t needed, absl::string_view why) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
+}
+
+void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<float>* out) {
+  for (int32_t h = 0; h < kv_heads; ++h) {
+    out->push_back(scale[scale.size() == 1 ? 0 : static_cast<size_t>(h)]);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Shard>> CudaShard::Create(CudaRank& rank, const CacheSpec& spec,
+                                                         size_t available, PageFill fill) {
+  TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, ShardBytes(spec));
+  if (bytes > available) return OutOfMemory(bytes, absl::StrCat(available, " are available"));
+  TRIBUTARY_RETURN_IF_ERROR(rank.Use());
+  std::unique_ptr<CudaShard> shard(new CudaShard(rank, bytes));
+  const absl::Status taken = shard->TakeMemory(spec, fill);
+  if (absl::IsResourceExhausted(taken)) return OutOfMemory(bytes, taken.message());
+  if (!taken.ok()) return taken;
+  return shard;
+}
+
+absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
+  TRIBUTARY_RETURN_IF_ERROR(pages_.Reserve(bytes_));
+  TRIBUTARY_CUDA_OK(
+      cudaMemsetAsync(pages_.data(), fill == PageFill::kPoison ? 0xff : 0, bytes_, rank_.stream()));
+  page_bytes_ = PageBytes({.page_size = spec.page_size,
+                           .kv_heads = spec.kv_heads,
+                           .head_dim = spec.head_dim,
+                           .dtype = spec.kv_dtype});
+  layer_bytes_ = page_bytes_ * static_cast<size_t>(spec.num_pages);
+
+  std::vector<float> constants;
+  std::vector<size_t> begins;
+  for (const LayerSpec& layer : spec.layers) {
+    begins.push_back(constants.size());
+    AddPerHead(layer.k_scale, spec.kv_heads, &constants);
+    AddPerHead(layer.v_scale, spec.kv_heads, &constants);
+    constants.insert(constants.end(), layer.sinks.begin(), layer.sinks.end());
+  }
+  TRIBUTARY_RETURN_IF_ERROR(constants_.Reserve(constants.size() * sizeof(float)));
+  // Not asynchronous: the source goes.
+  TRIBUTARY_CUDA_OK(cudaMemcpy(constants_.data(), constants.data(),
+                               constants.size() * sizeof(float), cudaMemcpyHostToDevice));
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const float* begin = constants_.as<float>() + begins[i];
+    layers_.push_back(
+        {.pages = pages_.data() + i * layer_bytes_,
+         .k_scale = begin,
+         .v_scale = begin + spec.kv_heads,
+         .sinks = spec.layers[i].sinks.empty() ? nullptr : begin + 2 * spec.kv_heads});
+  }
+  return absl::OkStatus();
+}
+
+CudaShard::~CudaShard() {
+  if (!rank_.Use().ok()) return;
+  cudaStreamSynchronize(rank_.stream());
+  DropGraphs();
+}
+
+void CudaShard::DropGraphs() {
+  for (auto& [signature, captured] : graphs_) {
+    if (captured.graph != nullptr) cudaGraphExecDestroy(captured.graph);
+  }
+  graphs_.clear();
+}
+
+absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
+  if (copies.empty()) return absl::OkStatus();
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
+  for (const PageCopy& copy : copies) {
+    const cuda::CopyPageArgs args{.base = pages_.data(),
+                                  .page_bytes = page_bytes_,
+                                  .layer_bytes = layer_bytes_,
+                                  .layers = static_cast<int32_t>(layers_.size()),
+                                  .source = copy.source,
+                                  .destination = copy.destination};
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchCopyPage(args, rank_.stream())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
+  TRIBUTARY_RETURN_IF_ERROR(rank_.BeginStep(step.deadline));
+  TRIBUTARY_ASSIGN_OR_RETURN(const PlanSlot* slot, PlanOnDevice(step));
+  TRIBUTARY_RETURN_IF_ERROR(RunPlanned(step, *slot, results));
+  rank_.EndStep();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step) {
+  PlanSlot* slot = &plans_[0];
+  for (PlanSlot& candidate : plans_) {
+    if (candidate.used > 0 && candidate.window_left == step.layer.window.left) {
+      slot = &candidate;
+      break;
+    }
+    if (candidate.used < slot->used) slot = &candidate;
+  }
+  slot->used = ++clock_;
+  const StepTypes types{
+      .q = step.q.dtype,
+      .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
+      .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank())};
+  if (slot->plan.IsOf(step.plan, types)) return slot;
+  slot->window_left = step.layer.window.left;
+  slot->plan.Make(step.spec, step.plan, types, rank_.plan_options());
+  absl::Cleanup forget = [slot] { slot->plan.Clear(); };
+  PinnedMemory& staged = rank_.workspace().staged_plan;
+  TRIBUTARY_RETURN_IF_ERROR(staged.Reserve(slot->plan.bytes()));
+  TRIBUTARY_RETURN_IF_ERROR(slot->block.Reserve(slot->plan.bytes()));
+  slot->plan.Write(staged.data());
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot->block.data(), staged.data(), slot->plan.bytes(),
+                                    cudaMemcpyHostToDevice, rank_.stream()));
+  std::move(forget).Cancel();
+  return slot;
+}
+
+absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot,
+                                   StepResults* results) {
+  CudaOperations operations(step, slot.plan, slot.block.data(),
+                            layers_[static_cast<size_t>(step.layer_index)], rank_, results);
+  TRIBUTARY_RETURN_IF_ERROR(operations.Reserve());
+  const bool may_be_graph = rank_.options().graphs && graphs_work_ && step.comm.size() == 1 &&
+                            slot.plan.repeatable() &&
+                            std::max(step.plan.query_rows, step.plan.new_tokens) <= kMostGraphRows;
+  if (may_be_graph) {
+    std::vector<uint64_t> signature = slot.plan.Signature();
+    signature.push_back(static_cast<uint64_t>(step.layer_index));
+    operations.AppendSignature(&signature);
+    TRIBUTARY_RETURN_IF_ERROR(EnqueueGraph(step, std::move(signature), operations));
+  } else {
+    TRIBUTARY_RETURN_IF_ERROR(Enqueue(step, operations));
+  }
+  const TimedSection timed(results->times.attend);
+  return operations.Finish();
+}
+
+absl::Status CudaShard::Enqueue(const PlannedStep& step, CudaOperations& operations) {
+  TRIBUTARY_RETURN_IF_ERROR(operations.StageAndEnqueueInputs());
+  TRIBUTARY_RETURN_IF_ERROR(RunStep(step, operations));
+  return operations.EnqueueResults();
+}
+
+absl::Status CudaShard::EnqueueGraph(const PlannedStep& step, std::vector<uint64_t> signature,
+                                     CudaOperations& operations) {
+  const auto [it, first] = graphs_.try_emplace(std::move(signature));
+  if (first) {
+    if (graphs_.size() > kMostGraphs) DropGraphs();
+    return Enqueue(step, operations);
+  }
+  if (it->second.graph == nullptr) {
+    absl::StatusOr<cudaGraphExec_t> graph = Capture(step, operations);
+    if (absl::IsDataLoss(graph.status())) return graph.status();
+    if (!graph.ok()) {
+      // Nothing ran. The same launches do without a graph, only more slowly.
+      graphs_work_ = false;
+      return Enqueue(step, operations);
+    }
+    it->second.graph = *graph;
+  }
+  operations.StageInputs();
+  TRIBUTARY_CUDA_OK(cudaGraphLaunch(it->second.graph, rank_.stream()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<cudaGraphExec_t> CudaShard::Capture(const PlannedStep& step,
+                                                   CudaOperations& operations) {
+  TRIBUTARY_CUDA_OK(cudaStreamBeginCapture(rank_.stream(), cudaStreamCaptureModeThreadLocal));
+  absl::Status captured = operations.EnqueueInputs();
+  if (captured.ok()) captured = RunStep(step, operations);
+  if (captured.ok()) captured = operations.EnqueueResults();
+  cudaGraph_t graph = nullptr;
+  const absl::Status ended =
+      FromCuda("cudaStreamEndCapture", cudaStreamEndCapture(rank_.stream(), &graph));
+  const absl::Cleanup destroy = [graph] {
+    if (graph != nullptr) cudaGraphDestroy(graph);
+  };
+  TRIBUTARY_RETURN_IF_ERROR(captured);
+  TRIBUTARY_RETURN_IF_ERROR(ended);
+  cudaGraphExec_t executable = nullptr;
+  TRIBUTARY_CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));
+  return executable;
+}
+
+}  // namespace tributary::worker

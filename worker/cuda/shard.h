@@ -1,0 +1,75 @@
+// One rank's share of a cache in the memory of a GPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/backend.h"
+#include "worker/cuda/device_plan.h"
+#include "worker/cuda/memory.h"
+#include "worker/cuda/operations.h"
+#include "worker/cuda/rank.h"
+
+namespace tributary::worker {
+
+class CudaShard final : public Shard {
+ public:
+  // As Backend::CreateShard. `rank` outlives the shard.
+  static absl::StatusOr<std::unique_ptr<Shard>> Create(CudaRank& rank, const CacheSpec& spec,
+                                                       size_t available, PageFill fill);
+  ~CudaShard() override;
+
+  size_t bytes() const override { return bytes_; }
+  absl::Status CopyPages(const std::vector<PageCopy>& copies) override;
+  absl::Status Run(const PlannedStep& step, StepResults* results) override;
+
+ private:
+  // A plan on the device. Layers with different windows alternate between plans, so there is one
+  // for each of a few windows; steps that follow each other use the same memory.
+  struct PlanSlot {
+    int64_t window_left = -1;
+    int64_t used = 0;
+    DevicePlan plan;
+    DeviceMemory block;
+  };
+  // A step that was seen before, as a graph. `graph` is null when it was seen once.
+  struct Captured {
+    cudaGraphExec_t graph = nullptr;
+  };
+
+  CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {}
+
+  absl::Status TakeMemory(const CacheSpec& spec, PageFill fill);
+  absl::StatusOr<PlanSlot*> PlanOnDevice(const PlannedStep& step);
+  absl::Status RunPlanned(const PlannedStep& step, const PlanSlot& slot, StepResults* results);
+  // Puts the whole step into the stream, one call at a time.
+  absl::Status Enqueue(const PlannedStep& step, CudaOperations& operations);
+  // The same as one graph.
+  absl::Status EnqueueGraph(const PlannedStep& step, std::vector<uint64_t> signature,
+                            CudaOperations& operations);
+  absl::StatusOr<cudaGraphExec_t> Capture(const PlannedStep& step, CudaOperations& operations);
+  void DropGraphs();
+
+  CudaRank& rank_;
+  const size_t bytes_;
+  size_t layer_bytes_ = 0;
+  size_t page_bytes_ = 0;
+  DeviceMemory pages_;
+  DeviceMemory constants_;  // scales and sinks of all layers
+  std::vector<CudaLayer> layers_;
+
+  std::array<PlanSlot, 4> plans_;
+  int64_t clock_ = 0;
+  absl::flat_hash_map<std::vector<uint64_t>, Captured> graphs_;
+  bool graphs_work_ = true;
+};
+
+}  // namespace tributary::worker

@@ -1,0 +1,34 @@
+// The CUDA backend on one rank. In every build: where CUDA is missing, making one says so.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collective/exchange.h"
+#include "worker/backend.h"
+
+namespace tributary::worker {
+
+struct CudaBackendOptions {
+  int gpu = 0;  // CUDA's ordinal in this process
+  collective::Strategy strategy = collective::Strategy::kAuto;
+  // Results of a sequence do not depend on what shares its batch, to the bit.
+  bool batch_invariant = false;
+  // Leaves out kernels that only one architecture has. For tests.
+  bool portable = false;
+  // Steps that repeat are captured in CUDA graphs.
+  bool graphs = true;
+};
+
+// kFailedPrecondition: this build has no CUDA, the machine has no such GPU, or the GPU is too old.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions& options);
+
+// GPUs that this process sees. kFailedPrecondition: this build has no CUDA, or there is no driver.
+absl::StatusOr<int> CountGpus();
+
+// OK when GPUs [first, first + count) are there and new enough for the backend; else the reason.
+absl::Status CheckGpus(int first, int count);
+
+}  // namespace tributary::worker

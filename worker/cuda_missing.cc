@@ -1,0 +1,22 @@
+// What a build without CUDA says.
+#include "worker/cuda_backend.h"
+
+namespace tributary::worker {
+namespace {
+
+absl::Status Missing() {
+  return absl::FailedPreconditionError(
+      "this build has no CUDA; configure with -DTRIBUTARY_CUDA=ON where a CUDA toolkit is");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions&) {
+  return Missing();
+}
+
+absl::StatusOr<int> CountGpus() { return Missing(); }
+
+absl::Status CheckGpus(int, int) { return Missing(); }
+
+}  // namespace tributary::worker
