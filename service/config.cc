@@ -31,6 +31,15 @@ ABSL_FLAG(int32_t, workers, 0,
           "Worker processes (tributary-worker) to wait for, instead of embedded ones.");
 ABSL_FLAG(std::string, worker_listen, "127.0.0.1:7402",
           "host:port where worker processes register; used with --workers.");
+ABSL_FLAG(
+    std::string, device, "cpu",
+    "What workers compute on: cpu, or cuda (a GPU each). Worker processes must be started with "
+    "the same.");
+ABSL_FLAG(int32_t, first_gpu, 0,
+          "With --device=cuda: embedded worker r takes GPU first_gpu + r of this machine.");
+ABSL_FLAG(bool, deterministic, false,
+          "The result of a sequence does not depend on what shares its step, to the bit. GPUs are "
+          "slower then; CPUs always keep to it.");
 ABSL_FLAG(int32_t, threads, 0,
           "CPU threads of all embedded workers together; 0: as many as the machine has.");
 ABSL_FLAG(std::string, exchange, "auto",
@@ -177,6 +186,13 @@ absl::Status ReadWorkers(Config* config) {
   if (config->workers > 0) {
     TRIBUTARY_RETURN_IF_ERROR(CheckAddress("worker_listen", config->worker_listen));
   }
+  if (!Parse(absl::GetFlag(FLAGS_device), &config->device)) {
+    return worker::InvalidField(
+        "device", absl::StrCat("must be cpu or cuda, is '", absl::GetFlag(FLAGS_device), "'"));
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(config->first_gpu,
+                             AtLeast("first_gpu", absl::GetFlag(FLAGS_first_gpu), 0));
+  config->deterministic = absl::GetFlag(FLAGS_deterministic);
   TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
   const std::string exchange = absl::GetFlag(FLAGS_exchange);
   if (!collective::Parse(exchange, &config->exchange)) {

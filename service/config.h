@@ -12,6 +12,7 @@
 #include "collective/exchange.h"
 #include "service/access_control.h"
 #include "service/log.h"
+#include "worker/backends.h"
 #include "worker/rpc/tls.h"
 
 namespace tributary::service {
@@ -23,6 +24,9 @@ struct Config {
   int32_t embedded_workers = 4;  // 0 when workers are remote
   int32_t workers = 0;           // remote ones; 0 when they are embedded
   std::string worker_listen;
+  worker::Device device = worker::Device::kCpu;
+  int32_t first_gpu = 0;
+  bool deterministic = false;
   int32_t threads = 0;
   collective::Strategy exchange = collective::Strategy::kAuto;
   std::chrono::milliseconds step_timeout{0};

@@ -204,7 +204,9 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   if (!named.ok()) return done(std::move(named));
   absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(request.spec(), group_->size());
   if (!resolved.ok()) return done(resolved.status());
-  worker::CacheBackends backends(options_.backends, resolved->spec, {.device = group_->device()});
+  worker::CacheBackends backends(
+      options_.backends, resolved->spec,
+      {.device = group_->device(), .batch_invariant = options_.deterministic});
   if (absl::Status usable = CheckBackends(backends); !usable.ok()) return done(usable);
 
   Turn turn(this);

@@ -47,6 +47,7 @@ struct CoordinatorOptions {
   std::chrono::milliseconds retry_delay{200};  // asked of callers on UNAVAILABLE and ABORTED
   size_t max_message_bytes = size_t{64} << 20;
   int32_t max_sequences = 65'536;  // of a cache
+  bool deterministic = false;      // asked of backends: results that do not depend on the batch
   // What a cache's backend is chosen from, in order of preference; of static life.
   std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
                                                            worker::RegisteredBackends().end()};

@@ -10,7 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "collective/in_process.h"
 #include "kernels/cpu/thread_pool.h"
+#include "worker/cpu_backend.h"
+#include "worker/cuda_backend.h"
 #include "worker/executor.h"
+#include "worker/status_macros.h"
 
 namespace tributary::service {
 namespace {
@@ -38,7 +41,7 @@ class EmbeddedGroup : public WorkerGroup {
   ~EmbeddedGroup() override { Stop(); }
 
   int size() const override { return static_cast<int>(ranks_.size()); }
-  worker::Device device() const override { return worker::Device::kCpu; }
+  worker::Device device() const override { return options_.device; }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -48,13 +51,14 @@ class EmbeddedGroup : public WorkerGroup {
   using SubmissionPtr = std::shared_ptr<Submission>;
 
   struct Rank {
-    std::unique_ptr<worker::Executor> executor;
+    std::unique_ptr<worker::Executor> executor;  // from Start on
     std::deque<SubmissionPtr> queue;
     std::condition_variable wake;
     std::thread thread;
     double busy_seconds = 0;
   };
 
+  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank) const;
   void RunRank(int rank);
   // Keeps deadlines and forms groups.
   void RunControl();
@@ -65,6 +69,7 @@ class EmbeddedGroup : public WorkerGroup {
   void Break(const std::string& reason);
   Clock::time_point EarliestDeadline() const;
 
+  const EmbeddedGroupOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable control_;  // to the control thread, and to Stop
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -79,22 +84,35 @@ class EmbeddedGroup : public WorkerGroup {
   std::thread control_thread_;
 };
 
-EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) {
-  const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int threads = options.threads > 0 ? options.threads : machine;
-  const int share = std::max(1, threads / options.workers);
-  for (int i = 0; i < options.workers; ++i) {
-    auto rank = std::make_unique<Rank>();
-    worker::ExecutorOptions executor;
-    executor.strategy = options.strategy;
-    executor.memory_limit = options.memory_limit / options.workers;
-    rank->executor =
-        std::make_unique<worker::Executor>(executor, std::make_shared<cpu::ThreadPool>(share));
-    ranks_.push_back(std::move(rank));
+EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) : options_(options) {
+  for (int i = 0; i < options.workers; ++i) ranks_.push_back(std::make_unique<Rank>());
+}
+
+absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank) const {
+  if (options_.device == worker::Device::kCuda) {
+    return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank,
+                                      .strategy = options_.strategy,
+                                      .batch_invariant = options_.deterministic});
   }
+  const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = options_.threads > 0 ? options_.threads : machine;
+  return worker::CreateCpuBackend(
+      std::make_shared<cpu::ThreadPool>(std::max(1, threads / options_.workers)),
+      options_.strategy);
 }
 
 absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
+  if (options_.device == worker::Device::kCuda) {
+    TRIBUTARY_RETURN_IF_ERROR(worker::CheckGpus(options_.first_gpu, size()));
+  }
+  for (int i = 0; i < size(); ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend, MakeBackend(i));
+    auto executor = std::make_unique<worker::Executor>(
+        worker::ExecutorOptions{.memory_limit = options_.memory_limit / options_.workers},
+        std::move(backend));
+    std::lock_guard lock(mutex_);
+    ranks_[i]->executor = std::move(executor);
+  }
   observer_ = observer;
   control_thread_ = std::thread([this] { RunControl(); });
   for (int i = 0; i < size(); ++i) ranks_[i]->thread = std::thread([this, i] { RunRank(i); });
@@ -247,12 +265,13 @@ std::vector<Member> EmbeddedGroup::members() const {
   std::lock_guard lock(mutex_);
   std::vector<Member> members;
   for (int i = 0; i < size(); ++i) {
-    members.push_back({.rank = i,
-                       .address = "embedded",
-                       .backend = Name(device()),
-                       .connected = formed_,
-                       .memory_bytes = ranks_[i]->executor->memory_used(),
-                       .busy_seconds = ranks_[i]->busy_seconds});
+    members.push_back(
+        {.rank = i,
+         .address = "embedded",
+         .backend = Name(device()),
+         .connected = formed_,
+         .memory_bytes = ranks_[i]->executor == nullptr ? 0 : ranks_[i]->executor->memory_used(),
+         .busy_seconds = ranks_[i]->busy_seconds});
   }
   return members;
 }

@@ -6,6 +6,7 @@
 
 #include "collective/exchange.h"
 #include "service/worker_group.h"
+#include "worker/backends.h"
 
 namespace tributary::service {
 
@@ -14,8 +15,12 @@ struct EmbeddedGroupOptions {
   // CPU threads of all workers together; each gets an equal share, at least one. 0: the machine's.
   int threads = 0;
   collective::Strategy strategy = collective::Strategy::kAuto;
-  // Bytes the shards of all workers may take together. 0: no limit but the machine's.
+  // Bytes the shards of all workers may take together. 0: no limit but the devices'.
   size_t memory_limit = 0;
+  // GPUs: rank r has GPU first_gpu + r to itself. Start refuses when they are not there.
+  worker::Device device = worker::Device::kCpu;
+  int first_gpu = 0;
+  bool deterministic = false;  // results do not depend on what shares a step
 };
 
 // When a collective fails or a deadline passes, the communicator is aborted and a new one made

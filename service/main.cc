@@ -66,6 +66,7 @@ CoordinatorOptions OptionsOf(const Config& config) {
   options.max_message_bytes = static_cast<size_t>(config.max_message_bytes);
   options.max_sequences = config.max_sequences;
   options.shared_memory_prefixes = config.shared_memory_prefixes;
+  options.deterministic = config.deterministic;
   return options;
 }
 
@@ -73,7 +74,10 @@ std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config) {
   return CreateEmbeddedGroup({.workers = config.embedded_workers,
                               .threads = config.threads,
                               .strategy = config.exchange,
-                              .memory_limit = static_cast<size_t>(config.memory_limit_bytes)});
+                              .memory_limit = static_cast<size_t>(config.memory_limit_bytes),
+                              .device = config.device,
+                              .first_gpu = config.first_gpu,
+                              .deterministic = config.deterministic});
 }
 
 // Where worker processes register. Ends after the group has been stopped and before it is
@@ -93,6 +97,8 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
   if (!access.ok()) return nullptr;
   auto group = CreateRemoteGroup({.size = config.workers,
                                   .strategy = config.exchange,
+                                  .device = config.device,
+                                  .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
                                   .access = *std::move(access)});
   grpc::ServerBuilder builder;
@@ -159,6 +165,7 @@ int Serve(const Config& config) {
   }
   log->Info("listening", {{"addresses", absl::StrJoin((*server)->addresses(), ",")},
                           {"admin", (*server)->admin_address()},
+                          {"device", Name(config.device)},
                           {"embedded_workers", config.embedded_workers},
                           {"workers", config.workers}});
 

@@ -322,6 +322,7 @@ void Core::Register(const Stream& stream, uint64_t epoch, const v1::Registration
   welcome->set_rank(*rank);
   welcome->set_size(options_.size);
   welcome->set_strategy(collective::Name(options_.strategy));
+  welcome->set_deterministic(options_.deterministic);
   welcome->set_heartbeat_interval_ms(options_.heartbeat_interval.count());
   welcome->set_heartbeat_timeout_ms(options_.heartbeat_timeout.count());
   stream->Send(worker::EncodeMessage(message));

@@ -33,6 +33,7 @@ struct RemoteGroupOptions {
   // Told to every worker: ranks must choose alike.
   collective::Strategy strategy = collective::Strategy::kAuto;
   worker::Device device = worker::Device::kCpu;  // workers that compute on another are refused
+  bool deterministic = false;                    // told to every worker too
   std::chrono::milliseconds heartbeat_interval{1'000};
   // A worker that says nothing for so long is taken for dead.
   std::chrono::milliseconds heartbeat_timeout{5'000};

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,11 +24,15 @@
 #include "examples/tinylm/timed_attention.h"
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "worker/backends.h"
 
 ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
           "what the model goes on from");
 ABSL_FLAG(int32_t, tokens, 300, "how many tokens (bytes of text) to generate");
-ABSL_FLAG(int32_t, workers, 4, "workers of the embedded service");
+ABSL_FLAG(std::optional<int32_t>, workers, std::nullopt,
+          "workers of the embedded service; default: 4, or 1 with --device=cuda");
+ABSL_FLAG(std::string, device, "cpu",
+          "what the embedded service's workers compute on: cpu, or cuda (a GPU each)");
 ABSL_FLAG(std::string, kv_dtype, "fp8_e4m3",
           "what the text's KV cache holds: fp8_e4m3, fp8_e5m2, bf16 or f16");
 ABSL_FLAG(std::string, target, "",
@@ -61,21 +66,36 @@ absl::StatusOr<DType> ParseKvDType(const std::string& name) {
       absl::StrCat("--kv_dtype=", name, " is none of fp8_e4m3, fp8_e5m2, bf16, f16"));
 }
 
+// The embedded service's, from the flags.
+absl::StatusOr<cli::EmbeddedServiceOptions> ReadServiceOptions() {
+  cli::EmbeddedServiceOptions options;
+  const std::string device = absl::GetFlag(FLAGS_device);
+  if (!worker::Parse(device, &options.device)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=", device, " is neither cpu nor cuda"));
+  }
+  // A GPU more is asked for by name: not every machine has four.
+  options.workers =
+      absl::GetFlag(FLAGS_workers).value_or(options.device == worker::Device::kCuda ? 1 : 4);
+  if (options.workers < 1 || options.workers > kMaxWorkers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers=", options.workers, " is not in 1 .. ", kMaxWorkers));
+  }
+  return options;
+}
+
 // A service and the connection to it.
 struct Host {
   std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
   std::unique_ptr<client::Client> client;
 };
 
-absl::StatusOr<Host> ConnectTo(const std::string& target, int workers) {
+absl::StatusOr<Host> ConnectTo(const std::string& target,
+                               const cli::EmbeddedServiceOptions& service) {
   Host host;
   client::ConnectOptions options{.target = target};
   if (target.empty()) {
-    if (workers < 1 || workers > kMaxWorkers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--workers=", workers, " is not in 1 .. ", kMaxWorkers));
-    }
-    auto embedded = cli::EmbeddedService::Start({.workers = workers});
+    auto embedded = cli::EmbeddedService::Start(service);
     if (!embedded.ok()) return embedded.status();
     host.embedded = *std::move(embedded);
     options.target = host.embedded->target();
@@ -176,15 +196,17 @@ absl::Status AddServiceRow(const Host& host, const Model& model, DType kv_dtype,
   return table.AddRow(label, *conversation->attention);
 }
 
-absl::Status ShowTable(const Host& host, const Model& model, const std::string& held_out) {
+absl::Status ShowTable(const Host& host, cli::EmbeddedServiceOptions service, const Model& model,
+                       const std::string& held_out) {
   const std::string calibration = held_out.substr(0, kCalibrationBytes);
   // What scales are calibrated on is not scored.
   Table table(model, Windows(absl::string_view(held_out).substr(calibration.size()),
                              absl::GetFlag(FLAGS_heldout_windows), kWindowBytes));
   LocalAttention local(model.config());
   if (absl::Status status = table.AddRow("local f32", local); !status.ok()) return status;
-  if (host.embedded != nullptr && absl::GetFlag(FLAGS_workers) > 1) {
-    const absl::StatusOr<Host> alone = ConnectTo("", /*workers=*/1);
+  if (host.embedded != nullptr && service.workers > 1) {
+    service.workers = 1;
+    const absl::StatusOr<Host> alone = ConnectTo("", service);
     if (!alone.ok()) return alone.status();
     absl::Status status = AddServiceRow(*alone, model, DType::kBf16, calibration, table);
     if (!status.ok()) return status;
@@ -213,8 +235,9 @@ absl::Status Run() {
   if (!held_out.ok()) return held_out.status();
   const Model model(*std::move(weights));
 
-  const absl::StatusOr<Host> host =
-      ConnectTo(absl::GetFlag(FLAGS_target), absl::GetFlag(FLAGS_workers));
+  const absl::StatusOr<cli::EmbeddedServiceOptions> service = ReadServiceOptions();
+  if (!service.ok()) return service.status();
+  const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), *service);
   if (!host.ok()) return host.status();
   {
     absl::StatusOr<Conversation> conversation =
@@ -222,12 +245,15 @@ absl::Status Run() {
     if (!conversation.ok()) return conversation.status();
     const ModelConfig& c = model.config();
     std::printf(
-        "%d layers of attention by %s, %d workers; KV cache %s; %d query and %d KV heads of %d\n\n",
+        "%d layers of attention by %s, %d workers on %s; KV cache %s; %d query and %d KV heads of "
+        "%d\n\n",
         c.layers, host->embedded ? "an embedded coordinator" : absl::GetFlag(FLAGS_target).c_str(),
-        conversation->cache->ranks(), Name(*kv_dtype), c.q_heads, c.kv_heads, c.head_dim);
+        conversation->cache->ranks(), conversation->cache->backend().c_str(), Name(*kv_dtype),
+        c.q_heads, c.kv_heads, c.head_dim);
     if (absl::Status shown = ShowText(model, *conversation->attention); !shown.ok()) return shown;
   }
-  return absl::GetFlag(FLAGS_table) ? ShowTable(*host, model, *held_out) : absl::OkStatus();
+  return absl::GetFlag(FLAGS_table) ? ShowTable(*host, *service, model, *held_out)
+                                    : absl::OkStatus();
 }
 
 }  // namespace

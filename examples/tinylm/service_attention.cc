@@ -28,8 +28,12 @@ v1::CacheSpec SpecOf(const ModelConfig& config, const ServiceCacheOptions& optio
 }  // namespace
 
 ServiceCache::ServiceCache(client::Client* client, const ModelConfig& config, std::string id,
-                           int32_t ranks)
-    : client_(client), config_(config), id_(std::move(id)), ranks_(ranks) {}
+                           int32_t ranks, std::string backend)
+    : client_(client),
+      config_(config),
+      id_(std::move(id)),
+      ranks_(ranks),
+      backend_(std::move(backend)) {}
 
 absl::StatusOr<std::unique_ptr<ServiceCache>> ServiceCache::Create(
     client::Client* client, const ModelConfig& config, const ServiceCacheOptions& options) {
@@ -40,7 +44,7 @@ absl::StatusOr<std::unique_ptr<ServiceCache>> ServiceCache::Create(
       client->CreateCache(id, SpecOf(config, options));
   if (!reply.ok()) return reply.status();
   return std::unique_ptr<ServiceCache>(
-      new ServiceCache(client, config, std::move(id), reply->ranks()));
+      new ServiceCache(client, config, std::move(id), reply->ranks(), reply->backend()));
 }
 
 // Nobody is left to tell of a failure; a service that is gone has freed the cache too.

@@ -40,14 +40,18 @@ class ServiceCache {
   const std::string& id() const { return id_; }
   const ModelConfig& config() const { return config_; }
   int32_t ranks() const { return ranks_; }
+  // What the workers compute on, as the service names it.
+  const std::string& backend() const { return backend_; }
 
  private:
-  ServiceCache(client::Client* client, const ModelConfig& config, std::string id, int32_t ranks);
+  ServiceCache(client::Client* client, const ModelConfig& config, std::string id, int32_t ranks,
+               std::string backend);
 
   client::Client* const client_;
   const ModelConfig config_;
   const std::string id_;
   const int32_t ranks_;
+  const std::string backend_;
 };
 
 // One sequence of a cache. Tensors travel as f32.

@@ -68,6 +68,7 @@ class Bench final : public Command {
                     "host:port or unix:/path of a running service; empty: an embedded one",
                     &load_.security);
     flags.Add("workers", &embedded_.workers, "workers of the embedded service");
+    flags.Add("device", &device_, "what they compute on: cpu, or cuda (a GPU each)");
     flags.Add("threads", &embedded_.threads,
               "CPU threads of the embedded service's workers together; 0: all");
     flags.Add("connections", &load_.connections, "connections, shared by the loops in turn");
@@ -95,6 +96,10 @@ class Bench final : public Command {
   int Run() override {
     if (!ParseDType(dtype_, &load_.dtype)) return WrongDType("dtype", dtype_);
     if (!ParseDType(kv_dtype_, &load_.kv_dtype)) return WrongDType("kv_dtype", kv_dtype_);
+    if (!worker::Parse(device_, &embedded_.device)) {
+      Fail(name(), absl::StrCat("--device cannot be '", device_, "', only cpu or cuda"));
+      return kWrongUsage;
+    }
     load_.warmup = absl::ToChronoMilliseconds(warmup_);
     load_.duration = absl::ToChronoMilliseconds(duration_);
     load_.timeout = absl::ToChronoMilliseconds(timeout_);
@@ -135,6 +140,7 @@ class Bench final : public Command {
 
   LoadOptions load_;
   EmbeddedServiceOptions embedded_;
+  std::string device_ = Name(worker::Device::kCpu);
   std::string dtype_ = Name(LoadOptions().dtype);
   std::string kv_dtype_ = Name(LoadOptions().kv_dtype);
   bool shared_memory_ = true;

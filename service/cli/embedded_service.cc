@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<EmbeddedService>> EmbeddedService::Start(
   std::unique_ptr<EmbeddedService> self(new EmbeddedService(pattern));
   self->coordinator_ = std::make_unique<service::Coordinator>(
       service::CoordinatorOptions{},
-      service::CreateEmbeddedGroup({.workers = options.workers, .threads = options.threads}),
+      service::CreateEmbeddedGroup(
+          {.workers = options.workers, .threads = options.threads, .device = options.device}),
       std::make_shared<const service::Logger>(service::LogLevel::kWarning,
                                               service::LogFormat::kText));
   auto server = service::Server::Start({.listen = {self->target()}, .reflection = false},

@@ -10,12 +10,14 @@
 #include "absl/status/statusor.h"
 #include "service/coordinator.h"
 #include "service/server.h"
+#include "worker/backends.h"
 
 namespace tributary::cli {
 
 struct EmbeddedServiceOptions {
   int workers = 4;
   int threads = 0;  // of all workers together; 0: as many as the machine has
+  worker::Device device = worker::Device::kCpu;  // with GPUs, worker r has GPU r
 };
 
 class EmbeddedService {

@@ -30,9 +30,9 @@ const Model& ShippedModel() {
   return model;
 }
 
-Service StartService(int workers) {
+Service StartService(int workers, worker::Device device) {
   Service service;
-  service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers}));
+  service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers, .device = device}));
   service.client = OrThrow(client::Client::Connect(
       {.target = service.embedded->target(), .shared_memory_bytes = size_t{16} << 20}));
   return service;

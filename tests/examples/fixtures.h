@@ -8,6 +8,7 @@
 #include "examples/tinylm/service_attention.h"
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "worker/backends.h"
 
 namespace tributary::tinylm {
 
@@ -23,7 +24,7 @@ struct Service {
 };
 
 // Never null members; a failure to start ends the test with the reason.
-Service StartService(int workers);
+Service StartService(int workers, worker::Device device = worker::Device::kCpu);
 
 // One sequence in a cache of its own.
 struct RemoteAttention {

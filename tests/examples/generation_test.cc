@@ -1,12 +1,14 @@
 // Greedy text through a service of four workers is the text of local attention, byte for byte.
 #include <gtest/gtest.h>
 
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include "examples/tinylm/generate.h"
 #include "examples/tinylm/local_attention.h"
 #include "tests/examples/fixtures.h"
+#include "worker/cuda_backend.h"
 
 namespace tributary::tinylm {
 namespace {
@@ -74,6 +76,29 @@ INSTANTIATE_TEST_SUITE_P(KvDTypes, Generation, testing::Values(DType::kF16, DTyp
                          [](const testing::TestParamInfo<DType>& param) {
                            return std::string(Name(param.param));
                          });
+
+// GPUs, one a worker, as many as there are of four.
+TEST(GpuGeneration, WritesWhatLocalFp32AttentionWrites) {
+  const absl::Status gpus = worker::CheckGpus(0, 1);
+  if (!gpus.ok()) GTEST_SKIP() << gpus.message();
+  const std::vector<std::string> prompts = Prompts();
+  LocalAttention local(ShippedModel().config());
+  const std::vector<std::string> expected = Continue(prompts, local);
+  for (const int workers : {1, 4}) {
+    if (const absl::Status enough = worker::CheckGpus(0, workers); !enough.ok()) {
+      std::cout << workers << " workers: not run, " << enough.message() << "\n";
+      continue;
+    }
+    const Service service = StartService(workers, worker::Device::kCuda);
+    const RemoteAttention remote = OpenAttention(service, {.kv_dtype = DType::kF16});
+    ASSERT_EQ(remote.cache->ranks(), workers);
+    ASSERT_EQ(remote.cache->backend(), "cuda");
+    const std::vector<std::string> actual = Continue(prompts, *remote.attention);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(actual[i], expected[i]) << "after " << prompts[i].size() << " bytes";
+    }
+  }
+}
 
 }  // namespace
 }  // namespace tributary::tinylm

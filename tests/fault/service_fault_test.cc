@@ -23,6 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr int kWorkers = 4;
@@ -379,6 +380,13 @@ TEST_F(ServiceFault, AWorkerThatCannotFitSaysWhyAndEnds) {
   const auto lost = Worker(8, {"--no_such_setting"});
   EXPECT_NE(lost->Wait(seconds(20)), 0);
   EXPECT_THAT(lost->Log(), HasSubstr("no_such_setting"));
+  const auto unknown = Worker(7, {"--device=abacus", "--rank=-1"});
+  EXPECT_EQ(unknown->Wait(seconds(20)), 2);
+  EXPECT_THAT(unknown->Log(), HasSubstr("--device"));
+  // Without a GPU the worker says so; with one, this group's workers compute on another device.
+  const auto gpu = Worker(6, {"--device=cuda", "--rank=-1"});
+  EXPECT_EQ(gpu->Wait(seconds(20)), 1);
+  EXPECT_THAT(gpu->Log(), AnyOf(HasSubstr("--device=cuda: "), HasSubstr("backend")));
   EXPECT_EQ(Topology().epoch(), 1u);
 }
 

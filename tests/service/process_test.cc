@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/service/test_service.h"
+#include "worker/cuda_backend.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -85,6 +86,8 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--threads=-1"}), HasSubstr("threads"));
   EXPECT_THAT(refused({"--listen=nowhere"}), HasSubstr("listen"));
   EXPECT_THAT(refused({"--exchange=magic"}), HasSubstr("exchange"));
+  EXPECT_THAT(refused({"--device=abacus"}), HasSubstr("device"));
+  EXPECT_THAT(refused({"--first_gpu=-1"}), HasSubstr("first_gpu"));
   EXPECT_THAT(refused({"--embedded_workers=0"}), HasSubstr("embedded_workers"));
   EXPECT_THAT(refused({"--embedded_workers=2", "--workers=2"}), HasSubstr("embedded_workers"));
   EXPECT_THAT(refused({"--batch_window=2h"}), HasSubstr("batch_window"));
@@ -97,6 +100,15 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("pipeline_depth"));
   std::ofstream(file) << "[1, 2]\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("config"));
+}
+
+// Where there are GPUs there is nothing to refuse.
+TEST_F(ProcessTest, GpusThatAreNotThereEndItAtOnceWithTheReason) {
+  if (worker::CheckGpus(0, 1).ok()) GTEST_SKIP() << "this machine has a GPU";
+  auto process = Start({"--listen=" + address_, "--admin_listen=", "--device=cuda"});
+  EXPECT_EQ(process->Wait(kPatience), 1);
+  EXPECT_THAT(process->Log(), HasSubstr("cannot start the workers"));
+  EXPECT_THAT(process->Log(), HasSubstr("CUDA"));
 }
 
 TEST_F(ProcessTest, HelpExplainsEverySetting) {

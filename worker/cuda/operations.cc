@@ -17,6 +17,7 @@ namespace {
 // Large tensors go to the device in pieces: while one is copied, the next one is staged.
 constexpr size_t kPiece = size_t{4} << 20;
 
+// 0 without rows, whatever the tensor says: it is nobody's then.
 size_t PaddedBytes(const TensorView& tensor, int32_t rows, int32_t padded_rows) {
   if (rows == 0) return 0;
   return tensor.bytes / static_cast<size_t>(rows) * static_cast<size_t>(padded_rows);
@@ -130,9 +131,8 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
 
 void CudaOperations::StageInputs() {
   for (const Input& input : inputs_) {
-    if (input.from.bytes > 0) {
-      std::memcpy(input.staged->data(), input.from.data, input.from.bytes);
-    }
+    if (input.padded_bytes == 0) continue;
+    std::memcpy(input.staged->data(), input.from.data, input.from.bytes);
   }
 }
 
@@ -147,6 +147,7 @@ absl::Status CudaOperations::EnqueueInputs() {
 
 absl::Status CudaOperations::StageAndEnqueueInputs() {
   for (const Input& input : inputs_) {
+    if (input.padded_bytes == 0) continue;
     for (size_t at = 0; at < input.from.bytes; at += kPiece) {
       const size_t bytes = std::min(kPiece, input.from.bytes - at);
       std::memcpy(input.staged->data() + at, input.from.data + at, bytes);

@@ -24,9 +24,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "worker/backends.h"
+#include "worker/cuda_backend.h"
 #include "worker/rpc/config_file.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
+#include "worker/status_macros.h"
 
 ABSL_FLAG(std::string, config, "",
           "YAML file with settings, `flag: value` a line; flags on the command line win");
@@ -39,9 +42,13 @@ ABSL_FLAG(int, rank, -1,
           "place in the group to ask for, a StatefulSet's ordinal for example; -1: any");
 ABSL_FLAG(int, world_size, 0,
           "size of the group this worker is meant for; refused elsewhere; 0: any");
+ABSL_FLAG(std::string, device, "cpu",
+          "what to compute on: cpu or cuda; the coordinator must be started with the same");
+ABSL_FLAG(int, gpu, -1,
+          "with --device=cuda: the GPU; -1: the rank's place among this machine's GPUs");
 ABSL_FLAG(int, threads, 0, "threads that compute; 0: one a core");
 ABSL_FLAG(uint64_t, memory_limit, 0,
-          "bytes the shards may take; caches beyond are refused; 0: the machine's memory");
+          "bytes the shards may take; caches beyond are refused; 0: the device's memory");
 ABSL_FLAG(std::string, admin_listen, "",
           "host:port for grpc.health.v1 in plain text (services '', 'liveness', 'readiness'); "
           "port 0: any, printed; empty: none");
@@ -151,12 +158,28 @@ class AdminServer {
   std::unique_ptr<grpc::Server> server_;
 };
 
+absl::Status ReadDevice(WorkerOptions* options) {
+  const std::string name = absl::GetFlag(FLAGS_device);
+  if (!Parse(name, &options->rank.device)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: must be cpu or cuda, is '", name, "'"));
+  }
+  options->session.backend = Name(options->rank.device);
+  options->rank.gpu = absl::GetFlag(FLAGS_gpu);
+  if (options->rank.gpu < -1) return absl::InvalidArgumentError("--gpu: must be >= -1");
+  if (options->rank.device == Device::kCpu) return absl::OkStatus();
+  const absl::Status found = CheckGpus(std::max(0, options->rank.gpu), 1);
+  if (found.ok()) return found;
+  return absl::FailedPreconditionError(absl::StrCat("--device=cuda: ", found.message()));
+}
+
 absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   WorkerOptions options;
   options.coordinator = absl::GetFlag(FLAGS_coordinator);
   if (options.coordinator.empty()) {
     return absl::InvalidArgumentError("--coordinator: must be given");
   }
+  TRIBUTARY_RETURN_IF_ERROR(ReadDevice(&options));
   options.security = {.tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                               .key = absl::GetFlag(FLAGS_tls_key),
                               .authorities = absl::GetFlag(FLAGS_coordinator_ca)},
@@ -169,12 +192,12 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (options.session.world_size < 0) {
     return absl::InvalidArgumentError("--world_size: must be >= 0");
   }
-  options.threads = absl::GetFlag(FLAGS_threads);
-  if (options.threads < 0) return absl::InvalidArgumentError("--threads: must be >= 0");
-  if (options.threads == 0) {
-    options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  options.rank.threads = absl::GetFlag(FLAGS_threads);
+  if (options.rank.threads < 0) return absl::InvalidArgumentError("--threads: must be >= 0");
+  if (options.rank.threads == 0) {
+    options.rank.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
-  options.memory_limit = absl::GetFlag(FLAGS_memory_limit);
+  options.rank.memory_limit = absl::GetFlag(FLAGS_memory_limit);
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options.reconnect_min = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_min));
   options.reconnect_max = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_max));
@@ -197,7 +220,10 @@ constexpr int kExitRefused = 1;
 
 int Main() {
   absl::StatusOr<WorkerOptions> options = OptionsFromFlags();
-  if (!options.ok()) return Fail(options.status(), kExitUsage);
+  if (!options.ok()) {
+    const bool usage = absl::IsInvalidArgument(options.status());
+    return Fail(options.status(), usage ? kExitUsage : kExitRefused);
+  }
 
   SignalThread signals;
   signal(SIGPIPE, SIG_IGN);

@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "kernels/cpu/thread_pool.h"
+#include "worker/cpu_backend.h"
+#include "worker/cuda_backend.h"
 #include "worker/status_conversion.h"
 #include "worker/status_macros.h"
 
 namespace tributary::worker {
 
-RankThread::RankThread(int threads, size_t memory_limit)
-    : pool_(std::make_shared<cpu::ThreadPool>(threads)), memory_limit_(memory_limit) {
+RankThread::RankThread(const RankOptions& options) : options_(options) {
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -45,7 +46,9 @@ void RankThread::Execute(Command command, std::function<void(Reply)> done) {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
     busy_seconds_ = busy_seconds_ + spent.count();
     memory_bytes_ = executor_->memory_used();
+    const absl::Status status = reply.status;
     done(std::move(reply));
+    if (absl::IsDataLoss(status) && options_.on_lost) options_.on_lost(status);
   });
 }
 
@@ -88,11 +91,28 @@ void RankThread::Loop() {
   }
 }
 
+absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation& formation) const {
+  if (options_.device == Device::kCpu) {
+    return CreateCpuBackend(std::make_shared<cpu::ThreadPool>(options_.threads),
+                            formation.strategy);
+  }
+  int gpu = options_.gpu;
+  if (gpu < 0) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const int gpus, CountGpus());
+    if (gpus == 0) return absl::FailedPreconditionError("this machine has no GPU");
+    gpu = formation.place.rank % gpus;
+  }
+  return CreateCudaBackend(
+      {.gpu = gpu, .strategy = formation.strategy, .batch_invariant = formation.deterministic});
+}
+
 absl::Status RankThread::FormNow(const Formation& formation) {
   if (formation.fresh || executor_ == nullptr) {
-    executor_ = std::make_unique<Executor>(
-        ExecutorOptions{.strategy = formation.strategy, .memory_limit = memory_limit_}, pool_);
+    executor_.reset();  // first: the next one may need its memory
     memory_bytes_ = 0;
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(formation));
+    executor_ = std::make_unique<Executor>(ExecutorOptions{.memory_limit = options_.memory_limit},
+                                           std::move(backend));
   }
   std::unique_ptr<collective::Communicator> communicator;
   TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreateGlooCommunicator(

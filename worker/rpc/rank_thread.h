@@ -16,26 +16,38 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "collective/communicator.h"
 #include "collective/gloo.h"
+#include "worker/backend.h"
+#include "worker/backends.h"
 #include "worker/command.h"
 #include "worker/executor.h"
 #include "worker/rpc/session_rendezvous.h"
 
 namespace tributary::worker {
 
+struct RankOptions {
+  int threads = 1;          // that take part in a step's computation, on the CPU
+  size_t memory_limit = 0;  // as in ExecutorOptions
+  Device device = Device::kCpu;
+  // The device failed with all it held (kDataLoss); called on the rank's thread.
+  std::function<void(const absl::Status&)> on_lost;
+  int gpu = -1;  // CUDA's ordinal; -1: the rank, counted over the GPUs this process sees
+};
+
 class RankThread {
  public:
   struct Formation {
     collective::GlooOptions place;
     collective::Strategy strategy = collective::Strategy::kAuto;
-    bool fresh = false;  // start with empty shards
+    bool deterministic = false;  // CudaBackendOptions::batch_invariant
+    bool fresh = false;          // start with empty shards
     std::shared_ptr<SessionRendezvous> rendezvous;
     collective::Deadline deadline;
   };
 
-  // `threads` take part in a step's computation; `memory_limit` as in ExecutorOptions.
-  RankThread(int threads, size_t memory_limit);
+  explicit RankThread(const RankOptions& options);
   ~RankThread();
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;
@@ -57,9 +69,9 @@ class RankThread {
   void Post(std::function<void()> work);
   void Loop();
   absl::Status FormNow(const Formation& formation);
+  absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Formation& formation) const;
 
-  const std::shared_ptr<cpu::ThreadPool> pool_;
-  const size_t memory_limit_;
+  const RankOptions options_;
   std::unique_ptr<Executor> executor_;  // of the thread
 
   std::mutex mutex_;

@@ -167,6 +167,7 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
     return answer(absl::InvalidArgumentError(
         absl::StrCat("strategy: unknown value '", welcome_->strategy(), "'")));
   }
+  formation.deterministic = welcome_->deterministic();
   identity_.group_id = welcome_->group_id();
   rendezvous_ = std::make_shared<SessionRendezvous>(epoch, outbox_);
   formation.place = {

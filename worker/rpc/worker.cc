@@ -26,6 +26,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const WorkerOptions& options
   return DialSecurely(options.coordinator, options.security, arguments);
 }
 
+RankOptions WithLoss(RankOptions options, std::function<void(const absl::Status&)> on_lost) {
+  options.on_lost = std::move(on_lost);
+  return options;
+}
+
 }  // namespace
 
 std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attempt, double random) {
@@ -39,7 +44,7 @@ std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attem
 Worker::Worker(WorkerOptions options)
     : options_(std::move(options)),
       readiness_(options_.on_ready),
-      rank_(options_.threads, options_.memory_limit) {
+      rank_(WithLoss(options_.rank, [this](const absl::Status& why) { Lose(why); })) {
   identity_.instance_id = RandomId();
 }
 
@@ -74,7 +79,19 @@ absl::Status Worker::Run() {
     }
     Pause(ReconnectPause(options_, attempt++, uniform(random)));
   }
-  return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return lost_;
+}
+
+// The coordinator is told by the end of the session; there is nothing to wait for.
+void Worker::Lose(const absl::Status& why) {
+  Log(absl::StrCat("leaving: ", why.message()));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (draining_) return;
+  lost_ = why;
+  draining_ = true;
+  changed_.notify_all();
+  if (session_ != nullptr) session_->Drain(std::chrono::steady_clock::now());
 }
 
 void Worker::Drain() {

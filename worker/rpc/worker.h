@@ -20,8 +20,7 @@ struct WorkerOptions {
   SessionOptions session;
   std::string coordinator;  // "host:port" or "unix:/path"
   ChannelSecurity security;
-  int threads = 1;          // that compute; >= 1
-  size_t memory_limit = 0;  // bytes of shards; 0: the machine's
+  RankOptions rank;  // threads: >= 1; memory_limit: 0 for the device's
   // Between attempts to reach the coordinator: the first pause, which then grows up to the second.
   std::chrono::milliseconds reconnect_min{100};
   std::chrono::milliseconds reconnect_max{5'000};
@@ -41,7 +40,7 @@ class Worker {
   explicit Worker(WorkerOptions options);
 
   // Serves until drained: OK. kFailedPrecondition when the coordinator refuses this worker for a
-  // reason that no waiting heals.
+  // reason that no waiting heals. kDataLoss when the device failed: another process may start anew.
   absl::Status Run();
 
   // Leaves once what is in flight is done. From any thread, but not from a signal handler.
@@ -51,6 +50,7 @@ class Worker {
   // Null once draining: there is nothing to begin any more.
   std::shared_ptr<Session> BeginSession();
   void ForgetShards();
+  void Lose(const absl::Status& why);
   // Ends early when draining.
   void Pause(std::chrono::milliseconds duration);
   void Log(const std::string& event) const;
@@ -58,12 +58,13 @@ class Worker {
   const WorkerOptions options_;
   Identity identity_;
   Readiness readiness_;
-  RankThread rank_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool draining_ = false;
+  absl::Status lost_;
   std::shared_ptr<Session> session_;
+  RankThread rank_;  // last, so that it ends first: it calls Lose
 };
 
 }  // namespace tributary::worker
