@@ -80,6 +80,12 @@ class File(unittest.TestCase):
             self.assertEqual(service["shm_size"], "1gb")
         self.assertEqual(gpus, ["0", "1", "2", "3"])
 
+    def test_gpu_workers_and_their_coordinator_agree_on_the_device(self):
+        for name, service in self.services("gpu").items():
+            self.assertIn("--device=cuda", service["command"], name)
+        for name, service in self.services("cpu").items():
+            self.assertNotIn("--device=cuda", service["command"], name)
+
     def test_group_size_is_one_variable(self):
         services = self.services("gpu", variables=(("TRIBUTARY_WORKERS", "2"),))
         self.assertIn("--workers=2", services["gpu-coordinator"]["command"])

@@ -253,6 +253,11 @@ class Group(unittest.TestCase):
                          "metadata.labels['apps.kubernetes.io/pod-index']")
         self.assertIn("--rank=$(RANK)", container(self.pods["worker"])["args"])
 
+    def test_coordinator_and_workers_agree_on_the_device(self):
+        data = by_kind(self.documents, "ConfigMap")["tributary"]["data"]
+        for file in ("coordinator.yaml", "worker.yaml"):
+            self.assertEqual(yaml.safe_load(data[file])["device"], "cuda", file)
+
     def test_each_gpu_worker_has_one_gpu(self):
         worker = self.pods["worker"]["spec"]
         limits = worker["containers"][0]["resources"]["limits"]

@@ -249,6 +249,7 @@ spec:
   "log_level" .Values.logging.level
   "log_format" .Values.logging.format
 -}}
+{{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
 {{- if .Values.tls.insecure }}{{ $_ := set $settings "insecure" true }}{{ end -}}
 {{- if .Values.tls.enabled }}
@@ -287,6 +288,7 @@ spec:
   "log_level" .Values.logging.level
   "log_format" .Values.logging.format
 -}}
+{{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
 {{- /* A worker that took the machine's memory for its own would be killed instead of refusing a cache. */ -}}
 {{- $memory := dig "limits" "memory" "" .Values.worker.resources -}}
