@@ -208,13 +208,16 @@ class Bf16DotMath {
     size_t at = 0;
     for (int32_t row = 0; row < rows; ++row, at += row_bytes, factors += SomeCells::kPairs) {
       ahead.Step();
-      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-        __m512i pairs[SomeCells::kPairs];
-        SomeCells::Load(column[c] + at, pairs);
-        TRIBUTARY_UNROLL for (int i = 0; i < SomeCells::kPairs; ++i) {
-          TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-            const __m512i factor = _mm512_set1_epi32(static_cast<int>(factors[m * stride + i]));
-            sum[m][c] = _mm512_dpbf16_ps(sum[m][c], Bf16(factor), Bf16(pairs[i]));
+      // All cells before any product: the loads that wait for memory are then early in the order of
+      // the program, and more of them are under way at once.
+      __m512i pairs[4][SomeCells::kPairs];
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) SomeCells::Load(column[c] + at, pairs[c]);
+      TRIBUTARY_UNROLL for (int i = 0; i < SomeCells::kPairs; ++i) {
+        TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+          const __m512bh factor =
+              Bf16(_mm512_set1_epi32(static_cast<int>(factors[m * stride + i])));
+          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+            sum[m][c] = _mm512_dpbf16_ps(sum[m][c], factor, Bf16(pairs[c][i]));
           }
         }
       }

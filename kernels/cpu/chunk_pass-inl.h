@@ -199,7 +199,8 @@ class ChunkPass {
   HWY_INLINE void ComputeLogits(int32_t head, const View& keys, ReadAhead ahead) {
     ForEachBlock(head * vectors_, (head + 1) * vectors_, [&](auto block, int32_t i) HWY_ATTR {
       math_.template Logits<decltype(block)::value>(queries_ + i * packed_elements_, keys,
-                                                    logits_ + i * kTileKeys, ahead);
+                                                    logits_ + (i - head * vectors_) * kTileKeys,
+                                                    ahead);
     });
   }
 
@@ -210,7 +211,7 @@ class ChunkPass {
       const uint64_t mask = TileMask(p_.queries.keys[r], tile.begin) & tile.live;
       const int32_t first = head * vectors_ + r * heads_;
       for (int32_t i = first; i < first + heads_; ++i) {
-        float* row = logits_ + i * kTileKeys;
+        float* row = logits_ + (i - head * vectors_) * kTileKeys;
         decay_[i] = Reweigh(row, mask, logit, max_[i], weight_sums_ + i * kSumLanes);
         Math::PackWeights(row, weights_ + i * kTileKeys);
       }
@@ -277,7 +278,7 @@ class ChunkPass {
   const WorkspaceLayout layout_;
   const Math math_;
   Query* queries_;      // [kv_heads * vectors, packed_elements]
-  float* logits_;       // [kv_heads * vectors, kTileKeys]; becomes weights
+  float* logits_;       // [vectors, kTileKeys] of one kv head; becomes weights
   float* weights_;      // [kv_heads * vectors, kTileKeys], as Math packs them
   float* sums_;         // [kv_heads * vectors, head_dim]
   float* weight_sums_;  // [kv_heads * vectors, kSumLanes]
