@@ -126,10 +126,10 @@ void CheckPages(Checker& check, const AttentionParams& p, size_t index) {
         continue;
       }
       const int32_t id = entry.pages[page];
-      check.Require(id >= 0 && id < p.kv.num_pages,
-                    Indexed("entries", index) + Indexed(".pages", page), id, " is not one of ",
-                    p.kv.num_pages, " pages");
-      if (!check.ok()) return;
+      if (id >= 0 && id < p.kv.num_pages) continue;  // names are put together for a refusal only
+      check.Require(false, Indexed("entries", index) + Indexed(".pages", page), id,
+                    " is not one of ", p.kv.num_pages, " pages");
+      return;
     }
     const bool touches = begin <= seen_end && end >= seen_begin && seen_begin < seen_end;
     seen_begin = touches ? std::min(begin, seen_begin) : begin;
@@ -151,8 +151,9 @@ Status Validate(const AppendParams& p) {
   check.Require(p.slots != nullptr, "slots", "is null");
   const int64_t slots = int64_t{p.kv.num_pages} * p.kv.page_size;
   for (int32_t t = 0; t < p.tokens && check.ok(); ++t) {
-    check.Require(p.slots[t] == kPadSlot || (p.slots[t] >= 0 && p.slots[t] < slots),
-                  Indexed("slots", t), p.slots[t], " is not one of ", slots, " slots, nor padding");
+    if (p.slots[t] == kPadSlot || (p.slots[t] >= 0 && p.slots[t] < slots)) continue;
+    check.Require(false, Indexed("slots", t), p.slots[t], " is not one of ", slots,
+                  " slots, nor padding");
   }
   return check.status();
 }

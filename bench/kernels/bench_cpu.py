@@ -26,8 +26,12 @@ import sys
 import tempfile
 import time
 
-import torch
-import torch.nn.functional as F
+# A thread a core, as the kernel's are (read when PyTorch is loaded).
+os.environ.setdefault("OMP_PROC_BIND", "true")
+os.environ.setdefault("OMP_PLACES", "cores")
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 PAUSE_S = 0.02  # PyTorch's threads spin for a while after their work
 
