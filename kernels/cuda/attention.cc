@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/cluster.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/merge_pieces.h"
 #include "kernels/cuda/mma_attention.h"
 #include "kernels/cuda/wgmma_attention.h"
 #include "kernels/validate.h"
@@ -18,6 +18,14 @@ Status FromCuda(const char* what, cudaError_t error) {
 }
 
 constexpr int32_t kWidestMma = 16;
+
+// Clusters of `size` blocks that run at once.
+int32_t Clusters(const DeviceProperties& device, int32_t size) {
+  if (size == 1) return device.multiprocessors;
+  const int32_t known = device.clusters[std::bit_width(unsigned(size)) - 2];
+  // Processors share a cluster only inside a part of the chip that has 16 or 18 of them.
+  return known > 0 ? known : std::max(1, device.multiprocessors / 16 * 16 / size);
+}
 
 // The widest block of columns whose accumulators fit the registers of two warpgroups.
 int32_t WidestWgmma(int32_t head_dim) { return head_dim == 256 ? 32 : 64; }
@@ -55,23 +63,29 @@ int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionS
   return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
 }
 
-template <DType kKv, int kHeadDim, int kColumns>
-cudaError_t RunWgmma(const AttentionArgs& args, int blocks, cudaStream_t stream) {
-  const cudaError_t error = RunWgmmaAttention<kKv, kHeadDim, kColumns>(args, blocks, stream);
-  if (error != cudaSuccess) return error;
-  return RunMergePieces<kHeadDim, kColumns>(args, blocks, stream);
+// What the blocks of a cluster found is merged without a detour through memory, but clusters are
+// clumsy to deal work to: so they are as large as leaves three to a job. Pieces of wide blocks are
+// so large that a pair to a job still gains.
+int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
+                    const KernelChoice& choice, int32_t columns) {
+  const int64_t jobs =
+      int64_t{shape.sequences} * shape.kv_heads * ((columns + choice.columns - 1) / choice.columns);
+  for (int32_t size = kMaxClusterSize; size > 1; size /= 2) {
+    if (3 * jobs <= Clusters(device, size)) return size;
+  }
+  return choice.kind == KernelKind::kWgmma && jobs <= Clusters(device, 2) ? 2 : 1;
 }
 
 template <DType kKv, int kHeadDim>
-cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, int blocks,
+cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
                 cudaStream_t stream) {
   if (choice.kind == KernelKind::kMma) {
     return DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
-      return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, blocks, stream);
+      return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, grid, stream);
     });
   }
-  if (choice.columns == 32) return RunWgmma<kKv, kHeadDim, 32>(args, blocks, stream);
-  if constexpr (kHeadDim <= 128) return RunWgmma<kKv, kHeadDim, 64>(args, blocks, stream);
+  if (choice.columns == 32) return RunWgmmaAttention<kKv, kHeadDim, 32>(args, grid, stream);
+  if constexpr (kHeadDim <= 128) return RunWgmmaAttention<kKv, kHeadDim, 64>(args, grid, stream);
   return cudaErrorNotSupported;
 }
 
@@ -86,33 +100,41 @@ Status QueryDevice(int device, DeviceProperties* properties) {
                          cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
                          cudaDeviceGetAttribute(&properties->multiprocessors,
                                                 cudaDevAttrMultiProcessorCount, device)}));
+  if (!status.ok()) return status;
   properties->compute_capability = 10 * major + minor;
+  if (major >= 9) status = FromCuda("cluster query", QueryClusters(properties->clusters));
   return status;
 }
 
 std::string ToString(const KernelChoice& choice) {
   return std::string(choice.kind == KernelKind::kMma ? "mma, " : "wgmma, ") +
          std::to_string(choice.columns) + " columns" +
-         (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "");
+         (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "") +
+         (choice.cluster_size > 1 ? ", clusters of " + std::to_string(choice.cluster_size) : "");
 }
 
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
   const int32_t columns = shape.max_rows * (shape.q_heads / shape.kv_heads);
+  const bool hopper = device.compute_capability == 90 && !options.portable;
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
+  choice.begins_early = hopper;
   // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
-  if (columns > kWidestMma && device.compute_capability == 90 && !options.portable) {
+  if (columns > kWidestMma && hopper) {
     choice.kind = KernelKind::kWgmma;
     choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
     choice.share_groups = kWgmmaShareGroups;
-    return choice;
+  } else {
+    choice.columns = columns <= 8 ? 8 : kWidestMma;
+    // The shape of a block decides in which order a row's keys are added up.
+    choice.blocks_per_multiprocessor =
+        options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, columns);
+    choice.share_groups = MmaShareGroups(shape, choice);
   }
-  choice.columns = columns <= 8 ? 8 : kWidestMma;
-  // The shape of a block decides in which order a row's keys are added up.
-  choice.blocks_per_multiprocessor =
-      options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, columns);
-  choice.share_groups = MmaShareGroups(shape, choice);
+  if (hopper && !options.batch_invariant && choice.blocks_per_multiprocessor == 1) {
+    choice.cluster_size = ClusterSize(device, shape, choice, columns);
+  }
   return choice;
 }
 
@@ -122,8 +144,9 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
   plan.group = shape.q_heads / shape.kv_heads;
   plan.kv_heads = shape.kv_heads;
   plan.columns_per_block = choice.columns;
-  plan.share_groups = choice.share_groups;
-  plan.blocks = device.multiprocessors * choice.blocks_per_multiprocessor;
+  plan.share_groups = choice.share_groups * choice.cluster_size;
+  plan.blocks = Clusters(device, choice.cluster_size) * choice.blocks_per_multiprocessor;
+  plan.cluster_size = choice.cluster_size;
   plan.batch_invariant = choice.batch_invariant;
   return plan;
 }
@@ -155,9 +178,13 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   if (IsFp8(args.q_dtype)) {
     return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
   }
+  AttentionArgs complete = args;
+  complete.group = args.q_heads / args.kv_heads;
+  complete.group_inverse = 1.0f / static_cast<float>(complete.group);
   return DispatchKvType(shape.kv, [&](auto kv) {
     return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      return FromCuda("attention kernel", Run<kv(), head_dim()>(choice, args, blocks, stream));
+      const Grid grid{blocks, choice.cluster_size, choice.begins_early};
+      return FromCuda("attention kernel", Run<kv(), head_dim()>(choice, complete, grid, stream));
     });
   });
 }

@@ -3,11 +3,15 @@
 //   const KernelChoice choice = ChooseKernel(device, shape);            // once a cache
 //   const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
 //   PlanAttention(plan_shape, entries, keys, &plan);                    // once a step
-//   ... copy plan.items, plan.keys and plan.cut_items to the device ...
+//   ... copy plan.items and plan.keys to the device ...
 //   LaunchAttention(choice, shape, args, plan_shape.blocks, stream);    // once a layer
 //
 // A launch allocates nothing, waits for nothing and reads nothing back, so it can be captured in a
 // CUDA graph; replaying the graph after copying another plan to the same place runs that plan.
+//
+// On sm_90 a launch begins before the one ahead of it in the stream has ended, and reads the plan and
+// the page tables at once: these must have been written by copies, not by a kernel. The cache, the
+// queries and whatever else kernels write is read when all launches ahead have ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +27,8 @@ namespace tributary::cuda {
 struct DeviceProperties {
   int32_t compute_capability = 0;  // 10 * major + minor
   int32_t multiprocessors = 0;
+  // Clusters of 2, 4 and 8 blocks that run at once, a block to a multiprocessor; 0: unknown.
+  int32_t clusters[3] = {};
 };
 Status QueryDevice(int device, DeviceProperties* properties);
 
@@ -47,7 +53,7 @@ struct KernelOptions {
 
 enum class KernelKind {
   kMma,    // sm_80 and later; 8 or 16 columns a block
-  kWgmma,  // sm_90a; 32 or 64 columns a block, and a second launch that merges pieces
+  kWgmma,  // sm_90a; 32 or 64 columns a block
 };
 
 struct KernelChoice {
@@ -55,9 +61,11 @@ struct KernelChoice {
   int32_t columns = 8;        // a block of columns
   int32_t share_groups = 16;  // groups of 16 tokens that a block of threads takes in one round
   int32_t blocks_per_multiprocessor = 1;
+  int32_t cluster_size = 1;   // blocks that share each item and merge through shared memory
+  bool begins_early = false;  // see above
   bool batch_invariant = false;
 };
-// "mma, 8 columns", for logs and benchmarks.
+// "mma, 8 columns, clusters of 4", for logs and benchmarks.
 std::string ToString(const KernelChoice& choice);
 
 // A pure function of its arguments.
@@ -70,7 +78,7 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);
 
-// Attention for plan shape `plan`, of which `args.items` is a plan's device copy.
+// Attention for a plan of `blocks` blocks, whose device copy `args.items` is.
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
                        const AttentionArgs& args, int32_t blocks, cudaStream_t stream);
 

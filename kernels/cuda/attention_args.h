@@ -1,9 +1,10 @@
 // What the attention kernels take, as one plain struct of device pointers and sizes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/plan.h"
+#include "kernels/cuda/work_item.h"
 #include "kernels/dtype.h"
 
 namespace tributary::cuda {
@@ -12,7 +13,6 @@ namespace tributary::cuda {
 struct AttentionArgs {
   const WorkItem* items = nullptr;       // the plan's; the first `blocks` start the grid's blocks
   const RowKeys* keys = nullptr;         // [rows]
-  const int32_t* cut_items = nullptr;    // the plan's
   const int32_t* page_tables = nullptr;  // pages of the sequences, each where its items say
   const std::byte* cache = nullptr;      // [num_pages, 2, kv_heads, plane]; see page_layout.h
   const float* k_scale = nullptr;        // [kv_heads] or nullptr for ones
@@ -21,6 +21,8 @@ struct AttentionArgs {
   DType q_dtype = DType::kBf16;          // f32, bf16 or f16
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
+  int32_t group = 0;  // q_heads / kv_heads, and its inverse: LaunchAttention sets both
+  float group_inverse = 0.0f;
   int32_t page_shift = 0;  // log2(page_size)
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;         // > 0: logits = soft_cap * tanh(logits / soft_cap)
@@ -28,7 +30,7 @@ struct AttentionArgs {
   float* lse = nullptr;          // [rows, q_heads], natural log
   float* partial_o = nullptr;    // [partials, columns_per_block, head_dim]
   float* partial_lse = nullptr;  // [partials, columns_per_block]
-  uint32_t* arrivals = nullptr;  // [jobs cut], zero before and after every launch
+  uint32_t* arrivals = nullptr;  // [plan.arrivals], zero before and after every launch
 };
 
 }  // namespace tributary::cuda

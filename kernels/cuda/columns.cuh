@@ -9,6 +9,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/grid.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/lse.h"
@@ -32,7 +34,8 @@ inline constexpr float kNoReference = -1e30f;
 __device__ __forceinline__ int TokenOfRow(int row) { return (row >> 1) * 4 + (row & 1); }
 
 // Which of four slots from `slot` on some row of the block may see, as bits.
-__device__ __forceinline__ uint32_t AliveTokens(const WorkItem& item, int slot) {
+template <typename Item>
+__device__ __forceinline__ uint32_t AliveTokens(const Item& item, int slot) {
   uint32_t alive = 0;
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
@@ -72,28 +75,47 @@ __device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
           __uint_as_float(uint32_t(clamped - 13) << 23)};
 }
 
+// The query row of the item's sequence to which a column of its block belongs.
+__device__ __forceinline__ int RowOfColumn(const AttentionArgs& args, const WorkItem& item,
+                                           int column) {
+  // Exact: the half keeps the quotient as far from an integer as rounding can never bring it.
+  return static_cast<int>((static_cast<float>(item.column_begin + column) + 0.5f) *
+                          args.group_inverse);
+}
+
+// Where a column of the item's block is in Q, O and LSE.
+__device__ __forceinline__ size_t OutputIndex(const AttentionArgs& args, const WorkItem& item,
+                                              int column) {
+  const int row = RowOfColumn(args, item, column);
+  const int head = item.kv_head * args.group + item.column_begin + column - row * args.group;
+  return size_t(item.row_begin + row) * args.q_heads + head;
+}
+
 // Brings a block's queries from global to shared memory, in the compute type, in two halves, so
 // that work can go on in between. Columns beyond the block's are zero.
 template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
 class QueryStager {
  public:
+  // Asks for what Load will read.
+  __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
+      PrefetchToL2(Source(args, item, unit));
+      if (unit % kVectors == 0) PrefetchToL2(args.keys + item.row_begin);
+    }
+  }
+
   __device__ void Load(const AttentionArgs& args, const WorkItem& item) {
-    const int group = args.q_heads / args.kv_heads;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      const int column = item.column_begin + unit / kVectors;
       raw_[i][0] = raw_[i][1] = make_uint4(0, 0, 0, 0);
       keys_[i] = {0, 0};
       if (unit / kVectors >= item.column_count) continue;
-      const int row = item.row_begin + column / group;
-      const int head = item.kv_head * group + column % group;
-      const size_t element = (size_t(row) * args.q_heads + head) * kHeadDim + unit % kVectors * 8;
-      const auto* from = reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
-                                                        element * SizeOf(args.q_dtype));
-      raw_[i][0] = __ldg(from);
-      if (args.q_dtype == DType::kF32) raw_[i][1] = __ldg(from + 1);
-      keys_[i] = args.keys[row];
+      const uint4* from = Source(args, item, unit);
+      raw_[i][0] = *from;
+      if (args.q_dtype == DType::kF32) raw_[i][1] = from[1];
+      keys_[i] = args.keys[item.row_begin + RowOfColumn(args, item, unit / kVectors)];
     }
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
@@ -136,6 +158,13 @@ class QueryStager {
   static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
   static constexpr int kOfThread = (kColumns * kVectors + kThreads - 1) / kThreads;
 
+  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item, int unit) {
+    const size_t element =
+        OutputIndex(args, item, unit / kVectors) * kHeadDim + unit % kVectors * 8;
+    return reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
+                                          element * SizeOf(args.q_dtype));
+  }
+
   static __device__ void ToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
     const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
                                raw[1].x, raw[1].y, raw[1].z, raw[1].w};
@@ -172,14 +201,6 @@ __device__ __forceinline__ void CapLogits(float soft_cap, float (&s)[kCount]) {
   }
 }
 
-// Where column `column` of the item's block is in O and LSE.
-__device__ __forceinline__ size_t OutputIndex(const AttentionArgs& args, const WorkItem& item,
-                                              int column) {
-  const int group = args.q_heads / args.kv_heads;
-  const int c = item.column_begin + column;
-  return size_t(item.row_begin + c / group) * args.q_heads + item.kv_head * group + c % group;
-}
-
 __device__ __forceinline__ float ValueScale(const AttentionArgs& args, const WorkItem& item) {
   return args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head];
 }
@@ -200,9 +221,12 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
                                              float bias) {
   static_assert(kWarps <= 16);
   const int warp = threadIdx.x % 16;
-  for (int column = threadIdx.x / 16; column < kColumns; column += 2 * kWarps) {
-    const float own = warp < kWarps ? results.reference[warp][column] : kNoReference;
-    float sum = warp < kWarps ? results.sum[warp][column] : 0.0f;
+#pragma unroll 1
+  for (int begin = 0; begin < kColumns; begin += 2 * kWarps) {
+    const int column = begin + threadIdx.x / 16;
+    const bool alive = warp < kWarps && column < kColumns;
+    const float own = alive ? results.reference[warp][column] : kNoReference;
+    float sum = alive ? results.sum[warp][column] : 0.0f;
     float reference = own;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) {
@@ -212,100 +236,132 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
     sum *= factor;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    if (warp < kWarps) results.factor[warp][column] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
-    if (warp == 0) {
+    if (alive) results.factor[warp][column] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
+    if (alive && warp == 0) {
       results.lse2[column] = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
     }
   }
 }
 
-// Writes two neighbouring dimensions of a column's normalised output and, once a column, its LSE in
-// base 2; to the result, or to the workspace when the job was cut.
+// Writes four neighbouring dimensions of a column's normalised output and, once a column, its LSE
+// in base 2; to the result, or to the workspace when the job was cut.
 template <int kHeadDim, int kColumns>
 __device__ __forceinline__ void StoreColumn(const AttentionArgs& args, const WorkItem& item,
-                                            int column, int d, float2 o, float lse2) {
+                                            int column, int d, float4 o, float lse2) {
   if (item.partial_count == 1) {
     const size_t at = OutputIndex(args, item, column);
-    *reinterpret_cast<float2*>(args.o + at * kHeadDim + d) = o;
+    *reinterpret_cast<float4*>(args.o + at * kHeadDim + d) = o;
     if (d == 0) args.lse[at] = lse2 * kLn2;
   } else {
     const size_t at = size_t(item.partial_begin + item.partial_index) * kColumns + column;
-    __stcg(reinterpret_cast<float2*>(args.partial_o + at * kHeadDim + d), o);
+    __stcg(reinterpret_cast<float4*>(args.partial_o + at * kHeadDim + d), o);
     if (d == 0) __stcg(args.partial_lse + at, lse2);
   }
 }
 
-// Merges the partials of a column, in order. A warp takes 64 dimensions of one column.
-template <int kHeadDim, int kColumns>
-__device__ __forceinline__ void MergeColumn(const AttentionArgs& args, const WorkItem& item,
-                                            int column, int d_begin) {
-  constexpr int kBatch = 16;  // loads in flight
-  const int lane = threadIdx.x % 32;
-  const int d = d_begin + 2 * lane;
-  const float* lse = args.partial_lse + size_t(item.partial_begin) * kColumns + column;
-  const float* o = args.partial_o + (size_t(item.partial_begin) * kColumns + column) * kHeadDim + d;
-  float2 x[kBatch];
-  const auto load = [&](int begin) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      x[i] = make_float2(0.0f, 0.0f);
-      if (begin + i < item.partial_count) {
-        x[i] = __ldcg(reinterpret_cast<const float2*>(o + size_t(begin + i) * kColumns * kHeadDim));
-      }
-    }
-  };
-  const auto lse_of = [&](int i) {
-    return i < item.partial_count ? __ldcg(lse + i * kColumns) : EmptyLse<float>();
-  };
-  load(0);
-  float mine = lse_of(lane);
-  float max = mine;
-  for (int i = lane + 32; i < item.partial_count; i += 32) max = fmaxf(max, lse_of(i));
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
-  }
-  const float base = max == EmptyLse<float>() ? 0.0f : max;
+__device__ __forceinline__ void AddScaled(float4& sum, float factor, float4 x) {
+  sum.x += factor * x.x;
+  sum.y += factor * x.y;
+  sum.z += factor * x.z;
+  sum.w += factor * x.w;
+}
+
+// Four dimensions of a column, and its LSE in base 2.
+struct ColumnPart {
+  float4 o;
+  float lse2;
+};
+
+// Merges `count` parts, in order. load_lse(i) and load_o(i) give part i; kBatch are in flight.
+template <int kBatch, typename LoadLse, typename LoadO>
+__device__ __forceinline__ ColumnPart MergeParts(int count, LoadLse load_lse, LoadO load_o) {
+  float max = kNoReference;
   float sum = 0.0f;
-  float2 total = make_float2(0.0f, 0.0f);
-  for (int begin = 0; begin < item.partial_count; begin += kBatch) {
-    if (begin > 0) load(begin);
-    if (begin > 0 && begin % 32 == 0) mine = lse_of(begin + lane);
-    const float weight = Exp2(mine - base);
+  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kBatch) {
+    float lse2[kBatch];
+    float4 x[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float w = __shfl_sync(0xffffffffu, weight, begin % 32 + i);
-      sum += w;
-      total.x += w * x[i].x;
-      total.y += w * x[i].y;
+      const bool alive = begin + i < count;
+      lse2[i] = alive ? load_lse(begin + i) : EmptyLse<float>();
+      x[i] = alive ? load_o(begin + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float raised = max;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) raised = fmaxf(raised, lse2[i]);
+    const float factor = Exp2(max - raised);
+    max = raised;
+    sum *= factor;
+    total = make_float4(total.x * factor, total.y * factor, total.z * factor, total.w * factor);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float weight = Exp2(lse2[i] - raised);
+      sum += weight;
+      AddScaled(total, weight, x[i]);
     }
   }
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  const size_t at = OutputIndex(args, item, column);
-  *reinterpret_cast<float2*>(args.o + at * kHeadDim + d) =
-      make_float2(total.x * inverse, total.y * inverse);
-  if (d == 0) args.lse[at] = (sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum)) * kLn2;
+  return {make_float4(total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse),
+          sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum)};
 }
 
-// Called by all threads after a piece of a cut job is in the workspace. The last of the job's
-// pieces merges them all and leaves the counter at zero for the next launch.
+// Merges what the blocks of a cluster found of an item: `o` and `lse2` (base 2) lie at the same
+// place in the shared memory of each. A block merges its share of the columns.
+template <int kHeadDim, int kColumns, int kThreads>
+__device__ __forceinline__ void MergeCluster(const AttentionArgs& args, const WorkItem& item,
+                                             const ClusterPlace& place,
+                                             const float (*o)[kHeadDim + 4], const float* lse2) {
+  constexpr int kUnits = kHeadDim / 4;  // of a column
+  const int columns = kColumns / place.size;
+#pragma unroll 1
+  for (int unit = threadIdx.x; unit < columns * kUnits; unit += kThreads) {
+    const int column = place.rank * columns + unit / kUnits;
+    if (column >= item.column_count) continue;
+    const int d = unit % kUnits * 4;
+    const ColumnPart merged = MergeParts<kMaxClusterSize>(
+        static_cast<int>(place.size),
+        [&](int i) { return LoadFloatIn(SharedAddressIn(lse2 + column, i)); },
+        [&](int i) { return LoadFloat4In(SharedAddressIn(&o[column][d], i)); });
+    StoreColumn<kHeadDim, kColumns>(args, item, column, d, merged.o, merged.lse2);
+  }
+}
+
+// Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
+// having written its share of the columns. The last of the job's pieces merges them all and leaves
+// the counter at zero for the next launch.
 template <int kHeadDim, int kColumns, int kThreads>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
-                                            int* is_last /* shared */) {
+                                            const ClusterPlace& place, int* is_last /* shared */) {
   SyncThreads<kThreads>();
   if (threadIdx.x == 0) {
+    uint32_t* arrivals = args.arrivals + item.arrivals + place.rank;
     // Releases what the block wrote (the barrier makes it cumulative) and acquires the others'.
-    __threadfence();
-    const uint32_t before = atomicAdd(args.arrivals + item.job, 1u);
+    const uint32_t before = AddAcquireRelease(arrivals, 1u);
     *is_last = before + 1 == static_cast<uint32_t>(item.partial_count);
-    if (*is_last) args.arrivals[item.job] = 0;
-    __threadfence();
+    if (*is_last) *arrivals = 0;
   }
   SyncThreads<kThreads>();
   if (!*is_last) return;
-  constexpr int kSlices = kHeadDim / 64;
-  for (int slice = threadIdx.x / 32; slice < item.column_count * kSlices; slice += kThreads / 32) {
-    MergeColumn<kHeadDim, kColumns>(args, item, slice / kSlices, slice % kSlices * 64);
+  constexpr int kUnits = kHeadDim / 4;  // of a column
+  const int columns = kColumns / place.size;
+#pragma unroll 1
+  for (int unit = threadIdx.x; unit < columns * kUnits; unit += kThreads) {
+    const int column = place.rank * columns + unit / kUnits;
+    if (column >= item.column_count) continue;
+    const int d = unit % kUnits * 4;
+    const float* lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns + column;
+    const float* o =
+        args.partial_o + (size_t(item.partial_begin) * kColumns + column) * kHeadDim + d;
+    const ColumnPart merged = MergeParts<8>(
+        item.partial_count, [&](int i) { return __ldcg(lse2 + i * kColumns); },
+        [&](int i) {
+          return __ldcg(reinterpret_cast<const float4*>(o + size_t(i) * kColumns * kHeadDim));
+        });
+    const size_t at = OutputIndex(args, item, column);
+    *reinterpret_cast<float4*>(args.o + at * kHeadDim + d) = merged.o;
+    if (d == 0) args.lse[at] = merged.lse2 * kLn2;
   }
 }
 

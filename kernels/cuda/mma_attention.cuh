@@ -44,8 +44,9 @@ struct MmaTraits {
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
 
   struct Shared {
-    uint4 q[kTiles][kHeadDim / 32][32];  // operand B of K Q^T, as the lanes take it
-    float o[kWarps][8][kHeadDim + 4];    // one tile of columns at a time
+    uint4 q[kTiles][kHeadDim / 32][32];                 // operand B of K Q^T, as the lanes take it
+    alignas(16) float o[kWarps][8][kHeadDim + 4];       // one tile of columns at a time
+    alignas(16) float block_o[kColumns][kHeadDim + 4];  // the block's, when its cluster has others
     ColumnState<kColumns> columns;
     WarpResults<kWarps, kColumns> warps;
     WorkItem items[2];
@@ -60,11 +61,12 @@ struct Tokens {
   uint4 v[Traits::kValueVectors];
 };
 
-// The groups of 16 tokens of an item that a warp takes: every kWarps-th.
+// The groups of 16 tokens of an item that a warp takes: as many apart as the cluster has warps.
 template <typename Traits>
 class GroupCursor {
  public:
-  __device__ GroupCursor(const AttentionArgs& args, int warp) : args_(args), warp_(warp) {}
+  __device__ GroupCursor(const AttentionArgs& args, int warp, int warps)
+      : args_(args), warp_(warp), warps_(warps) {}
 
   // Goes to the warp's first group of an item, given by its first 16 bytes.
   __device__ void Start(int4 item) {
@@ -75,7 +77,7 @@ class GroupCursor {
     FetchPage();
   }
   __device__ void Advance() {
-    group_ += Traits::kWarps;
+    group_ += warps_;
     FetchPage();
   }
   __device__ bool Done() const { return group_ >= end_; }
@@ -98,13 +100,26 @@ class GroupCursor {
   }
 
   const AttentionArgs& args_;
-  const int warp_;
+  const int warp_;   // of the cluster
+  const int warps_;  // of the cluster
   const int32_t* pages_ = nullptr;
   int group_ = 0;
   int end_ = 0;
   int head_ = 0;
   int page_ = 0;
 };
+
+// Asks for the 16 tokens that LoadKeys and LoadValues will read.
+template <typename Traits>
+__device__ __forceinline__ void PrefetchGroup(const std::byte* keys, size_t values_after_keys) {
+#pragma unroll
+  for (size_t at = 0; at < Traits::kGroupBytes; at += 32 * 128) {
+    const size_t line = at + threadIdx.x % 32 * 128;
+    if (line >= Traits::kGroupBytes) continue;
+    PrefetchToL2(keys + line);
+    PrefetchToL2(keys + values_after_keys + line);
+  }
+}
 
 template <typename Traits>
 __device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
@@ -328,25 +343,29 @@ __device__ __forceinline__ void PublishSums(const Accumulator<Traits>& acc,
   }
 }
 
-// Adds up the warps' outputs of a tile of columns and writes the block's.
+// Adds up the warps' outputs of a tile of columns and writes the block's, or keeps it for its
+// cluster.
 template <typename Traits>
 __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkItem& item, int tile,
-                                          const typename Traits::Shared& shared) {
-  constexpr int kPairs = Traits::kHeadDim / 2;
-  for (int i = threadIdx.x; i < 8 * kPairs; i += Traits::kThreads) {
-    const int column = tile * 8 + i / kPairs;
-    const int d = i % kPairs * 2;
-    if (column >= item.column_count) return;
-    float2 o = make_float2(0.0f, 0.0f);
+                                          bool of_cluster, typename Traits::Shared& shared) {
+  constexpr int kUnits = Traits::kHeadDim / 4;  // of a column
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 8 * kUnits; i += Traits::kThreads) {
+    const int column = tile * 8 + i / kUnits;
+    const int d = i % kUnits * 4;
+    if (column >= item.column_count) continue;
+    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int w = 0; w < Traits::kWarps; ++w) {
-      const float factor = shared.warps.factor[w][column];
-      const float2 x = *reinterpret_cast<const float2*>(&shared.o[w][i / kPairs][d]);
-      o.x += x.x * factor;
-      o.y += x.y * factor;
+      AddScaled(o, shared.warps.factor[w][column],
+                *reinterpret_cast<const float4*>(&shared.o[w][i / kUnits][d]));
     }
-    StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
-                                                    shared.warps.lse2[column]);
+    if (of_cluster) {
+      *reinterpret_cast<float4*>(&shared.block_o[column][d]) = o;
+    } else {
+      StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
+                                                      shared.warps.lse2[column]);
+    }
   }
 }
 
@@ -356,12 +375,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   extern __shared__ uint4 shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+  const ClusterPlace place = ThisCluster();
+  const int warp = place.rank * Traits::kWarps + threadIdx.x / 32;  // of the cluster
+  const int warps = place.size * Traits::kWarps;
+  const bool of_cluster = place.size > 1;
 
   Tokens<Traits> tokens;
-  GroupCursor<Traits> next(args, warp);
-  const auto start = [&](int4 item) {
-    next.Start(item);
+  GroupCursor<Traits> next(args, warp, warps);
+  const auto load_tokens = [&] {
     if (next.Done()) return;
     const std::byte* keys = next.Keys();
     LoadKeys<Traits>(keys, tokens.k);
@@ -384,15 +405,22 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     }
   };
 
-  const WorkItem& first = args.items[blockIdx.x];
+  // Until the launches ahead have ended, what this one will read is asked for.
+  LetNextLaunchBegin();
+  const int index = static_cast<int>(place.cluster);
+  const WorkItem& first = args.items[index];
+  copy_item(index, &shared.items[0]);
+  next.Start(*reinterpret_cast<const int4*>(&first));
+  if (!next.Done()) PrefetchGroup<Traits>(next.Keys(), next.ValuesAfterKeys());
+  queries.Prefetch(args, first);
+  WaitForLaunchesAhead();
   if (first.column_count == 0) return;
-  copy_item(blockIdx.x, &shared.items[0]);
-  start(*reinterpret_cast<const int4*>(&first));
+  load_tokens();
   queries.Load(args, first);
-  stage_queries();
   WaitForCopies();
-  SyncThreads<Traits::kThreads>();
   for (int parity = 0;; parity ^= 1) {
+    stage_queries();
+    SyncThreads<Traits::kThreads>();
     const WorkItem& item = shared.items[parity];
     const bool has_next = item.next >= 0;
     int4 next_item = {};
@@ -412,8 +440,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     const int begin = item.group_begin + warp;
     bool in_item = begin < item.group_end;
     // A warp that has nothing here has not asked for its part of the next item yet.
-    if (!in_item && has_next) start(next_item);
-    for (int group = begin; in_item; group += Traits::kWarps) {
+    if (!in_item && has_next) {
+      next.Start(next_item);
+      load_tokens();
+    }
+    for (int group = begin; in_item; group += warps) {
       // What to ask for when the registers are free: this item's next group or the next item's
       // first.
       next.Advance();
@@ -441,21 +472,27 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     if (has_next) queries.Load(args, shared.items[parity ^ 1]);
     CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
     SyncThreads<Traits::kThreads>();
-    StoreTile<Traits>(args, item, 0, shared);
+    StoreTile<Traits>(args, item, 0, of_cluster, shared);
 #pragma unroll
     for (int tile = 1; tile < Traits::kTiles; ++tile) {
       SyncThreads<Traits::kThreads>();
       PublishTile<Traits>(acc, tile, shared);
       SyncThreads<Traits::kThreads>();
-      StoreTile<Traits>(args, item, tile, shared);
+      StoreTile<Traits>(args, item, tile, of_cluster, shared);
+    }
+    if (of_cluster) {
+      ArriveAtCluster(place);
+      WaitForCluster(place);
+      MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+          args, item, place, shared.block_o, shared.warps.lse2);
+      ArriveAtCluster(place);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item,
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
                                                                         &shared.is_last);
     }
+    WaitForCluster(place);  // the others have read block_o
     if (!has_next) return;
-    stage_queries();
-    SyncThreads<Traits::kThreads>();
   }
 }
 

@@ -7,12 +7,13 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/grid.h"
 
 namespace tributary::cuda {
 
-// Launches `blocks` blocks, or says why it could not.
+// Launches, or says why it could not.
 template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
-cudaError_t RunMmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream);
+cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
 
 // The warps of a block, each of which takes every so-many-th group of 16 tokens.
 template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>

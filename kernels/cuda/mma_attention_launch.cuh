@@ -6,15 +6,10 @@
 namespace tributary::cuda {
 
 template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
-cudaError_t RunMmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream) {
+cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
   using Traits = MmaTraits<kKv, kHeadDim, kColumnTiles, kBlocksPerMultiprocessor>;
-  const auto kernel = MmaAttentionKernel<Traits>;
-  constexpr int kBytes = sizeof(typename Traits::Shared);
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<blocks, Traits::kThreads, kBytes, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchGrid(MmaAttentionKernel<Traits>, args, grid, Traits::kThreads,
+                    sizeof(typename Traits::Shared), stream);
 }
 
 template <DType kKv, int kHeadDim, int kColumnTiles, int kBlocksPerMultiprocessor>
@@ -24,9 +19,9 @@ int MmaWarps() {
 
 }  // namespace tributary::cuda
 
-#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                             \
-  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&, int, \
-                                                                    cudaStream_t);             \
+#define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, head_dim, tiles, blocks)                              \
+  template cudaError_t RunMmaAttention<kv, head_dim, tiles, blocks>(const AttentionArgs&,       \
+                                                                    const Grid&, cudaStream_t); \
   template int MmaWarps<kv, head_dim, tiles, blocks>();
 
 // One kv dtype and head dim: both widths in both shapes.

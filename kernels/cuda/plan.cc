@@ -9,25 +9,24 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A block of columns of one sequence, the same for each of its kv heads.
-struct ColumnBlock {
-  WorkItem item;
-  int64_t shares = 1;  // a job without keys still has to write its empty result
-};
-
 KeyRange RangeOfRow(KeyRange keys) { return Empty(keys) ? KeyRange{0, 0} : keys; }
 
-ColumnBlock MakeColumnBlock(const PlanShape& shape, const PlanEntry& entry, int32_t column_begin,
-                            std::span<const KeyRange> keys) {
-  ColumnBlock block;
-  WorkItem& item = block.item;
+// Fills *columns, which is as new.
+void MakeColumns(const PlanShape& shape, const PlanEntry& entry, int32_t column_begin,
+                 std::span<const KeyRange> keys, PlannedColumns* columns) {
+  WorkItem& item = columns->item;
   item.page_table = entry.page_table;
   item.row_begin = entry.row_begin;
   item.column_begin = column_begin;
-  item.column_count =
-      std::min(shape.columns_per_block, entry.row_count * shape.group - column_begin);
-  const int32_t first = column_begin / shape.group;
-  const int32_t last = (column_begin + item.column_count - 1) / shape.group;
+  const int32_t columns_left = entry.row_count * shape.group - column_begin;
+  item.column_count = std::min(shape.columns_per_block, columns_left);
+  // (Divisions are slow enough to be seen: most sequences have one block of columns.)
+  int32_t first = 0;
+  int32_t last = entry.row_count - 1;
+  if (item.column_count < entry.row_count * shape.group) {
+    first = column_begin / shape.group;
+    last = (column_begin + item.column_count - 1) / shape.group;
+  }
   KeyRange any{INT32_MAX, 0};
   KeyRange all{0, INT32_MAX};
   for (int32_t row = first; row <= last; ++row) {
@@ -35,153 +34,191 @@ ColumnBlock MakeColumnBlock(const PlanShape& shape, const PlanEntry& entry, int3
     all = {std::max(all.lo, range.lo), std::min(all.hi, range.hi)};
     if (!Empty(range)) any = {std::min(any.lo, range.lo), std::max(any.hi, range.hi)};
   }
-  if (Empty(any)) return block;
+  if (Empty(any)) return;
   item.key_begin = static_cast<int32_t>(any.lo);
   item.key_end = static_cast<int32_t>(any.hi);
   item.dense_begin = static_cast<int32_t>(all.lo);
   item.dense_end = static_cast<int32_t>(std::max(all.lo, all.hi));
   item.group_begin = item.key_begin / kGroupTokens;
   item.group_end = static_cast<int32_t>(CeilDiv(item.key_end, kGroupTokens));
-  block.shares = CeilDiv(item.group_end - item.group_begin, shape.share_groups);
-  return block;
+  const auto groups = static_cast<uint32_t>(item.group_end - item.group_begin);
+  const auto share = static_cast<uint32_t>(shape.share_groups);
+  columns->shares = (groups + share - 1) / share;
 }
 
+// Cutting a job and merging its pieces costs about as much as a block needs for so many shares.
+constexpr int64_t kCutShares = 2;
+// And a block that ends one job and begins another loses about as much as so many take.
+constexpr int64_t kMisfitShares = 6;
+
 // The most shares a block may take so that no job need be cut: at most a sixteenth above an equal
-// share, since cutting and merging cost about that. 0 when there is no such number.
-int64_t WholeJobQuota(const PlanShape& shape, std::span<const ColumnBlock> columns,
+// share, but for single jobs of up to kCutShares. 0 when there is no such number.
+int64_t WholeJobQuota(const PlanShape& shape, std::span<const PlannedColumns> all_columns,
                       int64_t shares) {
-  const int64_t quota = shares * 17 / (int64_t{shape.blocks} * 16);
+  const int64_t quota = std::max<int64_t>(1, shares * 17 / (int64_t{shape.blocks} * 16));
   int64_t blocks = 1;
   int64_t dealt = 0;
-  for (const ColumnBlock& block : columns) {
-    if (block.shares > quota) return 0;
+  for (const PlannedColumns& columns : all_columns) {
+    if (columns.shares > std::max(quota, kCutShares)) return 0;
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
-      if (dealt + block.shares > quota) {
+      if (dealt > 0 && dealt + columns.shares > quota) {
         ++blocks;
         dealt = 0;
       }
-      dealt += block.shares;
+      dealt += columns.shares;
     }
+    if (blocks > shape.blocks) return 0;
   }
-  return blocks <= shape.blocks ? quota : 0;
+  return quota;
+}
+
+// How many of the blocks get work. Jobs of one size are cut alike, when the blocks that this leaves
+// idle cost less: a block then has one piece, not the end of one job and the beginning of another.
+int32_t BlocksInUse(const PlanShape& shape, int64_t shares, int64_t jobs, bool alike) {
+  const int64_t blocks = std::min<int64_t>(shape.blocks, shares);
+  const int64_t even = blocks / jobs * jobs;
+  const bool pays = alike && even > 0 && shares / even - shares / blocks <= kMisfitShares;
+  return static_cast<int32_t>(pays ? even : blocks);
 }
 
 // Deals jobs out to the blocks of the grid, in order.
 class Dealer {
  public:
   // Cuts nothing when `whole_job_quota` is not 0.
-  Dealer(const PlanShape& shape, int64_t shares, int64_t whole_job_quota, Plan* plan)
+  Dealer(const PlanShape& shape, int64_t shares, int32_t blocks, int64_t whole_job_quota,
+         Plan* plan)
       : shape_(shape), plan_(*plan), whole_job_quota_(whole_job_quota) {
-    plan_.blocks = static_cast<int32_t>(std::min<int64_t>(shape.blocks, shares));
+    plan_.blocks = blocks;
     plan_.items.resize(shape.blocks);
-    shares_ = shares;
-    quota_end_ = QuotaEnd(0);
+    quota_ = shares / plan_.blocks;
+    quota_remainder_ = shares % plan_.blocks;
+    quota_end_ = quota_;
+    left_over_ = quota_remainder_;
   }
 
-  void Deal(const ColumnBlock& block) {
+  void Deal(const PlannedColumns& columns) {
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      WorkItem item = block.item;
-      item.kv_head = head;
       if (whole_job_quota_ > 0) {
-        DealWhole(item, block.shares);
-        continue;
+        DealWhole(columns, head);
+      } else if (shape_.batch_invariant) {
+        CutAtFixedPlaces(columns, head);
+      } else {
+        CutAtQuotas(columns, head);
       }
-      shape_.batch_invariant ? CutAtFixedPlaces(item) : CutAtQuotas(item, block.shares);
     }
   }
 
  private:
-  // The share before which block_ stops.
-  int64_t QuotaEnd(int64_t block) const { return (block + 1) * shares_ / plan_.blocks; }
-
-  void DealWhole(const WorkItem& job, int64_t shares) {
-    if (dealt_ + shares > whole_job_quota_) {
+  void DealWhole(const PlannedColumns& job, int32_t head) {
+    if (dealt_ > 0 && dealt_ + job.shares > whole_job_quota_) {
       ++block_;
       last_of_block_ = -1;
       dealt_ = 0;
     }
-    AddPiece(job, 0, shares * shape_.share_groups);
-    pieces_.clear();
-    dealt_ += shares;
+    AddPiece(job, head);
+    dealt_ += job.shares;
   }
 
-  void CutAtQuotas(const WorkItem& job, int64_t shares) {
-    const size_t first = pieces_.size();
-    for (int64_t done = 0; done < shares;) {
-      NextBlockIfFull();
-      const int64_t take = std::min(shares - done, quota_end_ - dealt_);
-      AddPiece(job, done * shape_.share_groups, (done + take) * shape_.share_groups);
-      done += take;
-      dealt_ += take;
+  void CutAtQuotas(const PlannedColumns& job, int32_t head) {
+    NextBlockIfFull();
+    if (job.shares <= quota_end_ - dealt_) {
+      AddPiece(job, head);
+      dealt_ += job.shares;
+      return;
     }
-    FinishJob(first);
+    const int32_t first_block = block_;
+    int32_t first = 0;
+    int32_t count = 0;
+    int32_t group = job.item.group_begin;
+    for (int64_t left = job.shares; left > 0; ++count) {
+      NextBlockIfFull();
+      const int64_t take = std::min(left, quota_end_ - dealt_);
+      left -= take;
+      dealt_ += take;
+      WorkItem& piece = AddPiece(job, head);
+      piece.group_begin = group;
+      if (left > 0) piece.group_end = group += static_cast<int32_t>(take) * shape_.share_groups;
+      piece.partial_begin = plan_.partials;
+      piece.partial_index = count;
+      piece.arrivals = plan_.arrivals;
+      if (count == 0) first = last_of_block_;
+    }
+    // Every other piece is the first of its block.
+    plan_.items[first].partial_count = count;
+    for (int32_t block = first_block + 1; block <= block_; ++block) {
+      plan_.items[block].partial_count = count;
+    }
+    AddCutJob(count);
   }
 
-  void CutAtFixedPlaces(const WorkItem& job) {
-    const size_t first = pieces_.size();
-    const int64_t groups = std::max(1, job.group_end - job.group_begin);
+  void CutAtFixedPlaces(const PlannedColumns& job, int32_t head) {
+    const int32_t job_begin = job.item.group_begin;
+    const int32_t groups = std::max(1, job.item.group_end - job_begin);
+    const auto count = static_cast<int32_t>(CeilDiv(groups, kInvariantGroups));
     int64_t dealt_of_job = 0;
-    for (int64_t begin = 0; begin < groups; begin += kInvariantGroups) {
+    for (int32_t i = 0; i < count; ++i) {
       NextBlockIfFull();
-      const int64_t end = std::min<int64_t>(groups, begin + kInvariantGroups);
-      AddPiece(job, begin, end);
+      const int32_t end = std::min(groups, (i + 1) * kInvariantGroups);
+      WorkItem& piece = AddPiece(job, head);
+      piece.group_begin = job_begin + i * kInvariantGroups;
+      piece.group_end = std::min(job.item.group_end, job_begin + end);
+      if (count > 1) {
+        piece.partial_begin = plan_.partials;
+        piece.partial_index = i;
+        piece.partial_count = count;
+        piece.arrivals = plan_.arrivals;
+      }
       const int64_t total = CeilDiv(end, shape_.share_groups);
       dealt_ += total - dealt_of_job;
       dealt_of_job = total;
     }
-    FinishJob(first);
+    if (count > 1) AddCutJob(count);
   }
 
+  // Block b stops before share (b + 1) * shares / blocks.
   void NextBlockIfFull() {
     while (dealt_ >= quota_end_ && block_ + 1 < plan_.blocks) {
-      quota_end_ = QuotaEnd(++block_);
+      ++block_;
       last_of_block_ = -1;
+      quota_end_ += quota_;
+      left_over_ += quota_remainder_;
+      if (left_over_ >= plan_.blocks) {
+        left_over_ -= plan_.blocks;
+        ++quota_end_;
+      }
     }
   }
 
-  // Groups [begin, end) of the job, counted from its first.
-  void AddPiece(const WorkItem& job, int64_t begin, int64_t end) {
-    WorkItem item = job;
-    item.group_begin = static_cast<int32_t>(job.group_begin + begin);
-    item.group_end = static_cast<int32_t>(std::min<int64_t>(job.group_end, job.group_begin + end));
+  // The whole job, as the block's next item; the caller narrows it.
+  WorkItem& AddPiece(const PlannedColumns& job, int32_t head) {
     int32_t index = block_;
     if (last_of_block_ < 0) {
-      plan_.items[block_] = item;
+      plan_.items[index] = job.item;
     } else {
       index = static_cast<int32_t>(plan_.items.size());
       plan_.items[last_of_block_].next = index;
-      plan_.items.push_back(item);
+      plan_.items.push_back(job.item);
     }
     last_of_block_ = index;
-    pieces_.push_back(index);
+    plan_.items[index].kv_head = head;
+    return plan_.items[index];
   }
 
-  void FinishJob(size_t first) {
-    const int32_t count = static_cast<int32_t>(pieces_.size() - first);
-    if (count > 1) {
-      for (int32_t i = 0; i < count; ++i) {
-        WorkItem& item = plan_.items[pieces_[first + i]];
-        item.job = plan_.jobs_cut;
-        item.partial_begin = plan_.partials;
-        item.partial_index = i;
-        item.partial_count = count;
-      }
-      plan_.cut_items.push_back(pieces_[first]);
-      ++plan_.jobs_cut;
-      plan_.partials += count;
-    }
-    pieces_.resize(first);
+  void AddCutJob(int32_t pieces) {
+    plan_.arrivals += shape_.cluster_size;
+    plan_.partials += pieces;
   }
 
   const PlanShape& shape_;
   Plan& plan_;
   const int64_t whole_job_quota_;
-  int64_t shares_ = 0;
-  int64_t quota_end_ = 0;
+  int64_t quota_ = 0;  // shares of a block, and what this division left
+  int64_t quota_remainder_ = 0;
+  int64_t left_over_ = 0;
+  int64_t quota_end_ = 0;  // the share before which block_ stops
   int64_t dealt_ = 0;
   int32_t block_ = 0;
   int32_t last_of_block_ = -1;
-  std::vector<int32_t> pieces_;  // of the job being dealt, as indices of items
 };
 
 int64_t BlocksOfColumns(const PlanShape& shape, int64_t rows) {
@@ -193,31 +230,37 @@ int64_t BlocksOfColumns(const PlanShape& shape, int64_t rows) {
 void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
                    std::span<const KeyRange> keys, Plan* plan) {
   plan->items.clear();
-  plan->keys.clear();
-  plan->cut_items.assign(1, 0);
+  plan->columns.clear();
+  plan->keys.resize(keys.size());
   plan->blocks = 0;
-  plan->jobs_cut = 0;
+  plan->arrivals = 0;
   plan->partials = 0;
-  for (const KeyRange& range : keys) {
-    const KeyRange r = RangeOfRow(range);
-    plan->keys.push_back({static_cast<int32_t>(r.lo), static_cast<int32_t>(r.hi)});
+  for (size_t row = 0; row < keys.size(); ++row) {
+    const KeyRange r = RangeOfRow(keys[row]);
+    plan->keys[row] = {static_cast<int32_t>(r.lo), static_cast<int32_t>(r.hi)};
   }
-  std::vector<ColumnBlock> columns;
   int64_t shares = 0;
+  int64_t largest = 0;
+  int64_t smallest = INT64_MAX;
   for (const PlanEntry& entry : entries) {
     for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
-      columns.push_back(MakeColumnBlock(shape, entry, c, keys));
-      shares += columns.back().shares * shape.kv_heads;
+      MakeColumns(shape, entry, c, keys, &plan->columns.emplace_back());
+      const int64_t of_job = plan->columns.back().shares;
+      shares += of_job * shape.kv_heads;
+      largest = std::max(largest, of_job);
+      smallest = std::min(smallest, of_job);
     }
   }
-  if (shares > 0) {
-    const int64_t whole = shape.batch_invariant ? 0 : WholeJobQuota(shape, columns, shares);
-    Dealer dealer(shape, shares, whole, plan);
-    for (const ColumnBlock& block : columns) dealer.Deal(block);
-  } else {
+  if (shares == 0) {
     plan->items.resize(shape.blocks);  // of no columns: nothing to do
+    return;
   }
-  plan->cut_items[0] = plan->jobs_cut;
+  const int64_t whole = shape.batch_invariant ? 0 : WholeJobQuota(shape, plan->columns, shares);
+  const int64_t jobs = static_cast<int64_t>(plan->columns.size()) * shape.kv_heads;
+  const int32_t blocks =
+      BlocksInUse(shape, shares, jobs, !shape.batch_invariant && smallest == largest);
+  Dealer dealer(shape, shares, blocks, whole, plan);
+  for (const PlannedColumns& columns : plan->columns) dealer.Deal(columns);
 }
 
 PlanBounds BoundPlan(const PlanShape& shape, int64_t max_entries, int64_t max_rows,
@@ -234,7 +277,7 @@ PlanBounds BoundPlan(const PlanShape& shape, int64_t max_entries, int64_t max_ro
   }
   bounds.items = shape.blocks + jobs + cuts;
   bounds.partials = 2 * cuts;
-  bounds.jobs_cut = std::min(jobs, cuts);
+  bounds.arrivals = std::min(jobs, cuts) * shape.cluster_size;
   return bounds;
 }
 

@@ -15,37 +15,10 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/work_item.h"
 #include "kernels/key_range.h"
 
 namespace tributary::cuda {
-
-// The keys a query row may see, as the device takes them.
-struct RowKeys {
-  int32_t begin = 0;
-  int32_t end = 0;
-};
-
-// One piece of one job. Slots are local slots of the sequence.
-struct alignas(16) WorkItem {
-  // What a warp needs to ask for keys comes first, in 16 bytes.
-  int32_t page_table = 0;  // where the sequence's first page is in the device's page table array
-  int32_t kv_head = 0;
-  int32_t group_begin = 0;  // the piece, in groups of 16 slots
-  int32_t group_end = 0;
-  int32_t row_begin = 0;     // the sequence's first query row
-  int32_t column_begin = 0;  // the block's first column; column c is row c / group, head c % group
-  int32_t column_count = 0;  // 0: nothing to do
-  int32_t key_begin = 0;     // the slots that some row of the block may see
-  int32_t key_end = 0;
-  int32_t dense_begin = 0;  // the slots that every row of the block may see: no mask needed
-  int32_t dense_end = 0;
-  int32_t partial_begin = 0;  // the first partial of the job in the workspace
-  int32_t partial_index = 0;  // this piece among the job's
-  int32_t partial_count = 1;
-  int32_t job = 0;    // the job's arrival counter; used when partial_count > 1
-  int32_t next = -1;  // the block's next item, -1 for none
-};
-static_assert(sizeof(WorkItem) == 64);
 
 struct PlanEntry {
   int32_t row_begin = 0;
@@ -58,7 +31,8 @@ struct PlanShape {
   int32_t kv_heads = 1;
   int32_t columns_per_block = 8;
   int32_t share_groups = 16;  // shares are multiples of this many 16-slot groups
-  int32_t blocks = 1;         // blocks of the grid
+  int32_t blocks = 1;         // that take items: blocks of the grid, or clusters of them
+  int32_t cluster_size = 1;   // blocks of the grid to each of these
   // Cuts every job at multiples of kInvariantGroups, wherever its pieces end up, so that a
   // sequence's result does not depend on what else is in the batch.
   bool batch_invariant = false;
@@ -66,14 +40,20 @@ struct PlanShape {
 
 inline constexpr int32_t kInvariantGroups = 64;  // 1024 slots
 
+// A block of columns of one sequence, the same for each of its kv heads.
+struct PlannedColumns {
+  WorkItem item;
+  int64_t shares = 1;  // a job without keys still has to write its empty result
+};
+
 struct Plan {
   std::vector<WorkItem> items;  // the first `blocks` of them are where the blocks start
   std::vector<RowKeys> keys;    // [rows]
-  // How many jobs were cut, then the first piece of each.
-  std::vector<int32_t> cut_items;
-  int32_t blocks = 0;    // blocks with work; the grid may be larger
-  int32_t jobs_cut = 0;  // arrival counters in use
+  int32_t blocks = 0;           // blocks with work; the grid may be larger
+  int32_t arrivals = 0;  // arrival counters in use: for each job cut, one a block of a cluster
   int32_t partials = 0;  // workspace slots in use, each columns_per_block x (head_dim + 1)
+
+  std::vector<PlannedColumns> columns;  // scratch of PlanAttention, kept for the next call
 };
 
 // Fills *plan, whose vectors keep their capacity. keys holds a range for each row of the entries,
@@ -83,9 +63,9 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
 
 // Upper bounds for any plan with this shape, for buffers that a captured graph keeps.
 struct PlanBounds {
-  int64_t items = 0;  // cut_items has jobs_cut + 1
+  int64_t items = 0;
   int64_t partials = 0;
-  int64_t jobs_cut = 0;
+  int64_t arrivals = 0;
 };
 PlanBounds BoundPlan(const PlanShape& shape, int64_t max_entries, int64_t max_rows,
                      int64_t max_keys_in_batch);

@@ -44,6 +44,17 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
 }
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Adds to a counter; orders what this thread has seen and written, and what it will, as a release
+// and an acquire.
+__device__ __forceinline__ uint32_t AddAcquireRelease(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
 // D += A B for a 16x16 tile A and a 16x8 tile B, both of the compute type, D in fp32.
 template <DType kCompute>
 __device__ __forceinline__ void Mma16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -78,6 +89,24 @@ __device__ __forceinline__ uint32_t Pack(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   }
   return y;
+}
+
+// The larger of each of two pairs of the compute type; a NaN loses.
+template <DType kCompute>
+__device__ __forceinline__ uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (kCompute == DType::kBf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+
+// Whether either of a pair that is not negative exceeds a finite positive limit.
+__device__ __forceinline__ bool AnyGreater(uint32_t pair, uint32_t limit) {
+  // As for integers: the bits of numbers of one sign and type are in their order.
+  return (pair & 0xffffu) > (limit & 0xffffu) || pair >> 16 > limit >> 16;
 }
 
 }  // namespace tributary::cuda

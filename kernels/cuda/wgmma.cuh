@@ -18,13 +18,17 @@ __device__ __forceinline__ int SwizzledChunk(int row, int chunk) {
   return row * kTileRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-// The descriptor of a tile from contraction slot 16 * step on (PTX ISA, "matrix descriptor"):
-// 128-byte swizzle, groups of eight rows 1024 bytes apart.
-__device__ __forceinline__ uint64_t TileDescriptor(uint32_t shared_address, int step) {
+// The descriptor of a tile (PTX ISA, "matrix descriptor"): 128-byte swizzle, groups of eight rows
+// 1024 bytes apart.
+__device__ __forceinline__ uint64_t TileDescriptor(uint32_t shared_address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kStride = uint64_t{1024 >> 4} << 32;
   constexpr uint64_t kLeading = uint64_t{1} << 16;  // not used with this swizzle
-  return kSwizzle128 | kStride | kLeading | ((shared_address + step * 32) >> 4 & 0x3fff);
+  return kSwizzle128 | kStride | kLeading | (shared_address >> 4);
+}
+// The same from contraction slot 16 * step on.
+__device__ __forceinline__ uint64_t DescriptorOfStep(uint64_t tile, int step) {
+  return tile + step * (32 >> 4);
 }
 
 __device__ __forceinline__ void WgmmaFence() {
@@ -33,8 +37,22 @@ __device__ __forceinline__ void WgmmaFence() {
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+// Waits for all products begun.
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Keeps the compiler from moving what computes or reads registers of products across this point:
+// between a product's issue and its end, it would have to run the products one by one.
+template <int kCount>
+__device__ __forceinline__ void FenceRegisters(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void FenceRegisters(uint32_t (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 #define TRIBUTARY_WGMMA_16(type)                                                            \
@@ -114,11 +132,11 @@ __device__ __forceinline__ void SyncWarpgroup(int warpgroup) {
 
 // Stores four 8x8 tiles, held as accumulator tiles are, transposed; lane l gives the address of row
 // l % 8 of tile l / 8.
-__device__ __forceinline__ void StoreTransposed(uint32_t shared_address,
-                                                const uint32_t (&tiles)[4]) {
+__device__ __forceinline__ void StoreTransposed(uint32_t shared_address, uint32_t tile0,
+                                                uint32_t tile1, uint32_t tile2, uint32_t tile3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address),
-               "r"(tiles[0]), "r"(tiles[1]), "r"(tiles[2]), "r"(tiles[3])
+               "r"(tile0), "r"(tile1), "r"(tile2), "r"(tile3)
                : "memory");
 }
 

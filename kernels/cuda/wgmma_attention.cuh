@@ -2,26 +2,37 @@
 // sm_90a.
 //
 // The same products as in mma_attention.cuh, S^T = K Q^T and O^T += V^T P^T, by warpgroups of four
-// warps and 64 tokens. One more warp keeps a ring of such tiles of K and V filled with bulk copies.
+// warps and 64 tokens. Four more warps keep rings of such tiles of K and V filled with bulk copies.
 // They are operand A, which is read from shared memory into registers, each byte by one thread: so
 // FP8 is widened once, in registers. Operand B is the queries, which stay in shared memory, and the
 // weights P, which the four warps of a warpgroup exchange through it. (Loads straight into
 // registers, as in mma_attention.cuh, lose here: the fence that publishes P waits for every load in
 // flight.)
 //
+// A warpgroup issues the product of the next tile's scores behind that of this tile's values, and
+// widens V while scores are being multiplied: the tensor cores wait for the softmax alone, and
+// there are two warpgroups to take turns.
+//
 // Weights are taken against a reference that follows the maximum only when it is exceeded by 2^8:
 // until then nothing needs to be reduced between threads, and the barrier that publishes P also
-// publishes whether it holds.
+// says whether it holds.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
+
+// By these a raw product becomes the exponent of a weight: two neighbouring columns.
+struct alignas(16) ColumnPair {
+  float scale[2];
+  float offset[2];  // the bias less the reference
+};
 
 template <DType kKvType, int kHeadDimension, int kColumnCount>
 struct WgmmaTraits {
@@ -40,10 +51,13 @@ struct WgmmaTraits {
   static constexpr int kValueWords = 2 * int(SizeOf(kKv));
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = 128 * kWarpgroups;  // that compute
-  // One more warpgroup, of which one warp copies; it gives its registers to those that compute.
+  // One more warpgroup, which copies and gives its registers to those that compute.
   static constexpr int kBlockThreads = kThreads + 128;
   static constexpr int kTileBytes = kTileGroups * int(kGroupBytes);  // of K, and of V
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+  // The next tile's scores are multiplied behind this tile's values, where registers allow it:
+  // FP8 needs them for widening.
+  static constexpr bool kScoresAhead = SizeOf(kKv) == 2 && kHeadDim <= 128;
 
   struct Fixed {
     union {
@@ -54,83 +68,125 @@ struct WgmmaTraits {
       };
       float o[kWarpgroups][kColumns][kHeadDim + 4];  // once an item's products are done
     };
-    alignas(16) float reference[kWarpgroups][kColumns];
+    ColumnPair pairs[kWarpgroups][kColumns / 2];
+    float reference[kWarpgroups][kColumns];
     float warp_max[kWarpgroups][4][kColumns];
     ColumnState<kColumns> columns;
     WarpResults<4 * kWarpgroups, kColumns> warps;
     WorkItem items[2];
-    int exceeded[kWarpgroups][2];  // whether a logit outgrew the reference
+    CopyBarrier weights_published[kWarpgroups];  // one arrival a warp
+    int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
+    ClusterBarrier published;                    // o, in all blocks of the cluster
+    ClusterBarrier read;                         // o, by all blocks of the cluster
+    int is_last;
   };
-  struct alignas(128) Stage {
-    std::byte k[kTileBytes];
-    std::byte v[kTileBytes];
-  };
-  // The ring takes what a block's shared memory has left. Warpgroups take tiles in turn and a stage
-  // always falls to the same one, which has therefore seen every phase of the stage's barrier: the
-  // parity of a phase alone would not tell it from the last but one.
+  // A ring a warpgroup, of tiles of K and V in turn, of what a block's shared memory has left.
+  using Stage = std::byte[kTileBytes];
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStages =
-      std::min<int>(12, (kSharedBytes - int(sizeof(Fixed)) - 1024) / int(sizeof(Stage))) /
-      kWarpgroups * kWarpgroups;
-  static_assert(kStages >= kWarpgroups);
+      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups);
+  static_assert(kStages >= 2);
   struct Shared : Fixed {
-    Stage stages[kStages];
-    CopyBarrier full[kStages];
-    CopyBarrier empty[kStages];  // one arrival a warp
+    alignas(128) Stage stages[kWarpgroups][kStages];
+    CopyBarrier full[kWarpgroups][kStages];
+    CopyBarrier empty[kWarpgroups][kStages];  // one arrival a warp
   };
 };
 
-// A place in the ring: tiles are numbered in the order in which they are copied and used.
+// A place in a warpgroup's ring.
 template <typename Traits>
 struct RingPlace {
-  int stage;
-  uint32_t parity;
-  __device__ explicit RingPlace(int tile)
-      : stage(tile % Traits::kStages), parity(tile / Traits::kStages % 2) {}
-};
+  int stage = 0;
+  uint32_t parity = 0;
 
-// The copying warp: brings every tile of every item of the block, in order.
-template <typename Traits>
-__device__ __forceinline__ void CopyTiles(const AttentionArgs& args,
-                                          typename Traits::Shared& shared) {
-  const int lane = threadIdx.x % 32;
-  const int group_of_tile = lane % Traits::kTileGroups;
-  const bool values = lane >= Traits::kTileGroups;
-  const int shift = args.page_shift - 4;
-  const size_t plane = Traits::kGroupBytes << shift;
-  int tile = 0;
-  for (int index = blockIdx.x; index >= 0; index = __ldg(&args.items[index].next)) {
-    // page_table, kv_head, group_begin, group_end
-    const int4 item = __ldg(reinterpret_cast<const int4*>(args.items + index));
-    int pages = 0;  // lane i: the page of the i-th group from `base`
-    int base = item.z - 32;
-    for (int group = item.z; group < item.w; group += Traits::kTileGroups, ++tile) {
-      if (group >= base + 32) {
-        base = group;
-        if (base + lane < item.w)
-          pages = __ldg(args.page_tables + item.x + ((base + lane) >> shift));
-      }
-      const int own = group + group_of_tile;
-      const int page = __shfl_sync(0xffffffffu, pages, own - base);
-      const RingPlace<Traits> place(tile);
-      // The stage's previous use ended with the phase before this one.
-      if (tile >= Traits::kStages) shared.empty[place.stage].Wait(place.parity ^ 1);
-      if (lane == 0) {
-        const int groups = min(Traits::kTileGroups, item.w - group);
-        shared.full[place.stage].ArriveAndExpect(groups * 2 * uint32_t(Traits::kGroupBytes));
-      }
-      __syncwarp();
-      if (lane < 2 * Traits::kTileGroups && own < item.w) {
-        auto& stage = shared.stages[place.stage];
-        const size_t head = item.y + (values ? args.kv_heads : 0);
-        BulkCopy((values ? stage.v : stage.k) + group_of_tile * Traits::kGroupBytes,
-                 args.cache + (size_t(page) * 2 * args.kv_heads + head) * plane +
-                     size_t(own & ((1 << shift) - 1)) * Traits::kGroupBytes,
-                 uint32_t(Traits::kGroupBytes), shared.full[place.stage]);
-      }
+  __device__ void Advance() {
+    if (++stage == Traits::kStages) {
+      stage = 0;
+      parity ^= 1;
     }
   }
-}
+};
+
+// A copying warp: brings K or V of one warpgroup's tiles of every item, in order, a lane to a group
+// of 16 tokens. Each such ring and half has a warp of its own: the hardware takes the copies of a
+// warp's lanes one by one, and a single warp is too slow for all.
+template <typename Traits>
+class TileCopier {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ TileCopier(const AttentionArgs& args, const ClusterPlace& place, Shared& shared,
+                        int warp)
+      : args_(args),
+        shared_(shared),
+        warpgroup_(warp / 2),
+        values_(warp % 2 != 0),
+        first_((static_cast<int>(place.rank) + warpgroup_ * static_cast<int>(place.size)) *
+               Traits::kTileGroups),
+        apart_(Traits::kWarpgroups * static_cast<int>(place.size) * Traits::kTileGroups),
+        shift_(args.page_shift - 4) {
+    if (values_) place_.Advance();
+  }
+
+  // Asks for the first tiles of an item, given by its first 16 bytes.
+  __device__ void Prefetch(int4 item) const {
+    const int lane = threadIdx.x % 32;
+    const int tile = lane / Traits::kTileGroups;
+    const int group = item.z + first_ + tile * apart_ + lane % Traits::kTileGroups;
+    if (2 * tile >= Traits::kStages || group >= item.w) return;
+    BulkPrefetch(Source(item, group, Page(item, group)), Traits::kGroupBytes);
+  }
+
+  __device__ void CopyItem(int4 item) {
+    const int lane = threadIdx.x % 32;
+    int group = item.z + first_;
+    const bool copies = lane < Traits::kTileGroups;
+    int page = copies && group + lane < item.w ? Page(item, group + lane) : 0;
+    for (; group < item.w; group += apart_) {
+      const int next = group + apart_ + lane;
+      const int next_page = copies && next < item.w ? Page(item, next) : 0;
+      // The stage's previous use ended with the phase before this one.
+      if (2 * copied_ + (values_ ? 1 : 0) >= Traits::kStages) {
+        shared_.empty[warpgroup_][place_.stage].Wait(place_.parity ^ 1);
+      }
+      CopyBarrier& full = shared_.full[warpgroup_][place_.stage];
+      if (lane == 0) {
+        full.ArriveAndExpect(min(Traits::kTileGroups, item.w - group) *
+                             uint32_t(Traits::kGroupBytes));
+      }
+      __syncwarp();
+      if (copies && group + lane < item.w) {
+        BulkCopy(shared_.stages[warpgroup_][place_.stage] + lane * Traits::kGroupBytes,
+                 Source(item, group + lane, page), uint32_t(Traits::kGroupBytes), full);
+      }
+      place_.Advance();
+      place_.Advance();
+      ++copied_;
+      page = next_page;
+    }
+  }
+
+ private:
+  __device__ int Page(int4 item, int group) const {
+    return __ldg(args_.page_tables + item.x + (group >> shift_));
+  }
+  __device__ const std::byte* Source(int4 item, int group, int page) const {
+    const size_t plane = Traits::kGroupBytes << shift_;
+    const size_t head = item.y + (values_ ? args_.kv_heads : 0);
+    return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
+           size_t(group & ((1 << shift_) - 1)) * Traits::kGroupBytes;
+  }
+
+  const AttentionArgs& args_;
+  Shared& shared_;
+  const int warpgroup_;
+  const bool values_;
+  const int first_;  // of its tiles, in groups from the item's first
+  const int apart_;  // groups from one of its tiles to the next
+  const int shift_;
+  RingPlace<Traits> place_;
+  int copied_ = 0;  // tiles
+};
 
 // The two neighbouring dimensions that a thread's rows lane / 4 and lane / 4 + 8 of a tile of 64
 // dimensions stand for: the first of them. Its words of V are where page_layout.h puts
@@ -144,25 +200,36 @@ __device__ __forceinline__ int DimsOfTile(int tile) {
   return 32 * (4 * (tile / 2) + warp) + 4 * lane_row + 2 * (tile % 2);
 }
 
-// A thread's words of V of one group of 16 tokens and one tile of 64 dimensions.
+// A thread's words of V of one group of 16 tokens.
 template <typename Traits>
-__device__ __forceinline__ void ReadValues(const std::byte* group, int tile,
-                                           uint32_t (&words)[Traits::kValueWords]) {
-  const std::byte* at = group + ValueOffset(threadIdx.x % 4 * kQuadTokens, DimsOfTile<Traits>(tile),
-                                            Traits::kHeadDim, SizeOf(Traits::kKv));
-  if constexpr (Traits::kValueWords == 4) {
-    const uint4 x = *reinterpret_cast<const uint4*>(at);
-    words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
-  } else {
-    const uint2 x = *reinterpret_cast<const uint2*>(at);
-    words[0] = x.x, words[1] = x.y;
+__device__ __forceinline__ void ReadValues(
+    const std::byte* group, uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
+  // FP8: two tiles of dimensions share a vector.
+  constexpr int kTilesOfVector =
+      Traits::kDimTiles == 1 ? 1 : kVectorBytes / (4 * Traits::kValueWords);
+#pragma unroll
+  for (int tile = 0; tile < Traits::kDimTiles; tile += kTilesOfVector) {
+    const std::byte* at =
+        group + ValueOffset(threadIdx.x % 4 * kQuadTokens, DimsOfTile<Traits>(tile),
+                            Traits::kHeadDim, SizeOf(Traits::kKv));
+    if constexpr (kTilesOfVector * Traits::kValueWords == 4) {
+      const uint4 x = *reinterpret_cast<const uint4*>(at);
+      const uint32_t of_vector[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[tile + i / Traits::kValueWords][i % Traits::kValueWords] = of_vector[i];
+      }
+    } else {
+      const uint2 x = *reinterpret_cast<const uint2*>(at);
+      words[tile][0] = x.x, words[tile][1] = x.y;
+    }
   }
 }
 
 // Two dimensions of four tokens as operand A of one step.
 template <typename Traits>
-__device__ __forceinline__ void WidenValues(const uint32_t (&words)[Traits::kValueWords],
-                                            uint32_t (&a)[4]) {
+__device__ __forceinline__ void WidenValueWords(const uint32_t (&words)[Traits::kValueWords],
+                                                uint32_t (&a)[4]) {
   if constexpr (SizeOf(Traits::kKv) == 1) {
     const uint4 vector = make_uint4(words[0], words[1], 0, 0);
     WidenQuad<Traits::kKv>(vector, 0, a[0], a[2]);
@@ -175,18 +242,34 @@ __device__ __forceinline__ void WidenValues(const uint32_t (&words)[Traits::kVal
   }
 }
 
+// What of an item its tiles need, kept in registers.
+struct TileRanges {
+  int key_begin, key_end;
+  int dense_begin, dense_end;
+  int group_end;
+
+  __device__ explicit TileRanges(const WorkItem& item)
+      : key_begin(item.key_begin),
+        key_end(item.key_end),
+        dense_begin(item.dense_begin),
+        dense_end(item.dense_end),
+        group_end(item.group_end) {}
+};
+
 template <typename Traits>
 class Warpgroup {
  public:
   using Shared = typename Traits::Shared;
+  static constexpr int kSteps = Traits::kHeadDim / 16;  // of K Q^T
 
-  __device__ Warpgroup(const AttentionArgs& args, Shared& shared)
+  __device__ Warpgroup(const AttentionArgs& args, Shared& shared, int warpgroup)
       : args_(args),
         shared_(shared),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32 % 4),
-        warpgroup_(threadIdx.x / 128) {}
+        warpgroup_(warpgroup) {}
 
+  // Before an item, its queries being staged: by threads that no longer need `reference`.
   __device__ void Reset() {
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
@@ -195,137 +278,52 @@ class Warpgroup {
     }
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) sum_[tile][0] = sum_[tile][1] = 0.0f;
-    for (int c = threadIdx.x % 128; c < Traits::kColumns; c += 128) {
-      shared_.reference[warpgroup_][c] = kNoReference;
-    }
-    if (threadIdx.x % 128 < 2) shared_.exceeded[warpgroup_][threadIdx.x % 128] = 0;
   }
 
-  // S^T of the tile, as raw products.
-  __device__ void Scores(const std::byte* k) {
-    constexpr int kSteps = Traits::kHeadDim / 16;
-    constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
-    const std::byte* at = k + warp_ * Traits::kGroupBytes + TokenOfRow(lane_ / 4) * kKeyPanelBytes +
-                          lane_ % 4 * kVectorBytes;
-    uint32_t a[kSteps][4];
-#pragma unroll
-    for (int panel = 0; panel < Traits::kPanels; ++panel) {
-      const auto* low = reinterpret_cast<const uint4*>(at + panel * kGroupTokens * kKeyPanelBytes);
-      const uint4 rows = *low;
-      const uint4 rows_after = low[2 * kKeyPanelBytes / kVectorBytes];
-#pragma unroll
-      for (int quad = 0; quad < kStepsPerPanel; ++quad) {
-        uint32_t(&step)[4] = a[panel * kStepsPerPanel + quad];
-        WidenQuad<Traits::kKv>(rows, quad, step[0], step[2]);
-        WidenQuad<Traits::kKv>(rows_after, quad, step[1], step[3]);
+  // Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
+  __device__ void AddTiles(const WorkItem& item, int group, int apart) {
+    SetReferences();
+    const TileRanges ranges(item);
+    if (group >= ranges.group_end) return;
+    uint32_t keys[kSteps][4];
+    uint32_t values[Traits::kTileGroups][Traits::kDimTiles][4];
+    LoadKeys();
+    WidenKeys(keys);
+    FenceKeys(keys);
+    WgmmaFence();
+    MultiplyKeys(keys);
+    EndProducts();
+    for (;;) {
+      const bool more = group + apart < ranges.group_end;
+      // What enters the next products is widened between the softmax's slow instructions, and all
+      // of it before the first product begins: otherwise the compiler runs them one by one.
+      LoadValues(ranges, group);
+      if (Traits::kScoresAhead && more) LoadKeys();
+      BeginWeights(ranges, group, keys);
+      WidenValues(values);
+      EndWeights(ranges, group);
+      if (!more) break;
+      group += apart;
+      WgmmaFence();
+      MultiplyValues(values);
+      if constexpr (!Traits::kScoresAhead) {
+        EndProducts();
+        LoadKeys();
+        WidenKeys(keys);
+        FenceKeys(keys);
+        WgmmaFence();
       }
+      MultiplyKeys(keys);
+      EndProducts();
     }
     WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint32_t tile = SharedAddress(shared_.q[step * 16 / kTileSlots]);
-      Wgmma<Traits::kCompute, Traits::kColumns>(
-          s_, a[step], TileDescriptor(tile, step % (kTileSlots / 16)), step > 0);
-    }
-    WgmmaCommit();
-    WgmmaWait();
-  }
-
-  // From raw products to logits in base 2, with the keys outside a column's range at -inf.
-  __device__ void Mask(const WorkItem& item, int first_group) {
-    const int first = first_group * kGroupTokens;
-    const bool dense =
-        first >= item.dense_begin && first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      const float2 scale = *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
-    }
-    if (args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, s_);
-    if (dense) return;
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
-        const int slot = first + warp_ * kGroupTokens + TokenOfRow(lane_ / 4) + i / 2 * 2;
-        if (slot < keys.begin || slot >= keys.end) s_[tile * 4 + i] = EmptyLse<float>();
-      }
-    }
-  }
-
-  // Turns logits into weights and publishes them in shared memory for the whole warpgroup.
-  __device__ void Weigh(int parity) {
-    const bool holds = StoreWeights(parity, /*check=*/true);
-    if (!holds) shared_.exceeded[warpgroup_][parity] = 1;
-    FenceSharedForWgmma();
-    SyncWarpgroup(warpgroup_);
-    if (shared_.exceeded[warpgroup_][parity] != 0) {
-      RaiseReference(parity);
-      StoreWeights(parity, /*check=*/false);
-      FenceSharedForWgmma();
-      SyncWarpgroup(warpgroup_);
-    }
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      sum_[tile][0] += fresh_[tile][0];
-      sum_[tile][1] += fresh_[tile][1];
-    }
-  }
-
-  // O^T += V^T P^T. Reports V to `read` as soon as it is in registers.
-  __device__ void AddValues(const WorkItem& item, int first_group, const std::byte* v, int parity,
-                            CopyBarrier& read) {
-    const uint32_t p = SharedAddress(shared_.p[warpgroup_][parity]);
-    const int first = first_group * kGroupTokens;
-    // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
-    const bool whole =
-        first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
-    uint32_t words[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
-    uint32_t a[Traits::kTileGroups][Traits::kDimTiles][4];
-#pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        ReadValues<Traits>(v + i * Traits::kGroupBytes, tile, words[i][tile]);
-      }
-    }
-    if (!whole) {
-#pragma unroll
-      for (int i = 0; i < Traits::kTileGroups; ++i) {
-        const uint32_t alive =
-            AliveTokens(item, first + i * kGroupTokens + lane_ % 4 * kQuadTokens);
-#pragma unroll
-        for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-          KeepTokens<Traits::kKv>(words[i][tile], alive);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        WidenValues<Traits>(words[i][tile], a[i][tile]);
-      }
-    }
-    __syncwarp();
-    if (lane_ == 0) read.Arrive();
-    WgmmaFence();
-#pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        Wgmma<Traits::kCompute, Traits::kColumns>(o_[tile], a[i][tile], TileDescriptor(p, i), true);
-      }
-    }
-    WgmmaCommit();
-    WgmmaWait();
+    MultiplyValues(values);
+    EndProducts();
   }
 
   // Puts the unnormalised O and the sums where all threads can merge them.
   __device__ void Publish() {
-    const int warp = threadIdx.x / 32;
+    const int warp = warpgroup_ * 4 + warp_;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
@@ -351,46 +349,253 @@ class Warpgroup {
  private:
   // The first of the two columns that this thread holds of a tile of eight.
   __device__ int ColumnOf(int tile) const { return tile * 8 + lane_ % 4 * 2; }
+  __device__ ColumnPair& PairOf(int tile) const {
+    return shared_.pairs[warpgroup_][tile * 4 + lane_ % 4];
+  }
 
-  // Stores P^T against the reference; false when this warp found a logit that outgrew it. Keeps the
-  // logits: they are needed again then.
-  __device__ bool StoreWeights(int parity, bool check) {
-    const uint32_t p = SharedAddress(shared_.p[warpgroup_][parity]);
-    float excess = 0.0f;
-#pragma unroll
-    for (int pair = 0; pair < Traits::kTiles / 2; ++pair) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int tile = pair * 2 + j;
-        const float2 reference =
-            *reinterpret_cast<const float2*>(&shared_.reference[warpgroup_][ColumnOf(tile)]);
-        float w[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          w[i] = s_[tile * 4 + i] - (i % 2 == 0 ? reference.x : reference.y);
-          excess = fmaxf(excess, w[i]);
-          w[i] = Exp2(w[i] + Traits::kBias);
-        }
-        fresh_[tile][0] = w[0] + w[2];
-        fresh_[tile][1] = w[1] + w[3];
-        packed[2 * j] = Pack<Traits::kCompute>(w[0], w[1]);
-        packed[2 * j + 1] = Pack<Traits::kCompute>(w[2], w[3]);
-      }
-      const int column = (pair * 2 + lane_ / 16) * 8 + lane_ % 8;
-      const int chunk = warp_ * 2 + lane_ / 8 % 2;
-      StoreTransposed(p + SwizzledChunk(column, chunk), packed);
+  // No key has been seen yet.
+  __device__ void SetReferences() {
+    const int thread = threadIdx.x % 128;
+    for (int c = thread; c < Traits::kColumns; c += 128) {
+      shared_.reference[warpgroup_][c] = kNoReference;
+      ColumnPair& pair = shared_.pairs[warpgroup_][c / 2];
+      pair.scale[c % 2] = args_.soft_cap > 0.0f ? 1.0f : shared_.columns.scale[c];
+      pair.offset[c % 2] = Traits::kBias - kNoReference;
     }
-    return !check || !__any_sync(0xffffffffu, excess > kHeadroom);
+    SyncWarpgroup(warpgroup_);
+  }
+
+  // Brings K of the next tile into registers, when it is there.
+  __device__ void LoadKeys() {
+    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
+    const std::byte* at = shared_.stages[warpgroup_][place_.stage] + warp_ * Traits::kGroupBytes +
+                          TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
+#pragma unroll
+    for (int panel = 0; panel < Traits::kPanels; ++panel) {
+      const auto* low = reinterpret_cast<const uint4*>(at + panel * kGroupTokens * kKeyPanelBytes);
+      k_[panel][0] = *low;
+      k_[panel][1] = low[2 * kKeyPanelBytes / kVectorBytes];
+    }
+    LeaveStage();
+  }
+
+  // K as operand A.
+  __device__ void WidenKeys(uint32_t (&a)[kSteps][4]) const {
+    constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
+#pragma unroll
+    for (int panel = 0; panel < Traits::kPanels; ++panel) {
+#pragma unroll
+      for (int quad = 0; quad < kStepsPerPanel; ++quad) {
+        uint32_t(&step)[4] = a[panel * kStepsPerPanel + quad];
+        WidenQuad<Traits::kKv>(k_[panel][0], quad, step[0], step[2]);
+        WidenQuad<Traits::kKv>(k_[panel][1], quad, step[1], step[3]);
+      }
+    }
+  }
+  __device__ void FenceKeys(uint32_t (&a)[kSteps][4]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) FenceRegisters(a[step]);
+  }
+
+  // Starts S^T of a tile, as raw products.
+  __device__ void MultiplyKeys(const uint32_t (&a)[kSteps][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t tile = TileDescriptor(SharedAddress(shared_.q[step * 16 / kTileSlots]));
+      Wgmma<Traits::kCompute, Traits::kColumns>(
+          s_, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
+    }
+  }
+
+  // Starts O^T += V^T P^T.
+  __device__ void MultiplyValues(const uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) {
+    const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
+                                      parity_ * (Traits::kColumns * kTileRowBytes));
+#pragma unroll
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+        Wgmma<Traits::kCompute, Traits::kColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
+                                                  true);
+      }
+    }
+  }
+
+  // Waits for the products begun.
+  __device__ void EndProducts() {
+    WgmmaCommit();
+    WgmmaWait();
+    FenceRegisters(s_);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kDimTiles; ++tile) FenceRegisters(o_[tile]);
+  }
+
+  // Brings V of the tile into registers.
+  __device__ void LoadValues(const TileRanges& item, int first_group) {
+    const int first = first_group * kGroupTokens;
+    // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
+    const bool whole =
+        first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
+    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
+    const std::byte* v = shared_.stages[warpgroup_][place_.stage];
+#pragma unroll
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+      ReadValues<Traits>(v + i * Traits::kGroupBytes, v_[i]);
+    }
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < Traits::kTileGroups; ++i) {
+        const uint32_t alive =
+            AliveTokens(item, first + i * kGroupTokens + lane_ % 4 * kQuadTokens);
+#pragma unroll
+        for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+          KeepTokens<Traits::kKv>(v_[i][tile], alive);
+        }
+      }
+    }
+    LeaveStage();
+  }
+
+  // V as operand A.
+  __device__ void WidenValues(uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
+#pragma unroll
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+        WidenValueWords<Traits>(v_[i][tile], a[i][tile]);
+        FenceRegisters(a[i][tile]);
+      }
+    }
+  }
+
+  __device__ void LeaveStage() {
+    __syncwarp();
+    if (lane_ == 0) shared_.empty[warpgroup_][place_.stage].Arrive();
+    place_.Advance();
+  }
+
+  // Turns raw products into weights and publishes them in shared memory for the whole warpgroup.
+  // What can be done while the other warps come to the same point goes between these two.
+  __device__ void BeginWeights(const TileRanges& item, int first_group,
+                               uint32_t (&keys)[kSteps][4]) {
+    if (args_.soft_cap > 0.0f) Cap();
+    parity_ ^= 1;
+    const int first = first_group * kGroupTokens;
+    bool exceeded;
+    if (Dense(item, first_group)) {
+      exceeded = StoreWeights<true>(first);
+      if (Traits::kScoresAhead) WidenKeys(keys);
+    } else {
+      exceeded = StoreWeights<false>(first);
+      if (Traits::kScoresAhead) WidenKeys(keys);
+    }
+    PublishWeights(exceeded);
+    if (Traits::kScoresAhead) FenceKeys(keys);
+  }
+  __device__ void EndWeights(const TileRanges& item, int first_group) {
+    CopyBarrier& published = shared_.weights_published[warpgroup_];
+    published.Wait(weights_parity_);
+    weights_parity_ ^= 1;
+    if (shared_.exceeded[warpgroup_][parity_] != 0) {
+      RaiseReference(item, first_group);
+      PublishWeights(StoreWeights<false>(first_group * kGroupTokens));
+      published.Wait(weights_parity_);
+      weights_parity_ ^= 1;
+    }
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      sum_[tile][0] += fresh_[tile][0];
+      sum_[tile][1] += fresh_[tile][1];
+    }
+  }
+
+  __device__ bool Dense(const TileRanges& item, int first_group) const {
+    const int first = first_group * kGroupTokens;
+    return first >= item.dense_begin &&
+           first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
+  }
+
+  __device__ void PublishWeights(bool exceeded) {
+    if (exceeded) shared_.exceeded[warpgroup_][parity_] = 1;
+    FenceSharedForWgmma();
+    __syncwarp();
+    if (lane_ == 0) shared_.weights_published[warpgroup_].Arrive();
+  }
+
+  // From raw products to capped logits in base 2.
+  __device__ void Cap() {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const float2 scale = *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
+    }
+    CapLogits(args_.soft_cap, s_);
+  }
+
+  // Whether the column of a tile's element i may see its slot, the tile of tokens beginning at
+  // `first`.
+  __device__ bool Visible(int tile, int i, int first) const {
+    const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
+    const int slot = first + warp_ * kGroupTokens + TokenOfRow(lane_ / 4) + i / 2 * 2;
+    return slot >= keys.begin && slot < keys.end;
+  }
+
+  // Stores P^T against the reference; true when this thread found a logit that outgrew it. Keeps
+  // the products: they are needed again then.
+  template <bool kDense>
+  __device__ bool StoreWeights(int first) {
+    const uint32_t p = SharedAddress(shared_.p[warpgroup_][0]) +
+                       parity_ * (Traits::kColumns * kTileRowBytes) +
+                       SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
+    // All loads come before the first store: the hardware would keep their order.
+    ColumnPair pairs[Traits::kTiles];
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) pairs[tile] = PairOf(tile);
+    uint32_t packed[Traits::kTiles][2];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      float w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        w[i] = Exp2(fmaf(s_[tile * 4 + i], pairs[tile].scale[i % 2], pairs[tile].offset[i % 2]));
+        if (!kDense && !Visible(tile, i, first)) w[i] = 0.0f;
+      }
+      fresh_[tile][0] = w[0] + w[2];
+      fresh_[tile][1] = w[1] + w[3];
+      packed[tile][0] = Pack<Traits::kCompute>(w[0], w[1]);
+      packed[tile][1] = Pack<Traits::kCompute>(w[2], w[3]);
+      largest = MaxOfPairs<Traits::kCompute>(
+          largest, MaxOfPairs<Traits::kCompute>(packed[tile][0], packed[tile][1]));
+    }
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; tile += 2) {
+      StoreTransposed(p + tile * 8 * kTileRowBytes, packed[tile][0], packed[tile][1],
+                      packed[tile + 1][0], packed[tile + 1][1]);
+    }
+    // 2^(bias + headroom)
+    constexpr uint32_t kLimit = Traits::kCompute == DType::kF16 ? 0x78007800u : 0x43804380u;
+    static_assert(kWeightBias + kHeadroom == 15.0f && kHeadroom == 8.0f);
+    return AnyGreater(largest, kLimit);
   }
 
   // Moves the reference of every column up to its maximum so far, and O and the sums with it.
-  __device__ void RaiseReference(int parity) {
+  __device__ void RaiseReference(const TileRanges& item, int first_group) {
+    const bool dense = Dense(item, first_group);
+    const int first = first_group * kGroupTokens;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const ColumnPair pair = PairOf(tile);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float peak = fmaxf(s_[tile * 4 + c], s_[tile * 4 + c + 2]);
+        float peak = EmptyLse<float>();
+#pragma unroll
+        for (int i = c; i < 4; i += 2) {
+          if (dense || Visible(tile, i, first)) {
+            peak = fmaxf(peak, s_[tile * 4 + i] * pair.scale[c]);
+          }
+        }
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2) {
           peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, mask));
@@ -404,8 +609,7 @@ class Warpgroup {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int column = ColumnOf(tile) + c;
-        const float before = shared_.reference[warpgroup_][column];
-        const float factor = Exp2(before - Raised(column));
+        const float factor = Exp2(shared_.reference[warpgroup_][column] - Raised(column));
         sum_[tile][c] *= factor;
 #pragma unroll
         for (int dims = 0; dims < Traits::kDimTiles; ++dims) {
@@ -416,9 +620,11 @@ class Warpgroup {
     }
     SyncWarpgroup(warpgroup_);
     for (int c = threadIdx.x % 128; c < Traits::kColumns; c += 128) {
-      shared_.reference[warpgroup_][c] = Raised(c);
+      const float raised = Raised(c);
+      shared_.reference[warpgroup_][c] = raised;
+      shared_.pairs[warpgroup_][c / 2].offset[c % 2] = Traits::kBias - raised;
     }
-    if (threadIdx.x % 128 == 0) shared_.exceeded[warpgroup_][parity] = 0;
+    if (threadIdx.x % 128 == 0) shared_.exceeded[warpgroup_][parity_] = 0;
     SyncWarpgroup(warpgroup_);
   }
 
@@ -436,33 +642,38 @@ class Warpgroup {
   const int lane_;
   const int warp_;  // of the warpgroup
   const int warpgroup_;
+  RingPlace<Traits> place_;      // of the next tile
+  uint32_t parity_ = 0;          // of the weights' two places
+  uint32_t weights_parity_ = 0;  // of the phase of weights_published
   float s_[Traits::kColumns / 2];
   float o_[Traits::kDimTiles][Traits::kColumns / 2];
+  uint4 k_[Traits::kPanels][2] = {};
+  uint32_t v_[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
   float sum_[Traits::kTiles][2];    // over this thread's rows only
   float fresh_[Traits::kTiles][2];  // the tile's share, until its weights hold
 };
 
-// Adds up the warpgroups' outputs and writes the block's, or its partial: pieces of this many
-// columns are merged by a launch of their own (merge_pieces.cuh), on all multiprocessors at once.
+// Adds up the warpgroups' outputs and writes the block's, or keeps it for its cluster.
 template <typename Traits>
 __device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const WorkItem& item,
-                                           const typename Traits::Shared& shared) {
-  constexpr int kPairs = Traits::kHeadDim / 2;
-  for (int i = threadIdx.x; i < item.column_count * kPairs; i += Traits::kThreads) {
-    const int column = i / kPairs;
-    const int d = i % kPairs * 2;
-    // Which warpgroup took which tiles depends on the block's other items; so that the result does
-    // not, products are rounded before they are added, and the sum is the same either way round.
-    float2 o = make_float2(0.0f, 0.0f);
+                                           bool of_cluster, typename Traits::Shared& shared) {
+  constexpr int kUnits = Traits::kHeadDim / 4;  // of a column
+#pragma unroll 2
+  for (int i = threadIdx.x; i < item.column_count * kUnits; i += Traits::kThreads) {
+    const int column = i / kUnits;
+    const int d = i % kUnits * 4;
+    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int g = 0; g < Traits::kWarpgroups; ++g) {
-      const float factor = shared.warps.factor[4 * g][column];
-      const float2 x = *reinterpret_cast<const float2*>(&shared.o[g][column][d]);
-      o.x += __fmul_rn(x.x, factor);
-      o.y += __fmul_rn(x.y, factor);
+      AddScaled(o, shared.warps.factor[4 * g][column],
+                *reinterpret_cast<const float4*>(&shared.o[g][column][d]));
     }
-    StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
-                                                    shared.warps.lse2[column]);
+    if (of_cluster) {
+      *reinterpret_cast<float4*>(&shared.o[0][column][d]) = o;
+    } else {
+      StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
+                                                      shared.warps.lse2[column]);
+    }
   }
 }
 
@@ -472,9 +683,47 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
-  const int warpgroup = threadIdx.x / 128;
+  // (The shuffle tells the compiler that all lanes agree.)
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const ClusterPlace place = ThisCluster();
+  const bool of_cluster = place.size > 1;
 
-  Warpgroup<Traits> state(args, shared);
+  // Until the launches ahead have ended, what this one will read is asked for.
+  LetNextLaunchBegin();
+  const int index = static_cast<int>(place.cluster);
+  const WorkItem& first = args.items[index];
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int i = 0; i < Traits::kWarpgroups * Traits::kStages; ++i) {
+      shared.full[0][i].Init(1);
+      shared.empty[0][i].Init(4);
+    }
+    for (int i = 0; i < Traits::kWarpgroups; ++i) {
+      shared.weights_published[i].Init(4);
+      shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
+    }
+    shared.published.Init(place.size);
+    shared.read.Init(place.size);
+    FenceBarrierInit();
+  }
+  if (threadIdx.x >= Traits::kThreads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    static_assert(2 * Traits::kWarpgroups == 4);  // a half of a ring to each of the four warps
+    TileCopier<Traits> copier(args, place, shared, threadIdx.x / 32 % 4);
+    copier.Prefetch(*reinterpret_cast<const int4*>(&first));
+    __syncthreads();
+    ArriveAtCluster(place);
+    if (first.column_count == 0) return;
+    WaitForLaunchesAhead();
+    for (int i = index; i >= 0; i = __ldg(&args.items[i].next)) {
+      // page_table, kv_head, group_begin, group_end
+      copier.CopyItem(__ldg(reinterpret_cast<const int4*>(args.items + i)));
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+
+  Warpgroup<Traits> state(args, shared, warpgroup);
   QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&] {
     queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
@@ -493,54 +742,34 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     });
     FenceSharedForWgmma();
   };
-  const auto copy_item = [&](int index, WorkItem* to) {
+  const auto copy_item = [&](int from, WorkItem* to) {
     if (threadIdx.x < sizeof(WorkItem) / 16) {
       CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
-                  reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
+                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
     }
   };
 
-  const WorkItem& first = args.items[blockIdx.x];
-  if (first.column_count == 0) return;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Traits::kStages; ++i) {
-      shared.full[i].Init(1);
-      shared.empty[i].Init(4);
-    }
-    FenceBarrierInit();
-  }
+  copy_item(index, &shared.items[0]);
+  queries.Prefetch(args, first);
   __syncthreads();
-  if (threadIdx.x >= Traits::kThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x < Traits::kThreads + 32) CopyTiles<Traits>(args, shared);
-    return;
-  }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  copy_item(blockIdx.x, &shared.items[0]);
+  ArriveAtCluster(place);
+  WaitForLaunchesAhead();
+  if (first.column_count == 0) return;
   queries.Load(args, first);
-  stage_queries();
-  state.Reset();
   WaitForCopies();
-  SyncThreads<Traits::kThreads>();
-  int tiles_before = 0;  // of the block's previous items
+  WaitForCluster(place);
   for (int item_parity = 0;; item_parity ^= 1) {
+    stage_queries();
+    SyncThreads<Traits::kThreads>();
+    state.Reset();
     const WorkItem& item = shared.items[item_parity];
     const bool has_next = item.next >= 0;
     if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
-    const int tiles =
-        (item.group_end - item.group_begin + Traits::kTileGroups - 1) / Traits::kTileGroups;
-    int parity = 0;
+    // The cluster's blocks take tiles in turn, and so do a block's warpgroups.
     static_assert(Traits::kWarpgroups == 2);
-    for (int tile = (warpgroup + tiles_before) % 2; tile < tiles; tile += 2, parity ^= 1) {
-      const RingPlace<Traits> place(tiles_before + tile);
-      const int group = item.group_begin + tile * Traits::kTileGroups;
-      shared.full[place.stage].Wait(place.parity);
-      state.Scores(shared.stages[place.stage].k);
-      state.Mask(item, group);
-      state.Weigh(parity);
-      state.AddValues(item, group, shared.stages[place.stage].v, parity, shared.empty[place.stage]);
-    }
-    tiles_before += tiles;
+    const int apart = static_cast<int>(place.size) * Traits::kTileGroups;
+    const int group = item.group_begin + static_cast<int>(place.rank) * Traits::kTileGroups;
+    state.AddTiles(item, group + warpgroup * apart, 2 * apart);
 
     SyncThreads<Traits::kThreads>();  // q and p give way to o
     state.Publish();
@@ -549,13 +778,27 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     if (has_next) queries.Load(args, shared.items[item_parity ^ 1]);
     CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
     SyncThreads<Traits::kThreads>();
-    StoreBlock<Traits>(args, item, shared);
-    if (!has_next) return;
+    StoreBlock<Traits>(args, item, of_cluster, shared);
+    if (of_cluster) {
+      SyncThreads<Traits::kThreads>();
+      shared.published.Arrive(place);
+      shared.published.Wait(item_parity);
+      MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+          args, item, place, shared.o[0], shared.warps.lse2);
+      SyncThreads<Traits::kThreads>();
+      shared.read.Arrive(place);
+    }
+    if (item.partial_count > 1) {
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
+                                                                        &shared.is_last);
+    }
+    if (!has_next) break;
+    if (of_cluster) shared.read.Wait(item_parity);
     SyncThreads<Traits::kThreads>();  // o gives way to q and p
-    stage_queries();
-    state.Reset();
-    SyncThreads<Traits::kThreads>();
   }
+  // No block ends while others may read its shared memory.
+  ArriveAtCluster(place);
+  WaitForCluster(place);
 #endif
 }
 

@@ -4,14 +4,15 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/grid.h"
 
 namespace tributary::cuda {
 
 // Groups of 16 tokens that a block of threads takes in one round.
 inline constexpr int kWgmmaShareGroups = 8;
 
-// Launches `blocks` blocks, or says why it could not.
+// Launches, or says why it could not.
 template <DType kKv, int kHeadDim, int kColumns>
-cudaError_t RunWgmmaAttention(const AttentionArgs& args, int blocks, cudaStream_t stream);
+cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
 
 }  // namespace tributary::cuda

@@ -11,20 +11,30 @@ namespace tributary::cuda {
 // The type in which products with a cache of this type are computed.
 constexpr DType ComputeType(DType kv) { return kv == DType::kBf16 ? DType::kBf16 : DType::kF16; }
 
-// Two e4m3 values in the low half of `pair`.
-__device__ __forceinline__ uint32_t WidenE4M3(uint32_t pair) {
+// Two e4m3 values: the half of `word` that kHigh names.
+template <bool kHigh>
+__device__ __forceinline__ uint32_t WidenE4M3(uint32_t word) {
 #if __CUDA_ARCH__ >= 890
   uint32_t y;
-  asm("{ .reg .b16 low;\n"
-      "  cvt.u16.u32 low, %1;\n"
-      "  cvt.rn.f16x2.e4m3x2 %0, low; }"
-      : "=r"(y)
-      : "r"(pair));
+  if constexpr (kHigh) {
+    asm("{ .reg .b16 low, high;\n"
+        "  mov.b32 {low, high}, %1;\n"
+        "  cvt.rn.f16x2.e4m3x2 %0, high; }"
+        : "=r"(y)
+        : "r"(word));
+  } else {
+    asm("{ .reg .b16 low, high;\n"
+        "  mov.b32 {low, high}, %1;\n"
+        "  cvt.rn.f16x2.e4m3x2 %0, low; }"
+        : "=r"(y)
+        : "r"(word));
+  }
   return y;
 #else
   // Exponent and mantissa move into an f16 whose exponent is 8 too small; multiplying by 2^8 is
   // exact, for subnormals too. S.1111.111 is NaN, not 480.
-  const uint32_t bytes = __byte_perm(pair, 0, 0x1404);  // each byte in the high half of a lane
+  const uint32_t bytes =
+      __byte_perm(word, 0, kHigh ? 0x3424 : 0x1404);  // each byte in the high half of a lane
   const uint32_t magnitude = (bytes & 0x7f007f00u) >> 1;
   const uint32_t bits = magnitude | (bytes & 0x80008000u);
   const __half2 scaled =
@@ -34,9 +44,10 @@ __device__ __forceinline__ uint32_t WidenE4M3(uint32_t pair) {
 #endif
 }
 
-// Two e5m2 values in the low half of `pair`: the high byte of an f16 is an e5m2.
-__device__ __forceinline__ uint32_t WidenE5M2(uint32_t pair) {
-  return __byte_perm(pair, 0, 0x1404);
+// Two e5m2 values, likewise: the high byte of an f16 is an e5m2.
+template <bool kHigh>
+__device__ __forceinline__ uint32_t WidenE5M2(uint32_t word) {
+  return __byte_perm(word, 0, kHigh ? 0x3424 : 0x1404);
 }
 
 // Four neighbouring elements of a 16-byte vector as two registers of two compute-type elements.
@@ -46,11 +57,11 @@ __device__ __forceinline__ void WidenQuad(const uint4& vector, int quad, uint32_
                                           uint32_t& high) {
   const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
   if constexpr (kKv == DType::kFp8E4M3) {
-    low = WidenE4M3(words[quad]);
-    high = WidenE4M3(words[quad] >> 16);
+    low = WidenE4M3<false>(words[quad]);
+    high = WidenE4M3<true>(words[quad]);
   } else if constexpr (kKv == DType::kFp8E5M2) {
-    low = WidenE5M2(words[quad]);
-    high = WidenE5M2(words[quad] >> 16);
+    low = WidenE5M2<false>(words[quad]);
+    high = WidenE5M2<true>(words[quad]);
   } else {
     low = words[2 * quad];
     high = words[2 * quad + 1];

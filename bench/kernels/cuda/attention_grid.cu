@@ -5,6 +5,8 @@
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
 //   attention_grid [--set field|grid|all] [--only TEXT] [--json FILE] [--portable] [--invariant]
+//                 [--alone] [--cluster N]
+// --alone keeps a call from beginning before the one ahead of it has ended.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -175,13 +177,16 @@ __global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t pag
 
 class Bench {
  public:
-  explicit Bench(bool portable, bool invariant) : portable_(portable), invariant_(invariant) {
+  Bench(bool portable, bool invariant, bool alone, int32_t cluster_size)
+      : portable_(portable), invariant_(invariant), alone_(alone), cluster_size_(cluster_size) {
     Check(QueryDevice(0, &device_));
     Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
     Check(cudaEventCreate(&begin_), "cudaEventCreate");
     Check(cudaEventCreate(&end_), "cudaEventCreate");
     pool_ = Allocate<std::byte>(kPoolBytes);
   }
+
+  const DeviceProperties& device() const { return device_; }
 
   // Bytes a second.
   double ReadBandwidth() {
@@ -201,7 +206,9 @@ class Bench {
     const int32_t rows = sequences * c.rows;
     const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
                                c.page_size, c.rows,     sequences};
-    const KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
+    KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
+    if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
+    if (alone_) choice.begins_early = false;
     const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
 
     std::vector<PlanEntry> entries;
@@ -242,8 +249,6 @@ class Bench {
     int32_t* page_tables = Allocate<int32_t>(tables.size());
     Upload(items, plan.items);
     Upload(row_keys, plan.keys);
-    int32_t* cut_items = Allocate<int32_t>(plan.cut_items.size());
-    Upload(cut_items, plan.cut_items);
     Upload(page_tables, tables);
     const size_t elements = size_t(rows) * c.q_heads * c.head_dim;
     std::vector<uint16_t> q_host(elements);
@@ -255,7 +260,6 @@ class Bench {
     AttentionArgs args;
     args.items = items;
     args.keys = row_keys;
-    args.cut_items = cut_items;
     args.q = q;
     args.q_heads = c.q_heads;
     args.kv_heads = c.kv_heads;
@@ -265,8 +269,8 @@ class Bench {
     args.lse = Allocate<float>(size_t(rows) * c.q_heads);
     args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.head_dim);
     args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.columns);
-    args.arrivals = Allocate<uint32_t>(plan.jobs_cut);
-    Check(cudaMemset(args.arrivals, 0, plan.jobs_cut * sizeof(uint32_t)), "cudaMemset");
+    args.arrivals = Allocate<uint32_t>(plan.arrivals);
+    Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint32_t)), "cudaMemset");
     const auto launch = [&](size_t copy) {
       AttentionArgs of_copy = args;
       of_copy.cache = pool_ + copy * copy_bytes;
@@ -290,10 +294,10 @@ class Bench {
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     for (void* p :
-         {static_cast<void*>(items), static_cast<void*>(cut_items), static_cast<void*>(row_keys),
-          static_cast<void*>(page_tables), static_cast<void*>(q), static_cast<void*>(args.o),
-          static_cast<void*>(args.lse), static_cast<void*>(args.partial_o),
-          static_cast<void*>(args.partial_lse), static_cast<void*>(args.arrivals)}) {
+         {static_cast<void*>(items), static_cast<void*>(row_keys), static_cast<void*>(page_tables),
+          static_cast<void*>(q), static_cast<void*>(args.o), static_cast<void*>(args.lse),
+          static_cast<void*>(args.partial_o), static_cast<void*>(args.partial_lse),
+          static_cast<void*>(args.arrivals)}) {
       cudaFree(p);
     }
     return result;
@@ -360,6 +364,8 @@ class Bench {
 
   const bool portable_;
   const bool invariant_;
+  const bool alone_;
+  const int32_t cluster_size_;
   DeviceProperties device_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
@@ -468,6 +474,8 @@ int Main(int argc, char** argv) {
   std::string json;
   bool portable = false;
   bool invariant = false;
+  bool alone = false;
+  int32_t cluster_size = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : "";
@@ -481,6 +489,10 @@ int Main(int argc, char** argv) {
       portable = true;
     else if (flag == "--invariant")
       invariant = true;
+    else if (flag == "--alone")
+      alone = true;
+    else if (flag == "--cluster")
+      cluster_size = std::atoi(value), ++i;
     else {
       std::fprintf(stderr, "unknown flag %s\n", argv[i]);
       return 2;
@@ -494,8 +506,11 @@ int Main(int argc, char** argv) {
   add("shapes", ShapeCases());
   add("grid", GridCases());
 
-  Bench bench(portable, invariant);
+  Bench bench(portable, invariant, alone, cluster_size);
   const double bandwidth = bench.ReadBandwidth();
+  const int32_t* clusters = bench.device().clusters;
+  std::printf("multiprocessors: %d, clusters of 2: %d, 4: %d, 8: %d\n",
+              bench.device().multiprocessors, clusters[0], clusters[1], clusters[2]);
   std::printf("reads: %.2f TB/s\n%-52s %9s %9s %7s %6s %9s  %s\n", bandwidth * 1e-12, "case", "us",
               "floor us", "TB/s", "of", "error", "kernel");
   FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");

@@ -40,7 +40,8 @@ struct Case {
   bool many_sequences = false;  // chooses the kernels for large batches
   bool batch_invariant = false;
   float q_magnitude = 1.0f;
-  int32_t blocks = 0;  // 0: as many as the GPU has multiprocessors
+  int32_t cluster_size = 0;  // 0: as chosen
+  int32_t blocks = 0;        // 0: as many as the GPU has multiprocessors
 };
 
 std::string Describe(const Case& c) {
@@ -110,68 +111,132 @@ class Call {
                  std::nanf(""));
   }
 
-  void Run(std::vector<float>* o, std::vector<float>* lse, int launches = 1) {
+  // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
+  struct Device {
+    Device(const Call& room, const KernelChoice& choice, const PlanShape& plan_shape,
+           const AttentionShape& shape)
+        : choice(choice),
+          plan_shape(plan_shape),
+          shape(shape),
+          bounds(BoundPlan(plan_shape, static_cast<int64_t>(room.entries_.size()), room.rows_,
+                           room.TotalKeys())),
+          items(bounds.items),
+          keys(room.keys_.size()),
+          tables(room.page_tables_.size()),
+          cache(room.cache_->bytes().size()),
+          q(room.q_.size()),
+          k_scale(room.cache_->k_scale().size()),
+          v_scale(room.cache_->v_scale().size()),
+          o(size_t(room.rows_) * shape.q_heads * shape.head_dim),
+          lse(size_t(room.rows_) * shape.q_heads),
+          partial_o(size_t(bounds.partials) * choice.columns * shape.head_dim),
+          partial_lse(size_t(bounds.partials) * choice.columns),
+          arrivals(bounds.arrivals) {
+      arrivals.Fill(0);
+    }
+
+    KernelChoice choice;
+    PlanShape plan_shape;
+    AttentionShape shape;
+    PlanBounds bounds;
+    DeviceArray<WorkItem> items;
+    DeviceArray<RowKeys> keys;
+    DeviceArray<int32_t> tables;
+    DeviceArray<std::byte> cache;
+    DeviceArray<std::byte> q;
+    DeviceArray<float> k_scale;
+    DeviceArray<float> v_scale;
+    DeviceArray<float> o;
+    DeviceArray<float> lse;
+    DeviceArray<float> partial_o;
+    DeviceArray<float> partial_lse;
+    DeviceArray<uint32_t> arrivals;
+  };
+
+  std::unique_ptr<Device> MakeDevice() {
     DeviceProperties device;
-    ASSERT_TRUE(QueryDevice(0, &device).ok());
-    if (case_.blocks > 0) device.multiprocessors = case_.blocks;
-    const AttentionParams p = HostParams();
-    AttentionShape shape{case_.kv, case_.head_dim, p.q_heads, case_.kv_heads, case_.page_size, 1};
+    EXPECT_TRUE(QueryDevice(0, &device).ok());
+    if (case_.blocks > 0) device = {device.compute_capability, case_.blocks};
+    AttentionShape shape{case_.kv,
+                         case_.head_dim,
+                         case_.group * case_.kv_heads,
+                         case_.kv_heads,
+                         case_.page_size,
+                         1,
+                         static_cast<int32_t>(case_.sequences.size())};
     for (const Sequence& s : case_.sequences) shape.max_rows = std::max(shape.max_rows, s.rows);
     if (case_.many_sequences) shape.sequences = 1000;
-    const KernelChoice choice =
-        ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});
-    const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
+    KernelChoice choice = ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});
+    if (case_.cluster_size > 0 && choice.begins_early) choice.cluster_size = case_.cluster_size;
+    return std::make_unique<Device>(*this, choice, PlanShapeFor(choice, shape, device), shape);
+  }
+
+  // Brings this call to buffers that another of the same shape may have used, and clears the
+  // outputs.
+  void Upload(Device* d) {
     Plan plan;
-    PlanAttention(plan_shape, plan_entries_, keys_, &plan);
-    const DeviceArray<WorkItem> items(plan.items);
-    const DeviceArray<RowKeys> keys(plan.keys);
-    const DeviceArray<int32_t> cut_items(plan.cut_items);
-    const DeviceArray<int32_t> tables(page_tables_);
-    const DeviceArray<std::byte> cache(Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
-    const DeviceArray<std::byte> q(q_);
-    const DeviceArray<float> k_scale(cache_->k_scale());
-    const DeviceArray<float> v_scale(cache_->v_scale());
-    DeviceArray<float> device_o(size_t(rows_) * p.q_heads * case_.head_dim);
-    DeviceArray<float> device_lse(size_t(rows_) * p.q_heads);
-    DeviceArray<float> partial_o(size_t(plan.partials) * choice.columns * case_.head_dim);
-    DeviceArray<float> partial_lse(size_t(plan.partials) * choice.columns);
-    DeviceArray<uint32_t> arrivals(plan.jobs_cut);
-    device_o.Fill(0xff);
-    device_lse.Fill(0xff);
-    partial_o.Fill(0xff);
-    partial_lse.Fill(0xff);
-    arrivals.Fill(0);
+    PlanAttention(d->plan_shape, plan_entries_, keys_, &plan);
+    ASSERT_LE(static_cast<int64_t>(plan.items.size()), d->bounds.items);
+    ASSERT_LE(plan.partials, d->bounds.partials);
+    ASSERT_LE(plan.arrivals, d->bounds.arrivals);
+    d->items.Set(plan.items);
+    d->keys.Set(plan.keys);
+    d->tables.Set(page_tables_);
+    d->cache.Set(Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
+    d->q.Set(q_);
+    d->k_scale.Set(cache_->k_scale());
+    d->v_scale.Set(cache_->v_scale());
+    d->o.Fill(0xff);
+    d->lse.Fill(0xff);
+    d->partial_o.Fill(0xff);
+    d->partial_lse.Fill(0xff);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  Status Launch(const Device& d, cudaStream_t stream) {
     AttentionArgs args;
-    args.items = items.data();
-    args.keys = keys.data();
-    args.cut_items = cut_items.data();
-    args.page_tables = tables.data();
-    args.cache = cache.data();
-    args.k_scale = case_.scaled ? k_scale.data() : nullptr;
-    args.v_scale = case_.scaled ? v_scale.data() : nullptr;
-    args.q = q.data();
+    args.items = d.items.data();
+    args.keys = d.keys.data();
+    args.page_tables = d.tables.data();
+    args.cache = d.cache.data();
+    args.k_scale = case_.scaled ? d.k_scale.data() : nullptr;
+    args.v_scale = case_.scaled ? d.v_scale.data() : nullptr;
+    args.q = d.q.data();
     args.q_dtype = case_.q;
-    args.q_heads = p.q_heads;
+    args.q_heads = d.shape.q_heads;
     args.kv_heads = case_.kv_heads;
     args.page_shift = std::countr_zero(static_cast<uint32_t>(case_.page_size));
+    const AttentionParams p = HostParams();
     args.sm_scale = p.sm_scale;
     args.soft_cap = p.soft_cap;
-    args.o = device_o.data();
-    args.lse = device_lse.data();
-    args.partial_o = partial_o.data();
-    args.partial_lse = partial_lse.data();
-    args.arrivals = arrivals.data();
+    args.o = d.o.data();
+    args.lse = d.lse.data();
+    args.partial_o = d.partial_o.data();
+    args.partial_lse = d.partial_lse.data();
+    args.arrivals = d.arrivals.data();
+    return LaunchAttention(d.choice, d.shape, args, d.plan_shape.blocks, stream);
+  }
+
+  void Run(std::vector<float>* o, std::vector<float>* lse, int launches = 1) {
+    const std::unique_ptr<Device> device = MakeDevice();
+    ASSERT_NO_FATAL_FAILURE(Upload(device.get()));
     for (int i = 0; i < launches; ++i) {
-      const Status status = LaunchAttention(choice, shape, args, plan_shape.blocks, nullptr);
+      const Status status = Launch(*device, nullptr);
       ASSERT_TRUE(status.ok()) << status.message();
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    *o = device_o.Get();
-    *lse = device_lse.Get();
-    EXPECT_THAT(arrivals.Get(), ::testing::Each(0u));
+    *o = device->o.Get();
+    *lse = device->lse.Get();
+    EXPECT_THAT(device->arrivals.Get(), ::testing::Each(0u));
   }
 
  private:
+  int64_t TotalKeys() const {
+    int64_t keys = 0;
+    for (const Sequence& s : case_.sequences) keys += s.length;
+    return keys;
+  }
+
   void DealPages(int32_t pages) {
     std::vector<int32_t> free(pages);
     std::iota(free.begin(), free.end(), 0);
@@ -378,6 +443,62 @@ TEST(AttentionTest, RepeatedLaunchesGiveTheSameBits) {
     ASSERT_NO_FATAL_FAILURE(call.Run(&o_again, &lse_again, 20));
     EXPECT_EQ(o, o_again);
     EXPECT_EQ(lse, lse_again);
+  }
+}
+
+TEST(AttentionTest, ClustersOfEverySizeSplitAndMerge) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t cluster_size : {1, 2, 4, 8}) {
+    for (int32_t rows : {1, 2, 3, 16}) {
+      for (int32_t blocks : {16, 132}) {
+        Case c;
+        c.cluster_size = cluster_size;
+        c.blocks = blocks;
+        c.sequences = {{9000, rows}, {17, rows}, {0, rows}, {3000, rows, 700}};
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+// What a model host does step after step: the graph stays, the plan, the tables and the data change
+// in place. The batch is padded: sequences without keys keep their place.
+TEST(AttentionTest, AReplayedGraphRunsTheNewPlan) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int32_t rows : {1, 16}) {
+    Case large;
+    large.sequences = {{5000, rows}, {4000, rows}, {3000, rows}, {2000, rows}};
+    Call room(large);
+    const auto device = room.MakeDevice();
+    ASSERT_NO_FATAL_FAILURE(room.Upload(device.get()));
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    // Several layers of the step: each begins before the one ahead has ended.
+    for (int layer = 0; layer < 3; ++layer) ASSERT_TRUE(room.Launch(*device, stream).ok());
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{5000, 4000, 3000, 2000},
+                                                {17, 4000, 0, 0},
+                                                {0, 0, 0, 0},
+                                                {1, 2, 2999, 1000}}) {
+      Case c = large;
+      for (size_t i = 0; i < lengths.size(); ++i) c.sequences[i].length = lengths[i];
+      SCOPED_TRACE(Describe(c));
+      Call call(c, /*seed=*/static_cast<uint32_t>(7 + lengths[0]));
+      ASSERT_NO_FATAL_FAILURE(call.Upload(device.get()));
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      const ReferenceResult expected = ReferenceAttention(call.HostParams());
+      ExpectClose(device->o.Get(), expected.o, Tolerance(c), "o");
+      ExpectClose(device->lse.Get(), expected.lse, Tolerance(c), "lse");
+      EXPECT_THAT(device->arrivals.Get(), ::testing::Each(0u));
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
   }
 }
 

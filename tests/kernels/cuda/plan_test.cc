@@ -74,8 +74,6 @@ void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Pl
     }
   }
   EXPECT_EQ(pieces.size(), jobs);
-  EXPECT_EQ(plan.cut_items.size(), static_cast<size_t>(plan.jobs_cut) + 1);
-  EXPECT_EQ(plan.cut_items[0], plan.jobs_cut);
 }
 
 TEST(PlanTest, EveryKeyOfEveryRowOnce) {
@@ -99,7 +97,7 @@ TEST(PlanTest, EveryKeyOfEveryRowOnce) {
             BoundPlan(shape, batch.entries.size(), batch.keys.size(), 20000 + 20 * 3000 + 18);
         EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
         EXPECT_LE(plan.partials, bounds.partials);
-        EXPECT_LE(plan.jobs_cut, bounds.jobs_cut);
+        EXPECT_LE(plan.arrivals, bounds.arrivals);
       }
     }
   }
@@ -135,7 +133,51 @@ TEST(PlanTest, JobsThatNearlyFillTheBlocksAreNotCut) {
   Plan plan;
   PlanAttention(shape, batch.entries, batch.keys, &plan);
   ExpectCoversEverything(shape, batch, plan);
-  EXPECT_EQ(plan.jobs_cut, 0);
+  EXPECT_EQ(plan.arrivals, 0);
+}
+
+TEST(PlanTest, JobsOfOneSizeAreCutAlike) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 132;
+  const Batch batch = CausalBatch(std::vector<int64_t>(8, 16384), 1);  // 32 jobs, 128 blocks
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.blocks, 128);
+  EXPECT_EQ(plan.partials, 128);
+  EXPECT_EQ(plan.arrivals, 32);
+  for (const WorkItem& item : plan.items) EXPECT_EQ(item.next, -1);
+}
+
+TEST(PlanTest, AClusterCountsItsArrivalsByBlock) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 15;
+  shape.cluster_size = 8;
+  shape.share_groups = 128;
+  const Batch batch = CausalBatch({65536}, 1);
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.arrivals, 4 * 8);
+  std::vector<int32_t> first;
+  for (const WorkItem& item : plan.items) {
+    if (item.partial_count > 1 && item.partial_index == 0) first.push_back(item.arrivals);
+  }
+  std::sort(first.begin(), first.end());
+  EXPECT_EQ(first, (std::vector<int32_t>{0, 8, 16, 24}));
+}
+
+TEST(PlanTest, AShortJobIsNotCut) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 132;
+  const Batch batch = CausalBatch({512}, 1);  // two shares
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.arrivals, 0);
 }
 
 TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
@@ -186,6 +228,32 @@ TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
   shape.sequences = 1;
   EXPECT_EQ(ChooseKernel(hopper, shape, {.batch_invariant = true}).blocks_per_multiprocessor,
             blocks);
+}
+
+TEST(ChooseKernelTest, ClustersForFewJobs) {
+  const DeviceProperties hopper{90, 132, {66, 30, 15}};
+  const auto cluster_size = [&](int32_t sequences, int32_t kv_heads, int32_t rows,
+                                KernelOptions options = {}) {
+    const AttentionShape shape{DType::kFp8E4M3, 128, 32, kv_heads, 16, rows, sequences};
+    return ChooseKernel(hopper, shape, options).cluster_size;
+  };
+  EXPECT_EQ(cluster_size(1, 4, 1), 8);
+  EXPECT_EQ(cluster_size(2, 4, 1), 4);
+  EXPECT_EQ(cluster_size(4, 4, 1), 2);
+  EXPECT_EQ(cluster_size(8, 4, 1), 1);
+  EXPECT_EQ(cluster_size(128, 4, 1), 1);
+  EXPECT_EQ(cluster_size(1, 8, 16), 4);
+  EXPECT_EQ(cluster_size(8, 8, 16), 2);
+  EXPECT_EQ(cluster_size(32, 8, 16), 1);
+  EXPECT_EQ(cluster_size(1, 4, 1, {.portable = true}), 1);
+  EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
+  const AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
+  const KernelChoice choice = ChooseKernel(hopper, shape);
+  const PlanShape plan = PlanShapeFor(choice, shape, hopper);
+  EXPECT_EQ(plan.blocks, 15);
+  EXPECT_EQ(plan.share_groups, 8 * choice.share_groups);
+  EXPECT_TRUE(choice.begins_early);
+  EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
 }
 
 TEST(PageLayoutTest, IsAPermutationOfThePlane) {
