@@ -16,7 +16,7 @@ constexpr int kWarps = kGatherSlots / kGroupTokens;
 template <DType kKv, DType kCompute>
 __device__ __forceinline__ uint32_t WidenPair(uint32_t pair) {
   if constexpr (SizeOf(kKv) == 2) return pair;
-  const uint32_t f16 = kKv == DType::kFp8E4M3 ? WidenE4M3(pair) : WidenE5M2(pair);
+  const uint32_t f16 = kKv == DType::kFp8E4M3 ? WidenE4M3<false>(pair) : WidenE5M2<false>(pair);
   if constexpr (kCompute == DType::kF16) return f16;
   const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&f16));
   return Pack<DType::kBf16>(x.x, x.y);  // exact
