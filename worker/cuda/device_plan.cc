@@ -60,7 +60,7 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   types_ = types;
   bytes_ = 0;
   partial_columns_ = 0;
-  jobs_cut_ = 0;
+  arrivals_ = 0;
   workspace_bytes_ = 0;
   copies_.clear();
   padded_tokens_ = PaddedCount(plan.new_tokens);
@@ -128,11 +128,9 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   cuda::PlanAttention(shape, plan_entries_, keys, &made);
   launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
   launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
-  launch->cut_items =
-      Place(made.cut_items.data(), made.cut_items.size(), RoomFor(made.cut_items.size()));
   launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
   partial_columns_ = std::max(partial_columns_, int64_t{made.partials} * launch->choice.columns);
-  jobs_cut_ = std::max(jobs_cut_, made.jobs_cut);
+  arrivals_ = std::max(arrivals_, made.arrivals);
 }
 
 void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
@@ -226,12 +224,13 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                                   static_cast<uint64_t>(entries_)};
   for (const PassLaunch& pass : passes_) {
     const AttentionLaunch& launch = pass.few;
-    for (const Section& s : {launch.items, launch.keys, launch.cut_items, launch.tables}) {
+    for (const Section& s : {launch.items, launch.keys, launch.tables}) {
       values.push_back(s.offset);
     }
     const cuda::KernelChoice& c = launch.choice;
     values.push_back(static_cast<uint64_t>(c.kind) | uint64_t(c.columns) << 8 |
-                     uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_groups) << 32);
+                     uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_groups) << 32 |
+                     uint64_t(c.cluster_size) << 48);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }
   return values;

@@ -34,12 +34,9 @@ struct AttentionLaunch {
   cuda::AttentionShape shape;
   cuda::KernelChoice choice;
   int32_t blocks = 0;
-  Section items;      // WorkItem
-  Section keys;       // RowKeys
-  Section cut_items;  // int32
-  Section tables;     // int32
-  int64_t partials = 0;
-  int32_t jobs_cut = 0;
+  Section items;   // WorkItem
+  Section keys;    // RowKeys
+  Section tables;  // int32
 };
 
 // One launch of the prefill kernels: over the context of a pass, or the new tokens of the step over
@@ -114,7 +111,7 @@ class DevicePlan {
   const PrefillLaunch* new_tokens() const { return has_new_tokens_ ? &new_tokens_ : nullptr; }
   // The most that any launch needs.
   int64_t partial_columns() const { return partial_columns_; }
-  int32_t jobs_cut() const { return jobs_cut_; }
+  int32_t arrivals() const { return arrivals_; }
   size_t workspace_bytes() const { return workspace_bytes_; }
 
   // The block. Write fills it; `to` has bytes() bytes.
@@ -164,7 +161,7 @@ class DevicePlan {
   PrefillLaunch new_tokens_;
   bool has_new_tokens_ = false;
   int64_t partial_columns_ = 0;
-  int32_t jobs_cut_ = 0;
+  int32_t arrivals_ = 0;
   size_t workspace_bytes_ = 0;
   size_t bytes_ = 0;
 

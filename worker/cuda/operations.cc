@@ -62,7 +62,7 @@ absl::Status CudaOperations::Reserve() {
   TRIBUTARY_RETURN_IF_ERROR(memory_.piece_o.Reserve(columns * Dim() * sizeof(float)));
   TRIBUTARY_RETURN_IF_ERROR(memory_.piece_lse.Reserve(columns * sizeof(float)));
   TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
-      static_cast<size_t>(plan_.jobs_cut()) * sizeof(uint32_t), stream_));
+      static_cast<size_t>(plan_.arrivals()) * sizeof(uint32_t), stream_));
   const size_t differs = static_cast<size_t>(plan_.entries()) * sizeof(uint32_t);
   TRIBUTARY_RETURN_IF_ERROR(memory_.differs.Reserve(differs));
   TRIBUTARY_RETURN_IF_ERROR(memory_.staged_differs.Reserve(differs));
@@ -255,7 +255,6 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
   const cuda::AttentionArgs args{
       .items = At<cuda::WorkItem>(launch.items),
       .keys = At<cuda::RowKeys>(launch.keys),
-      .cut_items = At<int32_t>(launch.cut_items),
       .page_tables = At<int32_t>(launch.tables),
       .cache = layer_.pages,
       .k_scale = layer_.k_scale,
