@@ -11,11 +11,13 @@ namespace tributary::service {
 
 std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, CallContext call,
                                                   int max_in_flight,
-                                                  std::shared_ptr<CallQuota> quota) {
+                                                  std::shared_ptr<CallQuota> quota,
+                                                  std::string traceparent) {
   auto cancelled = std::make_shared<std::atomic<bool>>(false);
   call.cancelled = cancelled;
-  std::shared_ptr<AttendStream> stream(new AttendStream(
-      coordinator, std::move(call), std::move(cancelled), max_in_flight, std::move(quota)));
+  std::shared_ptr<AttendStream> stream(new AttendStream(coordinator, std::move(call),
+                                                        std::move(cancelled), max_in_flight,
+                                                        std::move(quota), std::move(traceparent)));
   std::lock_guard lock(stream->mutex_);
   stream->self_ = stream;
   stream->ReadOn();
@@ -24,12 +26,13 @@ std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, Call
 
 AttendStream::AttendStream(Coordinator* coordinator, CallContext call,
                            std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight,
-                           std::shared_ptr<CallQuota> quota)
+                           std::shared_ptr<CallQuota> quota, std::string traceparent)
     : coordinator_(coordinator),
       call_(std::move(call)),
       cancelled_(std::move(cancelled)),
       max_in_flight_(max_in_flight),
-      quota_(std::move(quota)) {}
+      quota_(std::move(quota)),
+      traceparent_(std::move(traceparent)) {}
 
 void AttendStream::Drain() {
   std::lock_guard lock(mutex_);
@@ -79,27 +82,35 @@ void AttendStream::OnReadDone(bool ok) {
 }
 
 void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request) {
-  const uint64_t id = request->request_id();
+  CallRecord record = coordinator_->observer().OnCallBegun(
+      Method::kAttendStream, request->traceparent().empty() ? traceparent_ : request->traceparent(),
+      request->ByteSizeLong());
+  record.request_id = request->request_id();
   absl::StatusOr<CallQuota::Admission> admission = quota_->Admit(call_.caller);
-  if (!admission.ok()) return Reply(id, admission.status());
+  if (!admission.ok()) return Reply(record, admission.status());
   const auto held = std::make_shared<CallQuota::Admission>(*std::move(admission));
-  coordinator_->Attend(std::move(request), call_,
-                       [self = shared_from_this(), id, held](auto result) {
+  CallContext call = call_;
+  call.trace = record.trace;
+  call.trace.span_id = record.span_id;
+  coordinator_->Attend(std::move(request), call,
+                       [self = shared_from_this(), record, held](auto result) {
                          held->reset();  // before the caller can know, who may call again at once
-                         self->Reply(id, std::move(result));
+                         self->Reply(record, std::move(result));
                        });
 }
 
-void AttendStream::Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result) {
+void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply> result) {
+  const absl::Status status = result.status();
   auto reply = std::make_unique<v1::AttendReply>();
   if (result.ok()) {
     *reply = *std::move(result);
   } else {
     *reply->mutable_status() = ToRpcStatus(result.status());
   }
-  reply->set_request_id(request_id);
+  reply->set_request_id(call.request_id);
+  coordinator_->observer().OnCallEnded(call, status, reply->ByteSizeLong());
   std::lock_guard lock(mutex_);
-  in_flight_.erase(request_id);
+  in_flight_.erase(call.request_id);
   if (finished_) return;
   if (!cancelled_->load()) {
     replies_.push_back(std::move(reply));

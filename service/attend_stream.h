@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "absl/container/flat_hash_set.h"
 #include "service/call_quota.h"
@@ -20,8 +21,10 @@ namespace tributary::service {
 class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>,
                            public std::enable_shared_from_this<AttendStream> {
  public:
+  // `traceparent`: of calls that bring none of their own.
   static std::shared_ptr<AttendStream> Begin(Coordinator* coordinator, CallContext call,
-                                             int max_in_flight, std::shared_ptr<CallQuota> quota);
+                                             int max_in_flight, std::shared_ptr<CallQuota> quota,
+                                             std::string traceparent);
 
   // Ends the stream with UNAVAILABLE when the calls in flight are answered.
   void Drain();
@@ -29,7 +32,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
  private:
   AttendStream(Coordinator* coordinator, CallContext call,
                std::shared_ptr<std::atomic<bool>> cancelled, int max_in_flight,
-               std::shared_ptr<CallQuota> quota);
+               std::shared_ptr<CallQuota> quota, std::string traceparent);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -37,7 +40,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   void OnDone() override;
 
   void Call(std::shared_ptr<const v1::AttendRequest> request);
-  void Reply(uint64_t request_id, absl::StatusOr<v1::AttendReply> result);
+  void Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply> result);
   // With the lock held: whatever can be started now.
   void ReadOn();
   void WriteOn();
@@ -48,6 +51,7 @@ class AttendStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   const std::shared_ptr<std::atomic<bool>> cancelled_;
   const size_t max_in_flight_;
   const std::shared_ptr<CallQuota> quota_;
+  const std::string traceparent_;
 
   std::mutex mutex_;
   std::shared_ptr<AttendStream> self_;  // until OnDone

@@ -29,12 +29,35 @@ absl::StatusOr<Reply> EmptyReply(const absl::Status& status) {
   return Reply();
 }
 
+// Empty when there is none, or nobody wants to know.
+std::string TraceparentOf(const grpc::CallbackServerContext& context, const Observer& observer) {
+  if (!observer.traces()) return "";
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("traceparent");
+  if (found == metadata.end()) return "";
+  return {found->second.data(), found->second.size()};
+}
+
+// 0 for requests without one.
+template <typename Request>
+uint64_t RequestIdOf(const Request& request) {
+  if constexpr (requires { request.request_id(); }) return request.request_id();
+  return 0;
+}
+
 // A unary call until its reply is sent.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  explicit UnaryCall(const grpc::CallbackServerContext& context) {
+  UnaryCall(const grpc::CallbackServerContext& context, Observer& observer, Method method,
+            const google::protobuf::Message& request, uint64_t request_id)
+      : observer_(observer),
+        record_(observer.OnCallBegun(method, TraceparentOf(context, observer),
+                                     request.ByteSizeLong())) {
+    record_.request_id = request_id;
     call_.deadline = DeadlineOf(context);
     call_.cancelled = cancelled_;
+    call_.trace = record_.trace;
+    call_.trace.span_id = record_.span_id;
   }
 
   const CallContext& call() const { return call_; }
@@ -54,14 +77,20 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       const absl::Status status = result.status();
       if (status.ok()) *reply = *std::move(result);
       admission_.reset();  // before the caller can know, who may call again at once
-      Finish(ToGrpcStatus(status));
+      End(status, status.ok() ? reply->ByteSizeLong() : 0);
     };
+  }
+  void End(const absl::Status& status, size_t reply_bytes = 0) {
+    observer_.OnCallEnded(record_, status, reply_bytes);
+    Finish(ToGrpcStatus(status));
   }
 
  private:
   void OnCancel() override { cancelled_->store(true, std::memory_order_release); }
   void OnDone() override { delete this; }
 
+  Observer& observer_;
+  CallRecord record_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_;
   CallQuota::Admission admission_;
@@ -87,13 +116,15 @@ AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, int max_c
   SetMessageAllocatorFor_Attend(&attend_messages_);
 }
 
-template <typename Reply, typename Begin>
-AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context,
+template <typename Request, typename Reply, typename Begin>
+AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, Method method,
                                                              std::initializer_list<Role> roles,
-                                                             Reply* reply, const Begin& begin) {
-  auto* call = new UnaryCall(*context);
+                                                             const Request& request, Reply* reply,
+                                                             const Begin& begin) {
+  auto* call =
+      new UnaryCall(*context, coordinator_->observer(), method, request, RequestIdOf(request));
   if (absl::Status refused = call->Admit(*context, roles, *access_, *quota_); !refused.ok()) {
-    call->Finish(ToGrpcStatus(refused));
+    call->End(refused);
   } else {
     begin(call->call(), call->ReplyInto(reply));
   }
@@ -120,7 +151,8 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
   call.deadline = DeadlineOf(*context);
   call.caller = *std::move(caller);
   const auto stream =
-      service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_, quota_);
+      service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_, quota_,
+                                   TraceparentOf(*context, coordinator_->observer()));
   std::unique_lock lock(mutex_);
   if (draining_) {
     lock.unlock();
@@ -138,84 +170,95 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
 
 AttentionServiceFront::Reactor* AttentionServiceFront::CreateCache(
     Context* context, const v1::CreateCacheRequest* request, v1::CreateCacheReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
-    coordinator_->CreateCache(*request, std::move(done));
-  });
+  return Serve(
+      context, Method::kCreateCache, {Role::kClient}, *request, reply,
+      [&](const CallContext&, auto done) { coordinator_->CreateCache(*request, std::move(done)); });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::DeleteCache(
     Context* context, const v1::DeleteCacheRequest* request, v1::DeleteCacheReply* reply) {
-  return Serve(context, {Role::kClient, Role::kAdmin}, reply, [&](const CallContext&, auto done) {
-    coordinator_->DeleteCache(*request, std::move(done));
-  });
+  return Serve(
+      context, Method::kDeleteCache, {Role::kClient, Role::kAdmin}, *request, reply,
+      [&](const CallContext&, auto done) { coordinator_->DeleteCache(*request, std::move(done)); });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::OpenSequence(
     Context* context, const v1::OpenSequenceRequest* request, v1::OpenSequenceReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->OpenSequence(*request, call, std::move(done));
-  });
+  return Serve(context, Method::kOpenSequence, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->OpenSequence(*request, call, std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::ForkSequence(
     Context* context, const v1::ForkSequenceRequest* request, v1::ForkSequenceReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->ForkSequence(*request, call, std::move(done));
-  });
+  return Serve(context, Method::kForkSequence, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->ForkSequence(*request, call, std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::TruncateSequence(
     Context* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->TruncateSequence(*request, call, std::move(done));
-  });
+  return Serve(context, Method::kTruncateSequence, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->TruncateSequence(*request, call, std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::CloseSequence(
     Context* context, const v1::CloseSequenceRequest* request, v1::CloseSequenceReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->CloseSequence(*request, call, std::move(done));
-  });
+  return Serve(context, Method::kCloseSequence, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->CloseSequence(*request, call, std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::Append(Context* context,
-                                                              const v1::AppendRequest*,
+                                                              const v1::AppendRequest* request,
                                                               v1::AppendReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->Append(decltype(append_messages_)::RequestOf(context), call, std::move(done));
-  });
+  return Serve(context, Method::kAppend, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->Append(decltype(append_messages_)::RequestOf(context), call,
+                                      std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::Attend(Context* context,
-                                                              const v1::AttendRequest*,
+                                                              const v1::AttendRequest* request,
                                                               v1::AttendReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext& call, auto done) {
-    coordinator_->Attend(decltype(attend_messages_)::RequestOf(context), call, std::move(done));
-  });
+  return Serve(context, Method::kAttend, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->Attend(decltype(attend_messages_)::RequestOf(context), call,
+                                      std::move(done));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::GetTopology(
     Context* context, const v1::GetTopologyRequest* request, v1::GetTopologyReply* reply) {
-  return Serve(context, {Role::kClient, Role::kAdmin}, reply,
+  return Serve(context, Method::kGetTopology, {Role::kClient, Role::kAdmin}, *request, reply,
                [&](const CallContext&, auto done) { done(coordinator_->GetTopology(*request)); });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::RegisterSharedMemory(
     Context* context, const v1::RegisterSharedMemoryRequest* request,
     v1::RegisterSharedMemoryReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
-    done(EmptyReply<v1::RegisterSharedMemoryReply>(coordinator_->RegisterSharedMemory(*request)));
-  });
+  return Serve(context, Method::kRegisterSharedMemory, {Role::kClient}, *request, reply,
+               [&](const CallContext&, auto done) {
+                 done(EmptyReply<v1::RegisterSharedMemoryReply>(
+                     coordinator_->RegisterSharedMemory(*request)));
+               });
 }
 
 AttentionServiceFront::Reactor* AttentionServiceFront::UnregisterSharedMemory(
     Context* context, const v1::UnregisterSharedMemoryRequest* request,
     v1::UnregisterSharedMemoryReply* reply) {
-  return Serve(context, {Role::kClient}, reply, [&](const CallContext&, auto done) {
-    done(EmptyReply<v1::UnregisterSharedMemoryReply>(
-        coordinator_->UnregisterSharedMemory(*request)));
-  });
+  return Serve(context, Method::kUnregisterSharedMemory, {Role::kClient}, *request, reply,
+               [&](const CallContext&, auto done) {
+                 done(EmptyReply<v1::UnregisterSharedMemoryReply>(
+                     coordinator_->UnregisterSharedMemory(*request)));
+               });
 }
 
 }  // namespace tributary::service

@@ -60,9 +60,9 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
 
   // Begins a unary call for a caller with one of `roles`: begin(call, done), where `done` takes the
   // reply or why there is none.
-  template <typename Reply, typename Begin>
-  Reactor* Serve(Context* context, std::initializer_list<Role> roles, Reply* reply,
-                 const Begin& begin);
+  template <typename Request, typename Reply, typename Begin>
+  Reactor* Serve(Context* context, Method method, std::initializer_list<Role> roles,
+                 const Request& request, Reply* reply, const Begin& begin);
 
   Coordinator* const coordinator_;
   const int max_calls_per_stream_;

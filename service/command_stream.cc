@@ -18,8 +18,7 @@ void CommandStream::Drain() {
     jobs_.pop_front();
     const uint64_t number = next_number_++;
     lock.unlock();
-    auto command = std::make_shared<worker::Command>(job.build());
-    command->number = number;
+    auto command = std::make_shared<worker::Command>(job.build(number));
     group_->Submit(std::move(command), std::move(job.done));
     job = {};  // what the closures hold goes before the lock is taken again
     lock.lock();

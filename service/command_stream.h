@@ -18,8 +18,8 @@ namespace tributary::service {
 
 class CommandStream {
  public:
-  // Makes the command; its number is filled in afterwards.
-  using Build = std::function<worker::Command()>;
+  // Makes the command of a number.
+  using Build = std::function<worker::Command(uint64_t number)>;
 
   explicit CommandStream(WorkerGroup* group) : group_(group) {}
 

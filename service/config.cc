@@ -25,6 +25,9 @@ ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7400"},
 ABSL_FLAG(std::string, admin_listen, "127.0.0.1:7401",
           "host:port or unix:/path of the plaintext server that carries only grpc.health.v1: "
           "'liveness' (this process lives) and 'readiness' (all workers serve). Empty: none.");
+ABSL_FLAG(std::optional<int32_t>, metrics_port, std::nullopt,
+          "Port of HTTP /metrics for Prometheus, on the host of --admin_listen: 9464 by custom; 0 "
+          "picks one. Not given: none.");
 ABSL_FLAG(std::optional<int32_t>, embedded_workers, std::nullopt,
           "Workers as threads of this process. Default 4, or 0 when --workers is given.");
 ABSL_FLAG(int32_t, workers, 0,
@@ -98,6 +101,13 @@ ABSL_FLAG(bool, insecure, false,
 ABSL_FLAG(bool, reflection, true, "Offer gRPC server reflection.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error.");
 ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line.");
+ABSL_FLAG(std::string, trace_file, "",
+          "Where to write the spans kept, as Chrome trace JSON, when the process ends. "
+          "`tributary trace` fetches them any time.");
+ABSL_FLAG(double, trace_sample, 0,
+          "Share of the calls to trace, 0 to 1, of those that bring no traceparent. Calls that do "
+          "are traced as it says.");
+ABSL_FLAG(int32_t, trace_spans, 65536, "Spans kept, the last ones; 0: trace nothing.");
 
 namespace tributary::service {
 namespace {
@@ -213,6 +223,11 @@ absl::Status ReadListeners(Config* config) {
   if (!config->admin_listen.empty()) {
     TRIBUTARY_RETURN_IF_ERROR(CheckAddress("admin_listen", config->admin_listen));
   }
+  config->metrics_port = absl::GetFlag(FLAGS_metrics_port);
+  const int32_t port = config->metrics_port.value_or(0);
+  if (port < 0 || port > 65535) {
+    return worker::InvalidField("metrics_port", absl::StrCat("must be 0 to 65535, is ", port));
+  }
   config->reflection = absl::GetFlag(FLAGS_reflection);
   return absl::OkStatus();
 }
@@ -308,11 +323,22 @@ absl::Status ReadLimits(Config* config) {
 }
 
 absl::Status ReadLogging(Config* config) {
-  if (!Parse(absl::GetFlag(FLAGS_log_level), &config->log_level)) {
+  if (!telemetry::Parse(absl::GetFlag(FLAGS_log_level), &config->log_level)) {
     return worker::InvalidField("log_level", "must be debug, info, warning or error");
   }
-  if (!Parse(absl::GetFlag(FLAGS_log_format), &config->log_format)) {
+  if (!telemetry::Parse(absl::GetFlag(FLAGS_log_format), &config->log_format)) {
     return worker::InvalidField("log_format", "must be text or json");
+  }
+  config->trace_file = absl::GetFlag(FLAGS_trace_file);
+  config->trace_sample = absl::GetFlag(FLAGS_trace_sample);
+  if (!(config->trace_sample >= 0 && config->trace_sample <= 1)) {
+    return worker::InvalidField("trace_sample",
+                                absl::StrCat("must be 0 to 1, is ", config->trace_sample));
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(config->trace_spans,
+                             AtLeast("trace_spans", absl::GetFlag(FLAGS_trace_spans), 0));
+  if (config->trace_spans > 10'000'000) {
+    return worker::InvalidField("trace_spans", "must be at most 10000000");
   }
   return absl::OkStatus();
 }

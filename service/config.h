@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "collective/exchange.h"
 #include "service/access_control.h"
-#include "service/log.h"
 #include "worker/backends.h"
 #include "worker/rpc/tls.h"
+#include "worker/telemetry/log.h"
 
 namespace tributary::service {
 
@@ -21,8 +22,9 @@ namespace tributary::service {
 struct Config {
   std::vector<std::string> listen;
   std::string admin_listen;
-  int32_t embedded_workers = 4;  // 0 when workers are remote
-  int32_t workers = 0;           // remote ones; 0 when they are embedded
+  std::optional<int32_t> metrics_port;  // on the host of admin_listen; 0 picks one
+  int32_t embedded_workers = 4;         // 0 when workers are remote
+  int32_t workers = 0;                  // remote ones; 0 when they are embedded
   std::string worker_listen;
   worker::Device device = worker::Device::kCpu;
   int32_t first_gpu = 0;
@@ -48,8 +50,11 @@ struct Config {
   bool reflection = true;
   worker::TlsFiles tls;
   AccessOptions access;
-  LogLevel log_level = LogLevel::kInfo;
-  LogFormat log_format = LogFormat::kText;
+  telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
+  telemetry::LogFormat log_format = telemetry::LogFormat::kText;
+  std::string trace_file;
+  double trace_sample = 0;
+  int32_t trace_spans = 0;  // 0: nothing is traced
 };
 
 // Command line and --config file; the command line wins. INVALID_ARGUMENT or NOT_FOUND names the

@@ -81,9 +81,10 @@ void Coordinator::Turn::Answer(std::function<void()> call) {
 // ------------------------------------------------------------------------------------- lifecycle
 
 Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup> group,
-                         std::shared_ptr<const Logger> log)
+                         std::shared_ptr<const telemetry::Logger> log)
     : options_(std::move(options)),
       log_(std::move(log)),
+      observer_(options_.observer != nullptr ? options_.observer : std::make_shared<Observer>()),
       regions_(options_.shared_memory_prefixes),
       group_(std::move(group)),
       commands_(group_.get()),
@@ -178,8 +179,10 @@ Coordinator::Clock::time_point Coordinator::NextWake() const {
 void Coordinator::Send(worker::CacheId cache, std::function<void(worker::Command*)> fill,
                        WorkerGroup::Done done, Turn& turn) {
   commands_.Enqueue(
-      [cache, epoch = epoch_, timeout = options_.step_timeout, fill = std::move(fill)] {
+      [cache, epoch = epoch_, timeout = options_.step_timeout,
+       fill = std::move(fill)](uint64_t number) {
         worker::Command command;
+        command.number = number;
         command.cache = cache;
         command.epoch = epoch;
         command.deadline = Clock::now() + timeout;

@@ -28,12 +28,14 @@
 #include "service/batcher.h"
 #include "service/cache.h"
 #include "service/command_stream.h"
-#include "service/log.h"
+#include "service/observer.h"
 #include "service/shared_memory.h"
+#include "service/snapshot.h"
 #include "service/step_request.h"
 #include "service/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 #include "worker/backends.h"
+#include "worker/telemetry/log.h"
 
 namespace tributary::service {
 
@@ -55,6 +57,8 @@ struct CoordinatorOptions {
   std::vector<std::string> shared_memory_prefixes;
   // Told when the service becomes able to serve and when it ceases to be.
   std::function<void(bool ready)> on_readiness;
+  // Who measures, records and traces; null: nobody.
+  std::shared_ptr<Observer> observer;
 };
 
 // What a call brings besides its request.
@@ -64,6 +68,7 @@ struct CallContext {
   // Set when the caller is no longer interested. Before the call takes effect it is dropped;
   // afterwards only its result is.
   std::shared_ptr<const std::atomic<bool>> cancelled;
+  telemetry::TraceContext trace;  // its span_id: the call's own span
 };
 
 class Coordinator final : private GroupObserver {
@@ -73,7 +78,7 @@ class Coordinator final : private GroupObserver {
   using Done = std::function<void(absl::StatusOr<Reply>)>;
 
   Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup> group,
-              std::shared_ptr<const Logger> log);
+              std::shared_ptr<const telemetry::Logger> log);
   ~Coordinator() override;
 
   absl::Status Start();
@@ -84,6 +89,8 @@ class Coordinator final : private GroupObserver {
   // Answers what is left and lets the workers go.
   void Stop();
   bool ready() const;
+  // Of CoordinatorOptions, or one that does nothing.
+  Observer& observer() const { return *observer_; }
 
   void CreateCache(const v1::CreateCacheRequest& request, Done<v1::CreateCacheReply> done);
   void DeleteCache(const v1::DeleteCacheRequest& request, Done<v1::DeleteCacheReply> done);
@@ -100,6 +107,7 @@ class Coordinator final : private GroupObserver {
   void Attend(std::shared_ptr<const v1::AttendRequest> request, const CallContext& call,
               Done<v1::AttendReply> done);
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) const;
+  Snapshot TakeSnapshot() const;
   absl::Status RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request);
   absl::Status UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request);
 
@@ -138,6 +146,7 @@ class Coordinator final : private GroupObserver {
   void SetUp(Turn& turn);
   void SendSetup(const CachePtr& cache, Turn& turn);
   void SetState(State state, Turn& turn);
+  // `fill` gets a command whose number, epoch and deadline are set.
   void Send(worker::CacheId cache, std::function<void(worker::Command*)> fill,
             WorkerGroup::Done done, Turn& turn);
   Clock::time_point NextWake() const;
@@ -156,9 +165,12 @@ class Coordinator final : private GroupObserver {
   void OnSetup(uint64_t epoch, const absl::Status& status);
   void OnStepDone(const StepPtr& step, Outcome outcome);
   void AnswerStep(const Step& step, const Outcome& outcome) const;
+  void TellSubmitted(Step* step, worker::Command* command) const;
+  void TellEnded(Step* step, const Outcome& outcome) const;
 
   const CoordinatorOptions options_;
-  const std::shared_ptr<const Logger> log_;
+  const std::shared_ptr<const telemetry::Logger> log_;
+  const std::shared_ptr<Observer> observer_;  // never null
   const Clock::time_point started_ = Clock::now();
   SharedMemoryRegistry regions_;
   std::unique_ptr<WorkerGroup> group_;

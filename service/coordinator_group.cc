@@ -52,6 +52,7 @@ void Coordinator::OnBroken(const std::string& reason) {
   setup_retry_.reset();
   SetState(State::kForming, turn);
   FailWaiting(CheckServing(), nullptr, turn);
+  turn.After([this, epoch = epoch_, reason] { observer_->OnGroupBroken(epoch, reason); });
 }
 
 void Coordinator::SetState(State state, Turn& turn) {
@@ -115,6 +116,7 @@ void Coordinator::OnSetup(uint64_t epoch, const absl::Status& status) {
   if (--setup_left_ > 0 || setup_retry_.has_value()) return;
   statistics_.set_group_formations(statistics_.group_formations() + 1);
   log_->Info("ready", {{"epoch", epoch}, {"caches", caches_.size()}});
+  turn.After([this, epoch] { observer_->OnGroupReady(epoch); });
   SetState(State::kReady, turn);
 }
 

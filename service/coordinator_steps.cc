@@ -182,22 +182,26 @@ void Coordinator::BeginStep(const Batcher::Batch& batch, Turn& turn) {
   const Clock::time_point now = Clock::now();
   auto step = std::make_shared<Step>();
   step->epoch = epoch_;
+  step->record.begun = now;
   for (void* request : batch.requests) {
     auto* candidate = static_cast<Operation*>(request);
     const OperationPtr operation = waiting_.at({candidate->call.deadline, candidate->serial});
-    if (JoinStep(operation, now, turn)) step->operations.push_back(operation);
+    if (!JoinStep(operation, now, turn)) continue;
+    step->operations.push_back(operation);
+    step->record.calls.push_back({operation->accepted, operation->call.trace});
   }
   if (step->operations.empty()) return;
   step->cache = step->operations.front()->cache;
   ++steps_in_flight_;
   Send(
       batch.key.cache,
-      [step](worker::Command* command) {
+      [this, step](worker::Command* command) {
         std::vector<PlannedRequest> requests;
         for (const OperationPtr& o : step->operations) requests.push_back({&*o->step, &o->plan});
         BuiltStep built = BuildStep(requests);
         command->body = std::move(built.command);
         command->owner = std::move(built.owner);
+        TellSubmitted(step.get(), command);
       },
       [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); }, turn);
 }
@@ -226,6 +230,7 @@ bool Coordinator::JoinStep(const OperationPtr& operation, Clock::time_point now,
 }
 
 void Coordinator::OnStepDone(const StepPtr& step, Outcome outcome) {
+  step->record.done = Clock::now();
   Turn turn(this);
   --steps_in_flight_;
   // A group formed since was told the tables without this step's changes.
@@ -240,6 +245,7 @@ void Coordinator::OnStepDone(const StepPtr& step, Outcome outcome) {
   for (size_t i = 1; i < step->operations.size(); ++i) turn.Answer([] {});
   turn.Answer([this, step, outcome = std::make_shared<const Outcome>(std::move(outcome))] {
     AnswerStep(*step, *outcome);
+    TellEnded(step.get(), *outcome);
   });
   for (const OperationPtr& operation : step->operations) Leave(operation.get(), turn);
 }

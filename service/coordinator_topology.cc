@@ -56,6 +56,8 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(
   *reply.mutable_statistics() = statistics_;
   reply.mutable_statistics()->set_uptime_seconds(
       std::chrono::duration<double>(Clock::now() - started_).count());
+  reply.mutable_statistics()->set_calls_open(static_cast<uint64_t>(open_calls_));
+  observer_->Fill(reply.mutable_statistics());
 
   std::vector<const Cache*> caches;
   for (const auto& [name, cache] : caches_) {

@@ -23,6 +23,7 @@ struct Coordinator::Operation : SequenceOrder::Member {
 struct Coordinator::Step {
   CachePtr cache;
   uint64_t epoch = 0;
+  StepRecord record;
   std::vector<OperationPtr> operations;  // in the order of their entries in the command
 };
 

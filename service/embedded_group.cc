@@ -161,6 +161,7 @@ void EmbeddedGroup::RunRank(int index) {
       seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     }
     reply.rank = index;
+    reply.arrived = Clock::now();
     FinishOnRank(submission, std::move(reply), seconds);
     lock.lock();
   }

@@ -14,9 +14,14 @@
 #include "service/config.h"
 #include "service/coordinator.h"
 #include "service/embedded_group.h"
-#include "service/log.h"
+#include "service/observe/diagnostics_service.h"
+#include "service/observe/telemetry.h"
 #include "service/remote_group.h"
 #include "service/server.h"
+#include "worker/telemetry/families.h"
+#include "worker/telemetry/log.h"
+#include "worker/telemetry/metrics_server.h"
+#include "worker/telemetry/trace.h"
 
 namespace tributary::service {
 namespace {
@@ -28,7 +33,7 @@ constexpr int kCannotServe = 1;
 // handler. Made before any other thread, so that all of them inherit the blocked signals.
 class Signals {
  public:
-  explicit Signals(std::shared_ptr<const Logger> log) : log_(std::move(log)) {
+  explicit Signals(std::shared_ptr<const telemetry::Logger> log) : log_(std::move(log)) {
     sigemptyset(&set_);
     sigaddset(&set_, SIGTERM);
     sigaddset(&set_, SIGINT);
@@ -49,7 +54,7 @@ class Signals {
     std::_Exit(128 + signal);
   }
 
-  const std::shared_ptr<const Logger> log_;
+  const std::shared_ptr<const telemetry::Logger> log_;
   sigset_t set_;
   std::promise<void> asked_;
 };
@@ -112,7 +117,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
 }
 
 int Serve(const Config& config) {
-  auto log = std::make_shared<const Logger>(config.log_level, config.log_format);
+  auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
   // Never destroyed: its thread waits for signals to the very end.
   auto* const signals = new Signals(log);
 
@@ -129,6 +134,18 @@ int Serve(const Config& config) {
   auto server = std::make_shared<std::unique_ptr<Server>>();
   auto server_mutex = std::make_shared<std::mutex>();
   CoordinatorOptions options = OptionsOf(config);
+  const auto spans = config.trace_spans == 0
+                         ? nullptr
+                         : std::make_shared<telemetry::TraceBuffer>(
+                               config.trace_spans, config.trace_sample, "coordinator");
+  const auto observer = std::make_shared<Telemetry>(group->size(), log, spans);
+  options.observer = observer;
+  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(config.access);
+  if (!access.ok()) {
+    log->Error(access.status().message());
+    return kCannotServe;
+  }
+  DiagnosticsService diagnostics(observer, *std::move(access));
   options.on_readiness = [server, server_mutex](bool ready) {
     std::lock_guard lock(*server_mutex);
     if (*server != nullptr) (*server)->SetReady(ready);
@@ -150,6 +167,7 @@ int Serve(const Config& config) {
                        .tls = config.tls,
                        .access = config.access,
                        .max_calls_per_client = config.max_calls_per_client,
+                       .more_services = {&diagnostics},
                        .drain_settle = config.drain_settle},
                       &coordinator);
     if (!started.ok()) {
@@ -159,6 +177,19 @@ int Serve(const Config& config) {
     std::lock_guard lock(*server_mutex);
     *server = *std::move(started);
   }
+  std::unique_ptr<telemetry::MetricsServer> metrics;  // before the coordinator it asks goes
+  if (config.metrics_port.has_value()) {
+    auto started = telemetry::MetricsServer::Start(
+        telemetry::HostOf(config.admin_listen), *config.metrics_port,
+        {MakeCollectable(observer->metrics(),
+                         [&coordinator] { return coordinator.TakeSnapshot(); }),
+         telemetry::ProcessMetrics(Version(), "coordinator")});
+    if (!started.ok()) {
+      log->Error(started.status().message());
+      return kCannotServe;
+    }
+    metrics = *std::move(started);
+  }
   if (absl::Status started = coordinator.Start(); !started.ok()) {
     log->Error("cannot start the workers", {{"error", started.message()}});
     return kCannotServe;
@@ -166,12 +197,17 @@ int Serve(const Config& config) {
   log->Info("listening", {{"addresses", absl::StrJoin((*server)->addresses(), ",")},
                           {"admin", (*server)->admin_address()},
                           {"device", Name(config.device)},
+                          {"metrics_port", metrics == nullptr ? 0 : metrics->port()},
                           {"embedded_workers", config.embedded_workers},
                           {"workers", config.workers}});
 
   signals->Wait();
   const bool drained = (*server)->Drain(std::chrono::steady_clock::now() + config.drain_timeout);
   if (!drained) log->Warning("calls were still in flight when the drain timeout passed");
+  if (!config.trace_file.empty() && spans != nullptr) {
+    const absl::Status written = spans->WriteTo(config.trace_file);
+    if (!written.ok()) log->Warning("trace not written", {{"error", written.message()}});
+  }
   log->Info("stopping");
   return 0;
 }

@@ -246,7 +246,10 @@ void Core::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) {
   }
   // Tensors are copied out of the message, which nobody should have to wait for.
   absl::StatusOr<worker::Reply> reply = absl::NotFoundError("not a reply");
-  if (message.has_reply()) reply = worker::DecodeReply(message.epoch(), message.reply());
+  if (message.has_reply()) {
+    reply = worker::DecodeReply(message.epoch(), message.reply());
+    if (reply.ok()) reply->arrived = Clock::now();
+  }
 
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(stream);

@@ -179,9 +179,14 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   // No health here: its Watch streams would outlast the drain.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  // A message is limited as it comes over the wire; what it inflates to is not, so none may
+  // inflate.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   // Replies are limited one by one; tensors with their shapes and lengths may be a little larger.
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&front_);
+  for (grpc::Service* service : options.more_services) builder.RegisterService(service);
   auto built =
       Build(&builder, options.listen, worker::ServerCredentialsFrom(options.tls), &addresses_);
   if (!built.ok()) return built.status();

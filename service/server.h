@@ -12,6 +12,10 @@
 #include "service/coordinator.h"
 #include "worker/rpc/tls.h"
 
+namespace grpc {
+class Service;
+}
+
 namespace tributary::service {
 
 struct ServerOptions {
@@ -24,6 +28,8 @@ struct ServerOptions {
   worker::TlsFiles tls;
   AccessOptions access;
   int64_t max_calls_per_client = 0;  // in flight; 0: no limit
+  // At the public addresses, besides the API; they outlive the server.
+  std::vector<grpc::Service*> more_services;
   // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.
   std::chrono::milliseconds drain_settle{500};
 };

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "kernels/dtype.h"
 #include "worker/cache_spec.h"
+#include "worker/telemetry/trace.h"
 
 namespace tributary::worker {
 
@@ -94,6 +95,7 @@ struct Command {
   uint64_t epoch = 0;   // a worker of another epoch refuses
   uint64_t number = 0;  // rises by one; for logs and matching replies
   CacheId cache = 0;
+  telemetry::TraceContext trace;  // what to trace it as; its span_id: the coordinator's of the step
   // When the step must be over, by the worker's steady clock; collectives use it.
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
@@ -122,6 +124,8 @@ struct Reply {
   std::vector<float> o;    // [query rows, q_heads, head_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   StepTimes times;
+  // When the coordinator got it; not told over the network.
+  std::chrono::steady_clock::time_point arrived;
 };
 
 }  // namespace tributary::worker

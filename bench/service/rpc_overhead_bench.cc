@@ -122,7 +122,8 @@ int Main() {
     changed.notify_all();
   };
   Coordinator coordinator(options, CreateEmbeddedGroup({.workers = 4}),
-                          std::make_shared<const Logger>(LogLevel::kWarning, LogFormat::kText));
+                          std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kWarning,
+                                                                    telemetry::LogFormat::kText));
   Require(coordinator.Start().ok(), "cannot start");
   {
     std::unique_lock lock(mutex);

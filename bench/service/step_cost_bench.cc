@@ -99,7 +99,8 @@ class Subject {
 
   Coordinator coordinator_{{},
                            std::make_unique<testing::FakeGroup>(4, /*record=*/false),
-                           std::make_shared<const Logger>(LogLevel::kError, LogFormat::kText)};
+                           std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kError,
+                                                                     telemetry::LogFormat::kText)};
   int64_t length_;
   const int batch_;
   v1::AttendRequest request_;

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
-#include "service/json_string.h"
+#include "worker/telemetry/json_string.h"
 
 namespace tributary::cli {
 namespace {
@@ -91,8 +91,8 @@ std::string Object(const std::vector<std::pair<std::string, std::string>>& membe
   return absl::StrCat("{",
                       absl::StrJoin(members, ", ",
                                     [](std::string* out, const auto& member) {
-                                      absl::StrAppend(out, service::JsonString(member.first), ": ",
-                                                      member.second);
+                                      absl::StrAppend(out, telemetry::JsonString(member.first),
+                                                      ": ", member.second);
                                     }),
                       "}");
 }
@@ -129,11 +129,11 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
                                    {"q_heads", absl::StrCat(o.q_heads)},
                                    {"kv_heads", absl::StrCat(o.kv_heads)},
                                    {"head_dim", absl::StrCat(o.head_dim)},
-                                   {"dtype", service::JsonString(Name(o.dtype))},
-                                   {"kv_dtype", service::JsonString(Name(o.kv_dtype))},
+                                   {"dtype", telemetry::JsonString(Name(o.dtype))},
+                                   {"kv_dtype", telemetry::JsonString(Name(o.kv_dtype))},
                                    {"shared_memory", o.shared_memory_bytes > 0 ? "true" : "false"},
                                    {"ranks", absl::StrCat(r.cache.ranks())},
-                                   {"backend", service::JsonString(r.cache.backend())}});
+                                   {"backend", telemetry::JsonString(r.cache.backend())}});
   const std::string service = Object({{"steps", absl::StrCat(r.service.steps())},
                                       {"requests", absl::StrCat(r.service.requests())},
                                       {"queue_seconds", Number(r.service.queue_seconds())},
@@ -154,7 +154,7 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
               {"step_latency_seconds", LatencyJson(r.step_latency)},
               {"service", service},
               {"errors", Object(errors)},
-              {"first_error", service::JsonString(r.first_error)}}),
+              {"first_error", telemetry::JsonString(r.first_error)}}),
       "\n");
 }
 

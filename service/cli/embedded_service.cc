@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "service/embedded_group.h"
-#include "service/log.h"
+#include "worker/telemetry/log.h"
 
 namespace tributary::cli {
 namespace {
@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<EmbeddedService>> EmbeddedService::Start(
       service::CoordinatorOptions{},
       service::CreateEmbeddedGroup(
           {.workers = options.workers, .threads = options.threads, .device = options.device}),
-      std::make_shared<const service::Logger>(service::LogLevel::kWarning,
-                                              service::LogFormat::kText));
+      std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kWarning,
+                                                telemetry::LogFormat::kText));
   auto server = service::Server::Start({.listen = {self->target()}, .reflection = false},
                                        self->coordinator_.get());
   if (!server.ok()) return server.status();

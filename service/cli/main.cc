@@ -23,6 +23,9 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeCheck());
   commands.push_back(MakeTopology());
   commands.push_back(MakeStat());
+  commands.push_back(MakeTop());
+  commands.push_back(MakeFlight());
+  commands.push_back(MakeTrace());
   return commands;
 }
 

@@ -187,4 +187,49 @@ std::string RatesLine(const v1::Statistics& a, const v1::Statistics& b, double s
       mean(a.queue_seconds(), b.queue_seconds(), requests));
 }
 
+std::string FlightReport(const v1::FlightRecord& record, const Style& style) {
+  if (record.steps().empty()) return absl::StrCat(style.Dim("no steps yet"), "\n");
+  Table table({{"STEP", Align::kRight},
+               {"EPOCH", Align::kRight},
+               {"STATE"},
+               {"KIND"},
+               {"LAYER", Align::kRight},
+               {"CALLS", Align::kRight},
+               {"ROWS", Align::kRight},
+               {"TOKENS", Align::kRight},
+               {"AGE", Align::kRight},
+               {"QUEUE", Align::kRight},
+               {"BUILD", Align::kRight},
+               {"WORKERS", Align::kRight},
+               {"PLAN", Align::kRight},
+               {"APPEND", Align::kRight},
+               {"ATTEND", Align::kRight},
+               {"EXCHANGE", Align::kRight},
+               {"REPLY", Align::kRight}});
+  for (const v1::StepFlight& step : record.steps()) {
+    v1::StepFlight::Rank slowest;
+    for (const v1::StepFlight::Rank& rank : step.ranks()) {
+      slowest.set_plan_seconds(std::max(slowest.plan_seconds(), rank.plan_seconds()));
+      slowest.set_append_seconds(std::max(slowest.append_seconds(), rank.append_seconds()));
+      slowest.set_attend_seconds(std::max(slowest.attend_seconds(), rank.attend_seconds()));
+      slowest.set_exchange_seconds(std::max(slowest.exchange_seconds(), rank.exchange_seconds()));
+    }
+    const bool done = step.state() == v1::StepFlight::DONE;
+    const std::string state = absl::AsciiStrToLower(v1::StepFlight::State_Name(step.state()));
+    const auto phase = [&](double seconds) { return done ? Seconds(seconds) : std::string("-"); };
+    table.AddRow({absl::StrCat(step.number()), absl::StrCat(step.epoch()),
+                  done                                        ? state
+                  : step.state() == v1::StepFlight::IN_FLIGHT ? style.Yellow(state)
+                                                              : style.Red(state),
+                  absl::AsciiStrToLower(v1::StepFlight::Kind_Name(step.kind())),
+                  absl::StrCat(step.layer()), Count(step.calls()), Count(step.query_rows()),
+                  Count(step.new_tokens()), Seconds(step.age_seconds()),
+                  Seconds(step.queue_seconds()), Seconds(step.build_seconds()),
+                  Seconds(step.workers_seconds()), phase(slowest.plan_seconds()),
+                  phase(slowest.append_seconds()), phase(slowest.attend_seconds()),
+                  phase(slowest.exchange_seconds()), phase(step.reply_seconds())});
+  }
+  return table.Render(style);
+}
+
 }  // namespace tributary::cli

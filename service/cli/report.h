@@ -5,6 +5,7 @@
 
 #include "service/cli/terminal.h"
 #include "tributary/v1/attention.pb.h"
+#include "tributary/v1/diagnostics.pb.h"
 
 namespace tributary::cli {
 
@@ -18,5 +19,8 @@ std::string StatisticsReport(const v1::Statistics& statistics, const Style& styl
 // One line of `stat --watch`: rates between two replies, and the line of titles above them.
 std::string RatesTitle(const Style& style);
 std::string RatesLine(const v1::Statistics& before, const v1::Statistics& after, double seconds);
+
+// The steps of a flight record, a line each, oldest first.
+std::string FlightReport(const v1::FlightRecord& record, const Style& style);
 
 }  // namespace tributary::cli

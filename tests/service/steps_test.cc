@@ -61,7 +61,8 @@ class StepsTest : public ::testing::Test {
     group_ = group.get();
     coordinator_ = std::make_unique<Coordinator>(
         options, std::move(group),
-        std::make_shared<const Logger>(LogLevel::kError, LogFormat::kText));
+        std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kError,
+                                                  telemetry::LogFormat::kText));
     ASSERT_TRUE(coordinator_->Start().ok());
     answers_ = std::make_unique<Answers>();
     v1::CreateCacheRequest create;

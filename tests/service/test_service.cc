@@ -13,8 +13,9 @@
 namespace tributary::service::testing {
 namespace {
 
-std::shared_ptr<const Logger> QuietLogger() {
-  return std::make_shared<const Logger>(LogLevel::kError, LogFormat::kText);
+std::shared_ptr<const telemetry::Logger> QuietLogger() {
+  return std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kError,
+                                                   telemetry::LogFormat::kText);
 }
 
 size_t Count(const std::vector<int64_t>& shape) {

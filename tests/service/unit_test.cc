@@ -6,7 +6,6 @@
 #include "service/batcher.h"
 #include "service/errors.h"
 #include "service/grpc_status.h"
-#include "service/log.h"
 #include "service/page_allocator.h"
 #include "service/resolve_spec.h"
 #include "service/sequence_order.h"
@@ -267,15 +266,6 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
             "spec.layer_specs[0].sinks");
   EXPECT_EQ(field([](auto* s) { s->add_layer_specs()->mutable_window()->set_left(-1); }),
             "spec.layer_specs[0].window.left");
-}
-
-// ------------------------------------------------------------------------------------------- log
-
-TEST(LogTest, JsonIsEscapedAndTextIsPlain) {
-  EXPECT_EQ(FormatLogLine(LogFormat::kJson, LogLevel::kInfo, "T", "a \"b\"\n", {{"rank", 3}}),
-            "{\"ts\":\"T\",\"level\":\"info\",\"msg\":\"a \\\"b\\\"\\n\",\"rank\":\"3\"}\n");
-  EXPECT_EQ(FormatLogLine(LogFormat::kText, LogLevel::kError, "T", "m", {{"k", "v"}}),
-            "T error m k=v\n");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -30,6 +31,13 @@ std::optional<std::string> ConfigPath(const std::vector<std::string>& arguments)
     }
   }
   return path;
+}
+
+// "--metrics-port=1" is "--metrics_port=1".
+void UnderscoresInName(std::string* argument) {
+  if (!absl::StartsWith(*argument, "--")) return;
+  const auto end = std::find(argument->begin(), argument->end(), '=');
+  std::replace(argument->begin() + 2, end, '-', '_');
 }
 
 absl::StatusOr<std::string> ScalarOrList(const YAML::Node& node) {
@@ -80,6 +88,9 @@ absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
 
 absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv) {
   std::vector<std::string> arguments(argv, argv + argc);
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    UnderscoresInName(&arguments[i]);
+  }
   const std::optional<std::string> path = ConfigPath(arguments);
   if (!path.has_value() || path->empty()) return arguments;
   TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<std::string> flags, FlagsOfFile(*path));

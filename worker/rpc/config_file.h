@@ -4,8 +4,9 @@
 //   listen: 0.0.0.0:7400
 //   trusted-peers: [a, b]     # a sequence is the values joined by commas
 //
-// `-` and `_` in names are the same. There is no second list of settings to keep in step with the
-// flags: every flag may stand in the file, and nothing else may.
+// `-` and `_` in names are the same, in the file and on the command line. There is no second list
+// of settings to keep in step with the flags: every flag may stand in the file, and nothing else
+// may.
 #pragma once
 
 #include <string>

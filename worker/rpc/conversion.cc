@@ -261,6 +261,9 @@ grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint
   out->set_cache(command->cache);
   out->set_timeout_us(
       std::max<int64_t>(0, duration_cast<microseconds>(command->deadline - now).count()));
+  if (command->trace.sampled) {
+    out->set_traceparent(telemetry::FormatTraceparent(command->trace));
+  }
   std::visit(BodyEncoder{out}, command->body);
 
   SliceWriter writer(command);
@@ -279,6 +282,7 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
   out.epoch = message.epoch();
   out.number = in.number();
   out.cache = in.cache();
+  out.trace = telemetry::ParseTraceparent(in.traceparent()).value_or(telemetry::TraceContext());
   // A timeout too large for the clock means "never"; a day is never here.
   constexpr uint64_t kLongest = 24ull * 3600 * 1'000'000;
   out.deadline = now + std::chrono::microseconds(std::min(in.timeout_us(), kLongest));

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,14 +23,18 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/config_file.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
+#include "worker/rpc/worker_metrics.h"
 #include "worker/status_macros.h"
+#include "worker/telemetry/families.h"
+#include "worker/telemetry/log.h"
+#include "worker/telemetry/metrics_server.h"
+#include "worker/telemetry/trace.h"
 
 ABSL_FLAG(std::string, config, "",
           "YAML file with settings, `flag: value` a line; flags on the command line win");
@@ -52,6 +57,14 @@ ABSL_FLAG(uint64_t, memory_limit, 0,
 ABSL_FLAG(std::string, admin_listen, "",
           "host:port for grpc.health.v1 in plain text (services '', 'liveness', 'readiness'); "
           "port 0: any, printed; empty: none");
+ABSL_FLAG(std::optional<int32_t>, metrics_port, std::nullopt,
+          "port of HTTP /metrics for Prometheus, on the host of --admin_listen (loopback without "
+          "one): 9464 by custom; 0: any, logged; not given: none");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
+ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line");
+ABSL_FLAG(std::string, trace_file, "",
+          "where to write spans of traced steps, as Chrome trace JSON, when the process ends");
+ABSL_FLAG(int32_t, trace_spans, 65536, "spans kept, the last ones; 0: trace nothing");
 ABSL_FLAG(absl::Duration, reconnect_min, absl::Milliseconds(100),
           "first pause before dialling the coordinator again; doubles from there");
 ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5), "longest pause");
@@ -78,19 +91,14 @@ constexpr char kUsage[] =
     "steps. It comes back by itself when the coordinator or another worker was away, with what it\n"
     "holds. SIGTERM: leaves after what is in flight, exit status 0; a second SIGTERM: at once.";
 
-// One line an event; lines of several threads do not mix.
-void Log(absl::string_view event) {
-  const std::string line = absl::StrCat(
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ", event, "\n");
-  std::fwrite(line.data(), 1, line.size(), stderr);
-}
+using LoggerPtr = std::shared_ptr<const telemetry::Logger>;
 
 // Waits for signals on a thread of its own: a handler could take no lock. The first one drains, the
 // second ends the process.
 class SignalThread {
  public:
   // Construct before any other thread starts: they inherit the mask, so that only this one is told.
-  SignalThread() {
+  explicit SignalThread(LoggerPtr log) : log_(std::move(log)) {
     sigemptyset(&signals_);
     for (const int signal_number : {SIGTERM, SIGINT, kWake}) sigaddset(&signals_, signal_number);
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
@@ -99,12 +107,13 @@ class SignalThread {
 
   void Start(std::function<void()> drain) {
     thread_ = std::thread([this, drain = std::move(drain)] {
-      if (Wait() == kWake) return;
-      Log("signal received: draining");
+      const int first = Wait();
+      if (first == kWake) return;
+      log_->Info("draining", {{"signal", first}});
       drain();
       const int second = Wait();
       if (second == kWake) return;
-      Log("second signal: leaving at once");
+      log_->Warning("leaving at once", {{"signal", second}});
       _exit(128 + second);
     });
   }
@@ -124,6 +133,7 @@ class SignalThread {
     return signal_number;
   }
 
+  const LoggerPtr log_;
   sigset_t signals_;
   std::thread thread_;
 };
@@ -132,7 +142,7 @@ class SignalThread {
 class AdminServer {
  public:
   // False when the address cannot be listened on.
-  bool Start(const std::string& address) {
+  bool Start(const std::string& address, const LoggerPtr& log) {
     if (address.empty()) return true;
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
@@ -145,7 +155,7 @@ class AdminServer {
     if (server_ == nullptr) return false;
     server_->GetHealthCheckService()->SetServingStatus("liveness", true);
     SetReady(false);
-    Log(absl::StrCat("admin: listening on ", address, " port=", port));
+    log->Info(absl::StrCat("admin: listening on ", address), {{"port", port}});
     return true;
   }
 
@@ -206,8 +216,29 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
         "--reconnect_min: must be at least 1ms and at most --reconnect_max");
   }
   options.drain_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_drain_timeout));
-  options.session.log = Log;
   return options;
+}
+
+absl::StatusOr<LoggerPtr> LoggerFromFlags() {
+  telemetry::LogLevel level = telemetry::LogLevel::kInfo;
+  telemetry::LogFormat format = telemetry::LogFormat::kText;
+  if (!telemetry::Parse(absl::GetFlag(FLAGS_log_level), &level)) {
+    return absl::InvalidArgumentError("--log_level: must be debug, info, warning or error");
+  }
+  if (!telemetry::Parse(absl::GetFlag(FLAGS_log_format), &format)) {
+    return absl::InvalidArgumentError("--log_format: must be text or json");
+  }
+  return std::make_shared<const telemetry::Logger>(level, format);
+}
+
+// Null when none is wanted.
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
+    const std::shared_ptr<WorkerMetrics>& metrics) {
+  const std::optional<int32_t> port = absl::GetFlag(FLAGS_metrics_port);
+  if (!port.has_value()) return nullptr;
+  return telemetry::MetricsServer::Start(
+      telemetry::HostOf(absl::GetFlag(FLAGS_admin_listen)), *port,
+      {metrics, telemetry::ProcessMetrics(BuildVersion(), "worker")});
 }
 
 int Fail(const absl::Status& status, int code) {
@@ -224,25 +255,53 @@ int Main() {
     const bool usage = absl::IsInvalidArgument(options.status());
     return Fail(options.status(), usage ? kExitUsage : kExitRefused);
   }
+  const absl::StatusOr<LoggerPtr> log = LoggerFromFlags();
+  if (!log.ok()) return Fail(log.status(), kExitUsage);
+  const int32_t metrics_port = absl::GetFlag(FLAGS_metrics_port).value_or(0);
+  if (metrics_port < 0 || metrics_port > 65535) {
+    return Fail(absl::InvalidArgumentError("--metrics_port: must be 0 to 65535"), kExitUsage);
+  }
+  if (absl::GetFlag(FLAGS_trace_spans) < 0) {
+    return Fail(absl::InvalidArgumentError("--trace_spans: must be >= 0"), kExitUsage);
+  }
 
-  SignalThread signals;
+  SignalThread signals(*log);
   signal(SIGPIPE, SIG_IGN);
 
   AdminServer admin;
   const std::string admin_address = absl::GetFlag(FLAGS_admin_listen);
-  if (!admin.Start(admin_address)) {
+  if (!admin.Start(admin_address, *log)) {
     return Fail(
         absl::UnavailableError(absl::StrCat("--admin_listen: cannot listen on ", admin_address)),
         kExitRefused);
   }
   options->on_ready = [&admin](bool ready) { admin.SetReady(ready); };
 
+  const int32_t trace_spans = absl::GetFlag(FLAGS_trace_spans);
+  const auto spans = trace_spans == 0
+                         ? nullptr
+                         : std::make_shared<telemetry::TraceBuffer>(trace_spans, 0, "worker");
+  const auto metrics = std::make_shared<WorkerMetrics>(spans);
+  options->session.log = *log;
+  options->session.observer = metrics;
+
   Worker worker(*std::move(options));
+  metrics->set_shard_bytes([&worker] { return worker.shard_bytes(); });
+  const auto metrics_server = StartMetrics(metrics);  // goes before the worker it asks
+  if (!metrics_server.ok()) return Fail(metrics_server.status(), kExitRefused);
+  if (*metrics_server != nullptr) {
+    (*log)->Info("serving metrics", {{"port", (*metrics_server)->port()}});
+  }
   signals.Start([&worker] { worker.Drain(); });
   const absl::Status status = worker.Run();
   signals.Stop();
   if (!status.ok()) return Fail(status, kExitRefused);
-  Log("drained");
+  const std::string trace_file = absl::GetFlag(FLAGS_trace_file);
+  if (!trace_file.empty() && spans != nullptr) {
+    const absl::Status written = spans->WriteTo(trace_file);
+    if (!written.ok()) (*log)->Warning("trace not written", {{"error", written.message()}});
+  }
+  (*log)->Info("drained");
   return 0;
 }
 

@@ -43,9 +43,10 @@ void RankThread::Execute(Command command, std::function<void(Reply)> done) {
     }
     const auto begin = std::chrono::steady_clock::now();
     Reply reply = executor_->Execute(command);
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-    busy_seconds_ = busy_seconds_ + spent.count();
+    const auto end = std::chrono::steady_clock::now();
+    busy_seconds_ = busy_seconds_ + std::chrono::duration<double>(end - begin).count();
     memory_bytes_ = executor_->memory_used();
+    options_.observer->OnExecuted(command, reply, begin, end);
     const absl::Status status = reply.status;
     done(std::move(reply));
     if (absl::IsDataLoss(status) && options_.on_lost) options_.on_lost(status);

@@ -24,6 +24,7 @@
 #include "worker/command.h"
 #include "worker/executor.h"
 #include "worker/rpc/session_rendezvous.h"
+#include "worker/rpc/worker_observer.h"
 
 namespace tributary::worker {
 
@@ -33,6 +34,7 @@ struct RankOptions {
   Device device = Device::kCpu;
   // The device failed with all it held (kDataLoss); called on the rank's thread.
   std::function<void(const absl::Status&)> on_lost;
+  std::shared_ptr<WorkerObserver> observer = std::make_shared<WorkerObserver>();  // never null
   int gpu = -1;  // CUDA's ordinal; -1: the rank, counted over the GPUs this process sees
 };
 

@@ -21,10 +21,16 @@ class Readiness {
   }
   // Not ready until a new epoch is expected and reached.
   void Leave() { Expect(0); }
+  // Not ready any more, whatever comes.
+  void Close() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    Set(false);
+  }
   // Ready, unless another epoch is expected by now.
   void Reached(uint64_t epoch) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (epoch == expected_) Set(true);
+    if (epoch == expected_ && !closed_) Set(true);
   }
 
  private:
@@ -38,6 +44,7 @@ class Readiness {
   std::mutex mutex_;
   uint64_t expected_ = 0;  // 0: none
   bool ready_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace tributary::worker

@@ -15,6 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using telemetry::LogLevel;
 
 // The field a refusal names, "" when it names none.
 std::string FieldOf(const grpc::Status& status) {
@@ -124,7 +125,8 @@ void Session::Handle(v1::CoordinatorMessage message) {
       }
       return;
     case v1::CoordinatorMessage::kBye:
-      return Log(absl::StrCat("the coordinator says goodbye: ", message.bye().reason()));
+      return Log(LogLevel::kInfo,
+                 absl::StrCat("the coordinator says goodbye: ", message.bye().reason()));
     case v1::CoordinatorMessage::kHeartbeat:
     case v1::CoordinatorMessage::BODY_NOT_SET:
       return;
@@ -132,8 +134,10 @@ void Session::Handle(v1::CoordinatorMessage message) {
 }
 
 void Session::OnWelcome(const v1::Welcome& welcome) {
-  Log(absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
   welcome_ = welcome;
+  logged_rank_ = welcome.rank();
+  Log(LogLevel::kInfo, absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
+  options_.observer->OnWelcome(welcome.rank(), welcome.size());
   std::lock_guard<std::mutex> lock(mutex_);
   interval_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_interval_ms(), 1));
   silence_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_timeout_ms(), 1));
@@ -155,6 +159,7 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
     outbox->Push(std::move(message));
   };
   identity_.epoch = epoch;
+  logged_epoch_ = epoch;
   if (!welcome_.has_value()) {
     return answer(absl::FailedPreconditionError("configured before being welcomed"));
   }
@@ -175,17 +180,23 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   formation.fresh = configure.fresh();
   formation.rendezvous = rendezvous_;
   formation.deadline = Clock::now() + milliseconds(configure.timeout_ms());
-  rank_.Form(std::move(formation), [this_log = options_.log, epoch, answer](absl::Status status) {
-    if (this_log) {
-      this_log(status.ok() ? absl::StrCat("joined epoch ", epoch)
-                           : absl::StrCat("cannot join epoch ", epoch, ": ", status.message()));
+  // The session may be over by then.
+  const auto joined = [log = options_.log, observer = options_.observer, answer, epoch,
+                       rank = welcome_->rank()](absl::Status status) {
+    observer->OnJoined(epoch, status);
+    if (log != nullptr) {
+      log->Write(status.ok() ? LogLevel::kInfo : LogLevel::kWarning,
+                 status.ok() ? absl::StrCat("joined epoch ", epoch)
+                             : absl::StrCat("cannot join epoch ", epoch, ": ", status.message()),
+                 {{"rank", rank}, {"epoch", epoch}});
     }
     answer(std::move(status));
-  });
+  };
+  rank_.Form(std::move(formation), joined);
 }
 
 void Session::OnAbort(const std::string& reason) {
-  Log(absl::StrCat("epoch ", identity_.epoch, " is over: ", reason));
+  Log(LogLevel::kWarning, absl::StrCat("epoch ", identity_.epoch, " is over: ", reason));
   readiness_.Leave();
   rank_.Abort(reason);
   v1::WorkerMessage message;
@@ -222,14 +233,16 @@ void Session::Pulse() {
     const bool silent = now >= heard_ + silence_;
     const bool overdue = drain_deadline_.has_value() && now >= *drain_deadline_;
     if (finished_ || !(silent || overdue)) continue;
-    Log(silent ? "the coordinator is silent" : "draining took too long");
+    Log(LogLevel::kWarning, silent ? "the coordinator is silent" : "draining took too long");
     context_.TryCancel();
     changed_.wait(lock, [this] { return finished_; });
   }
 }
 
-void Session::Log(const std::string& event) const {
-  if (options_.log) options_.log(event);
+void Session::Log(LogLevel level, absl::string_view event) const {
+  if (options_.log == nullptr) return;
+  options_.log->Write(level, event,
+                      {{"rank", logged_rank_.load()}, {"epoch", logged_epoch_.load()}});
 }
 
 }  // namespace tributary::worker

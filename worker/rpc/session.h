@@ -19,6 +19,8 @@
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session_rendezvous.h"
+#include "worker/rpc/worker_observer.h"
+#include "worker/telemetry/log.h"
 
 namespace tributary::worker {
 
@@ -29,8 +31,8 @@ struct SessionOptions {
   int world_size = 0;       // stated; 0: any
   // Until Welcome tells better: the coordinator that says nothing for so long is gone.
   std::chrono::milliseconds welcome_timeout{10'000};
-  // One line an event of interest to whoever runs the worker; may be empty.
-  std::function<void(absl::string_view event)> log;
+  std::shared_ptr<const telemetry::Logger> log;                                   // null: silent
+  std::shared_ptr<WorkerObserver> observer = std::make_shared<WorkerObserver>();  // never null
 };
 
 // What a worker is to a coordinator; kept from session to session.
@@ -70,7 +72,7 @@ class Session {
   // Says that this end lives, and ends the session when the other is silent or draining takes too
   // long. Runs until `finished`.
   void Pulse();
-  void Log(const std::string& event) const;
+  void Log(telemetry::LogLevel level, absl::string_view event) const;
 
   const SessionOptions& options_;
   Identity& identity_;
@@ -82,6 +84,9 @@ class Session {
   // Of the epoch being formed or in use; of the reader.
   std::shared_ptr<SessionRendezvous> rendezvous_;
   std::optional<v1::Welcome> welcome_;  // of the reader
+  // Of both above, for log lines of any thread.
+  std::atomic<int> logged_rank_ = -1;
+  std::atomic<uint64_t> logged_epoch_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;

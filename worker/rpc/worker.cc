@@ -7,6 +7,9 @@
 #include "absl/strings/str_cat.h"
 
 namespace tributary::worker {
+
+using telemetry::LogLevel;
+
 namespace {
 
 // Random devices are slow to open, and this is asked for once a life of the shards.
@@ -26,7 +29,10 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const WorkerOptions& options
   return DialSecurely(options.coordinator, options.security, arguments);
 }
 
-RankOptions WithLoss(RankOptions options, std::function<void(const absl::Status&)> on_lost) {
+RankOptions RankOptionsOf(const WorkerOptions& worker,
+                          std::function<void(const absl::Status&)> on_lost) {
+  RankOptions options = worker.rank;
+  options.observer = worker.session.observer;
   options.on_lost = std::move(on_lost);
   return options;
 }
@@ -43,8 +49,11 @@ std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attem
 
 Worker::Worker(WorkerOptions options)
     : options_(std::move(options)),
-      readiness_(options_.on_ready),
-      rank_(WithLoss(options_.rank, [this](const absl::Status& why) { Lose(why); })) {
+      readiness_([this](bool ready) {
+        options_.session.observer->OnReady(ready);
+        if (options_.on_ready) options_.on_ready(ready);
+      }),
+      rank_(RankOptionsOf(options_, [this](const absl::Status& why) { Lose(why); })) {
   identity_.instance_id = RandomId();
 }
 
@@ -57,7 +66,7 @@ absl::Status Worker::Run() {
     const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Dial(options_);
     if (!channel.ok()) {
       // Files that were good at the start may be on their way to be replaced.
-      Log(absl::StrCat("cannot dial: ", channel.status().message()));
+      Log(LogLevel::kWarning, absl::StrCat("cannot dial: ", channel.status().message()));
       if (attempt == 0 && !dialled) return channel.status();
       Pause(ReconnectPause(options_, attempt++, uniform(random)));
       continue;
@@ -66,7 +75,8 @@ absl::Status Worker::Run() {
     const Session::End end = session->Run(*channel);
     if (end.welcomed) attempt = 0;
     const bool refused = end.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
-    Log(absl::StrCat(refused ? "refused: " : "session over: ",
+    Log(refused ? LogLevel::kError : LogLevel::kWarning,
+        absl::StrCat(refused ? "refused: " : "session over: ",
                      end.status.ok() ? "closed by the coordinator" : end.status.error_message()));
     if (refused && end.field == "epoch") {
       // Shards of a group that is no more: nobody knows what they mean.
@@ -85,7 +95,7 @@ absl::Status Worker::Run() {
 
 // The coordinator is told by the end of the session; there is nothing to wait for.
 void Worker::Lose(const absl::Status& why) {
-  Log(absl::StrCat("leaving: ", why.message()));
+  Log(LogLevel::kError, absl::StrCat("leaving: ", why.message()));
   std::lock_guard<std::mutex> lock(mutex_);
   if (draining_) return;
   lost_ = why;
@@ -98,6 +108,7 @@ void Worker::Drain() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (draining_) return;
   draining_ = true;
+  readiness_.Close();  // before anything else is done about it
   changed_.notify_all();
   if (session_ != nullptr) {
     session_->Drain(std::chrono::steady_clock::now() + options_.drain_timeout);
@@ -121,8 +132,8 @@ void Worker::Pause(std::chrono::milliseconds duration) {
   changed_.wait_for(lock, duration, [this] { return draining_; });
 }
 
-void Worker::Log(const std::string& event) const {
-  if (options_.session.log) options_.session.log(event);
+void Worker::Log(LogLevel level, const std::string& event) const {
+  if (options_.session.log != nullptr) options_.session.log->Write(level, event);
 }
 
 }  // namespace tributary::worker

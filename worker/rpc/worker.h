@@ -28,7 +28,7 @@ struct WorkerOptions {
   std::chrono::milliseconds drain_timeout{10'000};
   // Of one message either way; at least the coordinator's.
   size_t max_message_bytes = size_t{1} << 30;
-  std::function<void(bool ready)> on_ready;  // as Readiness
+  std::function<void(bool ready)> on_ready;  // as Readiness; session.observer is told too
 };
 
 // The pause before attempt `attempt` (0: the first repetition), between 1/2 and 1 times the doubled
@@ -45,6 +45,8 @@ class Worker {
 
   // Leaves once what is in flight is done. From any thread, but not from a signal handler.
   void Drain();
+  // Held by shards. From any thread.
+  uint64_t shard_bytes() const { return rank_.memory_bytes(); }
 
  private:
   // Null once draining: there is nothing to begin any more.
@@ -53,7 +55,7 @@ class Worker {
   void Lose(const absl::Status& why);
   // Ends early when draining.
   void Pause(std::chrono::milliseconds duration);
-  void Log(const std::string& event) const;
+  void Log(telemetry::LogLevel level, const std::string& event) const;
 
   const WorkerOptions options_;
   Identity identity_;

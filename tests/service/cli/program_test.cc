@@ -41,7 +41,8 @@ Outcome RunProgram(const std::string& arguments) {
 TEST(Program, ExplainsItself) {
   const Outcome overview = RunProgram("help");
   EXPECT_EQ(overview.code, 0);
-  for (const std::string command : {"bench", "check", "demo", "health", "stat", "topology"}) {
+  for (const std::string command :
+       {"bench", "check", "demo", "flight", "health", "stat", "top", "topology", "trace"}) {
     EXPECT_THAT(overview.out, HasSubstr("  " + command));
     const Outcome help = RunProgram("help " + command);
     EXPECT_EQ(help.code, 0);
@@ -58,13 +59,15 @@ TEST(Program, WrongUsageIsTwo) {
   EXPECT_EQ(RunProgram("fly").code, 2);
   EXPECT_EQ(RunProgram("help fly").code, 2);
   EXPECT_EQ(RunProgram("topology --colour").code, 2);
+  EXPECT_EQ(RunProgram("top --interval=0").code, 2);
   EXPECT_EQ(RunProgram("bench --sequences=3 --batch=2").code, 2);
   EXPECT_EQ(RunProgram("bench --kv_dtype=int4").code, 2);
 }
 
 TEST(Program, NobodyThereIsOne) {
   const std::string nowhere = "--target=unix:/tmp/tributary-nobody --timeout=100ms";
-  for (const std::string command : {"topology", "stat", "health", "check", "bench"}) {
+  for (const std::string command :
+       {"topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
     const Outcome outcome = RunProgram(command + " " + nowhere);
     EXPECT_EQ(outcome.code, 1) << command;
     EXPECT_THAT(outcome.out, HasSubstr("/tmp/tributary-nobody"));
@@ -99,6 +102,11 @@ TEST(Program, LooksAtAService) {
   EXPECT_EQ(stat.code, 0);
   EXPECT_THAT(stat.out, HasSubstr("tokens appended"));
   EXPECT_EQ(RunProgram("stat --watch=10ms --lines=2" + target).code, 0);
+  const Outcome top = RunProgram("top --once --interval=10ms" + target);
+  EXPECT_EQ(top.code, 0) << top.out;
+  EXPECT_THAT(top.out, HasSubstr("3 of 3 workers"));
+  EXPECT_THAT(top.out, HasSubstr("STEPS/S"));
+  EXPECT_EQ(RunProgram("top --interval=10ms" + target).code, 0) << "once, when piped";
 }
 
 TEST(Program, BenchBringsItsOwnService) {

@@ -9,6 +9,7 @@
 #include "service/cli/latencies.h"
 #include "service/cli/progress.h"
 #include "service/cli/table.h"
+#include "service/cli/top_report.h"
 #include "service/cli/units.h"
 
 namespace tributary::cli {
@@ -144,6 +145,73 @@ TEST(Rates, AreOverTheInterval) {
   // The service was restarted in between.
   EXPECT_THAT(RatesLine(after, before, 1.0), HasSubstr("100"));
   EXPECT_EQ(RatesTitle(kPlain).size(), line.size());
+}
+
+// A service of two ranks after `steps` steps.
+v1::GetTopologyReply Running(uint64_t steps) {
+  v1::GetTopologyReply topology = Topology();
+  v1::Statistics& s = *topology.mutable_statistics();
+  s.set_steps(steps);
+  s.set_requests(2 * steps);
+  s.set_attend_seconds(1e-3 * static_cast<double>(steps));
+  s.set_skew_seconds(2e-4 * static_cast<double>(steps));
+  for (const double bound : {1e-3, 2e-3, 4e-3}) s.add_call_seconds_bound(bound);
+  for (const uint64_t count : {uint64_t{0}, 98 * steps / 100, 2 * steps / 100, uint64_t{0}}) {
+    s.add_call_seconds_count(count);
+  }
+  s.add_slowest_steps(steps / 4);
+  s.add_slowest_steps(3 * steps / 4);
+  topology.mutable_workers(0)->set_busy_seconds(1e-3 * static_cast<double>(steps));
+  return topology;
+}
+
+TEST(TopReport, ShowsTheInterval) {
+  const std::string report = TopReport(Running(1000), Running(1400), 2.0, kPlain);
+  for (const char* part : {
+           "forming",
+           "1 of 2 workers",
+           "200",       // steps a second
+           "400",       // calls a second
+           "1.51 ms",   // p50: in the second bucket
+           "3.00 ms",   // p99: half way through the third
+           "200.0 us",  // skew
+           "1.00 ms",   // attend
+           "20.0%",     // rank 0 was busy for 0.4 of 2 s
+           "75.0%",     // rank 1 was slowest
+           "[#####               ]",
+       }) {
+    EXPECT_THAT(report, HasSubstr(part));
+  }
+  EXPECT_THAT(report, Not(HasSubstr("\x1b")));
+}
+
+TEST(TopReport, WithoutCallsThereIsNoLatency) {
+  const std::string report = TopReport(Running(1000), Running(1000), 1.0, kPlain);
+  EXPECT_THAT(report, Not(HasSubstr("nan")));
+  EXPECT_THAT(report, HasSubstr("0.00"));
+  // Restarted in between: what there is now has happened since.
+  EXPECT_THAT(TopReport(Running(1000), Running(300), 1.0, kPlain), HasSubstr("300"));
+  EXPECT_THAT(TopReport({}, {}, 0, kPlain), HasSubstr("no caches"));
+}
+
+TEST(FlightReport, ShowsStepsThatEndedAndThoseThatDidNot) {
+  v1::FlightRecord record;
+  v1::StepFlight& done = *record.add_steps();
+  done.set_number(41);
+  done.set_state(v1::StepFlight::DONE);
+  done.set_kind(v1::StepFlight::PREFILL);
+  done.set_new_tokens(4096);
+  done.add_ranks()->set_attend_seconds(0.001);
+  done.add_ranks()->set_attend_seconds(0.003);
+  v1::StepFlight& stalled = *record.add_steps();
+  stalled.set_number(42);
+  stalled.set_state(v1::StepFlight::IN_FLIGHT);
+  stalled.set_workers_seconds(17);
+  const std::string report = FlightReport(record, kPlain);
+  for (const char* part : {"41", "done", "prefill", "4,096", "3.00 ms", "in_flight", "17.00 s"}) {
+    EXPECT_THAT(report, HasSubstr(part));
+  }
+  EXPECT_THAT(FlightReport({}, kPlain), HasSubstr("no steps"));
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ constexpr char kCache[] = "model";
 class RealService {
  public:
   explicit RealService(const std::string& target) {
-    auto log = std::make_shared<const service::Logger>(service::LogLevel::kWarning,
-                                                       service::LogFormat::kText);
+    auto log = std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kWarning,
+                                                         telemetry::LogFormat::kText);
     coordinator_ = std::make_unique<service::Coordinator>(
         service::CoordinatorOptions{}, service::CreateEmbeddedGroup({.workers = 3, .threads = 3}),
         log);

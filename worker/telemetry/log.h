@@ -2,15 +2,17 @@
 // contents.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace tributary::service {
+namespace tributary::telemetry {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 enum class LogFormat : uint8_t { kText, kJson };
@@ -18,12 +20,24 @@ enum class LogFormat : uint8_t { kText, kJson };
 bool Parse(absl::string_view text, LogLevel* level);    // "debug", "info", "warning", "error"
 bool Parse(absl::string_view text, LogFormat* format);  // "text", "json"
 
-// A named value of an event.
+// A named value of an event. Numbers are numbers in JSON too.
 struct LogField {
   template <typename T>
-  LogField(absl::string_view name, const T& v) : key(name), value(absl::StrCat(v)) {}
+  LogField(absl::string_view name, const T& v)
+      : key(name), value(absl::StrCat(v)), is_number(IsNumber(v)) {}
   absl::string_view key;
   std::string value;
+  bool is_number = false;
+
+ private:
+  template <typename T>
+  static bool IsNumber(const T& v) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return std::isfinite(v);  // JSON knows no other
+    } else {
+      return std::is_integral_v<T>;
+    }
+  }
 };
 
 class Logger {
@@ -31,6 +45,8 @@ class Logger {
   Logger(LogLevel level, LogFormat format, std::FILE* sink = stderr)
       : level_(level), format_(format), sink_(sink) {}
 
+  // Whether Write() would write; spares the making of fields.
+  bool Logs(LogLevel level) const { return level >= level_; }
   void Write(LogLevel level, absl::string_view message,
              std::initializer_list<LogField> fields = {}) const;
 
@@ -57,4 +73,4 @@ class Logger {
 std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view timestamp,
                           absl::string_view message, std::initializer_list<LogField> fields);
 
-}  // namespace tributary::service
+}  // namespace tributary::telemetry

@@ -5,8 +5,8 @@
 
 #include "absl/strings/string_view.h"
 
-namespace tributary::service {
+namespace tributary::telemetry {
 
 std::string JsonString(absl::string_view text);
 
-}  // namespace tributary::service
+}  // namespace tributary::telemetry

@@ -1,11 +1,11 @@
-#include "service/log.h"
+#include "worker/telemetry/log.h"
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "service/json_string.h"
+#include "worker/telemetry/json_string.h"
 
-namespace tributary::service {
+namespace tributary::telemetry {
 namespace {
 
 const char* Name(LogLevel level) {
@@ -47,8 +47,10 @@ std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view ti
   if (format == LogFormat::kJson) {
     line = absl::StrCat("{\"ts\":", JsonString(timestamp), ",\"level\":\"", Name(level),
                         "\",\"msg\":", JsonString(message));
-    for (const LogField& f : fields)
-      absl::StrAppend(&line, ",", JsonString(f.key), ":", JsonString(f.value));
+    for (const LogField& f : fields) {
+      absl::StrAppend(&line, ",", JsonString(f.key), ":",
+                      f.is_number ? f.value : JsonString(f.value));
+    }
     line += "}\n";
     return line;
   }
@@ -60,7 +62,7 @@ std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view ti
 
 void Logger::Write(LogLevel level, absl::string_view message,
                    std::initializer_list<LogField> fields) const {
-  if (level < level_) return;
+  if (!Logs(level)) return;
   const std::string now =
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
   const std::string line = FormatLogLine(format_, level, now, message, fields);
@@ -68,4 +70,4 @@ void Logger::Write(LogLevel level, absl::string_view message,
   std::fwrite(line.data(), 1, line.size(), sink_);
 }
 
-}  // namespace tributary::service
+}  // namespace tributary::telemetry

@@ -1,0 +1,81 @@
+// The coordinator's metrics: counted as calls and steps end, read when Prometheus asks. Names and
+// meanings: docs/metrics.md.
+#pragma once
+
+#include <prometheus/collectable.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "service/observer.h"
+#include "service/snapshot.h"
+#include "worker/telemetry/histogram.h"
+
+namespace tributary::service {
+
+// Where the time of a step goes. Queue: from acceptance to the start of the step, of each call.
+// Build: of the command. Plan to exchange: the slowest rank's. Reply: from the last rank's answer
+// to the callers' replies.
+enum class Phase : uint8_t { kQueue, kBuild, kPlan, kAppend, kAttend, kExchange, kReply };
+inline constexpr int kPhases = 7;
+const char* Name(Phase phase);
+
+// How long each rank was busy before the exchange, which is where they wait for each other.
+struct RankSkew {
+  double seconds = 0;  // slowest less fastest
+  int slowest = 0;     // rank
+};
+RankSkew SkewOf(const std::vector<worker::Reply>& replies);
+
+class Metrics {
+ public:
+  explicit Metrics(int ranks);
+
+  void CallBegun(Method method, size_t bytes);
+  void CallEnded(Method method, absl::StatusCode code, double seconds, size_t bytes);
+  void StepEnded(const StepRecord& step, const absl::Status& status,
+                 const std::vector<worker::Reply>& replies);
+  void GroupBroken() { group_breaks_.Add(); }
+
+  // What Statistics says of them.
+  void Fill(v1::Statistics* statistics) const;
+  // What Prometheus gets.
+  std::vector<prometheus::MetricFamily> Collect(const Snapshot& now) const;
+
+ private:
+  static constexpr int kCodes = 17;  // absl::StatusCode, kOk to kUnauthenticated
+
+  struct OfMethod {
+    std::array<telemetry::Counter, kCodes> ended;
+    telemetry::Histogram seconds{telemetry::LatencyBounds()};
+    telemetry::Counter begun;
+    telemetry::Counter bytes_received;
+    telemetry::Counter bytes_sent;
+  };
+
+  std::array<OfMethod, kMethods> methods_;
+  telemetry::Histogram data_call_seconds_{telemetry::LatencyBounds()};  // Attend and Append
+
+  telemetry::Counter steps_done_;
+  telemetry::Counter steps_failed_;   // refused by the ranks
+  telemetry::Counter steps_aborted_;  // the group broke
+  telemetry::Counter tensor_bytes_;
+  telemetry::Histogram step_seconds_{telemetry::LatencyBounds()};
+  telemetry::Histogram step_calls_{telemetry::CountBounds()};
+  telemetry::Histogram step_rows_{telemetry::CountBounds()};
+  telemetry::Histogram skew_seconds_{telemetry::LatencyBounds()};
+  std::vector<std::unique_ptr<telemetry::Histogram>> phase_seconds_;  // by Phase
+  std::vector<telemetry::Counter> slowest_;                           // by rank
+  telemetry::Counter group_breaks_;
+};
+
+// A scrape's view of metrics and of what `snapshot` says at that moment.
+std::shared_ptr<prometheus::Collectable> MakeCollectable(std::shared_ptr<const Metrics> metrics,
+                                                         std::function<Snapshot()> snapshot);
+
+}  // namespace tributary::service
