@@ -29,7 +29,7 @@ demo: setup ## generate text with attention computed by four CPU workers
 	$(BUILD)/bin/tributary demo
 
 test: build ## build and run all tests
-	@deploy/install-packages.sh deploy
+	@deploy/install-packages.sh deploy fuzz
 	ctest --preset $(PRESET)
 
 test-asan: ## the suite under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -38,10 +38,13 @@ class DiagnosticsTest : public ::testing::Test {
       workers_.push_back(StartWorker(directory_, WorkerAddress(directory_), rank,
                                      {"--log_format=json", "--trace_file=" + TraceFile(rank)}));
     }
+    // Dialled once it listens: a channel that failed once waits for seconds.
+    ASSERT_TRUE(Eventually(kPatience,
+                           [&] { return coordinator_->Log().find("ready") != std::string::npos; }));
     stub_ = ConnectTo(PublicAddress(directory_));
     diagnostics_ = v1::DiagnosticsService::NewStub(
         grpc::CreateChannel(PublicAddress(directory_), grpc::InsecureChannelCredentials()));
-    ASSERT_TRUE(Eventually(kPatience, [&] { return CreateCache().ok(); }));
+    ASSERT_TRUE(CreateCache().ok());
   }
 
   std::string TraceFile(int rank) const {

@@ -1,0 +1,190 @@
+// The first byte chooses the kind of message, the rest are its bytes. A message is refused with a
+// status, or it holds what everything behind the checks relies on.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/cpu/backend.h"
+#include "service/resolve_spec.h"
+#include "service/sequence_table.h"
+#include "service/shared_memory.h"
+#include "service/step_request.h"
+#include "tributary/v1/attention.pb.h"
+#include "tributary/v1/worker.pb.h"
+#include "worker/backends.h"
+#include "worker/cache_spec.h"
+#include "worker/rpc/conversion.h"
+#include "worker/telemetry/trace.h"
+
+namespace tributary {
+
+// Replies are not written here, so that the kernels need not be built.
+namespace cpu {
+void Convert(DType, const void*, DType, void*, size_t) { std::abort(); }
+}  // namespace cpu
+
+namespace {
+
+constexpr int kRanks = 4;
+constexpr uint64_t kSequences = 4;
+
+void Require(bool holds) {
+  if (!holds) __builtin_trap();
+}
+
+worker::CacheSpec FuzzedSpec() {
+  v1::CacheSpec asked;
+  asked.set_layers(2);
+  asked.set_q_heads(4);
+  asked.set_kv_heads(2);
+  asked.set_head_dim(64);
+  asked.set_page_size(16);
+  asked.set_kv_dtype(v1::DTYPE_BF16);
+  asked.set_capacity_tokens(4096);
+  absl::StatusOr<service::ResolvedSpec> resolved = service::ResolveSpec(asked, kRanks);
+  if (!resolved.ok()) std::abort();
+  return resolved->spec;
+}
+
+// Checks a request, and what the sequence table makes of it: all of it, or nothing.
+class Requests {
+ public:
+  template <typename Request, typename Check>
+  void Take(const uint8_t* data, size_t size, Check check) {
+    auto request = std::make_shared<Request>();
+    if (!request->ParseFromArray(data, static_cast<int>(size))) return;
+    const service::StepContext context = {.cache = 1,
+                                          .spec = &spec_,
+                                          .backends = &backends_,
+                                          .regions = &regions_,
+                                          .max_message_bytes = size_t{1} << 20};
+    const absl::StatusOr<service::StepRequest> checked =
+        check(std::shared_ptr<const Request>(request), context);
+    if (!checked.ok()) return;
+    CheckTensors(*checked);
+    CheckPlan(*checked);
+  }
+
+ private:
+  void CheckTensors(const service::StepRequest& request) const {
+    int64_t rows = 0, tokens = 0;
+    for (const worker::StepEntry& entry : request.entries) {
+      Require(entry.query_rows >= 0 && entry.new_tokens >= 0 && entry.first_position >= 0);
+      Require(entry.query_rows > 0 || entry.new_tokens > 0);
+      rows += entry.query_rows;
+      tokens += entry.new_tokens;
+    }
+    Require(!request.entries.empty());
+    Require(rows == request.query_rows && tokens == request.new_tokens);
+    Require(request.key.layer >= 0 &&
+            request.key.layer < static_cast<int32_t>(spec_.layers.size()));
+    Require(request.q.has_value() == (rows > 0));
+    Require(request.k.has_value() == (tokens > 0) && request.v.has_value() == (tokens > 0));
+    // Every byte a worker will read is there.
+    const auto readable = [](const auto& tensor) {
+      volatile std::byte sink{};
+      for (size_t i = 0; i < tensor.view.bytes; ++i) sink = tensor.view.data[i];
+      (void)sink;
+    };
+    if (request.q.has_value()) readable(*request.q);
+    if (request.k.has_value()) readable(*request.k);
+    if (request.v.has_value()) readable(*request.v);
+  }
+
+  void CheckPlan(const service::StepRequest& request) {
+    service::SequenceTable table({.layers = 2,
+                                  .ranks = kRanks,
+                                  .page_size = spec_.page_size,
+                                  .interleave = spec_.interleave,
+                                  .pages = spec_.num_pages,
+                                  .max_sequences = 16,
+                                  .name = "fuzzed"});
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      bool reopened = false;
+      Require(table.Open(id, &reopened).ok());
+    }
+    const absl::StatusOr<service::StepPlan> plan = table.Plan(request.key.layer, request.entries);
+    if (plan.ok()) {
+      table.Commit(*plan);
+      for (const service::StepPlan::Change& change : plan->changes) {
+        Require(change.length >= 0 &&
+                change.length <=
+                    static_cast<int64_t>(change.sequence->pages.size()) * table.page_tokens());
+      }
+    }
+    for (uint64_t id = 1; id <= kSequences; ++id) Require(table.Close(id).ok());
+    Require(table.pages().used() == 0);
+  }
+
+  const worker::CacheSpec spec_ = FuzzedSpec();
+  const worker::CacheBackends backends_{worker::RegisteredBackends(), spec_, {}};
+  const service::SharedMemoryRegistry regions_;
+};
+
+void TakeSpec(const uint8_t* data, size_t size) {
+  v1::CacheSpec asked;
+  if (!asked.ParseFromArray(data, static_cast<int>(size))) return;
+  for (const int ranks : {1, kRanks}) {
+    const absl::StatusOr<service::ResolvedSpec> resolved = service::ResolveSpec(asked, ranks);
+    if (!resolved.ok()) continue;
+    Require(worker::ValidateCacheSpec(resolved->spec).ok());
+    // What is shown can be asked for, and is the same.
+    const absl::StatusOr<service::ResolvedSpec> again =
+        service::ResolveSpec(resolved->public_spec, ranks);
+    Require(again.ok() && worker::SameSpec(again->spec, resolved->spec));
+  }
+}
+
+void TakeCommand(const uint8_t* data, size_t size) {
+  v1::CoordinatorMessage message;
+  if (!message.ParseFromArray(data, static_cast<int>(size))) return;
+  const auto now = worker::TimePoint(std::chrono::hours(1));
+  absl::StatusOr<worker::Command> command = worker::DecodeCommand(std::move(message), now);
+  if (!command.ok()) return;
+  // Encoded and decoded again it is the same command.
+  const auto encoded =
+      worker::EncodeCommand(std::make_shared<const worker::Command>(*std::move(command)), now);
+  v1::CoordinatorMessage copy;
+  Require(worker::DecodeMessage(encoded, &copy));
+  Require(worker::DecodeCommand(std::move(copy), now).ok());
+}
+
+void TakeTraceparent(const uint8_t* data, size_t size) {
+  const absl::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto context = telemetry::ParseTraceparent(text);
+  if (!context.has_value()) return;
+  const auto again = telemetry::ParseTraceparent(telemetry::FormatTraceparent(*context));
+  Require(again.has_value() && again->trace_id == context->trace_id &&
+          again->span_id == context->span_id && again->sampled == context->sampled);
+}
+
+}  // namespace
+}  // namespace tributary
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tributary;  // NOLINT(google-build-using-namespace)
+  static Requests* const requests = new Requests;
+  if (size == 0) return 0;
+  const uint8_t kind = data[0];
+  ++data, --size;
+  switch (kind % 5) {
+    case 0:
+      requests->Take<v1::AttendRequest>(data, size, service::CheckAttend);
+      break;
+    case 1:
+      requests->Take<v1::AppendRequest>(data, size, service::CheckAppend);
+      break;
+    case 2:
+      TakeSpec(data, size);
+      break;
+    case 3:
+      TakeCommand(data, size);
+      break;
+    default:
+      TakeTraceparent(data, size);
+  }
+  return 0;
+}
