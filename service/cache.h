@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "service/resolve_spec.h"
 #include "service/sequence_order.h"
 #include "service/sequence_table.h"
 #include "tributary/v1/attention.pb.h"
@@ -17,10 +18,12 @@ namespace tributary::service {
 
 struct Cache {
   Cache(std::string cache_name, worker::CacheId cache_id, worker::CacheSpec cache_spec,
-        v1::CacheSpec shown, worker::CacheBackends cache_backends, const TableGeometry& geometry)
+        CacheTerms cache_terms, v1::CacheSpec shown, worker::CacheBackends cache_backends,
+        const TableGeometry& geometry)
       : name(std::move(cache_name)),
         id(cache_id),
         spec(std::move(cache_spec)),
+        terms(std::move(cache_terms)),
         public_spec(std::move(shown)),
         backends(std::move(cache_backends)),
         table(geometry) {}
@@ -29,6 +32,7 @@ struct Cache {
   const std::string name;
   const worker::CacheId id;  // never used again
   const worker::CacheSpec spec;
+  const CacheTerms terms;
   const v1::CacheSpec public_spec;
   const worker::CacheBackends backends;
 

@@ -13,15 +13,28 @@
 namespace tributary::service {
 namespace {
 
-TableGeometry GeometryOf(const std::string& name, const worker::CacheSpec& spec, int ranks,
+// How far back each layer's rows look; empty when some layer sees everything.
+std::vector<int64_t> WindowsOf(const worker::CacheSpec& spec) {
+  std::vector<int64_t> windows;
+  for (const worker::LayerSpec& layer : spec.layers) {
+    if (layer.window.left < 0) return {};
+    windows.push_back(layer.window.left);
+  }
+  return windows;
+}
+
+TableGeometry GeometryOf(const std::string& name, const ResolvedSpec& resolved, int ranks,
                          int32_t max_sequences) {
+  const worker::CacheSpec& spec = resolved.spec;
   return {.layers = static_cast<int32_t>(spec.layers.size()),
           .ranks = ranks,
           .page_size = spec.page_size,
           .interleave = spec.interleave,
           .pages = spec.num_pages,
           .max_sequences = max_sequences,
-          .name = name};
+          .name = name,
+          .window_left = WindowsOf(spec),
+          .rollback_tokens = resolved.terms.rollback_tokens};
 }
 
 v1::CreateCacheReply CreatedReply(const Cache& cache) {
@@ -32,12 +45,17 @@ v1::CreateCacheReply CreatedReply(const Cache& cache) {
   return reply;
 }
 
-// A cache is of use when some mode of attention has a backend. Otherwise every reason is told, of
-// every mode.
-absl::Status CheckBackends(const worker::CacheBackends& backends) {
-  if (backends.first() != nullptr) return absl::OkStatus();
+// A cache is of use when all modes of attention that were asked for have a backend, or, where none
+// was, some mode has. Otherwise every reason is told, of every mode that has none.
+absl::Status CheckBackends(const worker::CacheBackends& backends, const CacheTerms& terms) {
+  const auto supported = [&](worker::AttentionMode mode) { return backends.of(mode).ok(); };
+  const bool usable = terms.modes.empty()
+                          ? backends.first() != nullptr
+                          : std::all_of(terms.modes.begin(), terms.modes.end(), supported);
+  if (usable) return absl::OkStatus();
   std::vector<std::string> reasons;
   for (const worker::AttentionMode mode : worker::kAttentionModes) {
+    if (!terms.Allow(mode)) continue;
     for (const std::string& refusal : backends.of(mode).refusals) {
       reasons.push_back(absl::StrCat(Name(mode), ": ", refusal));
     }
@@ -210,7 +228,8 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   worker::CacheBackends backends(
       options_.backends, resolved->spec,
       {.device = group_->device(), .batch_invariant = options_.deterministic});
-  if (absl::Status usable = CheckBackends(backends); !usable.ok()) return done(usable);
+  absl::Status usable = CheckBackends(backends, resolved->terms);
+  if (!usable.ok()) return done(std::move(usable));
 
   Turn turn(this);
   ++open_calls_;
@@ -219,7 +238,7 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   }
   if (const auto it = caches_.find(request.cache_id()); it != caches_.end()) {
     const CachePtr cache = it->second;
-    if (!worker::SameSpec(cache->spec, resolved->spec)) {
+    if (!worker::SameSpec(cache->spec, resolved->spec) || !(cache->terms == resolved->terms)) {
       return turn.Answer([done, cache] {
         done(Conflict("cache_id",
                       absl::StrCat("cache '", cache->name, "' exists with another spec")));
@@ -230,10 +249,10 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
     return;
   }
   const TableGeometry geometry =
-      GeometryOf(request.cache_id(), resolved->spec, group_->size(), options_.max_sequences);
-  auto cache =
-      std::make_shared<Cache>(request.cache_id(), next_cache_++, std::move(resolved->spec),
-                              std::move(resolved->public_spec), std::move(backends), geometry);
+      GeometryOf(request.cache_id(), *resolved, group_->size(), options_.max_sequences);
+  auto cache = std::make_shared<Cache>(request.cache_id(), next_cache_++, std::move(resolved->spec),
+                                       std::move(resolved->terms), std::move(resolved->public_spec),
+                                       std::move(backends), geometry);
   cache->creators.push_back(std::move(done));
   caches_.emplace(cache->name, cache);
   Send(

@@ -67,6 +67,7 @@ void Coordinator::AdmitStep(
     if (!cache.ok()) return cache.status();
     return check({.cache = (*cache)->id,
                   .spec = &(*cache)->spec,
+                  .terms = &(*cache)->terms,
                   .backends = &(*cache)->backends,
                   .regions = &regions_,
                   .max_message_bytes = options_.max_message_bytes});
@@ -216,8 +217,8 @@ bool Coordinator::JoinStep(const OperationPtr& operation, Clock::time_point now,
          turn);
     return false;
   }
-  absl::StatusOr<StepPlan> plan =
-      operation->cache->table.Plan(operation->step->key.layer, operation->step->entries);
+  absl::StatusOr<StepPlan> plan = operation->cache->table.Plan(
+      operation->step->key.layer, operation->step->key.kind, operation->step->entries);
   if (!plan.ok()) {
     Fail(operation, plan.status(), turn);
     return false;
@@ -276,7 +277,7 @@ void Coordinator::Settle(Step* step, const Outcome& outcome) {
     for (const worker::StepEntry& entry : operation->plan.entries) {
       if (entry.replay) {
         statistics_.set_replays(statistics_.replays() + 1);
-      } else {
+      } else if (operation->step->key.kind != worker::StepKind::kDflash) {
         statistics_.set_tokens_appended(statistics_.tokens_appended() + entry.new_tokens);
       }
     }

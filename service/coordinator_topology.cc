@@ -14,10 +14,11 @@ void FillSequence(const SequenceTable& table, const Sequence& sequence, v1::Sequ
   const int64_t length = LeastLength(sequence);
   info->set_sequence_id(sequence.id);
   info->set_length(length);
-  info->set_pages(static_cast<int32_t>(sequence.pages.size()));
+  info->set_pages(static_cast<int32_t>(sequence.pages.size()) - sequence.given_up);
+  info->set_held_from(table.HeldFrom(sequence));
   info->set_lost(sequence.lost);
   for (int rank = 0; rank < table.geometry().ranks; ++rank) {
-    info->add_local_lengths(sequence.lost ? 0 : table.LocalTokens(rank, length));
+    info->add_local_lengths(sequence.lost ? 0 : table.LocalTokens(rank, sequence, length));
   }
 }
 
@@ -71,7 +72,8 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(
       if (sequence->lost) continue;
       const int64_t length = LeastLength(*sequence);
       for (v1::WorkerInfo& worker : *reply.mutable_workers()) {
-        worker.set_tokens(worker.tokens() + cache->table.LocalTokens(worker.rank(), length));
+        worker.set_tokens(worker.tokens() +
+                          cache->table.LocalTokens(worker.rank(), *sequence, length));
       }
     }
     if (!request.cache_id().empty() && cache->name != request.cache_id()) continue;
@@ -91,6 +93,7 @@ void Coordinator::FillCache(const Cache& cache, const v1::GetTopologyRequest& re
   info->set_pages_shared(cache.table.pages().shared());
   info->set_sequences(static_cast<int64_t>(cache.table.sequences().size()));
   info->set_sequences_lost(cache.table.lost());
+  info->set_pages_given_up(cache.table.given_up());
   if (!request.with_sequences()) return;
   const int32_t most = request.max_sequences() == 0 ? kDefaultSequences : request.max_sequences();
   for (const Sequence* sequence : FirstById(cache.table, most)) {

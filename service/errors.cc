@@ -54,6 +54,15 @@ absl::Status BeyondEnd(absl::string_view field, int64_t position, int64_t length
   return status;
 }
 
+absl::Status GivenUp(absl::string_view field, int64_t position, int64_t first_possible) {
+  absl::Status status = worker::FieldError(
+      absl::StatusCode::kOutOfRange, field,
+      absl::StrCat("rows at ", position, " would see tokens that were given up; ", first_possible,
+                   " is the first position possible"));
+  AttachReason("GIVEN_UP", {{"first_position", absl::StrCat(first_possible)}}, &status);
+  return status;
+}
+
 absl::Status Conflict(absl::string_view field, absl::string_view message) {
   absl::Status status = worker::FieldError(absl::StatusCode::kAlreadyExists, field, message);
   AttachReason("CONFLICT", {}, &status);

@@ -28,6 +28,10 @@ absl::Status NotFound(absl::string_view what, absl::string_view name, absl::stri
 // OUT_OF_RANGE: `field` is beyond the tokens held; ErrorInfo.metadata["length"] says how many are.
 absl::Status BeyondEnd(absl::string_view field, int64_t position, int64_t length);
 
+// OUT_OF_RANGE: rows at `field` would look for tokens that a windowed cache has given up;
+// ErrorInfo.metadata["first_position"] is the first one possible.
+absl::Status GivenUp(absl::string_view field, int64_t position, int64_t first_possible);
+
 // ALREADY_EXISTS with the field.
 absl::Status Conflict(absl::string_view field, absl::string_view message);
 

@@ -1,7 +1,10 @@
 #include "service/resolve_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/dtype_conversion.h"
@@ -12,14 +15,38 @@ namespace tributary::service {
 namespace {
 
 constexpr int32_t kDefaultPageSize = 16;
+constexpr int64_t kDefaultRollbackTokens = 1024;
 
-worker::LayerSpec LayerFromProto(const v1::LayerSpec& in) {
+absl::Status ReadWindowBase(v1::WindowBase base, absl::string_view field, WindowBase* out) {
+  switch (base) {
+    case v1::WINDOW_BASE_UNSPECIFIED:
+    case v1::WINDOW_BASE_QUERY:
+      *out = WindowBase::kQuery;
+      return absl::OkStatus();
+    case v1::WINDOW_BASE_ANCHOR:
+      *out = WindowBase::kAnchor;
+      return absl::OkStatus();
+    default:
+      return worker::InvalidField(field, "must be WINDOW_BASE_QUERY or WINDOW_BASE_ANCHOR");
+  }
+}
+
+absl::StatusOr<worker::LayerSpec> LayerFromProto(const v1::LayerSpec& in, int layer) {
+  const std::string field = absl::StrCat("layer_specs[", layer, "]");
   worker::LayerSpec out;
   if (in.window().has_left()) out.window.left = in.window().left();
   if (in.window().has_right()) out.window.right = in.window().right();
   out.sinks.assign(in.sinks().begin(), in.sinks().end());
   if (!in.k_scale().empty()) out.k_scale.assign(in.k_scale().begin(), in.k_scale().end());
   if (!in.v_scale().empty()) out.v_scale.assign(in.v_scale().begin(), in.v_scale().end());
+  TRIBUTARY_RETURN_IF_ERROR(
+      ReadWindowBase(in.window_base(), absl::StrCat(field, ".window_base"), &out.window_base));
+  out.causal_block = in.causal_block();
+  if (in.kv_dtype() != v1::DTYPE_UNSPECIFIED) {
+    TRIBUTARY_ASSIGN_OR_RETURN(out.kv_dtype,
+                               ReadDType(in.kv_dtype(), absl::StrCat(field, ".kv_dtype")));
+  }
+  if (in.has_soft_cap()) out.soft_cap = in.soft_cap();
   return out;
 }
 
@@ -48,7 +75,8 @@ absl::StatusOr<std::vector<worker::LayerSpec>> ResolveLayers(const v1::CacheSpec
   std::vector<worker::LayerSpec> layers;
   for (int i = 0; i < given; ++i) {
     TRIBUTARY_RETURN_IF_ERROR(CheckWindow(asked.layer_specs(i).window(), i));
-    layers.push_back(LayerFromProto(asked.layer_specs(i)));
+    TRIBUTARY_ASSIGN_OR_RETURN(worker::LayerSpec layer, LayerFromProto(asked.layer_specs(i), i));
+    layers.push_back(std::move(layer));
   }
   if (given <= 1) layers.resize(asked.layers(), given == 1 ? layers[0] : worker::LayerSpec());
   return layers;
@@ -64,6 +92,24 @@ absl::StatusOr<int32_t> ResolvePages(int64_t capacity, int64_t page_tokens) {
                                 absl::StrCat("makes ", pages, " pages, more than 2^31 - 1"));
   }
   return static_cast<int32_t>(pages);
+}
+
+absl::StatusOr<CacheTerms> ResolveTerms(const v1::CacheSpec& asked) {
+  CacheTerms terms;
+  for (int i = 0; i < asked.modes_size(); ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const worker::AttentionMode mode,
+                               ReadMode(asked.modes(i), absl::StrCat("modes[", i, "]")));
+    terms.modes.push_back(mode);
+  }
+  std::sort(terms.modes.begin(), terms.modes.end());
+  terms.modes.erase(std::unique(terms.modes.begin(), terms.modes.end()), terms.modes.end());
+  terms.rollback_tokens =
+      asked.has_rollback_tokens() ? asked.rollback_tokens() : kDefaultRollbackTokens;
+  if (terms.rollback_tokens < 0) {
+    return worker::InvalidField("rollback_tokens",
+                                absl::StrCat("must be >= 0, is ", terms.rollback_tokens));
+  }
+  return terms;
 }
 
 absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
@@ -88,6 +134,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   const int64_t page_tokens = int64_t{spec.page_size} * ranks;
   TRIBUTARY_ASSIGN_OR_RETURN(spec.num_pages, ResolvePages(asked.capacity_tokens(), page_tokens));
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));
+  TRIBUTARY_ASSIGN_OR_RETURN(CacheTerms terms, ResolveTerms(asked));
 
   v1::CacheSpec shown = asked;
   shown.set_page_size(spec.page_size);
@@ -95,7 +142,8 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   shown.set_kv_dtype(ToProto(spec.kv_dtype));
   shown.set_sm_scale(spec.sm_scale);
   shown.set_capacity_tokens(spec.num_pages * page_tokens);
-  return ResolvedSpec{std::move(spec), std::move(shown)};
+  shown.set_rollback_tokens(terms.rollback_tokens);
+  return ResolvedSpec{std::move(spec), std::move(terms), std::move(shown)};
 }
 
 }  // namespace
@@ -104,6 +152,17 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const v1::CacheSpec& asked, int ranks) 
   absl::StatusOr<ResolvedSpec> resolved = Resolve(asked, ranks);
   if (!resolved.ok()) return worker::PrefixField("spec", resolved.status());
   return resolved;
+}
+
+absl::StatusOr<worker::AttentionMode> ReadMode(v1::AttendMode mode, absl::string_view field) {
+  switch (mode) {
+    case v1::ATTEND_MODE_CAUSAL:
+      return worker::AttentionMode::kCausal;
+    case v1::ATTEND_MODE_DFLASH:
+      return worker::AttentionMode::kDflash;
+    default:
+      return worker::InvalidField(field, "must be ATTEND_MODE_CAUSAL or ATTEND_MODE_DFLASH");
+  }
 }
 
 absl::StatusOr<DType> ReadDType(v1::DType dtype, absl::string_view field) {

@@ -1,11 +1,14 @@
 #include "service/sequence_table.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/key_range.h"
+#include "kernels/row_mask.h"
 #include "service/errors.h"
 #include "worker/errors.h"
 #include "worker/status_macros.h"
@@ -20,11 +23,13 @@ std::string EntryField(int index, absl::string_view field) {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where an entry of a layer that holds `length` tokens stands; sets entry->replay.
-absl::Status CheckPosition(int index, int64_t length, worker::StepEntry* entry) {
+absl::Status CheckPosition(int index, worker::StepKind kind, int64_t length,
+                           worker::StepEntry* entry) {
   const int64_t first = entry->first_position;
   const std::string field = EntryField(index, "first_position");
   // first <= length from here on, so sums with an int32 cannot overflow.
   if (first > length) return BeyondEnd(field, first, length);
+  if (kind == worker::StepKind::kDflash) return absl::OkStatus();
   if (entry->new_tokens == 0) {
     const int64_t end = first + entry->query_rows;
     if (end > length) return BeyondEnd(field, end, length);
@@ -103,6 +108,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   sequence->lengths.assign(geometry_.layers, 0);
+  sequence->last_step.assign(geometry_.layers, 0);
   sequences_.emplace(id, std::move(sequence));
   return id;
 }
@@ -115,6 +121,9 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   const int64_t held = LeastLength(*parent);
   if (length < 0) length = held;
   if (length > held) return BeyondEnd("length", length, held);
+  for (int32_t layer = 0; layer < geometry_.layers && length > 0; ++layer) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", *parent, layer, length));
+  }
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
     if (!child->lost && child->parent == parent_id && child->fork_length == length &&
         LeastLength(*child) == length && GreatestLength(*child) == length) {
@@ -128,9 +137,11 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   child->parent = parent_id;
   child->fork_length = length;
   child->lengths.assign(geometry_.layers, length);
+  child->last_step.assign(geometry_.layers, length);
   child->pages.assign(parent->pages.begin(),
                       parent->pages.begin() + CeilDiv(length, page_tokens()));
-  for (const int32_t page : child->pages) pages_.Retain(page);
+  child->given_up = length > 0 ? parent->given_up : 0;
+  for (size_t i = child->given_up; i < child->pages.size(); ++i) pages_.Retain(child->pages[i]);
   return child;
 }
 
@@ -138,12 +149,18 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
   if (sequence->lost) return Lost(id, "sequence_id");
+  for (int32_t layer = 0; layer < geometry_.layers && length > 0; ++layer) {
+    if (sequence->lengths[layer] <= length) continue;
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", *sequence, layer, length));
+  }
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
+  for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   const int64_t keep = CeilDiv(GreatestLength(*sequence), page_tokens());
   while (static_cast<int64_t>(sequence->pages.size()) > keep) {
-    pages_.Release(sequence->pages.back());
+    if (sequence->pages.back() != worker::kNoPage) pages_.Release(sequence->pages.back());
     sequence->pages.pop_back();
   }
+  sequence->given_up = std::min(sequence->given_up, static_cast<int32_t>(sequence->pages.size()));
   // What lies beyond the pages is dead: it is told again when the table grows.
   auto& unsynced = sequence->unsynced;
   unsynced.erase(
@@ -162,20 +179,58 @@ absl::Status SequenceTable::Close(SequenceId id) {
 }
 
 void SequenceTable::Empty(Sequence* sequence) {
-  for (const int32_t page : sequence->pages) pages_.Release(page);
+  Release(sequence->pages);
   sequence->pages.clear();
+  sequence->given_up = 0;
   sequence->unsynced.clear();
   sequence->lengths.assign(geometry_.layers, 0);
+  sequence->last_step.assign(geometry_.layers, 0);
 }
 
-absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer,
+void SequenceTable::Release(const std::vector<int32_t>& pages) {
+  for (const int32_t page : pages) {
+    if (page != worker::kNoPage) pages_.Release(page);
+  }
+}
+
+bool SequenceTable::Reaches(const Sequence& sequence, int32_t layer, int64_t position) const {
+  if (sequence.given_up == 0) return true;
+  const Window window{geometry_.window_left[layer], -1};
+  return FirstVisible(window, position) >= HeldFrom(sequence);
+}
+
+absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& sequence,
+                                       int32_t layer, int64_t position) const {
+  if (Reaches(sequence, layer, position)) return absl::OkStatus();
+  return GivenUp(field, position, HeldFrom(sequence) + geometry_.window_left[layer]);
+}
+
+void SequenceTable::GiveUp(Sequence* sequence) {
+  if (geometry_.window_left.empty()) return;
+  int64_t reached = std::numeric_limits<int64_t>::max();
+  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
+    const int64_t row =
+        std::min(sequence->lengths[layer] - geometry_.rollback_tokens, sequence->last_step[layer]);
+    const Window window{geometry_.window_left[layer], -1};
+    reached = std::min(reached, FirstVisible(window, std::max<int64_t>(0, row)));
+  }
+  while (HeldFrom(*sequence) + page_tokens() <= reached) {
+    int32_t& page = sequence->pages[sequence->given_up];
+    pages_.Release(page);
+    page = worker::kNoPage;
+    ++sequence->given_up;
+    ++given_up_;
+  }
+}
+
+absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kind,
                                              const std::vector<worker::StepEntry>& entries) {
   StepPlan plan;
   plan.layer = layer;
   plan.entries = entries;
   plan.changes.reserve(entries.size());
   for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
-    if (absl::Status status = PlanEntry(i, &plan); !status.ok()) {
+    if (absl::Status status = PlanEntry(i, kind, &plan); !status.ok()) {
       for (const StepPlan::Change& change : plan.changes) {
         for (const int32_t page : change.added) pages_.Release(page);
         for (const auto& [index, page] : change.replaced) pages_.Release(page);
@@ -186,7 +241,7 @@ absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer,
   return plan;
 }
 
-absl::Status SequenceTable::PlanEntry(int index, StepPlan* plan) {
+absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan* plan) {
   worker::StepEntry& entry = plan->entries[index];
   Sequence* sequence = Find(entry.sequence);
   if (sequence == nullptr) {
@@ -194,7 +249,9 @@ absl::Status SequenceTable::PlanEntry(int index, StepPlan* plan) {
   }
   if (sequence->lost) return Lost(entry.sequence, EntryField(index, "sequence_id"));
   const int64_t length = sequence->lengths[plan->layer];
-  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, length, &entry));
+  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence, plan->layer,
+                                       entry.first_position));
 
   plan->changes.push_back({.sequence = sequence, .length = length});
   StepPlan::Change* change = &plan->changes.back();
@@ -202,7 +259,8 @@ absl::Status SequenceTable::PlanEntry(int index, StepPlan* plan) {
   for (const int32_t i : change->resent) {
     AddUpdate(sequence->id, i, sequence->pages[i], &plan->page_updates);
   }
-  if (entry.new_tokens == 0 || entry.replay) return absl::OkStatus();
+  const bool keeps = kind != worker::StepKind::kDflash && entry.new_tokens > 0;
+  if (!keeps || entry.replay) return absl::OkStatus();
   change->length = length + entry.new_tokens;
   return ReserveFor(length, change->length, change, plan);
 }
@@ -242,13 +300,16 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
 void SequenceTable::Commit(const StepPlan& plan) {
   for (const StepPlan::Change& change : plan.changes) {
     Sequence& sequence = *change.sequence;
-    sequence.lengths[plan.layer] = change.length;
+    const int64_t before = std::exchange(sequence.lengths[plan.layer], change.length);
     for (const auto& [index, page] : change.replaced) {
       pages_.Release(sequence.pages[index]);
       sequence.pages[index] = page;
     }
     sequence.pages.insert(sequence.pages.end(), change.added.begin(), change.added.end());
     sequence.unsynced.clear();
+    if (change.length == before) continue;
+    sequence.last_step[plan.layer] = before;
+    GiveUp(&sequence);
   }
 }
 
@@ -280,7 +341,7 @@ void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
     if (sequence->lost) continue;
     const int64_t length = GreatestLength(*sequence);
     for (int rank = 0; rank < static_cast<int>(fresh.size()); ++rank) {
-      if (fresh[rank] && LocalTokens(rank, length) > 0) {
+      if (fresh[rank] && LocalTokens(rank, *sequence, length) > 0) {
         MarkLost(sequence.get());
         break;
       }
@@ -297,8 +358,10 @@ std::vector<worker::PageUpdate> SequenceTable::Snapshot() {
   return tables;
 }
 
-int64_t SequenceTable::LocalTokens(int rank, int64_t length) const {
-  return LocalLength({rank, geometry_.ranks, geometry_.interleave}, length);
+int64_t SequenceTable::LocalTokens(int rank, const Sequence& sequence, int64_t length) const {
+  const DcpLayout layout{rank, geometry_.ranks, geometry_.interleave};
+  const int64_t from = std::min(HeldFrom(sequence), length);
+  return LocalLength(layout, length) - LocalLength(layout, from);
 }
 
 }  // namespace tributary::service

@@ -10,12 +10,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "service/page_allocator.h"
 #include "worker/command.h"
 
@@ -32,12 +34,21 @@ struct TableGeometry {
   int32_t pages = 0;
   int32_t max_sequences = 0;
   std::string name;  // of the cache, for messages
+  // How far back the rows of each layer look, when every layer has a window; then old tokens are
+  // given up. Empty: some layer sees everything, and nothing is given up.
+  std::vector<int64_t> window_left;  // [layers]
+  // How far before the end rows may still begin, in such a cache.
+  int64_t rollback_tokens = 0;
 };
 
 struct Sequence {
   SequenceId id = 0;
   std::vector<int64_t> lengths;  // [layers], tokens
-  std::vector<int32_t> pages;    // covers the longest layer
+  std::vector<int32_t> pages;    // covers the longest layer; kNoPage where they were given up
+  int32_t given_up = 0;          // leading entries of `pages` that are kNoPage
+  // [layers]: where the tokens of the last step of a layer began, so that it may be repeated. Kept
+  // where tokens are given up.
+  std::vector<int64_t> last_step;
   bool lost = false;
   // Where it was forked from, to recognise a repeated call.
   SequenceId parent = 0;
@@ -80,13 +91,17 @@ class SequenceTable {
   // Shares the parent's first `length` tokens (-1: all that every layer holds). The same fork again
   // returns the same child while it is untouched.
   absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length);
-  // The length now held.
+  // The length now held. OUT_OF_RANGE, nothing changed, when the next row would look for tokens
+  // that were given up.
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
 
   // Checks every entry and reserves pages; an error changes nothing. Entries are named
   // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
-  absl::StatusOr<StepPlan> Plan(int32_t layer, const std::vector<worker::StepEntry>& entries);
+  // A draft's block (kDflash) lies behind what is held, or behind an earlier part of it, and takes
+  // no pages.
+  absl::StatusOr<StepPlan> Plan(int32_t layer, worker::StepKind kind,
+                                const std::vector<worker::StepEntry>& entries);
   void Commit(const StepPlan& plan);
   void Rollback(const StepPlan& plan);
 
@@ -107,11 +122,22 @@ class SequenceTable {
   const TableGeometry& geometry() const { return geometry_; }
   // Tokens a virtual page stands for.
   int64_t page_tokens() const { return int64_t{geometry_.page_size} * geometry_.ranks; }
-  // Tokens of a sequence of `length` that `rank` holds.
-  int64_t LocalTokens(int rank, int64_t length) const;
+  // Of the first `length` tokens of a sequence, those that `rank` holds (and has not given up).
+  int64_t LocalTokens(int rank, const Sequence& sequence, int64_t length) const;
+  // The first token of a sequence that is still held.
+  int64_t HeldFrom(const Sequence& sequence) const { return sequence.given_up * page_tokens(); }
+  // Pages given up so far, over all sequences.
+  int64_t given_up() const { return given_up_; }
 
  private:
-  absl::Status PlanEntry(int index, StepPlan* plan);
+  absl::Status PlanEntry(int index, worker::StepKind kind, StepPlan* plan);
+  // Whether rows of a layer may begin at a position, for what they look back on is still held.
+  bool Reaches(const Sequence& sequence, int32_t layer, int64_t position) const;
+  absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
+                          int64_t position) const;
+  // Gives up the pages that no row can see any more.
+  void GiveUp(Sequence* sequence);
+  void Release(const std::vector<int32_t>& pages);
   absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
   void Empty(Sequence* sequence);
   SequenceId UnusedId();
@@ -121,6 +147,7 @@ class SequenceTable {
   // Pointers to sequences stay valid while others come and go.
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   int64_t lost_ = 0;
+  int64_t given_up_ = 0;
 };
 
 }  // namespace tributary::service

@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "service/errors.h"
+#include "service/resolve_spec.h"
 #include "worker/choose_path.h"
 #include "worker/errors.h"
 #include "worker/status_macros.h"
@@ -71,20 +72,13 @@ absl::Status CheckLayer(int32_t layer, const worker::CacheSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<worker::AttentionMode> ReadMode(v1::AttendMode mode) {
-  switch (mode) {
-    case v1::ATTEND_MODE_CAUSAL:
-      return worker::AttentionMode::kCausal;
-    case v1::ATTEND_MODE_DFLASH:
-      return worker::AttentionMode::kDflash;
-    default:
-      return worker::InvalidField("mode", "must be ATTEND_MODE_CAUSAL or ATTEND_MODE_DFLASH");
-  }
-}
-
 // The cache's backends were chosen when it was created; not every mode need have one.
-absl::Status CheckMode(worker::AttentionMode mode, const worker::CacheBackends& backends) {
-  const worker::Selection& selection = backends.of(mode);
+absl::Status CheckMode(worker::AttentionMode mode, const StepContext& context) {
+  if (!context.terms->Allow(mode)) {
+    return Unsupported(absl::StrCat("mode ", Name(mode)),
+                       {"it is not among the modes that the cache was created for"});
+  }
+  const worker::Selection& selection = context.backends->of(mode);
   if (selection.ok()) return absl::OkStatus();
   return Unsupported(absl::StrCat("mode ", Name(mode)), selection.refusals);
 }
@@ -110,10 +104,17 @@ absl::Status CheckNoKv(const v1::AttendRequest& message) {
   return absl::OkStatus();
 }
 
-absl::Status AddAttendEntry(const v1::AttendEntry& entry, int index, EntryList* entries) {
+absl::Status AddAttendEntry(const v1::AttendEntry& entry, v1::AttendMode mode, int index,
+                            EntryList* entries) {
   if (entry.query_rows() < 1) {
     return worker::InvalidField(EntryField(index, "query_rows"),
                                 absl::StrCat("must be >= 1, is ", entry.query_rows()));
+  }
+  if (mode == v1::ATTEND_MODE_DFLASH && entry.new_tokens() != entry.query_rows()) {
+    return worker::InvalidField(
+        EntryField(index, "new_tokens"),
+        absl::StrCat("a draft brings the K/V of its block: must be query_rows (",
+                     entry.query_rows(), "), is ", entry.new_tokens()));
   }
   if (entry.new_tokens() != 0 && entry.new_tokens() != entry.query_rows()) {
     return worker::InvalidField(EntryField(index, "new_tokens"),
@@ -149,17 +150,18 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
                                         const StepContext& context) {
   const worker::CacheSpec& spec = *context.spec;
   TRIBUTARY_RETURN_IF_ERROR(CheckLayer(message->layer(), spec));
-  TRIBUTARY_ASSIGN_OR_RETURN(const worker::AttentionMode mode, ReadMode(message->mode()));
-  TRIBUTARY_RETURN_IF_ERROR(CheckMode(mode, *context.backends));
+  TRIBUTARY_ASSIGN_OR_RETURN(const worker::AttentionMode mode, ReadMode(message->mode(), "mode"));
+  TRIBUTARY_RETURN_IF_ERROR(CheckMode(mode, context));
   if (message->entries().empty()) return worker::InvalidField("entries", "must not be empty");
   StepRequest request;
   request.key.cache = context.cache;
   request.key.layer = message->layer();
   EntryList entries(&request);
   for (int i = 0; i < message->entries_size(); ++i) {
-    TRIBUTARY_RETURN_IF_ERROR(AddAttendEntry(message->entries(i), i, &entries));
+    TRIBUTARY_RETURN_IF_ERROR(AddAttendEntry(message->entries(i), message->mode(), i, &entries));
   }
-  request.key.kind = entries.Kind();
+  request.key.kind =
+      message->mode() == v1::ATTEND_MODE_DFLASH ? worker::StepKind::kDflash : entries.Kind();
   const std::vector<int64_t> q_shape = {request.query_rows, spec.q_heads, spec.head_dim};
   TRIBUTARY_ASSIGN_OR_RETURN(request.q, ReadTensor(message->q(), "q", q_shape, *context.regions));
   request.key.q_dtype = request.q->view.dtype;

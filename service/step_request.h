@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "service/batcher.h"
+#include "service/resolve_spec.h"
 #include "service/shared_memory.h"
 #include "service/tensor.h"
 #include "tributary/v1/attention.pb.h"
@@ -38,6 +39,7 @@ struct StepRequest {
 struct StepContext {
   worker::CacheId cache = 0;
   const worker::CacheSpec* spec = nullptr;
+  const CacheTerms* terms = nullptr;
   const worker::CacheBackends* backends = nullptr;
   const SharedMemoryRegistry* regions = nullptr;
   size_t max_message_bytes = 0;

@@ -14,8 +14,13 @@ bool Has(const std::vector<T>& values, T value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-bool AnyLayer(const CacheSpec& spec, bool (*has)(const LayerSpec&)) {
-  return std::any_of(spec.layers.begin(), spec.layers.end(), has);
+// What the layers keep K/V as, each once.
+std::vector<DType> KvDTypes(const CacheSpec& spec) {
+  std::vector<DType> dtypes;
+  for (const LayerSpec& layer : spec.layers) {
+    if (!Has(dtypes, KvDType(spec, layer))) dtypes.push_back(KvDType(spec, layer));
+  }
+  return dtypes;
 }
 
 }  // namespace
@@ -54,14 +59,19 @@ const BackendCapabilities& CpuBackend() {
       .name = "cpu",
       .device = Device::kCpu,
       .arch = "x86-64, arm64",
-      .modes = {AttentionMode::kCausal},
+      .modes =
+          {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true},
+           {.mode = AttentionMode::kDflash,
+            .left_window = true,
+            .right_window = true,
+            .anchor_window = true,
+            .causal_block = true,
+            .soft_cap = true,
+            .sinks = true}},
       .head_dims = {64, 128, 256},
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_group = 16,
-      .left_window = true,
-      .soft_cap = true,
-      .sinks = true,
       .lse = true,
       .batch_invariant = true,
   };
@@ -74,14 +84,12 @@ const BackendCapabilities& CudaBackend() {
       .device = Device::kCuda,
       .arch = "sm_80 and later",
       .least_compute_capability = 80,
-      .modes = {AttentionMode::kCausal},
+      .modes =
+          {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true}},
       .head_dims = {64, 128, 256},
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_group = 16,
-      .left_window = true,
-      .soft_cap = true,
-      .sinks = true,
       .lse = true,
       .batch_invariant = true,
   };
@@ -100,18 +108,34 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
     if (!fits) reasons.push_back(absl::StrCat(sentence...));
   };
   require(backend.device == needs.device, "the workers' device is ", Name(needs.device));
-  require(Has(backend.modes, needs.mode), "mode ", Name(needs.mode), " is not offered");
+  const auto offered = std::find_if(backend.modes.begin(), backend.modes.end(),
+                                    [&](const auto& m) { return m.mode == needs.mode; });
+  require(offered != backend.modes.end(), "mode ", Name(needs.mode), " is not offered");
+  const ModeCapabilities mode = offered == backend.modes.end() ? ModeCapabilities() : *offered;
   require(Has(backend.head_dims, spec.head_dim), "head_dim ", spec.head_dim, " is not offered");
   require(Has(backend.page_sizes, spec.page_size), "page_size ", spec.page_size, " is not offered");
-  require(Has(backend.kv_dtypes, spec.kv_dtype), "kv_dtype ", tributary::Name(spec.kv_dtype),
-          " is not offered");
+  for (const DType dtype : KvDTypes(spec)) {
+    require(Has(backend.kv_dtypes, dtype), "kv_dtype ", tributary::Name(dtype), " is not offered");
+  }
   require(spec.kv_heads > 0 && spec.q_heads <= backend.max_group * spec.kv_heads, "more than ",
           backend.max_group, " query heads a KV head");
-  require(
-      backend.left_window || !AnyLayer(spec, [](const LayerSpec& l) { return l.window.left >= 0; }),
-      "sliding windows are not offered");
-  require(backend.soft_cap || spec.soft_cap == 0, "soft_cap is not offered");
-  require(backend.sinks || !AnyLayer(spec, [](const LayerSpec& l) { return !l.sinks.empty(); }),
+  const auto any = [&](auto has) {
+    return std::any_of(spec.layers.begin(), spec.layers.end(), has);
+  };
+  require(mode.left_window || !any([](const LayerSpec& l) { return l.window.left >= 0; }),
+          "sliding windows are not offered");
+  if (needs.mode == AttentionMode::kDflash) {
+    require(mode.right_window || !any([](const LayerSpec& l) { return l.window.right >= 0; }),
+            "windows with a right side are not offered");
+    require(mode.anchor_window ||
+                !any([](const LayerSpec& l) { return l.window_base == WindowBase::kAnchor; }),
+            "windows around the anchor are not offered");
+    require(mode.causal_block || !any([](const LayerSpec& l) { return l.causal_block; }),
+            "causal blocks are not offered");
+  }
+  require(mode.soft_cap || !any([&](const LayerSpec& l) { return SoftCap(spec, l) != 0; }),
+          "soft_cap is not offered");
+  require(mode.sinks || !any([](const LayerSpec& l) { return !l.sinks.empty(); }),
           "attention sinks are not offered");
   require(backend.lse, "the log-sum-exp is not offered, without which partials cannot be merged");
   require(backend.batch_invariant || !needs.batch_invariant,

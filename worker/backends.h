@@ -25,19 +25,28 @@ enum class Device : uint8_t { kCpu, kCuda };
 const char* Name(Device device);  // "cpu", "cuda"
 bool Parse(std::string_view text, Device* out);
 
+// What of LayerSpec and CacheSpec a mode can do.
+struct ModeCapabilities {
+  AttentionMode mode = AttentionMode::kCausal;
+  bool left_window = false;
+  // DFlash: windows with a right side, windows around the anchor, blocks that are causal.
+  bool right_window = false;
+  bool anchor_window = false;
+  bool causal_block = false;
+  bool soft_cap = false;
+  bool sinks = false;
+};
+
 struct BackendCapabilities {
   std::string name;  // "cpu"; unique, and what replies and workers say
   Device device = Device::kCpu;
   std::string arch;                      // "x86-64, arm64", for people
   int32_t least_compute_capability = 0;  // of a GPU: 10 * major + minor
-  std::vector<AttentionMode> modes;
+  std::vector<ModeCapabilities> modes;
   std::vector<int32_t> head_dims;
   std::vector<int32_t> page_sizes;
   std::vector<DType> kv_dtypes;
   int32_t max_group = 0;  // q_heads / kv_heads
-  bool left_window = false;
-  bool soft_cap = false;
-  bool sinks = false;
   // Log-sum-exp beside the output: without it partials of several ranks cannot be merged.
   bool lse = false;
   // Can compute a row so that nothing else in the batch changes a bit of it.

@@ -14,6 +14,8 @@ namespace {
 constexpr int32_t kMaxLayers = 1024;
 constexpr int32_t kMaxKvHeads = 1024;
 constexpr int32_t kMaxGroup = 16;
+// Far beyond any sequence, and sums of it with a position stay inside 63 bits.
+constexpr int64_t kMaxWindow = int64_t{1} << 48;
 
 absl::Status CheckHeads(const CacheSpec& spec) {
   if (spec.kv_heads < 1 || spec.kv_heads > kMaxKvHeads) {
@@ -77,15 +79,29 @@ absl::Status CheckSinks(absl::string_view field, const std::vector<float>& sinks
   return absl::OkStatus();
 }
 
+absl::Status CheckWindowSide(const std::string& field, int64_t side) {
+  if (side >= -1 && side <= kMaxWindow) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("must be 0 to 2^48, or absent, is ", side));
+}
+
+absl::Status CheckKvDType(const std::string& field, DType dtype) {
+  if (IsFp8(dtype) || dtype == DType::kBf16 || dtype == DType::kF16) return absl::OkStatus();
+  return InvalidField(field,
+                      absl::StrCat("must be fp8_e4m3, fp8_e5m2, bf16 or f16, is ", Name(dtype)));
+}
+
+absl::Status CheckSoftCap(const std::string& field, float soft_cap) {
+  if (std::isfinite(soft_cap) && soft_cap >= 0) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("must be finite and >= 0, is ", soft_cap));
+}
+
 absl::Status CheckLayer(absl::string_view field, const LayerSpec& layer, const CacheSpec& spec) {
-  if (layer.window.left < -1) {
-    return InvalidField(absl::StrCat(field, ".window.left"),
-                        absl::StrCat("must be >= 0 or absent, is ", layer.window.left));
-  }
-  if (layer.window.right < -1) {
-    return InvalidField(absl::StrCat(field, ".window.right"),
-                        absl::StrCat("must be >= 0 or absent, is ", layer.window.right));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckWindowSide(absl::StrCat(field, ".window.left"), layer.window.left));
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckWindowSide(absl::StrCat(field, ".window.right"), layer.window.right));
+  TRIBUTARY_RETURN_IF_ERROR(CheckKvDType(absl::StrCat(field, ".kv_dtype"), KvDType(spec, layer)));
+  TRIBUTARY_RETURN_IF_ERROR(CheckSoftCap(absl::StrCat(field, ".soft_cap"), SoftCap(spec, layer)));
   TRIBUTARY_RETURN_IF_ERROR(CheckSinks(absl::StrCat(field, ".sinks"), layer.sinks, spec.q_heads));
   TRIBUTARY_RETURN_IF_ERROR(
       CheckScale(absl::StrCat(field, ".k_scale"), layer.k_scale, spec.kv_heads));
@@ -99,12 +115,25 @@ bool SameScale(const std::vector<float>& a, const std::vector<float>& b, int32_t
   return true;
 }
 
-bool SameLayer(const LayerSpec& a, const LayerSpec& b, int32_t kv_heads) {
-  return a.window.left == b.window.left && a.window.right == b.window.right && a.sinks == b.sinks &&
-         SameScale(a.k_scale, b.k_scale, kv_heads) && SameScale(a.v_scale, b.v_scale, kv_heads);
+// Of two layers of the same heads.
+bool SameLayer(const CacheSpec& spec_a, const LayerSpec& a, const CacheSpec& spec_b,
+               const LayerSpec& b) {
+  return a.window.left == b.window.left && a.window.right == b.window.right &&
+         a.window_base == b.window_base && a.causal_block == b.causal_block && a.sinks == b.sinks &&
+         KvDType(spec_a, a) == KvDType(spec_b, b) && SoftCap(spec_a, a) == SoftCap(spec_b, b) &&
+         SameScale(a.k_scale, b.k_scale, spec_a.kv_heads) &&
+         SameScale(a.v_scale, b.v_scale, spec_a.kv_heads);
 }
 
 }  // namespace
+
+DType KvDType(const CacheSpec& spec, const LayerSpec& layer) {
+  return layer.kv_dtype.value_or(spec.kv_dtype);
+}
+
+float SoftCap(const CacheSpec& spec, const LayerSpec& layer) {
+  return layer.soft_cap.value_or(spec.soft_cap);
+}
 
 absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.layers.empty() || spec.layers.size() > kMaxLayers) {
@@ -116,16 +145,11 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     return InvalidField("head_dim", absl::StrCat("must be 64, 128 or 256, is ", spec.head_dim));
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckPaging(spec));
-  if (!IsFp8(spec.kv_dtype) && spec.kv_dtype != DType::kBf16 && spec.kv_dtype != DType::kF16) {
-    return InvalidField("kv_dtype", absl::StrCat("must be fp8_e4m3, fp8_e5m2, bf16 or f16, is ",
-                                                 Name(spec.kv_dtype)));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckKvDType("kv_dtype", spec.kv_dtype));
   if (!std::isfinite(spec.sm_scale) || spec.sm_scale <= 0) {
     return InvalidField("sm_scale", absl::StrCat("must be finite and > 0, is ", spec.sm_scale));
   }
-  if (!std::isfinite(spec.soft_cap) || spec.soft_cap < 0) {
-    return InvalidField("soft_cap", absl::StrCat("must be finite and >= 0, is ", spec.soft_cap));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckSoftCap("soft_cap", spec.soft_cap));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     TRIBUTARY_RETURN_IF_ERROR(
         CheckLayer(absl::StrCat("layer_specs[", i, "]"), spec.layers[i], spec));
@@ -135,28 +159,29 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
 
 bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
   if (a.q_heads != b.q_heads || a.kv_heads != b.kv_heads || a.head_dim != b.head_dim ||
-      a.page_size != b.page_size || a.interleave != b.interleave || a.kv_dtype != b.kv_dtype ||
-      a.sm_scale != b.sm_scale || a.soft_cap != b.soft_cap || a.num_pages != b.num_pages ||
-      a.layers.size() != b.layers.size()) {
+      a.page_size != b.page_size || a.interleave != b.interleave || a.sm_scale != b.sm_scale ||
+      a.num_pages != b.num_pages || a.layers.size() != b.layers.size()) {
     return false;
   }
   for (size_t i = 0; i < a.layers.size(); ++i) {
-    if (!SameLayer(a.layers[i], b.layers[i], a.kv_heads)) return false;
+    if (!SameLayer(a, a.layers[i], b, b.layers[i])) return false;
   }
   return true;
 }
 
 absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec) {
-  // A token of one layer is at most 2 * 1024 heads * 256 * 2 bytes: the first product cannot
-  // overflow, the next two can.
-  const int64_t page = int64_t{2} * spec.kv_heads * spec.page_size * spec.head_dim *
-                       static_cast<int64_t>(SizeOf(spec.kv_dtype));
+  // A page of one layer is at most 2 * 1024 heads * 128 * 256 elements: their sum over layers
+  // cannot overflow, its product with the pages can.
+  const int64_t elements = int64_t{2} * spec.kv_heads * spec.page_size * spec.head_dim;
+  int64_t page = 0;  // of all layers; at most 1024 of them
+  for (const LayerSpec& layer : spec.layers) {
+    page += elements * static_cast<int64_t>(SizeOf(KvDType(spec, layer)));
+  }
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(page, int64_t{spec.num_pages}, &bytes) ||
-      __builtin_mul_overflow(bytes, static_cast<int64_t>(spec.layers.size()), &bytes)) {
+  if (__builtin_mul_overflow(page, int64_t{spec.num_pages}, &bytes)) {
     return InvalidField("capacity_tokens",
-                        absl::StrCat("no machine holds it: ", spec.layers.size(), " layers of ",
-                                     spec.num_pages, " pages of ", page, " bytes"));
+                        absl::StrCat("no machine holds it: ", spec.num_pages, " pages of ", page,
+                                     " bytes in ", spec.layers.size(), " layers"));
   }
   return static_cast<size_t>(bytes);
 }

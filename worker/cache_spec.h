@@ -3,19 +3,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"
+#include "kernels/row_mask.h"
 
 namespace tributary::worker {
 
 // What may differ from layer to layer.
 struct LayerSpec {
-  Window window;             // causal layers use `left` only
-  std::vector<float> sinks;  // [q_heads] logits, or empty for none
+  Window window;  // causal attention uses `left` only
+  // Of DFlash attention: what the window is laid around, and whether a row of a block sees the rows
+  // after it (false) or not.
+  WindowBase window_base = WindowBase::kQuery;
+  bool causal_block = false;
+  std::vector<float> sinks;       // [q_heads] logits, or empty for none
+  std::optional<DType> kv_dtype;  // absent: the cache's
+  std::optional<float> soft_cap;  // absent: the cache's
   // What a stored element is multiplied by; one value (per tensor) or [kv_heads].
   std::vector<float> k_scale = {1.0f};
   std::vector<float> v_scale = {1.0f};
@@ -35,6 +43,10 @@ struct CacheSpec {
   int32_t num_pages = 0;
   std::vector<LayerSpec> layers;  // one a layer
 };
+
+// What holds for a layer: its own value, or else the cache's.
+DType KvDType(const CacheSpec& spec, const LayerSpec& layer);
+float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
 
 // Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field (worker/errors.h),
 // in the API's spelling: num_pages is "capacity_tokens", layers[i] is "layer_specs[i]". Says

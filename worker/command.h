@@ -30,6 +30,9 @@ struct TensorView {
   size_t bytes = 0;
 };
 
+// Stands in a table for a page that was given up: no row reaches its tokens any more.
+inline constexpr int32_t kNoPage = -1;
+
 // table[first_index + i] = pages[i]; the table grows as needed and is made if it does not exist.
 struct PageUpdate {
   SequenceId sequence = 0;
@@ -65,12 +68,14 @@ enum class StepKind : uint8_t {
   kAppend,   // K/V only
   kDecode,   // few rows: K/V are written first, rows see [.., position] of the cache
   kPrefill,  // many rows: context over the cache, new tokens in full precision
+  kDflash,   // a draft's block: as a prefill, but under the layer's DFlash mask; K/V are not kept
 };
 
 struct StepEntry {
   SequenceId sequence = 0;
   // Global position of the first row and of the first new token. New tokens and query rows of an
-  // entry start at the same position; their counts differ only when one of them is 0.
+  // entry start at the same position; their counts differ only when one of them is 0, and never in
+  // a kDflash step, where both are the block.
   int64_t first_position = 0;
   int32_t query_rows = 0;
   int32_t new_tokens = 0;

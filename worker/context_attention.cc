@@ -19,7 +19,7 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
       .entries = pass.entries,
       .keys = plan.context_keys.data() + pass.row_begin,
       .sm_scale = spec.sm_scale,
-      .soft_cap = spec.soft_cap,
+      .soft_cap = operands.soft_cap(),
       .o = o,
       .lse = lse};
   return ToAbsl(cpu::Attention(params, rank.pool));

@@ -80,10 +80,36 @@ absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial
                                  .entries = run.entries,
                                  .keys = plan.new_keys.data() + row,
                                  .sm_scale = spec.sm_scale,
-                                 .soft_cap = spec.soft_cap,
+                                 .soft_cap = operands_.soft_cap(),
                                  .o = out.o + row * heads * dim,
                                  .lse = out.lse + row * heads};
     TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cpu::NewTokens(params, rank_.pool)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads,
+                                      Partial slice, Partial partial) {
+  if (heads.count == 0) return absl::OkStatus();
+  const TimedSection timed(results_.times.attend);
+  const Partial added = RowsOf(pass, heads, slice);
+  // A rank with all heads has them alike in both; else a row's slice is part of a wider row.
+  const int32_t rows = heads.count == step_.spec.q_heads ? pass.row_count : 1;
+  const size_t dim = static_cast<size_t>(step_.spec.head_dim);
+  for (int32_t row = 0; row < pass.row_count; row += rows) {
+    const size_t from = static_cast<size_t>(row) * static_cast<size_t>(heads.count);
+    const size_t into = static_cast<size_t>(row) * static_cast<size_t>(step_.spec.q_heads) +
+                        static_cast<size_t>(heads.begin);
+    const std::array<const float*, 2> sources_o = {partial.o + into * dim, added.o + from * dim};
+    const std::array<const float*, 2> sources_lse = {partial.lse + into, added.lse + from};
+    const MergeParams params{.o = sources_o,
+                             .lse = sources_lse,
+                             .rows = rows,
+                             .heads = heads.count,
+                             .head_dim = step_.spec.head_dim,
+                             .out = partial.o + into * dim,
+                             .lse_out = partial.lse + into};
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cpu::MergePartials(params, rank_.pool)));
   }
   return absl::OkStatus();
 }

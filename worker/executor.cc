@@ -207,13 +207,15 @@ class Executor::Impl {
   const StepPlan& Plan(Cache& cache, const StepCommand& step) {
     tables_of_entries_.clear();
     for (const StepEntry& entry : step.entries) {
-      tables_of_entries_.push_back(cache.tables.Find(entry.sequence));
+      // A draft without context may be of a sequence that nothing was ever written to.
+      static const PageTable kNoPages;
+      const PageTable* table = cache.tables.Find(entry.sequence);
+      tables_of_entries_.push_back(table == nullptr ? &kNoPages : table);
     }
     const LayerSpec& layer = cache.spec.layers[static_cast<size_t>(step.layer)];
     const PlanShape shape{
         .kind = step.kind,
-        // Without rows the window means nothing: one plan serves all layers.
-        .window_left = step.kind == StepKind::kAppend ? -1 : layer.window.left,
+        .mask = MaskOf(layer, step.kind),
         .page_size = cache.spec.page_size,
         .rows_per_pass = options_.rows_per_pass > 0
                              ? options_.rows_per_pass

@@ -79,10 +79,11 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
                          .page_size = spec.page_size,
                          .kv_heads = spec.kv_heads,
                          .head_dim = spec.head_dim,
-                         .dtype = spec.kv_dtype,
+                         .dtype = KvDType(spec, spec.layers[i]),
                          .k_scale = k_scale,
                          .v_scale = v_scale};
-    layers_[i].base = base + i * static_cast<size_t>(spec.num_pages) * PageBytes(layers_[i]);
+    layers_[i].base = base;
+    base += static_cast<size_t>(spec.num_pages) * PageBytes(layers_[i]);
   }
 }
 

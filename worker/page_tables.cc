@@ -1,6 +1,7 @@
 #include "worker/page_tables.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -28,13 +29,14 @@ absl::Status PageTables::CheckEach(const std::vector<PageUpdate>& updates, bool 
                           absl::StrCat("is ", update.first_index, ", the table has ", size,
                                        " pages: a hole would be left"));
     }
+    // A table may be longer than the cache has pages: those given up count in it.
     const int64_t end = update.first_index + static_cast<int64_t>(update.pages.size());
-    if (end > num_pages_) {
-      return InvalidField(
-          absl::StrCat(field, "[", i, "].pages"),
-          absl::StrCat("makes a table of ", end, " pages, the cache has ", num_pages_));
+    if (end > std::numeric_limits<int32_t>::max()) {
+      return InvalidField(absl::StrCat(field, "[", i, "].pages"),
+                          absl::StrCat("makes a table of ", end, " pages"));
     }
     for (size_t j = 0; j < update.pages.size(); ++j) {
+      if (update.pages[j] == kNoPage) continue;
       if (update.pages[j] < 0 || update.pages[j] >= num_pages_) {
         return InvalidField(
             absl::StrCat(field, "[", i, "].pages[", j, "]"),

@@ -13,7 +13,7 @@ class Planner {
   void Plan(std::span<const StepEntry> entries, TableOfEntry tables) {
     Clear(entries);
     for (size_t i = 0; i < entries.size(); ++i) {
-      AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
+      if (keeps_tokens()) AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
       AddRows(entries[i], *tables[i]);
       plan_.new_tokens += entries[i].new_tokens;
       plan_.query_rows += entries[i].query_rows;
@@ -33,7 +33,7 @@ class Planner {
     plan_.new_keys.clear();
     plan_.table_lookups = 0;
     for (const StepEntry& entry : entries) {
-      if (entry.new_tokens > 0) (entry.replay ? any_replay_ : any_write_) = true;
+      if (keeps_tokens() && entry.new_tokens > 0) (entry.replay ? any_replay_ : any_write_) = true;
     }
   }
 
@@ -57,12 +57,15 @@ class Planner {
     return page * shape_.page_size + slot % shape_.page_size;
   }
 
-  bool HasNewTokensPart(const StepEntry& entry) const {
-    return shape_.kind == StepKind::kPrefill && entry.new_tokens > 0 && entry.query_rows > 0;
+  bool keeps_tokens() const { return shape_.kind != StepKind::kDflash; }
+
+  // Whether rows see the tokens of their call as they came, beside the cache.
+  bool in_two_parts() const {
+    return shape_.kind == StepKind::kPrefill || shape_.kind == StepKind::kDflash;
   }
 
   void AddRows(const StepEntry& entry, const PageTable& table) {
-    const bool new_part = HasNewTokensPart(entry);
+    const bool new_part = in_two_parts() && entry.new_tokens > 0 && entry.query_rows > 0;
     int32_t row = 0;
     while (row < entry.query_rows) {
       RowPass& pass = PassWithRoom();
@@ -70,22 +73,28 @@ class Planner {
       AddContextRows(entry, table, row, count, new_part, &pass);
       row += count;
     }
-    if (shape_.kind != StepKind::kPrefill) return;
+    if (!in_two_parts()) return;
     for (int32_t i = 0; i < entry.query_rows; ++i) {
-      plan_.new_keys.push_back(new_part ? NewKeys(i) : KeyRange{});
+      plan_.new_keys.push_back(new_part ? Visible(entry, i).block : KeyRange{});
     }
     if (new_part) AddToRun(entry);
   }
 
-  // Rows [row, row + count) of the entry. A row that brings its token along in a prefill sees only
-  // what was there before the call; every other row sees up to its own position.
+  // What a row sees, cut where the tokens of its call begin.
+  SplitRange Visible(const StepEntry& entry, int32_t row) const {
+    return SplitAt(VisibleKeys(shape_.mask, entry.first_position, entry.query_rows, row),
+                   entry.first_position);
+  }
+
+  // Rows [row, row + count) of the entry. Rows with a part of their own among the new tokens see
+  // only what was in the cache before the call; every other row finds all it sees there.
   void AddContextRows(const StepEntry& entry, const PageTable& table, int32_t row, int32_t count,
                       bool new_part, RowPass* pass) {
     int64_t last_key = 0;
     for (int32_t i = row; i < row + count; ++i) {
-      const int64_t position = entry.first_position + i;
-      const int64_t limit = new_part ? entry.first_position : position + 1;
-      const KeyRange global = VisibleKeys(position, {shape_.window_left, -1}, limit);
+      const KeyRange global =
+          new_part ? Visible(entry, i).context
+                   : VisibleKeys(shape_.mask, entry.first_position, entry.query_rows, i);
       const KeyRange local = LocalRange(layout_, global);
       plan_.context_keys.push_back(local);
       pass->any_context |= !Empty(global);
@@ -104,10 +113,6 @@ class Planner {
       plan_.passes.push_back({.row_begin = begin});
     }
     return plan_.passes.back();
-  }
-
-  KeyRange NewKeys(int32_t row) const {
-    return VisibleKeys(row, {shape_.window_left, -1}, int64_t{row} + 1);
   }
 
   void AddToRun(const StepEntry& entry) {
@@ -131,6 +136,19 @@ class Planner {
 };
 
 }  // namespace
+
+RowMask MaskOf(const LayerSpec& layer, StepKind kind) {
+  switch (kind) {
+    case StepKind::kAppend:
+      return {};
+    case StepKind::kDecode:
+    case StepKind::kPrefill:
+      return {.window = {layer.window.left, -1}};
+    case StepKind::kDflash:
+      return {.window = layer.window, .base = layer.window_base, .causal = layer.causal_block};
+  }
+  return {};
+}
 
 void PlanStep(const PlanShape& shape, const DcpLayout& layout, std::span<const StepEntry> entries,
               TableOfEntry tables, StepPlan* plan) {

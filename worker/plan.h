@@ -2,8 +2,8 @@
 //
 // Planning is host arithmetic over positions and page tables: no tensor is looked at, nothing is
 // copied from a device, and its cost is the step's rows and tokens, whatever the length of the
-// sequences. A plan depends on the layer only through its window, so the layers of a model share
-// one or two plans a step (worker/plan_cache.h).
+// sequences. A plan depends on the layer only through its mask, so the layers of a model share one
+// or two plans a step (worker/plan_cache.h).
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include "kernels/key_range.h"
 #include "kernels/params.h"
+#include "kernels/row_mask.h"
 #include "worker/command.h"
 #include "worker/page_tables.h"
 
@@ -20,8 +21,7 @@ namespace tributary::worker {
 // What a plan is made from; with the entries' tables and the layout, all of it.
 struct PlanShape {
   StepKind kind = StepKind::kDecode;
-  // Causal: only the left side of the layer's window matters; -1 is unbounded.
-  int64_t window_left = -1;
+  RowMask mask;
   int32_t page_size = 0;
   // Rows a pass may take, which bounds the memory of partials (RowsPerPass).
   int32_t rows_per_pass = 0;
@@ -65,7 +65,7 @@ struct StepPlan {
   std::vector<RowPass> passes;
   std::vector<KeyRange> context_keys;  // [query_rows], local slots
 
-  // Prefill: new tokens over each other.
+  // Prefill and DFlash: new tokens over each other.
   std::vector<NewTokensRun> runs;
   std::vector<KeyRange> new_keys;  // [query_rows], relative to the entry's first new token
 
@@ -73,8 +73,13 @@ struct StepPlan {
   int64_t table_lookups = 0;
 };
 
-// The table of an entry's sequence. Covers its tokens and rows (CheckStep).
+// The table of an entry's sequence. Covers the keys its rows see in the cache, and the tokens it
+// writes (CheckStep).
 using TableOfEntry = std::span<const PageTable* const>;  // [entries]
+
+// The mask of a layer in a step of this kind. Steps without rows have the widest, so that all
+// layers share a plan.
+RowMask MaskOf(const LayerSpec& layer, StepKind kind);
 
 // Makes the plan in `plan`, whose memory is reused. The entries are valid and `tables` holds the
 // table of each.

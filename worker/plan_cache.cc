@@ -14,7 +14,7 @@ bool Same(const StepEntry& a, const StepEntry& b) {
 
 bool PlanCache::Matches(const Slot& slot, const PlanShape& shape,
                         std::span<const StepEntry> entries, TableOfEntry tables) {
-  return slot.kind == shape.kind && slot.window_left == shape.window_left &&
+  return slot.kind == shape.kind && slot.mask == shape.mask &&
          std::equal(entries.begin(), entries.end(), slot.entries.begin(), slot.entries.end(),
                     Same) &&
          std::equal(tables.begin(), tables.end(), slot.versions.begin(), slot.versions.end(),
@@ -40,7 +40,7 @@ const StepPlan& PlanCache::Get(const PlanShape& shape, const DcpLayout& layout,
   slot.versions.clear();
   PlanStep(shape, layout, entries, tables, &slot.plan);
   slot.kind = shape.kind;
-  slot.window_left = shape.window_left;
+  slot.mask = shape.mask;
   for (const PageTable* table : tables) slot.versions.push_back(table->version());
   slot.entries.assign(entries.begin(), entries.end());
   slot.used = clock_;

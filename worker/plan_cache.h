@@ -29,7 +29,7 @@ class PlanCache {
   // table's version stands for its entries, so that finding a plan costs the batch, not the tables.
   struct Slot {
     StepKind kind = StepKind::kDecode;
-    int64_t window_left = -1;
+    RowMask mask;
     std::vector<StepEntry> entries;
     std::vector<uint64_t> versions;
     StepPlan plan;

@@ -1,5 +1,6 @@
 #include "worker/dcp_decode.h"
 #include "worker/dcp_prefill.h"
+#include "worker/dflash.h"
 #include "worker/step_operations.h"
 
 namespace tributary::worker {
@@ -12,6 +13,8 @@ absl::Status RunStep(const PlannedStep& step, StepOperations& operations) {
       return DcpDecodeWrapper(operations).Run(step);
     case StepKind::kPrefill:
       return DcpPrefillWrapper(operations).Run(step);
+    case StepKind::kDflash:
+      return DflashWrapper(operations).Run(step);
   }
   return absl::InternalError("unknown kind of step");
 }

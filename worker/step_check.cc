@@ -32,6 +32,14 @@ absl::Status CheckCounts(size_t i, const StepEntry& entry, StepKind kind) {
   if (kind == StepKind::kAppend && entry.query_rows != 0) {
     return InvalidField(Entry(i, "query_rows"), "an append has no query rows");
   }
+  if (kind == StepKind::kDflash) {
+    if (entry.query_rows != entry.new_tokens) {
+      return InvalidField(Entry(i, "new_tokens"),
+                          absl::StrCat("a draft's block has one key a row: must be ",
+                                       entry.query_rows, ", is ", entry.new_tokens));
+    }
+    if (entry.replay) return InvalidField(Entry(i, "replay"), "a draft's block is not kept");
+  }
   if (entry.query_rows != 0 && entry.new_tokens != 0 && entry.query_rows != entry.new_tokens) {
     return InvalidField(
         Entry(i, "new_tokens"),
@@ -40,12 +48,16 @@ absl::Status CheckCounts(size_t i, const StepEntry& entry, StepKind kind) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCovered(size_t i, const StepEntry& entry, int64_t pages, int64_t page_tokens) {
+absl::Status CheckCovered(size_t i, const StepEntry& entry, StepKind kind, int64_t pages,
+                          int64_t page_tokens) {
+  // Of a draft only the context lies in the cache.
+  const bool draft = kind == StepKind::kDflash;
+  if (draft && entry.first_position == 0) return absl::OkStatus();
   if (pages < 0) {
     return FieldError(absl::StatusCode::kNotFound, Entry(i, "sequence"),
                       absl::StrCat("sequence ", entry.sequence, " has no page table"));
   }
-  const int64_t count = std::max(entry.query_rows, entry.new_tokens);
+  const int64_t count = draft ? 0 : std::max(entry.query_rows, entry.new_tokens);
   const int64_t room = pages * page_tokens;
   if (entry.first_position > room - count) {
     return FieldError(absl::StatusCode::kOutOfRange, Entry(i, "first_position"),
@@ -138,7 +150,7 @@ absl::Status CheckStep(const CacheSpec& spec, int32_t ranks, const PageTables& t
     const PageTable* table = it == updated.end() ? tables.Find(entry.sequence) : nullptr;
     const int64_t pages =
         it != updated.end() ? it->second : (table == nullptr ? -1 : int64_t{table->size()});
-    TRIBUTARY_RETURN_IF_ERROR(CheckCovered(i, entry, pages, page_tokens));
+    TRIBUTARY_RETURN_IF_ERROR(CheckCovered(i, entry, step.kind, pages, page_tokens));
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckDistinct(step.entries));
   return CheckTensors(spec, step);

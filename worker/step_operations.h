@@ -1,4 +1,4 @@
-// What the DCP wrappers are made of: the operations of one planned step on one rank.
+// What the wrappers (DCP, DFlash) are made of: the operations of one planned step on one rank.
 //
 // The wrappers say what is computed and in which order, once for all devices. Where partials lie
 // and how they are computed and exchanged is the device's business: on a GPU an operation may
@@ -57,6 +57,10 @@ class StepOperations {
   // Attention of the new tokens over each other, for a slice of the heads and all rows of the step.
   // Rows outside of every run get the empty partial.
   virtual absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) = 0;
+
+  // Merges the pass's rows of a slice of the heads into the pass's partial of all heads.
+  virtual absl::Status AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial slice,
+                                 Partial partial) = 0;
 
   // Collective. Merges the partials of all ranks, applies sinks, and puts the pass's rows into the
   // step's result on rank 0.

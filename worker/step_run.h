@@ -65,6 +65,7 @@ struct StepOperands {
   TensorView v;
   collective::Deadline deadline;
 
+  float soft_cap() const { return SoftCap(spec, layer); }
   const float* sinks() const { return layer.sinks.empty() ? nullptr : layer.sinks.data(); }
 };
 

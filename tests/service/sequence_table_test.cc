@@ -17,8 +17,20 @@ using ::testing::SizeIs;
 
 constexpr int64_t kPageTokens = 64;  // page_size * ranks
 
+TableGeometry SmallGeometry() {
+  return {.layers = 2,
+          .ranks = 4,
+          .page_size = 16,
+          .interleave = 8,
+          .pages = 8,
+          .max_sequences = 4,
+          .name = "c"};
+}
+
 class SequenceTableTest : public ::testing::Test {
  protected:
+  explicit SequenceTableTest(const TableGeometry& geometry = SmallGeometry()) : table_(geometry) {}
+
   SequenceId MustOpen(SequenceId id) {
     bool reopened = false;
     const auto opened = table_.Open(id, &reopened);
@@ -27,7 +39,7 @@ class SequenceTableTest : public ::testing::Test {
   }
   absl::StatusOr<StepPlan> Plan(SequenceId id, int64_t first, int32_t tokens, int32_t layer = 0) {
     return table_.Plan(
-        layer,
+        layer, worker::StepKind::kDecode,
         {{.sequence = id, .first_position = first, .query_rows = tokens, .new_tokens = tokens}});
   }
   void MustAppend(SequenceId id, int64_t first, int32_t tokens, int32_t layer = 0) {
@@ -39,13 +51,7 @@ class SequenceTableTest : public ::testing::Test {
     for (int32_t layer = 0; layer < 2; ++layer) MustAppend(id, first, tokens, layer);
   }
 
-  SequenceTable table_{{.layers = 2,
-                        .ranks = 4,
-                        .page_size = 16,
-                        .interleave = 8,
-                        .pages = 8,
-                        .max_sequences = 4,
-                        .name = "c"}};
+  SequenceTable table_;
 };
 
 TEST_F(SequenceTableTest, PagesAreTakenOnceForAllLayersAndOnlyTheNewOnesAreTold) {
@@ -97,22 +103,31 @@ TEST_F(SequenceTableTest, PositionsDecideBetweenAppendRepeatGapAndOverlap) {
   EXPECT_EQ(worker::FieldOf(overlap.status()), "entries[0].first_position");
   // The other layer is empty.
   EXPECT_EQ(Plan(1, 1, 1, 1).status().code(), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(table_.Plan(0, {{.sequence = 1, .first_position = 9, .query_rows = 2}}).status().code(),
+  EXPECT_EQ(table_
+                .Plan(0, worker::StepKind::kDecode,
+                      {{.sequence = 1, .first_position = 9, .query_rows = 2}})
+                .status()
+                .code(),
             absl::StatusCode::kOutOfRange);
-  EXPECT_TRUE(table_.Plan(0, {{.sequence = 1, .first_position = 9, .query_rows = 1}}).ok());
+  EXPECT_TRUE(table_
+                  .Plan(0, worker::StepKind::kDecode,
+                        {{.sequence = 1, .first_position = 9, .query_rows = 1}})
+                  .ok());
 }
 
 TEST_F(SequenceTableTest, APlanOfSeveralEntriesIsAllOrNothing) {
   MustOpen(1);
   MustOpen(2);
   const auto plan =
-      table_.Plan(0, {{.sequence = 1, .first_position = 0, .query_rows = 300, .new_tokens = 300},
-                      {.sequence = 2, .first_position = 0, .query_rows = 300, .new_tokens = 300}});
+      table_.Plan(0, worker::StepKind::kDecode,
+                  {{.sequence = 1, .first_position = 0, .query_rows = 300, .new_tokens = 300},
+                   {.sequence = 2, .first_position = 0, .query_rows = 300, .new_tokens = 300}});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(table_.pages().used(), 0);
   const auto unknown =
-      table_.Plan(0, {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
-                      {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
+      table_.Plan(0, worker::StepKind::kDecode,
+                  {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
+                   {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(worker::FieldOf(unknown.status()), "entries[1].sequence_id");
   EXPECT_EQ(table_.pages().used(), 0);
@@ -149,8 +164,9 @@ TEST_F(SequenceTableTest, ParentAndChildMayCopyTheSamePageAtOnce) {
   MustAppendAll(1, 0, 10);
   ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
   const auto plan =
-      table_.Plan(0, {{.sequence = 1, .first_position = 10, .query_rows = 1, .new_tokens = 1},
-                      {.sequence = 2, .first_position = 10, .query_rows = 1, .new_tokens = 1}});
+      table_.Plan(0, worker::StepKind::kDecode,
+                  {{.sequence = 1, .first_position = 10, .query_rows = 1, .new_tokens = 1},
+                   {.sequence = 2, .first_position = 10, .query_rows = 1, .new_tokens = 1}});
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(plan->page_copies, SizeIs(2));
   EXPECT_NE(plan->page_copies[0].destination, plan->page_copies[1].destination);
@@ -167,13 +183,17 @@ TEST_F(SequenceTableTest, AfterARolledBackCopyTheWorkersAreToldAgain) {
   table_.Rollback(*Plan(2, 10, 1));
   EXPECT_EQ(table_.pages().used(), 1);
   // A query reads the page the workers may have lost sight of.
-  const auto query = table_.Plan(0, {{.sequence = 2, .first_position = 0, .query_rows = 1}});
+  const auto query = table_.Plan(0, worker::StepKind::kDecode,
+                                 {{.sequence = 2, .first_position = 0, .query_rows = 1}});
   ASSERT_TRUE(query.ok());
   ASSERT_THAT(query->page_updates, SizeIs(1));
   EXPECT_EQ(query->page_updates[0].first_index, 0);
   EXPECT_THAT(query->page_updates[0].pages, ElementsAre(page));
   table_.Commit(*query);
-  EXPECT_THAT(table_.Plan(0, {{.sequence = 2, .first_position = 0, .query_rows = 1}})->page_updates,
+  EXPECT_THAT(table_
+                  .Plan(0, worker::StepKind::kDecode,
+                        {{.sequence = 2, .first_position = 0, .query_rows = 1}})
+                  ->page_updates,
               IsEmpty());
 }
 
@@ -261,16 +281,174 @@ TEST_F(SequenceTableTest, SnapshotTellsEveryTableAndSettlesWhatWasOutOfStep) {
   EXPECT_THAT(Plan(3, 0, 1)->page_updates, IsEmpty());
 }
 
+// ------------------------------------------------------------------------------------ drafts
+
+TEST_F(SequenceTableTest, ADraftTakesNoPagesAndLeavesTheLengthAsItIs) {
+  MustOpen(1);
+  MustAppend(1, 0, 10);
+  const auto draft = [&](int64_t first) {
+    return table_.Plan(
+        0, worker::StepKind::kDflash,
+        {{.sequence = 1, .first_position = first, .query_rows = 200, .new_tokens = 200}});
+  };
+  for (const int64_t first : {10, 10, 3, 0}) {
+    const auto plan = draft(first);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_THAT(plan->page_updates, IsEmpty());
+    EXPECT_FALSE(plan->entries[0].replay);
+    EXPECT_EQ(plan->entries[0].new_tokens, 200);
+    EXPECT_EQ(plan->changes[0].length, 10);
+    table_.Commit(*plan);
+    EXPECT_EQ(table_.Find(1)->lengths[0], 10);
+    EXPECT_EQ(table_.pages().used(), 1);
+  }
+  const auto gap = draft(11);
+  EXPECT_EQ(gap.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(worker::FieldOf(gap.status()), "entries[0].first_position");
+}
+
+// ------------------------------------------------------------------- tokens that no window reaches
+
+class WindowedTableTest : public SequenceTableTest {
+ protected:
+  // Rows of layer 0 look 100 tokens back, those of layer 1 only 10. A page is 64 tokens.
+  WindowedTableTest() : SequenceTableTest(Geometry()) {}
+
+  static TableGeometry Geometry() {
+    TableGeometry geometry = SmallGeometry();
+    geometry.window_left = {100, 10};
+    geometry.rollback_tokens = 20;
+    return geometry;
+  }
+  int64_t HeldFrom(SequenceId id) { return table_.HeldFrom(*table_.Find(id)); }
+  absl::StatusOr<StepPlan> Rows(SequenceId id, int64_t first, int32_t layer = 0) {
+    return table_.Plan(layer, worker::StepKind::kDecode,
+                       {{.sequence = id, .first_position = first, .query_rows = 1}});
+  }
+};
+
+TEST_F(WindowedTableTest, ASequenceMayBeLongerThanTheCache) {
+  MustOpen(1);
+  for (int64_t length = 0; length < 4000; length += 40) {
+    MustAppendAll(1, length, 40);
+    // A row 20 tokens back sees all of its window, and little else is held.
+    EXPECT_LE(HeldFrom(1), std::max<int64_t>(0, length + 40 - 120));
+    EXPECT_LE(table_.pages().used(), 4);
+  }
+  const Sequence& sequence = *table_.Find(1);
+  EXPECT_EQ(sequence.pages.size(), 63u);
+  EXPECT_EQ(sequence.given_up, 60);
+  EXPECT_EQ(table_.given_up(), 60);
+  EXPECT_EQ(table_.pages().used(), 3);
+  EXPECT_EQ(sequence.pages[59], worker::kNoPage);
+  int64_t held = 0;
+  for (int rank = 0; rank < 4; ++rank) held += table_.LocalTokens(rank, sequence, 4000);
+  EXPECT_EQ(held, 4000 - HeldFrom(1));
+  EXPECT_TRUE(table_.Close(1).ok());
+  EXPECT_EQ(table_.pages().used(), 0);
+}
+
+TEST_F(WindowedTableTest, TheLayerThatLagsBehindKeepsItsTokens) {
+  MustOpen(1);
+  MustAppend(1, 0, 300, 0);
+  EXPECT_EQ(HeldFrom(1), 0);
+  MustAppend(1, 0, 300, 1);
+  EXPECT_EQ(HeldFrom(1), 0) << "the one step of each layer may be repeated";
+  MustAppend(1, 300, 1, 0);
+  EXPECT_EQ(HeldFrom(1), 0);
+  MustAppend(1, 300, 1, 1);
+  EXPECT_EQ(HeldFrom(1), 128) << "301 - 20 - 100, in whole pages";
+}
+
+TEST_F(WindowedTableTest, TheLastStepOfALayerMayBeRepeatedHoweverLongItIs) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 100);
+  MustAppendAll(1, 100, 300);
+  const auto again = Plan(1, 100, 300);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->entries[0].replay);
+}
+
+TEST_F(WindowedTableTest, RowsThatWouldSeeGivenUpTokensAreRefused) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 300);
+  MustAppendAll(1, 300, 1);
+  ASSERT_EQ(HeldFrom(1), 128);
+  EXPECT_TRUE(Rows(1, 228).ok());
+  const auto refused = Rows(1, 227);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(worker::FieldOf(refused.status()), "entries[0].first_position");
+  EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("228"));
+  EXPECT_TRUE(Rows(1, 138, 1).ok()) << "the other layer's window is smaller";
+  EXPECT_FALSE(Rows(1, 137, 1).ok());
+}
+
+TEST_F(WindowedTableTest, TruncatingGoesAsFarBackAsTheNextRowSeesItsWindow) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 300);
+  MustAppendAll(1, 300, 1);
+  const auto refused = table_.Truncate(1, 227);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(worker::FieldOf(refused.status()), "length");
+  EXPECT_EQ(LeastLength(*table_.Find(1)), 301);
+  EXPECT_EQ(*table_.Truncate(1, 228), 228);
+  EXPECT_EQ(*table_.Truncate(1, 228), 228);
+  EXPECT_EQ(table_.pages().used(), 2);
+  MustAppendAll(1, 228, 5);
+  EXPECT_EQ(*table_.Truncate(1, 1000), 233);
+  EXPECT_EQ(*table_.Truncate(1, 0), 0);
+  EXPECT_EQ(HeldFrom(1), 0);
+  EXPECT_EQ(table_.pages().used(), 0);
+  MustAppendAll(1, 0, 70);
+  EXPECT_EQ(table_.pages().used(), 2);
+}
+
+TEST_F(WindowedTableTest, AForkHoldsWhatItsParentHolds) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 300);
+  MustAppendAll(1, 300, 1);
+  EXPECT_EQ(table_.Fork(1, 2, 227).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_TRUE(table_.Fork(1, 2, 0).ok());
+  const auto child = table_.Fork(1, 3, -1);
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_EQ(HeldFrom(3), 128);
+  EXPECT_EQ(table_.pages().shared(), 3);
+  // The parent goes on; the child keeps what it needs.
+  for (int64_t length = 301; length < 421; length += 20) MustAppendAll(1, length, 20);
+  EXPECT_GT(HeldFrom(1), 128);
+  EXPECT_EQ(HeldFrom(3), 128);
+  EXPECT_TRUE(Rows(3, 228).ok());
+  EXPECT_TRUE(table_.Close(1).ok());
+  EXPECT_TRUE(table_.Close(3).ok());
+  EXPECT_EQ(table_.pages().used(), 0);
+}
+
+TEST_F(WindowedTableTest, ARankThatHeldOnlyGivenUpTokensMayGo) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 300);
+  MustAppendAll(1, 300, 1);
+  const auto tables = table_.Snapshot();
+  ASSERT_THAT(tables, SizeIs(1));
+  EXPECT_EQ(tables[0].first_index, 0);
+  EXPECT_THAT(tables[0].pages, SizeIs(5));
+  EXPECT_EQ(tables[0].pages[1], worker::kNoPage);
+  EXPECT_NE(tables[0].pages[2], worker::kNoPage);
+  table_.MarkLost({false, false, false, true});
+  EXPECT_TRUE(table_.Find(1)->lost) << "tokens from 128 on lie on every rank";
+}
+
 // Against a model that is nothing but a count of tokens: pages in use are always exactly what the
 // sequences hold, whatever happened.
-TEST_F(SequenceTableTest, PagesNeverLeak) {
+void PagesNeverLeak(const std::vector<int64_t>& window_left) {
   std::mt19937 random(7);
   SequenceTable table({.layers = 2,
                        .ranks = 2,
                        .page_size = 16,
                        .interleave = 16,
                        .pages = 40,
-                       .max_sequences = 100});
+                       .max_sequences = 100,
+                       .window_left = window_left,
+                       .rollback_tokens = 30});
   std::vector<SequenceId> open;
   const auto pick = [&] { return open[random() % open.size()]; };
   bool reopened = false;
@@ -281,7 +459,8 @@ TEST_F(SequenceTableTest, PagesNeverLeak) {
     } else if (what == 1 && open.size() < 12) {
       if (auto child = table.Fork(pick(), 0, -1); child.ok()) open.push_back((*child)->id);
     } else if (what == 2) {
-      ASSERT_TRUE(table.Truncate(pick(), random() % 200).ok());
+      const auto held = table.Truncate(pick(), random() % 200);
+      ASSERT_TRUE(held.ok() || !window_left.empty()) << held.status();
     } else if (what == 3) {
       const size_t index = random() % open.size();
       ASSERT_TRUE(table.Close(open[index]).ok());
@@ -290,10 +469,11 @@ TEST_F(SequenceTableTest, PagesNeverLeak) {
       const SequenceId id = pick();
       const int32_t layer = random() % 2;
       const int32_t tokens = 1 + random() % 60;
-      auto plan = table.Plan(layer, {{.sequence = id,
-                                      .first_position = table.Find(id)->lengths[layer],
-                                      .query_rows = tokens,
-                                      .new_tokens = tokens}});
+      auto plan = table.Plan(layer, worker::StepKind::kDecode,
+                             {{.sequence = id,
+                               .first_position = table.Find(id)->lengths[layer],
+                               .query_rows = tokens,
+                               .new_tokens = tokens}});
       if (!plan.ok()) {
         ASSERT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
       } else if (random() % 4 == 0) {
@@ -306,14 +486,21 @@ TEST_F(SequenceTableTest, PagesNeverLeak) {
     for (const SequenceId id : open) {
       const Sequence& s = *table.Find(id);
       ASSERT_EQ(static_cast<int64_t>(s.pages.size()), (GreatestLength(s) + 31) / 32);
-      for (const int32_t page : s.pages) ++holders[page];
+      for (int32_t i = 0; i < static_cast<int32_t>(s.pages.size()); ++i) {
+        ASSERT_EQ(s.pages[i] == worker::kNoPage, i < s.given_up);
+        if (i >= s.given_up) ++holders[s.pages[i]];
+      }
     }
     ASSERT_EQ(table.pages().used(), static_cast<int32_t>(holders.size())) << "at move " << i;
     int shared = 0;
     for (const auto& [page, count] : holders) shared += count > 1;
     ASSERT_EQ(table.pages().shared(), shared);
   }
+  EXPECT_EQ(table.given_up() > 0, !window_left.empty());
 }
+
+TEST(PagesTest, NeverLeak) { PagesNeverLeak({}); }
+TEST(PagesTest, NeverLeakWhereTheyAreGivenUp) { PagesNeverLeak({40, 7}); }
 
 }  // namespace
 }  // namespace tributary::service

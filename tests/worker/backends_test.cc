@@ -36,6 +36,30 @@ TEST(Backends, EveryDeviceOffersEveryValidCausalCache) {
   }
 }
 
+TEST(Backends, TheCpuOffersEveryDflashMask) {
+  CacheSpec spec = testing::SmallSpec();
+  spec.layers.assign(2, {});
+  spec.layers[0].window = {4, 4};
+  spec.layers[0].window_base = WindowBase::kAnchor;
+  spec.layers[0].sinks.assign(4, 0.0f);
+  spec.layers[0].kv_dtype = DType::kFp8E4M3;
+  spec.layers[1].causal_block = true;
+  spec.layers[1].soft_cap = 3.0f;
+  const BackendNeeds needs{.device = Device::kCpu, .mode = AttentionMode::kDflash};
+  EXPECT_TRUE(SelectBackend(spec, needs).ok());
+  // What only DFlash looks at is no reason against causal attention, and the reverse.
+  BackendCapabilities narrow = CpuBackend();
+  narrow.kv_dtypes = {DType::kBf16};
+  narrow.modes = {{.mode = AttentionMode::kCausal, .left_window = true, .sinks = true},
+                  {.mode = AttentionMode::kDflash}};
+  EXPECT_THAT(WhyNot(narrow, spec, {.device = Device::kCpu}),
+              ElementsAre(HasSubstr("fp8_e4m3"), HasSubstr("soft_cap")));
+  EXPECT_THAT(WhyNot(narrow, spec, needs),
+              ElementsAre(HasSubstr("fp8_e4m3"), HasSubstr("sliding"), HasSubstr("right side"),
+                          HasSubstr("anchor"), HasSubstr("causal blocks"), HasSubstr("soft_cap"),
+                          HasSubstr("sinks")));
+}
+
 TEST(Backends, EveryBackendSaysWhyNot) {
   CacheSpec spec = testing::SmallSpec();
   spec.head_dim = 96;
@@ -74,10 +98,10 @@ TEST(Backends, TheFirstThatFitsIsTaken) {
 TEST(Backends, ACacheRemembersTheBackendOfEachMode) {
   BackendCapabilities blocks = CpuBackend();
   blocks.name = "blocks";
-  blocks.modes = {AttentionMode::kDflash};
+  blocks.modes = {{.mode = AttentionMode::kDflash}};
   BackendCapabilities causal = CpuBackend();
   causal.name = "causal";
-  causal.modes = {AttentionMode::kCausal};
+  causal.modes = {{.mode = AttentionMode::kCausal}};
   const std::array<const BackendCapabilities*, 2> both = {&blocks, &causal};
   const std::array<const BackendCapabilities*, 1> one = {&blocks};
   const CacheSpec spec = testing::SmallSpec();

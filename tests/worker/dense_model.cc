@@ -20,17 +20,24 @@ double ThroughCache(DType dtype, float value, double scale) {
   return static_cast<double>(LoadElement(dtype, stored, 0)) * scale;
 }
 
-void Quantise(const CacheSpec& spec, const std::vector<float>& scale, std::span<const float> given,
-              std::vector<double>* cached) {
+void Quantise(const CacheSpec& spec, DType dtype, const std::vector<float>& scale,
+              std::span<const float> given, std::vector<double>* cached) {
   for (size_t i = 0; i < given.size(); ++i) {
     const auto head = static_cast<int32_t>(i / static_cast<size_t>(spec.head_dim) %
                                            static_cast<size_t>(spec.kv_heads));
-    cached->push_back(ThroughCache(spec.kv_dtype, given[i], ScaleOf(scale, head)));
+    cached->push_back(ThroughCache(dtype, given[i], ScaleOf(scale, head)));
   }
 }
 
-bool Visible(int64_t key, int64_t position, int64_t window_left) {
-  return key <= position && (window_left < 0 || key >= position - window_left);
+bool Visible(const LayerSpec& layer, const DenseRow& row, int64_t key) {
+  const Window& window = layer.window;
+  if (row.anchor < 0) {
+    return key <= row.position && (window.left < 0 || key >= row.position - window.left);
+  }
+  if (layer.causal_block && key > row.position) return false;
+  const int64_t base = layer.window_base == WindowBase::kAnchor ? row.anchor : row.position;
+  return (window.left < 0 || base - key <= window.left) &&
+         (window.right < 0 || key - base <= window.right);
 }
 
 }  // namespace
@@ -39,8 +46,9 @@ void AppendDense(const CacheSpec& spec, const LayerSpec& layer, std::span<const 
                  std::span<const float> v, DenseLayer* dense) {
   dense->k.insert(dense->k.end(), k.begin(), k.end());
   dense->v.insert(dense->v.end(), v.begin(), v.end());
-  Quantise(spec, layer.k_scale, k, &dense->cached_k);
-  Quantise(spec, layer.v_scale, v, &dense->cached_v);
+  const DType dtype = layer.kv_dtype.has_value() ? *layer.kv_dtype : spec.kv_dtype;
+  Quantise(spec, dtype, layer.k_scale, k, &dense->cached_k);
+  Quantise(spec, dtype, layer.v_scale, v, &dense->cached_v);
 }
 
 void TruncateDense(const CacheSpec& spec, int64_t length, DenseLayer* dense) {
@@ -54,6 +62,8 @@ void TruncateDense(const CacheSpec& spec, int64_t length, DenseLayer* dense) {
 void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense,
                     const DenseRow& row, double* o, double* lse) {
   const int64_t dim = spec.head_dim;
+  const double soft_cap = layer.soft_cap.has_value() ? *layer.soft_cap : spec.soft_cap;
+  const auto keys = static_cast<int64_t>(dense.k.size()) / (spec.kv_heads * dim);
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     const int32_t kv_head = head / (spec.q_heads / spec.kv_heads);
     const float* q = row.q + head * dim;
@@ -64,8 +74,8 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
     };
     std::vector<std::pair<int64_t, double>> logits;
     double max = -std::numeric_limits<double>::infinity();
-    for (int64_t key = 0; key <= row.position; ++key) {
-      if (!Visible(key, row.position, layer.window.left)) continue;
+    for (int64_t key = 0; key < keys; ++key) {
+      if (!Visible(layer, row, key)) continue;
       double logit = 0;
       const bool given = key >= row.given_from;
       for (int64_t d = 0; d < dim; ++d) {
@@ -73,7 +83,7 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
         logit += q[d] * (given ? static_cast<double>(dense.k[at]) : dense.cached_k[at]);
       }
       logit *= spec.sm_scale;
-      if (spec.soft_cap > 0) logit = spec.soft_cap * std::tanh(logit / spec.soft_cap);
+      if (soft_cap > 0) logit = soft_cap * std::tanh(logit / soft_cap);
       logits.emplace_back(key, logit);
       max = std::max(max, logit);
     }

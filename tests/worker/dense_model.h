@@ -29,9 +29,12 @@ struct DenseRow {
   int64_t position = 0;
   // Keys from here on count as given, those before as the cache has them.
   int64_t given_from = 0;
+  // Of a draft's block: it begins here, and all of `dense` from here on is it. -1: causal
+  // attention.
+  int64_t anchor = -1;
 };
 
-// Causal attention of one row, within the layer's window, sinks applied.
+// Attention of one row under the layer's mask, causal or (with an anchor) DFlash's, sinks applied.
 // o: [q_heads, head_dim]; lse: [q_heads], without the sink.
 void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense,
                     const DenseRow& row, double* o, double* lse);

@@ -268,8 +268,21 @@ const Refusal kRefusals[] = {
      [](StepCommand& s) { s.page_updates[0].first_index = -1; }},
     {"UpdateThatLeavesAHole", kInvalid, "page_updates[0].first_index",
      [](StepCommand& s) { s.page_updates[0].first_index = 3; }},
-    {"TableLongerThanTheCache", kInvalid, "page_updates[0].pages",
-     [](StepCommand& s) { s.page_updates[0].pages.assign(65, 1); }},
+    {"DraftWithoutItsBlock", kInvalid, "entries[0].new_tokens",
+     [](StepCommand& s) {
+       s.kind = StepKind::kDflash;
+       s.entries[0].new_tokens = 0;
+     }},
+    {"ReplayedDraft", kInvalid, "entries[0].replay",
+     [](StepCommand& s) {
+       s.kind = StepKind::kDflash;
+       s.entries[0].replay = true;
+     }},
+    {"DraftBeyondThePages", absl::StatusCode::kOutOfRange, "entries[0].first_position",
+     [](StepCommand& s) {
+       s.kind = StepKind::kDflash;
+       s.entries[0].first_position = 100'000;
+     }},
 };
 
 INSTANTIATE_TEST_SUITE_P(Steps, Refusals, ::testing::ValuesIn(kRefusals),

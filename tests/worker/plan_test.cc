@@ -23,6 +23,8 @@ using ::testing::IsEmpty;
 
 constexpr int32_t kPageSize = 16;
 
+RowMask CausalMask(int64_t window_left) { return {.window = {window_left, -1}}; }
+
 // Tables of the entries' sequences, as one rank holds them, and the plans made over them.
 class Planned {
  public:
@@ -117,7 +119,7 @@ TEST(Plan, EveryTokenHasOneOwnerAndItsSlot) {
     std::vector<std::vector<int>> owners(kMixed.size());
     for (int32_t rank = 0; rank < g.size; ++rank) {
       const DcpLayout layout{rank, g.size, g.interleave};
-      Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+      Planned planned(layout, {.kind = g.kind, .mask = CausalMask(g.window_left)});
       for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
       const StepPlan& plan = planned.Make(kMixed);
       size_t at = 0;
@@ -152,7 +154,7 @@ TEST(Plan, RanksTogetherSeeTheKeysOfTheMaskOnce) {
     std::vector<std::multiset<int64_t>> seen;
     for (int32_t rank = 0; rank < g.size; ++rank) {
       const DcpLayout layout{rank, g.size, g.interleave};
-      Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+      Planned planned(layout, {.kind = g.kind, .mask = CausalMask(g.window_left)});
       for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
       const StepPlan& plan = planned.Make(kMixed);
       seen.resize(static_cast<size_t>(plan.query_rows));
@@ -177,7 +179,7 @@ TEST(Plan, RanksTogetherSeeTheKeysOfTheMaskOnce) {
 TEST(Plan, PagesHandedOnEndWithTheKeys) {
   for (const Geometry& g : Geometries()) {
     const DcpLayout layout{g.size - 1, g.size, g.interleave};
-    Planned planned(layout, {.kind = g.kind, .window_left = g.window_left});
+    Planned planned(layout, {.kind = g.kind, .mask = CausalMask(g.window_left)});
     for (const StepEntry& entry : kMixed) planned.AddTable(entry.sequence, End(entry));
     const StepPlan& plan = planned.Make(kMixed);
     for (const RowPass& pass : plan.passes) {
@@ -214,7 +216,8 @@ TEST(Plan, RanksAgreeOnWhichPassesHaveContext) {
 TEST(Plan, ContextThatAWindowHasLeftBehindIsNoContext) {
   const std::vector<StepEntry> entries = {
       {.sequence = 1, .first_position = 1000, .query_rows = 80, .new_tokens = 80}};
-  Planned planned({0, 2, 16}, {.kind = StepKind::kPrefill, .window_left = 8, .rows_per_pass = 40});
+  Planned planned({0, 2, 16},
+                  {.kind = StepKind::kPrefill, .mask = CausalMask(8), .rows_per_pass = 40});
   planned.AddTable(1, 1080);
   const StepPlan& plan = planned.Make(entries);
   ASSERT_EQ(plan.passes.size(), 2u);
@@ -249,7 +252,7 @@ TEST(Plan, RunsBreakWhereRowsAndTokensPart) {
       {.sequence = 4, .first_position = 0, .query_rows = 1, .new_tokens = 1},
       {.sequence = 5, .first_position = 0, .query_rows = 0, .new_tokens = 7},
       {.sequence = 6, .first_position = 1, .query_rows = 2, .new_tokens = 2}};
-  Planned planned({0, 1, 16}, {.kind = StepKind::kPrefill, .window_left = 1});
+  Planned planned({0, 1, 16}, {.kind = StepKind::kPrefill, .mask = CausalMask(1)});
   for (const StepEntry& entry : entries) planned.AddTable(entry.sequence, End(entry));
   const StepPlan& plan = planned.Make(entries);
   const auto run = [](int32_t row, int32_t token, int32_t count) {

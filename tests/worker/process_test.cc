@@ -128,6 +128,15 @@ TEST(Processes, ForkAndTruncate) {
   RunProcesses([](Ranks& ranks) { RunForkAndTruncate(ranks, Spec(DType::kFp8E5M2, 4), {}); });
 }
 
+TEST(Processes, Drafts) {
+  RunProcesses([](Ranks& ranks) {
+    CacheSpec spec = Spec(DType::kFp8E4M3, 8);
+    spec.layers[0].kv_dtype = DType::kBf16;
+    spec.layers[1].window.right = 6;
+    RunDrafts(ranks, spec, {});
+  });
+}
+
 TEST(Processes, MixedBatches) {
   RunProcesses([](Ranks& ranks) { RunMixedBatches(ranks, Spec(DType::kFp8E4M3, 2), {}); });
 }

@@ -87,7 +87,8 @@ void RunForkAndTruncate(Ranks& ranks, const CacheSpec& spec, const TestHost::Opt
   host.Truncate(1, prompt - 3);
   host.Step(StepKind::kDecode, {{1, 2, 2}, {3, 2, 2}});
   host.Truncate(1, page / 2);
-  host.Step(StepKind::kDecode, {{1, 1, 0}, {4, 1, 1}});  // what the fork holds was not touched
+  // What the fork holds was not touched.
+  host.Step(StepKind::kDecode, {{1, 1, 0, page / 2 - 1}, {4, 1, 1}});
   const auto more = static_cast<int32_t>(page + 2);
   host.Step(StepKind::kPrefill, {{1, more, more}, {2, 5, 5}});
 
@@ -124,6 +125,33 @@ void RunMixedBatches(Ranks& ranks, const CacheSpec& spec, const TestHost::Option
   host.Step(StepKind::kPrefill, {{3, 2, 2}, {1, 40, 40, 0, 39}, {2, 2, 2}});
   host.Step(StepKind::kAppend, {{5, 0, 9, 0, 8}});
   host.Step(StepKind::kDecode, {{1, 1, 1, 40}, {4, 5, 5, 2}, {5, 1, 1}, {3, 1, 1}});
+}
+
+void RunDrafts(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
+  TestHost host(ranks, spec, options);
+  const std::vector<int32_t> blocks = {1, 2, 8, 16, 32};
+  std::vector<Move> all;
+  SequenceId sequence = 1;
+  for (const int64_t length : BoundaryLengths(spec, ranks.size())) {
+    host.Open(sequence);
+    if (length > 0) host.Step(StepKind::kAppend, {{sequence, 0, static_cast<int32_t>(length)}});
+    const int32_t block = blocks[sequence % blocks.size()];
+    all.push_back({sequence, block, block});
+    ++sequence;
+  }
+  host.Step(StepKind::kDflash, all);
+  for (const int32_t block : blocks) {
+    for (Move& move : all) move.query_rows = move.new_tokens = block;
+    host.Step(StepKind::kDflash, all);
+  }
+
+  // A draft leaves nothing behind: what follows finds the context alone.
+  const SequenceId longest = sequence - 1;
+  const int64_t length = host.length(longest);
+  host.Step(StepKind::kDecode, {{longest, 5, 5}, {2, 1, 1}});
+  host.Truncate(longest, length + 2);
+  host.Step(StepKind::kDflash, {{2, 8, 8}, {longest, 16, 16}});
+  host.Step(StepKind::kDflash, {{longest, 16, 16, length}, {2, 3, 3, 0}});  // as it was then
 }
 
 void RunPoisonedSlots(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {

@@ -20,6 +20,10 @@ void RunForkAndTruncate(Ranks& ranks, const CacheSpec& spec, const TestHost::Opt
 // Batches of decode, verify, look-backs and appends alone; repeats, with and without other bytes.
 void RunMixedBatches(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
 
+// Drafts of 1 to 32 rows over contexts of every length at which something begins or ends, in mixed
+// batches, again at an earlier position, and with verify and rollback in between.
+void RunDrafts(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
+
 // Truncated tokens were NaN: a slot that is read after it died shows.
 void RunPoisonedSlots(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
 

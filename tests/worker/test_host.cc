@@ -143,7 +143,7 @@ void TestHost::MakeWritable(SequenceId id, int64_t first, int64_t end, Prepared*
   }
 }
 
-TestHost::Prepared TestHost::Prepare(const std::vector<Move>& moves) {
+TestHost::Prepared TestHost::Prepare(StepKind kind, const std::vector<Move>& moves) {
   Prepared prepared;
   for (const Move& move : moves) {
     const int64_t length = sequences_.at(move.sequence).length;
@@ -151,8 +151,9 @@ TestHost::Prepared TestHost::Prepare(const std::vector<Move>& moves) {
                     .first_position = move.first_position < 0 ? length : move.first_position,
                     .query_rows = move.query_rows,
                     .new_tokens = move.new_tokens};
-    entry.replay = move.new_tokens > 0 && entry.first_position < length;
-    if (move.new_tokens > 0 && !entry.replay) {
+    const bool keeps = kind != StepKind::kDflash && move.new_tokens > 0;
+    entry.replay = keeps && entry.first_position < length;
+    if (keeps && !entry.replay) {
       MakeWritable(move.sequence, length, length + move.new_tokens, &prepared);
     }
     prepared.entries.push_back(entry);
@@ -162,10 +163,11 @@ TestHost::Prepared TestHost::Prepare(const std::vector<Move>& moves) {
 
 void TestHost::Step(StepKind kind, const std::vector<Move>& moves) {
   ++steps_;
-  const Prepared prepared = Prepare(moves);
+  const Prepared prepared = Prepare(kind, moves);
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     StepLayer(kind, moves, prepared, static_cast<int32_t>(layer));
   }
+  if (kind == StepKind::kDflash) return;
   for (const StepEntry& entry : prepared.entries) {
     if (!entry.replay) sequences_.at(entry.sequence).length += entry.new_tokens;
   }
@@ -234,7 +236,7 @@ void TestHost::StepLayer(StepKind kind, const std::vector<Move>& moves, const Pr
   const Tensor q = Random(options_.q_dtype, prepared, &StepEntry::query_rows, q_row, salt);
   Tensor k = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, kv_row, salt + 1);
   Tensor v = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, kv_row, salt + 2);
-  FillTokens(moves, prepared, layer, &k, &v);
+  if (kind != StepKind::kDflash) FillTokens(moves, prepared, layer, &k, &v);
 
   StepCommand step{.layer = layer, .kind = kind, .entries = prepared.entries};
   step.q = q.view();
@@ -250,7 +252,7 @@ void TestHost::StepLayer(StepKind kind, const std::vector<Move>& moves, const Pr
   if (root == replies.end() || !root->second.status.ok()) return;
   last_o_ = root->second.o;
   last_lse_ = root->second.lse;
-  if (!nan_tokens_) CheckRows(kind, moves, prepared, layer, q, root->second);
+  if (!nan_tokens_) CheckRows(kind, moves, prepared, layer, q, k, v, root->second);
 }
 
 void TestHost::CheckConflicts(const std::vector<Move>& moves, const Prepared& prepared,
@@ -267,8 +269,22 @@ void TestHost::CheckConflicts(const std::vector<Move>& moves, const Prepared& pr
   }
 }
 
+DenseLayer TestHost::ModelOf(StepKind kind, const StepEntry& entry, int32_t layer, size_t token,
+                             const Tensor& k, const Tensor& v) const {
+  DenseLayer dense = sequences_.at(entry.sequence).layers[static_cast<size_t>(layer)];
+  if (kind != StepKind::kDflash) return dense;
+  const auto size = static_cast<size_t>(spec_.kv_heads) * static_cast<size_t>(spec_.head_dim);
+  const size_t count = static_cast<size_t>(entry.new_tokens) * size;
+  TruncateDense(spec_, entry.first_position, &dense);
+  AppendDense(spec_, spec_.layers[static_cast<size_t>(layer)],
+              std::span(k.values).subspan(token * size, count),
+              std::span(v.values).subspan(token * size, count), &dense);
+  return dense;
+}
+
 void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
-                         int32_t layer, const Tensor& q, const Reply& reply) const {
+                         int32_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
+                         const Reply& reply) const {
   const auto heads = static_cast<size_t>(spec_.q_heads);
   const size_t row_size = heads * static_cast<size_t>(spec_.head_dim);
   ASSERT_EQ(reply.o.size(), q.values.size());
@@ -276,10 +292,13 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
   std::vector<double> o(row_size);
   std::vector<double> lse(heads);
   size_t row = 0;
+  size_t token = 0;
   for (size_t e = 0; e < moves.size(); ++e) {
     const StepEntry& entry = prepared.entries[e];
-    const DenseLayer& dense = sequences_.at(entry.sequence).layers[static_cast<size_t>(layer)];
-    const bool full_precision = kind == StepKind::kPrefill && entry.new_tokens > 0;
+    const DenseLayer dense = ModelOf(kind, entry, layer, token, k, v);
+    token += static_cast<size_t>(entry.new_tokens);
+    const bool draft = kind == StepKind::kDflash;
+    const bool full_precision = (kind == StepKind::kPrefill || draft) && entry.new_tokens > 0;
     if (full_precision && moves[e].corrupt_token >= 0) {
       row += static_cast<size_t>(entry.query_rows);  // attended to what it brought: no one's answer
       continue;
@@ -288,10 +307,11 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
       // The last row of an entry is always looked at.
       if (i % row_stride_ != 0 && i + 1 != entry.query_rows) continue;
       const int64_t position = entry.first_position + i;
-      const DenseRow dense_row{.q = q.values.data() + row * row_size,
-                               .position = position,
-                               .given_from = full_precision ? entry.first_position
-                                                            : std::numeric_limits<int64_t>::max()};
+      const DenseRow dense_row{
+          .q = q.values.data() + row * row_size,
+          .position = position,
+          .given_from = full_precision ? entry.first_position : std::numeric_limits<int64_t>::max(),
+          .anchor = draft ? entry.first_position : -1};
       DenseAttention(spec_, spec_.layers[static_cast<size_t>(layer)], dense, dense_row, o.data(),
                      lse.data());
       ASSERT_TRUE(

@@ -21,7 +21,7 @@ struct Move {
   SequenceId sequence = 0;
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
-  // Absent (-1): at the end. Otherwise a repeat or, without new tokens, a look back.
+  // Absent (-1): at the end. Otherwise a repeat or, without new tokens or of a draft, a look back.
   int64_t first_position = -1;
   // Of a repeat: change the token at this offset, so that its owner reports a conflict.
   int32_t corrupt_token = -1;
@@ -80,16 +80,21 @@ class TestHost {
     std::vector<PageUpdate> updates;
   };
 
-  Prepared Prepare(const std::vector<Move>& moves);
+  Prepared Prepare(StepKind kind, const std::vector<Move>& moves);
   void MakeWritable(SequenceId id, int64_t first, int64_t end, Prepared* prepared);
   void StepLayer(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
                  int32_t layer);
   void FillTokens(const std::vector<Move>& moves, const Prepared& prepared, int32_t layer,
                   Tensor* k, Tensor* v);
+  // What a row of an entry is held against: of a draft, its context and its block, whose K/V follow
+  // `token` others.
+  DenseLayer ModelOf(StepKind kind, const StepEntry& entry, int32_t layer, size_t token,
+                     const Tensor& k, const Tensor& v) const;
   void CheckConflicts(const std::vector<Move>& moves, const Prepared& prepared,
                       const std::map<int, Reply>& replies) const;
   void CheckRows(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
-                 int32_t layer, const Tensor& q, const Reply& reply) const;
+                 int32_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Reply& reply) const;
 
   // `row` values for each count of each entry; what an entry gets depends on the step, the layer
   // and its sequence, not on its company in the batch.

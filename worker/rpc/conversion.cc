@@ -40,6 +40,8 @@ v1::StepCommand::Kind EncodeKind(StepKind kind) {
       return v1::StepCommand::DECODE;
     case StepKind::kPrefill:
       return v1::StepCommand::PREFILL;
+    case StepKind::kDflash:
+      return v1::StepCommand::DFLASH;
   }
   return v1::StepCommand::KIND_UNSPECIFIED;
 }
@@ -52,26 +54,38 @@ absl::StatusOr<StepKind> DecodeKind(v1::StepCommand::Kind kind) {
       return StepKind::kDecode;
     case v1::StepCommand::PREFILL:
       return StepKind::kPrefill;
+    case v1::StepCommand::DFLASH:
+      return StepKind::kDflash;
     default:
       return InvalidField("step.kind", absl::StrCat("unknown kind ", static_cast<int>(kind)));
   }
 }
 
-void Encode(const LayerSpec& layer, v1::LayerSpec* out) {
+void Encode(const CacheSpec& spec, const LayerSpec& layer, v1::LayerSpec* out) {
   if (layer.window.left >= 0) out->mutable_window()->set_left(layer.window.left);
   if (layer.window.right >= 0) out->mutable_window()->set_right(layer.window.right);
   out->mutable_sinks()->Add(layer.sinks.begin(), layer.sinks.end());
   out->mutable_k_scale()->Add(layer.k_scale.begin(), layer.k_scale.end());
   out->mutable_v_scale()->Add(layer.v_scale.begin(), layer.v_scale.end());
+  out->set_window_base(layer.window_base == WindowBase::kAnchor ? v1::WINDOW_BASE_ANCHOR
+                                                                : v1::WINDOW_BASE_QUERY);
+  out->set_causal_block(layer.causal_block);
+  out->set_kv_dtype(ToProto(KvDType(spec, layer)));
+  out->set_soft_cap(SoftCap(spec, layer));
 }
 
-LayerSpec Decode(const v1::LayerSpec& layer) {
+absl::StatusOr<LayerSpec> Decode(const v1::LayerSpec& layer, absl::string_view field) {
   LayerSpec out;
   if (layer.window().has_left()) out.window.left = layer.window().left();
   if (layer.window().has_right()) out.window.right = layer.window().right();
   out.sinks.assign(layer.sinks().begin(), layer.sinks().end());
   out.k_scale.assign(layer.k_scale().begin(), layer.k_scale().end());
   out.v_scale.assign(layer.v_scale().begin(), layer.v_scale().end());
+  if (layer.window_base() == v1::WINDOW_BASE_ANCHOR) out.window_base = WindowBase::kAnchor;
+  out.causal_block = layer.causal_block();
+  TRIBUTARY_ASSIGN_OR_RETURN(out.kv_dtype,
+                             DecodeDType(layer.kv_dtype(), absl::StrCat(field, ".kv_dtype")));
+  out.soft_cap = layer.soft_cap();
   return out;
 }
 
@@ -85,7 +99,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_sm_scale(spec.sm_scale);
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
-  for (const LayerSpec& layer : spec.layers) Encode(layer, out->add_layers());
+  for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
 }
 
 absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
@@ -100,7 +114,11 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   out.soft_cap = spec.soft_cap();
   out.num_pages = spec.num_pages();
   out.layers.reserve(spec.layers_size());
-  for (const v1::LayerSpec& layer : spec.layers()) out.layers.push_back(Decode(layer));
+  for (int i = 0; i < spec.layers_size(); ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        LayerSpec layer, Decode(spec.layers(i), absl::StrCat("create_cache.layers[", i, "]")));
+    out.layers.push_back(std::move(layer));
+  }
   return out;
 }
 

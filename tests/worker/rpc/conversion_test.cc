@@ -77,6 +77,10 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   spec.layers[2].window = {.left = int64_t{1} << 40, .right = 7};
   spec.layers[2].k_scale = {0.3f, 0.7f};
   spec.layers[2].v_scale = {};
+  spec.layers[2].window_base = WindowBase::kAnchor;
+  spec.layers[2].causal_block = true;
+  spec.layers[2].kv_dtype = DType::kBf16;
+  spec.layers[2].soft_cap = 0.0f;
   sent->body = CreateCacheCommand{spec};
 
   const absl::StatusOr<Command> got = Travel(sent);
@@ -99,13 +103,19 @@ TEST(Commands, CreateCacheKeepsEveryField) {
     EXPECT_EQ(s.layers[i].sinks, spec.layers[i].sinks) << i;
     EXPECT_EQ(s.layers[i].k_scale, spec.layers[i].k_scale) << i;
     EXPECT_EQ(s.layers[i].v_scale, spec.layers[i].v_scale) << i;
+    EXPECT_EQ(s.layers[i].window_base, spec.layers[i].window_base) << i;
+    EXPECT_EQ(s.layers[i].causal_block, spec.layers[i].causal_block) << i;
+    // The cache's own where the layer has none.
+    EXPECT_EQ(s.layers[i].kv_dtype, KvDType(spec, spec.layers[i])) << i;
+    EXPECT_EQ(s.layers[i].soft_cap, SoftCap(spec, spec.layers[i])) << i;
   }
 }
 
 TEST(Commands, TablesAndDropsKeepEveryField) {
   auto sent = Base();
-  sent->body = SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, 0, 9}},
-                                 {.sequence = 1, .first_index = 0, .pages = {}}}};
+  sent->body =
+      SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, kNoPage, 9}},
+                        {.sequence = 1, .first_index = 0, .pages = {}}}};
   absl::StatusOr<Command> got = Travel(sent);
   ASSERT_EQ(got.status(), absl::OkStatus());
   ExpectSameBase(*got, *sent);
@@ -113,7 +123,7 @@ TEST(Commands, TablesAndDropsKeepEveryField) {
   ASSERT_EQ(tables.size(), 2u);
   EXPECT_EQ(tables[0].sequence, ~uint64_t{0});
   EXPECT_EQ(tables[0].first_index, 3);
-  EXPECT_EQ(tables[0].pages, (std::vector<int32_t>{5, 0, 9}));
+  EXPECT_EQ(tables[0].pages, (std::vector<int32_t>{5, kNoPage, 9}));
   EXPECT_TRUE(tables[1].pages.empty());
 
   sent->body = DropTablesCommand{{7, ~uint64_t{0}}};
