@@ -21,8 +21,9 @@ class Attention {
   virtual absl::Status Attend(int32_t layer, int64_t first_position, const Matrix& q,
                               const Matrix& k, const Matrix& v, Matrix& out) = 0;
 
-  // Forgets everything: the next tokens start at position 0.
-  virtual absl::Status Reset() = 0;
+  // Forgets the tokens from `length` on: the next ones start there.
+  virtual absl::Status Truncate(int64_t length) = 0;
+  absl::Status Reset() { return Truncate(0); }
 };
 
 }  // namespace tributary::tinylm

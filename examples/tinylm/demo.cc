@@ -21,6 +21,7 @@
 #include "examples/tinylm/local_attention.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
+#include "examples/tinylm/speculate.h"
 #include "examples/tinylm/timed_attention.h"
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
@@ -47,6 +48,11 @@ ABSL_FLAG(std::string, heldout, "",
 ABSL_FLAG(bool, table, true, "print the table after the text");
 ABSL_FLAG(int32_t, table_tokens, 128, "tokens generated for each row of the table");
 ABSL_FLAG(int32_t, heldout_windows, 4, "windows of held-out text scored for each row");
+ABSL_FLAG(bool, speculate, false,
+          "instead of text, a table of speculative decoding: a block-diffusion draft guesses in "
+          "DFLASH mode, the model verifies in CAUSAL mode");
+ABSL_FLAG(int32_t, block, 0, "tokens a draft's block has; 0: what the draft was made for");
+ABSL_FLAG(int32_t, speculate_prompts, 4, "prompts for each row of that table");
 
 namespace tributary::tinylm {
 namespace {
@@ -57,6 +63,7 @@ constexpr int64_t kChunk = 64;
 constexpr size_t kSharedMemoryBytes = size_t{16} << 20;
 constexpr int kMaxWorkers = 64;  // threads of this process
 constexpr int64_t kCalibrationBytes = 1024;
+constexpr int64_t kPromptBytes = 64;  // of the prompts that speculation goes on from
 
 absl::StatusOr<DType> ParseKvDType(const std::string& name) {
   for (const DType type : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
@@ -218,6 +225,116 @@ absl::Status ShowTable(const Host& host, cli::EmbeddedServiceOptions service, co
   return absl::OkStatus();
 }
 
+// A draft's sequence and the cache it is in.
+struct DraftConversation {
+  std::unique_ptr<ServiceCache> cache;
+  std::unique_ptr<ServiceDraftAttention> attention;
+};
+
+absl::StatusOr<DraftConversation> ConverseWithDraft(const Host& host, const Model& model,
+                                                    const Draft& draft, DType kv_dtype,
+                                                    int64_t window_left,
+                                                    const std::string& calibration_text) {
+  absl::StatusOr<std::vector<LayerScales>> scales =
+      CalibrateDraftScales(model, draft, calibration_text, kv_dtype);
+  if (!scales.ok()) return scales.status();
+  DraftConversation conversation;
+  absl::StatusOr<std::unique_ptr<ServiceCache>> cache =
+      ServiceCache::Create(host.client.get(), draft.config().shape,
+                           {.kv_dtype = kv_dtype,
+                            .scales = *std::move(scales),
+                            .window_left = window_left,
+                            .mode = v1::ATTEND_MODE_DFLASH});
+  if (!cache.ok()) return cache.status();
+  conversation.cache = *std::move(cache);
+  absl::StatusOr<std::unique_ptr<ServiceDraftAttention>> attention =
+      ServiceDraftAttention::Open(conversation.cache.get());
+  if (!attention.ok()) return attention.status();
+  conversation.attention = *std::move(attention);
+  return conversation;
+}
+
+// Greedy texts of all prompts, and what they took.
+struct Written {
+  std::vector<std::string> texts;
+  double seconds = 0;
+};
+
+template <typename Write>
+absl::StatusOr<Written> WriteAll(const std::vector<std::string>& prompts, Write write) {
+  Written written;
+  const auto begin = std::chrono::steady_clock::now();
+  for (const std::string& prompt : prompts) {
+    absl::StatusOr<std::string> text = write(prompt);
+    if (!text.ok()) return text.status();
+    written.texts.push_back(*std::move(text));
+  }
+  written.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return written;
+}
+
+// Rows of the table for one service and one KV type: plain decoding, then the two drafts.
+absl::Status AddSpeculationRows(const Host& host, const Model& model, const Draft& draft,
+                                DType kv_dtype, const std::vector<std::string>& prompts,
+                                const std::string& calibration_text) {
+  absl::StatusOr<Conversation> target = Converse(host, model, kv_dtype, calibration_text);
+  if (!target.ok()) return target.status();
+  const int64_t count = absl::GetFlag(FLAGS_table_tokens);
+  const int32_t asked = absl::GetFlag(FLAGS_block);
+  const int64_t block = asked > 0 ? asked : draft.config().block_size;
+  const double tokens = static_cast<double>(count) * static_cast<double>(prompts.size());
+  const absl::StatusOr<Written> plain = WriteAll(prompts, [&](const std::string& prompt) {
+    return Generate(model, prompt, count, Sampler(), *target->attention);
+  });
+  if (!plain.ok()) return plain.status();
+  const std::string label = absl::StrFormat("DCP%d %s", target->cache->ranks(), Name(kv_dtype));
+  std::printf("%-16s %-8s %10s %12.2f %9s %s\n", label.c_str(), "none", "1",
+              1e3 * plain->seconds / tokens, "1.00x", "");
+  std::fflush(stdout);
+  for (const int64_t window : {int64_t{-1}, draft.config().sliding_window_left}) {
+    absl::StatusOr<DraftConversation> context =
+        ConverseWithDraft(host, model, draft, kv_dtype, window, calibration_text);
+    if (!context.ok()) return context.status();
+    SpeculationCounts counts;
+    const absl::StatusOr<Written> written = WriteAll(prompts, [&](const std::string& prompt) {
+      return Speculate(model, draft, prompt, count, block, *target->attention, *context->attention,
+                       &counts);
+    });
+    if (!written.ok()) return written.status();
+    std::printf("%-16s %-8s %10.3f %12.2f %8.2fx %s\n", label.c_str(),
+                window < 0 ? "full" : "sliding", counts.acceptance_length(),
+                1e3 * written->seconds / tokens, plain->seconds / written->seconds,
+                written->texts == plain->texts ? "same text" : "OTHER TEXT");
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShowSpeculation(const Model& model, const std::string& weights_folder,
+                             const std::string& held_out) {
+  absl::StatusOr<DraftWeights> weights = LoadDraft(weights_folder, model.config());
+  if (!weights.ok()) return weights.status();
+  const Draft draft(*std::move(weights), model);
+  const std::string calibration = held_out.substr(0, kCalibrationBytes);
+  const std::vector<std::string> prompts =
+      Windows(absl::string_view(held_out).substr(calibration.size()),
+              absl::GetFlag(FLAGS_speculate_prompts), kPromptBytes);
+  std::printf("Greedy decoding of %d tokens after each of %zu prompts of %d bytes.\n\n",
+              absl::GetFlag(FLAGS_table_tokens), prompts.size(), static_cast<int>(kPromptBytes));
+  std::printf("%-16s %-8s %10s %12s %9s\n", "attention", "draft", "acceptance", "ms/token",
+              "speed-up");
+  for (const int workers : {1, 2, 4}) {
+    const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), workers);
+    if (!host.ok()) return host.status();
+    for (const DType kv_dtype : {DType::kBf16, DType::kFp8E4M3}) {
+      absl::Status status = AddSpeculationRows(*host, model, draft, kv_dtype, prompts, calibration);
+      if (!status.ok()) return status;
+    }
+    if (host->embedded == nullptr) break;  // a service that runs already has the workers it has
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run() {
   const absl::StatusOr<DType> kv_dtype = ParseKvDType(absl::GetFlag(FLAGS_kv_dtype));
   if (!kv_dtype.ok()) return kv_dtype.status();
@@ -234,6 +351,7 @@ absl::Status Run() {
   const absl::StatusOr<std::string> held_out = ReadText(held_out_path);
   if (!held_out.ok()) return held_out.status();
   const Model model(*std::move(weights));
+  if (absl::GetFlag(FLAGS_speculate)) return ShowSpeculation(model, weights_folder, *held_out);
 
   const absl::StatusOr<cli::EmbeddedServiceOptions> service = ReadServiceOptions();
   if (!service.ok()) return service.status();

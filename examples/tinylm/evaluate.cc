@@ -11,6 +11,27 @@ namespace {
 
 constexpr float kHeadroom = 2.0f;
 
+float Largest(DType fp8) {
+  return fp8 == DType::kFp8E4M3 ? Float8E4M3Format::kMax : Float8E5M2Format::kMax;
+}
+
+// Keeps what a draft's context would be kept as.
+class ContextRecorder final : public DraftAttention {
+ public:
+  absl::Status Append(int32_t, int64_t, const Matrix& k, const Matrix& v) override {
+    keys.push_back(k);
+    values.push_back(v);
+    return absl::OkStatus();
+  }
+  absl::Status AttendBlock(int32_t, int64_t, const Matrix&, const Matrix&, const Matrix&,
+                           Matrix&) override {
+    return absl::UnimplementedError("records contexts only");
+  }
+  absl::Status Reset() override { return absl::OkStatus(); }
+
+  std::vector<Matrix> keys, values;  // one a layer
+};
+
 std::vector<Token> Tokens(absl::string_view text) { return {text.begin(), text.end()}; }
 
 double NegativeLogLikelihood(const RowVector& logits, Token token) {
@@ -81,8 +102,7 @@ std::vector<std::string> Windows(absl::string_view text, int64_t count, int64_t 
 absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, absl::string_view text,
                                                          DType kv_dtype) {
   if (!IsFp8(kv_dtype)) return std::vector<LayerScales>{};
-  const float largest =
-      kv_dtype == DType::kFp8E4M3 ? Float8E4M3Format::kMax : Float8E5M2Format::kMax;
+  const float largest = Largest(kv_dtype);
   LocalAttention attention(model.config());
   const std::vector<Token> tokens = Tokens(text.substr(0, model.config().max_positions));
   if (const auto logits = model.Forward(tokens, 0, attention); !logits.ok()) return logits.status();
@@ -91,6 +111,27 @@ absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, abs
   for (int32_t layer = 0; layer < model.config().layers; ++layer) {
     scales.push_back({.k = ScalesOf(attention.keys(layer), model.config(), largest),
                       .v = ScalesOf(attention.values(layer), model.config(), largest)});
+  }
+  return scales;
+}
+
+absl::StatusOr<std::vector<LayerScales>> CalibrateDraftScales(const Model& model,
+                                                              const Draft& draft,
+                                                              absl::string_view text,
+                                                              DType kv_dtype) {
+  if (!IsFp8(kv_dtype)) return std::vector<LayerScales>{};
+  LocalAttention attention(model.config());
+  StateTap tap{.layers = draft.config().target_layers, .states = {}};
+  const std::vector<Token> tokens = Tokens(text.substr(0, model.config().max_positions));
+  const auto logits = model.Forward(tokens, 0, attention, &tap);
+  if (!logits.ok()) return logits.status();
+  ContextRecorder context;
+  if (absl::Status status = draft.Extend(0, tap.states, context); !status.ok()) return status;
+  std::vector<LayerScales> scales;
+  for (size_t layer = 0; layer < context.keys.size(); ++layer) {
+    scales.push_back(
+        {.k = ScalesOf(context.keys[layer], draft.config().shape, Largest(kv_dtype)),
+         .v = ScalesOf(context.values[layer], draft.config().shape, Largest(kv_dtype))});
   }
   return scales;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "examples/tinylm/draft.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
 
@@ -33,5 +34,11 @@ std::vector<std::string> Windows(absl::string_view text, int64_t count, int64_t 
 // comes to lie at the top of the format's range.
 absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, absl::string_view text,
                                                          DType kv_dtype);
+
+// The same of the draft's context.
+absl::StatusOr<std::vector<LayerScales>> CalibrateDraftScales(const Model& model,
+                                                              const Draft& draft,
+                                                              absl::string_view text,
+                                                              DType kv_dtype);
 
 }  // namespace tributary::tinylm

@@ -15,15 +15,18 @@ Token Sampler::Next(const RowVector& logits) {
   return static_cast<Token>(draw(random_));
 }
 
+absl::Status CheckLength(const Model& model, absl::string_view prompt, int64_t count) {
+  if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
+  const int64_t room = model.config().max_positions - static_cast<int64_t>(prompt.size());
+  if (count <= room) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat(
+      "a prompt of ", prompt.size(), " bytes leaves room for ", room, " tokens, not ", count));
+}
+
 absl::StatusOr<std::string> Generate(const Model& model, absl::string_view prompt, int64_t count,
                                      Sampler sampler, Attention& attention,
                                      const std::function<void(Token)>& on_token) {
-  if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
-  const int64_t room = model.config().max_positions - static_cast<int64_t>(prompt.size());
-  if (count > room) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "a prompt of ", prompt.size(), " bytes leaves room for ", room, " tokens, not ", count));
-  }
+  if (absl::Status fits = CheckLength(model, prompt, count); !fits.ok()) return fits;
   if (absl::Status reset = attention.Reset(); !reset.ok()) return reset;
   std::string text;
   std::vector<Token> next(prompt.begin(), prompt.end());

@@ -26,9 +26,13 @@ class Sampler {
   std::mt19937_64 random_;
 };
 
+// INVALID_ARGUMENT for an empty prompt, OUT_OF_RANGE when prompt and text are longer than the
+// model's positions.
+absl::Status CheckLength(const Model& model, absl::string_view prompt, int64_t count);
+
 // Resets `attention`, runs the prompt in one call a layer, then `count` tokens one by one, each
-// told to `on_token` as it comes. Returns the generated text without the prompt. INVALID_ARGUMENT
-// for an empty prompt, OUT_OF_RANGE when prompt and text are longer than the model's positions.
+// told to `on_token` as it comes. Returns the generated text without the prompt. Errors of
+// CheckLength, of the model and of the attention.
 absl::StatusOr<std::string> Generate(const Model& model, absl::string_view prompt, int64_t count,
                                      Sampler sampler, Attention& attention,
                                      const std::function<void(Token)>& on_token = {});

@@ -1,5 +1,6 @@
 #include "examples/tinylm/local_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -82,8 +83,8 @@ absl::Status LocalAttention::Attend(int32_t layer, int64_t first_position, const
   return absl::OkStatus();
 }
 
-absl::Status LocalAttention::Reset() {
-  for (Layer& layer : layers_) layer.length = 0;
+absl::Status LocalAttention::Truncate(int64_t length) {
+  for (Layer& layer : layers_) layer.length = std::min(layer.length, length);
   return absl::OkStatus();
 }
 

@@ -22,7 +22,7 @@ class LocalAttention final : public Attention {
 
   absl::Status Attend(int32_t layer, int64_t first_position, const Matrix& q, const Matrix& k,
                       const Matrix& v, Matrix& out) override;
-  absl::Status Reset() override;
+  absl::Status Truncate(int64_t length) override;
 
   // What is held of a layer: [max_positions, kv_heads * head_dim].
   const Matrix& keys(int32_t layer) const { return layers_[layer].keys; }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "examples/tinylm/attention.h"
+#include "examples/tinylm/draft.h"
 #include "kernels/dtype.h"
 #include "service/client/client.h"
 
@@ -23,6 +24,8 @@ struct ServiceCacheOptions {
   DType kv_dtype = DType::kFp8E4M3;
   int64_t capacity_tokens = 4096;
   std::vector<LayerScales> scales;  // one a layer, or empty
+  int64_t window_left = -1;         // of every layer; -1: unbounded
+  v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
 };
 
 // A cache of a service, under a random name, for as long as this lives.
@@ -63,10 +66,30 @@ class ServiceAttention final : public Attention {
 
   absl::Status Attend(int32_t layer, int64_t first_position, const Matrix& q, const Matrix& k,
                       const Matrix& v, Matrix& out) override;
-  absl::Status Reset() override;
+  absl::Status Truncate(int64_t length) override;
 
  private:
   ServiceAttention(const ServiceCache* cache, uint64_t sequence);
+
+  const ServiceCache* const cache_;
+  const uint64_t sequence_;
+};
+
+// A draft's context in one sequence of a cache of its own, made with mode DFLASH.
+class ServiceDraftAttention final : public DraftAttention {
+ public:
+  // `cache` outlives the result.
+  static absl::StatusOr<std::unique_ptr<ServiceDraftAttention>> Open(const ServiceCache* cache);
+  ~ServiceDraftAttention() override;
+
+  absl::Status Append(int32_t layer, int64_t first_position, const Matrix& k,
+                      const Matrix& v) override;
+  absl::Status AttendBlock(int32_t layer, int64_t position, const Matrix& q, const Matrix& k,
+                           const Matrix& v, Matrix& out) override;
+  absl::Status Reset() override;
+
+ private:
+  ServiceDraftAttention(const ServiceCache* cache, uint64_t sequence);
 
   const ServiceCache* const cache_;
   const uint64_t sequence_;

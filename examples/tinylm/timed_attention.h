@@ -18,7 +18,7 @@ class TimedAttention final : public Attention {
     spent_ += std::chrono::steady_clock::now() - begin;
     return status;
   }
-  absl::Status Reset() override { return inner_.Reset(); }
+  absl::Status Truncate(int64_t length) override { return inner_.Truncate(length); }
 
   double seconds() const { return spent_.count(); }
 

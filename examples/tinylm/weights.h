@@ -48,6 +48,25 @@ struct Weights {
   Matrix lm_head;  // [vocab, hidden]; empty when the embedding serves
 };
 
+struct DraftConfig {
+  ModelConfig shape;  // vocabulary and embeddings are the target's
+  std::vector<int32_t> target_layers;
+  int64_t sliding_window_left = 0;  // of the variant with windows
+  int32_t block_size = 0;           // the one to use unless one knows better
+};
+
+struct DraftWeights {
+  DraftConfig config;
+  Matrix fc;              // [hidden, target_layers.size() * hidden]
+  RowVector hidden_norm;  // [hidden]
+  RowVector mask_embedding;
+  std::vector<LayerWeights> layers;
+  RowVector norm;
+};
+
+// From draft.json and draft.safetensors in `folder`, of a draft for a model of `target`'s shape.
+absl::StatusOr<DraftWeights> LoadDraft(const std::string& folder, const ModelConfig& target);
+
 // From config.json and model.safetensors in `folder`. NOT_FOUND or INVALID_ARGUMENT name the file
 // and the field.
 absl::StatusOr<Weights> LoadWeights(const std::string& folder);

@@ -58,6 +58,7 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
                {"USED", Align::kRight},
                {"", Align::kRight},
                {"SHARED", Align::kRight},
+               {"GIVEN UP", Align::kRight},
                {"SEQUENCES", Align::kRight},
                {"LOST", Align::kRight}});
   for (const v1::CacheInfo& cache : topology.caches()) {
@@ -69,7 +70,7 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
          absl::StrCat(spec.page_size()), absl::StrCat(spec.interleave()),
          Count(cache.pages_total()), Count(cache.pages_used()),
          Percent(static_cast<double>(cache.pages_used()), static_cast<double>(cache.pages_total())),
-         Count(cache.pages_shared()), Count(cache.sequences()),
+         Count(cache.pages_shared()), Count(cache.pages_given_up()), Count(cache.sequences()),
          cache.sequences_lost() > 0 ? style.Red(lost) : lost});
   }
   return table.Render(style);
@@ -78,7 +79,10 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
 std::string Sequences(const v1::CacheInfo& cache, const Style& style) {
   const int ranks = cache.sequence(0).local_lengths_size();
   std::vector<Table::Column> columns = {
-      {"SEQUENCE", Align::kRight}, {"TOKENS", Align::kRight}, {"PAGES", Align::kRight}};
+      {"SEQUENCE", Align::kRight},
+      {"TOKENS", Align::kRight},
+      {"HELD FROM", Align::kRight},
+      {"PAGES", Align::kRight}};
   for (int rank = 0; rank < ranks; ++rank) {
     columns.push_back({absl::StrCat("RANK ", rank), Align::kRight});
   }
@@ -86,7 +90,8 @@ std::string Sequences(const v1::CacheInfo& cache, const Style& style) {
   Table table(columns);
   for (const v1::SequenceInfo& sequence : cache.sequence()) {
     std::vector<std::string> cells = {absl::StrCat(sequence.sequence_id()),
-                                      Count(sequence.length()), Count(sequence.pages())};
+                                      Count(sequence.length()), Count(sequence.held_from()),
+                                      Count(sequence.pages())};
     for (int rank = 0; rank < ranks; ++rank) {
       cells.push_back(rank < sequence.local_lengths_size() ? Count(sequence.local_lengths(rank))
                                                            : "");
@@ -125,7 +130,10 @@ std::string TopologyReport(const v1::GetTopologyReply& topology, const Style& st
   return out;
 }
 
-std::string StatisticsReport(const v1::Statistics& s, const Style& style) {
+std::string StatisticsReport(const v1::GetTopologyReply& topology, const Style& style) {
+  const v1::Statistics& s = topology.statistics();
+  int64_t given_up = 0;
+  for (const v1::CacheInfo& cache : topology.caches()) given_up += cache.pages_given_up();
   Table totals({{"TOTAL"}, {"", Align::kRight}, {""}});
   const auto add = [&](const char* what, uint64_t value, const std::string& note = "") {
     totals.AddRow({what, Count(static_cast<int64_t>(value)), style.Dim(note)});
@@ -143,6 +151,7 @@ std::string StatisticsReport(const v1::Statistics& s, const Style& style) {
   add("steps", s.steps());
   add("steps aborted", s.steps_aborted());
   add("group formations", s.group_formations());
+  add("pages given up", static_cast<uint64_t>(given_up), "no window reached them any more");
 
   Table times({{"TIME"}, {"PER STEP", Align::kRight}, {"TOTAL", Align::kRight}});
   const auto time = [&](const char* what, double seconds) {

@@ -14,7 +14,7 @@ namespace tributary::cli {
 std::string TopologyReport(const v1::GetTopologyReply& topology, const Style& style);
 
 // Totals since the service started, and what a step and a request cost on average.
-std::string StatisticsReport(const v1::Statistics& statistics, const Style& style);
+std::string StatisticsReport(const v1::GetTopologyReply& topology, const Style& style);
 
 // One line of `stat --watch`: rates between two replies, and the line of titles above them.
 std::string RatesTitle(const Style& style);

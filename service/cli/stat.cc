@@ -43,7 +43,7 @@ class Stat final : public Command {
     const auto first = (*client)->GetTopology({});
     if (!first.ok()) return Fail(name(), first.status().ToString());
     if (watch_ > absl::ZeroDuration()) return Watch(**client, first->statistics());
-    std::fputs(StatisticsReport(first->statistics(), style_).c_str(), stdout);
+    std::fputs(StatisticsReport(*first, style_).c_str(), stdout);
     return kDone;
   }
 

@@ -30,6 +30,21 @@ const Model& ShippedModel() {
   return model;
 }
 
+const Draft& ShippedDraft() {
+  static const Draft draft(OrThrow(LoadDraft(ModelFolder(), ShippedModel().config())),
+                           ShippedModel());
+  return draft;
+}
+
+RemoteDraft OpenDraft(const Service& service, ServiceCacheOptions options) {
+  options.mode = v1::ATTEND_MODE_DFLASH;
+  RemoteDraft remote;
+  remote.cache =
+      OrThrow(ServiceCache::Create(service.client.get(), ShippedDraft().config().shape, options));
+  remote.attention = OrThrow(ServiceDraftAttention::Open(remote.cache.get()));
+  return remote;
+}
+
 Service StartService(int workers, worker::Device device) {
   Service service;
   service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers, .device = device}));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "examples/tinylm/draft.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
 #include "service/cli/embedded_service.h"
@@ -16,6 +17,7 @@ std::string ModelFolder();    // of weights and golden values
 std::string HeldOutSample();  // text the model was not trained on
 
 const Model& ShippedModel();
+const Draft& ShippedDraft();
 
 // A service of `workers` ranks with a connection to it. Members go in reverse order.
 struct Service {
@@ -31,6 +33,14 @@ struct RemoteAttention {
   std::unique_ptr<ServiceCache> cache;
   std::unique_ptr<ServiceAttention> attention;
 };
+
+// The same of a draft's context.
+struct RemoteDraft {
+  std::unique_ptr<ServiceCache> cache;
+  std::unique_ptr<ServiceDraftAttention> attention;
+};
+
+RemoteDraft OpenDraft(const Service& service, ServiceCacheOptions options);
 
 RemoteAttention OpenAttention(const Service& service, const ServiceCacheOptions& options);
 

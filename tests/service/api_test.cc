@@ -358,7 +358,7 @@ TEST(LimitsTest, AReplyThatIsTooLargeIsRefusedBeforeAnythingIsDone) {
 class SelectionTest : public ::testing::Test {
  protected:
   SelectionTest() {
-    causal_only_.modes = {worker::AttentionMode::kCausal};
+    causal_only_.modes = {worker::CudaBackend().modes.front()};
     causal_only_.kv_dtypes = {DType::kBf16};
     TestService::Options options;
     options.coordinator.backends = {&causal_only_, &worker::CpuBackend()};

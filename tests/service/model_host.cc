@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/cpu/backend.h"
 #include "service/resolve_spec.h"
@@ -103,13 +104,57 @@ void ModelHost::Close(uint64_t sequence) {
   }
 }
 
-v1::AttendRequest ModelHost::MakeStep(int32_t layer,
-                                      const std::vector<std::pair<uint64_t, int32_t>>& entries) {
+v1::AttendRequest ModelHost::NewRequest(int32_t layer, v1::AttendMode mode) const {
   v1::AttendRequest request;
   request.set_cache_id(cache_);
   request.set_layer(layer);
-  request.set_mode(v1::ATTEND_MODE_CAUSAL);
+  request.set_mode(mode);
   request.set_return_lse(true);
+  return request;
+}
+
+void ModelHost::Fill(int64_t rows, const std::vector<float>& k, const std::vector<float>& v,
+                     v1::AttendRequest* request) {
+  *request->mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
+                                       Values(rows * spec_.q_heads * spec_.head_dim));
+  *request->mutable_k() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, k);
+  *request->mutable_v() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, v);
+}
+
+v1::AttendRequest ModelHost::MakeDraft(int32_t layer,
+                                       const std::vector<std::pair<uint64_t, int32_t>>& entries,
+                                       int64_t context) {
+  v1::AttendRequest request = NewRequest(layer, v1::ATTEND_MODE_DFLASH);
+  int64_t rows = 0;
+  for (const auto& [sequence, block] : entries) {
+    v1::AttendEntry* entry = request.add_entries();
+    entry->set_sequence_id(sequence);
+    entry->set_first_position(context < 0 ? length(sequence, layer) : context);
+    entry->set_query_rows(block);
+    entry->set_new_tokens(block);
+    rows += block;
+  }
+  const size_t count = static_cast<size_t>(rows) * spec_.kv_heads * spec_.head_dim;
+  const std::vector<float> k = Values(count);
+  Fill(rows, k, Values(count), &request);
+  return request;
+}
+
+DenseLayer ModelHost::WithBlock(const v1::AttendRequest& request, int entry, int64_t token) {
+  const v1::AttendEntry& of = request.entries(entry);
+  DenseLayer dense = Layer(of.sequence_id(), request.layer());
+  TruncateDense(spec_, of.first_position(), &dense);
+  const int64_t size = spec_.kv_heads * spec_.head_dim;
+  const std::vector<float> k = ValuesOf(request.k()), v = ValuesOf(request.v());
+  AppendDense(spec_, spec_.layers[request.layer()],
+              std::span(k).subspan(token * size, of.new_tokens() * size),
+              std::span(v).subspan(token * size, of.new_tokens() * size), &dense);
+  return dense;
+}
+
+v1::AttendRequest ModelHost::MakeStep(int32_t layer,
+                                      const std::vector<std::pair<uint64_t, int32_t>>& entries) {
+  v1::AttendRequest request = NewRequest(layer, v1::ATTEND_MODE_CAUSAL);
   std::vector<float> k, v;
   int64_t rows = 0;
   for (const auto& [sequence, tokens] : entries) {
@@ -125,10 +170,7 @@ v1::AttendRequest ModelHost::MakeStep(int32_t layer,
     v.insert(v.end(), new_v.begin(), new_v.end());
     rows += tokens;
   }
-  *request.mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
-                                      Values(rows * spec_.q_heads * spec_.head_dim));
-  *request.mutable_k() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, k);
-  *request.mutable_v() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, v);
+  Fill(rows, k, v, &request);
   return request;
 }
 
@@ -141,12 +183,18 @@ void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& r
     most_tokens = std::max(most_tokens, entry.new_tokens());
   }
   // Prefill sees its own tokens as they were given, decode as the cache keeps them.
-  const bool given = worker::ChoosePath(1, most_tokens) == worker::StepKind::kPrefill;
+  const bool draft = request.mode() == v1::ATTEND_MODE_DFLASH;
+  const bool given = draft || worker::ChoosePath(1, most_tokens) == worker::StepKind::kPrefill;
   std::vector<double> o, lse;
+  int64_t token = 0;
   for (int i = 0; i < request.entries_size(); ++i) {
     const auto& entry = request.entries(i);
-    const DenseLayer& dense = Layer(entry.sequence_id(), request.layer());
-    if (entry.new_tokens() > 0) {
+    const DenseLayer dense =
+        draft ? WithBlock(request, i, token) : Layer(entry.sequence_id(), request.layer());
+    token += entry.new_tokens();
+    if (draft) {
+      EXPECT_EQ(reply.lengths(i), length(entry.sequence_id(), request.layer()));
+    } else if (entry.new_tokens() > 0) {
       EXPECT_EQ(reply.lengths(i), entry.first_position() + entry.new_tokens());
     }
     for (int32_t row = 0; row < entry.query_rows(); ++row) {
@@ -157,7 +205,8 @@ void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& r
           spec_, layer, dense,
           {.q = q.data() + at * spec_.q_heads * spec_.head_dim,
            .position = entry.first_position() + row,
-           .given_from = given && entry.new_tokens() > 0 ? entry.first_position() : INT64_MAX},
+           .given_from = given && entry.new_tokens() > 0 ? entry.first_position() : INT64_MAX,
+           .anchor = draft ? entry.first_position() : -1},
           o.data() + at * spec_.q_heads * spec_.head_dim, lse.data() + at * spec_.q_heads);
     }
   }
@@ -183,6 +232,11 @@ void ModelHost::Step(int32_t layer, const std::vector<std::pair<uint64_t, int32_
   Send(MakeStep(layer, entries));
 }
 
+void ModelHost::Draft(int32_t layer, const std::vector<std::pair<uint64_t, int32_t>>& entries,
+                      int64_t context) {
+  Send(MakeDraft(layer, entries, context));
+}
+
 void ModelHost::Append(int32_t layer, uint64_t sequence, int32_t tokens) {
   const v1::AttendRequest step = MakeStep(layer, {{sequence, tokens}});
   v1::AppendRequest request;
@@ -202,11 +256,7 @@ void ModelHost::Append(int32_t layer, uint64_t sequence, int32_t tokens) {
 }
 
 void ModelHost::LookBack(int32_t layer, uint64_t sequence, int32_t rows) {
-  v1::AttendRequest request;
-  request.set_cache_id(cache_);
-  request.set_layer(layer);
-  request.set_mode(v1::ATTEND_MODE_CAUSAL);
-  request.set_return_lse(true);
+  v1::AttendRequest request = NewRequest(layer, v1::ATTEND_MODE_CAUSAL);
   v1::AttendEntry* entry = request.add_entries();
   entry->set_sequence_id(sequence);
   entry->set_first_position(length(sequence, layer) - rows);

@@ -32,7 +32,11 @@ class ModelHost {
   void Append(int32_t layer, uint64_t sequence, int32_t tokens);
   // Query rows over what is held, the last row at the last token.
   void LookBack(int32_t layer, uint64_t sequence, int32_t rows);
-  // Sends the last Step again: the reply must be the same, bit for bit.
+  // A draft's block of rows for each (sequence, rows), behind what it holds (or behind its first
+  // `context` tokens). Nothing is kept.
+  void Draft(int32_t layer, const std::vector<std::pair<uint64_t, int32_t>>& entries,
+             int64_t context = -1);
+  // Sends the last Step or Draft again: the reply must be the same, bit for bit.
   void RepeatLastStep();
 
   int64_t length(uint64_t sequence, int32_t layer) const;
@@ -42,10 +46,20 @@ class ModelHost {
   // its reply. Calls must be made and checked in the order of each sequence's positions.
   v1::AttendRequest MakeStep(int32_t layer,
                              const std::vector<std::pair<uint64_t, int32_t>>& entries);
+  v1::AttendRequest MakeDraft(int32_t layer,
+                              const std::vector<std::pair<uint64_t, int32_t>>& entries,
+                              int64_t context = -1);
   void Check(const v1::AttendRequest& request, const v1::AttendReply& reply);
 
  private:
   worker::testing::DenseLayer& Layer(uint64_t sequence, int32_t layer);
+  v1::AttendRequest NewRequest(int32_t layer, v1::AttendMode mode) const;
+  // Puts K/V of `rows` tokens into the request and random queries beside them.
+  void Fill(int64_t rows, const std::vector<float>& k, const std::vector<float>& v,
+            v1::AttendRequest* request);
+  // What a draft's rows are held against: their context, and the block behind it, whose K/V follow
+  // those of `token` others.
+  worker::testing::DenseLayer WithBlock(const v1::AttendRequest& request, int entry, int64_t token);
   // Values that survive a round trip through the host's dtype.
   std::vector<float> Values(size_t count);
   void Send(const v1::AttendRequest& request);

@@ -98,10 +98,12 @@ v1::GetTopologyReply Topology() {
   cache.mutable_spec()->set_kv_dtype(v1::DTYPE_FP8_E4M3);
   cache.set_pages_total(4000);
   cache.set_pages_used(1000);
+  cache.set_pages_given_up(77);
   cache.set_sequences(2);
   auto& sequence = *cache.add_sequence();
   sequence.set_sequence_id(18446744073709551615u);
   sequence.set_length(1234);
+  sequence.set_held_from(960);
   sequence.add_local_lengths(618);
   sequence.add_local_lengths(616);
   sequence.set_lost(true);
@@ -112,7 +114,7 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
   const std::string report = TopologyReport(Topology(), kPlain);
   for (const char* part :
        {"forming", "epoch 3", "1 of 2 workers", "lost", "3.00 MiB", "fp8_e4m3", "1,000", "25.0%",
-        "18446744073709551615", "1,234", "RANK 1", "616", "... and 1 more"}) {
+        "18446744073709551615", "1,234", "960", "77", "RANK 1", "616", "... and 1 more"}) {
     EXPECT_THAT(report, HasSubstr(part));
   }
   EXPECT_THAT(report, Not(HasSubstr("\x1b"))) << "plain when it is not for a terminal";
@@ -121,13 +123,17 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
 }
 
 TEST(StatisticsReport, DividesByWhatThereWas) {
-  v1::Statistics statistics;
-  EXPECT_THAT(StatisticsReport(statistics, kPlain), Not(HasSubstr("nan")));
+  v1::GetTopologyReply topology;
+  EXPECT_THAT(StatisticsReport(topology, kPlain), Not(HasSubstr("nan")));
+  v1::Statistics& statistics = *topology.mutable_statistics();
   statistics.set_steps(100);
   statistics.set_requests(400);
   statistics.set_attend_seconds(0.5);
   statistics.set_queue_seconds(0.4);
-  const std::string report = StatisticsReport(statistics, kPlain);
+  topology.add_caches()->set_pages_given_up(40);
+  topology.add_caches()->set_pages_given_up(2);
+  const std::string report = StatisticsReport(topology, kPlain);
+  EXPECT_THAT(report, HasSubstr("42"));
   EXPECT_THAT(report, HasSubstr("4.00 a step"));
   EXPECT_THAT(report, HasSubstr("5.00 ms"));
   EXPECT_THAT(report, HasSubstr("1.00 ms"));

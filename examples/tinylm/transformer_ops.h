@@ -1,0 +1,34 @@
+// What the target and the draft are both made of, in fp32.
+#pragma once
+
+#include <cstdint>
+
+#include "examples/tinylm/weights.h"
+
+namespace tributary::tinylm {
+
+Matrix RmsNorm(const Matrix& x, const RowVector& gain, float eps);
+
+// Calls of up to so many rows give each row the bits that it would have alone.
+inline constexpr int64_t kInvariantRows = 64;
+
+// x W^T. Up to kInvariantRows rows, a row's result does not depend on the other rows: verifying
+// tokens together then writes the very text that decoding them one by one does.
+Matrix Project(const Matrix& x, const Matrix& w);
+
+Matrix SwiGlu(const Matrix& x, const LayerWeights& w);
+
+// RoPE, rotate-half convention: channel i of a head is paired with channel i + head_dim / 2.
+class Rope {
+ public:
+  explicit Rope(const ModelConfig& config);
+
+  // Rotates the heads of rows at positions first_position and on.
+  void Rotate(int64_t first_position, int32_t heads, Matrix& x) const;
+
+ private:
+  Matrix cos_;  // [max_positions, head_dim / 2]
+  Matrix sin_;
+};
+
+}  // namespace tributary::tinylm

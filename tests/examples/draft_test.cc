@@ -1,0 +1,198 @@
+// The draft through a service: its logits are PyTorch's, and text written with it is the text
+// written without.
+#include "examples/tinylm/draft.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "examples/tinylm/evaluate.h"
+#include "examples/tinylm/generate.h"
+#include "examples/tinylm/local_attention.h"
+#include "examples/tinylm/safetensors.h"
+#include "examples/tinylm/speculate.h"
+#include "tests/examples/fixtures.h"
+
+namespace tributary::tinylm {
+namespace {
+
+#ifdef TRIBUTARY_SHORT_GRID
+constexpr int64_t kTokens = 24;
+constexpr int64_t kPrompts = 2;
+#else
+constexpr int64_t kTokens = 96;
+constexpr int64_t kPrompts = 4;
+#endif
+
+// ---------------------------------------------------------------------------------------- golden
+
+// A block behind a text, computed by train_draft.py in float64 with a dense mask.
+struct Golden {
+  std::vector<Token> tokens;  // the text and the anchor
+  Matrix full, sliding;       // [block - 1, 256]
+};
+
+Golden ReadGolden() {
+  const auto file = Safetensors::Read(ModelFolder() + "/draft_golden.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status();
+  const auto tokens = file->Floats("tokens", {-1});
+  EXPECT_TRUE(tokens.ok()) << tokens.status();
+  Golden golden;
+  golden.tokens = {tokens->begin(), tokens->end()};
+  for (auto& [name, into] :
+       std::map<std::string, Matrix*>{{"full", &golden.full}, {"sliding", &golden.sliding}}) {
+    const auto logits = file->Floats(name, {-1, 256});
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    *into = Eigen::Map<const Matrix>(logits->data(), logits->size() / 256, 256);
+  }
+  return golden;
+}
+
+class GoldenDraft : public testing::TestWithParam<int> {};
+
+TEST_P(GoldenDraft, LogitsAreThoseOfADenseMask) {
+  const Golden golden = ReadGolden();
+  const Draft& draft = ShippedDraft();
+  const std::vector<Token> text(golden.tokens.begin(), golden.tokens.end() - 1);
+  const auto length = static_cast<int64_t>(text.size());
+  LocalAttention local(ShippedModel().config());
+  StateTap tap{.layers = draft.config().target_layers, .states = {}};
+  ASSERT_TRUE(ShippedModel().Forward(text, 0, local, &tap).ok());
+
+  const Service service = StartService(GetParam());
+  for (const int64_t window : {-1, 20}) {
+    const RemoteDraft remote = OpenDraft(service, {.kv_dtype = DType::kF16, .window_left = window});
+    ASSERT_TRUE(draft.Extend(0, tap.states, *remote.attention).ok());
+    const Matrix& expected = window < 0 ? golden.full : golden.sliding;
+    const auto logits =
+        draft.Guess(golden.tokens.back(), length, expected.rows() + 1, *remote.attention);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    // Logits of size about 10; what is rounded is the context's K and V, to 2^-11 of themselves.
+    EXPECT_LT((*logits - expected).cwiseAbs().maxCoeff(), 0.02f) << "window " << window;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, GoldenDraft, testing::Values(1, 3, 4));
+
+// ------------------------------------------------------------------------- what verification needs
+
+// Rows that are verified together have the bits that they have one by one.
+TEST(Verification, ARowsLogitsDoNotDependOnItsCompany) {
+  const Service service = StartService(3);
+  const RemoteAttention together = OpenAttention(service, {.kv_dtype = DType::kFp8E4M3});
+  const RemoteAttention alone = OpenAttention(service, {.kv_dtype = DType::kFp8E4M3});
+  const std::string text = HeldOutSample().substr(300, 50);
+  const std::vector<Token> tokens(text.begin(), text.end());
+  int64_t position = 0;
+  for (const int64_t rows : {7, 1, 16, 2, 3, 9}) {
+    const auto chunk = std::span(tokens).subspan(position, rows);
+    const auto logits = ShippedModel().Forward(chunk, position, *together.attention);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto single =
+          ShippedModel().Forward(chunk.subspan(row, 1), position + row, *alone.attention);
+      ASSERT_TRUE(single.ok()) << single.status();
+      ASSERT_EQ(Matrix(logits->row(row)), *single) << "position " << position + row;
+    }
+    position += rows;
+  }
+}
+
+// ------------------------------------------------------------------------------------ speculation
+
+struct Run {
+  std::vector<std::string> texts;
+  SpeculationCounts counts;
+};
+
+class Speculation : public testing::TestWithParam<DType> {
+ protected:
+  static std::vector<std::string> Prompts() { return Windows(HeldOutSample(), kPrompts, 64); }
+
+  ServiceCacheOptions Options(bool of_draft) const {
+    const std::string text = HeldOutSample().substr(0, 1024);
+    const auto scales = of_draft
+                            ? CalibrateDraftScales(ShippedModel(), ShippedDraft(), text, GetParam())
+                            : CalibrateScales(ShippedModel(), text, GetParam());
+    EXPECT_TRUE(scales.ok()) << scales.status();
+    return {.kv_dtype = GetParam(), .scales = *scales};
+  }
+
+  Run Write(const Service& service, int64_t window_left) const {
+    const RemoteAttention target = OpenAttention(service, Options(false));
+    ServiceCacheOptions options = Options(true);
+    options.window_left = window_left;
+    const RemoteDraft draft = OpenDraft(service, options);
+    Run run;
+    for (const std::string& prompt : Prompts()) {
+      const auto text = Speculate(ShippedModel(), ShippedDraft(), prompt, kTokens, 8,
+                                  *target.attention, *draft.attention, &run.counts);
+      EXPECT_TRUE(text.ok()) << text.status();
+      run.texts.push_back(text.value_or(""));
+    }
+    return run;
+  }
+
+  std::vector<std::string> WritePlainly(const Service& service) const {
+    const RemoteAttention target = OpenAttention(service, Options(false));
+    std::vector<std::string> texts;
+    for (const std::string& prompt : Prompts()) {
+      const auto text = Generate(ShippedModel(), prompt, kTokens, Sampler(), *target.attention);
+      EXPECT_TRUE(text.ok()) << text.status();
+      texts.push_back(text.value_or(""));
+    }
+    return texts;
+  }
+};
+
+TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
+  std::vector<double> lengths;
+  for (const int workers : {1, 4}) {
+    const Service service = StartService(workers);
+    const std::vector<std::string> plain = WritePlainly(service);
+    for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
+      const Run run = Write(service, window);
+      EXPECT_EQ(run.texts, plain) << workers << " workers, window " << window;
+      EXPECT_EQ(run.counts.tokens, kPrompts * (kTokens - 1)) << "the prompt gives the first";
+      lengths.push_back(run.counts.acceptance_length());
+      EXPECT_GT(lengths.back(), 3.0) << workers << " workers, window " << window;
+    }
+  }
+  // Full and sliding over one worker, then over four: sharding costs no acceptance.
+  EXPECT_NEAR(lengths[2] / lengths[0], 1.0, 0.01);
+  EXPECT_NEAR(lengths[3] / lengths[1], 1.0, 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(KvDTypes, Speculation, testing::Values(DType::kBf16, DType::kFp8E4M3),
+                         [](const testing::TestParamInfo<DType>& param) {
+                           return std::string(Name(param.param));
+                         });
+
+TEST(Speculate, RefusesWhatDoesNotFit) {
+  const Service service = StartService(1);
+  const RemoteAttention target = OpenAttention(service, {});
+  const RemoteDraft draft = OpenDraft(service, {});
+  SpeculationCounts counts;
+  const auto write = [&](const std::string& prompt, int64_t count, int64_t block) {
+    return Speculate(ShippedModel(), ShippedDraft(), prompt, count, block, *target.attention,
+                     *draft.attention, &counts)
+        .status()
+        .code();
+  };
+  EXPECT_EQ(write("", 1, 8), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write("a", 5, 1), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write("a", 1024, 8), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(write(std::string(1000, 'a'), 24, 8), absl::StatusCode::kOk);  // to the last position
+}
+
+TEST(LoadDraft, RefusesADraftOfAnotherTarget) {
+  ModelConfig other = ShippedModel().config();
+  other.layers = 3;
+  EXPECT_EQ(LoadDraft(ModelFolder(), other).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(LoadDraft("/nonexistent", other).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tributary::tinylm
