@@ -486,9 +486,9 @@ void PagesNeverLeak(const std::vector<int64_t>& window_left) {
     for (const SequenceId id : open) {
       const Sequence& s = *table.Find(id);
       ASSERT_EQ(static_cast<int64_t>(s.pages.size()), (GreatestLength(s) + 31) / 32);
-      for (int32_t i = 0; i < static_cast<int32_t>(s.pages.size()); ++i) {
-        ASSERT_EQ(s.pages[i] == worker::kNoPage, i < s.given_up);
-        if (i >= s.given_up) ++holders[s.pages[i]];
+      for (int32_t page = 0; page < static_cast<int32_t>(s.pages.size()); ++page) {
+        ASSERT_EQ(s.pages[page] == worker::kNoPage, page < s.given_up);
+        if (page >= s.given_up) ++holders[s.pages[page]];
       }
     }
     ASSERT_EQ(table.pages().used(), static_cast<int32_t>(holders.size())) << "at move " << i;

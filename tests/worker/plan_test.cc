@@ -374,5 +374,80 @@ TEST(RowsPerPass, BoundsThePartials) {
   EXPECT_GE(RowsPerPass(1, 64), 4096);
 }
 
+// ---- drafts -----------------------------------------------------------------------------------
+
+bool DraftSees(const RowMask& mask, int64_t anchor, int32_t block, int32_t row, int64_t key) {
+  const int64_t position = anchor + row;
+  const int64_t base = mask.base == WindowBase::kAnchor ? anchor : position;
+  if (key >= anchor + block || (mask.causal && key > position)) return false;
+  return (mask.window.left < 0 || base - key <= mask.window.left) &&
+         (mask.window.right < 0 || key - base <= mask.window.right);
+}
+
+TEST(Drafts, RowsSeeTheirContextByLocalSlotsAndTheirBlockByItsRows) {
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 0, .query_rows = 5, .new_tokens = 5},
+      {.sequence = 2, .first_position = 49, .query_rows = 16, .new_tokens = 16},
+      {.sequence = 3, .first_position = 7, .query_rows = 1, .new_tokens = 1}};
+  for (const RowMask& mask :
+       {RowMask{.causal = false}, RowMask{.window = {10, 3}, .causal = false},
+        RowMask{.window = {10, 3}, .base = WindowBase::kAnchor, .causal = false},
+        RowMask{.window = {20, -1}, .base = WindowBase::kAnchor, .causal = true}}) {
+    for (const int32_t size : {1, 3, 4}) {
+      for (int32_t rank = 0; rank < size; ++rank) {
+        const DcpLayout layout{rank, size, 4};
+        Planned planned(layout, {.kind = StepKind::kDflash, .mask = mask, .rows_per_pass = 9});
+        for (SequenceId id = 1; id <= 3; ++id) planned.AddTable(id, id == 2 ? 49 : id == 3 ? 7 : 0);
+        const StepPlan& plan = planned.Make(entries);
+        EXPECT_THAT(plan.write_slots, IsEmpty());
+        EXPECT_THAT(plan.compare_slots, IsEmpty());
+        EXPECT_EQ(plan.table_lookups, 0);
+        ASSERT_EQ(plan.runs.size(), 1u);
+        EXPECT_EQ(plan.runs[0].count, 22);
+        size_t row = 0;
+        for (const StepEntry& entry : entries) {
+          for (int32_t i = 0; i < entry.query_rows; ++i, ++row) {
+            const KeyRange context = plan.context_keys[row];
+            const KeyRange block = plan.new_keys[row];
+            for (int64_t key = 0; key < entry.first_position + entry.query_rows; ++key) {
+              const bool sees = DraftSees(mask, entry.first_position, entry.query_rows, i, key);
+              if (key >= entry.first_position) {
+                const int64_t at = key - entry.first_position;
+                ASSERT_EQ(at >= block.lo && at < block.hi, sees);
+              } else if (OwnerOf(layout, key) == rank) {
+                const int64_t slot = LocalSlot(layout, key);
+                ASSERT_EQ(slot >= context.lo && slot < context.hi, sees);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Drafts, PlansDifferByMaskAndAreFoundAgain) {
+  PlanCache cache;
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 20, .query_rows = 4, .new_tokens = 4}};
+  LayerSpec full;
+  LayerSpec sliding;
+  sliding.window = {8, 8};
+  LayerSpec anchored = sliding;
+  anchored.window_base = WindowBase::kAnchor;
+  for (const LayerSpec& layer : {full, sliding, anchored, full, sliding, anchored}) {
+    Planned planned({0, 2, 16},
+                    {.kind = StepKind::kDflash, .mask = MaskOf(layer, StepKind::kDflash)});
+    planned.AddTable(1, 20);
+    planned.FromCache(cache, entries);
+  }
+  EXPECT_EQ(cache.made(), 3);
+  EXPECT_EQ(cache.reused(), 3);
+  // Causal steps see the left side of the window alone.
+  EXPECT_EQ(MaskOf(sliding, StepKind::kDecode), MaskOf(anchored, StepKind::kPrefill));
+  EXPECT_FALSE(MaskOf(sliding, StepKind::kDecode) == MaskOf(full, StepKind::kDecode));
+  EXPECT_EQ(MaskOf(sliding, StepKind::kAppend), MaskOf(full, StepKind::kAppend));
+}
+
 }  // namespace
 }  // namespace tributary::worker
