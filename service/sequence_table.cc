@@ -1,7 +1,6 @@
 #include "service/sequence_table.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -207,13 +206,13 @@ absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& 
 
 void SequenceTable::GiveUp(Sequence* sequence) {
   if (geometry_.window_left.empty()) return;
-  int64_t reached = std::numeric_limits<int64_t>::max();
-  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
-    const int64_t row =
-        std::min(sequence->lengths[layer] - geometry_.rollback_tokens, sequence->last_step[layer]);
-    const Window window{geometry_.window_left[layer], -1};
-    reached = std::min(reached, FirstVisible(window, std::max<int64_t>(0, row)));
-  }
+  // The earliest position at which a row of any layer may yet begin, and the furthest look back.
+  const int64_t begin =
+      std::min(LeastLength(*sequence) - geometry_.rollback_tokens,
+               *std::min_element(sequence->last_step.begin(), sequence->last_step.end()));
+  const Window widest{*std::max_element(geometry_.window_left.begin(), geometry_.window_left.end()),
+                      -1};
+  const int64_t reached = FirstVisible(widest, std::max<int64_t>(0, begin));
   while (HeldFrom(*sequence) + page_tokens() <= reached) {
     int32_t& page = sequence->pages[sequence->given_up];
     pages_.Release(page);

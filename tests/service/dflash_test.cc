@@ -259,6 +259,25 @@ TEST_F(DraftTest, ModesThatWereNotAskedForAreRefused) {
   EXPECT_EQ(FieldOf(unknown), "spec.modes[0]");
 }
 
+TEST_F(DraftTest, SpecsThatMakeNoSenseAreRefusedAndNamed) {
+  const auto refuse = [&](const std::string& field, auto spoil) {
+    v1::CacheSpec spec = DraftSpec();
+    spoil(&spec, spec.mutable_layer_specs(1));
+    const grpc::Status status = CreateCache(stub(), "bad", spec);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << field;
+    EXPECT_EQ(FieldOf(status), field) << status.error_message();
+  };
+  refuse("spec.layer_specs[1].window_base",
+         [](auto*, auto* l) { l->set_window_base(static_cast<v1::WindowBase>(7)); });
+  refuse("spec.layer_specs[1].kv_dtype", [](auto*, auto* l) { l->set_kv_dtype(v1::DTYPE_F32); });
+  refuse("spec.layer_specs[1].kv_dtype",
+         [](auto*, auto* l) { l->set_kv_dtype(static_cast<v1::DType>(70)); });
+  refuse("spec.layer_specs[1].soft_cap", [](auto*, auto* l) { l->set_soft_cap(-1); });
+  refuse("spec.layer_specs[1].window.right",
+         [](auto*, auto* l) { l->mutable_window()->set_right(int64_t{1} << 50); });
+  refuse("spec.rollback_tokens", [](auto* s, auto*) { s->set_rollback_tokens(-1); });
+}
+
 TEST(DraftCaches, AMaskThatNoBackendHasIsRefusedBeforeAnySequenceIsOpened) {
   worker::BackendCapabilities narrow = worker::CpuBackend();
   narrow.name = "narrow";

@@ -360,6 +360,15 @@ TEST_F(WindowedTableTest, TheLayerThatLagsBehindKeepsItsTokens) {
   EXPECT_EQ(HeldFrom(1), 128) << "301 - 20 - 100, in whole pages";
 }
 
+TEST_F(WindowedTableTest, EveryLayerMayGoBackBehindTheEndOfTheShortest) {
+  MustOpen(1);
+  for (int64_t length = 0; length < 200; length += 20) MustAppendAll(1, length, 20);
+  MustAppend(1, 200, 100, 0);  // layer 0, of the wide window, is far ahead
+  MustAppend(1, 300, 1, 0);
+  EXPECT_EQ(*table_.Truncate(1, 180), 180);
+  MustAppendAll(1, 180, 1);
+}
+
 TEST_F(WindowedTableTest, TheLastStepOfALayerMayBeRepeatedHoweverLongItIs) {
   MustOpen(1);
   MustAppendAll(1, 0, 100);
