@@ -273,9 +273,20 @@ absl::StatusOr<Written> WriteAll(const std::vector<std::string>& prompts, Write 
   return written;
 }
 
-// Rows of the table for one service and one KV type: plain decoding, then the two drafts.
+void PrintSpeculation(const std::string& model_cache, const std::string& draft_cache,
+                      const std::string& mask, double acceptance, double seconds_per_token,
+                      double speed_up, const char* text) {
+  std::printf("%-16s %-10s %-8s %10.3f %9.2f %8.2fx  %s\n", model_cache.c_str(),
+              draft_cache.c_str(), mask.c_str(), acceptance, 1e3 * seconds_per_token, speed_up,
+              text);
+  std::fflush(stdout);
+}
+
+// Rows of the table for one service and one type of the model's cache: plain decoding, then drafts
+// whose own caches are of `draft_dtypes`, with full and with sliding attention.
 absl::Status AddSpeculationRows(const Host& host, const Model& model, const Draft& draft,
-                                DType kv_dtype, const std::vector<std::string>& prompts,
+                                DType kv_dtype, const std::vector<DType>& draft_dtypes,
+                                const std::vector<std::string>& prompts,
                                 const std::string& calibration_text) {
   absl::StatusOr<Conversation> target = Converse(host, model, kv_dtype, calibration_text);
   if (!target.ok()) return target.status();
@@ -288,24 +299,23 @@ absl::Status AddSpeculationRows(const Host& host, const Model& model, const Draf
   });
   if (!plain.ok()) return plain.status();
   const std::string label = absl::StrFormat("DCP%d %s", target->cache->ranks(), Name(kv_dtype));
-  std::printf("%-16s %-8s %10s %12.2f %9s %s\n", label.c_str(), "none", "1",
-              1e3 * plain->seconds / tokens, "1.00x", "");
-  std::fflush(stdout);
-  for (const int64_t window : {int64_t{-1}, draft.config().sliding_window_left}) {
-    absl::StatusOr<DraftConversation> context =
-        ConverseWithDraft(host, model, draft, kv_dtype, window, calibration_text);
-    if (!context.ok()) return context.status();
-    SpeculationCounts counts;
-    const absl::StatusOr<Written> written = WriteAll(prompts, [&](const std::string& prompt) {
-      return Speculate(model, draft, prompt, count, block, *target->attention, *context->attention,
-                       &counts);
-    });
-    if (!written.ok()) return written.status();
-    std::printf("%-16s %-8s %10.3f %12.2f %8.2fx %s\n", label.c_str(),
-                window < 0 ? "full" : "sliding", counts.acceptance_length(),
-                1e3 * written->seconds / tokens, plain->seconds / written->seconds,
-                written->texts == plain->texts ? "same text" : "OTHER TEXT");
-    std::fflush(stdout);
+  PrintSpeculation(label, "-", "-", 1, plain->seconds / tokens, 1, "");
+  for (const DType draft_dtype : draft_dtypes) {
+    for (const int64_t window : {int64_t{-1}, draft.config().sliding_window_left}) {
+      absl::StatusOr<DraftConversation> context =
+          ConverseWithDraft(host, model, draft, draft_dtype, window, calibration_text);
+      if (!context.ok()) return context.status();
+      SpeculationCounts counts;
+      const absl::StatusOr<Written> written = WriteAll(prompts, [&](const std::string& prompt) {
+        return Speculate(model, draft, prompt, count, block, *target->attention,
+                         *context->attention, &counts);
+      });
+      if (!written.ok()) return written.status();
+      PrintSpeculation(label, Name(draft_dtype), window < 0 ? "full" : "sliding",
+                       counts.acceptance_length(), written->seconds / tokens,
+                       plain->seconds / written->seconds,
+                       written->texts == plain->texts ? "same text" : "OTHER TEXT");
+    }
   }
   return absl::OkStatus();
 }
@@ -321,13 +331,16 @@ absl::Status ShowSpeculation(const Model& model, const std::string& weights_fold
               absl::GetFlag(FLAGS_speculate_prompts), kPromptBytes);
   std::printf("Greedy decoding of %d tokens after each of %zu prompts of %d bytes.\n\n",
               absl::GetFlag(FLAGS_table_tokens), prompts.size(), static_cast<int>(kPromptBytes));
-  std::printf("%-16s %-8s %10s %12s %9s\n", "attention", "draft", "acceptance", "ms/token",
-              "speed-up");
+  std::printf("%-16s %-10s %-8s %10s %9s %9s\n", "model's cache", "draft's", "mask", "acceptance",
+              "ms/token", "speed-up");
   for (const int workers : {1, 2, 4}) {
     const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), workers);
     if (!host.ok()) return host.status();
-    for (const DType kv_dtype : {DType::kBf16, DType::kFp8E4M3}) {
-      absl::Status status = AddSpeculationRows(*host, model, draft, kv_dtype, prompts, calibration);
+    const std::pair<DType, std::vector<DType>> types[] = {
+        {DType::kBf16, {DType::kBf16, DType::kFp8E4M3}}, {DType::kFp8E4M3, {DType::kFp8E4M3}}};
+    for (const auto& [kv_dtype, draft_dtypes] : types) {
+      absl::Status status =
+          AddSpeculationRows(*host, model, draft, kv_dtype, draft_dtypes, prompts, calibration);
       if (!status.ok()) return status;
     }
     if (host->embedded == nullptr) break;  // a service that runs already has the workers it has

@@ -5,35 +5,52 @@
 namespace tributary::tinylm {
 namespace {
 
-constexpr int kLanes = 8;
-using Lanes = Eigen::Array<float, kLanes, 1>;
+using Lanes = Eigen::Array4f;
 
-// Products of kRows rows of x with a row of w. Every row goes through the same operations in the
-// same order, whatever kRows is; w is read once for all of them.
-template <int kRows>
-void DotRows(const float* x, int64_t x_stride, const float* w, int64_t size, float* out,
-             int64_t out_stride) {
-  Lanes sums[kRows];
-  for (Lanes& sum : sums) sum.setZero();
+// Products of kRows rows of x with kOutputs rows of w. Each product goes through the same
+// operations in the same order, whatever else is in the block; each element read serves the whole
+// block.
+template <int kRows, int kOutputs>
+void DotBlock(const float* x, int64_t x_stride, const float* w, int64_t size, float* out,
+              int64_t out_stride) {
+  Lanes sums[kRows][kOutputs];
+  for (auto& of_row : sums) {
+    for (Lanes& sum : of_row) sum.setZero();
+  }
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Lanes weights = Eigen::Map<const Lanes>(w + i);
-    for (int row = 0; row < kRows; ++row) {
-      sums[row] += weights * Eigen::Map<const Lanes>(x + row * x_stride + i);
+  for (; i + Lanes::SizeAtCompileTime <= size; i += Lanes::SizeAtCompileTime) {
+    Lanes inputs[kRows];
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) inputs[row] = Lanes::Map(x + row * x_stride + i);
+#pragma GCC unroll 4
+    for (int output = 0; output < kOutputs; ++output) {
+      const Lanes weights = Lanes::Map(w + output * size + i);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) sums[row][output] += weights * inputs[row];
     }
   }
   for (int row = 0; row < kRows; ++row) {
-    float sum = sums[row].sum();
-    for (int64_t j = i; j < size; ++j) sum += w[j] * x[row * x_stride + j];
-    out[row * out_stride] = sum;
+    for (int output = 0; output < kOutputs; ++output) {
+      float sum = sums[row][output].sum();
+      for (int64_t j = i; j < size; ++j) sum += w[output * size + j] * x[row * x_stride + j];
+      out[row * out_stride + output] = sum;
+    }
   }
 }
 
+// kRows rows of x from `first` on, with all rows of w.
 template <int kRows>
 void ProjectRows(const Matrix& x, int64_t first, const Matrix& w, Matrix& out) {
-  for (int64_t n = 0; n < w.rows(); ++n) {
-    DotRows<kRows>(x.row(first).data(), x.cols(), w.row(n).data(), x.cols(), &out(first, n),
-                   out.cols());
+  constexpr int kOutputs = kRows == 1 ? 4 : 2;
+  const float* rows = x.data() + first * x.cols();
+  int64_t n = 0;
+  for (; n + kOutputs <= w.rows(); n += kOutputs) {
+    DotBlock<kRows, kOutputs>(rows, x.cols(), w.data() + n * w.cols(), w.cols(), &out(first, n),
+                              out.cols());
+  }
+  for (; n < w.rows(); ++n) {
+    DotBlock<kRows, 1>(rows, x.cols(), w.data() + n * w.cols(), w.cols(), &out(first, n),
+                       out.cols());
   }
 }
 

@@ -102,7 +102,7 @@ TEST(Verification, ARowsLogitsDoNotDependOnItsCompany) {
 
 // ------------------------------------------------------------------------------------ speculation
 
-struct Run {
+struct Speculated {
   std::vector<std::string> texts;
   SpeculationCounts counts;
 };
@@ -120,12 +120,12 @@ class Speculation : public testing::TestWithParam<DType> {
     return {.kv_dtype = GetParam(), .scales = *scales};
   }
 
-  Run Write(const Service& service, int64_t window_left) const {
+  Speculated Write(const Service& service, int64_t window_left) const {
     const RemoteAttention target = OpenAttention(service, Options(false));
     ServiceCacheOptions options = Options(true);
     options.window_left = window_left;
     const RemoteDraft draft = OpenDraft(service, options);
-    Run run;
+    Speculated run;
     for (const std::string& prompt : Prompts()) {
       const auto text = Speculate(ShippedModel(), ShippedDraft(), prompt, kTokens, 8,
                                   *target.attention, *draft.attention, &run.counts);
@@ -153,16 +153,17 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
     const Service service = StartService(workers);
     const std::vector<std::string> plain = WritePlainly(service);
     for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
-      const Run run = Write(service, window);
+      const Speculated run = Write(service, window);
       EXPECT_EQ(run.texts, plain) << workers << " workers, window " << window;
       EXPECT_EQ(run.counts.tokens, kPrompts * (kTokens - 1)) << "the prompt gives the first";
       lengths.push_back(run.counts.acceptance_length());
       EXPECT_GT(lengths.back(), 3.0) << workers << " workers, window " << window;
     }
   }
-  // Full and sliding over one worker, then over four: sharding costs no acceptance.
-  EXPECT_NEAR(lengths[2] / lengths[0], 1.0, 0.01);
-  EXPECT_NEAR(lengths[3] / lengths[1], 1.0, 0.01);
+  // Full and sliding over one worker, then over four: sharding costs no acceptance. In texts so
+  // short one step more or less is 1%; `tinylm-demo --speculate` measures longer ones.
+  EXPECT_NEAR(lengths[2] / lengths[0], 1.0, 0.03);
+  EXPECT_NEAR(lengths[3] / lengths[1], 1.0, 0.03);
 }
 
 INSTANTIATE_TEST_SUITE_P(KvDTypes, Speculation, testing::Values(DType::kBf16, DType::kFp8E4M3),
