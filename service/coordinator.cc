@@ -376,9 +376,8 @@ void Coordinator::ForkSequence(const v1::ForkSequenceRequest& request, const Cal
     const CachePtr held = caches_.at(cache.name);
     Send(
         cache.id,
-        [update = worker::PageUpdate{child.id, 0, child.pages}](worker::Command* command) {
-          command->body = worker::SetTablesCommand{{update}};
-        },
+        [update = worker::PageUpdate{child.id, 0, SequenceTable::ToldPages(child)}](
+            worker::Command* command) { command->body = worker::SetTablesCommand{{update}}; },
         [this, held, id = child.id](Outcome outcome) {
           if (FromOutcome(outcome.status, options_.retry_delay).code() ==
               absl::StatusCode::kAborted) {

@@ -156,7 +156,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   const int64_t keep = CeilDiv(GreatestLength(*sequence), page_tokens());
   while (static_cast<int64_t>(sequence->pages.size()) > keep) {
-    if (sequence->pages.back() != worker::kNoPage) pages_.Release(sequence->pages.back());
+    if (sequence->pages.back() != kNoPage) pages_.Release(sequence->pages.back());
     sequence->pages.pop_back();
   }
   sequence->given_up = std::min(sequence->given_up, static_cast<int32_t>(sequence->pages.size()));
@@ -188,7 +188,7 @@ void SequenceTable::Empty(Sequence* sequence) {
 
 void SequenceTable::Release(const std::vector<int32_t>& pages) {
   for (const int32_t page : pages) {
-    if (page != worker::kNoPage) pages_.Release(page);
+    if (page != kNoPage) pages_.Release(page);
   }
 }
 
@@ -216,10 +216,14 @@ void SequenceTable::GiveUp(Sequence* sequence) {
   while (HeldFrom(*sequence) + page_tokens() <= reached) {
     int32_t& page = sequence->pages[sequence->given_up];
     pages_.Release(page);
-    page = worker::kNoPage;
+    page = kNoPage;
     ++sequence->given_up;
     ++given_up_;
   }
+  auto& unsynced = sequence->unsynced;
+  unsynced.erase(std::remove_if(unsynced.begin(), unsynced.end(),
+                                [&](int32_t i) { return i < sequence->given_up; }),
+                 unsynced.end());
 }
 
 absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kind,
@@ -348,11 +352,17 @@ void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
   }
 }
 
+std::vector<int32_t> SequenceTable::ToldPages(const Sequence& sequence) {
+  std::vector<int32_t> pages = sequence.pages;
+  std::fill_n(pages.begin(), sequence.given_up, 0);
+  return pages;
+}
+
 std::vector<worker::PageUpdate> SequenceTable::Snapshot() {
   std::vector<worker::PageUpdate> tables;
   for (auto& [id, sequence] : sequences_) {
     sequence->unsynced.clear();
-    if (!sequence->pages.empty()) tables.push_back({id, 0, sequence->pages});
+    if (!sequence->pages.empty()) tables.push_back({id, 0, ToldPages(*sequence)});
   }
   return tables;
 }

@@ -25,6 +25,9 @@ namespace tributary::service {
 
 using worker::SequenceId;
 
+// Stands in Sequence::pages for a page that was given up: no row reaches its tokens any more.
+inline constexpr int32_t kNoPage = -1;
+
 // What the table needs to know of a cache.
 struct TableGeometry {
   int32_t layers = 1;
@@ -110,6 +113,9 @@ class SequenceTable {
   void MarkLost(const std::vector<bool>& fresh);
   // Of a single sequence whose table could not be brought to the workers.
   void MarkLost(Sequence* sequence);
+  // The table of a sequence as workers are told it: pages that were given up stand as pages that
+  // exist, for no row's keys lie in them, but a kernel may well look at a whole tile of the table.
+  static std::vector<int32_t> ToldPages(const Sequence& sequence);
   // The tables of all sequences that hold pages, as workers must hold them; nothing is unsynced
   // afterwards.
   std::vector<worker::PageUpdate> Snapshot();

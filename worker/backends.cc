@@ -72,6 +72,7 @@ const BackendCapabilities& CpuBackend() {
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_group = 16,
+      .layer_types = true,
       .lse = true,
       .batch_invariant = true,
   };
@@ -122,6 +123,10 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
   const auto any = [&](auto has) {
     return std::any_of(spec.layers.begin(), spec.layers.end(), has);
   };
+  require(backend.layer_types || !any([&](const LayerSpec& l) {
+            return KvDType(spec, l) != spec.kv_dtype || SoftCap(spec, l) != spec.soft_cap;
+          }),
+          "layers of a kv_dtype or soft_cap of their own are not offered");
   require(mode.left_window || !any([](const LayerSpec& l) { return l.window.left >= 0; }),
           "sliding windows are not offered");
   if (needs.mode == AttentionMode::kDflash) {

@@ -47,6 +47,8 @@ struct BackendCapabilities {
   std::vector<int32_t> page_sizes;
   std::vector<DType> kv_dtypes;
   int32_t max_group = 0;  // q_heads / kv_heads
+  // Layers whose kv_dtype or soft_cap is not the cache's.
+  bool layer_types = false;
   // Log-sum-exp beside the output: without it partials of several ranks cannot be merged.
   bool lse = false;
   // Can compute a row so that nothing else in the batch changes a bit of it.

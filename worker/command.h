@@ -30,9 +30,6 @@ struct TensorView {
   size_t bytes = 0;
 };
 
-// Stands in a table for a page that was given up: no row reaches its tokens any more.
-inline constexpr int32_t kNoPage = -1;
-
 // table[first_index + i] = pages[i]; the table grows as needed and is made if it does not exist.
 struct PageUpdate {
   SequenceId sequence = 0;

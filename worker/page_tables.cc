@@ -36,7 +36,6 @@ absl::Status PageTables::CheckEach(const std::vector<PageUpdate>& updates, bool 
                           absl::StrCat("makes a table of ", end, " pages"));
     }
     for (size_t j = 0; j < update.pages.size(); ++j) {
-      if (update.pages[j] == kNoPage) continue;
       if (update.pages[j] < 0 || update.pages[j] >= num_pages_) {
         return InvalidField(
             absl::StrCat(field, "[", i, "].pages[", j, "]"),

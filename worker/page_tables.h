@@ -13,8 +13,7 @@ namespace tributary::worker {
 
 // The page table of one sequence. Entry i is the page of local slots [i * page_size,
 // (i + 1) * page_size) on every rank. It has no holes: entries are set at indices up to its size.
-// Entries below what any row can see may be kNoPage, or of a page that is another sequence's by
-// now.
+// Entries below what any row can see may be of a page that is another sequence's by now.
 class PageTable {
  public:
   std::span<const int32_t> pages() const { return pages_; }
@@ -39,7 +38,7 @@ class PageTables {
   // Pages a sequence's table has.
   using Sizes = absl::flat_hash_map<SequenceId, int64_t>;
 
-  // Whether Update would accept all of `updates`, in order: pages exist (or are kNoPage) and no
+  // Whether Update would accept all of `updates`, in order: pages exist and no
   // hole is left. kInvalidArgument naming "<field>[i]...". `after`: the sizes of the tables
   // touched, as they will be.
   absl::Status Check(const std::vector<PageUpdate>& updates, const char* field, Sizes* after) const;

@@ -340,6 +340,11 @@ absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSli
   return Merge(pass.row_count, heads.count, sinks, rows, context, rows);
 }
 
+// Only DFlash merges so, and CudaBackend() does not offer it: such a step never comes here.
+absl::Status CudaOperations::AddToPass(const RowPass&, collective::HeadSlice, Partial, Partial) {
+  return absl::FailedPreconditionError("GPU workers do not offer mode DFLASH");
+}
+
 // ------------------------------------------------------------------------------- between ranks
 
 absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial partial, int32_t rows,

@@ -114,7 +114,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
 TEST(Commands, TablesAndDropsKeepEveryField) {
   auto sent = Base();
   sent->body =
-      SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, kNoPage, 9}},
+      SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, 0, 9}},
                         {.sequence = 1, .first_index = 0, .pages = {}}}};
   absl::StatusOr<Command> got = Travel(sent);
   ASSERT_EQ(got.status(), absl::OkStatus());
@@ -123,7 +123,7 @@ TEST(Commands, TablesAndDropsKeepEveryField) {
   ASSERT_EQ(tables.size(), 2u);
   EXPECT_EQ(tables[0].sequence, ~uint64_t{0});
   EXPECT_EQ(tables[0].first_index, 3);
-  EXPECT_EQ(tables[0].pages, (std::vector<int32_t>{5, kNoPage, 9}));
+  EXPECT_EQ(tables[0].pages, (std::vector<int32_t>{5, 0, 9}));
   EXPECT_TRUE(tables[1].pages.empty());
 
   sent->body = DropTablesCommand{{7, ~uint64_t{0}}};
