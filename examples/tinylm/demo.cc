@@ -320,8 +320,8 @@ absl::Status AddSpeculationRows(const Host& host, const Model& model, const Draf
   return absl::OkStatus();
 }
 
-absl::Status ShowSpeculation(const Model& model, const std::string& weights_folder,
-                             const std::string& held_out) {
+absl::Status ShowSpeculation(cli::EmbeddedServiceOptions service, const Model& model,
+                             const std::string& weights_folder, const std::string& held_out) {
   absl::StatusOr<DraftWeights> weights = LoadDraft(weights_folder, model.config());
   if (!weights.ok()) return weights.status();
   const Draft draft(*std::move(weights), model);
@@ -334,7 +334,8 @@ absl::Status ShowSpeculation(const Model& model, const std::string& weights_fold
   std::printf("%-16s %-10s %-8s %10s %9s %9s\n", "model's cache", "draft's", "mask", "acceptance",
               "ms/token", "speed-up");
   for (const int workers : {1, 2, 4}) {
-    const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), workers);
+    service.workers = workers;
+    const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), service);
     if (!host.ok()) return host.status();
     const std::pair<DType, std::vector<DType>> types[] = {
         {DType::kBf16, {DType::kBf16, DType::kFp8E4M3}}, {DType::kFp8E4M3, {DType::kFp8E4M3}}};
@@ -364,10 +365,11 @@ absl::Status Run() {
   const absl::StatusOr<std::string> held_out = ReadText(held_out_path);
   if (!held_out.ok()) return held_out.status();
   const Model model(*std::move(weights));
-  if (absl::GetFlag(FLAGS_speculate)) return ShowSpeculation(model, weights_folder, *held_out);
-
   const absl::StatusOr<cli::EmbeddedServiceOptions> service = ReadServiceOptions();
   if (!service.ok()) return service.status();
+  if (absl::GetFlag(FLAGS_speculate)) {
+    return ShowSpeculation(*service, model, weights_folder, *held_out);
+  }
   const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), *service);
   if (!host.ok()) return host.status();
   {
