@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import unittest
+import urllib.request
 
 import yaml
 
@@ -125,6 +126,15 @@ class File(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout)
         self.assertIn("SUCCESS: 1 rule files found", result.stdout)
 
+    def test_prometheus_scrapes_every_service(self):
+        config = yaml.safe_load((COMPOSE.parent / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+        scraped = {name: job["dns_sd_configs"][0]["port"] for job in config["scrape_configs"]
+                   for name in job["dns_sd_configs"][0]["names"]}
+        for name, service in self.services("cpu", "gpu").items():
+            aliases = service.get("networks", {}).get("default", {}).get("aliases", [name])
+            port = next(int(word.split("=")[1]) for word in service["command"] if word.startswith("--metrics_port="))
+            self.assertEqual([scraped[alias] for alias in aliases], [port], name)
+
     def test_yamllint(self):
         result = support.run(support.need("yamllint"), "--strict", COMPOSE, cwd=support.SOURCE)
         self.assertEqual(result.returncode, 0, result.stdout)
@@ -163,6 +173,11 @@ class CpuProfile(unittest.TestCase):
                                      "--json"))
         self.assertGreater(report["requests"], 0, report)
         self.assertEqual(report["errors"], {}, report)
+
+        for service in self.topology.services:
+            port = self.topology.port(service, 9464)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+                self.assertIn("tributary_build_info{", page.read().decode(), service)
 
         codes = self.topology.stop()
         self.assertEqual(codes, {service: 0 for service in self.topology.services},

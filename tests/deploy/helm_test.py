@@ -3,12 +3,15 @@
 import functools
 import itertools
 import json
+import pathlib
+import re
 import tempfile
 import unittest
 
 import yaml
 
 import support
+from topology import Topology
 
 CHART = support.SOURCE / "deploy/helm/tributary"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -416,6 +419,98 @@ class Documented(unittest.TestCase):
         text = (CHART / "README.md").read_text(encoding="utf-8")
         for section in yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")):
             self.assertIn(f"`{section}`", text)
+
+
+class Release(unittest.TestCase):
+    """A rendered release as processes of this machine: the programs take its settings and files, and serve."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    @staticmethod
+    def files_of(volume, maps):
+        """{path in the volume: text} of a volume that is made from ConfigMaps and Secrets."""
+        sources = volume.get("projected", {}).get("sources", [volume])
+        files = {}
+        for source in sources:
+            if reference := source.get("configMap") or source.get("secret"):
+                data = maps[reference.get("name") or reference["secretName"]]
+                items = reference.get("items") or [{"key": key, "path": key} for key in data]
+                files |= {item["path"]: data[item["key"]] for item in items}
+        return files
+
+    def start_of(self, name, pod, rank, topology, maps):
+        """The command of a pod's container, with its mounted files laid out in a folder of its own."""
+        root = self.folder / name
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        for mount in container(pod).get("volumeMounts", []):
+            place = root / mount["mountPath"].lstrip("/")
+            place.mkdir(parents=True, exist_ok=True)
+            for file, text in self.files_of(volumes[mount["name"]], maps).items():
+                text = topology.translate(name, text).replace("/etc/tributary/", f"{root}/etc/tributary/")
+                (place / file).write_text(text, encoding="utf-8")
+        variables = {"$(POD_IP)": "127.0.0.1", "$(RANK)": str(rank)}
+        words = [re.sub(r"\$\(\w+\)", lambda m: variables[m[0]], word) for word in container(pod)["args"]]
+        return [word.replace("/etc/tributary/", f"{root}/etc/tributary/") for word in words]
+
+    def serve(self, documents, workers, secrets):
+        """Starts the release, runs the pod of `helm test`, and ends it."""
+        pods = pod_templates(documents)
+        maps = secrets | {name: one["data"] for name, one in by_kind(documents, "ConfigMap").items()}
+        ranks = {"coordinator": 0} | {f"worker-{rank}": rank for rank in range(workers)}
+        topology = Topology({name: {} for name in [*ranks, "test"]},
+                            {"tributary": "coordinator", "tributary-registration": "coordinator"})
+        self.addCleanup(topology.kill)
+        for name, rank in ranks.items():
+            pod = pods[name.split("-")[0]]
+            admin = f"--admin=127.0.0.1:{container(pod)['readinessProbe']['grpc']['port']}"
+            topology.services[name] = {
+                "command": self.start_of(name, pod, rank, topology, maps),
+                "healthcheck": {"test": ["CMD", "tributary", "health", admin]},
+                "stop_grace_period": f"{pod['spec']['terminationGracePeriodSeconds']}s"}
+        check = self.start_of("test", pods["test"], 0, topology, maps)
+        del topology.services["test"]
+        topology.start_in_order()
+        topology.wait_until_healthy(60)
+        result = support.run(*topology.local("coordinator", check))
+        logs = "\n".join(process.output() for process in topology.processes.values())
+        self.assertEqual(result.returncode, 0, f"{result.stdout}\n{logs}")
+        self.assertIn(f"{workers} ranks", result.stdout)
+        self.assertEqual(topology.stop(), {name: 0 for name in ranks})
+        return topology
+
+    def test_the_smallest(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.count=2", 'worker.resources.requests.cpu="1"'])
+        self.serve(documents, 2, {})
+
+    def certificate(self, name, names, authority=None):
+        """{tls.crt, tls.key} signed by an authority of this test; without one, the authority itself."""
+        key, certificate = self.folder / f"{name}.key", self.folder / f"{name}.crt"
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                   "-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", certificate]
+        if authority:
+            command += ["-addext", f"subjectAltName={names}", "-addext", "basicConstraints=critical,CA:FALSE",
+                        "-CA", self.folder / f"{authority}.crt", "-CAkey", self.folder / f"{authority}.key"]
+        result = support.run(*command)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        return {"tls.crt": certificate.read_text(encoding="utf-8"), "tls.key": key.read_text(encoding="utf-8")}
+
+    def test_with_certificates_and_tokens(self):
+        support.need("openssl")
+        documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS,
+                            sets=["worker.count=2", "worker.backend=cpu", 'worker.resources.requests.cpu="1"'])
+        authority = self.certificate("authority", "")
+        token = "t0ken-of-the-test-pod"
+        secrets = {
+            "tributary-tls": self.certificate("server", "DNS:tributary,IP:127.0.0.1", "authority")
+                             | {"ca.crt": authority["tls.crt"]},
+            "tributary-worker-tls": self.certificate("worker", "DNS:workers.tributary.example.com", "authority"),
+            "tributary-tokens": {"tokens": f"helm-test client {token}\n"},
+            "tributary-test-token": {"token": token + "\n"},
+        }
+        self.serve(documents, 2, secrets)
 
 
 if __name__ == "__main__":
