@@ -190,6 +190,12 @@ class ChunkPass {
     const auto exists = [&](int32_t index) {
       return index < 2 * planes && tile_of(index).live != 0;
     };
+    // Mostly the heads' planes follow one another in one block.
+    const bool within_keys = first + 1 < p_.kv_heads;
+    const bool within_values = first >= p_.kv_heads && first + 1 < planes;
+    if (tile.blocks() == 1 && (within_keys || within_values)) {
+      return ReadAhead(source(first) + tile.block[0] + ahead_skip_, p_.kv.head_bytes, ahead_);
+    }
     if (!exists(first)) return {};
     ReadAhead ahead(source(first), tile_of(first), p_.kv.head_bytes, ahead_skip_, ahead_);
     if (exists(first + 1)) ahead.Then(source(first + 1), tile_of(first + 1), ahead_skip_);

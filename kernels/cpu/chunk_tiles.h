@@ -113,6 +113,9 @@ class ReadAhead {
 
   // Nothing.
   ReadAhead() = default;
+  // A run of bytes; multiple of kStep.
+  ReadAhead(const std::byte* at, size_t bytes, AheadPattern pattern)
+      : at_(at), end_(at + bytes), pattern_(pattern) {}
   // A plane (one head's keys or values of a tile) from byte `skip` on; multiple of kStep.
   ReadAhead(const std::byte* head, const Tile& tile, size_t block_bytes, size_t skip,
             AheadPattern pattern)
