@@ -205,7 +205,9 @@ absl::Status ReadWorkers(Config* config) {
   config->deterministic = absl::GetFlag(FLAGS_deterministic);
   TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
   const std::string exchange = absl::GetFlag(FLAGS_exchange);
-  if (!collective::Parse(exchange, &config->exchange)) {
+  // `direct` is between GPUs' memories, which workers do not exchange through yet.
+  if (!collective::Parse(exchange, &config->exchange) ||
+      config->exchange == collective::Strategy::kDirect) {
     return worker::InvalidField("exchange", absl::StrCat("must be auto, all_gather, ag_rs or a2a, "
                                                          "is '",
                                                          exchange, "'"));

@@ -106,7 +106,8 @@ class Requests {
       bool reopened = false;
       Require(table.Open(id, &reopened).ok());
     }
-    const absl::StatusOr<service::StepPlan> plan = table.Plan(request.key.layer, request.entries);
+    const absl::StatusOr<service::StepPlan> plan =
+        table.Plan(request.key.layer, request.key.kind, request.entries);
     if (plan.ok()) {
       table.Commit(*plan);
       for (const service::StepPlan::Change& change : plan->changes) {
