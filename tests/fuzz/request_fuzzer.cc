@@ -58,6 +58,7 @@ class Requests {
     if (!request->ParseFromArray(data, static_cast<int>(size))) return;
     const service::StepContext context = {.cache = 1,
                                           .spec = &spec_,
+                                          .terms = &terms_,
                                           .backends = &backends_,
                                           .regions = &regions_,
                                           .max_message_bytes = size_t{1} << 20};
@@ -121,6 +122,7 @@ class Requests {
   }
 
   const worker::CacheSpec spec_ = FuzzedSpec();
+  const service::CacheTerms terms_{};  // any mode
   const worker::CacheBackends backends_{worker::RegisteredBackends(), spec_, {}};
   const service::SharedMemoryRegistry regions_;
 };
