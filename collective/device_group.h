@@ -50,7 +50,8 @@ struct DeviceGroupOptions {
   DirectTuning direct_tuning;  // alike on every rank
   // Where direct buffers of earlier epochs wait until no peer can write to them any more
   // (collective/retired_memory.h). Shared by all groups that a rank makes one after the other. A
-  // group without one waits for a moment when it goes, and then leaks what a peer might still write.
+  // group without one waits for a moment when it goes, and then leaks what a peer might still
+  // write.
   std::shared_ptr<RetiredMemory> retired;
 };
 

@@ -9,9 +9,9 @@
 // A launch allocates nothing, waits for nothing and reads nothing back, so it can be captured in a
 // CUDA graph; replaying the graph after copying another plan to the same place runs that plan.
 //
-// On sm_90 a launch begins before the one ahead of it in the stream has ended, and reads the plan and
-// the page tables at once: these must have been written by copies, not by a kernel. The cache, the
-// queries and whatever else kernels write is read when all launches ahead have ended.
+// On sm_90 a launch begins before the one ahead of it in the stream has ended, and reads the plan
+// and the page tables at once: these must have been written by copies, not by a kernel. The cache,
+// the queries and whatever else kernels write is read when all launches ahead have ended.
 #pragma once
 
 #include <cuda_runtime.h>

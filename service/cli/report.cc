@@ -78,11 +78,10 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
 
 std::string Sequences(const v1::CacheInfo& cache, const Style& style) {
   const int ranks = cache.sequence(0).local_lengths_size();
-  std::vector<Table::Column> columns = {
-      {"SEQUENCE", Align::kRight},
-      {"TOKENS", Align::kRight},
-      {"HELD FROM", Align::kRight},
-      {"PAGES", Align::kRight}};
+  std::vector<Table::Column> columns = {{"SEQUENCE", Align::kRight},
+                                        {"TOKENS", Align::kRight},
+                                        {"HELD FROM", Align::kRight},
+                                        {"PAGES", Align::kRight}};
   for (int rank = 0; rank < ranks; ++rank) {
     columns.push_back({absl::StrCat("RANK ", rank), Align::kRight});
   }

@@ -113,9 +113,8 @@ TEST(Commands, CreateCacheKeepsEveryField) {
 
 TEST(Commands, TablesAndDropsKeepEveryField) {
   auto sent = Base();
-  sent->body =
-      SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, 0, 9}},
-                        {.sequence = 1, .first_index = 0, .pages = {}}}};
+  sent->body = SetTablesCommand{{{.sequence = ~uint64_t{0}, .first_index = 3, .pages = {5, 0, 9}},
+                                 {.sequence = 1, .first_index = 0, .pages = {}}}};
   absl::StatusOr<Command> got = Travel(sent);
   ASSERT_EQ(got.status(), absl::OkStatus());
   ExpectSameBase(*got, *sent);
