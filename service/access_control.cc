@@ -211,7 +211,7 @@ absl::StatusOr<std::string> AccessControl::Authorize(const grpc::ServerContextBa
   }
   const std::shared_ptr<const grpc::AuthContext> peer = context.auth_context();
   if (peer != nullptr && peer->IsPeerAuthenticated()) {
-    for (const grpc::string_ref name : peer->FindPropertyValues("x509_subject_alternative_name")) {
+    for (const grpc::string_ref& name : peer->FindPropertyValues("x509_subject_alternative_name")) {
       presented.names.emplace_back(name.data(), name.size());
     }
   }

@@ -35,7 +35,7 @@ struct LogitScale {
 };
 
 // Puts -inf where the mask has no bit. Not inlined: rarely needed.
-HWY_NOINLINE void HideLogits(float* row, uint64_t mask) {
+HWY_NOINLINE inline void HideLogits(float* row, uint64_t mask) {
   for (int64_t j = 0; j < kTileKeys; ++j) {
     if ((mask >> j & 1) == 0) row[j] = -std::numeric_limits<float>::infinity();
   }
