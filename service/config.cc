@@ -254,18 +254,18 @@ absl::Status ReadAccess(Config* config) {
   if (config->tls.certificate.empty() && !config->tls.authorities.empty()) {
     return worker::InvalidField("tls_client_ca", "needs tls_cert and tls_key");
   }
-  config->access = {.token_file = absl::GetFlag(FLAGS_token_file),
-                    .client_names = absl::GetFlag(FLAGS_client_san),
-                    .worker_names = absl::GetFlag(FLAGS_worker_san),
-                    .admin_names = absl::GetFlag(FLAGS_admin_san)};
-  const bool names = !config->access.client_names.empty() || !config->access.worker_names.empty() ||
-                     !config->access.admin_names.empty();
+  const AccessOptions access = {.token_file = absl::GetFlag(FLAGS_token_file),
+                                .client_names = absl::GetFlag(FLAGS_client_san),
+                                .worker_names = absl::GetFlag(FLAGS_worker_san),
+                                .admin_names = absl::GetFlag(FLAGS_admin_san)};
+  const bool names =
+      !access.client_names.empty() || !access.worker_names.empty() || !access.admin_names.empty();
   if (names && config->tls.authorities.empty()) {
     return worker::InvalidField("tls_client_ca",
                                 "is missing: names in certificates count only when the "
                                 "certificates are checked");
   }
-  TRIBUTARY_RETURN_IF_ERROR(AccessControl::Create(config->access).status());
+  TRIBUTARY_ASSIGN_OR_RETURN(config->access, AccessControl::Create(access));
   TRIBUTARY_ASSIGN_OR_RETURN(
       config->max_calls_per_client,
       AtLeast("max_calls_per_client", absl::GetFlag(FLAGS_max_calls_per_client), int64_t{0}));

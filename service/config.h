@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,7 +50,7 @@ struct Config {
   std::vector<std::string> shared_memory_prefixes;
   bool reflection = true;
   worker::TlsFiles tls;
-  AccessOptions access;
+  std::shared_ptr<AccessControl> access;
   telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;
   std::string trace_file;

@@ -97,15 +97,12 @@ struct WorkerServer {
 };
 
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
-  // Its file was read a moment ago; should it have gone since, nobody registers.
-  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(config.access);
-  if (!access.ok()) return nullptr;
   auto group = CreateRemoteGroup({.size = config.workers,
                                   .strategy = config.exchange,
                                   .device = config.device,
                                   .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
-                                  .access = *std::move(access)});
+                                  .access = config.access});
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   int port = 0;
@@ -140,12 +137,7 @@ int Serve(const Config& config) {
                                config.trace_spans, config.trace_sample, "coordinator");
   const auto observer = std::make_shared<Telemetry>(group->size(), log, spans);
   options.observer = observer;
-  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(config.access);
-  if (!access.ok()) {
-    log->Error(access.status().message());
-    return kCannotServe;
-  }
-  DiagnosticsService diagnostics(observer, *std::move(access));
+  DiagnosticsService diagnostics(observer, config.access);
   options.on_readiness = [server, server_mutex](bool ready) {
     std::lock_guard lock(*server_mutex);
     if (*server != nullptr) (*server)->SetReady(ready);

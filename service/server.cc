@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/attention_service.h"
+#include "worker/status_macros.h"
 
 namespace tributary::service {
 namespace {
@@ -215,9 +216,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (absl::Status s = worker::CheckTlsFiles(options.tls, "tls_", "tls_client_ca"); !s.ok()) {
     return s;
   }
-  absl::StatusOr<std::shared_ptr<AccessControl>> access = AccessControl::Create(options.access);
-  if (!access.ok()) return access.status();
-  auto server = std::make_unique<GrpcServer>(options, coordinator, *std::move(access));
+  std::shared_ptr<AccessControl> access = options.access;
+  if (access == nullptr) {
+    TRIBUTARY_ASSIGN_OR_RETURN(access, AccessControl::Create({}));
+  }
+  auto server = std::make_unique<GrpcServer>(options, coordinator, std::move(access));
   if (absl::Status started = server->StartAll(options); !started.ok()) return started;
   return server;
 }

@@ -26,8 +26,8 @@ struct ServerOptions {
   bool reflection = true;
   // Of all addresses but the admin server's, which carries health only and is plain text.
   worker::TlsFiles tls;
-  AccessOptions access;
-  int64_t max_calls_per_client = 0;  // in flight; 0: no limit
+  std::shared_ptr<AccessControl> access;  // null: whoever can connect may do everything
+  int64_t max_calls_per_client = 0;       // in flight; 0: no limit
   // At the public addresses, besides the API; they outlive the server.
   std::vector<grpc::Service*> more_services;
   // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.
@@ -39,7 +39,7 @@ struct ServerOptions {
 class Server {
  public:
   // UNAVAILABLE with a sentence when an address is in use or cannot be bound, INVALID_ARGUMENT
-  // naming the setting when a file of `tls` or `access` cannot be used.
+  // naming the setting when a file of `tls` cannot be used.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        Coordinator* coordinator);
   virtual ~Server() = default;

@@ -7,10 +7,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "google/protobuf/util/json_util.h"
 #include "grpcpp/client_context.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
+#include "service/cli/print_json.h"
 #include "service/cli/report.h"
 #include "tributary/v1/diagnostics.grpc.pb.h"
 #include "worker/rpc/channel_security.h"
@@ -51,19 +51,8 @@ class Flight final : public Command {
     if (!status.ok()) {
       return Fail(name(), absl::StrCat(target_, ": ", status.error_message()));
     }
-    if (!json_) {
-      std::fputs(FlightReport(record, Style::For(stdout)).c_str(), stdout);
-      return kDone;
-    }
-    std::string text;
-    google::protobuf::util::JsonPrintOptions options;
-    options.add_whitespace = true;
-    options.always_print_primitive_fields = true;
-    options.preserve_proto_field_names = true;
-    if (!google::protobuf::util::MessageToJsonString(record, &text, options).ok()) {
-      return Fail(name(), "the reply cannot be written as JSON");
-    }
-    std::fputs(text.c_str(), stdout);
+    if (json_) return PrintJson(name(), record);
+    std::fputs(FlightReport(record, Style::For(stdout)).c_str(), stdout);
     return kDone;
   }
 

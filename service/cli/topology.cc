@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "google/protobuf/util/json_util.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
+#include "service/cli/print_json.h"
 #include "service/cli/report.h"
 #include "service/client/client.h"
 
@@ -42,19 +42,8 @@ class Topology final : public Command {
     request.set_max_sequences(max_sequences_);
     const auto topology = (*client)->GetTopology(request);
     if (!topology.ok()) return Fail(name(), topology.status().ToString());
-    if (!json_) {
-      std::fputs(TopologyReport(*topology, Style::For(stdout)).c_str(), stdout);
-      return kDone;
-    }
-    std::string text;
-    google::protobuf::util::JsonPrintOptions options;
-    options.add_whitespace = true;
-    options.always_print_primitive_fields = true;
-    options.preserve_proto_field_names = true;
-    if (!google::protobuf::util::MessageToJsonString(*topology, &text, options).ok()) {
-      return Fail(name(), "the reply cannot be written as JSON");
-    }
-    std::fputs(text.c_str(), stdout);
+    if (json_) return PrintJson(name(), *topology);
+    std::fputs(TopologyReport(*topology, Style::For(stdout)).c_str(), stdout);
     return kDone;
   }
 

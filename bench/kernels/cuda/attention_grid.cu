@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels/cuda/gpu_bench.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/element.h"
@@ -29,17 +30,6 @@ namespace {
 constexpr size_t kPoolBytes = size_t{24} << 30;
 constexpr size_t kRotatedBytes = size_t{320}
                                  << 20;  // at least this much between two uses of a copy
-
-void Check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void Check(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
 
 template <typename T>
 T* Allocate(size_t count) {
@@ -73,31 +63,6 @@ struct Result {
   std::string kernel;
 };
 
-__device__ uint32_t Hash(uint64_t x) {
-  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185ull;
-  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44dull;
-  return static_cast<uint32_t>(x >> 32);
-}
-
-// Random finite elements between 2^-4 and 2 in size, of either sign.
-__global__ void FillRandom(uint32_t* words, size_t count, DType type) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
-       i += size_t(gridDim.x) * blockDim.x) {
-    const uint32_t random = Hash(i);
-    uint32_t word = 0;
-    if (type == DType::kFp8E4M3) {
-      word = (random & 0x9f9f9f9fu) + 0x18181818u;  // exponents 3..6 of bias 7
-    } else if (type == DType::kFp8E5M2) {
-      word = (random & 0x8f8f8f8fu) + 0x2c2c2c2cu;  // 11..14 of bias 15
-    } else if (type == DType::kBf16) {
-      word = (random & 0x81ff81ffu) + 0x3d803d80u;
-    } else {
-      word = (random & 0x8fff8fffu) + 0x2c002c00u;
-    }
-    words[i] = word;
-  }
-}
-
 __global__ void ReadAll(const uint4* data, size_t count, uint32_t* sink) {
   uint32_t sum = 0;
   const size_t stride = size_t(gridDim.x) * blockDim.x;
@@ -107,24 +72,6 @@ __global__ void ReadAll(const uint4* data, size_t count, uint32_t* sink) {
     sum += v.x ^ v.y ^ v.z ^ v.w;
   }
   if (sum == 0x12345678u) *sink = sum;
-}
-
-__device__ double Element(DType type, const void* at) {
-  const uint8_t byte = *static_cast<const uint8_t*>(at);
-  const uint16_t half = IsFp8(type) ? 0 : *static_cast<const uint16_t*>(at);
-  switch (type) {
-    case DType::kBf16:
-      return FloatFromBf16(half);
-    case DType::kF16:
-      return FloatFromF16(half);
-    case DType::kFp8E4M3:
-      return FloatFromFloat8E4M3(byte);
-    case DType::kFp8E5M2:
-      return FloatFromFloat8E5M2(byte);
-    case DType::kF32:
-      break;
-  }
-  return *static_cast<const float*>(at);
 }
 
 // One row and head, by the definition, in float64. One block of 256 threads.
@@ -144,7 +91,7 @@ __global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t pag
     const int token = static_cast<int>(slot % page_size);
     const size_t at =
         values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
-    return Element(kv, base + at);
+    return ElementAt(kv, base + at, 0);
   };
   const auto logit = [&](int64_t slot) {
     double x = 0;
@@ -306,7 +253,8 @@ class Bench {
  private:
   void Fill(DType type) {
     if (filled_ && filled_with_ == type) return;
-    FillRandom<<<4096, 256, 0, stream_>>>(reinterpret_cast<uint32_t*>(pool_), kPoolBytes / 4, type);
+    FillRandomWords<<<4096, 256, 0, stream_>>>(reinterpret_cast<uint32_t*>(pool_), kPoolBytes / 4,
+                                               type, /*seed=*/0);
     Check(cudaStreamSynchronize(stream_), "fill");
     filled_ = true;
     filled_with_ = type;

@@ -37,8 +37,12 @@ class TlsTest : public ::testing::Test {
     options.server.tls = server_files_;
     if (mutual) {
       options.server.tls.authorities = authority_.file();
-      options.server.access.client_names = {"model.example"};
-      options.server.access.admin_names = {"ops.example"};
+      const auto access = AccessControl::Create({.token_file = "",
+                                                 .client_names = {"model.example"},
+                                                 .worker_names = {},
+                                                 .admin_names = {"ops.example"}});
+      ASSERT_TRUE(access.ok()) << access.status();
+      options.server.access = *access;
     }
     options.server.max_calls_per_client = max_calls;
     options.server.reflection = false;
