@@ -52,8 +52,10 @@ ABSL_FLAG(std::string, device, "cpu",
 ABSL_FLAG(int, gpu, -1,
           "with --device=cuda: the GPU; -1: the rank's place among this machine's GPUs");
 ABSL_FLAG(int, threads, 0, "threads that compute; 0: one a core");
-ABSL_FLAG(uint64_t, memory_limit, 0,
-          "bytes the shards may take; caches beyond are refused; 0: the device's memory");
+ABSL_FLAG(
+    uint64_t, memory_limit, 0,
+    "bytes the shards may take; caches beyond are refused; 0: what the device has free (a CPU "
+    "worker: the machine or its control group, whichever gives less)");
 ABSL_FLAG(std::string, admin_listen, "",
           "host:port for grpc.health.v1 in plain text (services '', 'liveness', 'readiness'); "
           "port 0: any, printed; empty: none");

@@ -1,0 +1,106 @@
+#include "worker/host_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace tributary::worker {
+namespace {
+
+constexpr size_t kGiB = size_t{1} << 30;
+
+class HostMemoryTest : public ::testing::Test {
+ protected:
+  size_t Available() const {
+    return AvailableHostMemory([this](const std::string& path) -> std::optional<std::string> {
+      const auto found = files_.find(path);
+      if (found == files_.end()) return std::nullopt;
+      return found->second;
+    });
+  }
+  void Group(const std::string& directory, const std::string& limit, size_t used,
+             const std::string& stat = "") {
+    files_[directory + "/memory.max"] = limit + "\n";
+    files_[directory + "/memory.current"] = std::to_string(used) + "\n";
+    files_[directory + "/memory.stat"] = stat;
+  }
+  void OldGroup(const std::string& directory, size_t limit, size_t used,
+                const std::string& stat = "") {
+    files_[directory + "/memory.limit_in_bytes"] = std::to_string(limit) + "\n";
+    files_[directory + "/memory.usage_in_bytes"] = std::to_string(used) + "\n";
+    files_[directory + "/memory.stat"] = stat;
+  }
+
+  std::map<std::string, std::string> files_ = {
+      {"/proc/meminfo",
+       "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   33554432 kB\n"}};
+};
+
+TEST_F(HostMemoryTest, NothingKnownIsNoLimit) {
+  files_.clear();
+  EXPECT_EQ(Available(), SIZE_MAX);
+  files_["/proc/meminfo"] = "nonsense\n";
+  EXPECT_EQ(Available(), SIZE_MAX);
+}
+
+TEST_F(HostMemoryTest, WithoutControlGroupsItIsTheMachines) { EXPECT_EQ(Available(), 32 * kGiB); }
+
+TEST_F(HostMemoryTest, TheSmallerOfMachineAndContainerCounts) {
+  Group("/sys/fs/cgroup", std::to_string(8 * kGiB), 3 * kGiB);
+  EXPECT_EQ(Available(), 5 * kGiB);
+  Group("/sys/fs/cgroup", std::to_string(80 * kGiB), 3 * kGiB);
+  EXPECT_EQ(Available(), 32 * kGiB);
+  Group("/sys/fs/cgroup", "max", 3 * kGiB);
+  EXPECT_EQ(Available(), 32 * kGiB);
+}
+
+TEST_F(HostMemoryTest, PagesThatTheKernelDropsFirstAreFree) {
+  Group("/sys/fs/cgroup", std::to_string(8 * kGiB), 7 * kGiB,
+        "anon 1\ninactive_anon 5\ninactive_file " + std::to_string(4 * kGiB) + "\nactive_file 9\n");
+  EXPECT_EQ(Available(), 5 * kGiB);
+}
+
+TEST_F(HostMemoryTest, AGroupThatIsFullLeavesNothing) {
+  Group("/sys/fs/cgroup", std::to_string(2 * kGiB), 3 * kGiB);
+  EXPECT_EQ(Available(), 0u);
+}
+
+TEST_F(HostMemoryTest, GroupsAroundItsOwnCountToo) {
+  files_["/proc/self/cgroup"] = "0::/system.slice/tributary.service\n";
+  Group("/sys/fs/cgroup/system.slice/tributary.service", std::to_string(9 * kGiB), kGiB);
+  EXPECT_EQ(Available(), 8 * kGiB);
+  Group("/sys/fs/cgroup/system.slice", std::to_string(10 * kGiB), 4 * kGiB);
+  EXPECT_EQ(Available(), 6 * kGiB);
+}
+
+TEST_F(HostMemoryTest, APathOfTheHostsIsLookedForInVain) {
+  files_["/proc/self/cgroup"] = "0::/kubepods/pod1/abc\n";
+  Group("/sys/fs/cgroup", std::to_string(8 * kGiB), kGiB);
+  EXPECT_EQ(Available(), 7 * kGiB);
+}
+
+TEST_F(HostMemoryTest, TheFirstVersionOfControlGroups) {
+  files_["/proc/self/cgroup"] = "12:cpu,cpuacct:/a\n5:memory:/docker/abc\n1:name=systemd:/a\n";
+  constexpr size_t kNoLimit = 9223372036854771712u;
+  OldGroup("/sys/fs/cgroup/memory", kNoLimit, 20 * kGiB);
+  EXPECT_EQ(Available(), 32 * kGiB);
+  OldGroup("/sys/fs/cgroup/memory/docker/abc", 6 * kGiB, 4 * kGiB,
+           "inactive_file 1\ntotal_inactive_file " + std::to_string(kGiB) + "\n");
+  EXPECT_EQ(Available(), 3 * kGiB);
+}
+
+TEST_F(HostMemoryTest, LinesThatAreNoGroupsAreLetBe) {
+  files_["/proc/self/cgroup"] = "\nnonsense\n:\n0:\n0::\n0::relative\n";
+  Group("/sys/fs/cgroup", std::to_string(8 * kGiB), kGiB);
+  EXPECT_EQ(Available(), 7 * kGiB);
+}
+
+TEST(HostMemory, ThisMachineHasSome) {
+  EXPECT_GT(AvailableHostMemory(), size_t{1} << 20);
+  EXPECT_LT(AvailableHostMemory(), SIZE_MAX) << "Linux says how much";
+}
+
+}  // namespace
+}  // namespace tributary::worker
