@@ -8,6 +8,7 @@
 #include "kernels/cuda/append.h"
 #include "kernels/cuda/matches_cache.h"
 #include "kernels/cuda/merge.h"
+#include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
 
@@ -130,6 +131,7 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
 // ------------------------------------------------------------------------------- in and out
 
 void CudaOperations::StageInputs() {
+  const NvtxRange range("stage inputs", step_.layer_index);
   for (const Input& input : inputs_) {
     if (input.padded_bytes == 0) continue;
     std::memcpy(input.staged->data(), input.from.data, input.from.bytes);
@@ -146,6 +148,7 @@ absl::Status CudaOperations::EnqueueInputs() {
 }
 
 absl::Status CudaOperations::StageAndEnqueueInputs() {
+  const NvtxRange range("stage inputs", step_.layer_index);
   for (const Input& input : inputs_) {
     if (input.padded_bytes == 0) continue;
     for (size_t at = 0; at < input.from.bytes; at += kPiece) {
@@ -172,6 +175,7 @@ absl::Status CudaOperations::EnqueueNarrowedTokens() {
 }
 
 absl::Status CudaOperations::EnqueueResults() {
+  const NvtxRange range("results", step_.layer_index);
   if (plan_.entries() > 0) {
     TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_differs.data(), memory_.differs.data(),
                                       static_cast<size_t>(plan_.entries()) * sizeof(uint32_t),
@@ -187,6 +191,7 @@ absl::Status CudaOperations::EnqueueResults() {
 }
 
 absl::Status CudaOperations::Finish() {
+  const NvtxRange range("finish", step_.layer_index);
   TRIBUTARY_RETURN_IF_ERROR(rank_.Await(step_.deadline));
   const auto* differs = memory_.staged_differs.as<uint32_t>();
   for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
@@ -238,6 +243,7 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
 }
 
 absl::Status CudaOperations::AppendOrCompare() {
+  const NvtxRange range("append", step_.layer_index);
   if (plan_.write_slots().count > 0) {
     TRIBUTARY_RETURN_IF_ERROR(
         ToAbsl(cuda::LaunchAppend(AppendArgsFor(plan_.write_slots()), stream_)));
@@ -290,6 +296,7 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
 }
 
 absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
+  const NvtxRange range("attend context", step_.layer_index);
   const size_t q_row = Heads() * Dim() * SizeOf(step_.q.dtype);
   const std::byte* q = memory_.q.data() + static_cast<size_t>(pass.row_begin) * q_row;
   const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
@@ -305,6 +312,7 @@ absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
 
 absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partial out) {
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
+  const NvtxRange range("attend new tokens", step_.layer_index);
   const PrefillLaunch& launch = *plan_.new_tokens();
   cuda::PrefillArgs args = PrefillArgsFor(launch, memory_.q.data(), step_.plan.query_rows, out);
   const bool narrowed = step_.k.dtype == DType::kF32;
@@ -316,6 +324,7 @@ absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partia
 
 absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sinks, Partial in,
                                    Partial other, Partial out) const {
+  const NvtxRange range("merge", step_.layer_index);
   cuda::MergeArgs args;
   args.o[0] = in.o;
   args.lse[0] = in.lse;
@@ -363,6 +372,7 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial part
 }
 
 absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
+  const NvtxRange range("merge to root", step_.layer_index);
   if (alone()) {
     if (layer_.sinks == nullptr) return absl::OkStatus();  // it lies where it belongs
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
@@ -390,6 +400,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
 absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowPass& pass,
                                                                       Partial partial) {
   if (alone()) return partial;
+  const NvtxRange range("exchange to slices", step_.layer_index);
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
   const TimedSection timed(results_.times.exchange);
   const Partial merged{memory_.staged_context_o.as<float>(),
@@ -421,6 +432,7 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowP
 absl::Status CudaOperations::GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
                                           Partial slice) {
   if (alone()) return absl::OkStatus();  // the slice is the result
+  const NvtxRange range("gather to root", step_.layer_index);
   const auto own = static_cast<size_t>(heads.count);
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host,
                              BringToHost(Advance(slice, pass.row_begin, own), pass.row_count, own));

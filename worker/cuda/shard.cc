@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/copy_page.h"
 #include "kernels/paged_kv.h"
+#include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
 
@@ -22,6 +23,20 @@ constexpr int32_t kMostGraphRows = 1024;
 absl::Status OutOfMemory(size_t needed, absl::string_view why) {
   return absl::ResourceExhaustedError(
       absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
+}
+
+const char* NameOf(StepKind kind) {
+  switch (kind) {
+    case StepKind::kAppend:
+      return "step: append";
+    case StepKind::kDecode:
+      return "step: decode";
+    case StepKind::kPrefill:
+      return "step: prefill";
+    case StepKind::kDflash:
+      return "step: dflash";
+  }
+  return "step";
 }
 
 void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<float>* out) {
@@ -106,6 +121,7 @@ absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
 }
 
 absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {
+  const NvtxRange range(NameOf(step.kind), step.layer_index);
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   TRIBUTARY_RETURN_IF_ERROR(rank_.BeginStep(step.deadline));
   TRIBUTARY_ASSIGN_OR_RETURN(const PlanSlot* slot, PlanOnDevice(step));
@@ -129,6 +145,7 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
       .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
       .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank())};
   if (slot->plan.IsOf(step.plan, types)) return slot;
+  const NvtxRange range("plan", step.layer_index);
   slot->window_left = step.layer.window.left;
   slot->plan.Make(step.spec, step.plan, types, rank_.plan_options());
   absl::Cleanup forget = [slot] { slot->plan.Clear(); };
@@ -186,12 +203,14 @@ absl::Status CudaShard::EnqueueGraph(const PlannedStep& step, std::vector<uint64
     it->second.graph = *graph;
   }
   operations.StageInputs();
+  const NvtxRange range("launch graph", step.layer_index);
   TRIBUTARY_CUDA_OK(cudaGraphLaunch(it->second.graph, rank_.stream()));
   return absl::OkStatus();
 }
 
 absl::StatusOr<cudaGraphExec_t> CudaShard::Capture(const PlannedStep& step,
                                                    CudaOperations& operations) {
+  const NvtxRange range("capture graph", step.layer_index);
   TRIBUTARY_CUDA_OK(cudaStreamBeginCapture(rank_.stream(), cudaStreamCaptureModeThreadLocal));
   absl::Status captured = operations.EnqueueInputs();
   if (captured.ok()) captured = RunStep(step, operations);
