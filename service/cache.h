@@ -17,27 +17,24 @@
 namespace tributary::service {
 
 struct Cache {
-  Cache(std::string cache_name, worker::CacheId cache_id, worker::CacheSpec cache_spec,
-        CacheTerms cache_terms, v1::CacheSpec shown, worker::CacheBackends cache_backends,
-        const TableGeometry& geometry)
-      : name(std::move(cache_name)),
-        id(cache_id),
-        spec(std::move(cache_spec)),
-        terms(std::move(cache_terms)),
-        public_spec(std::move(shown)),
-        backends(std::move(cache_backends)),
-        table(geometry) {}
+  // Takes ids from `first_id` on, one a group of layers.
+  Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec resolved,
+        worker::CacheBackends cache_backends, const TableGeometry& geometry);
+
+  // What workers call it. Each group of layers is a cache to them.
+  worker::CacheId id() const { return ids.front(); }
+  worker::CacheSpec GroupSpec(int32_t group) const;
 
   // Fixed, and so read without the coordinator's lock.
   const std::string name;
-  const worker::CacheId id;  // never used again
-  const worker::CacheSpec spec;
+  const worker::CacheSpec spec;  // all layers
   const CacheTerms terms;
   const v1::CacheSpec public_spec;
   const worker::CacheBackends backends;
 
-  // Under the coordinator's lock.
+  // Under the coordinator's lock, but for table.groups(), which is fixed.
   SequenceTable table;
+  const std::vector<worker::CacheId> ids;  // [groups of layers], never used again
   SequenceOrder order;
   bool created = false;  // every rank has it
   // Callers that wait until it is.

@@ -13,16 +13,6 @@
 namespace tributary::service {
 namespace {
 
-// How far back each layer's rows look; empty when some layer sees everything.
-std::vector<int64_t> WindowsOf(const worker::CacheSpec& spec) {
-  std::vector<int64_t> windows;
-  for (const worker::LayerSpec& layer : spec.layers) {
-    if (layer.window.left < 0) return {};
-    windows.push_back(layer.window.left);
-  }
-  return windows;
-}
-
 TableGeometry GeometryOf(const std::string& name, const ResolvedSpec& resolved, int ranks,
                          int32_t max_sequences) {
   const worker::CacheSpec& spec = resolved.spec;
@@ -34,7 +24,8 @@ TableGeometry GeometryOf(const std::string& name, const ResolvedSpec& resolved, 
           .max_sequences = max_sequences,
           .name = name,
           .window_left = WindowsOf(spec),
-          .rollback_tokens = resolved.terms.rollback_tokens};
+          .rollback_tokens = resolved.terms.rollback_tokens,
+          .window_pages = resolved.terms.window_pages};
 }
 
 v1::CreateCacheReply CreatedReply(const Cache& cache) {
@@ -210,6 +201,39 @@ void Coordinator::Send(worker::CacheId cache, std::function<void(worker::Command
       std::move(done));
 }
 
+void Coordinator::Undropped(const std::vector<worker::CacheId>& ids) {
+  undropped_caches_.insert(undropped_caches_.end(), ids.begin(), ids.end());
+}
+
+void Coordinator::SendToGroups(const Cache& cache, const std::function<Body(int32_t)>& body,
+                               std::function<void(const absl::Status&)> done, Turn& turn) {
+  struct Answers {
+    std::mutex mutex;
+    size_t missing = 0;
+    absl::Status first_failure;
+  };
+  auto answers = std::make_shared<Answers>();
+  answers->missing = cache.ids.size();
+  const auto answered = [answers, done = std::move(done)](const Outcome& outcome) {
+    absl::Status failure;
+    {
+      std::lock_guard lock(answers->mutex);
+      answers->first_failure.Update(outcome.status);
+      if (--answers->missing > 0) return;
+      failure = answers->first_failure;
+    }
+    done(failure);
+  };
+  for (size_t group = 0; group < cache.ids.size(); ++group) {
+    Send(
+        cache.ids[group],
+        [told = body(static_cast<int32_t>(group))](worker::Command* command) {
+          command->body = told;
+        },
+        answered, turn);
+  }
+}
+
 // ---------------------------------------------------------------------------------------- caches
 
 absl::StatusOr<Coordinator::CachePtr> Coordinator::FindCache(const std::string& name) const {
@@ -250,17 +274,15 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
   }
   const TableGeometry geometry =
       GeometryOf(request.cache_id(), *resolved, group_->size(), options_.max_sequences);
-  auto cache = std::make_shared<Cache>(request.cache_id(), next_cache_++, std::move(resolved->spec),
-                                       std::move(resolved->terms), std::move(resolved->public_spec),
+  auto cache = std::make_shared<Cache>(request.cache_id(), next_cache_, *std::move(resolved),
                                        std::move(backends), geometry);
+  next_cache_ += static_cast<worker::CacheId>(cache->ids.size());
   cache->creators.push_back(std::move(done));
   caches_.emplace(cache->name, cache);
-  Send(
-      cache->id,
-      [cache](worker::Command* command) {
-        command->body = worker::CreateCacheCommand{cache->spec};
-      },
-      [this, cache](Outcome outcome) { OnCacheCreated(cache, outcome.status); }, turn);
+  SendToGroups(
+      *cache,
+      [cache](int32_t group) { return worker::CreateCacheCommand{cache->GroupSpec(group)}; },
+      [this, cache](const absl::Status& status) { OnCacheCreated(cache, status); }, turn);
 }
 
 void Coordinator::OnCacheCreated(const CachePtr& cache, const absl::Status& status) {
@@ -274,11 +296,11 @@ void Coordinator::OnCacheCreated(const CachePtr& cache, const absl::Status& stat
                                  {"backend", cache->backends.first()->name}});
   } else {
     caches_.erase(cache->name);
-    undropped_caches_.push_back(cache->id);  // some ranks may have it
+    Undropped(cache->ids);  // some ranks may have them
     if (state_ == State::kReady) {
-      Send(
-          cache->id, [](worker::Command* command) { command->body = worker::DropCacheCommand{}; },
-          [](Outcome) {}, turn);
+      SendToGroups(
+          *cache, [](int32_t) { return worker::DropCacheCommand{}; }, [](const absl::Status&) {},
+          turn);
     }
     log_->Warning("cache not created", {{"cache", cache->name}, {"error", failure.message()}});
   }
@@ -304,12 +326,11 @@ void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request,
   caches_.erase(request.cache_id());
   FailWaiting(NotFound("cache", request.cache_id(), "cache_id"), cache->get(), turn);
   // It is gone whatever comes of the command: workers that miss it are told again.
-  const worker::CacheId id = (*cache)->id;
-  Send(
-      id, [](worker::Command* command) { command->body = worker::DropCacheCommand{}; },
-      [this, id, done](Outcome outcome) {
+  SendToGroups(
+      **cache, [](int32_t) { return worker::DropCacheCommand{}; },
+      [this, ids = (*cache)->ids, done](const absl::Status& status) {
         Turn later(this);
-        if (!outcome.status.ok()) undropped_caches_.push_back(id);
+        if (!status.ok()) Undropped(ids);
         later.Answer([done] { done(v1::DeleteCacheReply()); });
       },
       turn);
@@ -374,17 +395,18 @@ void Coordinator::ForkSequence(const v1::ForkSequenceRequest& request, const Cal
     // Later commands come after this one, so the caller need not wait for it. If the group breaks
     // first, the next one is told all tables.
     const CachePtr held = caches_.at(cache.name);
-    Send(
-        cache.id,
-        [update = worker::PageUpdate{child.id, 0, SequenceTable::ToldPages(child)}](
-            worker::Command* command) { command->body = worker::SetTablesCommand{{update}}; },
-        [this, held, id = child.id](Outcome outcome) {
-          if (FromOutcome(outcome.status, options_.retry_delay).code() ==
-              absl::StatusCode::kAborted) {
+    SendToGroups(
+        cache,
+        [&child](int32_t group) {
+          return worker::SetTablesCommand{
+              {{child.id, 0, SequenceTable::ToldPages(child.groups[group])}}};
+        },
+        [this, held, id = child.id](const absl::Status& status) {
+          if (FromOutcome(status, options_.retry_delay).code() == absl::StatusCode::kAborted) {
             return;
           }
-          if (outcome.status.ok()) return;
-          log_->Error("workers refused a fork's table", {{"error", outcome.status.message()}});
+          if (status.ok()) return;
+          log_->Error("workers refused a fork's table", {{"error", status.message()}});
           Turn later(this);
           if (Sequence* s = held->table.Find(id)) held->table.MarkLost(s);
         },
@@ -425,11 +447,10 @@ void Coordinator::CloseSequence(const v1::CloseSequenceRequest& request, const C
     if (!closed.ok()) return turn.Answer([done, closed] { done(closed); });
     // As with a fork, nobody need wait for the workers.
     const CachePtr held = caches_.at(cache.name);
-    Send(
-        cache.id,
-        [id](worker::Command* command) { command->body = worker::DropTablesCommand{{id}}; },
-        [this, held, id](Outcome outcome) {
-          if (outcome.status.ok()) return;
+    SendToGroups(
+        cache, [id](int32_t) { return worker::DropTablesCommand{{id}}; },
+        [this, held, id](const absl::Status& status) {
+          if (status.ok()) return;
           Turn later(this);
           held->undropped.push_back(id);
         },

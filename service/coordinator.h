@@ -149,6 +149,12 @@ class Coordinator final : private GroupObserver {
   // `fill` gets a command whose number, epoch and deadline are set.
   void Send(worker::CacheId cache, std::function<void(worker::Command*)> fill,
             WorkerGroup::Done done, Turn& turn);
+  // One command a group of layers; `done` gets the first failure when all have been answered.
+  using Body = decltype(worker::Command::body);
+  void SendToGroups(const Cache& cache, const std::function<Body(int32_t group)>& body,
+                    std::function<void(const absl::Status&)> done, Turn& turn);
+  // Workers may still hold them: they are told again when the group next forms.
+  void Undropped(const std::vector<worker::CacheId>& ids);
   Clock::time_point NextWake() const;
   void FillCache(const Cache& cache, const v1::GetTopologyRequest& request,
                  v1::CacheInfo* info) const;

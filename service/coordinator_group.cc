@@ -87,18 +87,19 @@ void Coordinator::SetUp(Turn& turn) {
 
 void Coordinator::SendSetup(const CachePtr& cache, Turn& turn) {
   const auto done = [this, epoch = epoch_](Outcome outcome) { OnSetup(epoch, outcome.status); };
-  const auto send = [&](auto body) {
-    ++setup_left_;
-    Send(
-        cache->id, [body = std::move(body)](worker::Command* command) { command->body = body; },
-        done, turn);
-  };
-  send(worker::CreateCacheCommand{cache->spec});
-  if (!cache->undropped.empty()) {
-    send(worker::DropTablesCommand{std::exchange(cache->undropped, {})});
-  }
-  for (auto& tables : Chunks(cache->table.Snapshot())) {
-    send(worker::SetTablesCommand{std::move(tables)});
+  const std::vector<worker::SequenceId> undropped = std::exchange(cache->undropped, {});
+  for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
+    const auto send = [&](Body body) {
+      ++setup_left_;
+      Send(
+          cache->ids[group],
+          [body = std::move(body)](worker::Command* command) { command->body = body; }, done, turn);
+    };
+    send(worker::CreateCacheCommand{cache->GroupSpec(group)});
+    if (!undropped.empty()) send(worker::DropTablesCommand{undropped});
+    for (auto& tables : Chunks(cache->table.Snapshot(group))) {
+      send(worker::SetTablesCommand{std::move(tables)});
+    }
   }
 }
 

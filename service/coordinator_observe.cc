@@ -12,8 +12,8 @@ void Coordinator::TellSubmitted(Step* step, worker::Command* command) const {
   StepRecord& record = step->record;
   record.number = command->number;
   record.epoch = command->epoch;
-  record.cache = command->cache;
-  record.layer = body.layer;
+  record.cache = step->cache->id();
+  record.layer = step->operations.front()->plan.layer;
   record.kind = body.kind;
   record.entries = static_cast<int32_t>(body.entries.size());
   for (const worker::StepEntry& entry : body.entries) {
@@ -45,14 +45,16 @@ Snapshot Coordinator::TakeSnapshot() const {
   snapshot.statistics = statistics_;
   for (const auto& [name, cache] : caches_) {
     if (!cache->created) continue;
-    const PageAllocator& pages = cache->table.pages();
     ++snapshot.caches;
-    snapshot.pages_total += pages.total();
-    snapshot.pages_used += pages.used();
-    snapshot.pages_shared += pages.shared();
-    snapshot.fullest_cache =
-        std::max(snapshot.fullest_cache,
-                 static_cast<double>(pages.used()) / std::max<double>(pages.total(), 1));
+    for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
+      const PageAllocator& pages = cache->table.pages(group);
+      snapshot.pages_total += pages.total();
+      snapshot.pages_used += pages.used();
+      snapshot.pages_shared += pages.shared();
+      snapshot.fullest_cache =
+          std::max(snapshot.fullest_cache,
+                   static_cast<double>(pages.used()) / std::max<double>(pages.total(), 1));
+    }
     snapshot.sequences += static_cast<int64_t>(cache->table.sequences().size());
     snapshot.sequences_lost += cache->table.lost();
   }

@@ -65,7 +65,7 @@ void Coordinator::AdmitStep(
   // Tensors are checked without the lock.
   absl::StatusOr<StepRequest> request = [&]() -> absl::StatusOr<StepRequest> {
     if (!cache.ok()) return cache.status();
-    return check({.cache = (*cache)->id,
+    return check({.cache = (*cache)->id(),
                   .spec = &(*cache)->spec,
                   .terms = &(*cache)->terms,
                   .backends = &(*cache)->backends,
@@ -194,12 +194,14 @@ void Coordinator::BeginStep(const Batcher::Batch& batch, Turn& turn) {
   if (step->operations.empty()) return;
   step->cache = step->operations.front()->cache;
   ++steps_in_flight_;
+  const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
   Send(
-      batch.key.cache,
-      [this, step](worker::Command* command) {
+      step->cache->ids[place.group],
+      [this, step, place](worker::Command* command) {
         std::vector<PlannedRequest> requests;
         for (const OperationPtr& o : step->operations) requests.push_back({&*o->step, &o->plan});
         BuiltStep built = BuildStep(requests);
+        built.command.layer = place.index;
         command->body = std::move(built.command);
         command->owner = std::move(built.owner);
         TellSubmitted(step.get(), command);

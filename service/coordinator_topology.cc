@@ -14,7 +14,7 @@ void FillSequence(const SequenceTable& table, const Sequence& sequence, v1::Sequ
   const int64_t length = LeastLength(sequence);
   info->set_sequence_id(sequence.id);
   info->set_length(length);
-  info->set_pages(static_cast<int32_t>(sequence.pages.size()) - sequence.given_up);
+  for (const PageList& list : sequence.groups) info->set_pages(info->pages() + list.held());
   info->set_held_from(table.HeldFrom(sequence));
   info->set_lost(sequence.lost);
   for (int rank = 0; rank < table.geometry().ranks; ++rank) {
@@ -88,9 +88,15 @@ void Coordinator::FillCache(const Cache& cache, const v1::GetTopologyRequest& re
                             v1::CacheInfo* info) const {
   info->set_cache_id(cache.name);
   *info->mutable_spec() = cache.public_spec;
-  info->set_pages_total(cache.table.pages().total());
-  info->set_pages_used(cache.table.pages().used());
-  info->set_pages_shared(cache.table.pages().shared());
+  for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
+    const PageAllocator& pages = cache.table.pages(group);
+    info->set_pages_total(info->pages_total() + pages.total());
+    info->set_pages_used(info->pages_used() + pages.used());
+    info->set_pages_shared(info->pages_shared() + pages.shared());
+    if (group == 0) continue;
+    info->set_window_pages_total(pages.total());
+    info->set_window_pages_used(pages.used());
+  }
   info->set_sequences(static_cast<int64_t>(cache.table.sequences().size()));
   info->set_sequences_lost(cache.table.lost());
   info->set_pages_given_up(cache.table.given_up());

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/dtype_conversion.h"
+#include "service/layer_groups.h"
 #include "worker/errors.h"
 #include "worker/status_macros.h"
 
@@ -82,16 +83,28 @@ absl::StatusOr<std::vector<worker::LayerSpec>> ResolveLayers(const v1::CacheSpec
   return layers;
 }
 
-absl::StatusOr<int32_t> ResolvePages(int64_t capacity, int64_t page_tokens) {
+absl::StatusOr<int32_t> ResolvePages(const char* field, int64_t capacity, int64_t page_tokens) {
   if (capacity < 1) {
-    return worker::InvalidField("capacity_tokens", absl::StrCat("must be >= 1, is ", capacity));
+    return worker::InvalidField(field, absl::StrCat("must be >= 1, is ", capacity));
   }
   const int64_t pages = (capacity - 1) / page_tokens + 1;
   if (pages > std::numeric_limits<int32_t>::max()) {
-    return worker::InvalidField("capacity_tokens",
-                                absl::StrCat("makes ", pages, " pages, more than 2^31 - 1"));
+    return worker::InvalidField(field, absl::StrCat("makes ", pages, " pages, more than 2^31 - 1"));
   }
   return static_cast<int32_t>(pages);
+}
+
+// Pages of their own for the layers with a window, where they are asked for; or else 0.
+absl::StatusOr<int32_t> ResolveWindowPages(const v1::CacheSpec& asked,
+                                           const worker::CacheSpec& spec, int64_t page_tokens) {
+  constexpr char kField[] = "window_capacity_tokens";
+  if (!asked.has_window_capacity_tokens()) return 0;
+  if (LayerGroups(WindowsOf(spec), /*apart=*/true).size() < 2) {
+    return worker::InvalidField(kField,
+                                "is for caches of layers with a window.left and layers without; "
+                                "here all are of one kind, and capacity_tokens is for them");
+  }
+  return ResolvePages(kField, asked.window_capacity_tokens(), page_tokens);
 }
 
 absl::StatusOr<CacheTerms> ResolveTerms(const v1::CacheSpec& asked) {
@@ -132,9 +145,11 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   spec.num_pages = 1;
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));  // the page size before it divides
   const int64_t page_tokens = int64_t{spec.page_size} * ranks;
-  TRIBUTARY_ASSIGN_OR_RETURN(spec.num_pages, ResolvePages(asked.capacity_tokens(), page_tokens));
+  TRIBUTARY_ASSIGN_OR_RETURN(spec.num_pages,
+                             ResolvePages("capacity_tokens", asked.capacity_tokens(), page_tokens));
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));
   TRIBUTARY_ASSIGN_OR_RETURN(CacheTerms terms, ResolveTerms(asked));
+  TRIBUTARY_ASSIGN_OR_RETURN(terms.window_pages, ResolveWindowPages(asked, spec, page_tokens));
 
   v1::CacheSpec shown = asked;
   shown.set_page_size(spec.page_size);
@@ -143,6 +158,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   shown.set_sm_scale(spec.sm_scale);
   shown.set_capacity_tokens(spec.num_pages * page_tokens);
   shown.set_rollback_tokens(terms.rollback_tokens);
+  if (terms.window_pages > 0) shown.set_window_capacity_tokens(terms.window_pages * page_tokens);
   return ResolvedSpec{std::move(spec), std::move(terms), std::move(shown)};
 }
 

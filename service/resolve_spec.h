@@ -17,6 +17,8 @@ namespace tributary::service {
 struct CacheTerms {
   std::vector<worker::AttentionMode> modes;  // asked for; in order, each once; empty: any
   int64_t rollback_tokens = 0;
+  // Virtual pages of the layers with a window, where they have pages of their own; or else 0.
+  int32_t window_pages = 0;
 
   bool Allow(worker::AttentionMode mode) const {
     return modes.empty() || std::find(modes.begin(), modes.end(), mode) != modes.end();

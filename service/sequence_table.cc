@@ -45,6 +45,28 @@ absl::Status CheckPosition(int index, worker::StepKind kind, int64_t length,
   return absl::OkStatus();
 }
 
+std::vector<int64_t> WindowsOf(const TableGeometry& geometry) {
+  return geometry.window_left.empty() ? std::vector<int64_t>(geometry.layers, -1)
+                                      : geometry.window_left;
+}
+
+// Drops what an index list says of indices outside [begin, end).
+void KeepBetween(int64_t begin, int64_t end, std::vector<int32_t>* indices) {
+  const auto outside = [&](int32_t i) { return i < begin || i >= end; };
+  indices->erase(std::remove_if(indices->begin(), indices->end(), outside), indices->end());
+}
+
+// Gives back the pages from an index on.
+void Shorten(int64_t keep, PageList* list, PageAllocator* pages) {
+  while (static_cast<int64_t>(list->pages.size()) > keep) {
+    if (list->pages.back() != kNoPage) pages->Release(list->pages.back());
+    list->pages.pop_back();
+  }
+  list->given_up = std::min(list->given_up, static_cast<int32_t>(list->pages.size()));
+  // What lies beyond the pages is dead: it is told again when the table grows.
+  KeepBetween(0, keep, &list->unsynced);
+}
+
 // Adds table[index] = page, joined to the last update when it follows on.
 void AddUpdate(SequenceId sequence, int32_t index, int32_t page,
                std::vector<worker::PageUpdate>* updates) {
@@ -70,7 +92,12 @@ int64_t GreatestLength(const Sequence& sequence) {
 }
 
 SequenceTable::SequenceTable(const TableGeometry& geometry)
-    : geometry_(geometry), pages_(geometry.pages) {}
+    : geometry_(geometry), groups_(WindowsOf(geometry), geometry.window_pages > 0) {
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const bool own = geometry.window_pages > 0 && groups_[g].reach.has_value();
+    pages_.emplace_back(own ? geometry.window_pages : geometry.pages);
+  }
+}
 
 Sequence* SequenceTable::Find(SequenceId id) {
   const auto it = sequences_.find(id);
@@ -108,6 +135,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
   sequence->id = id;
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
+  sequence->groups.resize(groups_.size());
   sequences_.emplace(id, std::move(sequence));
   return id;
 }
@@ -120,9 +148,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   const int64_t held = LeastLength(*parent);
   if (length < 0) length = held;
   if (length > held) return BeyondEnd("length", length, held);
-  for (int32_t layer = 0; layer < geometry_.layers && length > 0; ++layer) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", *parent, layer, length));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
     if (!child->lost && child->parent == parent_id && child->fork_length == length &&
         LeastLength(*child) == length && GreatestLength(*child) == length) {
@@ -137,10 +163,13 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   child->fork_length = length;
   child->lengths.assign(geometry_.layers, length);
   child->last_step.assign(geometry_.layers, length);
-  child->pages.assign(parent->pages.begin(),
-                      parent->pages.begin() + CeilDiv(length, page_tokens()));
-  child->given_up = length > 0 ? parent->given_up : 0;
-  for (size_t i = child->given_up; i < child->pages.size(); ++i) pages_.Retain(child->pages[i]);
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const PageList& from = parent->groups[g];
+    PageList& to = child->groups[g];
+    to.pages.assign(from.pages.begin(), from.pages.begin() + CeilDiv(length, page_tokens()));
+    to.given_up = length > 0 ? from.given_up : 0;
+    for (size_t i = to.given_up; i < to.pages.size(); ++i) pages_[g].Retain(to.pages[i]);
+  }
   return child;
 }
 
@@ -148,23 +177,13 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
   if (sequence->lost) return Lost(id, "sequence_id");
-  for (int32_t layer = 0; layer < geometry_.layers && length > 0; ++layer) {
-    if (sequence->lengths[layer] <= length) continue;
-    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", *sequence, layer, length));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
-  const int64_t keep = CeilDiv(GreatestLength(*sequence), page_tokens());
-  while (static_cast<int64_t>(sequence->pages.size()) > keep) {
-    if (sequence->pages.back() != kNoPage) pages_.Release(sequence->pages.back());
-    sequence->pages.pop_back();
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const int64_t keep = CeilDiv(GreatestLength(g, *sequence), page_tokens());
+    Shorten(keep, &sequence->groups[g], &pages_[g]);
   }
-  sequence->given_up = std::min(sequence->given_up, static_cast<int32_t>(sequence->pages.size()));
-  // What lies beyond the pages is dead: it is told again when the table grows.
-  auto& unsynced = sequence->unsynced;
-  unsynced.erase(
-      std::remove_if(unsynced.begin(), unsynced.end(), [&](int32_t i) { return i >= keep; }),
-      unsynced.end());
   return LeastLength(*sequence);
 }
 
@@ -178,65 +197,73 @@ absl::Status SequenceTable::Close(SequenceId id) {
 }
 
 void SequenceTable::Empty(Sequence* sequence) {
-  Release(sequence->pages);
-  sequence->pages.clear();
-  sequence->given_up = 0;
-  sequence->unsynced.clear();
+  for (int32_t g = 0; g < groups_.size(); ++g) Shorten(0, &sequence->groups[g], &pages_[g]);
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
 }
 
-void SequenceTable::Release(const std::vector<int32_t>& pages) {
-  for (const int32_t page : pages) {
-    if (page != kNoPage) pages_.Release(page);
+int64_t SequenceTable::GreatestLength(int32_t group, const Sequence& sequence) const {
+  int64_t greatest = 0;
+  for (const int32_t layer : groups_[group].layers) {
+    greatest = std::max(greatest, sequence.lengths[layer]);
   }
+  return greatest;
 }
 
-bool SequenceTable::Reaches(const Sequence& sequence, int32_t layer, int64_t position) const {
-  if (sequence.given_up == 0) return true;
-  const Window window{geometry_.window_left[layer], -1};
-  return FirstVisible(window, position) >= HeldFrom(sequence);
+int64_t SequenceTable::HeldFrom(const Sequence& sequence) const {
+  int64_t from = 0;
+  for (const PageList& list : sequence.groups) from = std::max(from, HeldFrom(list));
+  return from;
 }
 
 absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& sequence,
                                        int32_t layer, int64_t position) const {
-  if (Reaches(sequence, layer, position)) return absl::OkStatus();
-  return GivenUp(field, position, HeldFrom(sequence) + geometry_.window_left[layer]);
+  const PageList& list = sequence.groups[groups_.PlaceOf(layer).group];
+  if (list.given_up == 0) return absl::OkStatus();
+  const int64_t left = geometry_.window_left[layer];
+  if (FirstVisible({left, -1}, position) >= HeldFrom(list)) return absl::OkStatus();
+  return GivenUp(field, position, HeldFrom(list) + left);
 }
 
-void SequenceTable::GiveUp(Sequence* sequence) {
-  if (geometry_.window_left.empty()) return;
+absl::Status SequenceTable::CheckCut(const Sequence& sequence, int64_t length) const {
+  if (length == 0) return absl::OkStatus();
+  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
+    if (sequence.lengths[layer] <= length) continue;
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", sequence, layer, length));
+  }
+  return absl::OkStatus();
+}
+
+void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
+  const std::optional<int64_t> reach = groups_[group].reach;
+  if (!reach.has_value()) return;
   // The earliest position at which a row of any layer may yet begin, and the furthest look back.
   const int64_t begin =
       std::min(LeastLength(*sequence) - geometry_.rollback_tokens,
                *std::min_element(sequence->last_step.begin(), sequence->last_step.end()));
-  const Window widest{*std::max_element(geometry_.window_left.begin(), geometry_.window_left.end()),
-                      -1};
-  const int64_t reached = FirstVisible(widest, std::max<int64_t>(0, begin));
-  while (HeldFrom(*sequence) + page_tokens() <= reached) {
-    int32_t& page = sequence->pages[sequence->given_up];
-    pages_.Release(page);
-    page = kNoPage;
-    ++sequence->given_up;
+  const int64_t reached = FirstVisible({*reach, -1}, std::max<int64_t>(0, begin));
+  PageList& list = sequence->groups[group];
+  while (HeldFrom(list) + page_tokens() <= reached) {
+    pages_[group].Release(std::exchange(list.pages[list.given_up], kNoPage));
+    ++list.given_up;
     ++given_up_;
   }
-  auto& unsynced = sequence->unsynced;
-  unsynced.erase(std::remove_if(unsynced.begin(), unsynced.end(),
-                                [&](int32_t i) { return i < sequence->given_up; }),
-                 unsynced.end());
+  KeepBetween(list.given_up, static_cast<int64_t>(list.pages.size()), &list.unsynced);
 }
 
 absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kind,
                                              const std::vector<worker::StepEntry>& entries) {
   StepPlan plan;
   plan.layer = layer;
+  plan.group = groups_.PlaceOf(layer).group;
   plan.entries = entries;
   plan.changes.reserve(entries.size());
   for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
     if (absl::Status status = PlanEntry(i, kind, &plan); !status.ok()) {
+      PageAllocator& pages = pages_[plan.group];
       for (const StepPlan::Change& change : plan.changes) {
-        for (const int32_t page : change.added) pages_.Release(page);
-        for (const auto& [index, page] : change.replaced) pages_.Release(page);
+        for (const int32_t page : change.added) pages.Release(page);
+        for (const auto& [index, page] : change.replaced) pages.Release(page);
       }
       return status;
     }
@@ -258,9 +285,10 @@ absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan
 
   plan->changes.push_back({.sequence = sequence, .length = length});
   StepPlan::Change* change = &plan->changes.back();
-  change->resent = sequence->unsynced;
+  const PageList& list = sequence->groups[plan->group];
+  change->resent = list.unsynced;
   for (const int32_t i : change->resent) {
-    AddUpdate(sequence->id, i, sequence->pages[i], &plan->page_updates);
+    AddUpdate(sequence->id, i, list.pages[i], &plan->page_updates);
   }
   const bool keeps = kind != worker::StepKind::kDflash && entry.new_tokens > 0;
   if (!keeps || entry.replay) return absl::OkStatus();
@@ -273,23 +301,28 @@ absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan
 absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change,
                                        StepPlan* plan) {
   const Sequence& sequence = *change->sequence;
-  const int64_t held = static_cast<int64_t>(sequence.pages.size());
+  const PageList& list = sequence.groups[plan->group];
+  PageAllocator& pages = pages_[plan->group];
+  const int64_t held = static_cast<int64_t>(list.pages.size());
   const int64_t needed = std::max<int64_t>(0, CeilDiv(end, page_tokens()) - held);
   const int64_t last_held = std::min(held - 1, (end - 1) / page_tokens());
   std::vector<int32_t> shared;
   for (int64_t i = begin / page_tokens(); i <= last_held; ++i) {
-    if (pages_.IsShared(sequence.pages[i])) shared.push_back(static_cast<int32_t>(i));
+    if (pages.IsShared(list.pages[i])) shared.push_back(static_cast<int32_t>(i));
   }
   const int64_t wanted = needed + static_cast<int64_t>(shared.size());
   std::vector<int32_t> fresh;
-  if (wanted > pages_.free() || !pages_.Reserve(static_cast<int32_t>(wanted), &fresh)) {
+  if (wanted > pages.free() || !pages.Reserve(static_cast<int32_t>(wanted), &fresh)) {
+    const char* which = groups_.size() > 1 && groups_[plan->group].reach.has_value()
+                            ? "window pages of cache "
+                            : "pages of cache ";
     return Exhausted(
-        absl::StrCat("pages of cache ", geometry_.name),
-        absl::StrCat(wanted, " needed, ", pages_.free(), " of ", pages_.total(), " free"));
+        absl::StrCat(which, geometry_.name),
+        absl::StrCat(wanted, " needed, ", pages.free(), " of ", pages.total(), " free"));
   }
   auto next = fresh.begin();
   for (const int32_t index : shared) {
-    plan->page_copies.push_back({sequence.pages[index], *next});
+    plan->page_copies.push_back({list.pages[index], *next});
     AddUpdate(sequence.id, index, *next, &plan->page_updates);
     change->replaced.emplace_back(index, *next++);
   }
@@ -303,26 +336,27 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
 void SequenceTable::Commit(const StepPlan& plan) {
   for (const StepPlan::Change& change : plan.changes) {
     Sequence& sequence = *change.sequence;
+    PageList& list = sequence.groups[plan.group];
     const int64_t before = std::exchange(sequence.lengths[plan.layer], change.length);
     for (const auto& [index, page] : change.replaced) {
-      pages_.Release(sequence.pages[index]);
-      sequence.pages[index] = page;
+      pages_[plan.group].Release(std::exchange(list.pages[index], page));
     }
-    sequence.pages.insert(sequence.pages.end(), change.added.begin(), change.added.end());
-    sequence.unsynced.clear();
+    list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
+    list.unsynced.clear();
     if (change.length == before) continue;
     sequence.last_step[plan.layer] = before;
-    GiveUp(&sequence);
+    for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, &sequence);
   }
 }
 
 void SequenceTable::Rollback(const StepPlan& plan) {
   for (const StepPlan::Change& change : plan.changes) {
-    for (const int32_t page : change.added) pages_.Release(page);
+    PageAllocator& pages = pages_[plan.group];
+    for (const int32_t page : change.added) pages.Release(page);
     for (const auto& [index, page] : change.replaced) {
-      pages_.Release(page);
+      pages.Release(page);
       // Some workers may now point at the copy, whose page is no longer ours.
-      auto& unsynced = change.sequence->unsynced;
+      auto& unsynced = change.sequence->groups[plan.group].unsynced;
       if (std::find(unsynced.begin(), unsynced.end(), index) == unsynced.end()) {
         unsynced.push_back(index);
       }
@@ -352,24 +386,26 @@ void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
   }
 }
 
-std::vector<int32_t> SequenceTable::ToldPages(const Sequence& sequence) {
-  std::vector<int32_t> pages = sequence.pages;
-  std::fill_n(pages.begin(), sequence.given_up, 0);
+std::vector<int32_t> SequenceTable::ToldPages(const PageList& list) {
+  std::vector<int32_t> pages = list.pages;
+  std::fill_n(pages.begin(), list.given_up, 0);
   return pages;
 }
 
-std::vector<worker::PageUpdate> SequenceTable::Snapshot() {
+std::vector<worker::PageUpdate> SequenceTable::Snapshot(int32_t group) {
   std::vector<worker::PageUpdate> tables;
   for (auto& [id, sequence] : sequences_) {
-    sequence->unsynced.clear();
-    if (!sequence->pages.empty()) tables.push_back({id, 0, ToldPages(*sequence)});
+    PageList& list = sequence->groups[group];
+    list.unsynced.clear();
+    if (!list.pages.empty()) tables.push_back({id, 0, ToldPages(list)});
   }
   return tables;
 }
 
 int64_t SequenceTable::LocalTokens(int rank, const Sequence& sequence, int64_t length) const {
   const DcpLayout layout{rank, geometry_.ranks, geometry_.interleave};
-  const int64_t from = std::min(HeldFrom(sequence), length);
+  int64_t from = length;
+  for (const PageList& list : sequence.groups) from = std::min(from, HeldFrom(list));
   return LocalLength(layout, length) - LocalLength(layout, from);
 }
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "service/layer_groups.h"
 #include "service/page_allocator.h"
 #include "worker/command.h"
 
@@ -25,7 +26,7 @@ namespace tributary::service {
 
 using worker::SequenceId;
 
-// Stands in Sequence::pages for a page that was given up: no row reaches its tokens any more.
+// Stands in PageList::pages for a page that was given up: no row reaches its tokens any more.
 inline constexpr int32_t kNoPage = -1;
 
 // What the table needs to know of a cache.
@@ -37,18 +38,30 @@ struct TableGeometry {
   int32_t pages = 0;
   int32_t max_sequences = 0;
   std::string name;  // of the cache, for messages
-  // How far back the rows of each layer look, when every layer has a window; then old tokens are
-  // given up. Empty: some layer sees everything, and nothing is given up.
-  std::vector<int64_t> window_left;  // [layers]
-  // How far before the end rows may still begin, in such a cache.
+  // [layers]: how far back the rows of each look, -1 for everything. Empty: all see everything.
+  // Where a group of layers (layer_groups.h) has windows only, old tokens are given up.
+  std::vector<int64_t> window_left;
+  // How far before the end rows of such layers may still begin.
   int64_t rollback_tokens = 0;
+  // More than 0: layers with a window are a group of their own, with so many pages.
+  int32_t window_pages = 0;
+};
+
+// The pages that a sequence holds for one group of layers.
+struct PageList {
+  std::vector<int32_t> pages;  // covers the group's longest layer; kNoPage where given up
+  int32_t given_up = 0;        // leading entries of `pages` that are kNoPage
+  // Table indices whose value on the workers may differ from `pages` (a rolled back copy on write);
+  // the next step that touches the list tells them again.
+  std::vector<int32_t> unsynced;
+
+  int32_t held() const { return static_cast<int32_t>(pages.size()) - given_up; }
 };
 
 struct Sequence {
   SequenceId id = 0;
   std::vector<int64_t> lengths;  // [layers], tokens
-  std::vector<int32_t> pages;    // covers the longest layer; kNoPage where they were given up
-  int32_t given_up = 0;          // leading entries of `pages` that are kNoPage
+  std::vector<PageList> groups;  // [groups of layers]
   // [layers]: where the tokens of the last step of a layer began, so that it may be repeated. Kept
   // where tokens are given up.
   std::vector<int64_t> last_step;
@@ -56,9 +69,6 @@ struct Sequence {
   // Where it was forked from, to recognise a repeated call.
   SequenceId parent = 0;
   int64_t fork_length = 0;
-  // Table indices whose value on the workers may differ from `pages` (a rolled back copy on write);
-  // the next step that touches the sequence tells them again.
-  std::vector<int32_t> unsynced;
 };
 
 // The least over layers: what every layer holds.
@@ -70,11 +80,12 @@ struct StepPlan {
   struct Change {
     Sequence* sequence = nullptr;
     int64_t length = 0;                                 // of the layer after the step
-    std::vector<int32_t> added;                         // appended to Sequence::pages
+    std::vector<int32_t> added;                         // appended to PageList::pages
     std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
-    std::vector<int32_t> resent;                        // indices of Sequence::unsynced
+    std::vector<int32_t> resent;                        // indices of PageList::unsynced
   };
   int32_t layer = 0;
+  int32_t group = 0;                       // of the layer: all pages below are of it
   std::vector<worker::StepEntry> entries;  // `replay` filled in
   std::vector<worker::PageCopy> page_copies;
   std::vector<worker::PageUpdate> page_updates;
@@ -113,14 +124,15 @@ class SequenceTable {
   void MarkLost(const std::vector<bool>& fresh);
   // Of a single sequence whose table could not be brought to the workers.
   void MarkLost(Sequence* sequence);
-  // The table of a sequence as workers are told it: pages that were given up stand as pages that
-  // exist, for no row's keys lie in them, but a kernel may well look at a whole tile of the table.
-  static std::vector<int32_t> ToldPages(const Sequence& sequence);
-  // The tables of all sequences that hold pages, as workers must hold them; nothing is unsynced
-  // afterwards.
-  std::vector<worker::PageUpdate> Snapshot();
+  // A table as workers are told it: pages that were given up stand as pages that exist, for no
+  // row's keys lie in them, but a kernel may well look at a whole tile of the table.
+  static std::vector<int32_t> ToldPages(const PageList& list);
+  // A group's tables of all sequences that hold pages of it, as workers must hold them; nothing of
+  // the group is unsynced afterwards.
+  std::vector<worker::PageUpdate> Snapshot(int32_t group = 0);
 
-  const PageAllocator& pages() const { return pages_; }
+  const LayerGroups& groups() const { return groups_; }
+  const PageAllocator& pages(int32_t group = 0) const { return pages_[group]; }
   const absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>>& sequences() const {
     return sequences_;
   }
@@ -128,28 +140,33 @@ class SequenceTable {
   const TableGeometry& geometry() const { return geometry_; }
   // Tokens a virtual page stands for.
   int64_t page_tokens() const { return int64_t{geometry_.page_size} * geometry_.ranks; }
-  // Of the first `length` tokens of a sequence, those that `rank` holds (and has not given up).
+  // Of the first `length` tokens of a sequence, those that `rank` holds for some layer (and has not
+  // given up).
   int64_t LocalTokens(int rank, const Sequence& sequence, int64_t length) const;
-  // The first token of a sequence that is still held.
-  int64_t HeldFrom(const Sequence& sequence) const { return sequence.given_up * page_tokens(); }
+  // The first token that every layer still holds.
+  int64_t HeldFrom(const Sequence& sequence) const;
   // Pages given up so far, over all sequences.
   int64_t given_up() const { return given_up_; }
 
  private:
   absl::Status PlanEntry(int index, worker::StepKind kind, StepPlan* plan);
-  // Whether rows of a layer may begin at a position, for what they look back on is still held.
-  bool Reaches(const Sequence& sequence, int32_t layer, int64_t position) const;
+  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
   absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
-  // Gives up the pages that no row can see any more.
-  void GiveUp(Sequence* sequence);
-  void Release(const std::vector<int32_t>& pages);
+  // Every layer that holds more than `length` tokens may begin there.
+  absl::Status CheckCut(const Sequence& sequence, int64_t length) const;
+  // Gives up the pages of a group that no row can see any more.
+  void GiveUp(int32_t group, Sequence* sequence);
   absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
+  int64_t GreatestLength(int32_t group, const Sequence& sequence) const;
+  // The first token that the group's layers still hold.
+  int64_t HeldFrom(const PageList& list) const { return list.given_up * page_tokens(); }
   void Empty(Sequence* sequence);
   SequenceId UnusedId();
 
   const TableGeometry geometry_;
-  PageAllocator pages_;
+  const LayerGroups groups_;
+  std::vector<PageAllocator> pages_;  // [groups]
   // Pointers to sequences stay valid while others come and go.
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   int64_t lost_ = 0;

@@ -54,7 +54,6 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
   BuiltStep built;
   worker::StepCommand& step = built.command;
   const StepRequest& first = *requests.front().request;
-  step.layer = first.key.layer;
   step.kind = first.key.kind;
   for (const PlannedRequest& r : requests) {
     AppendTo(r.plan->page_copies, &step.page_copies);

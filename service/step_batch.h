@@ -16,9 +16,9 @@ struct PlannedRequest {
   const StepPlan* plan = nullptr;
 };
 
-// The step of all requests; they have one BatchKey. The tensors of a single request are not copied;
-// those of several are, into one buffer. The returned owner keeps what the command's tensors point
-// to: request messages and regions (`keep`), or the buffer.
+// The step of all requests, all but its layer; they have one BatchKey. The tensors of a single
+// request are not copied; those of several are, into one buffer. The returned owner keeps what the
+// command's tensors point to: request messages and regions (`keep`), or the buffer.
 struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;

@@ -46,6 +46,12 @@ std::string Workers(const v1::GetTopologyReply& topology, const Style& style) {
   return table.Render(style);
 }
 
+// Used and total, of the pages that only layers with a window use.
+std::string WindowPages(const v1::CacheInfo& cache) {
+  if (cache.window_pages_total() == 0) return "-";
+  return absl::StrCat(Count(cache.window_pages_used()), " of ", Count(cache.window_pages_total()));
+}
+
 std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
   Table table({{"CACHE"},
                {"KV"},
@@ -58,6 +64,7 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
                {"USED", Align::kRight},
                {"", Align::kRight},
                {"SHARED", Align::kRight},
+               {"OF WINDOWS", Align::kRight},
                {"GIVEN UP", Align::kRight},
                {"SEQUENCES", Align::kRight},
                {"LOST", Align::kRight}});
@@ -70,8 +77,8 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
          absl::StrCat(spec.page_size()), absl::StrCat(spec.interleave()),
          Count(cache.pages_total()), Count(cache.pages_used()),
          Percent(static_cast<double>(cache.pages_used()), static_cast<double>(cache.pages_total())),
-         Count(cache.pages_shared()), Count(cache.pages_given_up()), Count(cache.sequences()),
-         cache.sequences_lost() > 0 ? style.Red(lost) : lost});
+         Count(cache.pages_shared()), WindowPages(cache), Count(cache.pages_given_up()),
+         Count(cache.sequences()), cache.sequences_lost() > 0 ? style.Red(lost) : lost});
   }
   return table.Render(style);
 }

@@ -112,9 +112,9 @@ class Requests {
     if (plan.ok()) {
       table.Commit(*plan);
       for (const service::StepPlan::Change& change : plan->changes) {
+        const auto& pages = change.sequence->groups[plan->group].pages;
         Require(change.length >= 0 &&
-                change.length <=
-                    static_cast<int64_t>(change.sequence->pages.size()) * table.page_tokens());
+                change.length <= static_cast<int64_t>(pages.size()) * table.page_tokens());
       }
     }
     for (uint64_t id = 1; id <= kSequences; ++id) Require(table.Close(id).ok());

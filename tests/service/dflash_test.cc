@@ -276,6 +276,14 @@ TEST_F(DraftTest, SpecsThatMakeNoSenseAreRefusedAndNamed) {
   refuse("spec.layer_specs[1].window.right",
          [](auto*, auto* l) { l->mutable_window()->set_right(int64_t{1} << 50); });
   refuse("spec.rollback_tokens", [](auto* s, auto*) { s->set_rollback_tokens(-1); });
+  refuse("spec.window_capacity_tokens", [](auto* s, auto* l) {
+    l->mutable_window()->set_left(9);
+    s->set_window_capacity_tokens(0);
+  });
+  refuse("spec.window_capacity_tokens", [](auto* s, auto*) {
+    for (auto& layer : *s->mutable_layer_specs()) layer.clear_window();
+    s->set_window_capacity_tokens(100);
+  });
 }
 
 TEST(DraftCaches, AMaskThatNoBackendHasIsRefusedBeforeAnySequenceIsOpened) {
@@ -356,6 +364,48 @@ TEST_F(DraftTest, GivenUpPagesServeOtherSequences) {
     }
   }
   EXPECT_GT(Cache().pages_given_up(), 10);
+}
+
+// A model with layers of both kinds: those with a window keep little more than their windows, the
+// others keep everything.
+TEST_F(DraftTest, LayersWithAWindowKeepTheirTokensApart) {
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_layers(3);
+  spec.set_capacity_tokens(13 * 48);
+  spec.set_window_capacity_tokens(7 * 48 - 5);  // rounded up
+  spec.set_rollback_tokens(10);
+  for (const int64_t left : {25, -1, 40}) {
+    v1::LayerSpec* layer = spec.add_layer_specs();
+    if (left >= 0) layer->mutable_window()->set_left(left);
+  }
+  Begin(spec);
+  EXPECT_EQ(Cache().spec().window_capacity_tokens(), 7 * 48);
+  const std::vector<int32_t> layers = {0, 1, 2};
+  for (const uint64_t id : {1, 2}) host().Open(id);
+  for (int64_t length = 0; length < 280; length += 20) {
+    for (const int32_t layer : layers) host().Step(layer, {{1, 20}, {2, 19}});
+    for (const int32_t layer : layers) host().Draft(layer, {{1, 8}});
+  }
+  v1::CacheInfo cache = Cache();
+  EXPECT_EQ(cache.pages_total(), 13 + 7);
+  EXPECT_EQ(cache.window_pages_total(), 7);
+  EXPECT_LE(cache.window_pages_used(), 6);
+  EXPECT_EQ(cache.pages_used() - cache.window_pages_used(), 12) << "280 and 266 tokens, whole";
+  EXPECT_GT(cache.pages_given_up(), 4);
+
+  // The sequence is one: it is cut, forked and closed in all its layers.
+  const grpc::Status too_far = Truncate(1, 100);
+  EXPECT_EQ(too_far.error_code(), StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(FieldOf(too_far), "length");
+  host().Truncate(1, 275);
+  host().Close(2);
+  host().Fork(1, 3, 270);
+  for (const int32_t layer : layers) host().Step(layer, {{3, 5}, {1, 4}});
+  host().Truncate(1, 0);
+  for (const int32_t layer : layers) host().Step(layer, {{1, 10}, {3, 1}});
+  host().Close(1);
+  host().Close(3);
+  EXPECT_EQ(Cache().pages_used(), 0);
 }
 
 }  // namespace

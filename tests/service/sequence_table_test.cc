@@ -12,6 +12,7 @@ namespace tributary::service {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -25,6 +26,10 @@ TableGeometry SmallGeometry() {
           .pages = 8,
           .max_sequences = 4,
           .name = "c"};
+}
+
+const std::vector<int32_t>& Pages(const Sequence& sequence, int32_t group = 0) {
+  return sequence.groups[group].pages;
 }
 
 class SequenceTableTest : public ::testing::Test {
@@ -138,11 +143,11 @@ TEST_F(SequenceTableTest, AForkSharesPagesUntilOneOfTheTwoWrites) {
   MustAppendAll(1, 0, 100);  // two pages, the second partly filled
   const auto child = table_.Fork(1, 2, -1);
   ASSERT_TRUE(child.ok()) << child.status();
-  EXPECT_EQ((*child)->pages, table_.Find(1)->pages);
+  EXPECT_EQ(Pages(**child), Pages(*table_.Find(1)));
   EXPECT_EQ(table_.pages().used(), 2);
   EXPECT_EQ(table_.pages().shared(), 2);
 
-  const std::vector<int32_t> parent_pages = table_.Find(1)->pages;
+  const std::vector<int32_t> parent_pages = Pages(*table_.Find(1));
   const auto plan = Plan(2, 100, 1);
   ASSERT_TRUE(plan.ok());
   ASSERT_THAT(plan->page_copies, SizeIs(1));
@@ -156,7 +161,7 @@ TEST_F(SequenceTableTest, AForkSharesPagesUntilOneOfTheTwoWrites) {
   EXPECT_EQ(table_.pages().shared(), 1);
   // The parent is alone with its page again and writes in place.
   EXPECT_THAT(Plan(1, 100, 1)->page_copies, IsEmpty());
-  EXPECT_EQ(table_.Find(1)->pages, parent_pages);
+  EXPECT_EQ(Pages(*table_.Find(1)), parent_pages);
 }
 
 TEST_F(SequenceTableTest, ParentAndChildMayCopyTheSamePageAtOnce) {
@@ -178,7 +183,7 @@ TEST_F(SequenceTableTest, ParentAndChildMayCopyTheSamePageAtOnce) {
 TEST_F(SequenceTableTest, AfterARolledBackCopyTheWorkersAreToldAgain) {
   MustOpen(1);
   MustAppendAll(1, 0, 10);
-  const int32_t page = table_.Find(1)->pages[0];
+  const int32_t page = Pages(*table_.Find(1))[0];
   ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
   table_.Rollback(*Plan(2, 10, 1));
   EXPECT_EQ(table_.pages().used(), 1);
@@ -277,7 +282,7 @@ TEST_F(SequenceTableTest, SnapshotTellsEveryTableAndSettlesWhatWasOutOfStep) {
   table_.Rollback(*Plan(3, 70, 1));
   const auto tables = table_.Snapshot();
   EXPECT_THAT(tables, SizeIs(2));
-  for (const auto& update : tables) EXPECT_EQ(update.pages, table_.Find(1)->pages);
+  for (const auto& update : tables) EXPECT_EQ(update.pages, Pages(*table_.Find(1)));
   EXPECT_THAT(Plan(3, 0, 1)->page_updates, IsEmpty());
 }
 
@@ -336,11 +341,11 @@ TEST_F(WindowedTableTest, ASequenceMayBeLongerThanTheCache) {
     EXPECT_LE(table_.pages().used(), 4);
   }
   const Sequence& sequence = *table_.Find(1);
-  EXPECT_EQ(sequence.pages.size(), 63u);
-  EXPECT_EQ(sequence.given_up, 60);
+  EXPECT_EQ(Pages(sequence).size(), 63u);
+  EXPECT_EQ(sequence.groups[0].given_up, 60);
   EXPECT_EQ(table_.given_up(), 60);
   EXPECT_EQ(table_.pages().used(), 3);
-  EXPECT_EQ(sequence.pages[59], kNoPage);
+  EXPECT_EQ(Pages(sequence)[59], kNoPage);
   int64_t held = 0;
   for (int rank = 0; rank < 4; ++rank) held += table_.LocalTokens(rank, sequence, 4000);
   EXPECT_EQ(held, 4000 - HeldFrom(1));
@@ -441,14 +446,100 @@ TEST_F(WindowedTableTest, ARankThatHeldOnlyGivenUpTokensMayGo) {
   EXPECT_EQ(tables[0].first_index, 0);
   EXPECT_THAT(tables[0].pages, SizeIs(5));
   EXPECT_EQ(tables[0].pages[1], 0) << "a page that exists, whosever it is";
-  EXPECT_EQ(tables[0].pages[2], table_.Find(1)->pages[2]);
+  EXPECT_EQ(tables[0].pages[2], Pages(*table_.Find(1))[2]);
   table_.MarkLost({false, false, false, true});
   EXPECT_TRUE(table_.Find(1)->lost) << "tokens from 128 on lie on every rank";
 }
 
+// Layer 0 sees everything and has 8 pages; layer 1 looks 10 tokens back and has 4 of its own.
+class MixedTableTest : public SequenceTableTest {
+ protected:
+  MixedTableTest() : SequenceTableTest(Geometry()) {}
+
+  static TableGeometry Geometry() {
+    TableGeometry geometry = SmallGeometry();
+    geometry.window_left = {-1, 10};
+    geometry.rollback_tokens = 20;
+    geometry.window_pages = 4;
+    return geometry;
+  }
+};
+
+TEST_F(MixedTableTest, OnlyTheLayerWithAWindowGivesPagesUp) {
+  MustOpen(1);
+  for (int64_t length = 0; length < 480; length += 40) MustAppendAll(1, length, 40);
+  const Sequence& sequence = *table_.Find(1);
+  EXPECT_THAT(Pages(sequence, 0), SizeIs(8));
+  EXPECT_EQ(sequence.groups[0].given_up, 0);
+  EXPECT_EQ(table_.pages(0).used(), 8);
+  // Rows may begin at 440, where the last step did, and see tokens from 430 on.
+  EXPECT_EQ(sequence.groups[1].given_up, 6);
+  EXPECT_EQ(table_.pages(1).used(), 2);
+  EXPECT_EQ(table_.HeldFrom(sequence), 384);
+  int64_t held = 0;
+  for (int rank = 0; rank < 4; ++rank) held += table_.LocalTokens(rank, sequence, 480);
+  EXPECT_EQ(held, 480) << "layer 0 holds them all";
+  EXPECT_THAT(table_.Snapshot(0)[0].pages, SizeIs(8));
+  EXPECT_THAT(table_.Snapshot(1)[0].pages, SizeIs(8)) << "entries of pages given up included";
+
+  // The layer that sees everything still takes rows anywhere; the sequence is cut as a whole.
+  const auto rows = [&](int32_t layer, int64_t first) {
+    return table_
+        .Plan(layer, worker::StepKind::kDecode,
+              {{.sequence = 1, .first_position = first, .query_rows = 1}})
+        .status()
+        .code();
+  };
+  EXPECT_EQ(rows(0, 3), absl::StatusCode::kOk);
+  EXPECT_EQ(rows(1, 394), absl::StatusCode::kOk);
+  EXPECT_EQ(rows(1, 393), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.Truncate(1, 393).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.pages(0).used(), 8);
+  EXPECT_EQ(*table_.Truncate(1, 394), 394);
+  EXPECT_EQ(table_.pages(0).used(), 7);
+  ASSERT_TRUE(table_.Close(1).ok());
+  EXPECT_EQ(table_.pages(0).used(), 0);
+  EXPECT_EQ(table_.pages(1).used(), 0);
+}
+
+TEST_F(MixedTableTest, EitherKindOfPageMayRunOut) {
+  MustOpen(1);
+  const auto window = Plan(1, 0, 257, 1);
+  EXPECT_EQ(window.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(window.status().message()), HasSubstr("window pages of cache c"));
+  MustAppend(1, 0, 256, 1);
+  MustAppend(1, 0, 512, 0);
+  const auto other = Plan(1, 512, 1, 0);
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("pages of cache c: 1 needed"));
+  EXPECT_EQ(table_.pages(0).used(), 8);
+  EXPECT_EQ(table_.pages(1).used(), 4);
+}
+
+TEST_F(MixedTableTest, AForkSharesThePagesOfBothKinds) {
+  MustOpen(1);
+  for (int64_t length = 0; length < 240; length += 40) MustAppendAll(1, length, 40);
+  ASSERT_TRUE(table_.Fork(1, 2, 230).ok());
+  const int32_t full = table_.pages(0).used();
+  const int32_t windowed = table_.pages(1).used();
+  EXPECT_EQ(table_.pages(0).shared(), full);
+  EXPECT_EQ(table_.pages(1).shared(), windowed);
+  const auto plan = Plan(2, 230, 1, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->group, 1);
+  ASSERT_THAT(plan->page_copies, SizeIs(1));
+  EXPECT_EQ(plan->page_copies[0].source, Pages(*table_.Find(1), 1)[3]);
+  table_.Rollback(*plan);
+  EXPECT_THAT(table_.Find(2)->groups[1].unsynced, ElementsAre(3));
+  EXPECT_THAT(table_.Find(2)->groups[0].unsynced, IsEmpty());
+  ASSERT_TRUE(table_.Close(1).ok());
+  EXPECT_EQ(table_.pages(0).used(), full);
+  EXPECT_EQ(table_.pages(1).used(), windowed);
+}
+
 // Against a model that is nothing but a count of tokens: pages in use are always exactly what the
 // sequences hold, whatever happened.
-void PagesNeverLeak(const std::vector<int64_t>& window_left) {
+void PagesNeverLeak(const std::vector<int64_t>& window_left, int32_t window_pages = 0) {
   std::mt19937 random(7);
   SequenceTable table({.layers = 2,
                        .ranks = 2,
@@ -457,7 +548,8 @@ void PagesNeverLeak(const std::vector<int64_t>& window_left) {
                        .pages = 40,
                        .max_sequences = 100,
                        .window_left = window_left,
-                       .rollback_tokens = 30});
+                       .rollback_tokens = 30,
+                       .window_pages = window_pages});
   std::vector<SequenceId> open;
   const auto pick = [&] { return open[random() % open.size()]; };
   bool reopened = false;
@@ -491,25 +583,34 @@ void PagesNeverLeak(const std::vector<int64_t>& window_left) {
         table.Commit(*plan);
       }
     }
-    std::map<int32_t, int> holders;
-    for (const SequenceId id : open) {
-      const Sequence& s = *table.Find(id);
-      ASSERT_EQ(static_cast<int64_t>(s.pages.size()), (GreatestLength(s) + 31) / 32);
-      for (int32_t page = 0; page < static_cast<int32_t>(s.pages.size()); ++page) {
-        ASSERT_EQ(s.pages[page] == kNoPage, page < s.given_up);
-        if (page >= s.given_up) ++holders[s.pages[page]];
+    for (int32_t group = 0; group < table.groups().size(); ++group) {
+      std::map<int32_t, int> holders;
+      for (const SequenceId id : open) {
+        const Sequence& s = *table.Find(id);
+        int64_t longest = 0;
+        for (const int32_t layer : table.groups()[group].layers) {
+          longest = std::max(longest, s.lengths[layer]);
+        }
+        const PageList& list = s.groups[group];
+        ASSERT_EQ(static_cast<int64_t>(list.pages.size()), (longest + 31) / 32);
+        for (int32_t page = 0; page < static_cast<int32_t>(list.pages.size()); ++page) {
+          ASSERT_EQ(list.pages[page] == kNoPage, page < list.given_up);
+          if (page >= list.given_up) ++holders[list.pages[page]];
+        }
       }
+      const PageAllocator& pages = table.pages(group);
+      ASSERT_EQ(pages.used(), static_cast<int32_t>(holders.size())) << "at move " << i;
+      int shared = 0;
+      for (const auto& [page, count] : holders) shared += count > 1;
+      ASSERT_EQ(pages.shared(), shared);
     }
-    ASSERT_EQ(table.pages().used(), static_cast<int32_t>(holders.size())) << "at move " << i;
-    int shared = 0;
-    for (const auto& [page, count] : holders) shared += count > 1;
-    ASSERT_EQ(table.pages().shared(), shared);
   }
   EXPECT_EQ(table.given_up() > 0, !window_left.empty());
 }
 
 TEST(PagesTest, NeverLeak) { PagesNeverLeak({}); }
 TEST(PagesTest, NeverLeakWhereTheyAreGivenUp) { PagesNeverLeak({40, 7}); }
+TEST(PagesTest, NeverLeakWhereOneLayerGivesUp) { PagesNeverLeak({40, -1}, 25); }
 
 }  // namespace
 }  // namespace tributary::service
