@@ -294,21 +294,6 @@ void EmbeddedGroup::Stop() {
 
 }  // namespace
 
-bool BreaksGroup(const absl::Status& reply) {
-  switch (reply.code()) {
-    case absl::StatusCode::kOk:
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kNotFound:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kUnimplemented:
-      return false;
-    default:
-      return true;
-  }
-}
-
 std::unique_ptr<WorkerGroup> CreateEmbeddedGroup(const EmbeddedGroupOptions& options) {
   return std::make_unique<EmbeddedGroup>(options);
 }

@@ -27,8 +27,4 @@ struct EmbeddedGroupOptions {
 // under the next epoch; the shards stay, so no rank is ever fresh again.
 std::unique_ptr<WorkerGroup> CreateEmbeddedGroup(const EmbeddedGroupOptions& options);
 
-// Whether a rank's reply means that ranks may have parted ways, as opposed to a refusal that is the
-// same everywhere and leaves the group usable.
-bool BreaksGroup(const absl::Status& reply);
-
 }  // namespace tributary::service

@@ -181,7 +181,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   for (int32_t g = 0; g < groups_.size(); ++g) {
-    const int64_t keep = CeilDiv(GreatestLength(g, *sequence), page_tokens());
+    const int64_t keep = CeilDiv(LongestOf(g, *sequence), page_tokens());
     Shorten(keep, &sequence->groups[g], &pages_[g]);
   }
   return LeastLength(*sequence);
@@ -202,7 +202,7 @@ void SequenceTable::Empty(Sequence* sequence) {
   sequence->last_step.assign(geometry_.layers, 0);
 }
 
-int64_t SequenceTable::GreatestLength(int32_t group, const Sequence& sequence) const {
+int64_t SequenceTable::LongestOf(int32_t group, const Sequence& sequence) const {
   int64_t greatest = 0;
   for (const int32_t layer : groups_[group].layers) {
     greatest = std::max(greatest, sequence.lengths[layer]);

@@ -158,7 +158,7 @@ class SequenceTable {
   // Gives up the pages of a group that no row can see any more.
   void GiveUp(int32_t group, Sequence* sequence);
   absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
-  int64_t GreatestLength(int32_t group, const Sequence& sequence) const;
+  int64_t LongestOf(int32_t group, const Sequence& sequence) const;
   // The first token that the group's layers still hold.
   int64_t HeldFrom(const PageList& list) const { return list.given_up * page_tokens(); }
   void Empty(Sequence* sequence);

@@ -22,6 +22,10 @@ struct Outcome {
   std::vector<worker::Reply> replies;  // by rank
 };
 
+// Whether a rank's reply means that ranks may have parted ways, as opposed to a refusal that is the
+// same everywhere and leaves the group usable.
+bool BreaksGroup(const absl::Status& reply);
+
 struct Member {
   int rank = 0;
   std::string address;  // "embedded" or the peer's address
