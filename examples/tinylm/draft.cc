@@ -36,16 +36,10 @@ absl::StatusOr<Matrix> Draft::Guess(Token anchor, int64_t position, int64_t bloc
   Matrix attended(block, int64_t{c.q_heads} * c.head_dim);
   for (int32_t layer = 0; layer < c.layers; ++layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const Matrix normed = RmsNorm(x, w.input_norm, c.rms_norm_eps);
-    Matrix q = Project(normed, w.q_proj);
-    Matrix k = Project(normed, w.k_proj);
-    const Matrix v = Project(normed, w.v_proj);
-    rope_.Rotate(position, c.q_heads, q);
-    rope_.Rotate(position, c.kv_heads, k);
-    const absl::Status status = attention.AttendBlock(layer, position, q, k, v, attended);
+    const Projections p = ProjectForAttention(x, position, c, w, rope_);
+    const absl::Status status = attention.AttendBlock(layer, position, p.q, p.k, p.v, attended);
     if (!status.ok()) return status;
-    x += Project(attended, w.o_proj);
-    x += SwiGlu(RmsNorm(x, w.post_attention_norm, c.rms_norm_eps), w);
+    FinishLayer(attended, c, w, x);
   }
   const Matrix masks = RmsNorm(x.bottomRows(block - 1), weights_.norm, c.rms_norm_eps);
   return Project(masks, target_.head());

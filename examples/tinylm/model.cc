@@ -26,16 +26,10 @@ absl::StatusOr<Matrix> Model::Forward(std::span<const Token> tokens, int64_t fir
   Matrix attended(rows, int64_t{c.q_heads} * c.head_dim);
   for (int32_t layer = 0; layer < c.layers; ++layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const Matrix normed = RmsNorm(x, w.input_norm, c.rms_norm_eps);
-    Matrix q = Project(normed, w.q_proj);
-    Matrix k = Project(normed, w.k_proj);
-    const Matrix v = Project(normed, w.v_proj);
-    rope_.Rotate(first_position, c.q_heads, q);
-    rope_.Rotate(first_position, c.kv_heads, k);
-    const absl::Status status = attention.Attend(layer, first_position, q, k, v, attended);
+    const Projections p = ProjectForAttention(x, first_position, c, w, rope_);
+    const absl::Status status = attention.Attend(layer, first_position, p.q, p.k, p.v, attended);
     if (!status.ok()) return status;
-    x += Project(attended, w.o_proj);
-    x += SwiGlu(RmsNorm(x, w.post_attention_norm, c.rms_norm_eps), w);
+    FinishLayer(attended, c, w, x);
     if (tap != nullptr) tap->Take(layer, x);
   }
   const Matrix last = RmsNorm(x, weights_.norm, c.rms_norm_eps);

@@ -19,13 +19,13 @@ held-out loss is the one kept. Needs PyTorch and safetensors.
 import argparse
 import copy
 import dataclasses
-import json
 import math
 import os
 import time
 
 import torch
 import torch.nn.functional as F
+import training
 from safetensors.torch import save_file
 from torch import nn
 
@@ -99,16 +99,25 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin):
-        batch, rows, _ = x.shape
-        heads = lambda t: t.view(batch, rows, -1, self.c.head_dim).transpose(1, 2)
-        q = rotate(heads(self.q_proj(x)), cos, sin)
-        k = rotate(heads(self.k_proj(x)), cos, sin)
-        v = heads(self.v_proj(x))
+    def heads(self, x):
+        return x.view(*x.shape[:2], -1, self.c.head_dim).transpose(1, 2)
+
+    def queries(self, x, rope):
+        return rotate(self.heads(self.q_proj(x)), *rope)
+
+    def keys(self, x, rope):
+        """K and V."""
+        return rotate(self.heads(self.k_proj(x)), *rope), self.heads(self.v_proj(x))
+
+    def attend(self, q, k, v, **options):
         group = self.c.num_attention_heads // self.c.num_key_value_heads
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(out.transpose(1, 2).reshape(batch, rows, -1))
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def forward(self, x, cos, sin):
+        rope = (cos, sin)
+        return self.attend(self.queries(x, rope), *self.keys(x, rope), is_causal=True)
 
 
 class Mlp(nn.Module):
@@ -154,11 +163,7 @@ class TinyLm(nn.Module):
         self.lm_head = None
         if not c.tie_word_embeddings:
             self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        residual_std = 0.02 / math.sqrt(2 * c.num_hidden_layers)
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                out_of_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(p, std=residual_std if out_of_branch else 0.02)
+        training.initialise(self, c.num_hidden_layers)
         exponents = torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim
         angles = torch.outer(
             torch.arange(c.max_position_embeddings, dtype=torch.float64), c.rope_theta**-exponents
@@ -174,14 +179,6 @@ class TinyLm(nn.Module):
             x = layer(x, cos, sin)
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return F.linear(self.model.norm(x), head.weight)
-
-
-def as_shipped(model):
-    """A copy in float32 whose weights are rounded to bf16, without dropout."""
-    shipped = TinyLm(model.c).to(next(model.parameters()).device).eval()
-    rounded = {name: p.bfloat16().float() for name, p in model.state_dict().items()}
-    shipped.load_state_dict(rounded)
-    return shipped
 
 
 @torch.no_grad()
@@ -222,21 +219,10 @@ def optimizer_of(model, args):
     return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=fused)
 
 
-def learning_rate(args, step, progress):
-    """Linear warm-up by steps, then a cosine over the time that is left, down to 2% of the peak."""
-    warm = min(1.0, (step + 1) / args.warmup)
-    return args.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def load_tokens(path, device):
-    with open(path, "rb") as file:
-        return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).to(device)
-
-
 def train(model, args, device, log):
     """Trains until the time is over. Returns the best model as shipped."""
-    corpus = load_tokens(os.path.join(args.data, "train.txt"), device)
-    held_out = load_tokens(os.path.join(args.data, "heldout.txt"), device)
+    corpus = training.load_tokens(os.path.join(args.data, "train.txt"), device)
+    held_out = training.load_tokens(os.path.join(args.data, "heldout.txt"), device)
     started = time.monotonic()
     deadline = started + 60 * args.minutes
     optimizer = optimizer_of(model, args)
@@ -259,7 +245,7 @@ def train(model, args, device, log):
         progress = 0.0 if schedule_start is None else (now - schedule_start) / (deadline - schedule_start)
         over = progress >= 1 or now >= deadline or (args.steps and step >= args.steps)
         if over or (schedule_start is not None and now >= next_evaluation):
-            shipped = as_shipped(model)
+            shipped = training.as_shipped(model, TinyLm(model.c))
             loss = held_out_loss(shipped, held_out, args.context)
             if loss < best_loss:
                 best, best_loss = shipped, loss
@@ -269,20 +255,12 @@ def train(model, args, device, log):
             next_evaluation = time.monotonic() + args.eval_seconds
         if over:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(args, step, progress)
         begins = torch.randint(len(corpus) - args.context - 1, (args.batch, 1), device=device)
         loss = step_loss(corpus[begins + span].long())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        training.take_step(optimizer, loss, training.learning_rate(args, step, progress))
         if step % args.log_steps == 0:
-            value = loss.item()
-            if not math.isfinite(value):
-                raise RuntimeError(f"the loss is {value} at step {step}")
+            value = training.log_loss(log, step, loss)
             rate = (step + 1) * args.batch * args.context / (time.monotonic() - started)
-            log["train"].append({"step": step, "loss": value})
             print(f"step {step}  loss {value:.4f}  {rate / 1e6:.3f}M tokens/s", flush=True)
         elif step % 10 == 0 and device.type == "cuda":
             torch.cuda.synchronize()  # so that the clock read above is the step's
@@ -320,21 +298,12 @@ def check_huggingface(model, folder):
 def write(model, args, log):
     os.makedirs(args.out, exist_ok=True)
     path = lambda name: os.path.join(args.out, name)
-    tensors = {name: p.bfloat16().cpu().contiguous() for name, p in model.state_dict().items()}
-    save_file(tensors, path("model.safetensors"), metadata={"format": "pt"})
-    size = os.path.getsize(path("model.safetensors"))
-    log["bytes"] = size
-    log["parameters"] = sum(t.numel() for t in tensors.values())
-    with open(path("config.json"), "w", encoding="ascii") as file:
-        json.dump(model.c.to_huggingface(), file, indent=2)
-        file.write("\n")
+    training.write_weights(model, path("model.safetensors"), log)
+    training.write_json(model.c.to_huggingface(), path("config.json"), indent=2)
     write_golden(model, path("golden.safetensors"))
-    with open(path("train_log.json"), "w", encoding="ascii") as file:
-        json.dump(log, file, indent=1)
-        file.write("\n")
-    print(f"{log['parameters']:,} parameters, {size:,} bytes", flush=True)
-    if size > SIZE_LIMIT:
-        raise RuntimeError(f"model.safetensors is larger than {SIZE_LIMIT} bytes")
+    training.write_json(log, path("train_log.json"))
+    print(f"{log['parameters']:,} parameters, {log['bytes']:,} bytes", flush=True)
+    training.check_size(path("model.safetensors"), SIZE_LIMIT)
 
 
 def write_samples(model, args):
@@ -348,20 +317,11 @@ def write_samples(model, args):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder written by prepare_data.py")
-    parser.add_argument("--out", required=True, help="folder the weights are written to")
-    parser.add_argument("--minutes", type=float, default=1.8, help="of training; writing comes after")
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: by time alone")
+    training.add_arguments(parser, minutes=1.8, weight_decay=0.5, eval_seconds=10.0, log_steps=100)
     parser.add_argument("--batch", type=int, default=128, help="windows a step")
     parser.add_argument("--context", type=int, default=1024, help="bytes a window")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--warmup", type=int, default=200, help="steps")
-    parser.add_argument("--weight-decay", type=float, default=0.5)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=Config.num_hidden_layers)
-    parser.add_argument("--eval-seconds", type=float, default=10.0)
-    parser.add_argument("--log-steps", type=int, default=100)
     parser.add_argument("--sample-tokens", type=int, default=300)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--check-hf", action="store_true", help="compare logits with transformers'")
@@ -370,14 +330,9 @@ def arguments():
 
 def main():
     args = arguments()
-    torch.manual_seed(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+    device, log = training.begin(args)
     config = Config(num_hidden_layers=args.layers, max_position_embeddings=args.context)
     model = TinyLm(config, args.dropout).to(device)
-    settings = {key: value for key, value in vars(args).items() if key not in ("data", "out")}
-    log = {"settings": settings, "torch": torch.__version__, "train": [], "held_out": []}
     best = train(model, args, device, log)
     write(best, args, log)
     write_samples(best, args)

@@ -32,6 +32,7 @@ import time
 import torch
 import torch.nn.functional as F
 import train as target_code
+import training
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -57,29 +58,11 @@ class DraftConfig:
     block_size: int = 8  # what hosts ask for unless they know better
 
 
-class DraftAttention(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.c = c
-        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-
-    def heads(self, x):
-        return x.view(*x.shape[:2], -1, self.c.head_dim).transpose(1, 2)
-
-    def keys(self, x, rope):
-        return target_code.rotate(self.heads(self.k_proj(x)), *rope), self.heads(self.v_proj(x))
-
+class DraftAttention(target_code.Attention):
     def forward(self, x, context, rope, context_rope, mask):
         """x: [batch, rows, hidden]; context: [batch, tokens, hidden]; mask: [rows, tokens + rows]."""
-        q = target_code.rotate(self.heads(self.q_proj(x)), *rope)
         k, v = (torch.cat(t, dim=2) for t in zip(self.keys(context, context_rope), self.keys(x, rope)))
-        group = self.c.num_attention_heads // self.c.num_key_value_heads
-        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.attend(self.queries(x, rope), k, v, attn_mask=mask)
 
 
 class DraftLayer(nn.Module):
@@ -106,10 +89,7 @@ class Draft(nn.Module):
         self.mask_embedding = nn.Parameter(torch.zeros(c.hidden_size))
         self.layers = nn.ModuleList(DraftLayer(c) for _ in range(c.num_hidden_layers))
         self.norm = target_code.RMSNorm(c.hidden_size, c.rms_norm_eps)
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                small = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * c.num_hidden_layers) if small else 0.02)
+        training.initialise(self, c.num_hidden_layers)
         nn.init.normal_(self.mask_embedding, std=0.02)
 
     def forward(self, anchors, features, starts, block, window_left, target):
@@ -165,7 +145,6 @@ def write_greedily(target, prompts, total):
     """Continues [batch, length] prompts to `total` tokens, each the most likely one."""
     c = target.c
     batch, length = prompts.shape
-    group = c.num_attention_heads // c.num_key_value_heads
     device = prompts.device
     dtype = target.model.embed_tokens.weight.dtype
     cache = torch.zeros(len(target.model.layers), 2, batch, c.num_key_value_heads, total, c.head_dim,
@@ -175,17 +154,14 @@ def write_greedily(target, prompts, total):
     begin, end = 0, length
     while end < total:
         x = target.model.embed_tokens(text[:, begin:end])
-        cos, sin = target.cos[begin:end], target.sin[begin:end]
+        rope = (target.cos[begin:end], target.sin[begin:end])
         for index, layer in enumerate(target.model.layers):
             attention = layer.self_attn
-            heads = lambda t: t.view(batch, end - begin, -1, c.head_dim).transpose(1, 2)
             normed = layer.input_layernorm(x)
-            q = target_code.rotate(heads(attention.q_proj(normed)), cos, sin)
-            cache[index, 0, :, :, begin:end] = target_code.rotate(heads(attention.k_proj(normed)), cos, sin)
-            cache[index, 1, :, :, begin:end] = heads(attention.v_proj(normed))
-            k, v = (t[:, :, :end].repeat_interleave(group, dim=1) for t in cache[index])
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=begin == 0)
-            x = x + attention.o_proj(out.transpose(1, 2).reshape(batch, end - begin, -1))
+            for held, new in zip(cache[index], attention.keys(normed, rope)):
+                held[:, :, begin:end] = new
+            k, v = (held[:, :, :end] for held in cache[index])
+            x = x + attention.attend(attention.queries(normed, rope), k, v, is_causal=begin == 0)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         logits = F.linear(target.model.norm(x[:, -1]), target.model.embed_tokens.weight)
         text[:, end] = logits.argmax(-1)
@@ -237,12 +213,6 @@ def acceptance(draft, target, text, args, block, window_left):
     return torch.cat(lengths).mean().item()
 
 
-def as_shipped(draft):
-    shipped = Draft(draft.c).to(next(draft.parameters()).device).eval()
-    shipped.load_state_dict({name: p.bfloat16().float() for name, p in draft.state_dict().items()})
-    return shipped
-
-
 def train(draft, target, args, text, held_out, log):
     optimizer = torch.optim.AdamW(draft.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
     begin = time.monotonic()
@@ -252,7 +222,7 @@ def train(draft, target, args, text, held_out, log):
         progress = min(1.0, (time.monotonic() - begin) / (60 * args.minutes))
         over = progress >= 1 or (args.steps and step >= args.steps)
         if over or time.monotonic() >= next_evaluation:
-            shipped = as_shipped(draft)
+            shipped = training.as_shipped(draft, Draft(draft.c))
             lengths = [acceptance(shipped, target, held_out, args, draft.c.block_size, w) for w in windows]
             if min(lengths) > best_length:
                 best, best_length = shipped, min(lengths)
@@ -262,24 +232,14 @@ def train(draft, target, args, text, held_out, log):
             next_evaluation = time.monotonic() + args.eval_seconds
         if over:
             break
-        for group in optimizer.param_groups:
-            warm = min(1.0, (step + 1) / args.warmup)
-            group["lr"] = args.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         rows = text[torch.randint(len(text), (args.batch,), device=text.device)].long()
         block = args.blocks[step // 2 % len(args.blocks)]
         starts = pick_starts(args, text.device, args.anchors, block)
         with torch.autocast(text.device.type, dtype=torch.bfloat16):
             loss = loss_of(draft, target, rows, starts, block, windows[step % 2], args.decay)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
+        training.take_step(optimizer, loss, training.learning_rate(args, step, progress))
         if step % args.log_steps == 0:
-            value = loss.item()
-            if not math.isfinite(value):
-                raise RuntimeError(f"the loss is {value} at step {step}")
-            log["train"].append({"step": step, "loss": value})
-            print(f"step {step}  loss {value:.4f}", flush=True)
+            print(f"step {step}  loss {training.log_loss(log, step, loss):.4f}", flush=True)
         step += 1
     log["steps"] = step
     return best
@@ -303,25 +263,17 @@ def write_golden(draft, target, path):
 def write(draft, target, args, log, held_out):
     path = lambda name: os.path.join(args.out, name)
     os.makedirs(args.out, exist_ok=True)
-    tensors = {name: p.bfloat16().cpu().contiguous() for name, p in draft.state_dict().items()}
-    save_file(tensors, path("draft.safetensors"), metadata={"format": "pt"})
-    log["bytes"] = os.path.getsize(path("draft.safetensors"))
-    log["parameters"] = sum(t.numel() for t in tensors.values())
+    training.write_weights(draft, path("draft.safetensors"), log)
     log["acceptance"] = {
         f"block {block}, {name}": acceptance(draft, target, held_out, args, block, left)
         for block in (4, 8, 12, 16)
         for name, left in (("full", None), ("sliding", draft.c.sliding_window_left))
     }
-    with open(path("draft.json"), "w", encoding="ascii") as file:
-        json.dump(dataclasses.asdict(draft.c), file, indent=2)
-        file.write("\n")
+    training.write_json(dataclasses.asdict(draft.c), path("draft.json"), indent=2)
     write_golden(draft, target, path("draft_golden.safetensors"))
-    with open(path("draft_log.json"), "w", encoding="ascii") as file:
-        json.dump(log, file, indent=1)
-        file.write("\n")
+    training.write_json(log, path("draft_log.json"))
     print(f"{log['parameters']:,} parameters, {log['bytes']:,} bytes; {log['acceptance']}", flush=True)
-    if log["bytes"] > SIZE_LIMIT:
-        raise RuntimeError(f"draft.safetensors is larger than {SIZE_LIMIT} bytes")
+    training.check_size(path("draft.safetensors"), SIZE_LIMIT)
 
 
 def load_target(folder, device):
@@ -337,11 +289,8 @@ def load_target(folder, device):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder written by prepare_data.py")
+    training.add_arguments(parser, minutes=3.0, weight_decay=0.05, eval_seconds=20.0, log_steps=200)
     parser.add_argument("--weights", required=True, help="folder of the target")
-    parser.add_argument("--out", required=True, help="folder the draft is written to")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of training; writing text comes before")
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: by time alone")
     parser.add_argument("--sequences", type=int, default=16384, help="texts the target writes to learn from")
     parser.add_argument("--held-out", type=int, default=256, help="texts that acceptance is measured on")
     parser.add_argument("--write-batch", type=int, default=2048)
@@ -351,31 +300,20 @@ def arguments():
     parser.add_argument("--anchors", type=int, default=32, help="blocks a text and step")
     parser.add_argument("--blocks", type=int, nargs="+", default=[8, 16], help="block sizes that take turns")
     parser.add_argument("--decay", type=float, default=4.0, help="rows after which a row's weight is 1/e")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--warmup", type=int, default=200, help="steps")
-    parser.add_argument("--weight-decay", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--eval-seconds", type=float, default=20.0)
-    parser.add_argument("--log-steps", type=int, default=200)
     return parser.parse_args()
 
 
 def main():
     args = arguments()
-    torch.manual_seed(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+    device, log = training.begin(args)
     target = load_target(args.weights, device)
     draft = Draft(DraftConfig()).to(device)
-    corpus = target_code.load_tokens(os.path.join(args.data, "train.txt"), device)
-    unseen = target_code.load_tokens(os.path.join(args.data, "heldout.txt"), device)
+    corpus = training.load_tokens(os.path.join(args.data, "train.txt"), device)
+    unseen = training.load_tokens(os.path.join(args.data, "heldout.txt"), device)
     begin = time.monotonic()
     text = write_corpus(target, args, corpus, args.sequences)
     held_out = write_corpus(target, args, unseen, args.held_out)
     print(f"{text.numel():,} tokens written in {time.monotonic() - begin:.0f} s", flush=True)
-    settings = {key: value for key, value in vars(args).items() if key not in ("data", "weights", "out")}
-    log = {"settings": settings, "torch": torch.__version__, "train": [], "held_out": []}
     best = train(draft, target, args, text, held_out, log)
     write(best, target, args, log, held_out)
 

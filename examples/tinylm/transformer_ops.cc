@@ -112,4 +112,18 @@ void Rope::Rotate(int64_t first_position, int32_t heads, Matrix& x) const {
   }
 }
 
+Projections ProjectForAttention(const Matrix& x, int64_t first_position, const ModelConfig& c,
+                                const LayerWeights& w, const Rope& rope) {
+  const Matrix normed = RmsNorm(x, w.input_norm, c.rms_norm_eps);
+  Projections p{Project(normed, w.q_proj), Project(normed, w.k_proj), Project(normed, w.v_proj)};
+  rope.Rotate(first_position, c.q_heads, p.q);
+  rope.Rotate(first_position, c.kv_heads, p.k);
+  return p;
+}
+
+void FinishLayer(const Matrix& attended, const ModelConfig& c, const LayerWeights& w, Matrix& x) {
+  x += Project(attended, w.o_proj);
+  x += SwiGlu(RmsNorm(x, w.post_attention_norm, c.rms_norm_eps), w);
+}
+
 }  // namespace tributary::tinylm

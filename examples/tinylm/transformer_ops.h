@@ -31,4 +31,18 @@ class Rope {
   Matrix sin_;
 };
 
+// Of the rows of a layer.
+struct Projections {
+  Matrix q;  // rotated
+  Matrix k;  // rotated
+  Matrix v;
+};
+
+// What a decoder layer does around its attention: before it, for rows x at positions first_position
+// and on ...
+Projections ProjectForAttention(const Matrix& x, int64_t first_position, const ModelConfig& c,
+                                const LayerWeights& w, const Rope& rope);
+// ... and after it, in place.
+void FinishLayer(const Matrix& attended, const ModelConfig& c, const LayerWeights& w, Matrix& x);
+
 }  // namespace tributary::tinylm

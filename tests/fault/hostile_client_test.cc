@@ -2,7 +2,6 @@
 // code, holds no memory for them, and goes on serving others.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -20,6 +19,7 @@
 
 #include "tests/fault/load.h"
 #include "tests/fault/programs.h"
+#include "tests/service/raw_call.h"
 #include "tests/service/test_service.h"
 
 namespace tributary::test {
@@ -75,21 +75,9 @@ class HostileClient : public ::testing::Test {
   // Sends bytes as a message of the method.
   grpc::Status Send(const std::string& bytes, const std::string& method = kAttend,
                     std::shared_ptr<grpc::Channel> channel = nullptr) {
-    grpc::GenericStub stub(channel == nullptr ? channel_ : channel);
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    grpc::Slice slice(bytes);
-    const grpc::ByteBuffer message(&slice, 1);
-    grpc::CompletionQueue queue;
-    auto call = stub.PrepareUnaryCall(&context, method, message, &queue);
-    call->StartCall();
-    grpc::ByteBuffer reply;
-    grpc::Status status;
-    call->Finish(&reply, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return status;
+    return service::testing::RawCall(channel == nullptr ? channel_ : channel, method, bytes,
+                                     kPatience)
+        .status;
   }
 
   // Most memory the process ever had in RAM, bytes.

@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,6 +15,7 @@
 
 #include "tests/fault/load.h"
 #include "tests/fault/programs.h"
+#include "tests/service/raw_call.h"
 #include "tests/support/process.h"
 
 namespace tributary::test {
@@ -392,31 +392,13 @@ TEST_F(ServiceFault, AWorkerThatCannotFitSaysWhyAndEnds) {
 
 // ---- health ------------------------------------------------------------------------------------
 
-// grpc.health.v1 by hand (its generated code is no part of gRPC's packages): 1 is SERVING.
-int HealthOf(const std::string& address, const std::string& service) {
-  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
-  const std::string request = std::string("\x0a") + static_cast<char>(service.size()) + service;
-  const grpc::Slice slice(request);
-  const grpc::ByteBuffer bytes(&slice, 1);
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + seconds(10));
-  grpc::CompletionQueue queue;
-  const auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", bytes, &queue);
-  call->StartCall();
-  grpc::ByteBuffer reply;
-  grpc::Status status;
-  call->Finish(&reply, &status, &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  grpc::Slice out;
-  if (!status.ok() || !reply.DumpToSingleSlice(&out).ok() || out.size() != 2) return -1;
-  return out.begin()[1];
+std::string HealthOf(const std::string& address, const std::string& service) {
+  return service::testing::CheckHealth(address, service).bytes;
 }
 
 TEST_F(ServiceFault, AWorkerIsReadyWhileItsGroupIs) {
-  constexpr int kServing = 1;
-  constexpr int kNotServing = 2;
+  using service::testing::kNotServing;
+  using service::testing::kServing;
   workers_[0]->Signal(SIGKILL);
   workers_[0] = Worker(0, {"--admin_listen=unix:" + directory_.File("admin.sock")});
   const std::string admin = "unix:" + directory_.File("admin.sock");

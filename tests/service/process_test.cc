@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/service/raw_call.h"
 #include "tests/service/test_service.h"
 #include "worker/cuda_backend.h"
 
@@ -32,37 +33,15 @@ class ProcessTest : public ::testing::Test {
     flags.insert(flags.begin(), {"--listen=" + address_, "--admin_listen=" + admin_,
                                  "--embedded_workers=2", "--threads=2"});
     auto process = Start(std::move(flags));
-    EXPECT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == "\x08\x01"; }));
+    EXPECT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == kServing; }));
     channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
     stub_ = v1::AttentionService::NewStub(channel_);
     return process;
   }
-  // The bytes of grpc.health.v1.HealthCheckResponse, or the error's code. (No stub of that service
-  // comes with the system's gRPC.)
-  std::string Health(const std::string& service) {
-    return Unary(admin_, "/grpc.health.v1.Health/Check",
-                 std::string("\x0a") + static_cast<char>(service.size()) + service);
-  }
-  static std::string Unary(const std::string& address, const std::string& method,
-                           const std::string& request) {
-    grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-    grpc::Slice slice(request);
-    const grpc::ByteBuffer message(&slice, 1);
-    grpc::CompletionQueue queue;
-    auto call = stub.PrepareUnaryCall(&context, method, message, &queue);
-    call->StartCall();
-    grpc::ByteBuffer reply;
-    grpc::Status status;
-    call->Finish(&reply, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    if (!status.ok()) return "code " + std::to_string(status.error_code());
-    grpc::Slice whole;
-    EXPECT_TRUE(reply.DumpToSingleSlice(&whole).ok());
-    return std::string(reinterpret_cast<const char*>(whole.begin()), whole.size());
+  // What it says, or the error's code.
+  std::string Health(const std::string& service) { return Said(CheckHealth(admin_, service)); }
+  static std::string Said(const RawReply& reply) {
+    return reply.status.ok() ? reply.bytes : "code " + std::to_string(reply.status.error_code());
   }
 
   const test::TemporaryDirectory directory_;
@@ -127,7 +106,7 @@ TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
                       << "embedded_workers: 3\n"
                       << "threads: 7\n";
   auto process = Start({"--config=" + file, "--embedded_workers=2"});
-  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == "\x08\x01"; }));
+  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("readiness") == kServing; }));
   for (const std::string& address : {address_, other}) {
     const auto stub = v1::AttentionService::NewStub(
         grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
@@ -142,9 +121,12 @@ TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
 
 TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
   auto first = StartServing({"--listen=" + address_ + ",127.0.0.1:0"});
+  // It may be ready before it has said where.
+  ASSERT_TRUE(test::Eventually(
+      kPatience, [&] { return first->Log().find("127.0.0.1:") != std::string::npos; }))
+      << first->Log();
   const std::string log = first->Log();
   const size_t at = log.find("127.0.0.1:");
-  ASSERT_NE(at, std::string::npos) << log;
   const std::string tcp = log.substr(at, log.find_first_of(" ,", at) - at);
   for (const std::string& taken : {address_, tcp}) {
     ChildProcess second({TRIBUTARY_COORDINATOR, "--listen=" + taken, "--admin_listen="},
@@ -152,7 +134,7 @@ TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
     EXPECT_EQ(second.Wait(kPatience), 1) << taken;
     EXPECT_THAT(second.Log(), HasSubstr("cannot listen at " + taken));
   }
-  EXPECT_EQ(Health("readiness"), "\x08\x01") << "the first is unharmed";
+  EXPECT_EQ(Health("readiness"), kServing) << "the first is unharmed";
   v1::GetTopologyReply reply;
   grpc::ClientContext context;
   EXPECT_TRUE(stub_->GetTopology(&context, {}, &reply).ok());
@@ -162,18 +144,20 @@ TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
 
 TEST_F(ProcessTest, HealthAndTheApiLiveOnDifferentPorts) {
   auto process = StartServing();
-  EXPECT_EQ(Health(""), "\x08\x01");
-  EXPECT_EQ(Health("liveness"), "\x08\x01");
+  EXPECT_EQ(Health(""), kServing);
+  EXPECT_EQ(Health("liveness"), kServing);
   EXPECT_EQ(Health("nonsense"), "code 5");
-  EXPECT_EQ(Unary(admin_, "/tributary.v1.AttentionService/GetTopology", ""), "code 12");
-  EXPECT_EQ(Unary(address_, "/grpc.health.v1.Health/Check", ""), "code 12");
+  const auto admin = grpc::CreateChannel(admin_, grpc::InsecureChannelCredentials());
+  EXPECT_EQ(Said(RawCall(admin, "/tributary.v1.AttentionService/GetTopology", "", kPatience)),
+            "code 12");
+  EXPECT_EQ(Said(CheckHealth(address_, "")), "code 12");
 }
 
 TEST_F(ProcessTest, WaitingForWorkersIsAliveButNotReady) {
   auto process = Start({"--listen=" + address_, "--admin_listen=" + admin_, "--workers=2",
                         "--worker_listen=unix:" + directory_.File("workers.sock")});
-  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("liveness") == "\x08\x01"; }));
-  EXPECT_EQ(Health("readiness"), "\x08\x02");
+  ASSERT_TRUE(test::Eventually(kPatience, [&] { return Health("liveness") == kServing; }));
+  EXPECT_EQ(Health("readiness"), kNotServing);
   const auto stub = v1::AttentionService::NewStub(
       grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
   EXPECT_EQ(CreateCache(*stub, "m", SmallSpec()).error_code(), StatusCode::UNAVAILABLE);

@@ -461,10 +461,9 @@ int Main(int argc, char** argv) {
               bench.device().multiprocessors, clusters[0], clusters[1], clusters[2]);
   std::printf("reads: %.2f TB/s\n%-52s %9s %9s %7s %6s %9s  %s\n", bandwidth * 1e-12, "case", "us",
               "floor us", "TB/s", "of", "error", "kernel");
-  FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");
-  if (out != nullptr)
-    std::fprintf(out, "{\"read_bytes_per_second\": %.4g, \"cases\": [", bandwidth);
-  bool first = true;
+  char text[64];
+  std::snprintf(text, sizeof text, "\"read_bytes_per_second\": %.4g, ", bandwidth);
+  CaseFile file(json, text);
   bool wrong = false;
   for (const Case& c : cases) {
     if (c.name.find(only) == std::string::npos) continue;
@@ -479,18 +478,8 @@ int Main(int argc, char** argv) {
                 r.kernel.c_str());
     std::fflush(stdout);
     if (!(r.error < 2e-2)) wrong = true;
-    if (out != nullptr) {
-      std::fprintf(out,
-                   "%s\n{\"case\": \"%s\", \"us\": %.3f, \"bytes\": %.0f, \"error\": %.3g, "
-                   "\"kernel\": \"%s\"}",
-                   first ? "" : ",", c.name.c_str(), r.microseconds, r.bytes, r.error,
-                   r.kernel.c_str());
-    }
-    first = false;
-  }
-  if (out != nullptr) {
-    std::fprintf(out, "\n]}\n");
-    std::fclose(out);
+    std::snprintf(text, sizeof text, "\"bytes\": %.0f", r.bytes);
+    file.Add(c.name, r.microseconds, text, r.error, r.kernel);
   }
   if (wrong) std::fprintf(stderr, "a result differs from the reference\n");
   return wrong ? 1 : 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -150,6 +151,36 @@ class GraphTimer {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
+};
+
+// {<head>"cases": [...]} in a file, a line a case; without a path nothing at all.
+class CaseFile {
+ public:
+  CaseFile(const std::string& path, const std::string& head)
+      : file_(path.empty() ? nullptr : std::fopen(path.c_str(), "w")) {
+    if (file_ != nullptr) std::fprintf(file_, "{%s\"cases\": [", head.c_str());
+  }
+  ~CaseFile() {
+    if (file_ == nullptr) return;
+    std::fprintf(file_, "\n]}\n");
+    std::fclose(file_);
+  }
+  CaseFile(const CaseFile&) = delete;
+  CaseFile& operator=(const CaseFile&) = delete;
+
+  // `figures`: the members that only this benchmark has.
+  void Add(const std::string& name, double microseconds, const std::string& figures, double error,
+           const std::string& kernel) {
+    if (file_ == nullptr) return;
+    std::fprintf(
+        file_, "%s\n{\"case\": \"%s\", \"us\": %.3f, %s, \"error\": %.3g, \"kernel\": \"%s\"}",
+        first_ ? "" : ",", name.c_str(), microseconds, figures.c_str(), error, kernel.c_str());
+    first_ = false;
+  }
+
+ private:
+  FILE* const file_;
+  bool first_ = true;
 };
 
 }  // namespace tributary::cuda

@@ -313,11 +313,9 @@ int Main(int argc, char** argv) {
     }
   }
   Bench bench(portable, workspace_slots);
-  FILE* out = json.empty() ? nullptr : std::fopen(json.c_str(), "w");
-  if (out != nullptr) std::fprintf(out, "{\"cases\": [");
+  CaseFile file(json, "");
   std::printf("%-48s %10s %8s %9s  %s\n", "case", "us", "TFLOP/s", "error", "kernel");
   bool wrong = false;
-  bool first = true;
   for (const Case& c : Cases()) {
     if (c.name.find(only) == std::string::npos) continue;
     const Result r = bench.Run(c);
@@ -325,18 +323,9 @@ int Main(int argc, char** argv) {
                 r.operations / r.microseconds * 1e-6, r.error, r.kernel.c_str());
     std::fflush(stdout);
     if (!(r.error < 2e-2)) wrong = true;
-    if (out != nullptr) {
-      std::fprintf(out,
-                   "%s\n{\"case\": \"%s\", \"us\": %.2f, \"operations\": %.4g, \"error\": %.3g, "
-                   "\"kernel\": \"%s\"}",
-                   first ? "" : ",", c.name.c_str(), r.microseconds, r.operations, r.error,
-                   r.kernel.c_str());
-    }
-    first = false;
-  }
-  if (out != nullptr) {
-    std::fprintf(out, "\n]}\n");
-    std::fclose(out);
+    char text[64];
+    std::snprintf(text, sizeof text, "\"operations\": %.4g", r.operations);
+    file.Add(c.name, r.microseconds, text, r.error, r.kernel);
   }
   if (wrong) std::fprintf(stderr, "a result differs from the reference\n");
   return wrong ? 1 : 0;
