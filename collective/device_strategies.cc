@@ -136,8 +136,8 @@ Status AllGather(const DeviceExchangeParams& p, const Space& s, DeviceCommunicat
   const HeadSlice mine =
       gathered ? HeadSlice{0, p.heads} : SliceOfRank(p.heads, comm.size(), comm.rank());
   cuda::MergeArgs merge = MergeOf(p, mine);
-  merge.source_heads = p.heads;
   for (int r = 0; r < comm.size(); ++r) {
+    merge.source_heads[r] = p.heads;
     AddSource(s.layout, s.recv + r * s.layout.stride, mine.begin, &merge);
   }
   SetOutput(p, s, &merge);

@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const int d = static_cast<int>(unit % threads) * kDims;
   const bool alive = at < int64_t{args.rows} * args.heads;
   const int64_t row = at / args.heads;
-  const int64_t from = row * args.source_heads + (at - row * args.heads);
+  const int64_t head = at - row * args.heads;
   float max = EmptyLse<float>();
   bool nan = false;
   for (int s = 0; alive && s < args.sources; ++s) {
-    const float lse = args.lse[s][from];
+    const float lse = args.lse[s][row * args.source_heads[s] + head];
     nan |= lse != lse;
     max = fmaxf(max, lse);
   }
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   float sum = 0.0f;
   float x[kDims] = {};
   for (int s = 0; alive && s < args.sources; ++s) {
+    const int64_t from = row * args.source_heads[s] + head;
     const float weight = expf(args.lse[s][from] - base);
     // A source without keys is left out altogether: nothing is asked of its output.
     if (weight == 0.0f) continue;
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const float lse = sum == 0.0f ? EmptyLse<float>() : (nan ? sum : max + logf(sum));
   float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
   if (alive && args.sinks != nullptr && sum != 0.0f) {
-    scale *= SinkScale(lse, args.sinks[at % args.heads]);
+    scale *= SinkScale(lse, args.sinks[head]);
   }
 #pragma unroll
   for (int i = 0; i < kDims; ++i) {
@@ -87,8 +88,9 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   }
   __syncthreads();  // lse_out may be a source, read by the other threads of the row
   if (!alive) return;
-  Store<kOut>(args.out, at * args.head_dim + d, x);
-  if (d == 0 && args.lse_out != nullptr) args.lse_out[at] = lse;
+  const int64_t to = row * args.out_heads + head;
+  Store<kOut>(args.out, to * args.head_dim + d, x);
+  if (d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
 }
 
 template <DType kOut>
@@ -103,11 +105,15 @@ Status Run(const MergeArgs& args, cudaStream_t stream) {
   return {StatusCode::kInternal, std::string("merge kernel: ") + cudaGetErrorString(error)};
 }
 
+Status TooFewHeads(const std::string& field, int32_t given, int32_t heads) {
+  return InvalidArgument(field + ": " + std::to_string(given) + " is below " +
+                         std::to_string(heads) + " heads");
+}
+
 }  // namespace
 
 Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
   MergeArgs args = given;
-  if (args.source_heads == 0) args.source_heads = args.heads;
   if (args.sources < 1 || args.sources > kMaxMergeSources) {
     return InvalidArgument("sources: " + std::to_string(args.sources) + " is not 1.." +
                            std::to_string(kMaxMergeSources));
@@ -117,9 +123,14 @@ Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
                            " is not a multiple of 4 up to 1024");
   }
   if (args.rows < 0 || args.heads < 0) return InvalidArgument("rows, heads: must not be negative");
-  if (args.source_heads < args.heads) {
-    return InvalidArgument("source_heads: " + std::to_string(args.source_heads) + " is below " +
-                           std::to_string(args.heads) + " heads");
+  if (args.out_heads == 0) args.out_heads = args.heads;
+  if (args.out_heads < args.heads) return TooFewHeads("out_heads", args.out_heads, args.heads);
+  for (int s = 0; s < args.sources; ++s) {
+    if (args.source_heads[s] == 0) args.source_heads[s] = args.heads;
+    if (args.source_heads[s] < args.heads) {
+      return TooFewHeads("source_heads[" + std::to_string(s) + "]", args.source_heads[s],
+                         args.heads);
+    }
   }
   if (IsFp8(args.source_dtype)) return InvalidArgument("source_dtype: must be f32, bf16 or f16");
   if (args.rows == 0 || args.heads == 0) return Status::Ok();

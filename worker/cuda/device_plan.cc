@@ -113,7 +113,7 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
 void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                              std::span<const KeyRange> keys, const DevicePlanOptions& options,
                              AttentionLaunch* launch, Host* host) {
-  launch->shape = {.kv = spec.kv_dtype,
+  launch->shape = {.kv = types_.cache_kv,
                    .head_dim = spec.head_dim,
                    .q_heads = spec.q_heads,
                    .kv_heads = spec.kv_heads,
@@ -137,7 +137,7 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                               std::span<const KeyRange> keys, const DevicePlanOptions& options,
                               PrefillLaunch* launch, Host* host) {
   launch->shape = {.q = types_.q,
-                   .kv = spec.kv_dtype,
+                   .kv = types_.cache_kv,
                    .head_dim = spec.head_dim,
                    .q_heads = spec.q_heads,
                    .kv_heads = spec.kv_heads,
@@ -211,7 +211,7 @@ void DevicePlan::Write(std::byte* to) const {
 }
 
 bool DevicePlan::repeatable() const {
-  return !has_new_tokens_ && passes_.size() <= 1 && (passes_.empty() || !passes_[0].many_rows);
+  return passes_.size() <= 1 && (passes_.empty() || !passes_[0].many_rows);
 }
 
 std::vector<uint64_t> DevicePlan::Signature() const {
@@ -233,7 +233,26 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                      uint64_t(c.cluster_size) << 48);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }
+  if (has_new_tokens_) AppendNewTokensSignature(&values);
   return values;
+}
+
+// Unlike the context's part, it is launched for as many rows and tokens as there are.
+void DevicePlan::AppendNewTokensSignature(std::vector<uint64_t>* values) const {
+  const PrefillLaunch& launch = new_tokens_;
+  for (const Section& s : {launch.items, launch.keys}) {
+    values->push_back(s.offset);
+    values->push_back(s.count);
+  }
+  const cuda::PrefillChoice& choice = launch.choice;
+  values->push_back(static_cast<uint64_t>(choice.kind) | uint64_t(types_.new_kv) << 8 |
+                    uint64_t(types_.q) << 16);
+  for (const cuda::PrefillPass& round : launch.rounds) {
+    for (const int32_t value : {round.item_begin, round.item_count, round.blocks, round.splits,
+                                round.row_begin, round.row_count, int32_t{round.accumulate}}) {
+      values->push_back(static_cast<uint64_t>(value));
+    }
+  }
 }
 
 }  // namespace tributary::worker

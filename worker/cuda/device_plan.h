@@ -63,11 +63,12 @@ struct PassLaunch {
 // What a device plan depends on besides the step's plan.
 struct StepTypes {
   DType q = DType::kBf16;
-  DType new_kv = DType::kBf16;  // as the new tokens are attended to: bf16 or f16
-  collective::HeadSlice heads;  // of the new tokens' part
+  DType cache_kv = DType::kBf16;  // of the layer
+  DType new_kv = DType::kBf16;    // as the new tokens are attended to: bf16 or f16
+  collective::HeadSlice heads;    // of the new tokens' part
   bool operator==(const StepTypes& other) const {
-    return q == other.q && new_kv == other.new_kv && heads.begin == other.heads.begin &&
-           heads.count == other.heads.count;
+    return q == other.q && cache_kv == other.cache_kv && new_kv == other.new_kv &&
+           heads.begin == other.heads.begin && heads.count == other.heads.count;
   }
 };
 
@@ -146,6 +147,7 @@ class DevicePlan {
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
   void MakeNewTokens(const CacheSpec& spec, const StepPlan& plan, const DevicePlanOptions& options);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);
+  void AppendNewTokensSignature(std::vector<uint64_t>* values) const;
   template <typename T>
   Section Place(const T* data, size_t count, size_t room);
 

@@ -74,7 +74,7 @@ absl::Status CudaOperations::Reserve() {
   const size_t rows = static_cast<size_t>(pass_rows);
   const size_t result_rows = static_cast<size_t>(ResultRows());
   TRIBUTARY_RETURN_IF_ERROR(memory_.prefill.Reserve(plan_.workspace_bytes()));
-  if (plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32) {
+  if (narrows()) {
     const size_t bytes = step_.k.bytes / 2;
     for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) {
       TRIBUTARY_RETURN_IF_ERROR(staged->Reserve(bytes));
@@ -92,13 +92,14 @@ absl::Status CudaOperations::Reserve() {
   if (alone()) {
     TRIBUTARY_RETURN_IF_ERROR(
         memory_.result_o.Reserve(result_rows * Heads() * Dim() * sizeof(float)));
-    return memory_.result_lse.Reserve(result_rows * Heads() * sizeof(float));
+    TRIBUTARY_RETURN_IF_ERROR(memory_.result_lse.Reserve(result_rows * Heads() * sizeof(float)));
   }
-  if (step_.kind == StepKind::kDecode) return absl::OkStatus();
+  if (step_.kind == StepKind::kDecode || slice_is_result()) return absl::OkStatus();
   const size_t heads = static_cast<size_t>(
       collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()).count);
   TRIBUTARY_RETURN_IF_ERROR(memory_.slice_o.Reserve(result_rows * heads * Dim() * sizeof(float)));
   TRIBUTARY_RETURN_IF_ERROR(memory_.slice_lse.Reserve(result_rows * heads * sizeof(float)));
+  if (step_.kind != StepKind::kPrefill) return absl::OkStatus();
   const size_t context = static_cast<size_t>(pass_rows) * heads * sizeof(float);
   TRIBUTARY_RETURN_IF_ERROR(memory_.context_o.Reserve(context * Dim()));
   TRIBUTARY_RETURN_IF_ERROR(memory_.context_lse.Reserve(context));
@@ -126,6 +127,12 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
     values->push_back(AsNumber(memory->data()));
   }
   values->push_back(AsNumber(block_));
+  if (plan_.new_tokens() == nullptr) return;
+  values->push_back(static_cast<uint64_t>(step_.plan.query_rows) |
+                    static_cast<uint64_t>(step_.plan.new_tokens) << 32);
+  for (const DeviceMemory* memory : {&memory_.slice_o, &memory_.slice_lse, &memory_.prefill}) {
+    values->push_back(AsNumber(memory->data()));
+  }
 }
 
 // ------------------------------------------------------------------------------- in and out
@@ -158,8 +165,7 @@ absl::Status CudaOperations::StageAndEnqueueInputs() {
                                         cudaMemcpyHostToDevice, stream_));
     }
   }
-  const bool narrow = plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32;
-  return narrow ? EnqueueNarrowedTokens() : absl::OkStatus();
+  return narrows() ? EnqueueNarrowedTokens() : absl::OkStatus();
 }
 
 // The prefill kernels multiply 16-bit elements.
@@ -215,21 +221,19 @@ StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, si
   return {partial.o + before * Dim(), partial.lse + before};
 }
 
-// A rank on its own has the whole slice, and it lies where the result is wanted.
 StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
-  slice_taken_ = true;
-  if (alone()) return Result();
+  if (slice_is_result()) return Result();
   return {memory_.slice_o.as<float>(), memory_.slice_lse.as<float>()};
 }
 
 StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
-  if (alone() && !slice_taken_) return Advance(Result(), pass.row_begin, Heads());
+  if (alone() && !slice_is_result()) return Advance(Result(), pass.row_begin, Heads());
   return {memory_.pass_o.as<float>(), memory_.pass_lse.as<float>()};
 }
 
 cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
   return {.cache = layer_.pages,
-          .kv = step_.spec.kv_dtype,
+          .kv = layer_.kv_dtype,
           .head_dim = step_.spec.head_dim,
           .kv_heads = step_.spec.kv_heads,
           .page_size = step_.spec.page_size,
@@ -271,7 +275,7 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .kv_heads = step_.spec.kv_heads,
       .page_shift = std::countr_zero(static_cast<uint32_t>(step_.spec.page_size)),
       .sm_scale = step_.spec.sm_scale,
-      .soft_cap = step_.spec.soft_cap,
+      .soft_cap = layer_.soft_cap,
       .o = out.o,
       .lse = out.lse,
       .partial_o = memory_.piece_o.as<float>(),
@@ -288,7 +292,7 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
           .rows = rows,
           .q = q,
           .sm_scale = step_.spec.sm_scale,
-          .soft_cap = step_.spec.soft_cap,
+          .soft_cap = layer_.soft_cap,
           .o = out.o,
           .lse = out.lse,
           .workspace = memory_.prefill.data(),
@@ -315,9 +319,8 @@ absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partia
   const NvtxRange range("attend new tokens", step_.layer_index);
   const PrefillLaunch& launch = *plan_.new_tokens();
   cuda::PrefillArgs args = PrefillArgsFor(launch, memory_.q.data(), step_.plan.query_rows, out);
-  const bool narrowed = step_.k.dtype == DType::kF32;
-  args.k = (narrowed ? memory_.k16 : memory_.k).data();
-  args.v = (narrowed ? memory_.v16 : memory_.v).data();
+  args.k = (narrows() ? memory_.k16 : memory_.k).data();
+  args.v = (narrows() ? memory_.v16 : memory_.v).data();
   args.tokens = step_.plan.new_tokens;
   return ToAbsl(cuda::LaunchPrefill(launch.choice, launch.shape, launch.rounds, args, stream_));
 }
@@ -345,13 +348,28 @@ absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSli
   const bool nothing_to_do = context.o == nullptr && layer_.sinks == nullptr;
   if (nothing_to_do || heads.count == 0) return absl::OkStatus();
   const Partial rows = Advance(slice, pass.row_begin, static_cast<size_t>(heads.count));
-  const float* sinks = layer_.sinks == nullptr ? nullptr : layer_.sinks + heads.begin;
-  return Merge(pass.row_count, heads.count, sinks, rows, context, rows);
+  return Merge(pass.row_count, heads.count, SinksFrom(heads.begin), rows, context, rows);
 }
 
-// Only DFlash merges so, and CudaBackend() does not offer it: such a step never comes here.
-absl::Status CudaOperations::AddToPass(const RowPass&, collective::HeadSlice, Partial, Partial) {
-  return absl::FailedPreconditionError("GPU workers do not offer mode DFLASH");
+// In place, among the rows of all heads. A rank on its own has everything with that, so it applies
+// the sinks as well: MergeToRoot would need another launch.
+absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads,
+                                       Partial slice, Partial partial) {
+  if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
+  const Partial rows = Advance(slice, pass.row_begin, static_cast<size_t>(heads.count));
+  const size_t first = static_cast<size_t>(heads.begin);
+  cuda::MergeArgs args;
+  args.o[0] = args.out = partial.o + first * Dim();
+  args.lse[0] = args.lse_out = partial.lse + first;
+  args.source_heads[0] = args.out_heads = step_.spec.q_heads;
+  args.o[1] = rows.o;
+  args.lse[1] = rows.lse;
+  args.sources = 2;
+  args.rows = pass.row_count;
+  args.heads = heads.count;
+  args.head_dim = step_.spec.head_dim;
+  args.sinks = alone() ? SinksFrom(heads.begin) : nullptr;
+  return ToAbsl(cuda::LaunchMerge(args, stream_));
 }
 
 // ------------------------------------------------------------------------------- between ranks
@@ -374,7 +392,8 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial part
 absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   const NvtxRange range("merge to root", step_.layer_index);
   if (alone()) {
-    if (layer_.sinks == nullptr) return absl::OkStatus();  // it lies where it belongs
+    // It lies where it belongs; AddToPass applied a draft's sinks.
+    if (layer_.sinks == nullptr || step_.kind == StepKind::kDflash) return absl::OkStatus();
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
   }
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));

@@ -23,7 +23,9 @@ namespace tributary::worker {
 
 // One layer of a shard in device memory.
 struct CudaLayer {
-  std::byte* pages = nullptr;      // kernels/cuda/page_layout.h
+  std::byte* pages = nullptr;  // kernels/cuda/page_layout.h
+  DType kv_dtype = DType::kFp8E4M3;
+  float soft_cap = 0.0f;           // 0 for none
   const float* k_scale = nullptr;  // [kv_heads]
   const float* v_scale = nullptr;  // [kv_heads]
   const float* sinks = nullptr;    // [q_heads], or null
@@ -39,6 +41,9 @@ class CudaOperations final : public StepOperations {
   absl::Status Reserve();
   // What launches and copies of the step depend on, apart from what memory holds.
   void AppendSignature(std::vector<uint64_t>* values) const;
+
+  // Whether the host brings the new tokens to another type on their way: not what a graph can do.
+  bool narrows() const { return plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32; }
 
   // Brings q, k and v from the host to staging memory.
   void StageInputs();
@@ -76,6 +81,8 @@ class CudaOperations final : public StepOperations {
   };
 
   bool alone() const { return step_.comm.size() == 1; }
+  // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
+  bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }
   // Results are merged on the device, and copied to the host at the end.
   bool result_on_device() const { return alone() && step_.plan.query_rows > 0; }
   size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
@@ -99,6 +106,9 @@ class CudaOperations final : public StepOperations {
                                    Partial out) const;
   absl::Status Merge(int32_t rows, int32_t heads, const float* sinks, Partial in, Partial other,
                      Partial out) const;
+  const float* SinksFrom(int32_t head) const {
+    return layer_.sinks == nullptr ? nullptr : layer_.sinks + head;
+  }
   // Brings rows [rows, heads] of a partial to staging memory and waits for them.
   absl::StatusOr<Partial> BringToHost(Partial partial, int32_t rows, size_t heads);
 
@@ -111,8 +121,6 @@ class CudaOperations final : public StepOperations {
   StepResults& results_;
   const cudaStream_t stream_;
   const std::array<Input, 3> inputs_;
-  // Partials of passes must not lie where the slice does.
-  bool slice_taken_ = false;
 };
 
 }  // namespace tributary::worker

@@ -63,11 +63,7 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
   TRIBUTARY_RETURN_IF_ERROR(pages_.Reserve(bytes_));
   TRIBUTARY_CUDA_OK(
       cudaMemsetAsync(pages_.data(), fill == PageFill::kPoison ? 0xff : 0, bytes_, rank_.stream()));
-  page_bytes_ = PageBytes({.page_size = spec.page_size,
-                           .kv_heads = spec.kv_heads,
-                           .head_dim = spec.head_dim,
-                           .dtype = spec.kv_dtype});
-  layer_bytes_ = page_bytes_ * static_cast<size_t>(spec.num_pages);
+  num_pages_ = static_cast<size_t>(spec.num_pages);
 
   std::vector<float> constants;
   std::vector<size_t> begins;
@@ -81,13 +77,24 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
   // Not asynchronous: the source goes.
   TRIBUTARY_CUDA_OK(cudaMemcpy(constants_.data(), constants.data(),
                                constants.size() * sizeof(float), cudaMemcpyHostToDevice));
+  std::byte* pages = pages_.data();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i];
     const float* begin = constants_.as<float>() + begins[i];
-    layers_.push_back(
-        {.pages = pages_.data() + i * layer_bytes_,
-         .k_scale = begin,
-         .v_scale = begin + spec.kv_heads,
-         .sinks = spec.layers[i].sinks.empty() ? nullptr : begin + 2 * spec.kv_heads});
+    layers_.push_back({.pages = pages,
+                       .kv_dtype = KvDType(spec, layer),
+                       .soft_cap = SoftCap(spec, layer),
+                       .k_scale = begin,
+                       .v_scale = begin + spec.kv_heads,
+                       .sinks = layer.sinks.empty() ? nullptr : begin + 2 * spec.kv_heads});
+    const size_t page_bytes = PageBytes({.page_size = spec.page_size,
+                                         .kv_heads = spec.kv_heads,
+                                         .head_dim = spec.head_dim,
+                                         .dtype = KvDType(spec, layer)});
+    if (runs_.empty() || runs_.back().page_bytes != page_bytes)
+      runs_.push_back({pages, page_bytes});
+    ++runs_.back().layers;
+    pages += page_bytes * num_pages_;
   }
   return absl::OkStatus();
 }
@@ -109,13 +116,15 @@ absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
   if (copies.empty()) return absl::OkStatus();
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   for (const PageCopy& copy : copies) {
-    const cuda::CopyPageArgs args{.base = pages_.data(),
-                                  .page_bytes = page_bytes_,
-                                  .layer_bytes = layer_bytes_,
-                                  .layers = static_cast<int32_t>(layers_.size()),
-                                  .source = copy.source,
-                                  .destination = copy.destination};
-    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchCopyPage(args, rank_.stream())));
+    for (const LayerRun& run : runs_) {
+      const cuda::CopyPageArgs args{.base = run.pages,
+                                    .page_bytes = run.page_bytes,
+                                    .layer_bytes = run.page_bytes * num_pages_,
+                                    .layers = run.layers,
+                                    .source = copy.source,
+                                    .destination = copy.destination};
+      TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchCopyPage(args, rank_.stream())));
+    }
   }
   return absl::OkStatus();
 }
@@ -131,9 +140,10 @@ absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {
 }
 
 absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step) {
+  const PlanKey key{MaskOf(step.layer, step.kind), KvDType(step.spec, step.layer)};
   PlanSlot* slot = &plans_[0];
   for (PlanSlot& candidate : plans_) {
-    if (candidate.used > 0 && candidate.window_left == step.layer.window.left) {
+    if (candidate.used > 0 && candidate.key == key) {
       slot = &candidate;
       break;
     }
@@ -142,11 +152,12 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
   slot->used = ++clock_;
   const StepTypes types{
       .q = step.q.dtype,
+      .cache_kv = key.kv_dtype,
       .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
       .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank())};
   if (slot->plan.IsOf(step.plan, types)) return slot;
   const NvtxRange range("plan", step.layer_index);
-  slot->window_left = step.layer.window.left;
+  slot->key = key;
   slot->plan.Make(step.spec, step.plan, types, rank_.plan_options());
   absl::Cleanup forget = [slot] { slot->plan.Clear(); };
   PinnedMemory& staged = rank_.workspace().staged_plan;
@@ -165,7 +176,8 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
                             layers_[static_cast<size_t>(step.layer_index)], rank_, results);
   TRIBUTARY_RETURN_IF_ERROR(operations.Reserve());
   const bool may_be_graph = rank_.options().graphs && graphs_work_ && step.comm.size() == 1 &&
-                            slot.plan.repeatable() &&
+                            step.kind != StepKind::kPrefill && slot.plan.repeatable() &&
+                            !operations.narrows() &&
                             std::max(step.plan.query_rows, step.plan.new_tokens) <= kMostGraphRows;
   if (may_be_graph) {
     std::vector<uint64_t> signature = slot.plan.Signature();

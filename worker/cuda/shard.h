@@ -32,10 +32,16 @@ class CudaShard final : public Shard {
   absl::Status Run(const PlannedStep& step, StepResults* results) override;
 
  private:
-  // A plan on the device. Layers with different windows alternate between plans, so there is one
-  // for each of a few windows; steps that follow each other use the same memory.
+  // What layers differ in that plans depend on.
+  struct PlanKey {
+    RowMask mask;
+    DType kv_dtype = DType::kBf16;
+    friend bool operator==(const PlanKey&, const PlanKey&) = default;
+  };
+  // A plan on the device. Layers of different kinds alternate between plans, so there is one for
+  // each of a few kinds; steps that follow each other use the same memory.
   struct PlanSlot {
-    int64_t window_left = -1;
+    PlanKey key;
     int64_t used = 0;
     DevicePlan plan;
     DeviceMemory block;
@@ -58,10 +64,17 @@ class CudaShard final : public Shard {
   absl::StatusOr<cudaGraphExec_t> Capture(const PlannedStep& step, CudaOperations& operations);
   void DropGraphs();
 
+  // Layers one after the other whose pages are of one size.
+  struct LayerRun {
+    std::byte* pages = nullptr;
+    size_t page_bytes = 0;
+    int32_t layers = 0;
+  };
+
   CudaRank& rank_;
   const size_t bytes_;
-  size_t layer_bytes_ = 0;
-  size_t page_bytes_ = 0;
+  size_t num_pages_ = 0;
+  std::vector<LayerRun> runs_;
   DeviceMemory pages_;
   DeviceMemory constants_;  // scales and sinks of all layers
   std::vector<CudaLayer> layers_;

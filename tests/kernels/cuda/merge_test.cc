@@ -72,9 +72,9 @@ void ExpectMatchesReference(const Case& c) {
     args.o[s] = device_o.back()->data() + c.other_heads * c.head_dim * SizeOf(c.source);
     device.push_back(std::make_unique<DeviceArray<float>>(wide_lse));
     args.lse[s] = device.back()->data() + c.other_heads;
+    args.source_heads[s] = static_cast<int32_t>(pitch);
   }
   args.source_dtype = c.source;
-  args.source_heads = c.heads + 2 * c.other_heads;
   const DeviceArray<float> device_sinks(sinks);
   DeviceArray<std::byte> out(pairs * c.head_dim * SizeOf(c.out));
   DeviceArray<float> lse_out(pairs);
@@ -157,6 +157,52 @@ TEST(MergeTest, EverySourceTypeAndSlicesOfHeads) {
   }
 }
 
+// A rank's slice of the heads, merged into its rows of all heads where they lie.
+TEST(MergeTest, ASliceOfTheHeadsIntoAllOfThem) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  constexpr int32_t kRows = 5, kHeads = 7, kDim = 64, kBegin = 2, kCount = 3;
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random);
+    return values;
+  };
+  const std::vector<float> all_o = draw(kRows * kHeads * kDim), all_lse = draw(kRows * kHeads);
+  const std::vector<float> slice_o = draw(kRows * kCount * kDim), slice_lse = draw(kRows * kCount);
+  DeviceArray<float> o(all_o), lse(all_lse);
+  const DeviceArray<float> from_o(slice_o), from_lse(slice_lse);
+  MergeArgs args;
+  args.o[0] = args.out = o.data() + kBegin * kDim;
+  args.lse[0] = args.lse_out = lse.data() + kBegin;
+  args.source_heads[0] = args.out_heads = kHeads;
+  args.o[1] = from_o.data();
+  args.lse[1] = from_lse.data();
+  args.sources = 2;
+  args.rows = kRows;
+  args.heads = kCount;
+  args.head_dim = kDim;
+  const Status status = LaunchMerge(args, nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<float> got_o = o.Get(), got_lse = lse.Get();
+  for (int32_t row = 0; row < kRows; ++row) {
+    for (int32_t head = 0; head < kHeads; ++head) {
+      const int32_t at = row * kHeads + head;
+      const bool inside = head >= kBegin && head < kBegin + kCount;
+      const int32_t of_slice = row * kCount + head - kBegin;
+      const double a = std::exp(double{all_lse[at]});
+      const double b = inside ? std::exp(double{slice_lse[of_slice]}) : 0.0;
+      EXPECT_NEAR(got_lse[at], std::log(a + b), 1e-5) << row << ", " << head;
+      for (int32_t d = 0; d < kDim; ++d) {
+        const double other = inside ? slice_o[of_slice * kDim + d] : 0.0f;
+        const double expected = (a * all_o[at * kDim + d] + b * other) / (a + b);
+        ASSERT_NEAR(got_o[at * kDim + d], expected, 1e-5) << row << ", " << head << ", " << d;
+      }
+    }
+  }
+}
+
 TEST(MergeTest, RefusesWhatItCannotMerge) {
   MergeArgs args;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 0"));
@@ -164,10 +210,13 @@ TEST(MergeTest, RefusesWhatItCannotMerge) {
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("sources: 17"));
   args.sources = 1;
   args.heads = 4;
-  args.source_heads = 2;
+  args.source_heads[0] = 2;
   args.head_dim = 64;
-  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("source_heads: 2"));
-  args.source_heads = 0;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("source_heads[0]: 2"));
+  args.source_heads[0] = 0;
+  args.out_heads = 3;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("out_heads: 3"));
+  args.out_heads = 0;
   args.head_dim = 6;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("head_dim: 6"));
 }

@@ -140,6 +140,21 @@ TEST_F(DevicePlanTest, StepsThatFollowEachOtherAreLaidOutAlike) {
   EXPECT_NE(Make(StepKind::kDecode, {{1, 1002, 1, 1}}).Signature(), first);
 }
 
+// A draft's block does not depend on how long the context has become.
+TEST_F(DevicePlanTest, DraftsThatFollowEachOtherAreLaidOutAlike) {
+  const auto draft = [&](int64_t first, int32_t block) {
+    const DevicePlan& made = Make(StepKind::kDflash, {{1, first, block, block}, {2, 500, 8, 8}});
+    EXPECT_TRUE(made.repeatable());
+    EXPECT_NE(made.new_tokens(), nullptr);
+    EXPECT_EQ(made.write_slots().count, 0u);
+    return made.Signature();
+  };
+  const std::vector<uint64_t> first = draft(1000, 16);
+  EXPECT_EQ(draft(1001, 16), first);
+  EXPECT_EQ(draft(1017, 16), first);
+  EXPECT_NE(draft(1017, 15), first) << "its rows and tokens are not padded";
+}
+
 // Every row and head of the slice is written by the new tokens' part, also those of rows without
 // tokens, and many rows over the context take the prefill kernels.
 TEST_F(DevicePlanTest, APrefillWritesEveryRowOfTheSlice) {

@@ -136,6 +136,118 @@ TEST_P(GpuLifecycle, PoisonedSlots) {
 INSTANTIATE_TEST_SUITE_P(Grid, GpuLifecycle,
                          ::testing::Combine(::testing::Values(1, 3), ::testing::Values(1, 16)));
 
+// ---- drafts -----------------------------------------------------------------------------------
+
+LayerSpec DraftLayer(Window window, WindowBase base, bool causal) {
+  LayerSpec layer;
+  layer.window = window;
+  layer.window_base = base;
+  layer.causal_block = causal;
+  return layer;
+}
+
+class GpuDrafts : public ::testing::TestWithParam<std::tuple<int, int, DType, bool>> {};
+
+// Every mask, with windows smaller than the block, at the edges of pages and shards, and larger
+// than the context; a KV type and a soft cap of its own for some layers.
+TEST_P(GpuDrafts, EveryMaskOverEveryLength) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  const auto [size, interleave, kv_dtype, portable] = GetParam();
+  CacheSpec spec = SmallSpec();
+  spec.num_pages = 96;
+  spec.interleave = interleave;
+  spec.kv_dtype = kv_dtype;
+  spec.layers = {DraftLayer({-1, -1}, WindowBase::kQuery, false),
+                 DraftLayer({5, 5}, WindowBase::kQuery, false),
+                 DraftLayer({16, -1}, WindowBase::kAnchor, false),
+                 DraftLayer({20, 3}, WindowBase::kAnchor, true),
+                 DraftLayer({1000, 0}, WindowBase::kQuery, true)};
+  spec.layers[1].sinks = SinksFor(spec.q_heads);
+  spec.layers[3].sinks = SinksFor(spec.q_heads);
+  spec.layers[2].kv_dtype = DType::kBf16;
+  spec.layers[4].soft_cap = 2.0f;
+  GpuRanks ranks(size, {.portable = portable});
+  RunDrafts(ranks, spec, GpuTolerance());
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, GpuDrafts,
+                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values(1, 16),
+                                            ::testing::Values(DType::kFp8E4M3, DType::kBf16),
+                                            ::testing::Bool()));
+
+class GpuDraftTypes : public ::testing::TestWithParam<std::tuple<DType, DType, int, int>> {};
+
+TEST_P(GpuDraftTypes, SlicesThatBeginInsideAGroup) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  const auto [kv_dtype, input, head_dim, size] = GetParam();
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 5, head_dim);
+  spec.kv_dtype = kv_dtype;
+  spec.interleave = 4;
+  spec.layers = {DraftLayer({30, 30}, WindowBase::kQuery, false)};
+  spec.layers[0].k_scale = {0.02f, 0.03f};
+  spec.layers[0].v_scale = {0.04f};
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  GpuRanks ranks(size);
+  TestHost host(ranks, spec, GpuTolerance({.q_dtype = input, .input_dtype = input}));
+  host.Open(1);
+  host.Open(2);
+  host.Step(StepKind::kAppend, {{1, 0, 77}});
+  for (int again = 0; again < 3; ++again) host.Step(StepKind::kDflash, {{2, 8, 8}, {1, 16, 16}});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Grid, GpuDraftTypes,
+    ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16,
+                                         DType::kF16),
+                       ::testing::Values(DType::kF32, DType::kBf16, DType::kF16),
+                       ::testing::Values(64, 128, 256), ::testing::Values(1, 3)));
+
+TEST(Gpu, LayersOfEveryType) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  CacheSpec spec = SmallSpec();
+  spec.interleave = 8;
+  spec.layers.assign(6, {});
+  const DType kv_dtypes[] = {DType::kBf16, DType::kFp8E4M3, DType::kF16, DType::kFp8E5M2};
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (i % 2 == 0) spec.layers[i].window.left = 12;
+    spec.layers[i].kv_dtype = kv_dtypes[i % 4];
+    if (i % 3 == 0) spec.layers[i].sinks = SinksFor(spec.q_heads);
+    if (i % 3 == 1) spec.layers[i].soft_cap = 2.0f;
+  }
+  for (const int size : {1, 3}) {
+    GpuRanks ranks(size);
+    RunForkAndTruncate(ranks, spec, GpuTolerance());
+  }
+}
+
+// The same drafts over a context that grows: from the second on they can be graphs.
+std::vector<float> DraftMany(bool graphs) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 2, 4, 128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.layers.resize(2);
+  spec.layers[1].window.left = 40;
+  spec.layers[1].sinks = SinksFor(spec.q_heads);
+  GpuRanks ranks(1, {.graphs = graphs});
+  TestHost host(ranks, spec, GpuTolerance({.q_dtype = DType::kBf16, .input_dtype = DType::kBf16}));
+  host.Open(1);
+  host.Open(2);
+  host.Step(StepKind::kAppend, {{1, 0, 300}, {2, 0, 33}});
+  std::vector<float> all;
+  for (int step = 0; step < 8; ++step) {
+    host.Step(StepKind::kDflash, {{1, 16, 16}, {2, 8 + step % 2, 8 + step % 2}});
+    all.insert(all.end(), host.last_o().begin(), host.last_o().end());
+    host.Step(StepKind::kAppend, {{1, 0, 5}, {2, 0, 3}});
+  }
+  return all;
+}
+
+TEST(Gpu, GraphsOfDraftsChangeNothing) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  EXPECT_EQ(DraftMany(true), DraftMany(false));
+}
+
 // ---- long ones --------------------------------------------------------------------------------
 
 TEST(Gpu, LongAndShortSequencesInOneBatch) {
