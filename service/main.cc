@@ -14,6 +14,7 @@
 #include "service/config.h"
 #include "service/coordinator.h"
 #include "service/embedded_group.h"
+#include "service/keepalive.h"
 #include "service/observe/diagnostics_service.h"
 #include "service/observe/telemetry.h"
 #include "service/remote_group.h"
@@ -105,6 +106,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
                                   .access = config.access});
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  SetServerKeepalive(builder, {});
   int port = 0;
   builder.AddListeningPort(config.worker_listen, worker::ServerCredentialsFrom(config.tls), &port);
   group->AddTo(builder);

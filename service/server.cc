@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/attention_service.h"
+#include "service/keepalive.h"
 #include "worker/status_macros.h"
 
 namespace tributary::service {
@@ -113,6 +114,7 @@ class GrpcServer final : public Server {
   GrpcServer(const ServerOptions& options, Coordinator* coordinator,
              std::shared_ptr<AccessControl> access)
       : settle_(options.drain_settle),
+        keepalive_(options.keepalive),
         coordinator_(coordinator),
         front_(coordinator, options.max_calls_per_stream, std::move(access),
                CallQuota::Create(options.max_calls_per_client)) {}
@@ -138,6 +140,7 @@ class GrpcServer final : public Server {
   absl::Status StartPublic(const ServerOptions& options);
 
   const std::chrono::milliseconds settle_;
+  const ServerKeepalive keepalive_;
   Coordinator* const coordinator_;
   AttentionServiceFront front_;
   grpc::CallbackGenericService nothing_;
@@ -158,6 +161,7 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
+  SetServerKeepalive(builder, keepalive_);
   builder.SetOption(std::make_unique<WithoutReflection>());
   // gRPC builds no server of default services alone; this one says UNIMPLEMENTED to all the rest.
   builder.RegisterCallbackGenericService(&nothing_);
@@ -172,6 +176,7 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
+  SetServerKeepalive(builder, keepalive_);
   if (options.reflection) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   } else {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "service/access_control.h"
 #include "service/coordinator.h"
+#include "service/keepalive.h"
 #include "worker/rpc/tls.h"
 
 namespace grpc {
@@ -28,6 +29,7 @@ struct ServerOptions {
   worker::TlsFiles tls;
   std::shared_ptr<AccessControl> access;  // null: whoever can connect may do everything
   int64_t max_calls_per_client = 0;       // in flight; 0: no limit
+  ServerKeepalive keepalive;
   // At the public addresses, besides the API; they outlive the server.
   std::vector<grpc::Service*> more_services;
   // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.

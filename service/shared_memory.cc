@@ -18,6 +18,25 @@
 #include "worker/errors.h"
 
 namespace tributary::service {
+namespace {
+
+// A client that dies unregisters nothing. So it holds a lock on its object (fcntl, of any kind) for
+// as long as it lives: the system lets go of it however a process ends. A region whose object was
+// locked when it was registered and is no longer is forgotten when the next one is registered.
+// Objects that were never locked stay until they are unregistered.
+template <typename Regions>
+std::vector<typename Regions::mapped_type> TakeOwnerless(Regions* regions) {
+  std::vector<typename Regions::mapped_type> taken;
+  for (auto it = regions->begin(); it != regions->end();) {
+    const auto region = it++;
+    if (!region->second->OwnerIsGone()) continue;
+    taken.push_back(std::move(region->second));
+    regions->erase(region);
+  }
+  return taken;
+}
+
+}  // namespace
 
 // A mapping of one object. The file stays open: its size is asked for at every use, because reading
 // beyond the end of an object that its owner has cut short kills the process.
@@ -44,8 +63,12 @@ class SharedMemoryRegistry::Region {
     if (base_ == MAP_FAILED) {
       return absl::InternalError(absl::StrCat("cannot map '", key_, "': ", std::strerror(errno)));
     }
+    had_owner_ = SomebodyHoldsLock();
     return absl::OkStatus();
   }
+
+  // Whether the object was locked when it was mapped, and no longer is.
+  bool OwnerIsGone() const { return had_owner_ && !SomebodyHoldsLock(); }
 
   bool Same(const std::string& key, uint64_t offset, uint64_t size) const {
     return key_ == key && offset_ == offset && size_ == size;
@@ -60,6 +83,12 @@ class SharedMemoryRegistry::Region {
   uint64_t size() const { return size_; }
 
  private:
+  bool SomebodyHoldsLock() const {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    return fcntl(fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  }
   absl::Status OpenError(int error) const {
     if (error == ENOENT) return NotFound("shared memory object", key_, "system.key");
     const absl::StatusCode code =
@@ -73,6 +102,7 @@ class SharedMemoryRegistry::Region {
   const uint64_t size_;
   int fd_ = -1;
   void* base_ = MAP_FAILED;
+  bool had_owner_ = false;
 };
 
 absl::Status CheckName(absl::string_view field, absl::string_view name) {
@@ -111,7 +141,9 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
   if (offset + byte_size < offset) {
     return worker::InvalidField("system.offset", "offset + byte_size leaves 64 bits");
   }
+  std::vector<std::shared_ptr<const Region>> ownerless;  // unmapped when the lock is free again
   std::unique_lock lock(mutex_);
+  ownerless = TakeOwnerless(&regions_);
   if (const auto it = regions_.find(name); it != regions_.end()) {
     if (it->second->Same(key, offset, byte_size)) return absl::OkStatus();
     return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));

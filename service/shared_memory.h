@@ -30,7 +30,7 @@ class SharedMemoryRegistry {
       : prefixes_(std::move(prefixes)) {}
 
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
-  // OK. PERMISSION_DENIED when no prefix allows the key.
+  // OK. PERMISSION_DENIED when no prefix allows the key. Regions whose owners died are forgotten.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);
   absl::Status Unregister(const std::string& name);

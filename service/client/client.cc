@@ -30,6 +30,9 @@ constexpr size_t kMessageSlack = size_t{1} << 20;
 // most callers wait.
 constexpr int kReconnectMs = 50;
 constexpr int kMostReconnectMs = 1'000;
+// How long one attempt may take until the server has spoken, a TLS handshake included. gRPC calls
+// it the least back-off; it does not delay the next attempt.
+constexpr int kConnectTimeoutMs = 10'000;
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options) {
   grpc::ChannelArguments arguments;
@@ -41,7 +44,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions&
   // One policy of repeating, and it is ours: gRPC's would not know which calls are safe.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kMostReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
   // Two clients of one process have a connection each.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

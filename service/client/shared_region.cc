@@ -26,6 +26,14 @@ absl::Status Failure(absl::string_view what, int error) {
   return {code, absl::StrCat("shared memory: ", what, ": ", std::strerror(error))};
 }
 
+// Held until the last descriptor of this open file is closed: at the latest when the process ends.
+bool Lock(int file) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file, F_OFD_SETLK, &lock) == 0;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Create(uint64_t size) {
@@ -36,16 +44,18 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Create(uint64_t size
   if (file < 0) return Failure("cannot create an object", errno);
   void* data = MAP_FAILED;
   int error = posix_fallocate(file, 0, static_cast<off_t>(size));
+  if (error == 0 && !Lock(file)) error = errno;
   if (error == 0) {
     data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (data == MAP_FAILED) error = errno;
   }
-  close(file);
   if (data == MAP_FAILED) {
+    close(file);
     shm_unlink(key.c_str());
     return Failure(absl::StrCat("cannot map ", size, " bytes"), error);
   }
-  return std::unique_ptr<SharedRegion>(new SharedRegion(name, static_cast<std::byte*>(data), size));
+  return std::unique_ptr<SharedRegion>(
+      new SharedRegion(name, file, static_cast<std::byte*>(data), size));
 }
 
 void SharedRegion::Unlink() {
@@ -56,6 +66,7 @@ void SharedRegion::Unlink() {
 SharedRegion::~SharedRegion() {
   Unlink();
   munmap(data_, size_);
+  close(file_);
 }
 
 }  // namespace tributary::client

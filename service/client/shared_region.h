@@ -1,4 +1,5 @@
-// A POSIX shared memory object of this process.
+// A POSIX shared memory object of this process, locked for as long as the process has it: by that
+// the service knows when nobody is left who could use it.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +30,11 @@ class SharedRegion {
   uint64_t size() const { return size_; }
 
  private:
-  SharedRegion(std::string name, std::byte* data, uint64_t size)
-      : name_(std::move(name)), data_(data), size_(size) {}
+  SharedRegion(std::string name, int file, std::byte* data, uint64_t size)
+      : name_(std::move(name)), file_(file), data_(data), size_(size) {}
 
   const std::string name_;
+  const int file_;
   std::byte* const data_;
   const uint64_t size_;
   bool linked_ = true;

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "tests/service/test_service.h"
 
@@ -25,8 +27,21 @@ class SharedObject {
     close(fd);
   }
   ~SharedObject() {
+    Die();
     munmap(data_, bytes_);
     shm_unlink(key_.c_str());
+  }
+  // From here on somebody owns it, until he dies.
+  void Lock() {
+    lock_fd_ = shm_open(key_.c_str(), O_RDWR, 0);
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    EXPECT_EQ(fcntl(lock_fd_, F_OFD_SETLK, &lock), 0);
+  }
+  void Die() {
+    if (lock_fd_ >= 0) close(lock_fd_);
+    lock_fd_ = -1;
   }
   const std::string& key() const { return key_; }
   char* data() const { return data_; }
@@ -39,7 +54,18 @@ class SharedObject {
   const std::string key_ = NextKey();
   const size_t bytes_;
   char* data_ = nullptr;
+  int lock_fd_ = -1;
 };
+
+// How often this process, which is the service's too, has it mapped.
+int MappingsOf(const SharedObject& object) {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.ends_with("/dev/shm" + object.key()) ? 1 : 0;
+  }
+  return count;
+}
 
 class SharedMemoryTest : public ::testing::Test {
  protected:
@@ -157,6 +183,21 @@ TEST_F(SharedMemoryTest, RegistrationIsRepeatableCheckedAndUndone) {
   refused(StatusCode::INVALID_ARGUMENT, "name", Register("", object.key(), 0, 1));
   EXPECT_TRUE(Unregister("r").ok());
   refused(StatusCode::NOT_FOUND, "name", Unregister("r"));
+}
+
+TEST_F(SharedMemoryTest, RegionsOfTheDeadAreForgottenWhenTheNextOneRegisters) {
+  SharedObject alive(4096), dead(4096), unlocked(4096), next(4096);
+  alive.Lock();
+  dead.Lock();
+  EXPECT_TRUE(Register("alive", alive.key(), 0, 4096).ok());
+  EXPECT_TRUE(Register("dead", dead.key(), 0, 4096).ok());
+  EXPECT_TRUE(Register("unlocked", unlocked.key(), 0, 4096).ok());
+  EXPECT_EQ(MappingsOf(dead), 2) << "the test's own and the service's";
+  dead.Die();
+  EXPECT_TRUE(Register("next", next.key(), 0, 4096).ok());
+  EXPECT_EQ(MappingsOf(dead), 1);
+  EXPECT_EQ(Unregister("dead").error_code(), StatusCode::NOT_FOUND);
+  for (const char* kept : {"alive", "unlocked", "next"}) EXPECT_TRUE(Unregister(kept).ok()) << kept;
 }
 
 TEST_F(SharedMemoryTest, AnObjectCutShortIsNoticed) {
