@@ -6,7 +6,7 @@ BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test test-asan test-tsan test-multi-gpu build install setup format lint bench-cpu bench-exchange clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu soak build install setup format lint bench-cpu bench-exchange clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,6 +43,11 @@ test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is
 	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
 	  multi_gpu_process_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
+
+soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descriptors and pages stay as they are
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target fault_soak
+	$(BUILD)/bin/fault_soak
 
 format: ## format all sources in place
 	@deploy/install-packages.sh lint

@@ -21,6 +21,7 @@
 #include "tests/fault/programs.h"
 #include "tests/service/raw_call.h"
 #include "tests/service/test_service.h"
+#include "tests/support/usage.h"
 
 namespace tributary::test {
 namespace {
@@ -80,21 +81,8 @@ class HostileClient : public ::testing::Test {
         .status;
   }
 
-  // Most memory the process ever had in RAM, bytes.
-  size_t PeakMemory() const {
-    const std::string status =
-        ReadWholeFile("/proc/" + std::to_string(coordinator_->pid()) + "/status");
-    std::smatch match;
-    if (!std::regex_search(status, match, std::regex("VmHWM:\\s+([0-9]+) kB"))) return 0;
-    return std::stoul(match[1]) << 10;
-  }
-
-  // The file descriptors of the process.
-  size_t OpenFiles() const {
-    const std::filesystem::directory_iterator files("/proc/" + std::to_string(coordinator_->pid()) +
-                                                    "/fd");
-    return static_cast<size_t>(std::distance(begin(files), end(files)));
-  }
+  size_t PeakMemory() const { return UsageOf(coordinator_->pid()).peak; }
+  size_t OpenFiles() const { return UsageOf(coordinator_->pid()).files; }
 
   int Connect() const {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
