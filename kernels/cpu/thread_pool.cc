@@ -2,27 +2,51 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "hwy/cache_control.h"
+
 namespace tributary::cpu {
+namespace {
+
+// To wake a thread that sleeps takes 10 to 100 us, as much as a short job. A thread that has
+// nothing to do therefore looks for this long whether there is something again, and then sleeps.
+constexpr std::chrono::microseconds kSpin(50);
+
+// Waits until done(), for kSpin at most. Whoever else is ready to run may have the core.
+template <typename Done>
+void Spin(const Done& done) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return;
+      hwy::Pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < deadline);
+}
+
+}  // namespace
 
 // A job is a counter of parts handed out. Helpers wait for a new generation, take parts until there
 // are none left and report back; the caller takes parts too, then waits for every helper that
-// joined. A helper that wakes late finds no parts and changes nothing.
+// joined. A helper that wakes late finds no parts and changes nothing. Spinning only delays the
+// waits: what is waited for is decided under the mutex.
 struct ThreadPool::Impl {
   std::mutex caller;  // one job at a time
 
   std::mutex mutex;
   std::condition_variable started;
   std::condition_variable finished;
-  uint64_t generation = 0;                         // guarded by mutex
+  std::atomic<uint64_t> generation{0};             // written under mutex
   const std::function<void(int)>* body = nullptr;  // guarded by mutex; null between jobs
   int parts = 0;                                   // guarded by mutex
-  int active = 0;                                  // helpers in the job; guarded by mutex
-  bool stopping = false;                           // guarded by mutex
+  std::atomic<int> active{0};                      // helpers in the job; written under mutex
+  std::atomic<bool> stopping{false};               // written under mutex
   std::atomic<int> next{0};
 
   std::vector<std::thread> helpers;
@@ -45,6 +69,9 @@ struct ThreadPool::Impl {
       TakeParts(work, count);
       lock.lock();
       if (--active == 0) finished.notify_one();
+      lock.unlock();
+      Spin([&] { return stopping || generation != seen; });
+      lock.lock();
     }
   }
 };
@@ -81,8 +108,12 @@ void ThreadPool::Run(int parts, const std::function<void(int part)>& body) {
   }
   impl_->started.notify_all();
   impl_->TakeParts(body, parts);
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->body = nullptr;  // helpers that have not joined yet no longer can
+  }
+  Spin([&] { return impl_->active == 0; });
   std::unique_lock lock(impl_->mutex);
-  impl_->body = nullptr;  // helpers that have not joined yet no longer can
   impl_->finished.wait(lock, [&] { return impl_->active == 0; });
 }
 
