@@ -19,6 +19,7 @@
 #include "service/observe/telemetry.h"
 #include "service/remote_group.h"
 #include "service/server.h"
+#include "worker/rpc/library_log.h"
 #include "worker/telemetry/families.h"
 #include "worker/telemetry/log.h"
 #include "worker/telemetry/metrics_server.h"
@@ -117,6 +118,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
 
 int Serve(const Config& config) {
   auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
+  worker::LogLibrariesTo(log);
   // Never destroyed: its thread waits for signals to the very end.
   auto* const signals = new Signals(log);
 

@@ -291,6 +291,13 @@ TEST_F(DiagnosticsTest, LogLinesAreJsonWithRankEpochAndRequest) {
   ASSERT_TRUE(Open().ok());
   ASSERT_TRUE(AttendOneToken(0, kSampled).ok());
   EXPECT_EQ(AttendOneToken(7, "").error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  {
+    v1::DeleteCacheRequest request;
+    request.set_cache_id("\xff\xfe");  // Protobuf itself complains
+    v1::DeleteCacheReply reply;
+    grpc::ClientContext context;
+    EXPECT_FALSE(stub_->DeleteCache(&context, request, &reply).ok());
+  }
   const auto lines = [](const ChildProcess& process) {
     std::vector<json> parsed;
     std::istringstream text(process.Log());
@@ -319,6 +326,11 @@ TEST_F(DiagnosticsTest, LogLinesAreJsonWithRankEpochAndRequest) {
   EXPECT_TRUE((*traced)["duration_s"].is_number());
   EXPECT_NE(find(log, [](const json& line) { return line.value("code", "") == "OUT_OF_RANGE"; }),
             nullptr);
+
+  const json* library =
+      find(log, [](const json& line) { return line.value("library", "") == "protobuf"; });
+  ASSERT_NE(library, nullptr);
+  EXPECT_THAT((*library)["msg"].get<std::string>(), HasSubstr("invalid UTF-8"));
 
   const std::vector<json> worker = lines(*workers_[1]);
   const json* joined = find(worker, [](const json& line) {

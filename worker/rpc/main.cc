@@ -27,6 +27,7 @@
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/config_file.h"
+#include "worker/rpc/library_log.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
@@ -259,6 +260,7 @@ int Main() {
   }
   const absl::StatusOr<LoggerPtr> log = LoggerFromFlags();
   if (!log.ok()) return Fail(log.status(), kExitUsage);
+  LogLibrariesTo(*log);
   const int32_t metrics_port = absl::GetFlag(FLAGS_metrics_port).value_or(0);
   if (metrics_port < 0 || metrics_port > 65535) {
     return Fail(absl::InvalidArgumentError("--metrics_port: must be 0 to 65535"), kExitUsage);
