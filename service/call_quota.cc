@@ -5,8 +5,8 @@
 
 namespace tributary::service {
 
-std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller) {
-  return std::shared_ptr<CallQuota>(new CallQuota(most_per_caller));
+std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller, OnRefused on_refused) {
+  return std::shared_ptr<CallQuota>(new CallQuota(most_per_caller, std::move(on_refused)));
 }
 
 absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller) {
@@ -15,6 +15,7 @@ absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller)
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t& in_flight = in_flight_[caller];
     if (in_flight >= most_) {
+      if (on_refused_) on_refused_(ClientLimit::kCalls);
       return Exhausted(absl::StrCat("client:", caller, " calls"),
                        absl::StrCat("'", caller, "' has ", most_,
                                     " calls in flight, the most a client may have"));

@@ -5,9 +5,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "service/observer.h"
 
 namespace tributary::service {
 
@@ -18,16 +20,18 @@ class CallQuota : public std::enable_shared_from_this<CallQuota> {
   using Admission = std::shared_ptr<const void>;
 
   // 0: no limit.
-  static std::shared_ptr<CallQuota> Create(int64_t most_per_caller);
+  static std::shared_ptr<CallQuota> Create(int64_t most_per_caller, OnRefused on_refused = nullptr);
 
   // RESOURCE_EXHAUSTED when the caller has as many in flight as it may.
   absl::StatusOr<Admission> Admit(const std::string& caller);
 
  private:
-  explicit CallQuota(int64_t most_per_caller) : most_(most_per_caller) {}
+  CallQuota(int64_t most_per_caller, OnRefused on_refused)
+      : most_(most_per_caller), on_refused_(std::move(on_refused)) {}
   void Leave(const std::string& caller);
 
   const int64_t most_;
+  const OnRefused on_refused_;
   std::mutex mutex_;
   absl::flat_hash_map<std::string, int64_t> in_flight_;  // of callers that have any
 };

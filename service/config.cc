@@ -76,6 +76,12 @@ ABSL_FLAG(int64_t, memory_limit_bytes, 0,
 ABSL_FLAG(
     int64_t, max_calls_per_client, 0,
     "Calls one client may have in flight, by its token's or certificate's name; 0: no limit.");
+ABSL_FLAG(int64_t, max_sequences_per_client, 0,
+          "Open sequences one client may hold, over all caches: those it opened or forked; 0: no "
+          "limit.");
+ABSL_FLAG(int64_t, max_pages_per_client, 0,
+          "Pages that one client's sequences may hold, over all caches; one that several of them "
+          "share counts once. A page is page_size * workers tokens; 0: no limit.");
 ABSL_FLAG(
     std::vector<std::string>, shared_memory_prefixes, {},
     "Names that shared memory objects of hosts must begin with, such as /tributary; empty: any "
@@ -266,14 +272,24 @@ absl::Status ReadAccess(Config* config) {
                                 "certificates are checked");
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->access, AccessControl::Create(access));
-  TRIBUTARY_ASSIGN_OR_RETURN(
-      config->max_calls_per_client,
-      AtLeast("max_calls_per_client", absl::GetFlag(FLAGS_max_calls_per_client), int64_t{0}));
   config->shared_memory_prefixes = absl::GetFlag(FLAGS_shared_memory_prefixes);
   for (const std::string& address : config->listen) {
     TRIBUTARY_RETURN_IF_ERROR(CheckReach(*config, "listen", address));
   }
   if (config->workers > 0) return CheckReach(*config, "worker_listen", config->worker_listen);
+  return absl::OkStatus();
+}
+
+absl::Status ReadClientLimits(Config* config) {
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_calls_per_client,
+      AtLeast("max_calls_per_client", absl::GetFlag(FLAGS_max_calls_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->max_sequences_per_client,
+                             AtLeast("max_sequences_per_client",
+                                     absl::GetFlag(FLAGS_max_sequences_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_pages_per_client,
+      AtLeast("max_pages_per_client", absl::GetFlag(FLAGS_max_pages_per_client), int64_t{0}));
   return absl::OkStatus();
 }
 
@@ -369,6 +385,7 @@ absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   TRIBUTARY_RETURN_IF_ERROR(ReadListeners(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadWorkers(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadAccess(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadClientLimits(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadTimeouts(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLimits(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLogging(&config));

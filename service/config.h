@@ -47,6 +47,8 @@ struct Config {
   int32_t pipeline_depth = 0;
   int64_t memory_limit_bytes = 0;
   int64_t max_calls_per_client = 0;
+  int64_t max_sequences_per_client = 0;
+  int64_t max_pages_per_client = 0;
   std::vector<std::string> shared_memory_prefixes;
   bool reflection = true;
   worker::TlsFiles tls;

@@ -13,8 +13,8 @@
 namespace tributary::service {
 namespace {
 
-TableGeometry GeometryOf(const std::string& name, const ResolvedSpec& resolved, int ranks,
-                         int32_t max_sequences) {
+TableGeometry GeometryOf(const std::string& name, worker::CacheId id, const ResolvedSpec& resolved,
+                         int ranks, int32_t max_sequences) {
   const worker::CacheSpec& spec = resolved.spec;
   return {.layers = static_cast<int32_t>(spec.layers.size()),
           .ranks = ranks,
@@ -23,6 +23,7 @@ TableGeometry GeometryOf(const std::string& name, const ResolvedSpec& resolved, 
           .pages = spec.num_pages,
           .max_sequences = max_sequences,
           .name = name,
+          .first_id = id,
           .window_left = WindowsOf(spec),
           .rollback_tokens = resolved.terms.rollback_tokens,
           .window_pages = resolved.terms.window_pages};
@@ -97,6 +98,8 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
       regions_(options_.shared_memory_prefixes),
       group_(std::move(group)),
       commands_(group_.get()),
+      clients_(options_.client_limits,
+               [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       batcher_(options_.batch) {}
 
 Coordinator::~Coordinator() { Stop(); }
@@ -272,8 +275,8 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
     cache->creators.push_back(std::move(done));
     return;
   }
-  const TableGeometry geometry =
-      GeometryOf(request.cache_id(), *resolved, group_->size(), options_.max_sequences);
+  const TableGeometry geometry = GeometryOf(request.cache_id(), next_cache_, *resolved,
+                                            group_->size(), options_.max_sequences);
   auto cache = std::make_shared<Cache>(request.cache_id(), next_cache_, *std::move(resolved),
                                        std::move(backends), geometry);
   next_cache_ += static_cast<worker::CacheId>(cache->ids.size());
@@ -325,6 +328,7 @@ void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request,
   }
   caches_.erase(request.cache_id());
   FailWaiting(NotFound("cache", request.cache_id(), "cache_id"), cache->get(), turn);
+  (*cache)->table.Disown();
   // It is gone whatever comes of the command: workers that miss it are told again.
   SendToGroups(
       **cache, [](int32_t) { return worker::DropCacheCommand{}; },
@@ -364,9 +368,10 @@ void Coordinator::OpenSequence(const v1::OpenSequenceRequest& request, const Cal
   if (id != 0) order.push_back(id);
   InOrder(
       request.cache_id(), call, std::move(order),
-      [id, done](Cache& cache, Turn& turn) {
+      [this, id, caller = call.caller, done](Cache& cache, Turn& turn) {
         bool reopened = false;
-        const absl::StatusOr<worker::SequenceId> opened = cache.table.Open(id, &reopened);
+        const absl::StatusOr<worker::SequenceId> opened =
+            cache.table.Open(id, &reopened, clients_.Of(caller));
         turn.Answer([done, opened] {
           if (!opened.ok()) return done(opened.status());
           done(SequenceReply<v1::OpenSequenceReply>(*opened));
@@ -385,9 +390,9 @@ void Coordinator::ForkSequence(const v1::ForkSequenceRequest& request, const Cal
   if (request.sequence_id() != 0 && request.sequence_id() != request.parent_id()) {
     order.push_back(request.sequence_id());
   }
-  const auto apply = [this, request, length, done](Cache& cache, Turn& turn) {
+  const auto apply = [this, request, length, caller = call.caller, done](Cache& cache, Turn& turn) {
     const absl::StatusOr<Sequence*> forked =
-        cache.table.Fork(request.parent_id(), request.sequence_id(), length);
+        cache.table.Fork(request.parent_id(), request.sequence_id(), length, clients_.Of(caller));
     if (!forked.ok()) {
       return turn.Answer([done, status = forked.status()] { done(status); });
     }

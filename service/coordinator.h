@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "service/batcher.h"
 #include "service/cache.h"
+#include "service/client_quota.h"
 #include "service/command_stream.h"
 #include "service/observer.h"
 #include "service/shared_memory.h"
@@ -49,6 +50,7 @@ struct CoordinatorOptions {
   std::chrono::milliseconds retry_delay{200};  // asked of callers on UNAVAILABLE and ABORTED
   size_t max_message_bytes = size_t{64} << 20;
   int32_t max_sequences = 65'536;  // of a cache
+  ClientLimits client_limits;      // of what each caller may hold
   bool deterministic = false;      // asked of backends: results that do not depend on the batch
   // What a cache's backend is chosen from, in order of preference; of static life.
   std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
@@ -197,6 +199,7 @@ class Coordinator final : private GroupObserver {
   worker::CacheId next_cache_ = 1;
   // Deleted (or never finished) caches that workers may still hold.
   std::vector<worker::CacheId> undropped_caches_;
+  ClientQuota clients_;
   Batcher batcher_;
   int steps_in_flight_ = 0;
   int64_t open_calls_ = 0;  // accepted and not yet answered

@@ -72,6 +72,8 @@ CoordinatorOptions OptionsOf(const Config& config) {
   options.retry_delay = config.retry_delay;
   options.max_message_bytes = static_cast<size_t>(config.max_message_bytes);
   options.max_sequences = config.max_sequences;
+  options.client_limits = {.sequences = config.max_sequences_per_client,
+                           .pages = config.max_pages_per_client};
   options.shared_memory_prefixes = config.shared_memory_prefixes;
   options.deterministic = config.deterministic;
   return options;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,13 @@ enum class Method : uint8_t {
 };
 inline constexpr int kMethods = 12;
 const char* Name(Method method);
+
+// What a client may have only so much of.
+enum class ClientLimit : uint8_t { kCalls, kSequences, kPages };
+inline constexpr int kClientLimits = 3;
+const char* Name(ClientLimit limit);  // "calls"
+// Told of each refusal for that reason.
+using OnRefused = std::function<void(ClientLimit)>;
 
 // A call as the front sees it, from the message's arrival to its answer.
 struct CallRecord {
@@ -89,6 +97,10 @@ class Observer {
   // `replies` by rank; those that never came are default.
   virtual void OnStepEnded(const StepRecord& step, const absl::Status& status,
                            const std::vector<worker::Reply>& replies) {}
+
+  // A call was refused because its client has as much of something as it may. The coordinator's
+  // lock may be held.
+  virtual void OnLimitReached(ClientLimit limit) {}
 
   virtual void OnGroupReady(uint64_t epoch) {}
   virtual void OnGroupBroken(uint64_t epoch, const std::string& reason) {}

@@ -4,8 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "kernels/key_range.h"
 #include "kernels/row_mask.h"
 #include "service/errors.h"
@@ -56,17 +58,6 @@ void KeepBetween(int64_t begin, int64_t end, std::vector<int32_t>* indices) {
   indices->erase(std::remove_if(indices->begin(), indices->end(), outside), indices->end());
 }
 
-// Gives back the pages from an index on.
-void Shorten(int64_t keep, PageList* list, PageAllocator* pages) {
-  while (static_cast<int64_t>(list->pages.size()) > keep) {
-    if (list->pages.back() != kNoPage) pages->Release(list->pages.back());
-    list->pages.pop_back();
-  }
-  list->given_up = std::min(list->given_up, static_cast<int32_t>(list->pages.size()));
-  // What lies beyond the pages is dead: it is told again when the table grows.
-  KeepBetween(0, keep, &list->unsynced);
-}
-
 // Adds table[index] = page, joined to the last update when it follows on.
 void AddUpdate(SequenceId sequence, int32_t index, int32_t page,
                std::vector<worker::PageUpdate>* updates) {
@@ -112,15 +103,19 @@ SequenceId SequenceTable::UnusedId() {
   }
 }
 
-absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
+absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
+                                               ClientAccountPtr owner) {
   *reopened = false;
   if (Sequence* held = id == 0 ? nullptr : Find(id)) {
     if (!held->lost && GreatestLength(*held) > 0) {
       return Conflict("sequence_id", absl::StrCat("sequence ", id, " is open and holds ",
                                                   LeastLength(*held), " tokens"));
     }
+    if (owner != nullptr && owner != held->owner) TRIBUTARY_RETURN_IF_ERROR(owner->TakeSequence());
     if (held->lost) --lost_;
     Empty(held);
+    if (owner != held->owner) Disown(held);
+    held->owner = std::move(owner);
     held->lost = false;
     held->parent = 0;
     *reopened = true;
@@ -130,9 +125,11 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
     return Exhausted(absl::StrCat("sequences of cache ", geometry_.name),
                      absl::StrCat("all ", geometry_.max_sequences, " are open"));
   }
+  if (owner != nullptr) TRIBUTARY_RETURN_IF_ERROR(owner->TakeSequence());
   if (id == 0) id = UnusedId();
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
+  sequence->owner = std::move(owner);
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
   sequence->groups.resize(groups_.size());
@@ -141,7 +138,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened) {
 }
 
 absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId child_id,
-                                              int64_t length) {
+                                              int64_t length, ClientAccountPtr owner) {
   Sequence* parent = Find(parent_id);
   if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
   if (parent->lost) return Lost(parent_id, "parent_id");
@@ -156,8 +153,18 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
     }
     return Conflict("sequence_id", absl::StrCat("sequence ", child_id, " is open"));
   }
+  const int64_t shared = CeilDiv(length, page_tokens());
+  if (owner != nullptr && owner != parent->owner) {
+    int64_t more = 0;
+    for (int32_t g = 0; g < groups_.size() && length > 0; ++g) {
+      const PageList& from = parent->groups[g];
+      const auto pages = absl::MakeConstSpan(from.pages).first(shared).subspan(from.given_up);
+      more += owner->CountNew(geometry_.first_id + g, pages);
+    }
+    TRIBUTARY_RETURN_IF_ERROR(owner->CheckRoom(more));
+  }
   bool reopened = false;
-  TRIBUTARY_ASSIGN_OR_RETURN(child_id, Open(child_id, &reopened));
+  TRIBUTARY_ASSIGN_OR_RETURN(child_id, Open(child_id, &reopened, std::move(owner)));
   Sequence* child = Find(child_id);
   child->parent = parent_id;
   child->fork_length = length;
@@ -166,9 +173,9 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   for (int32_t g = 0; g < groups_.size(); ++g) {
     const PageList& from = parent->groups[g];
     PageList& to = child->groups[g];
-    to.pages.assign(from.pages.begin(), from.pages.begin() + CeilDiv(length, page_tokens()));
+    to.pages.assign(from.pages.begin(), from.pages.begin() + shared);
     to.given_up = length > 0 ? from.given_up : 0;
-    for (size_t i = to.given_up; i < to.pages.size(); ++i) pages_[g].Retain(to.pages[i]);
+    for (int64_t i = to.given_up; i < shared; ++i) Retain(g, to.pages[i], child->owner);
   }
   return child;
 }
@@ -181,8 +188,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   for (int32_t g = 0; g < groups_.size(); ++g) {
-    const int64_t keep = CeilDiv(LongestOf(g, *sequence), page_tokens());
-    Shorten(keep, &sequence->groups[g], &pages_[g]);
+    Shorten(g, CeilDiv(LongestOf(g, *sequence), page_tokens()), sequence);
   }
   return LeastLength(*sequence);
 }
@@ -192,12 +198,56 @@ absl::Status SequenceTable::Close(SequenceId id) {
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
   if (sequence->lost) --lost_;
   Empty(sequence);
+  Disown(sequence);
   sequences_.erase(id);
   return absl::OkStatus();
 }
 
+void SequenceTable::Disown(Sequence* sequence) {
+  if (const ClientAccountPtr owner = std::exchange(sequence->owner, nullptr)) {
+    owner->ReturnSequence();
+  }
+}
+
+void SequenceTable::Disown() {
+  absl::flat_hash_set<ClientAccountPtr> owners;
+  for (auto& [id, sequence] : sequences_) {
+    if (sequence->owner != nullptr) owners.insert(sequence->owner);
+    Disown(sequence.get());
+  }
+  for (const ClientAccountPtr& owner : owners) {
+    for (int32_t g = 0; g < groups_.size(); ++g) owner->ForgetPages(geometry_.first_id + g);
+  }
+}
+
+void SequenceTable::Retain(int32_t group, int32_t page, const ClientAccountPtr& owner) {
+  pages_[group].Retain(page);
+  if (owner != nullptr) owner->Hold(geometry_.first_id + group, page);
+}
+
+void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr& owner) {
+  pages_[group].Release(page);
+  if (owner != nullptr) owner->Release(geometry_.first_id + group, page);
+}
+
+void SequenceTable::Return(int32_t group, const StepPlan::Change& change) {
+  for (const int32_t page : change.added) Release(group, page, change.owner);
+  for (const auto& [index, page] : change.replaced) Release(group, page, change.owner);
+}
+
+void SequenceTable::Shorten(int32_t group, int64_t keep, Sequence* sequence) {
+  PageList& list = sequence->groups[group];
+  while (static_cast<int64_t>(list.pages.size()) > keep) {
+    if (list.pages.back() != kNoPage) Release(group, list.pages.back(), sequence->owner);
+    list.pages.pop_back();
+  }
+  list.given_up = std::min(list.given_up, static_cast<int32_t>(list.pages.size()));
+  // What lies beyond the pages is dead: it is told again when the table grows.
+  KeepBetween(0, keep, &list.unsynced);
+}
+
 void SequenceTable::Empty(Sequence* sequence) {
-  for (int32_t g = 0; g < groups_.size(); ++g) Shorten(0, &sequence->groups[g], &pages_[g]);
+  for (int32_t g = 0; g < groups_.size(); ++g) Shorten(g, 0, sequence);
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
 }
@@ -244,7 +294,7 @@ void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
   const int64_t reached = FirstVisible({*reach, -1}, std::max<int64_t>(0, begin));
   PageList& list = sequence->groups[group];
   while (HeldFrom(list) + page_tokens() <= reached) {
-    pages_[group].Release(std::exchange(list.pages[list.given_up], kNoPage));
+    Release(group, std::exchange(list.pages[list.given_up], kNoPage), sequence->owner);
     ++list.given_up;
     ++given_up_;
   }
@@ -260,11 +310,7 @@ absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kin
   plan.changes.reserve(entries.size());
   for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
     if (absl::Status status = PlanEntry(i, kind, &plan); !status.ok()) {
-      PageAllocator& pages = pages_[plan.group];
-      for (const StepPlan::Change& change : plan.changes) {
-        for (const int32_t page : change.added) pages.Release(page);
-        for (const auto& [index, page] : change.replaced) pages.Release(page);
-      }
+      for (const StepPlan::Change& change : plan.changes) Return(plan.group, change);
       return status;
     }
   }
@@ -285,6 +331,7 @@ absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan
 
   plan->changes.push_back({.sequence = sequence, .length = length});
   StepPlan::Change* change = &plan->changes.back();
+  change->owner = sequence->owner;
   const PageList& list = sequence->groups[plan->group];
   change->resent = list.unsynced;
   for (const int32_t i : change->resent) {
@@ -311,6 +358,8 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
     if (pages.IsShared(list.pages[i])) shared.push_back(static_cast<int32_t>(i));
   }
   const int64_t wanted = needed + static_cast<int64_t>(shared.size());
+  const ClientAccountPtr& owner = change->owner;
+  if (owner != nullptr) TRIBUTARY_RETURN_IF_ERROR(owner->CheckRoom(wanted));
   std::vector<int32_t> fresh;
   if (wanted > pages.free() || !pages.Reserve(static_cast<int32_t>(wanted), &fresh)) {
     const char* which = groups_.size() > 1 && groups_[plan->group].reach.has_value()
@@ -319,6 +368,9 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
     return Exhausted(
         absl::StrCat(which, geometry_.name),
         absl::StrCat(wanted, " needed, ", pages.free(), " of ", pages.total(), " free"));
+  }
+  if (owner != nullptr) {
+    for (const int32_t page : fresh) owner->Hold(geometry_.first_id + plan->group, page);
   }
   auto next = fresh.begin();
   for (const int32_t index : shared) {
@@ -336,10 +388,14 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
 void SequenceTable::Commit(const StepPlan& plan) {
   for (const StepPlan::Change& change : plan.changes) {
     Sequence& sequence = *change.sequence;
+    if (sequence.lost) {  // since it was planned
+      Return(plan.group, change);
+      continue;
+    }
     PageList& list = sequence.groups[plan.group];
     const int64_t before = std::exchange(sequence.lengths[plan.layer], change.length);
     for (const auto& [index, page] : change.replaced) {
-      pages_[plan.group].Release(std::exchange(list.pages[index], page));
+      Release(plan.group, std::exchange(list.pages[index], page), sequence.owner);
     }
     list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
     list.unsynced.clear();
@@ -351,10 +407,8 @@ void SequenceTable::Commit(const StepPlan& plan) {
 
 void SequenceTable::Rollback(const StepPlan& plan) {
   for (const StepPlan::Change& change : plan.changes) {
-    PageAllocator& pages = pages_[plan.group];
-    for (const int32_t page : change.added) pages.Release(page);
+    Return(plan.group, change);
     for (const auto& [index, page] : change.replaced) {
-      pages.Release(page);
       // Some workers may now point at the copy, whose page is no longer ours.
       auto& unsynced = change.sequence->groups[plan.group].unsynced;
       if (std::find(unsynced.begin(), unsynced.end(), index) == unsynced.end()) {
@@ -368,6 +422,7 @@ void SequenceTable::MarkLost(Sequence* sequence) {
   if (sequence->lost) return;
   const std::vector<int64_t> lengths = sequence->lengths;
   Empty(sequence);
+  Disown(sequence);
   sequence->lengths = lengths;  // what the caller must bring again
   sequence->lost = true;
   ++lost_;

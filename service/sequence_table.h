@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "service/client_quota.h"
 #include "service/layer_groups.h"
 #include "service/page_allocator.h"
 #include "worker/command.h"
@@ -37,7 +38,8 @@ struct TableGeometry {
   int32_t interleave = 16;
   int32_t pages = 0;
   int32_t max_sequences = 0;
-  std::string name;  // of the cache, for messages
+  std::string name;              // of the cache, for messages
+  worker::CacheId first_id = 0;  // of its groups of layers, for accounts (cache.h)
   // [layers]: how far back the rows of each look, -1 for everything. Empty: all see everything.
   // Where a group of layers (layer_groups.h) has windows only, old tokens are given up.
   std::vector<int64_t> window_left;
@@ -66,6 +68,8 @@ struct Sequence {
   // where tokens are given up.
   std::vector<int64_t> last_step;
   bool lost = false;
+  // Who opened or forked it, and answers for what it holds. Null for lost sequences too.
+  ClientAccountPtr owner;
   // Where it was forked from, to recognise a repeated call.
   SequenceId parent = 0;
   int64_t fork_length = 0;
@@ -83,6 +87,7 @@ struct StepPlan {
     std::vector<int32_t> added;                         // appended to PageList::pages
     std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
     std::vector<int32_t> resent;                        // indices of PageList::unsynced
+    ClientAccountPtr owner;                             // of the sequence when this was planned
   };
   int32_t layer = 0;
   int32_t group = 0;                       // of the layer: all pages below are of it
@@ -99,16 +104,19 @@ class SequenceTable {
   // nullptr when there is none.
   Sequence* Find(SequenceId id);
 
-  // `id` 0 chooses one. An empty or lost sequence of that id is (re-)opened; `reopened` says that
-  // the workers may still hold a table of it.
-  absl::StatusOr<SequenceId> Open(SequenceId id, bool* reopened);
+  // `id` 0 chooses one. An empty or lost sequence of that id is (re-)opened, and is `owner`'s from
+  // then on; `reopened` says that the workers may still hold a table of it.
+  absl::StatusOr<SequenceId> Open(SequenceId id, bool* reopened, ClientAccountPtr owner = nullptr);
   // Shares the parent's first `length` tokens (-1: all that every layer holds). The same fork again
   // returns the same child while it is untouched.
-  absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length);
+  absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length,
+                                 ClientAccountPtr owner = nullptr);
   // The length now held. OUT_OF_RANGE, nothing changed, when the next row would look for tokens
   // that were given up.
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
+  // The cache is deleted: nobody answers for its sequences any more. Plans may yet be settled.
+  void Disown();
 
   // Checks every entry and reserves pages; an error changes nothing. Entries are named
   // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
@@ -161,8 +169,16 @@ class SequenceTable {
   int64_t LongestOf(int32_t group, const Sequence& sequence) const;
   // The first token that the group's layers still hold.
   int64_t HeldFrom(const PageList& list) const { return list.given_up * page_tokens(); }
+  // The first `keep` pages of the group stay.
+  void Shorten(int32_t group, int64_t keep, Sequence* sequence);
   void Empty(Sequence* sequence);
   SequenceId UnusedId();
+  // A sequence of `owner`'s holds a page of the group, or one of them ceases to.
+  void Retain(int32_t group, int32_t page, const ClientAccountPtr& owner);
+  void Release(int32_t group, int32_t page, const ClientAccountPtr& owner);
+  // Gives back the pages that a plan reserved.
+  void Return(int32_t group, const StepPlan::Change& change);
+  static void Disown(Sequence* sequence);
 
   const TableGeometry geometry_;
   const LayerGroups groups_;

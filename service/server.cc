@@ -117,7 +117,9 @@ class GrpcServer final : public Server {
         keepalive_(options.keepalive),
         coordinator_(coordinator),
         front_(coordinator, options.max_calls_per_stream, std::move(access),
-               CallQuota::Create(options.max_calls_per_client)) {}
+               CallQuota::Create(options.max_calls_per_client, [coordinator](ClientLimit limit) {
+                 coordinator->observer().OnLimitReached(limit);
+               })) {}
   ~GrpcServer() override {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     if (admin_ != nullptr) admin_->Shutdown(std::chrono::system_clock::now());

@@ -114,6 +114,11 @@ const char* Name(Method method) {
   return kNames[static_cast<int>(method)];
 }
 
+const char* Name(ClientLimit limit) {
+  constexpr const char* kNames[kClientLimits] = {"calls", "sequences", "pages"};
+  return kNames[static_cast<int>(limit)];
+}
+
 const char* Name(Phase phase) {
   constexpr const char* kNames[kPhases] = {"queue",  "build",    "plan", "append",
                                            "attend", "exchange", "reply"};
@@ -258,6 +263,11 @@ std::vector<prometheus::MetricFamily> Metrics::Collect(const Snapshot& now) cons
   }
   out.Counter({"tributary_group_breaks_total", "Groups that broke: a worker died, hung or left."},
               Of(group_breaks_));
+  out.Counter({"tributary_client_limit_refusals_total",
+               "Calls refused because their client had as much as it may."});
+  for (int limit = 0; limit < kClientLimits; ++limit) {
+    out.Add(Of(limits_reached_[limit]), {{"limit", Name(static_cast<ClientLimit>(limit))}});
+  }
   AddGroup(now, &out);
   AddCaches(now, &out);
   AddTotals(now, &out);

@@ -41,6 +41,7 @@ class Metrics {
   void StepEnded(const StepRecord& step, const absl::Status& status,
                  const std::vector<worker::Reply>& replies);
   void GroupBroken() { group_breaks_.Add(); }
+  void LimitReached(ClientLimit limit) { limits_reached_[static_cast<int>(limit)].Add(); }
 
   // What Statistics says of them.
   void Fill(v1::Statistics* statistics) const;
@@ -72,6 +73,7 @@ class Metrics {
   std::vector<std::unique_ptr<telemetry::Histogram>> phase_seconds_;  // by Phase
   std::vector<telemetry::Counter> slowest_;                           // by rank
   telemetry::Counter group_breaks_;
+  std::array<telemetry::Counter, kClientLimits> limits_reached_;
 };
 
 // A scrape's view of metrics and of what `snapshot` says at that moment.

@@ -31,6 +31,7 @@ class Telemetry final : public Observer {
   telemetry::TraceContext OnStepSubmitted(const StepRecord& step) override;
   void OnStepEnded(const StepRecord& step, const absl::Status& status,
                    const std::vector<worker::Reply>& replies) override;
+  void OnLimitReached(ClientLimit limit) override { metrics_->LimitReached(limit); }
   void OnGroupBroken(uint64_t epoch, const std::string& reason) override;
   void Fill(v1::Statistics* statistics) const override { metrics_->Fill(statistics); }
 

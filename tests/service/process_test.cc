@@ -71,6 +71,7 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--embedded_workers=2", "--workers=2"}), HasSubstr("embedded_workers"));
   EXPECT_THAT(refused({"--batch_window=2h"}), HasSubstr("batch_window"));
   EXPECT_THAT(refused({"--max_message_bytes=1"}), HasSubstr("max_message_bytes"));
+  EXPECT_THAT(refused({"--max_pages_per_client=-1"}), HasSubstr("max_pages_per_client"));
   EXPECT_THAT(refused({"--log_level=loud"}), HasSubstr("log_level"));
   EXPECT_THAT(refused({"--config=" + directory_.File("absent.yaml")}), HasSubstr("absent.yaml"));
   std::ofstream(file) << "speed: 11\n";

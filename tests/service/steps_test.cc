@@ -227,6 +227,28 @@ TEST_F(StepsTest, ACallThatFailsPlanningDoesNotSpoilItsBatch) {
   EXPECT_TRUE(answers_->Wait("good").ok());
 }
 
+TEST_F(StepsTest, OfTheCallsOfAStepOnlyTheOneBeyondItsClientsLimitFails) {
+  CoordinatorOptions options;
+  options.pipeline_depth = 1;
+  options.client_limits.pages = 1;
+  Begin(options);
+  v1::OpenSequenceRequest open;
+  open.set_cache_id("m");
+  open.set_sequence_id(4);
+  coordinator_->OpenSequence(open, {.caller = "other"},
+                             answers_->For<v1::OpenSequenceReply>("reopen"));
+  ASSERT_TRUE(answers_->Wait("reopen").ok());
+  group_->Hold();
+  Attend("x", Token(1, 0));  // takes its client's page before it is done
+  Attend("beyond", Token(3, 0));
+  Attend("good", Token(4, 0));
+  group_->Release();
+  EXPECT_EQ(answers_->Wait("beyond").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(answers_->Wait("good").ok());
+  EXPECT_TRUE(answers_->Wait("x").ok());
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1), ElementsAre(4)));
+}
+
 TEST_F(StepsTest, CancelledBeforeItsStepACallChangesNothing) {
   group_->Hold();
   Attend("x", Token(1, 0));
