@@ -123,9 +123,9 @@ TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
 TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
   auto first = StartServing({"--listen=" + address_ + ",127.0.0.1:0"});
   // It may be ready before it has said where.
-  ASSERT_TRUE(test::Eventually(
-      kPatience, [&] { return first->Log().find("127.0.0.1:") != std::string::npos; }))
-      << first->Log();
+  ASSERT_TRUE(test::Eventually(kPatience, [&] {
+    return first->Log().find("127.0.0.1:") != std::string::npos;
+  })) << first->Log();
   const std::string log = first->Log();
   const size_t at = log.find("127.0.0.1:");
   const std::string tcp = log.substr(at, log.find_first_of(" ,", at) - at);
