@@ -98,27 +98,6 @@ void AddTotals(const Snapshot& now, telemetry::Families* out) {
 
 }  // namespace
 
-const char* Name(Method method) {
-  constexpr const char* kNames[kMethods] = {"CreateCache",
-                                            "DeleteCache",
-                                            "OpenSequence",
-                                            "ForkSequence",
-                                            "TruncateSequence",
-                                            "CloseSequence",
-                                            "Append",
-                                            "Attend",
-                                            "AttendStream",
-                                            "GetTopology",
-                                            "RegisterSharedMemory",
-                                            "UnregisterSharedMemory"};
-  return kNames[static_cast<int>(method)];
-}
-
-const char* Name(ClientLimit limit) {
-  constexpr const char* kNames[kClientLimits] = {"calls", "sequences", "pages"};
-  return kNames[static_cast<int>(limit)];
-}
-
 const char* Name(Phase phase) {
   constexpr const char* kNames[kPhases] = {"queue",  "build",    "plan", "append",
                                            "attend", "exchange", "reply"};

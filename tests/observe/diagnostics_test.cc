@@ -198,7 +198,7 @@ TEST_F(DiagnosticsTest, CallsOnAStreamHaveTracesOfTheirOwn) {
   }
   stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
-  for (const std::string trace_id : {std::string(kTraceId), std::string(32, '1')}) {
+  for (const std::string& trace_id : {std::string(kTraceId), std::string(32, '1')}) {
     EXPECT_TRUE(Eventually(kPatience, [&] {
       return Spans(Trace(), trace_id).count("rank 1/exchange") == 1;
     })) << trace_id;
