@@ -23,7 +23,8 @@ CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const R
                 .k = step.k,
                 .v = step.v,
                 .deadline = step.deadline},
-      results_(*results) {}
+      results_(*results),
+      exchange_(step, rank.strategy, rank.workspace.exchange, *results) {}
 
 StepOperations::Partial CpuOperations::ReserveSlice(collective::HeadSlice heads) {
   const size_t row_heads =
@@ -115,43 +116,18 @@ absl::Status CpuOperations::AddToPass(const RowPass& pass, collective::HeadSlice
 }
 
 absl::Status CpuOperations::MergeToRoot(const RowPass& pass, Partial partial) {
-  const TimedSection timed(results_.times.exchange);
-  const Partial result = ResultOf(pass);
-  const collective::ExchangeParams exchange{.o = partial.o,
-                                            .lse = partial.lse,
-                                            .rows = pass.row_count,
-                                            .heads = step_.spec.q_heads,
-                                            .head_dim = step_.spec.head_dim,
-                                            .sinks = operands_.sinks(),
-                                            .placement = collective::Placement::kGathered,
-                                            .strategy = rank_.strategy,
-                                            .out = result.o,
-                                            .lse_out = result.lse};
-  return CollectiveStatus(
-      collective::ExchangeAndMerge(exchange, rank_.comm, rank_.workspace.exchange, step_.deadline));
+  return exchange_.MergeToRoot(pass, partial);
 }
 
 absl::StatusOr<StepOperations::Partial> CpuOperations::MergeToSlices(const RowPass& pass,
                                                                      Partial partial) {
-  const TimedSection timed(results_.times.exchange);
   const collective::HeadSlice heads =
       collective::SliceOfRank(step_.spec.q_heads, rank_.comm.size(), rank_.comm.rank());
   const size_t row_heads = static_cast<size_t>(pass.row_count) * static_cast<size_t>(heads.count);
   const Partial out{
       rank_.workspace.context_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
       rank_.workspace.context_lse.Reserve(row_heads)};
-  const collective::ExchangeParams exchange{.o = partial.o,
-                                            .lse = partial.lse,
-                                            .rows = pass.row_count,
-                                            .heads = step_.spec.q_heads,
-                                            .head_dim = step_.spec.head_dim,
-                                            .sinks = nullptr,
-                                            .placement = collective::Placement::kScattered,
-                                            .strategy = rank_.strategy,
-                                            .out = out.o,
-                                            .lse_out = out.lse};
-  TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(collective::ExchangeAndMerge(
-      exchange, rank_.comm, rank_.workspace.exchange, step_.deadline)));
+  TRIBUTARY_RETURN_IF_ERROR(exchange_.MergeToSlices(pass, partial, out));
   return out;
 }
 
@@ -178,24 +154,7 @@ absl::Status CpuOperations::AddToSlice(const RowPass& pass, collective::HeadSlic
 
 absl::Status CpuOperations::GatherToRoot(const RowPass& pass, collective::HeadSlice heads,
                                          Partial slice) {
-  const TimedSection timed(results_.times.exchange);
-  const Partial rows = RowsOf(pass, heads, slice);
-  const Partial result = ResultOf(pass);
-  const collective::ExchangeShape shape{.rows = pass.row_count,
-                                        .heads = step_.spec.q_heads,
-                                        .head_dim = step_.spec.head_dim,
-                                        .ranks = rank_.comm.size(),
-                                        .placement = collective::Placement::kGathered};
-  return CollectiveStatus(collective::GatherSlices(rows.o, rows.lse, shape, rank_.comm,
-                                                   rank_.workspace.exchange, result.o, result.lse,
-                                                   step_.deadline));
-}
-
-StepOperations::Partial CpuOperations::ResultOf(const RowPass& pass) const {
-  if (rank_.comm.rank() != 0) return {};
-  const size_t before =
-      static_cast<size_t>(pass.row_begin) * static_cast<size_t>(step_.spec.q_heads);
-  return {results_.o + before * static_cast<size_t>(step_.spec.head_dim), results_.lse + before};
+  return exchange_.GatherToRoot(pass, RowsOf(pass, heads, slice));
 }
 
 StepOperations::Partial CpuOperations::RowsOf(const RowPass& pass, collective::HeadSlice heads,

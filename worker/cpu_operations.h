@@ -1,6 +1,7 @@
 // The operations of a step on the CPU.
 #pragma once
 
+#include "worker/host_exchange.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
 
@@ -27,14 +28,13 @@ class CpuOperations final : public StepOperations {
                             Partial slice) override;
 
  private:
-  // The pass's rows of the step's result; null on other ranks than 0.
-  Partial ResultOf(const RowPass& pass) const;
   Partial RowsOf(const RowPass& pass, collective::HeadSlice heads, Partial slice) const;
 
   const PlannedStep& step_;
   const RankResources& rank_;
   const StepOperands operands_;
   StepResults& results_;
+  HostExchange exchange_;
 };
 
 }  // namespace tributary::worker

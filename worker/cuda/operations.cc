@@ -44,7 +44,8 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
               Input{step.k, &memory_.staged_k, &memory_.k,
                     PaddedBytes(step.k, step.plan.new_tokens, plan.padded_tokens())},
               Input{step.v, &memory_.staged_v, &memory_.v,
-                    PaddedBytes(step.v, step.plan.new_tokens, plan.padded_tokens())}} {}
+                    PaddedBytes(step.v, step.plan.new_tokens, plan.padded_tokens())}},
+      host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {}
 
 int32_t CudaOperations::ResultRows() const {
   return step_.plan.passes.size() == 1 ? plan_.padded_rows() : step_.plan.query_rows;
@@ -397,23 +398,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
   }
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
-  const TimedSection timed(results_.times.exchange);
-  const bool root = step_.comm.rank() == 0;
-  const Partial result =
-      root ? Advance({results_.o, results_.lse}, pass.row_begin, Heads()) : Partial{};
-  const collective::ExchangeParams exchange{
-      .o = host.o,
-      .lse = host.lse,
-      .rows = pass.row_count,
-      .heads = step_.spec.q_heads,
-      .head_dim = step_.spec.head_dim,
-      .sinks = step_.layer.sinks.empty() ? nullptr : step_.layer.sinks.data(),
-      .placement = collective::Placement::kGathered,
-      .strategy = rank_.options().strategy,
-      .out = result.o,
-      .lse_out = result.lse};
-  return CollectiveStatus(
-      collective::ExchangeAndMerge(exchange, step_.comm, memory_.exchange, step_.deadline));
+  return host_exchange_.MergeToRoot(pass, host);
 }
 
 absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowPass& pass,
@@ -421,20 +406,9 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowP
   if (alone()) return partial;
   const NvtxRange range("exchange to slices", step_.layer_index);
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
-  const TimedSection timed(results_.times.exchange);
   const Partial merged{memory_.staged_context_o.as<float>(),
                        memory_.staged_context_lse.as<float>()};
-  const collective::ExchangeParams exchange{.o = host.o,
-                                            .lse = host.lse,
-                                            .rows = pass.row_count,
-                                            .heads = step_.spec.q_heads,
-                                            .head_dim = step_.spec.head_dim,
-                                            .placement = collective::Placement::kScattered,
-                                            .strategy = rank_.options().strategy,
-                                            .out = merged.o,
-                                            .lse_out = merged.lse};
-  TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(
-      collective::ExchangeAndMerge(exchange, step_.comm, memory_.exchange, step_.deadline)));
+  TRIBUTARY_RETURN_IF_ERROR(host_exchange_.MergeToSlices(pass, host, merged));
   const Partial context{memory_.context_o.as<float>(), memory_.context_lse.as<float>()};
   const collective::HeadSlice heads =
       collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank());
@@ -455,17 +429,7 @@ absl::Status CudaOperations::GatherToRoot(const RowPass& pass, collective::HeadS
   const auto own = static_cast<size_t>(heads.count);
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host,
                              BringToHost(Advance(slice, pass.row_begin, own), pass.row_count, own));
-  const TimedSection timed(results_.times.exchange);
-  const bool root = step_.comm.rank() == 0;
-  const Partial result =
-      root ? Advance({results_.o, results_.lse}, pass.row_begin, Heads()) : Partial{};
-  const collective::ExchangeShape shape{.rows = pass.row_count,
-                                        .heads = step_.spec.q_heads,
-                                        .head_dim = step_.spec.head_dim,
-                                        .ranks = step_.comm.size(),
-                                        .placement = collective::Placement::kGathered};
-  return CollectiveStatus(collective::GatherSlices(
-      host.o, host.lse, shape, step_.comm, memory_.exchange, result.o, result.lse, step_.deadline));
+  return host_exchange_.GatherToRoot(pass, host);
 }
 
 }  // namespace tributary::worker

@@ -16,6 +16,7 @@
 #include "kernels/cuda/prefill.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/rank.h"
+#include "worker/host_exchange.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
 
@@ -121,6 +122,7 @@ class CudaOperations final : public StepOperations {
   StepResults& results_;
   const cudaStream_t stream_;
   const std::array<Input, 3> inputs_;
+  HostExchange host_exchange_;
 };
 
 }  // namespace tributary::worker
