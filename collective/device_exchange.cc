@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collective/device_strategies.h"
 #include "collective/direct_kernel.h"
 #include "collective/direct_layout.h"
 #include "collective/pack.h"
@@ -39,11 +40,17 @@ bool Fits(const DeviceExchangeParams& p, const DeviceExchangeLimits& l) {
          static_cast<int64_t>(p.rows) * p.heads <= static_cast<int64_t>(l.rows) * l.heads;
 }
 
-bool FitsDirect(const DeviceExchangeParams& p, const DeviceExchangeCapability& c) {
+bool FitsDirect(const DirectShape& shape, const DeviceExchangeCapability& c) {
   const DeviceExchangeLimits& l = c.limits;
   DirectPlan plan;
-  return PlanDirect(DirectShapeOf(p), LayOutDirect(c.ranks, l.rows, l.heads, l.head_dim, l.widest),
-                    {}, &plan);
+  return PlanDirect(shape, LayOutDirect(c.ranks, l.rows, l.heads, l.head_dim, l.widest), {}, &plan);
+}
+
+// Half as many rows until they fit.
+template <typename Fitting>
+int32_t MostRows(int32_t rows, const Fitting& fit) {
+  while (rows > 0 && !fit(rows)) rows = rows == 1 ? 0 : (rows + 1) / 2;
+  return rows;
 }
 
 }  // namespace
@@ -55,6 +62,32 @@ DirectShape DirectShapeOf(const DeviceExchangeParams& p) {
           .placement = p.placement,
           .wire = p.wire,
           .out = p.out_dtype};
+}
+
+DirectShape DirectShapeOf(const DeviceGatherParams& p) {
+  return {.rows = p.rows, .heads = p.heads, .head_dim = p.head_dim, .merged = true, .out = p.dtype};
+}
+
+int32_t RowsAtOnce(const DeviceExchangeParams& params, const DeviceExchangeCapability& c) {
+  return MostRows(params.rows, [&](int32_t rows) {
+    DeviceExchangeParams p = params;
+    p.rows = rows;
+    Strategy strategy = Strategy::kAuto;
+    if (!ChooseDeviceStrategy(p, c, &strategy).ok()) return false;
+    return c.ranks == 1 || strategy == Strategy::kDirect ||
+           DeviceWorkspaceBytes(p, c.ranks, strategy) <= DeviceWorkspaceBytes(c.limits, c.ranks);
+  });
+}
+
+int32_t RowsAtOnce(const DeviceGatherParams& params, const DeviceExchangeCapability& c) {
+  return MostRows(params.rows, [&](int32_t rows) {
+    DeviceGatherParams p = params;
+    p.rows = rows;
+    if (c.ranks == 1) return true;
+    if (c.no_direct.empty() && FitsDirect(DirectShapeOf(p), c)) return true;
+    return c.no_nccl.empty() &&
+           DeviceWorkspaceBytes(p, c.ranks) <= DeviceWorkspaceBytes(c.limits, c.ranks);
+  });
 }
 
 Status CheckDeviceExchange(const DeviceExchangeParams& p, int32_t rank, int32_t ranks) {
@@ -102,7 +135,7 @@ Status ChooseDeviceStrategy(const DeviceExchangeParams& p, const DeviceExchangeC
     return Status::Ok();
   }
   std::string no_direct = c.no_direct;
-  if (no_direct.empty() && !FitsDirect(p, c)) {
+  if (no_direct.empty() && !FitsDirect(DirectShapeOf(p), c)) {
     no_direct = "heads are dealt so unevenly that the widest slice does not fit";
   }
   if (p.strategy != Strategy::kAuto) {

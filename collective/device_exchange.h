@@ -72,8 +72,15 @@ struct DeviceExchangeCapability {
 Status ChooseDeviceStrategy(const DeviceExchangeParams& params,
                             const DeviceExchangeCapability& capability, Strategy* out);
 
+// The most rows, up to the call's own, that a group with this capability takes at once; a call with
+// more of them is made in pieces, whose rows follow each other. The same on every rank. 0: not even
+// one row fits, or the strategy is not there.
+int32_t RowsAtOnce(const DeviceExchangeParams& params, const DeviceExchangeCapability& capability);
+int32_t RowsAtOnce(const DeviceGatherParams& params, const DeviceExchangeCapability& capability);
+
 // What PlanDirect is asked about a call.
 DirectShape DirectShapeOf(const DeviceExchangeParams& params);
+DirectShape DirectShapeOf(const DeviceGatherParams& params);
 
 // Bytes that a rank other than 0 sends to its peers.
 size_t DeviceBytesSent(const DeviceExchangeParams& params, int32_t ranks, Strategy strategy);

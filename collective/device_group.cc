@@ -71,10 +71,9 @@ class Group final : public DeviceGroup {
     if (Status s = Health(); !s.ok()) return s;
     const ScopedDevice device(options_.device);
     if (size() == 1) return CopyWhole(p, stream);
-    const DirectShape shape{
-        .rows = p.rows, .heads = p.heads, .head_dim = p.head_dim, .merged = true, .out = p.dtype};
     DirectPlan plan;
-    if (direct_ != nullptr && PlanDirect(shape, Layout(), options_.direct_tuning, &plan)) {
+    if (direct_ != nullptr &&
+        PlanDirect(DirectShapeOf(p), Layout(), options_.direct_tuning, &plan)) {
       return Broken(direct_->Gather(p, plan, options_.direct_tuning.overlap_launch, stream));
     }
     if (comm_ == nullptr) {

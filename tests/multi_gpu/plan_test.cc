@@ -5,6 +5,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/device_exchange.h"
@@ -173,6 +174,69 @@ TEST(ChooseDeviceStrategy, RefusesWhatIsForcedAndMissing) {
   EXPECT_EQ(s, Strategy::kAgRs);
   p.rows = 100000;
   EXPECT_THAT(ChooseDeviceStrategy(p, c, &s).message(), HasSubstr("100000 rows"));
+}
+
+// ---- calls that are larger than their group -----------------------------------------------------
+
+TEST(RowsAtOnce, TakesWhatFitsAndHalvesTheRest) {
+  for (const int32_t ranks : {1, 2, 4, 8}) {
+    DeviceExchangeCapability c{.ranks = ranks,
+                               .limits = {.rows = 64, .heads = 32, .head_dim = 128}};
+    DeviceExchangeParams p{.rows = 64, .heads = 32, .head_dim = 128, .wire = DType::kF32};
+    p.out_dtype = DType::kF32;
+    for (const Placement placement : {Placement::kGathered, Placement::kScattered}) {
+      p.placement = placement;
+      p.rows = 64;
+      EXPECT_EQ(RowsAtOnce(p, c), 64);
+      p.rows = 65;
+      EXPECT_EQ(RowsAtOnce(p, c), 33);
+      p.rows = 1000;
+      EXPECT_EQ(RowsAtOnce(p, c), 63);
+      p.rows = 0;
+      EXPECT_EQ(RowsAtOnce(p, c), 0);
+    }
+  }
+}
+
+TEST(RowsAtOnce, KnowsEveryWayThatTheGroupLacks) {
+  DeviceExchangeCapability c{.ranks = 4, .limits = {.rows = 64, .heads = 32, .head_dim = 128}};
+  DeviceExchangeParams p{.rows = 100, .heads = 32, .head_dim = 128, .wire = DType::kF32};
+  p.out_dtype = DType::kF32;
+  DeviceGatherParams g{.dtype = DType::kF32, .rows = 100, .heads = 32, .head_dim = 128};
+  c.no_direct = "no peer access";
+  EXPECT_GT(RowsAtOnce(p, c), 0);
+  EXPECT_GT(RowsAtOnce(g, c), 0);
+  p.strategy = Strategy::kDirect;
+  EXPECT_EQ(RowsAtOnce(p, c), 0);
+  c.no_nccl = "not installed";
+  p.strategy = Strategy::kAuto;
+  EXPECT_EQ(RowsAtOnce(p, c), 0);
+  EXPECT_EQ(RowsAtOnce(g, c), 0);
+  c.no_direct = "";
+  EXPECT_GT(RowsAtOnce(p, c), 0);
+  EXPECT_GT(RowsAtOnce(g, c), 0);
+}
+
+// Heads that are dealt unevenly take more room than their number says: fewer rows then, not none.
+TEST(RowsAtOnce, UnevenHeadsStillFit) {
+  for (const int32_t ranks : {2, 3, 4, 8}) {
+    DeviceExchangeCapability direct{
+        .ranks = ranks, .limits = {.rows = 512, .heads = 32, .head_dim = 128}, .no_nccl = "no"};
+    DeviceExchangeCapability nccl = direct;
+    std::swap(nccl.no_nccl, nccl.no_direct);
+    for (const int32_t heads : {1, 3, 5, 9, 33, 128}) {
+      DeviceExchangeParams p{.rows = 4096, .heads = heads, .head_dim = 256, .wire = DType::kF32};
+      p.out_dtype = DType::kF32;
+      DeviceGatherParams g{.dtype = DType::kF32, .rows = 4096, .heads = heads, .head_dim = 256};
+      for (const DeviceExchangeCapability& c : {direct, nccl}) {
+        for (const Placement placement : {Placement::kGathered, Placement::kScattered}) {
+          p.placement = placement;
+          EXPECT_GT(RowsAtOnce(p, c), 0) << ranks << " ranks, " << heads << " heads";
+        }
+        EXPECT_GT(RowsAtOnce(g, c), 0) << ranks << " ranks, " << heads << " heads";
+      }
+    }
+  }
 }
 
 TEST(CheckDeviceExchange, NamesTheField) {
