@@ -12,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "collective/communicator.h"
+#include "collective/rendezvous.h"
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
@@ -52,6 +54,23 @@ class Backend {
 
   // Bytes that the device would still give.
   virtual size_t AvailableMemory() const = 0;
+
+  // Called by all ranks at once when they form a group, `comm` connecting them: makes what else the
+  // device needs in order to exchange. Returns the communicator to use from then on: `comm`, or one
+  // that also aborts what was made. `rendezvous` is of the epoch. An error (kFailedPrecondition:
+  // what was asked for is not there) means that the rank is in no group.
+  virtual absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
+      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+      collective::Deadline deadline) {
+    static_cast<void>(rendezvous);
+    static_cast<void>(deadline);
+    return comm;
+  }
+  // Lets go of what Join made; the group that it was for is over.
+  virtual void Leave() {}
+  // Whether taking or giving back the memory of a shard may hold up peers. Then ranks wait for each
+  // other after they did.
+  virtual bool MemoryHoldsUpPeers() const { return false; }
 
   // Takes the memory at once. kResourceExhausted, with the sizes, when it needs more than
   // `available` bytes or the device refuses. The spec is valid.

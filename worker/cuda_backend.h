@@ -2,18 +2,26 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/exchange.h"
 #include "worker/backend.h"
+#include "worker/exchange_choice.h"
 
 namespace tributary::worker {
 
 struct CudaBackendOptions {
   int gpu = 0;  // CUDA's ordinal in this process
   collective::Strategy strategy = collective::Strategy::kAuto;
+  // Where partials of several ranks meet. The same on every rank.
+  ExchangePlace exchange = ExchangePlace::kHost;
+  // Told how they do when a group formed, in words for people, whenever that is news. On the thread
+  // that joins.
+  std::function<void(const std::string& how)> on_exchange;
   // Results of a sequence do not depend on what shares its batch, to the bit.
   bool batch_invariant = false;
   // Leaves out kernels that only one architecture has. For tests.
@@ -24,6 +32,11 @@ struct CudaBackendOptions {
 
 // kFailedPrecondition: this build has no CUDA, the machine has no such GPU, or the GPU is too old.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions& options);
+
+// Whether GPUs [first, first + count) of this process can exchange so: OK for every strategy that
+// the host has as well. kFailedPrecondition: it is `direct`, and they do not reach each other's
+// memory.
+absl::Status CheckGpuExchange(collective::Strategy strategy, int first, int count);
 
 // GPUs that this process sees. kFailedPrecondition: this build has no CUDA, or there is no driver.
 absl::StatusOr<int> CountGpus();

@@ -15,6 +15,8 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOpti
   return Missing();
 }
 
+absl::Status CheckGpuExchange(collective::Strategy, int, int) { return Missing(); }
+
 absl::StatusOr<int> CountGpus() { return Missing(); }
 
 absl::Status CheckGpus(int, int) { return Missing(); }

@@ -13,6 +13,7 @@
 #include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
+#include "worker/status_conversion.h"
 #include "worker/status_macros.h"
 #include "worker/step_check.h"
 #include "worker/step_run.h"
@@ -40,6 +41,20 @@ class Executor::Impl {
       : options_(options), backend_(std::move(backend)) {}
 
   void Join(std::unique_ptr<collective::Communicator> comm) {
+    backend_->Leave();
+    Use(std::move(comm));
+  }
+
+  absl::Status Join(std::unique_ptr<collective::Communicator> comm,
+                    collective::Rendezvous& rendezvous, collective::Deadline deadline) {
+    backend_->Leave();
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> joined,
+                               backend_->Join(std::move(comm), rendezvous, deadline));
+    Use(std::move(joined));
+    return absl::OkStatus();
+  }
+
+  void Use(std::unique_ptr<collective::Communicator> comm) {
     const bool same_place =
         comm_ == nullptr || (comm_->rank() == comm->rank() && comm_->size() == comm->size());
     if (!same_place) DropAll();
@@ -109,11 +124,13 @@ class Executor::Impl {
                                              ", this worker is in epoch ", comm_->epoch()));
     }
     if (const auto* create = std::get_if<CreateCacheCommand>(&command.body)) {
-      return CreateCache(command.cache, create->spec);
+      const absl::Status created = CreateCache(command.cache, create->spec);
+      TRIBUTARY_RETURN_IF_ERROR(AwaitPeersMemory(command.deadline));
+      return created;
     }
     if (std::holds_alternative<DropCacheCommand>(command.body)) {
       Drop(command.cache);
-      return absl::OkStatus();
+      return AwaitPeersMemory(command.deadline);
     }
     const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
@@ -146,6 +163,12 @@ class Executor::Impl {
     caches_.emplace(id, std::move(cache));
     memory_used_.fetch_add(bytes, std::memory_order_relaxed);
     return absl::OkStatus();
+  }
+
+  // Whatever came of it on this rank: all ranks get the command, and all of them wait.
+  absl::Status AwaitPeersMemory(collective::Deadline deadline) {
+    if (!backend_->MemoryHoldsUpPeers()) return absl::OkStatus();
+    return CollectiveStatus(comm_->Barrier(deadline));
   }
 
   size_t AvailableMemory() const {
@@ -225,6 +248,10 @@ class Executor::Impl {
 
   absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
                    collective::Deadline deadline, StepResults* results) {
+    int64_t reach = 0;
+    for (const StepEntry& entry : step.entries) {
+      reach += entry.first_position + std::max(entry.query_rows, entry.new_tokens);
+    }
     const PlannedStep planned{.kind = step.kind,
                               .layer_index = step.layer,
                               .spec = cache.spec,
@@ -234,7 +261,9 @@ class Executor::Impl {
                               .v = step.v,
                               .plan = plan,
                               .comm = *comm_,
-                              .deadline = deadline};
+                              .deadline = deadline,
+                              .entries = static_cast<int32_t>(step.entries.size()),
+                              .reach = reach};
     return cache.shard->Run(planned, results);
   }
 
@@ -264,6 +293,11 @@ Executor::~Executor() = default;
 
 void Executor::Join(std::unique_ptr<collective::Communicator> comm) {
   impl_->Join(std::move(comm));
+}
+
+absl::Status Executor::Join(std::unique_ptr<collective::Communicator> comm,
+                            collective::Rendezvous& rendezvous, collective::Deadline deadline) {
+  return impl_->Join(std::move(comm), rendezvous, deadline);
 }
 
 std::shared_ptr<collective::Communicator> Executor::communicator() const {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
 #include "collective/exchange.h"
+#include "collective/rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/backend.h"
 #include "worker/command.h"
@@ -41,7 +43,13 @@ class Executor {
 
   // Joins a group; shards and tables are kept, so that survivors of a lost rank keep their share.
   // The layout of existing caches is fixed: joining with another rank or size drops them.
+  // Partials are exchanged over `comm`.
   void Join(std::unique_ptr<collective::Communicator> comm);
+  // The same of a backend that may have another way (Backend::Join): called by all ranks at once,
+  // each on a thread of its own. An error: this rank is in no group, and what it holds is as it
+  // was.
+  absl::Status Join(std::unique_ptr<collective::Communicator> comm,
+                    collective::Rendezvous& rendezvous, collective::Deadline deadline);
   // The communicator in use, for Abort() from other threads; may be null. From any thread.
   std::shared_ptr<collective::Communicator> communicator() const;
 

@@ -29,6 +29,10 @@ struct PlannedStep {
   const StepPlan& plan;
   collective::Communicator& comm;
   collective::Deadline deadline;
+  // As all ranks know them alike: sequences in the step, and the positions up to which their rows
+  // and tokens reach, added up.
+  int32_t entries = 0;
+  int64_t reach = 0;
 };
 
 class StepOperations {

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "collective/in_process.h"
+#include "collective/memory_rendezvous.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/test_host.h"
+#include "worker/cpu_backend.h"
 #include "worker/errors.h"
 
 namespace tributary::worker::testing {
@@ -352,6 +354,97 @@ TEST_F(ExecutorTest, AnotherPlaceInTheGroupMeansAnotherShare) {
   Command command = Make(SetTablesCommand{});
   command.epoch = 9;
   EXPECT_EQ(executor.Execute(command).status.code(), absl::StatusCode::kNotFound);
+}
+
+// ---- backends with another way to exchange -----------------------------------------------------
+
+// What a backend was asked between groups.
+struct Membership {
+  std::vector<std::string> events;
+  absl::Status answer;  // to Join
+};
+
+class JoiningBackend : public Backend {
+ public:
+  explicit JoiningBackend(Membership* membership)
+      : below_(CreateCpuBackend(std::make_shared<cpu::ThreadPool>(1), collective::Strategy::kAuto)),
+        membership_(*membership) {}
+
+  const BackendCapabilities& capabilities() const override { return below_->capabilities(); }
+  size_t AvailableMemory() const override { return below_->AvailableMemory(); }
+  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
+                                                     PageFill fill) override {
+    return below_->CreateShard(spec, available, fill);
+  }
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
+      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+      collective::Deadline deadline) override {
+    membership_.events.push_back("join");
+    if (!membership_.answer.ok()) return membership_.answer;
+    return Backend::Join(std::move(comm), rendezvous, deadline);
+  }
+  void Leave() override { membership_.events.push_back("leave"); }
+  bool MemoryHoldsUpPeers() const override { return true; }
+
+ private:
+  const std::unique_ptr<Backend> below_;
+  Membership& membership_;
+};
+
+TEST(ExecutorJoin, TheBackendLeavesOneGroupBeforeItJoinsTheNext) {
+  Membership membership;
+  Executor executor({}, std::make_unique<JoiningBackend>(&membership));
+  collective::MemoryRendezvous rendezvous;
+  const auto join = [&](uint64_t epoch) {
+    return executor.Join(std::move(collective::CreateInProcessGroup(1, epoch)[0]), rendezvous,
+                         std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  };
+  ASSERT_TRUE(join(1).ok());
+  ASSERT_TRUE(join(2).ok());
+  EXPECT_THAT(membership.events, ::testing::ElementsAre("leave", "join", "leave", "join"));
+  EXPECT_EQ(executor.communicator()->epoch(), 2u);
+
+  // What the rank holds outlives a group that does not come about.
+  Command command;
+  command.epoch = 2;
+  command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  command.body = CreateCacheCommand{SmallSpec()};
+  ASSERT_TRUE(executor.Execute(command).status.ok());
+  membership.answer = absl::FailedPreconditionError("not these GPUs");
+  EXPECT_EQ(join(3), membership.answer);
+  EXPECT_GT(executor.memory_used(), 0u);
+  command.epoch = 3;
+  EXPECT_EQ(executor.Execute(command).status.code(), absl::StatusCode::kAborted);
+  membership.answer = absl::OkStatus();
+  ASSERT_TRUE(join(4).ok());
+  command.epoch = 4;
+  EXPECT_TRUE(executor.Execute(command).status.ok());
+}
+
+// Ranks wait for each other when one takes or frees memory, whatever came of it on each.
+TEST(ExecutorJoin, RanksMeetAfterAShardCameOrWent) {
+  Membership membership[2];
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (Membership& m : membership) backends.push_back(std::make_unique<JoiningBackend>(&m));
+  ThreadRanks ranks(std::move(backends), {});
+  Command command;
+  command.epoch = ranks.epoch();
+  command.body = CreateCacheCommand{SmallSpec()};
+  command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (const auto& [rank, reply] : ranks.Execute(command)) {
+    EXPECT_TRUE(reply.status.ok()) << reply.status;
+  }
+  // Refused by all, and they met all the same: nobody is left waiting.
+  CacheSpec bad = SmallSpec();
+  bad.head_dim = 96;
+  command.body = CreateCacheCommand{bad};
+  for (const auto& [rank, reply] : ranks.Execute(command)) {
+    EXPECT_EQ(reply.status.code(), absl::StatusCode::kInvalidArgument) << reply.status;
+  }
+  command.body = DropCacheCommand{};
+  command.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  const Reply alone = ranks.executor(0).Execute(command);
+  EXPECT_EQ(alone.status.code(), absl::StatusCode::kDeadlineExceeded) << alone.status;
 }
 
 // A communicator whose collectives throw, as an allocation deep in a library may.

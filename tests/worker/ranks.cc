@@ -1,9 +1,13 @@
 #include "tests/worker/ranks.h"
 
+#include <gtest/gtest.h>
+
+#include <chrono>
 #include <thread>
 #include <utility>
 
 #include "collective/in_process.h"
+#include "collective/memory_rendezvous.h"
 
 namespace tributary::worker::testing {
 
@@ -26,9 +30,17 @@ ThreadRanks::ThreadRanks(std::vector<std::unique_ptr<Backend>> backends,
 void ThreadRanks::Reform() {
   ++epoch_;
   auto comms = collective::CreateInProcessGroup(size(), epoch_);
-  for (int rank = 0; rank < size(); ++rank) {
-    executors_[static_cast<size_t>(rank)]->Join(std::move(comms[static_cast<size_t>(rank)]));
+  collective::MemoryRendezvous rendezvous;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < executors_.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const absl::Status joined =
+          executors_[rank]->Join(std::move(comms[rank]), rendezvous, deadline);
+      EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
+    });
   }
+  for (std::thread& thread : threads) thread.join();
 }
 
 std::map<int, Reply> ThreadRanks::Execute(const Command& command) {

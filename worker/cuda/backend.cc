@@ -1,7 +1,11 @@
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "collective/direct_layout.h"
+#include "collective/peer_access.h"
 #include "worker/cuda/rank.h"
 #include "worker/cuda/shard.h"
 #include "worker/cuda/status.h"
@@ -24,6 +28,14 @@ class CudaRankBackend final : public Backend {
     const size_t free = rank_->FreeMemory();
     return free - std::min(free, kHeadroom);
   }
+
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
+      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+      collective::Deadline deadline) override {
+    return rank_->Join(std::move(comm), rendezvous, deadline);
+  }
+  void Leave() override { rank_->Leave(); }
+  bool MemoryHoldsUpPeers() const override { return rank_->group() != nullptr; }
 
   absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
                                                      PageFill fill) override {
@@ -63,6 +75,24 @@ absl::Status CheckGpus(int first, int count) {
           "GPU ", gpu, " has compute capability ", device.compute_capability / 10, ".",
           device.compute_capability % 10, "; the cuda backend needs ", CudaBackend().arch));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGpuExchange(collective::Strategy strategy, int first, int count) {
+  if (strategy != collective::Strategy::kDirect || count == 1) return absl::OkStatus();
+  std::vector<collective::PeerIdentity> peers(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    TRIBUTARY_RETURN_IF_ERROR(
+        ToAbsl(collective::DescribeSelf(first + i, &peers[static_cast<size_t>(i)])));
+  }
+  for (int i = 0; i < count; ++i) {
+    const std::string reason = collective::WhyNoDirectAccess(
+        peers, i, collective::kMaxDirectRanks,
+        [&](const std::string& gpu) { return collective::WhyGpuIsOutOfReach(first + i, gpu); });
+    if (reason.empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat("exchange: direct is not there: GPU ",
+                                                      first + i, " as rank ", i, ": ", reason));
   }
   return absl::OkStatus();
 }

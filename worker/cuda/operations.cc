@@ -45,7 +45,14 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
                     PaddedBytes(step.k, step.plan.new_tokens, plan.padded_tokens())},
               Input{step.v, &memory_.staged_v, &memory_.v,
                     PaddedBytes(step.v, step.plan.new_tokens, plan.padded_tokens())}},
-      host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {}
+      host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {
+  collective::DeviceGroup* group = rank.group();
+  if (group != nullptr) device_exchange_.emplace(step, rank.options().strategy, *group, stream_);
+}
+
+collective::HeadSlice CudaOperations::OwnHeads() const {
+  return collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank());
+}
 
 int32_t CudaOperations::ResultRows() const {
   return step_.plan.passes.size() == 1 ? plan_.padded_rows() : step_.plan.query_rows;
@@ -55,57 +62,70 @@ int32_t CudaOperations::IndexOf(const RowPass& pass) const {
   return static_cast<int32_t>(&pass - step_.plan.passes.data());
 }
 
-absl::Status CudaOperations::Reserve() {
+absl::Status CudaOperations::Reserve(size_t room) {
+  absl::Status status;
+  // One after the other until one fails.
+  const auto reserve = [&](auto& memory, size_t bytes) {
+    if (status.ok()) status = memory.Reserve(bytes);
+  };
   for (const Input& input : inputs_) {
-    TRIBUTARY_RETURN_IF_ERROR(input.staged->Reserve(input.padded_bytes));
-    TRIBUTARY_RETURN_IF_ERROR(input.device->Reserve(input.padded_bytes));
+    reserve(*input.staged, input.padded_bytes);
+    reserve(*input.device, input.padded_bytes);
   }
-  const size_t columns = static_cast<size_t>(plan_.partial_columns());
-  TRIBUTARY_RETURN_IF_ERROR(memory_.piece_o.Reserve(columns * Dim() * sizeof(float)));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.piece_lse.Reserve(columns * sizeof(float)));
+  const size_t columns = static_cast<size_t>(plan_.partial_columns()) * room;
+  reserve(memory_.piece_o, columns * Dim() * sizeof(float));
+  reserve(memory_.piece_lse, columns * sizeof(float));
+  TRIBUTARY_RETURN_IF_ERROR(status);
   TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
-      static_cast<size_t>(plan_.arrivals()) * sizeof(uint32_t), stream_));
-  const size_t differs = static_cast<size_t>(plan_.entries()) * sizeof(uint32_t);
-  TRIBUTARY_RETURN_IF_ERROR(memory_.differs.Reserve(differs));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_differs.Reserve(differs));
-  if (step_.plan.query_rows == 0) return absl::OkStatus();
+      static_cast<size_t>(plan_.arrivals()) * sizeof(uint32_t) * room, stream_));
+  const size_t differs = static_cast<size_t>(plan_.entries()) * sizeof(uint32_t) * room;
+  reserve(memory_.differs, differs);
+  reserve(memory_.staged_differs, differs);
+  if (step_.plan.query_rows == 0) return status;
 
   int32_t pass_rows = 0;
   for (const RowPass& pass : step_.plan.passes) pass_rows = std::max(pass_rows, plan_.RowsOf(pass));
   const size_t rows = static_cast<size_t>(pass_rows);
   const size_t result_rows = static_cast<size_t>(ResultRows());
-  TRIBUTARY_RETURN_IF_ERROR(memory_.prefill.Reserve(plan_.workspace_bytes()));
+  reserve(memory_.prefill, plan_.workspace_bytes() * room);
   if (narrows()) {
     const size_t bytes = step_.k.bytes / 2;
-    for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) {
-      TRIBUTARY_RETURN_IF_ERROR(staged->Reserve(bytes));
-    }
-    for (DeviceMemory* device : {&memory_.k16, &memory_.v16}) {
-      TRIBUTARY_RETURN_IF_ERROR(device->Reserve(bytes));
-    }
+    for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) reserve(*staged, bytes);
+    for (DeviceMemory* device : {&memory_.k16, &memory_.v16}) reserve(*device, bytes);
   }
-  TRIBUTARY_RETURN_IF_ERROR(memory_.pass_o.Reserve(rows * Heads() * Dim() * sizeof(float)));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.pass_lse.Reserve(rows * Heads() * sizeof(float)));
-  const size_t staged_rows = alone() ? result_rows : static_cast<size_t>(pass_rows);
-  TRIBUTARY_RETURN_IF_ERROR(
-      memory_.staged_o.Reserve(staged_rows * Heads() * Dim() * sizeof(float)));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_lse.Reserve(staged_rows * Heads() * sizeof(float)));
-  if (alone()) {
-    TRIBUTARY_RETURN_IF_ERROR(
-        memory_.result_o.Reserve(result_rows * Heads() * Dim() * sizeof(float)));
-    TRIBUTARY_RETURN_IF_ERROR(memory_.result_lse.Reserve(result_rows * Heads() * sizeof(float)));
+  const size_t row_heads = Heads() * sizeof(float);
+  reserve(memory_.pass_o, rows * row_heads * Dim());
+  reserve(memory_.pass_lse, rows * row_heads);
+  if (result_on_device()) {
+    reserve(memory_.result_o, result_rows * row_heads * Dim());
+    reserve(memory_.result_lse, result_rows * row_heads);
   }
-  if (step_.kind == StepKind::kDecode || slice_is_result()) return absl::OkStatus();
-  const size_t heads = static_cast<size_t>(
-      collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()).count);
-  TRIBUTARY_RETURN_IF_ERROR(memory_.slice_o.Reserve(result_rows * heads * Dim() * sizeof(float)));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.slice_lse.Reserve(result_rows * heads * sizeof(float)));
-  if (step_.kind != StepKind::kPrefill) return absl::OkStatus();
-  const size_t context = static_cast<size_t>(pass_rows) * heads * sizeof(float);
-  TRIBUTARY_RETURN_IF_ERROR(memory_.context_o.Reserve(context * Dim()));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.context_lse.Reserve(context));
-  TRIBUTARY_RETURN_IF_ERROR(memory_.staged_context_o.Reserve(context * Dim()));
-  return memory_.staged_context_lse.Reserve(context);
+  const size_t staged_rows = exchanges_on_host() ? rows : result_on_device() ? result_rows : 0;
+  reserve(memory_.staged_o, staged_rows * row_heads * Dim());
+  reserve(memory_.staged_lse, staged_rows * row_heads);
+  if (step_.kind == StepKind::kDecode || slice_is_result()) return status;
+
+  // A rank without heads takes part with memory too: all ranks say alike what they exchange.
+  const size_t own = static_cast<size_t>(std::max(OwnHeads().count, 1)) * sizeof(float);
+  reserve(memory_.slice_o, result_rows * own * Dim());
+  reserve(memory_.slice_lse, result_rows * own);
+  if (step_.kind != StepKind::kPrefill) return status;
+  reserve(memory_.context_o, rows * own * Dim());
+  reserve(memory_.context_lse, rows * own);
+  if (exchanges_on_host()) {
+    reserve(memory_.staged_context_o, rows * own * Dim());
+    reserve(memory_.staged_context_lse, rows * own);
+  }
+  return status;
+}
+
+bool CudaOperations::MayBeCaptured() const {
+  if (alone()) return true;
+  if (!device_exchange_.has_value()) return false;
+  const std::vector<RowPass>& passes = step_.plan.passes;
+  return std::all_of(passes.begin(), passes.end(), [this](const RowPass& pass) {
+    return device_exchange_->MayBeCaptured(plan_.RowsOf(pass));
+  });
 }
 
 void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
@@ -128,6 +148,8 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
     values->push_back(AsNumber(memory->data()));
   }
   values->push_back(AsNumber(block_));
+  values->push_back(AsNumber(layer_.pages));
+  values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
   if (plan_.new_tokens() == nullptr) return;
   values->push_back(static_cast<uint64_t>(step_.plan.query_rows) |
                     static_cast<uint64_t>(step_.plan.new_tokens) << 32);
@@ -204,7 +226,7 @@ absl::Status CudaOperations::Finish() {
   for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
     if (differs[entry] != 0) results_.conflicts.push_back(entry);
   }
-  if (!result_on_device() || step_.comm.rank() != 0) return absl::OkStatus();
+  if (!result_on_device()) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads();
   std::copy_n(memory_.staged_o.as<float>(), row_heads * Dim(), results_.o);
   std::copy_n(memory_.staged_lse.as<float>(), row_heads, results_.lse);
@@ -215,6 +237,10 @@ absl::Status CudaOperations::Finish() {
 
 StepOperations::Partial CudaOperations::Result() const {
   return {memory_.result_o.as<float>(), memory_.result_lse.as<float>()};
+}
+
+StepOperations::Partial CudaOperations::ResultOf(const RowPass& pass) const {
+  return result_on_device() ? Advance(Result(), pass.row_begin, Heads()) : Partial{};
 }
 
 StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, size_t heads) const {
@@ -228,7 +254,7 @@ StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
 }
 
 StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
-  if (alone() && !slice_is_result()) return Advance(Result(), pass.row_begin, Heads());
+  if (alone() && !slice_is_result()) return ResultOf(pass);
   return {memory_.pass_o.as<float>(), memory_.pass_lse.as<float>()};
 }
 
@@ -397,6 +423,9 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
     if (layer_.sinks == nullptr || step_.kind == StepKind::kDflash) return absl::OkStatus();
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
   }
+  if (device_exchange_.has_value()) {
+    return device_exchange_->MergeToRoot(plan_.RowsOf(pass), partial, layer_.sinks, ResultOf(pass));
+  }
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
   return host_exchange_.MergeToRoot(pass, host);
 }
@@ -405,15 +434,17 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowP
                                                                       Partial partial) {
   if (alone()) return partial;
   const NvtxRange range("exchange to slices", step_.layer_index);
+  const Partial context{memory_.context_o.as<float>(), memory_.context_lse.as<float>()};
+  if (device_exchange_.has_value()) {
+    TRIBUTARY_RETURN_IF_ERROR(device_exchange_->MergeToSlices(pass.row_count, partial, context));
+    return context;
+  }
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
   const Partial merged{memory_.staged_context_o.as<float>(),
                        memory_.staged_context_lse.as<float>()};
   TRIBUTARY_RETURN_IF_ERROR(host_exchange_.MergeToSlices(pass, host, merged));
-  const Partial context{memory_.context_o.as<float>(), memory_.context_lse.as<float>()};
-  const collective::HeadSlice heads =
-      collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank());
   const size_t row_heads =
-      static_cast<size_t>(pass.row_count) * static_cast<size_t>(heads.count) * sizeof(float);
+      static_cast<size_t>(pass.row_count) * static_cast<size_t>(OwnHeads().count) * sizeof(float);
   if (row_heads == 0) return context;
   TRIBUTARY_CUDA_OK(
       cudaMemcpyAsync(context.o, merged.o, row_heads * Dim(), cudaMemcpyHostToDevice, stream_));
@@ -427,8 +458,11 @@ absl::Status CudaOperations::GatherToRoot(const RowPass& pass, collective::HeadS
   if (alone()) return absl::OkStatus();  // the slice is the result
   const NvtxRange range("gather to root", step_.layer_index);
   const auto own = static_cast<size_t>(heads.count);
-  TRIBUTARY_ASSIGN_OR_RETURN(const Partial host,
-                             BringToHost(Advance(slice, pass.row_begin, own), pass.row_count, own));
+  const Partial rows = Advance(slice, pass.row_begin, own);
+  if (device_exchange_.has_value()) {
+    return device_exchange_->GatherToRoot(pass.row_count, rows, ResultOf(pass));
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(rows, pass.row_count, own));
   return host_exchange_.GatherToRoot(pass, host);
 }
 

@@ -1,8 +1,8 @@
 // The operations of a step on a GPU.
 //
 // Everything is put into the rank's stream and nothing is waited for before Finish, save one thing:
-// with more than one rank, partials are exchanged through host memory, over the group's host
-// communicator. An exchange in device memory takes the place of those three operations.
+// of several ranks without a group of GPUs, partials are exchanged through host memory, over the
+// group's host communicator.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,10 +10,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/append.h"
 #include "kernels/cuda/prefill.h"
+#include "worker/cuda/device_exchange.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/rank.h"
 #include "worker/host_exchange.h"
@@ -39,7 +41,8 @@ class CudaOperations final : public StepOperations {
                  const CudaLayer& layer, CudaRank& rank, StepResults* results);
 
   // Before everything else: takes all the memory of the step, so that nothing after it allocates.
-  absl::Status Reserve();
+  // What depends on the rank's own plan is taken for a plan `room` times as large.
+  absl::Status Reserve(size_t room);
   // What launches and copies of the step depend on, apart from what memory holds.
   void AppendSignature(std::vector<uint64_t>* values) const;
 
@@ -48,8 +51,10 @@ class CudaOperations final : public StepOperations {
 
   // Brings q, k and v from the host to staging memory.
   void StageInputs();
-  // From staging memory to the device, and results to staging memory: these, and RunStep between
-  // them, may be captured in a graph when the step needs no exchange over the host.
+  // Whether the step may be captured in a graph as far as its exchange goes: EnqueueInputs, RunStep
+  // and EnqueueResults, one after the other.
+  bool MayBeCaptured() const;
+  // From staging memory to the device, and results to staging memory.
   absl::Status EnqueueInputs();
   absl::Status EnqueueResults();
   // StageInputs and EnqueueInputs piece by piece, the one beside the other.
@@ -84,8 +89,13 @@ class CudaOperations final : public StepOperations {
   bool alone() const { return step_.comm.size() == 1; }
   // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
   bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }
-  // Results are merged on the device, and copied to the host at the end.
-  bool result_on_device() const { return alone() && step_.plan.query_rows > 0; }
+  // Of several ranks, whether partials meet in host memory.
+  bool exchanges_on_host() const { return !alone() && !device_exchange_.has_value(); }
+  // Whether results are merged in this rank's device memory, and copied to the host at the end.
+  bool result_on_device() const {
+    return !exchanges_on_host() && step_.comm.rank() == 0 && step_.plan.query_rows > 0;
+  }
+  collective::HeadSlice OwnHeads() const;
   size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
   size_t Heads() const { return static_cast<size_t>(step_.spec.q_heads); }
   // Rows of all passes, as launches are made for.
@@ -98,6 +108,8 @@ class CudaOperations final : public StepOperations {
   // [rows x heads] rows of something with `heads` heads a row, `row` rows on.
   Partial Advance(Partial partial, int32_t row, size_t heads) const;
   Partial Result() const;
+  // The pass's rows of it; null where results do not lie on this rank's device.
+  Partial ResultOf(const RowPass& pass) const;
 
   absl::Status EnqueueNarrowedTokens();
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
@@ -123,6 +135,7 @@ class CudaOperations final : public StepOperations {
   const cudaStream_t stream_;
   const std::array<Input, 3> inputs_;
   HostExchange host_exchange_;
+  std::optional<DeviceExchange> device_exchange_;
 };
 
 }  // namespace tributary::worker

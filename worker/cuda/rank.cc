@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
+#include "worker/cuda/device_group.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
 
@@ -14,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 // A step is over in less, as a rule; what takes longer does not notice a late answer.
 constexpr std::chrono::microseconds kSpin{500};
 constexpr std::chrono::microseconds kNap{20};
+// For kernels of a group that was told to stop.
+constexpr std::chrono::seconds kGrace{5};
 
 }  // namespace
 
@@ -31,6 +35,7 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOption
 CudaRank::~CudaRank() {
   // What may still be running works on memory that is about to go.
   if (stream_ == nullptr || !Use().ok()) return;
+  Leave();
   cudaStreamSynchronize(stream_);
   cudaStreamDestroy(stream_);
 }
@@ -47,7 +52,54 @@ size_t CudaRank::FreeMemory() const {
   return free;
 }
 
+absl::StatusOr<std::unique_ptr<collective::Communicator>> CudaRank::Join(
+    std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+    collective::Deadline deadline) {
+  TRIBUTARY_RETURN_IF_ERROR(Use());
+  Leave();
+  if (options_.exchange == ExchangePlace::kHost) return comm;
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      FormedDeviceGroup formed,
+      FormDeviceGroup({.gpu = options_.gpu, .strategy = options_.strategy, .retired = retired_},
+                      *comm, rendezvous, deadline));
+  if (formed.how != told_ && options_.on_exchange) options_.on_exchange(formed.how);
+  told_ = std::move(formed.how);
+  if (formed.group == nullptr) return comm;
+  group_ = std::move(formed.group);
+  return AbortTogether(std::move(comm), group_);
+}
+
+// Graphs go before the group whose exchange they captured, and both after the stream has drained.
+void CudaRank::Leave() {
+  if (group_ == nullptr || !Use().ok()) return;
+  const Clock::time_point grace = Clock::now() + kGrace;
+  cudaError_t state = cudaStreamQuery(stream_);
+  if (state == cudaErrorNotReady) group_->Abort("the epoch is over");
+  while (state == cudaErrorNotReady && Clock::now() < grace) {
+    std::this_thread::sleep_for(kNap);
+    state = cudaStreamQuery(stream_);
+  }
+  if (state == cudaErrorNotReady) {
+    // A GPU that does not end what it was told to end keeps what it works on.
+    new std::shared_ptr<collective::DeviceGroup>(std::move(group_));
+    return;
+  }
+  graphs_.Forget();
+  group_.reset();
+}
+
 absl::Status CudaRank::Await(collective::Deadline deadline) const {
+  if (group_ != nullptr) {
+    const tributary::Status status = group_->Await(stream_, deadline);
+    if (status.ok()) return absl::OkStatus();
+    // Whether the group broke or the GPU did.
+    const cudaError_t error = cudaStreamQuery(stream_);
+    if (error != cudaSuccess && error != cudaErrorNotReady) {
+      const absl::Status failed = FromCuda("a kernel or copy of the step", error);
+      if (absl::IsDataLoss(failed)) return failed;
+    }
+    return CollectiveStatus(status);
+  }
   const Clock::time_point begin = Clock::now();
   while (true) {
     const cudaError_t error = cudaStreamQuery(stream_);

@@ -1,18 +1,24 @@
-// One GPU as the shards of a rank share it: the stream, and memory for the step under way.
+// One GPU as the shards of a rank share it: the stream, memory for the step under way, graphs of
+// steps, and the group of GPUs that it exchanges with.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
+#include "collective/device_group.h"
 #include "collective/exchange.h"
+#include "collective/rendezvous.h"
+#include "collective/retired_memory.h"
 #include "kernels/cuda/attention.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/memory.h"
+#include "worker/cuda/step_graphs.h"
 #include "worker/cuda_backend.h"
 
 namespace tributary::worker {
@@ -34,8 +40,19 @@ class CudaRank {
   const CudaBackendOptions& options() const { return options_; }
   size_t FreeMemory() const;
 
+  // Backend::Join and Leave.
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
+      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+      collective::Deadline deadline);
+  void Leave();
+  // Of the epoch; null where partials meet in host memory.
+  collective::DeviceGroup* group() const { return group_.get(); }
+
+  StepGraphs& graphs() { return graphs_; }
+
   // Until the stream is through with what it was given. kDeadlineExceeded leaves it at work, and
-  // what it works on in use.
+  // what it works on in use. With a group every error, the deadline included, breaks it; then the
+  // error is CollectiveStatus', and the stream is through as a rule.
   absl::Status Await(collective::Deadline deadline) const;
 
   // A step that failed, or passed its deadline, may have left the device at work on what the next
@@ -73,6 +90,11 @@ class CudaRank {
   cudaStream_t stream_ = nullptr;
   bool unfinished_ = false;
   Workspace workspace_;
+  StepGraphs graphs_;
+  const std::shared_ptr<collective::RetiredMemory> retired_ =
+      std::make_shared<collective::RetiredMemory>();
+  std::shared_ptr<collective::DeviceGroup> group_;
+  std::string told_;  // what on_exchange was told last
 };
 
 }  // namespace tributary::worker

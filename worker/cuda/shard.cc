@@ -14,11 +14,10 @@
 namespace tributary::worker {
 namespace {
 
-// A graph of a step takes a few tens of kilobytes. Past this many all are forgotten: by then most
-// are of lengths and batches gone by.
-constexpr size_t kMostGraphs = 4096;
 // Longer steps take so long that launching them costs nothing beside it.
 constexpr int32_t kMostGraphRows = 1024;
+// For steps of one size (step_size.h).
+constexpr size_t kRoom = 2;
 
 absl::Status OutOfMemory(size_t needed, absl::string_view why) {
   return absl::ResourceExhaustedError(
@@ -102,14 +101,8 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
 CudaShard::~CudaShard() {
   if (!rank_.Use().ok()) return;
   cudaStreamSynchronize(rank_.stream());
-  DropGraphs();
-}
-
-void CudaShard::DropGraphs() {
-  for (auto& [signature, captured] : graphs_) {
-    if (captured.graph != nullptr) cudaGraphExecDestroy(captured.graph);
-  }
-  graphs_.clear();
+  // Those of other shards come back soon; this one's must not be found by another at its place.
+  rank_.graphs().Forget();
 }
 
 absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
@@ -133,13 +126,22 @@ absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {
   const NvtxRange range(NameOf(step.kind), step.layer_index);
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   TRIBUTARY_RETURN_IF_ERROR(rank_.BeginStep(step.deadline));
-  TRIBUTARY_ASSIGN_OR_RETURN(const PlanSlot* slot, PlanOnDevice(step));
-  TRIBUTARY_RETURN_IF_ERROR(RunPlanned(step, *slot, results));
+  const bool meet = FirstOfItsSize(step);
+  TRIBUTARY_ASSIGN_OR_RETURN(const PlanSlot* slot, PlanOnDevice(step, meet ? kRoom : 1));
+  TRIBUTARY_RETURN_IF_ERROR(RunPlanned(step, *slot, meet, results));
   rank_.EndStep();
   return absl::OkStatus();
 }
 
-absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step) {
+bool CudaShard::FirstOfItsSize(const PlannedStep& step) {
+  const collective::DeviceGroup* group = rank_.group();
+  if (group == nullptr) return false;
+  if (sizes_epoch_ != group->epoch()) sizes_.clear();
+  sizes_epoch_ = group->epoch();
+  return sizes_.insert(StepSizeOf(step)).second;
+}
+
+absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step, size_t room) {
   const PlanKey key{MaskOf(step.layer, step.kind), KvDType(step.spec, step.layer)};
   PlanSlot* slot = &plans_[0];
   for (PlanSlot& candidate : plans_) {
@@ -161,8 +163,8 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
   slot->plan.Make(step.spec, step.plan, types, rank_.plan_options());
   absl::Cleanup forget = [slot] { slot->plan.Clear(); };
   PinnedMemory& staged = rank_.workspace().staged_plan;
-  TRIBUTARY_RETURN_IF_ERROR(staged.Reserve(slot->plan.bytes()));
-  TRIBUTARY_RETURN_IF_ERROR(slot->block.Reserve(slot->plan.bytes()));
+  TRIBUTARY_RETURN_IF_ERROR(staged.Reserve(slot->plan.bytes() * room));
+  TRIBUTARY_RETURN_IF_ERROR(slot->block.Reserve(slot->plan.bytes() * room));
   slot->plan.Write(staged.data());
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot->block.data(), staged.data(), slot->plan.bytes(),
                                     cudaMemcpyHostToDevice, rank_.stream()));
@@ -170,14 +172,15 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
   return slot;
 }
 
-absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot,
+absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot, bool meet,
                                    StepResults* results) {
   CudaOperations operations(step, slot.plan, slot.block.data(),
                             layers_[static_cast<size_t>(step.layer_index)], rank_, results);
-  TRIBUTARY_RETURN_IF_ERROR(operations.Reserve());
-  const bool may_be_graph = rank_.options().graphs && graphs_work_ && step.comm.size() == 1 &&
+  TRIBUTARY_RETURN_IF_ERROR(operations.Reserve(meet ? kRoom : 1));
+  if (meet) TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(step.comm.Barrier(step.deadline)));
+  const bool may_be_graph = rank_.options().graphs && graphs_work_ &&
                             step.kind != StepKind::kPrefill && slot.plan.repeatable() &&
-                            !operations.narrows() &&
+                            !operations.narrows() && operations.MayBeCaptured() &&
                             std::max(step.plan.query_rows, step.plan.new_tokens) <= kMostGraphRows;
   if (may_be_graph) {
     std::vector<uint64_t> signature = slot.plan.Signature();
@@ -199,24 +202,27 @@ absl::Status CudaShard::Enqueue(const PlannedStep& step, CudaOperations& operati
 
 absl::Status CudaShard::EnqueueGraph(const PlannedStep& step, std::vector<uint64_t> signature,
                                      CudaOperations& operations) {
-  const auto [it, first] = graphs_.try_emplace(std::move(signature));
-  if (first) {
-    if (graphs_.size() > kMostGraphs) DropGraphs();
-    return Enqueue(step, operations);
-  }
-  if (it->second.graph == nullptr) {
-    absl::StatusOr<cudaGraphExec_t> graph = Capture(step, operations);
-    if (absl::IsDataLoss(graph.status())) return graph.status();
-    if (!graph.ok()) {
+  cudaGraphExec_t* graph = rank_.graphs().Seen(std::move(signature));
+  if (graph == nullptr) return Enqueue(step, operations);
+  if (*graph == nullptr) {
+    const absl::StatusOr<cudaGraphExec_t> captured = Capture(step, operations);
+    if (absl::IsDataLoss(captured.status())) return captured.status();
+    if (captured.ok()) *graph = *captured;
+    if (rank_.group() != nullptr) {
+      // A group that broke says nothing about graphs, unless it broke of being captured.
+      const tributary::Status health = rank_.group()->Health();
+      if (health.code() == StatusCode::kInternal) graphs_work_ = false;
+      if (!health.ok()) return CollectiveStatus(health);
+    }
+    if (!captured.ok()) {
       // Nothing ran. The same launches do without a graph, only more slowly.
       graphs_work_ = false;
       return Enqueue(step, operations);
     }
-    it->second.graph = *graph;
   }
   operations.StageInputs();
   const NvtxRange range("launch graph", step.layer_index);
-  TRIBUTARY_CUDA_OK(cudaGraphLaunch(it->second.graph, rank_.stream()));
+  TRIBUTARY_CUDA_OK(cudaGraphLaunch(*graph, rank_.stream()));
   return absl::OkStatus();
 }
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/backend.h"
@@ -17,6 +17,7 @@
 #include "worker/cuda/memory.h"
 #include "worker/cuda/operations.h"
 #include "worker/cuda/rank.h"
+#include "worker/cuda/step_size.h"
 
 namespace tributary::worker {
 
@@ -46,23 +47,23 @@ class CudaShard final : public Shard {
     DevicePlan plan;
     DeviceMemory block;
   };
-  // A step that was seen before, as a graph. `graph` is null when it was seen once.
-  struct Captured {
-    cudaGraphExec_t graph = nullptr;
-  };
-
   CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {}
 
   absl::Status TakeMemory(const CacheSpec& spec, PageFill fill);
-  absl::StatusOr<PlanSlot*> PlanOnDevice(const PlannedStep& step);
-  absl::Status RunPlanned(const PlannedStep& step, const PlanSlot& slot, StepResults* results);
+  // Whether ranks meet before the step: whether it is the first of its size in this epoch
+  // (step_size.h). The same on all ranks; false without a group of GPUs.
+  bool FirstOfItsSize(const PlannedStep& step);
+  // Memory is taken for `room` times as much.
+  absl::StatusOr<PlanSlot*> PlanOnDevice(const PlannedStep& step, size_t room);
+  // `meet`: waits for the other ranks before anything that they could have to wait for.
+  absl::Status RunPlanned(const PlannedStep& step, const PlanSlot& slot, bool meet,
+                          StepResults* results);
   // Puts the whole step into the stream, one call at a time.
   absl::Status Enqueue(const PlannedStep& step, CudaOperations& operations);
   // The same as one graph.
   absl::Status EnqueueGraph(const PlannedStep& step, std::vector<uint64_t> signature,
                             CudaOperations& operations);
   absl::StatusOr<cudaGraphExec_t> Capture(const PlannedStep& step, CudaOperations& operations);
-  void DropGraphs();
 
   // Layers one after the other whose pages are of one size.
   struct LayerRun {
@@ -81,8 +82,9 @@ class CudaShard final : public Shard {
 
   std::array<PlanSlot, 4> plans_;
   int64_t clock_ = 0;
-  absl::flat_hash_map<std::vector<uint64_t>, Captured> graphs_;
   bool graphs_work_ = true;
+  absl::flat_hash_set<StepSize> sizes_;  // met before
+  uint64_t sizes_epoch_ = 0;
 };
 
 }  // namespace tributary::worker

@@ -1,0 +1,108 @@
+#include "worker/cuda/device_exchange.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "worker/status_conversion.h"
+#include "worker/status_macros.h"
+
+namespace tributary::worker {
+namespace {
+
+using collective::DeviceExchangeParams;
+using collective::DeviceGatherParams;
+using collective::Placement;
+
+// CacheSpec bounds heads and head_dim far below this.
+absl::Status RowTooLarge(int32_t heads, int32_t head_dim) {
+  return absl::InternalError(absl::StrCat("a row of ", heads, " heads of ", head_dim,
+                                          " does not fit the exchange between GPUs"));
+}
+
+}  // namespace
+
+DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement) const {
+  return {.o_dtype = DType::kF32,
+          .rows = rows,
+          .heads = step_.spec.q_heads,
+          .head_dim = step_.spec.head_dim,
+          .placement = placement,
+          .strategy = strategy_,
+          .wire = DType::kF32,
+          .out_dtype = DType::kF32};
+}
+
+bool DeviceExchange::MayBeCaptured(int32_t rows) const {
+  DeviceExchangeParams params = ParamsFor(rows, Placement::kGathered);
+  if (rows == 0) return true;  // nothing is exchanged
+  params.rows = collective::RowsAtOnce(params, group_.capability());
+  // The last piece has fewer rows; `direct` takes fewer wherever it takes more.
+  collective::Strategy strategy = collective::Strategy::kAuto;
+  return params.rows > 0 &&
+         collective::ChooseDeviceStrategy(params, group_.capability(), &strategy).ok() &&
+         strategy == collective::Strategy::kDirect;
+}
+
+absl::Status DeviceExchange::MergeToRoot(int32_t rows, Partial partial, const float* sinks,
+                                         Partial out) {
+  DeviceExchangeParams params = ParamsFor(rows, Placement::kGathered);
+  params.sinks = sinks;
+  return Merge(params, step_.spec.q_heads, partial, out);
+}
+
+absl::Status DeviceExchange::MergeToSlices(int32_t rows, Partial partial, Partial out) {
+  return Merge(ParamsFor(rows, Placement::kScattered), OwnHeads(), partial, out);
+}
+
+absl::Status DeviceExchange::Merge(DeviceExchangeParams params, int32_t out_heads, Partial partial,
+                                   Partial out) {
+  const int32_t rows = params.rows;
+  const int32_t most = collective::RowsAtOnce(params, group_.capability());
+  if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.head_dim);
+  for (int32_t row = 0; row < rows; row += most) {
+    const Partial from = Advance(partial, row, params.heads);
+    const Partial to = Advance(out, row, out_heads);
+    params.rows = std::min(most, rows - row);
+    params.o = from.o;
+    params.lse = from.lse;
+    params.out = to.o;
+    params.lse_out = to.lse;
+    TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(group_.Exchange(params, stream_)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExchange::GatherToRoot(int32_t rows, Partial slice, Partial out) {
+  DeviceGatherParams params{.dtype = DType::kF32,
+                            .rows = rows,
+                            .heads = step_.spec.q_heads,
+                            .head_dim = step_.spec.head_dim};
+  const int32_t most = collective::RowsAtOnce(params, group_.capability());
+  if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.head_dim);
+  for (int32_t row = 0; row < rows; row += most) {
+    const Partial from = Advance(slice, row, OwnHeads());
+    const Partial to = Advance(out, row, params.heads);
+    params.rows = std::min(most, rows - row);
+    params.slice = from.o;
+    params.slice_lse = from.lse;
+    params.out = to.o;
+    params.lse_out = to.lse;
+    TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(group_.GatherSlices(params, stream_)));
+  }
+  return absl::OkStatus();
+}
+
+int32_t DeviceExchange::OwnHeads() const {
+  return collective::SliceOfRank(step_.spec.q_heads, group_.size(), group_.rank()).count;
+}
+
+// Where nothing is wanted, nothing is wanted further on either.
+DeviceExchange::Partial DeviceExchange::Advance(Partial partial, int32_t rows,
+                                                int32_t heads) const {
+  if (partial.o == nullptr) return {};
+  const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(heads);
+  return {partial.o + pairs * static_cast<size_t>(step_.spec.head_dim), partial.lse + pairs};
+}
+
+}  // namespace tributary::worker

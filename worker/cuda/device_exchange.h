@@ -1,0 +1,57 @@
+// The exchange of partials that lie in device memory, over the rank's group of GPUs: the sibling of
+// HostExchange. Everything is put into the stream and nothing is waited for.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "collective/device_group.h"
+#include "worker/step_operations.h"
+
+namespace tributary::worker {
+
+// Of one step. Rows, heads and the strategy are the same on every rank, and so are the pieces that
+// a call is made in. O travels as f32: the result is the one that the host's exchange gives, up to
+// the order of what is added, and the time of an exchange of a few rows is not in its bytes.
+//
+// An error is CollectiveStatus'.
+class DeviceExchange {
+ public:
+  using Partial = StepOperations::Partial;
+
+  // All references outlive the object.
+  DeviceExchange(const PlannedStep& step, collective::Strategy strategy,
+                 collective::DeviceGroup& group, cudaStream_t stream)
+      : step_(step), strategy_(strategy), group_(group), stream_(stream) {}
+
+  uint64_t epoch() const { return group_.epoch(); }
+
+  // Whether MergeToRoot of so many rows may be captured in a CUDA graph: when it is `direct`. Then
+  // it is one and the same kernel in a graph and outside of one, with all that it counts in device
+  // memory, so that ranks need not capture the same steps: what one has seen before may be new to
+  // another, whose plan differs. NCCL wants all ranks to capture alike.
+  bool MayBeCaptured(int32_t rows) const;
+
+  // partial: [rows, q_heads]; out: [rows, q_heads] on rank 0. sinks: [q_heads] or null.
+  absl::Status MergeToRoot(int32_t rows, Partial partial, const float* sinks, Partial out);
+  // partial: [rows, q_heads]; out: [rows, heads of the rank].
+  absl::Status MergeToSlices(int32_t rows, Partial partial, Partial out);
+  // slice: [rows, heads of the rank]; out: [rows, q_heads] on rank 0.
+  absl::Status GatherToRoot(int32_t rows, Partial slice, Partial out);
+
+ private:
+  collective::DeviceExchangeParams ParamsFor(int32_t rows, collective::Placement placement) const;
+  absl::Status Merge(collective::DeviceExchangeParams params, int32_t out_heads, Partial partial,
+                     Partial out);
+  int32_t OwnHeads() const;
+  Partial Advance(Partial partial, int32_t rows, int32_t heads) const;
+
+  const PlannedStep& step_;
+  const collective::Strategy strategy_;
+  collective::DeviceGroup& group_;
+  const cudaStream_t stream_;
+};
+
+}  // namespace tributary::worker

@@ -1,0 +1,51 @@
+// Steps that were seen before, as CUDA graphs.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace tributary::worker {
+
+// Of one rank. A signature holds everything that the launches of a step depend on, addresses
+// included: forget all before memory is given back, and before a group goes whose exchange they
+// captured.
+class StepGraphs {
+ public:
+  StepGraphs() = default;
+  ~StepGraphs() { Forget(); }
+  StepGraphs(const StepGraphs&) = delete;
+  StepGraphs& operator=(const StepGraphs&) = delete;
+
+  // The place for the graph of a step that was seen before, null until it is captured. No place for
+  // a step that is seen for the first time, which is then noted. Valid until the next call.
+  cudaGraphExec_t* Seen(std::vector<uint64_t> signature) {
+    const auto [it, first] = graphs_.try_emplace(std::move(signature), nullptr);
+    if (!first) return &it->second;
+    if (graphs_.size() > kMost) Forget();
+    return nullptr;
+  }
+
+  void Forget() {
+    for (auto& [signature, graph] : graphs_) {
+      if (graph != nullptr) cudaGraphExecDestroy(graph);
+    }
+    graphs_.clear();
+  }
+
+  size_t size() const { return graphs_.size(); }
+
+ private:
+  // A graph of a step takes a few tens of kilobytes. Past this many all are forgotten: by then most
+  // are of lengths and batches gone by.
+  static constexpr size_t kMost = 4096;
+
+  absl::flat_hash_map<std::vector<uint64_t>, cudaGraphExec_t> graphs_;
+};
+
+}  // namespace tributary::worker

@@ -1,0 +1,47 @@
+// How large a step is, as all ranks know it alike.
+//
+// Taking memory, or giving it back, may wait for every GPU that reaches it, and so for the kernels
+// of peers that wait for this rank. Where partials meet in device memory, ranks therefore meet on
+// the host, once they have their memory, in the first step of each size: no kernel waits for a rank
+// that is still at it. Memory is then taken for twice the size, so that later steps of that size
+// take none; should one all the same, the worst is a wait that ends in its bound.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "kernels/row_mask.h"
+#include "worker/cache_spec.h"
+#include "worker/cuda/device_plan.h"
+#include "worker/plan.h"
+#include "worker/step_operations.h"
+
+namespace tributary::worker {
+
+// Equal for steps whose needs differ by less than a factor of two on every rank: nothing in it
+// depends on a rank's own share.
+using StepSize = std::array<uint64_t, 7>;
+
+inline StepSize StepSizeOf(const PlannedStep& step) {
+  const auto magnitude = [](int64_t count) {
+    return static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(count)));
+  };
+  const RowMask mask = MaskOf(step.layer, step.kind);
+  uint64_t types = 0;
+  for (const uint64_t value :
+       {static_cast<uint64_t>(step.kind), static_cast<uint64_t>(step.q.dtype),
+        static_cast<uint64_t>(step.k.dtype), static_cast<uint64_t>(KvDType(step.spec, step.layer)),
+        static_cast<uint64_t>(mask.base), static_cast<uint64_t>(mask.causal)}) {
+    types = types << 8 | value;
+  }
+  return {types,
+          static_cast<uint64_t>(mask.window.left),
+          static_cast<uint64_t>(mask.window.right),
+          static_cast<uint64_t>(PaddedCount(step.plan.query_rows)),
+          static_cast<uint64_t>(PaddedCount(step.plan.new_tokens)),
+          magnitude(step.entries),
+          magnitude(step.reach)};
+}
+
+}  // namespace tributary::worker
