@@ -46,7 +46,14 @@ ABSL_FLAG(bool, deterministic, false,
 ABSL_FLAG(int32_t, threads, 0,
           "CPU threads of all embedded workers together; 0: as many as the machine has.");
 ABSL_FLAG(std::string, exchange, "auto",
-          "How workers exchange partial results: auto (by size), all_gather, ag_rs or a2a.");
+          "How workers exchange partial results: auto (by size), all_gather, ag_rs, a2a, or direct "
+          "(GPUs that reach each other's memory; needs --device_exchange=auto).");
+// The one place that decides what workers do unless they are told: kHost is the way that was run on
+// GPUs in the service.
+ABSL_FLAG(std::string, device_exchange, "host",
+          "With --device=cuda: where partial results of several workers meet: host (memory), or "
+          "auto: in device memory, by peer access or NCCL, where all workers can; where they "
+          "cannot the log says why and it is host.");
 ABSL_FLAG(absl::Duration, step_timeout, absl::Seconds(30),
           "A step that takes longer is aborted, collectives included, and the group re-forms.");
 ABSL_FLAG(absl::Duration, form_timeout, absl::Seconds(10),
@@ -211,14 +218,17 @@ absl::Status ReadWorkers(Config* config) {
   config->deterministic = absl::GetFlag(FLAGS_deterministic);
   TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
   const std::string exchange = absl::GetFlag(FLAGS_exchange);
-  // `direct` is between GPUs' memories, which workers do not exchange through yet.
-  if (!collective::Parse(exchange, &config->exchange) ||
-      config->exchange == collective::Strategy::kDirect) {
-    return worker::InvalidField("exchange", absl::StrCat("must be auto, all_gather, ag_rs or a2a, "
-                                                         "is '",
-                                                         exchange, "'"));
+  if (!collective::Parse(exchange, &config->exchange)) {
+    return worker::InvalidField(
+        "exchange",
+        absl::StrCat("must be auto, all_gather, ag_rs, a2a or direct, is '", exchange, "'"));
   }
-  return absl::OkStatus();
+  const std::string place = absl::GetFlag(FLAGS_device_exchange);
+  if (!worker::Parse(place, &config->device_exchange)) {
+    return worker::InvalidField("device_exchange",
+                                absl::StrCat("must be host or auto, is '", place, "'"));
+  }
+  return worker::CheckExchange(config->device, config->exchange, config->device_exchange);
 }
 
 absl::Status ReadListeners(Config* config) {

@@ -14,6 +14,7 @@
 #include "collective/exchange.h"
 #include "service/access_control.h"
 #include "worker/backends.h"
+#include "worker/exchange_choice.h"
 #include "worker/rpc/tls.h"
 #include "worker/telemetry/log.h"
 
@@ -32,6 +33,7 @@ struct Config {
   bool deterministic = false;
   int32_t threads = 0;
   collective::Strategy exchange = collective::Strategy::kAuto;
+  worker::ExchangePlace device_exchange = worker::ExchangePlace::kHost;
   std::chrono::milliseconds step_timeout{0};
   std::chrono::milliseconds form_timeout{0};
   std::chrono::milliseconds max_call_timeout{0};

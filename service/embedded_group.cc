@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collective/in_process.h"
+#include "collective/memory_rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
@@ -62,8 +63,11 @@ class EmbeddedGroup : public WorkerGroup {
   void RunRank(int rank);
   // Keeps deadlines and forms groups.
   void RunControl();
-  // Called with the lock held; releases it to call out, and takes it again.
+  // Called with the lock held; releases it to call out, and takes it again. Tries until it is done
+  // or the group is stopping.
   void Form(std::unique_lock<std::mutex>& lock);
+  // Brings all executors into the group of an epoch.
+  absl::Status JoinAll(uint64_t epoch);
   void Recover(std::unique_lock<std::mutex>& lock);
   void FinishOnRank(const SubmissionPtr& submission, worker::Reply reply, double seconds);
   void Break(const std::string& reason);
@@ -78,7 +82,8 @@ class EmbeddedGroup : public WorkerGroup {
   Clock::time_point next_look_ = Clock::time_point::max();  // of the control thread, at deadlines
   uint64_t epoch_ = 0;
   bool formed_ = false;
-  std::string broken_;  // why; empty while the group can execute
+  bool has_formed_ = false;  // ever
+  std::string broken_;       // why; empty while the group can execute
   bool stopping_ = false;
   bool stopped_ = false;
   std::thread control_thread_;
@@ -90,9 +95,12 @@ EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) : options_(opt
 
 absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank) const {
   if (options_.device == worker::Device::kCuda) {
-    return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank,
-                                      .strategy = options_.strategy,
-                                      .batch_invariant = options_.deterministic});
+    worker::CudaBackendOptions cuda{.gpu = options_.first_gpu + rank,
+                                    .strategy = options_.strategy,
+                                    .exchange = options_.exchange_place,
+                                    .batch_invariant = options_.deterministic};
+    if (rank == 0) cuda.on_exchange = options_.on_exchange;  // all ranks agree
+    return worker::CreateCudaBackend(cuda);
   }
   const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = options_.threads > 0 ? options_.threads : machine;
@@ -104,6 +112,8 @@ absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int 
 absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
   if (options_.device == worker::Device::kCuda) {
     TRIBUTARY_RETURN_IF_ERROR(worker::CheckGpus(options_.first_gpu, size()));
+    TRIBUTARY_RETURN_IF_ERROR(
+        worker::CheckGpuExchange(options_.strategy, options_.first_gpu, size()));
   }
   for (int i = 0; i < size(); ++i) {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend, MakeBackend(i));
@@ -228,17 +238,43 @@ void EmbeddedGroup::RunControl() {
 }
 
 void EmbeddedGroup::Form(std::unique_lock<std::mutex>& lock) {
-  const bool first = epoch_ == 0;
-  ++epoch_;
-  auto comms = collective::CreateInProcessGroup(size(), epoch_);
-  // No rank executes anything now, so that the executors are ours.
-  for (int i = 0; i < size(); ++i) ranks_[i]->executor->Join(std::move(comms[i]));
-  broken_.clear();
-  formed_ = true;
-  const uint64_t epoch = epoch_;
-  lock.unlock();
-  observer_->OnFormed(epoch, std::vector<bool>(size(), first));
-  lock.lock();
+  const bool first = !has_formed_;
+  while (!stopping_ && !stopped_) {
+    const uint64_t epoch = ++epoch_;
+    // No rank executes anything now, so that the executors are ours.
+    lock.unlock();
+    const absl::Status joined = JoinAll(epoch);
+    if (!joined.ok()) observer_->OnBroken(absl::StrCat("cannot form: ", joined.message()));
+    lock.lock();
+    if (joined.ok()) {
+      broken_.clear();
+      formed_ = has_formed_ = true;
+      lock.unlock();
+      observer_->OnFormed(epoch, std::vector<bool>(size(), first));
+      return lock.lock();
+    }
+    control_.wait_for(lock, options_.form_pause, [this] { return stopping_ || stopped_; });
+  }
+  broken_ = "stopping";
+}
+
+absl::Status EmbeddedGroup::JoinAll(uint64_t epoch) {
+  auto comms = collective::CreateInProcessGroup(size(), epoch);
+  collective::MemoryRendezvous rendezvous;
+  const Clock::time_point deadline = Clock::now() + options_.form_timeout;
+  std::vector<absl::Status> joined(size());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < size(); ++i) {
+    threads.emplace_back([&, i] {
+      joined[i] = ranks_[i]->executor->Join(std::move(comms[i]), rendezvous, deadline);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < size(); ++i) {
+    if (joined[i].ok()) continue;
+    return absl::Status(joined[i].code(), absl::StrCat("rank ", i, ": ", joined[i].message()));
+  }
+  return absl::OkStatus();
 }
 
 // Completes what is in flight, waits until no rank is busy with it, and forms the next group.

@@ -1,12 +1,16 @@
 // Workers as threads of this process.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "collective/exchange.h"
 #include "service/worker_group.h"
 #include "worker/backends.h"
+#include "worker/exchange_choice.h"
 
 namespace tributary::service {
 
@@ -21,6 +25,14 @@ struct EmbeddedGroupOptions {
   worker::Device device = worker::Device::kCpu;
   int first_gpu = 0;
   bool deterministic = false;  // results do not depend on what shares a step
+  // Of GPUs. Start refuses the strategy `direct` where they cannot.
+  worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;
+  // Told how rank 0's partials meet those of the others, whenever that is news; may be empty.
+  std::function<void(const std::string& how)> on_exchange;
+  // From all ranks having left the last group to all being in the next one; and how long until
+  // another attempt.
+  std::chrono::milliseconds form_timeout{30'000};
+  std::chrono::milliseconds form_pause{1'000};
 };
 
 // When a collective fails or a deadline passes, the communicator is aborted and a new one made

@@ -79,14 +79,17 @@ CoordinatorOptions OptionsOf(const Config& config) {
   return options;
 }
 
-std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config) {
+std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config,
+                                             const std::shared_ptr<const telemetry::Logger>& log) {
   return CreateEmbeddedGroup({.workers = config.embedded_workers,
                               .threads = config.threads,
                               .strategy = config.exchange,
                               .memory_limit = static_cast<size_t>(config.memory_limit_bytes),
                               .device = config.device,
                               .first_gpu = config.first_gpu,
-                              .deterministic = config.deterministic});
+                              .deterministic = config.deterministic,
+                              .exchange_place = config.device_exchange,
+                              .on_exchange = [log](const std::string& how) { log->Info(how); }});
 }
 
 // Where worker processes register. Ends after the group has been stopped and before it is
@@ -103,6 +106,7 @@ struct WorkerServer {
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
   auto group = CreateRemoteGroup({.size = config.workers,
                                   .strategy = config.exchange,
+                                  .exchange_place = config.device_exchange,
                                   .device = config.device,
                                   .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
@@ -126,7 +130,7 @@ int Serve(const Config& config) {
 
   WorkerServer workers;
   std::unique_ptr<WorkerGroup> group =
-      config.workers > 0 ? RemoteWorkers(config, &workers) : EmbeddedWorkers(config);
+      config.workers > 0 ? RemoteWorkers(config, &workers) : EmbeddedWorkers(config, log);
   if (group == nullptr) {
     log->Error("cannot listen for workers: the address is in use, unknown or not permitted",
                {{"address", config.worker_listen}});

@@ -127,6 +127,7 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   welcome->set_size(options_.size);
   welcome->set_strategy(collective::Name(options_.strategy));
   welcome->set_deterministic(options_.deterministic);
+  welcome->set_device_exchange(options_.exchange_place == worker::ExchangePlace::kAuto);
   welcome->set_heartbeat_interval_ms(options_.heartbeat_interval.count());
   welcome->set_heartbeat_timeout_ms(options_.heartbeat_timeout.count());
   stream->Send(worker::EncodeMessage(message));

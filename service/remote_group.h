@@ -21,6 +21,7 @@
 #include "collective/exchange.h"
 #include "service/access_control.h"
 #include "service/worker_group.h"
+#include "worker/exchange_choice.h"
 
 namespace grpc {
 class ServerBuilder;
@@ -32,6 +33,7 @@ struct RemoteGroupOptions {
   int size = 1;
   // Told to every worker: ranks must choose alike.
   collective::Strategy strategy = collective::Strategy::kAuto;
+  worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;  // told to every worker too
   worker::Device device = worker::Device::kCpu;  // workers that compute on another are refused
   bool deterministic = false;                    // told to every worker too
   std::chrono::milliseconds heartbeat_interval{1'000};

@@ -30,8 +30,10 @@ absl::StatusOr<std::unique_ptr<EmbeddedService>> EmbeddedService::Start(
   std::unique_ptr<EmbeddedService> self(new EmbeddedService(pattern));
   self->coordinator_ = std::make_unique<service::Coordinator>(
       service::CoordinatorOptions{},
-      service::CreateEmbeddedGroup(
-          {.workers = options.workers, .threads = options.threads, .device = options.device}),
+      service::CreateEmbeddedGroup({.workers = options.workers,
+                                    .threads = options.threads,
+                                    .device = options.device,
+                                    .exchange_place = options.exchange_place}),
       std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kWarning,
                                                 telemetry::LogFormat::kText));
   auto server = service::Server::Start({.listen = {self->target()}, .reflection = false},

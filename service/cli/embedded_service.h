@@ -11,6 +11,7 @@
 #include "service/coordinator.h"
 #include "service/server.h"
 #include "worker/backends.h"
+#include "worker/exchange_choice.h"
 
 namespace tributary::cli {
 
@@ -18,6 +19,7 @@ struct EmbeddedServiceOptions {
   int workers = 4;
   int threads = 0;  // of all workers together; 0: as many as the machine has
   worker::Device device = worker::Device::kCpu;  // with GPUs, worker r has GPU r
+  worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;
 };
 
 class EmbeddedService {

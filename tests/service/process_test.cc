@@ -65,6 +65,12 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--threads=-1"}), HasSubstr("threads"));
   EXPECT_THAT(refused({"--listen=nowhere"}), HasSubstr("listen"));
   EXPECT_THAT(refused({"--exchange=magic"}), HasSubstr("exchange"));
+  EXPECT_THAT(refused({"--exchange=direct"}),
+              HasSubstr("exchange: direct is between the memories"));
+  EXPECT_THAT(refused({"--exchange=direct", "--device=cuda"}), HasSubstr("device_exchange=auto"));
+  EXPECT_THAT(refused({"--device_exchange=auto"}), HasSubstr("device_exchange: must be host"));
+  EXPECT_THAT(refused({"--device_exchange=gpu", "--device=cuda"}),
+              HasSubstr("device_exchange: must be host or auto"));
   EXPECT_THAT(refused({"--device=abacus"}), HasSubstr("device"));
   EXPECT_THAT(refused({"--first_gpu=-1"}), HasSubstr("first_gpu"));
   EXPECT_THAT(refused({"--embedded_workers=0"}), HasSubstr("embedded_workers"));

@@ -103,8 +103,11 @@ absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation
     if (gpus == 0) return absl::FailedPreconditionError("this machine has no GPU");
     gpu = formation.place.rank % gpus;
   }
-  return CreateCudaBackend(
-      {.gpu = gpu, .strategy = formation.strategy, .batch_invariant = formation.deterministic});
+  return CreateCudaBackend({.gpu = gpu,
+                            .strategy = formation.strategy,
+                            .exchange = formation.exchange,
+                            .on_exchange = formation.on_exchange,
+                            .batch_invariant = formation.deterministic});
 }
 
 absl::Status RankThread::FormNow(const Formation& formation) {
@@ -118,7 +121,8 @@ absl::Status RankThread::FormNow(const Formation& formation) {
   std::unique_ptr<collective::Communicator> communicator;
   TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreateGlooCommunicator(
       formation.place, *formation.rendezvous, formation.deadline, &communicator)));
-  executor_->Join(std::move(communicator));
+  TRIBUTARY_RETURN_IF_ERROR(
+      executor_->Join(std::move(communicator), *formation.rendezvous, formation.deadline));
   memory_bytes_ = executor_->memory_used();
   std::lock_guard<std::mutex> lock(mutex_);
   communicator_ = executor_->communicator();

@@ -22,6 +22,7 @@
 #include "worker/backend.h"
 #include "worker/backends.h"
 #include "worker/command.h"
+#include "worker/exchange_choice.h"
 #include "worker/executor.h"
 #include "worker/rpc/session_rendezvous.h"
 #include "worker/rpc/worker_observer.h"
@@ -43,8 +44,10 @@ class RankThread {
   struct Formation {
     collective::GlooOptions place;
     collective::Strategy strategy = collective::Strategy::kAuto;
-    bool deterministic = false;  // CudaBackendOptions::batch_invariant
-    bool fresh = false;          // start with empty shards
+    bool deterministic = false;                               // CudaBackendOptions::batch_invariant
+    ExchangePlace exchange = ExchangePlace::kHost;            // as there
+    std::function<void(const std::string& how)> on_exchange;  // as there
+    bool fresh = false;                                       // start with empty shards
     std::shared_ptr<SessionRendezvous> rendezvous;
     collective::Deadline deadline;
   };

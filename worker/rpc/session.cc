@@ -173,6 +173,10 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
         absl::StrCat("strategy: unknown value '", welcome_->strategy(), "'")));
   }
   formation.deterministic = welcome_->deterministic();
+  formation.exchange = welcome_->device_exchange() ? ExchangePlace::kAuto : ExchangePlace::kHost;
+  formation.on_exchange = [log = options_.log, rank = welcome_->rank()](const std::string& how) {
+    if (log != nullptr) log->Write(LogLevel::kInfo, how, {{"rank", rank}});
+  };
   identity_.group_id = welcome_->group_id();
   rendezvous_ = std::make_shared<SessionRendezvous>(epoch, outbox_);
   formation.place = {
