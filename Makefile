@@ -6,7 +6,7 @@ BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test test-asan test-tsan test-multi-gpu soak build install setup format lint bench-cpu bench-exchange clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu soak build install setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -41,7 +41,7 @@ test-tsan: ## the suite under ThreadSanitizer
 test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is skipped, and says so
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
-	  multi_gpu_process_test
+	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
 
 soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descriptors and pages stay as they are
@@ -69,6 +69,11 @@ bench-exchange: ## exchange and merge between the GPUs of this machine, strategy
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target exchange_bench
 	build/cuda/bin/exchange_bench --json build/cuda/exchange.json
+
+bench-dcp-step: ## a whole decode step on 1, 2 and 4 GPUs of this machine, way to exchange beside way
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS) --target dcp_step_bench
+	build/cuda/bin/dcp_step_bench --json build/cuda/dcp_step.json
 
 clean:
 	rm -rf build

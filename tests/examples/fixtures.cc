@@ -45,9 +45,10 @@ RemoteDraft OpenDraft(const Service& service, ServiceCacheOptions options) {
   return remote;
 }
 
-Service StartService(int workers, worker::Device device) {
+Service StartService(int workers, worker::Device device, worker::ExchangePlace place) {
   Service service;
-  service.embedded = OrThrow(cli::EmbeddedService::Start({.workers = workers, .device = device}));
+  service.embedded = OrThrow(
+      cli::EmbeddedService::Start({.workers = workers, .device = device, .exchange_place = place}));
   service.client = OrThrow(client::Client::Connect(
       {.target = service.embedded->target(), .shared_memory_bytes = size_t{16} << 20}));
   return service;

@@ -10,6 +10,7 @@
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
 #include "worker/backends.h"
+#include "worker/exchange_choice.h"
 
 namespace tributary::tinylm {
 
@@ -26,7 +27,8 @@ struct Service {
 };
 
 // Never null members; a failure to start ends the test with the reason.
-Service StartService(int workers, worker::Device device = worker::Device::kCpu);
+Service StartService(int workers, worker::Device device = worker::Device::kCpu,
+                     worker::ExchangePlace place = worker::ExchangePlace::kHost);
 
 // One sequence in a cache of its own.
 struct RemoteAttention {

@@ -1,8 +1,8 @@
 // Greedy text through a service of four workers is the text of local attention, byte for byte.
 #include <gtest/gtest.h>
 
-#include <iostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "examples/tinylm/generate.h"
@@ -77,28 +77,34 @@ INSTANTIATE_TEST_SUITE_P(KvDTypes, Generation, testing::Values(DType::kF16, DTyp
                            return std::string(Name(param.param));
                          });
 
-// GPUs, one a worker, as many as there are of four.
-TEST(GpuGeneration, WritesWhatLocalFp32AttentionWrites) {
-  const absl::Status gpus = worker::CheckGpus(0, 1);
+// GPUs, one a worker, that exchange in host memory or in their own.
+class GpuGeneration : public testing::TestWithParam<std::tuple<int, worker::ExchangePlace>> {};
+
+TEST_P(GpuGeneration, WritesWhatLocalFp32AttentionWrites) {
+  const auto [workers, place] = GetParam();
+  const absl::Status gpus = worker::CheckGpus(0, workers);
   if (!gpus.ok()) GTEST_SKIP() << gpus.message();
   const std::vector<std::string> prompts = Prompts();
   LocalAttention local(ShippedModel().config());
   const std::vector<std::string> expected = Continue(prompts, local);
-  for (const int workers : {1, 4}) {
-    if (const absl::Status enough = worker::CheckGpus(0, workers); !enough.ok()) {
-      std::cout << workers << " workers: not run, " << enough.message() << "\n";
-      continue;
-    }
-    const Service service = StartService(workers, worker::Device::kCuda);
-    const RemoteAttention remote = OpenAttention(service, {.kv_dtype = DType::kF16});
-    ASSERT_EQ(remote.cache->ranks(), workers);
-    ASSERT_EQ(remote.cache->backend(), "cuda");
-    const std::vector<std::string> actual = Continue(prompts, *remote.attention);
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      EXPECT_EQ(actual[i], expected[i]) << "after " << prompts[i].size() << " bytes";
-    }
+  const Service service = StartService(workers, worker::Device::kCuda, place);
+  const RemoteAttention remote = OpenAttention(service, {.kv_dtype = DType::kF16});
+  ASSERT_EQ(remote.cache->ranks(), workers);
+  ASSERT_EQ(remote.cache->backend(), "cuda");
+  const std::vector<std::string> actual = Continue(prompts, *remote.attention);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(actual[i], expected[i]) << "after " << prompts[i].size() << " bytes";
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Workers, GpuGeneration,
+                         testing::Combine(testing::Values(1, 2, 4),
+                                          testing::Values(worker::ExchangePlace::kHost,
+                                                          worker::ExchangePlace::kAuto)),
+                         [](const auto& grid) {
+                           return std::to_string(std::get<0>(grid.param)) + "_" +
+                                  worker::Name(std::get<1>(grid.param));
+                         });
 
 }  // namespace
 }  // namespace tributary::tinylm

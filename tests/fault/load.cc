@@ -98,8 +98,9 @@ std::string FieldOf(const grpc::Status& status) {
   return "";
 }
 
-SequenceHost::SequenceHost(std::shared_ptr<v1::AttentionService::Stub> stub, uint64_t sequence_id)
-    : stub_(std::move(stub)), id_(sequence_id), random_(sequence_id) {}
+SequenceHost::SequenceHost(std::shared_ptr<v1::AttentionService::Stub> stub, uint64_t sequence_id,
+                           const Tolerance& tolerance)
+    : stub_(std::move(stub)), id_(sequence_id), tolerance_(tolerance), random_(sequence_id) {}
 
 grpc::Status SequenceHost::Open() {
   v1::OpenSequenceRequest request;
@@ -219,11 +220,11 @@ void SequenceHost::Check(const Rows& rows, const v1::AttendReply& reply) const {
     worker::testing::DenseAttention(spec_, spec_.layers[0], dense_, row, want_o.data(),
                                     want_lse.data());
     const auto at = static_cast<size_t>(i);
-    EXPECT_TRUE(AllClose(std::span(output).subspan(at * kRow, kRow), want_o, kAttentionTolerance,
+    EXPECT_TRUE(AllClose(std::span(output).subspan(at * kRow, kRow), want_o, tolerance_,
                          {kQHeads, kHeadDim}))
         << "output of sequence " << id_ << " at position " << row.position;
-    EXPECT_TRUE(AllClose(std::span(lse).subspan(at * kQHeads, kQHeads), want_lse,
-                         kAttentionTolerance, {kQHeads}))
+    EXPECT_TRUE(
+        AllClose(std::span(lse).subspan(at * kQHeads, kQHeads), want_lse, tolerance_, {kQHeads}))
         << "lse of sequence " << id_ << " at position " << row.position;
   }
 }

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/compare.h"
 #include "tests/worker/dense_model.h"
 #include "tributary/v1/attention.grpc.pb.h"
 #include "worker/cache_spec.h"
@@ -35,7 +36,9 @@ std::string FieldOf(const grpc::Status& status);
 
 class SequenceHost {
  public:
-  SequenceHost(std::shared_ptr<v1::AttentionService::Stub> stub, uint64_t sequence_id);
+  // `tolerance`: of what the workers compute on.
+  SequenceHost(std::shared_ptr<v1::AttentionService::Stub> stub, uint64_t sequence_id,
+               const Tolerance& tolerance = kAttentionTolerance);
 
   grpc::Status Open();
   grpc::Status Truncate(int64_t length);
@@ -66,6 +69,7 @@ class SequenceHost {
 
   const std::shared_ptr<v1::AttentionService::Stub> stub_;
   const uint64_t id_;
+  const Tolerance tolerance_;
   const worker::CacheSpec spec_ = ModelSpec();
   std::mt19937_64 random_;
   int64_t length_ = 0;
