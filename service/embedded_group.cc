@@ -156,7 +156,13 @@ void EmbeddedGroup::RunRank(int index) {
   std::unique_lock lock(mutex_);
   while (true) {
     rank.wake.wait(lock, [&] { return stopped_ || !rank.queue.empty(); });
-    if (rank.queue.empty()) return;
+    if (rank.queue.empty()) {
+      // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
+      std::unique_ptr<worker::Executor> executor = std::move(rank.executor);
+      lock.unlock();
+      executor.reset();
+      return;
+    }
     const SubmissionPtr submission = std::move(rank.queue.front());
     rank.queue.pop_front();
     const bool dropped = !submission->done;  // aborted before this rank began

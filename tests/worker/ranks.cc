@@ -27,6 +27,14 @@ ThreadRanks::ThreadRanks(std::vector<std::unique_ptr<Backend>> backends,
   Reform();
 }
 
+ThreadRanks::~ThreadRanks() {
+  std::vector<std::thread> threads;
+  for (std::unique_ptr<Executor>& executor : executors_) {
+    threads.emplace_back([&executor] { executor.reset(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 void ThreadRanks::Reform() {
   ++epoch_;
   auto comms = collective::CreateInProcessGroup(size(), epoch_);

@@ -24,6 +24,8 @@ class ThreadRanks : public Ranks {
   ThreadRanks(int size, const ExecutorOptions& options, int threads_each = 1);
   // One rank a backend.
   ThreadRanks(std::vector<std::unique_ptr<Backend>> backends, const ExecutorOptions& options);
+  // All ranks leave at once.
+  ~ThreadRanks() override;
 
   int size() const override { return static_cast<int>(executors_.size()); }
   uint64_t epoch() const override { return epoch_; }

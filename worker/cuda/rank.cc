@@ -18,6 +18,7 @@ constexpr std::chrono::microseconds kSpin{500};
 constexpr std::chrono::microseconds kNap{20};
 // For kernels of a group that was told to stop.
 constexpr std::chrono::seconds kGrace{5};
+constexpr std::chrono::milliseconds kMoment{500};
 
 }  // namespace
 
@@ -36,6 +37,12 @@ CudaRank::~CudaRank() {
   // What may still be running works on memory that is about to go.
   if (stream_ == nullptr || !Use().ok()) return;
   Leave();
+  // Peers that leave too are through with this rank's memory in a moment; what others still reach
+  // stays until the process ends.
+  const Clock::time_point moment = Clock::now() + kMoment;
+  while (retired_->Sweep() > 0 && Clock::now() < moment) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   cudaStreamSynchronize(stream_);
   cudaStreamDestroy(stream_);
 }
