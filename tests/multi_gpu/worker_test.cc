@@ -130,6 +130,17 @@ TEST_P(DeviceGrid, PoisonedSlots) {
   RunPoisonedSlots(ranks.ranks(), Spec(), GpuTolerance());
 }
 
+// A rank's slice of a block goes into its partial before the one exchange.
+TEST_P(DeviceGrid, Drafts) {
+  TRIBUTARY_SKIP_BELOW_GPUS(size());
+  DeviceRanks ranks(size(), Options());
+  TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
+  CacheSpec spec = Spec();
+  spec.layers[0].kv_dtype = DType::kFp8E4M3;
+  spec.layers[1].window.right = 6;
+  RunDrafts(ranks.ranks(), spec, GpuTolerance());
+}
+
 // Every pass has an exchange of its own.
 TEST_P(DeviceGrid, StepsInPasses) {
   TRIBUTARY_SKIP_BELOW_GPUS(size());
