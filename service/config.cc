@@ -47,13 +47,11 @@ ABSL_FLAG(int32_t, threads, 0,
           "CPU threads of all embedded workers together; 0: as many as the machine has.");
 ABSL_FLAG(std::string, exchange, "auto",
           "How workers exchange partial results: auto (by size), all_gather, ag_rs, a2a, or direct "
-          "(GPUs that reach each other's memory; needs --device_exchange=auto).");
-// The one place that decides what workers do unless they are told: kHost is the way that was run on
-// GPUs in the service.
-ABSL_FLAG(std::string, device_exchange, "host",
-          "With --device=cuda: where partial results of several workers meet: host (memory), or "
-          "auto: in device memory, by peer access or NCCL, where all workers can; where they "
-          "cannot the log says why and it is host.");
+          "(GPUs that reach each other's memory).");
+ABSL_FLAG(std::string, device_exchange, "auto",
+          "With --device=cuda: where partial results of several workers meet: auto (in device "
+          "memory, by peer access or NCCL, where all workers can; where they cannot the log says "
+          "why, and it is host memory) or host.");
 ABSL_FLAG(absl::Duration, step_timeout, absl::Seconds(30),
           "A step that takes longer is aborted, collectives included, and the group re-forms.");
 ABSL_FLAG(absl::Duration, form_timeout, absl::Seconds(10),

@@ -33,7 +33,7 @@ struct Config {
   bool deterministic = false;
   int32_t threads = 0;
   collective::Strategy exchange = collective::Strategy::kAuto;
-  worker::ExchangePlace device_exchange = worker::ExchangePlace::kHost;
+  worker::ExchangePlace device_exchange = worker::ExchangePlace::kAuto;
   std::chrono::milliseconds step_timeout{0};
   std::chrono::milliseconds form_timeout{0};
   std::chrono::milliseconds max_call_timeout{0};

@@ -54,20 +54,27 @@ bool Parse(std::string_view text, Device* out) {
   return false;
 }
 
+namespace {
+
+std::vector<ModeCapabilities> EveryMode() {
+  return {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true},
+          {.mode = AttentionMode::kDflash,
+           .left_window = true,
+           .right_window = true,
+           .anchor_window = true,
+           .causal_block = true,
+           .soft_cap = true,
+           .sinks = true}};
+}
+
+}  // namespace
+
 const BackendCapabilities& CpuBackend() {
   static const BackendCapabilities& cpu = *new BackendCapabilities{
       .name = "cpu",
       .device = Device::kCpu,
       .arch = "x86-64, arm64",
-      .modes =
-          {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true},
-           {.mode = AttentionMode::kDflash,
-            .left_window = true,
-            .right_window = true,
-            .anchor_window = true,
-            .causal_block = true,
-            .soft_cap = true,
-            .sinks = true}},
+      .modes = EveryMode(),
       .head_dims = {64, 128, 256},
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
@@ -85,12 +92,12 @@ const BackendCapabilities& CudaBackend() {
       .device = Device::kCuda,
       .arch = "sm_80 and later",
       .least_compute_capability = 80,
-      .modes =
-          {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true}},
+      .modes = EveryMode(),
       .head_dims = {64, 128, 256},
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_group = 16,
+      .layer_types = true,
       .lse = true,
       .batch_invariant = true,
   };

@@ -24,10 +24,6 @@ absl::Status CheckExchange(Device device, collective::Strategy strategy, Exchang
                                                    "workers compute on device ",
                                                    Name(device)));
     }
-    if (place != ExchangePlace::kHost) {
-      return InvalidField("device_exchange",
-                          absl::StrCat("must be host with device ", Name(device)));
-    }
     return absl::OkStatus();
   }
   if (strategy == collective::Strategy::kDirect && place == ExchangePlace::kHost) {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/dcp_step/timing_backend.h"
 #include "collective/in_process.h"
 #include "collective/memory_rendezvous.h"
 #include "kernels/element.h"
@@ -32,6 +33,9 @@ using collective::Strategy;
 constexpr CacheId kCache = 1;
 constexpr int32_t kPageSize = 64;
 constexpr int kWarmSteps = 20;
+// What the layers of a cache hold together, at least, on the rank that holds the least: several
+// times the L2.
+constexpr double kColdBytes = 320e6;
 // Tokens of one append, and how far into the pool of values it may begin.
 constexpr int64_t kChunk = 4096;
 constexpr int64_t kSlack = 1024;
@@ -58,7 +62,10 @@ struct Flags {
   int32_t q_heads = 32;
   int32_t kv_heads = 4;
   int32_t head_dim = 128;
+  int32_t block = 0;  // rows of a draft's block; 0: decode
   std::string json;
+
+  int32_t rows() const { return std::max(block, 1); }  // of a sequence
 };
 
 std::vector<std::string> Split(const std::string& list) {
@@ -94,6 +101,8 @@ Flags ParseFlags(int argc, char** argv) {
       f.kv_heads = std::stoi(value);
     } else if (flag == "--head_dim") {
       f.head_dim = std::stoi(value);
+    } else if (flag == "--block") {
+      f.block = std::stoi(value);
     } else if (flag == "--json") {
       f.json = value;
     } else {
@@ -133,16 +142,17 @@ class Problem {
         case_(c),
         pool_k_(static_cast<size_t>(kChunk + kSlack) * Row(), 1),
         pool_v_(static_cast<size_t>(kChunk + kSlack) * Row(), 2),
-        q_(static_cast<size_t>(c.batch) * f.q_heads * f.head_dim, 3),
-        k_(static_cast<size_t>(c.batch) * Row(), 4),
-        v_(static_cast<size_t>(c.batch) * Row(), 5) {}
+        q_(static_cast<size_t>(c.batch) * f.rows() * f.q_heads * f.head_dim, 3),
+        k_(static_cast<size_t>(c.batch) * f.rows() * Row(), 4),
+        v_(static_cast<size_t>(c.batch) * f.rows() * Row(), 5) {}
 
   size_t Row() const { return static_cast<size_t>(flags_.kv_heads) * flags_.head_dim; }
   const Case& size() const { return case_; }
 
-  StepCommand Append(int32_t sequence, int64_t begin) const {
+  StepCommand Append(int32_t layer, int32_t sequence, int64_t begin) const {
     const auto tokens = static_cast<int32_t>(std::min(kChunk, case_.tokens - begin));
     StepCommand step;
+    step.layer = layer;
     step.kind = StepKind::kAppend;
     step.entries = {{.sequence = Id(sequence), .first_position = begin, .new_tokens = tokens}};
     const size_t from = PoolToken(sequence, begin) * Row();
@@ -151,12 +161,15 @@ class Problem {
     return step;
   }
 
-  StepCommand Decode() const {
+  // The step that is timed.
+  StepCommand Step() const {
     StepCommand step;
-    step.kind = StepKind::kDecode;
+    step.kind = flags_.block > 0 ? StepKind::kDflash : StepKind::kDecode;
     for (int32_t s = 0; s < case_.batch; ++s) {
-      step.entries.push_back(
-          {.sequence = Id(s), .first_position = case_.tokens, .query_rows = 1, .new_tokens = 1});
+      step.entries.push_back({.sequence = Id(s),
+                              .first_position = case_.tokens,
+                              .query_rows = flags_.rows(),
+                              .new_tokens = flags_.rows()});
     }
     step.q = q_.View(0, q_.bits.size());
     step.k = k_.View(0, k_.bits.size());
@@ -164,12 +177,12 @@ class Problem {
     return step;
   }
 
-  // Of the first and last sequence, the first and last head, against float64.
+  // Of the first row and the last one, the first and last head, against float64.
   void Expect(const Reply& reply, const std::string& what) const {
-    for (const int32_t sequence : {0, case_.batch - 1}) {
+    for (const int32_t row : {0, case_.batch * flags_.rows() - 1}) {
       for (const int32_t head : {0, flags_.q_heads - 1}) {
-        const Expected& want = Want(sequence, head);
-        const size_t pair = static_cast<size_t>(sequence) * flags_.q_heads + head;
+        const Expected& want = Want(row, head);
+        const size_t pair = static_cast<size_t>(row) * flags_.q_heads + head;
         const double lse = reply.lse.at(pair);
         if (!(std::abs(lse - want.lse) <= 2e-3)) {
           Fail(what + ": LSE " + std::to_string(lse) + " instead of " + std::to_string(want.lse));
@@ -199,27 +212,36 @@ class Problem {
     return static_cast<size_t>((chunk * 37 + sequence * 11) % kSlack + token % kChunk);
   }
 
-  const Expected& Want(int32_t sequence, int32_t head) const {
-    const auto [it, first] = expected_.try_emplace({sequence, head});
-    if (first) it->second = Compute(sequence, head);
+  const Expected& Want(int32_t row, int32_t head) const {
+    const auto [it, first] = expected_.try_emplace({row, head});
+    if (first) it->second = Compute(row, head);
     return it->second;
   }
 
-  Expected Compute(int32_t sequence, int32_t head) const {
+  Expected Compute(int32_t row, int32_t head) const {
     const int32_t dim = flags_.head_dim;
+    const int32_t sequence = row / flags_.rows();
     const size_t kv_head = static_cast<size_t>(head / (flags_.q_heads / flags_.kv_heads));
-    const size_t q = (static_cast<size_t>(sequence) * flags_.q_heads + head) * dim;
+    const size_t q = (static_cast<size_t>(row) * flags_.q_heads + head) * dim;
+    // A block is not kept and seen as it is.
+    const auto cached = [&](const Values& values, size_t at) {
+      const bool kept = flags_.block == 0 || &values == &pool_k_ || &values == &pool_v_;
+      return kept ? AsCached(values.At(at)) : values.At(at);
+    };
     std::vector<double> scores;
     double largest = -std::numeric_limits<double>::infinity();
     const auto each = [&](const auto& visit) {
       for (int64_t t = 0; t < case_.tokens; ++t) {
         visit(pool_k_, pool_v_, PoolToken(sequence, t) * Row() + kv_head * dim);
       }
-      visit(k_, v_, static_cast<size_t>(sequence) * Row() + kv_head * dim);
+      for (int32_t i = 0; i < flags_.rows(); ++i) {
+        const size_t token = static_cast<size_t>(sequence) * flags_.rows() + i;
+        visit(k_, v_, token * Row() + kv_head * dim);
+      }
     };
     each([&](const Values& k, const Values&, size_t at) {
       double dot = 0;
-      for (int32_t d = 0; d < dim; ++d) dot += q_.At(q + d) * AsCached(k.At(at + d));
+      for (int32_t d = 0; d < dim; ++d) dot += q_.At(q + d) * cached(k, at + d);
       scores.push_back(dot / std::sqrt(static_cast<double>(dim)));
       largest = std::max(largest, scores.back());
     });
@@ -229,7 +251,7 @@ class Problem {
     each([&](const Values&, const Values& v, size_t at) {
       const double weight = std::exp(scores[token++] - largest);
       sum += weight;
-      for (int32_t d = 0; d < dim; ++d) want.o[d] += weight * AsCached(v.At(at + d));
+      for (int32_t d = 0; d < dim; ++d) want.o[d] += weight * cached(v, at + d);
     });
     for (double& o : want.o) o /= sum;
     want.lse = largest + std::log(sum);
@@ -245,7 +267,7 @@ class Problem {
 // Executors with a GPU each, in one group.
 class Group {
  public:
-  Group(int size, const std::string& way) : executors_(size) {
+  Group(int size, const std::string& way) : executors_(size), timings_(size) {
     CudaBackendOptions options;
     if (way != "host") {
       options.exchange = ExchangePlace::kAuto;
@@ -257,7 +279,8 @@ class Group {
       CudaBackendOptions own = options;
       own.gpu = rank;
       if (rank == 0) own.on_exchange = [this](const std::string& how) { how_ = how; };
-      absl::StatusOr<std::unique_ptr<Backend>> backend = CreateCudaBackend(own);
+      timings_[rank] = std::make_shared<LayerTiming*>(nullptr);
+      absl::StatusOr<std::unique_ptr<Backend>> backend = CreateTimingBackend(own, timings_[rank]);
       Check(backend.status(), "GPU " + std::to_string(rank));
       executors_[rank] = std::make_unique<Executor>(ExecutorOptions{}, *std::move(backend));
       const absl::Status joined =
@@ -310,6 +333,24 @@ class Group {
     return times;
   }
 
+  // Microseconds of a layer of `step` on the slowest GPU, by replay; empty where the way to
+  // exchange is not one for graphs.
+  std::vector<double> TimeLayers(const StepCommand& step, bool context_only) {
+    const Command command = Make(step);
+    std::vector<LayerTiming> timings(executors_.size(), {.context_only = context_only});
+    OnEveryRank([&](int rank) {
+      *timings_[rank] = &timings[rank];
+      Check(executors_[rank]->Execute(command).status, "timing layers");
+      *timings_[rank] = nullptr;
+    });
+    std::vector<double> slowest;
+    for (size_t i = 0; i < timings[0].us.size(); ++i) {
+      slowest.push_back(0);
+      for (const LayerTiming& t : timings) slowest.back() = std::max(slowest.back(), t.us[i]);
+    }
+    return slowest;
+  }
+
  private:
   static Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(60); }
 
@@ -330,6 +371,7 @@ class Group {
   }
 
   std::vector<std::unique_ptr<Executor>> executors_;
+  std::vector<TimingSlot> timings_;
   uint64_t number_ = 0;
   std::string how_;
 };
@@ -345,7 +387,10 @@ CacheSpec SpecOf(const Flags& f, const Case& c, int ranks, int32_t* pages_each) 
   spec.kv_dtype = DType::kFp8E4M3;
   spec.sm_scale = 1.0f / std::sqrt(static_cast<float>(f.head_dim));
   spec.num_pages = *pages_each * c.batch;
-  spec.layers.resize(1);
+  const int most_ranks = *std::max_element(f.ranks.begin(), f.ranks.end());
+  const double layer_bytes =
+      2.0 * f.kv_heads * f.head_dim * static_cast<double>(c.tokens) * c.batch / most_ranks;
+  spec.layers.resize(static_cast<size_t>(std::clamp(kColdBytes / layer_bytes + 1, 2.0, 64.0)));
   return spec;
 }
 
@@ -369,10 +414,15 @@ struct Figure {
   std::string way;
   double median_us = 0;
   double p90_us = 0;
-  double times_one = 0;  // as fast as one rank
+  double gpu_us = 0;      // a layer, on the GPUs alone; 0: not measured
+  double context_us = 0;  // the bare kernel over the context
+  // As fast as one rank.
+  double times_one = 0;
+  double gpu_times_one = 0;
 };
 
 double Quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
@@ -392,23 +442,30 @@ bool Measure(const Flags& f, const Problem& problem, int ranks, const std::strin
   const CacheSpec spec = SpecOf(f, c, ranks, &pages_each);
   group.Execute(CreateCacheCommand{spec}, what);
   group.Execute(SetTablesCommand{Tables(c, pages_each)}, what);
-  for (int32_t s = 0; s < c.batch; ++s) {
-    for (int64_t token = 0; token < c.tokens; token += kChunk) {
-      group.Execute(problem.Append(s, token), what);
+  for (int32_t layer = 0; layer < static_cast<int32_t>(spec.layers.size()); ++layer) {
+    for (int32_t s = 0; s < c.batch; ++s) {
+      for (int64_t token = 0; token < c.tokens; token += kChunk) {
+        group.Execute(problem.Append(layer, s, token), what);
+      }
     }
   }
-  const StepCommand step = problem.Decode();
+  const StepCommand step = problem.Step();
   problem.Expect(group.Execute(step, what), what);
   Reply last;
   group.Time(step, kWarmSteps, &last);
   problem.Expect(last, what + ", warm");
   const std::vector<double> times = group.Time(step, f.steps, &last);
   problem.Expect(last, what + ", timed");
+  const double gpu_us = Quantile(group.TimeLayers(step, /*context_only=*/false), 0.5);
+  const double context_us = Quantile(group.TimeLayers(step, /*context_only=*/true), 0.5);
+  problem.Expect(group.Execute(step, what), what + ", after layers were timed");
   *figure = {.size = c.Describe(),
              .ranks = ranks,
              .way = ranks == 1 ? "none" : way,
              .median_us = Quantile(times, 0.5),
-             .p90_us = Quantile(times, 0.9)};
+             .p90_us = Quantile(times, 0.9),
+             .gpu_us = gpu_us,
+             .context_us = context_us};
   return true;
 }
 
@@ -418,15 +475,16 @@ void WriteJson(const Flags& f, const std::vector<Figure>& figures) {
   if (file == nullptr) Fail("cannot write " + f.json);
   std::fprintf(file,
                "{\"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"kv_dtype\": \"fp8_e4m3\", "
-               "\"steps\": %d, \"results\": [\n",
-               f.q_heads, f.kv_heads, f.head_dim, f.steps);
+               "\"steps\": %d, \"block\": %d, \"results\": [\n",
+               f.q_heads, f.kv_heads, f.head_dim, f.steps, f.block);
   for (size_t i = 0; i < figures.size(); ++i) {
     const Figure& r = figures[i];
     std::fprintf(file,
                  "  {\"case\": \"%s\", \"ranks\": %d, \"way\": \"%s\", \"median_us\": %.2f, "
-                 "\"p90_us\": %.2f, \"times_one_rank\": %.3f}%s\n",
+                 "\"p90_us\": %.2f, \"times_one_rank\": %.3f, \"gpu_us\": %.2f, "
+                 "\"gpu_times_one_rank\": %.3f, \"context_us\": %.2f}%s\n",
                  r.size.c_str(), r.ranks, r.way.c_str(), r.median_us, r.p90_us, r.times_one,
-                 i + 1 == figures.size() ? "" : ",");
+                 r.gpu_us, r.gpu_times_one, r.context_us, i + 1 == figures.size() ? "" : ",");
   }
   std::fprintf(file, "]}\n");
   std::fclose(file);
@@ -434,21 +492,29 @@ void WriteJson(const Flags& f, const std::vector<Figure>& figures) {
 
 void Run(const Flags& f) {
   Check(CheckGpus(0, *std::max_element(f.ranks.begin(), f.ranks.end())), "--ranks");
-  std::printf("%-12s %5s  %-10s %10s %10s %10s\n", "batchxtokens", "ranks", "way", "median us",
-              "p90 us", "x one rank");
+  std::printf("%-12s %5s  %-10s %10s %10s %10s %10s %10s %10s\n", "batchxtokens", "ranks", "way",
+              "median us", "p90 us", "x one rank", "GPU us", "x one rank", "context us");
   std::vector<Figure> figures;
   for (const Case& c : f.cases) {
     const Problem problem(f, c);
     double one = 0;
+    double gpu_one = 0;
     for (const int ranks : f.ranks) {
       const std::vector<std::string> alone = {"host"};
       for (const std::string& way : ranks == 1 ? alone : f.ways) {
         Figure figure;
         if (!Measure(f, problem, ranks, way, &figure)) continue;
         if (ranks == 1) one = figure.median_us;
-        figure.times_one = one > 0 ? one / figure.median_us : 0;
-        std::printf("%-12s %5d  %-10s %10.1f %10.1f %10.2f\n", figure.size.c_str(), figure.ranks,
+        if (ranks == 1) gpu_one = figure.gpu_us;
+        figure.times_one = one / figure.median_us;
+        figure.gpu_times_one = figure.gpu_us > 0 ? gpu_one / figure.gpu_us : 0;
+        std::printf("%-12s %5d  %-10s %10.1f %10.1f %10.2f", figure.size.c_str(), figure.ranks,
                     figure.way.c_str(), figure.median_us, figure.p90_us, figure.times_one);
+        if (figure.gpu_us > 0) {
+          std::printf(" %10.1f %10.2f %10.1f", figure.gpu_us, figure.gpu_times_one,
+                      figure.context_us);
+        }
+        std::printf("\n");
         std::fflush(stdout);
         figures.push_back(figure);
       }

@@ -22,7 +22,7 @@ constexpr Tolerance kGpuTolerance{3e-2, 0};
 
 FleetOptions OnGpus(int workers) {
   return {.workers = workers,
-          .coordinator_flags = {"--device=cuda", "--device_exchange=auto", "--step_timeout=5s"},
+          .coordinator_flags = {"--device=cuda", "--step_timeout=5s"},
           .worker_flags = {"--device=cuda"},
           .tolerance = kGpuTolerance};
 }

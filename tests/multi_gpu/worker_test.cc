@@ -159,9 +159,9 @@ TEST_P(DeviceGrid, LargeCallsAreMadeInPieces) {
   TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
-  for (const int group : {1, 64}) {
+  for (const int kv_heads : {1, 4}) {
     CacheSpec spec = SmallSpec();
-    SetHeads(&spec, 1, group, 128);
+    SetHeads(&spec, kv_heads, kv_heads == 1 ? 1 : 16, 128);
     spec.num_pages = 128;
     TestHost host(ranks.ranks(), spec, GpuTolerance());
     host.set_row_stride(37);

@@ -32,6 +32,8 @@ class CudaShard final : public Shard {
   absl::Status CopyPages(const std::vector<PageCopy>& copies) override;
   absl::Status Run(const PlannedStep& step, StepResults* results) override;
 
+  const CudaLayer& layer(int32_t index) const { return layers_[static_cast<size_t>(index)]; }
+
  private:
   // What layers differ in that plans depend on.
   struct PlanKey {
