@@ -29,7 +29,8 @@ class Layers {
         .q = step_.q.dtype,
         .cache_kv = KvDType(step_.spec, step_.layer),
         .new_kv = DType::kBf16,
-        .heads = collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank())};
+        .heads = collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()),
+        .draft = step_.kind == StepKind::kDflash};
     plan_.Make(step_.spec, step_.plan, types, rank_.plan_options());
     TRIBUTARY_RETURN_IF_ERROR(staged_.Reserve(plan_.bytes()));
     TRIBUTARY_RETURN_IF_ERROR(block_.Reserve(plan_.bytes()));

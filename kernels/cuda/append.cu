@@ -1,6 +1,7 @@
 #include <string>
 
 #include "kernels/cuda/append.h"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
@@ -211,6 +212,7 @@ __device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
 template <DType kKv, bool kWide>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     AppendKernel(const __grid_constant__ AppendArgs args) {
+  LetNextLaunchBegin();
   const int lane = threadIdx.x % 32;
   const int slices = args.head_dim / 64;
   const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;

@@ -80,7 +80,10 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   passes_.resize(plan.passes.size());
   for (size_t i = 0; i < passes_.size(); ++i) MakePass(spec, plan, plan.passes[i], options, i);
   // (A prefill whose rows all look back has no runs, and yet asks for this part.)
-  has_new_tokens_ = !plan.new_keys.empty() && types.heads.count > 0;
+  const bool any_new_keys = !plan.new_keys.empty() && types.heads.count > 0;
+  block_keys_ = {};
+  if (types.draft && any_new_keys) MakeBlocks(plan);
+  has_new_tokens_ = !types.draft && any_new_keys;
   if (has_new_tokens_) MakeNewTokens(spec, plan, options);
   id_ = plan.id;
 }
@@ -192,6 +195,36 @@ void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
   PlacePrefill(host.many, plan.query_rows, &launch);
 }
 
+void DevicePlan::MakeBlocks(const StepPlan& plan) {
+  block_rows_.clear();
+  for (const KeyRange& keys : plan.new_keys) {
+    block_rows_.push_back({static_cast<int32_t>(keys.lo), static_cast<int32_t>(keys.hi)});
+  }
+  block_keys_ = Place(block_rows_.data(), block_rows_.size(), RoomFor(block_rows_.size()));
+  for (size_t i = 0; i < passes_.size(); ++i) {
+    const int32_t begin = plan.passes[i].row_begin;
+    const int32_t end = begin + plan.passes[i].row_count;
+    std::vector<cuda::BlockEntry>& blocks = hosts_[i].blocks;
+    blocks.clear();
+    BlockLaunch& launch = passes_[i].block;
+    launch.most_rows = 0;
+    for (const NewTokensRun& run : plan.runs) {
+      for (const NewTokensEntry& entry : run.entries) {
+        const int32_t first = run.row_begin + entry.row_begin;
+        const int32_t from = std::max(first, begin);
+        const int32_t to = std::min(first + entry.row_count, end);
+        if (from >= to) continue;
+        blocks.push_back({.row_begin = from - begin,
+                          .row_count = to - from,
+                          .token_begin = run.token_begin + entry.row_begin,
+                          .token_count = entry.row_count});
+        launch.most_rows = std::max(launch.most_rows, to - from);
+      }
+    }
+    launch.entries = Place(blocks.data(), blocks.size(), RoomFor(blocks.size()));
+  }
+}
+
 void DevicePlan::PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch) {
   launch->rounds = made.passes;
   launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
@@ -233,26 +266,14 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                      uint64_t(c.cluster_size) << 48);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }
-  if (has_new_tokens_) AppendNewTokensSignature(&values);
+  values.push_back(block_keys_.offset);
+  for (const PassLaunch& pass : passes_) {
+    // A block is not padded: it is launched for as many rows as there are.
+    values.push_back(pass.block.entries.offset);
+    values.push_back(block_keys_.count == 0 ? 0 : pass.block.entries.count);
+    values.push_back(block_keys_.count == 0 ? 0 : static_cast<uint64_t>(pass.block.most_rows));
+  }
   return values;
-}
-
-// Unlike the context's part, it is launched for as many rows and tokens as there are.
-void DevicePlan::AppendNewTokensSignature(std::vector<uint64_t>* values) const {
-  const PrefillLaunch& launch = new_tokens_;
-  for (const Section& s : {launch.items, launch.keys}) {
-    values->push_back(s.offset);
-    values->push_back(s.count);
-  }
-  const cuda::PrefillChoice& choice = launch.choice;
-  values->push_back(static_cast<uint64_t>(choice.kind) | uint64_t(types_.new_kv) << 8 |
-                    uint64_t(types_.q) << 16);
-  for (const cuda::PrefillPass& round : launch.rounds) {
-    for (const int32_t value : {round.item_begin, round.item_count, round.blocks, round.splits,
-                                round.row_begin, round.row_count, int32_t{round.accumulate}}) {
-      values->push_back(static_cast<uint64_t>(value));
-    }
-  }
 }
 
 }  // namespace tributary::worker

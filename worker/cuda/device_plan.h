@@ -13,6 +13,7 @@
 
 #include "collective/exchange.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/block_attention.h"
 #include "kernels/cuda/prefill.h"
 #include "worker/cache_spec.h"
 #include "worker/plan.h"
@@ -53,11 +54,18 @@ struct PrefillLaunch {
   size_t workspace_bytes = 0;
 };
 
+// A draft's block over itself, the rows of a pass.
+struct BlockLaunch {
+  Section entries;        // BlockEntry, rows counted from the pass's first
+  int32_t most_rows = 0;  // of an entry
+};
+
 // The rows of a pass over the context: few of each sequence, or many.
 struct PassLaunch {
   bool many_rows = false;
   AttentionLaunch few;
   PrefillLaunch many;
+  BlockLaunch block;  // of a draft
 };
 
 // What a device plan depends on besides the step's plan.
@@ -66,9 +74,11 @@ struct StepTypes {
   DType cache_kv = DType::kBf16;  // of the layer
   DType new_kv = DType::kBf16;    // as the new tokens are attended to: bf16 or f16
   collective::HeadSlice heads;    // of the new tokens' part
+  bool draft = false;             // new tokens are merged with the context of all heads
   bool operator==(const StepTypes& other) const {
     return q == other.q && cache_kv == other.cache_kv && new_kv == other.new_kv &&
-           heads.begin == other.heads.begin && heads.count == other.heads.count;
+           heads.begin == other.heads.begin && heads.count == other.heads.count &&
+           draft == other.draft;
   }
 };
 
@@ -108,8 +118,9 @@ class DevicePlan {
   const Section& entry_of_token() const { return entry_of_token_; }  // int32; with compare_slots
   int32_t entries() const { return entries_; }                       // with compare_slots
   const PassLaunch& pass(size_t index) const { return passes_[index]; }
-  // Null when the step has no such part, or no heads of it on this rank.
+  // Of a prefill. Null when the step has no such part, or no heads of it on this rank.
   const PrefillLaunch* new_tokens() const { return has_new_tokens_ ? &new_tokens_ : nullptr; }
+  const Section& block_keys() const { return block_keys_; }  // RowKeys [rows]; of a draft
   // The most that any launch needs.
   int64_t partial_columns() const { return partial_columns_; }
   int32_t arrivals() const { return arrivals_; }
@@ -137,6 +148,7 @@ class DevicePlan {
     cuda::Plan few;
     cuda::PrefillPlan many;
     std::vector<int32_t> tables;
+    std::vector<cuda::BlockEntry> blocks;
   };
 
   void MakePass(const CacheSpec& spec, const StepPlan& plan, const RowPass& pass,
@@ -146,8 +158,9 @@ class DevicePlan {
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
   void MakeNewTokens(const CacheSpec& spec, const StepPlan& plan, const DevicePlanOptions& options);
+  // The part of a draft's block of every pass.
+  void MakeBlocks(const StepPlan& plan);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);
-  void AppendNewTokensSignature(std::vector<uint64_t>* values) const;
   template <typename T>
   Section Place(const T* data, size_t count, size_t room);
 
@@ -162,6 +175,8 @@ class DevicePlan {
   std::vector<PassLaunch> passes_;
   PrefillLaunch new_tokens_;
   bool has_new_tokens_ = false;
+  std::vector<cuda::RowKeys> block_rows_;
+  Section block_keys_;
   int64_t partial_columns_ = 0;
   int32_t arrivals_ = 0;
   size_t workspace_bytes_ = 0;

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/backend.h"
 #include "kernels/cuda/append.h"
+#include "kernels/cuda/block_attention.h"
 #include "kernels/cuda/matches_cache.h"
 #include "kernels/cuda/merge.h"
 #include "worker/cuda/nvtx_range.h"
@@ -103,13 +104,12 @@ absl::Status CudaOperations::Reserve(size_t room) {
   const size_t staged_rows = exchanges_on_host() ? rows : result_on_device() ? result_rows : 0;
   reserve(memory_.staged_o, staged_rows * row_heads * Dim());
   reserve(memory_.staged_lse, staged_rows * row_heads);
-  if (step_.kind == StepKind::kDecode || slice_is_result()) return status;
+  if (step_.kind != StepKind::kPrefill || slice_is_result()) return status;
 
   // A rank without heads takes part with memory too: all ranks say alike what they exchange.
   const size_t own = static_cast<size_t>(std::max(OwnHeads().count, 1)) * sizeof(float);
   reserve(memory_.slice_o, result_rows * own * Dim());
   reserve(memory_.slice_lse, result_rows * own);
-  if (step_.kind != StepKind::kPrefill) return status;
   reserve(memory_.context_o, rows * own * Dim());
   reserve(memory_.context_lse, rows * own);
   if (exchanges_on_host()) {
@@ -150,12 +150,6 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(AsNumber(block_));
   values->push_back(AsNumber(layer_.pages));
   values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
-  if (plan_.new_tokens() == nullptr) return;
-  values->push_back(static_cast<uint64_t>(step_.plan.query_rows) |
-                    static_cast<uint64_t>(step_.plan.new_tokens) << 32);
-  for (const DeviceMemory* memory : {&memory_.slice_o, &memory_.slice_lse, &memory_.prefill}) {
-    values->push_back(AsNumber(memory->data()));
-  }
 }
 
 // ------------------------------------------------------------------------------- in and out
@@ -249,6 +243,7 @@ StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, si
 }
 
 StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
+  if (is_draft()) return {};  // AddToPass needs none
   if (slice_is_result()) return Result();
   return {memory_.slice_o.as<float>(), memory_.slice_lse.as<float>()};
 }
@@ -342,6 +337,7 @@ absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
 }
 
 absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partial out) {
+  if (is_draft()) return absl::OkStatus();        // AddToPass does it
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
   const NvtxRange range("attend new tokens", step_.layer_index);
   const PrefillLaunch& launch = *plan_.new_tokens();
@@ -378,25 +374,37 @@ absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSli
   return Merge(pass.row_count, heads.count, SinksFrom(heads.begin), rows, context, rows);
 }
 
-// In place, among the rows of all heads. A rank on its own has everything with that, so it applies
-// the sinks as well: MergeToRoot would need another launch.
-absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads,
-                                       Partial slice, Partial partial) {
+// The block over itself and its merge are one launch, among the rows of all heads. A rank on its
+// own has everything with that, so it applies the sinks as well: MergeToRoot would need another.
+absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial,
+                                       Partial partial) {
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
-  const Partial rows = Advance(slice, pass.row_begin, static_cast<size_t>(heads.count));
-  const size_t first = static_cast<size_t>(heads.begin);
-  cuda::MergeArgs args;
-  args.o[0] = args.out = partial.o + first * Dim();
-  args.lse[0] = args.lse_out = partial.lse + first;
-  args.source_heads[0] = args.out_heads = step_.spec.q_heads;
-  args.o[1] = rows.o;
-  args.lse[1] = rows.lse;
-  args.sources = 2;
-  args.rows = pass.row_count;
-  args.heads = heads.count;
-  args.head_dim = step_.spec.head_dim;
-  args.sinks = alone() ? SinksFrom(heads.begin) : nullptr;
-  return ToAbsl(cuda::LaunchMerge(args, stream_));
+  const NvtxRange range("attend block", step_.layer_index);
+  const BlockLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass))).block;
+  const auto first_row = static_cast<size_t>(pass.row_begin);
+  return ToAbsl(cuda::LaunchBlockAttention(
+      {.entries = At<cuda::BlockEntry>(launch.entries),
+       .entry_count = static_cast<int32_t>(launch.entries.count),
+       .most_rows = launch.most_rows,
+       .keys = At<cuda::RowKeys>(plan_.block_keys()) + first_row,
+       .q = memory_.q.data() + first_row * Heads() * Dim() * SizeOf(step_.q.dtype),
+       .q_dtype = step_.q.dtype,
+       .k = memory_.k.data(),
+       .v = memory_.v.data(),
+       .kv_dtype = step_.k.dtype,
+       .q_heads = step_.spec.q_heads,
+       .kv_heads = step_.spec.kv_heads,
+       .head_dim = step_.spec.head_dim,
+       .head_begin = heads.begin,
+       .head_count = heads.count,
+       .sm_scale = step_.spec.sm_scale,
+       .soft_cap = layer_.soft_cap,
+       .sinks = alone() ? SinksFrom(heads.begin) : nullptr,
+       .o = partial.o,
+       .lse = partial.lse,
+       // What it reads was copied before the launch ahead, which is over the context.
+       .begins_early = rank_.plan_options().device.compute_capability >= 90},
+      stream_));
 }
 
 // ------------------------------------------------------------------------------- between ranks
@@ -420,7 +428,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   const NvtxRange range("merge to root", step_.layer_index);
   if (alone()) {
     // It lies where it belongs; AddToPass applied a draft's sinks.
-    if (layer_.sinks == nullptr || step_.kind == StepKind::kDflash) return absl::OkStatus();
+    if (layer_.sinks == nullptr || is_draft()) return absl::OkStatus();
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
   }
   if (device_exchange_.has_value()) {

@@ -87,6 +87,7 @@ class CudaOperations final : public StepOperations {
   };
 
   bool alone() const { return step_.comm.size() == 1; }
+  bool is_draft() const { return step_.kind == StepKind::kDflash; }
   // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
   bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }
   // Of several ranks, whether partials meet in host memory.

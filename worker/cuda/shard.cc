@@ -156,7 +156,8 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
       .q = step.q.dtype,
       .cache_kv = key.kv_dtype,
       .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
-      .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank())};
+      .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank()),
+      .draft = step.kind == StepKind::kDflash};
   if (slot->plan.IsOf(step.plan, types)) return slot;
   const NvtxRange range("plan", step.layer_index);
   slot->key = key;

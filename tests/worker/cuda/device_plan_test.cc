@@ -37,6 +37,7 @@ class DevicePlanTest : public ::testing::Test {
     for (const StepEntry& entry : entries) tables.push_back(tables_.Find(entry.sequence));
     plan_ = &plans_.Get({.kind = kind, .page_size = spec_.page_size, .rows_per_pass = 128},
                         {.rank = 0, .size = 2, .interleave = 16}, entries, tables);
+    types_.draft = kind == StepKind::kDflash;
     device_plan_.Make(spec_, *plan_, types_, kH200);
     block_.assign(device_plan_.bytes(), std::byte{0x55});
     device_plan_.Write(block_.data());
@@ -55,7 +56,7 @@ class DevicePlanTest : public ::testing::Test {
   }
 
   CacheSpec spec_ = SmallSpec();
-  const StepTypes types_{.heads = {1, 2}};
+  StepTypes types_{.heads = {1, 2}};
   PageTables tables_{4096};
   PlanCache plans_;
   const StepPlan* plan_ = nullptr;
@@ -145,7 +146,7 @@ TEST_F(DevicePlanTest, DraftsThatFollowEachOtherAreLaidOutAlike) {
   const auto draft = [&](int64_t first, int32_t block) {
     const DevicePlan& made = Make(StepKind::kDflash, {{1, first, block, block}, {2, 500, 8, 8}});
     EXPECT_TRUE(made.repeatable());
-    EXPECT_NE(made.new_tokens(), nullptr);
+    EXPECT_EQ(made.new_tokens(), nullptr);
     EXPECT_EQ(made.write_slots().count, 0u);
     return made.Signature();
   };
@@ -153,6 +154,26 @@ TEST_F(DevicePlanTest, DraftsThatFollowEachOtherAreLaidOutAlike) {
   EXPECT_EQ(draft(1001, 16), first);
   EXPECT_EQ(draft(1017, 16), first);
   EXPECT_NE(draft(1017, 15), first) << "its rows and tokens are not padded";
+}
+
+// A pass may end inside a block: its rows see all the tokens of the block all the same.
+TEST_F(DevicePlanTest, ABlockInTwoPassesKeepsItsTokens) {
+  const DevicePlan& made = Make(StepKind::kDflash, {{1, 100, 60, 60}, {2, 40, 90, 90}});
+  EXPECT_FALSE(made.repeatable());
+  ASSERT_EQ(plan_->passes.size(), 2u);
+  EXPECT_EQ(made.block_keys().count, 150u);
+  std::vector<int> seen(150, 0);
+  for (size_t i = 0; i < 2; ++i) {
+    const BlockLaunch& launch = made.pass(i).block;
+    for (const cuda::BlockEntry& entry : Read<cuda::BlockEntry>(launch.entries)) {
+      EXPECT_LE(entry.row_count, launch.most_rows);
+      const int32_t row = plan_->passes[i].row_begin + entry.row_begin;
+      EXPECT_EQ(entry.token_begin, row < 60 ? 0 : 60);
+      EXPECT_EQ(entry.token_count, row < 60 ? 60 : 90);
+      for (int32_t r = row; r < row + entry.row_count; ++r) ++seen[static_cast<size_t>(r)];
+    }
+  }
+  EXPECT_THAT(seen, Each(1));
 }
 
 // Every row and head of the slice is written by the new tokens' part, also those of rows without

@@ -1,0 +1,239 @@
+// A draft's block, attended to and merged in place, against the float64 reference of both.
+#include "kernels/cuda/block_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/lse.h"
+#include "kernels/reference.h"
+#include "tests/kernels/cuda/gpu_cache.h"
+
+namespace tributary::cuda {
+namespace {
+
+struct Case {
+  std::vector<int32_t> blocks = {16};
+  int32_t kv_heads = 2;
+  int32_t group = 4;
+  int32_t head_dim = 128;
+  DType q = DType::kBf16;
+  DType kv = DType::kBf16;
+  int32_t head_begin = 0;
+  int32_t head_count = 0;  // 0: all
+  bool causal = false;
+  int32_t window = 0;  // keys either side; 0: no window
+  float soft_cap = 0;
+  bool sinks = false;
+  bool begins_early = true;
+  // Rows of each block that are in the call, from `skipped` on; 0: all.
+  int32_t skipped = 0;
+};
+
+std::vector<std::byte> Random(size_t count, DType type, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<std::byte> bytes(count * SizeOf(type));
+  for (size_t i = 0; i < count; ++i) StoreElement(type, bytes.data(), i, normal(random));
+  return bytes;
+}
+
+// A block's rows as the kernel takes them, and as the reference does.
+struct Blocks {
+  std::vector<BlockEntry> entries;
+  std::vector<NewTokensEntry> reference;
+  std::vector<KeyRange> keys;
+  int32_t rows = 0;
+  int32_t most_rows = 0;
+
+  explicit Blocks(const Case& c) {
+    for (const int32_t block : c.blocks) {
+      entries.push_back({.row_begin = rows + c.skipped,
+                         .row_count = block - c.skipped,
+                         .token_begin = rows,
+                         .token_count = block});
+      reference.push_back({.row_begin = rows, .row_count = block});
+      most_rows = std::max(most_rows, block - c.skipped);
+      for (int32_t row = 0; row < block; ++row) {
+        const int32_t lo = c.window > 0 ? std::max(0, row - c.window) : 0;
+        const int32_t hi = c.window > 0 ? std::min(block, row + c.window) : block;
+        keys.push_back({lo, c.causal ? row + 1 : hi});
+      }
+      rows += block;
+    }
+  }
+};
+
+void ExpectMatchesReference(const Case& c) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  const Blocks blocks(c);
+  const int32_t q_heads = c.kv_heads * c.group;
+  const int32_t heads = c.head_count > 0 ? c.head_count : q_heads - c.head_begin;
+  const auto rows = static_cast<size_t>(blocks.rows);
+  const size_t pairs = rows * static_cast<size_t>(q_heads);
+  const auto dim = static_cast<size_t>(c.head_dim);
+  const auto q = Random(pairs * dim, c.q, random);
+  const auto k = Random(rows * c.kv_heads * dim, c.kv, random);
+  const auto v = Random(rows * c.kv_heads * dim, c.kv, random);
+  std::vector<float> o(pairs * dim), lse(pairs), sinks(heads);
+  for (float& x : sinks) x = normal(random);
+  for (size_t pair = 0; pair < pairs; ++pair) {
+    // Rows that see nothing of the context, whose output is not to be looked at.
+    const bool empty = pair % 5 == 0;
+    lse[pair] = empty ? EmptyLse<float>() : 1.0f + normal(random);
+    for (size_t d = 0; d < dim; ++d) o[pair * dim + d] = empty ? NAN : normal(random);
+  }
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  const ReferenceResult block = ReferenceNewTokens({.q = q.data(),
+                                                    .k = k.data(),
+                                                    .v = v.data(),
+                                                    .q_dtype = c.q,
+                                                    .kv_dtype = c.kv,
+                                                    .rows = blocks.rows,
+                                                    .q_heads = q_heads,
+                                                    .kv_heads = c.kv_heads,
+                                                    .head_dim = c.head_dim,
+                                                    .head_begin = c.head_begin,
+                                                    .head_count = heads,
+                                                    .entries = blocks.reference,
+                                                    .keys = blocks.keys.data(),
+                                                    .sm_scale = scale,
+                                                    .soft_cap = c.soft_cap});
+
+  std::vector<RowKeys> keys;
+  for (const KeyRange& range : blocks.keys) {
+    keys.push_back({static_cast<int32_t>(range.lo), static_cast<int32_t>(range.hi)});
+  }
+  const DeviceArray<BlockEntry> device_entries(blocks.entries);
+  const DeviceArray<RowKeys> device_keys(keys);
+  const DeviceArray<std::byte> device_q(q), device_k(k), device_v(v);
+  const DeviceArray<float> device_sinks(sinks), device_o(o), device_lse(lse);
+  const BlockArgs args{.entries = device_entries.data(),
+                       .entry_count = static_cast<int32_t>(blocks.entries.size()),
+                       .most_rows = blocks.most_rows,
+                       .keys = device_keys.data(),
+                       .q = device_q.data(),
+                       .q_dtype = c.q,
+                       .k = device_k.data(),
+                       .v = device_v.data(),
+                       .kv_dtype = c.kv,
+                       .q_heads = q_heads,
+                       .kv_heads = c.kv_heads,
+                       .head_dim = c.head_dim,
+                       .head_begin = c.head_begin,
+                       .head_count = heads,
+                       .sm_scale = scale,
+                       .soft_cap = c.soft_cap,
+                       .sinks = c.sinks ? device_sinks.data() : nullptr,
+                       .o = device_o.data(),
+                       .lse = device_lse.data(),
+                       .begins_early = c.begins_early};
+  const Status launched = LaunchBlockAttention(args, nullptr);
+  ASSERT_TRUE(launched.ok()) << launched.message();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<float> got_o = device_o.Get();
+  const std::vector<float> got_lse = device_lse.Get();
+
+  size_t row = 0;
+  for (const int32_t in_block : c.blocks) {
+    for (int32_t r = 0; r < in_block; ++r, ++row) {
+      for (int32_t head = 0; head < q_heads; ++head) {
+        const size_t pair = row * q_heads + head;
+        const int32_t own = head - c.head_begin;
+        if (own < 0 || own >= heads || r < c.skipped) {
+          EXPECT_EQ(got_lse[pair], lse[pair]) << "row " << row << ", head " << head;
+          continue;
+        }
+        const size_t at = row * heads + static_cast<size_t>(own);
+        const MergeWeights<double> weights = Merge<double>(lse[pair], block.lse[at]);
+        ASSERT_NEAR(got_lse[pair], weights.lse, 2e-2) << "row " << row << ", head " << head;
+        const double sink =
+            c.sinks ? SinkScale<double>(weights.lse, static_cast<double>(sinks[own])) : 1.0;
+        for (size_t d = 0; d < dim; ++d) {
+          const double context = weights.a == 0 ? 0 : weights.a * o[pair * dim + d];
+          const double want = sink * (context + weights.b * block.o[at * dim + d]);
+          ASSERT_NEAR(got_o[pair * dim + d], want, 3e-2)
+              << "row " << row << ", head " << head << ", dimension " << d;
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockAttention, EveryLengthAndMask) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const std::vector<int32_t>& blocks :
+       {std::vector<int32_t>{1}, {2}, {8}, {15}, {16}, {17}, {33}, {64}, {1, 16, 7, 70, 3}}) {
+    for (const bool causal : {false, true}) {
+      for (const int32_t window : {0, 3}) {
+        SCOPED_TRACE(::testing::Message() << blocks.size() << " blocks, the first of " << blocks[0]
+                                          << (causal ? ", causal" : "") << ", window " << window);
+        ExpectMatchesReference({.blocks = blocks, .causal = causal, .window = window});
+      }
+    }
+  }
+}
+
+TEST(BlockAttention, EveryTypeAndHeadDim) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const DType q : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const DType kv : {DType::kF32, DType::kBf16, DType::kF16}) {
+      for (const int32_t head_dim : {64, 128, 256}) {
+        SCOPED_TRACE(::testing::Message() << Name(q) << " x " << Name(kv) << ", d" << head_dim);
+        ExpectMatchesReference(
+            {.blocks = {16, 5}, .head_dim = head_dim, .q = q, .kv = kv, .sinks = true});
+      }
+    }
+  }
+}
+
+TEST(BlockAttention, GroupsAndSlicesOfThem) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const int32_t group : {1, 3, 4, 16}) {
+    ExpectMatchesReference({.blocks = {16, 9}, .group = group, .sinks = true});
+    if (group < 3) continue;
+    for (const auto& [begin, count] : {std::pair{1, 1}, {2, group}, {group - 1, group + 1}}) {
+      SCOPED_TRACE(::testing::Message()
+                   << count << " heads from " << begin << " of groups of " << group);
+      ExpectMatchesReference({.blocks = {16, 9},
+                              .group = group,
+                              .head_begin = begin,
+                              .head_count = count,
+                              .sinks = true});
+    }
+  }
+}
+
+TEST(BlockAttention, SoftCapAndPartsOfBlocks) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  ExpectMatchesReference({.blocks = {16, 32}, .soft_cap = 2.0f, .sinks = true});
+  ExpectMatchesReference({.blocks = {16, 32}, .skipped = 6});
+  ExpectMatchesReference({.blocks = {16, 32}, .begins_early = false});
+}
+
+TEST(BlockAttention, RefusalsNameTheField) {
+  const BlockArgs args{.entry_count = 1,
+                       .most_rows = 1,
+                       .q_heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 128,
+                       .head_count = 4};
+  const auto refusal = [&](auto change) {
+    BlockArgs changed = args;
+    change(changed);
+    const Status status = LaunchBlockAttention(changed, nullptr);
+    EXPECT_FALSE(status.ok());
+    return status.message().substr(0, status.message().find(':'));
+  };
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.q_dtype = DType::kFp8E4M3; }), "q_dtype");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.kv_dtype = DType::kFp8E5M2; }), "kv_dtype");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.kv_heads = 3; }), "q_heads");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.head_begin = 1; }), "head_count");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.entry_count = -1; }), "entry_count");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.head_dim = 96; }), "kv.head_dim");
+}
+
+}  // namespace
+}  // namespace tributary::cuda
