@@ -98,6 +98,9 @@ Status CheckDeviceExchange(const DeviceExchangeParams& p, int32_t rank, int32_t 
                            Name(p.o_dtype));
   }
   if (IsFp8(p.out_dtype)) return InvalidArgument("out_dtype must be f32, bf16 or f16");
+  if (p.partial_arrives && p.o_dtype != DType::kF32) {
+    return InvalidArgument("partial_arrives: o_dtype must be f32");
+  }
   if (p.rows == 0 || p.heads == 0) return Status::Ok();
   if (Status s = CheckArray(p.o, "o"); !s.ok()) return s;
   if (p.lse == nullptr) return InvalidArgument("lse is null");

@@ -24,7 +24,12 @@ struct DeviceExchangeParams {
   const float* lse = nullptr;   // [rows, heads], natural log
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;          // a multiple of 8
+  int32_t head_dim = 0;  // a multiple of 8
+  // `direct` only, and o of f32: o and lse are written by the launch ahead in the stream, and are
+  // exchanged row by row as they come, beside its end. Every word of both is kNotArrived
+  // (direct_layout.h) when that launch begins, and again when the exchange has ended; both are then
+  // written in spite of their type. Whatever is ahead of that launch has ended when it begins.
+  bool partial_arrives = false;
   const float* sinks = nullptr;  // [heads] or nullptr; applied once, after the merge
   Placement placement = Placement::kGathered;
   Strategy strategy = Strategy::kAuto;

@@ -52,6 +52,10 @@ class Group final : public DeviceGroup {
     Strategy strategy = Strategy::kAuto;
     if (Status s = ChooseDeviceStrategy(p, capability_, &strategy); !s.ok()) return s;
     if (Status s = Health(); !s.ok()) return s;
+    if (p.partial_arrives && (size() == 1 || strategy != Strategy::kDirect)) {
+      return {StatusCode::kFailedPrecondition,
+              "partial_arrives: only direct exchanges rows as they come"};
+    }
     const ScopedDevice device(options_.device);
     if (size() == 1) return EnqueueAlone(p, stream);
     if (strategy == Strategy::kDirect) {

@@ -296,8 +296,10 @@ class PeerExchange final : public DirectExchange {
   Status Exchange(const DeviceExchangeParams& p, const DirectPlan& plan, bool overlap_launch,
                   cudaStream_t stream) override {
     DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.head_dim);
-    args.o = p.o;
-    args.lse = p.lse;
+    // Written to only when the partial arrives.
+    args.o = const_cast<void*>(p.o);
+    args.lse = const_cast<float*>(p.lse);
+    args.partial_arrives = p.partial_arrives;
     args.sinks = p.sinks;
     args.out = p.out;
     args.lse_out = p.lse_out;
@@ -308,8 +310,8 @@ class PeerExchange final : public DirectExchange {
   Status Gather(const DeviceGatherParams& p, const DirectPlan& plan, bool overlap_launch,
                 cudaStream_t stream) override {
     DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.head_dim);
-    args.o = p.slice;
-    args.lse = p.slice_lse;
+    args.o = const_cast<void*>(p.slice);
+    args.lse = const_cast<float*>(p.slice_lse);
     args.out = p.out;
     args.lse_out = p.lse_out;
     args.out_dtype = p.dtype;

@@ -12,6 +12,8 @@ namespace {
 constexpr int kMaxWorkers = 512;
 constexpr int kWarp = 32;
 constexpr int kWorkersBarrier = 1;
+// Between two looks at a partial that is still being computed.
+constexpr unsigned kNapNanoseconds = 100;
 // Looks between two glances at the clock and at the group's failure.
 constexpr uint32_t kLooks = 64;
 
@@ -164,18 +166,35 @@ __device__ __forceinline__ Box BoxOf(const DirectArgs& a, DirectStage stage, uin
 template <DType kIn, DType kWire>
 struct Element {
   static constexpr int kCount = kDirectPacket / static_cast<int>(SizeOf(kWire));
+  static constexpr int kParts = kCount * static_cast<int>(SizeOf(kIn)) / kDirectPacket;
 
-  // Elements [element, element + kCount) of a partial, as they travel.
-  static __device__ __forceinline__ uint4 Load(const void* o, size_t element) {
+  // kCount elements of a partial as they lie in memory.
+  struct Raw {
+    uint4 part[kParts];
+  };
+  static __device__ __forceinline__ const std::byte* Place(const void* o, size_t element) {
+    return static_cast<const std::byte*>(o) + element * SizeOf(kIn);
+  }
+  static __device__ __forceinline__ Raw Load(const void* o, size_t element) {
+    Raw raw;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      raw.part[i] = reinterpret_cast<const uint4*>(Place(o, element))[i];
+    }
+    return raw;
+  }
+
+  // As they travel.
+  static __device__ __forceinline__ uint4 Packet(const Raw& raw) {
     if constexpr (kIn == kWire) {
-      return *reinterpret_cast<const uint4*>(static_cast<const std::byte*>(o) +
-                                             element * SizeOf(kIn));
+      return raw.part[0];
     } else {
       static_assert(kIn == DType::kF32 && kCount == 8);
-      const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(o) + element);
-      const float4 a = from[0], b = from[1];
-      return make_uint4(cuda::Pack<kWire>(a.x, a.y), cuda::Pack<kWire>(a.z, a.w),
-                        cuda::Pack<kWire>(b.x, b.y), cuda::Pack<kWire>(b.z, b.w));
+      const auto pack = [](uint32_t low, uint32_t high) {
+        return cuda::Pack<kWire>(__uint_as_float(low), __uint_as_float(high));
+      };
+      const uint4 a = raw.part[0], b = raw.part[1];
+      return make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
     }
   }
 
@@ -363,8 +382,9 @@ class Exchange {
         packets_(a.head_dim / kCount),
         lse_bytes_(static_cast<size_t>(a.plan.units) * packets_ * kDirectPacket) {}
 
-  // What this thread sends first, fetched while the bookkeeping waits for its answer.
-  __device__ __forceinline__ void Fetch(int q) {
+  // What this thread sends first, fetched while the bookkeeping waits for its answer. False when it
+  // did not come.
+  __device__ __forceinline__ bool Fetch(int q) {
     const int unit = q / packets_;
     const int packet = q - unit * packets_;
     int32_t heads = 0;  // of the slice that `row` was found for: slices are nearly all alike
@@ -381,8 +401,9 @@ class Exchange {
       }
       const size_t pair =
           static_cast<size_t>(row) * a_.heads + units.slice.begin + (of_slice - row * heads);
-      fetched_[i - 1] = E::Load(a_.o, pair * a_.head_dim + packet * kCount);
+      if (!LoadOwn(pair, packet, &fetched_[i - 1])) return false;
     }
+    return true;
   }
 
   __device__ __forceinline__ void SendAll() {
@@ -398,22 +419,25 @@ class Exchange {
                     Sendable(fetched_[i - 1]));
       }
       q += workers_;
-      if (q < total) Fetch(q);
+      if (q < total && !Fetch(q)) return;
     }
   }
 
-  // By the bookkeeping warp: few words, each as urgent as the data.
-  __device__ __forceinline__ void SendLse() {
+  // By the bookkeeping warp: few words, each as urgent as the data. False when some did not come.
+  __device__ __forceinline__ bool SendLse() {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     for (int r = 0; r < a_.layout.ranks; ++r) {
       if (r == a_.rank) continue;
       const Units units = UnitsFor(a_, r);
       for (int unit = lane; unit < units.count; unit += kWarp) {
-        const float lse = a_.lse[PairOf(a_, units.slice, units.first + unit)];
-        StoreWord(a_.memory[r] + Inbox(a_.rank) + lse_bytes_ + 4 * unit,
-                  Sendable(__float_as_uint(lse)));
+        const size_t pair = PairOf(a_, units.slice, units.first + unit);
+        uint32_t lse;
+        if (!LoadOwnLse(pair, &lse)) return false;
+        if (a_.partial_arrives) StoreWord(a_.lse + pair, kNotArrived);
+        StoreWord(a_.memory[r] + Inbox(a_.rank) + lse_bytes_ + 4 * unit, Sendable(lse));
       }
     }
+    return true;
   }
 
   __device__ __forceinline__ void ReceiveAndMerge() {
@@ -426,8 +450,12 @@ class Exchange {
     SyncWorkers();
     for (int i = threadIdx.x; i < units.count * a_.layout.ranks; i += workers_) {
       const int source = i / units.count;
-      if (source == a_.rank) continue;
-      StoreWord(Own() + Inbox(source) + lse_bytes_ + 4 * (i - source * units.count), kNotArrived);
+      const int unit = i - source * units.count;
+      if (source != a_.rank) {
+        StoreWord(Own() + Inbox(source) + lse_bytes_ + 4 * unit, kNotArrived);
+      } else if (a_.partial_arrives) {
+        StoreWord(a_.lse + PairOf(a_, units.slice, units.first + unit), kNotArrived);
+      }
     }
   }
 
@@ -443,6 +471,49 @@ class Exchange {
                            static_cast<int>(blockIdx.x));
   }
 
+  // A packet of this rank's own partial. False when it was waited for in vain.
+  __device__ __forceinline__ bool LoadOwn(size_t pair, int packet, uint4* out) const {
+    const size_t element = pair * a_.head_dim + packet * kCount;
+    typename E::Raw raw;
+    if (!a_.partial_arrives) {
+      raw = E::Load(a_.o, element);
+      *out = E::Packet(raw);
+      return true;
+    }
+    auto* const at = const_cast<std::byte*>(E::Place(a_.o, element));
+    Patience patience;
+    while (true) {
+      bool arrived = true;
+#pragma unroll
+      for (int i = 0; i < E::kParts; ++i) {
+        raw.part[i] = LoadPacket(at + i * kDirectPacket);
+        arrived &= Arrived(raw.part[i]);
+      }
+      if (arrived) break;
+      if (patience.Ended(a_, 1u << a_.rank)) return false;
+      __nanosleep(kNapNanoseconds);
+    }
+#pragma unroll
+    for (int i = 0; i < E::kParts; ++i) StorePacket(at + i * kDirectPacket, NothingArrived());
+    *out = E::Packet(raw);
+    return true;
+  }
+
+  // Its LSE, which others may read, too.
+  __device__ __forceinline__ bool LoadOwnLse(size_t pair, uint32_t* out) const {
+    if (!a_.partial_arrives) {
+      *out = __float_as_uint(a_.lse[pair]);
+      return true;
+    }
+    Patience patience;
+    while (true) {
+      *out = LoadWord(a_.lse + pair);
+      if (*out != kNotArrived) return true;
+      if (patience.Ended(a_, 1u << a_.rank)) return false;
+      __nanosleep(kNapNanoseconds);
+    }
+  }
+
   // One packet of every rank.
   __device__ __forceinline__ bool ReceiveOne(const Units& units, int q) {
     const int unit = q / packets_;
@@ -456,8 +527,7 @@ class Exchange {
     for (int r = 0; r < kRanks; ++r) {
       if (r >= a_.layout.ranks) continue;
       if (r == a_.rank) {
-        data[r] = E::Load(a_.o, pair * a_.head_dim + packet * kCount);
-        lse[r] = __float_as_uint(a_.lse[pair]);
+        if (!LoadOwn(pair, packet, &data[r]) || !LoadOwnLse(pair, &lse[r])) return false;
       } else {
         missing |= 1u << r;
       }
@@ -558,7 +628,7 @@ class Exchange {
 template <DType kIn, DType kWire, int kRanks>
 __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
     DirectKernel(const __grid_constant__ DirectArgs a) {
-  AwaitKernelBefore();
+  if (!a.partial_arrives) AwaitKernelBefore();
   const std::byte* own = a.memory[a.rank];
   const uint32_t step = LoadWord(own + a.layout.step(static_cast<int>(blockIdx.x)));
   Exchange<kIn, kWire, kRanks> exchange(a, step);
@@ -566,20 +636,23 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   const bool worker = threadIdx.x < blockDim.x - kWarp;
   bool usable = true;
   if (worker) {
-    if (threadIdx.x < a.plan.units * (a.head_dim / exchange.kCount)) exchange.Fetch(threadIdx.x);
+    if (threadIdx.x < a.plan.units * (a.head_dim / exchange.kCount)) {
+      usable = exchange.Fetch(threadIdx.x);
+    }
   } else {
     usable = books.MayWrite();
   }
   if (__syncthreads_and(usable) == 0) return;
   if (!worker) {
-    exchange.SendLse();
-    books.TellPeers();
+    if (exchange.SendLse()) books.TellPeers();
     return;
   }
   exchange.SendAll();
   AllowKernelAfter();
   exchange.ReceiveAndMerge();
   if (a.plan.route == DirectRoute::kTwoHops && a.rank == 0) ReceiveMerged<kRanks>(a, step);
+  // What comes after this launch comes after the one ahead of it, too.
+  if (a.partial_arrives) AwaitKernelBefore();
 }
 
 // ---------------------------------------------------------------------------------------------

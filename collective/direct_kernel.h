@@ -25,8 +25,11 @@ struct DirectArgs {
   int32_t first_head[kMaxDirectRanks + 1] = {};
   // kGather: merged heads [rows, slice.count, head_dim] of out_dtype and their LSE or nullptr;
   // otherwise the partial [rows, heads, head_dim] and its LSE.
-  const void* o = nullptr;
-  const float* lse = nullptr;
+  void* o = nullptr;
+  float* lse = nullptr;
+  // The partial, of f32, is still being written: a word of it is kNotArrived until it is there, and
+  // again once it was read.
+  bool partial_arrives = false;
   const float* sinks = nullptr;
   void* out = nullptr;
   float* lse_out = nullptr;

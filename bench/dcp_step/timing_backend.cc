@@ -68,6 +68,8 @@ class Layers {
   }
 
  private:
+  // Where a partial would be exchanged as it comes, it is left as no step expects it: but the next
+  // one sees that none has ended well since.
   absl::Status Context(size_t layer) {
     for (const RowPass& pass : step_.plan.passes) {
       TRIBUTARY_RETURN_IF_ERROR(

@@ -243,15 +243,21 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
   }
 }
 
+// Four neighbouring dimensions of a column of the result and, once a column, its LSE in base 2. A
+// kernel beside this one may look at them before this one has ended, each word when it is there.
+__device__ __forceinline__ void StoreResult(const AttentionArgs& args, size_t at, int head_dim,
+                                            int d, float4 o, float lse2) {
+  StoreRelaxed(args.o + at * head_dim + d, o);
+  if (d == 0) StoreRelaxed(args.lse + at, lse2 * kLn2);
+}
+
 // Writes four neighbouring dimensions of a column's normalised output and, once a column, its LSE
 // in base 2; to the result, or to the workspace when the job was cut.
 template <int kHeadDim, int kColumns>
 __device__ __forceinline__ void StoreColumn(const AttentionArgs& args, const WorkItem& item,
                                             int column, int d, float4 o, float lse2) {
   if (item.partial_count == 1) {
-    const size_t at = OutputIndex(args, item, column);
-    *reinterpret_cast<float4*>(args.o + at * kHeadDim + d) = o;
-    if (d == 0) args.lse[at] = lse2 * kLn2;
+    StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, o, lse2);
   } else {
     const size_t at = size_t(item.partial_begin + item.partial_index) * kColumns + column;
     __stcg(reinterpret_cast<float4*>(args.partial_o + at * kHeadDim + d), o);
@@ -359,9 +365,7 @@ __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const Wor
         [&](int i) {
           return __ldcg(reinterpret_cast<const float4*>(o + size_t(i) * kColumns * kHeadDim));
         });
-    const size_t at = OutputIndex(args, item, column);
-    *reinterpret_cast<float4*>(args.o + at * kHeadDim + d) = merged.o;
-    if (d == 0) args.lse[at] = merged.lse2 * kLn2;
+    StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged.o, merged.lse2);
   }
 }
 

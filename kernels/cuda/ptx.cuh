@@ -28,6 +28,16 @@ __device__ __forceinline__ uint2 LoadStreaming8(const void* address) {
   return v;
 }
 
+// Stores that others on this GPU may see at any time, a word whole.
+__device__ __forceinline__ void StoreRelaxed(float* to, float4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void StoreRelaxed(float* to, float x) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -2,6 +2,8 @@
 // in CUDA graphs, with ranks that do not come.
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "tests/multi_gpu/gpu_ranks.h"
 
 namespace tributary::collective {
@@ -53,6 +55,43 @@ class RankCall {
             .out = slice_.count > 0 ? out_.data() : nullptr,
             .out_dtype = case_.out,
             .lse_out = slice_.count > 0 ? static_cast<float*>(lse_out_.data()) : nullptr};
+  }
+
+  // Exchanges three times, each time giving the partial when the exchange is under way.
+  void ExpectArrival(DeviceGroup& group, const ReferenceResult& want) {
+    cudaStream_t writer = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&writer, cudaStreamNonBlocking), cudaSuccess);
+    const std::vector<std::byte> nothing(o_.bytes(), std::byte{0xff});
+    std::vector<std::byte> o(o_.bytes()), lse(lse_.bytes());
+    o_.Get(o.data(), stream_);
+    lse_.Get(lse.data(), stream_);
+    o_.Fill(0xff, stream_);
+    lse_.Fill(0xff, stream_);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    for (int step = 0; step < 3; ++step) {
+      Poison();
+      DeviceExchangeParams params = Params();
+      params.partial_arrives = true;
+      const Status enqueued = group.Exchange(params, stream_);
+      ASSERT_TRUE(enqueued.ok()) << Text(enqueued);
+      std::this_thread::sleep_for(milliseconds(2));
+      EXPECT_EQ(cudaStreamQuery(stream_), cudaErrorNotReady);
+      const size_t half = o.size() / 2;
+      o_.Set(o.data(), writer, 0, half);
+      lse_.Set(lse.data(), writer);
+      o_.Set(o.data(), writer, half, o.size() - half);
+      ASSERT_EQ(cudaStreamSynchronize(writer), cudaSuccess);
+      const Status done = group.Await(stream_, Far());
+      ASSERT_TRUE(done.ok()) << Text(done);
+      Expect(want);
+      std::vector<std::byte> left(o.size()), lse_left(lse.size());
+      o_.Get(left.data(), stream_);
+      lse_.Get(lse_left.data(), stream_);
+      ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+      EXPECT_EQ(left, nothing);
+      EXPECT_EQ(lse_left, std::vector<std::byte>(lse.size(), std::byte{0xff}));
+    }
+    EXPECT_EQ(cudaStreamDestroy(writer), cudaSuccess);
   }
 
   // Compares with the reference, and checks that nothing else was written.
@@ -255,6 +294,38 @@ TEST_P(ExchangeTest, EveryRouteOfDirect) {
       ASSERT_TRUE(group.usable());
       ExpectRight(group, {.rows = 3, .heads = 7, .placement = Placement::kGathered}, 7);
       if (HasFatalFailure() || HasNonfatalFailure()) return;
+    }
+  }
+}
+
+// The partial comes while the exchange is already waiting for it, one half after the other, and
+// leaves its place as it was.
+TEST_P(ExchangeTest, APartialThatArrivesLater) {
+  for (const int one_hop : {0, 1}) {
+    for (const Placement placement : kPlacements) {
+      for (const DType wire : {DType::kF32, DType::kBf16}) {
+        DeviceGroupOptions options;
+        options.nccl = Wanted::kNo;
+        options.direct_tuning.one_hop = one_hop;
+        options.limits = {.rows = 512, .heads = 32, .head_dim = 128};
+        GpuGroup group(GetParam().ranks, GetParam().shared_gpu, options);
+        ASSERT_TRUE(group.usable());
+        const ExchangeCase c{.rows = 9,
+                             .heads = 12,
+                             .head_dim = 128,
+                             .placement = placement,
+                             .o = DType::kF32,
+                             .wire = wire,
+                             .sinks = true};
+        const Partials partials = RandomPartials(c, group.size(), 3);
+        const ReferenceResult want = Reference(c, partials);
+        const auto calls = MakeCalls(group, c, partials);
+        OnEveryRank(group.size(), [&](int r) {
+          ASSERT_EQ(cudaSetDevice(group.device(r)), cudaSuccess);
+          calls[r]->ExpectArrival(*group.rank(r).group, want);
+        });
+        if (HasFatalFailure() || HasNonfatalFailure()) return;
+      }
     }
   }
 }

@@ -46,6 +46,12 @@ class GpuBuffer {
   void Set(const void* from, cudaStream_t stream) {
     EXPECT_EQ(cudaMemcpyAsync(data_, from, bytes_, cudaMemcpyHostToDevice, stream), cudaSuccess);
   }
+  // Bytes [begin, begin + bytes) of it.
+  void Set(const std::byte* from, cudaStream_t stream, size_t begin, size_t bytes) {
+    EXPECT_EQ(cudaMemcpyAsync(static_cast<std::byte*>(data_) + begin, from + begin, bytes,
+                              cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
+  }
   void Get(void* to, cudaStream_t stream) const {
     EXPECT_EQ(cudaMemcpyAsync(to, data_, bytes_, cudaMemcpyDeviceToHost, stream), cudaSuccess);
   }

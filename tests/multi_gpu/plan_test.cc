@@ -36,7 +36,9 @@ TEST(DirectPlan, CoversEveryUnitOnce) {
         for (int32_t r = 0; r < ranks; ++r) {
           const HeadSlice slice = DirectSlice(plan.route, 32, ranks, r);
           heads = std::max(heads, slice.count);
-          if (slice.count > 0) EXPECT_EQ(slice.begin, dealt);
+          if (slice.count > 0) {
+            EXPECT_EQ(slice.begin, dealt);
+          }
           dealt += slice.count;
         }
         EXPECT_EQ(dealt, 32);
@@ -261,6 +263,11 @@ TEST(CheckDeviceExchange, NamesTheField) {
   EXPECT_THAT(message([](auto& q) { q.head_dim = 12; }), HasSubstr("head_dim"));
   EXPECT_THAT(message([](auto& q) { q.wire = DType::kFp8E4M3; }), HasSubstr("wire"));
   EXPECT_THAT(message([](auto& q) { q.o_dtype = DType::kF16; }), HasSubstr("o_dtype"));
+  EXPECT_THAT(message([](auto& q) {
+                q.partial_arrives = true;
+                q.o_dtype = DType::kBf16;
+              }),
+              HasSubstr("partial_arrives"));
   // Where nothing is written nothing is wanted.
   p.out = nullptr;
   EXPECT_TRUE(CheckDeviceExchange(p, 1, 4).ok());

@@ -34,20 +34,30 @@ DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement
 }
 
 bool DeviceExchange::MayBeCaptured(int32_t rows) const {
+  // Pieces are all alike: `direct` takes the last, which has fewer rows, wherever it takes more.
+  return rows == 0 || RowsOfDirect(rows) > 0;
+}
+
+bool DeviceExchange::MayArrive(int32_t rows) const {
+  return rows > 0 && RowsOfDirect(rows) == rows;
+}
+
+int32_t DeviceExchange::RowsOfDirect(int32_t rows) const {
   DeviceExchangeParams params = ParamsFor(rows, Placement::kGathered);
-  if (rows == 0) return true;  // nothing is exchanged
   params.rows = collective::RowsAtOnce(params, group_.capability());
-  // The last piece has fewer rows; `direct` takes fewer wherever it takes more.
   collective::Strategy strategy = collective::Strategy::kAuto;
-  return params.rows > 0 &&
-         collective::ChooseDeviceStrategy(params, group_.capability(), &strategy).ok() &&
-         strategy == collective::Strategy::kDirect;
+  const bool direct =
+      params.rows > 0 &&
+      collective::ChooseDeviceStrategy(params, group_.capability(), &strategy).ok() &&
+      strategy == collective::Strategy::kDirect;
+  return direct ? params.rows : 0;
 }
 
 absl::Status DeviceExchange::MergeToRoot(int32_t rows, Partial partial, const float* sinks,
-                                         Partial out) {
+                                         Partial out, bool arrives) {
   DeviceExchangeParams params = ParamsFor(rows, Placement::kGathered);
   params.sinks = sinks;
+  params.partial_arrives = arrives;
   return Merge(params, step_.spec.q_heads, partial, out);
 }
 

@@ -34,8 +34,14 @@ class DeviceExchange {
   // another, whose plan differs. NCCL wants all ranks to capture alike.
   bool MayBeCaptured(int32_t rows) const;
 
-  // partial: [rows, q_heads]; out: [rows, q_heads] on rank 0. sinks: [q_heads] or null.
-  absl::Status MergeToRoot(int32_t rows, Partial partial, const float* sinks, Partial out);
+  // Whether MergeToRoot of so many rows is one `direct` call, which can take a partial as it
+  // arrives.
+  bool MayArrive(int32_t rows) const;
+
+  // partial: [rows, q_heads]; out: [rows, q_heads] on rank 0. sinks: [q_heads] or null. arrives:
+  // the launch ahead writes the partial (DeviceExchangeParams::partial_arrives).
+  absl::Status MergeToRoot(int32_t rows, Partial partial, const float* sinks, Partial out,
+                           bool arrives = false);
   // partial: [rows, q_heads]; out: [rows, heads of the rank].
   absl::Status MergeToSlices(int32_t rows, Partial partial, Partial out);
   // slice: [rows, heads of the rank]; out: [rows, q_heads] on rank 0.
@@ -45,6 +51,8 @@ class DeviceExchange {
   collective::DeviceExchangeParams ParamsFor(int32_t rows, collective::Placement placement) const;
   absl::Status Merge(collective::DeviceExchangeParams params, int32_t out_heads, Partial partial,
                      Partial out);
+  // Rows of the pieces that MergeToRoot of so many is made in; 0 when that is not by `direct`.
+  int32_t RowsOfDirect(int32_t rows) const;
   int32_t OwnHeads() const;
   Partial Advance(Partial partial, int32_t rows, int32_t heads) const;
 

@@ -96,6 +96,11 @@ class CudaOperations final : public StepOperations {
   bool result_on_device() const {
     return !exchanges_on_host() && step_.comm.rank() == 0 && step_.plan.query_rows > 0;
   }
+  // Whether rows of the partial are exchanged as they come, beside the end of attention: when all
+  // of them are real ones that one launch writes, and that one comes after the append, which begins
+  // when everything before it has ended.
+  bool partial_arrives() const;
+  absl::Status ReserveArriving(size_t row_heads);
   collective::HeadSlice OwnHeads() const;
   size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
   size_t Heads() const { return static_cast<size_t>(step_.spec.q_heads); }

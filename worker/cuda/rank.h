@@ -60,12 +60,19 @@ class CudaRank {
   absl::Status BeginStep(collective::Deadline deadline);
   void EndStep() { unfinished_ = false; }
 
+  // A partial whose words are kNotArrived (collective/direct_layout.h) whenever nobody works on it.
+  struct ArrivingPartial {
+    DeviceMemory o, lse;
+    // A step began with it and has not ended well: what it holds is anybody's guess.
+    bool dirty = true;
+  };
   // Of the step under way; they grow to the largest step. Host memory is staging only.
   struct Workspace {
     PinnedMemory staged_q, staged_k, staged_v;
     DeviceMemory q, k, v;
     PinnedMemory staged_plan;
     DeviceMemory pass_o, pass_lse;        // partials of a pass, all heads
+    ArrivingPartial arriving;             // of a pass that is exchanged as it comes
     DeviceMemory slice_o, slice_lse;      // of a slice of the heads, all rows
     DeviceMemory context_o, context_lse;  // the slice of a pass that came back from the exchange
     DeviceMemory result_o, result_lse;    // rank 0, where the device merges
