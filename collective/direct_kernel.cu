@@ -1,5 +1,6 @@
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "collective/direct_kernel.h"
 #include "kernels/cuda/encode.cuh"
@@ -369,7 +370,8 @@ __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
 // ---------------------------------------------------------------------------------------------
 // Partials
 
-template <DType kIn, DType kWire, int kRanks>
+// kArrives: DirectArgs::partial_arrives.
+template <DType kIn, DType kWire, int kRanks, bool kArrives>
 class Exchange {
  public:
   using E = Element<kIn, kWire>;
@@ -433,7 +435,6 @@ class Exchange {
         const size_t pair = PairOf(a_, units.slice, units.first + unit);
         uint32_t lse;
         if (!LoadOwnLse(pair, &lse)) return false;
-        if (a_.partial_arrives) StoreWord(a_.lse + pair, kNotArrived);
         StoreWord(a_.memory[r] + Inbox(a_.rank) + lse_bytes_ + 4 * unit, Sendable(lse));
       }
     }
@@ -452,8 +453,8 @@ class Exchange {
       const int source = i / units.count;
       const int unit = i - source * units.count;
       if (source != a_.rank) {
-        StoreWord(Own() + Inbox(source) + lse_bytes_ + 4 * unit, kNotArrived);
-      } else if (a_.partial_arrives) {
+        StoreWord(Memory() + Inbox(source) + lse_bytes_ + 4 * unit, kNotArrived);
+      } else if (kArrives) {
         StoreWord(a_.lse + PairOf(a_, units.slice, units.first + unit), kNotArrived);
       }
     }
@@ -465,53 +466,64 @@ class Exchange {
     const int r = a_.rank + i;
     return r < a_.layout.ranks ? r : r - a_.layout.ranks;
   }
-  __device__ __forceinline__ std::byte* Own() const { return a_.memory[a_.rank]; }
+  __device__ __forceinline__ std::byte* Memory() const { return a_.memory[a_.rank]; }
   __device__ __forceinline__ size_t Inbox(int source) const {
     return a_.layout.inbox(DirectStage::kPartials, step_ % kDirectSlots, source,
                            static_cast<int>(blockIdx.x));
   }
 
-  // A packet of this rank's own partial. False when it was waited for in vain.
-  __device__ __forceinline__ bool LoadOwn(size_t pair, int packet, uint4* out) const {
-    const size_t element = pair * a_.head_dim + packet * kCount;
+  // What is known of a packet of this rank's own partial while it arrives.
+  struct Own {
+    std::byte* at;
     typename E::Raw raw;
-    if (!a_.partial_arrives) {
-      raw = E::Load(a_.o, element);
-      *out = E::Packet(raw);
-      return true;
-    }
-    auto* const at = const_cast<std::byte*>(E::Place(a_.o, element));
-    Patience patience;
-    while (true) {
+    __device__ __forceinline__ bool Look() {
       bool arrived = true;
 #pragma unroll
-      for (int i = 0; i < E::kParts; ++i) {
-        raw.part[i] = LoadPacket(at + i * kDirectPacket);
-        arrived &= Arrived(raw.part[i]);
-      }
-      if (arrived) break;
+      for (int i = 0; i < E::kParts; ++i) raw.part[i] = LoadPacket(at + i * kDirectPacket);
+#pragma unroll
+      for (int i = 0; i < E::kParts; ++i) arrived &= Arrived(raw.part[i]);
+      return arrived;
+    }
+    __device__ __forceinline__ void Clear() const {
+#pragma unroll
+      for (int i = 0; i < E::kParts; ++i) StorePacket(at + i * kDirectPacket, NothingArrived());
+    }
+  };
+  __device__ __forceinline__ Own OwnAt(size_t pair, int packet) const {
+    const size_t element = pair * a_.head_dim + packet * kCount;
+    return {const_cast<std::byte*>(E::Place(a_.o, element))};
+  }
+
+  // A packet to send. False when it was waited for in vain.
+  __device__ __forceinline__ bool LoadOwn(size_t pair, int packet, uint4* out) const {
+    if (!kArrives) {
+      *out = E::Packet(E::Load(a_.o, pair * a_.head_dim + packet * kCount));
+      return true;
+    }
+    Own own = OwnAt(pair, packet);
+    Patience patience;
+    while (!own.Look()) {
       if (patience.Ended(a_, 1u << a_.rank)) return false;
       __nanosleep(kNapNanoseconds);
     }
-#pragma unroll
-    for (int i = 0; i < E::kParts; ++i) StorePacket(at + i * kDirectPacket, NothingArrived());
-    *out = E::Packet(raw);
+    own.Clear();
+    *out = E::Packet(own.raw);
     return true;
   }
 
-  // Its LSE, which others may read, too.
+  // Its LSE, likewise.
   __device__ __forceinline__ bool LoadOwnLse(size_t pair, uint32_t* out) const {
-    if (!a_.partial_arrives) {
+    if (!kArrives) {
       *out = __float_as_uint(a_.lse[pair]);
       return true;
     }
     Patience patience;
-    while (true) {
-      *out = LoadWord(a_.lse + pair);
-      if (*out != kNotArrived) return true;
+    while ((*out = LoadWord(a_.lse + pair)) == kNotArrived) {
       if (patience.Ended(a_, 1u << a_.rank)) return false;
       __nanosleep(kNapNanoseconds);
     }
+    StoreWord(a_.lse + pair, kNotArrived);
+    return true;
   }
 
   // One packet of every rank.
@@ -522,38 +534,50 @@ class Exchange {
     uint4 data[kRanks];
     uint32_t lse[kRanks];
     uint32_t missing = 0;
+    Own own = OwnAt(pair, packet);
     const float sink = a_.sinks == nullptr ? EmptyLse<float>() : a_.sinks[pair % a_.heads];
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       if (r >= a_.layout.ranks) continue;
-      if (r == a_.rank) {
-        if (!LoadOwn(pair, packet, &data[r]) || !LoadOwnLse(pair, &lse[r])) return false;
+      if (r == a_.rank && !kArrives) {
+        data[r] = E::Packet(E::Load(a_.o, pair * a_.head_dim + packet * kCount));
+        lse[r] = __float_as_uint(a_.lse[pair]);
       } else {
         missing |= 1u << r;
       }
     }
     Patience patience;
     while (true) {
+      bool own_arrived = false;
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if ((missing >> r & 1) == 0) continue;
-        const std::byte* inbox = Own() + Inbox(r);
+        if (r == a_.rank) {
+          own_arrived = own.Look();
+          data[r] = E::Packet(own.raw);
+          lse[r] = LoadWord(a_.lse + pair);
+          continue;
+        }
+        const std::byte* inbox = Memory() + Inbox(r);
         data[r] = LoadPacket(inbox + static_cast<size_t>(q) * kDirectPacket);
         lse[r] = LoadWord(inbox + lse_bytes_ + 4 * unit);
       }
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if ((missing >> r & 1) == 0) continue;
-        if (Arrived(data[r]) && lse[r] != kNotArrived) missing &= ~(1u << r);
+        const bool arrived = r == a_.rank ? own_arrived : Arrived(data[r]);
+        if (arrived && lse[r] != kNotArrived) missing &= ~(1u << r);
       }
       if (missing == 0) break;
       if (patience.Ended(a_, missing)) return false;
+      if ((missing >> a_.rank & 1) != 0) __nanosleep(kNapNanoseconds);
     }
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       if (r >= a_.layout.ranks || r == a_.rank) continue;
-      StorePacket(Own() + Inbox(r) + static_cast<size_t>(q) * kDirectPacket, NothingArrived());
+      StorePacket(Memory() + Inbox(r) + static_cast<size_t>(q) * kDirectPacket, NothingArrived());
     }
+    if (kArrives) own.Clear();
     float x[kCount];
     const float merged = MergeAll(data, lse, sink, x);
     Deliver(unit, packet, units.first + unit, pair, x, merged);
@@ -625,13 +649,13 @@ class Exchange {
   uint4 fetched_[kRanks - 1];  // for the ranks after this one
 };
 
-template <DType kIn, DType kWire, int kRanks>
+template <DType kIn, DType kWire, int kRanks, bool kArrives>
 __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
     DirectKernel(const __grid_constant__ DirectArgs a) {
-  if (!a.partial_arrives) AwaitKernelBefore();
+  if (!kArrives) AwaitKernelBefore();
   const std::byte* own = a.memory[a.rank];
   const uint32_t step = LoadWord(own + a.layout.step(static_cast<int>(blockIdx.x)));
-  Exchange<kIn, kWire, kRanks> exchange(a, step);
+  Exchange<kIn, kWire, kRanks, kArrives> exchange(a, step);
   Bookkeeping books(a, step);
   const bool worker = threadIdx.x < blockDim.x - kWarp;
   bool usable = true;
@@ -652,7 +676,7 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   exchange.ReceiveAndMerge();
   if (a.plan.route == DirectRoute::kTwoHops && a.rank == 0) ReceiveMerged<kRanks>(a, step);
   // What comes after this launch comes after the one ahead of it, too.
-  if (a.partial_arrives) AwaitKernelBefore();
+  if (kArrives) AwaitKernelBefore();
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -715,23 +739,28 @@ __global__ void StoreIfZeroKernel(const __grid_constant__ PeerWords words) {
 
 using Kernel = void (*)(DirectArgs);
 
-template <DType kIn, DType kWire>
+template <DType kIn, DType kWire, bool kArrives = false>
 Kernel KernelFor(int ranks) {
-  return ranks <= 4 ? DirectKernel<kIn, kWire, 4> : DirectKernel<kIn, kWire, kMaxDirectRanks>;
+  return ranks <= 4 ? DirectKernel<kIn, kWire, 4, kArrives>
+                    : DirectKernel<kIn, kWire, kMaxDirectRanks, kArrives>;
 }
 
 Kernel GatherKernelFor(int ranks) {
   return ranks <= 4 ? DirectGatherKernel<4> : DirectGatherKernel<kMaxDirectRanks>;
 }
 
-Kernel KernelOf(DType o, DType wire, int ranks) {
-  if (wire == DType::kF32) return KernelFor<DType::kF32, DType::kF32>(ranks);
-  if (wire == DType::kBf16) {
-    return o == wire ? KernelFor<DType::kBf16, DType::kBf16>(ranks)
-                     : KernelFor<DType::kF32, DType::kBf16>(ranks);
-  }
-  return o == wire ? KernelFor<DType::kF16, DType::kF16>(ranks)
-                   : KernelFor<DType::kF32, DType::kF16>(ranks);
+template <bool kArrives>
+Kernel KernelFromF32(DType wire, int ranks) {
+  if (wire == DType::kF32) return KernelFor<DType::kF32, DType::kF32, kArrives>(ranks);
+  if (wire == DType::kBf16) return KernelFor<DType::kF32, DType::kBf16, kArrives>(ranks);
+  return KernelFor<DType::kF32, DType::kF16, kArrives>(ranks);
+}
+
+Kernel KernelOf(DType o, DType wire, int ranks, bool arrives) {
+  if (arrives) return KernelFromF32<true>(wire, ranks);
+  if (o == DType::kF32) return KernelFromF32<false>(wire, ranks);
+  if (wire == DType::kBf16) return KernelFor<DType::kBf16, DType::kBf16>(ranks);
+  return KernelFor<DType::kF16, DType::kF16>(ranks);
 }
 
 Status StatusOf(cudaError_t error, const char* what) {
@@ -757,7 +786,7 @@ Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool over
                     cudaStream_t stream) {
   const Kernel kernel = args.plan.route == DirectRoute::kGather
                             ? GatherKernelFor(args.layout.ranks)
-                            : KernelOf(o_dtype, wire, args.layout.ranks);
+                            : KernelOf(o_dtype, wire, args.layout.ranks, args.partial_arrives);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -776,19 +805,20 @@ Status LaunchStoreIfZero(const PeerWords& words, cudaStream_t stream) {
 }
 
 Status LoadDirectKernels() {
+  std::vector<const void*> kernels = {
+      reinterpret_cast<const void*>(GatherKernelFor(4)),
+      reinterpret_cast<const void*>(GatherKernelFor(kMaxDirectRanks)),
+      reinterpret_cast<const void*>(StoreIfZeroKernel)};
   for (const DType wire : {DType::kF32, DType::kBf16, DType::kF16}) {
-    for (const DType o : {DType::kF32, wire}) {
-      for (const int ranks : {4, kMaxDirectRanks}) {
-        cudaFuncAttributes attributes;
-        const cudaError_t error = cudaFuncGetAttributes(
-            &attributes, reinterpret_cast<const void*>(KernelOf(o, wire, ranks)));
-        if (error != cudaSuccess) return StatusOf(error, "loading the direct exchange");
+    for (const int ranks : {4, kMaxDirectRanks}) {
+      kernels.push_back(reinterpret_cast<const void*>(KernelOf(wire, wire, ranks, false)));
+      for (const bool arrives : {false, true}) {
+        kernels.push_back(
+            reinterpret_cast<const void*>(KernelOf(DType::kF32, wire, ranks, arrives)));
       }
     }
   }
-  for (const void* kernel : {reinterpret_cast<const void*>(GatherKernelFor(4)),
-                             reinterpret_cast<const void*>(GatherKernelFor(kMaxDirectRanks)),
-                             reinterpret_cast<const void*>(StoreIfZeroKernel)}) {
+  for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return StatusOf(error, "loading the direct exchange");

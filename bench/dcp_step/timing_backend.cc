@@ -21,8 +21,10 @@ constexpr size_t kLeastLayersOfAGraph = 20;
 // All layers of a cache, ready to be enqueued for one step.
 class Layers {
  public:
-  Layers(const PlannedStep& step, const CudaShard& shard, CudaRank& rank)
-      : step_(step), shard_(shard), rank_(rank) {}
+  // context_only: the bare kernel over the context, in launches that do not overlap, as they do not
+  // when something has to come of each.
+  Layers(const PlannedStep& step, const CudaShard& shard, CudaRank& rank, bool context_only)
+      : step_(step), shard_(shard), rank_(rank), context_only_(context_only) {}
 
   absl::Status Prepare() {
     const StepTypes types{
@@ -31,7 +33,9 @@ class Layers {
         .new_kv = DType::kBf16,
         .heads = collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()),
         .draft = step_.kind == StepKind::kDflash};
-    plan_.Make(step_.spec, step_.plan, types, rank_.plan_options());
+    DevicePlanOptions options = rank_.plan_options();
+    options.kernels.begins_early = !context_only_;
+    plan_.Make(step_.spec, step_.plan, types, options);
     TRIBUTARY_RETURN_IF_ERROR(staged_.Reserve(plan_.bytes()));
     TRIBUTARY_RETURN_IF_ERROR(block_.Reserve(plan_.bytes()));
     plan_.Write(staged_.data());
@@ -60,9 +64,9 @@ class Layers {
   size_t size() const { return steps_.size(); }
   bool MayBeCaptured() const { return operations_.front()->MayBeCaptured(); }
 
-  absl::Status Enqueue(bool context_only) {
+  absl::Status Enqueue() {
     for (size_t i = 0; i < steps_.size(); ++i) {
-      TRIBUTARY_RETURN_IF_ERROR(context_only ? Context(i) : RunStep(steps_[i], *operations_[i]));
+      TRIBUTARY_RETURN_IF_ERROR(context_only_ ? Context(i) : RunStep(steps_[i], *operations_[i]));
     }
     return absl::OkStatus();
   }
@@ -81,6 +85,7 @@ class Layers {
   const PlannedStep& step_;
   const CudaShard& shard_;
   CudaRank& rank_;
+  const bool context_only_;
   DevicePlan plan_;
   PinnedMemory staged_;
   DeviceMemory block_;
@@ -105,13 +110,13 @@ class TimingShard final : public Shard {
  private:
   absl::Status Time(const PlannedStep& step, LayerTiming* timing) const {
     TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
-    Layers layers(step, static_cast<const CudaShard&>(*inner_), rank_);
+    Layers layers(step, static_cast<const CudaShard&>(*inner_), rank_, timing->context_only);
     TRIBUTARY_RETURN_IF_ERROR(layers.Prepare());
     TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(step.comm.Barrier(step.deadline)));
     timing->captured = layers.MayBeCaptured();
     if (!timing->captured) return rank_.Await(step.deadline);
     // What is new takes its memory outside of graphs.
-    TRIBUTARY_RETURN_IF_ERROR(layers.Enqueue(timing->context_only));
+    TRIBUTARY_RETURN_IF_ERROR(layers.Enqueue());
     TRIBUTARY_RETURN_IF_ERROR(rank_.Await(step.deadline));
 
     const size_t rounds = (kLeastLayersOfAGraph + layers.size() - 1) / layers.size();
@@ -119,7 +124,7 @@ class TimingShard final : public Shard {
     cudaGraphExec_t executable = nullptr;
     TRIBUTARY_CUDA_OK(cudaStreamBeginCapture(rank_.stream(), cudaStreamCaptureModeThreadLocal));
     for (size_t round = 0; round < rounds; ++round) {
-      TRIBUTARY_RETURN_IF_ERROR(layers.Enqueue(timing->context_only));
+      TRIBUTARY_RETURN_IF_ERROR(layers.Enqueue());
     }
     TRIBUTARY_CUDA_OK(cudaStreamEndCapture(rank_.stream(), &graph));
     TRIBUTARY_CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));

@@ -119,7 +119,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   const bool hopper = device.compute_capability == 90 && !options.portable;
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
-  choice.begins_early = hopper;
+  choice.begins_early = hopper && options.begins_early;
   // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
   if (columns > kWidestMma && hopper) {
     choice.kind = KernelKind::kWgmma;

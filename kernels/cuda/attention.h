@@ -49,6 +49,8 @@ struct KernelOptions {
   // A sequence's result must not depend on what else is in the batch, down to the last bit. That
   // takes the same max_rows in every call: it decides the kernel.
   bool batch_invariant = false;
+  // A launch may begin while the one ahead of it ends. For benchmarks of one launch by itself.
+  bool begins_early = true;
 };
 
 enum class KernelKind {
