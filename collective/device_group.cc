@@ -10,8 +10,10 @@
 #include "collective/device_strategies.h"
 #include "collective/direct.h"
 #include "collective/nccl.h"
+#include "collective/pack.h"
 #include "collective/peer_access.h"
 #include "collective/retired_memory.h"
+#include "kernels/cuda/merge.h"
 
 namespace tributary::collective {
 namespace {
@@ -173,9 +175,12 @@ class Group final : public DeviceGroup {
   Status status_;
 };
 
-// The first call of every kind of operation sets its connections up, which cannot be captured.
+// The first call of every kind of operation sets its connections up, which cannot be captured, and
+// the kernels around it must be there before one of NCCL's waits for a peer.
 Status WarmUp(const DeviceGroupOptions& options, DeviceCommunicator& comm, std::byte* workspace,
               size_t bytes, Deadline deadline) {
+  if (Status s = LoadPackKernels(); !s.ok()) return s;
+  if (Status s = cuda::LoadMergeKernels(); !s.ok()) return s;
   Stream stream;
   if (Status s = stream.Create(); !s.ok()) return s;
   if (cudaMemsetAsync(workspace, 0, bytes, stream.get()) != cudaSuccess) {

@@ -4,6 +4,7 @@
 
 #include "collective/direct_kernel.h"
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/load_kernels.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/lse.h"
 
@@ -818,12 +819,7 @@ Status LoadDirectKernels() {
       }
     }
   }
-  for (const void* kernel : kernels) {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error != cudaSuccess) return StatusOf(error, "loading the direct exchange");
-  }
-  return Status::Ok();
+  return cuda::LoadKernels(kernels, "the direct exchange");
 }
 
 }  // namespace tributary::collective

@@ -55,8 +55,7 @@ struct PeerWords {
 // Stores each word where 0 stands: what is there first stays.
 Status LaunchStoreIfZero(const PeerWords& words, cudaStream_t stream);
 
-// Loads every kernel's code onto the current device. The first launch would do it otherwise, and
-// wait for kernels that wait for a peer.
+// All kernels of this file (kernels/cuda/load_kernels.h).
 Status LoadDirectKernels();
 
 }  // namespace tributary::collective

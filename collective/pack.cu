@@ -5,6 +5,7 @@
 
 #include "collective/head_slice.h"
 #include "collective/pack.h"
+#include "kernels/cuda/load_kernels.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/lse.h"
 
@@ -193,6 +194,12 @@ Status LaunchPackSlice(const PartsLayout& layout, int32_t part, const void* o, c
                         cudaMemcpyDeviceToDevice, stream);
   }
   return LaunchStatus(e, "packing a slice");
+}
+
+Status LoadPackKernels() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(PackKernel),
+                                 reinterpret_cast<const void*>(UnpackKernel)};
+  return cuda::LoadKernels(kernels, "the packing of partials");
 }
 
 }  // namespace tributary::collective

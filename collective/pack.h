@@ -50,4 +50,7 @@ Status LaunchUnpack(const PartsLayout& layout, const void* parts, void* o, float
 Status LaunchPackSlice(const PartsLayout& layout, int32_t part, const void* o, const float* lse,
                        void* to, cudaStream_t stream);
 
+// All kernels of this file (kernels/cuda/load_kernels.h).
+Status LoadPackKernels();
+
 }  // namespace tributary::collective

@@ -19,6 +19,7 @@
 #include "service/observe/telemetry.h"
 #include "service/remote_group.h"
 #include "service/server.h"
+#include "worker/cuda_backend.h"
 #include "worker/rpc/library_log.h"
 #include "worker/telemetry/families.h"
 #include "worker/telemetry/log.h"
@@ -218,6 +219,7 @@ int Serve(const Config& config) {
 }  // namespace tributary::service
 
 int main(int argc, char** argv) {
+  tributary::worker::LoadKernelsAtStart();
   const absl::StatusOr<tributary::service::Config> config =
       tributary::service::LoadConfig(argc, argv);
   if (!config.ok()) {

@@ -44,4 +44,9 @@ absl::StatusOr<int> CountGpus();
 // OK when GPUs [first, first + count) are there and new enough for the backend; else the reason.
 absl::Status CheckGpus(int first, int count);
 
+// Has CUDA load all kernels of this process when it first uses a GPU, not each at its first launch:
+// that may wait for a kernel that waits for a peer (kernels/cuda/load_kernels.h). First thing in a
+// program, while it has one thread; the environment variable CUDA_MODULE_LOADING wins.
+void LoadKernelsAtStart();
+
 }  // namespace tributary::worker

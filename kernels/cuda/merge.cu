@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/load_kernels.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/lse.h"
 
@@ -136,6 +137,15 @@ Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
   if (args.rows == 0 || args.heads == 0) return Status::Ok();
   if (args.out_dtype == DType::kF32) return Run<DType::kF32>(args, stream);
   return DispatchKvType(args.out_dtype, [&](auto out) { return Run<out()>(args, stream); });
+}
+
+Status LoadMergeKernels() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(MergeKernel<DType::kF32>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kBf16>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kF16>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E4M3>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E5M2>)};
+  return LoadKernels(kernels, "the merge");
 }
 
 }  // namespace tributary::cuda

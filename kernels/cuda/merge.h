@@ -37,4 +37,7 @@ struct MergeArgs {
 
 Status LaunchMerge(const MergeArgs& args, cudaStream_t stream);
 
+// All kernels of this file (load_kernels.h).
+Status LoadMergeKernels();
+
 }  // namespace tributary::cuda

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,5 +97,7 @@ absl::Status CheckGpuExchange(collective::Strategy strategy, int first, int coun
   }
   return absl::OkStatus();
 }
+
+void LoadKernelsAtStart() { setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
 
 }  // namespace tributary::worker

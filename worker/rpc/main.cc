@@ -313,6 +313,7 @@ int Main() {
 }  // namespace tributary::worker
 
 int main(int argc, char** argv) {
+  tributary::worker::LoadKernelsAtStart();
   absl::SetProgramUsageMessage(tributary::worker::kUsage);
   absl::FlagsUsageConfig usage;
   usage.version_string = [] {
