@@ -28,105 +28,128 @@ __device__ __forceinline__ float Widened(DType type, const void* data, size_t el
                               : __half2float(__ushort_as_half(bits));
 }
 
-// Eight elements of a row in the type of the products; zeros when it is nobody's row.
-template <DType kCompute>
-__device__ __forceinline__ uint4 LoadEight(const void* data, DType type, size_t element,
-                                           bool alive) {
-  if (!alive) return make_uint4(0, 0, 0, 0);
-  if (type == kCompute) {
-    return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + element));
-  }
-  float x[8];
+// How elements become those of the products. kSame: they are; then a kernel is a fifth of the size,
+// and a launch this short spends its time on fetching instructions.
+template <DType kCompute, bool kSame>
+struct Elements {
+  // Eight of a row; zeros when it is nobody's row.
+  static __device__ __forceinline__ uint4 Eight(const void* data, DType type, size_t element,
+                                                bool alive) {
+    if (!alive) return make_uint4(0, 0, 0, 0);
+    if constexpr (kSame) {
+      return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + element));
+    } else {
+      float x[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = Widened(type, data, element + i);
-  return make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
-                    Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
-}
-
-// Two elements, likewise.
-template <DType kCompute>
-__device__ __forceinline__ uint32_t LoadTwo(const void* data, DType type, size_t element,
-                                            bool alive) {
-  if (!alive) return 0;
-  if (type == kCompute) {
-    return __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + element));
+      for (int i = 0; i < 8; ++i) x[i] = Widened(type, data, element + i);
+      return make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
+                        Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
+    }
   }
-  return Pack<kCompute>(Widened(type, data, element), Widened(type, data, element + 1));
-}
+  // Two, likewise.
+  static __device__ __forceinline__ uint32_t Two(const void* data, DType type, size_t element,
+                                                 bool alive) {
+    if (!alive) return 0;
+    if constexpr (kSame) {
+      return __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + element));
+    } else {
+      return Pack<kCompute>(Widened(type, data, element), Widened(type, data, element + 1));
+    }
+  }
+};
+
+// Of the launch.
+struct KernelArgs {
+  BlockArgs block;
+  int group = 1;  // query heads of a kv head
+};
 
 // A thread's two columns: 8 apart, and shared with the three other lanes of its quad.
 struct Column {
   bool alive = false;
-  size_t pair = 0;  // row * q_heads + head
+  int pair = 0;  // row * q_heads + head
   int head = 0;
-  RowKeys keys;
+  RowKeys keys = {0, 0};
+  float lse2 = EmptyLse<float>();  // of the partial so far, in base 2
 };
 
-// What a warp has of its columns. The order of the contraction index is free as long as both
-// operands agree, so a thread's share of a row is whole vectors of 8 dimensions; so is the order of
-// dimensions of the output, and a thread's are 4 neighbours of every 16.
-template <DType kCompute, int kHeadDim>
+// What a tile of keys adds to a column, and what becomes of what was there.
+struct TileWeights {
+  float of_before;
+  float of_tile;  // of unnormalised products
+};
+
+// A warp's 16 columns. The order of the contraction index is free as long as both operands agree,
+// so a thread's share of a row is whole vectors of 8 dimensions; so is the order of dimensions of
+// the output, and a thread's are 4 neighbours of every 16.
+//
+// Each tile of keys is merged into the result as soon as it is computed: blocks have a tile or two,
+// and a launch this short spends its time on fetching instructions, so few of them count more than
+// few loads.
+template <DType kCompute, int kHeadDim, bool kSame>
 class WarpBlock {
  public:
-  __device__ __forceinline__ WarpBlock(const BlockArgs& args, const BlockEntry& entry, int kv_head,
+  __device__ __forceinline__ WarpBlock(const KernelArgs& args, const BlockEntry& entry, int kv_head,
                                        int first_column)
-      : args_(args), entry_(entry), kv_head_(kv_head) {
-    const int group = args.q_heads / args.kv_heads;
-    const int first_head = max(kv_head * group, args.head_begin);
-    const int heads = min((kv_head + 1) * group, args.head_begin + args.head_count) - first_head;
+      : args_(args.block), entry_(entry), kv_head_(kv_head) {
+    const int first_head = max(kv_head * args.group, args_.head_begin);
+    const int heads =
+        min((kv_head + 1) * args.group, args_.head_begin + args_.head_count) - first_head;
+    const float inverse = __frcp_rn(static_cast<float>(heads));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = first_column + Quad() + 8 * i;
       Column& c = columns_[i];
       c.alive = column < entry.row_count * heads;
       if (!c.alive) continue;
-      const int row = entry.row_begin + column / heads;
-      c.head = first_head + column % heads;
-      c.pair = size_t(row) * args.q_heads + c.head;
-      c.keys = args.keys[row];
+      // Exact: the half keeps the quotient as far from an integer as rounding can never bring it.
+      const int in_entry = static_cast<int>((static_cast<float>(column) + 0.5f) * inverse);
+      const int row = entry.row_begin + in_entry;
+      c.head = first_head + column - in_entry * heads;
+      c.pair = row * args_.q_heads + c.head;
+      c.keys = args_.keys[row];
     }
   }
 
-  __device__ __forceinline__ void LoadQueries() {
+  // before_merging() is called once, when all that can be done without the partial is done.
+  template <typename F>
+  __device__ __forceinline__ void Run(F before_merging) {
+    bool first = true;
+#pragma unroll 1
+    for (int key = 0; key < entry_.token_count; key += kKeys, first = false) {
+      float s[2][4] = {};
+      MultiplyKeys(key, s);
+      float largest[2], sum[2];
+      Weigh(key, s, largest, sum);
+      const uint32_t p[4] = {Pack<kCompute>(s[0][0], s[0][1]), Pack<kCompute>(s[0][2], s[0][3]),
+                             Pack<kCompute>(s[1][0], s[1][1]), Pack<kCompute>(s[1][2], s[1][3])};
+      if (first) {
+        before_merging();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+        for (Column& c : columns_) {
+          if (c.alive) c.lse2 = args_.lse[c.pair] * kLog2E;
+        }
+      }
+      TileWeights weights[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        q_[step][i] = LoadEight<kCompute>(args_.q, args_.q_dtype,
-                                          columns_[i].pair * kHeadDim + step * 32 + Place() * 8,
-                                          columns_[i].alive);
+        weights[i] = MergeLse(largest[i], sum[i], key + kKeys >= entry_.token_count, columns_[i]);
       }
+      MergeValues(key, p, weights);
     }
-  }
-
-  // All tiles of keys that some column sees.
-  __device__ __forceinline__ void Attend() {
-    int begin = entry_.token_count;
-    int end = 0;
+    __syncwarp();  // the quad has read what one of it is about to write
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (columns_[i].keys.begin >= columns_[i].keys.end) continue;
-      begin = min(begin, columns_[i].keys.begin);
-      end = max(end, columns_[i].keys.end);
+    for (const Column& c : columns_) {
+      if (c.alive && Place() == 0) args_.lse[c.pair] = c.lse2 * kLn2;
     }
-    begin = __reduce_min_sync(0xffffffffu, begin) / kKeys * kKeys;
-    end = __reduce_max_sync(0xffffffffu, end);
-    for (int key = begin; key < end; key += kKeys) AttendTile(key);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum_[i] += __shfl_xor_sync(0xffffffffu, sum_[i], 1);
-      sum_[i] += __shfl_xor_sync(0xffffffffu, sum_[i], 2);
-    }
-  }
-
-  __device__ __forceinline__ void MergeInPlace() const {
-    MergeColumn<0>();
-    MergeColumn<1>();
   }
 
  private:
-  static constexpr int kSteps = kHeadDim / 32;    // two products of 16 dimensions each
+  using From = Elements<kCompute, kSame>;
+  static constexpr int kSteps = kHeadDim / 32;  // two products of 16 dimensions each
+  static constexpr int kStepsAtOnce = kSteps < 4 ? kSteps : 4;
   static constexpr int kVectors = kHeadDim / 16;  // two tiles of 8 dimensions each
+  static constexpr int kVectorsAtOnce = 4;
 
   static __device__ __forceinline__ int Quad() { return threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int Place() { return threadIdx.x % 4; }
@@ -135,62 +158,49 @@ class WarpBlock {
     return (size_t(entry_.token_begin + key) * args_.kv_heads + kv_head_) * kHeadDim;
   }
 
-  __device__ __forceinline__ void AttendTile(int first_key) {
-    // Asked for before the products, used after them.
-    uint32_t v[kVectors][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = first_key + Place() * 2 + i % 2 + i / 2 * 8;
-#pragma unroll
-      for (int vector = 0; vector < kVectors; ++vector) {
-        v[vector][i] =
-            LoadTwo<kCompute>(args_.v, args_.kv_dtype, TokenElement(key) + vector * 16 + Quad() * 2,
-                              key < entry_.token_count);
-      }
-    }
-    float s[2][4] = {};
-    MultiplyKeys(first_key, s);
-    uint32_t p[4];
-    Weigh(first_key, s, p);
-#pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const uint32_t(&x)[4] = v[vector];
-      Mma16x8x16<kCompute>(o_[vector][0], p, __byte_perm(x[0], x[1], 0x5410),
-                           __byte_perm(x[2], x[3], 0x5410));
-      Mma16x8x16<kCompute>(o_[vector][1], p, __byte_perm(x[0], x[1], 0x7632),
-                           __byte_perm(x[2], x[3], 0x7632));
-    }
-  }
-
   __device__ __forceinline__ void MultiplyKeys(int first_key, float (&s)[2][4]) const {
+    const int key = first_key + Quad();
+    const bool alive[2] = {key < entry_.token_count, key + 8 < entry_.token_count};
+#pragma unroll 1
+    for (int begin = 0; begin < kSteps; begin += kStepsAtOnce) {
+      uint4 q[kStepsAtOnce][2], k[kStepsAtOnce][2];
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int key = first_key + tile * 8 + Quad();
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        const int d = (begin + i) * 32 + Place() * 8;
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const uint4 k = LoadEight<kCompute>(args_.k, args_.kv_dtype,
-                                            TokenElement(key) + step * 32 + Place() * 8,
-                                            key < entry_.token_count);
-        const uint4(&q)[2] = q_[step];
-        const uint32_t low[4] = {q[0].x, q[1].x, q[0].y, q[1].y};
-        const uint32_t high[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
-        Mma16x8x16<kCompute>(s[tile], low, k.x, k.y);
-        Mma16x8x16<kCompute>(s[tile], high, k.z, k.w);
+        for (int half = 0; half < 2; ++half) {
+          q[i][half] =
+              From::Eight(args_.q, args_.q_dtype, size_t(columns_[half].pair) * kHeadDim + d,
+                          columns_[half].alive);
+          k[i][half] =
+              From::Eight(args_.k, args_.kv_dtype, TokenElement(key + 8 * half) + d, alive[half]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        const uint32_t low[4] = {q[i][0].x, q[i][1].x, q[i][0].y, q[i][1].y};
+        const uint32_t high[4] = {q[i][0].z, q[i][1].z, q[i][0].w, q[i][1].w};
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          Mma16x8x16<kCompute>(s[tile], low, k[i][tile].x, k[i][tile].y);
+          Mma16x8x16<kCompute>(s[tile], high, k[i][tile].z, k[i][tile].w);
+        }
       }
     }
   }
 
-  // From raw products to weights, as operand A of the second product; what was weighed before
-  // follows the maximum.
-  __device__ __forceinline__ void Weigh(int first_key, float (&s)[2][4], uint32_t (&p)[4]) {
+  // From raw products to weights, and the columns' largest logit (base 2) and sum of weights.
+  __device__ __forceinline__ void Weigh(int first_key, float (&s)[2][4], float (&largest)[2],
+                                        float (&sum)[2]) const {
+    const bool capped = args_.soft_cap > 0.0f;
     const float scale =
-        args_.soft_cap > 0.0f ? args_.sm_scale / args_.soft_cap : args_.sm_scale * kLog2E;
-    float largest[2] = {largest_[0], largest_[1]};
+        capped ? __fdividef(args_.sm_scale, args_.soft_cap) : args_.sm_scale * kLog2E;
+    largest[0] = largest[1] = kNoReference;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[tile][i] *= scale;
-      if (args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, s[tile]);
+      if (capped) CapLogits(args_.soft_cap, s[tile]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + tile * 8 + Place() * 2 + i % 2;
@@ -203,97 +213,117 @@ class WarpBlock {
     for (int i = 0; i < 2; ++i) {
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-      const float factor = Exp2(largest_[i] - largest[i]);
-      largest_[i] = largest[i];
-      sum_[i] *= factor;
+      sum[i] = 0.0f;
+    }
 #pragma unroll
-      for (int vector = 0; vector < kVectors; ++vector) {
+    for (int i = 0; i < 8; ++i) {
+      float& x = s[i / 4][i % 4];
+      x = Exp2(x - largest[i / 2 % 2]);
+      sum[i / 2 % 2] += x;
+    }
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-          o_[vector][tile][2 * i] *= factor;
-          o_[vector][tile][2 * i + 1] *= factor;
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+    }
+  }
+
+  // As kernels/lse.h, in base 2; the sink's share is taken from the last tile's merge.
+  __device__ __forceinline__ TileWeights MergeLse(float largest, float sum, bool last,
+                                                  Column& c) const {
+    const float tile = sum == 0.0f ? EmptyLse<float>() : largest + __log2f(sum);
+    // (A NaN on either side comes out as NaN.)
+    const float top = c.lse2 > tile || c.lse2 != c.lse2 ? c.lse2 : tile;
+    if (top == EmptyLse<float>()) return {0.0f, 0.0f};
+    const float before = Exp2(c.lse2 - top);
+    const float added = Exp2(tile - top);
+    c.lse2 = top + __log2f(before + added);
+    float inverse = __fdividef(1.0f, before + added);
+    if (last && c.alive && args_.sinks != nullptr) {
+      inverse *= SinkScale(c.lse2 * kLn2, args_.sinks[c.head - args_.head_begin]);
+    }
+    return {before * inverse, sum == 0.0f ? 0.0f : added * __fdividef(inverse, sum)};
+  }
+
+  // Products of the weights and a tile of values, into the result.
+  __device__ __forceinline__ void MergeValues(int first_key, const uint32_t (&p)[4],
+                                              const TileWeights (&weights)[2]) const {
+    float* o[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      o[i] = args_.o + size_t(columns_[i].pair) * kHeadDim + Place() * 4;
+    }
+#pragma unroll 1
+    for (int begin = 0; begin < kVectors; begin += kVectorsAtOnce) {
+      uint32_t v[kVectorsAtOnce][4];
+      float4 before[kVectorsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+        const int d = (begin + i) * 16;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (columns_[half].alive) {
+            before[i][half] = *reinterpret_cast<const float4*>(o[half] + d);
+          }
+        }
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          const int key = first_key + Place() * 2 + word % 2 + word / 2 * 8;
+          v[i][word] = From::Two(args_.v, args_.kv_dtype, TokenElement(key) + d + Quad() * 2,
+                                 key < entry_.token_count);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+        const uint32_t(&x)[4] = v[i];
+        float even[4] = {}, odd[4] = {};
+        Mma16x8x16<kCompute>(even, p, __byte_perm(x[0], x[1], 0x5410),
+                             __byte_perm(x[2], x[3], 0x5410));
+        Mma16x8x16<kCompute>(odd, p, __byte_perm(x[0], x[1], 0x7632),
+                             __byte_perm(x[2], x[3], 0x7632));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (!columns_[half].alive) continue;
+          const float4 tile =
+              make_float4(even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]);
+          *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) =
+              Merged(weights[half], before[i][half], tile);
         }
       }
     }
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[tile][i] = Exp2(s[tile][i] - largest[i / 2]);
-        sum_[i / 2] += s[tile][i];
-      }
-    }
-    p[0] = Pack<kCompute>(s[0][0], s[0][1]);
-    p[1] = Pack<kCompute>(s[0][2], s[0][3]);
-    p[2] = Pack<kCompute>(s[1][0], s[1][1]);
-    p[3] = Pack<kCompute>(s[1][2], s[1][3]);
   }
 
-  template <int kColumn>
-  __device__ __forceinline__ void MergeColumn() const {
-    const Column& c = columns_[kColumn];
-    float* const lse_at = args_.lse + c.pair;
-    const float context = c.alive ? *lse_at : EmptyLse<float>();
-    __syncwarp();  // the quad has read what one of it is about to write
-    if (!c.alive) return;
-    const float sum = sum_[kColumn];
-    const float block = sum == 0.0f ? EmptyLse<float>() : largest_[kColumn] * kLn2 + logf(sum);
-    const MergeWeights<float> weights = Merge(context, block);
-    float of_context = weights.a;
-    float of_block = sum == 0.0f ? 0.0f : weights.b / sum;
-    if (args_.sinks != nullptr && weights.lse != EmptyLse<float>()) {
-      const float scale = SinkScale(weights.lse, args_.sinks[c.head - args_.head_begin]);
-      of_context *= scale;
-      of_block *= scale;
-    }
-    float* const o_at = args_.o + c.pair * kHeadDim + Place() * 4;
-#pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      auto* const at = reinterpret_cast<float4*>(o_at + vector * 16);
-      const auto& x = o_[vector];
-      float4 merged =
-          make_float4(of_block * x[0][2 * kColumn], of_block * x[1][2 * kColumn],
-                      of_block * x[0][2 * kColumn + 1], of_block * x[1][2 * kColumn + 1]);
-      // A partial without keys is left out altogether: nothing is asked of its output.
-      if (of_context != 0.0f) {
-        const float4 o = *at;
-        merged.x = fmaf(of_context, o.x, merged.x);
-        merged.y = fmaf(of_context, o.y, merged.y);
-        merged.z = fmaf(of_context, o.z, merged.z);
-        merged.w = fmaf(of_context, o.w, merged.w);
-      }
-      *at = merged;
-    }
-    if (Place() == 0) *lse_at = weights.lse;
+  // A partial without keys is left out altogether: its output may be anything.
+  static __device__ __forceinline__ float4 Merged(TileWeights w, float4 before, float4 tile) {
+    const bool any = w.of_before != 0.0f;
+    const auto merged = [&](float x, float y) {
+      return fmaf(w.of_before, any ? x : 0.0f, w.of_tile * y);
+    };
+    return make_float4(merged(before.x, tile.x), merged(before.y, tile.y), merged(before.z, tile.z),
+                       merged(before.w, tile.w));
   }
 
   const BlockArgs& args_;
   const BlockEntry& entry_;
   const int kv_head_;
   Column columns_[2];
-  uint4 q_[kSteps][2];
-  float o_[kVectors][2][4] = {};
-  float largest_[2] = {kNoReference, kNoReference};
-  float sum_[2] = {};
 };
 
-template <DType kCompute, int kHeadDim>
-__global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ BlockArgs args) {
+template <DType kCompute, int kHeadDim, bool kSame>
+__global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ KernelArgs args) {
   LetNextLaunchBegin();
-  if (!args.begins_early) WaitForLaunchesAhead();
-  const BlockEntry entry = args.entries[blockIdx.z];
-  const int kv_head =
-      args.head_begin / (args.q_heads / args.kv_heads) + static_cast<int>(blockIdx.y);
+  const bool early = args.block.begins_early;
+  if (!early) WaitForLaunchesAhead();
+  const BlockEntry entry = args.block.entries[blockIdx.z];
+  const int kv_head = args.block.head_begin / args.group + static_cast<int>(blockIdx.y);
   const int first_column =
       (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpColumns;
-  WarpBlock<kCompute, kHeadDim> block(args, entry, kv_head, first_column);
-  block.LoadQueries();
-  block.Attend();
-  if (args.begins_early) WaitForLaunchesAhead();
-  block.MergeInPlace();
+  WarpBlock<kCompute, kHeadDim, kSame>(args, entry, kv_head, first_column).Run([early] {
+    if (early) WaitForLaunchesAhead();
+  });
 }
 
-template <DType kCompute>
+template <DType kCompute, bool kSame>
 Status Launch(const BlockArgs& args, cudaStream_t stream) {
   const int group = args.q_heads / args.kv_heads;
   const int first = args.head_begin / group;
@@ -313,7 +343,8 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   config.attrs = &early;
   config.numAttrs = args.begins_early ? 1 : 0;
   return DispatchHeadDim(args.head_dim, [&](auto head_dim) {
-    const cudaError_t error = cudaLaunchKernelEx(&config, BlockKernel<kCompute, head_dim()>, args);
+    const cudaError_t error = cudaLaunchKernelEx(&config, BlockKernel<kCompute, head_dim(), kSame>,
+                                                 KernelArgs{args, group});
     if (error == cudaSuccess) return Status::Ok();
     return Status(StatusCode::kInternal,
                   std::string("block attention kernel: ") + cudaGetErrorString(error));
@@ -336,8 +367,13 @@ Status LaunchBlockAttention(const BlockArgs& args, cudaStream_t stream) {
     return InvalidArgument("entry_count: must be 0..65535");
   }
   if (args.entry_count == 0 || args.most_rows == 0 || args.head_count == 0) return Status::Ok();
-  if (args.kv_dtype == DType::kF16) return Launch<DType::kF16>(args, stream);
-  return Launch<DType::kBf16>(args, stream);
+  const bool same = args.q_dtype == args.kv_dtype && args.q_dtype != DType::kF32;
+  if (args.kv_dtype == DType::kF16) {
+    return same ? Launch<DType::kF16, true>(args, stream)
+                : Launch<DType::kF16, false>(args, stream);
+  }
+  return same ? Launch<DType::kBf16, true>(args, stream)
+              : Launch<DType::kBf16, false>(args, stream);
 }
 
 }  // namespace tributary::cuda
