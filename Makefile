@@ -55,8 +55,7 @@ format: ## format all sources in place
 
 lint: ## formatter, linters and spelling, without changing anything
 	@deploy/install-packages.sh build lint
-	cmake --preset $(PRESET)
-	cmake/lint.sh $(BUILD)
+	cmake/lint.sh
 
 bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
 	cmake --preset $(PRESET)

@@ -163,7 +163,7 @@ std::string Bar(double share, const Style& style) {
   return share > 0.9 ? style.Red(bar) : share > 0.75 ? style.Yellow(bar) : bar;
 }
 
-std::string Caches(const v1::GetTopologyReply& now, const Style& style) {
+std::string CacheUse(const v1::GetTopologyReply& now, const Style& style) {
   if (now.caches().empty()) return absl::StrCat(style.Dim("no caches"), "\n");
   Table table({{"CACHE"},
                {"PAGES", Align::kRight},
@@ -191,7 +191,8 @@ std::string TopReport(const v1::GetTopologyReply& before, const v1::GetTopologyR
   const Interval interval(before.statistics(), after.statistics(), seconds);
   return absl::StrCat(Group(after, style), "\n", Rates(interval, after.statistics(), style), "\n",
                       Phases(interval, style), "\n",
-                      Workers(before, after, interval, seconds, style), "\n", Caches(after, style));
+                      Workers(before, after, interval, seconds, style), "\n",
+                      CacheUse(after, style));
 }
 
 }  // namespace tributary::cli
