@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/cluster.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/mma_attention.h"
@@ -116,7 +117,8 @@ std::string ToString(const KernelChoice& choice) {
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
   const int32_t columns = shape.max_rows * (shape.q_heads / shape.kv_heads);
-  const bool hopper = device.compute_capability == 90 && !options.portable;
+  const bool hopper =
+      ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90;
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
   choice.begins_early = hopper && options.begins_early;
