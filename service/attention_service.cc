@@ -22,13 +22,6 @@ std::chrono::steady_clock::time_point DeadlineOf(const grpc::CallbackServerConte
   return steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(left);
 }
 
-// What a method without results answers.
-template <typename Reply>
-absl::StatusOr<Reply> EmptyReply(const absl::Status& status) {
-  if (!status.ok()) return status;
-  return Reply();
-}
-
 // Empty when there is none, or nobody wants to know.
 std::string TraceparentOf(const grpc::CallbackServerContext& context, const Observer& observer) {
   if (!observer.traces()) return "";
@@ -246,8 +239,7 @@ AttentionServiceFront::Reactor* AttentionServiceFront::RegisterSharedMemory(
     v1::RegisterSharedMemoryReply* reply) {
   return Serve(context, Method::kRegisterSharedMemory, {Role::kClient}, *request, reply,
                [&](const CallContext&, auto done) {
-                 done(EmptyReply<v1::RegisterSharedMemoryReply>(
-                     coordinator_->RegisterSharedMemory(*request)));
+                 coordinator_->RegisterSharedMemory(*request, std::move(done));
                });
 }
 
@@ -256,8 +248,7 @@ AttentionServiceFront::Reactor* AttentionServiceFront::UnregisterSharedMemory(
     v1::UnregisterSharedMemoryReply* reply) {
   return Serve(context, Method::kUnregisterSharedMemory, {Role::kClient}, *request, reply,
                [&](const CallContext&, auto done) {
-                 done(EmptyReply<v1::UnregisterSharedMemoryReply>(
-                     coordinator_->UnregisterSharedMemory(*request)));
+                 coordinator_->UnregisterSharedMemory(*request, std::move(done));
                });
 }
 

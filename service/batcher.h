@@ -27,6 +27,9 @@ struct BatchKey {
   worker::StepKind kind = worker::StepKind::kDecode;
   DType q_dtype = DType::kBf16;   // kBf16 when there is no q
   DType kv_dtype = DType::kBf16;  // kBf16 when there is no K/V
+  // Which of q, k, v, output and lse lie in memory of GPUs, a bit each: a tensor of a step comes
+  // from the host or from there.
+  uint8_t on_device = 0;
   friend auto operator<=>(const BatchKey&, const BatchKey&) = default;
 };
 

@@ -135,6 +135,10 @@ void Coordinator::Stop() {
   }
   group_->Stop();
   if (timer_.joinable()) timer_.join();
+  Turn turn(this);  // the workers are gone, and what they had open with them
+  for (const DeviceRegionPtr& region : std::exchange(unclosed_regions_, {})) {
+    AnswerWaiting(region.get(), absl::OkStatus(), turn);
+  }
 }
 
 bool Coordinator::ready() const {
@@ -463,25 +467,6 @@ void Coordinator::CloseSequence(const v1::CloseSequenceRequest& request, const C
     turn.Answer([done] { done(v1::CloseSequenceReply()); });
   };
   InOrder(request.cache_id(), call, {id}, apply, done);
-}
-
-// --------------------------------------------------------------------------------- shared memory
-
-absl::Status Coordinator::RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request) {
-  switch (request.kind_case()) {
-    case v1::RegisterSharedMemoryRequest::kSystem:
-      return regions_.RegisterSystem(request.name(), request.system().key(),
-                                     request.system().offset(), request.byte_size());
-    case v1::RegisterSharedMemoryRequest::kCudaIpc:
-      return Unsupported("cuda_ipc", {"this build has no CUDA: only system shared memory"});
-    case v1::RegisterSharedMemoryRequest::KIND_NOT_SET:
-      break;
-  }
-  return worker::InvalidField("kind", "must be system or cuda_ipc");
-}
-
-absl::Status Coordinator::UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request) {
-  return regions_.Unregister(request.name());
 }
 
 }  // namespace tributary::service

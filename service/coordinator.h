@@ -29,6 +29,7 @@
 #include "service/cache.h"
 #include "service/client_quota.h"
 #include "service/command_stream.h"
+#include "service/device_region.h"
 #include "service/observer.h"
 #include "service/shared_memory.h"
 #include "service/snapshot.h"
@@ -110,8 +111,10 @@ class Coordinator final : private GroupObserver {
               Done<v1::AttendReply> done);
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) const;
   Snapshot TakeSnapshot() const;
-  absl::Status RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request);
-  absl::Status UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request);
+  void RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request,
+                            Done<v1::RegisterSharedMemoryReply> done);
+  void UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request,
+                              Done<v1::UnregisterSharedMemoryReply> done);
 
  private:
   enum class State { kForming, kSettingUp, kReady };
@@ -155,6 +158,15 @@ class Coordinator final : private GroupObserver {
   using Body = decltype(worker::Command::body);
   void SendToGroups(const Cache& cache, const std::function<Body(int32_t group)>& body,
                     std::function<void(const absl::Status&)> done, Turn& turn);
+  // Memory of GPUs; see device_region.h.
+  // NOT_FOUND when one is not to be used; then none counts as used.
+  absl::Status UseRegions(const StepRequest& request);
+  void ReleaseRegions(const StepRequest& request, Turn& turn);
+  void OpenRegion(const DeviceRegionPtr& region, Turn& turn);
+  // No call begins to use it; it is closed when those that do are through.
+  void RetireRegion(const DeviceRegionPtr& region, Turn& turn);
+  void CloseRegion(const DeviceRegionPtr& region, Turn& turn);
+  static void AnswerWaiting(DeviceRegion* region, const absl::Status& status, Turn& turn);
   // Workers may still hold them: they are told again when the group next forms.
   void Undropped(const std::vector<worker::CacheId>& ids);
   Clock::time_point NextWake() const;
@@ -171,6 +183,11 @@ class Coordinator final : private GroupObserver {
                std::function<void(absl::Status)> fail);
   void OnCacheCreated(const CachePtr& cache, const absl::Status& status);
   void OnSetup(uint64_t epoch, const absl::Status& status);
+  void RegisterDevice(const v1::RegisterSharedMemoryRequest& request,
+                      Done<v1::RegisterSharedMemoryReply> done);
+  void ForgetOwnerlessRegions();
+  void OnRegionOpened(const DeviceRegionPtr& region, const absl::Status& status);
+  void OnRegionClosed(const DeviceRegionPtr& region, uint64_t epoch, const absl::Status& status);
   void OnStepDone(const StepPtr& step, Outcome outcome);
   void AnswerStep(const Step& step, const Outcome& outcome) const;
   void TellSubmitted(Step* step, worker::Command* command) const;
@@ -199,6 +216,8 @@ class Coordinator final : private GroupObserver {
   worker::CacheId next_cache_ = 1;
   // Deleted (or never finished) caches that workers may still hold.
   std::vector<worker::CacheId> undropped_caches_;
+  // Likewise regions whose closing came to nothing; maybe somebody waits for it.
+  std::vector<DeviceRegionPtr> unclosed_regions_;
   ClientQuota clients_;
   Batcher batcher_;
   int steps_in_flight_ = 0;

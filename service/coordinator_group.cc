@@ -79,6 +79,9 @@ void Coordinator::SetUp(Turn& turn) {
         },
         turn);
   }
+  for (const DeviceRegionPtr& region : std::exchange(unclosed_regions_, {})) {
+    CloseRegion(region, turn);
+  }
   for (const auto& [name, cache] : caches_) {
     if (cache->created) SendSetup(cache, turn);
   }

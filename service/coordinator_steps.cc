@@ -77,6 +77,7 @@ void Coordinator::AdmitStep(
   // It may have been deleted, and the group may have broken, in between.
   absl::Status refused = request.status();
   if (refused.ok()) refused = FindCache(cache_name).status();
+  if (refused.ok()) refused = UseRegions(*request);
   if (!refused.ok()) {
     statistics_.set_requests_failed(statistics_.requests_failed() + 1);
     turn.Answer([done = std::move(done), refused] { done(refused); });
@@ -143,6 +144,7 @@ void Coordinator::Fail(const OperationPtr& failing, const absl::Status& status, 
   StopWaiting(operation);
   if (operation->step.has_value()) {
     batcher_.Remove(operation->step->key, operation.get());
+    ReleaseRegions(*operation->step, turn);
     statistics_.set_requests_failed(statistics_.requests_failed() + 1);
   }
   turn.Answer([operation, status] {
@@ -250,7 +252,10 @@ void Coordinator::OnStepDone(const StepPtr& step, Outcome outcome) {
     AnswerStep(*step, *outcome);
     TellEnded(step.get(), *outcome);
   });
-  for (const OperationPtr& operation : step->operations) Leave(operation.get(), turn);
+  for (const OperationPtr& operation : step->operations) {
+    ReleaseRegions(*operation->step, turn);
+    Leave(operation.get(), turn);
+  }
 }
 
 // Commits or rolls back each request by itself: one that conflicts takes nothing from the others.

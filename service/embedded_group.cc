@@ -43,6 +43,10 @@ class EmbeddedGroup : public WorkerGroup {
 
   int size() const override { return static_cast<int>(ranks_.size()); }
   worker::Device device() const override { return options_.device; }
+  absl::Status CheckRegions() const override {
+    if (options_.device == worker::Device::kCuda) return absl::OkStatus();
+    return NoRegions(absl::StrCat("the workers compute on the ", Name(options_.device)));
+  }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;

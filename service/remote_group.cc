@@ -36,6 +36,13 @@ class RemoteGroupImpl
   }
   int size() const override { return core_->options().size; }
   worker::Device device() const override { return core_->options().device; }
+  // A process that was stopped and goes on after the group formed without it could still write the
+  // result of its last step: epochs fence messages, not stores to a host's memory.
+  absl::Status CheckRegions() const override {
+    return NoRegions(
+        "the workers are processes of their own; embedded workers with GPUs can "
+        "(--device=cuda --embedded_workers)");
+  }
   absl::Status Start(GroupObserver* observer) override { return core_->Start(observer); }
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override {
     core_->Submit(std::move(command), std::move(done));

@@ -15,72 +15,45 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "service/errors.h"
+#include "worker/device_regions.h"
 #include "worker/errors.h"
+#include "worker/status_macros.h"
 
 namespace tributary::service {
-namespace {
 
-// A client that dies unregisters nothing. So it holds a lock on its object (fcntl, of any kind) for
+// An open POSIX object.
+//
+// A client that dies unregisters nothing. So it holds a lock on an object (fcntl, of any kind) for
 // as long as it lives: the system lets go of it however a process ends. A region whose object was
 // locked when it was registered and is no longer is forgotten when the next one is registered.
-// Objects that were never locked stay until they are unregistered.
-template <typename Regions>
-std::vector<typename Regions::mapped_type> TakeOwnerless(Regions* regions) {
-  std::vector<typename Regions::mapped_type> taken;
-  for (auto it = regions->begin(); it != regions->end();) {
-    const auto region = it++;
-    if (!region->second->OwnerIsGone()) continue;
-    taken.push_back(std::move(region->second));
-    regions->erase(region);
-  }
-  return taken;
-}
-
-}  // namespace
-
-// A mapping of one object. The file stays open: its size is asked for at every use, because reading
-// beyond the end of an object that its owner has cut short kills the process.
-class SharedMemoryRegistry::Region {
+// Regions whose objects were never locked stay until they are unregistered.
+class SharedMemoryRegistry::Object {
  public:
-  Region(std::string key, uint64_t offset, uint64_t size)
-      : key_(std::move(key)), offset_(offset), size_(size) {}
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-  ~Region() {
-    if (base_ != MAP_FAILED) munmap(base_, offset_ + size_);
+  explicit Object(std::string key) : key_(std::move(key)) {}
+  Object(const Object&) = delete;
+  Object& operator=(const Object&) = delete;
+  ~Object() {
     if (fd_ >= 0) close(fd_);
   }
 
-  absl::Status Map() {
+  // `field` is where the request named the key.
+  absl::Status Open(absl::string_view field) {
     fd_ = shm_open(key_.c_str(), O_RDWR, 0);
-    if (fd_ < 0) return OpenError(errno);
-    if (!Whole()) {
-      return worker::InvalidField(
-          "byte_size", absl::StrCat("the object '", key_, "' ends before ", offset_, " + ", size_));
-    }
-    // From the start of the object: an offset need not be a multiple of the machine's page.
-    base_ = mmap(nullptr, offset_ + size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    if (base_ == MAP_FAILED) {
-      return absl::InternalError(absl::StrCat("cannot map '", key_, "': ", std::strerror(errno)));
-    }
+    if (fd_ < 0) return OpenError(field, errno);
     had_owner_ = SomebodyHoldsLock();
     return absl::OkStatus();
   }
 
-  // Whether the object was locked when it was mapped, and no longer is.
+  const std::string& key() const { return key_; }
+  int fd() const { return fd_; }
+  // Whether it was locked when it was opened, and whether it was and no longer is.
+  bool had_owner() const { return had_owner_; }
   bool OwnerIsGone() const { return had_owner_ && !SomebodyHoldsLock(); }
-
-  bool Same(const std::string& key, uint64_t offset, uint64_t size) const {
-    return key_ == key && offset_ == offset && size_ == size;
-  }
-  // Whether the object still reaches to the region's end.
-  bool Whole() const {
+  bool ReachesTo(uint64_t bytes) const {
     struct stat info;
     return fstat(fd_, &info) == 0 && info.st_size >= 0 &&
-           static_cast<uint64_t>(info.st_size) >= offset_ + size_;
+           static_cast<uint64_t>(info.st_size) >= bytes;
   }
-  std::byte* data() const { return static_cast<std::byte*>(base_) + offset_; }
-  uint64_t size() const { return size_; }
 
  private:
   bool SomebodyHoldsLock() const {
@@ -89,21 +62,93 @@ class SharedMemoryRegistry::Region {
     lock.l_whence = SEEK_SET;
     return fcntl(fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
   }
-  absl::Status OpenError(int error) const {
-    if (error == ENOENT) return NotFound("shared memory object", key_, "system.key");
+  absl::Status OpenError(absl::string_view field, int error) const {
+    if (error == ENOENT) return NotFound("shared memory object", key_, field);
     const absl::StatusCode code =
         error == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kInvalidArgument;
-    return worker::FieldError(code, "system.key",
+    return worker::FieldError(code, field,
                               absl::StrCat("cannot open '", key_, "': ", std::strerror(error)));
   }
 
   const std::string key_;
-  const uint64_t offset_;
-  const uint64_t size_;
   int fd_ = -1;
-  void* base_ = MAP_FAILED;
   bool had_owner_ = false;
 };
+
+// A part of an object, mapped. The object stays open: its size is asked for at every use, because
+// reading beyond the end of an object that its owner has cut short kills the process.
+class SharedMemoryRegistry::Mapping {
+ public:
+  Mapping(std::shared_ptr<const Object> object, uint64_t offset, uint64_t size)
+      : object_(std::move(object)), offset_(offset), size_(size) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() {
+    if (base_ != MAP_FAILED) munmap(base_, offset_ + size_);
+  }
+
+  absl::Status Map() {
+    if (!Whole()) {
+      return worker::InvalidField(
+          "byte_size",
+          absl::StrCat("the object '", object_->key(), "' ends before ", offset_, " + ", size_));
+    }
+    // From the start of the object: an offset need not be a multiple of the machine's page.
+    base_ = mmap(nullptr, offset_ + size_, PROT_READ | PROT_WRITE, MAP_SHARED, object_->fd(), 0);
+    if (base_ != MAP_FAILED) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("cannot map '", object_->key(), "': ", std::strerror(errno)));
+  }
+
+  bool Same(const std::string& key, uint64_t offset, uint64_t size) const {
+    return object_->key() == key && offset_ == offset && size_ == size;
+  }
+  // Whether the object still reaches to the region's end.
+  bool Whole() const { return object_->ReachesTo(offset_ + size_); }
+  std::byte* data() const { return static_cast<std::byte*>(base_) + offset_; }
+  uint64_t size() const { return size_; }
+
+ private:
+  const std::shared_ptr<const Object> object_;
+  const uint64_t offset_;
+  const uint64_t size_;
+  void* base_ = MAP_FAILED;
+};
+
+namespace {
+
+absl::Status NoRegion(absl::string_view name, absl::string_view field) {
+  return NotFound("shared memory region", name, absl::StrCat(field, ".shared_memory.region"));
+}
+
+absl::Status CheckInside(uint64_t offset, uint64_t bytes, uint64_t size, absl::string_view field) {
+  if (offset <= size && bytes <= size - offset) return absl::OkStatus();
+  return worker::InvalidField(
+      absl::StrCat(field, ".shared_memory.offset"),
+      absl::StrCat(bytes, " bytes at ", offset, " leave the region of ", size));
+}
+
+absl::StatusOr<RegionBytes> OfDevice(const DeviceRegionPtr& device, uint64_t offset, uint64_t bytes,
+                                     absl::string_view field) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, device->memory.bytes, field));
+  if (offset % worker::kRegionAlignment != 0) {
+    return worker::InvalidField(
+        absl::StrCat(field, ".shared_memory.offset"),
+        absl::StrCat("must be a multiple of ", worker::kRegionAlignment, " in memory of a GPU"));
+  }
+  return RegionBytes{.device = device, .part = {device->id, offset, bytes}};
+}
+
+absl::Status RegisteredOtherwise(absl::string_view name) {
+  return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));
+}
+
+}  // namespace
+
+SharedMemoryRegistry::SharedMemoryRegistry(std::vector<std::string> prefixes)
+    : prefixes_(std::move(prefixes)) {}
+
+SharedMemoryRegistry::~SharedMemoryRegistry() = default;
 
 absl::Status CheckName(absl::string_view field, absl::string_view name) {
   if (name.empty() || name.size() > 128) {
@@ -118,10 +163,10 @@ absl::Status CheckName(absl::string_view field, absl::string_view name) {
   return absl::OkStatus();
 }
 
-absl::Status SharedMemoryRegistry::CheckKey(const std::string& key) const {
+absl::Status SharedMemoryRegistry::CheckKey(absl::string_view field, const std::string& key) const {
   if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
       key.find('\0') != std::string::npos) {
-    return worker::InvalidField("system.key", "must be '/' and a name without further '/'");
+    return worker::InvalidField(field, "must be '/' and a name without further '/'");
   }
   const bool allowed =
       prefixes_.empty() || std::any_of(prefixes_.begin(), prefixes_.end(), [&](const auto& prefix) {
@@ -129,58 +174,112 @@ absl::Status SharedMemoryRegistry::CheckKey(const std::string& key) const {
       });
   if (allowed) return absl::OkStatus();
   return worker::FieldError(
-      absl::StatusCode::kPermissionDenied, "system.key",
+      absl::StatusCode::kPermissionDenied, field,
       absl::StrCat("'", key, "' must begin with ", absl::StrJoin(prefixes_, " or ")));
 }
 
 absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
                                                   uint64_t offset, uint64_t byte_size) {
-  if (absl::Status status = CheckName("name", name); !status.ok()) return status;
-  if (absl::Status status = CheckKey(key); !status.ok()) return status;
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  TRIBUTARY_RETURN_IF_ERROR(CheckKey("system.key", key));
   if (byte_size == 0) return worker::InvalidField("byte_size", "must be > 0");
   if (offset + byte_size < offset) {
     return worker::InvalidField("system.offset", "offset + byte_size leaves 64 bits");
   }
-  std::vector<std::shared_ptr<const Region>> ownerless;  // unmapped when the lock is free again
   std::unique_lock lock(mutex_);
-  ownerless = TakeOwnerless(&regions_);
   if (const auto it = regions_.find(name); it != regions_.end()) {
-    if (it->second->Same(key, offset, byte_size)) return absl::OkStatus();
-    return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));
+    const auto& mapping = it->second.mapping;
+    if (mapping != nullptr && mapping->Same(key, offset, byte_size)) return absl::OkStatus();
+    return RegisteredOtherwise(name);
   }
-  auto region = std::make_shared<Region>(key, offset, byte_size);
-  if (absl::Status status = region->Map(); !status.ok()) return status;
-  regions_.emplace(name, std::move(region));
+  auto object = std::make_shared<Object>(key);
+  TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
+  auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
+  TRIBUTARY_RETURN_IF_ERROR(mapping->Map());
+  regions_.emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
   return absl::OkStatus();
 }
 
-absl::Status SharedMemoryRegistry::Unregister(const std::string& name) {
+absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::RegisterDevice(
+    const std::string& name, const worker::SharedDeviceMemory& memory,
+    const std::string& owner_key) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  TRIBUTARY_RETURN_IF_ERROR(worker::CheckSharedDeviceMemory(memory));
+  std::shared_ptr<Object> owner;
+  if (!owner_key.empty()) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckKey("cuda_ipc.owner_key", owner_key));
+    owner = std::make_shared<Object>(owner_key);
+    TRIBUTARY_RETURN_IF_ERROR(owner->Open("cuda_ipc.owner_key"));
+    if (!owner->had_owner()) {
+      return worker::InvalidField("cuda_ipc.owner_key",
+                                  absl::StrCat("nobody holds a lock on '", owner_key, "'"));
+    }
+  }
   std::unique_lock lock(mutex_);
-  if (regions_.erase(name) == 0) return NotFound("shared memory region", name, "name");
-  return absl::OkStatus();
+  if (const auto it = regions_.find(name); it != regions_.end()) {
+    const DeviceRegionPtr& device = it->second.device;
+    if (device != nullptr && device->memory == memory) return device;
+    return RegisteredOtherwise(name);
+  }
+  auto device = std::make_shared<DeviceRegion>(next_id_++, name, memory);
+  regions_.emplace(name, Region{.device = device, .owner = std::move(owner)});
+  return device;
+}
+
+absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::Unregister(const std::string& name) {
+  Region region;  // unmapped when the lock is free again
+  std::unique_lock lock(mutex_);
+  const auto it = regions_.find(name);
+  if (it == regions_.end()) return NotFound("shared memory region", name, "name");
+  region = std::move(it->second);
+  regions_.erase(it);
+  return region.device;
+}
+
+void SharedMemoryRegistry::Forget(const DeviceRegionPtr& region) {
+  std::unique_lock lock(mutex_);
+  const auto it = regions_.find(region->name);
+  if (it != regions_.end() && it->second.device == region) regions_.erase(it);
+}
+
+DeviceRegionPtr SharedMemoryRegistry::FindDevice(const std::string& name) const {
+  std::shared_lock lock(mutex_);
+  const auto it = regions_.find(name);
+  return it == regions_.end() ? nullptr : it->second.device;
+}
+
+std::vector<DeviceRegionPtr> SharedMemoryRegistry::ForgetOwnerless() {
+  std::vector<Region> ownerless;  // unmapped when the lock is free again
+  std::vector<DeviceRegionPtr> devices;
+  std::unique_lock lock(mutex_);
+  for (auto it = regions_.begin(); it != regions_.end();) {
+    const auto region = it++;
+    const auto& owner = region->second.owner;
+    if (owner == nullptr || !owner->OwnerIsGone()) continue;
+    if (region->second.device != nullptr) devices.push_back(region->second.device);
+    ownerless.push_back(std::move(region->second));
+    regions_.erase(region);
+  }
+  return devices;
 }
 
 absl::StatusOr<RegionBytes> SharedMemoryRegistry::Find(const std::string& name, uint64_t offset,
                                                        uint64_t bytes,
                                                        absl::string_view field) const {
-  std::shared_ptr<const Region> region;
+  std::shared_ptr<const Mapping> mapping;
   {
     std::shared_lock lock(mutex_);
-    if (const auto it = regions_.find(name); it != regions_.end()) region = it->second;
+    const auto it = regions_.find(name);
+    if (it == regions_.end()) return NoRegion(name, field);
+    if (it->second.device != nullptr) return OfDevice(it->second.device, offset, bytes, field);
+    mapping = it->second.mapping;
   }
-  if (region == nullptr) {
-    return NotFound("shared memory region", name, absl::StrCat(field, ".shared_memory.region"));
-  }
-  if (offset > region->size() || bytes > region->size() - offset) {
-    return worker::InvalidField(
-        absl::StrCat(field, ".shared_memory.offset"),
-        absl::StrCat(bytes, " bytes at ", offset, " leave the region of ", region->size()));
-  }
-  if (!region->Whole()) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, mapping->size(), field));
+  if (!mapping->Whole()) {
     return worker::InvalidField(absl::StrCat(field, ".shared_memory.region"),
                                 "the shared memory object has been cut short");
   }
-  return RegionBytes{region->data() + offset, region};
+  return RegionBytes{.data = mapping->data() + offset, .owner = mapping};
 }
 
 }  // namespace tributary::service

@@ -28,9 +28,14 @@ std::shared_ptr<const void> OwnerOf(const std::optional<InputTensor>& tensor) {
 
 worker::TensorView Gather(const std::vector<PlannedRequest>& requests, Field field, DType dtype,
                           std::unique_ptr<std::byte[]>* buffer) {
-  worker::TensorView all{nullptr, dtype, 0};
-  for (const PlannedRequest& r : requests) all.bytes += ViewOf(r.request->*field).bytes;
+  worker::TensorView all{.dtype = dtype};
+  for (const PlannedRequest& r : requests) {
+    const worker::TensorView part = ViewOf(r.request->*field);
+    all.bytes += part.bytes;
+    all.parts.insert(all.parts.end(), part.parts.begin(), part.parts.end());
+  }
   if (all.bytes == 0) return {};
+  if (all.in_regions()) return all;  // one key: all of them are
   *buffer = std::make_unique_for_overwrite<std::byte[]>(all.bytes);
   std::byte* next = buffer->get();
   for (const PlannedRequest& r : requests) {
@@ -41,6 +46,14 @@ worker::TensorView Gather(const std::vector<PlannedRequest>& requests, Field fie
   }
   all.data = buffer->get();
   return all;
+}
+
+// Of a request that wants results in memory of a GPU.
+worker::RegionOutput OutputOf(const StepRequest& request) {
+  worker::RegionOutput output{.rows = request.query_rows, .dtype = request.output->dtype};
+  if (request.output->device != nullptr) output.o = request.output->part;
+  if (request.lse.has_value() && request.lse->device != nullptr) output.lse = request.lse->part;
+  return output;
 }
 
 template <typename T>
@@ -59,7 +72,14 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
     AppendTo(r.plan->page_copies, &step.page_copies);
     AppendTo(r.plan->page_updates, &step.page_updates);
     AppendTo(r.plan->entries, &step.entries);
+    const auto on_device = [](const auto& result) {
+      return result.has_value() && result->device != nullptr;
+    };
+    if (on_device(r.request->output) || on_device(r.request->lse)) {
+      step.outputs.push_back(OutputOf(*r.request));
+    }
   }
+  step.result_in_reply = first.wants_result_on_host();
   if (requests.size() == 1) {
     step.q = ViewOf(first.q);
     step.k = ViewOf(first.k);
@@ -79,10 +99,14 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
 void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
                 const std::vector<float>& o, const std::vector<float>& lse,
                 v1::AttendReply* reply) {
+  // Empty where nobody looks at it on the host.
+  const auto from = [](const std::vector<float>& values, int64_t first) {
+    return values.empty() ? nullptr : values.data() + first;
+  };
   const int64_t first_head = first_row * spec.q_heads;
-  WriteOutput(*request.output, o.data() + first_head * spec.head_dim, reply->mutable_output());
+  WriteOutput(*request.output, from(o, first_head * spec.head_dim), reply->mutable_output());
   if (request.lse.has_value()) {
-    WriteOutput(*request.lse, lse.data() + first_head, reply->mutable_lse());
+    WriteOutput(*request.lse, from(lse, first_head), reply->mutable_lse());
   }
 }
 

@@ -144,6 +144,15 @@ absl::Status PlaceResults(const v1::AttendRequest& message, const StepContext& c
   return absl::OkStatus();
 }
 
+// BatchKey::on_device.
+uint8_t OnDevice(const StepRequest& request) {
+  const auto bit = [](const auto& tensor, int place) {
+    return tensor.has_value() && tensor->device != nullptr ? 1 << place : 0;
+  };
+  return static_cast<uint8_t>(bit(request.q, 0) | bit(request.k, 1) | bit(request.v, 2) |
+                              bit(request.output, 3) | bit(request.lse, 4));
+}
+
 }  // namespace
 
 absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest> message,
@@ -171,6 +180,7 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
     TRIBUTARY_RETURN_IF_ERROR(CheckNoKv(*message));
   }
   TRIBUTARY_RETURN_IF_ERROR(PlaceResults(*message, context, &request));
+  request.key.on_device = OnDevice(request);
   request.message = std::move(message);
   return request;
 }
@@ -194,6 +204,7 @@ absl::StatusOr<StepRequest> CheckAppend(std::shared_ptr<const v1::AppendRequest>
   }
   request.key.kind = entries.Kind();
   TRIBUTARY_RETURN_IF_ERROR(ReadKv(message->k(), message->v(), context, &request));
+  request.key.on_device = OnDevice(request);
   request.message = std::move(message);
   return request;
 }

@@ -31,6 +31,26 @@ struct StepRequest {
   std::optional<OutputTensor> lse;      // when wanted
   std::shared_ptr<const void> message;  // keeps inline bytes
 
+  // Calls use(region, field) for every tensor that lies in memory of a GPU.
+  template <typename Use>
+  void ForEachDeviceRegion(const Use& use) const {
+    const auto one = [&use](const auto& tensor, const char* field) {
+      if (tensor.has_value() && tensor->device != nullptr) use(tensor->device, field);
+    };
+    one(q, "q");
+    one(k, "k");
+    one(v, "v");
+    one(output, "output");
+    one(lse, "lse");
+  }
+  // Whether somebody looks at the result on the host.
+  bool wants_result_on_host() const {
+    const auto on_host = [](const std::optional<OutputTensor>& result) {
+      return result.has_value() && result->device == nullptr;
+    };
+    return on_host(output) || on_host(lse);
+  }
+
   // What the step's size is limited by.
   int32_t rows() const { return query_rows > new_tokens ? query_rows : new_tokens; }
 };

@@ -89,6 +89,8 @@ absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_vi
           FindBytes(tensor.shared_memory(), input.view.dtype, input.view.bytes, field, regions));
       input.view.data = found.data;
       input.owner = std::move(found.owner);
+      if (found.device != nullptr) input.view.parts.push_back(found.part);
+      input.device = std::move(found.device);
       return input;
     }
     case v1::Tensor::SOURCE_NOT_SET:
@@ -127,6 +129,8 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
                                                             output.bytes, field, regions));
     output.region = found.data;
     output.owner = std::move(found.owner);
+    output.device = std::move(found.device);
+    output.part = found.part;
     output.reference = asked->shared_memory();
     return output;
   }
@@ -141,6 +145,10 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
 void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply) {
   reply->set_dtype(ToProto(output.dtype));
   reply->mutable_shape()->Add(output.shape.begin(), output.shape.end());
+  if (output.device != nullptr) {
+    *reply->mutable_shared_memory() = output.reference;
+    return;
+  }
   void* destination = output.region;
   if (output.region == nullptr) {
     std::string* bytes = reply->mutable_inline_();

@@ -19,14 +19,17 @@ namespace tributary::service {
 struct InputTensor {
   worker::TensorView view;
   std::shared_ptr<const void> owner;
+  DeviceRegionPtr device;  // of the view's one part, or null
 };
 
-// Where a result goes: a region, or inline when `region` is null.
+// Where a result goes: a region of host memory, one of a GPU's, or inline when there is neither.
 struct OutputTensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
   std::shared_ptr<const void> owner;
+  DeviceRegionPtr device;
+  worker::RegionPart part;              // of `device`
   v1::SharedMemoryReference reference;  // echoed in the reply
   size_t bytes = 0;
 };
@@ -45,7 +48,8 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry& regions);
 
-// Converts `values` into the region or into reply->inline.
+// Converts `values` into the region or into reply->inline. What goes to memory of a GPU lies there
+// already: `values` may be null, and the reply refers to it.
 void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply);
 
 }  // namespace tributary::service

@@ -1,5 +1,8 @@
 #include "service/worker_group.h"
 
+#include "absl/strings/str_cat.h"
+#include "worker/errors.h"
+
 namespace tributary::service {
 
 bool BreaksGroup(const absl::Status& reply) {
@@ -15,6 +18,11 @@ bool BreaksGroup(const absl::Status& reply) {
     default:
       return true;
   }
+}
+
+absl::Status NoRegions(absl::string_view why) {
+  return worker::FieldError(absl::StatusCode::kFailedPrecondition, "cuda_ipc",
+                            absl::StrCat("memory of GPUs cannot be registered here: ", why));
 }
 
 }  // namespace tributary::service

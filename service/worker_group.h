@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "worker/backends.h"
 #include "worker/command.h"
 
@@ -25,6 +26,9 @@ struct Outcome {
 // Whether a rank's reply means that ranks may have parted ways, as opposed to a refusal that is the
 // same everywhere and leaves the group usable.
 bool BreaksGroup(const absl::Status& reply);
+
+// What CheckRegions says of a group that takes none.
+absl::Status NoRegions(absl::string_view why);
 
 struct Member {
   int rank = 0;
@@ -59,6 +63,9 @@ class WorkerGroup {
   virtual int size() const = 0;
   // What all its workers compute on; fixed by configuration.
   virtual worker::Device device() const = 0;
+  // Whether its workers take OpenRegionCommand; fixed by configuration. kFailedPrecondition naming
+  // CudaIpcMemory otherwise.
+  virtual absl::Status CheckRegions() const = 0;
   // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
   virtual absl::Status Start(GroupObserver* observer) = 0;
   // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,

@@ -17,6 +17,7 @@
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
+#include "worker/errors.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
 
@@ -68,7 +69,7 @@ class Backend {
   }
   // Lets go of what Join made; the group that it was for is over.
   virtual void Leave() {}
-  // Whether taking or giving back the memory of a shard may hold up peers. Then ranks wait for each
+  // Whether taking or giving back memory of the device may hold up peers. Then ranks wait for each
   // other after they did.
   virtual bool MemoryHoldsUpPeers() const { return false; }
 
@@ -76,6 +77,27 @@ class Backend {
   // `available` bytes or the device refuses. The spec is valid.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
+
+  // Makes memory that another process shares usable in steps, as `region`. Again with the same
+  // memory: OK. Errors name fields of CudaIpcMemory (attention.proto): kFailedPrecondition: this
+  // backend or its device cannot reach such memory.
+  virtual absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) {
+    static_cast<void>(region);
+    static_cast<void>(memory);
+    return FieldError(absl::StatusCode::kFailedPrecondition, "cuda_ipc",
+                      "these workers do not reach the memory of GPUs");
+  }
+  // Lets go of it, if it is open. An error leaves it open.
+  virtual absl::Status CloseRegion(RegionId region, collective::Deadline deadline) {
+    static_cast<void>(region);
+    static_cast<void>(deadline);
+    return absl::OkStatus();
+  }
+  // Whether all of `part` lies in an open region.
+  virtual bool Reaches(const RegionPart& part) const {
+    static_cast<void>(part);
+    return false;
+  }
 };
 
 }  // namespace tributary::worker

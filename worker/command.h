@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -22,12 +23,25 @@ namespace tributary::worker {
 
 using CacheId = uint32_t;
 using SequenceId = uint64_t;
+using RegionId = uint64_t;  // of memory of a GPU that a host shares; never used again
 
-// Borrowed bytes; Command::owner keeps them alive.
+// Bytes [offset, offset + bytes) of an open region.
+struct RegionPart {
+  RegionId region = 0;  // 0: none
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  friend bool operator==(const RegionPart&, const RegionPart&) = default;
+};
+
+// Borrowed bytes, of host memory (Command::owner keeps them alive) or of regions.
 struct TensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::kBf16;
   size_t bytes = 0;
+  // Not empty: the bytes are those of these, one after the other, and `data` is null.
+  std::vector<RegionPart> parts;
+
+  bool in_regions() const { return !parts.empty(); }
 };
 
 // table[first_index + i] = pages[i]; the table grows as needed and is made if it does not exist.
@@ -50,6 +64,26 @@ struct CreateCacheCommand {
 };
 
 struct DropCacheCommand {};
+
+// Memory of a GPU of this machine that another process shares by CUDA IPC.
+struct SharedDeviceMemory {
+  std::string handle;   // the bytes of a cudaIpcMemHandle_t, of a whole allocation
+  uint64_t offset = 0;  // of the region in the allocation
+  uint64_t bytes = 0;
+  std::string gpu;  // its UUID, "GPU-" and 8-4-4-4-12 hexadecimal digits
+  friend bool operator==(const SharedDeviceMemory&, const SharedDeviceMemory&) = default;
+};
+
+// Makes a region usable in steps. Of no cache, as the one below.
+struct OpenRegionCommand {
+  RegionId region = 0;
+  SharedDeviceMemory memory;
+};
+
+// Of a region that is not open: changes nothing.
+struct CloseRegionCommand {
+  RegionId region = 0;
+};
 
 // Sets tables outright (after a fork, and for all sequences when a group re-forms).
 struct SetTablesCommand {
@@ -81,6 +115,14 @@ struct StepEntry {
   bool replay = false;
 };
 
+// Rows of a step's result that go to regions.
+struct RegionOutput {
+  int32_t rows = 0;
+  DType dtype = DType::kF32;  // of o: f32, bf16 or f16
+  RegionPart o;               // [rows, q_heads, head_dim], or none
+  RegionPart lse;             // [rows, q_heads] of f32, or none
+};
+
 struct StepCommand {
   int32_t layer = 0;
   StepKind kind = StepKind::kDecode;
@@ -91,6 +133,11 @@ struct StepCommand {
   TensorView q;  // [query rows, q_heads, head_dim] of f32, bf16 or f16
   TensorView k;  // [new tokens, kv_heads, head_dim]
   TensorView v;  // [new tokens, kv_heads, head_dim]
+  // Empty, or for all query rows, in their order: rank 0 puts the result there. What lies there
+  // when the step fails is undefined.
+  std::vector<RegionOutput> outputs;
+  // Whether the reply carries the result, too or alone.
+  bool result_in_reply = true;
 };
 
 struct Command {
@@ -101,7 +148,7 @@ struct Command {
   // When the step must be over, by the worker's steady clock; collectives use it.
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
-               StepCommand>
+               StepCommand, OpenRegionCommand, CloseRegionCommand>
       body;
   // Keeps what the tensor views of the body point to.
   std::shared_ptr<const void> owner;
@@ -122,7 +169,7 @@ struct Reply {
   absl::Status status;
   // Entries (by index) whose replayed K/V differ from what this rank holds.
   std::vector<int32_t> conflicts;
-  // Rank 0 of a step with queries: merged output and LSE.
+  // Rank 0 of a step with queries whose result is to be in the reply: merged output and LSE.
   std::vector<float> o;    // [query rows, q_heads, head_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   StepTimes times;

@@ -132,6 +132,15 @@ class Executor::Impl {
       Drop(command.cache);
       return AwaitPeersMemory(command.deadline);
     }
+    if (const auto* open = std::get_if<OpenRegionCommand>(&command.body)) {
+      const absl::Status opened = backend_->OpenRegion(open->region, open->memory);
+      TRIBUTARY_RETURN_IF_ERROR(AwaitPeersMemory(command.deadline));
+      return opened;
+    }
+    if (const auto* close = std::get_if<CloseRegionCommand>(&command.body)) {
+      TRIBUTARY_RETURN_IF_ERROR(backend_->CloseRegion(close->region, command.deadline));
+      return AwaitPeersMemory(command.deadline);
+    }
     const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
       if (it != caches_.end()) {
@@ -202,7 +211,7 @@ class Executor::Impl {
     {
       const TimedSection timed(reply->times.plan);
       step_begun_ = true;
-      const absl::Status check = CheckStep(cache.spec, cache.layout.size, cache.tables, step);
+      const absl::Status check = Check(cache, step);
       if (!check.ok()) {
         step_begun_ = false;  // every rank refuses, none waits
         return check;
@@ -213,7 +222,7 @@ class Executor::Impl {
     }
     StepResults results;
     results.times = reply->times;
-    if (comm_->rank() == 0) {
+    if (comm_->rank() == 0 && step.result_in_reply) {
       const size_t row_heads =
           static_cast<size_t>(plan->query_rows) * static_cast<size_t>(cache.spec.q_heads);
       reply->o.resize(row_heads * static_cast<size_t>(cache.spec.head_dim));
@@ -225,6 +234,12 @@ class Executor::Impl {
     reply->conflicts = std::move(results.conflicts);
     reply->times = results.times;
     return absl::OkStatus();
+  }
+
+  absl::Status Check(const Cache& cache, const StepCommand& step) const {
+    TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
+    return CheckStepRegions(cache.spec, step,
+                            [this](const RegionPart& part) { return backend_->Reaches(part); });
   }
 
   const StepPlan& Plan(Cache& cache, const StepCommand& step) {
@@ -263,7 +278,8 @@ class Executor::Impl {
                               .comm = *comm_,
                               .deadline = deadline,
                               .entries = static_cast<int32_t>(step.entries.size()),
-                              .reach = reach};
+                              .reach = reach,
+                              .outputs = step.outputs};
     return cache.shard->Run(planned, results);
   }
 

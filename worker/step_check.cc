@@ -80,7 +80,7 @@ absl::Status CheckTensor(absl::string_view field, const TensorView& tensor, int6
         field, absl::StrCat("must have ", bytes, " bytes: [", rows, ", ", heads, ", ", head_dim,
                             "] of ", Name(tensor.dtype), ", has ", tensor.bytes));
   }
-  if (tensor.data == nullptr) return InvalidField(field, "has no data");
+  if (tensor.data == nullptr && !tensor.in_regions()) return InvalidField(field, "has no data");
   return absl::OkStatus();
 }
 
@@ -102,6 +102,29 @@ absl::Status CheckTensors(const CacheSpec& spec, const StepCommand& step) {
                                           "), has ", Name(step.v.dtype)));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckPart(absl::string_view field, const RegionPart& part, int64_t bytes,
+                       const std::function<bool(const RegionPart&)>& reaches) {
+  if (part.bytes != static_cast<uint64_t>(bytes)) {
+    return InvalidField(field, absl::StrCat("must have ", bytes, " bytes, has ", part.bytes));
+  }
+  if (reaches(part)) return absl::OkStatus();
+  return FieldError(absl::StatusCode::kNotFound, field,
+                    absl::StrCat(part.bytes, " bytes at ", part.offset, " of region ", part.region,
+                                 ", which is not open or ends before"));
+}
+
+absl::Status CheckParts(absl::string_view field, const TensorView& tensor,
+                        const std::function<bool(const RegionPart&)>& reaches) {
+  if (!tensor.in_regions()) return absl::OkStatus();
+  uint64_t bytes = 0;
+  for (const RegionPart& part : tensor.parts) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckPart(field, part, static_cast<int64_t>(part.bytes), reaches));
+    bytes += part.bytes;  // each lies in a region, so the sum stays far below 64 bits
+  }
+  if (bytes == tensor.bytes) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("has ", tensor.bytes, " bytes, its parts have ", bytes));
 }
 
 absl::Status CheckCopies(const CacheSpec& spec, const std::vector<PageCopy>& copies) {
@@ -154,6 +177,39 @@ absl::Status CheckStep(const CacheSpec& spec, int32_t ranks, const PageTables& t
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckDistinct(step.entries));
   return CheckTensors(spec, step);
+}
+
+absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
+                              const std::function<bool(const RegionPart&)>& reaches) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckParts("q", step.q, reaches));
+  TRIBUTARY_RETURN_IF_ERROR(CheckParts("k", step.k, reaches));
+  TRIBUTARY_RETURN_IF_ERROR(CheckParts("v", step.v, reaches));
+  if (step.outputs.empty()) return absl::OkStatus();
+  int64_t rows_left = 0;
+  for (const StepEntry& entry : step.entries) rows_left += entry.query_rows;
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    const RegionOutput& output = step.outputs[i];
+    const std::string field = absl::StrCat("outputs[", i, "]");
+    if (output.rows < 1 || output.rows > rows_left) {
+      return InvalidField(absl::StrCat(field, ".rows"),
+                          absl::StrCat("is ", output.rows, ", ", rows_left, " are left"));
+    }
+    rows_left -= output.rows;
+    if (IsFp8(output.dtype)) {
+      return InvalidField(absl::StrCat(field, ".dtype"), "must be f32, bf16 or f16");
+    }
+    const int64_t heads = int64_t{output.rows} * spec.q_heads;
+    const auto element = static_cast<int64_t>(SizeOf(output.dtype));
+    if (output.o.region != 0) {
+      TRIBUTARY_RETURN_IF_ERROR(
+          CheckPart(absl::StrCat(field, ".o"), output.o, heads * spec.head_dim * element, reaches));
+    }
+    if (output.lse.region == 0) continue;
+    TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".lse"), output.lse,
+                                        heads * static_cast<int64_t>(sizeof(float)), reaches));
+  }
+  if (rows_left == 0) return absl::OkStatus();
+  return InvalidField("outputs", absl::StrCat("leave ", rows_left, " rows without a place"));
 }
 
 }  // namespace tributary::worker

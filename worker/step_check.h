@@ -1,6 +1,8 @@
 // Whether a step can be executed at all.
 #pragma once
 
+#include <functional>
+
 #include "absl/status/status.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
@@ -18,5 +20,10 @@ namespace tributary::worker {
 // each naming the field of worker/command.h's StepCommand. `ranks` is N.
 absl::Status CheckStep(const CacheSpec& spec, int32_t ranks, const PageTables& tables,
                        const StepCommand& step);
+
+// The same of what lies in regions, for a step that passed CheckStep. `reaches`: Backend::Reaches.
+// kInvalidArgument: sizes that do not add up; kNotFound: a part outside of every open region.
+absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
+                              const std::function<bool(const RegionPart&)>& reaches);
 
 }  // namespace tributary::worker

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +34,7 @@ struct PlannedStep {
   // and tokens reach, added up.
   int32_t entries = 0;
   int64_t reach = 0;
+  std::span<const RegionOutput> outputs = {};  // StepCommand::outputs
 };
 
 class StepOperations {

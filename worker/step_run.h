@@ -71,8 +71,9 @@ struct StepOperands {
 
 // Where results go.
 struct StepResults {
-  float* o = nullptr;              // rank 0: [query rows, q_heads, head_dim]
-  float* lse = nullptr;            // rank 0: [query rows, q_heads]
+  // Rank 0, where the reply carries the result; else null.
+  float* o = nullptr;              // [query rows, q_heads, head_dim]
+  float* lse = nullptr;            // [query rows, q_heads]
   std::vector<int32_t> conflicts;  // entries whose replayed tokens differ, ascending
   StepTimes times;
 };

@@ -137,9 +137,9 @@ int Main() {
   region.set_name("r");
   region.mutable_system()->set_key(key);
   region.set_byte_size(kRegionBytes);
-  const absl::Status registered = coordinator.RegisterSharedMemory(region);
+  Await<v1::RegisterSharedMemoryReply>(
+      [&](auto done) { coordinator.RegisterSharedMemory(region, done); });
   shm_unlink(key.c_str());
-  Require(registered.ok(), std::string(registered.message()));
 
   v1::CreateCacheRequest create;
   create.set_cache_id(kCache);

@@ -68,12 +68,16 @@ void Describe(int64_t rows, int32_t heads, int32_t head_dim, DType dtype, v1::Te
   if (head_dim > 0) tensor.add_shape(head_dim);
 }
 
-// Writes one tensor after the other into a slot.
+// Refers to tensors in memory of a GPU, or writes one after the other into a slot.
 class Placer {
  public:
-  explicit Placer(const RegionPool::Slot* slot) : slot_(slot) {}
+  Placer(const DeviceRegion* device, const RegionPool::Slot* slot) : device_(device), slot_(slot) {}
+
+  // Whether results need not travel in the reply.
+  bool has_room() const { return device_ != nullptr || slot_ != nullptr; }
 
   void Input(const void* bytes, uint64_t size, v1::Tensor& tensor) {
+    if (device_ != nullptr) return ReferToDevice(bytes, tensor);
     if (slot_ == nullptr) {
       tensor.set_inline_(bytes, size);
       return;
@@ -81,15 +85,25 @@ class Placer {
     std::memcpy(slot_->data() + used_, bytes, size);
     Refer(size, tensor);
   }
-  void Output(uint64_t size, v1::Tensor& tensor) { Refer(size, tensor); }
+  void Output(const void* bytes, uint64_t size, v1::Tensor& tensor) {
+    if (device_ != nullptr) return ReferToDevice(bytes, tensor);
+    Refer(size, tensor);
+  }
 
  private:
+  void ReferToDevice(const void* bytes, v1::Tensor& tensor) {
+    tensor.mutable_shared_memory()->set_region(device_->name());
+    tensor.mutable_shared_memory()->set_offset(
+        static_cast<uint64_t>(static_cast<const std::byte*>(bytes) -
+                              static_cast<const std::byte*>(device_->memory().data)));
+  }
   void Refer(uint64_t size, v1::Tensor& tensor) {
     tensor.mutable_shared_memory()->set_region(slot_->region());
     tensor.mutable_shared_memory()->set_offset(slot_->offset() + used_);
     used_ += Aligned(size);
   }
 
+  const DeviceRegion* const device_;
   const RegionPool::Slot* const slot_;
   uint64_t used_ = 0;
 };
@@ -115,6 +129,18 @@ absl::Status CheckBytes(absl::string_view field, int64_t rows, int32_t heads, in
     return InvalidField(field, "is larger than any message or region");
   }
   return absl::OkStatus();
+}
+
+// Alignment and the like are the service's to refuse; what lies before the region has no offset.
+absl::Status CheckInside(const std::shared_ptr<const DeviceRegion>& device, absl::string_view field,
+                         const void* pointer, uint64_t bytes) {
+  if (device == nullptr) return absl::OkStatus();
+  const auto begin = reinterpret_cast<uintptr_t>(device->memory().data);
+  const auto at = reinterpret_cast<uintptr_t>(pointer);
+  const uint64_t size = device->memory().bytes;
+  if (at >= begin && bytes <= size && at - begin <= size - bytes) return absl::OkStatus();
+  return InvalidField(field,
+                      absl::StrCat("does not lie in the device memory shared as ", device->name()));
 }
 
 absl::Status TooLarge(absl::string_view what, uint64_t bytes, uint64_t limit) {
@@ -158,7 +184,15 @@ absl::Status CheckCall(const AttendCall& call) {
     if (call.k == nullptr) return InvalidField("k", "is missing: entries have new tokens");
     if (call.v == nullptr) return InvalidField("v", "is missing: entries have new tokens");
   }
-  return absl::OkStatus();
+  const Sizes sizes = SizesOf(call);
+  if (auto s = CheckInside(call.device, "q", call.q, sizes.q); !s.ok()) return s;
+  if (sizes.k > 0) {
+    if (auto s = CheckInside(call.device, "k", call.k, sizes.k); !s.ok()) return s;
+    if (auto s = CheckInside(call.device, "v", call.v, sizes.v); !s.ok()) return s;
+  }
+  if (auto s = CheckInside(call.device, "output", call.output, sizes.output); !s.ok()) return s;
+  if (call.lse == nullptr) return absl::OkStatus();
+  return CheckInside(call.device, "lse", call.lse, sizes.lse);
 }
 
 absl::Status CheckCall(const AppendCall& call) {
@@ -173,7 +207,9 @@ absl::Status CheckCall(const AppendCall& call) {
   if (auto s = CheckBytes("k", Tokens(call), call.kv_heads, call.head_dim); !s.ok()) return s;
   if (call.k == nullptr) return InvalidField("k", "is missing");
   if (call.v == nullptr) return InvalidField("v", "is missing");
-  return absl::OkStatus();
+  const uint64_t bytes = SizeOfKv(call);
+  if (auto s = CheckInside(call.device, "k", call.k, bytes); !s.ok()) return s;
+  return CheckInside(call.device, "v", call.v, bytes);
 }
 
 v1::AttendRequest DescribeCall(const AttendCall& call) {
@@ -223,7 +259,7 @@ uint64_t SharedBytes(const AppendCall& call) { return 2 * Aligned(SizeOfKv(call)
 void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
                   v1::AttendRequest& request) {
   const Sizes sizes = SizesOf(call);
-  Placer placer(slot);
+  Placer placer(call.device.get(), slot);
   placer.Input(call.q, sizes.q, *request.mutable_q());
   if (sizes.k > 0) {
     placer.Input(call.k, sizes.k, *request.mutable_k());
@@ -232,18 +268,18 @@ void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
   // Inline results are what the service gives unasked.
   request.clear_output();
   request.clear_lse();
-  if (slot == nullptr) return;
+  if (!placer.has_room()) return;
   Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_output());
-  placer.Output(sizes.output, *request.mutable_output());
+  placer.Output(call.output, sizes.output, *request.mutable_output());
   if (call.lse == nullptr) return;
   Describe(Rows(call), call.q_heads, 0, DType::kF32, *request.mutable_lse());
-  placer.Output(sizes.lse, *request.mutable_lse());
+  placer.Output(call.lse, sizes.lse, *request.mutable_lse());
 }
 
 void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot,
                   v1::AppendRequest& request) {
   const uint64_t bytes = SizeOfKv(call);
-  Placer placer(slot);
+  Placer placer(call.device.get(), slot);
   placer.Input(call.k, bytes, *request.mutable_k());
   placer.Input(call.v, bytes, *request.mutable_v());
 }
@@ -265,6 +301,7 @@ absl::Status CheckSize(const v1::AppendRequest& request, uint64_t limit) {
 
 absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
                          const v1::AttendReply& reply) {
+  if (call.device != nullptr) return absl::OkStatus();  // they lie there
   const Sizes sizes = SizesOf(call);
   if (slot != nullptr) {
     const uint64_t output = Aligned(sizes.q) + Aligned(sizes.k) + Aligned(sizes.v);

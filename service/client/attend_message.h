@@ -26,7 +26,8 @@ v1::AppendRequest DescribeCall(const AppendCall& call);
 uint64_t SharedBytes(const AttendCall& call);
 uint64_t SharedBytes(const AppendCall& call);
 
-// Copies the inputs into the slot and refers to them; with a null slot, into the message.
+// Refers to what lies in memory of a GPU; otherwise copies the inputs into the slot and refers to
+// them; with a null slot, into the message.
 void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot, v1::AttendRequest& request);
 void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot, v1::AppendRequest& request);
 

@@ -151,7 +151,7 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
 }
 
 absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
-  call.slot = regions_->Acquire(SharedBytes(call.call));
+  if (call.call.device == nullptr) call.slot = regions_->Acquire(SharedBytes(call.call));
   const bool shared = call.slot.has_value();
   PlaceTensors(call.call, shared ? &*call.slot : nullptr, call.request);
   absl::Status status = CheckSize(call.call, call.request, options_.max_message_bytes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "service/client/rpc_status.h"
+#include "service/client/shared_region.h"
 #include "service/keepalive.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -64,6 +66,20 @@ uint64_t RandomId() {
   // 0 would ask the service to choose.
   return absl::Uniform<uint64_t>(absl::IntervalClosed, dice, 1, UINT64_MAX);
 }
+
+class SharedDeviceRegion final : public DeviceRegion {
+ public:
+  SharedDeviceRegion(DeviceMemory memory, std::unique_ptr<SharedRegion> life)
+      : memory_(std::move(memory)), life_(std::move(life)) {}
+
+  const std::string& name() const override { return life_->name(); }
+  const DeviceMemory& memory() const override { return memory_; }
+
+ private:
+  const DeviceMemory memory_;
+  // Holds nothing: its lock says that this process lives.
+  const std::unique_ptr<SharedRegion> life_;
+};
 
 class GrpcClient final : public Client {
  public:
@@ -173,6 +189,35 @@ class GrpcClient final : public Client {
     pipe_.Submit(call, std::move(done));
   }
 
+  absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
+      const DeviceMemory& memory) override {
+    absl::StatusOr<std::unique_ptr<SharedRegion>> life = SharedRegion::Create(1);
+    if (!life.ok()) return life.status();
+    v1::RegisterSharedMemoryRequest request;
+    request.set_name((*life)->name());
+    request.set_byte_size(memory.bytes);
+    v1::CudaIpcMemory& cuda = *request.mutable_cuda_ipc();
+    cuda.set_raw_handle(memory.ipc_handle);
+    cuda.set_device_uuid(memory.gpu);
+    cuda.set_offset(memory.offset);
+    cuda.set_owner_key((*life)->key());
+    const absl::Status shared =
+        Call<v1::RegisterSharedMemoryReply>(&Stub::RegisterSharedMemory, request).status();
+    if (!shared.ok()) return shared;
+    (*life)->Unlink();
+    return std::make_shared<const SharedDeviceRegion>(memory, *std::move(life));
+  }
+
+  absl::Status UnshareDeviceMemory(const DeviceRegion& region) override {
+    v1::UnregisterSharedMemoryRequest request;
+    request.set_name(region.name());
+    int failures = 0;
+    absl::Status status =
+        Call<v1::UnregisterSharedMemoryReply>(&Stub::UnregisterSharedMemory, request, &failures)
+            .status();
+    return GoneByNow(std::move(status), failures);
+  }
+
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) override {
     return Call<v1::GetTopologyReply>(&Stub::GetTopology, request);
   }
@@ -213,7 +258,8 @@ class GrpcClient final : public Client {
   }
 
   absl::Status AppendOnce(const AppendCall& call, v1::AppendRequest& request, Deadline deadline) {
-    const auto slot = regions_.Acquire(SharedBytes(call));
+    const bool to_region = call.device == nullptr;
+    const auto slot = to_region ? regions_.Acquire(SharedBytes(call)) : std::nullopt;
     PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
     if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) return s;
     grpc::ClientContext context;

@@ -43,6 +43,23 @@ struct ConnectOptions {
   size_t max_message_bytes = size_t{64} << 20;
 };
 
+// Memory of a GPU, allocated with cudaMalloc. cuda_memory.h fills this in.
+struct DeviceMemory {
+  const void* data = nullptr;  // a device pointer of this process, aligned to 16 bytes
+  uint64_t bytes = 0;
+  std::string ipc_handle;  // the bytes of the allocation's cudaIpcMemHandle_t
+  uint64_t offset = 0;     // of `data` in the allocation
+  std::string gpu;         // its UUID, "GPU-..."
+};
+
+// Memory of a GPU that the service reads and writes: Client::ShareDeviceMemory.
+class DeviceRegion {
+ public:
+  virtual ~DeviceRegion() = default;
+  virtual const std::string& name() const = 0;  // as registered
+  virtual const DeviceMemory& memory() const = 0;
+};
+
 struct AttendEntry {
   uint64_t sequence_id = 0;
   int64_t first_position = 0;
@@ -65,6 +82,10 @@ struct AttendCall {
   int32_t head_dim = 0;
   void* output = nullptr;  // [rows, q_heads, head_dim]
   float* lse = nullptr;    // [rows, q_heads], or nullptr when not wanted
+  // Not null: all of the above are device pointers into this memory, each aligned to 16 bytes. What
+  // they hold must have been written before the call, and they are the service's until a call with
+  // these results has been answered: after a deadline or a cancellation too.
+  std::shared_ptr<const DeviceRegion> device;
 };
 
 struct AppendCall {
@@ -81,6 +102,7 @@ struct AppendCall {
   const void* v = nullptr;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  std::shared_ptr<const DeviceRegion> device;  // as in AttendCall
 };
 
 class Client {
@@ -109,6 +131,16 @@ class Client {
   // Many in flight over one stream, begun in the order of calls. `done` runs once, on a thread of
   // the client; the buffers of `call` must live until then.
   virtual void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
+
+  // Lets calls name memory of a GPU of this machine instead of carrying tensors.
+  // FAILED_PRECONDITION where the service has no GPU workers of its own that reach it. When this
+  // process ends the service lets go of it. A service that was started anew knows nothing of it:
+  // calls are NOT_FOUND, "q.shared_memory.region", and it must be shared again.
+  virtual absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
+      const DeviceMemory& memory) = 0;
+  // Returns when the service has let go of it: it must not be freed before. Calls in flight that
+  // use it finish first.
+  virtual absl::Status UnshareDeviceMemory(const DeviceRegion& region) = 0;
 
   virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(
       const v1::GetTopologyRequest& request) = 0;

@@ -1,13 +1,28 @@
 #include "tests/fault/programs.h"
 
+#include <cstdlib>
+
 namespace tributary::test {
+namespace {
+
+// Where it was built, or where `variable` says: tests may be carried to another machine.
+std::string Program(const char* variable, const char* built) {
+  const char* given = std::getenv(variable);
+  return given == nullptr ? built : given;
+}
+
+std::string Coordinator() {
+  return Program("TRIBUTARY_COORDINATOR_PROGRAM", TRIBUTARY_COORDINATOR_PROGRAM);
+}
+
+}  // namespace
 
 std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
                                           const std::string& coordinator, int rank,
                                           std::vector<std::string> more_flags) {
-  std::vector<std::string> arguments = {TRIBUTARY_WORKER_PROGRAM, "--coordinator=" + coordinator,
-                                        "--rank=" + std::to_string(rank), "--threads=1",
-                                        "--reconnect_max=500ms"};
+  std::vector<std::string> arguments = {
+      Program("TRIBUTARY_WORKER_PROGRAM", TRIBUTARY_WORKER_PROGRAM), "--coordinator=" + coordinator,
+      "--rank=" + std::to_string(rank), "--threads=1", "--reconnect_max=500ms"};
   arguments.insert(arguments.end(), more_flags.begin(), more_flags.end());
   return std::make_unique<ChildProcess>(std::move(arguments),
                                         directory.File("worker" + std::to_string(rank) + ".log"));
@@ -15,10 +30,18 @@ std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
 
 std::unique_ptr<ChildProcess> StartCoordinator(const TemporaryDirectory& directory, int workers,
                                                std::vector<std::string> more_flags) {
-  std::vector<std::string> arguments = {TRIBUTARY_COORDINATOR_PROGRAM,
-                                        "--listen=" + PublicAddress(directory),
+  std::vector<std::string> arguments = {Coordinator(), "--listen=" + PublicAddress(directory),
                                         "--worker_listen=" + WorkerAddress(directory),
                                         "--admin_listen=", "--workers=" + std::to_string(workers)};
+  arguments.insert(arguments.end(), more_flags.begin(), more_flags.end());
+  return std::make_unique<ChildProcess>(std::move(arguments), directory.File("coordinator.log"));
+}
+
+std::unique_ptr<ChildProcess> StartEmbedded(const TemporaryDirectory& directory, int workers,
+                                            std::vector<std::string> more_flags) {
+  std::vector<std::string> arguments = {
+      Coordinator(), "--listen=" + PublicAddress(directory),
+      "--admin_listen=", "--embedded_workers=" + std::to_string(workers)};
   arguments.insert(arguments.end(), more_flags.begin(), more_flags.end());
   return std::make_unique<ChildProcess>(std::move(arguments), directory.File("coordinator.log"));
 }

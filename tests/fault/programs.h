@@ -1,4 +1,5 @@
-// The programs under test, as processes.
+// The programs under test, as processes: those that were built with the test, or the ones that the
+// environment names in TRIBUTARY_COORDINATOR_PROGRAM and TRIBUTARY_WORKER_PROGRAM.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,11 @@ std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
 std::unique_ptr<ChildProcess> StartCoordinator(const TemporaryDirectory& directory, int workers,
                                                std::vector<std::string> more_flags = {});
 
-// Where the two above listen.
+// One whose workers are threads of its own.
+std::unique_ptr<ChildProcess> StartEmbedded(const TemporaryDirectory& directory, int workers,
+                                            std::vector<std::string> more_flags = {});
+
+// Where coordinators listen.
 std::string PublicAddress(const TemporaryDirectory& directory);
 std::string WorkerAddress(const TemporaryDirectory& directory);
 

@@ -419,17 +419,6 @@ TEST_F(SelectionTest, AModeThatNoBackendOfTheCacheCoversIsRefusedWithReasons) {
   EXPECT_EQ(service_->State(), before);
 }
 
-TEST_F(ApiTest, CudaIpcWithoutCudaIsRefused) {
-  v1::RegisterSharedMemoryRequest cuda;
-  cuda.set_name("gpu");
-  cuda.set_byte_size(10);
-  cuda.mutable_cuda_ipc()->set_raw_handle("x");
-  v1::RegisterSharedMemoryReply registered;
-  ExpectRefused(StatusCode::FAILED_PRECONDITION, "", [&] {
-    return Call(&v1::AttentionService::Stub::RegisterSharedMemory, cuda, &registered);
-  });
-}
-
 // ------------------------------------------------------------ DATA_LOSS, UNAVAILABLE and ABORTED
 
 class BrokenGroupTest : public ::testing::Test {

@@ -38,10 +38,13 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
   }
   if (const auto* create = std::get_if<worker::CreateCacheCommand>(&command.body)) {
     specs_[command.cache] = create->spec;
+  } else if (std::holds_alternative<worker::OpenRegionCommand>(command.body)) {
+    outcome.replies.back().status = outcome.status = open_region_;
   } else if (const auto* step = std::get_if<worker::StepCommand>(&command.body)) {
     const worker::CacheSpec& spec = specs_.at(command.cache);
     size_t rows = 0;
     for (const worker::StepEntry& entry : step->entries) rows += entry.query_rows;
+    if (!step->result_in_reply) return outcome;
     outcome.replies[0].o.resize(rows * spec.q_heads * spec.head_dim);
     outcome.replies[0].lse.resize(rows * spec.q_heads);
   }
@@ -62,6 +65,11 @@ void FakeGroup::Stop() { Break("stopped"); }
 void FakeGroup::Hold() {
   std::lock_guard lock(mutex_);
   holding_ = true;
+}
+
+void FakeGroup::AnswerOpenRegion(absl::Status status) {
+  std::lock_guard lock(mutex_);
+  open_region_ = std::move(status);
 }
 
 void FakeGroup::WaitForHeld(size_t count) {

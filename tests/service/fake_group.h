@@ -23,6 +23,9 @@ class FakeGroup : public WorkerGroup {
 
   int size() const override { return size_; }
   worker::Device device() const override { return device_; }
+  absl::Status CheckRegions() const override {
+    return device_ == worker::Device::kCuda ? absl::OkStatus() : NoRegions("the group is a fake");
+  }
   absl::Status Start(GroupObserver* observer) override;  // forms, all ranks fresh
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -36,6 +39,9 @@ class FakeGroup : public WorkerGroup {
   void ReleaseOne(const std::function<void(const worker::StepCommand&, Outcome*)>& edit = nullptr);
   // Ends all and holds no more.
   void Release();
+
+  // What opening a region ends with from now on, on the last rank.
+  void AnswerOpenRegion(absl::Status status);
 
   // Commands end with kAborted until the group is formed again.
   void Break(const std::string& reason);
@@ -58,6 +64,7 @@ class FakeGroup : public WorkerGroup {
   mutable std::mutex mutex_;
   std::condition_variable held_changed_;
   bool holding_ = false;
+  absl::Status open_region_;
   bool broken_ = true;
   uint64_t epoch_ = 0;
   std::deque<Held> held_;

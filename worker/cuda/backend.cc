@@ -43,6 +43,16 @@ class CudaRankBackend final : public Backend {
     return CudaShard::Create(*rank_, spec, available, fill);
   }
 
+  absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) override {
+    return rank_->OpenRegion(region, memory);
+  }
+  absl::Status CloseRegion(RegionId region, collective::Deadline deadline) override {
+    return rank_->CloseRegion(region, deadline);
+  }
+  bool Reaches(const RegionPart& part) const override {
+    return rank_->regions().Find(part).data != nullptr;
+  }
+
  private:
   const std::unique_ptr<CudaRank> rank_;
 };

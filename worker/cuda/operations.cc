@@ -10,6 +10,8 @@
 #include "kernels/cuda/block_attention.h"
 #include "kernels/cuda/matches_cache.h"
 #include "kernels/cuda/merge.h"
+#include "kernels/cuda/narrow.h"
+#include "worker/cuda/input_use.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
@@ -41,15 +43,30 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
       memory_(rank.workspace()),
       results_(*results),
       stream_(rank.stream()),
-      inputs_{Input{step.q, &memory_.staged_q, &memory_.q,
-                    PaddedBytes(step.q, step.plan.query_rows, plan.padded_rows())},
-              Input{step.k, &memory_.staged_k, &memory_.k,
-                    PaddedBytes(step.k, step.plan.new_tokens, plan.padded_tokens())},
-              Input{step.v, &memory_.staged_v, &memory_.v,
-                    PaddedBytes(step.v, step.plan.new_tokens, plan.padded_tokens())}},
+      inputs_{
+          InputOf(step.q, step.plan.query_rows, plan.padded_rows(), &memory_.staged_q, &memory_.q),
+          InputOf(step.k, step.plan.new_tokens, plan.padded_tokens(), &memory_.staged_k,
+                  &memory_.k),
+          InputOf(step.v, step.plan.new_tokens, plan.padded_tokens(), &memory_.staged_v,
+                  &memory_.v)},
       host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {
   collective::DeviceGroup* group = rank.group();
   if (group != nullptr) device_exchange_.emplace(step, rank.options().strategy, *group, stream_);
+}
+
+CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, int32_t rows,
+                                              int32_t padded_rows, PinnedMemory* staged,
+                                              DeviceMemory* device) const {
+  Input input{&tensor, staged, device, PaddedBytes(tensor, rows, padded_rows), nullptr};
+  if (input.padded_bytes == 0 || !tensor.in_regions()) return input;
+  const DeviceRegions::Place place = rank_.regions().Find(tensor.parts.front());
+  const InputUse use{.kind = step_.kind,
+                     .parts = tensor.parts.size(),
+                     .padded = input.padded_bytes != tensor.bytes,
+                     .same_gpu = place.same_gpu,
+                     .read_often = &tensor == &step_.q};
+  if (MayBeReadInPlace(use)) input.in_place = place.data;
+  return input;
 }
 
 collective::HeadSlice CudaOperations::OwnHeads() const {
@@ -93,6 +110,7 @@ absl::Status CudaOperations::Reserve(size_t room) {
     if (status.ok()) status = memory.Reserve(bytes);
   };
   for (const Input& input : inputs_) {
+    // Wherever it lies: what is taken must depend on the step's size alone (step_size.h).
     reserve(*input.staged, input.padded_bytes);
     reserve(*input.device, input.padded_bytes);
   }
@@ -121,9 +139,15 @@ absl::Status CudaOperations::Reserve(size_t room) {
   reserve(memory_.pass_o, rows * row_heads * Dim());
   reserve(memory_.pass_lse, rows * row_heads);
   if (status.ok() && partial_arrives()) status = ReserveArriving(rows * row_heads);
-  if (result_on_device()) {
+  if (result_on_device() || has_outputs()) {
     reserve(memory_.result_o, result_rows * row_heads * Dim());
     reserve(memory_.result_lse, result_rows * row_heads);
+  }
+  if (exchanges_on_host() && has_outputs() && results_.o == nullptr) {
+    reserve(memory_.staged_result_o, result_rows * row_heads * Dim());
+    reserve(memory_.staged_result_lse, result_rows * row_heads);
+    results_.o = memory_.staged_result_o.as<float>();
+    results_.lse = memory_.staged_result_lse.as<float>();
   }
   const size_t staged_rows = exchanges_on_host() ? rows : result_on_device() ? result_rows : 0;
   reserve(memory_.staged_o, staged_rows * row_heads * Dim());
@@ -159,9 +183,10 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
                     uint64_t{step_.plan.new_tokens > 0} << 25);
   for (const Input& input : inputs_) {
     values->push_back(input.padded_bytes);
-    values->push_back(AsNumber(input.staged->data()));
-    values->push_back(AsNumber(input.device->data()));
+    values->push_back(input.from_host() ? AsNumber(input.staged->data()) : 0);
+    values->push_back(AsNumber(input.data()));
   }
+  values->push_back(results_.o != nullptr);
   for (const DeviceMemory* memory :
        {&memory_.pass_o, &memory_.pass_lse, &memory_.result_o, &memory_.result_lse,
         &memory_.piece_o, &memory_.piece_lse, &memory_.arrivals, &memory_.differs}) {
@@ -180,17 +205,66 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
 
 // ------------------------------------------------------------------------------- in and out
 
+absl::Status CudaOperations::EnqueueRegionInputs() {
+  for (const Input& input : inputs_) {
+    const bool wanted = input.padded_bytes > 0 && input.from->in_regions();
+    if (!wanted || input.in_place != nullptr) continue;
+    std::byte* to = input.device->data();
+    for (const RegionPart& part : input.from->parts) {
+      TRIBUTARY_CUDA_OK(cudaMemcpyAsync(to, rank_.regions().Find(part).data, part.bytes,
+                                        cudaMemcpyDefault, stream_));
+      to += part.bytes;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaOperations::EnqueueRegionOutputs() {
+  if (!has_outputs()) return absl::OkStatus();
+  const NvtxRange range("outputs", step_.layer_index);
+  if (exchanges_on_host()) {
+    const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads() * sizeof(float);
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.result_o.data(), results_.o, row_heads * Dim(),
+                                      cudaMemcpyHostToDevice, stream_));
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.result_lse.data(), results_.lse, row_heads,
+                                      cudaMemcpyHostToDevice, stream_));
+  }
+  int32_t row = 0;
+  for (const RegionOutput& output : step_.outputs) {
+    const Partial rows = Advance(Result(), row, Heads());
+    row += output.rows;
+    cuda::MergeArgs args;  // of one source: a copy that converts
+    args.o[0] = rows.o;
+    args.lse[0] = rows.lse;
+    args.sources = 1;
+    args.rows = output.rows;
+    args.heads = step_.spec.q_heads;
+    args.head_dim = step_.spec.head_dim;
+    args.out = rank_.regions().Find(output.o).data;
+    args.out_dtype = output.dtype;
+    args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse).data);
+    if (args.out == nullptr) {
+      if (args.lse_out == nullptr) continue;
+      TRIBUTARY_CUDA_OK(
+          cudaMemcpyAsync(args.lse_out, rows.lse, output.lse.bytes, cudaMemcpyDefault, stream_));
+      continue;
+    }
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchMerge(args, stream_)));
+  }
+  return absl::OkStatus();
+}
+
 void CudaOperations::StageInputs() {
   const NvtxRange range("stage inputs", step_.layer_index);
   for (const Input& input : inputs_) {
-    if (input.padded_bytes == 0) continue;
-    std::memcpy(input.staged->data(), input.from.data, input.from.bytes);
+    if (!input.from_host()) continue;
+    std::memcpy(input.staged->data(), input.from->data, input.from->bytes);
   }
 }
 
 absl::Status CudaOperations::EnqueueInputs() {
   for (const Input& input : inputs_) {
-    if (input.padded_bytes == 0) continue;
+    if (!input.from_host()) continue;
     TRIBUTARY_CUDA_OK(cudaMemcpyAsync(input.device->data(), input.staged->data(),
                                       input.padded_bytes, cudaMemcpyHostToDevice, stream_));
   }
@@ -200,10 +274,10 @@ absl::Status CudaOperations::EnqueueInputs() {
 absl::Status CudaOperations::StageAndEnqueueInputs() {
   const NvtxRange range("stage inputs", step_.layer_index);
   for (const Input& input : inputs_) {
-    if (input.padded_bytes == 0) continue;
-    for (size_t at = 0; at < input.from.bytes; at += kPiece) {
-      const size_t bytes = std::min(kPiece, input.from.bytes - at);
-      std::memcpy(input.staged->data() + at, input.from.data + at, bytes);
+    if (!input.from_host()) continue;
+    for (size_t at = 0; at < input.from->bytes; at += kPiece) {
+      const size_t bytes = std::min(kPiece, input.from->bytes - at);
+      std::memcpy(input.staged->data() + at, input.from->data + at, bytes);
       TRIBUTARY_CUDA_OK(cudaMemcpyAsync(input.device->data() + at, input.staged->data() + at, bytes,
                                         cudaMemcpyHostToDevice, stream_));
     }
@@ -214,13 +288,18 @@ absl::Status CudaOperations::StageAndEnqueueInputs() {
 // The prefill kernels multiply 16-bit elements.
 absl::Status CudaOperations::EnqueueNarrowedTokens() {
   const size_t elements = step_.k.bytes / sizeof(float);
-  const auto narrow = [&](const TensorView& from, PinnedMemory& staged, DeviceMemory& device) {
-    cpu::Convert(DType::kF32, from.data, DType::kBf16, staged.data(), elements);
+  const auto narrow = [&](const Input& input, PinnedMemory& staged, DeviceMemory& device) {
+    if (!input.from_host()) {
+      return ToAbsl(cuda::LaunchNarrow(reinterpret_cast<const float*>(input.data()),
+                                       device.as<uint16_t>(), static_cast<int64_t>(elements),
+                                       stream_));
+    }
+    cpu::Convert(DType::kF32, input.from->data, DType::kBf16, staged.data(), elements);
     return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(device.data(), staged.data(), elements * 2,
                                                        cudaMemcpyHostToDevice, stream_));
   };
-  TRIBUTARY_RETURN_IF_ERROR(narrow(step_.k, memory_.staged_k16, memory_.k16));
-  return narrow(step_.v, memory_.staged_v16, memory_.v16);
+  TRIBUTARY_RETURN_IF_ERROR(narrow(inputs_[1], memory_.staged_k16, memory_.k16));
+  return narrow(inputs_[2], memory_.staged_v16, memory_.v16);
 }
 
 absl::Status CudaOperations::EnqueueResults() {
@@ -230,7 +309,7 @@ absl::Status CudaOperations::EnqueueResults() {
                                       static_cast<size_t>(plan_.entries()) * sizeof(uint32_t),
                                       cudaMemcpyDeviceToHost, stream_));
   }
-  if (!result_on_device()) return absl::OkStatus();
+  if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(ResultRows()) * Heads() * sizeof(float);
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_o.data(), memory_.result_o.data(),
                                     row_heads * Dim(), cudaMemcpyDeviceToHost, stream_));
@@ -247,7 +326,7 @@ absl::Status CudaOperations::Finish() {
   for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
     if (differs[entry] != 0) results_.conflicts.push_back(entry);
   }
-  if (!result_on_device()) return absl::OkStatus();
+  if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads();
   std::copy_n(memory_.staged_o.as<float>(), row_heads * Dim(), results_.o);
   std::copy_n(memory_.staged_lse.as<float>(), row_heads, results_.lse);
@@ -291,8 +370,8 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
           .page_size = step_.spec.page_size,
           .k_scale = layer_.k_scale,
           .v_scale = layer_.v_scale,
-          .k = memory_.k.data(),
-          .v = memory_.v.data(),
+          .k = k(),
+          .v = v(),
           .input_dtype = step_.k.dtype,
           .tokens = plan_.padded_tokens(),
           .slots = At<int64_t>(slots)};
@@ -354,10 +433,10 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
 absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
   const NvtxRange range("attend context", step_.layer_index);
   const size_t q_row = Heads() * Dim() * SizeOf(step_.q.dtype);
-  const std::byte* q = memory_.q.data() + static_cast<size_t>(pass.row_begin) * q_row;
+  const std::byte* from = q() + static_cast<size_t>(pass.row_begin) * q_row;
   const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
-  if (!launch.many_rows) return LaunchFewRows(launch.few, q, out);
-  cuda::PrefillArgs args = PrefillArgsFor(launch.many, q, pass.row_count, out);
+  if (!launch.many_rows) return LaunchFewRows(launch.few, from, out);
+  cuda::PrefillArgs args = PrefillArgsFor(launch.many, from, pass.row_count, out);
   args.page_tables = At<int32_t>(launch.many.tables);
   args.cache = layer_.pages;
   args.k_scale = layer_.k_scale;
@@ -371,9 +450,9 @@ absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partia
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
   const NvtxRange range("attend new tokens", step_.layer_index);
   const PrefillLaunch& launch = *plan_.new_tokens();
-  cuda::PrefillArgs args = PrefillArgsFor(launch, memory_.q.data(), step_.plan.query_rows, out);
-  args.k = (narrows() ? memory_.k16 : memory_.k).data();
-  args.v = (narrows() ? memory_.v16 : memory_.v).data();
+  cuda::PrefillArgs args = PrefillArgsFor(launch, q(), step_.plan.query_rows, out);
+  args.k = narrows() ? memory_.k16.data() : k();
+  args.v = narrows() ? memory_.v16.data() : v();
   args.tokens = step_.plan.new_tokens;
   return ToAbsl(cuda::LaunchPrefill(launch.choice, launch.shape, launch.rounds, args, stream_));
 }
@@ -417,10 +496,10 @@ absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlic
        .entry_count = static_cast<int32_t>(launch.entries.count),
        .most_rows = launch.most_rows,
        .keys = At<cuda::RowKeys>(plan_.block_keys()) + first_row,
-       .q = memory_.q.data() + first_row * Heads() * Dim() * SizeOf(step_.q.dtype),
+       .q = q() + first_row * Heads() * Dim() * SizeOf(step_.q.dtype),
        .q_dtype = step_.q.dtype,
-       .k = memory_.k.data(),
-       .v = memory_.v.data(),
+       .k = k(),
+       .v = v(),
        .kv_dtype = step_.k.dtype,
        .q_heads = step_.spec.q_heads,
        .kv_heads = step_.spec.kv_heads,

@@ -1,5 +1,8 @@
 // The operations of a step on a GPU.
 //
+// Tensors come from and results go to host memory, by way of staging memory, or regions: memory of
+// GPUs that other processes share, which nothing is staged for.
+//
 // Everything is put into the rank's stream and nothing is waited for before Finish, save one thing:
 // of several ranks without a group of GPUs, partials are exchanged through host memory, over the
 // group's host communicator.
@@ -49,6 +52,12 @@ class CudaOperations final : public StepOperations {
   // Whether the host brings the new tokens to another type on their way: not what a graph can do.
   bool narrows() const { return plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32; }
 
+  // Puts copies of what lies in regions and is not used in place into the stream. First, and not
+  // part of a graph: what regions hold where changes from step to step.
+  absl::Status EnqueueRegionInputs();
+  // The result to the regions that it is wanted in. Last, and not part of a graph either.
+  absl::Status EnqueueRegionOutputs();
+
   // Brings q, k and v from the host to staging memory.
   void StageInputs();
   // Whether the step may be captured in a graph as far as its exchange goes: EnqueueInputs, RunStep
@@ -80,11 +89,17 @@ class CudaOperations final : public StepOperations {
  private:
   // A tensor of the step on its way to the device.
   struct Input {
-    TensorView from;
+    const TensorView* from;
     PinnedMemory* staged;
     DeviceMemory* device;
-    size_t padded_bytes;  // what is reserved, and what a captured copy copies
+    size_t padded_bytes;        // what is reserved, and what a captured copy copies
+    const std::byte* in_place;  // where kernels read it instead of in `device`, or null
+
+    bool from_host() const { return padded_bytes > 0 && !from->in_regions(); }
+    const std::byte* data() const { return in_place != nullptr ? in_place : device->data(); }
   };
+  Input InputOf(const TensorView& tensor, int32_t rows, int32_t padded_rows, PinnedMemory* staged,
+                DeviceMemory* device) const;
 
   bool alone() const { return step_.comm.size() == 1; }
   bool is_draft() const { return step_.kind == StepKind::kDflash; }
@@ -101,6 +116,11 @@ class CudaOperations final : public StepOperations {
   // when everything before it has ended.
   bool partial_arrives() const;
   absl::Status ReserveArriving(size_t row_heads);
+  // Whether this rank puts the result into regions.
+  bool has_outputs() const { return step_.comm.rank() == 0 && !step_.outputs.empty(); }
+  const std::byte* q() const { return inputs_[0].data(); }
+  const std::byte* k() const { return inputs_[1].data(); }
+  const std::byte* v() const { return inputs_[2].data(); }
   collective::HeadSlice OwnHeads() const;
   size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
   size_t Heads() const { return static_cast<size_t>(step_.spec.q_heads); }

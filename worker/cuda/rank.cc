@@ -120,6 +120,19 @@ absl::Status CudaRank::Await(collective::Deadline deadline) const {
   }
 }
 
+absl::Status CudaRank::OpenRegion(RegionId region, const SharedDeviceMemory& memory) {
+  TRIBUTARY_RETURN_IF_ERROR(Use());
+  return regions_.Open(region, memory);
+}
+
+absl::Status CudaRank::CloseRegion(RegionId region, collective::Deadline deadline) {
+  TRIBUTARY_RETURN_IF_ERROR(Use());
+  if (unfinished_) TRIBUTARY_RETURN_IF_ERROR(Await(deadline));
+  unfinished_ = false;
+  regions_.Close(region);
+  return absl::OkStatus();
+}
+
 absl::Status CudaRank::BeginStep(collective::Deadline deadline) {
   if (unfinished_) TRIBUTARY_RETURN_IF_ERROR(Await(deadline));
   unfinished_ = true;

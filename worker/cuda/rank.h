@@ -17,9 +17,11 @@
 #include "collective/retired_memory.h"
 #include "kernels/cuda/attention.h"
 #include "worker/cuda/device_plan.h"
+#include "worker/cuda/ipc_opener.h"
 #include "worker/cuda/memory.h"
 #include "worker/cuda/step_graphs.h"
 #include "worker/cuda_backend.h"
+#include "worker/device_regions.h"
 
 namespace tributary::worker {
 
@@ -50,6 +52,12 @@ class CudaRank {
 
   StepGraphs& graphs() { return graphs_; }
 
+  // Memory of other processes.
+  const DeviceRegions& regions() const { return regions_; }
+  absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory);
+  // Once nothing works on it: waits for a step that failed, or passed its deadline.
+  absl::Status CloseRegion(RegionId region, collective::Deadline deadline);
+
   // Until the stream is through with what it was given. kDeadlineExceeded leaves it at work, and
   // what it works on in use. With a group every error, the deadline included, breaks it; then the
   // error is CollectiveStatus', and the stream is through as a rule.
@@ -77,6 +85,8 @@ class CudaRank {
     DeviceMemory context_o, context_lse;  // the slice of a pass that came back from the exchange
     DeviceMemory result_o, result_lse;    // rank 0, where the device merges
     PinnedMemory staged_o, staged_lse;    // results, and partials that the host exchanges
+    // What the host merged, on its way to regions, where no reply carries it.
+    PinnedMemory staged_result_o, staged_result_lse;
     PinnedMemory staged_context_o, staged_context_lse;
     DeviceMemory piece_o, piece_lse;  // of attention's cut jobs
     DeviceMemory arrivals;            // zero between launches
@@ -90,7 +100,7 @@ class CudaRank {
   Workspace& workspace() { return workspace_; }
 
  private:
-  explicit CudaRank(const CudaBackendOptions& options) : options_(options) {}
+  explicit CudaRank(const CudaBackendOptions& options) : options_(options), opener_(options.gpu) {}
 
   const CudaBackendOptions options_;
   DevicePlanOptions plan_options_;
@@ -98,6 +108,8 @@ class CudaRank {
   bool unfinished_ = false;
   Workspace workspace_;
   StepGraphs graphs_;
+  IpcOpener opener_;
+  DeviceRegions regions_{opener_};
   const std::shared_ptr<collective::RetiredMemory> retired_ =
       std::make_shared<collective::RetiredMemory>();
   std::shared_ptr<collective::DeviceGroup> group_;

@@ -179,6 +179,7 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
                             layers_[static_cast<size_t>(step.layer_index)], rank_, results);
   TRIBUTARY_RETURN_IF_ERROR(operations.Reserve(meet ? kRoom : 1));
   if (meet) TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(step.comm.Barrier(step.deadline)));
+  TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionInputs());
   const bool may_be_graph = rank_.options().graphs && graphs_work_ &&
                             step.kind != StepKind::kPrefill && slot.plan.repeatable() &&
                             !operations.narrows() && operations.MayBeCaptured() &&
@@ -191,6 +192,7 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
   } else {
     TRIBUTARY_RETURN_IF_ERROR(Enqueue(step, operations));
   }
+  TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionOutputs());
   const TimedSection timed(results->times.attend);
   return operations.Finish();
 }

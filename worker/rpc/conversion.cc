@@ -216,6 +216,9 @@ struct BodyEncoder {
     out->mutable_drop_tables()->mutable_sequences()->Add(c.sequences.begin(), c.sequences.end());
   }
   void operator()(const StepCommand& c) const { Encode(c, out->mutable_step()); }
+  // Never sent to other processes (RemoteGroup::CheckRegions); a command without a body is refused.
+  void operator()(const OpenRegionCommand&) const {}
+  void operator()(const CloseRegionCommand&) const {}
 };
 
 // Writes serialised fields one after the other. Fields of a message may follow each other in any

@@ -1,0 +1,25 @@
+// Memory that other processes share by CUDA IPC, mapped for one GPU.
+#pragma once
+
+#include "worker/device_regions.h"
+
+namespace tributary::worker {
+
+// The GPU is the calling thread's when Open and Close are called.
+class IpcOpener final : public RegionOpener {
+ public:
+  // `gpu`: CUDA's ordinal in this process.
+  explicit IpcOpener(int gpu) : gpu_(gpu) {}
+
+  // Also where the memory lies on another GPU that this one has peer access to, which is then
+  // enabled. kFailedPrecondition, cuda_ipc.device_uuid: this process does not see that GPU, or has
+  // no peer access to it. kInvalidArgument, cuda_ipc.raw_handle: no such memory, or memory of this
+  // very process.
+  absl::StatusOr<Mapping> Open(const SharedDeviceMemory& memory) override;
+  void Close(const Mapping& mapping) override;
+
+ private:
+  const int gpu_;
+};
+
+}  // namespace tributary::worker
