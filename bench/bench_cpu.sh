@@ -19,7 +19,7 @@ lscpu | grep -E '^(Model name|CPU\(s\)|L2 cache|L3 cache)'
 section "Attention kernel, PyTorch and plain reads (one query row, 32/8 heads, D 128)"
 "$python" bench/kernels/bench_cpu.py --binary "$build/bin/attention_cpu_bench"
 
-section "RPC overhead: Attend over a Unix socket with shared memory, against the same call in process"
+section "RPC overhead: where the time of an Attend over a Unix socket goes, against the same call in process"
 "$build/bin/service_rpc_overhead_bench"
 
 section "The coordinator's work for a step, at 1K and 1M tokens"

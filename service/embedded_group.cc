@@ -172,16 +172,16 @@ void EmbeddedGroup::RunRank(int index) {
     const bool dropped = !submission->done;  // aborted before this rank began
     lock.unlock();
     worker::Reply reply;
-    double seconds = 0;
+    const Clock::time_point begin = Clock::now();
     if (dropped) {
       reply.status = absl::AbortedError("dropped");
     } else {
-      const Clock::time_point begin = Clock::now();
       reply = rank.executor->Execute(*submission->command);
-      seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     }
     reply.rank = index;
+    reply.begun = begin;
     reply.arrived = Clock::now();
+    const double seconds = std::chrono::duration<double>(reply.arrived - begin).count();
     FinishOnRank(submission, std::move(reply), seconds);
     lock.lock();
   }

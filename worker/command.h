@@ -173,7 +173,9 @@ struct Reply {
   std::vector<float> o;    // [query rows, q_heads, head_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   StepTimes times;
-  // When the coordinator got it; not told over the network.
+  // When a rank of the coordinator's own process began to execute the command, and when the
+  // coordinator got the reply; not told over the network.
+  std::chrono::steady_clock::time_point begun;
   std::chrono::steady_clock::time_point arrived;
 };
 
