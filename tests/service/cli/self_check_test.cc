@@ -38,6 +38,9 @@ class MockClient : public client::Client {
   MOCK_METHOD(absl::Status, Attend, (const client::AttendCall&), (override));
   MOCK_METHOD(void, AttendAsync, (const client::AttendCall&, std::function<void(absl::Status)>),
               (override));
+  MOCK_METHOD(absl::StatusOr<std::shared_ptr<const client::DeviceRegion>>, ShareDeviceMemory,
+              (const client::DeviceMemory&), (override));
+  MOCK_METHOD(absl::Status, UnshareDeviceMemory, (const client::DeviceRegion&), (override));
   MOCK_METHOD(absl::StatusOr<v1::GetTopologyReply>, GetTopology, (const v1::GetTopologyRequest&),
               (override));
 };
