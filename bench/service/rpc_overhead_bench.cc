@@ -28,6 +28,7 @@
 #include "service/embedded_group.h"
 #include "service/observe/telemetry.h"
 #include "service/server.h"
+#include "worker/cuda_backend.h"
 
 ABSL_FLAG(std::string, device, "cpu", "What workers compute on: cpu or cuda.");
 ABSL_FLAG(int32_t, workers, 1, "Embedded workers.");
@@ -437,6 +438,7 @@ int ServiceMain() {
 }  // namespace tributary::service::bench
 
 int main(int argc, char** argv) {
+  tributary::worker::LoadKernelsAtStart();
   absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_client_target).empty()) return tributary::service::bench::ClientMain();
   return tributary::service::bench::ServiceMain();
