@@ -68,7 +68,10 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
   worker::StepCommand& step = built.command;
   const StepRequest& first = *requests.front().request;
   step.kind = first.key.kind;
+  step.bf16_partials = true;
   for (const PlannedRequest& r : requests) {
+    const std::optional<OutputTensor>& output = r.request->output;
+    step.bf16_partials &= !output.has_value() || output->dtype == DType::kBf16;
     AppendTo(r.plan->page_copies, &step.page_copies);
     AppendTo(r.plan->page_updates, &step.page_updates);
     AppendTo(r.plan->entries, &step.entries);

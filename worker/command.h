@@ -138,6 +138,8 @@ struct StepCommand {
   std::vector<RegionOutput> outputs;
   // Whether the reply carries the result, too or alone.
   bool result_in_reply = true;
+  // The result is rounded to bf16 wherever it goes, so partials may travel as that. LSEs do not.
+  bool bf16_partials = false;
 };
 
 struct Command {

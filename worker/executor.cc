@@ -279,7 +279,8 @@ class Executor::Impl {
                               .deadline = deadline,
                               .entries = static_cast<int32_t>(step.entries.size()),
                               .reach = reach,
-                              .outputs = step.outputs};
+                              .outputs = step.outputs,
+                              .bf16_partials = step.bf16_partials};
     return cache.shard->Run(planned, results);
   }
 

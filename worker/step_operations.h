@@ -35,6 +35,7 @@ struct PlannedStep {
   int32_t entries = 0;
   int64_t reach = 0;
   std::span<const RegionOutput> outputs = {};  // StepCommand::outputs
+  bool bf16_partials = false;                  // likewise
 };
 
 class StepOperations {

@@ -62,7 +62,8 @@ struct Flags {
   int32_t q_heads = 32;
   int32_t kv_heads = 4;
   int32_t head_dim = 128;
-  int32_t block = 0;  // rows of a draft's block; 0: decode
+  int32_t block = 0;        // rows of a draft's block; 0: decode
+  bool f32_output = false;  // else the result is for bf16
   std::string json;
 
   int32_t rows() const { return std::max(block, 1); }  // of a sequence
@@ -101,6 +102,9 @@ Flags ParseFlags(int argc, char** argv) {
       f.kv_heads = std::stoi(value);
     } else if (flag == "--head_dim") {
       f.head_dim = std::stoi(value);
+    } else if (flag == "--output") {
+      if (value != "bf16" && value != "f32") Fail("--output wants bf16 or f32, not " + value);
+      f.f32_output = value == "f32";
     } else if (flag == "--block") {
       f.block = std::stoi(value);
     } else if (flag == "--json") {
@@ -171,6 +175,7 @@ class Problem {
                               .query_rows = flags_.rows(),
                               .new_tokens = flags_.rows()});
     }
+    step.bf16_partials = !flags_.f32_output;
     step.q = q_.View(0, q_.bits.size());
     step.k = k_.View(0, k_.bits.size());
     step.v = v_.View(0, v_.bits.size());
@@ -475,8 +480,8 @@ void WriteJson(const Flags& f, const std::vector<Figure>& figures) {
   if (file == nullptr) Fail("cannot write " + f.json);
   std::fprintf(file,
                "{\"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"kv_dtype\": \"fp8_e4m3\", "
-               "\"steps\": %d, \"block\": %d, \"results\": [\n",
-               f.q_heads, f.kv_heads, f.head_dim, f.steps, f.block);
+               "\"steps\": %d, \"block\": %d, \"output\": \"%s\", \"results\": [\n",
+               f.q_heads, f.kv_heads, f.head_dim, f.steps, f.block, f.f32_output ? "f32" : "bf16");
   for (size_t i = 0; i < figures.size(); ++i) {
     const Figure& r = figures[i];
     std::fprintf(file,

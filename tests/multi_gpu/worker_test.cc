@@ -123,6 +123,15 @@ TEST_P(DeviceGrid, MixedBatches) {
   RunMixedBatches(ranks.ranks(), Spec(), GpuTolerance());
 }
 
+TEST_P(DeviceGrid, PartialsThatTravelAsBf16) {
+  TRIBUTARY_SKIP_BELOW_GPUS(size());
+  DeviceRanks ranks(size(), Options());
+  TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
+  TestHost::Options options = GpuTolerance();
+  options.bf16_partials = true;
+  RunMixedBatches(ranks.ranks(), Spec(), options);
+}
+
 TEST_P(DeviceGrid, PoisonedSlots) {
   TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());

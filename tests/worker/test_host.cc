@@ -242,6 +242,7 @@ void TestHost::StepLayer(StepKind kind, const std::vector<Move>& moves, const Pr
   step.q = q.view();
   step.k = k.view();
   step.v = v.view();
+  step.bf16_partials = options_.bf16_partials;
   if (layer == 0) {
     step.page_copies = prepared.copies;
     step.page_updates = prepared.updates;

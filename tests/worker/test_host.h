@@ -36,6 +36,7 @@ class TestHost {
     // Absent: what the CPU's kernels keep to.
     std::optional<test::Tolerance> o_tolerance;
     std::optional<test::Tolerance> lse_tolerance;
+    bool bf16_partials = false;  // StepCommand's
   };
 
   // Creates the cache on `ranks`, which outlive the host.

@@ -22,6 +22,15 @@ absl::Status RowTooLarge(int32_t heads, int32_t head_dim) {
 
 }  // namespace
 
+// ag_rs adds in the wire's type, and a step's result may depend on its other requests' types only
+// where it may depend on them at all.
+DType DeviceExchange::WireOf(const PlannedStep& step, collective::Strategy strategy,
+                             bool batch_invariant) {
+  const bool narrow =
+      step.bf16_partials && !batch_invariant && strategy != collective::Strategy::kAgRs;
+  return narrow ? DType::kBf16 : DType::kF32;
+}
+
 DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement) const {
   return {.o_dtype = DType::kF32,
           .rows = rows,
@@ -29,7 +38,7 @@ DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement
           .head_dim = step_.spec.head_dim,
           .placement = placement,
           .strategy = strategy_,
-          .wire = DType::kF32,
+          .wire = wire_,
           .out_dtype = DType::kF32};
 }
 

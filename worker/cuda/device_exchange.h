@@ -14,7 +14,7 @@ namespace tributary::worker {
 
 // Of one step. Rows, heads and the strategy are the same on every rank, and so are the pieces that
 // a call is made in. O travels as f32: the result is the one that the host's exchange gives, up to
-// the order of what is added, and the time of an exchange of a few rows is not in its bytes.
+// the order of what is added. Where all of it is rounded to bf16 in the end, O travels as that.
 //
 // An error is CollectiveStatus'.
 class DeviceExchange {
@@ -22,9 +22,14 @@ class DeviceExchange {
   using Partial = StepOperations::Partial;
 
   // All references outlive the object.
+  // batch_invariant: the result must not depend on what else is in the step.
   DeviceExchange(const PlannedStep& step, collective::Strategy strategy,
-                 collective::DeviceGroup& group, cudaStream_t stream)
-      : step_(step), strategy_(strategy), group_(group), stream_(stream) {}
+                 collective::DeviceGroup& group, cudaStream_t stream, bool batch_invariant = false)
+      : step_(step),
+        strategy_(strategy),
+        wire_(WireOf(step, strategy, batch_invariant)),
+        group_(group),
+        stream_(stream) {}
 
   uint64_t epoch() const { return group_.epoch(); }
 
@@ -47,6 +52,9 @@ class DeviceExchange {
   // slice: [rows, heads of the rank]; out: [rows, q_heads] on rank 0.
   absl::Status GatherToRoot(int32_t rows, Partial slice, Partial out);
 
+  // What O travels as. A pure function.
+  static DType WireOf(const PlannedStep& step, collective::Strategy strategy, bool batch_invariant);
+
  private:
   collective::DeviceExchangeParams ParamsFor(int32_t rows, collective::Placement placement) const;
   absl::Status Merge(collective::DeviceExchangeParams params, int32_t out_heads, Partial partial,
@@ -58,6 +66,7 @@ class DeviceExchange {
 
   const PlannedStep& step_;
   const collective::Strategy strategy_;
+  const DType wire_;
   collective::DeviceGroup& group_;
   const cudaStream_t stream_;
 };

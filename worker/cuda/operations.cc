@@ -51,7 +51,10 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
                   &memory_.v)},
       host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {
   collective::DeviceGroup* group = rank.group();
-  if (group != nullptr) device_exchange_.emplace(step, rank.options().strategy, *group, stream_);
+  if (group != nullptr) {
+    device_exchange_.emplace(step, rank.options().strategy, *group, stream_,
+                             rank.options().batch_invariant);
+  }
 }
 
 CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, int32_t rows,
@@ -199,6 +202,7 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(AsNumber(block_));
   values->push_back(AsNumber(layer_.pages));
   values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
+  values->push_back(step_.bf16_partials);
   values->push_back(partial_arrives() ? AsNumber(memory_.arriving.o.data()) : 0);
   values->push_back(partial_arrives() ? AsNumber(memory_.arriving.lse.data()) : 0);
 }

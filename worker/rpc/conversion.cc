@@ -159,6 +159,7 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
   out->set_q_dtype(ToProto(step.q.dtype));
   out->set_k_dtype(ToProto(step.k.dtype));
   out->set_v_dtype(ToProto(step.v.dtype));
+  out->set_bf16_partials(step.bf16_partials);
 }
 
 // What a step's tensor views point to.
@@ -197,6 +198,7 @@ absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& t
   out.q = View(tensors.q, q);
   out.k = View(tensors.k, k);
   out.v = View(tensors.v, v);
+  out.bf16_partials = step.bf16_partials();
   return out;
 }
 

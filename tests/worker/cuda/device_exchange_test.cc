@@ -130,6 +130,19 @@ TEST_F(DeviceExchangeTest, PiecesCoverEveryRowOnceAndFitTheGroup) {
   }
 }
 
+TEST_F(DeviceExchangeTest, PartialsOfABf16ResultTravelAsThat) {
+  PlannedStep step = Step();
+  const auto wire = [&](Strategy strategy, bool batch_invariant) {
+    return DeviceExchange::WireOf(step, strategy, batch_invariant);
+  };
+  EXPECT_EQ(wire(Strategy::kAuto, false), DType::kF32);
+  step.bf16_partials = true;
+  EXPECT_EQ(wire(Strategy::kAuto, false), DType::kBf16);
+  EXPECT_EQ(wire(Strategy::kA2a, false), DType::kBf16);
+  EXPECT_EQ(wire(Strategy::kAgRs, false), DType::kF32) << "it adds in the wire's type";
+  EXPECT_EQ(wire(Strategy::kAuto, true), DType::kF32) << "others in the batch decide it, too";
+}
+
 TEST_F(DeviceExchangeTest, SlicesFollowEachOtherWithTheRanksHeads) {
   const PlannedStep step = Step();
   RecordingGroup group(/*rank=*/1, Of(4));  // heads 3, 3, 2, 2

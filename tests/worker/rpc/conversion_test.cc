@@ -159,6 +159,7 @@ TEST_P(Tensors, StepsKeepEveryByte) {
   step.q = {q.data(), DType::kF16, q.size()};
   step.k = {k.data(), DType::kF32, k.size()};
   step.v = {v.data(), DType::kBf16, v.size()};
+  step.bf16_partials = true;
   sent->body = step;
 
   const absl::StatusOr<Command> got = Travel(sent);
@@ -183,6 +184,7 @@ TEST_P(Tensors, StepsKeepEveryByte) {
   ExpectSameTensor(s.q, step.q);
   ExpectSameTensor(s.k, step.k);
   ExpectSameTensor(s.v, step.v);
+  EXPECT_TRUE(s.bf16_partials);
 }
 
 // None, copied with the rest, and slices of their own.
