@@ -46,13 +46,14 @@ __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Copies `bytes` (a multiple of 16, both ends aligned to 16) and reports to the barrier.
+// Copies `bytes` (a multiple of 16, both ends aligned to 16) and reports to the barrier. `policy`:
+// of L2, ptx.cuh.
 __device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint32_t bytes,
-                                         CopyBarrier& barrier) {
+                                         CopyBarrier& barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(shared)),
-      "l"(global), "r"(bytes), "r"(SharedAddress(&barrier.state))
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(&barrier.state)), "l"(policy)
       : "memory");
 }
 

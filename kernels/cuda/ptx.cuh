@@ -10,21 +10,29 @@
 
 namespace tributary::cuda {
 
-// Cache data is read once: it must not displace anything in L1. Volatile keeps the loads where the
+// Cache data is read once, and more of it than L2 holds: in L2 it goes before what the next launch
+// begins with (instructions, the plan, queries).
+__device__ __forceinline__ uint64_t ReadOnce() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Of cache data, which must not displace anything in L1 either. Volatile keeps the loads where the
 // kernel puts them, far ahead of their use.
 __device__ __forceinline__ uint4 LoadStreaming(const void* address) {
   uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address));
+               : "l"(address), "l"(ReadOnce()));
   return v;
 }
 
 __device__ __forceinline__ uint2 LoadStreaming8(const void* address) {
   uint2 v;
-  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
                : "=r"(v.x), "=r"(v.y)
-               : "l"(address));
+               : "l"(address), "l"(ReadOnce()));
   return v;
 }
 
