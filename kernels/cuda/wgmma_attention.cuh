@@ -157,8 +157,7 @@ class TileCopier {
       __syncwarp();
       if (copies && group + lane < item.w) {
         BulkCopy(shared_.stages[warpgroup_][place_.stage] + lane * Traits::kGroupBytes,
-                 Source(item, group + lane, page), uint32_t(Traits::kGroupBytes), full,
-                 ReadOnce());
+                 Source(item, group + lane, page), uint32_t(Traits::kGroupBytes), full, ReadOnce());
       }
       place_.Advance();
       place_.Advance();
