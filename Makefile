@@ -41,7 +41,7 @@ test-tsan: ## the suite under ThreadSanitizer
 test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is skipped, and says so
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
-	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test
+	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test multi_gpu_device_memory_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
 
 soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descriptors and pages stay as they are

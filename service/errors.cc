@@ -38,6 +38,10 @@ void AttachRetry(std::chrono::milliseconds delay, absl::Status* status) {
 
 }  // namespace
 
+std::string EntryField(int index, absl::string_view field) {
+  return absl::StrCat("entries[", index, "].", field);
+}
+
 absl::Status NotFound(absl::string_view what, absl::string_view name, absl::string_view field) {
   absl::Status status = worker::FieldError(absl::StatusCode::kNotFound, field,
                                            absl::StrCat("no ", what, " '", name, "'"));

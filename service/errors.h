@@ -21,6 +21,9 @@ namespace tributary::service {
 // ErrorInfo.domain of all our errors.
 inline constexpr char kErrorDomain[] = "tributary.v1";
 
+// How errors name a field of an entry of a request: "entries[2].first_position".
+std::string EntryField(int index, absl::string_view field);
+
 // NOT_FOUND of a named thing ("cache", "sequence", "shared memory region"); `field` is where the
 // request named it.
 absl::Status NotFound(absl::string_view what, absl::string_view name, absl::string_view field);

@@ -13,9 +13,9 @@ namespace tributary::service {
 namespace {
 
 // Ends a stream that is not wanted.
-class RefusedStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+class RefusedRegistration : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  explicit RefusedRegistration(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
 };
 
@@ -55,11 +55,12 @@ class RemoteGroupImpl
       grpc::CallbackServerContext* context) override {
     if (const auto& access = core_->options().access; access != nullptr) {
       const absl::Status allowed = access->Authorize(*context, {Role::kWorker}).status();
-      if (!allowed.ok()) return new RefusedStream(ToGrpcStatus(allowed));
+      if (!allowed.ok()) return new RefusedRegistration(ToGrpcStatus(allowed));
     }
     RemoteCore::Stream stream;
     if (!core_->Accept(context, &stream)) {
-      return new RefusedStream({grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"});
+      return new RefusedRegistration(
+          {grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"});
     }
     return stream.get();  // kept alive by itself
   }

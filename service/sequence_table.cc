@@ -17,10 +17,6 @@
 namespace tributary::service {
 namespace {
 
-std::string EntryField(int index, absl::string_view field) {
-  return absl::StrCat("entries[", index, "].", field);
-}
-
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where an entry of a layer that holds `length` tokens stands; sets entry->replay.

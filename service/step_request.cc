@@ -14,10 +14,6 @@
 namespace tributary::service {
 namespace {
 
-std::string EntryField(int index, absl::string_view field) {
-  return absl::StrCat("entries[", index, "].", field);
-}
-
 // Sums of rows and tokens stay int32: they are in commands and kernels.
 absl::Status AddTo(int32_t count, absl::string_view field, int32_t* sum) {
   if (__builtin_add_overflow(*sum, count, sum)) {

@@ -169,6 +169,11 @@ bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
   return true;
 }
 
+absl::Status ShardOutOfMemory(size_t needed, absl::string_view why) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
+}
+
 absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec) {
   // A page of one layer is at most 2 * 1024 heads * 128 * 256 elements: their sum over layers
   // cannot overflow, its product with the pages can.

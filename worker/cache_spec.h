@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"
 #include "kernels/row_mask.h"
@@ -59,5 +60,8 @@ bool SameSpec(const CacheSpec& a, const CacheSpec& b);
 // Bytes a rank needs for the pages of all layers. kInvalidArgument ("capacity_tokens") when the
 // product leaves 63 bits. The spec must be valid otherwise.
 absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec);
+
+// kResourceExhausted: those bytes are not to be had.
+absl::Status ShardOutOfMemory(size_t needed, absl::string_view why);
 
 }  // namespace tributary::worker

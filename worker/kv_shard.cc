@@ -15,12 +15,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-absl::Status OutOfMemory(size_t needed, absl::string_view why) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
-}
+constexpr size_t AlignUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // One value, or one a head, as one a head.
 void Expand(const std::vector<float>& scale, int32_t kv_heads, float* out) {
@@ -29,7 +24,7 @@ void Expand(const std::vector<float>& scale, int32_t kv_heads, float* out) {
 
 // An address inside the mapping that huge pages can start at.
 std::byte* AlignedBase(void* mapping) {
-  return reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(mapping), kHugePage));
+  return reinterpret_cast<std::byte*>(AlignUp(reinterpret_cast<uintptr_t>(mapping), kHugePage));
 }
 
 }  // namespace
@@ -38,16 +33,16 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, 
                                                          PageFill fill) {
   TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, ShardBytes(spec));
   if (bytes > available) {
-    return OutOfMemory(bytes, absl::StrCat(available, " are available"));
+    return ShardOutOfMemory(bytes, absl::StrCat(available, " are available"));
   }
   // A small shard would waste most of a huge page, and tests make many small ones.
   const bool huge = bytes >= kHugePage;
-  const size_t mapped = huge ? RoundUp(bytes, kHugePage) + kHugePage : bytes;
+  const size_t mapped = huge ? AlignUp(bytes, kHugePage) + kHugePage : bytes;
   void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) return OutOfMemory(bytes, std::strerror(errno));
+  if (mapping == MAP_FAILED) return ShardOutOfMemory(bytes, std::strerror(errno));
   absl::Cleanup unmap = [mapping, mapped] { munmap(mapping, mapped); };
   std::byte* base = huge ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
-  if (huge) madvise(base, RoundUp(bytes, kHugePage), MADV_HUGEPAGE);  // advice: may be refused
+  if (huge) madvise(base, AlignUp(bytes, kHugePage), MADV_HUGEPAGE);  // advice: may be refused
   if (fill == PageFill::kPoison) {
     std::memset(base, 0xff, bytes);
   } else {
@@ -55,7 +50,7 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, 
     // Finds out now, not at some later append, that the memory is not there. A kernel too old to
     // know the call populates on first use.
     if (madvise(base, bytes, MADV_POPULATE_WRITE) != 0 && (errno == ENOMEM || errno == EFAULT)) {
-      return OutOfMemory(bytes, std::strerror(errno));
+      return ShardOutOfMemory(bytes, std::strerror(errno));
     }
 #endif
   }

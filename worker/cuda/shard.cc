@@ -19,11 +19,6 @@ constexpr int32_t kMostGraphRows = 1024;
 // For steps of one size (step_size.h).
 constexpr size_t kRoom = 2;
 
-absl::Status OutOfMemory(size_t needed, absl::string_view why) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the cache needs ", needed, " bytes on each rank: ", why));
-}
-
 const char* NameOf(StepKind kind) {
   switch (kind) {
     case StepKind::kAppend:
@@ -49,11 +44,11 @@ void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<f
 absl::StatusOr<std::unique_ptr<Shard>> CudaShard::Create(CudaRank& rank, const CacheSpec& spec,
                                                          size_t available, PageFill fill) {
   TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, ShardBytes(spec));
-  if (bytes > available) return OutOfMemory(bytes, absl::StrCat(available, " are available"));
+  if (bytes > available) return ShardOutOfMemory(bytes, absl::StrCat(available, " are available"));
   TRIBUTARY_RETURN_IF_ERROR(rank.Use());
   std::unique_ptr<CudaShard> shard(new CudaShard(rank, bytes));
   const absl::Status taken = shard->TakeMemory(spec, fill);
-  if (absl::IsResourceExhausted(taken)) return OutOfMemory(bytes, taken.message());
+  if (absl::IsResourceExhausted(taken)) return ShardOutOfMemory(bytes, taken.message());
   if (!taken.ok()) return taken;
   return shard;
 }
