@@ -27,15 +27,9 @@ class Layers {
       : step_(step), shard_(shard), rank_(rank), context_only_(context_only) {}
 
   absl::Status Prepare() {
-    const StepTypes types{
-        .q = step_.q.dtype,
-        .cache_kv = KvDType(step_.spec, step_.layer),
-        .new_kv = DType::kBf16,
-        .heads = collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank()),
-        .draft = step_.kind == StepKind::kDflash};
     DevicePlanOptions options = rank_.plan_options();
     options.kernels.begins_early = !context_only_;
-    plan_.Make(step_.spec, step_.plan, types, options);
+    plan_.Make(step_.spec, step_.plan, StepTypesOf(step_), options);
     TRIBUTARY_RETURN_IF_ERROR(staged_.Reserve(plan_.bytes()));
     TRIBUTARY_RETURN_IF_ERROR(block_.Reserve(plan_.bytes()));
     plan_.Write(staged_.data());
@@ -53,7 +47,8 @@ class Layers {
                                    .comm = step_.comm,
                                    .deadline = step_.deadline,
                                    .entries = step_.entries,
-                                   .reach = step_.reach});
+                                   .reach = step_.reach,
+                                   .bf16_partials = step_.bf16_partials});
       operations_.push_back(std::make_unique<CudaOperations>(steps_.back(), plan_, block_.data(),
                                                              shard_.layer(i), rank_, &results_));
       TRIBUTARY_RETURN_IF_ERROR(operations_.back()->Reserve(2));

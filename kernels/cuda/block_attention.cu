@@ -7,7 +7,6 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/grid.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/lse.h"
 

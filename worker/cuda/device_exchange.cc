@@ -76,38 +76,41 @@ absl::Status DeviceExchange::MergeToSlices(int32_t rows, Partial partial, Partia
 
 absl::Status DeviceExchange::Merge(DeviceExchangeParams params, int32_t out_heads, Partial partial,
                                    Partial out) {
+  return InPieces(params, [&](DeviceExchangeParams& piece, int32_t row) {
+    const Partial from = Advance(partial, row, piece.heads);
+    const Partial to = Advance(out, row, out_heads);
+    piece.o = from.o;
+    piece.lse = from.lse;
+    piece.out = to.o;
+    piece.lse_out = to.lse;
+    return group_.Exchange(piece, stream_);
+  });
+}
+
+absl::Status DeviceExchange::GatherToRoot(int32_t rows, Partial slice, Partial out) {
+  const DeviceGatherParams params{.dtype = DType::kF32,
+                                  .rows = rows,
+                                  .heads = step_.spec.q_heads,
+                                  .head_dim = step_.spec.head_dim};
+  return InPieces(params, [&](DeviceGatherParams& piece, int32_t row) {
+    const Partial from = Advance(slice, row, OwnHeads());
+    const Partial to = Advance(out, row, piece.heads);
+    piece.slice = from.o;
+    piece.slice_lse = from.lse;
+    piece.out = to.o;
+    piece.lse_out = to.lse;
+    return group_.GatherSlices(piece, stream_);
+  });
+}
+
+template <typename Params, typename Enqueue>
+absl::Status DeviceExchange::InPieces(Params params, Enqueue enqueue) {
   const int32_t rows = params.rows;
   const int32_t most = collective::RowsAtOnce(params, group_.capability());
   if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.head_dim);
   for (int32_t row = 0; row < rows; row += most) {
-    const Partial from = Advance(partial, row, params.heads);
-    const Partial to = Advance(out, row, out_heads);
     params.rows = std::min(most, rows - row);
-    params.o = from.o;
-    params.lse = from.lse;
-    params.out = to.o;
-    params.lse_out = to.lse;
-    TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(group_.Exchange(params, stream_)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DeviceExchange::GatherToRoot(int32_t rows, Partial slice, Partial out) {
-  DeviceGatherParams params{.dtype = DType::kF32,
-                            .rows = rows,
-                            .heads = step_.spec.q_heads,
-                            .head_dim = step_.spec.head_dim};
-  const int32_t most = collective::RowsAtOnce(params, group_.capability());
-  if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.head_dim);
-  for (int32_t row = 0; row < rows; row += most) {
-    const Partial from = Advance(slice, row, OwnHeads());
-    const Partial to = Advance(out, row, params.heads);
-    params.rows = std::min(most, rows - row);
-    params.slice = from.o;
-    params.slice_lse = from.lse;
-    params.out = to.o;
-    params.lse_out = to.lse;
-    TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(group_.GatherSlices(params, stream_)));
+    TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(enqueue(params, row)));
   }
   return absl::OkStatus();
 }

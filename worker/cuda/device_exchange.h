@@ -61,6 +61,9 @@ class DeviceExchange {
                      Partial out);
   // Rows of the pieces that MergeToRoot of so many is made in; 0 when that is not by `direct`.
   int32_t RowsOfDirect(int32_t rows) const;
+  // Calls enqueue(params of a piece, its first row) until all rows of the call are dealt with.
+  template <typename Params, typename Enqueue>
+  absl::Status InPieces(Params params, Enqueue enqueue);
   int32_t OwnHeads() const;
   Partial Advance(Partial partial, int32_t rows, int32_t heads) const;
 

@@ -266,12 +266,13 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                      uint64_t(c.cluster_size) << 48);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }
+  if (block_keys_.count == 0) return values;
   values.push_back(block_keys_.offset);
   for (const PassLaunch& pass : passes_) {
     // A block is not padded: it is launched for as many rows as there are.
     values.push_back(pass.block.entries.offset);
-    values.push_back(block_keys_.count == 0 ? 0 : pass.block.entries.count);
-    values.push_back(block_keys_.count == 0 ? 0 : static_cast<uint64_t>(pass.block.most_rows));
+    values.push_back(pass.block.entries.count);
+    values.push_back(static_cast<uint64_t>(pass.block.most_rows));
   }
   return values;
 }

@@ -41,6 +41,14 @@ void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<f
 
 }  // namespace
 
+StepTypes StepTypesOf(const PlannedStep& step) {
+  return {.q = step.q.dtype,
+          .cache_kv = KvDType(step.spec, step.layer),
+          .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
+          .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank()),
+          .draft = step.kind == StepKind::kDflash};
+}
+
 absl::StatusOr<std::unique_ptr<Shard>> CudaShard::Create(CudaRank& rank, const CacheSpec& spec,
                                                          size_t available, PageFill fill) {
   TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, ShardBytes(spec));
@@ -147,12 +155,7 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
     if (candidate.used < slot->used) slot = &candidate;
   }
   slot->used = ++clock_;
-  const StepTypes types{
-      .q = step.q.dtype,
-      .cache_kv = key.kv_dtype,
-      .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
-      .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank()),
-      .draft = step.kind == StepKind::kDflash};
+  const StepTypes types = StepTypesOf(step);
   if (slot->plan.IsOf(step.plan, types)) return slot;
   const NvtxRange range("plan", step.layer_index);
   slot->key = key;

@@ -21,6 +21,9 @@
 
 namespace tributary::worker {
 
+// What a step's plan on the device depends on besides its plan on the host.
+StepTypes StepTypesOf(const PlannedStep& step);
+
 class CudaShard final : public Shard {
  public:
   // As Backend::CreateShard. `rank` outlives the shard.
