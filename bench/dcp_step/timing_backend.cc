@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "worker/cuda/rank.h"
+#include "worker/cuda/rank_backend.h"
 #include "worker/cuda/shard.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
@@ -156,29 +157,19 @@ class TimingShard final : public Shard {
   const TimingSlot slot_;
 };
 
-class TimingBackend final : public Backend {
+class TimingBackend final : public CudaRankBackend {
  public:
   TimingBackend(std::unique_ptr<CudaRank> rank, TimingSlot slot)
-      : rank_(std::move(rank)), slot_(std::move(slot)) {}
+      : CudaRankBackend(std::move(rank)), slot_(std::move(slot)) {}
 
-  const BackendCapabilities& capabilities() const override { return CudaBackend(); }
-  size_t AvailableMemory() const override { return rank_->FreeMemory(); }
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
-      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
-      collective::Deadline deadline) override {
-    return rank_->Join(std::move(comm), rendezvous, deadline);
-  }
-  void Leave() override { rank_->Leave(); }
-  bool MemoryHoldsUpPeers() const override { return rank_->group() != nullptr; }
   absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
                                                      PageFill fill) override {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Shard> shard,
-                               CudaShard::Create(*rank_, spec, available, fill));
-    return std::make_unique<TimingShard>(std::move(shard), *rank_, slot_);
+                               CudaRankBackend::CreateShard(spec, available, fill));
+    return std::make_unique<TimingShard>(std::move(shard), rank(), slot_);
   }
 
  private:
-  const std::unique_ptr<CudaRank> rank_;
   const TimingSlot slot_;
 };
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -8,56 +7,12 @@
 #include "collective/direct_layout.h"
 #include "collective/peer_access.h"
 #include "worker/cuda/rank.h"
-#include "worker/cuda/shard.h"
+#include "worker/cuda/rank_backend.h"
 #include "worker/cuda/status.h"
 #include "worker/cuda_backend.h"
 #include "worker/status_conversion.h"
 
 namespace tributary::worker {
-namespace {
-
-// What steps need besides the pages: partials, staged tensors, graphs.
-constexpr size_t kHeadroom = size_t{512} << 20;
-
-class CudaRankBackend final : public Backend {
- public:
-  explicit CudaRankBackend(std::unique_ptr<CudaRank> rank) : rank_(std::move(rank)) {}
-
-  const BackendCapabilities& capabilities() const override { return CudaBackend(); }
-
-  size_t AvailableMemory() const override {
-    const size_t free = rank_->FreeMemory();
-    return free - std::min(free, kHeadroom);
-  }
-
-  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
-      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
-      collective::Deadline deadline) override {
-    return rank_->Join(std::move(comm), rendezvous, deadline);
-  }
-  void Leave() override { rank_->Leave(); }
-  bool MemoryHoldsUpPeers() const override { return rank_->group() != nullptr; }
-
-  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
-                                                     PageFill fill) override {
-    return CudaShard::Create(*rank_, spec, available, fill);
-  }
-
-  absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) override {
-    return rank_->OpenRegion(region, memory);
-  }
-  absl::Status CloseRegion(RegionId region, collective::Deadline deadline) override {
-    return rank_->CloseRegion(region, deadline);
-  }
-  bool Reaches(const RegionPart& part) const override {
-    return rank_->regions().Find(part).data != nullptr;
-  }
-
- private:
-  const std::unique_ptr<CudaRank> rank_;
-};
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions& options) {
   TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<CudaRank> rank, CudaRank::Open(options));

@@ -1,0 +1,60 @@
+// The backend over one rank's GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "worker/backend.h"
+#include "worker/cuda/rank.h"
+#include "worker/cuda/shard.h"
+
+namespace tributary::worker {
+
+// What CreateCudaBackend makes.
+class CudaRankBackend : public Backend {
+ public:
+  explicit CudaRankBackend(std::unique_ptr<CudaRank> rank) : rank_(std::move(rank)) {}
+
+  const BackendCapabilities& capabilities() const override { return CudaBackend(); }
+
+  size_t AvailableMemory() const override {
+    const size_t free = rank_->FreeMemory();
+    return free - std::min(free, kHeadroom);
+  }
+
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Join(
+      std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
+      collective::Deadline deadline) override {
+    return rank_->Join(std::move(comm), rendezvous, deadline);
+  }
+  void Leave() override { rank_->Leave(); }
+  bool MemoryHoldsUpPeers() const override { return rank_->group() != nullptr; }
+
+  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
+                                                     PageFill fill) override {
+    return CudaShard::Create(*rank_, spec, available, fill);
+  }
+
+  absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) override {
+    return rank_->OpenRegion(region, memory);
+  }
+  absl::Status CloseRegion(RegionId region, collective::Deadline deadline) override {
+    return rank_->CloseRegion(region, deadline);
+  }
+  bool Reaches(const RegionPart& part) const override {
+    return rank_->regions().Find(part).data != nullptr;
+  }
+
+ protected:
+  CudaRank& rank() { return *rank_; }
+
+ private:
+  // What steps need besides the pages: partials, staged tensors, graphs.
+  static constexpr size_t kHeadroom = size_t{512} << 20;
+
+  const std::unique_ptr<CudaRank> rank_;
+};
+
+}  // namespace tributary::worker
