@@ -54,6 +54,7 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
   if (group != nullptr) {
     device_exchange_.emplace(step, rank.options().strategy, *group, stream_,
                              rank.options().batch_invariant);
+    partial_arrives_ = PartialArrives();
   }
 }
 
@@ -84,10 +85,10 @@ int32_t CudaOperations::IndexOf(const RowPass& pass) const {
   return static_cast<int32_t>(&pass - step_.plan.passes.data());
 }
 
-bool CudaOperations::partial_arrives() const {
-  return step_.kind == StepKind::kDecode && device_exchange_.has_value() &&
-         plan_.write_slots().count > 0 && step_.plan.passes.size() == 1 &&
-         !plan_.pass(0).many_rows && plan_.padded_rows() == step_.plan.query_rows &&
+bool CudaOperations::PartialArrives() const {
+  return step_.kind == StepKind::kDecode && plan_.write_slots().count > 0 &&
+         step_.plan.passes.size() == 1 && !plan_.pass(0).many_rows &&
+         plan_.padded_rows() == step_.plan.query_rows &&
          device_exchange_->MayArrive(step_.plan.query_rows);
 }
 
@@ -96,7 +97,9 @@ absl::Status CudaOperations::ReserveArriving(size_t row_heads) {
   const bool fits = partial.o.bytes() >= row_heads * Dim() && partial.lse.bytes() >= row_heads;
   TRIBUTARY_RETURN_IF_ERROR(partial.o.Reserve(row_heads * Dim()));
   TRIBUTARY_RETURN_IF_ERROR(partial.lse.Reserve(row_heads));
-  if (!fits || partial.dirty) {
+  if (!fits) partial.dirty = true;
+  if (!partial_arrives_) return absl::OkStatus();
+  if (partial.dirty) {
     static_assert(collective::kNotArrived == 0xffffffffu);
     for (const DeviceMemory* memory : {&partial.o, &partial.lse}) {
       TRIBUTARY_CUDA_OK(cudaMemsetAsync(memory->data(), 0xff, memory->bytes(), stream_));
@@ -141,7 +144,10 @@ absl::Status CudaOperations::Reserve(size_t room) {
   const size_t row_heads = Heads() * sizeof(float);
   reserve(memory_.pass_o, rows * row_heads * Dim());
   reserve(memory_.pass_lse, rows * row_heads);
-  if (status.ok() && partial_arrives()) status = ReserveArriving(rows * row_heads);
+  // Also where this step's rows do not arrive, being padded: the next one of its size may be exact.
+  if (status.ok() && step_.kind == StepKind::kDecode && device_exchange_.has_value()) {
+    status = ReserveArriving(rows * row_heads);
+  }
   if (result_on_device() || has_outputs()) {
     reserve(memory_.result_o, result_rows * row_heads * Dim());
     reserve(memory_.result_lse, result_rows * row_heads);
@@ -203,8 +209,8 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(AsNumber(layer_.pages));
   values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
   values->push_back(step_.bf16_partials);
-  values->push_back(partial_arrives() ? AsNumber(memory_.arriving.o.data()) : 0);
-  values->push_back(partial_arrives() ? AsNumber(memory_.arriving.lse.data()) : 0);
+  values->push_back(partial_arrives_ ? AsNumber(memory_.arriving.o.data()) : 0);
+  values->push_back(partial_arrives_ ? AsNumber(memory_.arriving.lse.data()) : 0);
 }
 
 // ------------------------------------------------------------------------------- in and out
@@ -325,7 +331,7 @@ absl::Status CudaOperations::EnqueueResults() {
 absl::Status CudaOperations::Finish() {
   const NvtxRange range("finish", step_.layer_index);
   TRIBUTARY_RETURN_IF_ERROR(rank_.Await(step_.deadline));
-  if (partial_arrives()) memory_.arriving.dirty = false;
+  if (partial_arrives_) memory_.arriving.dirty = false;
   const auto* differs = memory_.staged_differs.as<uint32_t>();
   for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
     if (differs[entry] != 0) results_.conflicts.push_back(entry);
@@ -360,7 +366,7 @@ StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
 
 StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
   if (alone() && !slice_is_result()) return ResultOf(pass);
-  if (partial_arrives()) {
+  if (partial_arrives_) {
     return {memory_.arriving.o.as<float>(), memory_.arriving.lse.as<float>()};
   }
   return {memory_.pass_o.as<float>(), memory_.pass_lse.as<float>()};
@@ -546,7 +552,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   }
   if (device_exchange_.has_value()) {
     return device_exchange_->MergeToRoot(plan_.RowsOf(pass), partial, layer_.sinks, ResultOf(pass),
-                                         partial_arrives());
+                                         partial_arrives_);
   }
   TRIBUTARY_ASSIGN_OR_RETURN(const Partial host, BringToHost(partial, pass.row_count, Heads()));
   return host_exchange_.MergeToRoot(pass, host);

@@ -114,7 +114,7 @@ class CudaOperations final : public StepOperations {
   // Whether rows of the partial are exchanged as they come, beside the end of attention: when all
   // of them are real ones that one launch writes, and that one comes after the append, which begins
   // when everything before it has ended.
-  bool partial_arrives() const;
+  bool PartialArrives() const;
   absl::Status ReserveArriving(size_t row_heads);
   // Whether this rank puts the result into regions.
   bool has_outputs() const { return step_.comm.rank() == 0 && !step_.outputs.empty(); }
@@ -162,6 +162,7 @@ class CudaOperations final : public StepOperations {
   const std::array<Input, 3> inputs_;
   HostExchange host_exchange_;
   std::optional<DeviceExchange> device_exchange_;
+  bool partial_arrives_ = false;
 };
 
 }  // namespace tributary::worker
