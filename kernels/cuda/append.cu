@@ -4,6 +4,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/grid.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/plane_address.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -212,6 +213,8 @@ __device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
 template <DType kKv, bool kWide>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     AppendKernel(const __grid_constant__ AppendArgs args) {
+  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_groups).
+  WaitForLaunchesAhead();
   LetNextLaunchBegin();
   const int lane = threadIdx.x % 32;
   const int slices = args.head_dim / 64;
@@ -269,15 +272,15 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   if (args.tokens == 0) return Status::Ok();
   const int64_t units = int64_t{(args.tokens + kGroupTokens - 1) / kGroupTokens} * args.kv_heads *
                         (args.head_dim / 64);
-  const auto blocks = static_cast<unsigned>((units + kWarps - 1) / kWarps);
+  const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
   return DispatchKvType(args.kv, [&](auto kv) {
     return DispatchHeadDim(args.head_dim, [&](auto) {
-      if (args.input_dtype == DType::kF32) {
-        AppendKernel<kv(), true><<<blocks, 32 * kWarps, 0, stream>>>(args);
-      } else {
-        AppendKernel<kv(), false><<<blocks, 32 * kWarps, 0, stream>>>(args);
-      }
-      const cudaError_t error = cudaGetLastError();
+      constexpr DType kKv = kv();
+      const auto kernel =
+          args.input_dtype == DType::kF32 ? AppendKernel<kKv, true> : AppendKernel<kKv, false>;
+      const cudaError_t error =
+          LaunchGrid(kernel, args, {.clusters = blocks, .begins_early = args.begins_early},
+                     32 * kWarps, /*shared_bytes=*/0, stream);
       if (error == cudaSuccess) return Status::Ok();
       return Status(StatusCode::kInternal,
                     std::string("append kernel: ") + cudaGetErrorString(error));

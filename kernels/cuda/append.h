@@ -26,6 +26,8 @@ struct AppendArgs {
   // Where each token goes: page * page_size + slot in page, or kPadSlot (params.h) for tokens that
   // are not ours. Whole quads of slots (4i .. 4i + 3, as four neighbours of the call) are fastest.
   const int64_t* slots = nullptr;  // [tokens]
+  // On sm_90 and later: the launch begins while the one ahead of it ends.
+  bool begins_early = false;
 };
 
 Status LaunchAppend(const AppendArgs& args, cudaStream_t stream);

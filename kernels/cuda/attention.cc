@@ -7,6 +7,7 @@
 #include "kernels/cuda/cluster.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/mma_attention.h"
+#include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/wgmma_attention.h"
 #include "kernels/validate.h"
 
@@ -172,6 +173,10 @@ Status Validate(const AttentionShape& shape) {
   return DispatchKvType(shape.kv, [&](auto) {
     return DispatchHeadDim(shape.head_dim, [](auto) { return Status::Ok(); });
   });
+}
+
+int32_t LateGroupsOf(int32_t tokens) {
+  return tokens <= 0 ? 0 : (tokens + kGroupTokens - 2) / kGroupTokens + 1;
 }
 
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,

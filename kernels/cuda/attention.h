@@ -11,7 +11,9 @@
 //
 // On sm_90 a launch begins before the one ahead of it in the stream has ended, and reads the plan
 // and the page tables at once: these must have been written by copies, not by a kernel. The cache,
-// the queries and whatever else kernels write is read when all launches ahead have ended.
+// the queries and whatever else kernels write is read when all launches ahead have ended. Behind an
+// append that itself waits for what is ahead of it, the kernels for few columns wait only where
+// they come to its tokens (AttentionArgs::late_groups).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -79,6 +81,9 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);
+
+// AttentionArgs::late_groups behind a launch that appends up to so many tokens to a sequence.
+int32_t LateGroupsOf(int32_t tokens);
 
 // Attention for a plan of `blocks` blocks, whose device copy `args.items` is.
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,

@@ -81,6 +81,8 @@ class GroupCursor {
     FetchPage();
   }
   __device__ bool Done() const { return group_ >= end_; }
+  // Whether the launch ahead may still be writing the group, which is not past the end.
+  __device__ bool IsLate() const { return group_ + args_.late_groups >= end_; }
   __device__ int group() const { return group_; }
 
   // The group's K in the warp's page; V lies kv_heads planes further.
@@ -384,6 +386,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   GroupCursor<Traits> next(args, warp, warps);
   const auto load_tokens = [&] {
     if (next.Done()) return;
+    if (next.IsLate()) WaitForLaunchesAhead();
     const std::byte* keys = next.Keys();
     LoadKeys<Traits>(keys, tokens.k);
     LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
@@ -405,7 +408,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     }
   };
 
-  // Until the launches ahead have ended, what this one will read is asked for.
+  // Until the launches ahead have ended, what this one will read is asked for; where they are known
+  // to write no more than the end of a sequence, it is read, too.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
   const WorkItem& first = args.items[index];
@@ -413,7 +417,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   next.Start(*reinterpret_cast<const int4*>(&first));
   if (!next.Done()) PrefetchGroup<Traits>(next.Keys(), next.ValuesAfterKeys());
   queries.Prefetch(args, first);
-  WaitForLaunchesAhead();
+  if (args.late_groups == 0 || first.column_count == 0) WaitForLaunchesAhead();
   if (first.column_count == 0) return;
   load_tokens();
   queries.Load(args, first);
@@ -455,6 +459,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       Scores<Traits>(tokens.k, shared, s);
       const std::byte* keys = nullptr;
       if (more) {
+        if (next.IsLate()) WaitForLaunchesAhead();
         keys = next.Keys();
         LoadKeys<Traits>(keys, tokens.k);
       }
@@ -468,6 +473,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     PublishSums<Traits>(acc, shared);
     PublishTile<Traits>(acc, 0, shared);
     WaitForCopies();
+    WaitForLaunchesAhead();           // who follows is behind them, too, whatever was read here
     SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
     if (has_next) queries.Load(args, shared.items[parity ^ 1]);
     CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);

@@ -92,6 +92,13 @@ bool CudaOperations::PartialArrives() const {
          device_exchange_->MayArrive(step_.plan.query_rows);
 }
 
+int32_t CudaOperations::LateGroups() const {
+  const bool behind_append = step_.kind == StepKind::kDecode && step_.plan.passes.size() == 1 &&
+                             plan_.write_slots().count > 0 && plan_.compare_slots().count == 0;
+  // No sequence gets more than all of them get.
+  return behind_append ? cuda::LateGroupsOf(plan_.padded_tokens()) : 0;
+}
+
 absl::Status CudaOperations::ReserveArriving(size_t row_heads) {
   CudaRank::ArrivingPartial& partial = memory_.arriving;
   const bool fits = partial.o.bytes() >= row_heads * Dim() && partial.lse.bytes() >= row_heads;
@@ -384,7 +391,8 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
           .v = v(),
           .input_dtype = step_.k.dtype,
           .tokens = plan_.padded_tokens(),
-          .slots = At<int64_t>(slots)};
+          .slots = At<int64_t>(slots),
+          .begins_early = launches_begin_early()};
 }
 
 absl::Status CudaOperations::AppendOrCompare() {
@@ -421,7 +429,8 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .lse = out.lse,
       .partial_o = memory_.piece_o.as<float>(),
       .partial_lse = memory_.piece_lse.as<float>(),
-      .arrivals = memory_.arrivals.as<uint32_t>()};
+      .arrivals = memory_.arrivals.as<uint32_t>(),
+      .late_groups = LateGroups()};
   return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
 }
 
@@ -522,7 +531,7 @@ absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlic
        .o = partial.o,
        .lse = partial.lse,
        // What it reads was copied before the launch ahead, which is over the context.
-       .begins_early = rank_.plan_options().device.compute_capability >= 90},
+       .begins_early = launches_begin_early()},
       stream_));
 }
 

@@ -102,6 +102,7 @@ class CudaOperations final : public StepOperations {
                 DeviceMemory* device) const;
 
   bool alone() const { return step_.comm.size() == 1; }
+  bool launches_begin_early() const { return rank_.plan_options().device.compute_capability >= 90; }
   bool is_draft() const { return step_.kind == StepKind::kDflash; }
   // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
   bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }
@@ -112,9 +113,11 @@ class CudaOperations final : public StepOperations {
     return !exchanges_on_host() && step_.comm.rank() == 0 && step_.plan.query_rows > 0;
   }
   // Whether rows of the partial are exchanged as they come, beside the end of attention: when all
-  // of them are real ones that one launch writes, and that one comes after the append, which begins
-  // when everything before it has ended.
+  // of them are real ones that one launch writes, and that one comes after the append, which lets
+  // it begin when everything before has ended.
   bool PartialArrives() const;
+  // AttentionArgs::late_groups of the launch over the context.
+  int32_t LateGroups() const;
   absl::Status ReserveArriving(size_t row_heads);
   // Whether this rank puts the result into regions.
   bool has_outputs() const { return step_.comm.rank() == 0 && !step_.outputs.empty(); }

@@ -12,6 +12,7 @@
 
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
+#include "tests/kernels/cuda/slow_copy.h"
 
 namespace tributary::cuda {
 namespace {
@@ -193,7 +194,28 @@ class Call {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
-  Status Launch(const Device& d, cudaStream_t stream) {
+  // Makes what the groups of 16 slots with the last `tokens` slots of every sequence hold in the
+  // buffers NaN.
+  void PoisonEnds(int32_t tokens, Device* d) {
+    const PagedKv& kv = cache_->kv();
+    const size_t group_bytes = size_t(kGroupTokens) * kv.head_dim * SizeOf(kv.dtype);
+    const size_t plane = PageBytes(kv) / (2 * size_t(kv.kv_heads));
+    std::vector<std::byte> bytes = d->cache.Get();
+    for (size_t i = 0; i < case_.sequences.size(); ++i) {
+      const int64_t length = case_.sequences[i].length;
+      for (int64_t slot = std::max<int64_t>(0, length - tokens); slot < length; ++slot) {
+        const auto page = static_cast<size_t>(tables_[i][slot / kv.page_size]);
+        const size_t group = static_cast<size_t>(slot % kv.page_size) / kGroupTokens;
+        for (size_t p = 0; p < 2 * size_t(kv.kv_heads); ++p) {
+          const size_t at = (page * 2 * kv.kv_heads + p) * plane + group * group_bytes;
+          std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(at), group_bytes, std::byte{0xff});
+        }
+      }
+    }
+    d->cache.Set(bytes);
+  }
+
+  Status Launch(const Device& d, cudaStream_t stream, int32_t late_groups = 0) {
     AttentionArgs args;
     args.items = d.items.data();
     args.keys = d.keys.data();
@@ -214,6 +236,7 @@ class Call {
     args.partial_o = d.partial_o.data();
     args.partial_lse = d.partial_lse.data();
     args.arrivals = d.arrivals.data();
+    args.late_groups = late_groups;
     return LaunchAttention(d.choice, d.shape, args, d.plan_shape.blocks, stream);
   }
 
@@ -499,6 +522,36 @@ TEST(AttentionTest, AReplayedGraphRunsTheNewPlan) {
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
+  }
+}
+
+// Attention begins while the launch ahead still writes the end of every sequence.
+TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const int32_t tokens : {1, 2, 17}) {
+    for (const bool many_sequences : {false, true}) {
+      Case c{.kv_heads = 1, .page_size = 32, .many_sequences = many_sequences};
+      for (const int64_t length : {1, 15, 16, 17, 31, 64, 300, 5000}) {
+        c.sequences.push_back({.length = length});
+      }
+      SCOPED_TRACE(Describe(c) + ", appended " + std::to_string(tokens));
+      Call call(c);
+      const auto device = call.MakeDevice();
+      ASSERT_NO_FATAL_FAILURE(call.Upload(device.get()));
+      const DeviceArray<std::byte> appended(device->cache.Get());
+      const ReferenceResult expected = ReferenceAttention(call.HostParams());
+      for (int launch = 0; launch < 3; ++launch) {
+        call.PoisonEnds(tokens, device.get());
+        ASSERT_EQ(LaunchSlowCopy(appended.data(), device->cache.data(), appended.size(),
+                                 /*microseconds=*/100, nullptr),
+                  cudaSuccess);
+        const Status status = call.Launch(*device, nullptr, LateGroupsOf(tokens));
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        ExpectClose(device->o.Get(), expected.o, Tolerance(c), "o");
+        ExpectClose(device->lse.Get(), expected.lse, Tolerance(c), "lse");
+      }
+    }
   }
 }
 

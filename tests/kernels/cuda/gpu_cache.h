@@ -47,6 +47,7 @@ class DeviceArray {
     return host;
   }
   T* data() const { return static_cast<T*>(data_); }
+  size_t size() const { return count_; }
 
  private:
   size_t count_ = 0;

@@ -274,5 +274,16 @@ TEST(PageLayoutTest, IsAPermutationOfThePlane) {
   }
 }
 
+TEST(LateGroupsTest, HoldTheTokensWhereverTheyEnd) {
+  EXPECT_EQ(LateGroupsOf(0), 0);
+  for (int32_t tokens = 1; tokens < 70; ++tokens) {
+    int32_t most = 0;
+    for (int32_t end = tokens; end < tokens + kGroupTokens; ++end) {
+      most = std::max(most, (end - 1) / kGroupTokens - (end - tokens) / kGroupTokens + 1);
+    }
+    EXPECT_EQ(LateGroupsOf(tokens), most) << tokens;
+  }
+}
+
 }  // namespace
 }  // namespace tributary::cuda
