@@ -21,6 +21,7 @@
 #include "service/server.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/library_log.h"
+#include "worker/rpc/listening.h"
 #include "worker/telemetry/families.h"
 #include "worker/telemetry/log.h"
 #include "worker/telemetry/metrics_server.h"
@@ -112,8 +113,9 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
                                   .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
                                   .access = config.access});
+  if (!worker::CheckFree(config.worker_listen).ok()) return nullptr;
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  worker::ForbidSharedPorts(&builder);
   SetServerKeepalive(builder, {});
   int port = 0;
   builder.AddListeningPort(config.worker_listen, worker::ServerCredentialsFrom(config.tls), &port);

@@ -5,12 +5,8 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -18,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/attention_service.h"
 #include "service/keepalive.h"
+#include "worker/rpc/listening.h"
 #include "worker/status_macros.h"
 
 namespace tributary::service {
@@ -33,45 +30,11 @@ std::chrono::system_clock::time_point ToSystem(Clock::time_point time) {
          std::chrono::duration_cast<std::chrono::system_clock::duration>(time - Clock::now());
 }
 
-// gRPC unlinks a socket file before it binds, so it would take the address of a server that lives.
-bool SomebodyListensAt(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return false;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return connected;
-}
-
-absl::Status CheckFree(const std::string& address) {
-  absl::string_view path = address;
-  if (!absl::StartsWith(path, "unix:")) return absl::OkStatus();
-  path.remove_prefix(5);
-  if (absl::StartsWith(path, "///")) path.remove_prefix(2);
-  if (path.size() >= sizeof(sockaddr_un{}.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("the path of ", address, " is too long"));
-  }
-  if (SomebodyListensAt(std::string(path))) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen at ", address, ": another process does"));
-  }
-  return absl::OkStatus();
-}
-
 // "host:0" as bound.
 std::string Bound(const std::string& address, int port) {
   const size_t colon = address.rfind(':');
   if (absl::StartsWith(address, "unix:") || colon == std::string::npos) return address;
   return absl::StrCat(address.substr(0, colon), ":", port);
-}
-
-// Several processes must not share a port: hosts would reach one or the other.
-void ForbidSharedPorts(grpc::ServerBuilder* builder) {
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
 // Linking gRPC's reflection adds it to every server of the process; this takes it out of one.
@@ -93,7 +56,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Build(
     const std::shared_ptr<grpc::ServerCredentials>& credentials, std::vector<std::string>* bound) {
   std::vector<int> ports(listen.size(), 0);
   for (size_t i = 0; i < listen.size(); ++i) {
-    if (absl::Status free = CheckFree(listen[i]); !free.ok()) return free;
+    if (absl::Status free = worker::CheckFree(listen[i]); !free.ok()) return free;
     builder->AddListeningPort(listen[i], credentials, &ports[i]);
   }
   std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
@@ -162,7 +125,7 @@ absl::Status GrpcServer::StartAll(const ServerOptions& options) {
 absl::Status GrpcServer::StartAdmin(const std::string& listen) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  ForbidSharedPorts(&builder);
+  worker::ForbidSharedPorts(&builder);
   SetServerKeepalive(builder, keepalive_);
   builder.SetOption(std::make_unique<WithoutReflection>());
   // gRPC builds no server of default services alone; this one says UNIMPLEMENTED to all the rest.
@@ -177,7 +140,7 @@ absl::Status GrpcServer::StartAdmin(const std::string& listen) {
 
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   grpc::ServerBuilder builder;
-  ForbidSharedPorts(&builder);
+  worker::ForbidSharedPorts(&builder);
   SetServerKeepalive(builder, keepalive_);
   if (options.reflection) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -209,6 +210,31 @@ TEST_F(ServiceFault, AWorkerThatCannotFitSaysWhyAndEnds) {
   EXPECT_EQ(gpu->Wait(seconds(20)), 1);
   EXPECT_THAT(gpu->Log(), AnyOf(HasSubstr("--device=cuda: "), HasSubstr("backend")));
   EXPECT_EQ(Topology().epoch(), 1u);
+}
+
+TEST_F(ServiceFault, AnAddressInUseEndsWhoComesSecond) {
+  const std::string socket = "unix:" + directory_.File("admin.sock");
+  const auto first = Worker(5, {"--rank=-1", "--admin_listen=127.0.0.1:0"});
+  const auto also = Worker(6, {"--rank=-1", "--admin_listen=" + socket});
+  std::string port;
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    const std::string log = first->Log();
+    std::smatch match;
+    if (!std::regex_search(log, match, std::regex("admin: .* port=([0-9]+)"))) return false;
+    port = match[1];
+    return also->Log().find("admin: listening") != std::string::npos;
+  }));
+  for (const std::string& taken : {"127.0.0.1:" + port, socket}) {
+    const auto second = Worker(7, {"--rank=-1", "--admin_listen=" + taken});
+    EXPECT_EQ(second->Wait(seconds(20)), 1) << taken;
+    EXPECT_THAT(second->Log(), HasSubstr("--admin_listen: cannot listen at " + taken));
+  }
+  // Workers would find the one or the other.
+  const TemporaryDirectory other;
+  const auto second = StartCoordinator(other, 1, {"--worker_listen=" + WorkerAddress(directory_)});
+  EXPECT_EQ(second->Wait(seconds(20)), 1);
+  EXPECT_THAT(second->Log(), HasSubstr("cannot listen for workers"));
+  EXPECT_EQ(Topology().epoch(), 1u) << "nobody else is harmed";
 }
 
 // ---- health ------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@
 #include "worker/cuda_backend.h"
 #include "worker/rpc/config_file.h"
 #include "worker/rpc/library_log.h"
+#include "worker/rpc/listening.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
@@ -144,22 +145,26 @@ class SignalThread {
 // Health for orchestrators, whose probes speak neither TLS nor credentials.
 class AdminServer {
  public:
-  // False when the address cannot be listened on.
-  bool Start(const std::string& address, const LoggerPtr& log) {
-    if (address.empty()) return true;
+  absl::Status Start(const std::string& address, const LoggerPtr& log) {
+    if (address.empty()) return absl::OkStatus();
+    TRIBUTARY_RETURN_IF_ERROR(CheckFree(address));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
+    ForbidSharedPorts(&builder);
     int port = 0;
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
     // A server with nothing but the health service has no threads (gRPC adds that one too late to
     // count it). This one answers UNIMPLEMENTED to everything else.
     builder.RegisterCallbackGenericService(&others_);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr) return false;
+    if (server_ == nullptr) {
+      return absl::UnavailableError(absl::StrCat(
+          "cannot listen at ", address, ": the address is in use, unknown or not permitted"));
+    }
     server_->GetHealthCheckService()->SetServingStatus("liveness", true);
     SetReady(false);
     log->Info(absl::StrCat("admin: listening on ", address), {{"port", port}});
-    return true;
+    return absl::OkStatus();
   }
 
   void SetReady(bool ready) {
@@ -274,10 +279,9 @@ int Main() {
 
   AdminServer admin;
   const std::string admin_address = absl::GetFlag(FLAGS_admin_listen);
-  if (!admin.Start(admin_address, *log)) {
-    return Fail(
-        absl::UnavailableError(absl::StrCat("--admin_listen: cannot listen on ", admin_address)),
-        kExitRefused);
+  if (const absl::Status started = admin.Start(admin_address, *log); !started.ok()) {
+    return Fail(absl::UnavailableError(absl::StrCat("--admin_listen: ", started.message())),
+                kExitRefused);
   }
   options->on_ready = [&admin](bool ready) { admin.SetReady(ready); };
 
