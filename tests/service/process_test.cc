@@ -160,6 +160,32 @@ TEST_F(ProcessTest, HealthAndTheApiLiveOnDifferentPorts) {
   EXPECT_EQ(Said(CheckHealth(address_, "")), "code 12");
 }
 
+TEST_F(ProcessTest, WatchersAreToldOfTheDrain) {
+  auto process = StartServing({"--batch_window=1s"});  // so that a call is open for a while
+  const v1::CacheSpec spec = SmallSpec();
+  ASSERT_TRUE(CreateCache(*stub_, "m", spec).ok());
+  ASSERT_TRUE(Open(*stub_, "m", 1).ok());
+  HealthWatch readiness(admin_, "readiness"), liveness(admin_, "liveness"), other(admin_, "other");
+  EXPECT_EQ(readiness.Next(), kServing);
+  EXPECT_EQ(liveness.Next(), kServing);
+  EXPECT_EQ(other.Next(), "\x08\x03") << "unknown, which may change";
+  std::thread call([&] {
+    v1::AttendReply reply;
+    const grpc::Status status = Attend(*stub_, AttendOf(spec, "m", 1, 0, 1), &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  });
+  EXPECT_TRUE(test::Eventually(kPatience, [&] {
+    grpc::ClientContext context;
+    v1::GetTopologyReply reply;
+    return stub_->GetTopology(&context, {}, &reply).ok() && reply.statistics().calls_open() > 0;
+  }));
+  process->Signal(SIGTERM);
+  EXPECT_EQ(readiness.Next(), kNotServing);
+  EXPECT_EQ(Health("liveness"), kServing);
+  call.join();
+  EXPECT_EQ(process->Wait(kPatience), 0);
+}
+
 TEST_F(ProcessTest, WaitingForWorkersIsAliveButNotReady) {
   auto process = Start({"--listen=" + address_, "--admin_listen=" + admin_, "--workers=2",
                         "--worker_listen=unix:" + directory_.File("workers.sock")});

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/service/test_service.h"
 
@@ -69,6 +71,9 @@ int MappingsOf(const SharedObject& object) {
 
 class SharedMemoryTest : public ::testing::Test {
  protected:
+  explicit SharedMemoryTest(std::vector<std::string> prefixes = {})
+      : service_({.workers = 2, .coordinator = {.shared_memory_prefixes = std::move(prefixes)}}) {}
+
   grpc::Status Register(const std::string& name, const std::string& key, uint64_t offset,
                         uint64_t bytes) {
     v1::RegisterSharedMemoryRequest request;
@@ -99,7 +104,12 @@ class SharedMemoryTest : public ::testing::Test {
   }
 
   const v1::CacheSpec spec_ = SmallSpec();
-  TestService service_{{.workers = 2}};
+  TestService service_;
+};
+
+class AllowedNamesTest : public SharedMemoryTest {
+ protected:
+  AllowedNamesTest() : SharedMemoryTest({"/of-nobody-", "/tributary-test-"}) {}
 };
 
 TEST_F(SharedMemoryTest, ResultsAreTheSameAsInline) {
@@ -183,6 +193,32 @@ TEST_F(SharedMemoryTest, RegistrationIsRepeatableCheckedAndUndone) {
   refused(StatusCode::INVALID_ARGUMENT, "name", Register("", object.key(), 0, 1));
   EXPECT_TRUE(Unregister("r").ok());
   refused(StatusCode::NOT_FOUND, "name", Unregister("r"));
+}
+
+TEST_F(AllowedNamesTest, OtherObjectsAreNotOpened) {
+  SharedObject object(4096);
+  EXPECT_TRUE(Register("r", object.key(), 0, 4096).ok());
+  const auto refused = [&](StatusCode code, const std::string& key) {
+    const grpc::Status status = Register("s", key, 0, 4096);
+    EXPECT_EQ(status.error_code(), code) << key << ": " << status.error_message();
+    EXPECT_EQ(FieldOf(status), "system.key") << key;
+  };
+  // It is there, and this process may open it.
+  const std::string foreign = "/foreign-" + std::to_string(getpid());
+  const int fd = shm_open(foreign.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(ftruncate(fd, 4096), 0);
+  close(fd);
+  refused(StatusCode::PERMISSION_DENIED, foreign);
+  refused(StatusCode::PERMISSION_DENIED, "/no-such-object");  // whether it is there is not told
+  refused(StatusCode::PERMISSION_DENIED, "/tributary-tes");
+  refused(StatusCode::INVALID_ARGUMENT, "/tributary-test-/../foreign");
+  // A link that leads out is not followed.
+  const std::string link = "/tributary-test-link-" + std::to_string(getpid());
+  ASSERT_EQ(symlink(("/dev/shm" + foreign).c_str(), ("/dev/shm" + link).c_str()), 0);
+  refused(StatusCode::INVALID_ARGUMENT, link);
+  EXPECT_EQ(shm_unlink(link.c_str()), 0);
+  EXPECT_EQ(shm_unlink(foreign.c_str()), 0);
 }
 
 TEST_F(SharedMemoryTest, RegionsOfTheDeadAreForgottenWhenTheNextOneRegisters) {

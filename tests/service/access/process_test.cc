@@ -4,15 +4,23 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <set>
 
+#include "google/protobuf/descriptor.h"
 #include "service/client/client.h"
 #include "tests/fault/programs.h"
 #include "tests/service/access/certificates.h"
+#include "tests/service/raw_call.h"
+#include "tributary/v1/attention.grpc.pb.h"
+#include "tributary/v1/diagnostics.grpc.pb.h"
+#include "tributary/v1/worker.grpc.pb.h"
+#include "worker/rpc/channel_security.h"
 
 namespace tributary::test {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr seconds kPatience{60};
@@ -103,6 +111,77 @@ TEST_F(AccessProcess, RolesAreKeptApartByTokens) {
   EXPECT_TRUE(Eventually(kPatience,
                          [&] { return as("model.token") == absl::StatusCode::kUnauthenticated; }));
   EXPECT_TRUE(WaitReady());
+}
+
+TEST_F(AccessProcess, CallersShowTheTokenThatTheirFileHasNow) {
+  Serve(1, {"--token_file=" + File("tokens")});
+  const auto worker =
+      StartWorker(directory_, WorkerAddress(directory_), 0, WorkerFlags("worker.token"));
+  ASSERT_TRUE(WaitReady());
+  client::ConnectOptions options = ClientOptions("model.token");
+  options.max_attempts = 1;
+  const auto client = client::Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto code = [&] { return (*client)->GetTopology({}).status().code(); };
+  ASSERT_EQ(code(), absl::StatusCode::kOk);
+  Write("tokens",
+        "model client 0123456789abcdef-again\n"
+        "ranks worker 0123456789abcdef-worker\n");
+  EXPECT_TRUE(Eventually(kPatience, [&] { return code() == absl::StatusCode::kUnauthenticated; }));
+  Write("model.token", "0123456789abcdef-again\n");
+  EXPECT_TRUE(Eventually(kPatience, [&] { return code() == absl::StatusCode::kOk; }))
+      << "the same connection, with what its file says now";
+}
+
+// Every method that there is, so that none can be added without a role.
+TEST_F(AccessProcess, EveryMethodHasItsRoles) {
+  Serve(1, {"--token_file=" + File("tokens")});
+  ASSERT_TRUE(Eventually(
+      kPatience, [&] { return coordinator_->Log().find("listening") != std::string::npos; }));
+  const auto dial = [&](const std::string& address, const std::string& token) {
+    const auto channel =
+        worker::DialSecurely(address, ClientOptions(token).security, grpc::ChannelArguments());
+    EXPECT_TRUE(channel.ok()) << channel.status();
+    return *channel;
+  };
+  const auto roles_of = [](const std::string& service, const std::string& method) {
+    if (service == "GroupService") return std::set<std::string>{"worker.token"};
+    if (service == "DiagnosticsService") return std::set<std::string>{"ops.token"};
+    std::set<std::string> roles = {"model.token"};
+    if (method == "DeleteCache" || method == "GetTopology") roles.insert("ops.token");
+    return roles;
+  };
+  int methods = 0;
+  for (const google::protobuf::FileDescriptor* file :
+       {v1::AttendRequest::descriptor()->file(), v1::FlightRecord::descriptor()->file(),
+        v1::WorkerMessage::descriptor()->file()}) {
+    ASSERT_EQ(file->service_count(), 1) << file->name();
+    const google::protobuf::ServiceDescriptor* const service = file->service(0);
+    const std::string& name = service->name();
+    const std::string address =
+        name == "GroupService" ? WorkerAddress(directory_) : PublicAddress(directory_);
+    for (const std::string token : {"", "model.token", "worker.token", "ops.token"}) {
+      const auto channel = dial(address, token);
+      for (int i = 0; i < service->method_count(); ++i, ++methods) {
+        const std::string& method = service->method(i)->name();
+        const grpc::StatusCode code =
+            service::testing::RawCall(channel, "/tributary.v1." + name + "/" + method, "",
+                                      kPatience)
+                .status.error_code();
+        const std::string what = name + "." + method + " with '" + token + "'";
+        if (token.empty()) {
+          EXPECT_EQ(code, grpc::StatusCode::UNAUTHENTICATED) << what;
+        } else if (roles_of(name, method).count(token) == 0) {
+          EXPECT_EQ(code, grpc::StatusCode::PERMISSION_DENIED) << what;
+        } else {  // let in: refused for what the empty message asks, or not at all
+          EXPECT_THAT(code, AnyOf(grpc::StatusCode::OK, grpc::StatusCode::INVALID_ARGUMENT,
+                                  grpc::StatusCode::NOT_FOUND, grpc::StatusCode::UNAVAILABLE))
+              << what;
+        }
+      }
+    }
+  }
+  EXPECT_GE(methods, 4 * 15);
 }
 
 TEST_F(AccessProcess, AWorkerIsKnownByTheNameInItsCertificate) {

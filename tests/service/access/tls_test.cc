@@ -36,7 +36,7 @@ class TlsTest : public ::testing::Test {
     TestService::Options options{.workers = 1};
     options.server.tls = server_files_;
     if (mutual) {
-      options.server.tls.authorities = authority_.file();
+      options.server.tls.authorities = authorities_;
       const auto access = AccessControl::Create({.token_file = "",
                                                  .client_names = {"model.example"},
                                                  .worker_names = {},
@@ -75,6 +75,7 @@ class TlsTest : public ::testing::Test {
   StatusCode AskAs(const ChannelSecurity& security) { return Ask(Dial(security)).error_code(); }
 
   Authority authority_;
+  std::string authorities_ = authority_.file();  // whose certificates callers may show
   TlsFiles server_files_ = authority_.Issue("server");
   std::optional<TestService> service_;
 };
@@ -269,6 +270,32 @@ TEST_F(TlsTest, CertificatesRotateUnderLoad) {
   stop = true;
   load.join();
   EXPECT_EQ(failures, 0);
+}
+
+// The server comes to believe another authority, and a caller to show a certificate of that one.
+TEST_F(TlsTest, AuthoritiesAndTheCertificatesOfCallersRotateToo) {
+  Authority next;
+  const test::TemporaryDirectory directory;
+  authorities_ = directory.File("authorities.pem");
+  const auto believe = [&](const Authority& authority) {
+    std::filesystem::copy_file(authority.file(), directory.File("new.pem"));
+    std::filesystem::rename(directory.File("new.pem"), authorities_);
+  };
+  believe(authority_);
+  Serve(/*mutual=*/true);
+  Versions versions;
+  versions.MoveTo(authority_.Issue("before", {{"model.example"}}));
+  const auto open = Dial(Trusting(versions.files()));
+  const auto later = Dial(Trusting(versions.files()));  // connects with its first call
+  ASSERT_TRUE(Ask(open).ok());
+
+  believe(next);
+  EXPECT_TRUE(test::Eventually(seconds(60), [&] {
+    return AskAs(Model()) == StatusCode::UNAVAILABLE;
+  })) << "a new connection with a certificate of the old authority";
+  versions.MoveTo(next.Issue("after", {{"model.example"}}));
+  EXPECT_TRUE(test::Eventually(seconds(60), [&] { return Ask(later).ok(); }));
+  EXPECT_TRUE(Ask(open).ok()) << "what is connected stays";
 }
 
 }  // namespace
