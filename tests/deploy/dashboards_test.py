@@ -18,7 +18,7 @@ class Queries(unittest.TestCase):
         self.assertGreater(len(self.metrics), 40)
 
     def test_dashboards_ask_for_documented_metrics(self):
-        self.assertGreaterEqual(len(metrics_doc.dashboards()), 2)
+        self.assertGreaterEqual(len(metrics_doc.dashboards()), 3)
         for path, dashboard in metrics_doc.dashboards().items():
             for panel in metrics_doc.panels(dashboard):
                 self.assertTrue(panel["targets"], panel["title"])
@@ -34,6 +34,8 @@ class Queries(unittest.TestCase):
     def test_what_is_wrong_is_found(self):
         for expression, expected in [
                 ("tributary_nonsense", "unknown metric tributary_nonsense"),
+                ("DCGM_FI_NONSENSE", "unknown metric DCGM_FI_NONSENSE"),
+                ("sum by (uuid) (DCGM_FI_DEV_GPU_TEMP)", "no metric of the expression has the label uuid"),
                 ("rate(tributary_steps_count[1m])", "unknown metric tributary_steps_count"),
                 ("tributary_step_calls", "tributary_step_calls is a histogram: it has no series of that name"),
                 ('tributary_kv_pages{sequence="1"}', "tributary_kv_pages has no label sequence"),

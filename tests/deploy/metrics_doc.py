@@ -51,7 +51,7 @@ def problems(expression, metrics):
     found = []
     allowed = set(_TARGET_LABELS)
     text = re.sub(r'"[^"]*"', '""', re.sub(r"\[[^\]]*\]", "", expression))
-    for name, selector in re.findall(r"\b([a-z_][a-z0-9_]*)\s*(\{[^}]*\})?", text):
+    for name, selector in re.findall(r"\b([A-Za-z_]\w*)\s*(\{[^}]*\})?", text):
         if name in _WORDS or "_" not in name:
             continue
         metric, extra = _family(name, metrics)
@@ -62,7 +62,7 @@ def problems(expression, metrics):
             found.append(f"{name} is a histogram: it has no series of that name")
         labels = metric.labels | extra | _TARGET_LABELS
         allowed |= labels
-        for label in re.findall(r"([a-z_]+)\s*(?:=~|!~|!=|=)", selector or ""):
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector or ""):
             if label not in labels:
                 found.append(f"{name} has no label {label}")
     for group in re.findall(r"\b(?:by|on|ignoring|without|group_left)\s*\(([^)]*)\)", text):

@@ -1,10 +1,15 @@
-"""Debian's Prometheus scrapes a running group: every panel of every dashboard has data during `tributary bench`."""
+"""Debian's Prometheus scrapes a running group: every panel of every dashboard has data during `tributary bench`.
 
+There is no GPU here: what dcgm-exporter would say of two is served by a stand-in, from the list in docs/metrics.md.
+"""
+
+import http.server
 import json
 import math
 import pathlib
 import re
 import tempfile
+import threading
 import unittest
 import urllib.error
 import urllib.parse
@@ -16,6 +21,28 @@ import metrics_doc
 import support
 
 WORKERS = 2
+
+
+class GpuExporter(http.server.BaseHTTPRequestHandler):
+    """The page of a dcgm-exporter."""
+
+    def do_GET(self):
+        lines = []
+        for name, metric in metrics_doc.documented().items():
+            if not name.startswith("DCGM_"):
+                continue
+            lines.append(f"# TYPE {name} {metric.type}")
+            for rank in range(WORKERS):
+                values = {"gpu": rank, "Hostname": "node", "pod": f"tributary-worker-{rank}"}
+                assert set(values) == metric.labels, name
+                labels = ",".join(f'{label}="{value}"' for label, value in values.items())
+                lines.append(f"{name}{{{labels}}} {rank + 1}")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(("\n".join(lines) + "\n").encode())
+
+    def log_message(self, *_):
+        pass
 
 
 class Scraped(unittest.TestCase):
@@ -36,6 +63,8 @@ class Scraped(unittest.TestCase):
         for rank in range(WORKERS):
             cls.start(f"worker-{rank}", support.BIN / "tributary-worker", f"--coordinator={workers_at}",
                       f"--rank={rank}", "--threads=1", f"--metrics-port={metrics[1 + rank]}", "--log-format=json")
+        cls.gpus = http.server.ThreadingHTTPServer(("127.0.0.1", 0), GpuExporter)
+        threading.Thread(target=cls.gpus.serve_forever, daemon=True).start()
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(metrics_doc.RULES)],
@@ -43,14 +72,16 @@ class Scraped(unittest.TestCase):
                 {"job_name": "tributary-coordinator", "static_configs": [{"targets": [f"127.0.0.1:{metrics[0]}"]}]},
                 {"job_name": "tributary-worker",
                  "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in metrics[1:]]}]},
+                {"job_name": "dcgm-exporter",
+                 "static_configs": [{"targets": [f"127.0.0.1:{cls.gpus.server_port}"]}]},
             ],
         }
         (path / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         cls.port = ports.take()
         cls.start("prometheus", program, f"--config.file={path}/prometheus.yaml", f"--storage.tsdb.path={path}/data",
                   f"--web.listen-address=127.0.0.1:{cls.port}", "--log.level=warn")
-        support.wait_until("three targets that answer",
-                           lambda: len(cls.query("up == 1")) == 1 + WORKERS, 60, cls.processes)
+        support.wait_until("four targets that answer",
+                           lambda: len(cls.query("up == 1")) == 1 + WORKERS + 1, 60, cls.processes)
         support.wait_until("a group that serves", lambda: cls.value("min(tributary_group_ready)") == 1, 60,
                            cls.processes)
         cls.bench = cls.start("bench", support.BIN / "tributary", "bench", f"--target={cls.target}", "--duration=10m",
@@ -70,6 +101,9 @@ class Scraped(unittest.TestCase):
     def stop(cls):
         for process in reversed(cls.processes):
             process.kill()
+        if hasattr(cls, "gpus"):
+            cls.gpus.shutdown()
+            cls.gpus.server_close()
         cls.folder.cleanup()
 
     @classmethod
