@@ -222,6 +222,74 @@ class Rendered(unittest.TestCase):
             self.assertGreater(pod["spec"]["terminationGracePeriodSeconds"], int(drain.rstrip("s")))
 
 
+class Sections(unittest.TestCase):
+    """What a section of the values adds, and what is not there without it."""
+
+    SMALLEST = {"ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount",
+                "StatefulSet"}
+
+    @staticmethod
+    def kinds(documents):
+        return {document["kind"] for document in documents}
+
+    def test_each_kind_comes_with_its_values(self):
+        off = {"networkPolicy": "NetworkPolicy", "podDisruptionBudget": "PodDisruptionBudget"}
+        on = {"serviceMonitor": "ServiceMonitor", "prometheusRule": "PrometheusRule"}
+        cpu = CHART / "ci/cpu-values.yaml"
+        self.assertEqual(self.kinds(objects(cpu, apis=OPERATORS)), self.SMALLEST)
+        for section, kind in off.items():
+            self.assertEqual(self.kinds(objects(cpu, sets=[f"{section}.enabled=false"])), self.SMALLEST - {kind})
+        self.assertEqual(self.kinds(objects(cpu, sets=["serviceAccount.create=false"])),
+                         self.SMALLEST - {"ServiceAccount"})
+        for section, kind in on.items():
+            documents = objects(cpu, apis=OPERATORS, sets=[f"metrics.{section}.enabled=true",
+                                                           "networkPolicy.prometheus=[{podSelector: {}}]"])
+            self.assertEqual(self.kinds(documents), self.SMALLEST | {kind})
+        self.assertEqual(self.kinds(objects(cpu, apis=OPERATORS, sets=["worker.controller=lws"])),
+                         self.SMALLEST - {"StatefulSet"} | {"LeaderWorkerSet"})
+        self.assertEqual(self.kinds(objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS)),
+                         self.SMALLEST | set(on.values()))
+
+    def test_dashboards_and_metrics_ports(self):
+        cpu = CHART / "ci/cpu-values.yaml"
+        count = len(list((CHART / "dashboards").glob("*.json")))
+        with_dashboards = by_kind(objects(cpu, sets=["metrics.dashboards.enabled=true"]), "ConfigMap")
+        self.assertEqual(len(with_dashboards), 1 + count)
+        without = objects(cpu, sets=["metrics.enabled=false"])
+        self.assertEqual(len(by_kind(without, "ConfigMap")), 1)
+        self.assertEqual({name for name in by_kind(without, "Service") if name.endswith("-metrics")}, set())
+        for pod in pod_templates(without).values():
+            self.assertNotIn("metrics", ports_of(pod))
+
+    def test_what_is_encrypted_is_not_called_plain(self):
+        for values, protocol in (("cpu", "kubernetes.io/h2c"), ("gpu", None)):
+            services = by_kind(objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS), "Service")
+            self.assertEqual(services["tributary"]["spec"]["ports"][0].get("appProtocol"), protocol, values)
+
+    def test_tracing_is_the_coordinators(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["tracing.sample=0.25", "tracing.spans=0"])
+        data = by_kind(documents, "ConfigMap")["tributary"]["data"]
+        settings = yaml.safe_load(data["coordinator.yaml"])
+        self.assertEqual((settings["trace_sample"], settings["trace_spans"]), (0.25, 0))
+        self.assertNotIn("trace_sample", data["worker.yaml"])
+
+    def test_the_test_pod_shows_a_certificate_that_may_call(self):
+        def secrets(*sets):
+            documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets)
+            volume = next(v for v in pod_templates(documents)["test"]["spec"]["volumes"] if v["name"] == "identity")
+            return [source["secret"]["name"] for source in volume["projected"]["sources"]]
+
+        self.assertIn("tributary-worker-tls", secrets())
+        self.assertIn("of-the-test", secrets("tls.testSecret=of-the-test"))
+        self.assertNotIn("tributary-worker-tls", secrets("tls.testSecret=of-the-test"))
+        refused = "The test will be refused"
+        for sets, said in (([], False), (['auth.testTokenSecret=""'], True),
+                           (['auth.testTokenSecret=""', "tls.testSecret=s"], False)):
+            code, notes = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets, notes=True)
+            self.assertEqual(code, 0, notes)
+            self.assertEqual(refused in notes, said, sets)
+
+
 class Group(unittest.TestCase):
     """What makes the pods one group."""
 
@@ -364,6 +432,10 @@ class Refused(unittest.TestCase):
             (tls % "clientNames: [a]", "count only with tls.clientAuth=true"),
             (tls % "clientAuth: false" + "auth: {tokenSecret: s}\n",
              "set auth.workerTokenSecret, or tls.clientAuth=true"),
+            (tls % "clientAuth: true, workerSecret: s, clientNames: [a]", "so workers must show who they are"),
+            (tls % "clientAuth: true, workerSecret: s, workerNames: [a]", "set tls.clientNames, or auth.tokenSecret"),
+            (tls % "clientAuth: false" + "auth: {testTokenSecret: s}\n", "set auth.tokenSecret, which lists them"),
+            (tls % "testSecret: s", "tls.testSecret counts only with tls.clientAuth=true"),
             (ok + "auth: {workerTokenSecret: s}\n", "auth: tokens are not sent in plain text"),
             (ok + "coordinator: {replicas: 2}\n", "coordinator.replicas must be 1"),
             (ok + "worker: {gpusPerPod: 2, backend: gpu}\n", "worker.gpusPerPod must be 1"),
@@ -371,8 +443,13 @@ class Refused(unittest.TestCase):
             (ok + "terminationGracePeriodSeconds: 60\n", "set it above timeouts.drainSeconds + timeouts.stepSeconds (60)"),
             (ok + "grpc: {adminPort: 7400}\n", "must differ, are 7400, 7400, 7402, 9464"),
             (ok + "coordinator: {settings: {listen: x}}\n", "coordinator.settings.listen is set by the chart"),
+            (tls % "clientAuth: false" + "coordinator: {settings: {insecure: true}}\n",
+             "coordinator.settings.insecure is set by the chart"),
             (ok + "worker: {settings: {rank: 1}}\n", "worker.settings.rank is set by the chart"),
+            (ok + "worker: {settings: {token_file: x}}\n", "worker.settings.token_file is set by the chart"),
             (ok + "metrics: {enabled: false, serviceMonitor: {enabled: true}}\n", "needs metrics.enabled=true"),
+            (ok + "metrics: {enabled: false, prometheusRule: {enabled: true}}\n",
+             "metrics.prometheusRule.enabled needs metrics.enabled=true"),
             (ok + "metrics: {serviceMonitor: {enabled: true}}\n", "networkPolicy.prometheus is empty"),
             (ok + "metrics: {serviceMonitor: {enabled: true}}\n", "the cluster has no ServiceMonitor"),
             (ok + "metrics: {prometheusRule: {enabled: true}}\n", "the cluster has no PrometheusRule"),
@@ -389,6 +466,12 @@ class Refused(unittest.TestCase):
             (ok + "image: {digest: abc}\n", "image.digest: Does not match pattern"),
             (ok + "grpc: {port: 80}\n", "grpc.port: Must be greater than or equal to 1024"),
             (ok + "grpc: {maxMessageBytes: 4294967296}\n", "grpc.maxMessageBytes: Must be less than or equal to"),
+            (ok + "tracing: {sample: 2}\n", "tracing.sample: Must be less than or equal to 1"),
+            (ok + "tracing: {otlp: x}\n", "tracing: Additional property otlp is not allowed"),
+            (ok + "networkPolicy: {clients: {a: b}}\n", "networkPolicy.clients: Invalid type"),
+            (ok + "podDisruptionBudget: {minAvailable: 1}\n", "podDisruptionBudget: Additional property minAvailable"),
+            (ok + "metrics: {serviceMonitor: {interval: often}}\n", "serviceMonitor.interval: Does not match pattern"),
+            (ok + "worker: {lws: {restartPolicy: Always}}\n", "worker.lws.restartPolicy must be one of"),
             (ok + "logging: {level: verbose}\n", "logging.level: logging.level must be one of"),
             (ok + "coordinator: {settings: {--listen: x}}\n", 'Property name of "--listen" does not match'),
         ]

@@ -136,6 +136,9 @@ topologySpreadConstraints:
       {{- end }}
 {{- end -}}
 
+{{/* What the pod of `helm test` shows besides a token. */}}
+{{- define "tributary.testSecret" -}}{{ default .Values.tls.workerSecret .Values.tls.testSecret }}{{- end -}}
+
 {{- define "tributary.workerHasIdentity" -}}
 {{- if or .Values.tls.enabled .Values.auth.workerTokenSecret }}yes{{ end -}}
 {{- end -}}
@@ -248,6 +251,8 @@ spec:
   "drain_timeout" (printf "%ds" (.Values.timeouts.drainSeconds | int))
   "log_level" .Values.logging.level
   "log_format" .Values.logging.format
+  "trace_sample" .Values.tracing.sample
+  "trace_spans" (.Values.tracing.spans | int)
 -}}
 {{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
