@@ -1,10 +1,12 @@
 """The documentation: every link leads somewhere, and the commands marked `checked` do what the page says.
 
 A fenced block that opens with ```sh checked is run; the blocks of a page in order, in one shell, in a folder that looks
-like a checkout whose build/cpu is this build. Where the machine allows it the shell has a network of its own, so that
-the pages' well-known ports are free.
+like a checkout whose build/cpu is this build, with its programs on the PATH. Where the machine allows it the shell has a
+network of its own, so that the pages' well-known ports are free. Of the other blocks (they need a cluster, an image
+engine, a GPU) every flag, value, profile and service that they name must exist.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -14,6 +16,8 @@ import subprocess
 import tempfile
 import unittest
 import xml.etree.ElementTree
+
+import yaml
 
 import support
 
@@ -138,9 +142,11 @@ class Commands(unittest.TestCase):
         """(exit code, output); everything it left running is ended."""
         # A page's background programs end with it.
         script = "trap 'kill $(jobs -p) 2>/dev/null || true; wait || true' EXIT\n" + script
+        environment = {**os.environ, "PATH": f"{support.BIN}:{os.environ['PATH']}"}
         with tempfile.TemporaryFile("w+") as output:
             child = subprocess.Popen([*prefix, *BASH, "-c", script], stdout=output, stderr=subprocess.STDOUT,
-                                     stdin=subprocess.DEVNULL, cwd=self.scratch(), start_new_session=True)
+                                     stdin=subprocess.DEVNULL, cwd=self.scratch(), env=environment,
+                                     start_new_session=True)
             try:
                 code = child.wait(PAGE_TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -167,7 +173,7 @@ class Commands(unittest.TestCase):
             with self.subTest(name):
                 code, output = self.run_script("\n".join(blocks), prefix)
                 self.assertEqual(code, 0, output)
-        self.assertGreaterEqual(count, 7)
+        self.assertGreaterEqual(count, 11)
 
     def test_a_command_that_fails_is_seen(self):
         code, _ = self.run_script("build/cpu/bin/tributary health --target=unix:/nowhere --timeout=100ms\ntrue", [])
@@ -178,6 +184,94 @@ class Commands(unittest.TestCase):
             for info, _ in split(text)[1]:
                 if MARKER in info.split():
                     self.assertEqual(info, f"sh {MARKER}", name)
+
+
+PROGRAM = re.compile(r"^(?:\S+/bin/)?(tributary(?:-coordinator|-worker)?)$")
+
+
+@functools.lru_cache(maxsize=None)
+def flags_of(program, command=None):
+    """Names of the flags that --help explains, with underscores."""
+    words = ["help", command] if command else ["--help"]
+    text = support.run(support.BIN / program, *words).stdout
+    return frozenset(re.findall(r"(?m)^ +--(\w+)", text)) | {"help"}
+
+
+def commands(text):
+    """The commands of a page's shell blocks, as lists of words."""
+    for info, code in split(text)[1]:
+        if info.split()[:1] != ["sh"]:
+            continue
+        code = re.sub(r"\\\n\s*", " ", re.sub(r"<<'?(\w+)'?\n.*?\n\1", "", code, flags=re.DOTALL))
+        for line in code.splitlines():
+            yield from (part.split() for part in re.split(r"&&|\|\||[;|&]", re.sub(r"(^|\s)#.*", "", line)))
+
+
+class Names(unittest.TestCase):
+    """What pages name exists, run or not."""
+
+    def test_flags_of_commands(self):
+        seen = 0
+        for page, text in pages().items():
+            for words in commands(text):
+                places = [i for i, word in enumerate(words) if PROGRAM.search(word)]
+                if not places or words[0] in ("helm", "kubectl"):  # a release may be called tributary
+                    continue
+                words = words[places[-1]:]
+                program = PROGRAM.search(words[0])[1]
+                known = flags_of(program, words[1] if program == "tributary" and len(words) > 1 else None)
+                self.assertGreater(len(known), 3, f"{page}: {' '.join(words)}")
+                for name in re.findall(r"(?<=\s)--(\w[\w-]*)", " ".join(words)):
+                    seen += 1
+                    name = name.replace("-", "_")
+                    self.assertTrue(name in known or name.removeprefix("no") in known,
+                                    f"{page}: {program} has no flag --{name}")
+        self.assertGreater(seen, 50)
+
+    def test_settings_files(self):
+        settings = [code for text in pages().values() for info, code in split(text)[1]
+                    if info == "yaml" and code.startswith("# tributary-coordinator --config")]
+        self.assertTrue(settings)
+        for code in settings:
+            self.assertLessEqual(set(yaml.safe_load(code)), flags_of("tributary-coordinator"))
+
+    def test_operations_explains_every_flag(self):
+        page = pages()["docs/operations.md"]
+        for program in ("tributary-coordinator", "tributary-worker"):
+            missing = {flag for flag in flags_of(program) - {"help"} if not re.search(rf"--{flag}\b", page)}
+            self.assertEqual(missing, set(), program)
+
+    def test_values_of_the_chart(self):
+        values = yaml.safe_load((support.SOURCE / "deploy/helm/tributary/values.yaml").read_text(encoding="utf-8"))
+        named = {name for text in pages().values() for words in commands(text) if words[:1] == ["helm"]
+                 for name in re.findall(r"--set (\S+?)=", " ".join(words))}
+        self.assertGreater(len(named), 3)
+        # In prose: `section.name`, of a section of the chart.
+        for name in ("deploy/helm/tributary/README.md", "docs/deployment.md"):
+            found = re.findall(r"`(\w+(?:\.\w+)+)`", pages()[name])
+            named |= {path for path in found if path.split(".")[0] in values}
+        self.assertGreater(len(named), 15)
+        for name in sorted(named):
+            found = values
+            for key in name.split("."):
+                self.assertIn(key, found, name)
+                found = found[key]
+
+    def test_profiles_and_services_of_compose(self):
+        file = yaml.safe_load((support.SOURCE / "deploy/compose.yaml").read_text(encoding="utf-8"))
+        profiles = {profile for service in file["services"].values() for profile in service["profiles"]}
+        used = 0
+        for page, text in pages().items():
+            for words in commands(text):
+                if "compose" not in words[:3]:
+                    continue
+                for before, word in zip(words, words[1:]):
+                    if before == "--profile":
+                        used += 1
+                        self.assertIn(word, profiles, page)
+                    elif before in ("exec", "up") and not word.startswith("-"):
+                        self.assertIn(word, file["services"], page)
+        self.assertGreater(used, 2)
 
 
 if __name__ == "__main__":
