@@ -14,6 +14,7 @@
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"
+#include "worker/self_test.h"
 #include "worker/status_macros.h"
 
 namespace tributary::service {
@@ -63,7 +64,9 @@ class EmbeddedGroup : public WorkerGroup {
     double busy_seconds = 0;
   };
 
-  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank) const;
+  // `alone`: to test the device with; without a way to exchange.
+  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank, bool alone) const;
+  absl::Status TestDevices() const;
   void RunRank(int rank);
   // Keeps deadlines and forms groups.
   void RunControl();
@@ -97,8 +100,10 @@ EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) : options_(opt
   for (int i = 0; i < options.workers; ++i) ranks_.push_back(std::make_unique<Rank>());
 }
 
-absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank) const {
+absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank,
+                                                                            bool alone) const {
   if (options_.device == worker::Device::kCuda) {
+    if (alone) return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank});
     worker::CudaBackendOptions cuda{.gpu = options_.first_gpu + rank,
                                     .strategy = options_.strategy,
                                     .exchange = options_.exchange_place,
@@ -113,14 +118,26 @@ absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int 
       options_.strategy);
 }
 
+absl::Status EmbeddedGroup::TestDevices() const {
+  const int devices = options_.device == worker::Device::kCuda ? size() : 1;
+  for (int i = 0; i < devices; ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
+                               MakeBackend(i, /*alone=*/true));
+    TRIBUTARY_RETURN_IF_ERROR(worker::SelfTest(std::move(backend)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
   if (options_.device == worker::Device::kCuda) {
     TRIBUTARY_RETURN_IF_ERROR(worker::CheckGpus(options_.first_gpu, size()));
     TRIBUTARY_RETURN_IF_ERROR(
         worker::CheckGpuExchange(options_.strategy, options_.first_gpu, size()));
   }
+  TRIBUTARY_RETURN_IF_ERROR(TestDevices());
   for (int i = 0; i < size(); ++i) {
-    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend, MakeBackend(i));
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
+                               MakeBackend(i, /*alone=*/false));
     auto executor = std::make_unique<worker::Executor>(
         worker::ExecutorOptions{.memory_limit = options_.memory_limit / options_.workers},
         std::move(backend));

@@ -5,6 +5,7 @@
 #include "kernels/cpu/thread_pool.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
+#include "worker/self_test.h"
 #include "worker/status_conversion.h"
 #include "worker/status_macros.h"
 
@@ -110,10 +111,23 @@ absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation
                             .batch_invariant = formation.deterministic});
 }
 
+absl::Status RankThread::TestDevice(const Formation& formation) {
+  if (tested_) return absl::OkStatus();
+  Formation alone = formation;
+  alone.strategy = collective::Strategy::kAuto;
+  alone.exchange = ExchangePlace::kHost;
+  alone.on_exchange = nullptr;
+  TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(alone));
+  TRIBUTARY_RETURN_IF_ERROR(SelfTest(std::move(backend)));
+  tested_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status RankThread::FormNow(const Formation& formation) {
   if (formation.fresh || executor_ == nullptr) {
     executor_.reset();  // first: the next one may need its memory
     memory_bytes_ = 0;
+    TRIBUTARY_RETURN_IF_ERROR(TestDevice(formation));
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(formation));
     executor_ = std::make_unique<Executor>(ExecutorOptions{.memory_limit = options_.memory_limit},
                                            std::move(backend));

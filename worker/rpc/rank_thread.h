@@ -75,9 +75,12 @@ class RankThread {
   void Loop();
   absl::Status FormNow(const Formation& formation);
   absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Formation& formation) const;
+  // Once a process: whether the device computes rightly.
+  absl::Status TestDevice(const Formation& formation);
 
   const RankOptions options_;
-  std::unique_ptr<Executor> executor_;  // of the thread
+  std::unique_ptr<Executor> executor_;  // of the thread, as
+  bool tested_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

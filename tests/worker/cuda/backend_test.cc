@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "tests/worker/cuda/gpu_ranks.h"
+#include "worker/self_test.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -26,6 +28,19 @@ TEST(CudaBackendTest, CapabilitiesAreThoseOfTheRegistry) {
   ASSERT_TRUE(backend.ok()) << backend.status();
   EXPECT_EQ(&(*backend)->capabilities(), &CudaBackend());
   EXPECT_GT((*backend)->AvailableMemory(), 0u);
+}
+
+// As a worker does before it is ready, and then makes its own.
+TEST(CudaBackendTest, EveryGpuPassesTheSelfTest) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (int gpu = 0; gpu < *CountGpus(); ++gpu) {
+    for (int i = 0; i < 2; ++i) {
+      auto backend = CreateCudaBackend({.gpu = gpu});
+      ASSERT_TRUE(backend.ok()) << backend.status();
+      const absl::Status passed = SelfTest(*std::move(backend));
+      EXPECT_TRUE(passed.ok()) << "GPU " << gpu << ": " << passed;
+    }
+  }
 }
 
 TEST(CudaBackendTest, ACacheBeyondTheMemoryIsRefusedWithTheSizes) {
