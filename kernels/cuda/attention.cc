@@ -65,14 +65,23 @@ int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionS
   return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
 }
 
+// Bytes of the cache to a multiprocessor from which a call is long.
+constexpr int64_t kLongCall = 192 * 1024;
+
+bool IsLong(const DeviceProperties& device, const AttentionShape& shape) {
+  const auto row_bytes = static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim * shape.kv_heads;
+  return 2 * row_bytes * shape.total_keys > kLongCall * device.multiprocessors;
+}
+
 // What the blocks of a cluster found is merged without a detour through memory, but clusters are
 // clumsy to deal work to: so they are as large as leaves three to a job. Pieces of wide blocks are
-// so large that a pair to a job still gains.
+// so large that a pair to a job still gains. Clusters of more than a pair leave multiprocessors
+// idle, about one in ten: a long call loses more by that than merging costs.
 int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
                     const KernelChoice& choice, int32_t columns) {
   const int64_t jobs =
       int64_t{shape.sequences} * shape.kv_heads * ((columns + choice.columns - 1) / choice.columns);
-  for (int32_t size = kMaxClusterSize; size > 1; size /= 2) {
+  for (int32_t size = IsLong(device, shape) ? 2 : kMaxClusterSize; size > 1; size /= 2) {
     if (3 * jobs <= Clusters(device, size)) return size;
   }
   return choice.kind == KernelKind::kWgmma && jobs <= Clusters(device, 2) ? 2 : 1;

@@ -42,7 +42,9 @@ struct AttentionShape {
   int32_t kv_heads = 0;
   int32_t page_size = 0;  // 16, 32, 64 or 128
   int32_t max_rows = 1;   // query rows of one sequence
-  int32_t sequences = 1;  // about as many as a call has; a matter of speed alone
+  // About what a call has; a matter of speed alone.
+  int32_t sequences = 1;
+  int64_t total_keys = 0;  // of all sequences
 };
 
 struct KernelOptions {

@@ -24,6 +24,17 @@ int32_t MostRows(const RowPass& pass) {
   return most;
 }
 
+// As far as the last row of each sequence sees, which is about what all of them do.
+int64_t TotalKeys(const RowPass& pass, std::span<const KeyRange> keys) {
+  int64_t total = 0;
+  for (const AttentionEntry& entry : pass.entries) {
+    if (entry.row_count == 0) continue;
+    const KeyRange last = keys[static_cast<size_t>(entry.row_begin + entry.row_count - 1)];
+    if (!Empty(last)) total += last.hi - last.lo;
+  }
+  return total;
+}
+
 // As many as the pass's context takes, within the bound.
 int64_t GatheredSlots(std::span<const AttentionEntry> entries, int32_t page_size) {
   int64_t slots = cuda::kGatherSlots;
@@ -123,7 +134,8 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                    .page_size = spec.page_size,
                    // Batch-invariant results take the same kernel in every call.
                    .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
-                   .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size()))};
+                   .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size())),
+                   .total_keys = TotalKeys(pass, keys)};
   launch->choice = cuda::ChooseKernel(options.device, launch->shape, options.kernels);
   const cuda::PlanShape shape = cuda::PlanShapeFor(launch->choice, launch->shape, options.device);
   launch->blocks = shape.blocks;
@@ -132,8 +144,11 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
   launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
   launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
-  partial_columns_ = std::max(partial_columns_, int64_t{made.partials} * launch->choice.columns);
-  arrivals_ = std::max(arrivals_, made.arrivals);
+  // What is cut into pieces changes with the lengths, and with them clusters: not so that the
+  // workspace grows by more than StepSize allows for.
+  const int32_t partials = std::max(made.partials, options.device.multiprocessors);
+  partial_columns_ = std::max(partial_columns_, int64_t{partials} * launch->choice.columns);
+  arrivals_ = std::max({arrivals_, made.arrivals, options.device.multiprocessors});
 }
 
 void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,

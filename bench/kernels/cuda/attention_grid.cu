@@ -151,8 +151,12 @@ class Bench {
     Fill(c.kv);
     const auto sequences = static_cast<int32_t>(c.lengths.size());
     const int32_t rows = sequences * c.rows;
+    int64_t total_keys = 0;
+    for (const int64_t length : c.lengths) {
+      total_keys += c.window < 0 ? length : std::min(length, c.window + c.rows);
+    }
     const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
-                               c.page_size, c.rows,     sequences};
+                               c.page_size, c.rows,     sequences, total_keys};
     KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
     if (alone_) choice.begins_early = false;

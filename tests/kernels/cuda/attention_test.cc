@@ -164,7 +164,8 @@ class Call {
                          case_.kv_heads,
                          case_.page_size,
                          1,
-                         static_cast<int32_t>(case_.sequences.size())};
+                         static_cast<int32_t>(case_.sequences.size()),
+                         TotalKeys()};
     for (const Sequence& s : case_.sequences) shape.max_rows = std::max(shape.max_rows, s.rows);
     if (case_.many_sequences) shape.sequences = 1000;
     KernelChoice choice = ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});

@@ -245,6 +245,12 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(cluster_size(1, 8, 16), 4);
   EXPECT_EQ(cluster_size(8, 8, 16), 2);
   EXPECT_EQ(cluster_size(32, 8, 16), 1);
+  AttentionShape long_shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1, 65536};
+  EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
+  long_shape.total_keys = 16384;
+  EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 8);
+  long_shape.kv = DType::kBf16;
+  EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
   EXPECT_EQ(cluster_size(1, 4, 1, {.portable = true}), 1);
   EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
   const AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};

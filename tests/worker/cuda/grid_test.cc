@@ -248,6 +248,33 @@ TEST(Gpu, GraphsOfDraftsChangeNothing) {
   EXPECT_EQ(DraftMany(true), DraftMany(false));
 }
 
+// So many that their contexts leave no multiprocessor idle.
+TEST(Gpu, DraftsOfManySequences) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  constexpr SequenceId kSequences = 80;
+  for (const int size : {1, 2}) {
+    CacheSpec spec = SmallSpec();
+    SetHeads(&spec, 2, 5, 128);
+    spec.kv_dtype = DType::kFp8E4M3;
+    spec.num_pages = 512;
+    spec.layers = {DraftLayer({-1, -1}, WindowBase::kQuery, false),
+                   DraftLayer({20, 3}, WindowBase::kAnchor, true)};
+    spec.layers[1].sinks = SinksFor(spec.q_heads);
+    GpuRanks ranks(size);
+    TestHost host(ranks, spec, GpuTolerance());
+    std::vector<Move> contexts, blocks;
+    for (SequenceId id = 1; id <= kSequences; ++id) {
+      host.Open(id);
+      const auto length = static_cast<int32_t>(id % 7 * 11);
+      if (length > 0) contexts.push_back({id, 0, length});
+      const auto rows = static_cast<int32_t>(1 + id % 16);
+      blocks.push_back({id, rows, rows});
+    }
+    host.Step(StepKind::kAppend, contexts);
+    for (int again = 0; again < 3; ++again) host.Step(StepKind::kDflash, blocks);
+  }
+}
+
 // ---- long ones --------------------------------------------------------------------------------
 
 TEST(Gpu, LongAndShortSequencesInOneBatch) {
