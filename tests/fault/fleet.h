@@ -95,6 +95,22 @@ class Fleet : public ::testing::Test {
     return Eventually(kPatience, [&] { return Topology().state() == v1::GROUP_STATE_FORMING; });
   }
 
+  // Rank 0 is asked to leave while the group forms, at moments `apart`, and comes back. A rank that
+  // waits for it meanwhile may do so for the whole --form_timeout.
+  void LeaveWhileForming(int times, std::chrono::milliseconds apart) {
+    for (int time = 0; time < times; ++time) {
+      workers_[1]->Signal(SIGKILL);
+      ASSERT_EQ(workers_[1]->Wait(kPatience), -SIGKILL);
+      workers_[1] = Worker(1);
+      std::this_thread::sleep_for(time * apart);
+      workers_[0]->Signal(SIGTERM);
+      EXPECT_EQ(workers_[0]->Wait(kPatience), 0) << "after " << time << " times";
+      workers_[0] = Worker(0);
+      ASSERT_TRUE(
+          Eventually(kPatience, [&] { return Topology().state() == v1::GROUP_STATE_READY; }));
+    }
+  }
+
   // Every page is held by a sequence that is there, and all are free when none is.
   void ExpectPagesAccountedFor(std::vector<std::unique_ptr<SequenceHost>>& hosts) {
     const v1::GetTopologyReply topology = Topology();

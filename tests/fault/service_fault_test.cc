@@ -168,6 +168,13 @@ TEST_F(ServiceFault, AWorkerThatIsAskedToLeavesInPeace) {
     EXPECT_EQ(load.counts(host).lost, 0) << host;
 }
 
+TEST_F(ServiceFault, WorkersLeaveInPeaceWhileTheirGroupForms) {
+  LeaveWhileForming(3, milliseconds(50));
+  SequenceHost host(stub_, 1);
+  ASSERT_TRUE(host.Open().ok());
+  EXPECT_TRUE(host.Step(70).ok());
+}
+
 TEST_F(ServiceFault, ASecondSignalEndsAWorkerAtOnce) {
   coordinator_->Pause();  // nobody lets the worker go
   workers_[0]->Signal(SIGTERM);

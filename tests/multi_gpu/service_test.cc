@@ -70,6 +70,14 @@ TEST_F(TwoGpus, DecodeVerifyPrefill) {
   DecodeVerifyPrefill(host);
 }
 
+// CUDA and NCCL take seconds to begin, and may be in the middle of it.
+TEST_F(TwoGpus, WorkersLeaveInPeaceWhileTheirGroupForms) {
+  LeaveWhileForming(6, std::chrono::milliseconds(400));
+  SequenceHost host = Host(1);
+  ASSERT_TRUE(host.Open().ok());
+  EXPECT_TRUE(host.Step(70).ok());
+}
+
 TEST_F(FourGpus, DecodeVerifyPrefill) {
   SequenceHost host = Host(1);
   DecodeVerifyPrefill(host);
