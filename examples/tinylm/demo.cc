@@ -13,15 +13,16 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "examples/tinylm/evaluate.h"
 #include "examples/tinylm/find_files.h"
 #include "examples/tinylm/generate.h"
+#include "examples/tinylm/host.h"
 #include "examples/tinylm/local_attention.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
-#include "examples/tinylm/speculate.h"
+#include "examples/tinylm/speculation_table.h"
 #include "examples/tinylm/timed_attention.h"
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
@@ -52,7 +53,13 @@ ABSL_FLAG(bool, speculate, false,
           "instead of text, a table of speculative decoding: a block-diffusion draft guesses in "
           "DFLASH mode, the model verifies in CAUSAL mode");
 ABSL_FLAG(int32_t, block, 0, "tokens a draft's block has; 0: what the draft was made for");
-ABSL_FLAG(int32_t, speculate_prompts, 4, "prompts for each row of that table");
+ABSL_FLAG(int32_t, speculate_prompts, 4,
+          "prompts for each row of that table; standard errors come from how much they differ");
+ABSL_FLAG(int32_t, speculate_parallel, 1,
+          "prompts written at a time for that table. More make better use of the machine; a "
+          "token's time is then that of all divided by their number");
+ABSL_FLAG(std::vector<std::string>, speculate_workers, (std::vector<std::string>{"1", "2", "4"}),
+          "workers of the embedded services that are compared in that table, one after the other");
 
 namespace tributary::tinylm {
 namespace {
@@ -60,8 +67,7 @@ namespace {
 constexpr int64_t kWindowBytes = 1024;
 // Tokens a call when scoring: the most the service still reads back from its cache.
 constexpr int64_t kChunk = 64;
-constexpr size_t kSharedMemoryBytes = size_t{16} << 20;
-constexpr int kMaxWorkers = 64;  // threads of this process
+constexpr int kMaxWorkers = 64;  // and prompts at a time: threads of this process
 constexpr int64_t kCalibrationBytes = 1024;
 constexpr int64_t kPromptBytes = 64;  // of the prompts that speculation goes on from
 
@@ -91,29 +97,6 @@ absl::StatusOr<cli::EmbeddedServiceOptions> ReadServiceOptions() {
   return options;
 }
 
-// A service and the connection to it.
-struct Host {
-  std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
-  std::unique_ptr<client::Client> client;
-};
-
-absl::StatusOr<Host> ConnectTo(const std::string& target,
-                               const cli::EmbeddedServiceOptions& service) {
-  Host host;
-  client::ConnectOptions options{.target = target};
-  if (target.empty()) {
-    auto embedded = cli::EmbeddedService::Start(service);
-    if (!embedded.ok()) return embedded.status();
-    host.embedded = *std::move(embedded);
-    options.target = host.embedded->target();
-    options.shared_memory_bytes = kSharedMemoryBytes;
-  }
-  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
-  if (!client.ok()) return client.status();
-  host.client = *std::move(client);
-  return host;
-}
-
 // One sequence and the cache it is in.
 struct Conversation {
   std::unique_ptr<ServiceCache> cache;
@@ -122,12 +105,9 @@ struct Conversation {
 
 absl::StatusOr<Conversation> Converse(const Host& host, const Model& model, DType kv_dtype,
                                       const std::string& calibration_text) {
-  absl::StatusOr<std::vector<LayerScales>> scales =
-      CalibrateScales(model, calibration_text, kv_dtype);
-  if (!scales.ok()) return scales.status();
   Conversation conversation;
-  absl::StatusOr<std::unique_ptr<ServiceCache>> cache = ServiceCache::Create(
-      host.client.get(), model.config(), {.kv_dtype = kv_dtype, .scales = *std::move(scales)});
+  absl::StatusOr<std::unique_ptr<ServiceCache>> cache =
+      CreateModelCache(host, model, kv_dtype, calibration_text);
   if (!cache.ok()) return cache.status();
   conversation.cache = *std::move(cache);
   absl::StatusOr<std::unique_ptr<ServiceAttention>> attention =
@@ -225,99 +205,37 @@ absl::Status ShowTable(const Host& host, cli::EmbeddedServiceOptions service, co
   return absl::OkStatus();
 }
 
-// A draft's sequence and the cache it is in.
-struct DraftConversation {
-  std::unique_ptr<ServiceCache> cache;
-  std::unique_ptr<ServiceDraftAttention> attention;
-};
-
-absl::StatusOr<DraftConversation> ConverseWithDraft(const Host& host, const Model& model,
-                                                    const Draft& draft, DType kv_dtype,
-                                                    int64_t window_left,
-                                                    const std::string& calibration_text) {
-  absl::StatusOr<std::vector<LayerScales>> scales =
-      CalibrateDraftScales(model, draft, calibration_text, kv_dtype);
-  if (!scales.ok()) return scales.status();
-  DraftConversation conversation;
-  absl::StatusOr<std::unique_ptr<ServiceCache>> cache =
-      ServiceCache::Create(host.client.get(), draft.config().shape,
-                           {.kv_dtype = kv_dtype,
-                            .scales = *std::move(scales),
-                            .window_left = window_left,
-                            .mode = v1::ATTEND_MODE_DFLASH});
-  if (!cache.ok()) return cache.status();
-  conversation.cache = *std::move(cache);
-  absl::StatusOr<std::unique_ptr<ServiceDraftAttention>> attention =
-      ServiceDraftAttention::Open(conversation.cache.get());
-  if (!attention.ok()) return attention.status();
-  conversation.attention = *std::move(attention);
-  return conversation;
-}
-
-// Greedy texts of all prompts, and what they took.
-struct Written {
-  std::vector<std::string> texts;
-  double seconds = 0;
-};
-
-template <typename Write>
-absl::StatusOr<Written> WriteAll(const std::vector<std::string>& prompts, Write write) {
-  Written written;
-  const auto begin = std::chrono::steady_clock::now();
-  for (const std::string& prompt : prompts) {
-    absl::StatusOr<std::string> text = write(prompt);
-    if (!text.ok()) return text.status();
-    written.texts.push_back(*std::move(text));
-  }
-  written.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return written;
-}
-
-void PrintSpeculation(const std::string& model_cache, const std::string& draft_cache,
-                      const std::string& mask, double acceptance, double seconds_per_token,
-                      double speed_up, const char* text) {
-  std::printf("%-16s %-10s %-8s %10.3f %9.2f %8.2fx  %s\n", model_cache.c_str(),
-              draft_cache.c_str(), mask.c_str(), acceptance, 1e3 * seconds_per_token, speed_up,
-              text);
-  std::fflush(stdout);
-}
-
-// Rows of the table for one service and one type of the model's cache: plain decoding, then drafts
-// whose own caches are of `draft_dtypes`, with full and with sliding attention.
-absl::Status AddSpeculationRows(const Host& host, const Model& model, const Draft& draft,
-                                DType kv_dtype, const std::vector<DType>& draft_dtypes,
-                                const std::vector<std::string>& prompts,
-                                const std::string& calibration_text) {
-  absl::StatusOr<Conversation> target = Converse(host, model, kv_dtype, calibration_text);
-  if (!target.ok()) return target.status();
-  const int64_t count = absl::GetFlag(FLAGS_table_tokens);
-  const int32_t asked = absl::GetFlag(FLAGS_block);
-  const int64_t block = asked > 0 ? asked : draft.config().block_size;
-  const double tokens = static_cast<double>(count) * static_cast<double>(prompts.size());
-  const absl::StatusOr<Written> plain = WriteAll(prompts, [&](const std::string& prompt) {
-    return Generate(model, prompt, count, Sampler(), *target->attention);
-  });
-  if (!plain.ok()) return plain.status();
-  const std::string label = absl::StrFormat("DCP%d %s", target->cache->ranks(), Name(kv_dtype));
-  PrintSpeculation(label, "-", "-", 1, plain->seconds / tokens, 1, "");
-  for (const DType draft_dtype : draft_dtypes) {
-    for (const int64_t window : {int64_t{-1}, draft.config().sliding_window_left}) {
-      absl::StatusOr<DraftConversation> context =
-          ConverseWithDraft(host, model, draft, draft_dtype, window, calibration_text);
-      if (!context.ok()) return context.status();
-      SpeculationCounts counts;
-      const absl::StatusOr<Written> written = WriteAll(prompts, [&](const std::string& prompt) {
-        return Speculate(model, draft, prompt, count, block, *target->attention,
-                         *context->attention, &counts);
-      });
-      if (!written.ok()) return written.status();
-      PrintSpeculation(label, Name(draft_dtype), window < 0 ? "full" : "sliding",
-                       counts.acceptance_length(), written->seconds / tokens,
-                       plain->seconds / written->seconds,
-                       written->texts == plain->texts ? "same text" : "OTHER TEXT");
+absl::StatusOr<std::vector<int>> ReadSpeculateWorkers() {
+  std::vector<int> workers;
+  for (const std::string& text : absl::GetFlag(FLAGS_speculate_workers)) {
+    int count = 0;
+    if (!absl::SimpleAtoi(text, &count) || count < 1 || count > kMaxWorkers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--speculate_workers=", text, " is not in 1 .. ", kMaxWorkers));
     }
+    workers.push_back(count);
   }
-  return absl::OkStatus();
+  return workers;
+}
+
+absl::StatusOr<SpeculationTableOptions> ReadSpeculationOptions(const Draft& draft,
+                                                               const std::string& held_out) {
+  SpeculationTableOptions options;
+  options.calibration_text = held_out.substr(0, kCalibrationBytes);
+  options.prompts = Windows(absl::string_view(held_out).substr(options.calibration_text.size()),
+                            absl::GetFlag(FLAGS_speculate_prompts), kPromptBytes);
+  options.tokens = absl::GetFlag(FLAGS_table_tokens);
+  const int32_t block = absl::GetFlag(FLAGS_block);
+  options.block = block > 0 ? block : draft.config().block_size;
+  options.parallel = absl::GetFlag(FLAGS_speculate_parallel);
+  if (options.prompts.empty()) {
+    return absl::InvalidArgumentError("--speculate_prompts: there is no prompt");
+  }
+  if (options.parallel < 1 || options.parallel > kMaxWorkers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--speculate_parallel=", options.parallel, " is not in 1 .. ", kMaxWorkers));
+  }
+  return options;
 }
 
 absl::Status ShowSpeculation(cli::EmbeddedServiceOptions service, const Model& model,
@@ -325,27 +243,19 @@ absl::Status ShowSpeculation(cli::EmbeddedServiceOptions service, const Model& m
   absl::StatusOr<DraftWeights> weights = LoadDraft(weights_folder, model.config());
   if (!weights.ok()) return weights.status();
   const Draft draft(*std::move(weights), model);
-  const std::string calibration = held_out.substr(0, kCalibrationBytes);
-  const std::vector<std::string> prompts =
-      Windows(absl::string_view(held_out).substr(calibration.size()),
-              absl::GetFlag(FLAGS_speculate_prompts), kPromptBytes);
-  std::printf("Greedy decoding of %d tokens after each of %zu prompts of %d bytes.\n\n",
-              absl::GetFlag(FLAGS_table_tokens), prompts.size(), static_cast<int>(kPromptBytes));
-  std::printf("%-16s %-10s %-8s %10s %9s %9s\n", "model's cache", "draft's", "mask", "acceptance",
-              "ms/token", "speed-up");
-  for (const int workers : {1, 2, 4}) {
+  const absl::StatusOr<std::vector<int>> groups = ReadSpeculateWorkers();
+  if (!groups.ok()) return groups.status();
+  absl::StatusOr<SpeculationTableOptions> options = ReadSpeculationOptions(draft, held_out);
+  if (!options.ok()) return options.status();
+  SpeculationTable table(model, draft, *std::move(options));
+  for (const int workers : *groups) {
     service.workers = workers;
     const absl::StatusOr<Host> host = ConnectTo(absl::GetFlag(FLAGS_target), service);
     if (!host.ok()) return host.status();
-    const std::pair<DType, std::vector<DType>> types[] = {
-        {DType::kBf16, {DType::kBf16, DType::kFp8E4M3}}, {DType::kFp8E4M3, {DType::kFp8E4M3}}};
-    for (const auto& [kv_dtype, draft_dtypes] : types) {
-      absl::Status status =
-          AddSpeculationRows(*host, model, draft, kv_dtype, draft_dtypes, prompts, calibration);
-      if (!status.ok()) return status;
-    }
+    if (absl::Status status = table.AddService(*host); !status.ok()) return status;
     if (host->embedded == nullptr) break;  // a service that runs already has the workers it has
   }
+  table.PrintComparisons();
   return absl::OkStatus();
 }
 

@@ -12,24 +12,33 @@
 
 namespace tributary::tinylm {
 
+// Of one text.
 struct SpeculationCounts {
   int64_t steps = 0;   // of verification
   int64_t tokens = 0;  // that they gave: guesses accepted, and the model's own after them
+};
 
-  // Tokens a step; 1 when no guess is ever right.
-  double acceptance_length() const {
-    return steps == 0 ? 0 : static_cast<double>(tokens) / static_cast<double>(steps);
-  }
+struct Speculated {
+  std::string text;
+  SpeculationCounts counts;
 };
 
 // The most likely text, the same as Generate writes with Sampler(). Resets both attentions, runs
 // the prompt, and then, step by step: the draft guesses block - 1 tokens behind the one known last,
 // the model verifies them in one causal call, the cache is truncated behind the first wrong one,
-// and the draft's context is extended by what was accepted. Adds to `counts`. Errors as of
-// Generate, and INVALID_ARGUMENT for a block below 2.
-absl::StatusOr<std::string> Speculate(const Model& model, const Draft& draft,
-                                      absl::string_view prompt, int64_t count, int64_t block,
-                                      Attention& attention, DraftAttention& draft_attention,
-                                      SpeculationCounts* counts);
+// and the draft's context is extended by what was accepted. Errors as of Generate, and
+// INVALID_ARGUMENT for a block below 2.
+absl::StatusOr<Speculated> Speculate(const Model& model, const Draft& draft,
+                                     absl::string_view prompt, int64_t count, int64_t block,
+                                     Attention& attention, DraftAttention& draft_attention);
+
+// The same along a text that is given. A step accepts what the model itself would write behind the
+// text so far, and goes on behind as many of the text's own tokens. Along the text that Speculate
+// writes the counts are Speculate's. So models that would each write another text are compared on
+// one and the same. INVALID_ARGUMENT for an empty text.
+absl::StatusOr<SpeculationCounts> SpeculateAlong(const Model& model, const Draft& draft,
+                                                 absl::string_view prompt, absl::string_view text,
+                                                 int64_t block, Attention& attention,
+                                                 DraftAttention& draft_attention);
 
 }  // namespace tributary::tinylm

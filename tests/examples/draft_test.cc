@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "examples/tinylm/acceptance.h"
 #include "examples/tinylm/evaluate.h"
 #include "examples/tinylm/generate.h"
 #include "examples/tinylm/local_attention.h"
@@ -25,6 +28,7 @@ constexpr int64_t kPrompts = 2;
 constexpr int64_t kTokens = 96;
 constexpr int64_t kPrompts = 4;
 #endif
+constexpr int64_t kBlock = 8;
 
 // ---------------------------------------------------------------------------------------- golden
 
@@ -102,9 +106,11 @@ TEST(Verification, ARowsLogitsDoNotDependOnItsCompany) {
 
 // ------------------------------------------------------------------------------------ speculation
 
-struct Speculated {
+struct Sample {
   std::vector<std::string> texts;
-  SpeculationCounts counts;
+  std::vector<SpeculationCounts> counts;  // one a text
+
+  double acceptance_length() const { return AcceptanceLength(counts).value; }
 };
 
 class Speculation : public testing::TestWithParam<DType> {
@@ -120,19 +126,20 @@ class Speculation : public testing::TestWithParam<DType> {
   }
 
   // `model_type` is of the model's cache; the draft's is the parameter.
-  static Speculated Write(const Service& service, DType model_type, int64_t window_left) {
+  static Sample Write(const Service& service, DType model_type, int64_t window_left) {
     const RemoteAttention target = OpenAttention(service, Options(false, model_type));
     ServiceCacheOptions options = Options(true, GetParam());
     options.window_left = window_left;
     const RemoteDraft draft = OpenDraft(service, options);
-    Speculated run;
+    Sample sample;
     for (const std::string& prompt : Prompts()) {
-      const auto text = Speculate(ShippedModel(), ShippedDraft(), prompt, kTokens, 8,
-                                  *target.attention, *draft.attention, &run.counts);
-      EXPECT_TRUE(text.ok()) << text.status();
-      run.texts.push_back(text.value_or(""));
+      const auto written = Speculate(ShippedModel(), ShippedDraft(), prompt, kTokens, kBlock,
+                                     *target.attention, *draft.attention);
+      EXPECT_TRUE(written.ok()) << written.status();
+      sample.texts.push_back(written.ok() ? written->text : "");
+      sample.counts.push_back(written.ok() ? written->counts : SpeculationCounts{});
     }
-    return run;
+    return sample;
   }
 
   static std::vector<std::string> WritePlainly(const Service& service) {
@@ -152,10 +159,12 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
     const Service service = StartService(workers);
     const std::vector<std::string> plain = WritePlainly(service);
     for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
-      const Speculated run = Write(service, GetParam(), window);
-      EXPECT_EQ(run.texts, plain) << workers << " workers, window " << window;
-      EXPECT_EQ(run.counts.tokens, kPrompts * (kTokens - 1)) << "the prompt gives the first";
-      EXPECT_GT(run.counts.acceptance_length(), 3.0) << workers << " workers, window " << window;
+      const Sample sample = Write(service, GetParam(), window);
+      EXPECT_EQ(sample.texts, plain) << workers << " workers, window " << window;
+      for (const SpeculationCounts& counts : sample.counts) {
+        EXPECT_EQ(counts.tokens, kTokens - 1) << "the prompt gives the first";
+      }
+      EXPECT_GT(sample.acceptance_length(), 3.0) << workers << " workers, window " << window;
     }
   }
 }
@@ -164,11 +173,27 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
 // workers. (An FP8 model's does, where two bytes are nearly as likely.)
 TEST_P(Speculation, ShardingCostsNoAcceptance) {
   for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
-    const Speculated one = Write(StartService(1), DType::kBf16, window);
-    const Speculated four = Write(StartService(4), DType::kBf16, window);
+    const Sample one = Write(StartService(1), DType::kBf16, window);
+    const Sample four = Write(StartService(4), DType::kBf16, window);
     EXPECT_EQ(one.texts, four.texts) << "window " << window;
-    EXPECT_NEAR(four.counts.acceptance_length() / one.counts.acceptance_length(), 1.0, 0.01)
+    EXPECT_NEAR(four.acceptance_length() / one.acceptance_length(), 1.0, 0.01)
         << "window " << window;
+  }
+}
+
+// Whatever the model's cache holds, and though its own text may be another: along the text that one
+// worker gave, every prompt takes the same steps but for one, as rounding decides.
+TEST_P(Speculation, ShardingCostsNoAcceptanceAlongOneText) {
+  const Sample one = Write(StartService(1), GetParam(), -1);
+  const Service service = StartService(4);
+  const RemoteAttention target = OpenAttention(service, Options(false, GetParam()));
+  const RemoteDraft draft = OpenDraft(service, Options(true, GetParam()));
+  for (size_t i = 0; i < one.texts.size(); ++i) {
+    const auto four = SpeculateAlong(ShippedModel(), ShippedDraft(), Prompts()[i], one.texts[i],
+                                     kBlock, *target.attention, *draft.attention);
+    ASSERT_TRUE(four.ok()) << four.status();
+    EXPECT_EQ(four->tokens, one.counts[i].tokens);
+    EXPECT_NEAR(four->steps, one.counts[i].steps, 1) << "prompt " << i;
   }
 }
 
@@ -181,10 +206,9 @@ TEST(Speculate, RefusesWhatDoesNotFit) {
   const Service service = StartService(1);
   const RemoteAttention target = OpenAttention(service, {});
   const RemoteDraft draft = OpenDraft(service, {});
-  SpeculationCounts counts;
   const auto write = [&](const std::string& prompt, int64_t count, int64_t block) {
     return Speculate(ShippedModel(), ShippedDraft(), prompt, count, block, *target.attention,
-                     *draft.attention, &counts)
+                     *draft.attention)
         .status()
         .code();
   };
@@ -192,6 +216,80 @@ TEST(Speculate, RefusesWhatDoesNotFit) {
   EXPECT_EQ(write("a", 5, 1), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(write("a", 1024, 8), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(write(std::string(1000, 'a'), 24, 8), absl::StatusCode::kOk);  // to the last position
+}
+
+TEST(SpeculateAlong, TheTextThatSpeculateWritesTakesTheSameSteps) {
+  const Service service = StartService(2);
+  const RemoteAttention target = OpenAttention(service, {});
+  const RemoteDraft draft = OpenDraft(service, {});
+  const std::string prompt = Windows(HeldOutSample(), 1, 64)[0];
+  const auto written = Speculate(ShippedModel(), ShippedDraft(), prompt, kTokens, kBlock,
+                                 *target.attention, *draft.attention);
+  ASSERT_TRUE(written.ok()) << written.status();
+  const auto along = SpeculateAlong(ShippedModel(), ShippedDraft(), prompt, written->text, kBlock,
+                                    *target.attention, *draft.attention);
+  ASSERT_TRUE(along.ok()) << along.status();
+  EXPECT_EQ(along->steps, written->counts.steps);
+  EXPECT_EQ(along->tokens, written->counts.tokens);
+}
+
+// Along a text that the model would not write: the caches end up with that text and no other.
+TEST(SpeculateAlong, AnyTextLeavesItsOwnTokensInTheCaches) {
+  const Service service = StartService(2);
+  const RemoteAttention target = OpenAttention(service, {});
+  const RemoteDraft draft = OpenDraft(service, {});
+  const std::string held_out = HeldOutSample().substr(2000, 64 + kTokens);
+  const std::string prompt = held_out.substr(0, 64);
+  const auto along = SpeculateAlong(ShippedModel(), ShippedDraft(), prompt, held_out.substr(64),
+                                    kBlock, *target.attention, *draft.attention);
+  ASSERT_TRUE(along.ok()) << along.status();
+  EXPECT_EQ(along->tokens, kTokens - 1);
+  EXPECT_LT(along->steps, along->tokens);
+  EXPECT_GT(along->steps * kBlock, along->tokens);
+
+  const RemoteAttention fed = OpenAttention(service, {});
+  const RemoteDraft fed_draft = OpenDraft(service, {});
+  StateTap tap{.layers = ShippedDraft().config().target_layers, .states = {}};
+  const std::vector<Token> tokens(held_out.begin(), held_out.end());
+  const auto last = static_cast<int64_t>(tokens.size()) - 1;
+  for (int64_t position = 0; position < last;) {
+    const int64_t rows = std::min<int64_t>(64, last - position);
+    ASSERT_TRUE(
+        ShippedModel()
+            .Forward(std::span(tokens).subspan(position, rows), position, *fed.attention, &tap)
+            .ok());
+    ASSERT_TRUE(ShippedDraft().Extend(position, tap.states, *fed_draft.attention).ok());
+    position += rows;
+  }
+  const auto guess = [&](DraftAttention& attention) {
+    const auto logits = ShippedDraft().Guess(tokens.back(), last, kBlock, attention);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    return logits.value_or(Matrix());
+  };
+  const auto next = [&](Attention& attention) {
+    const auto logits = ShippedModel().Forward(std::span(tokens).subspan(last), last, attention);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    return logits.value_or(Matrix());
+  };
+  EXPECT_EQ(guess(*draft.attention), guess(*fed_draft.attention));
+  EXPECT_EQ(next(*target.attention), next(*fed.attention));
+}
+
+TEST(SpeculateAlong, RefusesWhatDoesNotFit) {
+  const Service service = StartService(1);
+  const RemoteAttention target = OpenAttention(service, {});
+  const RemoteDraft draft = OpenDraft(service, {});
+  const auto follow = [&](const std::string& prompt, const std::string& text, int64_t block) {
+    return SpeculateAlong(ShippedModel(), ShippedDraft(), prompt, text, block, *target.attention,
+                          *draft.attention)
+        .status()
+        .code();
+  };
+  EXPECT_EQ(follow("", "b", 8), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(follow("a", "", 8), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(follow("a", "b", 1), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(follow("a", std::string(1024, 'b'), 8), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(follow("a", "b", 8), absl::StatusCode::kOk);
 }
 
 TEST(LoadDraft, RefusesADraftOfAnotherTarget) {
