@@ -169,8 +169,9 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
   }
 }
 
-// Of one text: the model's cache is bf16, whose greedy text does not depend on the number of
-// workers. (An FP8 model's does, where two bytes are nearly as likely.)
+// Of one text: the model's cache is bf16, whose greedy text behind these prompts does not depend on
+// the number of workers. (It may where two bytes are nearly as likely, and an FP8 model's often
+// does.)
 TEST_P(Speculation, ShardingCostsNoAcceptance) {
   for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
     const Sample one = Write(StartService(1), DType::kBf16, window);
