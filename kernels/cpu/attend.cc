@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
+#include "kernels/cpu/page_layout.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/lse.h"
 
@@ -75,7 +78,9 @@ void Fold(const AttendJob& job, const float* o, const float* lse) {
     const size_t at = size_t(row) * job.o_heads + kv_head * queries.heads + vector % queries.heads;
     const MergeWeights<float> w = Merge(job.lse[at], *lse);
     float* out = job.o + at * head_dim;
-    for (int32_t d = 0; d < head_dim; ++d) out[d] = w.a * out[d] + w.b * o[d];
+    for (int32_t begin = 0; begin < head_dim; begin += kValueColumns) {
+      for (int32_t d = begin; d < begin + kValueColumns; ++d) out[d] = w.a * out[d] + w.b * o[d];
+    }
     job.lse[at] = w.lse;
   }
 }
@@ -145,24 +150,51 @@ class OrderedFold {
   bool folding_ = false;
 };
 
+// Memory for partials. What was folded is taken again first, while it is still in a cache.
+class PartialPool {
+ public:
+  using Partial = std::unique_ptr<float[]>;
+  explicit PartialPool(int64_t floats) : floats_(floats) {}
+
+  Partial Take() {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique_for_overwrite<float[]>(floats_);
+    Partial partial = std::move(free_.back());
+    free_.pop_back();
+    return partial;
+  }
+  void GiveBack(Partial partial) {
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(partial));
+  }
+
+ private:
+  const int64_t floats_;
+  std::mutex mutex_;
+  std::vector<Partial> free_;  // guarded by mutex_
+};
+
 // Runs tasks in parallel and folds them in order.
 void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks, ThreadPool& pool) {
-  std::vector<int64_t> offsets(tasks.size() + 1);
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    offsets[i + 1] = offsets[i] + PartialFloats(jobs[tasks[i].job]);
-  }
-  const auto partials = std::make_unique_for_overwrite<float[]>(offsets.back());
+  int64_t floats = 0;
+  for (const ChunkTask& task : tasks) floats = std::max(floats, PartialFloats(jobs[task.job]));
+  PartialPool partials(floats);
+  // Of the tasks that are done and not folded; null where no row saw a key.
+  std::vector<PartialPool::Partial> done(tasks.size());
   const auto lse_of = [&](size_t i) {
     const AttendJob& job = jobs[tasks[i].job];
-    return partials.get() + offsets[i] + int64_t{Vectors(job)} * job.params.head_dim;
+    return done[i].get() + int64_t{Vectors(job)} * job.params.head_dim;
   };
-  std::vector<uint8_t> seen(tasks.size());
   OrderedFold fold(tasks.size());
   ForEach(tasks.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {
-    seen[i] = RunChunk(jobs[tasks[i].job], tasks[i].chunk, workspace, partials.get() + offsets[i],
-                       lse_of(i));
+    done[i] = partials.Take();
+    const bool seen =
+        RunChunk(jobs[tasks[i].job], tasks[i].chunk, workspace, done[i].get(), lse_of(i));
+    if (!seen) partials.GiveBack(std::move(done[i]));
     fold.Bring(i, [&](size_t due) {
-      if (seen[due]) Fold(jobs[tasks[due].job], partials.get() + offsets[due], lse_of(due));
+      if (done[due] == nullptr) return;
+      Fold(jobs[tasks[due].job], done[due].get(), lse_of(due));
+      partials.GiveBack(std::move(done[due]));
     });
   });
 }
@@ -171,18 +203,18 @@ void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks,
 void RunSplitJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& which,
                   ThreadPool& pool) {
   std::vector<ChunkTask> tasks;
-  int64_t floats = 0;
+  int64_t largest = 0;  // partial of the tasks
   for (const int32_t index : which) {
     const ChunkSpan span = ChunksOf(Hull(jobs[index].params.queries));
     for (int64_t chunk = span.first; chunk < span.first + span.count; ++chunk) {
-      const int64_t more = PartialFloats(jobs[index]);
-      if (floats + more > kPartialFloats && !tasks.empty()) {
+      const int64_t with_this = std::max(largest, PartialFloats(jobs[index]));
+      if (with_this * (std::ssize(tasks) + 1) > kPartialFloats && !tasks.empty()) {
         RunTasks(jobs, tasks, pool);
         tasks.clear();
-        floats = 0;
+        largest = 0;
       }
       tasks.push_back({index, chunk});
-      floats += more;
+      largest = std::max(largest, PartialFloats(jobs[index]));
     }
   }
   RunTasks(jobs, tasks, pool);

@@ -44,7 +44,8 @@ class Bf16DotMath {
   static constexpr int kQueryBlock = 4;
 
   // Planes where they lie in the cache, or converted to bf16 in scratch memory.
-  struct View : PairTile {
+  struct View {
+    const CachedPlane* plane = nullptr;
     bool in_cache = false;
   };
 
@@ -52,6 +53,8 @@ class Bf16DotMath {
       : p_(p),
         k_(memory + layout.k),
         v_(memory + layout.v),
+        k_scratch_{{k_, &kOneBlock}, {}},
+        v_scratch_{{v_, &kOneBlock}, {}},
         keys_in_place_(InPlace(QueryPieces(p.queries.dtype))),
         values_in_place_(InPlace(kWeightPieces)) {}
 
@@ -89,7 +92,9 @@ class Bf16DotMath {
   // of the weights as they were stays the divisor. The higher of two pieces is cut, not rounded, so
   // that the low one is not negative; and where a weight is not zero its low piece is not either.
   // So an infinite value times a weight is infinite, not NaN.
-  static HWY_INLINE void PackWeights(const float* weights, float* packed) {
+  //
+  // Of keys [first, first + kWeighedKeys) of a tile.
+  static HWY_INLINE void PackWeights(const float* weights, int64_t first, float* packed) {
     auto* pieces = reinterpret_cast<uint16_t*>(packed);
     const __m512i high_bits = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const __m512 smallest = _mm512_set1_ps(std::numeric_limits<float>::min());
@@ -98,7 +103,7 @@ class Bf16DotMath {
       const __mmask16 vanished = _mm512_cmp_ps_mask(low, smallest, _CMP_LT_OQ);
       return _mm512_mask_min_ps(low, vanished, w, smallest);
     };
-    for (int64_t j = 0; j < kTileKeys; j += 32) {
+    for (int64_t j = first; j < first + kWeighedKeys; j += 32) {
       const __m512 w0 = _mm512_load_ps(weights + j);
       const __m512 w1 = _mm512_load_ps(weights + j + 16);
       if constexpr (kWeightPieces == 1) {
@@ -115,64 +120,69 @@ class Bf16DotMath {
     }
   }
 
-  View Keys(const Tile& tile, int32_t head) const {
-    const std::byte* source = p_.kv.k + head * p_.kv.head_bytes;
+  View Keys(const CachedPlane& keys) const {
     if (p_.kv.pages == nullptr) {
-      PackDenseKeys(source, p_.kv.row_bytes, tile, p_.head_dim, k_);
-      return Scratch(k_);
+      PackDenseKeys(keys.head, p_.kv.row_bytes, *keys.tile, p_.head_dim, k_);
+      return View{&k_scratch_};
     }
-    if (keys_in_place_) return View{{source, &tile}, /*in_cache=*/true};
-    ConvertKeys<Cells>(PairTile{source, &tile}, p_.head_dim, k_);
-    return Scratch(k_);
+    if (keys_in_place_) return View{&keys, /*in_cache=*/true};
+    ConvertKeys<Cells>(keys, p_.head_dim, k_);
+    return View{&k_scratch_};
   }
 
   // Slots that are not live stand as zeros: what lies there may be NaN.
-  View Values(const Tile& tile, int32_t head) const {
-    const std::byte* source = p_.kv.v + head * p_.kv.head_bytes;
+  View Values(const CachedPlane& values) const {
+    const Tile& tile = *values.tile;
     if (p_.kv.pages == nullptr) {
-      PackDenseValues(source, p_.kv.row_bytes, tile, p_.head_dim, v_);
-      return Scratch(v_);
+      PackDenseValues(values.head, p_.kv.row_bytes, tile, p_.head_dim, v_);
+      return View{&v_scratch_};
     }
-    if (values_in_place_ && tile.live == kWholeTile)
-      return View{{source, &tile}, /*in_cache=*/true};
-    ConvertValues<Cells>(PairTile{source, &tile}, tile.live, p_.head_dim, v_);
-    return Scratch(v_);
+    if (values_in_place_ && tile.live == kWholeTile) return View{&values, /*in_cache=*/true};
+    ConvertValues<Cells>(values, tile.live, p_.head_dim, v_);
+    return View{&v_scratch_};
   }
 
   bool AllFinite(const View& values) const {
-    return values.in_cache ? AllPairsFinite<Cells>(values, p_.head_dim)
-                           : AllPairsFinite<Bf16Cells>(values, p_.head_dim);
+    return values.in_cache ? AllPairsFinite<Cells>(*values.plane, p_.head_dim)
+                           : AllPairsFinite<Bf16Cells>(*values.plane, p_.head_dim);
   }
 
   // `values` with zeros in the place of slots that the mask has not. Until the next Keys().
   View Only(const View& values, uint64_t mask) const {
     if (values.in_cache) {
-      ConvertValues<Cells>(values, mask, p_.head_dim, k_);
+      ConvertValues<Cells>(*values.plane, mask, p_.head_dim, k_);
     } else {
-      ConvertValues<Bf16Cells>(values, mask, p_.head_dim, k_);
+      ConvertValues<Bf16Cells>(*values.plane, mask, p_.head_dim, k_);
     }
-    return Scratch(k_);
+    return View{&k_scratch_};
   }
 
-  // logits[m * kTileKeys + j] = q[m] . k[j].
-  template <int kQueries>
-  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, float* HWY_RESTRICT logits,
-                         ReadAhead& ahead) const {
+  // logits[m * kTileKeys + j] = scale * (q[m] . k[j]). `beside` is work for the time that loads
+  // take: a step of it now and then between the products, all of it before a logit is stored.
+  // `pass` counts the blocks of queries that read the plane: each asks memory for other lines.
+  template <int kQueries, class Beside>
+  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, int32_t pass, float scale,
+                         float* HWY_RESTRICT logits, Beside& beside) const {
+    const int pieces = QueryPieces(p_.queries.dtype);
     if (keys.in_cache) {
-      LogitsOf<Cells, kQueries>(q, keys, logits, ahead);
+      LogitsOf<Cells, kQueries>(q, pieces, *keys.plane, pass, p_.head_dim, scale, logits, beside);
     } else {
-      LogitsOf<Bf16Cells, kQueries>(q, keys, logits, ahead);
+      LogitsOf<Bf16Cells, kQueries>(q, pieces, *keys.plane, pass, p_.head_dim, scale, logits,
+                                    beside);
     }
   }
 
-  // sums[m] = decay[m] * sums[m] + sum over the keys j of weights[m][j] * v[j].
+  // sums[m] = decay[m] * sums[m] + sum over the keys j of weights[m][j] * v[j]. Of every sums[m]
+  // there are kValueColumns channels, one m after another, and `stride` numbers on the next.
   template <int kQueries>
-  HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values,
-                             const float* decay, float* HWY_RESTRICT sums, ReadAhead& ahead) const {
-    if (values.in_cache) {
-      AccumulateOf<Cells, kQueries>(weights, values, decay, sums, ahead);
-    } else {
-      AccumulateOf<Bf16Cells, kQueries>(weights, values, decay, sums, ahead);
+  HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values, int32_t pass,
+                             const float* decay, float* HWY_RESTRICT sums, int32_t stride) const {
+    for (int32_t d = 0; d < p_.head_dim; d += kValueColumns, sums += stride) {
+      if (values.in_cache) {
+        AccumulateOf<Cells, kQueries>(weights, *values.plane, pass, d, decay, sums);
+      } else {
+        AccumulateOf<Bf16Cells, kQueries>(weights, *values.plane, pass, d, decay, sums);
+      }
     }
   }
 
@@ -181,6 +191,7 @@ class Bf16DotMath {
   alignas(64) static constexpr uint16_t kOddHalves[32] = {
       1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
       33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  static constexpr size_t kRowBytes = 4 * kCellBytes;           // that AddProducts reads at a time
   static constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN, infinities
 
   // The upper half of every float. NaN stays NaN.
@@ -191,23 +202,29 @@ class Bf16DotMath {
     return _mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(0x400000));
   }
 
-  static View Scratch(const std::byte* planes) {
-    return View{{planes, &kOneBlock}, /*in_cache=*/false};
-  }
-
   bool InPlace(int passes) const {
     return !IsFp8(p_.kv_dtype) || ReadsFloat8InPlace(p_.queries.rows * p_.queries.heads, passes);
   }
 
-  // sum[m][c] += the dot products of the pairs of factors m with the cells of column vector c.
-  // `factors` are pairs of bf16, kFactors of them from one m to the next.
+  // From a row of cells to the first line to ask for.
+  template <class SomeCells>
+  static HWY_INLINE size_t FirstLine(int32_t pass) {
+    return pass * SomeCells::kAskedLines % 4 * kCellBytes;
+  }
+
+  // sum[m][c] += the dot products of the pairs of factors m with the cells of column vector c, over
+  // `rows` rows of cells. `factors` are pairs of bf16, `stride` of them from one m to the next.
+  // Asks memory for lines of as much as is read, from `ahead` on.
   template <class SomeCells, int kQueries>
   static HWY_INLINE void AddProducts(const uint32_t* HWY_RESTRICT factors, int32_t stride,
                                      const std::byte* const (&column)[4], size_t row_bytes,
-                                     int32_t rows, __m512 (&sum)[kQueries][4], ReadAhead& ahead) {
+                                     int32_t rows, const std::byte* ahead,
+                                     __m512 (&sum)[kQueries][4]) {
     size_t at = 0;
-    for (int32_t row = 0; row < rows; ++row, at += row_bytes, factors += SomeCells::kPairs) {
-      ahead.Step();
+    TRIBUTARY_KEEP_ROLLED for (int32_t row = 0; row < rows; ++row) {
+      TRIBUTARY_UNROLL for (int line = 0; line < SomeCells::kAskedLines; ++line) {
+        AskFor(ahead + line * kCellBytes);
+      }
       // All cells before any product: the loads that wait for memory are then early in the order of
       // the program, and more of them are under way at once.
       __m512i pairs[4][SomeCells::kPairs];
@@ -221,70 +238,88 @@ class Bf16DotMath {
           }
         }
       }
+      at += row_bytes;
+      ahead += kRowBytes;
+      factors += SomeCells::kPairs;
     }
   }
 
-  template <class SomeCells, int kQueries>
-  HWY_INLINE void LogitsOf(const Query* HWY_RESTRICT q, const PairTile& keys,
-                           float* HWY_RESTRICT logits, ReadAhead& ahead) const {
+  // Not inlined, as the next: what a caller keeps would take the registers of the sums.
+  template <class SomeCells, int kQueries, class Beside>
+  static HWY_NOINLINE void LogitsOf(const Query* HWY_RESTRICT q, int pieces,
+                                    const CachedPlane& keys, int32_t pass, int32_t head_dim,
+                                    float scale, float* HWY_RESTRICT logits, Beside& beside) {
+    if constexpr (!SomeCells::kWorkBeside) beside.Finish();
     const int32_t tokens = keys.block_tokens();
-    const std::byte* column[4];
-    TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-      const int32_t first = c * kCellColumns;
-      column[c] = keys.block(first >> keys.tile->block_shift) +
-                  size_t(first & (tokens - 1)) / kCellColumns * kCellBytes;
-    }
+    const size_t row_bytes = CellRowBytes(tokens);
+    const int32_t rows = head_dim / 2 / SomeCells::kPairs / keys.blocks();
+    // Between two steps of `beside`. Every block's part of a plane is a multiple.
+    const int32_t run = SomeCells::kWorkBeside ? 8 : rows;
     __m512 sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
     }
-    const int pieces = QueryPieces(p_.queries.dtype);
-    const auto* pairs = reinterpret_cast<const uint32_t*>(q);
     for (int piece = 0; piece < pieces; ++piece) {
-      AddProducts<SomeCells, kQueries>(pairs + piece * p_.head_dim / 2, pieces * p_.head_dim / 2,
-                                       column, CellRowBytes(tokens),
-                                       p_.head_dim / 2 / SomeCells::kPairs, sum, ahead);
+      const auto* factors = reinterpret_cast<const uint32_t*>(q + piece * head_dim);
+      const std::byte* column[4];
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+        const int32_t first = c * kCellColumns;
+        column[c] = keys.block(first >> keys.tile->block_shift) +
+                    size_t(first & (tokens - 1)) / kCellColumns * kCellBytes;
+      }
+      // A row has cells of every block. What lies ahead is asked for block after block.
+      for (int32_t block = 0; block < keys.blocks(); ++block) {
+        const std::byte* ahead = keys.block(block) + keys.Ahead(block) + FirstLine<SomeCells>(pass);
+        for (int32_t row = 0; row < rows; row += run) {
+          if constexpr (SomeCells::kWorkBeside) beside.Step();
+          AddProducts<SomeCells, kQueries>(factors, pieces * head_dim / 2, column, row_bytes, run,
+                                           ahead, sum);
+          factors += run * SomeCells::kPairs;
+          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] += run * row_bytes;
+          ahead += run * kRowBytes;
+        }
+      }
     }
+    if constexpr (SomeCells::kWorkBeside) beside.Finish();
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-        _mm512_store_ps(logits + m * kTileKeys + c * kCellColumns, sum[m][c]);
+        _mm512_store_ps(logits + m * kTileKeys + c * kCellColumns,
+                        _mm512_mul_ps(sum[m][c], _mm512_set1_ps(scale)));
       }
     }
   }
 
+  // Of kValueColumns channels from `first` on.
   template <class SomeCells, int kQueries>
-  HWY_INLINE void AccumulateOf(const float* HWY_RESTRICT weights, const PairTile& values,
-                               const float* decay, float* HWY_RESTRICT sums,
-                               ReadAhead& ahead) const {
+  static HWY_NOINLINE void AccumulateOf(const float* HWY_RESTRICT weights,
+                                        const CachedPlane& values, int32_t pass, int32_t first,
+                                        const float* decay, float* HWY_RESTRICT sums) {
     const int32_t tokens = values.block_tokens();
-    const size_t plane_bytes = size_t(tokens) * kValueColumns * SomeCells::kElementBytes;
+    const size_t plane = size_t(tokens) * first * SomeCells::kElementBytes;
     const auto* pairs = reinterpret_cast<const uint32_t*>(weights);
-    for (int32_t plane = 0; plane < p_.head_dim / kValueColumns; ++plane) {
-      float* HWY_RESTRICT out = sums + plane * kValueColumns;
-      __m512 sum[kQueries][4];
-      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-          sum[m][c] = _mm512_mul_ps(_mm512_set1_ps(decay[m]),
-                                    _mm512_load_ps(out + m * p_.head_dim + c * kCellColumns));
-        }
+    __m512 sum[kQueries][4];
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+        sum[m][c] = _mm512_mul_ps(_mm512_set1_ps(decay[m]),
+                                  _mm512_load_ps(sums + m * kValueColumns + c * kCellColumns));
       }
-      // The low pieces first: small numbers before large ones.
-      for (int piece = kWeightPieces - 1; piece >= 0; --piece) {
-        for (int32_t block = 0; block < values.blocks(); ++block) {
-          const std::byte* column[4];
-          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-            column[c] = values.block(block) + plane * plane_bytes + c * kCellBytes;
-          }
-          const int32_t first = piece * kTileKeys + block * tokens;
-          AddProducts<SomeCells, kQueries>(pairs + first / 2, kTileKeys, column,
-                                           CellRowBytes(kValueColumns),
-                                           tokens / 2 / SomeCells::kPairs, sum, ahead);
-        }
+    }
+    // The low pieces first: small numbers before large ones.
+    for (int piece = kWeightPieces - 1; piece >= 0; --piece) {
+      for (int32_t block = 0; block < values.blocks(); ++block) {
+        const std::byte* const cells = values.block(block) + plane;
+        const std::byte* column[4];
+        TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] = cells + c * kCellBytes;
+        const int32_t key = piece * kTileKeys + block * tokens;
+        AddProducts<SomeCells, kQueries>(
+            pairs + key / 2, kTileKeys, column, CellRowBytes(kValueColumns),
+            tokens / 2 / SomeCells::kPairs,
+            cells + values.Ahead(block) + FirstLine<SomeCells>(pass), sum);
       }
-      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
-          _mm512_store_ps(out + m * p_.head_dim + c * kCellColumns, sum[m][c]);
-        }
+    }
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+        _mm512_store_ps(sums + m * kValueColumns + c * kCellColumns, sum[m][c]);
       }
     }
   }
@@ -292,6 +327,8 @@ class Bf16DotMath {
   const ChunkParams& p_;
   std::byte* const k_;  // bf16 planes of a tile
   std::byte* const v_;
+  const CachedPlane k_scratch_;
+  const CachedPlane v_scratch_;
   const bool keys_in_place_;
   const bool values_in_place_;
 };

@@ -28,71 +28,127 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What turns a dot product into a logit.
-struct LogitScale {
-  float scale = 1.0f;
-  float soft_cap = 0.0f;
-};
+// Where a chunk's running maxima begin. Finite, so that the difference of two of them is a number.
+inline constexpr float kLowest = std::numeric_limits<float>::lowest();
 
-// Puts -inf where the mask has no bit. Not inlined: rarely needed.
+// A running maximum is raised when a logit is above it by this (in units of log2), and not before:
+// it only serves to keep weights finite. So sums are scaled at a chunk's first tile and hardly
+// again.
+inline constexpr float kSlack = 8.0f;
+
+// Applies the soft cap, in units of log2. Not inlined, as the next: rarely needed.
+HWY_NOINLINE inline void CapLogits(float* row, float soft_cap) {
+  const hn::ScalableTag<float> d;
+  const auto cap = hn::Set(d, soft_cap * std::numbers::log2e_v<float>);
+  for (int64_t i = 0; i < kTileKeys; i += HWY_LANES(float)) {
+    hn::Store(hn::Mul(cap, Tanh(d, hn::Load(d, row + i))), d, row + i);
+  }
+}
+
+// Puts -inf where the mask has no bit.
 HWY_NOINLINE inline void HideLogits(float* row, uint64_t mask) {
   for (int64_t j = 0; j < kTileKeys; ++j) {
     if ((mask >> j & 1) == 0) row[j] = -std::numeric_limits<float>::infinity();
   }
 }
 
-// Turns a tile's raw dot products into weights 2^(logit - max) in place, and updates the running
-// maximum and the sums of weights, a sum a lane. Returns the factor by which earlier sums decay.
-HWY_INLINE float Reweigh(float* HWY_RESTRICT row, uint64_t mask, LogitScale logit, float& max,
-                         float* HWY_RESTRICT sums) {
+// Raises one query vector's running maximum to `tile_max` if that is above kSlack, and returns the
+// factor by which earlier sums decay. The sums of weights do so here. Not inlined: rarely needed.
+HWY_NOINLINE inline float RaiseMax(float tile_max, float& max, float* HWY_RESTRICT sums) {
+  if (!(tile_max > max + kSlack)) return 1.0f;
   const hn::ScalableTag<float> d;
-  constexpr int64_t kLanes = HWY_LANES(float);
-  constexpr int64_t kVectors = kTileKeys / kLanes;
-  constexpr float kLog2e = std::numbers::log2e_v<float>;
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  if (mask == 0) {
-    std::fill_n(row, kTileKeys, 0.0f);
-    return 1.0f;
-  }
-  // Logits in units of log2.
-  hn::Vec<decltype(d)> x[kVectors];
-  if (logit.soft_cap > 0) {
-    const auto scale = hn::Set(d, logit.scale / logit.soft_cap);
-    const auto cap = hn::Set(d, logit.soft_cap * kLog2e);
-    for (int64_t i = 0; i < kVectors; ++i) {
-      x[i] = hn::Mul(cap, Tanh(d, hn::Mul(hn::Load(d, row + i * kLanes), scale)));
-    }
-  } else {
-    const auto scale = hn::Set(d, logit.scale * kLog2e);
-    TRIBUTARY_UNROLL for (int64_t i = 0; i < kVectors; ++i) {
-      x[i] = hn::Mul(hn::Load(d, row + i * kLanes), scale);
-    }
-  }
-  if (mask != kWholeTile) {
-    for (int64_t i = 0; i < kVectors; ++i) hn::Store(x[i], d, row + i * kLanes);
-    HideLogits(row, mask);
-    for (int64_t i = 0; i < kVectors; ++i) x[i] = hn::Load(d, row + i * kLanes);
-  }
-  auto tile_max = x[0];
-  TRIBUTARY_UNROLL for (int64_t i = 1; i < kVectors; ++i) tile_max = hn::Max(tile_max, x[i]);
-  // Most tiles of a long row do not raise the maximum, and need not know their own.
-  float new_max = max;
-  if (!hn::AllFalse(d, hn::Gt(tile_max, hn::Set(d, max)))) {
-    new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, tile_max)));
-  }
-  // While every logit is -inf there is no maximum to subtract: any finite number gives weights 0.
-  const float base = new_max == kNone ? 0.0f : new_max;
-  const float decay = max == base ? 1.0f : std::exp2(max - base);  // 1 without calling it
-  auto sum = hn::Mul(hn::Load(d, sums), hn::Set(d, decay));
-  TRIBUTARY_UNROLL for (int64_t i = 0; i < kVectors; ++i) {
-    const auto weight = Exp2NonPositive(d, hn::Sub(x[i], hn::Set(d, base)));
-    sum = hn::Add(sum, weight);
-    hn::Store(weight, d, row + i * kLanes);
-  }
-  hn::Store(sum, d, sums);
-  max = new_max;
+  const float decay = std::exp2(max - tile_max);
+  max = tile_max;
+  hn::Store(hn::Mul(hn::Load(d, sums), hn::Set(d, decay)), d, sums);
   return decay;
 }
+
+// Raises the running maxima of a block of query vectors as its logits of a tile demand, and fills
+// in the factors by which earlier sums decay.
+template <int kQueries>
+HWY_INLINE void UpdateMax(const float* HWY_RESTRICT logits, float* HWY_RESTRICT max,
+                          float* HWY_RESTRICT decay, float* HWY_RESTRICT sums) {
+  const hn::ScalableTag<float> d;
+  constexpr int64_t kLanes = HWY_LANES(float);
+  hn::Vec<decltype(d)> tile_max[kQueries];
+  bool above = false;
+  TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+    const float* row = logits + m * kTileKeys;
+    tile_max[m] = hn::Load(d, row);
+    TRIBUTARY_UNROLL for (int64_t i = kLanes; i < kTileKeys; i += kLanes) {
+      tile_max[m] = hn::Max(tile_max[m], hn::Load(d, row + i));
+    }
+    above |= !hn::AllFalse(d, hn::Gt(tile_max[m], hn::Set(d, max[m] + kSlack)));
+    decay[m] = 1.0f;
+  }
+  if (HWY_LIKELY(!above)) return;
+  for (int m = 0; m < kQueries; ++m) {
+    const float greatest = hn::GetLane(hn::MaxOfLanes(d, tile_max[m]));
+    decay[m] = RaiseMax(greatest, max[m], sums + m * kSumLanes);
+  }
+}
+
+// Turns logits of kWeighedKeys keys into weights 2^(logit - max) in place and adds them up, a sum a
+// lane.
+HWY_INLINE void LogitsToWeights(float* HWY_RESTRICT row, float max, float* HWY_RESTRICT sums) {
+  const hn::ScalableTag<float> d;
+  constexpr int64_t kLanes = HWY_LANES(float);
+  auto sum = hn::Load(d, sums);
+  TRIBUTARY_UNROLL for (int64_t i = 0; i < kWeighedKeys; i += kLanes) {
+    const auto weight = Exp2(d, hn::Sub(hn::Load(d, row + i), hn::Set(d, max)));
+    sum = hn::Add(sum, weight);
+    hn::Store(weight, d, row + i);
+  }
+  hn::Store(sum, d, sums);
+}
+
+// The logits [vectors, kTileKeys] of a head's query vectors on their way to weights. The steps are
+// taken between products with another plane (every 32 cells or so), while those wait for memory: in
+// a phase of its own this takes longer than a core looks ahead, and memory rests meanwhile.
+template <class Math>
+class Weighing {
+ public:
+  // Nothing to do.
+  Weighing() = default;
+  Weighing(int32_t vectors, float* logits, const float* max, float* weights, float* weight_sums)
+      : left_(vectors * kSteps),
+        logits_(logits),
+        max_(max),
+        weights_(weights),
+        weight_sums_(weight_sums) {}
+
+  HWY_INLINE void Step() {
+    if (left_ != 0) Weigh();
+  }
+  HWY_INLINE void Finish() {
+    Weighing rest = *this;  // whose members are in registers
+    while (rest.left_ != 0) rest.Weigh();
+    left_ = 0;
+  }
+
+ private:
+  static constexpr int32_t kSteps = kTileKeys / kWeighedKeys;  // of a vector
+
+  HWY_INLINE void Weigh() {
+    LogitsToWeights(logits_ + first_, *max_, weight_sums_);
+    Math::PackWeights(logits_, first_, weights_);
+    --left_;
+    first_ += kWeighedKeys;
+    if (first_ < kTileKeys) return;
+    first_ = 0;
+    logits_ += kTileKeys;
+    weights_ += kTileKeys;
+    weight_sums_ += kSumLanes;
+    ++max_;
+  }
+
+  int32_t left_ = 0;   // steps
+  int64_t first_ = 0;  // key of the next step
+  float* logits_ = nullptr;
+  const float* max_ = nullptr;
+  float* weights_ = nullptr;
+  float* weight_sums_ = nullptr;
+};
 
 // The block's pass over the chunk with one kind of arithmetic.
 template <class Math>
@@ -106,9 +162,7 @@ class ChunkPass {
         heads_(p.queries.heads),
         vectors_(p.queries.rows * p.queries.heads),
         packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)),
-        ahead_(AheadPatternOf(vectors_, SizeOf(p.kv_dtype))),
-        ahead_planes_(static_cast<int32_t>(ahead_.distance / PlaneBytes(p))),
-        ahead_skip_(ahead_.distance % PlaneBytes(p)),
+        planes_ahead_(PlanesAhead(PlaneBytes(p), 2 * p.kv_heads)),
         layout_(p.kv_heads * vectors_, p.head_dim),
         math_(p, memory, layout_) {
     queries_ = reinterpret_cast<Query*>(memory + layout_.queries);
@@ -153,7 +207,7 @@ class ChunkPass {
       }
     }
     const int32_t all = p_.kv_heads * vectors_;
-    std::fill_n(max_, all, -std::numeric_limits<float>::infinity());
+    std::fill_n(max_, all, kLowest);
     std::fill_n(weight_sums_, size_t(all) * kSumLanes, 0.0f);
     std::fill_n(sums_, size_t(all) * p_.head_dim, 0.0f);
   }
@@ -161,86 +215,94 @@ class ChunkPass {
   // All heads' keys, then all heads' values: the order in which a page holds them.
   HWY_INLINE void AttendTile(const Tile& tile, const Tile& next) {
     for (int32_t head = 0; head < p_.kv_heads; ++head) {
-      ComputeLogits(head, math_.Keys(tile, head), Ahead(head, tile, next));
-      Weigh(head, tile);
+      const CachedPlane plane = Plane(head, tile, next);
+      ComputeLogits(head, tile, math_.Keys(plane));
     }
+    WeighingOf(p_.kv_heads - 1, 0, vectors_).Finish();
     for (int32_t head = 0; head < p_.kv_heads; ++head) {
-      ReadAhead ahead = Ahead(p_.kv_heads + head, tile, next);
-      const View values = math_.Values(tile, head);
+      const CachedPlane plane = Plane(p_.kv_heads + head, tile, next);
+      const View values = math_.Values(plane);
       if (tile.uniform || math_.AllFinite(values)) {
-        AccumulateVectors(head * vectors_, (head + 1) * vectors_, values, ahead);
+        AccumulateVectors(head, 0, vectors_, values);
       } else {
-        AccumulateRowByRow(head, tile, values, ahead);
+        AccumulateRowByRow(head, tile, values);
       }
     }
   }
 
-  // What to ask of memory during plane `plane` of a tile: the heads' keys count first, then their
-  // values, then the next tile's.
-  ReadAhead Ahead(int32_t plane, const Tile& tile, const Tile& next) const {
-    if (p_.kv.pages == nullptr) return {};
-    const int32_t planes = 2 * p_.kv_heads;  // of a tile
-    const int32_t first = plane + ahead_planes_;
-    const auto tile_of = [&](int32_t index) -> const Tile& { return index < planes ? tile : next; };
-    const auto source = [&](int32_t index) {
-      const int32_t in_tile = index < planes ? index : index - planes;
-      return in_tile < p_.kv_heads ? p_.kv.k + in_tile * p_.kv.head_bytes
-                                   : p_.kv.v + (in_tile - p_.kv_heads) * p_.kv.head_bytes;
-    };
-    const auto exists = [&](int32_t index) {
-      return index < 2 * planes && tile_of(index).live != 0;
-    };
-    // Mostly the heads' planes follow one another in one block.
-    const bool within_keys = first + 1 < p_.kv_heads;
-    const bool within_values = first >= p_.kv_heads && first + 1 < planes;
-    if (tile.blocks() == 1 && (within_keys || within_values)) {
-      return ReadAhead(source(first) + tile.block[0] + ahead_skip_, p_.kv.head_bytes, ahead_);
+  // A plane of a tile: the heads' keys count first, then their values. After those of the tile the
+  // next tile's are asked for.
+  HWY_INLINE CachedPlane Plane(int32_t plane, const Tile& tile, const Tile& next) const {
+    const int32_t planes = 2 * p_.kv_heads;
+    const int32_t later = plane + planes_ahead_;
+    CachedPlane cached{{Source(plane), &tile}, {}};
+    if (p_.kv.pages == nullptr) return cached;
+    if (later < planes) {
+      cached.ahead = {Source(later), &tile};
+    } else if (next.live != 0) {
+      cached.ahead = {Source(later - planes), &next};
     }
-    if (!exists(first)) return {};
-    ReadAhead ahead(source(first), tile_of(first), p_.kv.head_bytes, ahead_skip_, ahead_);
-    if (exists(first + 1)) ahead.Then(source(first + 1), tile_of(first + 1), ahead_skip_);
-    return ahead;
+    return cached;
+  }
+  const std::byte* Source(int32_t plane) const {
+    return plane < p_.kv_heads ? p_.kv.k + plane * p_.kv.head_bytes
+                               : p_.kv.v + (plane - p_.kv_heads) * p_.kv.head_bytes;
   }
 
-  HWY_INLINE void ComputeLogits(int32_t head, const View& keys, ReadAhead ahead) {
-    ForEachBlock(head * vectors_, (head + 1) * vectors_, [&](auto block, int32_t i) HWY_ATTR {
-      math_.template Logits<decltype(block)::value>(queries_ + i * packed_elements_, keys,
-                                                    logits_ + (i - head * vectors_) * kTileKeys,
-                                                    ahead);
+  // The logits of a head in units of log2, and the weights of the head before it.
+  HWY_INLINE void ComputeLogits(int32_t head, const Tile& tile, const View& keys) {
+    const float scale = p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]);
+    const bool capped = p_.soft_cap > 0;
+    const bool all_seen = tile.uniform && tile.live == kWholeTile;
+    const float unit = capped ? scale / p_.soft_cap : scale * std::numbers::log2e_v<float>;
+    ForEachBlock(0, vectors_, [&](auto block, int32_t i) HWY_ATTR {
+      constexpr int kQueries = decltype(block)::value;
+      const int32_t at = head * vectors_ + i;
+      float* logits = logits_ + i * kTileKeys;
+      Weighing<Math> beside = WeighingOf(head - 1, i, kQueries);
+      math_.template Logits<kQueries>(queries_ + at * packed_elements_, keys, Pass(i), unit, logits,
+                                      beside);
+      for (int m = 0; m < kQueries; ++m) {
+        if (capped) CapLogits(logits + m * kTileKeys, p_.soft_cap);
+        if (all_seen) continue;
+        HideLogits(logits + m * kTileKeys, TileMask(p_.queries.keys[(i + m) / heads_], tile.begin));
+      }
+      UpdateMax<kQueries>(logits, max_ + at, decay_ + at, weight_sums_ + at * kSumLanes);
     });
   }
-
-  HWY_INLINE void Weigh(int32_t head, const Tile& tile) {
-    const LogitScale logit{p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]),
-                           p_.soft_cap};
-    for (int32_t r = 0; r < p_.queries.rows; ++r) {
-      const uint64_t mask = TileMask(p_.queries.keys[r], tile.begin) & tile.live;
-      const int32_t first = head * vectors_ + r * heads_;
-      for (int32_t i = first; i < first + heads_; ++i) {
-        float* row = logits_ + (i - head * vectors_) * kTileKeys;
-        decay_[i] = Reweigh(row, mask, logit, max_[i], weight_sums_ + i * kSumLanes);
-        Math::PackWeights(row, weights_ + i * kTileKeys);
-      }
-    }
+  // Of `count` vectors of a head from `first` on; head -1: of none.
+  HWY_INLINE Weighing<Math> WeighingOf(int32_t head, int32_t first, int32_t count) {
+    if (head < 0) return {};
+    const int32_t at = head * vectors_ + first;
+    return Weighing<Math>(count, logits_ + first * kTileKeys, max_ + at, weights_ + at * kTileKeys,
+                          weight_sums_ + at * kSumLanes);
   }
 
-  HWY_INLINE void AccumulateVectors(int32_t first, int32_t last, const View& values,
-                                    ReadAhead& ahead) {
+  // Vectors [first, last) of a head.
+  HWY_INLINE void AccumulateVectors(int32_t head, int32_t first, int32_t last, const View& values) {
     ForEachBlock(first, last, [&](auto block, int32_t i) HWY_ATTR {
-      math_.template Accumulate<decltype(block)::value>(weights_ + i * kTileKeys, values,
-                                                        decay_ + i, sums_ + i * p_.head_dim, ahead);
+      const int32_t at = head * vectors_ + i;
+      math_.template Accumulate<decltype(block)::value>(weights_ + at * kTileKeys, values, Pass(i),
+                                                        decay_ + at, Sums(head, i),
+                                                        vectors_ * kValueColumns);
     });
+  }
+  // Blocks of a head's vectors before the one that begins with this.
+  static int32_t Pass(int32_t vector) {
+    return (vector + Math::kQueryBlock - 1) / Math::kQueryBlock;
+  }
+  // The first kValueColumns sums of a vector of a head.
+  HWY_INLINE float* Sums(int32_t head, int32_t vector) const {
+    return sums_ + head * vectors_ * p_.head_dim + vector * kValueColumns;
   }
 
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
   // NaN. So where values are not finite each row gets a view of its own, without those it does not
   // see. The sums are the same bits as in one pass, because adding 0 changes nothing.
-  HWY_INLINE void AccumulateRowByRow(int32_t head, const Tile& tile, const View& values,
-                                     ReadAhead& ahead) {
+  HWY_INLINE void AccumulateRowByRow(int32_t head, const Tile& tile, const View& values) {
     for (int32_t r = 0; r < p_.queries.rows; ++r) {
       const uint64_t mask = TileMask(p_.queries.keys[r], tile.begin) & tile.live;
-      const int32_t first = head * vectors_ + r * heads_;
-      AccumulateVectors(first, first + heads_, math_.Only(values, mask), ahead);
+      AccumulateVectors(head, r * heads_, (r + 1) * heads_, math_.Only(values, mask));
     }
   }
 
@@ -256,8 +318,12 @@ class ChunkPass {
       }
       const float value_scale = p_.v_scale == nullptr ? 1.0f : p_.v_scale[i / vectors_];
       const auto scale = hn::Set(d, value_scale / sum);
-      for (int32_t j = 0; j < p_.head_dim; j += HWY_LANES(float)) {
-        hn::StoreU(hn::Mul(hn::Load(d, sums_ + i * p_.head_dim + j), scale), d, out + j);
+      const float* sums = Sums(i / vectors_, i % vectors_);
+      for (int32_t first = 0; first < p_.head_dim; first += kValueColumns) {
+        for (int32_t j = 0; j < kValueColumns; j += HWY_LANES(float)) {
+          hn::StoreU(hn::Mul(hn::Load(d, sums + j), scale), d, out + first + j);
+        }
+        sums += vectors_ * kValueColumns;
       }
       lse[i] = max_[i] * std::numbers::ln2_v<float> + std::log(sum);
     }
@@ -278,15 +344,13 @@ class ChunkPass {
   const int32_t heads_;
   const int32_t vectors_;  // of a kv head
   const int32_t packed_elements_;
-  const AheadPattern ahead_;
-  const int32_t ahead_planes_;  // the distance in whole planes
-  const size_t ahead_skip_;     // and the rest of it in bytes
+  const int32_t planes_ahead_;
   const WorkspaceLayout layout_;
   const Math math_;
   Query* queries_;      // [kv_heads * vectors, packed_elements]
   float* logits_;       // [vectors, kTileKeys] of one kv head; becomes weights
   float* weights_;      // [kv_heads * vectors, kTileKeys], as Math packs them
-  float* sums_;         // [kv_heads * vectors, head_dim]
+  float* sums_;         // [kv_heads, head_dim / kValueColumns, vectors, kValueColumns]
   float* weight_sums_;  // [kv_heads * vectors, kSumLanes]
   float* max_;          // [kv_heads * vectors], in units of log2
   float* decay_;        // [kv_heads * vectors]

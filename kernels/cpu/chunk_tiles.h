@@ -82,6 +82,19 @@ struct PairTile {
   const std::byte* block(int32_t i) const { return head + tile->block[i]; }
 };
 
+// Asks memory for a line, into the second-level cache: asked for so early it would not stay in the
+// first.
+HWY_INLINE void AskFor(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
+
+// A plane of the cache, and the plane to ask of memory while it is read, place by place; without a
+// head there is none. Pages lie anywhere, so the processor cannot guess what comes next.
+struct CachedPlane : PairTile {
+  PairTile ahead;
+
+  // From block i of the plane to where to ask. 0, what is read anyway, costs nothing.
+  ptrdiff_t Ahead(int32_t i) const { return ahead.head == nullptr ? 0 : ahead.block(i) - block(i); }
+};
+
 // Nothing is live in a tile past the end of the chunk.
 inline void LocateTile(const ChunkParams& p, int64_t begin, Tile& tile) {
   const QueryBlock& queries = p.queries;
@@ -104,75 +117,5 @@ inline void LocateTile(const ChunkParams& p, int64_t begin, Tile& tile) {
     tile.block[i] = p.kv.BlockOffset(begin + (used ? first : first_live));
   }
 }
-
-// What will be read some way ahead of what is worked on, asked of memory bit by bit (tiling.h says
-// how far ahead and which lines). Pages lie anywhere, so the hardware cannot guess the next one.
-class ReadAhead {
- public:
-  static constexpr size_t kStep = 4 * kCellBytes;
-
-  // Nothing.
-  ReadAhead() = default;
-  // A run of bytes; multiple of kStep.
-  ReadAhead(const std::byte* at, size_t bytes, AheadPattern pattern)
-      : at_(at), end_(at + bytes), pattern_(pattern) {}
-  // A plane (one head's keys or values of a tile) from byte `skip` on; multiple of kStep.
-  ReadAhead(const std::byte* head, const Tile& tile, size_t block_bytes, size_t skip,
-            AheadPattern pattern)
-      : block_bytes_(block_bytes), pattern_(pattern) {
-    Enter(head, tile, tile.blocks() * block_bytes);
-    for (; skip >= block_bytes; skip -= block_bytes, left_ -= block_bytes) ++block_;
-    NextBlock();
-    at_ += skip;
-  }
-  // And then the first `bytes` of another.
-  void Then(const std::byte* head, const Tile& tile, size_t bytes) {
-    then_head_ = head;
-    then_tile_ = &tile;
-    then_bytes_ = bytes;
-  }
-
-  // Goes kStep bytes on in the order of memory, until there are none left. To be called evenly: a
-  // core can wait for a few dozen lines at once and stalls on the next. Into the second-level
-  // cache: so far ahead is too far for the first. Inlined, or else it would cost its callers the
-  // vectors they keep in registers.
-  HWY_INLINE void Step() {
-    if (at_ == end_) return;
-    if ((reinterpret_cast<uintptr_t>(at_) & pattern_.skipped) == 0) {
-      for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(at_ + line, 0, 2);
-    }
-    at_ += kStep;
-    if (at_ == end_) NextBlock();
-  }
-
- private:
-  HWY_INLINE void Enter(const std::byte* head, const Tile& tile, size_t bytes) {
-    head_ = head;
-    block_ = tile.block;
-    left_ = bytes;
-  }
-  HWY_INLINE void NextBlock() {
-    if (left_ == 0) {
-      if (then_bytes_ == 0) return;
-      Enter(then_head_, *then_tile_, then_bytes_);
-      then_bytes_ = 0;
-    }
-    const size_t bytes = std::min(left_, block_bytes_);
-    at_ = head_ + *block_++;
-    end_ = at_ + bytes;
-    left_ -= bytes;
-  }
-
-  const std::byte* at_ = nullptr;   // next
-  const std::byte* end_ = nullptr;  // of the block
-  const std::byte* head_ = nullptr;
-  const size_t* block_ = nullptr;  // from the head to the next block
-  size_t block_bytes_ = 0;
-  size_t left_ = 0;  // bytes of the plane in the blocks that follow
-  AheadPattern pattern_;
-  const std::byte* then_head_ = nullptr;
-  const Tile* then_tile_ = nullptr;
-  size_t then_bytes_ = 0;
-};
 
 }  // namespace tributary::cpu

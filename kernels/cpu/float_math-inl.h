@@ -14,6 +14,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/float_rows-inl.h"
+#include "kernels/cpu/page_layout.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
@@ -49,30 +50,30 @@ class FloatMath {
     WidenRow(type, src, packed, head_dim);
   }
   // Weights are used as they are.
-  static HWY_INLINE void PackWeights(const float* weights, float* packed) {
-    std::copy_n(weights, kTileKeys, packed);
+  static HWY_INLINE void PackWeights(const float* weights, int64_t first, float* packed) {
+    std::copy_n(weights + first, kWeighedKeys, packed + first);
   }
 
   // What stands in the columns of slots that are not live is nobody's business: logits are masked.
-  View Keys(const Tile& tile, int32_t head) const {
-    const std::byte* source = p_.kv.k + head * p_.kv.head_bytes;
+  View Keys(const CachedPlane& keys) const {
     if (p_.kv.pages == nullptr) {
-      TransposeDenseKeys(p_.kv_dtype, source, p_.kv.row_bytes, tile, p_.head_dim, row_, k_);
+      TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.row_bytes, *keys.tile, p_.head_dim, row_,
+                         k_);
     } else {
-      UnpackKeys(p_.kv_dtype, PairTile{source, &tile}, p_.head_dim, k_);
+      UnpackKeys(p_.kv_dtype, keys, p_.head_dim, k_);
     }
     return {k_, size_t(kTileKeys), kWholeTile};
   }
 
-  View Values(const Tile& tile, int32_t head) const {
-    const std::byte* source = p_.kv.v + head * p_.kv.head_bytes;
+  View Values(const CachedPlane& values) const {
+    const Tile& tile = *values.tile;
     if (p_.kv.pages != nullptr) {
-      UnpackValues(p_.kv_dtype, PairTile{source, &tile}, p_.head_dim, v_);
+      UnpackValues(p_.kv_dtype, values, p_.head_dim, v_);
     } else if (p_.kv_dtype == DType::kF32) {
-      const std::byte* first = source + tile.begin * p_.kv.row_bytes;
+      const std::byte* first = values.head + tile.begin * p_.kv.row_bytes;
       return {reinterpret_cast<const float*>(first), p_.kv.row_bytes / sizeof(float), tile.live};
     } else {
-      WidenDenseValues(p_.kv_dtype, source, p_.kv.row_bytes, tile, p_.head_dim, v_);
+      WidenDenseValues(p_.kv_dtype, values.head, p_.kv.row_bytes, tile, p_.head_dim, v_);
     }
     return {v_, size_t(p_.head_dim), tile.live};
   }
@@ -88,47 +89,53 @@ class FloatMath {
     return {values.rows, values.stride, values.live & mask};
   }
 
-  // logits[m * kTileKeys + j] = q[m] . k[j].
-  template <int kQueries>
-  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, float* HWY_RESTRICT logits,
-                         ReadAhead& ahead) const {
+  // logits[m * kTileKeys + j] = scale * (q[m] . k[j]). Does all of `beside` first: there is no time
+  // in which loads are waited for.
+  template <int kQueries, class Beside>
+  HWY_INLINE void Logits(const Query* HWY_RESTRICT q, const View& keys, int32_t /*pass*/,
+                         float scale, float* HWY_RESTRICT logits, Beside& beside) const {
+    beside.Finish();
     for (int64_t j = 0; j < kTileKeys; j += kBlock) {
       V sum[kQueries][kVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) sum[m][c] = hn::Zero(d);
       }
       for (int32_t i = 0; i < p_.head_dim; ++i) {
-        ahead.Step();
         AddRow<kQueries>(q + i, p_.head_dim, keys.rows + i * keys.stride + j, sum);
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
-          hn::Store(sum[m][c], d, logits + m * kTileKeys + j + c * kLanes);
+          hn::Store(hn::Mul(sum[m][c], hn::Set(d, scale)), d,
+                    logits + m * kTileKeys + j + c * kLanes);
         }
       }
     }
   }
 
-  // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j].
+  // sums[m] = decay[m] * sums[m] + sum over the live keys j of weights[m][j] * v[j]. Of every
+  // sums[m] there are kValueColumns channels, one m after another, and `stride` numbers on the
+  // next.
   template <int kQueries>
   HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values,
-                             const float* decay, float* HWY_RESTRICT sums, ReadAhead& ahead) const {
+                             int32_t /*pass*/, const float* decay, float* HWY_RESTRICT sums,
+                             int32_t stride) const {
+    static_assert(kValueColumns % kBlock == 0);
     for (int32_t i = 0; i < p_.head_dim; i += kBlock) {
+      float* HWY_RESTRICT block = sums + i / kValueColumns * stride + i % kValueColumns;
       V sum[kQueries][kVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
           sum[m][c] =
-              hn::Mul(hn::Set(d, decay[m]), hn::Load(d, sums + m * p_.head_dim + i + c * kLanes));
+              hn::Mul(hn::Set(d, decay[m]), hn::Load(d, block + m * kValueColumns + c * kLanes));
         }
       }
       for (int64_t j = 0; j < kTileKeys; ++j) {
-        ahead.Step();
         if ((values.live >> j & 1) == 0) continue;
         AddRow<kQueries>(weights + j, kTileKeys, values.rows + j * values.stride + i, sum);
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
-          hn::Store(sum[m][c], d, sums + m * p_.head_dim + i + c * kLanes);
+          hn::Store(sum[m][c], d, block + m * kValueColumns + c * kLanes);
         }
       }
     }

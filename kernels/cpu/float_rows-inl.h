@@ -62,48 +62,52 @@ HWY_INLINE void UnpackCell(const std::byte* cell, float* HWY_RESTRICT rows, size
   }
 }
 
+// Asks memory for what lies `ahead` bytes on.
 template <DType kType>
-void UnpackPlane(const std::byte* plane, int32_t columns, int32_t pairs, float* rows,
-                 size_t stride) {
+void UnpackPlane(const std::byte* plane, ptrdiff_t ahead, int32_t columns, int32_t pairs,
+                 float* rows, size_t stride) {
   for (int32_t pair = 0; pair < pairs; pair += CellPairs(SizeOf(kType))) {
     for (int32_t x = 0; x < columns; x += kCellColumns, plane += kCellBytes) {
+      AskFor(plane + ahead);
       UnpackCell<kType>(plane, rows + 2 * pair * stride + x, stride);
     }
   }
 }
 
-HWY_INLINE void UnpackPlane(DType type, const std::byte* plane, int32_t columns, int32_t pairs,
-                            float* rows, size_t stride) {
+HWY_INLINE void UnpackPlane(DType type, const std::byte* plane, ptrdiff_t ahead, int32_t columns,
+                            int32_t pairs, float* rows, size_t stride) {
   switch (type) {
     case DType::kBf16:
-      return UnpackPlane<DType::kBf16>(plane, columns, pairs, rows, stride);
+      return UnpackPlane<DType::kBf16>(plane, ahead, columns, pairs, rows, stride);
     case DType::kF16:
-      return UnpackPlane<DType::kF16>(plane, columns, pairs, rows, stride);
+      return UnpackPlane<DType::kF16>(plane, ahead, columns, pairs, rows, stride);
     case DType::kFp8E4M3:
-      return UnpackPlane<DType::kFp8E4M3>(plane, columns, pairs, rows, stride);
+      return UnpackPlane<DType::kFp8E4M3>(plane, ahead, columns, pairs, rows, stride);
     case DType::kFp8E5M2:
-      return UnpackPlane<DType::kFp8E5M2>(plane, columns, pairs, rows, stride);
+      return UnpackPlane<DType::kFp8E5M2>(plane, ahead, columns, pairs, rows, stride);
     case DType::kF32:
       return;  // no cache holds it
   }
 }
 
 // To rows [head_dim, kTileKeys].
-HWY_INLINE void UnpackKeys(DType type, const PairTile& keys, int32_t head_dim, float* rows) {
+HWY_INLINE void UnpackKeys(DType type, const CachedPlane& keys, int32_t head_dim, float* rows) {
   const int32_t tokens = keys.block_tokens();
   for (int32_t block = 0; block < keys.blocks(); ++block) {
-    UnpackPlane(type, keys.block(block), tokens, head_dim / 2, rows + block * tokens, kTileKeys);
+    UnpackPlane(type, keys.block(block), keys.Ahead(block), tokens, head_dim / 2,
+                rows + block * tokens, kTileKeys);
   }
 }
 
 // To rows [kTileKeys, head_dim].
-HWY_INLINE void UnpackValues(DType type, const PairTile& values, int32_t head_dim, float* rows) {
+HWY_INLINE void UnpackValues(DType type, const CachedPlane& values, int32_t head_dim, float* rows) {
   const int32_t tokens = values.block_tokens();
   const size_t plane_bytes = size_t(tokens) * kValueColumns * SizeOf(type);
   for (int32_t block = 0; block < values.blocks(); ++block) {
     for (int32_t d = 0; d < head_dim; d += kValueColumns) {
-      UnpackPlane(type, values.block(block) + d / kValueColumns * plane_bytes, kValueColumns,
-                  tokens / 2, rows + size_t(block) * tokens * head_dim + d, head_dim);
+      UnpackPlane(type, values.block(block) + d / kValueColumns * plane_bytes, values.Ahead(block),
+                  kValueColumns, tokens / 2, rows + size_t(block) * tokens * head_dim + d,
+                  head_dim);
     }
   }
 }

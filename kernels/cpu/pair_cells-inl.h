@@ -23,14 +23,22 @@ namespace {
 
 HWY_INLINE __m512bh Bf16(__m512i bits) { return (__m512bh)bits; }
 
-struct Bf16Cells {
+// `kLines`: see AskedLines() in tiling.h.
+template <int kLines>
+struct Bf16CellsAsking {
   static constexpr size_t kElementBytes = 2;
   static constexpr int kPairs = CellPairs(kElementBytes);
+  // Whether registers are left for other work between the products.
+  static constexpr bool kWorkBeside = true;
+  // Of the four cells of a row, those that memory is asked for in one pass over a plane.
+  static constexpr int kAskedLines = kLines;
 
   static HWY_INLINE void Load(const std::byte* cell, __m512i (&pairs)[kPairs]) {
     pairs[0] = _mm512_loadu_si512(cell);
   }
 };
+
+using Bf16Cells = Bf16CellsAsking<1>;
 
 // FP8 by table. The magnitude's seven bits are looked up, the sign is copied. With AND and OR, not
 // with one ternary operation: on Zen 4 that runs on fewer pipes, those that multiply.
@@ -38,6 +46,8 @@ template <DType kType>
 struct Float8Cells {
   static constexpr size_t kElementBytes = 1;
   static constexpr int kPairs = CellPairs(kElementBytes);
+  static constexpr bool kWorkBeside = false;
+  static constexpr int kAskedLines = 4;  // multiplying takes longer than reading
   static constexpr const Float8Table& kTable =
       kType == DType::kFp8E4M3 ? kFloat8E4M3Table : kFloat8E5M2Table;
 

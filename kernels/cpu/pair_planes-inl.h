@@ -28,14 +28,17 @@ inline constexpr int32_t kTileColumns = static_cast<int32_t>(kTileKeys);
 // Bytes of one plane of V in scratch memory.
 inline constexpr size_t kScratchPlaneBytes = size_t{kTileColumns} * kValueColumns * 2;
 
-// Calls body(source cell, number of its first pair, first column) for every cell of a tile's keys.
+// Calls body(source cell, number of its first pair, first column) for every cell of a tile's keys,
+// and asks for what lies ahead.
 template <class Cells, class Body>
-HWY_INLINE void ForEachKeyCell(const PairTile& keys, int32_t head_dim, const Body& body) {
+HWY_INLINE void ForEachKeyCell(const CachedPlane& keys, int32_t head_dim, const Body& body) {
   const int32_t tokens = keys.block_tokens();
   for (int32_t block = 0; block < keys.blocks(); ++block) {
     const std::byte* cell = keys.block(block);
+    const ptrdiff_t ahead = keys.Ahead(block);
     for (int32_t pair = 0; pair < head_dim / 2; pair += Cells::kPairs) {
       for (int32_t x = 0; x < tokens; x += kCellColumns, cell += kCellBytes) {
+        AskFor(cell + ahead);
         body(cell, pair, block * tokens + x);
       }
     }
@@ -43,15 +46,17 @@ HWY_INLINE void ForEachKeyCell(const PairTile& keys, int32_t head_dim, const Bod
 }
 
 // Calls body(source cell, plane, number of its first pair, first column) for every cell of a tile's
-// values.
+// values, and asks for what lies ahead.
 template <class Cells, class Body>
-HWY_INLINE void ForEachValueCell(const PairTile& values, int32_t head_dim, const Body& body) {
+HWY_INLINE void ForEachValueCell(const CachedPlane& values, int32_t head_dim, const Body& body) {
   const int32_t tokens = values.block_tokens();
   for (int32_t block = 0; block < values.blocks(); ++block) {
     const std::byte* cell = values.block(block);
+    const ptrdiff_t ahead = values.Ahead(block);
     for (int32_t plane = 0; plane < head_dim / kValueColumns; ++plane) {
       for (int32_t pair = 0; pair < tokens / 2; pair += Cells::kPairs) {
         for (int32_t x = 0; x < kValueColumns; x += kCellColumns, cell += kCellBytes) {
+          AskFor(cell + ahead);
           body(cell, plane, block * tokens / 2 + pair, x);
         }
       }
@@ -60,7 +65,7 @@ HWY_INLINE void ForEachValueCell(const PairTile& values, int32_t head_dim, const
 }
 
 template <class Cells>
-void ConvertKeys(const PairTile& keys, int32_t head_dim, std::byte* planes) {
+void ConvertKeys(const CachedPlane& keys, int32_t head_dim, std::byte* planes) {
   ForEachKeyCell<Cells>(
       keys, head_dim, [&](const std::byte* cell, int32_t pair, int32_t column) HWY_ATTR {
         __m512i pairs[Cells::kPairs];
@@ -73,7 +78,7 @@ void ConvertKeys(const PairTile& keys, int32_t head_dim, std::byte* planes) {
 
 // Tokens that the mask has not become zeros.
 template <class Cells>
-void ConvertValues(const PairTile& values, uint64_t mask, int32_t head_dim, std::byte* planes) {
+void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t head_dim, std::byte* planes) {
   ForEachValueCell<Cells>(
       values, head_dim,
       [&](const std::byte* cell, int32_t plane, int32_t pair, int32_t column) HWY_ATTR {
@@ -91,7 +96,7 @@ void ConvertValues(const PairTile& values, uint64_t mask, int32_t head_dim, std:
 }
 
 template <class Cells>
-bool AllPairsFinite(const PairTile& values, int32_t head_dim) {
+bool AllPairsFinite(const CachedPlane& values, int32_t head_dim) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 special = 0;
   ForEachValueCell<Cells>(

@@ -14,10 +14,10 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 2^x for x <= 0, to about 1.5 units in the last place. -inf gives 0, NaN gives NaN, and what would
-// be subnormal gives 0. Polynomial: Cephes exp2f.
+// 2^x for x < 127, to about 1.5 units in the last place. -inf gives 0, NaN gives NaN, and what
+// would be subnormal gives 0. Polynomial: Cephes exp2f.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2NonPositive(D d, V x) {
+HWY_INLINE V Exp2(D d, V x) {
   const hn::RebindToSigned<D> di;
   const auto underflows = hn::Lt(x, hn::Set(d, -126.0f));  // false for NaN, which must survive
   // So large a number has no bits for fractions: adding it rounds x, and leaves the integer in the
@@ -39,7 +39,7 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
   const V one = hn::Set(d, 1.0f);
-  const V e = Exp2NonPositive(d, hn::Mul(hn::Set(d, -2 * 1.44269504f), hn::Abs(x)));
+  const V e = Exp2(d, hn::Mul(hn::Set(d, -2 * 1.44269504f), hn::Abs(x)));
   return hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
 }
 

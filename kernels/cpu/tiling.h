@@ -13,6 +13,9 @@ namespace tributary::cpu {
 // Keys whose logits are held at once. One bit of a uint64_t is one key.
 inline constexpr int64_t kTileKeys = 64;
 
+// Keys whose logits become weights in one step.
+inline constexpr int64_t kWeighedKeys = kTileKeys / 2;
+
 // Keys that one partial covers. Chunks begin at multiples of this in local slots, whatever the
 // row's range is, and a row's partials are folded in order: this fixes the arithmetic. 1024 keys of
 // 128 bf16 are 512 KiB of K and V, long enough to hide the cost of the fold.
@@ -32,21 +35,21 @@ constexpr bool ReadsFloat8InPlace(int32_t query_vectors, int passes) {
   return query_vectors * passes <= 8;
 }
 
-// Which lines of memory are asked for, and how far ahead of their use.
-struct AheadPattern {
-  size_t distance = 0;  // bytes
-  size_t skipped = 0;   // address bits: a step at an address with any of them is not asked for
-};
+// Of every four lines of bf16, how many memory is asked for ahead each time a block of four query
+// vectors reads them, a block the first, the next block others. With one block reading takes longer
+// than multiplying, and a core has places for a few dozen lines under way: to ask for all would
+// hold up the loads. One of four is enough to set the processor's own prefetcher, which has more,
+// to work on the rest. With more blocks all are asked for, as evenly as can be.
+constexpr int AskedLines(int32_t query_vectors) {
+  return query_vectors > 4 && query_vectors <= 8 ? 2 : 1;
+}
 
-// Where arithmetic takes longer than reading, every line is asked for: the requests are in time and
-// few at once. Where reading takes longer they would fill the few dozen places a core has for lines
-// under way and hold up the loads themselves. The processor's own prefetcher has more, but starts
-// anew with every 4 KiB: it is shown the first lines of the next 4 KiB and left to do the rest.
-// `query_vectors` is how many multiply with what is read.
-constexpr AheadPattern AheadPatternOf(int32_t query_vectors, size_t element_bytes) {
-  const auto products = static_cast<int32_t>(query_vectors * 2 / element_bytes);  // of a line
-  if (products >= 8) return {.distance = size_t{8} << 10, .skipped = 0};
-  return {.distance = size_t{4} << 10, .skipped = 4096 - 256};
+// How many planes (one head's keys or values of a tile) lie between what is read and what is asked
+// of memory meanwhile: 16 KiB at least, a tile of `planes` at most.
+constexpr int32_t PlanesAhead(size_t plane_bytes, int32_t planes) {
+  constexpr size_t kBytes = size_t{16} << 10;
+  const size_t enough = (kBytes + plane_bytes - 1) / plane_bytes;
+  return static_cast<int32_t>(std::min<size_t>(enough, planes));
 }
 
 // Kv heads that one job takes together. The more, the longer the runs in which memory is read, as a

@@ -39,12 +39,18 @@ TEST(TilingTest, Float8IsConvertedOnceWhereManyReadIt) {
   EXPECT_FALSE(ReadsFloat8InPlace(64, 1));  // prefill
 }
 
-TEST(TilingTest, EveryLineIsAskedForWhereArithmeticTakesLonger) {
-  EXPECT_NE(AheadPatternOf(4, 2).skipped, 0u);  // bf16, a group of four: reading takes longer
-  EXPECT_EQ(AheadPatternOf(4, 1).skipped, 0u);  // FP8: half to read
-  EXPECT_EQ(AheadPatternOf(8, 2).skipped, 0u);  // twice the arithmetic
-  EXPECT_NE(AheadPatternOf(1, 1).skipped, 0u);
-  EXPECT_EQ(AheadPatternOf(64, 2).skipped, 0u);
+TEST(TilingTest, MemoryIsAskedForWholePlanesAhead) {
+  EXPECT_EQ(PlanesAhead(16 << 10, 16), 1);  // 64 keys of 128 bf16
+  EXPECT_EQ(PlanesAhead(8 << 10, 16), 2);   // of FP8
+  EXPECT_EQ(PlanesAhead(32 << 10, 16), 1);  // more than enough
+  EXPECT_EQ(PlanesAhead(4 << 10, 2), 2);    // no further than the next tile
+}
+
+TEST(TilingTest, MoreBlocksOfQueriesAskForMoreLines) {
+  EXPECT_EQ(AskedLines(1), 1);
+  EXPECT_EQ(AskedLines(4), 1);
+  EXPECT_EQ(AskedLines(8), 2);   // two blocks: all four
+  EXPECT_EQ(AskedLines(16), 1);  // four blocks: all four
 }
 
 TEST(TilingTest, HeadsShareAJobWhileThreadsStayBusy) {
