@@ -124,6 +124,12 @@ __device__ __forceinline__ void ArriveAtCluster(const ClusterPlace& place) {
   if (place.size > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// The same for a meeting that publishes nothing.
+__device__ __forceinline__ void ArriveAtClusterRelaxed(const ClusterPlace& place) {
+#if __CUDA_ARCH__ >= 900
+  if (place.size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void WaitForCluster(const ClusterPlace& place) {
 #if __CUDA_ARCH__ >= 900
   if (place.size > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

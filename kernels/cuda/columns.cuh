@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/attention_args.h"
 #include "kernels/cuda/cluster.cuh"
@@ -53,9 +54,9 @@ __device__ __forceinline__ void SyncThreads() {
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {
-  float scale[kColumns];  // from a raw product to the logit that enters the softmax (base 2), or
-                          // the soft cap (base e)
-  RowKeys keys[kColumns];
+  alignas(16) float scale[kColumns];  // from a raw product to the logit that enters the softmax
+                                      // (base 2), or the soft cap (base e)
+  alignas(16) RowKeys keys[kColumns];
 };
 
 // A power of two and its inverse.
@@ -89,6 +90,51 @@ __device__ __forceinline__ size_t OutputIndex(const AttentionArgs& args, const W
   const int row = RowOfColumn(args, item, column);
   const int head = item.kv_head * args.group + item.column_begin + column - row * args.group;
   return size_t(item.row_begin + row) * args.q_heads + head;
+}
+
+// Eight elements of a query as floats.
+__device__ __forceinline__ void QueryToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
+  const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                             raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  if (type == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(words[i]);
+  } else if (type == DType::kBf16) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+      x[2 * i] = pair.x;
+      x[2 * i + 1] = pair.y;
+    }
+  }
+}
+
+// Eight elements of a query in the compute type; kVectors neighbouring lanes hold the whole of it.
+// What it is normalised by enters `scale`.
+template <DType kCompute, int kVectors>
+__device__ __forceinline__ uint4 PackQuery(DType type, const uint4 (&raw)[2], float& scale) {
+  float x[8];
+  QueryToFloat(type, raw, x);
+  if (kCompute == DType::kF16 && type != DType::kF16) {
+    float max_abs = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
+#pragma unroll
+    for (int lane = kVectors / 2; lane > 0; lane /= 2) {
+      max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
+    }
+    const PowerOfTwo normaliser = QueryNormaliser(max_abs);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] *= normaliser.value;
+    scale *= normaliser.inverse;
+  }
+  return make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
+                    Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
 }
 
 // Brings a block's queries from global to shared memory, in the compute type, in two halves, so
@@ -127,28 +173,13 @@ class QueryStager {
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
       if (unit >= kColumns * kVectors) return;  // the same for all lanes of a warp
-      float x[8];
-      ToFloat(args.q_dtype, raw_[i], x);
-      float scale = args.sm_scale * k_scale_;
-      if (kCompute == DType::kF16 && args.q_dtype != DType::kF16) {
-        float max_abs = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
-#pragma unroll
-        for (int lane = kVectors / 2; lane > 0; lane /= 2) {
-          max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
-        }
-        const PowerOfTwo normaliser = QueryNormaliser(max_abs);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] *= normaliser.value;
-        scale *= normaliser.inverse;
-      }
       const int column = unit / kVectors;
-      store(column, unit % kVectors,
-            make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
-                       Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7])));
+      float scale = args.sm_scale * k_scale_;
+      const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, raw_[i], scale);
+      store(column, unit % kVectors, x);
       if (unit % kVectors == 0) {
-        state.scale[column] = args.soft_cap > 0.0f ? scale / args.soft_cap : scale * kLog2E;
+        state.scale[column] =
+            args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
         state.keys[column] = keys_[i];
       }
     }
@@ -165,29 +196,81 @@ class QueryStager {
                                           element * SizeOf(args.q_dtype));
   }
 
-  static __device__ void ToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
-    const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
-                               raw[1].x, raw[1].y, raw[1].z, raw[1].w};
-    if (type == DType::kF32) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(words[i]);
-    } else if (type == DType::kBf16) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+  uint4 raw_[kOfThread][2];
+  RowKeys keys_[kOfThread];
+  float k_scale_ = 1.0f;
+};
+
+// The same through shared memory, for many columns: `raw` takes the queries as they come, each
+// thread's own. What would keep them in registers is more code than there is time to fetch.
+template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
+class QueryCopier {
+ public:
+  // Asks L2 for what Ask will read.
+  __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
+    const int bytes = kHeadDim * static_cast<int>(SizeOf(args.q_dtype));
+    const int lines = bytes / 64;
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < item.column_count * lines; unit += kThreads) {
+      PrefetchToL2(static_cast<const std::byte*>(args.q) +
+                   OutputIndex(args, item, unit / lines) * bytes + unit % lines * 64);
+    }
+    if (threadIdx.x < item.column_count) {
+      PrefetchToL2(args.keys + item.row_begin + RowOfColumn(args, item, threadIdx.x));
+    }
+  }
+
+  // Begins to copy; WaitForCopies ends it.
+  __device__ void Ask(const AttentionArgs& args, const WorkItem& item, std::byte* raw,
+                      ColumnState<kColumns>& state) {
+    const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
+      const std::byte* from =
+          static_cast<const std::byte*>(args.q) +
+          (OutputIndex(args, item, unit / kVectors) * kVectors + unit % kVectors) * bytes;
+      CopyAsync16(raw + unit * bytes, from);
+      if (bytes == 32) CopyAsync16(raw + unit * bytes + 16, from + 16);
+    }
+    if (threadIdx.x < kColumns) {
+      const bool alive = threadIdx.x < item.column_count;
+      if (alive) {
+        CopyAsync8(&state.keys[threadIdx.x],
+                   args.keys + item.row_begin + RowOfColumn(args, item, threadIdx.x));
+      } else {
+        state.keys[threadIdx.x] = {0, 0};
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-        x[2 * i] = pair.x;
-        x[2 * i + 1] = pair.y;
+    }
+    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+  }
+
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  template <typename Store>
+  __device__ void Finish(const AttentionArgs& args, const WorkItem& item, const std::byte* raw,
+                         ColumnState<kColumns>& state, Store store) {
+    const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < kColumns * kVectors; unit += kThreads) {
+      const int column = unit / kVectors;
+      uint4 words[2] = {};
+      if (column < item.column_count) {
+        const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
+        words[0] = from[0];
+        if (bytes == 32) words[1] = from[1];
+      }
+      float scale = args.sm_scale * k_scale_;
+      const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
+      store(column, unit % kVectors, x);
+      if (unit % kVectors == 0) {
+        state.scale[column] =
+            args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
       }
     }
   }
 
-  uint4 raw_[kOfThread][2];
-  RowKeys keys_[kOfThread];
+ private:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+
   float k_scale_ = 1.0f;
 };
 
@@ -278,66 +361,96 @@ struct ColumnPart {
   float lse2;
 };
 
-// Merges `count` parts, in order. load_lse(i) and load_o(i) give part i; kBatch are in flight.
-template <int kBatch, typename LoadLse, typename LoadO>
-__device__ __forceinline__ ColumnPart MergeParts(int count, LoadLse load_lse, LoadO load_o) {
-  float max = kNoReference;
-  float sum = 0.0f;
-  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+// Merges `count` parts of kUnits units, in order. load_lse(u, i) and load_o(u, i) give part i of
+// unit u; kBatch of each are in flight.
+template <int kUnits, int kBatch, typename LoadLse, typename LoadO>
+__device__ __forceinline__ void MergeParts(int count, LoadLse load_lse, LoadO load_o,
+                                           ColumnPart (&merged)[kUnits]) {
+  float max[kUnits];
+  float sum[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    max[u] = kNoReference;
+    sum[u] = 0.0f;
+    merged[u].o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kBatch) {
-    float lse2[kBatch];
-    float4 x[kBatch];
+    float lse2[kUnits][kBatch];
+    float4 x[kUnits][kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const bool alive = begin + i < count;
-      lse2[i] = alive ? load_lse(begin + i) : EmptyLse<float>();
-      x[i] = alive ? load_o(begin + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool alive = begin + i < count;
+        lse2[u][i] = alive ? load_lse(u, begin + i) : EmptyLse<float>();
+        x[u][i] = alive ? load_o(u, begin + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
     }
-    float raised = max;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) raised = fmaxf(raised, lse2[i]);
-    const float factor = Exp2(max - raised);
-    max = raised;
-    sum *= factor;
-    total = make_float4(total.x * factor, total.y * factor, total.z * factor, total.w * factor);
+    for (int u = 0; u < kUnits; ++u) {
+      float raised = max[u];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float weight = Exp2(lse2[i] - raised);
-      sum += weight;
-      AddScaled(total, weight, x[i]);
+      for (int i = 0; i < kBatch; ++i) raised = fmaxf(raised, lse2[u][i]);
+      const float factor = Exp2(max[u] - raised);
+      max[u] = raised;
+      sum[u] *= factor;
+      float4& total = merged[u].o;
+      total = make_float4(total.x * factor, total.y * factor, total.z * factor, total.w * factor);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = Exp2(lse2[u][i] - raised);
+        sum[u] += weight;
+        AddScaled(total, weight, x[u][i]);
+      }
     }
   }
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  return {make_float4(total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse),
-          sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum)};
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const float inverse = sum[u] == 0.0f ? 0.0f : __fdividef(1.0f, sum[u]);
+    float4& o = merged[u].o;
+    o = make_float4(o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse);
+    merged[u].lse2 = sum[u] == 0.0f ? EmptyLse<float>() : max[u] + __log2f(sum[u]);
+  }
 }
 
 // Merges what the blocks of a cluster found of an item: `o` and `lse2` (base 2) lie at the same
-// place in the shared memory of each. A block merges its share of the columns.
-template <int kHeadDim, int kColumns, int kThreads>
-__device__ __forceinline__ void MergeCluster(const AttentionArgs& args, const WorkItem& item,
-                                             const ClusterPlace& place,
-                                             const float (*o)[kHeadDim + 4], const float* lse2) {
+// place in the shared memory of each. A block merges its share of the columns and
+// store(column, d, part) takes them.
+template <int kHeadDim, int kColumns, int kThreads, typename Store>
+__device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
+                                             const float (*o)[kHeadDim + 4], const float* lse2,
+                                             Store store) {
   constexpr int kUnits = kHeadDim / 4;  // of a column
-  const int columns = kColumns / place.size;
-#pragma unroll 1
-  for (int unit = threadIdx.x; unit < columns * kUnits; unit += kThreads) {
-    const int column = place.rank * columns + unit / kUnits;
-    if (column >= item.column_count) continue;
-    const int d = unit % kUnits * 4;
-    const ColumnPart merged = MergeParts<kMaxClusterSize>(
-        static_cast<int>(place.size),
-        [&](int i) { return LoadFloatIn(SharedAddressIn(lse2 + column, i)); },
-        [&](int i) { return LoadFloat4In(SharedAddressIn(&o[column][d], i)); });
-    StoreColumn<kHeadDim, kColumns>(args, item, column, d, merged.o, merged.lse2);
-  }
+  const auto merge = [&]<int kSize>(std::integral_constant<int, kSize>) {
+    constexpr int kOfBlock = kColumns / kSize * kUnits;
+    constexpr int kOfThread = (kOfBlock + kThreads - 1) / kThreads;
+    const auto column_of = [&](int u) {
+      return static_cast<int>(place.rank) * (kColumns / kSize) +
+             (u * kThreads + static_cast<int>(threadIdx.x)) / kUnits;
+    };
+    const int d = threadIdx.x % kUnits * 4;
+    static_assert(kThreads % kUnits == 0);
+    if (kOfBlock < kThreads && threadIdx.x >= kOfBlock) return;
+    ColumnPart merged[kOfThread];
+    MergeParts<kOfThread, kSize>(
+        kSize, [&](int u, int i) { return LoadFloatIn(SharedAddressIn(lse2 + column_of(u), i)); },
+        [&](int u, int i) { return LoadFloat4In(SharedAddressIn(&o[column_of(u)][d], i)); },
+        merged);
+#pragma unroll
+    for (int u = 0; u < kOfThread; ++u) store(column_of(u), d, merged[u]);
+  };
+  if (place.size == 2) merge(std::integral_constant<int, 2>{});
+  if (place.size == 4) merge(std::integral_constant<int, 4>{});
+  if (place.size == 8) merge(std::integral_constant<int, 8>{});
+  static_assert(kMaxClusterSize == 8);
 }
 
 // Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
 // having written its share of the columns. The last of the job's pieces merges them all and leaves
-// the counter at zero for the next launch.
-template <int kHeadDim, int kColumns, int kThreads>
+// the counter at zero for the next launch. A thread merges kOfThread units of four dimensions at a
+// time.
+template <int kHeadDim, int kColumns, int kThreads, int kOfThread>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             const ClusterPlace& place, int* is_last /* shared */) {
   SyncThreads<kThreads>();
@@ -351,21 +464,31 @@ __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const Wor
   SyncThreads<kThreads>();
   if (!*is_last) return;
   constexpr int kUnits = kHeadDim / 4;  // of a column
-  const int columns = kColumns / place.size;
+  static_assert(kThreads % kUnits == 0);
+  const int begin = static_cast<int>(place.rank) * (kColumns / static_cast<int>(place.size));
+  const int end = min(begin + kColumns / static_cast<int>(place.size), item.column_count);
+  const int d = threadIdx.x % kUnits * 4;
 #pragma unroll 1
-  for (int unit = threadIdx.x; unit < columns * kUnits; unit += kThreads) {
-    const int column = place.rank * columns + unit / kUnits;
-    if (column >= item.column_count) continue;
-    const int d = unit % kUnits * 4;
-    const float* lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns + column;
-    const float* o =
-        args.partial_o + (size_t(item.partial_begin) * kColumns + column) * kHeadDim + d;
-    const ColumnPart merged = MergeParts<8>(
-        item.partial_count, [&](int i) { return __ldcg(lse2 + i * kColumns); },
-        [&](int i) {
-          return __ldcg(reinterpret_cast<const float4*>(o + size_t(i) * kColumns * kHeadDim));
-        });
-    StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged.o, merged.lse2);
+  for (int first = begin + threadIdx.x / kUnits; first < end;
+       first += kOfThread * (kThreads / kUnits)) {
+    const auto column_of = [&](int u) { return min(first + u * (kThreads / kUnits), end - 1); };
+    const float* lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns;
+    const float* o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim + d;
+    ColumnPart merged[kOfThread];
+    MergeParts<kOfThread, 8>(
+        item.partial_count,
+        [&](int u, int i) { return __ldcg(lse2 + i * kColumns + column_of(u)); },
+        [&](int u, int i) {
+          return __ldcg(reinterpret_cast<const float4*>(o + (size_t(i) * kColumns + column_of(u)) *
+                                                                kHeadDim));
+        },
+        merged);
+#pragma unroll
+    for (int u = 0; u < kOfThread; ++u) {
+      const int column = first + u * (kThreads / kUnits);
+      if (column >= end) break;
+      StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged[u].o, merged[u].lse2);
+    }
   }
 }
 

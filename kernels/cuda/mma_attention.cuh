@@ -490,12 +490,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       ArriveAtCluster(place);
       WaitForCluster(place);
       MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
-          args, item, place, shared.block_o, shared.warps.lse2);
+          place, shared.block_o, shared.warps.lse2, [&](int column, int d, const ColumnPart& part) {
+            if (column >= item.column_count) return;
+            StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, part.o,
+                                                            part.lse2);
+          });
       ArriveAtCluster(place);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 1>(args, item, place,
+                                                                           &shared.is_last);
     }
     WaitForCluster(place);  // the others have read block_o
     if (!has_next) return;

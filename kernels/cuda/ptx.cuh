@@ -42,6 +42,10 @@ __device__ __forceinline__ void StoreRelaxed(float* to, float4 x) {
                "f"(x.z), "f"(x.w)
                : "memory");
 }
+__device__ __forceinline__ void StoreRelaxed(float* to, float2 x) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y)
+               : "memory");
+}
 __device__ __forceinline__ void StoreRelaxed(float* to, float x) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
@@ -56,6 +60,13 @@ __device__ __forceinline__ float Exp2(float x) {
 // this thread, after WaitForCopies.
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+}
+// The same of 8 bytes.
+__device__ __forceinline__ void CopyAsync8(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
                "l"(global)
                : "memory");

@@ -9,9 +9,9 @@
 // registers, as in mma_attention.cuh, lose here: the fence that publishes P waits for every load in
 // flight.)
 //
-// A warpgroup issues the product of the next tile's scores behind that of this tile's values, and
-// widens V while scores are being multiplied: the tensor cores wait for the softmax alone, and
-// there are two warpgroups to take turns.
+// A warp that multiplies does little else: an operand in registers keeps it until the tensor cores
+// have taken it. So it is other warpgroups, at other tiles or other columns, that make use of the
+// time.
 //
 // Weights are taken against a reference that follows the maximum only when it is exceeded by 2^8:
 // until then nothing needs to be reduced between threads, and the barrier that publishes P also
@@ -19,6 +19,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
@@ -40,7 +41,10 @@ struct WgmmaTraits {
   static constexpr DType kCompute = ComputeType(kKv);
   static constexpr int kHeadDim = kHeadDimension;
   static constexpr int kColumns = kColumnCount;
-  static constexpr int kTiles = kColumns / 8;  // of 8 columns, in an accumulator
+  // The columns of a warpgroup: all, or parts that have warpgroups of their own for the same keys.
+  static constexpr int kPartColumns = kColumns;
+  static constexpr int kParts = kColumns / kPartColumns;
+  static constexpr int kTiles = kPartColumns / 8;  // of 8 columns, in an accumulator
   static constexpr int kRowBytes = kHeadDim * int(SizeOf(kKv));
   static constexpr int kPanels = kRowBytes / kKeyPanelBytes;
   static constexpr int kQuadsPerVector = kVectorBytes / (4 * int(SizeOf(kKv)));
@@ -49,51 +53,77 @@ struct WgmmaTraits {
   static constexpr int kTileGroups = 4;  // a warpgroup's 64 tokens
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * int(SizeOf(kKv));
-  static constexpr int kWarpgroups = 2;
+  static constexpr int kHalves = 2;  // the tiles of a block are dealt to so many, each a ring
+  static constexpr int kWarpgroups = kHalves * kParts;
   static constexpr int kThreads = 128 * kWarpgroups;  // that compute
+  static constexpr int kWarps = kThreads / 32;
   // One more warpgroup, which copies and gives its registers to those that compute.
   static constexpr int kBlockThreads = kThreads + 128;
   static constexpr int kTileBytes = kTileGroups * int(kGroupBytes);  // of K, and of V
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
-  // The next tile's scores are multiplied behind this tile's values, where registers allow it:
-  // FP8 needs them for widening.
-  static constexpr bool kScoresAhead = SizeOf(kKv) == 2 && kHeadDim <= 128;
+  // The warpgroups' outputs are added up half by half: the dimensions' halves, or, where 64 are
+  // all, the columns'.
+  static constexpr bool kDimsSplit = kDimTiles > 1;
+  static constexpr int kOwnDimTiles = kDimsSplit ? kDimTiles / 2 : 1;
+  static constexpr int kOwnColumns = kDimsSplit ? kPartColumns : kPartColumns / 2;
+  static constexpr int kOwnTiles = kOwnColumns / 8;
+  static constexpr int kOwnVectors = kOwnDimTiles * kOwnColumns / 8;  // of four floats
+  // The next tile's scores are multiplied right behind this tile's values, where registers allow
+  // it: FP8 needs them for widening.
+  static constexpr bool kTogether = kParts == 1 && SizeOf(kKv) == 2 && kHeadDim <= 128;
+  // Where there are few, V waits until the weights are stored.
+  static constexpr bool kReadsValuesLast = kParts > 1;
+  // Registers of a computing and of a copying thread. There are no more than the block began with,
+  // the same for all its threads: a warp that asks for more waits for ever.
+  static constexpr int kRegisters = kParts == 1 ? 240 : 112;
+  static constexpr int kCopyingRegisters = kParts == 1 ? 24 : 32;
+  static constexpr int kRegistersAtBegin = 65536 / kBlockThreads / 8 * 8;
+  static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
+                kRegistersAtBegin * kBlockThreads);
 
   struct Fixed {
     union {
       // Tiles of operand B; see wgmma.cuh.
       struct {
         alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
-        alignas(1024) std::byte p[kWarpgroups][2][kColumns * kTileRowBytes];
+        union {
+          alignas(1024) std::byte p[kWarpgroups][2][kPartColumns * kTileRowBytes];
+          std::byte raw[kColumns * kHeadDim * 4];        // queries as they come
+          float4 halves[kWarpgroups][kOwnVectors][128];  // of O, for the warpgroup that adds it up
+        };
       };
-      float o[kWarpgroups][kColumns][kHeadDim + 4];  // once an item's products are done
+      float o[kColumns][kHeadDim + 4];  // the block's, for its cluster
     };
-    ColumnPair pairs[kWarpgroups][kColumns / 2];
-    float reference[kWarpgroups][kColumns];
-    float warp_max[kWarpgroups][4][kColumns];
+    ColumnPair pairs[kWarpgroups][kPartColumns / 2];
+    float reference[kWarpgroups][kPartColumns];
+    alignas(16) float factor[kWarpgroups][kPartColumns];
+    float of_warps[kWarps][kPartColumns];  // the warps' maxima, later their sums
+    float lse2[kColumns];                  // of the block, in base 2
+    int target[kColumns];                  // the row of O or of the workspace, -1 for none
     ColumnState<kColumns> columns;
-    WarpResults<4 * kWarpgroups, kColumns> warps;
     WorkItem items[2];
+    float v_scale;
     CopyBarrier weights_published[kWarpgroups];  // one arrival a warp
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
     ClusterBarrier read;                         // o, by all blocks of the cluster
     int is_last;
   };
-  // A ring a warpgroup, of tiles of K and V in turn, of what a block's shared memory has left.
+  // A ring for each half of the tiles, of K and V in turn, of what a block's shared memory has
+  // left.
   using Stage = std::byte[kTileBytes];
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStages =
-      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups);
+      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kHalves);
   static_assert(kStages >= 2);
   struct Shared : Fixed {
-    alignas(128) Stage stages[kWarpgroups][kStages];
-    CopyBarrier full[kWarpgroups][kStages];
-    CopyBarrier empty[kWarpgroups][kStages];  // one arrival a warp
+    alignas(128) Stage stages[kHalves][kStages];
+    CopyBarrier full[kHalves][kStages];
+    CopyBarrier empty[kHalves][kStages];  // one arrival a warp that reads it
   };
 };
 
-// A place in a warpgroup's ring.
+// A place in a ring.
 template <typename Traits>
 struct RingPlace {
   int stage = 0;
@@ -107,7 +137,7 @@ struct RingPlace {
   }
 };
 
-// A copying warp: brings K or V of one warpgroup's tiles of every item, in order, a lane to a group
+// A copying warp: brings K or V of one half of the tiles of every item, in order, a lane to a group
 // of 16 tokens. Each such ring and half has a warp of its own: the hardware takes the copies of a
 // warp's lanes one by one, and a single warp is too slow for all.
 template <typename Traits>
@@ -119,13 +149,24 @@ class TileCopier {
                         int warp)
       : args_(args),
         shared_(shared),
-        warpgroup_(warp / 2),
+        half_(warp / 2),
         values_(warp % 2 != 0),
-        first_((static_cast<int>(place.rank) + warpgroup_ * static_cast<int>(place.size)) *
+        first_((static_cast<int>(place.rank) + half_ * static_cast<int>(place.size)) *
                Traits::kTileGroups),
-        apart_(Traits::kWarpgroups * static_cast<int>(place.size) * Traits::kTileGroups),
+        apart_(Traits::kHalves * static_cast<int>(place.size) * Traits::kTileGroups),
         shift_(args.page_shift - 4) {
     if (values_) place_.Advance();
+  }
+
+  // By all lanes: readies half of the barriers of this warp's ring.
+  __device__ void InitBarriers() {
+    const int lane = threadIdx.x % 32;
+    if (lane >= Traits::kStages) return;
+    if (values_) {
+      shared_.full[half_][lane].Init(1);
+    } else {
+      shared_.empty[half_][lane].Init(4 * Traits::kParts);
+    }
   }
 
   // Asks for the first tiles of an item, given by its first 16 bytes.
@@ -147,16 +188,16 @@ class TileCopier {
       const int next_page = copies && next < item.w ? Page(item, next) : 0;
       // The stage's previous use ended with the phase before this one.
       if (2 * copied_ + (values_ ? 1 : 0) >= Traits::kStages) {
-        shared_.empty[warpgroup_][place_.stage].Wait(place_.parity ^ 1);
+        shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
-      CopyBarrier& full = shared_.full[warpgroup_][place_.stage];
+      CopyBarrier& full = shared_.full[half_][place_.stage];
       if (lane == 0) {
         full.ArriveAndExpect(min(Traits::kTileGroups, item.w - group) *
                              uint32_t(Traits::kGroupBytes));
       }
       __syncwarp();
       if (copies && group + lane < item.w) {
-        BulkCopy(shared_.stages[warpgroup_][place_.stage] + lane * Traits::kGroupBytes,
+        BulkCopy(shared_.stages[half_][place_.stage] + lane * Traits::kGroupBytes,
                  Source(item, group + lane, page), uint32_t(Traits::kGroupBytes), full, ReadOnce());
       }
       place_.Advance();
@@ -179,7 +220,7 @@ class TileCopier {
 
   const AttentionArgs& args_;
   Shared& shared_;
-  const int warpgroup_;
+  const int half_;
   const bool values_;
   const int first_;  // of its tiles, in groups from the item's first
   const int apart_;  // groups from one of its tiles to the next
@@ -256,6 +297,33 @@ struct TileRanges {
         group_end(item.group_end) {}
 };
 
+// Reduces, over the eight lanes that hold a tile's rows, the values of a thread's kCount columns
+// (two of each tile of eight). Each of these lanes is left with kCount / 8 of the columns, from the
+// one returned on; they are neighbours.
+template <int kCount, typename Op>
+__device__ __forceinline__ int ReduceRows(float (&x)[kCount], Op op) {
+  const int lane = threadIdx.x % 32;
+  int first = 0;
+  const auto halve = [&]<int kHalf>(std::integral_constant<int, kHalf>, int lane_bit) {
+    const bool upper = lane & lane_bit;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float give = upper ? x[i] : x[i + kHalf];
+      const float keep = upper ? x[i + kHalf] : x[i];
+      x[i] = op(keep, __shfl_xor_sync(0xffffffffu, give, lane_bit));
+    }
+    if (upper) first += kHalf;
+  };
+  halve(std::integral_constant<int, kCount / 2>{}, 4);
+  halve(std::integral_constant<int, kCount / 4>{}, 8);
+  halve(std::integral_constant<int, kCount / 8>{}, 16);
+  return first / 2 * 8 + lane % 4 * 2 + first % 2;
+}
+
+// What a tile's scores are: raw products, all of them visible or not, or logits, -inf where a
+// column may not see a slot.
+enum class Scores { kDenseProducts, kProducts, kLogits };
+
 template <typename Traits>
 class Warpgroup {
  public:
@@ -269,106 +337,210 @@ class Warpgroup {
         warp_(threadIdx.x / 32 % 4),
         warpgroup_(warpgroup) {}
 
-  // Before an item, its queries being staged: by threads that no longer need `reference`.
-  __device__ void Reset() {
+  // Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
+  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < Traits::kColumns / 2; ++i) o_[tile][i] = 0.0f;
+      for (int i = 0; i < Traits::kPartColumns / 2; ++i) o_[tile][i] = 0.0f;
     }
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) sum_[tile][0] = sum_[tile][1] = 0.0f;
-  }
-
-  // Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
-  __device__ void AddTiles(const WorkItem& item, int group, int apart) {
-    SetReferences();
+    for (int i = 0; i < kCells; ++i) sum_[i] = 0.0f;
+    ResetReferences();
     const TileRanges ranges(item);
-    if (group >= ranges.group_end) return;
-    uint32_t keys[kSteps][4];
-    uint32_t values[Traits::kTileGroups][Traits::kDimTiles][4];
-    LoadKeys();
-    WidenKeys(keys);
-    FenceKeys(keys);
-    WgmmaFence();
-    MultiplyKeys(keys);
-    EndProducts();
-    for (;;) {
-      const bool more = group + apart < ranges.group_end;
-      // What enters the next products is widened between the softmax's slow instructions, and all
-      // of it before the first product begins: otherwise the compiler runs them one by one.
-      LoadValues(ranges, group);
-      if (Traits::kScoresAhead && more) LoadKeys();
-      BeginWeights(ranges, group, keys);
-      WidenValues(values);
-      EndWeights(ranges, group);
-      if (!more) break;
-      group += apart;
-      WgmmaFence();
-      MultiplyValues(values);
-      if constexpr (!Traits::kScoresAhead) {
-        EndProducts();
-        LoadKeys();
-        WidenKeys(keys);
-        FenceKeys(keys);
-        WgmmaFence();
-      }
-      MultiplyKeys(keys);
-      EndProducts();
-    }
-    WgmmaFence();
-    MultiplyValues(values);
-    EndProducts();
+    if (group < ranges.group_end) AddSomeTiles(ranges, group, apart);
   }
 
-  // Puts the unnormalised O and the sums where all threads can merge them.
-  __device__ void Publish() {
-    const int warp = warpgroup_ * 4 + warp_;
+  // Adds up what the warpgroups found, so that each holds one half of the block's normalised
+  // output; brings to shared memory where it goes; writes the LSE unless the cluster merges it
+  // first.
+  __device__ __forceinline__ void Combine(const WorkItem& item, bool of_cluster) {
+    const int column = ReduceRows(sum_, [](float a, float b) { return a + b; });
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+    for (int i = 0; i < kCells / 8; ++i) {
+      shared_.of_warps[warpgroup_ * 4 + warp_][column + i] = sum_[i];
+    }
+    SyncThreads<Traits::kThreads>();
+    const int c = threadIdx.x;
+    if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
+    SyncThreads<Traits::kThreads>();
+    // The products are done, and the weights' place is free.
+    if (half() == 0) {
+      Exchange<1>();
+    } else {
+      Exchange<0>();
+    }
+  }
+
+  // store(column, d, x) takes dimensions d and d + 1 of a column of the block's normalised output.
+  template <typename Store>
+  __device__ __forceinline__ void Output(Store store) const {
+    const int first_column =
+        part() * Traits::kPartColumns + (Traits::kDimsSplit ? 0 : half() * Traits::kOwnColumns);
+    const int first_tile = Traits::kDimsSplit ? half() * Traits::kOwnDimTiles : 0;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float sum = sum_[tile][c];
+    for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
+      const int d = DimsOfTile<Traits>(first_tile + dims);
 #pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-        if (lane_ / 4 == 0) {
-          const int column = ColumnOf(tile) + c;
-          shared_.warps.reference[warp][column] = shared_.reference[warpgroup_][column];
-          shared_.warps.sum[warp][column] = sum;
-        }
+      for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
 #pragma unroll
-        for (int dims = 0; dims < Traits::kDimTiles; ++dims) {
-          float* to = &shared_.o[warpgroup_][ColumnOf(tile) + c][DimsOfTile<Traits>(dims)];
-          *reinterpret_cast<float2*>(to) =
-              make_float2(o_[dims][tile * 4 + c], o_[dims][tile * 4 + c + 2]);
+        for (int c = 0; c < 2; ++c) {
+          store(first_column + ColumnOf(tile) + c, d,
+                make_float2(own_[dims][tile * 4 + c], own_[dims][tile * 4 + c + 2]));
         }
       }
     }
   }
 
  private:
+  // Which half of the tiles and which part of the columns this warpgroup has.
+  __device__ __forceinline__ int half() const { return warpgroup_ % Traits::kHalves; }
+  __device__ __forceinline__ int part() const { return warpgroup_ / Traits::kHalves; }
+  static constexpr int kCells = Traits::kPartColumns / 4;  // columns of a thread
+
   // The first of the two columns that this thread holds of a tile of eight.
-  __device__ int ColumnOf(int tile) const { return tile * 8 + lane_ % 4 * 2; }
-  __device__ ColumnPair& PairOf(int tile) const {
+  __device__ __forceinline__ int ColumnOf(int tile) const { return tile * 8 + lane_ % 4 * 2; }
+  __device__ __forceinline__ ColumnPair& PairOf(int tile) const {
     return shared_.pairs[warpgroup_][tile * 4 + lane_ % 4];
   }
 
-  // No key has been seen yet.
-  __device__ void SetReferences() {
-    const int thread = threadIdx.x % 128;
-    for (int c = thread; c < Traits::kColumns; c += 128) {
-      shared_.reference[warpgroup_][c] = kNoReference;
-      ColumnPair& pair = shared_.pairs[warpgroup_][c / 2];
-      pair.scale[c % 2] = args_.soft_cap > 0.0f ? 1.0f : shared_.columns.scale[c];
-      pair.offset[c % 2] = Traits::kBias - kNoReference;
+  __device__ __forceinline__ void CombineColumn(const WorkItem& item, bool of_cluster, int c) {
+    const int first = c / Traits::kPartColumns * Traits::kHalves;  // of the column's warpgroups
+    const int of_part = c % Traits::kPartColumns;
+    float sums[Traits::kHalves] = {};
+    float reference = kNoReference;
+#pragma unroll
+    for (int g = 0; g < Traits::kHalves; ++g) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) sums[g] += shared_.of_warps[4 * (first + g) + w][of_part];
+      reference = fmaxf(reference, shared_.reference[first + g][of_part]);
     }
-    SyncWarpgroup(warpgroup_);
+    float factors[Traits::kHalves];
+    float sum = 0.0f;
+#pragma unroll
+    for (int g = 0; g < Traits::kHalves; ++g) {
+      factors[g] = Exp2(shared_.reference[first + g][of_part] - reference);
+      sum += factors[g] * sums[g];
+    }
+    const float inverse = sum == 0.0f ? 0.0f : __fdividef(shared_.v_scale, sum);
+#pragma unroll
+    for (int g = 0; g < Traits::kHalves; ++g) {
+      shared_.factor[first + g][of_part] = factors[g] * inverse;
+    }
+    const float lse2 = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - Traits::kBias;
+    shared_.lse2[c] = lse2;
+    const bool whole = item.partial_count == 1;
+    int row = -1;
+    if (c < item.column_count) {
+      row = whole ? static_cast<int>(OutputIndex(args_, item, c))
+                  : (item.partial_begin + item.partial_index) * Traits::kColumns + c;
+    }
+    shared_.target[c] = row;
+    if (of_cluster || row < 0) return;
+    StoreRelaxed((whole ? args_.lse : args_.partial_lse) + row, whole ? lse2 * kLn2 : lse2);
   }
 
-  // Brings K of the next tile into registers, when it is there.
-  __device__ void LoadKeys() {
-    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
-    const std::byte* at = shared_.stages[warpgroup_][place_.stage] + warp_ * Traits::kGroupBytes +
+  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_.
+  template <int kGiven>
+  __device__ __forceinline__ void Exchange() {
+    constexpr int kKept = 1 - kGiven;
+    const int thread = threadIdx.x % 128;
+    constexpr int kOwnFloats = Traits::kOwnColumns / 2;
+    const auto element = [&](int half, int dims, int i) {
+      const int tile = i / 4 + (Traits::kDimsSplit ? 0 : half * Traits::kOwnTiles);
+      const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
+      return o_[Traits::kDimsSplit ? half * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
+             factor;
+    };
+#pragma unroll
+    for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
+#pragma unroll
+      for (int i = 0; i < kOwnFloats; i += 4) {
+        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][thread] =
+            make_float4(element(kGiven, dims, i), element(kGiven, dims, i + 1),
+                        element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
+      }
+    }
+    SyncThreads<Traits::kThreads>();
+#pragma unroll
+    for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
+#pragma unroll
+      for (int i = 0; i < kOwnFloats; i += 4) {
+        const float4 x = shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][thread];
+        own_[dims][i] = element(kKept, dims, i) + x.x;
+        own_[dims][i + 1] = element(kKept, dims, i + 1) + x.y;
+        own_[dims][i + 2] = element(kKept, dims, i + 2) + x.z;
+        own_[dims][i + 3] = element(kKept, dims, i + 3) + x.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart) {
+    uint32_t keys[kSteps][4];
+    uint32_t values[Traits::kTileGroups][Traits::kDimTiles][4];
+    ReadKeys();
+    WidenKeys(keys);
+    FenceKeys(keys);
+    WgmmaFence();
+    MultiplyKeys(keys);
+    WgmmaCommit();
+    SyncWarpgroup(warpgroup_);  // the references
+    WgmmaWait();
+    FenceRegisters(s_);
+    bool more = group + apart < ranges.group_end;
+    ReadValues(ranges, group);
+    WidenValues(values);
+    if (Traits::kTogether) {
+      if (more) ReadKeys();
+      WidenKeys(keys);
+    }
+    // The first tile is weighed where the references are raised, the others behind their products.
+    for (bool weighed = false;; weighed = true) {
+      if (weighed) WaitForWeights();
+      if (!weighed || shared_.exceeded[warpgroup_][parity_] != 0) {
+        RaiseReferences(ranges, group, weighed);
+      }
+      if (Traits::kTogether) FenceKeys(keys);
+      FenceValues(values);
+      if (!more) break;
+      group += apart;
+      more = group + apart < ranges.group_end;
+      WgmmaFence();
+      MultiplyValues(values);
+      if (!Traits::kTogether) {
+        WgmmaCommit();
+        WgmmaWait();
+        FenceOutput();
+        ReadKeys();
+        WidenKeys(keys);
+        FenceKeys(keys);
+        WgmmaFence();
+      }
+      MultiplyKeys(keys);
+      WgmmaCommit();
+      WgmmaWait();
+      FenceRegisters(s_);
+      FenceOutput();
+      if (!Traits::kReadsValuesLast) ReadValues(ranges, group);
+      if (Traits::kTogether && more) ReadKeys();
+      parity_ ^= 1;
+      PublishWeights(StoreWeights(ranges, group, keys));
+      if (Traits::kReadsValuesLast) ReadValues(ranges, group);
+      WidenValues(values);
+      FenceValues(values);
+    }
+    WgmmaFence();
+    MultiplyValues(values);
+    WgmmaCommit();
+    WgmmaWait();
+    FenceOutput();
+    parity_ ^= 1;
+  }
+
+  // Bring K and V of the next tile into registers, when they are there.
+  __device__ __forceinline__ void ReadKeys() {
+    shared_.full[half()][place_.stage].Wait(place_.parity);
+    const std::byte* at = shared_.stages[half()][place_.stage] + warp_ * Traits::kGroupBytes +
                           TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
 #pragma unroll
     for (int panel = 0; panel < Traits::kPanels; ++panel) {
@@ -378,69 +550,16 @@ class Warpgroup {
     }
     LeaveStage();
   }
-
-  // K as operand A.
-  __device__ void WidenKeys(uint32_t (&a)[kSteps][4]) const {
-    constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
-#pragma unroll
-    for (int panel = 0; panel < Traits::kPanels; ++panel) {
-#pragma unroll
-      for (int quad = 0; quad < kStepsPerPanel; ++quad) {
-        uint32_t(&step)[4] = a[panel * kStepsPerPanel + quad];
-        WidenQuad<Traits::kKv>(k_[panel][0], quad, step[0], step[2]);
-        WidenQuad<Traits::kKv>(k_[panel][1], quad, step[1], step[3]);
-      }
-    }
-  }
-  __device__ void FenceKeys(uint32_t (&a)[kSteps][4]) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) FenceRegisters(a[step]);
-  }
-
-  // Starts S^T of a tile, as raw products.
-  __device__ void MultiplyKeys(const uint32_t (&a)[kSteps][4]) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint64_t tile = TileDescriptor(SharedAddress(shared_.q[step * 16 / kTileSlots]));
-      Wgmma<Traits::kCompute, Traits::kColumns>(
-          s_, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
-    }
-  }
-
-  // Starts O^T += V^T P^T.
-  __device__ void MultiplyValues(const uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) {
-    const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
-                                      parity_ * (Traits::kColumns * kTileRowBytes));
-#pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        Wgmma<Traits::kCompute, Traits::kColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
-                                                  true);
-      }
-    }
-  }
-
-  // Waits for the products begun.
-  __device__ void EndProducts() {
-    WgmmaCommit();
-    WgmmaWait();
-    FenceRegisters(s_);
-#pragma unroll
-    for (int tile = 0; tile < Traits::kDimTiles; ++tile) FenceRegisters(o_[tile]);
-  }
-
-  // Brings V of the tile into registers.
-  __device__ void LoadValues(const TileRanges& item, int first_group) {
+  __device__ __forceinline__ void ReadValues(const TileRanges& item, int first_group) {
     const int first = first_group * kGroupTokens;
     // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
     const bool whole =
         first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
-    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
-    const std::byte* v = shared_.stages[warpgroup_][place_.stage];
+    shared_.full[half()][place_.stage].Wait(place_.parity);
+    const std::byte* v = shared_.stages[half()][place_.stage];
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
-      ReadValues<Traits>(v + i * Traits::kGroupBytes, v_[i]);
+      cuda::ReadValues<Traits>(v + i * Traits::kGroupBytes, v_[i]);
     }
     if (!whole) {
 #pragma unroll
@@ -455,124 +574,165 @@ class Warpgroup {
     }
     LeaveStage();
   }
+  __device__ __forceinline__ void LeaveStage() {
+    __syncwarp();
+    if (lane_ == 0) shared_.empty[half()][place_.stage].Arrive();
+    place_.Advance();
+  }
 
+  // K as operand A.
+  __device__ __forceinline__ void WidenKeys(uint32_t (&a)[kSteps][4]) const {
+    constexpr int kStepsPerPanel = Traits::kQuadsPerVector;
+#pragma unroll
+    for (int panel = 0; panel < Traits::kPanels; ++panel) {
+#pragma unroll
+      for (int quad = 0; quad < kStepsPerPanel; ++quad) {
+        uint32_t(&step)[4] = a[panel * kStepsPerPanel + quad];
+        WidenQuad<Traits::kKv>(k_[panel][0], quad, step[0], step[2]);
+        WidenQuad<Traits::kKv>(k_[panel][1], quad, step[1], step[3]);
+      }
+    }
+  }
+  __device__ __forceinline__ void FenceKeys(uint32_t (&a)[kSteps][4]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) FenceRegisters(a[step]);
+  }
   // V as operand A.
-  __device__ void WidenValues(uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
+  __device__ __forceinline__ void WidenValues(
+      uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
         WidenValueWords<Traits>(v_[i][tile], a[i][tile]);
-        FenceRegisters(a[i][tile]);
       }
     }
   }
-
-  __device__ void LeaveStage() {
-    __syncwarp();
-    if (lane_ == 0) shared_.empty[warpgroup_][place_.stage].Arrive();
-    place_.Advance();
-  }
-
-  // Turns raw products into weights and publishes them in shared memory for the whole warpgroup.
-  // What can be done while the other warps come to the same point goes between these two.
-  __device__ void BeginWeights(const TileRanges& item, int first_group,
-                               uint32_t (&keys)[kSteps][4]) {
-    if (args_.soft_cap > 0.0f) Cap();
-    parity_ ^= 1;
-    const int first = first_group * kGroupTokens;
-    bool exceeded;
-    if (Dense(item, first_group)) {
-      exceeded = StoreWeights<true>(first);
-      if (Traits::kScoresAhead) WidenKeys(keys);
-    } else {
-      exceeded = StoreWeights<false>(first);
-      if (Traits::kScoresAhead) WidenKeys(keys);
-    }
-    PublishWeights(exceeded);
-    if (Traits::kScoresAhead) FenceKeys(keys);
-  }
-  __device__ void EndWeights(const TileRanges& item, int first_group) {
-    CopyBarrier& published = shared_.weights_published[warpgroup_];
-    published.Wait(weights_parity_);
-    weights_parity_ ^= 1;
-    if (shared_.exceeded[warpgroup_][parity_] != 0) {
-      RaiseReference(item, first_group);
-      PublishWeights(StoreWeights<false>(first_group * kGroupTokens));
-      published.Wait(weights_parity_);
-      weights_parity_ ^= 1;
-    }
+  __device__ __forceinline__ void FenceValues(
+      uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      sum_[tile][0] += fresh_[tile][0];
-      sum_[tile][1] += fresh_[tile][1];
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kDimTiles; ++tile) FenceRegisters(a[i][tile]);
     }
   }
 
-  __device__ bool Dense(const TileRanges& item, int first_group) const {
-    const int first = first_group * kGroupTokens;
-    return first >= item.dense_begin &&
-           first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
+  // Starts S^T of a tile, as raw products.
+  __device__ __forceinline__ void MultiplyKeys(const uint32_t (&a)[kSteps][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t tile = TileDescriptor(SharedAddress(shared_.q[step * 16 / kTileSlots]) +
+                                           part() * (Traits::kPartColumns * kTileRowBytes));
+      Wgmma<Traits::kCompute, Traits::kPartColumns>(
+          s_, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
+    }
+  }
+  // Starts O^T += V^T P^T.
+  __device__ __forceinline__ void MultiplyValues(
+      const uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) {
+    const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
+                                      parity_ * (Traits::kPartColumns * kTileRowBytes));
+#pragma unroll
+    for (int i = 0; i < Traits::kTileGroups; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+        Wgmma<Traits::kCompute, Traits::kPartColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
+                                                      true);
+      }
+    }
+  }
+  __device__ __forceinline__ void FenceOutput() {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kDimTiles; ++tile) FenceRegisters(o_[tile]);
   }
 
-  __device__ void PublishWeights(bool exceeded) {
+  // Says that this warp's weights are in shared memory, and whether they hold.
+  __device__ __forceinline__ void PublishWeights(bool exceeded) {
     if (exceeded) shared_.exceeded[warpgroup_][parity_] = 1;
     FenceSharedForWgmma();
     __syncwarp();
     if (lane_ == 0) shared_.weights_published[warpgroup_].Arrive();
   }
-
-  // From raw products to capped logits in base 2.
-  __device__ void Cap() {
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      const float2 scale = *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
-    }
-    CapLogits(args_.soft_cap, s_);
+  __device__ __forceinline__ void WaitForWeights() {
+    shared_.weights_published[warpgroup_].Wait(weights_parity_);
+    weights_parity_ ^= 1;
   }
 
-  // Whether the column of a tile's element i may see its slot, the tile of tokens beginning at
-  // `first`.
-  __device__ bool Visible(int tile, int i, int first) const {
-    const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
-    const int slot = first + warp_ * kGroupTokens + TokenOfRow(lane_ / 4) + i / 2 * 2;
+  __device__ __forceinline__ bool Dense(const TileRanges& item, int first_group) const {
+    const int first = first_group * kGroupTokens;
+    return first >= item.dense_begin &&
+           first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
+  }
+
+  // The slot of this thread's row lane / 4 of a tile that begins at `group`.
+  __device__ __forceinline__ int FirstSlot(int group) const {
+    return (group + warp_) * kGroupTokens + TokenOfRow(lane_ / 4);
+  }
+  // Whether the column of a tile's element i may see its slot.
+  __device__ __forceinline__ bool Visible(int tile, int i, int first_slot) const {
+    const RowKeys keys =
+        shared_.columns.keys[part() * Traits::kPartColumns + ColumnOf(tile) + i % 2];
+    const int slot = first_slot + i / 2 * 2;
     return slot >= keys.begin && slot < keys.end;
   }
 
-  // Stores P^T against the reference; true when this thread found a logit that outgrew it. Keeps
-  // the products: they are needed again then.
-  template <bool kDense>
-  __device__ bool StoreWeights(int first) {
-    const uint32_t p = SharedAddress(shared_.p[warpgroup_][0]) +
-                       parity_ * (Traits::kColumns * kTileRowBytes) +
-                       SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
-    // All loads come before the first store: the hardware would keep their order.
-    ColumnPair pairs[Traits::kTiles];
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) pairs[tile] = PairOf(tile);
-    uint32_t packed[Traits::kTiles][2];
-    uint32_t largest = 0;
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      float w[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        w[i] = Exp2(fmaf(s_[tile * 4 + i], pairs[tile].scale[i % 2], pairs[tile].offset[i % 2]));
-        if (!kDense && !Visible(tile, i, first)) w[i] = 0.0f;
-      }
-      fresh_[tile][0] = w[0] + w[2];
-      fresh_[tile][1] = w[1] + w[3];
-      packed[tile][0] = Pack<Traits::kCompute>(w[0], w[1]);
-      packed[tile][1] = Pack<Traits::kCompute>(w[2], w[3]);
-      largest = MaxOfPairs<Traits::kCompute>(
-          largest, MaxOfPairs<Traits::kCompute>(packed[tile][0], packed[tile][1]));
+  // Stores P^T against the references; true when this thread found a logit that outgrew them.
+  // Keeps the products: they are needed again then.
+  __device__ __forceinline__ bool StoreWeights(const TileRanges& item, int group,
+                                               uint32_t (&keys)[kSteps][4]) {
+    // What enters the next products is widened between the slow instructions.
+    bool exceeded;
+    if (args_.soft_cap == 0.0f && Dense(item, group)) {
+      exceeded = StoreWeights<Scores::kDenseProducts>(group);
+      if (Traits::kTogether) WidenKeys(keys);
+    } else {
+      exceeded = StoreWeights<Scores::kProducts>(group);
+      if (Traits::kTogether) WidenKeys(keys);
     }
+    return exceeded;
+  }
+  template <Scores kScores>
+  __device__ __forceinline__ bool StoreWeights(int group) {
+    const int slot = FirstSlot(group);
+    const uint32_t p = SharedAddress(shared_.p[warpgroup_][0]) +
+                       parity_ * (Traits::kPartColumns * kTileRowBytes) +
+                       SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
+    uint32_t largest = 0;
+    // Loads come before stores: the hardware would keep their order.
+    constexpr int kPart = 2;
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; tile += 2) {
-      StoreTransposed(p + tile * 8 * kTileRowBytes, packed[tile][0], packed[tile][1],
-                      packed[tile + 1][0], packed[tile + 1][1]);
+    for (int part = 0; part < Traits::kTiles; part += kPart) {
+      ColumnPair pairs[kPart];
+#pragma unroll
+      for (int t = 0; t < kPart; ++t) pairs[t] = PairOf(part + t);
+      uint32_t packed[kPart][2];
+#pragma unroll
+      for (int t = 0; t < kPart; ++t) {
+        const int tile = part + t;
+        float w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          w[i] = s_[tile * 4 + i];
+          if (kScores != Scores::kLogits) w[i] *= pairs[t].scale[i % 2];
+        }
+        if (kScores == Scores::kProducts && args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          w[i] = Exp2(w[i] + pairs[t].offset[i % 2]);
+          if (kScores == Scores::kProducts && !Visible(tile, i, slot)) w[i] = 0.0f;
+        }
+        sum_[2 * tile] += w[0] + w[2];
+        sum_[2 * tile + 1] += w[1] + w[3];
+        packed[t][0] = Pack<Traits::kCompute>(w[0], w[1]);
+        packed[t][1] = Pack<Traits::kCompute>(w[2], w[3]);
+        largest = MaxOfPairs<Traits::kCompute>(
+            largest, MaxOfPairs<Traits::kCompute>(packed[t][0], packed[t][1]));
+      }
+#pragma unroll
+      for (int t = 0; t < kPart; t += 2) {
+        StoreTransposed(p + (part + t) * 8 * kTileRowBytes, packed[t][0], packed[t][1],
+                        packed[t + 1][0], packed[t + 1][1]);
+      }
     }
     // 2^(bias + headroom)
     constexpr uint32_t kLimit = Traits::kCompute == DType::kF16 ? 0x78007800u : 0x43804380u;
@@ -580,37 +740,94 @@ class Warpgroup {
     return AnyGreater(largest, kLimit);
   }
 
-  // Moves the reference of every column up to its maximum so far, and O and the sums with it.
-  __device__ void RaiseReference(const TileRanges& item, int first_group) {
-    const bool dense = Dense(item, first_group);
-    const int first = first_group * kGroupTokens;
+  // Turns products into logits in base 2, -inf where a column may not see a slot.
+  __device__ __forceinline__ void MakeLogits(const TileRanges& item, int group) {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const float2 scale = *reinterpret_cast<const float2*>(
+          &shared_.columns.scale[part() * Traits::kPartColumns + ColumnOf(tile)]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
+    }
+    if (args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, s_);
+    if (Dense(item, group)) return;
+    const int slot = FirstSlot(group);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!Visible(tile, i, slot)) s_[tile * 4 + i] = EmptyLse<float>();
+      }
+    }
+  }
+
+  // The largest of a tile's logits in every column, in shared memory.
+  __device__ __forceinline__ void FindPeaks() {
+    float peaks[kCells];
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) {
+      peaks[i] = fmaxf(s_[i / 2 * 4 + i % 2], s_[i / 2 * 4 + i % 2 + 2]);
+    }
+    const int column = ReduceRows(peaks, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+    for (int i = 0; i < kCells / 8; ++i) {
+      shared_.of_warps[warpgroup_ * 4 + warp_][column + i] = peaks[i];
+    }
+    SyncWarpgroup(warpgroup_);
+  }
+
+  // No key has been seen yet.
+  __device__ __forceinline__ void ResetReferences() {
+    const int c = threadIdx.x % 128;
+    if (c < Traits::kPartColumns) {
+      shared_.reference[warpgroup_][c] = kNoReference;
+      shared_.pairs[warpgroup_][c / 2].scale[c % 2] =
+          shared_.columns.scale[part() * Traits::kPartColumns + c];
+    }
+  }
+
+  // Takes a tile's weights, of which there are logits by now, out of the sums again.
+  __device__ __forceinline__ void WithdrawWeights() {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
       const ColumnPair pair = PairOf(tile);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float peak = EmptyLse<float>();
-#pragma unroll
-        for (int i = c; i < 4; i += 2) {
-          if (dense || Visible(tile, i, first)) {
-            peak = fmaxf(peak, s_[tile * 4 + i] * pair.scale[c]);
-          }
-        }
-#pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) {
-          peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, mask));
-        }
-        if (lane_ / 4 == 0) shared_.warp_max[warpgroup_][warp_][ColumnOf(tile) + c] = peak;
+        const float withdrawn =
+            Exp2(s_[tile * 4 + c] + pair.offset[c]) + Exp2(s_[tile * 4 + c + 2] + pair.offset[c]);
+        float& sum = sum_[2 * tile + c];
+        // What has overflowed exceeds all that came before it beyond measure.
+        sum = sum == INFINITY ? 0.0f : sum - withdrawn;
       }
     }
+  }
+
+  // Moves the references up to the largest logits so far, O and the sums with them, and weighs the
+  // tile, again when it was weighed.
+  __device__ __forceinline__ void RaiseReferences(const TileRanges& item, int group, bool weighed) {
+    MakeLogits(item, group);
+    if (weighed) WithdrawWeights();
+    FindPeaks();
+    const int c = threadIdx.x % 128;
+    if (c < Traits::kPartColumns) {
+      float& reference = shared_.reference[warpgroup_][c];
+      float raised = reference;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) raised = fmaxf(raised, shared_.of_warps[warpgroup_ * 4 + w][c]);
+      shared_.factor[warpgroup_][c] = Exp2(reference - raised);
+      reference = raised;
+      shared_.pairs[warpgroup_][c / 2].offset[c % 2] = Traits::kBias - raised;
+    }
+    if (c == 0) shared_.exceeded[warpgroup_][parity_] = 0;
     SyncWarpgroup(warpgroup_);
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const float2 factors =
+          *reinterpret_cast<const float2*>(&shared_.factor[warpgroup_][ColumnOf(tile)]);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int column = ColumnOf(tile) + c;
-        const float factor = Exp2(shared_.reference[warpgroup_][column] - Raised(column));
-        sum_[tile][c] *= factor;
+        const float factor = c == 0 ? factors.x : factors.y;
+        sum_[2 * tile + c] *= factor;
 #pragma unroll
         for (int dims = 0; dims < Traits::kDimTiles; ++dims) {
           o_[dims][tile * 4 + c] *= factor;
@@ -618,23 +835,8 @@ class Warpgroup {
         }
       }
     }
-    SyncWarpgroup(warpgroup_);
-    for (int c = threadIdx.x % 128; c < Traits::kColumns; c += 128) {
-      const float raised = Raised(c);
-      shared_.reference[warpgroup_][c] = raised;
-      shared_.pairs[warpgroup_][c / 2].offset[c % 2] = Traits::kBias - raised;
-    }
-    if (threadIdx.x % 128 == 0) shared_.exceeded[warpgroup_][parity_] = 0;
-    SyncWarpgroup(warpgroup_);
-  }
-
-  __device__ float Raised(int column) const {
-    float raised = shared_.reference[warpgroup_][column];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      raised = fmaxf(raised, shared_.warp_max[warpgroup_][w][column]);
-    }
-    return raised;
+    PublishWeights(StoreWeights<Scores::kLogits>(group));
+    WaitForWeights();
   }
 
   const AttentionArgs& args_;
@@ -645,37 +847,13 @@ class Warpgroup {
   RingPlace<Traits> place_;      // of the next tile
   uint32_t parity_ = 0;          // of the weights' two places
   uint32_t weights_parity_ = 0;  // of the phase of weights_published
-  float s_[Traits::kColumns / 2];
-  float o_[Traits::kDimTiles][Traits::kColumns / 2];
+  float s_[Traits::kPartColumns / 2];
+  float o_[Traits::kDimTiles][Traits::kPartColumns / 2];
+  float own_[Traits::kOwnDimTiles][Traits::kOwnColumns / 2];  // of the block's output
   uint4 k_[Traits::kPanels][2] = {};
   uint32_t v_[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
-  float sum_[Traits::kTiles][2];    // over this thread's rows only
-  float fresh_[Traits::kTiles][2];  // the tile's share, until its weights hold
+  float sum_[kCells];  // over this thread's rows only
 };
-
-// Adds up the warpgroups' outputs and writes the block's, or keeps it for its cluster.
-template <typename Traits>
-__device__ __forceinline__ void StoreBlock(const AttentionArgs& args, const WorkItem& item,
-                                           bool of_cluster, typename Traits::Shared& shared) {
-  constexpr int kUnits = Traits::kHeadDim / 4;  // of a column
-#pragma unroll 2
-  for (int i = threadIdx.x; i < item.column_count * kUnits; i += Traits::kThreads) {
-    const int column = i / kUnits;
-    const int d = i % kUnits * 4;
-    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int g = 0; g < Traits::kWarpgroups; ++g) {
-      AddScaled(o, shared.warps.factor[4 * g][column],
-                *reinterpret_cast<const float4*>(&shared.o[g][column][d]));
-    }
-    if (of_cluster) {
-      *reinterpret_cast<float4*>(&shared.o[0][column][d]) = o;
-    } else {
-      StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
-                                                      shared.warps.lse2[column]);
-    }
-  }
-}
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
@@ -691,13 +869,38 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   // Until the launches ahead have ended, what this one will read is asked for.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  const WorkItem& first = args.items[index];
-  if (threadIdx.x == 0) {
-#pragma unroll 1
-    for (int i = 0; i < Traits::kWarpgroups * Traits::kStages; ++i) {
-      shared.full[0][i].Init(1);
-      shared.empty[0][i].Init(4);
+  if (threadIdx.x >= Traits::kThreads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
+    static_assert(2 * Traits::kHalves == 4);  // K or V of a ring to each of the four warps
+    // page_table, kv_head, group_begin, group_end
+    int4 item = __ldg(reinterpret_cast<const int4*>(args.items + index));
+    int next = __ldg(&args.items[index].next);
+    TileCopier<Traits> copier(args, place, shared,
+                              __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0));
+    copier.InitBarriers();
+    FenceBarrierInit();
+    copier.Prefetch(item);
+    __syncthreads();
+    ArriveAtClusterRelaxed(place);
+    if (shared.items[0].column_count == 0) return;
+    WaitForLaunchesAhead();
+    for (;;) {
+      copier.CopyItem(item);
+      if (next < 0) return;
+      item = __ldg(reinterpret_cast<const int4*>(args.items + next));
+      next = __ldg(&args.items[next].next);
     }
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
+
+  const auto copy_item = [&](int from, WorkItem* to) {
+    if (threadIdx.x < sizeof(WorkItem) / 16) {
+      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
+                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
+    }
+  };
+  copy_item(index, &shared.items[0]);
+  if (threadIdx.x == 128) {
     for (int i = 0; i < Traits::kWarpgroups; ++i) {
       shared.weights_published[i].Init(4);
       shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
@@ -706,27 +909,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     shared.read.Init(place.size);
     FenceBarrierInit();
   }
-  if (threadIdx.x >= Traits::kThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    static_assert(2 * Traits::kWarpgroups == 4);  // a half of a ring to each of the four warps
-    TileCopier<Traits> copier(args, place, shared, threadIdx.x / 32 % 4);
-    copier.Prefetch(*reinterpret_cast<const int4*>(&first));
-    __syncthreads();
-    ArriveAtCluster(place);
-    if (first.column_count == 0) return;
-    WaitForLaunchesAhead();
-    for (int i = index; i >= 0; i = __ldg(&args.items[i].next)) {
-      // page_table, kv_head, group_begin, group_end
-      copier.CopyItem(__ldg(reinterpret_cast<const int4*>(args.items + i)));
-    }
-    return;
-  }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-
   Warpgroup<Traits> state(args, shared, warpgroup);
-  QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
-  const auto stage_queries = [&] {
-    queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
+  QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  const auto stage_queries = [&](const WorkItem& item) {
+    WaitForCopies();
+    queries.Finish(args, item, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
       // of its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
       constexpr int kOfVector = Traits::kQuadsPerVector / 2;
@@ -740,64 +927,74 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         *reinterpret_cast<uint32_t*>(to + of_lane % 4 * 4) = words[i];
       }
     });
+    if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
     FenceSharedForWgmma();
-  };
-  const auto copy_item = [&](int from, WorkItem* to) {
-    if (threadIdx.x < sizeof(WorkItem) / 16) {
-      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
-                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
-    }
+    SyncThreads<Traits::kThreads>();
   };
 
-  copy_item(index, &shared.items[0]);
-  queries.Prefetch(args, first);
-  __syncthreads();
-  ArriveAtCluster(place);
-  WaitForLaunchesAhead();
-  if (first.column_count == 0) return;
-  queries.Load(args, first);
   WaitForCopies();
+  __syncthreads();
+  ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
+  if (shared.items[0].column_count == 0) return;
+  queries.Prefetch(args, shared.items[0]);
+  WaitForLaunchesAhead();
+  queries.Ask(args, shared.items[0], shared.raw, shared.columns);
   WaitForCluster(place);
   for (int item_parity = 0;; item_parity ^= 1) {
-    stage_queries();
-    SyncThreads<Traits::kThreads>();
-    state.Reset();
     const WorkItem& item = shared.items[item_parity];
+    const WorkItem& next = shared.items[item_parity ^ 1];
+    stage_queries(item);
     const bool has_next = item.next >= 0;
     if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
     // The cluster's blocks take tiles in turn, and so do a block's warpgroups.
-    static_assert(Traits::kWarpgroups == 2);
+    static_assert(Traits::kHalves == 2);
     const int apart = static_cast<int>(place.size) * Traits::kTileGroups;
     const int group = item.group_begin + static_cast<int>(place.rank) * Traits::kTileGroups;
-    state.AddTiles(item, group + warpgroup * apart, 2 * apart);
-
-    SyncThreads<Traits::kThreads>();  // q and p give way to o
-    state.Publish();
+    state.AddTiles(item, group + warpgroup % Traits::kHalves * apart, Traits::kHalves * apart);
     WaitForCopies();
-    SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
-    if (has_next) queries.Load(args, shared.items[item_parity ^ 1]);
-    CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
-    SyncThreads<Traits::kThreads>();
-    StoreBlock<Traits>(args, item, of_cluster, shared);
+    state.Combine(item, of_cluster);
     if (of_cluster) {
+      SyncThreads<Traits::kThreads>();  // the halves give way to o
+      state.Output([&](int column, int d, float2 x) {
+        *reinterpret_cast<float2*>(&shared.o[column][d]) = x;
+      });
       SyncThreads<Traits::kThreads>();
       shared.published.Arrive(place);
       shared.published.Wait(item_parity);
       MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
-          args, item, place, shared.o[0], shared.warps.lse2);
-      SyncThreads<Traits::kThreads>();
-      shared.read.Arrive(place);
+          place, shared.o, shared.lse2, [&](int column, int d, const ColumnPart& part) {
+            const int row = shared.target[column];
+            if (row < 0) return;
+            const bool whole = item.partial_count == 1;
+            float* const to = whole ? args.o : args.partial_o;
+            StoreRelaxed(to + size_t(row) * Traits::kHeadDim + d, part.o);
+            if (d != 0) return;
+            StoreRelaxed((whole ? args.lse : args.partial_lse) + row,
+                         whole ? part.lse2 * kLn2 : part.lse2);
+          });
+      if (has_next) {
+        SyncThreads<Traits::kThreads>();
+        shared.read.Arrive(place);
+      }
+    } else {
+      float* const to = item.partial_count == 1 ? args.o : args.partial_o;
+      state.Output([&](int column, int d, float2 x) {
+        const int row = shared.target[column];
+        if (row < 0) return;
+        StoreRelaxed(to + size_t(row) * Traits::kHeadDim + d, x);
+      });
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 1>(args, item, place,
+                                                                           &shared.is_last);
     }
     if (!has_next) break;
     if (of_cluster) shared.read.Wait(item_parity);
-    SyncThreads<Traits::kThreads>();  // o gives way to q and p
+    SyncThreads<Traits::kThreads>();  // the output gives way to queries
+    queries.Ask(args, next, shared.raw, shared.columns);
   }
   // No block ends while others may read its shared memory.
-  ArriveAtCluster(place);
+  ArriveAtClusterRelaxed(place);
   WaitForCluster(place);
 #endif
 }

@@ -6,7 +6,7 @@
 namespace tributary::cuda {
 
 // The keys a query row may see, as the device takes them.
-struct RowKeys {
+struct alignas(8) RowKeys {
   int32_t begin = 0;
   int32_t end = 0;
 };

@@ -105,6 +105,16 @@ class Call {
     std::copy_n(q_.begin(), other->q_.size(), other->q_.begin());
   }
 
+  // Makes all of a key's elements the same.
+  void FillKey(size_t sequence, int64_t slot, int32_t head, float value) {
+    const PagedKv& kv = cache_->kv();
+    const int32_t page = tables_[sequence][slot / kv.page_size];
+    for (int32_t d = 0; d < kv.head_dim; ++d) {
+      StoreElement(kv.dtype, KeyPlane(kv, page, head), slot % kv.page_size * kv.head_dim + d,
+                   value);
+    }
+  }
+
   void PoisonKey(size_t sequence, int64_t slot, int32_t head) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
@@ -440,6 +450,36 @@ TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
     c.q_magnitude = magnitude;
     c.sequences = {{100}, {50, 5}};
     ExpectMatchesReference(c);
+  }
+}
+
+// Weights are taken against a reference, which is raised when a logit outgrows it: here again and
+// again along a row, by little, by much, and so that weights against the old one overflow.
+TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (int32_t head_dim : {64, 128, 256}) {
+      for (int32_t rows : {1, 8, 16}) {
+        Case c;
+        c.kv = kv;
+        c.head_dim = head_dim;
+        c.group = 4;
+        c.sequences = {{3000, rows, -1, false}};
+        Call call(c);
+        for (int32_t head = 0; head < c.kv_heads; ++head) {
+          call.FillKey(0, 301, head, 4.0f);
+          call.FillKey(0, 777, head, -16.0f);
+          call.FillKey(0, 1400, head, 64.0f);
+          call.FillKey(0, 2222, head, -256.0f);
+        }
+        SCOPED_TRACE(Describe(c));
+        std::vector<float> o, lse;
+        ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+        const ReferenceResult expected = ReferenceAttention(call.HostParams());
+        ExpectClose(o, expected.o, Tolerance(c), "o");
+        ExpectClose(lse, expected.lse, Tolerance(c), "lse");
+      }
+    }
   }
 }
 
