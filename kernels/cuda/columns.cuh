@@ -220,44 +220,41 @@ class QueryCopier {
     }
   }
 
-  // Begins to copy; WaitForCopies ends it.
+  // Begins to copy; WaitForCopies ends it. Columns beyond the item's are zero. (Without branches:
+  // with them the compiler no longer takes it that a warp stays together, and so keeps the
+  // descriptors of products and the addresses of barriers in registers of each thread.)
   __device__ void Ask(const AttentionArgs& args, const WorkItem& item, std::byte* raw,
                       ColumnState<kColumns>& state) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
+    for (int unit = threadIdx.x; unit < kColumns * kVectors; unit += kThreads) {
+      const bool alive = unit / kVectors < item.column_count;
+      const int column = alive ? unit / kVectors : 0;
       const std::byte* from =
           static_cast<const std::byte*>(args.q) +
-          (OutputIndex(args, item, unit / kVectors) * kVectors + unit % kVectors) * bytes;
-      CopyAsync16(raw + unit * bytes, from);
-      if (bytes == 32) CopyAsync16(raw + unit * bytes + 16, from + 16);
+          (OutputIndex(args, item, column) * kVectors + unit % kVectors) * bytes;
+      CopyAsync16OrZero(raw + unit * bytes, from, alive);
+      if (bytes == 32) CopyAsync16OrZero(raw + unit * bytes + 16, from + 16, alive);
     }
     if (threadIdx.x < kColumns) {
       const bool alive = threadIdx.x < item.column_count;
-      if (alive) {
-        CopyAsync8(&state.keys[threadIdx.x],
-                   args.keys + item.row_begin + RowOfColumn(args, item, threadIdx.x));
-      } else {
-        state.keys[threadIdx.x] = {0, 0};
-      }
+      const int row = alive ? RowOfColumn(args, item, threadIdx.x) : 0;
+      CopyAsync8OrZero(&state.keys[threadIdx.x], args.keys + item.row_begin + row, alive);
     }
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
   // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
   template <typename Store>
-  __device__ void Finish(const AttentionArgs& args, const WorkItem& item, const std::byte* raw,
+  __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
                          ColumnState<kColumns>& state, Store store) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kColumns * kVectors; unit += kThreads) {
       const int column = unit / kVectors;
-      uint4 words[2] = {};
-      if (column < item.column_count) {
-        const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
-        words[0] = from[0];
-        if (bytes == 32) words[1] = from[1];
-      }
+      const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
+      uint4 words[2] = {from[0]};
+      if (bytes == 32) words[1] = from[1];
       float scale = args.sm_scale * k_scale_;
       const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
       store(column, unit % kVectors, x);

@@ -64,11 +64,17 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
-// The same of 8 bytes.
-__device__ __forceinline__ void CopyAsync8(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
+// The same of 16 and of 8 bytes, or zeros when there is nothing to copy; `global` is not read then.
+__device__ __forceinline__ void CopyAsync16OrZero(void* shared, const void* global, bool alive) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global)
+               "l"(global), "r"(alive ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CopyAsync8OrZero(void* shared, const void* global, bool alive) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(alive ? 8 : 0)
                : "memory");
 }
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -320,6 +320,16 @@ __device__ __forceinline__ int ReduceRows(float (&x)[kCount], Op op) {
   return first / 2 * 8 + lane % 4 * 2 + first % 2;
 }
 
+// Zero, and the same in all lanes for all that the compiler knows. What is found from an address
+// with it stays in uniform registers. Without it the compiler keeps the address of shared memory in
+// each lane, as branches around the copies of queries need it, and every product of the loop waits
+// for its descriptor to be brought from there.
+__device__ __forceinline__ uint32_t UniformZero() {
+  uint32_t zero;
+  asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+  return __shfl_sync(0xffffffffu, zero, 0);
+}
+
 // What a tile's scores are: raw products, all of them visible or not, or logits, -inf where a
 // column may not see a slot.
 enum class Scores { kDenseProducts, kProducts, kLogits };
@@ -698,41 +708,36 @@ class Warpgroup {
                        parity_ * (Traits::kPartColumns * kTileRowBytes) +
                        SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
     uint32_t largest = 0;
-    // Loads come before stores: the hardware would keep their order.
-    constexpr int kPart = 2;
+    // All loads come before the first store: the hardware would keep their order.
+    ColumnPair pairs[Traits::kTiles];
 #pragma unroll
-    for (int part = 0; part < Traits::kTiles; part += kPart) {
-      ColumnPair pairs[kPart];
+    for (int tile = 0; tile < Traits::kTiles; ++tile) pairs[tile] = PairOf(tile);
+    uint32_t packed[Traits::kTiles][2];
 #pragma unroll
-      for (int t = 0; t < kPart; ++t) pairs[t] = PairOf(part + t);
-      uint32_t packed[kPart][2];
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      float w[4];
 #pragma unroll
-      for (int t = 0; t < kPart; ++t) {
-        const int tile = part + t;
-        float w[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          w[i] = s_[tile * 4 + i];
-          if (kScores != Scores::kLogits) w[i] *= pairs[t].scale[i % 2];
-        }
-        if (kScores == Scores::kProducts && args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, w);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          w[i] = Exp2(w[i] + pairs[t].offset[i % 2]);
-          if (kScores == Scores::kProducts && !Visible(tile, i, slot)) w[i] = 0.0f;
-        }
-        sum_[2 * tile] += w[0] + w[2];
-        sum_[2 * tile + 1] += w[1] + w[3];
-        packed[t][0] = Pack<Traits::kCompute>(w[0], w[1]);
-        packed[t][1] = Pack<Traits::kCompute>(w[2], w[3]);
-        largest = MaxOfPairs<Traits::kCompute>(
-            largest, MaxOfPairs<Traits::kCompute>(packed[t][0], packed[t][1]));
+      for (int i = 0; i < 4; ++i) {
+        w[i] = s_[tile * 4 + i];
+        if (kScores != Scores::kLogits) w[i] *= pairs[tile].scale[i % 2];
       }
+      if (kScores == Scores::kProducts && args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, w);
 #pragma unroll
-      for (int t = 0; t < kPart; t += 2) {
-        StoreTransposed(p + (part + t) * 8 * kTileRowBytes, packed[t][0], packed[t][1],
-                        packed[t + 1][0], packed[t + 1][1]);
+      for (int i = 0; i < 4; ++i) {
+        w[i] = Exp2(w[i] + pairs[tile].offset[i % 2]);
+        if (kScores == Scores::kProducts && !Visible(tile, i, slot)) w[i] = 0.0f;
       }
+      sum_[2 * tile] += w[0] + w[2];
+      sum_[2 * tile + 1] += w[1] + w[3];
+      packed[tile][0] = Pack<Traits::kCompute>(w[0], w[1]);
+      packed[tile][1] = Pack<Traits::kCompute>(w[2], w[3]);
+      largest = MaxOfPairs<Traits::kCompute>(
+          largest, MaxOfPairs<Traits::kCompute>(packed[tile][0], packed[tile][1]));
+    }
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; tile += 2) {
+      StoreTransposed(p + tile * 8 * kTileRowBytes, packed[tile][0], packed[tile][1],
+                      packed[tile + 1][0], packed[tile + 1][1]);
     }
     // 2^(bias + headroom)
     constexpr uint32_t kLimit = Traits::kCompute == DType::kF16 ? 0x78007800u : 0x43804380u;
@@ -860,7 +865,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     WgmmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
-  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes + UniformZero());
   // (The shuffle tells the compiler that all lanes agree.)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const ClusterPlace place = ThisCluster();
@@ -913,7 +918,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&](const WorkItem& item) {
     WaitForCopies();
-    queries.Finish(args, item, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
+    queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
       // of its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
       constexpr int kOfVector = Traits::kQuadsPerVector / 2;
