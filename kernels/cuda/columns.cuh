@@ -227,7 +227,8 @@ class QueryCopier {
                       ColumnState<kColumns>& state) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < kColumns * kVectors; unit += kThreads) {
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
       const bool alive = unit / kVectors < item.column_count;
       const int column = alive ? unit / kVectors : 0;
       const std::byte* from =
@@ -250,7 +251,8 @@ class QueryCopier {
                          ColumnState<kColumns>& state, Store store) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < kColumns * kVectors; unit += kThreads) {
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
       const int column = unit / kVectors;
       const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
       uint4 words[2] = {from[0]};
@@ -267,6 +269,8 @@ class QueryCopier {
 
  private:
   static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+  static constexpr int kOfThread = kColumns * kVectors / kThreads;
+  static_assert(kOfThread * kThreads == kColumns * kVectors);
 
   float k_scale_ = 1.0f;
 };
