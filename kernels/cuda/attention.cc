@@ -73,6 +73,19 @@ bool IsLong(const DeviceProperties& device, const AttentionShape& shape) {
   return 2 * row_bytes * shape.total_keys > kLongCall * device.multiprocessors;
 }
 
+// Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
+// With 16, rows of 512 bytes leave it registers for four warps a block, too few to keep memory
+// busy; FP8 rows of 128 leave it six, which shows where nothing but memory counts.
+int32_t WidestMmaOnHopper(const DeviceProperties& device, const AttentionShape& shape,
+                          int32_t columns, bool batch_invariant) {
+  constexpr int32_t kNext = kWidestMma / 2;
+  if (static_cast<int32_t>(SizeOf(shape.kv)) * shape.head_dim >= 512) return kNext;
+  if (batch_invariant || !IsFp8(shape.kv) || shape.head_dim != 128) return kWidestMma;
+  const bool memory_bound =
+      IsLong(device, shape) && BlocksPerMultiprocessor(device, shape, columns) == 2;
+  return memory_bound ? kNext : kWidestMma;
+}
+
 // What the blocks of a cluster found is merged without a detour through memory, but clusters are
 // clumsy to deal work to: so they are as large as leaves three to a job. Pieces of wide blocks are
 // so large that a pair to a job still gains. Clusters of more than a pair leave multiprocessors
@@ -132,8 +145,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
   choice.begins_early = hopper && options.begins_early;
-  // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
-  if (columns > kWidestMma && hopper) {
+  if (hopper && columns > WidestMmaOnHopper(device, shape, columns, options.batch_invariant)) {
     choice.kind = KernelKind::kWgmma;
     choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
     choice.share_groups = kWgmmaShareGroups;

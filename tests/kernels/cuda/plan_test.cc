@@ -230,6 +230,22 @@ TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
             blocks);
 }
 
+TEST(ChooseKernelTest, SixteenColumnsWhereTheyLeaveEnoughWarps) {
+  const DeviceProperties hopper{90, 132};
+  const auto kind = [&](DType kv, int32_t head_dim, int32_t sequences, int64_t total_keys,
+                        KernelOptions options = {}) {
+    return ChooseKernel(hopper, {kv, head_dim, 64, 4, 16, 1, sequences, total_keys}, options).kind;
+  };
+  EXPECT_EQ(kind(DType::kBf16, 128, 64, 1 << 20), KernelKind::kMma);
+  EXPECT_EQ(kind(DType::kBf16, 256, 1, 100), KernelKind::kWgmma);
+  EXPECT_EQ(kind(DType::kBf16, 256, 1, 100, {.portable = true}), KernelKind::kMma);
+  EXPECT_EQ(kind(DType::kFp8E4M3, 256, 64, 1 << 20), KernelKind::kMma);
+  EXPECT_EQ(kind(DType::kFp8E4M3, 128, 1, 100), KernelKind::kMma);
+  EXPECT_EQ(kind(DType::kFp8E4M3, 128, 1, 1 << 20), KernelKind::kMma);
+  EXPECT_EQ(kind(DType::kFp8E4M3, 128, 64, 1 << 20), KernelKind::kWgmma);
+  EXPECT_EQ(kind(DType::kFp8E4M3, 128, 64, 1 << 20, {.batch_invariant = true}), KernelKind::kMma);
+}
+
 TEST(ChooseKernelTest, ClustersForFewJobs) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   const auto cluster_size = [&](int32_t sequences, int32_t kv_heads, int32_t rows,
