@@ -885,7 +885,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     copier.InitBarriers();
     FenceBarrierInit();
     copier.Prefetch(item);
-    __syncthreads();
+    SyncBlock<Traits::kBlockThreads>();
     ArriveAtClusterRelaxed(place);
     if (shared.items[0].column_count == 0) return;
     WaitForLaunchesAhead();
@@ -938,7 +938,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   };
 
   WaitForCopies();
-  __syncthreads();
+  SyncBlock<Traits::kBlockThreads>();
   ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
   if (shared.items[0].column_count == 0) return;
   queries.Prefetch(args, shared.items[0]);
