@@ -36,10 +36,9 @@ struct MmaTraits {
   static constexpr int kBlocksPerMultiprocessor = kBlocks;
   // As many warps as the accumulators and one group of K and V leave registers for.
   static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
-  static constexpr int kWarps = (kRegisters <= 32 && kBlocks == 2 ? 20
-                                 : kRegisters <= 80               ? 16
-                                 : kRegisters <= 112              ? 12
-                                                                  : 8) /
+  static constexpr int kWarps = (kRegisters <= 80    ? 16
+                                 : kRegisters <= 112 ? 12
+                                                     : 8) /
                                 kBlocksPerMultiprocessor;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
