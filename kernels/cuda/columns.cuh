@@ -51,13 +51,6 @@ __device__ __forceinline__ void SyncThreads() {
   asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
 }
 
-// A barrier of all kThreads threads of a block, which they may reach in different places: of
-// __syncthreads there must be one for all of them.
-template <int kThreads>
-__device__ __forceinline__ void SyncBlock() {
-  asm volatile("bar.sync 9, %0;" ::"n"(kThreads) : "memory");
-}
-
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {

@@ -374,11 +374,18 @@ class Warpgroup {
     const int c = threadIdx.x;
     if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
     SyncThreads<Traits::kThreads>();
-    // The products are done, and the weights' place is free.
+    // The products are done, and the weights' place is free. (The barrier between is in one place:
+    // a barrier that threads reach in different places is an error to synccheck.)
     if (half() == 0) {
-      Exchange<1>();
+      Give<1>();
     } else {
-      Exchange<0>();
+      Give<0>();
+    }
+    SyncThreads<Traits::kThreads>();
+    if (half() == 0) {
+      Take<0>();
+    } else {
+      Take<1>();
     }
   }
 
@@ -450,37 +457,44 @@ class Warpgroup {
     StoreRelaxed((whole ? args_.lse : args_.partial_lse) + row, whole ? lse2 * kLn2 : lse2);
   }
 
-  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_.
+  static constexpr int kOwnFloats = Traits::kOwnColumns / 2;
+
+  // Element i of this thread's dimensions `dims` in one half of the output, normalised.
+  template <int kHalf>
+  __device__ __forceinline__ float Normalised(int dims, int i) const {
+    const int tile = i / 4 + (Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles);
+    const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
+    return o_[Traits::kDimsSplit ? kHalf * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
+           factor;
+  }
+
+  // Puts half kGiven of the output where the other warpgroup takes it.
   template <int kGiven>
-  __device__ __forceinline__ void Exchange() {
-    constexpr int kKept = 1 - kGiven;
-    const int thread = threadIdx.x % 128;
-    constexpr int kOwnFloats = Traits::kOwnColumns / 2;
-    const auto element = [&](int half, int dims, int i) {
-      const int tile = i / 4 + (Traits::kDimsSplit ? 0 : half * Traits::kOwnTiles);
-      const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
-      return o_[Traits::kDimsSplit ? half * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
-             factor;
-    };
+  __device__ __forceinline__ void Give() const {
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
       for (int i = 0; i < kOwnFloats; i += 4) {
-        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][thread] =
-            make_float4(element(kGiven, dims, i), element(kGiven, dims, i + 1),
-                        element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
+        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][threadIdx.x % 128] =
+            make_float4(Normalised<kGiven>(dims, i), Normalised<kGiven>(dims, i + 1),
+                        Normalised<kGiven>(dims, i + 2), Normalised<kGiven>(dims, i + 3));
       }
     }
-    SyncThreads<Traits::kThreads>();
+  }
+
+  // Adds what the other warpgroup gave to half kKept of the output.
+  template <int kKept>
+  __device__ __forceinline__ void Take() {
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
       for (int i = 0; i < kOwnFloats; i += 4) {
-        const float4 x = shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][thread];
-        own_[dims][i] = element(kKept, dims, i) + x.x;
-        own_[dims][i + 1] = element(kKept, dims, i + 1) + x.y;
-        own_[dims][i + 2] = element(kKept, dims, i + 2) + x.z;
-        own_[dims][i + 3] = element(kKept, dims, i + 3) + x.w;
+        const float4 x =
+            shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][threadIdx.x % 128];
+        own_[dims][i] = Normalised<kKept>(dims, i) + x.x;
+        own_[dims][i + 1] = Normalised<kKept>(dims, i + 1) + x.y;
+        own_[dims][i + 2] = Normalised<kKept>(dims, i + 2) + x.z;
+        own_[dims][i + 3] = Normalised<kKept>(dims, i + 3) + x.w;
       }
     }
   }
@@ -874,46 +888,52 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   // Until the launches ahead have ended, what this one will read is asked for.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  if (threadIdx.x >= Traits::kThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
-    static_assert(2 * Traits::kHalves == 4);  // K or V of a ring to each of the four warps
-    // page_table, kv_head, group_begin, group_end
-    int4 item = __ldg(reinterpret_cast<const int4*>(args.items + index));
-    int next = __ldg(&args.items[index].next);
-    TileCopier<Traits> copier(args, place, shared,
-                              __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0));
-    copier.InitBarriers();
-    FenceBarrierInit();
-    copier.Prefetch(item);
-    SyncBlock<Traits::kBlockThreads>();
-    ArriveAtClusterRelaxed(place);
-    if (shared.items[0].column_count == 0) return;
-    WaitForLaunchesAhead();
-    for (;;) {
-      copier.CopyItem(item);
-      if (next < 0) return;
-      item = __ldg(reinterpret_cast<const int4*>(args.items + next));
-      next = __ldg(&args.items[next].next);
-    }
-  }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
-
   const auto copy_item = [&](int from, WorkItem* to) {
     if (threadIdx.x < sizeof(WorkItem) / 16) {
       CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
                   reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
     }
   };
-  copy_item(index, &shared.items[0]);
-  if (threadIdx.x == 128) {
-    for (int i = 0; i < Traits::kWarpgroups; ++i) {
-      shared.weights_published[i].Init(4);
-      shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
-    }
-    shared.published.Init(place.size);
-    shared.read.Init(place.size);
+  const bool copies = warpgroup == Traits::kThreads / 128;  // or else computes
+  static_assert(2 * Traits::kHalves == 4);  // K or V of a ring to each of the four warps that copy
+  TileCopier<Traits> copier(args, place, shared, __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0));
+  int4 copied_item = {};  // page_table, kv_head, group_begin, group_end
+  int next_copied = -1;
+  if (copies) {
+    copied_item = __ldg(reinterpret_cast<const int4*>(args.items + index));
+    next_copied = __ldg(&args.items[index].next);
+    copier.InitBarriers();
     FenceBarrierInit();
+    copier.Prefetch(copied_item);
+  } else {
+    copy_item(index, &shared.items[0]);
+    if (threadIdx.x == 128) {
+      for (int i = 0; i < Traits::kWarpgroups; ++i) {
+        shared.weights_published[i].Init(4);
+        shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
+      }
+      shared.published.Init(place.size);
+      shared.read.Init(place.size);
+      FenceBarrierInit();
+    }
+    WaitForCopies();
   }
+  __syncthreads();
+  ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
+  if (shared.items[0].column_count == 0) return;
+
+  if (copies) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
+    WaitForLaunchesAhead();
+    for (;;) {
+      copier.CopyItem(copied_item);
+      if (next_copied < 0) return;
+      copied_item = __ldg(reinterpret_cast<const int4*>(args.items + next_copied));
+      next_copied = __ldg(&args.items[next_copied].next);
+    }
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
+
   Warpgroup<Traits> state(args, shared, warpgroup);
   QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&](const WorkItem& item) {
@@ -937,10 +957,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     SyncThreads<Traits::kThreads>();
   };
 
-  WaitForCopies();
-  SyncBlock<Traits::kBlockThreads>();
-  ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
-  if (shared.items[0].column_count == 0) return;
   queries.Prefetch(args, shared.items[0]);
   WaitForLaunchesAhead();
   queries.Ask(args, shared.items[0], shared.raw, shared.columns);
