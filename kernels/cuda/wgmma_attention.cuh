@@ -104,6 +104,7 @@ struct WgmmaTraits {
     WorkItem items[2];
     float v_scale;
     CopyBarrier weights_published[kWarpgroups];  // one arrival a warp
+    CopyBarrier given;                           // likewise; a phase an item
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
     ClusterBarrier read;                         // o, by all blocks of the cluster
@@ -364,7 +365,7 @@ class Warpgroup {
   // Adds up what the warpgroups found, so that each holds one half of the block's normalised
   // output; brings to shared memory where it goes; writes the LSE unless the cluster merges it
   // first.
-  __device__ __forceinline__ void Combine(const WorkItem& item, bool of_cluster) {
+  __device__ __forceinline__ void Combine(const WorkItem& item, bool of_cluster, uint32_t parity) {
     const int column = ReduceRows(sum_, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int i = 0; i < kCells / 8; ++i) {
@@ -374,18 +375,11 @@ class Warpgroup {
     const int c = threadIdx.x;
     if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
     SyncThreads<Traits::kThreads>();
-    // The products are done, and the weights' place is free. (The barrier between is in one place:
-    // a barrier that threads reach in different places is an error to synccheck.)
+    // The products are done, and the weights' place is free.
     if (half() == 0) {
-      Give<1>();
+      Exchange<1>(parity);
     } else {
-      Give<0>();
-    }
-    SyncThreads<Traits::kThreads>();
-    if (half() == 0) {
-      Take<0>();
-    } else {
-      Take<1>();
+      Exchange<0>(parity);
     }
   }
 
@@ -457,44 +451,40 @@ class Warpgroup {
     StoreRelaxed((whole ? args_.lse : args_.partial_lse) + row, whole ? lse2 * kLn2 : lse2);
   }
 
-  static constexpr int kOwnFloats = Traits::kOwnColumns / 2;
-
-  // Element i of this thread's dimensions `dims` in one half of the output, normalised.
-  template <int kHalf>
-  __device__ __forceinline__ float Normalised(int dims, int i) const {
-    const int tile = i / 4 + (Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles);
-    const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
-    return o_[Traits::kDimsSplit ? kHalf * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
-           factor;
-  }
-
-  // Puts half kGiven of the output where the other warpgroup takes it.
+  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_. (Each
+  // warpgroup comes to a barrier of its own: bar.sync in two places is an error to synccheck.)
   template <int kGiven>
-  __device__ __forceinline__ void Give() const {
+  __device__ __forceinline__ void Exchange(uint32_t parity) {
+    constexpr int kKept = 1 - kGiven;
+    const int thread = threadIdx.x % 128;
+    constexpr int kOwnFloats = Traits::kOwnColumns / 2;
+    const auto element = [&](int half, int dims, int i) {
+      const int tile = i / 4 + (Traits::kDimsSplit ? 0 : half * Traits::kOwnTiles);
+      const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
+      return o_[Traits::kDimsSplit ? half * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
+             factor;
+    };
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
       for (int i = 0; i < kOwnFloats; i += 4) {
-        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][threadIdx.x % 128] =
-            make_float4(Normalised<kGiven>(dims, i), Normalised<kGiven>(dims, i + 1),
-                        Normalised<kGiven>(dims, i + 2), Normalised<kGiven>(dims, i + 3));
+        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][thread] =
+            make_float4(element(kGiven, dims, i), element(kGiven, dims, i + 1),
+                        element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
       }
     }
-  }
-
-  // Adds what the other warpgroup gave to half kKept of the output.
-  template <int kKept>
-  __device__ __forceinline__ void Take() {
+    __syncwarp();
+    if (lane_ == 0) shared_.given.Arrive();
+    shared_.given.Wait(parity);
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
       for (int i = 0; i < kOwnFloats; i += 4) {
-        const float4 x =
-            shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][threadIdx.x % 128];
-        own_[dims][i] = Normalised<kKept>(dims, i) + x.x;
-        own_[dims][i + 1] = Normalised<kKept>(dims, i + 1) + x.y;
-        own_[dims][i + 2] = Normalised<kKept>(dims, i + 2) + x.z;
-        own_[dims][i + 3] = Normalised<kKept>(dims, i + 3) + x.w;
+        const float4 x = shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][thread];
+        own_[dims][i] = element(kKept, dims, i) + x.x;
+        own_[dims][i + 1] = element(kKept, dims, i + 1) + x.y;
+        own_[dims][i + 2] = element(kKept, dims, i + 2) + x.z;
+        own_[dims][i + 3] = element(kKept, dims, i + 3) + x.w;
       }
     }
   }
@@ -912,6 +902,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         shared.weights_published[i].Init(4);
         shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
       }
+      shared.given.Init(Traits::kThreads / 32);
       shared.published.Init(place.size);
       shared.read.Init(place.size);
       FenceBarrierInit();
@@ -973,7 +964,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     const int group = item.group_begin + static_cast<int>(place.rank) * Traits::kTileGroups;
     state.AddTiles(item, group + warpgroup % Traits::kHalves * apart, Traits::kHalves * apart);
     WaitForCopies();
-    state.Combine(item, of_cluster);
+    state.Combine(item, of_cluster, static_cast<uint32_t>(item_parity));
     if (of_cluster) {
       SyncThreads<Traits::kThreads>();  // the halves give way to o
       state.Output([&](int column, int d, float2 x) {
