@@ -75,14 +75,10 @@ bool IsLong(const DeviceProperties& device, const AttentionShape& shape) {
 
 // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.
 // With 16, rows of 512 bytes leave it registers for eight warps a multiprocessor, too few to keep
-// memory busy; FP8 rows of 128 leave it twelve, which shows where nothing but memory counts.
-int32_t WidestMmaOnHopper(const DeviceProperties& device, const AttentionShape& shape,
-                          bool batch_invariant) {
-  constexpr int32_t kNext = kWidestMma / 2;
-  if (static_cast<int32_t>(SizeOf(shape.kv)) * shape.head_dim >= 512) return kNext;
-  if (batch_invariant || !IsFp8(shape.kv) || shape.head_dim != 128) return kWidestMma;
-  const bool many_jobs = 2 * int64_t{shape.sequences} * shape.kv_heads >= device.multiprocessors;
-  return many_jobs && IsLong(device, shape) ? kNext : kWidestMma;
+// memory busy.
+int32_t WidestMmaOnHopper(const AttentionShape& shape) {
+  const auto row_bytes = static_cast<int32_t>(SizeOf(shape.kv)) * shape.head_dim;
+  return row_bytes >= 512 ? kWidestMma / 2 : kWidestMma;
 }
 
 // What the blocks of a cluster found is merged without a detour through memory, but clusters are
@@ -144,7 +140,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
   choice.begins_early = hopper && options.begins_early;
-  if (hopper && columns > WidestMmaOnHopper(device, shape, options.batch_invariant)) {
+  if (hopper && columns > WidestMmaOnHopper(shape)) {
     choice.kind = KernelKind::kWgmma;
     choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
     choice.share_groups = kWgmmaShareGroups;
