@@ -113,28 +113,15 @@ class WarpBlock {
   // before_merging() is called once, when all that can be done without the partial is done.
   template <typename F>
   __device__ __forceinline__ void Run(F before_merging) {
-    bool first = true;
 #pragma unroll 1
-    for (int key = 0; key < entry_.token_count; key += kKeys, first = false) {
+    for (int key = 0; key < entry_.token_count; key += kKeys) {
       float s[2][4] = {};
       MultiplyKeys(key, s);
       float largest[2], sum[2];
       Weigh(key, s, largest, sum);
       const uint32_t p[4] = {Pack<kCompute>(s[0][0], s[0][1]), Pack<kCompute>(s[0][2], s[0][3]),
                              Pack<kCompute>(s[1][0], s[1][1]), Pack<kCompute>(s[1][2], s[1][3])};
-      if (first) {
-        before_merging();
-#pragma unroll
-        for (Column& c : columns_) {
-          if (c.alive) c.lse2 = args_.lse[c.pair] * kLog2E;
-        }
-      }
-      TileWeights weights[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        weights[i] = MergeLse(largest[i], sum[i], key + kKeys >= entry_.token_count, columns_[i]);
-      }
-      MergeValues(key, p, weights);
+      Merge(key, p, largest, sum, before_merging);
     }
     __syncwarp();  // the quad has read what one of it is about to write
 #pragma unroll
@@ -244,32 +231,55 @@ class WarpBlock {
     return {before * inverse, sum == 0.0f ? 0.0f : added * __fdividef(inverse, sum)};
   }
 
-  // Products of the weights and a tile of values, into the result.
-  __device__ __forceinline__ void MergeValues(int first_key, const uint32_t (&p)[4],
-                                              const TileWeights (&weights)[2]) const {
+  // Products of the weights and a tile of values, into the result. Everything is asked for before
+  // anything is waited for: values first, which no launch ahead writes; the partial's LSE together
+  // with its output.
+  template <typename F>
+  __device__ __forceinline__ void Merge(int first_key, const uint32_t (&p)[4],
+                                        const float (&largest)[2], const float (&sum)[2],
+                                        F before_merging) {
     float* o[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       o[i] = args_.o + size_t(columns_[i].pair) * kHeadDim + Place() * 4;
     }
+    TileWeights weights[2];
 #pragma unroll 1
     for (int begin = 0; begin < kVectors; begin += kVectorsAtOnce) {
       uint32_t v[kVectorsAtOnce][4];
-      float4 before[kVectorsAtOnce][2];
 #pragma unroll
       for (int i = 0; i < kVectorsAtOnce; ++i) {
-        const int d = (begin + i) * 16;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (columns_[half].alive) {
-            before[i][half] = *reinterpret_cast<const float4*>(o[half] + d);
-          }
-        }
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           const int key = first_key + Place() * 2 + word % 2 + word / 2 * 8;
-          v[i][word] = From::Two(args_.v, args_.kv_dtype, TokenElement(key) + d + Quad() * 2,
-                                 key < entry_.token_count);
+          v[i][word] =
+              From::Two(args_.v, args_.kv_dtype, TokenElement(key) + (begin + i) * 16 + Quad() * 2,
+                        key < entry_.token_count);
+        }
+      }
+      if (begin == 0 && first_key == 0) {
+        before_merging();
+#pragma unroll
+        for (Column& c : columns_) {
+          if (c.alive) c.lse2 = args_.lse[c.pair];
+        }
+      }
+      float4 before[kVectorsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (columns_[half].alive) {
+            before[i][half] = *reinterpret_cast<const float4*>(o[half] + (begin + i) * 16);
+          }
+        }
+      }
+      if (begin == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (first_key == 0 && columns_[i].alive) columns_[i].lse2 *= kLog2E;
+          weights[i] =
+              MergeLse(largest[i], sum[i], first_key + kKeys >= entry_.token_count, columns_[i]);
         }
       }
 #pragma unroll
