@@ -101,23 +101,24 @@ using LoggerPtr = std::shared_ptr<const telemetry::Logger>;
 // second ends the process.
 class SignalThread {
  public:
-  // Construct before any other thread starts: they inherit the mask, so that only this one is told.
-  explicit SignalThread(LoggerPtr log) : log_(std::move(log)) {
+  // Construct before any other thread starts, those of CUDA included: they inherit the mask, so
+  // that only this one is told.
+  SignalThread() {
     sigemptyset(&signals_);
     for (const int signal_number : {SIGTERM, SIGINT, kWake}) sigaddset(&signals_, signal_number);
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
   ~SignalThread() { Stop(); }
 
-  void Start(std::function<void()> drain) {
-    thread_ = std::thread([this, drain = std::move(drain)] {
+  void Start(LoggerPtr log, std::function<void()> drain) {
+    thread_ = std::thread([this, log = std::move(log), drain = std::move(drain)] {
       const int first = Wait();
       if (first == kWake) return;
-      log_->Info("draining", {{"signal", first}});
+      log->Info("draining", {{"signal", first}});
       drain();
       const int second = Wait();
       if (second == kWake) return;
-      log_->Warning("leaving at once", {{"signal", second}});
+      log->Warning("leaving at once", {{"signal", second}});
       _exit(128 + second);
     });
   }
@@ -137,7 +138,6 @@ class SignalThread {
     return signal_number;
   }
 
-  const LoggerPtr log_;
   sigset_t signals_;
   std::thread thread_;
 };
@@ -258,6 +258,8 @@ constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 1;
 
 int Main() {
+  SignalThread signals;
+  signal(SIGPIPE, SIG_IGN);
   absl::StatusOr<WorkerOptions> options = OptionsFromFlags();
   if (!options.ok()) {
     const bool usage = absl::IsInvalidArgument(options.status());
@@ -273,9 +275,6 @@ int Main() {
   if (absl::GetFlag(FLAGS_trace_spans) < 0) {
     return Fail(absl::InvalidArgumentError("--trace_spans: must be >= 0"), kExitUsage);
   }
-
-  SignalThread signals(*log);
-  signal(SIGPIPE, SIG_IGN);
 
   AdminServer admin;
   const std::string admin_address = absl::GetFlag(FLAGS_admin_listen);
@@ -300,7 +299,7 @@ int Main() {
   if (*metrics_server != nullptr) {
     (*log)->Info("serving metrics", {{"port", (*metrics_server)->port()}});
   }
-  signals.Start([&worker] { worker.Drain(); });
+  signals.Start(*log, [&worker] { worker.Drain(); });
   const absl::Status status = worker.Run();
   signals.Stop();
   if (!status.ok()) return Fail(status, kExitRefused);
