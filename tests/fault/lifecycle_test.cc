@@ -122,6 +122,8 @@ TEST_F(Lifecycle, ADrainingCoordinatorIsNotReadyAndAnswersWhatItAccepted) {
   StartAll({"--batch_window=1s"});  // so that a call is open for a while
   SequenceHost host(stub_, 1);
   ASSERT_TRUE(host.Open().ok());
+  // (The call that opened it may have been answered and still be counted.)
+  EXPECT_TRUE(Eventually(kPatience, [&] { return CallsOpen() == 0; }));
   grpc::Status accepted;
   std::thread call([&] { accepted = host.Step(1); });
   EXPECT_TRUE(Eventually(kPatience, [&] { return CallsOpen() > 0; }));
@@ -179,6 +181,7 @@ TEST_F(Lifecycle, PeersThatAreGoneOrHangHoldNobody) {
   ASSERT_TRUE(host.Open().ok());
   // A worker hangs in the middle of a step: the step's deadline ends the drain.
   workers_[1]->Pause();
+  EXPECT_TRUE(Eventually(kPatience, [&] { return CallsOpen() == 0; }));
   grpc::Status status;
   std::thread call([&] { status = host.Step(1); });
   EXPECT_TRUE(Eventually(kPatience, [&] { return CallsOpen() > 0; }));
