@@ -41,10 +41,7 @@ struct WgmmaTraits {
   static constexpr DType kCompute = ComputeType(kKv);
   static constexpr int kHeadDim = kHeadDimension;
   static constexpr int kColumns = kColumnCount;
-  // The columns of a warpgroup: all, or parts that have warpgroups of their own for the same keys.
-  static constexpr int kPartColumns = kColumns;
-  static constexpr int kParts = kColumns / kPartColumns;
-  static constexpr int kTiles = kPartColumns / 8;  // of 8 columns, in an accumulator
+  static constexpr int kTiles = kColumns / 8;  // of 8 columns, in an accumulator
   static constexpr int kRowBytes = kHeadDim * int(SizeOf(kKv));
   static constexpr int kPanels = kRowBytes / kKeyPanelBytes;
   static constexpr int kQuadsPerVector = kVectorBytes / (4 * int(SizeOf(kKv)));
@@ -53,8 +50,7 @@ struct WgmmaTraits {
   static constexpr int kTileGroups = 4;  // a warpgroup's 64 tokens
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * int(SizeOf(kKv));
-  static constexpr int kHalves = 2;  // the tiles of a block are dealt to so many, each a ring
-  static constexpr int kWarpgroups = kHalves * kParts;
+  static constexpr int kWarpgroups = 2;  // a block's tiles are dealt to them; a ring each
   static constexpr int kThreads = 128 * kWarpgroups;  // that compute
   static constexpr int kWarps = kThreads / 32;
   // One more warpgroup, which copies and gives its registers to those that compute.
@@ -65,18 +61,16 @@ struct WgmmaTraits {
   // all, the columns'.
   static constexpr bool kDimsSplit = kDimTiles > 1;
   static constexpr int kOwnDimTiles = kDimsSplit ? kDimTiles / 2 : 1;
-  static constexpr int kOwnColumns = kDimsSplit ? kPartColumns : kPartColumns / 2;
+  static constexpr int kOwnColumns = kDimsSplit ? kColumns : kColumns / 2;
   static constexpr int kOwnTiles = kOwnColumns / 8;
   static constexpr int kOwnVectors = kOwnDimTiles * kOwnColumns / 8;  // of four floats
   // The next tile's scores are multiplied right behind this tile's values, where registers allow
   // it: FP8 needs them for widening.
-  static constexpr bool kTogether = kParts == 1 && SizeOf(kKv) == 2 && kHeadDim <= 128;
-  // Where there are few, V waits until the weights are stored.
-  static constexpr bool kReadsValuesLast = kParts > 1;
+  static constexpr bool kTogether = SizeOf(kKv) == 2 && kHeadDim <= 128;
   // Registers of a computing and of a copying thread. There are no more than the block began with,
   // the same for all its threads: a warp that asks for more waits for ever.
-  static constexpr int kRegisters = kParts == 1 ? 240 : 112;
-  static constexpr int kCopyingRegisters = kParts == 1 ? 24 : 32;
+  static constexpr int kRegisters = 240;
+  static constexpr int kCopyingRegisters = 24;
   static constexpr int kRegistersAtBegin = 65536 / kBlockThreads / 8 * 8;
   static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
                 kRegistersAtBegin * kBlockThreads);
@@ -87,19 +81,19 @@ struct WgmmaTraits {
       struct {
         alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
         union {
-          alignas(1024) std::byte p[kWarpgroups][2][kPartColumns * kTileRowBytes];
+          alignas(1024) std::byte p[kWarpgroups][2][kColumns * kTileRowBytes];
           std::byte raw[kColumns * kHeadDim * 4];        // queries as they come
           float4 halves[kWarpgroups][kOwnVectors][128];  // of O, for the warpgroup that adds it up
         };
       };
       float o[kColumns][kHeadDim + 4];  // the block's, for its cluster
     };
-    ColumnPair pairs[kWarpgroups][kPartColumns / 2];
-    float reference[kWarpgroups][kPartColumns];
-    alignas(16) float factor[kWarpgroups][kPartColumns];
-    float of_warps[kWarps][kPartColumns];  // the warps' maxima, later their sums
-    float lse2[kColumns];                  // of the block, in base 2
-    int target[kColumns];                  // the row of O or of the workspace, -1 for none
+    ColumnPair pairs[kWarpgroups][kColumns / 2];
+    float reference[kWarpgroups][kColumns];
+    alignas(16) float factor[kWarpgroups][kColumns];
+    float of_warps[kWarps][kColumns];  // the warps' maxima, later their sums
+    float lse2[kColumns];              // of the block, in base 2
+    int target[kColumns];              // the row of O or of the workspace, -1 for none
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
@@ -115,12 +109,12 @@ struct WgmmaTraits {
   using Stage = std::byte[kTileBytes];
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStages =
-      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kHalves);
+      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups);
   static_assert(kStages >= 2);
   struct Shared : Fixed {
-    alignas(128) Stage stages[kHalves][kStages];
-    CopyBarrier full[kHalves][kStages];
-    CopyBarrier empty[kHalves][kStages];  // one arrival a warp that reads it
+    alignas(128) Stage stages[kWarpgroups][kStages];
+    CopyBarrier full[kWarpgroups][kStages];
+    CopyBarrier empty[kWarpgroups][kStages];  // one arrival a warp that reads it
   };
 };
 
@@ -154,7 +148,7 @@ class TileCopier {
         values_(warp % 2 != 0),
         first_((static_cast<int>(place.rank) + half_ * static_cast<int>(place.size)) *
                Traits::kTileGroups),
-        apart_(Traits::kHalves * static_cast<int>(place.size) * Traits::kTileGroups),
+        apart_(Traits::kWarpgroups * static_cast<int>(place.size) * Traits::kTileGroups),
         shift_(args.page_shift - 4) {
     if (values_) place_.Advance();
   }
@@ -166,7 +160,7 @@ class TileCopier {
     if (values_) {
       shared_.full[half_][lane].Init(1);
     } else {
-      shared_.empty[half_][lane].Init(4 * Traits::kParts);
+      shared_.empty[half_][lane].Init(4);
     }
   }
 
@@ -353,7 +347,7 @@ class Warpgroup {
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < Traits::kPartColumns / 2; ++i) o_[tile][i] = 0.0f;
+      for (int i = 0; i < Traits::kColumns / 2; ++i) o_[tile][i] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kCells; ++i) sum_[i] = 0.0f;
@@ -376,7 +370,7 @@ class Warpgroup {
     if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
     SyncThreads<Traits::kThreads>();
     // The products are done, and the weights' place is free.
-    if (half() == 0) {
+    if (warpgroup_ == 0) {
       Exchange<1>(parity);
     } else {
       Exchange<0>(parity);
@@ -386,9 +380,8 @@ class Warpgroup {
   // store(column, d, x) takes dimensions d and d + 1 of a column of the block's normalised output.
   template <typename Store>
   __device__ __forceinline__ void Output(Store store) const {
-    const int first_column =
-        part() * Traits::kPartColumns + (Traits::kDimsSplit ? 0 : half() * Traits::kOwnColumns);
-    const int first_tile = Traits::kDimsSplit ? half() * Traits::kOwnDimTiles : 0;
+    const int first_column = Traits::kDimsSplit ? 0 : warpgroup_ * Traits::kOwnColumns;
+    const int first_tile = Traits::kDimsSplit ? warpgroup_ * Traits::kOwnDimTiles : 0;
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
       const int d = DimsOfTile<Traits>(first_tile + dims);
@@ -405,9 +398,7 @@ class Warpgroup {
 
  private:
   // Which half of the tiles and which part of the columns this warpgroup has.
-  __device__ __forceinline__ int half() const { return warpgroup_ % Traits::kHalves; }
-  __device__ __forceinline__ int part() const { return warpgroup_ / Traits::kHalves; }
-  static constexpr int kCells = Traits::kPartColumns / 4;  // columns of a thread
+  static constexpr int kCells = Traits::kColumns / 4;  // columns of a thread
 
   // The first of the two columns that this thread holds of a tile of eight.
   __device__ __forceinline__ int ColumnOf(int tile) const { return tile * 8 + lane_ % 4 * 2; }
@@ -416,27 +407,25 @@ class Warpgroup {
   }
 
   __device__ __forceinline__ void CombineColumn(const WorkItem& item, bool of_cluster, int c) {
-    const int first = c / Traits::kPartColumns * Traits::kHalves;  // of the column's warpgroups
-    const int of_part = c % Traits::kPartColumns;
-    float sums[Traits::kHalves] = {};
+    float sums[Traits::kWarpgroups] = {};
     float reference = kNoReference;
 #pragma unroll
-    for (int g = 0; g < Traits::kHalves; ++g) {
+    for (int g = 0; g < Traits::kWarpgroups; ++g) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) sums[g] += shared_.of_warps[4 * (first + g) + w][of_part];
-      reference = fmaxf(reference, shared_.reference[first + g][of_part]);
+      for (int w = 0; w < 4; ++w) sums[g] += shared_.of_warps[4 * g + w][c];
+      reference = fmaxf(reference, shared_.reference[g][c]);
     }
-    float factors[Traits::kHalves];
+    float factors[Traits::kWarpgroups];
     float sum = 0.0f;
 #pragma unroll
-    for (int g = 0; g < Traits::kHalves; ++g) {
-      factors[g] = Exp2(shared_.reference[first + g][of_part] - reference);
+    for (int g = 0; g < Traits::kWarpgroups; ++g) {
+      factors[g] = Exp2(shared_.reference[g][c] - reference);
       sum += factors[g] * sums[g];
     }
     const float inverse = sum == 0.0f ? 0.0f : __fdividef(shared_.v_scale, sum);
 #pragma unroll
-    for (int g = 0; g < Traits::kHalves; ++g) {
-      shared_.factor[first + g][of_part] = factors[g] * inverse;
+    for (int g = 0; g < Traits::kWarpgroups; ++g) {
+      shared_.factor[g][c] = factors[g] * inverse;
     }
     const float lse2 = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - Traits::kBias;
     shared_.lse2[c] = lse2;
@@ -535,11 +524,10 @@ class Warpgroup {
       WgmmaWait();
       FenceRegisters(s_);
       FenceOutput();
-      if (!Traits::kReadsValuesLast) ReadValues(ranges, group);
+      ReadValues(ranges, group);
       if (Traits::kTogether && more) ReadKeys();
       parity_ ^= 1;
       PublishWeights(StoreWeights(ranges, group, keys));
-      if (Traits::kReadsValuesLast) ReadValues(ranges, group);
       WidenValues(values);
       FenceValues(values);
     }
@@ -553,8 +541,8 @@ class Warpgroup {
 
   // Bring K and V of the next tile into registers, when they are there.
   __device__ __forceinline__ void ReadKeys() {
-    shared_.full[half()][place_.stage].Wait(place_.parity);
-    const std::byte* at = shared_.stages[half()][place_.stage] + warp_ * Traits::kGroupBytes +
+    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
+    const std::byte* at = shared_.stages[warpgroup_][place_.stage] + warp_ * Traits::kGroupBytes +
                           TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
 #pragma unroll
     for (int panel = 0; panel < Traits::kPanels; ++panel) {
@@ -569,8 +557,8 @@ class Warpgroup {
     // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
     const bool whole =
         first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
-    shared_.full[half()][place_.stage].Wait(place_.parity);
-    const std::byte* v = shared_.stages[half()][place_.stage];
+    shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
+    const std::byte* v = shared_.stages[warpgroup_][place_.stage];
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
       cuda::ReadValues<Traits>(v + i * Traits::kGroupBytes, v_[i]);
@@ -590,7 +578,7 @@ class Warpgroup {
   }
   __device__ __forceinline__ void LeaveStage() {
     __syncwarp();
-    if (lane_ == 0) shared_.empty[half()][place_.stage].Arrive();
+    if (lane_ == 0) shared_.empty[warpgroup_][place_.stage].Arrive();
     place_.Advance();
   }
 
@@ -635,9 +623,8 @@ class Warpgroup {
   __device__ __forceinline__ void MultiplyKeys(const uint32_t (&a)[kSteps][4]) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint64_t tile = TileDescriptor(SharedAddress(shared_.q[step * 16 / kTileSlots]) +
-                                           part() * (Traits::kPartColumns * kTileRowBytes));
-      Wgmma<Traits::kCompute, Traits::kPartColumns>(
+      const uint64_t tile = TileDescriptor(SharedAddress(shared_.q[step * 16 / kTileSlots]));
+      Wgmma<Traits::kCompute, Traits::kColumns>(
           s_, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
     }
   }
@@ -645,13 +632,13 @@ class Warpgroup {
   __device__ __forceinline__ void MultiplyValues(
       const uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) {
     const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
-                                      parity_ * (Traits::kPartColumns * kTileRowBytes));
+                                      parity_ * (Traits::kColumns * kTileRowBytes));
 #pragma unroll
     for (int i = 0; i < Traits::kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        Wgmma<Traits::kCompute, Traits::kPartColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
-                                                      true);
+        Wgmma<Traits::kCompute, Traits::kColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
+                                                  true);
       }
     }
   }
@@ -684,8 +671,7 @@ class Warpgroup {
   }
   // Whether the column of a tile's element i may see its slot.
   __device__ __forceinline__ bool Visible(int tile, int i, int first_slot) const {
-    const RowKeys keys =
-        shared_.columns.keys[part() * Traits::kPartColumns + ColumnOf(tile) + i % 2];
+    const RowKeys keys = shared_.columns.keys[ColumnOf(tile) + i % 2];
     const int slot = first_slot + i / 2 * 2;
     return slot >= keys.begin && slot < keys.end;
   }
@@ -709,7 +695,7 @@ class Warpgroup {
   __device__ __forceinline__ bool StoreWeights(int group) {
     const int slot = FirstSlot(group);
     const uint32_t p = SharedAddress(shared_.p[warpgroup_][0]) +
-                       parity_ * (Traits::kPartColumns * kTileRowBytes) +
+                       parity_ * (Traits::kColumns * kTileRowBytes) +
                        SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
     uint32_t largest = 0;
     // All loads come before the first store: the hardware would keep their order.
@@ -753,8 +739,7 @@ class Warpgroup {
   __device__ __forceinline__ void MakeLogits(const TileRanges& item, int group) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      const float2 scale = *reinterpret_cast<const float2*>(
-          &shared_.columns.scale[part() * Traits::kPartColumns + ColumnOf(tile)]);
+      const float2 scale = *reinterpret_cast<const float2*>(&shared_.columns.scale[ColumnOf(tile)]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
     }
@@ -788,10 +773,9 @@ class Warpgroup {
   // No key has been seen yet.
   __device__ __forceinline__ void ResetReferences() {
     const int c = threadIdx.x % 128;
-    if (c < Traits::kPartColumns) {
+    if (c < Traits::kColumns) {
       shared_.reference[warpgroup_][c] = kNoReference;
-      shared_.pairs[warpgroup_][c / 2].scale[c % 2] =
-          shared_.columns.scale[part() * Traits::kPartColumns + c];
+      shared_.pairs[warpgroup_][c / 2].scale[c % 2] = shared_.columns.scale[c];
     }
   }
 
@@ -818,7 +802,7 @@ class Warpgroup {
     if (weighed) WithdrawWeights();
     FindPeaks();
     const int c = threadIdx.x % 128;
-    if (c < Traits::kPartColumns) {
+    if (c < Traits::kColumns) {
       float& reference = shared_.reference[warpgroup_][c];
       float raised = reference;
 #pragma unroll
@@ -856,8 +840,8 @@ class Warpgroup {
   RingPlace<Traits> place_;      // of the next tile
   uint32_t parity_ = 0;          // of the weights' two places
   uint32_t weights_parity_ = 0;  // of the phase of weights_published
-  float s_[Traits::kPartColumns / 2];
-  float o_[Traits::kDimTiles][Traits::kPartColumns / 2];
+  float s_[Traits::kColumns / 2];
+  float o_[Traits::kDimTiles][Traits::kColumns / 2];
   float own_[Traits::kOwnDimTiles][Traits::kOwnColumns / 2];  // of the block's output
   uint4 k_[Traits::kPanels][2] = {};
   uint32_t v_[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
@@ -885,7 +869,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
   };
   const bool copies = warpgroup == Traits::kThreads / 128;  // or else computes
-  static_assert(2 * Traits::kHalves == 4);  // K or V of a ring to each of the four warps that copy
+  static_assert(2 * Traits::kWarpgroups ==
+                4);  // K or V of a ring to each of the four warps that copy
   TileCopier<Traits> copier(args, place, shared, __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0));
   int4 copied_item = {};  // page_table, kv_head, group_begin, group_end
   int next_copied = -1;
@@ -959,10 +944,10 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     const bool has_next = item.next >= 0;
     if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
     // The cluster's blocks take tiles in turn, and so do a block's warpgroups.
-    static_assert(Traits::kHalves == 2);
+    static_assert(Traits::kWarpgroups == 2);
     const int apart = static_cast<int>(place.size) * Traits::kTileGroups;
     const int group = item.group_begin + static_cast<int>(place.rank) * Traits::kTileGroups;
-    state.AddTiles(item, group + warpgroup % Traits::kHalves * apart, Traits::kHalves * apart);
+    state.AddTiles(item, group + warpgroup * apart, Traits::kWarpgroups * apart);
     WaitForCopies();
     state.Combine(item, of_cluster, static_cast<uint32_t>(item_parity));
     if (of_cluster) {
