@@ -1,6 +1,5 @@
 #include "worker/self_test.h"
 
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "collective/in_process.h"
 #include "collective/memory_rendezvous.h"
+#include "kernels/half.h"
 #include "worker/executor.h"
 #include "worker/status_macros.h"
 
@@ -46,12 +46,11 @@ CacheSpec Spec() {
   return spec;
 }
 
-// `row_values[i]`, `width` times, for each i; exact in bf16.
+// `row_values[i]`, `width` times, for each i, in bf16.
 std::vector<uint16_t> Rows(std::initializer_list<float> row_values, int32_t width) {
   std::vector<uint16_t> rows;
   for (const float value : row_values) {
-    const auto bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    rows.insert(rows.end(), static_cast<size_t>(width), bits);
+    rows.insert(rows.end(), static_cast<size_t>(width), Bf16FromFloat(value));
   }
   return rows;
 }
