@@ -3,11 +3,15 @@
 
 One query row, head dim 128, 32 query heads over 8 kv heads; and once more with 8 over 8, which has a
 quarter of the arithmetic for the same memory. Every round times, one after another, each after the
-same pause, and on the same number of threads: the kernel in bf16, the kernel in FP8 (e4m3), a loop
-that only reads the bf16 cache from one end to the other, and
+same pause, and on the same number of threads: a loop that only reads the bf16 cache from one end to
+the other, the kernel in bf16, the kernel in FP8 (e4m3), and
 torch.nn.functional.scaled_dot_product_attention in bf16 in each of the ways it can be given grouped
 heads. All are given the same normally distributed tensors, and before anything is timed their
-outputs are compared. Medians over the rounds are compared; PyTorch counts with its fastest way.
+outputs are compared. Just before each is timed its own threads read other data, so that it finds
+them awake and the processor's caches without what it is about to read.
+
+Times are medians over the rounds, PyTorch's those of its fastest way. As memory may change its speed
+from one second to the next, ratios are medians of the rounds' ratios.
 
 "In cache" is the kernel with every page of the table the same one: what it takes when nothing comes
 from memory. Where that is near the time itself, arithmetic bounds the kernel and not memory.
@@ -33,6 +37,7 @@ os.environ.setdefault("OMP_PLACES", "cores")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+OTHER_DATA_BYTES = 256 << 20  # several times what a processor's last cache holds
 PAUSE_S = 0.02  # PyTorch's threads spin for a while after their work
 
 # Error of an output as a share of PyTorch's, in root mean square. FP8 has a mantissa of 3 bits.
@@ -128,27 +133,33 @@ def compare_outputs(kernel, ways):
             raise SystemExit(f"{name} is off by {error:.4f} of PyTorch's output")
 
 
-def timed(body):
+def timed_cold(body, other):
+    other.sum()
     start = time.perf_counter()
     body()
     return time.perf_counter() - start
 
 
+def median_ratio(over, under):
+    return statistics.median(x / y for x, y in zip(over, under))
+
+
 def measure(args, kernel, q_heads, kv_heads, tokens):
+    other = torch.ones(OTHER_DATA_BYTES // 4)
     tensors = Tensors(args, q_heads, kv_heads, tokens)
     kernel.load(tensors)
     with torch.inference_mode():
         torch_names = torch_ways(tensors)
         compare_outputs(kernel, torch_names)
     ways = {
-        "bf16": lambda: kernel.seconds("bf16"),
         "read": lambda: kernel.seconds("read"),
+        "bf16": lambda: kernel.seconds("bf16"),
         "fp8_e4m3": lambda: kernel.seconds("fp8_e4m3"),
         "bf16_resident": lambda: kernel.seconds("bf16", "resident"),
         "fp8_e4m3_resident": lambda: kernel.seconds("fp8_e4m3", "resident"),
     }
     for name, body in torch_names.items():
-        ways[name] = lambda body=body: timed(body)
+        ways[name] = lambda body=body: timed_cold(body, other)
     samples = {name: [] for name in ways}
 
     def round_of(record):
@@ -178,9 +189,9 @@ def measure(args, kernel, q_heads, kv_heads, tokens):
         "torch_fastest": fastest,
         "read_gb_per_s": cache_bytes / median["read"] / 1e9,
         "bf16_gb_per_s": cache_bytes / median["bf16"] / 1e9,
-        "vs_torch": median[fastest] / median["bf16"],
-        "of_read": median["read"] / median["bf16"],
-        "fp8_over_bf16": median["bf16"] / median["fp8_e4m3"],
+        "vs_torch": median_ratio(samples[fastest], samples["bf16"]),
+        "of_read": median_ratio(samples["read"], samples["bf16"]),
+        "fp8_over_bf16": median_ratio(samples["bf16"], samples["fp8_e4m3"]),
     }
 
 

@@ -58,7 +58,7 @@ constexpr int32_t PlanesAhead(size_t plane_bytes, int32_t planes) {
 constexpr int32_t HeadsPerJob(int32_t kv_heads, int32_t query_vectors, int64_t head_chunks,
                               int threads) {
   const int64_t most = std::max(1, kMaxQueryVectors / query_vectors);
-  const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{4} * threads);
+  const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{2} * threads);
   return static_cast<int32_t>(std::clamp<int64_t>(fair, 1, std::min<int64_t>(kv_heads, most)));
 }
 

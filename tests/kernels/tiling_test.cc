@@ -55,7 +55,7 @@ TEST(TilingTest, MoreBlocksOfQueriesAskForMoreLines) {
 
 TEST(TilingTest, HeadsShareAJobWhileThreadsStayBusy) {
   EXPECT_EQ(HeadsPerJob(8, 4, 8 * 128, 2), 8);    // decode of one long sequence on few threads
-  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 2), 4);      // a short one: tasks enough to end together
+  EXPECT_EQ(HeadsPerJob(8, 4, 8 * 2, 2), 4);      // a short one: tasks enough to end together
   EXPECT_EQ(HeadsPerJob(8, 4, 8 * 4, 64), 1);     // more threads than work
   EXPECT_EQ(HeadsPerJob(8, 4, 8, 1), 8);          // one thread has nobody to wait for
   EXPECT_EQ(HeadsPerJob(8, 4, 0, 2), 1);          // nothing to do
