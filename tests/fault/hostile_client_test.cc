@@ -159,10 +159,16 @@ TEST_F(HostileClient, AMessageThatInflatesIsNotInflated) {
       grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
   v1::AttendRequest request = AttendOf(spec_, "m", 1, position_, 1);
   constexpr size_t kInflated = size_t{192} << 20;  // about 190 KB on the wire
+  // A sanitizer keeps several bytes of its own for each that is touched.
+#ifdef TRIBUTARY_SHORT_GRID
+  constexpr size_t kAllowed = kInflated / 2;
+#else
+  constexpr size_t kAllowed = kInflated / 4;
+#endif
   request.mutable_q()->mutable_inline_()->assign(kInflated, '\0');
   EXPECT_THAT(Send(request.SerializeAsString(), kAttend, channel).error_code(),
               AnyOf(StatusCode::UNIMPLEMENTED, StatusCode::RESOURCE_EXHAUSTED));
-  EXPECT_LT(PeakMemory(), peak_ + kInflated / 4);
+  EXPECT_LT(PeakMemory(), peak_ + kAllowed);
   EXPECT_TRUE(Serves());
 }
 
