@@ -1,11 +1,11 @@
 // Attention of few columns (8 or 16) over a paged cache, at the speed of memory, on sm_80 and
 // later.
 //
-// Every warp is on its own: it reads 16 tokens of K and V straight from global memory into the
-// registers from which it multiplies (page_layout.h stores them in that order), and asks for its
-// next 16 tokens as soon as the registers are free. Nothing is shared between warps until a piece
-// of work ends, so nothing waits and there is no pipeline to fill: a thousand tokens cost little
-// more than the latency of memory.
+// Every warp is on its own: it reads 16 tokens of K and V (32 where their rows are short) straight
+// from global memory into the registers from which it multiplies (page_layout.h stores them in that
+// order), and asks for its next tokens as soon as the registers are free. Nothing is shared between
+// warps until a piece of work ends, so nothing waits and there is no pipeline to fill: a thousand
+// tokens cost little more than the latency of memory.
 //
 //   S^T = K Q^T      tokens in M, columns in N: with 8 columns nothing is padded
 //   O^T += V^T P^T   dimensions in M; P^T is S^T transposed back in registers (movmatrix)
@@ -18,6 +18,10 @@
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
+
+// A warp that has more groups than this in its first item asks L2 for two steps of them before the
+// launches ahead have ended, not for one: it gains more than the copies that come before it lose.
+inline constexpr int kLongItem = 16;
 
 template <DType kKvType, int kHeadDimension, int kColumnTiles, int kBlocks>
 struct MmaTraits {
@@ -33,6 +37,8 @@ struct MmaTraits {
   static constexpr int kDimTiles = kHeadDim / 16;
   static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
   static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
+  // Groups of tokens that a warp takes in a step: two where one is too little to keep memory busy.
+  static constexpr int kGroups = kGroupBytes <= 1024 ? 2 : 1;
   static constexpr int kBlocksPerMultiprocessor = kBlocks;
   // As many warps as the accumulators and one group of K and V leave registers for.
   static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
@@ -41,7 +47,10 @@ struct MmaTraits {
                                                      : 8) /
                                 kBlocksPerMultiprocessor;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+  // A reference is set so far below the logit that it follows, which saves adding the bias of
+  // columns.cuh to every weight; and so much may a logit exceed its reference.
+  static constexpr float kBelow = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+  static constexpr float kLargest = kBelow + kHeadroom;
 
   struct Shared {
     uint4 q[kTiles][kHeadDim / 32][32];                 // operand B of K Q^T, as the lanes take it
@@ -54,51 +63,65 @@ struct MmaTraits {
   };
 };
 
-// The 16 tokens a warp works on, or has asked for.
+// The tokens a warp works on, or has asked for.
 template <typename Traits>
 struct Tokens {
-  uint4 k[Traits::kPanels][2];
-  uint4 v[Traits::kValueVectors];
+  uint4 k[Traits::kGroups][Traits::kPanels][2];
+  uint4 v[Traits::kGroups][Traits::kValueVectors];
 };
 
-// The groups of 16 tokens of an item that a warp takes: as many apart as the cluster has warps.
+// The groups of 16 tokens of an item that a warp takes, kGroups at a time: as many apart as the
+// cluster has warps.
 template <typename Traits>
 class GroupCursor {
  public:
   __device__ GroupCursor(const AttentionArgs& args, int warp, int warps)
       : args_(args), warp_(warp), warps_(warps) {}
 
-  // Goes to the warp's first group of an item, given by its first 16 bytes.
+  // Goes to the warp's first groups of an item, given by its first 16 bytes.
   __device__ void Start(int4 item) {
     pages_ = args_.page_tables + item.x;
     head_ = item.y;
     group_ = item.z + warp_;
     end_ = item.w;
-    FetchPage();
+    FetchPages(0);
   }
-  __device__ void Advance() {
-    group_ += warps_;
-    FetchPage();
+  // Asks for the pages of the next step, once the Keys of this one have been taken: a step ahead,
+  // because the compiler has one counter for all loads that are under way at the end of a step, so
+  // that whoever waits for a page waits for the tokens, too.
+  __device__ void FetchNextPages() { FetchPages(Traits::kGroups); }
+  __device__ void Advance() { group_ += Traits::kGroups * warps_; }
+  __device__ bool Done() const { return !Has(0); }
+  // Whether the item has the i-th of the groups; those behind the first kGroups come later.
+  __device__ bool Has(int i) const { return group_ + i * warps_ < end_; }
+  // Whether the launch ahead may still be writing one of the groups.
+  __device__ bool IsLate() const {
+    return group_ + (Traits::kGroups - 1) * warps_ + args_.late_groups >= end_;
   }
-  __device__ bool Done() const { return group_ >= end_; }
-  // Whether the launch ahead may still be writing the group, which is not past the end.
-  __device__ bool IsLate() const { return group_ + args_.late_groups >= end_; }
-  __device__ int group() const { return group_; }
 
-  // The group's K in the warp's page; V lies kv_heads planes further.
-  __device__ const std::byte* Keys() const {
-    const int shift = args_.page_shift - 4;
-    const size_t plane = Traits::kGroupBytes << shift;
-    return args_.cache + (size_t(page_) * 2 * args_.kv_heads + head_) * plane +
-           size_t(group_ & ((1 << shift) - 1)) * Traits::kGroupBytes;
-  }
+  // The i-th group's K in the warp's page; V lies kv_heads planes further.
+  __device__ const std::byte* Keys(int i) const { return KeysIn(i, page_[i]); }
+  // The same for the groups that come later.
+  __device__ const std::byte* LaterKeys(int i) const { return KeysIn(i, FetchPage(i)); }
   __device__ size_t ValuesAfterKeys() const {
     return (size_t(args_.kv_heads) * Traits::kGroupBytes) << (args_.page_shift - 4);
   }
 
  private:
-  __device__ void FetchPage() {
-    if (!Done()) page_ = __ldg(pages_ + (group_ >> (args_.page_shift - 4)));
+  __device__ int FetchPage(int i) const {
+    return __ldg(pages_ + ((group_ + i * warps_) >> (args_.page_shift - 4)));
+  }
+  __device__ void FetchPages(int first) {
+#pragma unroll
+    for (int i = 0; i < Traits::kGroups; ++i) {
+      if (Has(first + i)) page_[i] = FetchPage(first + i);
+    }
+  }
+  __device__ const std::byte* KeysIn(int i, int page) const {
+    const int shift = args_.page_shift - 4;
+    const size_t plane = Traits::kGroupBytes << shift;
+    return args_.cache + (size_t(page) * 2 * args_.kv_heads + head_) * plane +
+           size_t((group_ + i * warps_) & ((1 << shift) - 1)) * Traits::kGroupBytes;
   }
 
   const AttentionArgs& args_;
@@ -108,7 +131,7 @@ class GroupCursor {
   int group_ = 0;
   int end_ = 0;
   int head_ = 0;
-  int page_ = 0;
+  int page_[Traits::kGroups] = {};
 };
 
 // Asks for the 16 tokens that LoadKeys and LoadValues will read.
@@ -144,42 +167,48 @@ __device__ __forceinline__ void LoadValues(const std::byte* values,
   for (int i = 0; i < Traits::kValueVectors; ++i) v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
 }
 
-// S^T of one group: s[tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4) + {0,
-// 1}.
+// S^T of the groups: s[group][tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4)
+// + {0, 1}.
 template <typename Traits>
-__device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kPanels][2],
+__device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kGroups][Traits::kPanels][2],
                                        const typename Traits::Shared& shared,
-                                       float (&s)[Traits::kTiles][4]) {
+                                       float (&s)[Traits::kGroups][Traits::kTiles][4]) {
   const int lane = threadIdx.x % 32;
-  // Two chains of additions, half as long.
-  float odd[Traits::kTiles][4] = {};
+  // What would be one chain of additions is two, half as long.
+  constexpr bool kTwoChains = Traits::kGroups * Traits::kTiles == 1;
+  float odd[4] = {};
 #pragma unroll
-  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+  for (int g = 0; g < Traits::kGroups; ++g) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[tile][i] = 0.0f;
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[g][tile][i] = 0.0f;
+    }
   }
 #pragma unroll
   for (int step = 0; step < Traits::kHeadDim / 32; ++step) {  // two products of depth 16
     constexpr int kStepsPerPanel = Traits::kQuadsPerVector / 2;
     const int panel = step / kStepsPerPanel;
     const int quad = step % kStepsPerPanel * 2;
-    uint32_t a[2][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      WidenQuad<Traits::kKv>(k[panel][0], quad + i, a[i][0], a[i][2]);
-      WidenQuad<Traits::kKv>(k[panel][1], quad + i, a[i][1], a[i][3]);
-    }
+    for (int g = 0; g < Traits::kGroups; ++g) {
+      uint32_t a[2][4];
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      const uint4 q = shared.q[tile][step][lane];
-      Mma16x8x16<Traits::kCompute>(s[tile], a[0], q.x, q.y);
-      Mma16x8x16<Traits::kCompute>(odd[tile], a[1], q.z, q.w);
+      for (int i = 0; i < 2; ++i) {
+        WidenQuad<Traits::kKv>(k[g][panel][0], quad + i, a[i][0], a[i][2]);
+        WidenQuad<Traits::kKv>(k[g][panel][1], quad + i, a[i][1], a[i][3]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < Traits::kTiles; ++tile) {
+        const uint4 q = shared.q[tile][step][lane];
+        Mma16x8x16<Traits::kCompute>(s[g][tile], a[0], q.x, q.y);
+        Mma16x8x16<Traits::kCompute>(kTwoChains ? odd : s[g][tile], a[1], q.z, q.w);
+      }
     }
   }
+  if constexpr (kTwoChains) {
 #pragma unroll
-  for (int tile = 0; tile < Traits::kTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[tile][i] += odd[tile][i];
+    for (int i = 0; i < 4; ++i) s[0][0][i] += odd[i];
   }
 }
 
@@ -204,31 +233,48 @@ struct Accumulator {
   }
 
   // Turns logits into weights, in place.
-  __device__ void Weigh(float (&s)[Traits::kTiles][4]) {
+  __device__ void Weigh(float (&s)[Traits::kGroups][Traits::kTiles][4]) {
     float excess = 0.0f;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) excess = fmaxf(excess, s[tile][i] - reference[tile][i % 2]);
+      for (int c = 0; c < 2; ++c) {
+        excess = fmaxf(excess, Largest(s, tile, c) - reference[tile][c]);
+      }
     }
-    if (__any_sync(0xffffffffu, excess > kHeadroom)) RaiseReference(s);
+    if (__any_sync(0xffffffffu, excess > Traits::kLargest)) RaiseReference(s);
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+    for (int g = 0; g < Traits::kGroups; ++g) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[tile][i] = Exp2(s[tile][i] - reference[tile][i % 2] + Traits::kBias);
-        sum[tile][i % 2] += s[tile][i];
+      for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[g][tile][i] = Exp2(s[g][tile][i] - reference[tile][i % 2]);
+          sum[tile][i % 2] += s[g][tile][i];
+        }
       }
     }
   }
 
-  // Moves the references up to the largest logits so far, and what was summed with them.
-  __device__ void RaiseReference(const float (&s)[Traits::kTiles][4]) {
+  // This thread's largest logit of a column.
+  static __device__ float Largest(const float (&s)[Traits::kGroups][Traits::kTiles][4], int tile,
+                                  int c) {
+    float largest = fmaxf(s[0][tile][c], s[0][tile][c + 2]);
+#pragma unroll
+    for (int g = 1; g < Traits::kGroups; ++g) {
+      largest = fmaxf(largest, fmaxf(s[g][tile][c], s[g][tile][c + 2]));
+    }
+    return largest;
+  }
+
+  // Moves the references up to what the largest logits so far ask for, and with them what was
+  // summed.
+  __device__ void RaiseReference(const float (&s)[Traits::kGroups][Traits::kTiles][4]) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float raised = fmaxf(reference[tile][c], fmaxf(s[tile][c], s[tile][c + 2]));
+        float raised = fmaxf(reference[tile][c], Largest(s, tile, c) - Traits::kBelow);
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2) {
           raised = fmaxf(raised, __shfl_xor_sync(0xffffffffu, raised, mask));
@@ -270,26 +316,46 @@ struct Accumulator {
   }
 };
 
-// From raw products to logits in base 2, with the keys outside a column's range at -inf.
+// From raw products to logits in base 2.
 template <typename Traits>
-__device__ __forceinline__ void MaskScores(const AttentionArgs& args, const WorkItem& item,
-                                           const ColumnState<Traits::kColumns>& columns,
-                                           const float (&scale)[Traits::kTiles][2], int group,
+__device__ __forceinline__ void ScaleScores(const AttentionArgs& args,
+                                            const float (&scale)[Traits::kTiles][2],
+                                            float (&s)[Traits::kGroups][Traits::kTiles][4]) {
+#pragma unroll
+  for (int g = 0; g < Traits::kGroups; ++g) {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[g][tile][i] *= scale[tile][i % 2];
+    }
+  }
+  if (args.soft_cap <= 0.0f) return;
+#pragma unroll
+  for (int g = 0; g < Traits::kGroups; ++g) {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) CapLogits(args.soft_cap, s[g][tile]);
+  }
+}
+
+// Sets logits of keys outside their column's range, or behind the item's end, to -inf.
+template <typename Traits>
+__device__ __forceinline__ void MaskScores(const WorkItem& item,
+                                           const ColumnState<Traits::kColumns>& columns, int group,
                                            float (&s)[Traits::kTiles][4]) {
   const int lane = threadIdx.x % 32;
-  const int first = group * kGroupTokens;
-  const bool dense = first >= item.dense_begin && first + kGroupTokens <= item.dense_end;
+  const int first = group * kGroupTokens + TokenOfRow(lane / 4);
+  const bool missing = Traits::kGroups > 1 && group >= item.group_end;
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[tile][i] *= scale[tile][i % 2];
-    if (args.soft_cap > 0.0f) CapLogits(args.soft_cap, s[tile]);
-    if (dense) continue;
+    for (int c = 0; c < 2; ++c) {
+      const RowKeys keys = columns.keys[tile * 8 + lane % 4 * 2 + c];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const RowKeys keys = columns.keys[tile * 8 + lane % 4 * 2 + i % 2];
-      const int slot = first + TokenOfRow(lane / 4) + i / 2 * 2;
-      if (slot < keys.begin || slot >= keys.end) s[tile][i] = EmptyLse<float>();
+      for (int i = 0; i < 2; ++i) {
+        const int slot = first + 2 * i;
+        if (slot < keys.begin || slot >= keys.end || missing)
+          s[tile][2 * i + c] = EmptyLse<float>();
+      }
     }
   }
 }
@@ -298,9 +364,7 @@ __device__ __forceinline__ void MaskScores(const AttentionArgs& args, const Work
 template <typename Traits>
 __device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int group,
                                                 uint4 (&v)[Traits::kValueVectors]) {
-  const int first = group * kGroupTokens;
-  if (first >= item.key_begin && first + kGroupTokens <= item.key_end) return;
-  const uint32_t alive = AliveTokens(item, first + threadIdx.x % 4 * kQuadTokens);
+  const uint32_t alive = AliveTokens(item, group * kGroupTokens + threadIdx.x % 4 * kQuadTokens);
 #pragma unroll
   for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v[i], alive);
 }
@@ -384,12 +448,33 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
 
   Tokens<Traits> tokens;
   GroupCursor<Traits> next(args, warp, warps);
+  // Groups that a step lacks will weigh nothing; their values must be numbers all the same.
+  const std::byte* keys[Traits::kGroups] = {};
+  const auto load_keys = [&] {
+    if (next.IsLate()) WaitForLaunchesAhead();
+#pragma unroll
+    for (int i = 0; i < Traits::kGroups; ++i) {
+      if (i > 0 && !next.Has(i)) continue;
+      keys[i] = next.Keys(i);
+      LoadKeys<Traits>(keys[i], tokens.k[i]);
+    }
+    next.FetchNextPages();
+  };
+  const auto load_values = [&] {
+#pragma unroll
+    for (int i = 0; i < Traits::kGroups; ++i) {
+      if (i > 0 && !next.Has(i)) {
+#pragma unroll
+        for (uint4& v : tokens.v[i]) v = make_uint4(0, 0, 0, 0);
+      } else {
+        LoadValues<Traits>(keys[i] + next.ValuesAfterKeys(), tokens.v[i]);
+      }
+    }
+  };
   const auto load_tokens = [&] {
     if (next.Done()) return;
-    if (next.IsLate()) WaitForLaunchesAhead();
-    const std::byte* keys = next.Keys();
-    LoadKeys<Traits>(keys, tokens.k);
-    LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+    load_keys();
+    load_values();
   };
   QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&] {
@@ -412,10 +497,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   // to write no more than the end of a sequence, it is read, too.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  const WorkItem& first = args.items[index];
+  const WorkItem first = args.items[index];
   copy_item(index, &shared.items[0]);
   next.Start(*reinterpret_cast<const int4*>(&first));
-  if (!next.Done()) PrefetchGroup<Traits>(next.Keys(), next.ValuesAfterKeys());
+#pragma unroll
+  for (int i = 0; i < Traits::kGroups; ++i) {
+    if (next.Has(i)) PrefetchGroup<Traits>(next.Keys(i), next.ValuesAfterKeys());
+  }
+  if (next.Has(kLongItem)) {
+#pragma unroll
+    for (int i = Traits::kGroups; i < 2 * Traits::kGroups; ++i) {
+      PrefetchGroup<Traits>(next.LaterKeys(i), next.ValuesAfterKeys());
+    }
+  }
   queries.Prefetch(args, first);
   if (args.late_groups == 0 || first.column_count == 0) WaitForLaunchesAhead();
   if (first.column_count == 0) return;
@@ -448,26 +542,38 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       next.Start(next_item);
       load_tokens();
     }
-    for (int group = begin; in_item; group += warps) {
-      // What to ask for when the registers are free: this item's next group or the next item's
+    for (int group = begin; in_item; group += Traits::kGroups * warps) {
+      // What to ask for when the registers are free: this item's next groups or the next item's
       // first.
       next.Advance();
       in_item = !next.Done();
       if (!in_item && has_next) next.Start(next_item);
       const bool more = !next.Done();
-      float s[Traits::kTiles][4];
+      float s[Traits::kGroups][Traits::kTiles][4];
       Scores<Traits>(tokens.k, shared, s);
-      const std::byte* keys = nullptr;
-      if (more) {
-        if (next.IsLate()) WaitForLaunchesAhead();
-        keys = next.Keys();
-        LoadKeys<Traits>(keys, tokens.k);
+      if (more) load_keys();
+      ScaleScores<Traits>(args, scale, s);
+      const int last = group + (Traits::kGroups - 1) * warps;
+      // There, and seen by every column.
+      const bool dense = group * kGroupTokens >= item.dense_begin &&
+                         (last + 1) * kGroupTokens <= item.dense_end &&
+                         (Traits::kGroups == 1 || last < item.group_end);
+      if (!dense) {
+#pragma unroll
+        for (int i = 0; i < Traits::kGroups; ++i) {
+          MaskScores<Traits>(item, shared.columns, group + i * warps, s[i]);
+        }
       }
-      MaskScores<Traits>(args, item, shared.columns, scale, group, s);
       acc.Weigh(s);
-      ClearDeadValues<Traits>(item, group, tokens.v);
-      acc.AddValues(tokens.v, s);
-      if (more) LoadValues<Traits>(keys + next.ValuesAfterKeys(), tokens.v);
+      if (!dense) {
+#pragma unroll
+        for (int i = 0; i < Traits::kGroups; ++i) {
+          ClearDeadValues<Traits>(item, group + i * warps, tokens.v[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < Traits::kGroups; ++i) acc.AddValues(tokens.v[i], s[i]);
+      if (more) load_values();
     }
 
     PublishSums<Traits>(acc, shared);
@@ -476,7 +582,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     WaitForLaunchesAhead();           // who follows is behind them, too, whatever was read here
     SyncThreads<Traits::kThreads>();  // the queries' place is free, the next item is there
     if (has_next) queries.Load(args, shared.items[parity ^ 1]);
-    CombineWarps(shared.warps, ValueScale(args, item), Traits::kBias);
+    CombineWarps(shared.warps, ValueScale(args, item), /*bias=*/0.0f);
     SyncThreads<Traits::kThreads>();
     StoreTile<Traits>(args, item, 0, of_cluster, shared);
 #pragma unroll
