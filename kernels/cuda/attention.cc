@@ -9,6 +9,7 @@
 #include "kernels/cuda/mma_attention.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/wgmma_attention.h"
+#include "kernels/cuda/wgmma_fp8_attention.h"
 #include "kernels/validate.h"
 
 namespace tributary::cuda {
@@ -81,18 +82,31 @@ int32_t WidestMmaOnHopper(const AttentionShape& shape) {
   return row_bytes >= 512 ? kWidestMma / 2 : kWidestMma;
 }
 
+// Slots of a sequence of which a block's warpgroups have four tiles each.
+constexpr int64_t kFewTiles = 4 * 16 * int64_t{kWgmmaShareGroups};
+
+// Whether a cluster to each job leaves so little to a block that cutting jobs would not be worth
+// the merging.
+bool OneClusterAJob(const AttentionShape& shape, int32_t size) {
+  return shape.total_keys > 0 && shape.total_keys <= int64_t{shape.sequences} * size * kFewTiles;
+}
+
 // What the blocks of a cluster found is merged without a detour through memory, but clusters are
 // clumsy to deal work to: so they are as large as leaves three to a job. Pieces of wide blocks are
-// so large that a pair to a job still gains. Clusters of more than a pair leave multiprocessors
-// idle, about one in ten: a long call loses more by that than merging costs.
+// so large that a pair to a job still gains, and a larger cluster where nothing is left to cut.
+// Clusters of more than a pair leave multiprocessors idle, about one in ten: a long call loses more
+// by that than merging costs.
 int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
                     const KernelChoice& choice, int32_t columns) {
   const int64_t jobs =
       int64_t{shape.sequences} * shape.kv_heads * ((columns + choice.columns - 1) / choice.columns);
+  const bool wide = choice.kind == KernelKind::kWgmma;
   for (int32_t size = IsLong(device, shape) ? 2 : kMaxClusterSize; size > 1; size /= 2) {
-    if (3 * jobs <= Clusters(device, size)) return size;
+    const int32_t clusters = Clusters(device, size);
+    if (3 * jobs <= clusters) return size;
+    if (wide && jobs <= clusters && (size == 2 || OneClusterAJob(shape, size))) return size;
   }
-  return choice.kind == KernelKind::kWgmma && jobs <= Clusters(device, 2) ? 2 : 1;
+  return 1;
 }
 
 template <DType kKv, int kHeadDim>
@@ -102,6 +116,11 @@ cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, const Gri
     return DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
       return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, grid, stream);
     });
+  }
+  if constexpr (IsFp8(kKv) && kHeadDim == 128) {
+    if (choice.columns == 64 && args.q_dtype == DType::kBf16 && args.soft_cap == 0.0f) {
+      return RunWgmmaFp8Attention<kKv>(args, grid, stream);
+    }
   }
   if (choice.columns == 32) return RunWgmmaAttention<kKv, kHeadDim, 32>(args, grid, stream);
   if constexpr (kHeadDim <= 128) return RunWgmmaAttention<kKv, kHeadDim, 64>(args, grid, stream);

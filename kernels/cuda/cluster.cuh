@@ -80,6 +80,20 @@ __device__ __forceinline__ float LoadFloatIn(uint32_t address) {
   return x;
 }
 
+// Stores to the shared memory of another block of the cluster.
+__device__ __forceinline__ void StoreFloat4In(uint32_t address, float4 x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x),
+               "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void StoreFloatIn(uint32_t address, float x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+#endif
+}
+
 // A barrier of the computing threads of all blocks of a cluster. Other threads, which may be far
 // ahead or gone, take no part: the cluster's own barrier would wait for them.
 class ClusterBarrier {

@@ -65,15 +65,15 @@ struct PowerOfTwo {
   float inverse;
 };
 
-// The power of two that brings the largest of a query's elements just below 2^14: f16 then neither
-// overflows nor loses small elements, whatever the range of a bf16 or f32 query.
+// The power of two that brings the largest of a query's elements just below 2^kBits.
+template <int kBits>
 __device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
   const int exponent = static_cast<int>(__float_as_uint(max_abs) >> 23);  // biased
   if (max_abs == 0.0f || exponent == 255)
     return {1.0f, 1.0f};  // nothing to do, or infinite, or NaN
-  const int clamped = max(exponent, 14);
-  return {__uint_as_float(uint32_t(267 - clamped) << 23),
-          __uint_as_float(uint32_t(clamped - 13) << 23)};
+  const int clamped = max(exponent, kBits);
+  return {__uint_as_float(uint32_t(253 + kBits - clamped) << 23),
+          __uint_as_float(uint32_t(clamped - kBits + 1) << 23)};
 }
 
 // The query row of the item's sequence to which a column of its block belongs.
@@ -128,7 +128,8 @@ __device__ __forceinline__ uint4 PackQuery(DType type, const uint4 (&raw)[2], fl
     for (int lane = kVectors / 2; lane > 0; lane /= 2) {
       max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
     }
-    const PowerOfTwo normaliser = QueryNormaliser(max_abs);
+    // f16 then neither overflows nor loses small elements, whatever the range of the query.
+    const PowerOfTwo normaliser = QueryNormaliser<14>(max_abs);
 #pragma unroll
     for (int e = 0; e < 8; ++e) x[e] *= normaliser.value;
     scale *= normaliser.inverse;
@@ -203,9 +204,11 @@ class QueryStager {
 
 // The same through shared memory, for many columns: `raw` takes the queries as they come, each
 // thread's own. What would keep them in registers is more code than there is time to fetch.
-template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
+template <int kHeadDim, int kColumns, int kThreads>
 class QueryCopier {
  public:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+
   // Asks L2 for what Ask will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
     const int bytes = kHeadDim * static_cast<int>(SizeOf(args.q_dtype));
@@ -245,10 +248,12 @@ class QueryCopier {
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
-  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
-  template <typename Store>
+  // x = pack(words, scale) makes of eight elements as they come what the products take, and enters
+  // into scale what it changed; store(column, vector, x) takes dimensions [8 * vector, 8 * vector +
+  // 8) of a column.
+  template <typename Pack, typename Store>
   __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
-                         ColumnState<kColumns>& state, Store store) {
+                         ColumnState<kColumns>& state, Pack pack, Store store) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
@@ -258,7 +263,7 @@ class QueryCopier {
       uint4 words[2] = {from[0]};
       if (bytes == 32) words[1] = from[1];
       float scale = args.sm_scale * k_scale_;
-      const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
+      const auto x = pack(words, scale);
       store(column, unit % kVectors, x);
       if (unit % kVectors == 0) {
         state.scale[column] =
@@ -268,7 +273,6 @@ class QueryCopier {
   }
 
  private:
-  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
   static constexpr int kOfThread = kColumns * kVectors / kThreads;
   static_assert(kOfThread * kThreads == kColumns * kVectors);
 

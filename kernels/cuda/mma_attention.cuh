@@ -149,12 +149,13 @@ __device__ __forceinline__ void PrefetchGroup(const std::byte* keys, size_t valu
 template <typename Traits>
 __device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
   const int lane = threadIdx.x % 32;
-  const std::byte* at = keys + TokenOfRow(lane / 4) * kKeyPanelBytes + lane % 4 * kVectorBytes;
+  const std::byte* at =
+      keys + lane / 4 * kKeyPanelBytes + KeyChunk(lane / 4, lane % 4) * kVectorBytes;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      k[panel][half] = LoadStreaming(at + (panel * kGroupTokens + half * 2) * kKeyPanelBytes);
+      k[panel][half] = LoadStreaming(at + (panel * kGroupTokens + half * 8) * kKeyPanelBytes);
     }
   }
 }

@@ -7,7 +7,10 @@
 // needs no knowledge of it.
 //
 // Tokens are taken in groups of 16 (a page holds one or more whole groups).
-//   K: [group][row bytes / 64][16 tokens][64 bytes]: row-major in panels 64 bytes wide.
+//   K: [group][row bytes / 64][16 rows][64 bytes]: panels 64 bytes wide. Tokens take rows in the
+//   order
+//      in which a warp multiplies them (KeyRow), and within every eight rows 16-byte chunks are
+//      exchanged as warpgroup products want them in shared memory (PTX ISA, 64-byte swizzle).
 //   V: [group][head_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
 //      consecutive tokens of one dimension lie side by side, because V enters the product
 //      transposed.
@@ -29,14 +32,24 @@ TRIBUTARY_HOST_DEVICE constexpr int ValueVectorDims(int element_bytes) {
   return kVectorBytes / (kQuadTokens * element_bytes);
 }
 
+// The row of a panel that a token of a group takes: its row of a product of 16, see TokenOfRow.
+TRIBUTARY_HOST_DEVICE constexpr int KeyRow(int token) {
+  return token % kQuadTokens / 2 * 8 + token / kQuadTokens * 2 + token % 2;
+}
+
+// Where a 16-byte chunk of a row of a panel lies, in chunks from the row's first.
+TRIBUTARY_HOST_DEVICE constexpr int KeyChunk(int row, int chunk) { return chunk ^ (row / 2 % 4); }
+
 // Byte offset, in a head's K plane, of dimension d of a token (a slot of the page).
 TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int head_dim,
                                                  int element_bytes) {
   const int group = token / kGroupTokens;
   const int byte = d * element_bytes;
+  const int row = KeyRow(token % kGroupTokens);
+  const int chunk = KeyChunk(row, byte % kKeyPanelBytes / kVectorBytes);
   return size_t(group) * kGroupTokens * head_dim * element_bytes +
          size_t(byte / kKeyPanelBytes) * kGroupTokens * kKeyPanelBytes +
-         size_t(token % kGroupTokens) * kKeyPanelBytes + size_t(byte % kKeyPanelBytes);
+         size_t(row) * kKeyPanelBytes + size_t(chunk) * kVectorBytes + size_t(byte % kVectorBytes);
 }
 
 // The same for V.

@@ -147,7 +147,7 @@ __device__ __forceinline__ PowerOfTwo NormaliserOf(float max_abs) {
     if (!(max_abs > 0x1p-100f && max_abs < 0x1p100f)) return {1.0f, 1.0f};
     return {kLargest / max_abs, max_abs / kLargest};
   } else {
-    return QueryNormaliser(max_abs);
+    return QueryNormaliser<14>(max_abs);
   }
 }
 

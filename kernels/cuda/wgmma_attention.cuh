@@ -25,6 +25,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -47,11 +48,10 @@ struct WgmmaTraits {
   static constexpr int kQuadsPerVector = kVectorBytes / (4 * int(SizeOf(kKv)));
   static constexpr int kDimTiles = kHeadDim / 64;
   static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
-  static constexpr int kTileGroups = 4;  // a warpgroup's 64 tokens
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * int(SizeOf(kKv));
-  static constexpr int kWarpgroups = 2;  // a block's tiles are dealt to them; a ring each
-  static constexpr int kThreads = 128 * kWarpgroups;  // that compute
+  static constexpr int kWarpgroups = kComputeWarpgroups;  // a ring each
+  static constexpr int kThreads = 128 * kWarpgroups;      // that compute
   static constexpr int kWarps = kThreads / 32;
   // One more warpgroup, which copies and gives its registers to those that compute.
   static constexpr int kBlockThreads = kThreads + 128;
@@ -118,20 +118,6 @@ struct WgmmaTraits {
   };
 };
 
-// A place in a ring.
-template <typename Traits>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void Advance() {
-    if (++stage == Traits::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // A copying warp: brings K or V of one half of the tiles of every item, in order, a lane to a group
 // of 16 tokens. Each such ring and half has a warp of its own: the hardware takes the copies of a
 // warp's lanes one by one, and a single warp is too slow for all.
@@ -142,14 +128,11 @@ class TileCopier {
 
   __device__ TileCopier(const AttentionArgs& args, const ClusterPlace& place, Shared& shared,
                         int warp)
-      : args_(args),
-        shared_(shared),
+      : shared_(shared),
         half_(warp / 2),
         values_(warp % 2 != 0),
-        first_((static_cast<int>(place.rank) + half_ * static_cast<int>(place.size)) *
-               Traits::kTileGroups),
-        apart_(Traits::kWarpgroups * static_cast<int>(place.size) * Traits::kTileGroups),
-        shift_(args.page_shift - 4) {
+        turns_(place, half_),
+        source_(args, values_) {
     if (values_) place_.Advance();
   }
 
@@ -164,36 +147,32 @@ class TileCopier {
     }
   }
 
-  // Asks for the first tiles of an item, given by its first 16 bytes.
+  // Asks L2 for the first tiles of an item, given by its first 16 bytes.
   __device__ void Prefetch(int4 item) const {
-    const int lane = threadIdx.x % 32;
-    const int tile = lane / Traits::kTileGroups;
-    const int group = item.z + first_ + tile * apart_ + lane % Traits::kTileGroups;
-    if (2 * tile >= Traits::kStages || group >= item.w) return;
-    BulkPrefetch(Source(item, group, Page(item, group)), Traits::kGroupBytes);
+    source_.Prefetch(item, turns_, (Traits::kStages + 1) / 2);
   }
 
   __device__ void CopyItem(int4 item) {
     const int lane = threadIdx.x % 32;
-    int group = item.z + first_;
-    const bool copies = lane < Traits::kTileGroups;
-    int page = copies && group + lane < item.w ? Page(item, group + lane) : 0;
-    for (; group < item.w; group += apart_) {
-      const int next = group + apart_ + lane;
-      const int next_page = copies && next < item.w ? Page(item, next) : 0;
+    int group = item.z + turns_.first;
+    const bool copies = lane < kTileGroups;
+    int page = copies && group + lane < item.w ? source_.Page(item, group + lane) : 0;
+    for (; group < item.w; group += turns_.apart) {
+      const int next = group + turns_.apart + lane;
+      const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
       // The stage's previous use ended with the phase before this one.
       if (2 * copied_ + (values_ ? 1 : 0) >= Traits::kStages) {
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
       CopyBarrier& full = shared_.full[half_][place_.stage];
       if (lane == 0) {
-        full.ArriveAndExpect(min(Traits::kTileGroups, item.w - group) *
-                             uint32_t(Traits::kGroupBytes));
+        full.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
       }
       __syncwarp();
       if (copies && group + lane < item.w) {
         BulkCopy(shared_.stages[half_][place_.stage] + lane * Traits::kGroupBytes,
-                 Source(item, group + lane, page), uint32_t(Traits::kGroupBytes), full, ReadOnce());
+                 source_.At(item, group + lane, page), uint32_t(Traits::kGroupBytes), full,
+                 ReadOnce());
       }
       place_.Advance();
       place_.Advance();
@@ -203,24 +182,12 @@ class TileCopier {
   }
 
  private:
-  __device__ int Page(int4 item, int group) const {
-    return __ldg(args_.page_tables + item.x + (group >> shift_));
-  }
-  __device__ const std::byte* Source(int4 item, int group, int page) const {
-    const size_t plane = Traits::kGroupBytes << shift_;
-    const size_t head = item.y + (values_ ? args_.kv_heads : 0);
-    return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
-           size_t(group & ((1 << shift_) - 1)) * Traits::kGroupBytes;
-  }
-
-  const AttentionArgs& args_;
   Shared& shared_;
   const int half_;
   const bool values_;
-  const int first_;  // of its tiles, in groups from the item's first
-  const int apart_;  // groups from one of its tiles to the next
-  const int shift_;
-  RingPlace<Traits> place_;
+  const TileTurns turns_;
+  const GroupSource<int(Traits::kGroupBytes)> source_;
+  RingPlace<Traits::kStages> place_;
   int copied_ = 0;  // tiles
 };
 
@@ -278,20 +245,6 @@ __device__ __forceinline__ void WidenValueWords(const uint32_t (&words)[Traits::
   }
 }
 
-// What of an item its tiles need, kept in registers.
-struct TileRanges {
-  int key_begin, key_end;
-  int dense_begin, dense_end;
-  int group_end;
-
-  __device__ explicit TileRanges(const WorkItem& item)
-      : key_begin(item.key_begin),
-        key_end(item.key_end),
-        dense_begin(item.dense_begin),
-        dense_end(item.dense_end),
-        group_end(item.group_end) {}
-};
-
 // Reduces, over the eight lanes that hold a tile's rows, the values of a thread's kCount columns
 // (two of each tile of eight). Each of these lanes is left with kCount / 8 of the columns, from the
 // one returned on; they are neighbours.
@@ -313,16 +266,6 @@ __device__ __forceinline__ int ReduceRows(float (&x)[kCount], Op op) {
   halve(std::integral_constant<int, kCount / 4>{}, 8);
   halve(std::integral_constant<int, kCount / 8>{}, 16);
   return first / 2 * 8 + lane % 4 * 2 + first % 2;
-}
-
-// Zero, and the same in all lanes for all that the compiler knows. What is found from an address
-// with it stays in uniform registers. Without it the compiler keeps the address of shared memory in
-// each lane, as branches around the copies of queries need it, and every product of the loop waits
-// for its descriptor to be brought from there.
-__device__ __forceinline__ uint32_t UniformZero() {
-  uint32_t zero;
-  asm volatile("mov.u32 %0, 0;" : "=r"(zero));
-  return __shfl_sync(0xffffffffu, zero, 0);
 }
 
 // What a tile's scores are: raw products, all of them visible or not, or logits, -inf where a
@@ -407,37 +350,20 @@ class Warpgroup {
   }
 
   __device__ __forceinline__ void CombineColumn(const WorkItem& item, bool of_cluster, int c) {
-    float sums[Traits::kWarpgroups] = {};
-    float reference = kNoReference;
+    PerWarpgroup sums = {};
 #pragma unroll
     for (int g = 0; g < Traits::kWarpgroups; ++g) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) sums[g] += shared_.of_warps[4 * g + w][c];
-      reference = fmaxf(reference, shared_.reference[g][c]);
+      for (int w = 0; w < 4; ++w) sums.of[g] += shared_.of_warps[4 * g + w][c];
     }
-    float factors[Traits::kWarpgroups];
-    float sum = 0.0f;
-#pragma unroll
-    for (int g = 0; g < Traits::kWarpgroups; ++g) {
-      factors[g] = Exp2(shared_.reference[g][c] - reference);
-      sum += factors[g] * sums[g];
-    }
-    const float inverse = sum == 0.0f ? 0.0f : __fdividef(shared_.v_scale, sum);
-#pragma unroll
-    for (int g = 0; g < Traits::kWarpgroups; ++g) {
-      shared_.factor[g][c] = factors[g] * inverse;
-    }
-    const float lse2 = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - Traits::kBias;
-    shared_.lse2[c] = lse2;
-    const bool whole = item.partial_count == 1;
-    int row = -1;
-    if (c < item.column_count) {
-      row = whole ? static_cast<int>(OutputIndex(args_, item, c))
-                  : (item.partial_begin + item.partial_index) * Traits::kColumns + c;
-    }
-    shared_.target[c] = row;
-    if (of_cluster || row < 0) return;
-    StoreRelaxed((whole ? args_.lse : args_.partial_lse) + row, whole ? lse2 * kLn2 : lse2);
+    const ColumnSum sum = SumOfWarpgroups(sums, {shared_.reference[0][c], shared_.reference[1][c]},
+                                          shared_.v_scale, Traits::kBias);
+    shared_.factor[0][c] = sum.factors[0];
+    shared_.factor[1][c] = sum.factors[1];
+    shared_.lse2[c] = sum.lse2;
+    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, c);
+    shared_.target[c] = row.index;
+    if (!of_cluster) StoreLse(args_, row, sum.lse2);
   }
 
   // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_. (Each
@@ -480,7 +406,7 @@ class Warpgroup {
 
   __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart) {
     uint32_t keys[kSteps][4];
-    uint32_t values[Traits::kTileGroups][Traits::kDimTiles][4];
+    uint32_t values[kTileGroups][Traits::kDimTiles][4];
     ReadKeys();
     WidenKeys(keys);
     FenceKeys(keys);
@@ -543,29 +469,28 @@ class Warpgroup {
   __device__ __forceinline__ void ReadKeys() {
     shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
     const std::byte* at = shared_.stages[warpgroup_][place_.stage] + warp_ * Traits::kGroupBytes +
-                          TokenOfRow(lane_ / 4) * kKeyPanelBytes + lane_ % 4 * kVectorBytes;
+                          lane_ / 4 * kKeyPanelBytes +
+                          KeyChunk(lane_ / 4, lane_ % 4) * kVectorBytes;
 #pragma unroll
     for (int panel = 0; panel < Traits::kPanels; ++panel) {
       const auto* low = reinterpret_cast<const uint4*>(at + panel * kGroupTokens * kKeyPanelBytes);
       k_[panel][0] = *low;
-      k_[panel][1] = low[2 * kKeyPanelBytes / kVectorBytes];
+      k_[panel][1] = low[8 * kKeyPanelBytes / kVectorBytes];
     }
     LeaveStage();
   }
   __device__ __forceinline__ void ReadValues(const TileRanges& item, int first_group) {
     const int first = first_group * kGroupTokens;
-    // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
-    const bool whole =
-        first >= item.key_begin && first + Traits::kTileGroups * kGroupTokens <= item.key_end;
+    const bool whole = SeesTile(item, first);
     shared_.full[warpgroup_][place_.stage].Wait(place_.parity);
     const std::byte* v = shared_.stages[warpgroup_][place_.stage];
 #pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
+    for (int i = 0; i < kTileGroups; ++i) {
       cuda::ReadValues<Traits>(v + i * Traits::kGroupBytes, v_[i]);
     }
     if (!whole) {
 #pragma unroll
-      for (int i = 0; i < Traits::kTileGroups; ++i) {
+      for (int i = 0; i < kTileGroups; ++i) {
         const uint32_t alive =
             AliveTokens(item, first + i * kGroupTokens + lane_ % 4 * kQuadTokens);
 #pragma unroll
@@ -601,9 +526,9 @@ class Warpgroup {
   }
   // V as operand A.
   __device__ __forceinline__ void WidenValues(
-      uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
+      uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) const {
 #pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
+    for (int i = 0; i < kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
         WidenValueWords<Traits>(v_[i][tile], a[i][tile]);
@@ -611,9 +536,9 @@ class Warpgroup {
     }
   }
   __device__ __forceinline__ void FenceValues(
-      uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) const {
+      uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) const {
 #pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
+    for (int i = 0; i < kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) FenceRegisters(a[i][tile]);
     }
@@ -630,11 +555,11 @@ class Warpgroup {
   }
   // Starts O^T += V^T P^T.
   __device__ __forceinline__ void MultiplyValues(
-      const uint32_t (&a)[Traits::kTileGroups][Traits::kDimTiles][4]) {
+      const uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
     const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
                                       parity_ * (Traits::kColumns * kTileRowBytes));
 #pragma unroll
-    for (int i = 0; i < Traits::kTileGroups; ++i) {
+    for (int i = 0; i < kTileGroups; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
         Wgmma<Traits::kCompute, Traits::kColumns>(o_[tile], a[i][tile], DescriptorOfStep(p, i),
@@ -659,12 +584,6 @@ class Warpgroup {
     weights_parity_ ^= 1;
   }
 
-  __device__ __forceinline__ bool Dense(const TileRanges& item, int first_group) const {
-    const int first = first_group * kGroupTokens;
-    return first >= item.dense_begin &&
-           first + Traits::kTileGroups * kGroupTokens <= item.dense_end;
-  }
-
   // The slot of this thread's row lane / 4 of a tile that begins at `group`.
   __device__ __forceinline__ int FirstSlot(int group) const {
     return (group + warp_) * kGroupTokens + TokenOfRow(lane_ / 4);
@@ -682,7 +601,7 @@ class Warpgroup {
                                                uint32_t (&keys)[kSteps][4]) {
     // What enters the next products is widened between the slow instructions.
     bool exceeded;
-    if (args_.soft_cap == 0.0f && Dense(item, group)) {
+    if (args_.soft_cap == 0.0f && item.Dense(group)) {
       exceeded = StoreWeights<Scores::kDenseProducts>(group);
       if (Traits::kTogether) WidenKeys(keys);
     } else {
@@ -744,7 +663,7 @@ class Warpgroup {
       for (int i = 0; i < 4; ++i) s_[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
     }
     if (args_.soft_cap > 0.0f) CapLogits(args_.soft_cap, s_);
-    if (Dense(item, group)) return;
+    if (item.Dense(group)) return;
     const int slot = FirstSlot(group);
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -837,14 +756,14 @@ class Warpgroup {
   const int lane_;
   const int warp_;  // of the warpgroup
   const int warpgroup_;
-  RingPlace<Traits> place_;      // of the next tile
-  uint32_t parity_ = 0;          // of the weights' two places
-  uint32_t weights_parity_ = 0;  // of the phase of weights_published
+  RingPlace<Traits::kStages> place_;  // of the next tile
+  uint32_t parity_ = 0;               // of the weights' two places
+  uint32_t weights_parity_ = 0;       // of the phase of weights_published
   float s_[Traits::kColumns / 2];
   float o_[Traits::kDimTiles][Traits::kColumns / 2];
   float own_[Traits::kOwnDimTiles][Traits::kOwnColumns / 2];  // of the block's output
   uint4 k_[Traits::kPanels][2] = {};
-  uint32_t v_[Traits::kTileGroups][Traits::kDimTiles][Traits::kValueWords];
+  uint32_t v_[kTileGroups][Traits::kDimTiles][Traits::kValueWords];
   float sum_[kCells];  // over this thread's rows only
 };
 
@@ -910,11 +829,16 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
 
+  const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
-  QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  using Queries = QueryCopier<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>;
+  Queries queries;
   const auto stage_queries = [&](const WorkItem& item) {
     WaitForCopies();
-    queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
+    const auto pack = [&](const uint4(&words)[2], float& scale) {
+      return PackQuery<Traits::kCompute, Queries::kVectors>(args.q_dtype, words, scale);
+    };
+    queries.Finish(args, shared.raw, shared.columns, pack, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
       // of its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
       constexpr int kOfVector = Traits::kQuadsPerVector / 2;
@@ -943,11 +867,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     stage_queries(item);
     const bool has_next = item.next >= 0;
     if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
-    // The cluster's blocks take tiles in turn, and so do a block's warpgroups.
-    static_assert(Traits::kWarpgroups == 2);
-    const int apart = static_cast<int>(place.size) * Traits::kTileGroups;
-    const int group = item.group_begin + static_cast<int>(place.rank) * Traits::kTileGroups;
-    state.AddTiles(item, group + warpgroup * apart, Traits::kWarpgroups * apart);
+    state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
     state.Combine(item, of_cluster, static_cast<uint32_t>(item_parity));
     if (of_cluster) {

@@ -262,6 +262,12 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 8);
   long_shape.kv = DType::kBf16;
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
+  AttentionShape wide_shape{DType::kFp8E4M3, 128, 32, 8, 16, 16, 1, 4096};
+  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 8);  // a cluster to a job
+  wide_shape.total_keys = 4097;
+  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 4);
+  wide_shape.total_keys = 32768;
+  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 2);
   EXPECT_EQ(cluster_size(1, 4, 1, {.portable = true}), 1);
   EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
   const AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
@@ -271,6 +277,20 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(plan.share_groups, 8 * choice.share_groups);
   EXPECT_TRUE(choice.begins_early);
   EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
+}
+
+// What the products of wgmma_fp8_attention.cuh and the loads of mma_attention.cuh rest on.
+TEST(PageLayoutTest, KeysLieAsProductsTakeThem) {
+  for (int token = 0; token < kGroupTokens; ++token) {
+    const int row = KeyRow(token);
+    EXPECT_EQ(token, row % 8 / 2 * 4 + row / 8 * 2 + row % 2);
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      const size_t at = KeyOffset(token, chunk * kVectorBytes, 128, 1);
+      EXPECT_EQ(at / kKeyPanelBytes, static_cast<size_t>(row));
+      // 64-byte swizzle: bits 7 and 8 of an address are added to bits 4 and 5, without carry.
+      EXPECT_EQ(at, (row * kKeyPanelBytes + chunk * kVectorBytes) ^ (at >> 7 & 3) << 4);
+    }
+  }
 }
 
 TEST(PageLayoutTest, IsAPermutationOfThePlane) {

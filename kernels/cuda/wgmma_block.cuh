@@ -1,0 +1,168 @@
+// What the two kernels of warpgroups have in common: how a block's tiles of 64 tokens are dealt out
+// and where they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/work_item.h"
+#include "kernels/lse.h"
+
+namespace tributary::cuda {
+
+inline constexpr int kTileGroups = 4;         // of 16 tokens, that a warpgroup takes at a time
+inline constexpr int kComputeWarpgroups = 2;  // a block's tiles are dealt to them in turn
+
+// Zero, and the same in all lanes for all that the compiler knows. What is found from an address
+// with it stays in uniform registers. Without it the compiler keeps the address of shared memory in
+// each lane, as branches around the copies of queries need it, and every product of the loop waits
+// for its descriptor to be brought from there.
+__device__ __forceinline__ uint32_t UniformZero() {
+  uint32_t zero;
+  asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+  return __shfl_sync(0xffffffffu, zero, 0);
+}
+
+// A place in a ring.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// What of an item its tiles need, kept in registers.
+struct TileRanges {
+  int key_begin, key_end;
+  int dense_begin, dense_end;
+  int group_end;
+
+  __device__ explicit TileRanges(const WorkItem& item)
+      : key_begin(item.key_begin),
+        key_end(item.key_end),
+        dense_begin(item.dense_begin),
+        dense_end(item.dense_end),
+        group_end(item.group_end) {}
+
+  // Whether every row of the block may see every slot of the tile that begins with this group.
+  __device__ __forceinline__ bool Dense(int group) const {
+    const int first = group * kGroupTokens;
+    return first >= dense_begin && first + kTileGroups * kGroupTokens <= dense_end;
+  }
+};
+
+// Slots that some row sees. Others may hold anything, NaN included, and 0 * NaN is NaN.
+struct SlotRange {
+  int key_begin, key_end;
+};
+
+// Whether these are all slots of the tile that begins with slot `first`.
+template <typename Range>
+__device__ __forceinline__ bool SeesTile(const Range& range, int first) {
+  return first >= range.key_begin && first + kTileGroups * kGroupTokens <= range.key_end;
+}
+
+// The tiles of an item that fall to one warpgroup of a block: the cluster's blocks take tiles in
+// turn, and so do a block's warpgroups.
+struct TileTurns {
+  int first;  // in groups from the item's first
+  int apart;  // groups from one tile to the next
+
+  __device__ TileTurns(const ClusterPlace& place, int warpgroup)
+      : first((static_cast<int>(place.rank) + warpgroup * static_cast<int>(place.size)) *
+              kTileGroups),
+        apart(kComputeWarpgroups * static_cast<int>(place.size) * kTileGroups) {}
+};
+
+// Where the groups of K or of V of items lie. An item is given by its first 16 bytes.
+template <int kGroupBytes>
+class GroupSource {
+ public:
+  __device__ GroupSource(const AttentionArgs& args, bool values)
+      : args_(args), values_(values), shift_(args.page_shift - 4) {}
+
+  __device__ __forceinline__ int Page(int4 item, int group) const {
+    return __ldg(args_.page_tables + item.x + (group >> shift_));
+  }
+  __device__ __forceinline__ const std::byte* At(int4 item, int group, int page) const {
+    const size_t plane = size_t(kGroupBytes) << shift_;
+    const size_t head = item.y + (values_ ? args_.kv_heads : 0);
+    return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
+           size_t(group & ((1 << shift_) - 1)) * kGroupBytes;
+  }
+  // By the lanes of a warp: asks L2 for the first `tiles` tiles.
+  __device__ void Prefetch(int4 item, const TileTurns& turns, int tiles) const {
+    const int lane = threadIdx.x % 32;
+    const int tile = lane / kTileGroups;
+    const int group = item.z + turns.first + tile * turns.apart + lane % kTileGroups;
+    if (tile >= tiles || group >= item.w) return;
+    BulkPrefetch(At(item, group, Page(item, group)), kGroupBytes);
+  }
+
+ private:
+  const AttentionArgs& args_;
+  const bool values_;
+  const int shift_;
+};
+
+// What the warpgroups of a block found in a column.
+struct ColumnSum {
+  float factors[kComputeWarpgroups];  // by these their outputs enter the normalised sum
+  float lse2;                         // in base 2
+};
+struct PerWarpgroup {
+  float of[kComputeWarpgroups];
+};
+__device__ __forceinline__ ColumnSum SumOfWarpgroups(PerWarpgroup sums, PerWarpgroup references,
+                                                     float v_scale, float bias) {
+  float reference = kNoReference;
+#pragma unroll
+  for (const float r : references.of) reference = fmaxf(reference, r);
+  ColumnSum result;
+  float sum = 0.0f;
+#pragma unroll
+  for (int g = 0; g < kComputeWarpgroups; ++g) {
+    result.factors[g] = Exp2(references.of[g] - reference);
+    sum += result.factors[g] * sums.of[g];
+  }
+  const float inverse = sum == 0.0f ? 0.0f : __fdividef(v_scale, sum);
+#pragma unroll
+  for (int g = 0; g < kComputeWarpgroups; ++g) result.factors[g] *= inverse;
+  result.lse2 = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
+  return result;
+}
+
+// Where a column of a block's output goes: the row of O, or of the workspace when the job was cut;
+// -1 for none.
+struct OutputRow {
+  int index;
+  bool whole;
+};
+template <int kColumns>
+__device__ __forceinline__ OutputRow RowOfOutput(const AttentionArgs& args, const WorkItem& item,
+                                                 int column) {
+  const bool whole = item.partial_count == 1;
+  if (column >= item.column_count) return {-1, whole};
+  return {whole ? static_cast<int>(OutputIndex(args, item, column))
+                : (item.partial_begin + item.partial_index) * kColumns + column,
+          whole};
+}
+__device__ __forceinline__ void StoreLse(const AttentionArgs& args, OutputRow row, float lse2) {
+  if (row.index < 0) return;
+  StoreRelaxed((row.whole ? args.lse : args.partial_lse) + row.index,
+               row.whole ? lse2 * kLn2 : lse2);
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,231 @@
+// Attention of 64 columns at a time over a paged FP8 cache with head dim 128, on sm_90a.
+//
+// The products are turned around against wgmma_attention.cuh: columns are rows of operand A, tokens
+// the columns of operand B, S = Q K^T and O += P V.
+//
+// K is multiplied as it lies in the cache. Operand A of that product is the queries, each cut into
+// two e4m3 pieces whose sum is a bf16, in registers for as long as an item lasts. So K is neither
+// read by a thread nor widened.
+//
+// P stays in registers: what a thread holds of S is what it needs of operand A of the second
+// product. V has to be f16 for that, and a warpgroup of its own widens it, from shared memory to
+// shared memory, in the order in which a row of S counts the tokens.
+//
+// The tensor cores keep some 13 bits of a sum of FP8 products. Tiles in which that could be seen,
+// those with large logits, are multiplied once more, by mma.sync in f16 with fp32 sums.
+//
+// A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and none waits for
+// another but at the ends of an item.
+#pragma once
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/wgmma_block.cuh"
+#include "kernels/cuda/wgmma_fp8_queries.cuh"
+#include "kernels/cuda/wgmma_fp8_tiles.cuh"
+#include "kernels/cuda/wgmma_fp8_warpgroup.cuh"
+
+namespace tributary::cuda {
+
+template <DType kKvType>
+struct WgmmaFp8Traits {
+  static constexpr DType kKv = kKvType;
+  static constexpr int kHeadDim = 128;
+  static constexpr int kColumns = 64;
+  static constexpr int kPieces = 2;  // of a query
+  static constexpr int kGroupBytes = kGroupTokens * kHeadDim;
+  static constexpr int kPanelBytes = kGroupTokens * kKeyPanelBytes;  // of a group
+  static constexpr int kPanels = kGroupBytes / kPanelBytes;
+  static constexpr int kTileBytes = kTileGroups * kGroupBytes;
+  // Groups of V lie this far apart in shared memory, so that lanes which read different groups read
+  // different banks.
+  static constexpr int kValueGroupStride = kGroupBytes + 16;
+  static constexpr int kWideBytes = 2 * kTileBytes;       // a tile of V in f16
+  static constexpr int kWarpgroups = kComputeWarpgroups;  // rings of their own
+  static constexpr int kThreads = 128 * kWarpgroups;
+  static constexpr int kBlockThreads = kThreads + 2 * 128;
+  static constexpr int kKeyStages = 4;
+  static constexpr int kValueStages = 2;
+  static constexpr int kWideStages = 3;
+  static constexpr float kBias = kWeightBias;
+  // Sums of FP8 products keep some 13 bits, so that a logit is off by 2^-13 of itself: a logit (in
+  // base 2) above this is multiplied once more in f16, unless it is so far below its reference that
+  // its weight is nothing.
+  static constexpr float kLargeLogit = 16.0f;
+  static constexpr float kNegligible = 24.0f;
+  static constexpr int kRegisters = 208;
+  static constexpr int kWideningRegisters = 64;
+  static constexpr int kCopyingRegisters = 24;
+  static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
+  static constexpr int kOwnVectors = 8;  // of four floats, of a thread: half of its output
+  // What a warpgroup's rows of the output get from the other blocks of a cluster, in vectors: four
+  // for each of four lanes, of 64 / size rows, from size - 1 blocks.
+  static constexpr int kInboxVectors = 16 * kColumns / kMaxClusterSize * (kMaxClusterSize - 1);
+
+  struct Shared {
+    alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
+    // V in f16; before an item's, its queries, and after it, its output.
+    union {
+      alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
+      struct {
+        std::byte raw[kColumns * kHeadDim * 2];          // as they come
+        std::byte q[kPieces][kColumns * kTileRowBytes];  // chunks as SwizzledChunk says
+      };
+      float4 halves[kWarpgroups][kOwnVectors][128];
+    };
+    alignas(128) std::byte values[kWarpgroups][kValueStages][kTileGroups * kValueGroupStride];
+    alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
+    float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
+    float reference[kWarpgroups][kColumns];
+    float sum[kWarpgroups][kColumns];  // of weights; then by what the output is multiplied
+    int target[kColumns];
+    ColumnState<kColumns> columns;
+    WorkItem items[2];
+    float v_scale;
+    CopyBarrier keys_full[kWarpgroups][kKeyStages];
+    CopyBarrier keys_empty[kWarpgroups][kKeyStages];
+    CopyBarrier values_full[kWarpgroups][kValueStages];
+    CopyBarrier values_empty[kWarpgroups][kValueStages];
+    CopyBarrier wide_full[kWarpgroups][kWideStages];
+    CopyBarrier wide_empty[kWarpgroups][kWideStages];
+    CopyBarrier queries_loaded;  // one arrival a warp that computes
+    CopyBarrier given;           // likewise
+    ClusterBarrier published;
+    ClusterBarrier read;
+    int is_last;
+  };
+  static constexpr int kSharedBytes = 227 * 1024;
+};
+
+// By the threads of one warpgroup.
+template <typename Traits>
+__device__ __forceinline__ void InitBarriers(typename Traits::Shared& shared,
+                                             const ClusterPlace& place) {
+  const int thread = threadIdx.x % 128;
+  const int half = thread % Traits::kWarpgroups;
+  const int stage = thread / Traits::kWarpgroups;
+  if (stage < Traits::kKeyStages) {
+    shared.keys_full[half][stage].Init(1);
+    shared.keys_empty[half][stage].Init(4);
+  }
+  if (stage < Traits::kValueStages) {
+    shared.values_full[half][stage].Init(1);
+    shared.values_empty[half][stage].Init(2);
+  }
+  if (stage < Traits::kWideStages) {
+    shared.wide_full[half][stage].Init(2);
+    shared.wide_empty[half][stage].Init(4);
+  }
+  if (thread == 127) {
+    shared.queries_loaded.Init(Traits::kThreads / 32);
+    shared.given.Init(Traits::kThreads / 32);
+    shared.published.Init(place.size);
+    shared.read.Init(place.size);
+  }
+  FenceBarrierInit();
+}
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kBlockThreads, 1)
+    WgmmaFp8AttentionKernel(const __grid_constant__ AttentionArgs args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes + UniformZero());
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  const ClusterPlace place = ThisCluster();
+  const bool of_cluster = place.size > 1;
+
+  LetNextLaunchBegin();
+  const int index = static_cast<int>(place.cluster);
+  const auto copy_item = [&](int from, WorkItem* to) {
+    if (threadIdx.x < sizeof(WorkItem) / 16) {
+      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
+                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
+    }
+  };
+  if (warpgroup == 0) copy_item(index, &shared.items[0]);
+  if (warpgroup == 1) InitBarriers<Traits>(shared, place);
+  WaitForCopies();
+  __syncthreads();
+  ArriveAtClusterRelaxed(place);
+  if (shared.items[0].column_count == 0) return;
+
+  if (warpgroup == 3) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
+    Fp8Copier<Traits> copier(args, place, shared, warp);
+    int4 item = *reinterpret_cast<const int4*>(&shared.items[0]);
+    int next = shared.items[0].next;
+    copier.Prefetch(item);
+    WaitForLaunchesAhead();
+    for (;;) {
+      copier.CopyItem(item);
+      if (next < 0) return;
+      item = __ldg(reinterpret_cast<const int4*>(args.items + next));
+      next = __ldg(&args.items[next].next);
+    }
+  }
+  if (warpgroup == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kWideningRegisters));
+    ValueWidener<Traits> widener(place, shared, warp);
+    uint32_t parity = 0;
+    for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
+      shared.queries_loaded.Wait(parity);
+      parity ^= 1;
+      widener.WidenItem(__ldg(reinterpret_cast<const int4*>(args.items + at)),
+                        {__ldg(&args.items[at].key_begin), __ldg(&args.items[at].key_end)});
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
+
+  Fp8Warpgroup<Traits> state(args, shared, warpgroup);
+  const TileTurns turns(place, warpgroup);
+  PieceStager<Traits> queries;
+  queries.Locate(args, shared.items[0]);
+  queries.Prefetch();
+  WaitForLaunchesAhead();
+  queries.Ask(shared);
+  WaitForCluster(place);
+  for (int item_parity = 0;; item_parity ^= 1) {
+    const WorkItem& item = shared.items[item_parity];
+    const WorkItem& next = shared.items[item_parity ^ 1];
+    WaitForCopies();
+    queries.Finish(shared);
+    if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
+    SyncThreads<Traits::kThreads>();
+    const bool has_next = item.next >= 0;
+    if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
+    state.AddTiles(item, item.group_begin + turns.first, turns.apart);
+    WaitForCopies();
+    state.Combine(item, place, static_cast<uint32_t>(item_parity));
+    if (place.size == 1) {
+      state.Store(item);
+    } else if (place.size == 2) {
+      state.template MergeAndStore<2>(item, place, item_parity);
+    } else if (place.size == 4) {
+      state.template MergeAndStore<4>(item, place, item_parity);
+    } else {
+      state.template MergeAndStore<8>(item, place, item_parity);
+    }
+    if (item.partial_count > 1) {
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 2>(args, item, place,
+                                                                           &shared.is_last);
+    }
+    if (!has_next) break;
+    SyncThreads<Traits::kThreads>();  // the halves give way to queries
+    if (of_cluster) {
+      shared.read.Arrive(place);
+      shared.read.Wait(item_parity);
+    }
+    queries.Locate(args, next);
+    queries.Ask(shared);
+  }
+  // No block ends while others may read its shared memory.
+  ArriveAtClusterRelaxed(place);
+  WaitForCluster(place);
+#endif
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,440 @@
+// What a computing warpgroup does, for wgmma_fp8_attention.cuh.
+#pragma once
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/wgmma_block.cuh"
+#include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/widen.cuh"
+
+namespace tributary::cuda {
+
+// A warpgroup's part of an item.
+template <typename Traits>
+class Fp8Warpgroup {
+ public:
+  using Shared = typename Traits::Shared;
+  static constexpr int kSteps = Traits::kHeadDim / 32;
+
+  __device__ Fp8Warpgroup(const AttentionArgs& args, Shared& shared, int warpgroup)
+      : args_(args),
+        shared_(shared),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32 % 4),
+        warpgroup_(warpgroup),
+        column_(warp_ * 16 + lane_ / 4) {}
+
+  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
+    LoadQueries();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o_[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum_[r] = 0.0f;
+      reference_[r] = kNoReference;
+      scale_[r] = shared_.columns.scale[column_ + 8 * r];
+    }
+    const TileRanges ranges(item);
+    if (group < ranges.group_end) AddSomeTiles(ranges, group, apart);
+  }
+
+  __device__ __forceinline__ void Combine(const WorkItem& item, const ClusterPlace& place,
+                                          uint32_t parity) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = sum_[r];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (lane_ % 4 == 0) {
+        shared_.sum[warpgroup_][column_ + 8 * r] = sum;
+        shared_.reference[warpgroup_][column_ + 8 * r] = reference_[r];
+      }
+    }
+    SyncThreads<Traits::kThreads>();
+    const int c = threadIdx.x;
+    if (c < Traits::kColumns) CombineColumn(item, place, c);
+    SyncThreads<Traits::kThreads>();
+    if (warpgroup_ == 0) {
+      Exchange<1>(parity);
+    } else {
+      Exchange<0>(parity);
+    }
+  }
+
+  // Writes the block's output, or its piece's partial.
+  __device__ __forceinline__ void Store(const WorkItem& item) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float x[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
+      StoreRow(item, column_ + 8 * r, x);
+    }
+  }
+
+  // The same of the cluster: its blocks share the columns out, and each is given what the others
+  // found of its own. The caller has waited for these to have read what they were given before.
+  template <int kSize>
+  __device__ __forceinline__ void MergeAndStore(const WorkItem& item, const ClusterPlace& place,
+                                                uint32_t parity) const {
+    constexpr int kOwnRows = Traits::kColumns / kSize;
+    constexpr int kRowVectors = 4 * kOwnRows;  // of a source, each quarter
+    const auto entry_of = [&](int r) { return (column_ + 8 * r) % kOwnRows * 4 + lane_ % 4; };
+    const auto owner_of = [&](int r) { return static_cast<uint32_t>(column_ + 8 * r) / kOwnRows; };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t owner = owner_of(r);
+      if (owner == place.rank) continue;
+      const uint32_t source = place.rank - (place.rank > owner ? 1 : 0);
+      const uint32_t to = SharedAddressIn(
+          &shared_.inbox[warpgroup_][source * 4 * kRowVectors + entry_of(r)], owner);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const float* x = own_ + v * 8 + r * 2;
+        StoreFloat4In(to + v * kRowVectors * sizeof(float4), make_float4(x[0], x[1], x[4], x[5]));
+      }
+    }
+    SyncThreads<Traits::kThreads>();
+    shared_.published.Arrive(place);
+    shared_.published.Wait(parity);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (owner_of(r) != place.rank) continue;
+      const int column = column_ + 8 * r;
+      float max = kNoReference;
+#pragma unroll
+      for (int s = 0; s < kSize; ++s) max = fmaxf(max, shared_.block_lse2[s][column]);
+      float weights[kSize];
+      float sum = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kSize; ++s) {
+        weights[s] = Exp2(shared_.block_lse2[s][column] - max);
+        sum += weights[s];
+      }
+      const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+      const float4* from = &shared_.inbox[warpgroup_][entry_of(r)];
+      float x[16] = {};
+#pragma unroll
+      for (int s = 0; s < kSize; ++s) {
+        const float weight = weights[s] * inverse;
+        const bool own = s == static_cast<int>(place.rank);
+        const int source = s - (s > static_cast<int>(place.rank) ? 1 : 0);
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          const float* mine = own_ + v * 8 + r * 2;
+          float4 part = make_float4(mine[0], mine[1], mine[4], mine[5]);
+          if (!own) part = from[(source * 4 + v) * kRowVectors];
+          x[v * 4] += weight * part.x;
+          x[v * 4 + 1] += weight * part.y;
+          x[v * 4 + 2] += weight * part.z;
+          x[v * 4 + 3] += weight * part.w;
+        }
+      }
+      StoreRow(item, column, x);
+      if (warpgroup_ != 0 || lane_ % 4 != 0) continue;
+      StoreLse(args_, {shared_.target[column], item.partial_count == 1},
+               sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
+    }
+  }
+
+ private:
+  // A row's half of the dimensions, two of every eight in a lane.
+  __device__ __forceinline__ void StoreRow(const WorkItem& item, int column,
+                                           const float (&x)[16]) const {
+    const int row = shared_.target[column];
+    if (row < 0) return;
+    float* const to = (item.partial_count == 1 ? args_.o : args_.partial_o) +
+                      size_t(row) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      StoreRelaxed(to + i * 8, make_float2(x[2 * i], x[2 * i + 1]));
+    }
+  }
+
+  // The place of queries is then free for V.
+  __device__ __forceinline__ void LoadQueries() {
+    // Lane l gives the address of row l % 16 and chunk l / 16 of what the warp reads.
+#pragma unroll
+    for (int piece = 0; piece < Traits::kPieces; ++piece) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int at = SwizzledChunk(warp_ * 16 + lane_ % 16, step * 2 + lane_ / 16);
+        LoadTiles(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) shared_.queries_loaded.Arrive();
+  }
+
+  __device__ __forceinline__ void CombineColumn(const WorkItem& item, const ClusterPlace& place,
+                                                int c) {
+    const ColumnSum sum = SumOfWarpgroups({shared_.sum[0][c], shared_.sum[1][c]},
+                                          {shared_.reference[0][c], shared_.reference[1][c]},
+                                          shared_.v_scale, Traits::kBias);
+    shared_.sum[0][c] = sum.factors[0];
+    shared_.sum[1][c] = sum.factors[1];
+    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, c);
+    shared_.target[c] = row.index;
+    if (place.size == 1) {
+      StoreLse(args_, row, sum.lse2);
+      return;
+    }
+    for (uint32_t rank = 0; rank < place.size; ++rank) {
+      StoreFloatIn(SharedAddressIn(&shared_.block_lse2[place.rank][c], rank), sum.lse2);
+    }
+  }
+
+  template <int kGiven>
+  __device__ __forceinline__ void Exchange(uint32_t parity) {
+    constexpr int kKept = 1 - kGiven;
+    const int thread = threadIdx.x % 128;
+    const float factors[2] = {shared_.sum[warpgroup_][column_],
+                              shared_.sum[warpgroup_][column_ + 8]};
+    const auto element = [&](int half, int i) { return o_[half * 32 + i] * factors[i / 2 % 2]; };
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      shared_.halves[warpgroup_][i / 4][thread] =
+          make_float4(element(kGiven, i), element(kGiven, i + 1), element(kGiven, i + 2),
+                      element(kGiven, i + 3));
+    }
+    __syncwarp();
+    if (lane_ == 0) shared_.given.Arrive();
+    shared_.given.Wait(parity);
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const float4 x = shared_.halves[warpgroup_ ^ 1][i / 4][thread];
+      own_[i] = element(kKept, i) + x.x;
+      own_[i + 1] = element(kKept, i + 1) + x.y;
+      own_[i + 2] = element(kKept, i + 2) + x.z;
+      own_[i + 3] = element(kKept, i + 3) + x.w;
+    }
+  }
+
+  // While a tile is weighed, the tensor cores multiply the values of the tile before it.
+  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart) {
+    WaitForKeys();
+    WgmmaFence();
+    MultiplyKeys();
+    WgmmaCommit();
+    WgmmaWait();
+    FenceRegisters(s_);
+    float factors[2];
+    Weigh(ranges, group, factors);
+    PackWeights();
+    for (group += apart; group < ranges.group_end; group += apart) {
+      WaitForKeys();
+      FenceWeights();
+      WgmmaFence();
+      MultiplyKeys();
+      WgmmaCommit();
+      WaitForValues();
+      WgmmaFence();
+      MultiplyValues();
+      WgmmaCommit();
+      WgmmaWaitAllBut<1>();
+      FenceRegisters(s_);
+      const bool raised = Weigh(ranges, group, factors);
+      WgmmaWait();
+      FenceRegisters(o_);
+      FenceWeights();
+      LeaveValues();
+      if (__builtin_expect(raised, 0)) ScaleOutput(factors);
+      PackWeights();
+    }
+    WaitForValues();
+    FenceWeights();
+    WgmmaFence();
+    MultiplyValues();
+    WgmmaCommit();
+    WgmmaWait();
+    FenceRegisters(o_);
+    LeaveValues();
+  }
+
+  __device__ __forceinline__ void WaitForKeys() {
+    shared_.keys_full[warpgroup_][keys_.stage].Wait(keys_.parity);
+  }
+  __device__ __forceinline__ void LeaveKeys() {
+    if (lane_ == 0) shared_.keys_empty[warpgroup_][keys_.stage].Arrive();
+    keys_.Advance();
+  }
+  __device__ __forceinline__ void WaitForValues() {
+    shared_.wide_full[warpgroup_][values_.stage].Wait(values_.parity);
+  }
+  __device__ __forceinline__ void LeaveValues() {
+    if (lane_ == 0) shared_.wide_empty[warpgroup_][values_.stage].Arrive();
+    values_.Advance();
+  }
+  __device__ __forceinline__ void FenceWeights() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) FenceRegisters(p_[i]);
+  }
+
+  // Starts S of a tile. The smaller pieces first: what is added to a sum loses what is below its
+  // last place.
+  __device__ __forceinline__ void MultiplyKeys() {
+    const uint64_t keys = KeyDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage]));
+#pragma unroll
+    for (int piece = Traits::kPieces - 1; piece >= 0; --piece) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        WgmmaFp8<Traits::kKv>(s_, q_[piece][step], KeyDescriptorOfStep(keys, step),
+                              piece != Traits::kPieces - 1 || step > 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void MultiplyValues() {
+    const uint64_t values = TileDescriptor(SharedAddress(shared_.wide[warpgroup_][values_.stage]));
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      WgmmaF16x128(o_, p_[step], DescriptorOfStep(values, step));
+    }
+  }
+
+  // Turns raw products into weights, in place, and leaves the keys. Returns whether references were
+  // raised, and by which factors O is to be multiplied then.
+  __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int group, float (&factors)[2]) {
+    const bool dense = ranges.Dense(group);
+    if (!dense) MaskScores(group);
+    float peaks[2];
+    FindPeaks(peaks);
+    const bool raise = __any_sync(0xffffffffu, Exceeds(peaks[0], 0) || Exceeds(peaks[1], 1));
+    if (__builtin_expect(raise, 0)) {
+      if (__any_sync(0xffffffffu, IsLarge(peaks[0]) || IsLarge(peaks[1]))) {
+        MultiplyKeysExactly();
+        if (!dense) MaskScores(group);
+        FindPeaks(peaks);
+      }
+      RaiseReferences(peaks, factors);
+    }
+    LeaveKeys();
+    const float offsets[2] = {Traits::kBias - reference_[0], Traits::kBias - reference_[1]};
+    float sums[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int r = i / 2 % 2;
+      s_[i] = Exp2(fmaf(s_[i], scale_[r], offsets[r]));
+      sums[r][i % 2] += s_[i];
+    }
+    sum_[0] += sums[0][0] + sums[0][1];
+    sum_[1] += sums[1][0] + sums[1][1];
+    return raise;
+  }
+  __device__ __forceinline__ void RaiseReferences(const float (&peaks)[2], float (&factors)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float peak = peaks[r];
+      peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+      peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+      const float reference = fmaxf(reference_[r], peak);
+      factors[r] = Exp2(reference_[r] - reference);
+      reference_[r] = reference;
+      sum_[r] *= factors[r];
+    }
+  }
+  __device__ __forceinline__ void ScaleOutput(const float (&factors)[2]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o_[i] *= factors[i / 2 % 2];
+  }
+  // A row's largest logits, of this lane's part.
+  __device__ __forceinline__ void FindPeaks(float (&peaks)[2]) const {
+    float chains[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      float& chain = chains[i / 2 % 2][i % 2];
+      chain = fmaxf(chain, s_[i]);
+    }
+    peaks[0] = fmaxf(chains[0][0], chains[0][1]);
+    peaks[1] = fmaxf(chains[1][0], chains[1][1]);
+    peaks[0] *= scale_[0];
+    peaks[1] *= scale_[1];
+  }
+  static __device__ __forceinline__ bool IsLarge(float logit) {
+    return fabsf(logit) > Traits::kLargeLogit;
+  }
+  // Whether a logit of row r outgrows its reference, or is large and counts beside it.
+  __device__ __forceinline__ bool Exceeds(float logit, int r) const {
+    return logit > reference_[r] + (IsLarge(logit) ? -Traits::kNegligible : kHeadroom);
+  }
+  // The scores of this warp's rows once more, as sums of f16 products in fp32: the pieces of a
+  // query add up to an f16.
+  __device__ __forceinline__ void MultiplyKeysExactly() {
+    const std::byte* keys = shared_.keys[warpgroup_][keys_.stage];
+    const int row = lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s_[i] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < 2 * kSteps; ++step) {  // of 16 dimensions
+      // A lane's four neighbouring dimensions are its slots of the sum, here as there.
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t high = q_[0][step / 2][step % 2 * 2 + i];
+        const uint32_t low = q_[1][step / 2][step % 2 * 2 + i];
+        a[i] = AddPairs(WidenE4M3<false>(high), WidenE4M3<false>(low));
+        a[i + 2] = AddPairs(WidenE4M3<true>(high), WidenE4M3<true>(low));
+      }
+      const std::byte* at = keys + step / 4 * (kTileGroups * Traits::kPanelBytes) +
+                            row * kKeyPanelBytes + KeyChunk(row, step % 4) * kVectorBytes +
+                            lane_ % 4 * 4;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {  // eight rows of the panels
+        const uint4 word = make_uint4(
+            *reinterpret_cast<const uint32_t*>(at + j * (Traits::kPanelBytes / 2)), 0, 0, 0);
+        uint32_t b0, b1;
+        WidenQuad<Traits::kKv>(word, 0, b0, b1);
+        float(&d)[4] = *reinterpret_cast<float(*)[4]>(&s_[j * 4]);
+        Mma16x8x16<DType::kF16>(d, a, b0, b1);
+      }
+    }
+  }
+  // Puts -inf where a column may not see a slot. Rows 8j to 8j + 7 of the panels are tokens of
+  // group j / 2 (KeyRow).
+  __device__ __forceinline__ void MaskScores(int group) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowKeys keys = shared_.columns.keys[column_ + 8 * r];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int slot = (group + j / 2) * kGroupTokens + lane_ % 4 * 4 + j % 2 * 2 + c;
+          if (slot < keys.begin || slot >= keys.end) s_[j * 4 + r * 2 + c] = -INFINITY;
+        }
+      }
+    }
+  }
+  // Weights as operand A, in the order in which V is widened: the first eight rows of the panels of
+  // each group, then the others.
+  __device__ __forceinline__ void PackWeights() {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int group = step % 2 * 2 + i / 2;
+        const float* s = s_ + (group * 2 + step / 2) * 4 + i % 2 * 2;
+        p_[step][i] = Pack<DType::kF16>(s[0], s[1]);
+      }
+    }
+  }
+
+  const AttentionArgs& args_;
+  Shared& shared_;
+  const int lane_;
+  const int warp_;
+  const int warpgroup_;
+  const int column_;  // the first of this thread's two; the other is eight further
+  RingPlace<Traits::kKeyStages> keys_;
+  RingPlace<Traits::kWideStages> values_;
+  uint32_t q_[Traits::kPieces][kSteps][4];
+  float s_[32];
+  uint32_t p_[4][4];
+  float o_[64];
+  float own_[32];
+  float scale_[2];
+  float reference_[2];
+  float sum_[2];
+};
+
+}  // namespace tributary::cuda
