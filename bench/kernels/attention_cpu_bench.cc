@@ -362,8 +362,8 @@ void Serve(const Options& options) {
   std::map<std::pair<DType, Placement>, std::unique_ptr<Decode>> held;
   const auto find = [&](const std::string& type, const std::string& where) -> Decode& {
     DType dtype = DType::kBf16;
-    for (const DType other : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
-      if (type == Name(other)) dtype = other;
+    for (const DType named : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+      if (type == Name(named)) dtype = named;
     }
     const Placement placement = where == "resident" ? Placement::kResident : Placement::kScattered;
     auto& decode = held[{dtype, placement}];
