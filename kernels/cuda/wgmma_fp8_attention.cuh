@@ -157,12 +157,14 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     Fp8Copier<Traits> copier(args, place, shared, warp);
     int4 item = *reinterpret_cast<const int4*>(&shared.items[0]);
     int next = shared.items[0].next;
+    int page = copier.FirstPage(item);
     copier.Prefetch(item);
     WaitForLaunchesAhead();
     for (;;) {
-      copier.CopyItem(item);
+      copier.CopyItem(item, page);
       if (next < 0) return;
       item = __ldg(reinterpret_cast<const int4*>(args.items + next));
+      page = copier.FirstPage(item);
       next = __ldg(&args.items[next].next);
     }
   }

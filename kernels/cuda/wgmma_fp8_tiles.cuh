@@ -26,29 +26,34 @@ class Fp8Copier {
   // Asks L2 for the first tiles of an item, given by its first 16 bytes.
   __device__ void Prefetch(int4 item) const { source_.Prefetch(item, turns_, Traits::kKeyStages); }
 
-  __device__ __forceinline__ void CopyItem(int4 item) {
+  // The page of this lane's group of the item's first tile. CopyItem takes it: it is there then.
+  __device__ __forceinline__ int FirstPage(int4 item) const {
+    const int group = item.z + turns_.first + static_cast<int>(threadIdx.x) % kTileGroups;
+    return group < item.w ? source_.Page(item, group) : 0;
+  }
+
+  __device__ __forceinline__ void CopyItem(int4 item, int first_page) {
     if (values_) {
-      Copy<Traits::kValueStages, Traits::kValueGroupStride, 1>(item, shared_.values_full[half_],
-                                                               shared_.values_empty[half_],
-                                                               shared_.values[half_], value_place_);
+      Copy<Traits::kValueStages, Traits::kValueGroupStride, 1>(
+          item, first_page, shared_.values_full[half_], shared_.values_empty[half_],
+          shared_.values[half_], value_place_);
     } else {
       Copy<Traits::kKeyStages, Traits::kPanelBytes, Traits::kPanels>(
-          item, shared_.keys_full[half_], shared_.keys_empty[half_], shared_.keys[half_],
-          key_place_);
+          item, first_page, shared_.keys_full[half_], shared_.keys_empty[half_],
+          shared_.keys[half_], key_place_);
     }
   }
 
  private:
   // Copies groups in kPieces pieces, first those of all groups of a tile, kStride bytes apart.
   template <int kStages, int kStride, int kPieces, typename Stage>
-  __device__ __forceinline__ void Copy(int4 item, CopyBarrier* full, CopyBarrier* empty,
+  __device__ __forceinline__ void Copy(int4 item, int page, CopyBarrier* full, CopyBarrier* empty,
                                        Stage* stages, RingPlace<kStages>& place) {
     constexpr uint32_t kBytes = Traits::kGroupBytes / kPieces;
     const int lane = threadIdx.x % kTileGroups;
     const int piece = threadIdx.x % 32 / kTileGroups;
     int group = item.z + turns_.first;
     const bool copies = piece < kPieces;
-    int page = copies && group + lane < item.w ? source_.Page(item, group + lane) : 0;
     for (; group < item.w; group += turns_.apart) {
       const int next = group + turns_.apart + lane;
       const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
