@@ -141,10 +141,13 @@ class Table {
       : model_(model), windows_(std::move(windows)) {
     size_t bytes = 0;
     for (const std::string& window : windows_) bytes += window.size();
-    std::printf("Greedy decoding of %d tokens; %zu bytes of held-out text, %d a call.\n\n",
-                absl::GetFlag(FLAGS_table_tokens), bytes, static_cast<int>(kChunk));
-    std::printf("%-18s %9s %11s %12s %11s\n", "attention", "tokens/s", "of the time",
-                "perplexity/B", "same greedy");
+    std::printf(
+        "Greedy decoding of %d tokens: how fast, and the share of the time that attention takes.\n"
+        "%zu bytes of held-out text, %d a call: perplexity a byte, and how often the most likely\n"
+        "byte is that of the first row.\n\n",
+        absl::GetFlag(FLAGS_table_tokens), bytes, static_cast<int>(kChunk));
+    std::printf("%-18s %9s %11s %12s %11s\n", "attention", "tokens/s", "its share", "perplexity/B",
+                "same greedy");
   }
 
   absl::Status AddRow(const std::string& label, Attention& attention) {

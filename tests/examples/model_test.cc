@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <numeric>
+#include <string>
 #include <vector>
 
+#include "examples/tinylm/find_files.h"
 #include "examples/tinylm/generate.h"
 #include "examples/tinylm/local_attention.h"
 #include "examples/tinylm/safetensors.h"
+#include "nlohmann/json.hpp"
 #include "tests/examples/fixtures.h"
 
 namespace tributary::tinylm {
@@ -63,6 +67,36 @@ TEST(Model, RefusesPositionsItHasNotLearnt) {
             absl::StatusCode::kOutOfRange);
   EXPECT_EQ(ShippedModel().Forward(tokens, -1, attention).status().code(),
             absl::StatusCode::kOutOfRange);
+}
+
+// Other tools load the file by these names. (LoadWeights reads every one of them, by its shape.)
+TEST(Weights, ThoseShippedAreALlamasAndNoMoreThan8Megabytes) {
+  const std::string path = ModelFolder() + "/model.safetensors";
+  EXPECT_LE(std::filesystem::file_size(path), 8'000'000u);
+  const auto text = ReadText(ModelFolder() + "/config.json");
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto config = nlohmann::json::parse(*text);
+  EXPECT_EQ(config.at("architectures"), nlohmann::json::array({"LlamaForCausalLM"}));
+  EXPECT_EQ(config.at("model_type"), "llama");
+  EXPECT_EQ(config.at("head_dim"), 64);
+  EXPECT_LT(config.at("num_key_value_heads"), config.at("num_attention_heads"));
+
+  const auto file = Safetensors::Read(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::string> names = {"model.embed_tokens.weight", "model.norm.weight"};
+  for (int layer = 0; layer < ShippedModel().config().layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    for (const char* name : {"input_layernorm", "post_attention_layernorm", "mlp.down_proj",
+                             "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj",
+                             "self_attn.q_proj", "self_attn.v_proj"}) {
+      names.push_back(prefix + name + ".weight");
+    }
+  }
+  EXPECT_EQ(file->size(), names.size()) << "and nothing else";
+  for (const std::string& name : names) {
+    // A shape that none has: refused for the shape where the tensor is there.
+    EXPECT_EQ(file->Floats(name, {1}).status().code(), absl::StatusCode::kInvalidArgument) << name;
+  }
 }
 
 TEST(Weights, MissingFolderIsNotFound) {

@@ -478,9 +478,14 @@ TEST_F(BrokenGroupTest, AfterALostRankItsSequencesSayDataLossUntilOpenedAgain) {
   group_->Form({false, true});  // 20 tokens of 16 a turn: rank 1 had four of them
   service_.WaitReady();
   v1::AttendReply reply;
+  v1::AppendReply appended;
+  const std::string before = service_.State();
   const grpc::Status lost = Attend(service_.stub(), AttendOf(spec_, "m", 1, 20, 1), &reply);
   EXPECT_EQ(lost.error_code(), StatusCode::DATA_LOSS);
   EXPECT_EQ(FieldOf(lost), "entries[0].sequence_id");
+  EXPECT_EQ(Append(service_.stub(), AppendOf(spec_, "m", 1, 20, 1), &appended).error_code(),
+            StatusCode::DATA_LOSS);
+  EXPECT_EQ(service_.State(), before);
   EXPECT_EQ(service_.Topology().caches(0).sequences_lost(), 1);
   EXPECT_EQ(service_.Topology().caches(0).pages_used(), 0);
   EXPECT_TRUE(Attend(service_.stub(), AttendOf(spec_, "m", 2, 0, 1), &reply).ok());

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -14,6 +15,7 @@ namespace tributary::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 class LoadTest : public ::testing::Test {
  protected:
@@ -33,7 +35,12 @@ class LoadTest : public ::testing::Test {
     options_.duration = std::chrono::milliseconds(200);
   }
   absl::StatusOr<LoadResult> Run() {
-    return RunLoad(options_, stop_, [](const std::string&, double, const std::string&) {});
+    return RunLoad(options_, stop_,
+                   [this](const std::string& what, double done, const std::string&) {
+                     EXPECT_GE(done, 0);
+                     EXPECT_LE(done, 1);
+                     if (told_.empty() || told_.back() != what) told_.push_back(what);
+                   });
   }
   int CachesLeft() {
     auto client = client::Client::Connect({.target = service_->target()});
@@ -43,6 +50,7 @@ class LoadTest : public ::testing::Test {
   std::unique_ptr<EmbeddedService> service_;
   LoadOptions options_;
   std::atomic<bool> stop_{false};
+  std::vector<std::string> told_;  // what a progress bar would have named
 };
 
 TEST_F(LoadTest, MeasuresAndCleansUp) {
@@ -59,9 +67,15 @@ TEST_F(LoadTest, MeasuresAndCleansUp) {
     EXPECT_GE(result->kv_bytes_read, static_cast<double>(result->requests) * 2 * 300 * 2 * 2 * 64);
     EXPECT_EQ(CachesLeft(), 0);
     const std::string report = BenchReport(options_, *result, true, Style(false));
-    EXPECT_THAT(report, HasSubstr("p99.9"));
-    EXPECT_THAT(report, HasSubstr("no errors"));
-    EXPECT_THAT(BenchJson(options_, *result), HasSubstr("\"tokens_per_second\": "));
+    for (const char* part : {" p50 ", " p90 ", " p99 ", " p99.9 ", "tokens/s", "no errors"}) {
+      EXPECT_THAT(report, HasSubstr(part));
+    }
+    const std::string json = BenchJson(options_, *result);
+    for (const char* member : {"p50", "p90", "p99", "p99.9", "tokens_per_second"}) {
+      EXPECT_THAT(json, HasSubstr("\"" + std::string(member) + "\": "));
+    }
+    EXPECT_THAT(told_, IsSupersetOf({"filling", "running"}));
+    told_.clear();
   }
 }
 
