@@ -45,6 +45,14 @@ __device__ __forceinline__ uint32_t AliveTokens(const Item& item, int slot) {
   return alive;
 }
 
+// By the block's first threads: begins to copy an item to shared memory; WaitForCopies ends it.
+__device__ __forceinline__ void CopyItem(const AttentionArgs& args, int index, WorkItem* to) {
+  if (threadIdx.x < sizeof(WorkItem) / 16) {
+    CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
+                reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
+  }
+}
+
 // A barrier of the block's first kThreads threads: those that compute.
 template <int kThreads>
 __device__ __forceinline__ void SyncThreads() {
@@ -204,11 +212,9 @@ class QueryStager {
 
 // The same through shared memory, for many columns: `raw` takes the queries as they come, each
 // thread's own. What would keep them in registers is more code than there is time to fetch.
-template <int kHeadDim, int kColumns, int kThreads>
+template <DType kCompute, int kHeadDim, int kColumns, int kThreads>
 class QueryCopier {
  public:
-  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
-
   // Asks L2 for what Ask will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
     const int bytes = kHeadDim * static_cast<int>(SizeOf(args.q_dtype));
@@ -248,12 +254,10 @@ class QueryCopier {
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
-  // x = pack(words, scale) makes of eight elements as they come what the products take, and enters
-  // into scale what it changed; store(column, vector, x) takes dimensions [8 * vector, 8 * vector +
-  // 8) of a column.
-  template <typename Pack, typename Store>
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  template <typename Store>
   __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
-                         ColumnState<kColumns>& state, Pack pack, Store store) {
+                         ColumnState<kColumns>& state, Store store) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
@@ -263,7 +267,7 @@ class QueryCopier {
       uint4 words[2] = {from[0]};
       if (bytes == 32) words[1] = from[1];
       float scale = args.sm_scale * k_scale_;
-      const auto x = pack(words, scale);
+      const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
       store(column, unit % kVectors, x);
       if (unit % kVectors == 0) {
         state.scale[column] =
@@ -273,6 +277,7 @@ class QueryCopier {
   }
 
  private:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
   static constexpr int kOfThread = kColumns * kVectors / kThreads;
   static_assert(kOfThread * kThreads == kColumns * kVectors);
 

@@ -487,19 +487,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       shared.q[column / 8][step][column % 8 * 4 + of_lane % 4] = x;
     });
   };
-  const auto copy_item = [&](int index, WorkItem* to) {
-    if (threadIdx.x < sizeof(WorkItem) / 16) {
-      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
-                  reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
-    }
-  };
 
   // Until the launches ahead have ended, what this one will read is asked for; where they are known
   // to write no more than the end of a sequence, it is read, too.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
   const WorkItem first = args.items[index];
-  copy_item(index, &shared.items[0]);
+  CopyItem(args, index, &shared.items[0]);
   next.Start(*reinterpret_cast<const int4*>(&first));
 #pragma unroll
   for (int i = 0; i < Traits::kGroups; ++i) {
@@ -525,7 +519,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     int4 next_item = {};
     if (has_next) {
       next_item = __ldg(reinterpret_cast<const int4*>(args.items + item.next));
-      copy_item(item.next, &shared.items[parity ^ 1]);
+      CopyItem(args, item.next, &shared.items[parity ^ 1]);
     }
     float scale[Traits::kTiles][2];
 #pragma unroll

@@ -8,9 +8,8 @@
 //
 // Tokens are taken in groups of 16 (a page holds one or more whole groups).
 //   K: [group][row bytes / 64][16 rows][64 bytes]: panels 64 bytes wide. Tokens take rows in the
-//   order
-//      in which a warp multiplies them (KeyRow), and within every eight rows 16-byte chunks are
-//      exchanged as warpgroup products want them in shared memory (PTX ISA, 64-byte swizzle).
+//      order in which a warp multiplies them (KeyRow), and within every eight rows 16-byte chunks
+//      are exchanged as warpgroup products want them in shared memory (PTX ISA, 64-byte swizzle).
 //   V: [group][head_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
 //      consecutive tokens of one dimension lie side by side, because V enters the product
 //      transposed.

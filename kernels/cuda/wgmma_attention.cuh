@@ -781,12 +781,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   // Until the launches ahead have ended, what this one will read is asked for.
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  const auto copy_item = [&](int from, WorkItem* to) {
-    if (threadIdx.x < sizeof(WorkItem) / 16) {
-      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
-                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
-    }
-  };
   const bool copies = warpgroup == Traits::kThreads / 128;  // or else computes
   static_assert(2 * Traits::kWarpgroups ==
                 4);  // K or V of a ring to each of the four warps that copy
@@ -800,7 +794,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     FenceBarrierInit();
     copier.Prefetch(copied_item);
   } else {
-    copy_item(index, &shared.items[0]);
+    CopyItem(args, index, &shared.items[0]);
     if (threadIdx.x == 128) {
       for (int i = 0; i < Traits::kWarpgroups; ++i) {
         shared.weights_published[i].Init(4);
@@ -831,14 +825,10 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
 
   const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
-  using Queries = QueryCopier<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>;
-  Queries queries;
+  QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&](const WorkItem& item) {
     WaitForCopies();
-    const auto pack = [&](const uint4(&words)[2], float& scale) {
-      return PackQuery<Traits::kCompute, Queries::kVectors>(args.q_dtype, words, scale);
-    };
-    queries.Finish(args, shared.raw, shared.columns, pack, [&](int column, int vector, uint4 x) {
+    queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
       // of its elements are slots 2t, 2t + 1, 2t + 8 and 2t + 9 of one step.
       constexpr int kOfVector = Traits::kQuadsPerVector / 2;
@@ -866,7 +856,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     const WorkItem& next = shared.items[item_parity ^ 1];
     stage_queries(item);
     const bool has_next = item.next >= 0;
-    if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
+    if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
     state.Combine(item, of_cluster, static_cast<uint32_t>(item_parity));

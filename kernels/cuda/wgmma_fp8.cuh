@@ -1,11 +1,10 @@
 // Warpgroup products (sm_90a) with operand A in registers for an FP8 cache: queries in e4m3 times
-// keys as they lie in the cache, and weights in f16 times values.
+// keys as they lie in the cache.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/page_layout.h"
-#include "kernels/cuda/wgmma.cuh"
 #include "kernels/dtype.h"
 
 namespace tributary::cuda {
@@ -47,12 +46,6 @@ __device__ __forceinline__ uint64_t KeyDescriptorOfStep(uint64_t keys, int step)
   return keys + (step / 2 * (64 * kKeyPanelBytes) + step % 2 * 32 >> 4);
 }
 
-// Waits for all products but those of the last kPending groups.
-template <int kPending>
-__device__ __forceinline__ void WgmmaWaitAllBut() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
 #define TRIBUTARY_F8(i)                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -78,19 +71,6 @@ __device__ __forceinline__ void WgmmaFp8(float (&d)[32], const uint32_t (&a)[4],
 }
 #undef TRIBUTARY_WGMMA_FP8
 
-// D[64 x 128] += A[64 x 16] B[16 x 128] in f16, A in registers.
-__device__ __forceinline__ void WgmmaF16x128(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-      : TRIBUTARY_F8(0), TRIBUTARY_F8(8), TRIBUTARY_F8(16), TRIBUTARY_F8(24), TRIBUTARY_F8(32),
-        TRIBUTARY_F8(40), TRIBUTARY_F8(48), TRIBUTARY_F8(56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
 #undef TRIBUTARY_F8
 
 }  // namespace tributary::cuda

@@ -139,13 +139,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
 
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  const auto copy_item = [&](int from, WorkItem* to) {
-    if (threadIdx.x < sizeof(WorkItem) / 16) {
-      CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
-                  reinterpret_cast<const uint4*>(args.items + from) + threadIdx.x);
-    }
-  };
-  if (warpgroup == 0) copy_item(index, &shared.items[0]);
+  if (warpgroup == 0) CopyItem(args, index, &shared.items[0]);
   if (warpgroup == 1) InitBarriers<Traits>(shared, place);
   WaitForCopies();
   __syncthreads();
@@ -198,7 +192,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
     SyncThreads<Traits::kThreads>();
     const bool has_next = item.next >= 0;
-    if (has_next) copy_item(item.next, &shared.items[item_parity ^ 1]);
+    if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
     state.Combine(item, place, static_cast<uint32_t>(item_parity));

@@ -6,6 +6,7 @@
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/wgmma_tiles.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -232,7 +233,7 @@ class Fp8Warpgroup {
       WgmmaFence();
       MultiplyValues();
       WgmmaCommit();
-      WgmmaWaitAllBut<1>();
+      WgmmaWaitFor<1>();
       FenceRegisters(s_);
       const bool raised = Weigh(ranges, group, factors);
       WgmmaWait();
@@ -288,7 +289,8 @@ class Fp8Warpgroup {
     const uint64_t values = TileDescriptor(SharedAddress(shared_.wide[warpgroup_][values_.stage]));
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      WgmmaF16x128(o_, p_[step], DescriptorOfStep(values, step));
+      WgmmaRegisters<DType::kF16, /*kRowsSummed=*/false>(
+          o_, p_[step][0], p_[step][1], p_[step][2], p_[step][3], DescriptorOfStep(values, step));
     }
   }
 

@@ -94,14 +94,14 @@ __device__ __forceinline__ void HoldRegisters(float (&x)[kCount]) {
   }
 #define TRIBUTARY_REGISTERS_64(type)                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TRIBUTARY_D32 \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                    \
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                                  \
                : TRIBUTARY_F32S(0)                                                           \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b))
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
 #define TRIBUTARY_REGISTERS_128(type)                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TRIBUTARY_D64 \
-               ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                     \
+               ", {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"                                   \
                : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                                        \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b))
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
 
 // D (+)= A B with both operands' rows not summed over, kStepBytes of each.
 template <DType kType, bool kAccumulate>
@@ -113,8 +113,8 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[64], uint64_t a, uint64_t
   TRIBUTARY_SHARED(128)
 }
 
-// D += A B with A in registers and the rows of B summed over.
-template <DType kCompute>
+// D += A B with A in registers, the rows of B summed over or not.
+template <DType kCompute, bool kRowsSummed = true>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[32], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
   if constexpr (kCompute == DType::kBf16) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[32], uint32_t a0, uint
     TRIBUTARY_REGISTERS_64("f16");
   }
 }
-template <DType kCompute>
+template <DType kCompute, bool kRowsSummed = true>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[64], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
   if constexpr (kCompute == DType::kBf16) {
