@@ -1,18 +1,14 @@
 // Ranks as real processes that die (SIGKILL) or hang (SIGSTOP). Every survivor must end by itself,
 // with the right error, in bounded time, and without ever having taken wrong data for right.
-#include <fcntl.h>
+#include "tests/support/process.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,70 +19,13 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::ChildProcess;
 using testing::AnyOf;
 using testing::Eq;
 using Clock = std::chrono::steady_clock;
 
 // Far more than anything here takes; a wait that ends there failed.
 constexpr seconds kPatience(120);
-
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments) {
-    int pipe_fds[2];
-    if (pipe2(pipe_fds, O_CLOEXEC) != 0) return;
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
-    std::vector<char*> argv;
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    if (posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) != 0) pid_ = -1;
-    posix_spawn_file_actions_destroy(&actions);
-    close(pipe_fds[1]);
-    output_ = pipe_fds[0];
-  }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    if (output_ >= 0) close(output_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  void Signal(int signal) { ASSERT_EQ(kill(pid_, signal), 0); }
-
-  // True when the process has said something.
-  bool AwaitOutput() { return AwaitRead() > 0; }
-
-  // The exit code, 128 + the signal that ended it, or -1 when it did not end.
-  int AwaitExit() {
-    ssize_t n;
-    do {
-      n = AwaitRead();  // its end of the pipe closes with it
-    } while (n > 0);
-    if (n < 0 || pid_ <= 0) return -1;
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
- private:
-  // Bytes read, 0 at the end, -1 when patience ran out.
-  ssize_t AwaitRead() {
-    pollfd p = {output_, POLLIN, 0};
-    const int timeout = static_cast<int>(milliseconds(kPatience).count());
-    if (poll(&p, 1, timeout) != 1) return -1;
-    char text[64];
-    return read(output_, text, sizeof(text));
-  }
-
-  pid_t pid_ = -1;
-  int output_ = -1;
-};
 
 struct Job {
   uint64_t epoch = 1;
@@ -98,28 +37,23 @@ struct Job {
 
 class ProcessTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "tributary-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override {
-    peers_.clear();
-    std::filesystem::remove_all(directory_);
-  }
-
   void Start(const Job& job) {
     peers_.clear();
     for (int rank = 0; rank < job.size; ++rank) {
-      peers_.push_back(std::make_unique<Process>(std::vector<std::string>{
-          TRIBUTARY_PEER_PROCESS, directory_, std::to_string(job.epoch), std::to_string(rank),
-          std::to_string(job.size), std::to_string(job.words), std::to_string(job.deadline.count()),
-          std::to_string(job.operations)}));
+      peers_.push_back(std::make_unique<ChildProcess>(
+          std::vector<std::string>{
+              TRIBUTARY_PEER_PROCESS, directory_.File("store"), std::to_string(job.epoch),
+              std::to_string(rank), std::to_string(job.size), std::to_string(job.words),
+              std::to_string(job.deadline.count()), std::to_string(job.operations)},
+          directory_.File(std::to_string(job.epoch) + "-" + std::to_string(rank))));
     }
   }
 
   void AwaitAllAtWork() {
-    for (auto& p : peers_) ASSERT_TRUE(p->AwaitOutput());
+    for (auto& p : peers_) {
+      ASSERT_TRUE(
+          test::Eventually(kPatience, [&] { return p->Log().find("ready") != std::string::npos; }));
+    }
   }
 
   // A group of the same ranks forms again, under the next epoch and in the same store.
@@ -128,17 +62,17 @@ class ProcessTest : public testing::Test {
     job.operations = 10;
     job.deadline = kPatience;
     Start(job);
-    for (auto& p : peers_) EXPECT_EQ(p->AwaitExit(), kExitDone);
+    for (auto& p : peers_) EXPECT_EQ(p->Wait(kPatience), kExitDone);
   }
 
-  std::string directory_;
-  std::vector<std::unique_ptr<Process>> peers_;
+  test::TemporaryDirectory directory_;
+  std::vector<std::unique_ptr<ChildProcess>> peers_;
 };
 
 TEST_F(ProcessTest, FinishWhenNobodyFails) {
   for (const size_t words : {size_t{0}, size_t{1}, size_t{100000}}) {
     Start({.epoch = words + 1, .words = words, .operations = 50});
-    for (auto& p : peers_) EXPECT_EQ(p->AwaitExit(), kExitDone);
+    for (auto& p : peers_) EXPECT_EQ(p->Wait(kPatience), kExitDone);
   }
 }
 
@@ -166,8 +100,8 @@ TEST_P(KillTest, EverySurvivorLosesThePeer) {
   const Clock::time_point killed = Clock::now();
   peers_[GetParam().victim]->Signal(SIGKILL);
   for (int rank = 0; rank < job.size; ++rank) {
-    EXPECT_EQ(peers_[rank]->AwaitExit(),
-              rank == GetParam().victim ? 128 + SIGKILL : ExitCodeOf(StatusCode::kUnavailable))
+    EXPECT_EQ(peers_[rank]->Wait(kPatience),
+              rank == GetParam().victim ? -SIGKILL : ExitCodeOf(StatusCode::kUnavailable))
         << "rank " << rank;
   }
   EXPECT_LT(Clock::now() - killed, 2 * job.deadline);
@@ -190,13 +124,13 @@ TEST_F(ProcessTest, AStoppedRankRunsIntoTheDeadline) {
   AwaitAllAtWork();
   const Clock::time_point stopped = Clock::now();
   constexpr int kVictim = 2;
-  peers_[kVictim]->Signal(SIGSTOP);
+  peers_[kVictim]->Pause();
   const int timed_out = ExitCodeOf(StatusCode::kDeadlineExceeded);
   const int lost = ExitCodeOf(StatusCode::kUnavailable);
   int deadlines = 0;
   for (int rank = 0; rank < job.size; ++rank) {
     if (rank == kVictim) continue;
-    const int code = peers_[rank]->AwaitExit();
+    const std::optional<test::ExitCode> code = peers_[rank]->Wait(kPatience);
     // The first to reach its deadline closes its connections; others may see that before theirs.
     EXPECT_THAT(code, AnyOf(Eq(timed_out), Eq(lost))) << "rank " << rank;
     deadlines += code == timed_out;
@@ -204,8 +138,8 @@ TEST_F(ProcessTest, AStoppedRankRunsIntoTheDeadline) {
   EXPECT_GE(deadlines, 1);
   EXPECT_LT(Clock::now() - stopped, 2 * job.deadline + seconds(5));
   // When it wakes, the group is gone: it must not carry on alone.
-  peers_[kVictim]->Signal(SIGCONT);
-  EXPECT_THAT(peers_[kVictim]->AwaitExit(), AnyOf(Eq(timed_out), Eq(lost)));
+  peers_[kVictim]->Resume();
+  EXPECT_THAT(peers_[kVictim]->Wait(kPatience), AnyOf(Eq(timed_out), Eq(lost)));
   ExpectReforms(job);
 }
 

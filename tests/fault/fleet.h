@@ -29,6 +29,8 @@ struct FleetOptions {
   Tolerance tolerance = kAttentionTolerance;  // of hosts
 };
 
+class Load;
+
 // A coordinator and its workers as processes of their own, a cache, and ways to wait for them.
 class Fleet : public ::testing::Test {
  protected:
@@ -94,6 +96,11 @@ class Fleet : public ::testing::Test {
   bool WaitForming() {
     return Eventually(kPatience, [&] { return Topology().state() == v1::GROUP_STATE_FORMING; });
   }
+
+  // A rank of a fleet that nothing has happened to is killed, and started anew, while hosts go on.
+  void KillUnderLoad(Load& load, int rank);
+  // The same, but it is stopped and continued: it holds its shard all along.
+  void PauseUnderLoad(Load& load, int rank);
 
   // Rank 0 is asked to leave while the group forms, at moments `apart`, and comes back. A rank that
   // waits for it meanwhile may do so for the whole --form_timeout.
@@ -231,5 +238,31 @@ class Load {
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> threads_;
 };
+
+inline void Fleet::KillUnderLoad(Load& load, int rank) {
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[rank]->Signal(SIGKILL);
+  ASSERT_TRUE(load.WaitInterrupted(1));
+  ASSERT_EQ(workers_[rank]->Wait(std::chrono::seconds(10)), -SIGKILL);
+  ASSERT_TRUE(WaitForming());
+  EXPECT_FALSE(Topology().workers(rank).connected());
+
+  workers_[rank] = Worker(rank);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(load.WaitOk(10));
+  load.Stop();
+}
+
+inline void Fleet::PauseUnderLoad(Load& load, int rank) {
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[rank]->Pause();
+  ASSERT_TRUE(load.WaitInterrupted(1));
+  ASSERT_TRUE(WaitForming());
+
+  workers_[rank]->Resume();
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(load.WaitOk(10));
+  load.Stop();
+}
 
 }  // namespace tributary::test

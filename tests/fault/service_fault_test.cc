@@ -63,17 +63,7 @@ TEST_F(ServiceFault, DecodeVerifyPrefillForkTruncate) {
 
 TEST_F(ServiceFault, AKilledWorkerUnderLoad) {
   Load load(stub_, kLong, kShort);
-  ASSERT_TRUE(load.WaitOk(5));
-  workers_[3]->Signal(SIGKILL);
-  ASSERT_TRUE(load.WaitInterrupted(1));
-  ASSERT_EQ(workers_[3]->Wait(seconds(10)), -SIGKILL);
-  ASSERT_TRUE(WaitForming());
-  EXPECT_FALSE(Topology().workers(3).connected());
-
-  workers_[3] = Worker(3);
-  ASSERT_TRUE(WaitReady(2));
-  ASSERT_TRUE(load.WaitOk(10));
-  load.Stop();
+  ASSERT_NO_FATAL_FAILURE(KillUnderLoad(load, 3));
   for (int host = 0; host < kLong; ++host) EXPECT_EQ(load.counts(host).lost, 1) << host;
   // What had no token on rank 3 is still there.
   for (int host = kLong; host < kLong + kShort; ++host)
@@ -107,16 +97,7 @@ TEST_F(ServiceFault, LostSequencesSayDataLossUntilOpenedAgain) {
 
 TEST_F(ServiceFault, APausedWorkerUnderLoad) {
   Load load(stub_, kLong, kShort);
-  ASSERT_TRUE(load.WaitOk(5));
-  workers_[1]->Pause();
-  ASSERT_TRUE(load.WaitInterrupted(1));
-  ASSERT_TRUE(WaitForming());
-
-  workers_[1]->Resume();
-  ASSERT_TRUE(WaitReady(2));
-  ASSERT_TRUE(load.WaitOk(10));
-  load.Stop();
-  // It held its shard all along.
+  ASSERT_NO_FATAL_FAILURE(PauseUnderLoad(load, 1));
   for (int host = 0; host < kLong + kShort; ++host) EXPECT_EQ(load.counts(host).lost, 0) << host;
   ExpectPagesAccountedFor(load.hosts());
 }

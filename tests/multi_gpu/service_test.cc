@@ -85,15 +85,7 @@ TEST_F(FourGpus, DecodeVerifyPrefill) {
 
 TEST_F(FourGpus, AKilledWorkerUnderLoad) {
   Load load(stub_, 4, 4, kGpuTolerance);
-  ASSERT_TRUE(load.WaitOk(5));
-  workers_[3]->Signal(SIGKILL);
-  ASSERT_TRUE(load.WaitInterrupted(1));
-  ASSERT_EQ(workers_[3]->Wait(seconds(10)), -SIGKILL);
-  ASSERT_TRUE(WaitForming());
-  workers_[3] = Worker(3);
-  ASSERT_TRUE(WaitReady(2));
-  ASSERT_TRUE(load.WaitOk(10));
-  load.Stop();
+  ASSERT_NO_FATAL_FAILURE(KillUnderLoad(load, 3));
   for (int host = 0; host < 4; ++host) EXPECT_EQ(load.counts(host).lost, 1) << host;
   for (int host = 4; host < 8; ++host) EXPECT_EQ(load.counts(host).lost, 0) << host;
   ExpectPagesAccountedFor(load.hosts());
@@ -102,14 +94,7 @@ TEST_F(FourGpus, AKilledWorkerUnderLoad) {
 // Its late stores, if it has any ahead of it, land in memory of the epoch gone by.
 TEST_F(FourGpus, AStoppedWorkerUnderLoad) {
   Load load(stub_, 4, 4, kGpuTolerance);
-  ASSERT_TRUE(load.WaitOk(5));
-  workers_[1]->Pause();
-  ASSERT_TRUE(load.WaitInterrupted(1));
-  ASSERT_TRUE(WaitForming());
-  workers_[1]->Resume();
-  ASSERT_TRUE(WaitReady(2));
-  ASSERT_TRUE(load.WaitOk(10));
-  load.Stop();
+  ASSERT_NO_FATAL_FAILURE(PauseUnderLoad(load, 1));
   for (int host = 0; host < 8; ++host) EXPECT_EQ(load.counts(host).lost, 0) << host;
   ExpectPagesAccountedFor(load.hosts());
 }

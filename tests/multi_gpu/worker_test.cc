@@ -155,12 +155,7 @@ TEST_P(DeviceGrid, StepsInPasses) {
   TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options(), {.rows_per_pass = 24});
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
-  TestHost host(ranks.ranks(), Spec(), GpuTolerance());
-  for (SequenceId id = 1; id <= 3; ++id) host.Open(id);
-  host.Step(StepKind::kPrefill, {{1, 60, 60}});
-  host.Step(StepKind::kPrefill, {{1, 31, 31}, {2, 40, 40}});
-  host.Step(StepKind::kPrefill, {{2, 90, 90}, {1, 3, 0, 5}, {3, 1, 1}});
-  host.Step(StepKind::kDecode, {{2, 50, 50}, {1, 3, 3}});
+  RunStepsInPasses(ranks.ranks(), Spec(), GpuTolerance());
 }
 
 // More than a group is made for, and fewer heads than ranks.
@@ -204,15 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, DeviceGrid,
 
 // ---- graphs, places and numbers of ranks change nothing ----------------------------------------
 
-CacheSpec DecodeSpec() {
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, 2, 4, 128);
-  spec.kv_dtype = DType::kFp8E4M3;
-  spec.layers.resize(2);
-  spec.layers[1].window.left = 40;
-  spec.layers[1].sinks = SinksFor(spec.q_heads);
-  return spec;
-}
+CacheSpec DecodeSpec() { return Fp8Spec(2, 4, 40); }
 
 // Rows of decode steps one after the other; every step looks like an earlier one soon, on one rank
 // before another.
@@ -249,7 +236,7 @@ TEST_P(DeviceGraphs, NotEveryRankNeedsThem) {
     ASSERT_TRUE(backend.ok()) << backend.status();
     backends.push_back(*std::move(backend));
   }
-  ThreadRanks mixed(std::move(backends), {.page_fill = PageFill::kPoison});
+  ThreadRanks mixed(std::move(backends), Poisoned());
   DeviceRanks without(GetParam(), {.graphs = false});
   EXPECT_EQ(DecodeMany(mixed), DecodeMany(without.ranks()));
 }
@@ -418,7 +405,7 @@ TEST(DeviceExchange, RanksThatShareAGpuMeetOnTheHost) {
     ASSERT_TRUE(backend.ok()) << backend.status();
     backends.push_back(*std::move(backend));
   }
-  ThreadRanks ranks(std::move(backends), {.page_fill = PageFill::kPoison});
+  ThreadRanks ranks(std::move(backends), Poisoned());
   EXPECT_EQ(how, "partials meet in host memory: ranks 0 and 1 share a GPU");
   RunMixedBatches(ranks, SmallSpec(), GpuTolerance());
 }

@@ -15,12 +15,6 @@
 namespace tributary::worker::testing {
 namespace {
 
-ExecutorOptions Poisoned() {
-  ExecutorOptions options;
-  options.page_fill = PageFill::kPoison;
-  return options;
-}
-
 // ---- ranks x interleave, at the lengths where something begins or ends ------------------------
 
 enum class Turn { kOne, kHalfPage, kPage };
@@ -29,20 +23,13 @@ class Boundary : public ::testing::TestWithParam<std::tuple<int, Turn, int>> {};
 
 TEST_P(Boundary, Lengths) {
   const auto [size, turn, page_size] = GetParam();
-  CacheSpec spec = SmallSpec();
-  spec.page_size = page_size;
-  spec.interleave = turn == Turn::kOne ? 1 : turn == Turn::kHalfPage ? page_size / 2 : page_size;
-  spec.num_pages = 96;
-  // A layer of every kind; the second and third differ from the first in the window alone.
-  spec.layers.resize(3);
-  spec.layers[1].window.left = 3;
-  spec.layers[2].window.left = 20;
-  spec.layers[2].sinks = SinksFor(spec.q_heads);
-  // The KV type rotates with the grid, so that each meets each interleave and each N.
-  const DType kv_dtypes[] = {DType::kBf16, DType::kFp8E4M3, DType::kF16, DType::kFp8E5M2};
-  spec.kv_dtype = kv_dtypes[(size + static_cast<int>(turn)) % 4];
+  const int interleave = turn == Turn::kOne        ? 1
+                         : turn == Turn::kHalfPage ? page_size / 2
+                                                   : page_size;
+  // Each KV type meets each interleave and each N.
+  const DType kv_dtype = kKvDTypes[static_cast<size_t>(size + static_cast<int>(turn)) % 4];
   ThreadRanks ranks(size, Poisoned());
-  RunBoundaryLengths(ranks, spec, {});
+  RunBoundaryLengths(ranks, BoundarySpec(page_size, interleave, kv_dtype), {});
 }
 
 #ifdef TRIBUTARY_SHORT_GRID
@@ -71,25 +58,9 @@ class Geometry : public ::testing::TestWithParam<std::tuple<DType, int, int>> {}
 
 TEST_P(Geometry, DecodeVerifyPrefill) {
   const auto [kv_dtype, head_dim, group] = GetParam();
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, /*kv_heads=*/2, group, head_dim);
-  spec.kv_dtype = kv_dtype;
-  spec.interleave = 4;
-  spec.layers[0].k_scale = ScalesFor(spec.kv_heads, 0.02f);
-  spec.layers[0].v_scale = {0.03f};
   ThreadRanks ranks(4, Poisoned());
-  TestHost::Options options;
-  // 16-bit inputs of both kinds and full floats take turns.
-  const DType inputs[] = {DType::kBf16, DType::kF16, DType::kF32};
-  options.q_dtype = inputs[static_cast<size_t>(group) % 3];
-  options.input_dtype = inputs[static_cast<size_t>(head_dim / 64 + group) % 3];
-  TestHost host(ranks, spec, options);
-  host.Open(1);
-  host.Open(2);
-  host.Step(StepKind::kPrefill, {{1, 37, 37}, {2, 5, 5}});
-  host.Step(StepKind::kPrefill, {{2, 30, 30}});
-  host.Step(StepKind::kDecode, {{1, 1, 1}, {2, 1, 1}});
-  host.Step(StepKind::kDecode, {{2, 4, 4}, {1, 1, 1}});
+  RunDecodeVerifyPrefill(ranks, GeometrySpec(kv_dtype, head_dim, group),
+                         InputsInTurn(head_dim, group));
 }
 
 std::string GeometryName(const ::testing::TestParamInfo<Geometry::ParamType>& info) {
@@ -111,14 +82,8 @@ class Masks : public ::testing::TestWithParam<std::tuple<int, bool, float>> {};
 
 TEST_P(Masks, ChunkedPrefillAndDecode) {
   const auto [window, sinks, soft_cap] = GetParam();
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, 1, 5, 64);  // 5 heads over 3 ranks: slices of 2, 2 and 1
-  spec.interleave = 8;
-  spec.soft_cap = soft_cap;
-  spec.layers[0].window.left = window;
-  if (sinks) spec.layers[0].sinks = SinksFor(spec.q_heads);
   ThreadRanks ranks(3, Poisoned());
-  RunChunkedPrefill(ranks, spec, {}, {70, 9, 33, 1, 80});
+  RunChunkedPrefill(ranks, MaskSpec(window, sinks, soft_cap), {}, {70, 9, 33, 1, 80});
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, Masks,
@@ -151,41 +116,24 @@ INSTANTIATE_TEST_SUITE_P(Grid, Strategies,
 // ---- long prompts, passes ---------------------------------------------------------------------
 
 TEST(Dcp, LongPrefillInChunksOf512) {
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, 1, 4, 128);
-  spec.kv_dtype = DType::kFp8E4M3;
-  spec.layers.resize(2);
-  spec.layers[1].window.left = 100;
-  spec.layers[1].sinks = SinksFor(spec.q_heads);
 #ifdef TRIBUTARY_SHORT_GRID
   const std::vector<int32_t> chunks = {512, 100};
 #else
   const std::vector<int32_t> chunks = {512, 512, 77, 512};
 #endif
   ThreadRanks ranks(4, Poisoned(), /*threads_each=*/2);
-  RunChunkedPrefill(ranks, spec, {}, chunks);
+  RunChunkedPrefill(ranks, Fp8Spec(1, 4, 100), {}, chunks);
 }
 
 // Thousands of tokens next to a few: the ranks' threads share one long sequence.
 TEST(Dcp, LongAndShortSequencesInOneBatch) {
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, 2, 8, 128);
-  spec.kv_dtype = DType::kFp8E4M3;
-  spec.interleave = 8;
-  spec.num_pages = 128;
-  spec.layers.resize(2);
-  spec.layers[1].window.left = 1024;
 #ifdef TRIBUTARY_SHORT_GRID
   const int32_t tokens = 700;
 #else
   const int32_t tokens = 4999;
 #endif
   ThreadRanks ranks(4, Poisoned(), /*threads_each=*/2);
-  TestHost host(ranks, spec, {});
-  for (SequenceId id = 1; id <= 4; ++id) host.Open(id);
-  host.Step(StepKind::kAppend, {{1, 0, tokens}, {2, 0, 3}, {4, 0, 200}});
-  host.Step(StepKind::kDecode, {{2, 1, 1}, {1, 1, 1}, {3, 1, 1}, {4, 4, 4}});
-  host.Step(StepKind::kDecode, {{1, 16, 16}});
+  RunLongAndShort(ranks, tokens, {});
 }
 
 // Cutting a step into passes changes memory, not results: not even in the last bit.
@@ -215,13 +163,7 @@ TEST(Dcp, PassesDoNotChangeResults) {
 
 class Lifecycle : public ::testing::TestWithParam<std::tuple<int, int>> {
  protected:
-  CacheSpec Spec() const {
-    CacheSpec spec = SmallSpec();
-    spec.interleave = std::get<1>(GetParam());
-    spec.layers.resize(2);
-    spec.layers[1].window.left = 11;
-    return spec;
-  }
+  CacheSpec Spec() const { return LifecycleSpec(std::get<1>(GetParam())); }
 };
 
 TEST_P(Lifecycle, ForkAndTruncate) {
@@ -254,30 +196,17 @@ INSTANTIATE_TEST_SUITE_P(Grid, Lifecycle,
 // ---- the group's size does not show -----------------------------------------------------------
 
 TEST(Dcp, OneRankAndFourAgreeWithinMergeRounding) {
-  CacheSpec spec = SmallSpec();
-  SetHeads(&spec, 2, 4, 128);
-  spec.kv_dtype = DType::kFp8E4M3;
-  spec.layers[0].sinks = SinksFor(spec.q_heads);
-  const auto run = [&](int size) {
+  const auto run = [](int size) {
     ThreadRanks ranks(size, Poisoned());
-    TestHost host(ranks, spec, {.q_dtype = DType::kF32});
-    host.Open(1);
-    std::vector<float> all;
-    for (const auto& [kind, rows] : {std::pair{StepKind::kPrefill, 200},
-                                     {StepKind::kPrefill, 100},
-                                     {StepKind::kDecode, 1},
-                                     {StepKind::kDecode, 4}}) {
-      host.Step(kind, {{1, rows, rows}});
-      all.insert(all.end(), host.last_o().begin(), host.last_o().end());
-      all.insert(all.end(), host.last_lse().begin(), host.last_lse().end());
-    }
-    return all;
+    return RunOneSequence(ranks, {.q_dtype = DType::kF32});
   };
-  const std::vector<float> one = run(1);
-  const std::vector<float> four = run(4);
+  const Results one = run(1);
+  const Results four = run(4);
   // The same tensors were drawn. Every element is a weighted mean of values below 4 or an LSE below
   // 16: a few dozen roundings of fp32.
-  EXPECT_TRUE(test::AllClose(four, one, {2e-5, 2e-5}, {static_cast<int64_t>(one.size())}));
+  EXPECT_TRUE(test::AllClose(four.o, one.o, {2e-5, 2e-5}, {static_cast<int64_t>(one.o.size())}));
+  EXPECT_TRUE(
+      test::AllClose(four.lse, one.lse, {2e-5, 2e-5}, {static_cast<int64_t>(one.lse.size())}));
 }
 
 // A sequence's result does not depend on what shares its batch.

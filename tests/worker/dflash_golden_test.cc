@@ -102,7 +102,7 @@ CacheSpec SpecOf(const CaseHeader& c, int32_t interleave) {
 // The context appended, then the block; what rank 0 says.
 class Group {
  public:
-  Group(int size, const CacheSpec& spec) : ranks_(size, {.page_fill = PageFill::kPoison}) {
+  Group(int size, const CacheSpec& spec) : ranks_(size, Poisoned()) {
     Execute(CreateCacheCommand{spec});
     PageUpdate table{1, 0, {}};
     for (int32_t page = 15; page >= 0; --page) table.pages.push_back(page);

@@ -10,38 +10,25 @@
 #include "tests/support/compare.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
+#include "tests/worker/specs.h"
 #include "tests/worker/test_host.h"
 
 namespace tributary::worker::testing {
 namespace {
 
-ExecutorOptions Poisoned() {
-  ExecutorOptions options;
-  options.page_fill = PageFill::kPoison;
-  return options;
-}
-
-LayerSpec Layer(Window window, WindowBase base, bool causal_block) {
-  LayerSpec layer;
-  layer.window = window;
-  layer.window_base = base;
-  layer.causal_block = causal_block;
-  return layer;
-}
-
 // Draft models as they are published, and what lies between them.
 std::vector<LayerSpec> Masks() {
   return {
-      Layer({-1, -1}, WindowBase::kQuery, false),   // full attention
-      Layer({20, -1}, WindowBase::kQuery, false),   // each row its own lower bound
-      Layer({20, -1}, WindowBase::kAnchor, false),  // one lower bound for the block
-      Layer({20, 20}, WindowBase::kQuery, false),   // both ways
-      Layer({3, 2}, WindowBase::kQuery, false),     // smaller than the block
-      Layer({5, 4}, WindowBase::kAnchor, false),
-      Layer({0, 0}, WindowBase::kQuery, false),  // a row sees itself
-      Layer({17, -1}, WindowBase::kQuery, true),
-      Layer({17, 3}, WindowBase::kAnchor, true),
-      Layer({100'000, 100'000}, WindowBase::kAnchor, false),
+      DraftLayer({-1, -1}, WindowBase::kQuery, false),   // full attention
+      DraftLayer({20, -1}, WindowBase::kQuery, false),   // each row its own lower bound
+      DraftLayer({20, -1}, WindowBase::kAnchor, false),  // one lower bound for the block
+      DraftLayer({20, 20}, WindowBase::kQuery, false),   // both ways
+      DraftLayer({3, 2}, WindowBase::kQuery, false),     // smaller than the block
+      DraftLayer({5, 4}, WindowBase::kAnchor, false),
+      DraftLayer({0, 0}, WindowBase::kQuery, false),  // a row sees itself
+      DraftLayer({17, -1}, WindowBase::kQuery, true),
+      DraftLayer({17, 3}, WindowBase::kAnchor, true),
+      DraftLayer({100'000, 100'000}, WindowBase::kAnchor, false),
   };
 }
 
@@ -57,10 +44,9 @@ TEST_P(Grid, EveryMaskAtEveryBoundary) {
   spec.num_pages = 96;
   spec.layers = Masks();
   // KV types, sinks and soft caps go round the layers, so that each meets each mask over the grid.
-  const DType kv_dtypes[] = {DType::kBf16, DType::kFp8E4M3, DType::kF16, DType::kFp8E5M2};
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const size_t turn = i + static_cast<size_t>(size) + (turns > 1 ? 1 : 0);
-    spec.layers[i].kv_dtype = kv_dtypes[turn % 4];
+    spec.layers[i].kv_dtype = kKvDTypes[turn % 4];
     if (turn % 3 == 0) spec.layers[i].sinks = {-1.0f, 0.0f, 0.5f, 2.0f};
     if (turn % 5 == 0) spec.layers[i].soft_cap = 3.0f;
   }
@@ -91,22 +77,8 @@ class Types : public ::testing::TestWithParam<std::tuple<DType, DType, int>> {};
 
 TEST_P(Types, QueriesAndBlockKeepTheirPrecision) {
   const auto [kv_dtype, input, head_dim] = GetParam();
-  CacheSpec spec = SmallSpec();
-  spec.kv_heads = 2;
-  spec.q_heads = 10;  // 5 to a KV head: slices of 3 ranks begin inside a group
-  spec.head_dim = head_dim;
-  spec.kv_dtype = kv_dtype;
-  spec.interleave = 4;
-  spec.layers = {Layer({30, 30}, WindowBase::kQuery, false)};
-  spec.layers[0].k_scale = {0.02f, 0.03f};
-  spec.layers[0].v_scale = {0.04f};
-  spec.layers[0].sinks.assign(10, 0.25f);
   ThreadRanks ranks(3, Poisoned());
-  TestHost host(ranks, spec, {.q_dtype = input, .input_dtype = input});
-  host.Open(1);
-  host.Open(2);
-  host.Step(StepKind::kAppend, {{1, 0, 77}});
-  host.Step(StepKind::kDflash, {{2, 8, 8}, {1, 16, 16}});
+  RunTwoDrafts(ranks, DraftSliceSpec(kv_dtype, head_dim), {.q_dtype = input, .input_dtype = input});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Types,
@@ -129,28 +101,15 @@ TEST(Dflash, MoreRanksThanHeads) {
 
 // A model with alternating windows, of a KV type a layer, under DCP: nothing is replicated.
 TEST(CausalLayers, WindowsTypesSinksAndSoftCapsDifferFromLayerToLayer) {
-  CacheSpec spec = SmallSpec();
-  spec.interleave = 8;
-  spec.layers.assign(6, {});
-  const DType kv_dtypes[] = {DType::kBf16, DType::kFp8E4M3, DType::kF16, DType::kFp8E5M2};
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (i % 2 == 0) spec.layers[i].window.left = 12;
-    spec.layers[i].kv_dtype = kv_dtypes[i % 4];
-    if (i % 3 == 0) spec.layers[i].sinks = {0.0f, 1.0f, -1.0f, 0.5f};
-    if (i % 3 == 1) spec.layers[i].soft_cap = 2.0f;
-    // Of DFlash only: no causal step may look at these.
-    spec.layers[i].window.right = 1;
-    spec.layers[i].window_base = WindowBase::kAnchor;
-  }
   for (const int size : {1, 3, 4}) {
     ThreadRanks ranks(size, Poisoned());
-    RunForkAndTruncate(ranks, spec, {});
+    RunForkAndTruncate(ranks, EveryLayerTypeSpec(), {});
   }
 }
 
 TEST(Dflash, PassesDoNotChangeResults) {
   CacheSpec spec = SmallSpec();
-  spec.layers = {Layer({9, 9}, WindowBase::kQuery, false)};
+  spec.layers = {DraftLayer({9, 9}, WindowBase::kQuery, false)};
   spec.layers[0].sinks = {0.0f, 1.0f, -1.0f, 0.5f};
   std::vector<std::vector<float>> results;
   for (const int32_t rows_per_pass : {0, 1, 11}) {
@@ -188,7 +147,7 @@ TEST(Dflash, BatchCompanionsDoNotChangeResults) {
 TEST(Dflash, OneRankAndFourAgreeWithinMergeRounding) {
   CacheSpec spec = SmallSpec();
   spec.kv_dtype = DType::kFp8E4M3;
-  spec.layers = {Layer({40, -1}, WindowBase::kAnchor, false)};
+  spec.layers = {DraftLayer({40, -1}, WindowBase::kAnchor, false)};
   spec.layers[0].sinks = {0.0f, 1.0f, -1.0f, 0.5f};
   const auto run = [&](int size) {
     ThreadRanks ranks(size, Poisoned());

@@ -66,9 +66,7 @@ int RunRank(int rank, const std::string& directory, const Script& script) {
   alarm(kPatienceSeconds);  // a rank that hangs dies, and the test says so
   std::unique_ptr<collective::Communicator> comm = Connect(rank, directory);
   if (comm == nullptr) return 1;
-  ExecutorOptions options;
-  options.page_fill = PageFill::kPoison;
-  ProcessRank ranks(options, std::move(comm));
+  ProcessRank ranks(Poisoned(), std::move(comm));
   script(ranks);
   return ::testing::Test::HasFailure() ? 1 : 0;
 }

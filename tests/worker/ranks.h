@@ -9,6 +9,13 @@
 
 namespace tributary::worker::testing {
 
+// Pages that begin as NaN: a slot that is read before it is written shows.
+inline ExecutorOptions Poisoned() {
+  ExecutorOptions options;
+  options.page_fill = PageFill::kPoison;
+  return options;
+}
+
 class Ranks {
  public:
   virtual ~Ranks() = default;

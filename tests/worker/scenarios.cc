@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace tributary::worker::testing {
 namespace {
@@ -54,6 +55,23 @@ void RunBoundaryLengths(Ranks& ranks, const CacheSpec& spec, const TestHost::Opt
   host.Step(StepKind::kDecode, verify);
   host.Step(StepKind::kDecode, block);
   host.Step(StepKind::kPrefill, verify);
+}
+
+TestHost::Options InputsInTurn(int32_t head_dim, int32_t group) {
+  const DType inputs[] = {DType::kBf16, DType::kF16, DType::kF32};
+  return {.q_dtype = inputs[static_cast<size_t>(group) % 3],
+          .input_dtype = inputs[static_cast<size_t>(head_dim / 64 + group) % 3]};
+}
+
+void RunDecodeVerifyPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
+  TestHost host(ranks, spec, options);
+  host.Open(1);
+  host.Open(2);
+  host.Step(StepKind::kPrefill, {{1, 37, 37}, {2, 5, 5}});
+  host.Step(StepKind::kPrefill, {{2, 70, 70}});
+  host.Step(StepKind::kDecode, {{1, 1, 1}, {2, 1, 1}});
+  host.Step(StepKind::kDecode, {{2, 4, 4}, {1, 1, 1}});
+  host.Step(StepKind::kDecode, {{2, 64, 64}, {1, 1, 1}});
 }
 
 void RunChunkedPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
@@ -127,6 +145,49 @@ void RunMixedBatches(Ranks& ranks, const CacheSpec& spec, const TestHost::Option
   host.Step(StepKind::kDecode, {{1, 1, 1, 40}, {4, 5, 5, 2}, {5, 1, 1}, {3, 1, 1}});
 }
 
+void RunStepsInPasses(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
+  TestHost host(ranks, spec, options);
+  for (SequenceId id = 1; id <= 3; ++id) host.Open(id);
+  host.Step(StepKind::kPrefill, {{1, 60, 60}});
+  host.Step(StepKind::kPrefill, {{1, 31, 31}, {2, 40, 40}});
+  host.Step(StepKind::kPrefill, {{2, 90, 90}, {1, 3, 0, 5}, {3, 1, 1}});
+  host.Step(StepKind::kDecode, {{2, 50, 50}, {1, 3, 3}});
+}
+
+void RunLongAndShort(Ranks& ranks, int32_t tokens, const TestHost::Options& options) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, /*kv_heads=*/2, /*group=*/8, /*head_dim=*/128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.interleave = 8;
+  spec.num_pages = 512 / ranks.size();
+  spec.layers.resize(2);
+  spec.layers[1].window.left = 1024;
+  TestHost host(ranks, spec, options);
+  for (SequenceId id = 1; id <= 4; ++id) host.Open(id);
+  host.Step(StepKind::kAppend, {{1, 0, tokens}, {2, 0, 3}, {4, 0, 200}});
+  host.Step(StepKind::kDecode, {{2, 1, 1}, {1, 1, 1}, {3, 1, 1}, {4, 4, 4}});
+  host.Step(StepKind::kDecode, {{1, 16, 16}});
+}
+
+Results RunOneSequence(Ranks& ranks, const TestHost::Options& options) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, /*kv_heads=*/2, /*group=*/4, /*head_dim=*/128);
+  spec.kv_dtype = DType::kFp8E4M3;
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  TestHost host(ranks, spec, options);
+  host.Open(1);
+  Results all;
+  for (const auto& [kind, rows] : {std::pair{StepKind::kPrefill, 200},
+                                   {StepKind::kPrefill, 100},
+                                   {StepKind::kDecode, 1},
+                                   {StepKind::kDecode, 4}}) {
+    host.Step(kind, {{1, rows, rows}});
+    all.o.insert(all.o.end(), host.last_o().begin(), host.last_o().end());
+    all.lse.insert(all.lse.end(), host.last_lse().begin(), host.last_lse().end());
+  }
+  return all;
+}
+
 void RunDrafts(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
   TestHost host(ranks, spec, options);
   const std::vector<int32_t> blocks = {1, 2, 8, 16, 32};
@@ -152,6 +213,14 @@ void RunDrafts(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& opt
   host.Truncate(longest, length + 2);
   host.Step(StepKind::kDflash, {{2, 8, 8}, {longest, 16, 16}});
   host.Step(StepKind::kDflash, {{longest, 16, 16, length}, {2, 3, 3, 0}});  // as it was then
+}
+
+void RunTwoDrafts(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
+  TestHost host(ranks, spec, options);
+  host.Open(1);
+  host.Open(2);
+  host.Step(StepKind::kAppend, {{1, 0, 77}});
+  for (int again = 0; again < 3; ++again) host.Step(StepKind::kDflash, {{2, 8, 8}, {1, 16, 16}});
 }
 
 void RunPoisonedSlots(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {

@@ -1,7 +1,7 @@
-// Parts of the specs that the grids are made of.
+// The caches that the grids are made of, on CPUs and GPUs alike.
 #pragma once
 
-#include <cmath>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -9,25 +9,43 @@
 
 namespace tributary::worker::testing {
 
+// For a KV type that rotates with the rest of a grid, so that each meets each of it.
+inline constexpr std::array<DType, 4> kKvDTypes = {DType::kBf16, DType::kFp8E4M3, DType::kF16,
+                                                   DType::kFp8E5M2};
+
+// ---- parts --------------------------------------------------------------------------------------
+
 // Different in every head, so that a mixed-up head shows.
-inline std::vector<float> SinksFor(int32_t q_heads) {
-  std::vector<float> sinks;
-  for (int32_t h = 0; h < q_heads; ++h) sinks.push_back(0.5f * static_cast<float>(h) - 1.0f);
-  return sinks;
-}
+std::vector<float> SinksFor(int32_t q_heads);
+std::vector<float> ScalesFor(int32_t kv_heads, float base);
+void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim);
+LayerSpec DraftLayer(Window window, WindowBase base, bool causal_block);
 
-inline std::vector<float> ScalesFor(int32_t kv_heads, float base) {
-  std::vector<float> scales;
-  for (int32_t h = 0; h < kv_heads; ++h)
-    scales.push_back(base * (1.0f + 0.25f * static_cast<float>(h)));
-  return scales;
-}
+// ---- caches -------------------------------------------------------------------------------------
 
-inline void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim) {
-  spec->kv_heads = kv_heads;
-  spec->q_heads = kv_heads * group;
-  spec->head_dim = head_dim;
-  spec->sm_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-}
+// Geometry with defaults that suit most tests.
+CacheSpec SmallSpec();
+
+// A layer of every kind; the second and third differ from the first in the window alone.
+CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype);
+
+// Two KV heads, scales of k by head and one of v.
+CacheSpec GeometrySpec(DType kv_dtype, int32_t head_dim, int32_t group);
+
+// Five heads of one group: over 3 ranks slices of 2, 2 and 1.
+CacheSpec MaskSpec(int32_t window, bool sinks, float soft_cap);
+
+// Two layers, one with a window.
+CacheSpec LifecycleSpec(int32_t interleave);
+
+// Two layers of FP8, one with a window and sinks.
+CacheSpec Fp8Spec(int32_t kv_heads, int32_t group, int32_t window);
+
+// Alternating windows, a KV type a layer, and sinks and soft caps here and there. Its right windows
+// and anchors are of DFlash only: no causal step may look at them.
+CacheSpec EveryLayerTypeSpec();
+
+// For drafts of heads whose slices, over 3 ranks, begin inside a group.
+CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim);
 
 }  // namespace tributary::worker::testing

@@ -22,20 +22,6 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-CacheSpec SmallSpec() {
-  CacheSpec spec;
-  spec.q_heads = 4;
-  spec.kv_heads = 2;
-  spec.head_dim = 64;
-  spec.page_size = 16;
-  spec.interleave = 16;
-  spec.kv_dtype = DType::kBf16;
-  spec.sm_scale = 0.125f;
-  spec.num_pages = 64;
-  spec.layers.resize(1);
-  return spec;
-}
-
 TestHost::TestHost(Ranks& ranks, const CacheSpec& spec, const Options& options)
     : ranks_(ranks),
       spec_(spec),

@@ -12,6 +12,7 @@
 #include "tests/support/compare.h"
 #include "tests/worker/dense_model.h"
 #include "tests/worker/ranks.h"
+#include "tests/worker/specs.h"
 #include "worker/command.h"
 
 namespace tributary::worker::testing {
@@ -121,8 +122,5 @@ class TestHost {
   std::vector<float> last_o_;
   std::vector<float> last_lse_;
 };
-
-// Geometry with defaults that suit most tests.
-CacheSpec SmallSpec();
 
 }  // namespace tributary::worker::testing

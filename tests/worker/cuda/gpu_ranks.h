@@ -45,7 +45,7 @@ inline std::vector<std::unique_ptr<Backend>> GpuBackends(int size,
 class GpuRanks : public ThreadRanks {
  public:
   explicit GpuRanks(int size, const CudaBackendOptions& options = {})
-      : ThreadRanks(GpuBackends(size, options), {.page_fill = PageFill::kPoison}) {}
+      : ThreadRanks(GpuBackends(size, options), Poisoned()) {}
 };
 
 // Products are of bf16 or f16, and weights are rounded to it. Values are about 1 in size and
