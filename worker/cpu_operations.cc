@@ -17,7 +17,7 @@ CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const R
     : step_(step),
       rank_(rank),
       operands_{.spec = step.spec,
-                .layer = step.layer,
+                .layer = step.layer(),
                 .kv = kv,
                 .q = step.q,
                 .k = step.k,
@@ -89,11 +89,15 @@ absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial
   return absl::OkStatus();
 }
 
-absl::Status CpuOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads,
-                                      Partial slice, Partial partial) {
+absl::Status CpuOperations::AddBlock(const RowPass& pass, collective::HeadSlice heads,
+                                     Partial partial) {
   if (heads.count == 0) return absl::OkStatus();
+  if (!block_.has_value()) {
+    block_ = ReserveSlice(heads);
+    TRIBUTARY_RETURN_IF_ERROR(AttendNewTokens(heads, *block_));
+  }
   const TimedSection timed(results_.times.attend);
-  const Partial added = RowsOf(pass, heads, slice);
+  const Partial added = RowsOf(pass, heads, *block_);
   // A rank with all heads has them alike in both; else a row's slice is part of a wider row.
   const int32_t rows = heads.count == step_.spec.q_heads ? pass.row_count : 1;
   const size_t dim = static_cast<size_t>(step_.spec.head_dim);

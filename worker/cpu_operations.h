@@ -1,6 +1,8 @@
 // The operations of a step on the CPU.
 #pragma once
 
+#include <optional>
+
 #include "worker/host_exchange.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
@@ -18,8 +20,7 @@ class CpuOperations final : public StepOperations {
   absl::Status AppendOrCompare() override;
   absl::Status AttendContext(const RowPass& pass, Partial out) override;
   absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) override;
-  absl::Status AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial slice,
-                         Partial partial) override;
+  absl::Status AddBlock(const RowPass& pass, collective::HeadSlice heads, Partial partial) override;
   absl::Status MergeToRoot(const RowPass& pass, Partial partial) override;
   absl::StatusOr<Partial> MergeToSlices(const RowPass& pass, Partial partial) override;
   absl::Status AddToSlice(const RowPass& pass, collective::HeadSlice heads, Partial context,
@@ -35,6 +36,7 @@ class CpuOperations final : public StepOperations {
   const StepOperands operands_;
   StepResults& results_;
   HostExchange exchange_;
+  std::optional<Partial> block_;  // of all rows of a draft, once a pass has asked for its own
 };
 
 }  // namespace tributary::worker

@@ -7,12 +7,10 @@ namespace tributary::worker {
 absl::Status DflashWrapper::Run(const PlannedStep& step) {
   const collective::HeadSlice heads =
       collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank());
-  const StepOperations::Partial block = operations_.ReserveSlice(heads);
-  TRIBUTARY_RETURN_IF_ERROR(operations_.AttendNewTokens(heads, block));
   for (const RowPass& pass : step.plan.passes) {
     const StepOperations::Partial partial = operations_.ReservePass(pass);
     TRIBUTARY_RETURN_IF_ERROR(operations_.AttendContext(pass, partial));
-    TRIBUTARY_RETURN_IF_ERROR(operations_.AddToPass(pass, heads, block, partial));
+    TRIBUTARY_RETURN_IF_ERROR(operations_.AddBlock(pass, heads, partial));
     TRIBUTARY_RETURN_IF_ERROR(operations_.MergeToRoot(pass, partial));
   }
   return absl::OkStatus();

@@ -270,7 +270,6 @@ class Executor::Impl {
     const PlannedStep planned{.kind = step.kind,
                               .layer_index = step.layer,
                               .spec = cache.spec,
-                              .layer = cache.spec.layers[static_cast<size_t>(step.layer)],
                               .q = step.q,
                               .k = step.k,
                               .v = step.v,

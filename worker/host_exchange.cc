@@ -7,7 +7,7 @@
 namespace tributary::worker {
 
 absl::Status HostExchange::MergeToRoot(const RowPass& pass, Partial partial) {
-  const float* sinks = step_.layer.sinks.empty() ? nullptr : step_.layer.sinks.data();
+  const float* sinks = step_.layer().sinks.empty() ? nullptr : step_.layer().sinks.data();
   return Merge(pass, partial, sinks, collective::Placement::kGathered, ResultOf(pass));
 }
 

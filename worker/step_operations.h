@@ -5,6 +5,7 @@
 // merely be put into a stream, and an error of it shows when the step is finished.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -23,7 +24,6 @@ struct PlannedStep {
   StepKind kind = StepKind::kDecode;
   int32_t layer_index = 0;
   const CacheSpec& spec;
-  const LayerSpec& layer;
   TensorView q;
   TensorView k;
   TensorView v;
@@ -36,6 +36,8 @@ struct PlannedStep {
   int64_t reach = 0;
   std::span<const RegionOutput> outputs = {};  // StepCommand::outputs
   bool bf16_partials = false;                  // likewise
+
+  const LayerSpec& layer() const { return spec.layers[static_cast<size_t>(layer_index)]; }
 };
 
 class StepOperations {
@@ -61,13 +63,14 @@ class StepOperations {
   // Attention of all query heads over this rank's share of the cache, for the rows of a pass.
   virtual absl::Status AttendContext(const RowPass& pass, Partial out) = 0;
 
-  // Attention of the new tokens over each other, for a slice of the heads and all rows of the step.
-  // Rows outside of every run get the empty partial.
+  // Prefill: attention of the new tokens over each other, for a slice of the heads and all rows of
+  // the step. Rows outside of every run get the empty partial.
   virtual absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) = 0;
 
-  // Merges the pass's rows of a slice of the heads into the pass's partial of all heads.
-  virtual absl::Status AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial slice,
-                                 Partial partial) = 0;
+  // DFlash: attention of the block over itself, for a slice of the heads and the rows of the pass,
+  // merged into the pass's partial of all heads.
+  virtual absl::Status AddBlock(const RowPass& pass, collective::HeadSlice heads,
+                                Partial partial) = 0;
 
   // Collective. Merges the partials of all ranks, applies sinks, and puts the pass's rows into the
   // step's result on rank 0.

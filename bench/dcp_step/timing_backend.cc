@@ -37,19 +37,8 @@ class Layers {
     TRIBUTARY_CUDA_OK(cudaMemcpyAsync(block_.data(), staged_.data(), plan_.bytes(),
                                       cudaMemcpyHostToDevice, rank_.stream()));
     for (int32_t i = 0; i < static_cast<int32_t>(step_.spec.layers.size()); ++i) {
-      steps_.push_back(PlannedStep{.kind = step_.kind,
-                                   .layer_index = i,
-                                   .spec = step_.spec,
-                                   .layer = step_.spec.layers[static_cast<size_t>(i)],
-                                   .q = step_.q,
-                                   .k = step_.k,
-                                   .v = step_.v,
-                                   .plan = step_.plan,
-                                   .comm = step_.comm,
-                                   .deadline = step_.deadline,
-                                   .entries = step_.entries,
-                                   .reach = step_.reach,
-                                   .bf16_partials = step_.bf16_partials});
+      steps_.push_back(step_);
+      steps_.back().layer_index = i;
       operations_.push_back(std::make_unique<CudaOperations>(steps_.back(), plan_, block_.data(),
                                                              shard_.layer(i), rank_, &results_));
       TRIBUTARY_RETURN_IF_ERROR(operations_.back()->Reserve(2));

@@ -366,7 +366,6 @@ StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, si
 }
 
 StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
-  if (is_draft()) return {};  // AddToPass needs none
   if (slice_is_result()) return Result();
   return {memory_.slice_o.as<float>(), memory_.slice_lse.as<float>()};
 }
@@ -465,7 +464,6 @@ absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
 }
 
 absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partial out) {
-  if (is_draft()) return absl::OkStatus();        // AddToPass does it
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
   const NvtxRange range("attend new tokens", step_.layer_index);
   const PrefillLaunch& launch = *plan_.new_tokens();
@@ -504,8 +502,8 @@ absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSli
 
 // The block over itself and its merge are one launch, among the rows of all heads. A rank on its
 // own has everything with that, so it applies the sinks as well: MergeToRoot would need another.
-absl::Status CudaOperations::AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial,
-                                       Partial partial) {
+absl::Status CudaOperations::AddBlock(const RowPass& pass, collective::HeadSlice heads,
+                                      Partial partial) {
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
   const NvtxRange range("attend block", step_.layer_index);
   const BlockLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass))).block;
@@ -555,7 +553,7 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial part
 absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   const NvtxRange range("merge to root", step_.layer_index);
   if (alone()) {
-    // It lies where it belongs; AddToPass applied a draft's sinks.
+    // It lies where it belongs; AddBlock applied a draft's sinks.
     if (layer_.sinks == nullptr || is_draft()) return absl::OkStatus();
     return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
   }

@@ -77,8 +77,7 @@ class CudaOperations final : public StepOperations {
   absl::Status AppendOrCompare() override;
   absl::Status AttendContext(const RowPass& pass, Partial out) override;
   absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) override;
-  absl::Status AddToPass(const RowPass& pass, collective::HeadSlice heads, Partial slice,
-                         Partial partial) override;
+  absl::Status AddBlock(const RowPass& pass, collective::HeadSlice heads, Partial partial) override;
   absl::Status MergeToRoot(const RowPass& pass, Partial partial) override;
   absl::StatusOr<Partial> MergeToSlices(const RowPass& pass, Partial partial) override;
   absl::Status AddToSlice(const RowPass& pass, collective::HeadSlice heads, Partial context,

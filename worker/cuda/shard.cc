@@ -43,7 +43,7 @@ void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<f
 
 StepTypes StepTypesOf(const PlannedStep& step) {
   return {.q = step.q.dtype,
-          .cache_kv = KvDType(step.spec, step.layer),
+          .cache_kv = KvDType(step.spec, step.layer()),
           .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
           .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank()),
           .draft = step.kind == StepKind::kDflash};
@@ -145,7 +145,7 @@ bool CudaShard::FirstOfItsSize(const PlannedStep& step) {
 }
 
 absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step, size_t room) {
-  const PlanKey key{MaskOf(step.layer, step.kind), KvDType(step.spec, step.layer)};
+  const PlanKey key{MaskOf(step.layer(), step.kind), KvDType(step.spec, step.layer())};
   PlanSlot* slot = &plans_[0];
   for (PlanSlot& candidate : plans_) {
     if (candidate.used > 0 && candidate.key == key) {

@@ -27,12 +27,13 @@ inline StepSize StepSizeOf(const PlannedStep& step) {
   const auto magnitude = [](int64_t count) {
     return static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(count)));
   };
-  const RowMask mask = MaskOf(step.layer, step.kind);
+  const RowMask mask = MaskOf(step.layer(), step.kind);
   uint64_t types = 0;
   for (const uint64_t value :
        {static_cast<uint64_t>(step.kind), static_cast<uint64_t>(step.q.dtype),
-        static_cast<uint64_t>(step.k.dtype), static_cast<uint64_t>(KvDType(step.spec, step.layer)),
-        static_cast<uint64_t>(mask.base), static_cast<uint64_t>(mask.causal)}) {
+        static_cast<uint64_t>(step.k.dtype),
+        static_cast<uint64_t>(KvDType(step.spec, step.layer())), static_cast<uint64_t>(mask.base),
+        static_cast<uint64_t>(mask.causal)}) {
     types = types << 8 | value;
   }
   return {types,

@@ -79,9 +79,7 @@ class DeviceExchangeTest : public ::testing::Test {
     spec_.layers.resize(1);
   }
 
-  PlannedStep Step() {
-    return {.spec = spec_, .layer = spec_.layers[0], .plan = plan_, .comm = *comms_[0]};
-  }
+  PlannedStep Step() { return {.spec = spec_, .plan = plan_, .comm = *comms_[0]}; }
   // Memory that nobody reads: only where it lies is looked at.
   StepOperations::Partial At(size_t megabytes) const {
     auto* o = reinterpret_cast<float*>(megabytes << 20);
@@ -254,7 +252,6 @@ TEST_F(DeviceExchangeTest, StepsOfOneSizeDifferByLessThanTwo) {
     plan_.query_rows = plan_.new_tokens = rows;
     PlannedStep step{.kind = StepKind::kDecode,
                      .spec = spec_,
-                     .layer = spec_.layers[0],
                      .plan = plan_,
                      .comm = *comms_[0],
                      .entries = entries,
