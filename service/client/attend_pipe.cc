@@ -108,9 +108,10 @@ class AttendPipe::Stream final
 };
 
 AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
-                       AttendPipeOptions options)
+                       DeviceRegions* devices, AttendPipeOptions options)
     : stub_(stub),
       regions_(regions),
+      devices_(devices),
       options_(options),
       queue_(options.max_attempts,
              [dice = std::make_shared<absl::BitGen>()] { return absl::Uniform(*dice, 0.0, 1.0); }),
@@ -151,7 +152,14 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
 }
 
 absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
-  if (call.call.device == nullptr) call.slot = regions_->Acquire(SharedBytes(call.call));
+  if (const DeviceRegion* device = call.call.device.get(); device != nullptr) {
+    if (std::exchange(call.forgotten, false)) devices_->Renew(*device, call.registration);
+    const std::optional<int> registration = devices_->Registration(*device);
+    if (!registration.has_value()) return Placing::kLater;
+    call.registration = *registration;
+  } else {
+    call.slot = regions_->Acquire(SharedBytes(call.call));
+  }
   const bool shared = call.slot.has_value();
   PlaceTensors(call.call, shared ? &*call.slot : nullptr, call.request);
   absl::Status status = CheckSize(call.call, call.request, options_.max_message_bytes);
@@ -283,11 +291,14 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
     return lock.unlock();
   }
   if (!status.ok()) {
-    const bool region_lost = call->slot.has_value() && IsForgottenRegion(status);
+    const bool region_lost = IsForgottenRegion(status);
     if (queue_.Repeat(call, status, Clock::now())) {
-      if (region_lost) {
+      if (region_lost && call->slot.has_value()) {
         regions_->Retire(*call->slot);
         unused = std::exchange(call->slot, std::nullopt);
+        call->placed = false;
+      } else if (region_lost && call->call.device != nullptr) {
+        call->forgotten = true;
         call->placed = false;
       }
       Wake();

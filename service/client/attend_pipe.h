@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "service/client/attend_queue.h"
 #include "service/client/client.h"
+#include "service/client/device_regions.h"
 #include "service/client/region_pool.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -32,8 +33,9 @@ struct AttendPipeOptions {
 
 class AttendPipe {
  public:
-  // Both outlive the pipe.
-  AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions, AttendPipeOptions options);
+  // All outlive the pipe.
+  AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions, DeviceRegions* devices,
+             AttendPipeOptions options);
   // Calls in flight end with CANCELLED. Not from within a callback.
   ~AttendPipe();
   AttendPipe(const AttendPipe&) = delete;
@@ -52,7 +54,7 @@ class AttendPipe {
   enum class Placing { kDone, kLater };
 
   // Puts the tensors into a slot or, where there is none, into the message. kLater: they only fit
-  // into a region, and one is on its way.
+  // into a region, and one is on its way; or they lie in memory that is just being shared again.
   absl::StatusOr<Placing> Place(PendingCall& call);
   static void Finish(Finished finished);
 
@@ -76,6 +78,7 @@ class AttendPipe {
 
   v1::AttentionService::Stub* const stub_;
   RegionPool* const regions_;
+  DeviceRegions* const devices_;
   const AttendPipeOptions options_;
 
   std::mutex mutex_;

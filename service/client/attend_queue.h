@@ -37,6 +37,8 @@ struct PendingCall {
   v1::AttendRequest request;
   std::optional<RegionPool::Slot> slot;
   bool placed = false;
+  int registration = 0;    // of call.device, when it was placed
+  bool forgotten = false;  // the service said so of that registration
 
   // The queue's.
   std::vector<uint64_t> sequences;  // hashes of (cache, sequence), sorted

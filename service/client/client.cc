@@ -13,10 +13,10 @@
 #include "grpcpp/client_context.h"
 #include "service/client/attend_message.h"
 #include "service/client/attend_pipe.h"
+#include "service/client/device_regions.h"
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "service/client/rpc_status.h"
-#include "service/client/shared_region.h"
 #include "service/keepalive.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -67,20 +67,6 @@ uint64_t RandomId() {
   return absl::Uniform<uint64_t>(absl::IntervalClosed, dice, 1, UINT64_MAX);
 }
 
-class SharedDeviceRegion final : public DeviceRegion {
- public:
-  SharedDeviceRegion(DeviceMemory memory, std::unique_ptr<SharedRegion> life)
-      : memory_(std::move(memory)), life_(std::move(life)) {}
-
-  const std::string& name() const override { return life_->name(); }
-  const DeviceMemory& memory() const override { return memory_; }
-
- private:
-  const DeviceMemory memory_;
-  // Holds nothing: its lock says that this process lives.
-  const std::unique_ptr<SharedRegion> life_;
-};
-
 class GrpcClient final : public Client {
  public:
   GrpcClient(const ConnectOptions& options, std::shared_ptr<grpc::Channel> channel)
@@ -88,7 +74,8 @@ class GrpcClient final : public Client {
         channel_(std::move(channel)),
         stub_(v1::AttentionService::NewStub(channel_)),
         regions_(stub_.get(), options.shared_memory_bytes),
-        pipe_(stub_.get(), &regions_,
+        devices_(stub_.get()),
+        pipe_(stub_.get(), &regions_, &devices_,
               {.timeout = options.timeout,
                .max_attempts = options.max_attempts,
                .max_message_bytes = options.max_message_bytes}) {}
@@ -191,24 +178,16 @@ class GrpcClient final : public Client {
 
   absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
       const DeviceMemory& memory) override {
-    absl::StatusOr<std::unique_ptr<SharedRegion>> life = SharedRegion::Create(1);
-    if (!life.ok()) return life.status();
-    v1::RegisterSharedMemoryRequest request;
-    request.set_name((*life)->name());
-    request.set_byte_size(memory.bytes);
-    v1::CudaIpcMemory& cuda = *request.mutable_cuda_ipc();
-    cuda.set_raw_handle(memory.ipc_handle);
-    cuda.set_device_uuid(memory.gpu);
-    cuda.set_offset(memory.offset);
-    cuda.set_owner_key((*life)->key());
+    absl::StatusOr<std::shared_ptr<const DeviceRegion>> region = devices_.Describe(memory);
+    if (!region.ok()) return region;
     const absl::Status shared =
-        Call<v1::RegisterSharedMemoryReply>(&Stub::RegisterSharedMemory, request).status();
+        Repeating([&](Deadline until) { return devices_.Register(**region, until); });
     if (!shared.ok()) return shared;
-    (*life)->Unlink();
-    return std::make_shared<const SharedDeviceRegion>(memory, *std::move(life));
+    return region;
   }
 
   absl::Status UnshareDeviceMemory(const DeviceRegion& region) override {
+    devices_.Close(region);
     v1::UnregisterSharedMemoryRequest request;
     request.set_name(region.name());
     int failures = 0;
@@ -258,8 +237,9 @@ class GrpcClient final : public Client {
   }
 
   absl::Status AppendOnce(const AppendCall& call, v1::AppendRequest& request, Deadline deadline) {
-    const bool to_region = call.device == nullptr;
-    const auto slot = to_region ? regions_.Acquire(SharedBytes(call)) : std::nullopt;
+    const bool on_device = call.device != nullptr;
+    const int registration = on_device ? devices_.AwaitRegistration(*call.device, deadline) : 0;
+    const auto slot = on_device ? std::nullopt : regions_.Acquire(SharedBytes(call));
     PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
     if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) return s;
     grpc::ClientContext context;
@@ -268,6 +248,7 @@ class GrpcClient final : public Client {
     absl::Status status = FromGrpc(stub_->Append(&context, request, &reply));
     const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);
     if (slot.has_value() && region_unusable) regions_.Retire(*slot);
+    if (on_device && IsForgottenRegion(status)) devices_.Renew(*call.device, registration);
     return status;
   }
 
@@ -281,6 +262,7 @@ class GrpcClient final : public Client {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
   RegionPool regions_;
+  DeviceRegions devices_;
   AttendPipe pipe_;  // last: its calls end before what they use
 };
 

@@ -134,12 +134,12 @@ class Client {
 
   // Lets calls name memory of a GPU of this machine instead of carrying tensors.
   // FAILED_PRECONDITION where the service has no GPU workers of its own that reach it. When this
-  // process ends the service lets go of it. A service that was started anew knows nothing of it:
-  // calls are NOT_FOUND, "q.shared_memory.region", and it must be shared again.
+  // process ends the service lets go of it. A service that was started anew knows nothing of it,
+  // and is given it again as soon as a call finds out.
   virtual absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
       const DeviceMemory& memory) = 0;
   // Returns when the service has let go of it: it must not be freed before. Calls in flight that
-  // use it finish first.
+  // use it finish first. Calls that come later are NOT_FOUND, "q.shared_memory.region".
   virtual absl::Status UnshareDeviceMemory(const DeviceRegion& region) = 0;
 
   virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(

@@ -1,19 +1,14 @@
 #include "service/client/region_pool.h"
 
-#include <condition_variable>
-#include <functional>
 #include <utility>
 
-#include "grpcpp/client_context.h"
 #include "service/client/offset_allocator.h"
-#include "service/client/rpc_status.h"
+#include "service/client/region_registrar.h"
 #include "service/client/shared_region.h"
 
 namespace tributary::client {
 namespace {
 
-constexpr std::chrono::seconds kRegisterTimeout{5};
-constexpr std::chrono::seconds kUnregisterTimeout{1};
 // After a registration that failed: tensors travel in messages meanwhile.
 constexpr std::chrono::seconds kRenewalPause{1};
 
@@ -25,90 +20,12 @@ v1::RegisterSharedMemoryRequest Registration(const SharedRegion& memory) {
   return request;
 }
 
-// What an RPC needs until it is over. Let go before the RPC counts as over: its context holds the
-// channel, and a thread of gRPC must not be the last to do so.
-template <typename Request, typename Reply>
-struct Rpc {
-  explicit Rpc(std::chrono::seconds timeout) {
-    context.set_deadline(std::chrono::system_clock::now() + timeout);
-  }
-  grpc::ClientContext context;
-  Request request;
-  Reply reply;
-};
-
 }  // namespace
-
-// The RPCs of regions; counts those under way, so that none outlives the stub.
-class RegionPool::Registrar {
- public:
-  explicit Registrar(v1::AttentionService::Stub* stub) : stub_(stub) {}
-
-  void Register(const SharedRegion& memory, std::function<void(absl::Status)> done) {
-    auto rpc =
-        std::make_shared<Rpc<v1::RegisterSharedMemoryRequest, v1::RegisterSharedMemoryReply>>(
-            kRegisterTimeout);
-    rpc->request = Registration(memory);
-    Begin();
-    stub_->async()->RegisterSharedMemory(
-        &rpc->context, &rpc->request, &rpc->reply,
-        [this, rpc, done = std::move(done)](const grpc::Status& status) mutable {
-          done(FromGrpc(status));
-          rpc.reset();
-          End();
-        });
-  }
-
-  absl::Status RegisterNow(const SharedRegion& memory,
-                           std::chrono::system_clock::time_point deadline) {
-    grpc::ClientContext context;
-    context.set_deadline(deadline);
-    v1::RegisterSharedMemoryReply reply;
-    return FromGrpc(stub_->RegisterSharedMemory(&context, Registration(memory), &reply));
-  }
-
-  // Whether it succeeds changes nothing for this side.
-  void Unregister(const std::string& name) {
-    auto rpc =
-        std::make_shared<Rpc<v1::UnregisterSharedMemoryRequest, v1::UnregisterSharedMemoryReply>>(
-            kUnregisterTimeout);
-    rpc->request.set_name(name);
-    Begin();
-    stub_->async()->UnregisterSharedMemory(&rpc->context, &rpc->request, &rpc->reply,
-                                           [this, rpc](const grpc::Status&) mutable {
-                                             rpc.reset();
-                                             End();
-                                           });
-  }
-
-  // Every RPC has a deadline, so this ends.
-  void AwaitNone() {
-    std::unique_lock lock(mutex_);
-    none_.wait(lock, [this] { return under_way_ == 0; });
-  }
-
- private:
-  void Begin() {
-    std::lock_guard lock(mutex_);
-    ++under_way_;
-  }
-  // The last touch of this object by an RPC: told under the lock, so that AwaitNone cannot return
-  // before it is over.
-  void End() {
-    std::lock_guard lock(mutex_);
-    if (--under_way_ == 0) none_.notify_all();
-  }
-
-  v1::AttentionService::Stub* const stub_;
-  std::mutex mutex_;
-  std::condition_variable none_;
-  int under_way_ = 0;
-};
 
 // A registered region and who holds what of it.
 class RegionPool::Region {
  public:
-  Region(std::shared_ptr<SharedRegion> memory, std::shared_ptr<Registrar> registrar)
+  Region(std::shared_ptr<SharedRegion> memory, std::shared_ptr<RegionRegistrar> registrar)
       : memory_(std::move(memory)), registrar_(std::move(registrar)), room_(memory_->size()) {}
   ~Region() { registrar_->Unregister(memory_->name()); }
 
@@ -124,7 +41,7 @@ class RegionPool::Region {
 
  private:
   const std::shared_ptr<SharedRegion> memory_;
-  const std::shared_ptr<Registrar> registrar_;
+  const std::shared_ptr<RegionRegistrar> registrar_;
   std::mutex mutex_;
   OffsetAllocator room_;
 };
@@ -145,7 +62,7 @@ std::byte* RegionPool::Slot::data() const { return region_->memory().data() + of
 const std::string& RegionPool::Slot::region() const { return region_->memory().name(); }
 
 RegionPool::RegionPool(v1::AttentionService::Stub* stub, uint64_t size)
-    : size_(size), registrar_(std::make_shared<Registrar>(stub)) {}
+    : size_(size), registrar_(std::make_shared<RegionRegistrar>(stub)) {}
 
 RegionPool::~RegionPool() {
   // A renewal under way may still install its region.
@@ -158,7 +75,8 @@ absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
   if (size_ == 0) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<SharedRegion>> memory = SharedRegion::Create(size_);
   if (!memory.ok()) return memory.status();
-  if (absl::Status status = registrar_->RegisterNow(**memory, deadline); !status.ok()) {
+  if (absl::Status status = registrar_->RegisterNow(Registration(**memory), deadline);
+      !status.ok()) {
     return status;
   }
   (*memory)->Unlink();
@@ -204,7 +122,7 @@ void RegionPool::Renew() {
   absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(size_);
   if (!created.ok()) return FinishRenewal(nullptr);
   std::shared_ptr<SharedRegion> memory = *std::move(created);
-  registrar_->Register(*memory, [this, memory](const absl::Status& status) {
+  registrar_->Register(Registration(*memory), [this, memory](const absl::Status& status) {
     memory->Unlink();
     FinishRenewal(status.ok() ? std::make_shared<Region>(memory, registrar_) : nullptr);
   });

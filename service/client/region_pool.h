@@ -20,8 +20,9 @@
 
 namespace tributary::client {
 
+class RegionRegistrar;
+
 class RegionPool {
-  class Registrar;
   class Region;
 
  public:
@@ -68,7 +69,7 @@ class RegionPool {
   void FinishRenewal(std::shared_ptr<Region> region);
 
   const uint64_t size_;
-  const std::shared_ptr<Registrar> registrar_;
+  const std::shared_ptr<RegionRegistrar> registrar_;
 
   mutable std::mutex mutex_;
   std::shared_ptr<Region> current_;

@@ -117,13 +117,16 @@ class DeviceMemoryTest : public ::testing::TestWithParam<Case> {
       GTEST_SKIP() << gpus.message();
     }
     Serve();
+    client_ = Connect();
+    ASSERT_NE(client_, nullptr);
+    CreateCache();
   }
   void Serve() {
     coordinator_ =
         StartEmbedded(directory_, GetParam().workers,
                       {"--device=cuda", "--device_exchange=" + std::string(GetParam().exchange)});
-    client_ = Connect();
-    ASSERT_NE(client_, nullptr);
+  }
+  void CreateCache() {
     ASSERT_TRUE(Eventually(kPatience, [&] { return client_->CreateCache(kCache, Spec()).ok(); }));
   }
   std::unique_ptr<Client> Connect() {
@@ -331,6 +334,25 @@ TEST_P(DeviceMemoryTest, WhatCannotBeOpenedIsRefusedAndTheServiceGoesOn) {
               absl::OkStatus());
     EXPECT_EQ(client_->UnshareDeviceMemory(*again), absl::OkStatus());
   }
+}
+
+TEST_P(DeviceMemoryTest, AServiceThatRestartedIsGivenItAgain) {
+  Allocation memory(kBytes, GetParam().gpu);
+  const auto region = Share(memory);
+  ASSERT_NE(region, nullptr);
+  Values before(1, DType::kF32, 3);
+  Values after = before;
+  ASSERT_EQ(OnDevice(Call(Open(), 0, 0, 1, DType::kF32), region, memory, 0, before),
+            absl::OkStatus());
+  coordinator_->Signal(SIGKILL);
+  ASSERT_EQ(coordinator_->Wait(kPatience), -SIGKILL);
+  Serve();
+  CreateCache();
+  if (HasFatalFailure()) return;
+  EXPECT_EQ(OnDevice(Call(Open(), 0, 0, 1, DType::kF32), region, memory, 0, after),
+            absl::OkStatus());
+  ExpectSame(before, after, DType::kF32);
+  EXPECT_EQ(client_->UnshareDeviceMemory(*region), absl::OkStatus());
 }
 
 // A host that shares memory and waits to be killed: another run of this program.

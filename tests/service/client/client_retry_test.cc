@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -562,6 +563,143 @@ TEST_F(ClientRetryTest, TheRegionOfABrokenStreamIsNotUsedAgain) {
   std::lock_guard lock(mutex);
   EXPECT_FALSE(first.empty());
   EXPECT_EQ(reused, 0);
+}
+
+// ---- memory of a GPU, which nobody here looks at ------------------------------------------------
+
+class ClientDeviceTest : public ClientRetryTest {
+ protected:
+  ClientDeviceTest() {
+    service_.on_attend = [this](const v1::AttendRequest& request) -> Verdict {
+      if (service_.Knows(request.q().shared_memory().region())) return {};
+      return Fails(grpc::StatusCode::NOT_FOUND, -1, "q.shared_memory.region");
+    };
+  }
+
+  static std::byte* Memory(int64_t offset) {
+    return reinterpret_cast<std::byte*>(0x7000'0000 + offset);
+  }
+  static std::shared_ptr<const DeviceRegion> Share(Client& client) {
+    auto region = client.ShareDeviceMemory(
+        {.data = Memory(0), .bytes = 65536, .ipc_handle = std::string(64, 'h'), .gpu = "GPU-x"});
+    EXPECT_TRUE(region.ok()) << region.status();
+    return *region;
+  }
+  static AttendCall Call(const std::shared_ptr<const DeviceRegion>& region, uint64_t sequence = 1) {
+    AttendCall call;
+    call.cache_id = "cache";
+    call.entries = {{sequence, 0, 1, 0}};
+    call.q = Memory(0);
+    call.q_heads = kHeads;
+    call.head_dim = kHeadDim;
+    call.output = Memory(4096);
+    call.device = region;
+    return call;
+  }
+};
+
+TEST_F(ClientDeviceTest, AServiceThatRestartedIsGivenItAgain) {
+  const auto client = Connect({.max_attempts = 100});
+  const auto region = Share(*client);
+  const std::string name = region->name();
+  EXPECT_EQ(client->Attend(Call(region)), absl::OkStatus());
+  service_.Stop();
+  service_.Start();
+  EXPECT_EQ(client->Attend(Call(region)), absl::OkStatus());
+  EXPECT_EQ(region->name(), name);
+  const std::vector<std::string> owners = service_.regions();
+  ASSERT_EQ(owners.size(), 2u);
+  EXPECT_NE(owners[0], owners[1]);
+  for (const std::string& owner : owners) {
+    EXPECT_EQ(shm_open(owner.c_str(), O_RDWR, 0), -1) << "a name was left behind";
+  }
+}
+
+TEST_F(ClientDeviceTest, ItIsGivenOnceHoweverManyCallsMissIt) {
+  constexpr int kCalls = 200;
+  const auto client = Connect();
+  const auto region = Share(*client);
+  for (int round = 1; round <= 3; ++round) {
+    service_.ForgetRegions();
+    std::latch done(kCalls);
+    std::atomic<int> ok = 0;
+    for (uint64_t sequence = 1; sequence <= kCalls; ++sequence) {
+      client->AttendAsync(Call(region, sequence), [&](const absl::Status& status) {
+        if (status.ok()) ++ok;
+        done.count_down();
+      });
+    }
+    done.wait();
+    EXPECT_EQ(ok, kCalls);
+    EXPECT_EQ(service_.attempts("RegisterSharedMemory"), 1 + round);
+  }
+}
+
+TEST_F(ClientDeviceTest, AppendsGiveItAgainToo) {
+  const auto client = Connect();
+  const auto region = Share(*client);
+  service_.on_unary = [&](const std::string& method, int) {
+    if (method != "Append" || service_.Knows(region->name())) return grpc::Status::OK;
+    return GrpcError(grpc::StatusCode::NOT_FOUND, -1, "k.shared_memory.region");
+  };
+  service_.ForgetRegions();
+  AppendCall append{.cache_id = "cache", .entries = {{5, 0, 1}}, .k = Memory(0), .v = Memory(64)};
+  append.kv_heads = 2;
+  append.head_dim = 4;
+  append.device = region;
+  EXPECT_EQ(client->Append(append), absl::OkStatus());
+  EXPECT_EQ(service_.attempts("Append"), 2);
+  EXPECT_EQ(service_.attempts("RegisterSharedMemory"), 2);
+}
+
+TEST_F(ClientDeviceTest, WhatTheServiceNoLongerTakesIsNotFound) {
+  const auto client = Connect({.max_attempts = 3});
+  const auto region = Share(*client);
+  service_.on_unary = [](const std::string&, int) {
+    return GrpcError(grpc::StatusCode::FAILED_PRECONDITION, -1, "cuda_ipc");
+  };
+  service_.ForgetRegions();
+  const absl::Status status = client->Attend(Call(region));
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_EQ(FieldOf(status), "q.shared_memory.region");
+  EXPECT_EQ(service_.attempts("RegisterSharedMemory"), 3);
+}
+
+// It may have been freed.
+TEST_F(ClientDeviceTest, WhatIsNotSharedAnyMoreIsNeverGivenAgain) {
+  const auto client = Connect();
+  const auto region = Share(*client);
+  EXPECT_EQ(client->UnshareDeviceMemory(*region), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(client->Attend(Call(region))));
+  EXPECT_EQ(service_.attempts("RegisterSharedMemory"), 1);
+}
+
+TEST_F(ClientDeviceTest, UnsharingWaitsForARegistrationUnderWay) {
+  const auto client = Connect();
+  const auto region = Share(*client);
+  std::latch begun(1), may_end(1);
+  std::atomic<bool> ended = false;
+  std::atomic<bool> ended_before_unsharing = false;
+  service_.on_unary = [&](const std::string& method, int) {
+    if (method == "RegisterSharedMemory") {
+      begun.count_down();
+      may_end.wait();
+      ended = true;
+    } else if (method == "UnregisterSharedMemory") {
+      ended_before_unsharing = ended.load();
+    }
+    return grpc::Status::OK;
+  };
+  service_.ForgetRegions();
+  std::latch answered(1);
+  client->AttendAsync(Call(region), [&](const absl::Status&) { answered.count_down(); });
+  begun.wait();
+  std::thread unshares([&] { EXPECT_EQ(client->UnshareDeviceMemory(*region), absl::OkStatus()); });
+  may_end.count_down();
+  unshares.join();
+  EXPECT_TRUE(ended_before_unsharing);
+  EXPECT_FALSE(service_.Knows(region->name()));
+  answered.wait();
 }
 
 TEST(ClientConnect, NobodyThereIsUnavailable) {

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,7 @@ class FakeService final : public v1::AttentionService::Service {
     stopping_ = true;
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
+    ForgetRegions();
     stopping_ = false;
   }
 
@@ -105,9 +107,19 @@ class FakeService final : public v1::AttentionService::Service {
     const auto it = attempts_.find(method);
     return it == attempts_.end() ? 0 : it->second;
   }
+  // Keys of the objects that registrations named: of the memory, or of a GPU's memory's owner.
   std::vector<std::string> regions() const {
     std::lock_guard lock(mutex_);
     return regions_;
+  }
+  // Whether a region of that name is registered.
+  bool Knows(const std::string& region) const {
+    std::lock_guard lock(mutex_);
+    return known_.count(region) > 0;
+  }
+  void ForgetRegions() {
+    std::lock_guard lock(mutex_);
+    known_.clear();
   }
   int streams() const { return streams_; }
 
@@ -164,14 +176,22 @@ class FakeService final : public v1::AttentionService::Service {
                                     v1::RegisterSharedMemoryReply*) override {
     {
       std::lock_guard lock(mutex_);
-      regions_.push_back(request->system().key());
-      Map(*request);
+      regions_.push_back(request->has_system() ? request->system().key()
+                                               : request->cuda_ipc().owner_key());
+      if (request->has_system()) Map(*request);
     }
-    return Unary("RegisterSharedMemory");
+    const grpc::Status status = Unary("RegisterSharedMemory");
+    std::lock_guard lock(mutex_);
+    if (status.ok()) known_.insert(request->name());
+    return status;
   }
   grpc::Status UnregisterSharedMemory(grpc::ServerContext*,
-                                      const v1::UnregisterSharedMemoryRequest*,
+                                      const v1::UnregisterSharedMemoryRequest* request,
                                       v1::UnregisterSharedMemoryReply*) override {
+    {
+      std::lock_guard lock(mutex_);
+      known_.erase(request->name());
+    }
     return Unary("UnregisterSharedMemory");
   }
 
@@ -205,17 +225,18 @@ class FakeService final : public v1::AttentionService::Service {
     mapped_[request.name()] = static_cast<std::byte*>(data);
   }
 
-  // The output is q.
+  // The output is q, except in memory of a GPU: there is none.
   void Answer(const v1::AttendRequest& request, v1::AttendReply& reply) {
     if (!request.has_output()) {
       *reply.mutable_output() = request.q();
       return;
     }
+    *reply.mutable_output() = request.output();
     size_t bytes = sizeof(float);
     for (const int64_t extent : request.q().shape()) bytes *= static_cast<size_t>(extent);
     std::lock_guard lock(mutex_);
+    if (mapped_.count(request.q().shared_memory().region()) == 0) return;
     std::memcpy(At(request.output()), At(request.q()), bytes);
-    *reply.mutable_output() = request.output();
   }
   std::byte* At(const v1::Tensor& tensor) {
     return mapped_.at(tensor.shared_memory().region()) + tensor.shared_memory().offset();
@@ -230,6 +251,7 @@ class FakeService final : public v1::AttentionService::Service {
   mutable std::mutex mutex_;
   std::map<std::string, int> attempts_;
   std::vector<std::string> regions_;
+  std::set<std::string> known_;
   std::map<std::string, std::byte*> mapped_;
   std::atomic<int> streams_{0};
   std::atomic<bool> stopping_{false};
