@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "worker/errors.h"
 #include "worker/rpc/config_file.h"
+#include "worker/rpc/flag_help.h"
 #include "worker/status_macros.h"
 
 ABSL_FLAG(
@@ -371,10 +372,14 @@ absl::Status ReadLogging(Config* config) {
 
 }  // namespace
 
+bool PrintsHelp(int argc, char** argv) {
+  return worker::PrintsHelp(argc, argv, kUsage, "service/config.cc");
+}
+
 absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   absl::SetProgramUsageMessage(kUsage);
   absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = usage.contains_helpshort_flags = [](absl::string_view file) {
+  usage.contains_helpshort_flags = [](absl::string_view file) {
     return absl::EndsWith(file, "service/config.cc");
   };
   absl::SetFlagsUsageConfig(usage);

@@ -63,7 +63,10 @@ struct Config {
 };
 
 // Command line and --config file; the command line wins. INVALID_ARGUMENT or NOT_FOUND names the
-// setting at fault. --help and the like print and end the program.
+// setting at fault. --version, --helpfull and the like print and end the program.
 absl::StatusOr<Config> LoadConfig(int argc, char** argv);
+
+// Whether --help was asked for, and printed (worker/rpc/flag_help.h).
+bool PrintsHelp(int argc, char** argv);
 
 }  // namespace tributary::service

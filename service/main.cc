@@ -221,6 +221,7 @@ int Serve(const Config& config) {
 }  // namespace tributary::service
 
 int main(int argc, char** argv) {
+  if (tributary::service::PrintsHelp(argc, argv)) return 0;
   tributary::worker::LoadKernelsAtStart();
   const absl::StatusOr<tributary::service::Config> config =
       tributary::service::LoadConfig(argc, argv);

@@ -27,6 +27,7 @@
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
 #include "worker/backends.h"
+#include "worker/rpc/flag_help.h"
 
 ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
           "what the model goes on from");
@@ -306,8 +307,10 @@ absl::Status Run() {
 }  // namespace tributary::tinylm
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "A small language model writes text; its attention is computed by a Tributary service.");
+  constexpr char kUsage[] =
+      "A small language model writes text; its attention is computed by a Tributary service.";
+  if (tributary::worker::PrintsHelp(argc, argv, kUsage, "tinylm/demo.cc")) return 0;
+  absl::SetProgramUsageMessage(kUsage);
   absl::ParseCommandLine(argc, argv);
   const absl::Status status = tributary::tinylm::Run();
   if (status.ok()) return 0;

@@ -8,13 +8,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "worker/rpc/flag_help.h"
 
 namespace tributary::cli {
 namespace {
-
-constexpr size_t kLineWidth = 88;
 
 bool ParseValue(const std::string& text, std::string* value) {
   *value = text;
@@ -45,24 +43,6 @@ const char* Kind(const FlagSet::Target& target) {
   if (std::holds_alternative<absl::Duration*>(target)) return "a duration such as 500ms, 10s, 2m";
   if (std::holds_alternative<double*>(target)) return "a number";
   return "a whole number that fits";
-}
-
-std::string Wrap(const std::string& text, size_t indent) {
-  std::string out;
-  size_t column = kLineWidth;
-  for (const std::string& word : std::vector<std::string>(absl::StrSplit(text, ' '))) {
-    if (column + 1 + word.size() > kLineWidth) {
-      if (!out.empty()) out += '\n';
-      out += std::string(indent, ' ');
-      column = indent;
-    } else {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += word.size();
-  }
-  return out + "\n";
 }
 
 }  // namespace
@@ -118,9 +98,7 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments) const {
 std::string FlagSet::Help() const {
   std::string out;
   for (const Flag& flag : flags_) {
-    absl::StrAppend(&out, "  --", flag.name);
-    if (!flag.default_value.empty()) absl::StrAppend(&out, "=", flag.default_value);
-    absl::StrAppend(&out, "\n", Wrap(flag.help, 6));
+    absl::StrAppend(&out, worker::FlagHelp(flag.name, flag.default_value, flag.help));
   }
   return out;
 }

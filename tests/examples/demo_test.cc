@@ -34,6 +34,14 @@ Outcome RunDemo(std::vector<std::string> flags) {
   return outcome;
 }
 
+TEST(Demo, ExplainsItsFlags) {
+  const Outcome help = RunDemo({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* flag : {"--prompt=", "--tokens=300", "--workers", "--speculate=false"}) {
+    EXPECT_THAT(help.out, HasSubstr(flag));
+  }
+}
+
 TEST(Demo, WritesTextOverFourWorkersWithAnFp8Cache) {
   const Outcome demo = RunDemo({"--tokens=24", "--temperature=0", "--notable"});
   EXPECT_EQ(demo.code, 0) << demo.out;

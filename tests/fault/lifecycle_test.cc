@@ -228,6 +228,16 @@ TEST_F(Lifecycle, SigtermWhileTheGroupForms) {
   EXPECT_EQ(coordinator_->Wait(kSoon), 0);
 }
 
+TEST_F(Lifecycle, HelpExplainsEverySettingOfAWorker) {
+  auto worker = Worker(0, {"--help"});
+  EXPECT_EQ(worker->Wait(kPatience), 0);
+  EXPECT_THAT(worker->Log(), HasSubstr("tributary-worker: One worker of Tributary"));
+  for (const char* setting : {"--coordinator", "--rank=-1", "--device=cpu", "--drain_timeout"}) {
+    EXPECT_THAT(worker->Log(), HasSubstr(setting));
+  }
+  EXPECT_THAT(worker->Log(), Not(HasSubstr("flagfile"))) << "a library's";
+}
+
 TEST_F(Lifecycle, ASecondSignalEndsAtOnce) {
   StartAll({"--step_timeout=1h", "--drain_timeout=1h"});
   workers_.push_back(nullptr);

@@ -99,10 +99,11 @@ TEST_F(ProcessTest, GpusThatAreNotThereEndItAtOnceWithTheReason) {
 
 TEST_F(ProcessTest, HelpExplainsEverySetting) {
   auto process = Start({"--help"});
-  EXPECT_TRUE(process->Wait(kPatience).has_value());
+  EXPECT_EQ(process->Wait(kPatience), 0);
   for (const char* setting : {"--listen", "--embedded_workers", "--workers", "--drain_timeout"}) {
     EXPECT_THAT(process->Log(), HasSubstr(setting));
   }
+  EXPECT_THAT(process->Log(), HasSubstr("--pipeline_depth="));
 }
 
 TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {

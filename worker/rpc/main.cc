@@ -21,12 +21,12 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/config_file.h"
+#include "worker/rpc/flag_help.h"
 #include "worker/rpc/library_log.h"
 #include "worker/rpc/listening.h"
 #include "worker/rpc/protocol.h"
@@ -316,15 +316,14 @@ int Main() {
 }  // namespace tributary::worker
 
 int main(int argc, char** argv) {
+  if (tributary::worker::PrintsHelp(argc, argv, tributary::worker::kUsage, "worker/rpc/main.cc")) {
+    return 0;
+  }
   tributary::worker::LoadKernelsAtStart();
   absl::SetProgramUsageMessage(tributary::worker::kUsage);
   absl::FlagsUsageConfig usage;
   usage.version_string = [] {
     return absl::StrCat("tributary-worker ", tributary::worker::BuildVersion(), "\n");
-  };
-  // --help shows this program's own flags, not those of libraries.
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "worker/rpc/main.cc");
   };
   absl::SetFlagsUsageConfig(usage);
   absl::StatusOr<std::vector<std::string>> arguments =
