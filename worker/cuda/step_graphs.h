@@ -27,7 +27,7 @@ class StepGraphs {
   cudaGraphExec_t* Seen(std::vector<uint64_t> signature) {
     const auto [it, first] = graphs_.try_emplace(std::move(signature), nullptr);
     if (!first) return &it->second;
-    if (graphs_.size() > kMost) Forget();
+    if (graphs_.size() > kMost) MakeRoom();
     return nullptr;
   }
 
@@ -41,9 +41,16 @@ class StepGraphs {
   size_t size() const { return graphs_.size(); }
 
  private:
-  // A graph of a step takes a few tens of kilobytes. Past this many all are forgotten: by then most
-  // are of lengths and batches gone by.
+  // A graph of a step takes a few tens of kilobytes.
   static constexpr size_t kMost = 4096;
+
+  // What came only once goes first. Of steps whose tensors lie elsewhere every time there is no
+  // end, and the graphs of other steps are not to go for them. Where graphs are many all go: by
+  // then most are of lengths and batches gone by.
+  void MakeRoom() {
+    absl::erase_if(graphs_, [](const auto& seen) { return seen.second == nullptr; });
+    if (graphs_.size() > kMost / 2) Forget();
+  }
 
   absl::flat_hash_map<std::vector<uint64_t>, cudaGraphExec_t> graphs_;
 };
