@@ -58,9 +58,14 @@ class Geometry : public ::testing::TestWithParam<std::tuple<DType, int, int>> {}
 
 TEST_P(Geometry, DecodeVerifyPrefill) {
   const auto [kv_dtype, head_dim, group] = GetParam();
+#ifdef TRIBUTARY_SHORT_GRID
+  const int32_t many = 24;
+#else
+  const int32_t many = 64;
+#endif
   ThreadRanks ranks(4, Poisoned());
   RunDecodeVerifyPrefill(ranks, GeometrySpec(kv_dtype, head_dim, group),
-                         InputsInTurn(head_dim, group));
+                         InputsInTurn(head_dim, group), many);
 }
 
 std::string GeometryName(const ::testing::TestParamInfo<Geometry::ParamType>& info) {

@@ -63,15 +63,16 @@ TestHost::Options InputsInTurn(int32_t head_dim, int32_t group) {
           .input_dtype = inputs[static_cast<size_t>(head_dim / 64 + group) % 3]};
 }
 
-void RunDecodeVerifyPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {
+void RunDecodeVerifyPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
+                            int32_t many) {
   TestHost host(ranks, spec, options);
   host.Open(1);
   host.Open(2);
   host.Step(StepKind::kPrefill, {{1, 37, 37}, {2, 5, 5}});
-  host.Step(StepKind::kPrefill, {{2, 70, 70}});
+  host.Step(StepKind::kPrefill, {{2, many + 6, many + 6}});
   host.Step(StepKind::kDecode, {{1, 1, 1}, {2, 1, 1}});
   host.Step(StepKind::kDecode, {{2, 4, 4}, {1, 1, 1}});
-  host.Step(StepKind::kDecode, {{2, 64, 64}, {1, 1, 1}});
+  host.Step(StepKind::kDecode, {{2, many, many}, {1, 1, 1}});
 }
 
 void RunChunkedPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,

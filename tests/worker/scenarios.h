@@ -12,8 +12,9 @@ void RunBoundaryLengths(Ranks& ranks, const CacheSpec& spec, const TestHost::Opt
 // 16-bit inputs of both kinds and full floats take turns over a grid of geometries.
 TestHost::Options InputsInTurn(int32_t head_dim, int32_t group);
 
-// Few tokens and many of two sequences, in every kind of causal step.
-void RunDecodeVerifyPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
+// Few tokens and `many` of two sequences, in every kind of causal step.
+void RunDecodeVerifyPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
+                            int32_t many);
 
 // Chunks of a prompt, of sizes that fit nothing.
 void RunChunkedPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
