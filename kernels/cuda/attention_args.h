@@ -30,7 +30,7 @@ struct AttentionArgs {
   float* lse = nullptr;          // [rows, q_heads], natural log
   float* partial_o = nullptr;    // [partials, columns_per_block, head_dim]
   float* partial_lse = nullptr;  // [partials, columns_per_block]
-  uint32_t* arrivals = nullptr;  // [plan.arrivals], zero before and after every launch
+  uint64_t* arrivals = nullptr;  // [plan.arrivals], zero before and after every launch
   // Groups of 16 slots at the end of a sequence that the launch just ahead may still be writing
   // when this one begins; all else that is read must be there when that one lets this one begin. 0:
   // of nothing is that known. (LateGroupsOf)

@@ -57,9 +57,4 @@ __device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint3
       : "memory");
 }
 
-// Brings `bytes` (a multiple of 16, aligned to 16) to L2.
-__device__ __forceinline__ void BulkPrefetch(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 }  // namespace tributary::cuda

@@ -80,17 +80,16 @@ __device__ __forceinline__ float LoadFloatIn(uint32_t address) {
   return x;
 }
 
-// Stores to the shared memory of another block of the cluster.
-__device__ __forceinline__ void StoreFloat4In(uint32_t address, float4 x) {
+// Waits for the end of the phase of this parity, and sees what other blocks wrote before it.
+__device__ __forceinline__ void WaitAcquireCluster(CopyBarrier& barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x),
-               "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void StoreFloatIn(uint32_t address, float x) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again_%=:\n"
+      "  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "  @!done bra again_%=; }" ::"r"(SharedAddress(&barrier.state)),
+      "r"(parity)
+      : "memory");
 #endif
 }
 
@@ -115,21 +114,53 @@ class ClusterBarrier {
 #endif
   }
   // By every thread that reads what other blocks wrote, or is to overwrite what they read.
-  __device__ void Wait(uint32_t parity) {
+  __device__ void Wait(uint32_t parity) { WaitAcquireCluster(barrier_, parity); }
+
+ private:
+  CopyBarrier barrier_;
+};
+
+// A barrier that counts what other blocks of a cluster store here.
+class InboxBarrier {
+ public:
+  // By one thread.
+  __device__ void Init() { barrier_.Init(1); }
+  // By one thread, once a phase: it ends when so many bytes have come.
+  __device__ void Expect(uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred done;\n"
-        "again_%=:\n"
-        "  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "  @!done bra again_%=; }" ::"r"(SharedAddress(&barrier_.state)),
-        "r"(parity)
-        : "memory");
+    barrier_.ArriveAndExpect(bytes);
 #endif
+  }
+  // By every thread that reads what has come.
+  __device__ void Wait(uint32_t parity) { WaitAcquireCluster(barrier_, parity); }
+  // Of the same barrier of another block.
+  __device__ uint32_t AddressIn(uint32_t rank) const {
+    return SharedAddressIn(&barrier_.state, rank);
   }
 
  private:
   CopyBarrier barrier_;
 };
+
+// Stores to the shared memory of another block, without waiting; its barrier counts the bytes.
+__device__ __forceinline__ void StoreAsyncIn(uint32_t address, float4 x, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void StoreAsyncIn(uint32_t address, float x, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+          address),
+      "f"(x), "r"(barrier)
+      : "memory");
+#endif
+}
 
 // The cluster's own barrier, of all threads of all its blocks that have not ended: between the two
 // halves something else may be done.

@@ -59,6 +59,16 @@ __device__ __forceinline__ void SyncThreads() {
   asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
 }
 
+// A barrier of all of a block's threads, of which some only say that they have come.
+template <int kThreads>
+__device__ __forceinline__ void SyncBlock() {
+  asm volatile("bar.sync 0, %0;" ::"n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void ArriveAtBlock() {
+  asm volatile("bar.arrive 0, %0;" ::"n"(kThreads) : "memory");
+}
+
 // Per-column state in shared memory.
 template <int kColumns>
 struct ColumnState {
@@ -454,52 +464,6 @@ __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
   if (place.size == 4) merge(std::integral_constant<int, 4>{});
   if (place.size == 8) merge(std::integral_constant<int, 8>{});
   static_assert(kMaxClusterSize == 8);
-}
-
-// Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
-// having written its share of the columns. The last of the job's pieces merges them all and leaves
-// the counter at zero for the next launch. A thread merges kOfThread units of four dimensions at a
-// time.
-template <int kHeadDim, int kColumns, int kThreads, int kOfThread>
-__device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
-                                            const ClusterPlace& place, int* is_last /* shared */) {
-  SyncThreads<kThreads>();
-  if (threadIdx.x == 0) {
-    uint32_t* arrivals = args.arrivals + item.arrivals + place.rank;
-    // Releases what the block wrote (the barrier makes it cumulative) and acquires the others'.
-    const uint32_t before = AddAcquireRelease(arrivals, 1u);
-    *is_last = before + 1 == static_cast<uint32_t>(item.partial_count);
-    if (*is_last) *arrivals = 0;
-  }
-  SyncThreads<kThreads>();
-  if (!*is_last) return;
-  constexpr int kUnits = kHeadDim / 4;  // of a column
-  static_assert(kThreads % kUnits == 0);
-  const int begin = static_cast<int>(place.rank) * (kColumns / static_cast<int>(place.size));
-  const int end = min(begin + kColumns / static_cast<int>(place.size), item.column_count);
-  const int d = threadIdx.x % kUnits * 4;
-#pragma unroll 1
-  for (int first = begin + threadIdx.x / kUnits; first < end;
-       first += kOfThread * (kThreads / kUnits)) {
-    const auto column_of = [&](int u) { return min(first + u * (kThreads / kUnits), end - 1); };
-    const float* lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns;
-    const float* o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim + d;
-    ColumnPart merged[kOfThread];
-    MergeParts<kOfThread, 8>(
-        item.partial_count,
-        [&](int u, int i) { return __ldcg(lse2 + i * kColumns + column_of(u)); },
-        [&](int u, int i) {
-          return __ldcg(reinterpret_cast<const float4*>(o + (size_t(i) * kColumns + column_of(u)) *
-                                                                kHeadDim));
-        },
-        merged);
-#pragma unroll
-    for (int u = 0; u < kOfThread; ++u) {
-      const int column = first + u * (kThreads / kUnits);
-      if (column >= end) break;
-      StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged[u].o, merged[u].lse2);
-    }
-  }
 }
 
 }  // namespace tributary::cuda

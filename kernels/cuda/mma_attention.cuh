@@ -15,6 +15,7 @@
 #pragma once
 
 #include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/cut_job.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -59,7 +60,7 @@ struct MmaTraits {
     ColumnState<kColumns> columns;
     WarpResults<kWarps, kColumns> warps;
     WorkItem items[2];
-    int is_last;
+    MergeShare merge_share;
   };
 };
 
@@ -599,8 +600,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       ArriveAtCluster(place);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 1>(args, item, place,
-                                                                           &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
+                                                                        &shared.merge_share);
     }
     WaitForCluster(place);  // the others have read block_o
     if (!has_next) return;

@@ -8,7 +8,8 @@
 // Q^T. A job is a block of columns of one sequence and kv head over all the keys any of them may
 // see. Jobs laid end to end are cut into equal shares, one a block of the grid, so that one long
 // row costs no more than the same number of tokens in short ones. A job that was cut is merged by
-// whichever of its blocks finishes last, in the order of its pieces.
+// whichever of its blocks finishes last, or by all of them together (cut_job.cuh), in the order of
+// its pieces.
 #pragma once
 
 #include <cstdint>

@@ -79,15 +79,29 @@ __device__ __forceinline__ void CopyAsync8OrZero(void* shared, const void* globa
 }
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Adds to a counter; orders what this thread has seen and written, and what it will, as a release
-// and an acquire.
-__device__ __forceinline__ uint32_t AddAcquireRelease(uint32_t* counter, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(value)
+// Adds to a counter, without waiting for it.
+__device__ __forceinline__ void AddRelaxed(uint64_t* counter, uint64_t value) {
+  asm volatile("red.add.relaxed.gpu.global.u64 [%0], %1;" ::"l"(counter), "l"(value) : "memory");
+}
+// Adds to a counter and returns what it was; orders what this thread has seen and written, and what
+// it will, as a release and an acquire.
+__device__ __forceinline__ uint64_t AddAcquireRelease(uint64_t* counter, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(counter), "l"(value)
                : "memory");
   return before;
+}
+__device__ __forceinline__ uint64_t LoadRelaxed(const uint64_t* counter) {
+  uint64_t x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(counter) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* counter) {
+  uint64_t x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(counter) : "memory");
+  return x;
 }
 
 // D += A B for a 16x16 tile A and a 16x8 tile B, both of the compute type, D in fp32.

@@ -24,6 +24,7 @@
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/cut_job.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/widen.cuh"
@@ -102,7 +103,7 @@ struct WgmmaTraits {
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
     ClusterBarrier read;                         // o, by all blocks of the cluster
-    int is_last;
+    MergeShare merge_share;
   };
   // A ring for each half of the tiles, of K and V in turn, of what a block's shared memory has
   // left.
@@ -149,7 +150,8 @@ class TileCopier {
 
   // Asks L2 for the first tiles of an item, given by its first 16 bytes.
   __device__ void Prefetch(int4 item) const {
-    source_.Prefetch(item, turns_, (Traits::kStages + 1) / 2);
+    const int pages = source_.Pages(item, item.z + turns_.first, turns_);
+    source_.Prefetch(item, turns_, pages, (Traits::kStages + 1) / 2);
   }
 
   __device__ void CopyItem(int4 item) {
@@ -892,8 +894,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       });
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 1>(args, item, place,
-                                                                           &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
+                                                                        &shared.merge_share);
     }
     if (!has_next) break;
     if (of_cluster) shared.read.Wait(item_parity);

@@ -16,7 +16,8 @@
 
 namespace tributary::cuda {
 
-inline constexpr int kTileGroups = 4;         // of 16 tokens, that a warpgroup takes at a time
+inline constexpr int kTileGroups = 4;  // of 16 tokens, that a warpgroup takes at a time
+inline constexpr int kTilesOfLanes = 32 / kTileGroups;
 inline constexpr int kComputeWarpgroups = 2;  // a block's tiles are dealt to them in turn
 
 // Zero, and the same in all lanes for all that the compiler knows. What is found from an address
@@ -102,13 +103,25 @@ class GroupSource {
     return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
            size_t(group & ((1 << shift_) - 1)) * kGroupBytes;
   }
-  // By the lanes of a warp: asks L2 for the first `tiles` tiles.
-  __device__ void Prefetch(int4 item, const TileTurns& turns, int tiles) const {
+  // By a warp, a lane to a group: the pages of kTilesOfLanes tiles, from the one that begins with
+  // `group` on.
+  __device__ __forceinline__ int Pages(int4 item, int group, const TileTurns& turns) const {
     const int lane = threadIdx.x % 32;
-    const int tile = lane / kTileGroups;
-    const int group = item.z + turns.first + tile * turns.apart + lane % kTileGroups;
-    if (tile >= tiles || group >= item.w) return;
-    BulkPrefetch(At(item, group, Page(item, group)), kGroupBytes);
+    const int of_lane = group + lane / kTileGroups * turns.apart + lane % kTileGroups;
+    return of_lane < item.w ? Page(item, of_lane) : 0;
+  }
+  // By a warp: asks L2 for an item's first `tiles` tiles, of these pages. (Line by line: a warp
+  // begins bulk operations one after the other, and others wait for this one.)
+  __device__ void Prefetch(int4 item, const TileTurns& turns, int pages, int tiles) const {
+    constexpr int kLine = 128;
+    constexpr int kLines = kGroupBytes / kLine;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < tiles * kTileGroups * kLines; i += 32) {
+      const int at = i / kLines;
+      const int page = __shfl_sync(0xffffffffu, pages, at);
+      const int group = item.z + turns.first + at / kTileGroups * turns.apart + at % kTileGroups;
+      if (group < item.w) PrefetchToL2(At(item, group, page) + i % kLines * kLine);
+    }
   }
 
  private:

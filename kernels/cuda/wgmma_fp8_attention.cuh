@@ -21,6 +21,7 @@
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/cut_job.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8_queries.cuh"
 #include "kernels/cuda/wgmma_fp8_tiles.cuh"
@@ -56,30 +57,28 @@ struct WgmmaFp8Traits {
   static constexpr float kNegligible = 24.0f;
   static constexpr int kRegisters = 208;
   static constexpr int kWideningRegisters = 64;
-  static constexpr int kCopyingRegisters = 24;
+  static constexpr int kCopyingRegisters = 32;
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
-  static constexpr int kOwnVectors = 8;  // of four floats, of a thread: half of its output
   // What a warpgroup's rows of the output get from the other blocks of a cluster, in vectors: four
   // for each of four lanes, of 64 / size rows, from size - 1 blocks.
   static constexpr int kInboxVectors = 16 * kColumns / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
     alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
-    // V in f16; before an item's, its queries, and after it, its output.
+    // V in f16; before an item's, its queries, and after it, the halves of the output that a
+    // warpgroup gives to the other.
     union {
       alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
       struct {
         std::byte raw[kColumns * kHeadDim * 2];          // as they come
         std::byte q[kPieces][kColumns * kTileRowBytes];  // chunks as SwizzledChunk says
       };
-      float4 halves[kWarpgroups][kOwnVectors][128];
     };
     alignas(128) std::byte values[kWarpgroups][kValueStages][kTileGroups * kValueGroupStride];
     alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
     float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
     float reference[kWarpgroups][kColumns];
-    float sum[kWarpgroups][kColumns];  // of weights; then by what the output is multiplied
-    int target[kColumns];
+    float sum[kWarpgroups][kColumns];  // of weights
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
@@ -90,41 +89,12 @@ struct WgmmaFp8Traits {
     CopyBarrier wide_full[kWarpgroups][kWideStages];
     CopyBarrier wide_empty[kWarpgroups][kWideStages];
     CopyBarrier queries_loaded;  // one arrival a warp that computes
-    CopyBarrier given;           // likewise
-    ClusterBarrier published;
+    InboxBarrier published;
     ClusterBarrier read;
-    int is_last;
+    MergeShare merge_share;
   };
   static constexpr int kSharedBytes = 227 * 1024;
 };
-
-// By the threads of one warpgroup.
-template <typename Traits>
-__device__ __forceinline__ void InitBarriers(typename Traits::Shared& shared,
-                                             const ClusterPlace& place) {
-  const int thread = threadIdx.x % 128;
-  const int half = thread % Traits::kWarpgroups;
-  const int stage = thread / Traits::kWarpgroups;
-  if (stage < Traits::kKeyStages) {
-    shared.keys_full[half][stage].Init(1);
-    shared.keys_empty[half][stage].Init(4);
-  }
-  if (stage < Traits::kValueStages) {
-    shared.values_full[half][stage].Init(1);
-    shared.values_empty[half][stage].Init(2);
-  }
-  if (stage < Traits::kWideStages) {
-    shared.wide_full[half][stage].Init(2);
-    shared.wide_empty[half][stage].Init(4);
-  }
-  if (thread == 127) {
-    shared.queries_loaded.Init(Traits::kThreads / 32);
-    shared.given.Init(Traits::kThreads / 32);
-    shared.published.Init(place.size);
-    shared.read.Init(place.size);
-  }
-  FenceBarrierInit();
-}
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
@@ -139,31 +109,34 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
 
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
-  if (warpgroup == 0) CopyItem(args, index, &shared.items[0]);
-  if (warpgroup == 1) InitBarriers<Traits>(shared, place);
-  WaitForCopies();
-  __syncthreads();
-  ArriveAtClusterRelaxed(place);
-  if (shared.items[0].column_count == 0) return;
-
   if (warpgroup == 3) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
     Fp8Copier<Traits> copier(args, place, shared, warp);
-    int4 item = *reinterpret_cast<const int4*>(&shared.items[0]);
-    int next = shared.items[0].next;
-    int page = copier.FirstPage(item);
-    copier.Prefetch(item);
+    int4 item = __ldg(reinterpret_cast<const int4*>(args.items + index));
+    int next = __ldg(&args.items[index].next);
+    copier.InitBarriers(place);
+    ArriveAtBlock<Traits::kBlockThreads>();
+    ArriveAtClusterRelaxed(place);
+    int pages = copier.FirstPages(item);
+    copier.Prefetch(item, pages);
     WaitForLaunchesAhead();
     for (;;) {
-      copier.CopyItem(item, page);
+      copier.CopyItem(item, pages);
       if (next < 0) return;
       item = __ldg(reinterpret_cast<const int4*>(args.items + next));
-      page = copier.FirstPage(item);
+      pages = copier.FirstPages(item);
       next = __ldg(&args.items[next].next);
     }
   }
+  if (warpgroup == 0) CopyItem(args, index, &shared.items[0]);
   if (warpgroup == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kWideningRegisters));
+  }
+  WaitForCopies();
+  SyncBlock<Traits::kBlockThreads>();
+  ArriveAtClusterRelaxed(place);
+  if (shared.items[0].column_count == 0) return;
+  if (warpgroup == 2) {
     ValueWidener<Traits> widener(place, shared, warp);
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
@@ -187,15 +160,23 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
+    state.Begin();
     WaitForCopies();
     queries.Finish(shared);
-    if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
+    if (threadIdx.x == 0) {
+      shared.v_scale = ValueScale(args, item);
+      Fp8Warpgroup<Traits>::ExpectOfCluster(shared, place);
+      if (item.partial_count > 1) CutJob(args, item, place).Begin();
+    }
     SyncThreads<Traits::kThreads>();
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
-    state.Combine(item, place, static_cast<uint32_t>(item_parity));
+    // (Looked at when it is here, after what comes now.)
+    uint64_t job_state = 0;
+    if (!has_next && item.partial_count > 1) job_state = CutJob(args, item, place).State();
+    state.Combine();
     if (place.size == 1) {
       state.Store(item);
     } else if (place.size == 2) {
@@ -206,11 +187,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       state.template MergeAndStore<8>(item, place, item_parity);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads, 2>(args, item, place,
-                                                                           &shared.is_last);
+      MergeTogether<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+          args, item, place, CutJob(args, item, place).AllBegun(job_state), &shared.merge_share);
     }
     if (!has_next) break;
-    SyncThreads<Traits::kThreads>();  // the halves give way to queries
+    SyncThreads<Traits::kThreads>();  // the output gives way to queries
     if (of_cluster) {
       shared.read.Arrive(place);
       shared.read.Wait(item_parity);
@@ -218,9 +199,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     queries.Locate(args, next);
     queries.Ask(shared);
   }
-  // No block ends while others may read its shared memory.
-  ArriveAtClusterRelaxed(place);
-  WaitForCluster(place);
 #endif
 }
 

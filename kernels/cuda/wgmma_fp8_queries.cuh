@@ -97,7 +97,7 @@ class PieceStager {
   }
   // After WaitForCopies; the caller synchronises.
   __device__ __forceinline__ void Finish(Shared& shared) const {
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const auto* from = reinterpret_cast<const uint4*>(
           shared.raw + (i * Traits::kThreads + threadIdx.x) * kBytes);

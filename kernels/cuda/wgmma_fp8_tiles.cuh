@@ -23,40 +23,75 @@ class Fp8Copier {
         turns_(place, half_),
         source_(args, values_) {}
 
-  // Asks L2 for the first tiles of an item, given by its first 16 bytes.
-  __device__ void Prefetch(int4 item) const { source_.Prefetch(item, turns_, Traits::kKeyStages); }
-
-  // The page of this lane's group of the item's first tile. CopyItem takes it: it is there then.
-  __device__ __forceinline__ int FirstPage(int4 item) const {
-    const int group = item.z + turns_.first + static_cast<int>(threadIdx.x) % kTileGroups;
-    return group < item.w ? source_.Page(item, group) : 0;
+  // By all lanes: readies the rings that this warp fills, that of widened values, and what else the
+  // block waits at.
+  __device__ __forceinline__ void InitBarriers(const ClusterPlace& place) const {
+    if (threadIdx.x % 32 == 0) {
+      if (values_) {
+        InitRing(shared_.values_full[half_], 1, shared_.values_empty[half_], 2);
+        InitRing(shared_.wide_full[half_], 2, shared_.wide_empty[half_], 4);
+      } else {
+        InitRing(shared_.keys_full[half_], 1, shared_.keys_empty[half_], 4);
+      }
+      if (values_ && half_ == 0) {
+        shared_.queries_loaded.Init(Traits::kThreads / 32);
+        shared_.published.Init();
+        shared_.read.Init(place.size);
+      }
+    }
+    FenceBarrierInit();
   }
 
-  __device__ __forceinline__ void CopyItem(int4 item, int first_page) {
+  // An item is given by its first 16 bytes. Its first pages, which CopyItem takes.
+  __device__ __forceinline__ int FirstPages(int4 item) const {
+    return source_.Pages(item, item.z + turns_.first, turns_);
+  }
+  // Asks L2 for the first tiles.
+  __device__ __forceinline__ void Prefetch(int4 item, int pages) const {
+    source_.Prefetch(item, turns_, pages, Traits::kKeyStages);
+  }
+
+  __device__ __forceinline__ void CopyItem(int4 item, int pages) {
     if (values_) {
       Copy<Traits::kValueStages, Traits::kValueGroupStride, 1>(
-          item, first_page, shared_.values_full[half_], shared_.values_empty[half_],
+          item, pages, shared_.values_full[half_], shared_.values_empty[half_],
           shared_.values[half_], value_place_);
     } else {
       Copy<Traits::kKeyStages, Traits::kPanelBytes, Traits::kPanels>(
-          item, first_page, shared_.keys_full[half_], shared_.keys_empty[half_],
-          shared_.keys[half_], key_place_);
+          item, pages, shared_.keys_full[half_], shared_.keys_empty[half_], shared_.keys[half_],
+          key_place_);
     }
   }
 
  private:
+  // (Of addresses that are one for the warp: those that depend on the lane would be gone through
+  // lane by lane.)
+  template <int kStages>
+  static __device__ __forceinline__ void InitRing(CopyBarrier (&full)[kStages],
+                                                  uint32_t arrivals_at_full,
+                                                  CopyBarrier (&empty)[kStages],
+                                                  uint32_t arrivals_at_empty) {
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      full[stage].Init(arrivals_at_full);
+      empty[stage].Init(arrivals_at_empty);
+    }
+  }
+
   // Copies groups in kPieces pieces, first those of all groups of a tile, kStride bytes apart.
   template <int kStages, int kStride, int kPieces, typename Stage>
-  __device__ __forceinline__ void Copy(int4 item, int page, CopyBarrier* full, CopyBarrier* empty,
+  __device__ __forceinline__ void Copy(int4 item, int pages, CopyBarrier* full, CopyBarrier* empty,
                                        Stage* stages, RingPlace<kStages>& place) {
     constexpr uint32_t kBytes = Traits::kGroupBytes / kPieces;
     const int lane = threadIdx.x % kTileGroups;
     const int piece = threadIdx.x % 32 / kTileGroups;
-    int group = item.z + turns_.first;
-    const bool copies = piece < kPieces;
-    for (; group < item.w; group += turns_.apart) {
-      const int next = group + turns_.apart + lane;
-      const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
+    int next_pages = 0;
+    int tile = 0;
+    for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
+      if (tile == 0) {
+        next_pages = source_.Pages(item, group + kTilesOfLanes * turns_.apart, turns_);
+      }
+      const int page = __shfl_sync(0xffffffffu, pages, tile * kTileGroups + lane);
       // The stage's previous use ended with the phase before this one.
       if (copied_ >= kStages) empty[place.stage].Wait(place.parity ^ 1);
       CopyBarrier& barrier = full[place.stage];
@@ -64,14 +99,17 @@ class Fp8Copier {
         barrier.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
       }
       __syncwarp();
-      if (copies && group + lane < item.w) {
+      if (piece < kPieces && group + lane < item.w) {
         BulkCopy(stages[place.stage] + (piece * kTileGroups + lane) * kStride,
                  source_.At(item, group + lane, page) + piece * kBytes, kBytes, barrier,
                  ReadOnce());
       }
       place.Advance();
       ++copied_;
-      page = next_page;
+      if (++tile == kTilesOfLanes) {
+        tile = 0;
+        pages = next_pages;
+      }
     }
   }
 

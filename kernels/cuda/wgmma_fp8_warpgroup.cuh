@@ -26,22 +26,28 @@ class Fp8Warpgroup {
         warpgroup_(warpgroup),
         column_(warp_ * 16 + lane_ / 4) {}
 
-  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
-    LoadQueries();
+  // What needs no queries.
+  __device__ __forceinline__ void Begin() {
 #pragma unroll
     for (int i = 0; i < 64; ++i) o_[i] = 0.0f;
+    FenceRegisters(o_);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum_[r] = 0.0f;
       reference_[r] = kNoReference;
-      scale_[r] = shared_.columns.scale[column_ + 8 * r];
     }
+  }
+
+  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
+    LoadQueries();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scale_[r] = shared_.columns.scale[column_ + 8 * r];
     const TileRanges ranges(item);
     if (group < ranges.group_end) AddSomeTiles(ranges, group, apart);
   }
 
-  __device__ __forceinline__ void Combine(const WorkItem& item, const ClusterPlace& place,
-                                          uint32_t parity) {
+  // Adds up what the block's warpgroups found: each is left with half of the dimensions.
+  __device__ __forceinline__ void Combine() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = sum_[r];
@@ -52,15 +58,20 @@ class Fp8Warpgroup {
         shared_.reference[warpgroup_][column_ + 8 * r] = reference_[r];
       }
     }
-    SyncThreads<Traits::kThreads>();
-    const int c = threadIdx.x;
-    if (c < Traits::kColumns) CombineColumn(item, place, c);
-    SyncThreads<Traits::kThreads>();
+    SyncWarpgroup();  // its V gives way to the half of its output that the other takes
     if (warpgroup_ == 0) {
-      Exchange<1>(parity);
+      Exchange<1>();
     } else {
-      Exchange<0>(parity);
+      Exchange<0>();
     }
+  }
+
+  // Announces what MergeAndStore waits for. By one thread.
+  static __device__ __forceinline__ void ExpectOfCluster(Shared& shared,
+                                                         const ClusterPlace& place) {
+    constexpr uint32_t kColumnBytes = (Traits::kHeadDim + 1) * sizeof(float);
+    const uint32_t own = Traits::kColumns / place.size;
+    if (place.size > 1) shared.published.Expect((Traits::kColumns - own) * kColumnBytes);
   }
 
   // Writes the block's output, or its piece's partial.
@@ -70,7 +81,7 @@ class Fp8Warpgroup {
       float x[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
-      StoreRow(item, column_ + 8 * r, x);
+      StoreRow(item, column_ + 8 * r, x, lse2_[r]);
     }
   }
 
@@ -86,6 +97,14 @@ class Fp8Warpgroup {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t owner = owner_of(r);
+      if (warpgroup_ == 0 && lane_ % 4 == 0) {
+        float* const lse2 = &shared_.block_lse2[place.rank][column_ + 8 * r];
+        if (owner == place.rank) {
+          *lse2 = lse2_[r];
+        } else {
+          StoreAsyncIn(SharedAddressIn(lse2, owner), lse2_[r], shared_.published.AddressIn(owner));
+        }
+      }
       if (owner == place.rank) continue;
       const uint32_t source = place.rank - (place.rank > owner ? 1 : 0);
       const uint32_t to = SharedAddressIn(
@@ -93,11 +112,11 @@ class Fp8Warpgroup {
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
         const float* x = own_ + v * 8 + r * 2;
-        StoreFloat4In(to + v * kRowVectors * sizeof(float4), make_float4(x[0], x[1], x[4], x[5]));
+        StoreAsyncIn(to + v * kRowVectors * sizeof(float4), make_float4(x[0], x[1], x[4], x[5]),
+                     shared_.published.AddressIn(owner));
       }
     }
     SyncThreads<Traits::kThreads>();
-    shared_.published.Arrive(place);
     shared_.published.Wait(parity);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -132,25 +151,23 @@ class Fp8Warpgroup {
           x[v * 4 + 3] += weight * part.w;
         }
       }
-      StoreRow(item, column, x);
-      if (warpgroup_ != 0 || lane_ % 4 != 0) continue;
-      StoreLse(args_, {shared_.target[column], item.partial_count == 1},
-               sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
+      StoreRow(item, column, x, sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
     }
   }
 
  private:
   // A row's half of the dimensions, two of every eight in a lane.
-  __device__ __forceinline__ void StoreRow(const WorkItem& item, int column,
-                                           const float (&x)[16]) const {
-    const int row = shared_.target[column];
-    if (row < 0) return;
-    float* const to = (item.partial_count == 1 ? args_.o : args_.partial_o) +
-                      size_t(row) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
+  __device__ __forceinline__ void StoreRow(const WorkItem& item, int column, const float (&x)[16],
+                                           float lse2) const {
+    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, column);
+    if (row.index < 0) return;
+    float* const to = (row.whole ? args_.o : args_.partial_o) +
+                      size_t(row.index) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       StoreRelaxed(to + i * 8, make_float2(x[2 * i], x[2 * i + 1]));
     }
+    if (warpgroup_ == 0 && lane_ % 4 == 0) StoreLse(args_, row, lse2);
   }
 
   // The place of queries is then free for V.
@@ -168,47 +185,43 @@ class Fp8Warpgroup {
     if (lane_ == 0) shared_.queries_loaded.Arrive();
   }
 
-  __device__ __forceinline__ void CombineColumn(const WorkItem& item, const ClusterPlace& place,
-                                                int c) {
-    const ColumnSum sum = SumOfWarpgroups({shared_.sum[0][c], shared_.sum[1][c]},
-                                          {shared_.reference[0][c], shared_.reference[1][c]},
-                                          shared_.v_scale, Traits::kBias);
-    shared_.sum[0][c] = sum.factors[0];
-    shared_.sum[1][c] = sum.factors[1];
-    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, c);
-    shared_.target[c] = row.index;
-    if (place.size == 1) {
-      StoreLse(args_, row, sum.lse2);
-      return;
-    }
-    for (uint32_t rank = 0; rank < place.size; ++rank) {
-      StoreFloatIn(SharedAddressIn(&shared_.block_lse2[place.rank][c], rank), sum.lse2);
-    }
+  __device__ __forceinline__ void SyncWarpgroup() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(9 + warpgroup_) : "memory");
+  }
+  // Where a warpgroup leaves the half of its output that the other takes.
+  __device__ __forceinline__ float4 (*Given(int warpgroup) const)[128] {
+    return reinterpret_cast<float4(*)[128]>(shared_.wide[warpgroup][0]);
   }
 
   template <int kGiven>
-  __device__ __forceinline__ void Exchange(uint32_t parity) {
+  __device__ __forceinline__ void Exchange() {
     constexpr int kKept = 1 - kGiven;
     const int thread = threadIdx.x % 128;
-    const float factors[2] = {shared_.sum[warpgroup_][column_],
-                              shared_.sum[warpgroup_][column_ + 8]};
-    const auto element = [&](int half, int i) { return o_[half * 32 + i] * factors[i / 2 % 2]; };
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
-      shared_.halves[warpgroup_][i / 4][thread] =
-          make_float4(element(kGiven, i), element(kGiven, i + 1), element(kGiven, i + 2),
-                      element(kGiven, i + 3));
+      const float* x = o_ + kGiven * 32 + i;
+      Given(warpgroup_)[i / 4][thread] = make_float4(x[0], x[1], x[2], x[3]);
     }
-    __syncwarp();
-    if (lane_ == 0) shared_.given.Arrive();
-    shared_.given.Wait(parity);
+    SyncThreads<Traits::kThreads>();
+    float kept[2], added[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int c = column_ + 8 * r;
+      const ColumnSum sum = SumOfWarpgroups({shared_.sum[0][c], shared_.sum[1][c]},
+                                            {shared_.reference[0][c], shared_.reference[1][c]},
+                                            shared_.v_scale, Traits::kBias);
+      kept[r] = sum.factors[1 - kGiven];
+      added[r] = sum.factors[kGiven];
+      lse2_[r] = sum.lse2;
+    }
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
-      const float4 x = shared_.halves[warpgroup_ ^ 1][i / 4][thread];
-      own_[i] = element(kKept, i) + x.x;
-      own_[i + 1] = element(kKept, i + 1) + x.y;
-      own_[i + 2] = element(kKept, i + 2) + x.z;
-      own_[i + 3] = element(kKept, i + 3) + x.w;
+      const float4 given = Given(kGiven)[i / 4][thread];
+      const float x[4] = {given.x, given.y, given.z, given.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        own_[i + e] = o_[kKept * 32 + i + e] * kept[e / 2] + x[e] * added[e / 2];
+      }
     }
   }
 
@@ -434,6 +447,7 @@ class Fp8Warpgroup {
   uint32_t p_[4][4];
   float o_[64];
   float own_[32];
+  float lse2_[2];
   float scale_[2];
   float reference_[2];
   float sum_[2];

@@ -132,7 +132,7 @@ absl::Status CudaOperations::Reserve(size_t room) {
   reserve(memory_.piece_lse, columns * sizeof(float));
   TRIBUTARY_RETURN_IF_ERROR(status);
   TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
-      static_cast<size_t>(plan_.arrivals()) * sizeof(uint32_t) * room, stream_));
+      static_cast<size_t>(plan_.arrivals()) * sizeof(uint64_t) * room, stream_));
   const size_t differs = static_cast<size_t>(plan_.entries()) * sizeof(uint32_t) * room;
   reserve(memory_.differs, differs);
   reserve(memory_.staged_differs, differs);
@@ -428,7 +428,7 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .lse = out.lse,
       .partial_o = memory_.piece_o.as<float>(),
       .partial_lse = memory_.piece_lse.as<float>(),
-      .arrivals = memory_.arrivals.as<uint32_t>(),
+      .arrivals = memory_.arrivals.as<uint64_t>(),
       .late_groups = LateGroups()};
   return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
 }

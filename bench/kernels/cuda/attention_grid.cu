@@ -220,8 +220,8 @@ class Bench {
     args.lse = Allocate<float>(size_t(rows) * c.q_heads);
     args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.head_dim);
     args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.columns);
-    args.arrivals = Allocate<uint32_t>(plan.arrivals);
-    Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint32_t)), "cudaMemset");
+    args.arrivals = Allocate<uint64_t>(plan.arrivals);
+    Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint64_t)), "cudaMemset");
     const auto launch = [&](size_t copy) {
       AttentionArgs of_copy = args;
       of_copy.cache = pool_ + copy * copy_bytes;

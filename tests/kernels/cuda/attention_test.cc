@@ -161,7 +161,7 @@ class Call {
     DeviceArray<float> lse;
     DeviceArray<float> partial_o;
     DeviceArray<float> partial_lse;
-    DeviceArray<uint32_t> arrivals;
+    DeviceArray<uint64_t> arrivals;
   };
 
   std::unique_ptr<Device> MakeDevice() {
