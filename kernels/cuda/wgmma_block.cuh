@@ -111,16 +111,20 @@ class GroupSource {
     return of_lane < item.w ? Page(item, of_lane) : 0;
   }
   // By a warp: asks L2 for an item's first `tiles` tiles, of these pages. (Line by line: a warp
-  // begins bulk operations one after the other, and others wait for this one.)
-  __device__ void Prefetch(int4 item, const TileTurns& turns, int pages, int tiles) const {
+  // begins bulk operations one after the other, and copying waits for this.)
+  __device__ __forceinline__ void Prefetch(int4 item, const TileTurns& turns, int pages,
+                                           int tiles) const {
     constexpr int kLine = 128;
     constexpr int kLines = kGroupBytes / kLine;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < tiles * kTileGroups * kLines; i += 32) {
-      const int at = i / kLines;
-      const int page = __shfl_sync(0xffffffffu, pages, at);
-      const int group = item.z + turns.first + at / kTileGroups * turns.apart + at % kTileGroups;
-      if (group < item.w) PrefetchToL2(At(item, group, page) + i % kLines * kLine);
+    const int lane = threadIdx.x % 32;
+    const int group = item.z + turns.first + lane / kTileGroups * turns.apart + lane % kTileGroups;
+    const auto of_lane =
+        reinterpret_cast<uint64_t>(group < item.w ? At(item, group, pages) : nullptr);
+#pragma unroll 4
+    for (int i = 0; i < tiles * kTileGroups * kLines / 32; ++i) {
+      const int line = i * 32 + lane;
+      const uint64_t at = __shfl_sync(0xffffffffu, of_lane, line / kLines);
+      if (at != 0) PrefetchToL2(reinterpret_cast<const std::byte*>(at) + line % kLines * kLine);
     }
   }
 

@@ -39,6 +39,7 @@ class Fp8Copier {
         shared_.read.Init(place.size);
       }
     }
+    __syncwarp();
     FenceBarrierInit();
   }
 
@@ -46,9 +47,10 @@ class Fp8Copier {
   __device__ __forceinline__ int FirstPages(int4 item) const {
     return source_.Pages(item, item.z + turns_.first, turns_);
   }
-  // Asks L2 for the first tiles.
+  // Asks L2 for the first tile. (Not for more: all blocks begin at once, and what the others asked
+  // for would come before this block's first keys.)
   __device__ __forceinline__ void Prefetch(int4 item, int pages) const {
-    source_.Prefetch(item, turns_, pages, Traits::kKeyStages);
+    source_.Prefetch(item, turns_, pages, 1);
   }
 
   __device__ __forceinline__ void CopyItem(int4 item, int pages) {
