@@ -47,10 +47,10 @@ class Fp8Copier {
   __device__ __forceinline__ int FirstPages(int4 item) const {
     return source_.Pages(item, item.z + turns_.first, turns_);
   }
-  // Asks L2 for the first tile. (Not for more: all blocks begin at once, and what the others asked
-  // for would come before this block's first keys.)
+  // Asks L2 for the first tiles: few, as all blocks begin at once, and what the others ask for
+  // comes before this block's first keys.
   __device__ __forceinline__ void Prefetch(int4 item, int pages) const {
-    source_.Prefetch(item, turns_, pages, 1);
+    source_.Prefetch(item, turns_, pages, values_ ? 2 : 1);
   }
 
   __device__ __forceinline__ void CopyItem(int4 item, int pages) {
