@@ -79,24 +79,23 @@ class CutJob {
   int pieces_;
 };
 
-// Merges units [begin, end) of the columns from first_column on; a unit is four dimensions. By all
-// threads.
+// Merges columns [begin, end) of an item. By all threads, each four dimensions.
 template <int kHeadDim, int kColumns, int kThreads>
-__device__ __forceinline__ void MergeUnits(const AttentionArgs& args, const WorkItem& item,
-                                           int first_column, int begin, int end) {
+__device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const WorkItem& item,
+                                             int begin, int end) {
   constexpr int kUnits = kHeadDim / 4;  // of a column
+  static_assert(kThreads % kUnits == 0);
+  const int d = threadIdx.x % kUnits * 4;
   const float* const lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns;
-  const float* const o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim;
+  const float* const o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim + d;
 #pragma unroll 1
-  for (int unit = begin + threadIdx.x; unit < end; unit += kThreads) {
-    const int column = first_column + unit / kUnits;
-    const int d = unit % kUnits * 4;
+  for (int column = begin + threadIdx.x / kUnits; column < end; column += kThreads / kUnits) {
     ColumnPart merged[1];
     MergeParts<1, 8>(
         item.partial_count, [&](int, int i) { return __ldcg(lse2 + i * kColumns + column); },
         [&](int, int i) {
           const size_t row = size_t(i) * kColumns + column;
-          return __ldcg(reinterpret_cast<const float4*>(o + row * kHeadDim + d));
+          return __ldcg(reinterpret_cast<const float4*>(o + row * kHeadDim));
         },
         merged);
     StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged[0].o, merged[0].lse2);
@@ -105,30 +104,28 @@ __device__ __forceinline__ void MergeUnits(const AttentionArgs& args, const Work
 
 // The columns of an item that are a rank's to merge.
 struct ColumnsOfRank {
-  int first;
-  int count;
+  int begin;
+  int end;
 };
 template <int kColumns>
 __device__ __forceinline__ ColumnsOfRank ShareOfColumns(const WorkItem& item,
                                                         const ClusterPlace& place) {
   const int columns = kColumns / static_cast<int>(place.size);
-  const int first = static_cast<int>(place.rank) * columns;
-  return {first, max(0, min(columns, item.column_count - first))};
+  const int begin = static_cast<int>(place.rank) * columns;
+  return {begin, max(begin, min(begin + columns, item.column_count))};
 }
 
 // Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
 // having written its columns: the last to come merges them.
 template <int kHeadDim, int kColumns, int kThreads>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
-                                            const ClusterPlace& place,
-                                            MergeShare* share /* shared */) {
+                                            const ClusterPlace& place, int* is_last /* shared */) {
   SyncThreads<kThreads>();
-  if (threadIdx.x == 0) *share = CutJob(args, item, place).Arrive(/*waits=*/false);
+  if (threadIdx.x == 0) *is_last = CutJob(args, item, place).Arrive(/*waits=*/false).count;
   SyncThreads<kThreads>();
-  if (share->count == 0) return;
+  if (*is_last == 0) return;
   const ColumnsOfRank columns = ShareOfColumns<kColumns>(item, place);
-  MergeUnits<kHeadDim, kColumns, kThreads>(args, item, columns.first, 0,
-                                           columns.count * (kHeadDim / 4));
+  MergeColumns<kHeadDim, kColumns, kThreads>(args, item, columns.begin, columns.end);
 }
 
 // The same of pieces whose blocks may wait for each other; `waits`: of thread 0, whether this one
@@ -145,10 +142,10 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
   if (share.waited > 0 && threadIdx.x == kThreads - 1) job.Leave(share.waited);
   if (share.count == 0) return;
   const ColumnsOfRank columns = ShareOfColumns<kColumns>(item, place);
-  const int units = columns.count * (kHeadDim / 4);
-  MergeUnits<kHeadDim, kColumns, kThreads>(args, item, columns.first,
-                                           units * share.index / share.count,
-                                           units * (share.index + 1) / share.count);
+  const int count = columns.end - columns.begin;
+  MergeColumns<kHeadDim, kColumns, kThreads>(
+      args, item, columns.begin + count * share.index / share.count,
+      columns.begin + count * (share.index + 1) / share.count);
 }
 
 }  // namespace tributary::cuda

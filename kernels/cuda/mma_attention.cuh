@@ -60,7 +60,7 @@ struct MmaTraits {
     ColumnState<kColumns> columns;
     WarpResults<kWarps, kColumns> warps;
     WorkItem items[2];
-    MergeShare merge_share;
+    int is_last;
   };
 };
 
@@ -601,7 +601,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     }
     if (item.partial_count > 1) {
       MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.merge_share);
+                                                                        &shared.is_last);
     }
     WaitForCluster(place);  // the others have read block_o
     if (!has_next) return;

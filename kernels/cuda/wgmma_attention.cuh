@@ -103,7 +103,7 @@ struct WgmmaTraits {
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
     ClusterBarrier read;                         // o, by all blocks of the cluster
-    MergeShare merge_share;
+    int is_last;
   };
   // A ring for each half of the tiles, of K and V in turn, of what a block's shared memory has
   // left.
@@ -895,7 +895,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
     if (item.partial_count > 1) {
       MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.merge_share);
+                                                                        &shared.is_last);
     }
     if (!has_next) break;
     if (of_cluster) shared.read.Wait(item_parity);
