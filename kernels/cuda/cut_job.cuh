@@ -79,22 +79,25 @@ class CutJob {
   int pieces_;
 };
 
-// Merges columns [begin, end) of an item. By all threads, each four dimensions.
-template <int kHeadDim, int kColumns, int kThreads>
+// Merges columns column_of(begin) to column_of(end - 1) of an item. By all threads, each four
+// dimensions.
+template <int kHeadDim, int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const WorkItem& item,
-                                             int begin, int end) {
+                                             int begin, int end, ColumnOf column_of) {
   constexpr int kUnits = kHeadDim / 4;  // of a column
   static_assert(kThreads % kUnits == 0);
   const int d = threadIdx.x % kUnits * 4;
   const float* const lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns;
   const float* const o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim + d;
 #pragma unroll 1
-  for (int column = begin + threadIdx.x / kUnits; column < end; column += kThreads / kUnits) {
+  for (int i = begin + threadIdx.x / kUnits; i < end; i += kThreads / kUnits) {
+    const int column = column_of(i);
+    if (column >= item.column_count) continue;
     ColumnPart merged[1];
     MergeParts<1, 8>(
-        item.partial_count, [&](int, int i) { return __ldcg(lse2 + i * kColumns + column); },
-        [&](int, int i) {
-          const size_t row = size_t(i) * kColumns + column;
+        item.partial_count, [&](int, int p) { return __ldcg(lse2 + p * kColumns + column); },
+        [&](int, int p) {
+          const size_t row = size_t(p) * kColumns + column;
           return __ldcg(reinterpret_cast<const float4*>(o + row * kHeadDim));
         },
         merged);
@@ -102,21 +105,9 @@ __device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const Wo
   }
 }
 
-// The columns of an item that are a rank's to merge.
-struct ColumnsOfRank {
-  int begin;
-  int end;
-};
-template <int kColumns>
-__device__ __forceinline__ ColumnsOfRank ShareOfColumns(const WorkItem& item,
-                                                        const ClusterPlace& place) {
-  const int columns = kColumns / static_cast<int>(place.size);
-  const int begin = static_cast<int>(place.rank) * columns;
-  return {begin, max(begin, min(begin + columns, item.column_count))};
-}
-
 // Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
-// having written its columns: the last to come merges them.
+// having written its columns, of which it has equally many one after the other: the last to come
+// merges them.
 template <int kHeadDim, int kColumns, int kThreads>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             const ClusterPlace& place, int* is_last /* shared */) {
@@ -124,16 +115,18 @@ __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const Wor
   if (threadIdx.x == 0) *is_last = CutJob(args, item, place).Arrive(/*waits=*/false).count;
   SyncThreads<kThreads>();
   if (*is_last == 0) return;
-  const ColumnsOfRank columns = ShareOfColumns<kColumns>(item, place);
-  MergeColumns<kHeadDim, kColumns, kThreads>(args, item, columns.begin, columns.end);
+  const int columns = kColumns / static_cast<int>(place.size);
+  const int begin = static_cast<int>(place.rank) * columns;
+  MergeColumns<kHeadDim, kColumns, kThreads>(
+      args, item, begin, min(begin + columns, item.column_count), [](int i) { return i; });
 }
 
 // The same of pieces whose blocks may wait for each other; `waits`: of thread 0, whether this one
-// may.
-template <int kHeadDim, int kColumns, int kThreads>
+// may. A block has written columns column_of(0), column_of(1) and so on.
+template <int kHeadDim, int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const WorkItem& item,
                                               const ClusterPlace& place, bool waits,
-                                              MergeShare* shared_share) {
+                                              MergeShare* shared_share, ColumnOf column_of) {
   const CutJob job(args, item, place);
   SyncThreads<kThreads>();
   if (threadIdx.x == 0) *shared_share = job.Arrive(waits);
@@ -141,11 +134,9 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
   const MergeShare share = *shared_share;
   if (share.waited > 0 && threadIdx.x == kThreads - 1) job.Leave(share.waited);
   if (share.count == 0) return;
-  const ColumnsOfRank columns = ShareOfColumns<kColumns>(item, place);
-  const int count = columns.end - columns.begin;
-  MergeColumns<kHeadDim, kColumns, kThreads>(
-      args, item, columns.begin + count * share.index / share.count,
-      columns.begin + count * (share.index + 1) / share.count);
+  const int columns = kColumns / static_cast<int>(place.size);
+  MergeColumns<kHeadDim, kColumns, kThreads>(args, item, columns * share.index / share.count,
+                                             columns * (share.index + 1) / share.count, column_of);
 }
 
 }  // namespace tributary::cuda

@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
     if (item.partial_count > 1) {
       MergeTogether<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
-          args, item, place, CutJob(args, item, place).AllBegun(job_state), &shared.merge_share);
+          args, item, place, CutJob(args, item, place).AllBegun(job_state), &shared.merge_share,
+          [&](int i) { return ColumnOfOwner(i, place); });
     }
     if (!has_next) break;
     SyncThreads<Traits::kThreads>();  // the output gives way to queries

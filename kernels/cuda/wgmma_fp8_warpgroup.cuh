@@ -11,6 +11,23 @@
 
 namespace tributary::cuda {
 
+// Which block of a cluster merges a column: eights of columns go to the blocks in turn, so that in
+// a pair each warp merges one of its two and gives the other away.
+template <int kSize>
+struct OwnedColumn {
+  static __device__ __forceinline__ uint32_t Owner(int column) {
+    return static_cast<uint32_t>(column) / 8 % kSize;
+  }
+  // Among those of its block.
+  static __device__ __forceinline__ int Index(int column) {
+    return column / (8 * kSize) * 8 + column % 8;
+  }
+};
+// The index-th column that the block of a cluster merges.
+__device__ __forceinline__ int ColumnOfOwner(int index, const ClusterPlace& place) {
+  return (index / 8 * static_cast<int>(place.size) + static_cast<int>(place.rank)) * 8 + index % 8;
+}
+
 // A warpgroup's part of an item.
 template <typename Traits>
 class Fp8Warpgroup {
@@ -81,7 +98,7 @@ class Fp8Warpgroup {
       float x[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
-      StoreRow(item, column_ + 8 * r, x, lse2_[r]);
+      StoreRow(RowOf(item, r), x, lse2_[r]);
     }
   }
 
@@ -92,8 +109,10 @@ class Fp8Warpgroup {
                                                 uint32_t parity) const {
     constexpr int kOwnRows = Traits::kColumns / kSize;
     constexpr int kRowVectors = 4 * kOwnRows;  // of a source, each quarter
-    const auto entry_of = [&](int r) { return (column_ + 8 * r) % kOwnRows * 4 + lane_ % 4; };
-    const auto owner_of = [&](int r) { return static_cast<uint32_t>(column_ + 8 * r) / kOwnRows; };
+    const auto entry_of = [&](int r) {
+      return OwnedColumn<kSize>::Index(column_ + 8 * r) * 4 + lane_ % 4;
+    };
+    const auto owner_of = [&](int r) { return OwnedColumn<kSize>::Owner(column_ + 8 * r); };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t owner = owner_of(r);
@@ -116,6 +135,7 @@ class Fp8Warpgroup {
                      shared_.published.AddressIn(owner));
       }
     }
+    const OutputRow rows[2] = {RowOf(item, 0), RowOf(item, 1)};
     SyncThreads<Traits::kThreads>();
     shared_.published.Wait(parity);
 #pragma unroll
@@ -151,15 +171,17 @@ class Fp8Warpgroup {
           x[v * 4 + 3] += weight * part.w;
         }
       }
-      StoreRow(item, column, x, sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
+      StoreRow(rows[r], x, sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
     }
   }
 
  private:
+  // Of this thread's column r.
+  __device__ __forceinline__ OutputRow RowOf(const WorkItem& item, int r) const {
+    return RowOfOutput<Traits::kColumns>(args_, item, column_ + 8 * r);
+  }
   // A row's half of the dimensions, two of every eight in a lane.
-  __device__ __forceinline__ void StoreRow(const WorkItem& item, int column, const float (&x)[16],
-                                           float lse2) const {
-    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, column);
+  __device__ __forceinline__ void StoreRow(OutputRow row, const float (&x)[16], float lse2) const {
     if (row.index < 0) return;
     float* const to = (row.whole ? args_.o : args_.partial_o) +
                       size_t(row.index) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
