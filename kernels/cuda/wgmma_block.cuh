@@ -17,8 +17,8 @@
 namespace tributary::cuda {
 
 inline constexpr int kTileGroups = 4;  // of 16 tokens, that a warpgroup takes at a time
-inline constexpr int kTilesOfLanes = 32 / kTileGroups;
-inline constexpr int kComputeWarpgroups = 2;  // a block's tiles are dealt to them in turn
+inline constexpr int kTilesOfLanes = 32 / kTileGroups;  // whose groups a warp's lanes take one each
+inline constexpr int kComputeWarpgroups = 2;            // a block's tiles are dealt to them in turn
 
 // Zero, and the same in all lanes for all that the compiler knows. What is found from an address
 // with it stays in uniform registers. Without it the compiler keeps the address of shared memory in
@@ -106,8 +106,7 @@ class GroupSource {
   // By a warp, a lane to a group: the pages of kTilesOfLanes tiles, from the one that begins with
   // `group` on.
   __device__ __forceinline__ int Pages(int4 item, int group, const TileTurns& turns) const {
-    const int lane = threadIdx.x % 32;
-    const int of_lane = group + lane / kTileGroups * turns.apart + lane % kTileGroups;
+    const int of_lane = GroupOfLane(group, turns);
     return of_lane < item.w ? Page(item, of_lane) : 0;
   }
   // By a warp: asks L2 for an item's first `tiles` tiles, of these pages. (Line by line: a warp
@@ -117,7 +116,7 @@ class GroupSource {
     constexpr int kLine = 128;
     constexpr int kLines = kGroupBytes / kLine;
     const int lane = threadIdx.x % 32;
-    const int group = item.z + turns.first + lane / kTileGroups * turns.apart + lane % kTileGroups;
+    const int group = GroupOfLane(item.z + turns.first, turns);
     const auto of_lane =
         reinterpret_cast<uint64_t>(group < item.w ? At(item, group, pages) : nullptr);
 #pragma unroll 4
@@ -129,6 +128,12 @@ class GroupSource {
   }
 
  private:
+  // Of kTilesOfLanes tiles from the one that begins with `group` on.
+  static __device__ __forceinline__ int GroupOfLane(int group, const TileTurns& turns) {
+    const int lane = threadIdx.x % 32;
+    return group + lane / kTileGroups * turns.apart + lane % kTileGroups;
+  }
+
   const AttentionArgs& args_;
   const bool values_;
   const int shift_;

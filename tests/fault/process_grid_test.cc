@@ -10,13 +10,14 @@
 #include "tests/fault/group_harness.h"
 #include "tests/fault/programs.h"
 #include "tests/worker/scenarios.h"
+#include "tests/worker/specs.h"
 
 namespace tributary::test {
 namespace {
 
 using worker::CacheSpec;
 using worker::StepKind;
-using worker::testing::SmallSpec;
+using worker::testing::PagedSpec;
 using worker::testing::TestHost;
 
 constexpr int kSize = 4;
@@ -48,21 +49,12 @@ class ProcessGrid : public ::testing::Test {
   static inline uint64_t epoch_ = 0;
 };
 
-CacheSpec SpecOf(DType kv_dtype, int page_size, int interleave) {
-  CacheSpec spec = SmallSpec();
-  spec.kv_dtype = kv_dtype;
-  spec.page_size = page_size;
-  spec.interleave = interleave;
-  spec.num_pages = 96;
-  return spec;
-}
-
 class BoundaryLengths : public ProcessGrid,
                         public ::testing::WithParamInterface<std::tuple<int, DType>> {};
 
 TEST_P(BoundaryLengths, DecodeVerifyPrefill) {
   const auto [interleave, kv_dtype] = GetParam();
-  CacheSpec spec = SpecOf(kv_dtype, 16, interleave);
+  CacheSpec spec = PagedSpec(16, interleave, kv_dtype);
   spec.layers.resize(2);
   spec.layers[1].window.left = 20;
   spec.layers[1].sinks.assign(static_cast<size_t>(spec.q_heads), 0.5f);
@@ -78,28 +70,28 @@ INSTANTIATE_TEST_SUITE_P(Grid, BoundaryLengths,
 
 TEST_F(ProcessGrid, ChunkedPrefill) {
   RemoteRanks ranks = Ranks();
-  RunChunkedPrefill(ranks, SpecOf(DType::kFp8E4M3, 16, 8), {}, {70, 9, 33, 1, 80});
+  RunChunkedPrefill(ranks, PagedSpec(16, 8, DType::kFp8E4M3), {}, {70, 9, 33, 1, 80});
 }
 
 TEST_F(ProcessGrid, ForkAndTruncate) {
   RemoteRanks ranks = Ranks();
-  RunForkAndTruncate(ranks, SpecOf(DType::kFp8E4M3, 16, 16), {});
+  RunForkAndTruncate(ranks, PagedSpec(16, 16, DType::kFp8E4M3), {});
 }
 
 TEST_F(ProcessGrid, MixedBatchesRepeatsAndConflicts) {
   RemoteRanks ranks = Ranks();
-  RunMixedBatches(ranks, SpecOf(DType::kBf16, 16, 4), {});
+  RunMixedBatches(ranks, PagedSpec(16, 4, DType::kBf16), {});
 }
 
 TEST_F(ProcessGrid, DeadSlotsAreNotRead) {
   RemoteRanks ranks = Ranks();
-  RunPoisonedSlots(ranks, SpecOf(DType::kBf16, 16, 4), {});
+  RunPoisonedSlots(ranks, PagedSpec(16, 4, DType::kBf16), {});
 }
 
 // Tensors large enough to travel as slices of their own, and more than one message frame.
 TEST_F(ProcessGrid, LargeTensors) {
   RemoteRanks ranks = Ranks();
-  CacheSpec spec = SpecOf(DType::kFp8E4M3, 64, 64);
+  CacheSpec spec = PagedSpec(64, 64, DType::kFp8E4M3);
   TestHost::Options options;
   options.q_dtype = DType::kF32;
   options.input_dtype = DType::kF32;

@@ -46,12 +46,17 @@ CacheSpec SmallSpec() {
   return spec;
 }
 
-CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype) {
+CacheSpec PagedSpec(int32_t page_size, int32_t interleave, DType kv_dtype) {
   CacheSpec spec = SmallSpec();
   spec.page_size = page_size;
   spec.interleave = interleave;
   spec.kv_dtype = kv_dtype;
   spec.num_pages = 96;
+  return spec;
+}
+
+CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype) {
+  CacheSpec spec = PagedSpec(page_size, interleave, kv_dtype);
   spec.layers.resize(3);
   spec.layers[1].window.left = 3;
   spec.layers[2].window.left = 20;

@@ -26,6 +26,9 @@ LayerSpec DraftLayer(Window window, WindowBase base, bool causal_block);
 // Geometry with defaults that suit most tests.
 CacheSpec SmallSpec();
 
+// The same with pages as they are asked for, and half as many again.
+CacheSpec PagedSpec(int32_t page_size, int32_t interleave, DType kv_dtype);
+
 // A layer of every kind; the second and third differ from the first in the window alone.
 CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype);
 
