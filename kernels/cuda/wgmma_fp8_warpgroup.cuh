@@ -77,9 +77,16 @@ class Fp8Warpgroup {
     }
     SyncWarpgroup();  // its V gives way to the half of its output that the other takes
     if (warpgroup_ == 0) {
-      Exchange<1>();
+      Give<1>();
     } else {
-      Exchange<0>();
+      Give<0>();
+    }
+    SyncThreads<Traits::kThreads>();  // (In one place for both, or synccheck takes it for
+                                      // divergence.)
+    if (warpgroup_ == 0) {
+      Take<1>();
+    } else {
+      Take<0>();
     }
   }
 
@@ -216,15 +223,18 @@ class Fp8Warpgroup {
   }
 
   template <int kGiven>
-  __device__ __forceinline__ void Exchange() {
-    constexpr int kKept = 1 - kGiven;
+  __device__ __forceinline__ void Give() const {
     const int thread = threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
       const float* x = o_ + kGiven * 32 + i;
       Given(warpgroup_)[i / 4][thread] = make_float4(x[0], x[1], x[2], x[3]);
     }
-    SyncThreads<Traits::kThreads>();
+  }
+  template <int kGiven>
+  __device__ __forceinline__ void Take() {
+    constexpr int kKept = 1 - kGiven;
+    const int thread = threadIdx.x % 128;
     float kept[2], added[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
