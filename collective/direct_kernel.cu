@@ -288,16 +288,21 @@ class Bookkeeping {
   __device__ bool MayWrite() {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::byte* own = a_.memory[a_.rank];
+    const bool of_peer = lane < a_.layout.ranks && lane != a_.rank;
+    const std::byte* credit =
+        own + a_.layout.credit(static_cast<int>(blockIdx.x), of_peer ? lane : a_.rank);
+    // Both words are on their way before either is looked at.
     const uint32_t failure = LoadWord(own + a_.layout.failure());
+    uint32_t begun = AcquireWord(credit);
     if (failure != 0) {
       if (lane == 0) Fail(a_, failure);
       return false;
     }
-    if (lane >= a_.layout.ranks || lane == a_.rank) return true;
-    const std::byte* credit = own + a_.layout.credit(static_cast<int>(blockIdx.x), lane);
+    if (!of_peer) return true;
     Patience patience;
-    while (static_cast<int32_t>(AcquireWord(credit) - step_) < 0) {
+    while (static_cast<int32_t>(begun - step_) < 0) {
       if (patience.Ended(a_, 1u << lane)) return false;
+      begun = AcquireWord(credit);
     }
     return true;
   }
@@ -384,6 +389,11 @@ class Exchange {
         workers_(static_cast<int>(blockDim.x) - kWarp),
         packets_(a.head_dim / kCount),
         lse_bytes_(static_cast<size_t>(a.plan.units) * packets_ * kDirectPacket) {}
+
+  // Whether any rank gets something of this one: when rank 0 gets all in one hop, it sends nothing.
+  __device__ __forceinline__ bool Sends() const {
+    return a_.plan.route != DirectRoute::kOneHop || a_.rank != 0;
+  }
 
   // What this thread sends first, fetched while the bookkeeping waits for its answer. False when it
   // did not come.
@@ -477,10 +487,12 @@ class Exchange {
   struct Own {
     std::byte* at;
     typename E::Raw raw;
-    __device__ __forceinline__ bool Look() {
-      bool arrived = true;
+    __device__ __forceinline__ void Look() {
 #pragma unroll
       for (int i = 0; i < E::kParts; ++i) raw.part[i] = LoadPacket(at + i * kDirectPacket);
+    }
+    __device__ __forceinline__ bool Came() const {
+      bool arrived = true;
 #pragma unroll
       for (int i = 0; i < E::kParts; ++i) arrived &= Arrived(raw.part[i]);
       return arrived;
@@ -503,7 +515,7 @@ class Exchange {
     }
     Own own = OwnAt(pair, packet);
     Patience patience;
-    while (!own.Look()) {
+    for (own.Look(); !own.Came(); own.Look()) {
       if (patience.Ended(a_, 1u << a_.rank)) return false;
       __nanosleep(kNapNanoseconds);
     }
@@ -549,13 +561,12 @@ class Exchange {
     }
     Patience patience;
     while (true) {
-      bool own_arrived = false;
+      // All that is missing is on its way before any of it is looked at.
+      if (kArrives && (missing >> a_.rank & 1) != 0) own.Look();
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if ((missing >> r & 1) == 0) continue;
         if (r == a_.rank) {
-          own_arrived = own.Look();
-          data[r] = E::Packet(own.raw);
           lse[r] = LoadWord(a_.lse + pair);
           continue;
         }
@@ -566,7 +577,13 @@ class Exchange {
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if ((missing >> r & 1) == 0) continue;
-        const bool arrived = r == a_.rank ? own_arrived : Arrived(data[r]);
+        bool arrived = false;
+        if (r == a_.rank) {
+          arrived = own.Came();
+          data[r] = E::Packet(own.raw);
+        } else {
+          arrived = Arrived(data[r]);
+        }
         if (arrived && lse[r] != kNotArrived) missing &= ~(1u << r);
       }
       if (missing == 0) break;
@@ -667,9 +684,10 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   } else {
     usable = books.MayWrite();
   }
-  if (__syncthreads_and(usable) == 0) return;
+  // Who sends nothing need not wait for being allowed to; a failure reaches its waits.
+  if (exchange.Sends() && __syncthreads_and(usable) == 0) return;
   if (!worker) {
-    if (exchange.SendLse()) books.TellPeers();
+    if (usable && exchange.SendLse()) books.TellPeers();
     return;
   }
   exchange.SendAll();
