@@ -135,7 +135,7 @@ class WarpBlock {
   static constexpr int kSteps = kHeadDim / 32;  // two products of 16 dimensions each
   static constexpr int kStepsAtOnce = kSteps < 4 ? kSteps : 4;
   static constexpr int kVectors = kHeadDim / 16;  // two tiles of 8 dimensions each
-  static constexpr int kVectorsAtOnce = 4;
+  static constexpr int kVectorsAtOnce = kVectors < 8 ? kVectors : 8;
 
   static __device__ __forceinline__ int Quad() { return threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int Place() { return threadIdx.x % 4; }
@@ -257,6 +257,22 @@ class WarpBlock {
                         key < entry_.token_count);
         }
       }
+      // tiles[i][half]: of a column, its four dimensions of the i-th vector.
+      float4 tiles[kVectorsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+        const uint32_t(&x)[4] = v[i];
+        float even[4] = {}, odd[4] = {};
+        Mma16x8x16<kCompute>(even, p, __byte_perm(x[0], x[1], 0x5410),
+                             __byte_perm(x[2], x[3], 0x5410));
+        Mma16x8x16<kCompute>(odd, p, __byte_perm(x[0], x[1], 0x7632),
+                             __byte_perm(x[2], x[3], 0x7632));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          tiles[i][half] =
+              make_float4(even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]);
+        }
+      }
       if (begin == 0 && first_key == 0) {
         before_merging();
 #pragma unroll
@@ -284,19 +300,11 @@ class WarpBlock {
       }
 #pragma unroll
       for (int i = 0; i < kVectorsAtOnce; ++i) {
-        const uint32_t(&x)[4] = v[i];
-        float even[4] = {}, odd[4] = {};
-        Mma16x8x16<kCompute>(even, p, __byte_perm(x[0], x[1], 0x5410),
-                             __byte_perm(x[2], x[3], 0x5410));
-        Mma16x8x16<kCompute>(odd, p, __byte_perm(x[0], x[1], 0x7632),
-                             __byte_perm(x[2], x[3], 0x7632));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (!columns_[half].alive) continue;
-          const float4 tile =
-              make_float4(even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]);
           *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) =
-              Merged(weights[half], before[i][half], tile);
+              Merged(weights[half], before[i][half], tiles[i][half]);
         }
       }
     }
