@@ -162,6 +162,8 @@ struct StepTimes {
   double append = 0;
   double attend = 0;
   double exchange = 0;
+  // Partials met in device memory: attend has the exchange in it, and with that waiting for peers.
+  bool exchange_in_attend = false;
 };
 
 struct Reply {

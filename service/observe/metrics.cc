@@ -104,11 +104,12 @@ const char* Name(Phase phase) {
   return kNames[static_cast<int>(phase)];
 }
 
-RankSkew SkewOf(const std::vector<worker::Reply>& replies) {
+std::optional<RankSkew> SkewOf(const std::vector<worker::Reply>& replies) {
   RankSkew skew;
   double least = 0, most = 0;
   for (size_t rank = 0; rank < replies.size(); ++rank) {
     const worker::StepTimes& times = replies[rank].times;
+    if (times.exchange_in_attend) return std::nullopt;
     const double busy = times.plan + times.append + times.attend;
     if (rank == 0 || busy < least) least = busy;
     if (rank == 0 || busy > most) {
@@ -165,9 +166,10 @@ void Metrics::StepEnded(const StepRecord& step, const absl::Status& status,
   step_calls_.Observe(static_cast<double>(step.calls.size()));
   step_rows_.Observe(std::max(step.query_rows, step.new_tokens));
   tensor_bytes_.Add(step.bytes_in);
-  const RankSkew skew = SkewOf(replies);
-  skew_seconds_.Observe(skew.seconds);
-  if (skew.slowest < static_cast<int>(slowest_.size())) slowest_[skew.slowest].Add();
+  if (const std::optional<RankSkew> skew = SkewOf(replies)) {
+    skew_seconds_.Observe(skew->seconds);
+    if (skew->slowest < static_cast<int>(slowest_.size())) slowest_[skew->slowest].Add();
+  }
   steps_done_.Add();
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,12 +26,13 @@ enum class Phase : uint8_t { kQueue, kBuild, kPlan, kAppend, kAttend, kExchange,
 inline constexpr int kPhases = 7;
 const char* Name(Phase phase);
 
-// How long each rank was busy before the exchange, which is where they wait for each other.
+// How long each rank was busy before the exchange, which is where they wait for each other. Nothing
+// where that is not told apart (StepTimes::exchange_in_attend): there who waits looks busy.
 struct RankSkew {
   double seconds = 0;  // slowest less fastest
   int slowest = 0;     // rank
 };
-RankSkew SkewOf(const std::vector<worker::Reply>& replies);
+std::optional<RankSkew> SkewOf(const std::vector<worker::Reply>& replies);
 
 class Metrics {
  public:

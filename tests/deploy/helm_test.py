@@ -340,6 +340,15 @@ class Group(unittest.TestCase):
         for component in ("coordinator", "test"):
             self.assertNotIn("nvidia.com/gpu", json.dumps(self.pods[component]["spec"]["containers"][0]["resources"]))
 
+    def test_nccl_uses_the_pods_interface_unless_another_is_named(self):
+        def interfaces(sets):
+            documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets)
+            env = container(by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]["template"])["env"]
+            return [e["value"] for e in env if e["name"] == "NCCL_SOCKET_IFNAME"]
+        self.assertEqual(interfaces([]), ["eth0"])
+        named = ["worker.extraEnv[0].name=NCCL_SOCKET_IFNAME", "worker.extraEnv[0].value=net1"]
+        self.assertEqual(interfaces(named), ["net1"])
+
     def test_workers_refuse_caches_before_they_are_killed(self):
         for memory, limit in [("16Gi", 15461882265), ("500M", 450000000), ("1.5Gi", 1449551462)]:
             documents = objects(CHART / "ci/cpu-values.yaml", sets=[f"worker.resources.limits.memory={memory}"])
@@ -445,6 +454,8 @@ class Refused(unittest.TestCase):
             (ok + "coordinator: {settings: {listen: x}}\n", "coordinator.settings.listen is set by the chart"),
             (tls % "clientAuth: false" + "coordinator: {settings: {insecure: true}}\n",
              "coordinator.settings.insecure is set by the chart"),
+            (ok + "coordinator: {settings: {drain_timeout: 300s}}\n",
+             "coordinator.settings.drain_timeout is set by the chart"),
             (ok + "worker: {settings: {rank: 1}}\n", "worker.settings.rank is set by the chart"),
             (ok + "worker: {settings: {token_file: x}}\n", "worker.settings.token_file is set by the chart"),
             (ok + "metrics: {enabled: false, serviceMonitor: {enabled: true}}\n", "needs metrics.enabled=true"),

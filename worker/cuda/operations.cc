@@ -141,10 +141,11 @@ absl::Status CudaOperations::Reserve(size_t room) {
   int32_t pass_rows = 0;
   for (const RowPass& pass : step_.plan.passes) pass_rows = std::max(pass_rows, plan_.RowsOf(pass));
   const size_t rows = static_cast<size_t>(pass_rows);
-  const size_t result_rows = static_cast<size_t>(ResultRows());
+  // Not ResultRows: memory follows the step's size alone (step_size.h).
+  const auto result_rows = static_cast<size_t>(plan_.padded_rows());
   reserve(memory_.prefill, plan_.workspace_bytes() * room);
   if (narrows()) {
-    const size_t bytes = step_.k.bytes / 2;
+    const size_t bytes = inputs_[1].padded_bytes / 2;
     for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) reserve(*staged, bytes);
     for (DeviceMemory* device : {&memory_.k16, &memory_.v16}) reserve(*device, bytes);
   }

@@ -191,6 +191,7 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
     TRIBUTARY_RETURN_IF_ERROR(Enqueue(step, operations));
   }
   TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionOutputs());
+  results->times.exchange_in_attend = rank_.group() != nullptr;
   const TimedSection timed(results->times.attend);
   return operations.Finish();
 }

@@ -355,6 +355,7 @@ v1::WorkerMessage EncodeReply(const Reply& reply) {
   out->set_append_seconds(reply.times.append);
   out->set_attend_seconds(reply.times.attend);
   out->set_exchange_seconds(reply.times.exchange);
+  out->set_exchange_in_attend(reply.times.exchange_in_attend);
   return message;
 }
 
@@ -374,7 +375,8 @@ absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& messag
   out.times = {.plan = message.plan_seconds(),
                .append = message.append_seconds(),
                .attend = message.attend_seconds(),
-               .exchange = message.exchange_seconds()};
+               .exchange = message.exchange_seconds(),
+               .exchange_in_attend = message.exchange_in_attend()};
   return out;
 }
 

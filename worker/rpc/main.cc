@@ -89,7 +89,7 @@ namespace {
 
 constexpr char kUsage[] =
     "One worker of Tributary: holds a shard of the KV cache and attends over it.\n\n"
-    "  tributary-worker --coordinator=10.0.0.1:7401 --host=10.0.0.2 --admin_listen=0.0.0.0:7402\n\n"
+    "  tributary-worker --coordinator=10.0.0.1:7402 --host=10.0.0.2 --admin_listen=0.0.0.0:7401\n\n"
     "It dials the coordinator, is given a rank, connects to the other workers over TCP and "
     "executes\n"
     "steps. It comes back by itself when the coordinator or another worker was away, with what it\n"

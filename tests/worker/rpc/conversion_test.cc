@@ -249,7 +249,8 @@ TEST(Replies, KeepEveryBit) {
   float odd_nan;
   std::memcpy(&odd_nan, &odd_nan_bits, sizeof(odd_nan));
   sent.o.push_back(odd_nan);
-  sent.times = {.plan = 1e-6, .append = 0.25, .attend = 3, .exchange = 4};
+  sent.times = {
+      .plan = 1e-6, .append = 0.25, .attend = 3, .exchange = 4, .exchange_in_attend = true};
 
   v1::WorkerMessage message;
   ASSERT_TRUE(DecodeMessage(EncodeMessage(EncodeReply(sent)), &message));
@@ -267,6 +268,7 @@ TEST(Replies, KeepEveryBit) {
   EXPECT_EQ(got->times.append, sent.times.append);
   EXPECT_EQ(got->times.attend, sent.times.attend);
   EXPECT_EQ(got->times.exchange, sent.times.exchange);
+  EXPECT_TRUE(got->times.exchange_in_attend);
 }
 
 TEST(Replies, ErrorsKeepTheirField) {

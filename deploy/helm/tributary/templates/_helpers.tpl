@@ -190,7 +190,9 @@ spec:
               {{- else }}
               fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
               {{- end }}
-        {{- if eq .Values.worker.backend "gpu" }}
+        {{- $named := dict }}
+        {{- range .Values.worker.extraEnv }}{{ $_ := set $named .name true }}{{ end }}
+        {{- if and (eq .Values.worker.backend "gpu") (not (hasKey $named "NCCL_SOCKET_IFNAME")) }}
         # The pod's own interface; NCCL would otherwise try others it finds.
         - {name: NCCL_SOCKET_IFNAME, value: eth0}
         {{- end }}
