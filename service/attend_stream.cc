@@ -115,6 +115,8 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
   if (!cancelled_->load()) {
     replies_.push_back(std::move(reply));
     if (replies_.size() == 1) WriteOn();
+  } else {
+    ReadOn();  // no write will: a stream that was full learns only by reading that it is over
   }
   FinishIfOver();
 }

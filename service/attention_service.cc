@@ -136,6 +136,13 @@ void AttentionServiceFront::DrainStreams() {
   }
 }
 
+size_t AttentionServiceFront::open_streams() const {
+  std::lock_guard lock(mutex_);
+  const auto expired = [](const auto& weak) { return weak.expired(); };
+  return streams_.size() -
+         static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), expired));
+}
+
 grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFront::AttendStream(
     Context* context) {
   absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});

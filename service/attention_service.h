@@ -25,6 +25,7 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
 
   // Open streams end when their calls in flight are answered.
   void DrainStreams();
+  size_t open_streams() const;
 
  private:
   template <typename Request, typename Reply>
@@ -71,7 +72,7 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   Allocator<v1::AppendRequest, v1::AppendReply> append_messages_;
   Allocator<v1::AttendRequest, v1::AttendReply> attend_messages_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool draining_ = false;
   std::vector<std::weak_ptr<class AttendStream>> streams_;
 };

@@ -303,11 +303,12 @@ void Coordinator::OnCacheCreated(const CachePtr& cache, const absl::Status& stat
                                  {"backend", cache->backends.first()->name}});
   } else {
     caches_.erase(cache->name);
-    Undropped(cache->ids);  // some ranks may have them
+    // Some ranks may have them.
     if (state_ == State::kReady) {
-      SendToGroups(
-          *cache, [](int32_t) { return worker::DropCacheCommand{}; }, [](const absl::Status&) {},
-          turn);
+      DropGroups(
+          *cache, [](Turn&) {}, turn);
+    } else {
+      Undropped(cache->ids);
     }
     log_->Warning("cache not created", {{"cache", cache->name}, {"error", failure.message()}});
   }
@@ -333,13 +334,19 @@ void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request,
   caches_.erase(request.cache_id());
   FailWaiting(NotFound("cache", request.cache_id(), "cache_id"), cache->get(), turn);
   (*cache)->table.Disown();
-  // It is gone whatever comes of the command: workers that miss it are told again.
+  DropGroups(
+      **cache, [done](Turn& later) { later.Answer([done] { done(v1::DeleteCacheReply()); }); },
+      turn);
+}
+
+// They are gone whatever comes of the command: workers that miss it are told again.
+void Coordinator::DropGroups(const Cache& cache, std::function<void(Turn&)> done, Turn& turn) {
   SendToGroups(
-      **cache, [](int32_t) { return worker::DropCacheCommand{}; },
-      [this, ids = (*cache)->ids, done](const absl::Status& status) {
+      cache, [](int32_t) { return worker::DropCacheCommand{}; },
+      [this, ids = cache.ids, done = std::move(done)](const absl::Status& status) {
         Turn later(this);
         if (!status.ok()) Undropped(ids);
-        later.Answer([done] { done(v1::DeleteCacheReply()); });
+        done(later);
       },
       turn);
 }

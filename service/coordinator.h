@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -158,6 +159,7 @@ class Coordinator final : private GroupObserver {
   using Body = decltype(worker::Command::body);
   void SendToGroups(const Cache& cache, const std::function<Body(int32_t group)>& body,
                     std::function<void(const absl::Status&)> done, Turn& turn);
+  void DropGroups(const Cache& cache, std::function<void(Turn&)> done, Turn& turn);
   // Memory of GPUs; see device_region.h.
   // NOT_FOUND when one is not to be used; then none counts as used.
   absl::Status UseRegions(const StepRequest& request);
@@ -223,6 +225,9 @@ class Coordinator final : private GroupObserver {
   int steps_in_flight_ = 0;
   int64_t open_calls_ = 0;  // accepted and not yet answered
   uint64_t next_serial_ = 0;
+  // Operations whose turn at all their sequences has come, and whether they are being run.
+  std::deque<OperationPtr> runnable_;
+  bool running_ = false;
   // Operations that no step has taken yet, by deadline.
   std::map<std::pair<Clock::time_point, uint64_t>, OperationPtr> waiting_;
   Clock::time_point timer_sleeps_until_ = Clock::time_point::min();

@@ -133,9 +133,17 @@ void Coordinator::Leave(Operation* leaving, Turn& turn) {
   leaving->cache->order.Leave(leaving, &runnable);
   for (SequenceOrder::Member* member : runnable) {
     auto* next = static_cast<Operation*>(member);
-    const OperationPtr operation = waiting_.at({next->call.deadline, next->serial});
-    Run(operation, turn);
+    runnable_.push_back(waiting_.at({next->call.deadline, next->serial}));
   }
+  // Whoever runs may leave in turn: here one after the other, however many are queued, not nested.
+  if (std::exchange(running_, true)) return;
+  while (!runnable_.empty()) {
+    const OperationPtr operation = std::move(runnable_.front());
+    runnable_.pop_front();
+    const bool waits = waiting_.contains({operation->call.deadline, operation->serial});
+    if (waits) Run(operation, turn);  // else it failed meanwhile
+  }
+  running_ = false;
 }
 
 // Of an operation that no step has taken yet.

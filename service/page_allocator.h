@@ -22,14 +22,18 @@ class PageAllocator {
   // More than one holder: not to be written to.
   bool IsShared(int32_t page) const { return references_[page] > 1; }
 
-  int32_t total() const { return static_cast<int32_t>(references_.size()); }
-  int32_t used() const { return total() - free(); }
-  int32_t free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t total() const { return total_; }
+  int32_t used() const { return static_cast<int32_t>(references_.size() - returned_.size()); }
+  int32_t free() const { return total() - used(); }
   int32_t shared() const { return shared_; }
 
  private:
-  std::vector<int32_t> references_;  // by page; 0 for free
-  std::vector<int32_t> free_;        // the last is taken first: recently used pages are warm
+  int32_t Take();
+
+  // Memory grows with the pages that were ever taken, not with what a client asks for.
+  int32_t total_;
+  std::vector<int32_t> references_;  // by page, of those taken once; 0 for free
+  std::vector<int32_t> returned_;    // the last is taken first: recently used pages are warm
   int32_t shared_ = 0;
 };
 

@@ -157,7 +157,9 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
 }
 
 void RemoteCore::BeginDraining(const Stream& stream) {
-  peers_[stream].draining = true;
+  Peer& peer = peers_[stream];
+  if (peer.rank < 0) return LetGo(stream);  // nothing waits for who has no seat
+  peer.draining = true;
   if (pending_.empty()) LetDrainedGo();
 }
 
@@ -166,13 +168,15 @@ void RemoteCore::LetDrainedGo() {
   for (auto& [stream, peer] : peers_) {
     if (std::exchange(peer.draining, false)) leaving.push_back(stream);
   }
-  for (const Stream& stream : leaving) {
-    v1::CoordinatorMessage message = Message();
-    message.mutable_bye()->set_reason("as asked for");
-    Vacate(stream, "it is leaving");
-    stream->Send(worker::EncodeMessage(message));
-    stream->Close(grpc::Status::OK);
-  }
+  for (const Stream& stream : leaving) LetGo(stream);
+}
+
+void RemoteCore::LetGo(const Stream& stream) {
+  v1::CoordinatorMessage message = Message();
+  message.mutable_bye()->set_reason("as asked for");
+  Vacate(stream, "it is leaving");
+  stream->Send(worker::EncodeMessage(message));
+  stream->Close(grpc::Status::OK);
 }
 
 void RemoteCore::Vacate(const Stream& stream, const std::string& why) {

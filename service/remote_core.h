@@ -93,6 +93,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   void Get(int rank, const std::string& key);
   void BeginDraining(const Stream& stream);
   void LetDrainedGo();
+  void LetGo(const Stream& stream);
   // The seat's worker is gone, or must be taken for gone.
   void Vacate(const Stream& stream, const std::string& why);
   // Commands:

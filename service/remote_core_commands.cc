@@ -10,6 +10,7 @@ namespace tributary::service {
 
 void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done) {
   const uint64_t number = command->number;
+  const size_t reply_bytes = worker::MostReplyBytes(*command);
   const Pending pending = {.epoch = command->epoch, .deadline = command->deadline};
   const grpc::ByteBuffer message = worker::EncodeCommand(std::move(command), Clock::now());
 
@@ -20,6 +21,12 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
     admitted = absl::ResourceExhaustedError(
         absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
                      options_.max_message_bytes, " a message to a worker may have"));
+  } else if (reply_bytes > options_.max_message_bytes) {
+    admitted = absl::ResourceExhaustedError(
+        absl::StrCat("a step whose result takes ", reply_bytes, " bytes is beyond the ",
+                     options_.max_message_bytes,
+                     " a message from a worker may have: send fewer rows a call, or have it "
+                     "written to a region"));
   } else {
     std::lock_guard lock(mutex_);
     admitted = Admit(number, pending, &done);

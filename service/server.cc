@@ -98,6 +98,7 @@ class GrpcServer final : public Server {
     if (admin_ == nullptr) return;
     admin_->GetHealthCheckService()->SetServingStatus("readiness", ready);
   }
+  size_t open_streams() const override { return front_.open_streams(); }
   bool Drain(Clock::time_point deadline) override;
 
  private:

@@ -50,6 +50,8 @@ class Server {
   virtual std::vector<std::string> addresses() const = 0;
   virtual std::string admin_address() const = 0;
   virtual void SetReady(bool ready) = 0;
+  // Streams of calls that have not ended.
+  virtual size_t open_streams() const = 0;
   // Refuses new calls, lets accepted ones finish until the deadline, and cancels the rest. True
   // when none was cancelled. The admin server stays.
   virtual bool Drain(std::chrono::steady_clock::time_point deadline) = 0;

@@ -93,6 +93,15 @@ class SharedMemoryRegistry::Mapping {
           "byte_size",
           absl::StrCat("the object '", object_->key(), "' ends before ", offset_, " + ", size_));
     }
+    // All of it is taken now: a page that cannot be had when it is first touched kills the process.
+    while (fallocate(object_->fd(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_),
+                     static_cast<off_t>(size_)) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EOPNOTSUPP) break;
+      return worker::FieldError(absl::StatusCode::kResourceExhausted, "byte_size",
+                                absl::StrCat("cannot take ", size_, " bytes of '", object_->key(),
+                                             "': ", std::strerror(errno)));
+    }
     // From the start of the object: an offset need not be a multiple of the machine's page.
     base_ = mmap(nullptr, offset_ + size_, PROT_READ | PROT_WRITE, MAP_SHARED, object_->fd(), 0);
     if (base_ != MAP_FAILED) return absl::OkStatus();
@@ -186,18 +195,24 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
   if (offset + byte_size < offset) {
     return worker::InvalidField("system.offset", "offset + byte_size leaves 64 bits");
   }
-  std::unique_lock lock(mutex_);
-  if (const auto it = regions_.find(name); it != regions_.end()) {
-    const auto& mapping = it->second.mapping;
+  const auto registered = [&](const Region& region) {
+    const auto& mapping = region.mapping;
     if (mapping != nullptr && mapping->Same(key, offset, byte_size)) return absl::OkStatus();
     return RegisteredOtherwise(name);
+  };
+  {
+    std::shared_lock lock(mutex_);
+    if (const auto it = regions_.find(name); it != regions_.end()) return registered(it->second);
   }
+  // Without the lock: to take the memory of a large object takes a while.
   auto object = std::make_shared<Object>(key);
   TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
   auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
   TRIBUTARY_RETURN_IF_ERROR(mapping->Map());
-  regions_.emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
-  return absl::OkStatus();
+  std::unique_lock lock(mutex_);
+  const auto [it, added] =
+      regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
+  return added ? absl::OkStatus() : registered(it->second);
 }
 
 absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::RegisterDevice(

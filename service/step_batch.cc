@@ -69,8 +69,10 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
   const StepRequest& first = *requests.front().request;
   step.kind = first.key.kind;
   step.bf16_partials = true;
+  step.result_in_reply = false;
   for (const PlannedRequest& r : requests) {
     const std::optional<OutputTensor>& output = r.request->output;
+    step.result_in_reply |= r.request->wants_result_on_host();
     step.bf16_partials &= !output.has_value() || output->dtype == DType::kBf16;
     AppendTo(r.plan->page_copies, &step.page_copies);
     AppendTo(r.plan->page_updates, &step.page_updates);
@@ -82,7 +84,6 @@ BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
       step.outputs.push_back(OutputOf(*r.request));
     }
   }
-  step.result_in_reply = first.wants_result_on_host();
   if (requests.size() == 1) {
     step.q = ViewOf(first.q);
     step.k = ViewOf(first.k);

@@ -304,6 +304,28 @@ TEST_F(SessionTest, ACommandOfAnEpochGoneByIsAbortedAtOnce) {
   EXPECT_THAT(harness_->broken(), IsEmpty());
 }
 
+// A worker that could not send it would lose its stream, and the group with it.
+TEST_F(SessionTest, AStepWhoseResultIsBeyondAMessageIsRefused) {
+  service::RemoteGroupOptions options = GroupHarness::Options(1);
+  options.max_message_bytes = size_t{1} << 20;
+  harness_.emplace(options);
+  workers_.push_back(Dial());
+  workers_.back()->Register(1, 0);
+  Form(1);
+  ASSERT_EQ(harness_->WaitFormed(0).epoch, 1u);
+  WaitHeld();
+  const std::vector<std::byte> q(size_t{600} << 10);  // bf16: the result is twice that
+  worker::Command command = DropCache(1, 1);
+  worker::StepCommand step;
+  step.q = {.data = q.data(), .dtype = DType::kBf16, .bytes = q.size()};
+  command.body = step;
+  const service::Outcome refused = harness_->Execute(command);
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("result"));
+  EXPECT_THAT(harness_->broken(), IsEmpty());
+  EXPECT_TRUE(harness_->group().members()[0].connected);
+}
+
 TEST_F(SessionTest, ARefusalByAllRanksBreaksNothing) {
   ServeTwo();
   auto outcome = Begin(DropCache(1, 1));
@@ -401,6 +423,26 @@ TEST_F(SessionTest, WhoDrainsIsLetGoAfterWhatIsInFlight) {
   EXPECT_TRUE(workers_[1]->Finish().ok());
   ASSERT_TRUE(harness_->WaitBroken(1));
   EXPECT_THAT(harness_->broken()[0], HasSubstr("leaving"));
+}
+
+TEST_F(SessionTest, WhoDrainsWithoutASeatHoldsNobodyUp) {
+  ServeTwo();
+  auto outcome = Begin(DropCache(1, 1));
+  for (const auto& worker : workers_) worker->Next(Message::kCommand);
+  const auto standby = Dial();
+  standby->Send(0, [](auto* m) { m->mutable_drain(); });
+  EXPECT_EQ(standby->Next(Message::kBye).body_case(), Message::kBye);
+  EXPECT_TRUE(standby->Finish().ok());
+  auto second = Begin(DropCache(1, 2));
+  for (const auto& worker : workers_) worker->Next(Message::kCommand);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const uint64_t number : {1, 2}) {
+      workers_[static_cast<size_t>(rank)]->SendReply(1, number, rank);
+    }
+  }
+  EXPECT_EQ(outcome.get().status, absl::OkStatus());
+  EXPECT_EQ(second.get().status, absl::OkStatus());
+  EXPECT_THAT(harness_->broken(), IsEmpty());
 }
 
 TEST_F(SessionTest, StopSaysGoodbye) {

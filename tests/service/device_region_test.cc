@@ -269,6 +269,34 @@ TEST_F(DeviceRegionTest, CallsThatShareAStepKeepTheirPlaces) {
   }
 }
 
+TEST_F(DeviceRegionTest, WhoWantsItsLseInTheReplyGetsItFromAStepOfOthersToo) {
+  ASSERT_TRUE(Register(stub(), Registration("r")).ok());
+  ASSERT_TRUE(Open(stub(), "m", 3).ok());
+  ASSERT_TRUE(Open(stub(), "m", 4).ok());
+  const auto queued = [&](uint64_t count) {
+    while (service_.coordinator().TakeSnapshot().calls_queued < count) std::this_thread::yield();
+  };
+  group_->Hold();
+  auto first = AttendLater(Everything(1));
+  group_->WaitForHeld(1);
+  auto second = AttendLater(Everything(2, 8192));
+  group_->WaitForHeld(2);
+  v1::AttendRequest without = Everything(3, 16384);
+  without.clear_lse();
+  without.set_return_lse(false);
+  auto third = AttendLater(without);
+  queued(1);
+  v1::AttendRequest inline_lse = Everything(4, 32768);
+  inline_lse.clear_lse();
+  v1::AttendReply reply;
+  auto fourth = std::async(std::launch::async, [&] { return Attend(stub(), inline_lse, &reply); });
+  queued(2);
+  group_->Release();
+  for (auto* call : {&first, &second, &third, &fourth}) EXPECT_TRUE(call->get().ok());
+  EXPECT_EQ(Told<worker::StepCommand>().back().entries.size(), 2u);
+  EXPECT_EQ(reply.lse().inline_().size(), 16u);
+}
+
 TEST_F(DeviceRegionTest, ARegionInUseIsClosedWhenItsLastCallIsThrough) {
   ASSERT_TRUE(Register(stub(), Registration("r")).ok());
   group_->Hold();

@@ -38,6 +38,7 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
   }
   if (const auto* create = std::get_if<worker::CreateCacheCommand>(&command.body)) {
     specs_[command.cache] = create->spec;
+    outcome.replies.back().status = outcome.status = create_cache_;
   } else if (std::holds_alternative<worker::OpenRegionCommand>(command.body)) {
     outcome.replies.back().status = outcome.status = open_region_;
   } else if (const auto* step = std::get_if<worker::StepCommand>(&command.body)) {
@@ -70,6 +71,11 @@ void FakeGroup::Hold() {
 void FakeGroup::AnswerOpenRegion(absl::Status status) {
   std::lock_guard lock(mutex_);
   open_region_ = std::move(status);
+}
+
+void FakeGroup::AnswerCreateCache(absl::Status status) {
+  std::lock_guard lock(mutex_);
+  create_cache_ = std::move(status);
 }
 
 void FakeGroup::WaitForHeld(size_t count) {

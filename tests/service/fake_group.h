@@ -40,8 +40,9 @@ class FakeGroup : public WorkerGroup {
   // Ends all and holds no more.
   void Release();
 
-  // What opening a region ends with from now on, on the last rank.
+  // What opening a region, or creating a cache, ends with from now on, on the last rank.
   void AnswerOpenRegion(absl::Status status);
+  void AnswerCreateCache(absl::Status status);
 
   // Commands end with kAborted until the group is formed again.
   void Break(const std::string& reason);
@@ -64,7 +65,7 @@ class FakeGroup : public WorkerGroup {
   mutable std::mutex mutex_;
   std::condition_variable held_changed_;
   bool holding_ = false;
-  absl::Status open_region_;
+  absl::Status open_region_, create_cache_;
   bool broken_ = true;
   uint64_t epoch_ = 0;
   std::deque<Held> held_;

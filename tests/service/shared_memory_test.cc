@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -111,6 +112,21 @@ class AllowedNamesTest : public SharedMemoryTest {
  protected:
   AllowedNamesTest() : SharedMemoryTest({"/of-nobody-", "/tributary-test-"}) {}
 };
+
+// Pages of an object that was only ever given a size are found wanting when they are touched, and
+// that kills who does.
+TEST_F(SharedMemoryTest, AnObjectThatTheMachineHasNoMemoryForIsRefused) {
+  struct statvfs filesystem {};
+  ASSERT_EQ(statvfs("/dev/shm", &filesystem), 0);
+  const size_t most = size_t{filesystem.f_blocks} * filesystem.f_frsize;
+  if (most == 0) GTEST_SKIP() << "/dev/shm has no limit";
+  SharedObject object(2 * most);
+  const grpc::Status status = Register("r", object.key(), 0, 2 * most);
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_EQ(FieldOf(status), "byte_size");
+  EXPECT_EQ(Unregister("r").error_code(), StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Register("r", object.key(), 0, 4096).ok()) << "what there is memory for";
+}
 
 TEST_F(SharedMemoryTest, ResultsAreTheSameAsInline) {
   SharedObject object(1 << 20);

@@ -279,6 +279,54 @@ TEST_F(StepsTest, CancelledAfterItsStepBeganACallTakesEffectAndItsResultIsDroppe
   EXPECT_TRUE(answers_->Wait("next").ok()) << "token 0 is held";
 }
 
+// However many: one after the other, not nested.
+TEST_F(StepsTest, AsManyCancelledCallsAsWaitForASequenceEndWhenItsStepDoes) {
+  constexpr int kCalls = 50'000;
+  group_->Hold();
+  Attend("first", Token(1, 0));
+  v1::TruncateSequenceRequest truncate;
+  truncate.set_cache_id("m");
+  truncate.set_sequence_id(1);
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  for (int i = 0; i < kCalls; ++i) {
+    coordinator_->TruncateSequence(
+        truncate, {.cancelled = cancelled},
+        answers_->For<v1::TruncateSequenceReply>("t" + std::to_string(i)));
+  }
+  Attend("last", Token(1, 1));
+  *cancelled = true;
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("last").ok());
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_EQ(answers_->Wait("t" + std::to_string(i)).code(), absl::StatusCode::kCancelled);
+  }
+}
+
+TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
+  const auto drops = [&] {
+    int count = 0;
+    for (const auto& command : group_->commands()) {
+      count += std::holds_alternative<worker::DropCacheCommand>(command->body) ? 1 : 0;
+    }
+    return count;
+  };
+  group_->AnswerCreateCache(absl::ResourceExhaustedError("full"));
+  v1::CreateCacheRequest create;
+  *create.mutable_spec() = spec_;
+  for (int i = 0; i < 5; ++i) {
+    const std::string name = "refused" + std::to_string(i);
+    create.set_cache_id(name);
+    coordinator_->CreateCache(create, answers_->For<v1::CreateCacheReply>(name));
+    EXPECT_EQ(answers_->Wait(name).code(), absl::StatusCode::kResourceExhausted);
+  }
+  group_->AnswerCreateCache(absl::OkStatus());
+  const int once = drops();
+  EXPECT_GE(once, 5) << "some ranks may have had them";
+  group_->Break("a worker died");
+  group_->Form({true, false});
+  EXPECT_EQ(drops(), once);
+}
+
 TEST_F(StepsTest, ADeadlineEndsTheWaitForATurn) {
   group_->Hold();
   Attend("first", Token(1, 0));

@@ -169,6 +169,32 @@ TEST_F(StreamTest, ACancelledStreamLeavesTheServiceWhole) {
   EXPECT_EQ(service.Topology().caches(0).pages_used(), 0);
 }
 
+// A full stream is not read, so nothing but a read tells that its client is gone.
+TEST_F(StreamTest, ACancelledStreamThatWasFullEndsToo) {
+  auto* group = new FakeGroup(2);
+  TestService service({.max_calls_per_stream = 2}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 2);
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  for (uint64_t id = 1; id <= 2; ++id) {
+    v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
+    request.set_request_id(id);
+    ASSERT_TRUE(stream->Write(request));
+  }
+  group->WaitForHeld(2);
+  EXPECT_EQ(service.server().open_streams(), 1u);
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+  // Not before the service knows of it, or replies would be written still.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  group->Release();
+  for (int i = 0; i < 1000 && service.server().open_streams() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(service.server().open_streams(), 0u);
+}
+
 TEST_F(StreamTest, AnUnaryCallPastItsDeadlineEndsAndChangesNothingWhenItHadNotBegun) {
   auto* group = new FakeGroup(2);
   TestService service({}, std::unique_ptr<WorkerGroup>(group));

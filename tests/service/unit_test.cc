@@ -33,6 +33,19 @@ TEST(PageAllocatorTest, ReservesAllOrNothing) {
   EXPECT_TRUE(pages.Reserve(0, &got));
 }
 
+TEST(PageAllocatorTest, TakesMemoryForPagesInUseNotForAllThatThereAre) {
+  PageAllocator pages(std::numeric_limits<int32_t>::max());  // would be 16 GiB
+  std::vector<int32_t> got;
+  EXPECT_TRUE(pages.Reserve(2, &got));
+  EXPECT_THAT(got, ElementsAre(0, 1));
+  EXPECT_EQ(pages.free(), std::numeric_limits<int32_t>::max() - 2);
+  pages.Release(0);
+  EXPECT_EQ(pages.used(), 1);
+  EXPECT_TRUE(pages.Reserve(2, &got));
+  EXPECT_THAT(got, ElementsAre(0, 1, 0, 2)) << "pages that were used are used again first";
+  EXPECT_EQ(pages.used(), 3);
+}
+
 TEST(PageAllocatorTest, CountsSharedPagesAndFreesWithTheLastHolder) {
   PageAllocator pages(2);
   std::vector<int32_t> got;

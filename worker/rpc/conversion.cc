@@ -341,6 +341,15 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
   return InvalidField("command.body", "missing, or of a newer protocol");
 }
 
+size_t MostReplyBytes(const Command& command) {
+  constexpr size_t kRest = 1024;  // number, rank, times and status
+  const auto* step = std::get_if<StepCommand>(&command.body);
+  if (step == nullptr || !step->result_in_reply || step->q.bytes == 0) return kRest;
+  // O has as many elements as Q, and an LSE comes with at least 64 of them (head_dim).
+  const size_t elements = step->q.bytes / SizeOf(step->q.dtype);
+  return kRest + sizeof(float) * (elements + elements / 64);
+}
+
 v1::WorkerMessage EncodeReply(const Reply& reply) {
   v1::WorkerMessage message;
   message.set_epoch(reply.epoch);

@@ -27,6 +27,9 @@ grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint
 absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint now);
 
 v1::WorkerMessage EncodeReply(const Reply& reply);
+
+// Bytes that rank 0's reply to a command takes at most, encoded, without its conflicts.
+size_t MostReplyBytes(const Command& command);
 absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message);
 
 // With payloads, so that a field named by an error survives the journey.
