@@ -341,13 +341,12 @@ class Group(unittest.TestCase):
             self.assertNotIn("nvidia.com/gpu", json.dumps(self.pods[component]["spec"]["containers"][0]["resources"]))
 
     def test_nccl_uses_the_pods_interface_unless_another_is_named(self):
-        def interfaces(sets):
-            documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets)
+        def interfaces(values):
+            documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, text=values)
             env = container(by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]["template"])["env"]
             return [e["value"] for e in env if e["name"] == "NCCL_SOCKET_IFNAME"]
-        self.assertEqual(interfaces([]), ["eth0"])
-        named = ["worker.extraEnv[0].name=NCCL_SOCKET_IFNAME", "worker.extraEnv[0].value=net1"]
-        self.assertEqual(interfaces(named), ["net1"])
+        self.assertEqual(interfaces(""), ["eth0"])
+        self.assertEqual(interfaces("worker: {extraEnv: [{name: NCCL_SOCKET_IFNAME, value: net1}]}\n"), ["net1"])
 
     def test_workers_refuse_caches_before_they_are_killed(self):
         for memory, limit in [("16Gi", 15461882265), ("500M", 450000000), ("1.5Gi", 1449551462)]:
