@@ -22,11 +22,9 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
         absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
                      options_.max_message_bytes, " a message to a worker may have"));
   } else if (reply_bytes > options_.max_message_bytes) {
-    admitted = absl::ResourceExhaustedError(
-        absl::StrCat("a step whose result takes ", reply_bytes, " bytes is beyond the ",
-                     options_.max_message_bytes,
-                     " a message from a worker may have: send fewer rows a call, or have it "
-                     "written to a region"));
+    admitted = absl::ResourceExhaustedError(absl::StrCat(
+        "a step whose result takes ", reply_bytes, " bytes is beyond the ",
+        options_.max_message_bytes, " a message from a worker may have: send fewer rows a call"));
   } else {
     std::lock_guard lock(mutex_);
     admitted = Admit(number, pending, &done);
