@@ -129,9 +129,10 @@ class AccessControlImpl final : public AccessControl {
 
   // As the file is now; a file that has become unusable leaves the tokens as they were.
   std::shared_ptr<const std::vector<TokenEntry>> Tokens() {
+    // Read under the lock, or what was read first might be kept last.
+    std::lock_guard<std::mutex> lock(mutex_);
     bool changed = false;
     const absl::StatusOr<std::string> text = file_->Read(&changed);
-    std::lock_guard<std::mutex> lock(mutex_);
     if (text.ok() && changed) {
       absl::StatusOr<std::vector<TokenEntry>> tokens = ParseTokens(*text);
       if (tokens.ok()) {

@@ -152,20 +152,21 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
 }
 
 absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
+  bool coming = false;
   if (const DeviceRegion* device = call.call.device.get(); device != nullptr) {
     if (std::exchange(call.forgotten, false)) devices_->Renew(*device, call.registration);
     const std::optional<int> registration = devices_->Registration(*device);
     if (!registration.has_value()) return Placing::kLater;
     call.registration = *registration;
   } else {
-    call.slot = regions_->Acquire(SharedBytes(call.call));
+    call.slot = regions_->Acquire(SharedBytes(call.call), &coming);
   }
   const bool shared = call.slot.has_value();
   PlaceTensors(call.call, shared ? &*call.slot : nullptr, call.request);
   absl::Status status = CheckSize(call.call, call.request, options_.max_message_bytes);
   if (status.ok()) return Placing::kDone;
   const bool region_is_enough = SharedBytes(call.call) <= regions_->region_bytes();
-  if (!shared && region_is_enough && regions_->renewing()) return Placing::kLater;
+  if (coming && region_is_enough) return Placing::kLater;
   return status;
 }
 

@@ -39,8 +39,8 @@ constexpr int kConnectTimeoutMs = 10'000;
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options) {
   grpc::ChannelArguments arguments;
   service::SetClientKeepalive(arguments);
-  const int limit =
-      static_cast<int>(std::min<size_t>(options.max_message_bytes + kMessageSlack, INT32_MAX));
+  const int limit = static_cast<int>(
+      std::min<size_t>(options.max_message_bytes, INT32_MAX - kMessageSlack) + kMessageSlack);
   arguments.SetMaxReceiveMessageSize(limit);
   arguments.SetMaxSendMessageSize(limit);
   // One policy of repeating, and it is ours: gRPC's would not know which calls are safe.
@@ -56,6 +56,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions&
 absl::Status CheckOptions(const ConnectOptions& options) {
   if (options.target.empty()) return InvalidField("target", "is missing");
   if (options.timeout.count() <= 0) return InvalidField("timeout", "must be > 0");
+  if (options.timeout > std::chrono::hours(24)) {
+    return InvalidField("timeout", "must be 24 hours at most");
+  }
   if (options.max_attempts < 1) return InvalidField("max_attempts", "must be >= 1");
   if (options.max_message_bytes == 0) return InvalidField("max_message_bytes", "must be > 0");
   return absl::OkStatus();
@@ -239,9 +242,13 @@ class GrpcClient final : public Client {
   absl::Status AppendOnce(const AppendCall& call, v1::AppendRequest& request, Deadline deadline) {
     const bool on_device = call.device != nullptr;
     const int registration = on_device ? devices_.AwaitRegistration(*call.device, deadline) : 0;
-    const auto slot = on_device ? std::nullopt : regions_.Acquire(SharedBytes(call));
+    bool coming = false;
+    const auto slot = on_device ? std::nullopt : regions_.Acquire(SharedBytes(call), &coming);
     PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
-    if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) return s;
+    if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) {
+      if (!coming || SharedBytes(call) > regions_.region_bytes()) return s;
+      return absl::UnavailableError("the shared memory that the call needs is not registered yet");
+    }
     grpc::ClientContext context;
     context.set_deadline(deadline);
     v1::AppendReply reply;

@@ -85,12 +85,14 @@ absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
   return absl::OkStatus();
 }
 
-std::optional<RegionPool::Slot> RegionPool::Acquire(uint64_t bytes) {
+std::optional<RegionPool::Slot> RegionPool::Acquire(uint64_t bytes, bool* coming) {
+  *coming = false;
   if (size_ == 0) return std::nullopt;
   std::shared_ptr<Region> region;
   {
     std::lock_guard lock(mutex_);
     region = current_;
+    *coming = region == nullptr && !refused_;
   }
   if (region == nullptr) {
     Renew();
@@ -107,11 +109,6 @@ void RegionPool::Retire(const Slot& slot) {
   if (current_ == slot.region_) current_.reset();
 }
 
-bool RegionPool::renewing() const {
-  std::lock_guard lock(mutex_);
-  return renewing_;
-}
-
 void RegionPool::Renew() {
   {
     std::lock_guard lock(mutex_);
@@ -120,16 +117,19 @@ void RegionPool::Renew() {
     renewing_ = true;
   }
   absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(size_);
-  if (!created.ok()) return FinishRenewal(nullptr);
+  if (!created.ok()) return FinishRenewal(nullptr, /*refused=*/true);
   std::shared_ptr<SharedRegion> memory = *std::move(created);
   registrar_->Register(Registration(*memory), [this, memory](const absl::Status& status) {
     memory->Unlink();
-    FinishRenewal(status.ok() ? std::make_shared<Region>(memory, registrar_) : nullptr);
+    const bool later = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    FinishRenewal(status.ok() ? std::make_shared<Region>(memory, registrar_) : nullptr,
+                  !status.ok() && !later);
   });
 }
 
-void RegionPool::FinishRenewal(std::shared_ptr<Region> region) {
+void RegionPool::FinishRenewal(std::shared_ptr<Region> region, bool refused) {
   std::lock_guard lock(mutex_);
+  refused_ = refused;
   renewing_ = false;
   if (region == nullptr) next_renewal_ = std::chrono::steady_clock::now() + kRenewalPause;
   current_ = std::move(region);

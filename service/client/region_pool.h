@@ -57,16 +57,16 @@ class RegionPool {
   absl::Status Start(std::chrono::system_clock::time_point deadline);
 
   // None when the region is full, or there is none just now; then a new one is being registered.
-  std::optional<Slot> Acquire(uint64_t bytes);
+  // *coming: whether it is that, and the service has not refused to have one.
+  std::optional<Slot> Acquire(uint64_t bytes, bool* coming);
   // The slot's region is not handed out again.
   void Retire(const Slot& slot);
-  // Whether a new region is on its way.
-  bool renewing() const;
   uint64_t region_bytes() const { return size_; }
 
  private:
   void Renew();
-  void FinishRenewal(std::shared_ptr<Region> region);
+  // refused: when there is none, that trying again would not help.
+  void FinishRenewal(std::shared_ptr<Region> region, bool refused);
 
   const uint64_t size_;
   const std::shared_ptr<RegionRegistrar> registrar_;
@@ -74,6 +74,7 @@ class RegionPool {
   mutable std::mutex mutex_;
   std::shared_ptr<Region> current_;
   bool renewing_ = false;
+  bool refused_ = false;                                // the last renewal
   std::chrono::steady_clock::time_point next_renewal_;  // not before, after one that failed
 };
 

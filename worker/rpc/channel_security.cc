@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/client_interceptor.h>
 
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -21,54 +22,76 @@ std::string FirstLine(absl::string_view text) {
   return std::string(absl::StripAsciiWhitespace(text.substr(0, text.find('\n'))));
 }
 
+absl::Status CheckTokenText(const std::string& token) {
+  if (token.empty()) return absl::InvalidArgumentError("the first line is empty");
+  for (const char c : token) {
+    if (!absl::ascii_isgraph(c)) {
+      return absl::InvalidArgumentError("a token has no blanks or control characters");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The token as its file last had a usable one: gRPC ends the process over metadata that it cannot
+// send, and a file that is being written is empty for a moment.
+class TokenSource {
+ public:
+  explicit TokenSource(const std::string& path) : file_(path, kTokenLook) { (void)Current(); }
+  std::string Current() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::StatusOr<std::string> content = file_.Read();
+    if (content.ok()) {
+      std::string token = FirstLine(*content);
+      if (CheckTokenText(token).ok()) token_ = std::move(token);
+    }
+    return token_;
+  }
+
+ private:
+  std::mutex mutex_;
+  WatchedFile file_;
+  std::string token_;
+};
+
 // Adds the token to every call of a channel. A call credential would do the same, but gRPC takes
 // those over TLS only, and a Unix socket is as safe.
 class AddToken final : public grpc::experimental::Interceptor {
  public:
-  explicit AddToken(WatchedFile* file) : file_(file) {}
+  explicit AddToken(TokenSource* tokens) : tokens_(tokens) {}
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_INITIAL_METADATA)) {
-      const absl::StatusOr<std::string> content = file_->Read();
-      if (content.ok()) {
+      const std::string token = tokens_->Current();
+      if (!token.empty()) {
         methods->GetSendInitialMetadata()->insert(
-            {"authorization", absl::StrCat("Bearer ", FirstLine(*content))});
+            {"authorization", absl::StrCat("Bearer ", token)});
       }
     }
     methods->Proceed();
   }
 
  private:
-  WatchedFile* const file_;
+  TokenSource* const tokens_;
 };
 
 class AddTokenFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
  public:
-  explicit AddTokenFactory(const std::string& path) : file_(path, kTokenLook) {}
+  explicit AddTokenFactory(const std::string& path) : tokens_(path) {}
   grpc::experimental::Interceptor* CreateClientInterceptor(
       grpc::experimental::ClientRpcInfo*) override {
-    return new AddToken(&file_);  // gRPC takes it
+    return new AddToken(&tokens_);  // gRPC takes it
   }
 
  private:
-  WatchedFile file_;
+  TokenSource tokens_;
 };
 
 absl::Status CheckToken(const std::string& target, const ChannelSecurity& security) {
   if (security.token_file.empty()) return absl::OkStatus();
   const absl::StatusOr<std::string> content = ReadSmallFile(security.token_file);
   if (!content.ok()) return InvalidField("token_file", content.status().message());
-  const std::string token = FirstLine(*content);
-  if (token.empty()) {
-    return InvalidField("token_file",
-                        absl::StrCat(security.token_file, ": the first line is empty"));
-  }
-  for (const char c : token) {
-    if (!absl::ascii_isgraph(c)) {
-      return InvalidField("token_file", absl::StrCat(security.token_file,
-                                                     ": a token has no blanks or control "
-                                                     "characters"));
-    }
+  if (absl::Status usable = CheckTokenText(FirstLine(*content)); !usable.ok()) {
+    return InvalidField("token_file", absl::StrCat(security.token_file, ": ", usable.message()));
   }
   if (security.tls.authorities.empty() && !IsLocalAddress(target)) {
     return InvalidField("token_file", absl::StrCat("would travel in plain text to ", target,

@@ -223,7 +223,11 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
     return absl::InvalidArgumentError(
         "--reconnect_min: must be at least 1ms and at most --reconnect_max");
   }
-  options.drain_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_drain_timeout));
+  const absl::Duration drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  if (drain_timeout < absl::Milliseconds(1) || drain_timeout > absl::Hours(24)) {
+    return absl::InvalidArgumentError("--drain_timeout: must be 1ms to 24h");
+  }
+  options.drain_timeout = absl::ToChronoMilliseconds(drain_timeout);
   return options;
 }
 

@@ -38,7 +38,9 @@ Session::Session(const SessionOptions& options, Identity& identity, RankThread& 
       identity_(identity),
       rank_(rank),
       readiness_(readiness),
-      silence_(options.welcome_timeout) {}
+      silence_(options.welcome_timeout) {
+  Register();  // the first message, whatever else is to be said while the call is being made
+}
 
 Session::~Session() = default;
 
@@ -48,15 +50,15 @@ Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
     std::lock_guard<std::mutex> lock(mutex_);
     heard_ = Clock::now();
   }
+  // Before the call: to connect may take longer than a worker has that drains.
+  std::thread pulse([this] { Pulse(); });
   const auto stream = stub->Session(&context_);
-  Register();
   std::thread writer([&] {
     while (std::optional<v1::WorkerMessage> message = outbox_->Pop()) {
       // A failed write shows as the end of reading, which ends the session.
       if (!stream->Write(*message)) return;
     }
   });
-  std::thread pulse([this] { Pulse(); });
 
   v1::CoordinatorMessage message;
   while (stream->Read(&message)) {

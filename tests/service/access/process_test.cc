@@ -133,6 +133,27 @@ TEST_F(AccessProcess, CallersShowTheTokenThatTheirFileHasNow) {
       << "the same connection, with what its file says now";
 }
 
+// gRPC ends the process that gives it metadata of other bytes, and a file that is being written is
+// empty for a moment.
+TEST_F(AccessProcess, AFileWithoutAUsableTokenLeavesTheCallersAsItWas) {
+  Serve(1, {"--token_file=" + File("tokens")});
+  const auto worker =
+      StartWorker(directory_, WorkerAddress(directory_), 0, WorkerFlags("worker.token"));
+  ASSERT_TRUE(WaitReady());
+  const auto client = client::Client::Connect(ClientOptions("model.token"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  for (const std::string text :
+       {"", "\n0123456789abcdef-model\n", "\xef\xbb\xbftoken\n", "a\x01b\n"}) {
+    Write("model.token", text);
+    // Longer than a token is taken for what its file says.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1'300);
+    while (std::chrono::steady_clock::now() < end) {
+      ASSERT_TRUE((*client)->GetTopology({}).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+}
+
 // Every method that there is, so that none can be added without a role.
 TEST_F(AccessProcess, EveryMethodHasItsRoles) {
   Serve(1, {"--token_file=" + File("tokens")});

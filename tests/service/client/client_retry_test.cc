@@ -514,6 +514,28 @@ TEST_F(ClientRetryTest, AForgottenRegionIsReplaced) {
   EXPECT_NE(service_.regions()[0], service_.regions()[1]);
 }
 
+// What does not fit a message waits for the region that replaces one whose use is unknown.
+TEST_F(ClientRetryTest, LargeCallsWaitForTheNextRegion) {
+  const auto client =
+      Connect({.shared_memory_bytes = 8 << 20, .max_message_bytes = size_t{64} << 10});
+  std::atomic<int> lost = 0;
+  service_.on_unary = [&](const std::string& method, int) {
+    return method == "Append" && lost++ == 0 ? GrpcError(grpc::StatusCode::UNAVAILABLE, -1)
+                                             : grpc::Status::OK;
+  };
+  constexpr int kTokens = 1 << 16;
+  const std::vector<float> k(size_t{kTokens} * kHeadDim);
+  EXPECT_EQ(client->Append({.cache_id = "cache",
+                            .entries = {{5, 0, kTokens}},
+                            .k = k.data(),
+                            .v = k.data(),
+                            .kv_heads = 1,
+                            .head_dim = kHeadDim}),
+            absl::OkStatus());
+  EXPECT_EQ(service_.regions().size(), 2u);
+  EXPECT_GE(service_.attempts("Append"), 2);
+}
+
 // The service may still write to the memory of a call that was given up.
 TEST_F(ClientRetryTest, MemoryOfACallWithoutAnswerIsNotReused) {
   const auto client = Connect({.timeout = milliseconds(100), .shared_memory_bytes = 1 << 20});
