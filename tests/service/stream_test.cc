@@ -21,6 +21,20 @@ class StreamTest : public ::testing::Test {
     ASSERT_TRUE(CreateCache(service.stub(), "m", spec_).ok());
     for (int id = 1; id <= sequences; ++id) ASSERT_TRUE(Open(service.stub(), "m", id).ok());
   }
+  using Stream = grpc::ClientReaderWriterInterface<v1::AttendRequest, v1::AttendReply>;
+
+  // A token of each of the sequences 1 to `count`, in calls with their numbers.
+  void SendTokens(Stream& stream, uint64_t count) {
+    for (uint64_t id = 1; id <= count; ++id) {
+      v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
+      request.set_request_id(id);
+      ASSERT_TRUE(stream.Write(request));
+    }
+  }
+  static void Cancel(grpc::ClientContext& context, Stream& stream) {
+    context.TryCancel();
+    EXPECT_EQ(stream.Finish().error_code(), StatusCode::CANCELLED);
+  }
 
   const v1::CacheSpec spec_ = SmallSpec();
 };
@@ -147,14 +161,9 @@ TEST_F(StreamTest, ACancelledStreamLeavesTheServiceWhole) {
     group->Hold();
     grpc::ClientContext context;
     const auto stream = service.stub().AttendStream(&context);
-    for (uint64_t id = 1; id <= 4; ++id) {
-      v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
-      request.set_request_id(id);
-      ASSERT_TRUE(stream->Write(request));
-    }
+    SendTokens(*stream, 4);
     group->WaitForHeld(1);
-    context.TryCancel();
-    EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+    Cancel(context, *stream);
     group->Release();
   }
   ASSERT_TRUE(service.coordinator().WaitIdle(Coordinator::Clock::now() + std::chrono::seconds(60)));
@@ -177,22 +186,15 @@ TEST_F(StreamTest, ACancelledStreamThatWasFullEndsToo) {
   group->Hold();
   grpc::ClientContext context;
   const auto stream = service.stub().AttendStream(&context);
-  for (uint64_t id = 1; id <= 2; ++id) {
-    v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 1);
-    request.set_request_id(id);
-    ASSERT_TRUE(stream->Write(request));
-  }
+  SendTokens(*stream, 2);
   group->WaitForHeld(2);
   EXPECT_EQ(service.server().open_streams(), 1u);
-  context.TryCancel();
-  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+  Cancel(context, *stream);
   // Not before the service knows of it, or replies would be written still.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   group->Release();
-  for (int i = 0; i < 1000 && service.server().open_streams() > 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  EXPECT_EQ(service.server().open_streams(), 0u);
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(60),
+                               [&] { return service.server().open_streams() == 0; }));
 }
 
 TEST_F(StreamTest, AnUnaryCallPastItsDeadlineEndsAndChangesNothingWhenItHadNotBegun) {
