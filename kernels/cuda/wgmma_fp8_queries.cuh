@@ -15,44 +15,66 @@ struct QueryPieces {
   uint4 low;
 };
 
-// kVectors neighbouring lanes hold the whole of a query, in bf16. The pieces are of a query that a
-// power of two has brought just below 2^8: the sum of the two is then exactly what a bf16 was, but
-// for elements that are less than 2^-10 of the largest, which lose what is below 2^-18 of that.
-template <int kVectors>
-__device__ __forceinline__ QueryPieces CutQuery(const uint4 (&raw)[2], float& scale) {
-  const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
-                             raw[1].x, raw[1].y, raw[1].z, raw[1].w};
-  uint32_t largest = 0;
+// kVectors neighbouring lanes hold the whole of a query, in bf16: this lane's words are words[.][i]
+// of the i-th of kQueries. The pieces are of a query that a power of two has brought just below
+// 2^8: the sum of the two is then exactly what a bf16 was, but for elements that are less than
+// 2^-10 of the largest, which lose what is below 2^-18 of that.
+//
+// (Queries side by side: what one waits for, the other fills.)
+template <int kVectors, int kQueries>
+__device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
+                                           float (&scales)[kQueries],
+                                           QueryPieces (&pieces)[kQueries]) {
+  uint32_t largest[kQueries] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    largest = MaxOfPairs<DType::kBf16>(largest, words[i] & 0x7fff7fffu);
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      largest[n] = MaxOfPairs<DType::kBf16>(largest[n], words[n][i] & 0x7fff7fffu);
+    }
   }
 #pragma unroll
   for (int lane = kVectors / 2; lane > 0; lane /= 2) {
-    largest = MaxOfPairs<DType::kBf16>(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
+    uint32_t other[kQueries];
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      other[n] = __shfl_xor_sync(0xffffffffu, largest[n], lane);
+    }
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      largest[n] = MaxOfPairs<DType::kBf16>(largest[n], other[n]);
+    }
   }
-  const float max_abs =
-      fmaxf(__uint_as_float(largest << 16), __uint_as_float(largest & 0xffff0000u));
-  const PowerOfTwo normaliser = QueryNormaliser<8>(max_abs);
-  // A negative scale goes to the query: the largest product is then the largest logit. What is not
-  // finite must not become finite.
-  float factor = scale < 0.0f ? -normaliser.value : normaliser.value;
-  if (!(max_abs < INFINITY)) factor = NAN;
-  scale = fabsf(scale) * normaliser.inverse;
-  uint32_t high[8], low[8];
+  float factors[kQueries];
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    const float max_abs =
+        fmaxf(__uint_as_float(largest[n] << 16), __uint_as_float(largest[n] & 0xffff0000u));
+    const PowerOfTwo normaliser = QueryNormaliser<8>(max_abs);
+    // A negative scale goes to the query: the largest product is then the largest logit. What is
+    // not finite must not become finite.
+    factors[n] = scales[n] < 0.0f ? -normaliser.value : normaliser.value;
+    if (!(max_abs < INFINITY)) factors[n] = NAN;
+    scales[n] = fabsf(scales[n]) * normaliser.inverse;
+  }
+  uint32_t high[kQueries][8], low[kQueries][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float a = __uint_as_float(words[i] << 16) * factor;
-    const float b = __uint_as_float(words[i] & 0xffff0000u) * factor;
-    high[i] = PackE4M3(a, b);
-    const uint32_t wide = WidenE4M3<false>(high[i]);
-    const float2 cut = __half22float2(*reinterpret_cast<const __half2*>(&wide));
-    low[i] = PackE4M3(a - cut.x, b - cut.y);
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      const float a = __uint_as_float(words[n][i] << 16) * factors[n];
+      const float b = __uint_as_float(words[n][i] & 0xffff0000u) * factors[n];
+      high[n][i] = PackE4M3(a, b);
+      const uint32_t wide = WidenE4M3<false>(high[n][i]);
+      const float2 cut = __half22float2(*reinterpret_cast<const __half2*>(&wide));
+      low[n][i] = PackE4M3(a - cut.x, b - cut.y);
+    }
   }
   const auto join = [](const uint32_t(&x)[8]) {
     return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
   };
-  return {join(high), join(low)};
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) pieces[n] = {join(high[n]), join(low[n])};
 }
 
 // Brings an item's queries to shared memory, cut into pieces. Where they are is found first, what
@@ -97,18 +119,27 @@ class PieceStager {
   }
   // After WaitForCopies; the caller synchronises.
   __device__ __forceinline__ void Finish(Shared& shared) const {
-#pragma unroll 1
+    uint32_t words[kOfThread][8];
+    float scales[kOfThread];
+#pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const auto* from = reinterpret_cast<const uint4*>(
           shared.raw + (i * Traits::kThreads + threadIdx.x) * kBytes);
-      const uint4 words[2] = {from[0], from[1]};
-      float scale = scale_;
-      const QueryPieces pieces = CutQuery<kVectors>(words, scale);
+      const uint4 first = from[0], second = from[1];
+      words[i][0] = first.x, words[i][1] = first.y, words[i][2] = first.z, words[i][3] = first.w;
+      words[i][4] = second.x, words[i][5] = second.y, words[i][6] = second.z,
+      words[i][7] = second.w;
+      scales[i] = scale_;
+    }
+    QueryPieces pieces[kOfThread];
+    CutQueries<kVectors>(words, scales, pieces);
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
       const int column = ColumnOf(i);
       const int at = SwizzledChunk(column, threadIdx.x % kVectors);
-      *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces.high;
-      *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces.low;
-      if (threadIdx.x % kVectors == 0) shared.columns.scale[column] = scale * kLog2E;
+      *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
+      *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
+      if (threadIdx.x % kVectors == 0) shared.columns.scale[column] = scales[i] * kLog2E;
     }
   }
 
