@@ -68,7 +68,8 @@ class StepOperations {
   virtual absl::Status AttendNewTokens(collective::HeadSlice heads, Partial out) = 0;
 
   // DFlash: attention of the block over itself, for a slice of the heads and the rows of the pass,
-  // merged into the pass's partial of all heads.
+  // merged into the pass's partial of all heads. Comes right behind AttendContext, which may have
+  // done it already.
   virtual absl::Status AddBlock(const RowPass& pass, collective::HeadSlice heads,
                                 Partial partial) = 0;
 

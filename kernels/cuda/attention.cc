@@ -109,16 +109,22 @@ int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
   return 1;
 }
 
+// Whether the kernel is wgmma_fp8_attention.cuh's.
+bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape, DType q, float soft_cap) {
+  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.kv) &&
+         shape.head_dim == 128 && q == DType::kBf16 && soft_cap == 0.0f;
+}
+
 template <DType kKv, int kHeadDim>
-cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
-                cudaStream_t stream) {
+cudaError_t Run(const KernelChoice& choice, const AttentionShape& shape, const AttentionArgs& args,
+                const Grid& grid, cudaStream_t stream) {
   if (choice.kind == KernelKind::kMma) {
     return DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
       return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, grid, stream);
     });
   }
   if constexpr (IsFp8(kKv) && kHeadDim == 128) {
-    if (choice.columns == 64 && args.q_dtype == DType::kBf16 && args.soft_cap == 0.0f) {
+    if (IsWideFp8(choice, shape, args.q_dtype, args.soft_cap)) {
       return RunWgmmaFp8Attention<kKv>(args, grid, stream);
     }
   }
@@ -214,11 +220,20 @@ int32_t LateGroupsOf(int32_t tokens) {
   return tokens <= 0 ? 0 : (tokens + kGroupTokens - 2) / kGroupTokens + 1;
 }
 
+bool MayAttendBlock(const KernelChoice& choice, const AttentionShape& shape, DType q,
+                    DType block_kv, float soft_cap) {
+  return block_kv == DType::kBf16 && IsWideFp8(choice, shape, q, soft_cap);
+}
+
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
                        const AttentionArgs& args, int32_t blocks, cudaStream_t stream) {
   if (Status status = Validate(shape); !status.ok()) return status;
   if (IsFp8(args.q_dtype)) {
     return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
+  }
+  if (args.block.k != nullptr &&
+      !MayAttendBlock(choice, shape, args.q_dtype, DType::kBf16, args.soft_cap)) {
+    return Unsupported("block: only the kernel of 64 columns of FP8 takes one along");
   }
   AttentionArgs complete = args;
   complete.group = args.q_heads / args.kv_heads;
@@ -226,7 +241,8 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   return DispatchKvType(shape.kv, [&](auto kv) {
     return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
       const Grid grid{blocks, choice.cluster_size, choice.begins_early};
-      return FromCuda("attention kernel", Run<kv(), head_dim()>(choice, complete, grid, stream));
+      return FromCuda("attention kernel",
+                      Run<kv(), head_dim()>(choice, shape, complete, grid, stream));
     });
   });
 }

@@ -87,6 +87,11 @@ Status Validate(const AttentionShape& shape);
 // AttentionArgs::late_groups behind a launch that appends up to so many tokens to a sequence.
 int32_t LateGroupsOf(int32_t tokens);
 
+// Whether a launch over the context of drafts may take their blocks with it (AttentionArgs::block):
+// one that would run the kernel of wide FP8 blocks.
+bool MayAttendBlock(const KernelChoice& choice, const AttentionShape& shape, DType q,
+                    DType block_kv, float soft_cap);
+
 // Attention for a plan of `blocks` blocks, whose device copy `args.items` is.
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
                        const AttentionArgs& args, int32_t blocks, cudaStream_t stream);

@@ -9,6 +9,16 @@
 
 namespace tributary::cuda {
 
+// Of a draft: its new tokens, which its rows attend to beside the context, in full precision, in
+// the same launch (MayAttendBlock). The result is that of both, merged.
+struct BlockPart {
+  const RowKeys* keys = nullptr;  // [rows], tokens of k and v
+  const void* k = nullptr;        // [tokens, kv_heads, head_dim] in bf16; nullptr: no such part
+  const void* v = nullptr;        // [tokens, kv_heads, head_dim] in bf16
+  int32_t kv_head_begin = 0;      // those that have it
+  int32_t kv_head_count = 0;
+};
+
 // All pointers are device pointers.
 struct AttentionArgs {
   const WorkItem* items = nullptr;       // the plan's; the first `blocks` start the grid's blocks
@@ -35,6 +45,7 @@ struct AttentionArgs {
   // when this one begins; all else that is read must be there when that one lets this one begin. 0:
   // of nothing is that known. (LateGroupsOf)
   int32_t late_groups = 0;
+  BlockPart block;
 };
 
 }  // namespace tributary::cuda

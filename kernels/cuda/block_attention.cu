@@ -7,7 +7,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/draft_block.cuh"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
@@ -15,10 +15,6 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-// Columns are rows times query heads of a kv head, as in attention over the context. A warp takes
-// 16 of them and 16 keys at a time, by mma.sync: columns in M, keys in N.
-constexpr int kWarpColumns = 16;
-constexpr int kKeys = 16;
 
 __device__ __forceinline__ float Widened(DType type, const void* data, size_t element) {
   if (type == DType::kF32) return __ldg(static_cast<const float*>(data) + element);
@@ -114,13 +110,14 @@ class WarpBlock {
   template <typename F>
   __device__ __forceinline__ void Run(F before_merging) {
 #pragma unroll 1
-    for (int key = 0; key < entry_.token_count; key += kKeys) {
+    for (int key = 0; key < entry_.token_count; key += kDraftTokens) {
       float s[2][4] = {};
       MultiplyKeys(key, s);
       float largest[2], sum[2];
-      Weigh(key, s, largest, sum);
-      const uint32_t p[4] = {Pack<kCompute>(s[0][0], s[0][1]), Pack<kCompute>(s[0][2], s[0][3]),
-                             Pack<kCompute>(s[1][0], s[1][1]), Pack<kCompute>(s[1][2], s[1][3])};
+      WeighDraftTile(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
+                     entry_.token_begin + key, s, largest, sum);
+      uint32_t p[4];
+      PackDraftWeights<kCompute>(s, p);
       Merge(key, p, largest, sum, before_merging);
     }
     __syncwarp();  // the quad has read what one of it is about to write
@@ -163,62 +160,15 @@ class WarpBlock {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kStepsAtOnce; ++i) {
-        const uint32_t low[4] = {q[i][0].x, q[i][1].x, q[i][0].y, q[i][1].y};
-        const uint32_t high[4] = {q[i][0].z, q[i][1].z, q[i][0].w, q[i][1].w};
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-          Mma16x8x16<kCompute>(s[tile], low, k[i][tile].x, k[i][tile].y);
-          Mma16x8x16<kCompute>(s[tile], high, k[i][tile].z, k[i][tile].w);
-        }
-      }
+      for (int i = 0; i < kStepsAtOnce; ++i) AddDraftProducts<kCompute>(q[i], k[i], s);
     }
   }
 
-  // From raw products to weights, and the columns' largest logit (base 2) and sum of weights.
-  __device__ __forceinline__ void Weigh(int first_key, float (&s)[2][4], float (&largest)[2],
-                                        float (&sum)[2]) const {
-    const bool capped = args_.soft_cap > 0.0f;
-    const float scale =
-        capped ? __fdividef(args_.sm_scale, args_.soft_cap) : args_.sm_scale * kLog2E;
-    largest[0] = largest[1] = kNoReference;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[tile][i] *= scale;
-      if (capped) CapLogits(args_.soft_cap, s[tile]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = first_key + tile * 8 + Place() * 2 + i % 2;
-        const RowKeys& seen = columns_[i / 2].keys;
-        if (key < seen.begin || key >= seen.end) s[tile][i] = EmptyLse<float>();
-        largest[i / 2] = fmaxf(largest[i / 2], s[tile][i]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-      sum[i] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float& x = s[i / 4][i % 4];
-      x = Exp2(x - largest[i / 2 % 2]);
-      sum[i / 2 % 2] += x;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
-    }
-  }
-
-  // As kernels/lse.h, in base 2; the sink's share is taken from the last tile's merge.
+  // The sink's share is taken from the last tile's merge.
   __device__ __forceinline__ TileWeights MergeLse(float largest, float sum, bool last,
                                                   Column& c) const {
     const float tile = sum == 0.0f ? EmptyLse<float>() : largest + __log2f(sum);
-    // (A NaN on either side comes out as NaN.)
+    // (As Merge of kernels/lse.h, in base 2: a NaN on either side comes out as NaN.)
     const float top = c.lse2 > tile || c.lse2 != c.lse2 ? c.lse2 : tile;
     if (top == EmptyLse<float>()) return {0.0f, 0.0f};
     const float before = Exp2(c.lse2 - top);
@@ -294,8 +244,8 @@ class WarpBlock {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (first_key == 0 && columns_[i].alive) columns_[i].lse2 *= kLog2E;
-          weights[i] =
-              MergeLse(largest[i], sum[i], first_key + kKeys >= entry_.token_count, columns_[i]);
+          weights[i] = MergeLse(largest[i], sum[i], first_key + kDraftTokens >= entry_.token_count,
+                                columns_[i]);
         }
       }
 #pragma unroll
@@ -334,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
   const BlockEntry entry = args.block.entries[blockIdx.z];
   const int kv_head = args.block.head_begin / args.group + static_cast<int>(blockIdx.y);
   const int first_column =
-      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpColumns;
+      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kDraftColumns;
   WarpBlock<kCompute, kHeadDim, kSame>(args, entry, kv_head, first_column).Run([early] {
     if (early) WaitForLaunchesAhead();
   });
@@ -345,7 +295,7 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   const int group = args.q_heads / args.kv_heads;
   const int first = args.head_begin / group;
   const int last = (args.head_begin + args.head_count - 1) / group;
-  constexpr int kBlockColumns = kWarps * kWarpColumns;
+  constexpr int kBlockColumns = kWarps * kDraftColumns;
   // A slice may hold a few heads of a group only; then some of the columns are nobody's.
   const int columns = args.most_rows * std::min(group, args.head_count);
   cudaLaunchAttribute early;

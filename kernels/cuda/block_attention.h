@@ -28,7 +28,7 @@ struct BlockArgs {
   const BlockEntry* entries = nullptr;  // [entry_count], no row in two of them
   int32_t entry_count = 0;
   int32_t most_rows = 0;          // of an entry
-  const RowKeys* keys = nullptr;  // [rows], counted from the entry's first token
+  const RowKeys* keys = nullptr;  // [rows], tokens of k and v, those of the entry
   const void* q = nullptr;        // [rows, q_heads, head_dim] of q_dtype
   DType q_dtype = DType::kBf16;   // f32, bf16 or f16
   const void* k = nullptr;        // [tokens, kv_heads, head_dim] of kv_dtype

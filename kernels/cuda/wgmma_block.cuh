@@ -30,6 +30,12 @@ __device__ __forceinline__ uint32_t UniformZero() {
   return __shfl_sync(0xffffffffu, zero, 0);
 }
 
+// The lane, not known to the compiler before: what is found from it takes no registers ahead of
+// this.
+__device__ __forceinline__ int OpaqueLane() {
+  return static_cast<int>(__shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32));
+}
+
 // A place in a ring.
 template <int kStages>
 struct RingPlace {

@@ -14,6 +14,8 @@
 // The tensor cores keep some 13 bits of a sum of FP8 products. Tiles in which that could be seen,
 // those with large logits, are multiplied once more, by mma.sync in f16 with fp32 sums.
 //
+// A draft's block is attended to beside its context (wgmma_fp8_block.cuh).
+//
 // A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and none waits for
 // another but at the ends of an item.
 #pragma once
@@ -23,15 +25,18 @@
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/cut_job.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
+#include "kernels/cuda/wgmma_fp8_block.cuh"
 #include "kernels/cuda/wgmma_fp8_queries.cuh"
 #include "kernels/cuda/wgmma_fp8_tiles.cuh"
 #include "kernels/cuda/wgmma_fp8_warpgroup.cuh"
 
 namespace tributary::cuda {
 
-template <DType kKvType>
+// kDraft: takes drafts' blocks along.
+template <DType kKvType, bool kDraft>
 struct WgmmaFp8Traits {
   static constexpr DType kKv = kKvType;
+  static constexpr bool kDraftBlock = kDraft;
   static constexpr int kHeadDim = 128;
   static constexpr int kColumns = 64;
   static constexpr int kPieces = 2;  // of a query
@@ -55,8 +60,10 @@ struct WgmmaFp8Traits {
   // its weight is nothing.
   static constexpr float kLargeLogit = 16.0f;
   static constexpr float kNegligible = 24.0f;
-  static constexpr int kRegisters = 208;
-  static constexpr int kWideningRegisters = 64;
+  // Attending to a draft's block takes more of the warps that widen: one spilt register there costs
+  // a trip to L2.
+  static constexpr int kRegisters = kDraft ? 192 : 208;
+  static constexpr int kWideningRegisters = kDraft ? 96 : 64;
   static constexpr int kCopyingRegisters = 32;
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
   // What a warpgroup's rows of the output get from the other blocks of a cluster, in vectors: four
@@ -79,6 +86,7 @@ struct WgmmaFp8Traits {
     float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
     float reference[kWarpgroups][kColumns];
     float sum[kWarpgroups][kColumns];  // of weights
+    DraftSums<kColumns> draft;
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
@@ -88,7 +96,8 @@ struct WgmmaFp8Traits {
     CopyBarrier values_empty[kWarpgroups][kValueStages];
     CopyBarrier wide_full[kWarpgroups][kWideStages];
     CopyBarrier wide_empty[kWarpgroups][kWideStages];
-    CopyBarrier queries_loaded;  // one arrival a warp that computes
+    CopyBarrier queries_loaded;    // one arrival a warp that computes
+    CopyBarrier draft_block_done;  // one arrival a warp that widens
     InboxBarrier published;
     ClusterBarrier read;
     MergeShare merge_share;
@@ -140,6 +149,14 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     ValueWidener<Traits> widener(place, shared, warp);
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
+      if constexpr (Traits::kDraftBlock) {
+        // (The first is at hand.)
+        const WorkItem& item = at == index ? shared.items[0] : args.items[at];
+        if (HasDraftBlock(args, item, place)) {
+          AttendDraftBlock<Traits>(args, item, shared, widener);
+        }
+        if (threadIdx.x % 32 == 0) shared.draft_block_done.Arrive();
+      }
       shared.queries_loaded.Wait(parity);
       parity ^= 1;
       widener.WidenItem(__ldg(reinterpret_cast<const int4*>(args.items + at)),
@@ -160,17 +177,23 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
-    state.Begin();
-    WaitForCopies();
-    queries.Finish(shared);
     if (threadIdx.x == 0) {
       shared.v_scale = ValueScale(args, item);
       Fp8Warpgroup<Traits>::ExpectOfCluster(shared, place);
       if (item.partial_count > 1) CutJob(args, item, place).Begin();
     }
+    state.Begin();
+    WaitForCopies();
+    queries.Finish(shared);
     SyncThreads<Traits::kThreads>();
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
+    if constexpr (Traits::kDraftBlock) {
+      if (warpgroup == 0) {
+        shared.draft_block_done.Wait(item_parity);
+        if (HasDraftBlock(args, item, place)) state.TakeDraftBlock();
+      }
+    }
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
     // (Looked at when it is here, after what comes now.)

@@ -6,13 +6,19 @@
 
 namespace tributary::cuda {
 
-template <DType kKv>
-cudaError_t RunWgmmaFp8Attention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  using Traits = WgmmaFp8Traits<kKv>;
+template <typename Traits>
+cudaError_t LaunchWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
   static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareGroups);
   static_assert(sizeof(typename Traits::Shared) <= Traits::kSharedBytes);
   return LaunchGrid(WgmmaFp8AttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);
+}
+
+template <DType kKv>
+cudaError_t RunWgmmaFp8Attention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
+  return args.block.k != nullptr
+             ? LaunchWgmmaFp8<WgmmaFp8Traits<kKv, /*kDraft=*/true>>(args, grid, stream)
+             : LaunchWgmmaFp8<WgmmaFp8Traits<kKv, /*kDraft=*/false>>(args, grid, stream);
 }
 
 }  // namespace tributary::cuda

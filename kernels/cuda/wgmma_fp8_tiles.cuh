@@ -35,6 +35,7 @@ class Fp8Copier {
       }
       if (values_ && half_ == 0) {
         shared_.queries_loaded.Init(Traits::kThreads / 32);
+        shared_.draft_block_done.Init(4);
         shared_.published.Init();
         shared_.read.Init(place.size);
       }
@@ -134,17 +135,26 @@ class ValueWidener {
   __device__ ValueWidener(const ClusterPlace& place, Shared& shared, int warp)
       : shared_(shared), half_(warp / 2), part_(warp % 2), turns_(place, half_) {}
 
+  // Waits until the tiles that this warp has widened so far have been multiplied.
+  __device__ __forceinline__ void WaitForEmpty() const {
+#pragma unroll 1
+    for (int stage = 0; stage < Traits::kWideStages; ++stage) {
+      const int uses = (widened_ + Traits::kWideStages - 1 - stage) / Traits::kWideStages;
+      if (uses > 0) shared_.wide_empty[half_][stage].Wait((uses - 1) % 2);
+    }
+  }
+
   // Widens the values of an item, given by its first 16 bytes, and clears those of slots that no
   // row sees.
   __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen) {
-    const int lane = threadIdx.x % 32;
+    const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
     for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
       shared_.values_full[half_][from_.stage].Wait(from_.parity);
       if (widened_ >= Traits::kWideStages) {
         shared_.wide_empty[half_][to_.stage].Wait(to_.parity ^ 1);
       }
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
-                group * kGroupTokens, seen);
+                group * kGroupTokens, seen, lane);
       FenceSharedForWgmma();
       __syncwarp();
       if (lane == 0) {
@@ -161,8 +171,7 @@ class ValueWidener {
   // A lane takes four dimensions of a group: neighbouring lanes take different groups, so that each
   // eight of them read, and write, different banks.
   __device__ __forceinline__ void WidenTile(const std::byte* values, std::byte* wide, int first,
-                                            SlotRange seen) const {
-    const int lane = threadIdx.x % 32;
+                                            SlotRange seen, int lane) const {
     const int group = lane % 4;
     const bool whole = SeesTile(seen, first);
 #pragma unroll

@@ -6,6 +6,7 @@
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/wgmma_fp8_block.cuh"
 #include "kernels/cuda/wgmma_tiles.cuh"
 #include "kernels/cuda/widen.cuh"
 
@@ -52,6 +53,27 @@ class Fp8Warpgroup {
     for (int r = 0; r < 2; ++r) {
       sum_[r] = 0.0f;
       reference_[r] = kNoReference;
+    }
+  }
+
+  // Begins with what the item's draft's block gave, which is there.
+  __device__ __forceinline__ void TakeDraftBlock() {
+    // Weights here are as much larger, and V as much smaller.
+    constexpr float kWeight = 1 << static_cast<int>(Traits::kBias);
+    const float scale = __fdividef(kWeight, shared_.v_scale);
+    const auto& o = DraftOutput<Traits>(shared_);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float4 x = o[i][threadIdx.x % 128];
+      o_[4 * i] = x.x * scale, o_[4 * i + 1] = x.y * scale;
+      o_[4 * i + 2] = x.z * scale, o_[4 * i + 3] = x.w * scale;
+    }
+    FenceRegisters(o_);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // (Sums are the lanes' own.)
+      sum_[r] = lane_ % 4 == 0 ? shared_.draft.sum[column_ + 8 * r] * kWeight : 0.0f;
+      reference_[r] = shared_.draft.reference[column_ + 8 * r];
     }
   }
 
@@ -266,7 +288,10 @@ class Fp8Warpgroup {
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
-    Weigh(ranges, group, factors);
+    const bool raised_first = Weigh(ranges, group, factors);
+    if constexpr (Traits::kDraftBlock) {  // otherwise there is no output yet
+      if (raised_first) ScaleOutput(factors);
+    }
     PackWeights();
     for (group += apart; group < ranges.group_end; group += apart) {
       WaitForKeys();

@@ -211,9 +211,18 @@ void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
 }
 
 void DevicePlan::MakeBlocks(const StepPlan& plan) {
-  block_rows_.clear();
-  for (const KeyRange& keys : plan.new_keys) {
-    block_rows_.push_back({static_cast<int32_t>(keys.lo), static_cast<int32_t>(keys.hi)});
+  block_rows_.assign(plan.new_keys.size(), cuda::RowKeys{});
+  for (const NewTokensRun& run : plan.runs) {
+    for (const NewTokensEntry& entry : run.entries) {
+      const int32_t first_row = run.row_begin + entry.row_begin;
+      const int32_t first_token = run.token_begin + entry.row_begin;
+      for (int32_t row = first_row; row < first_row + entry.row_count; ++row) {
+        const KeyRange& keys = plan.new_keys[static_cast<size_t>(row)];
+        if (Empty(keys)) continue;
+        block_rows_[static_cast<size_t>(row)] = {first_token + static_cast<int32_t>(keys.lo),
+                                                 first_token + static_cast<int32_t>(keys.hi)};
+      }
+    }
   }
   block_keys_ = Place(block_rows_.data(), block_rows_.size(), RoomFor(block_rows_.size()));
   for (size_t i = 0; i < passes_.size(); ++i) {

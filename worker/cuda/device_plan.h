@@ -120,7 +120,7 @@ class DevicePlan {
   const PassLaunch& pass(size_t index) const { return passes_[index]; }
   // Of a prefill. Null when the step has no such part, or no heads of it on this rank.
   const PrefillLaunch* new_tokens() const { return has_new_tokens_ ? &new_tokens_ : nullptr; }
-  const Section& block_keys() const { return block_keys_; }  // RowKeys [rows]; of a draft
+  const Section& block_keys() const { return block_keys_; }  // RowKeys [rows], tokens; a draft's
   // The most that any launch needs.
   int64_t partial_columns() const { return partial_columns_; }
   int32_t arrivals() const { return arrivals_; }

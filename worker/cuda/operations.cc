@@ -409,8 +409,29 @@ absl::Status CudaOperations::AppendOrCompare() {
                                          memory_.differs.as<uint32_t>(), stream_));
 }
 
+bool CudaOperations::ContextTakesBlock(const PassLaunch& launch) const {
+  const collective::HeadSlice heads = OwnHeads();
+  const int32_t group = step_.spec.q_heads / step_.spec.kv_heads;
+  const bool applies_sinks = alone() && layer_.sinks != nullptr;
+  return is_draft() && !launch.many_rows && !applies_sinks && heads.begin % group == 0 &&
+         heads.count % group == 0 &&
+         cuda::MayAttendBlock(launch.few.choice, launch.few.shape, step_.q.dtype, step_.k.dtype,
+                              layer_.soft_cap);
+}
+
+cuda::BlockPart CudaOperations::BlockOf(const RowPass& pass) const {
+  const collective::HeadSlice heads = OwnHeads();
+  const int32_t group = step_.spec.q_heads / step_.spec.kv_heads;
+  if (heads.count == 0) return {};  // fewer heads than ranks
+  return {.keys = At<cuda::RowKeys>(plan_.block_keys()) + pass.row_begin,
+          .k = k(),
+          .v = v(),
+          .kv_head_begin = heads.begin / group,
+          .kv_head_count = heads.count / group};
+}
+
 absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
-                                           Partial out) const {
+                                           const cuda::BlockPart& block, Partial out) const {
   const cuda::AttentionArgs args{
       .items = At<cuda::WorkItem>(launch.items),
       .keys = At<cuda::RowKeys>(launch.keys),
@@ -430,7 +451,8 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .partial_o = memory_.piece_o.as<float>(),
       .partial_lse = memory_.piece_lse.as<float>(),
       .arrivals = memory_.arrivals.as<uint64_t>(),
-      .late_groups = LateGroups()};
+      .late_groups = LateGroups(),
+      .block = block};
   return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
 }
 
@@ -454,7 +476,10 @@ absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
   const size_t q_row = Heads() * Dim() * SizeOf(step_.q.dtype);
   const std::byte* from = q() + static_cast<size_t>(pass.row_begin) * q_row;
   const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
-  if (!launch.many_rows) return LaunchFewRows(launch.few, from, out);
+  if (!launch.many_rows) {
+    return LaunchFewRows(launch.few, from,
+                         ContextTakesBlock(launch) ? BlockOf(pass) : cuda::BlockPart{}, out);
+  }
   cuda::PrefillArgs args = PrefillArgsFor(launch.many, from, pass.row_count, out);
   args.page_tables = At<int32_t>(launch.many.tables);
   args.cache = layer_.pages;
@@ -501,13 +526,16 @@ absl::Status CudaOperations::AddToSlice(const RowPass& pass, collective::HeadSli
   return Merge(pass.row_count, heads.count, SinksFrom(heads.begin), rows, context, rows);
 }
 
-// The block over itself and its merge are one launch, among the rows of all heads. A rank on its
-// own has everything with that, so it applies the sinks as well: MergeToRoot would need another.
+// Where the launch over the context did not take the block along, the block over itself and its
+// merge are one launch, among the rows of all heads. A rank on its own has everything with that, so
+// it applies the sinks as well: MergeToRoot would need another.
 absl::Status CudaOperations::AddBlock(const RowPass& pass, collective::HeadSlice heads,
                                       Partial partial) {
   if (heads.count == 0) return absl::OkStatus();  // fewer heads than ranks
+  const PassLaunch& of_pass = plan_.pass(static_cast<size_t>(IndexOf(pass)));
+  if (ContextTakesBlock(of_pass)) return absl::OkStatus();
   const NvtxRange range("attend block", step_.layer_index);
-  const BlockLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass))).block;
+  const BlockLaunch& launch = of_pass.block;
   const auto first_row = static_cast<size_t>(pass.row_begin);
   return ToAbsl(cuda::LaunchBlockAttention(
       {.entries = At<cuda::BlockEntry>(launch.entries),

@@ -141,7 +141,11 @@ class CudaOperations final : public StepOperations {
 
   absl::Status EnqueueNarrowedTokens();
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
-  absl::Status LaunchFewRows(const AttentionLaunch& launch, const std::byte* q, Partial out) const;
+  // Whether the launch over the context of a draft attends to its block as well.
+  bool ContextTakesBlock(const PassLaunch& launch) const;
+  cuda::BlockPart BlockOf(const RowPass& pass) const;
+  absl::Status LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
+                             const cuda::BlockPart& block, Partial out) const;
   // What both launches of the prefill kernels take.
   cuda::PrefillArgs PrefillArgsFor(const PrefillLaunch& launch, const std::byte* q, int32_t rows,
                                    Partial out) const;

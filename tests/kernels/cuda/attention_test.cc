@@ -10,6 +10,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
 #include "tests/kernels/cuda/slow_copy.h"
@@ -43,6 +44,8 @@ struct Case {
   float q_magnitude = 1.0f;
   int32_t cluster_size = 0;  // 0: as chosen
   int32_t blocks = 0;        // 0: as many as the GPU has multiprocessors
+  bool draft = false;        // a new token to each row, seen by the rows of its sequence
+  bool draft_causal = false;
 };
 
 std::string Describe(const Case& c) {
@@ -50,7 +53,8 @@ std::string Describe(const Case& c) {
                      std::to_string(c.group) + " kv_heads " + std::to_string(c.kv_heads) +
                      " page " + std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
                      std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
-                     (c.batch_invariant ? " invariant" : "") + " sequences";
+                     (c.batch_invariant ? " invariant" : "") +
+                     (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
     if (s.window >= 0) text += "w" + std::to_string(s.window);
@@ -89,6 +93,26 @@ class Call {
     p.keys = keys_.data();
     p.sm_scale = 1.0f / std::sqrt(static_cast<float>(case_.head_dim)) / case_.q_magnitude;
     p.soft_cap = case_.soft_cap;
+    return p;
+  }
+
+  // Of the new tokens of a draft.
+  NewTokensParams HostBlock() {
+    NewTokensParams p;
+    p.q = q_.data();
+    p.q_dtype = case_.q;
+    p.k = block_k_.data();
+    p.v = block_v_.data();
+    p.kv_dtype = DType::kBf16;
+    p.rows = rows_;
+    p.q_heads = case_.group * case_.kv_heads;
+    p.kv_heads = case_.kv_heads;
+    p.head_dim = case_.head_dim;
+    p.head_begin = 0;
+    p.head_count = p.q_heads;
+    p.entries = block_entries_;
+    p.keys = block_keys_.data();
+    p.sm_scale = HostParams().sm_scale;
     return p;
   }
 
@@ -142,7 +166,10 @@ class Call {
           lse(size_t(room.rows_) * shape.q_heads),
           partial_o(size_t(bounds.partials) * choice.columns * shape.head_dim),
           partial_lse(size_t(bounds.partials) * choice.columns),
-          arrivals(bounds.arrivals) {
+          arrivals(bounds.arrivals),
+          block_keys(room.block_row_keys_),
+          block_k(room.block_k_),
+          block_v(room.block_v_) {
       arrivals.Fill(0);
     }
 
@@ -162,6 +189,9 @@ class Call {
     DeviceArray<float> partial_o;
     DeviceArray<float> partial_lse;
     DeviceArray<uint64_t> arrivals;
+    DeviceArray<RowKeys> block_keys;
+    DeviceArray<std::byte> block_k;
+    DeviceArray<std::byte> block_v;
   };
 
   std::unique_ptr<Device> MakeDevice() {
@@ -248,6 +278,10 @@ class Call {
     args.partial_lse = d.partial_lse.data();
     args.arrivals = d.arrivals.data();
     args.late_groups = late_groups;
+    if (case_.draft) {
+      EXPECT_TRUE(MayAttendBlock(d.choice, d.shape, case_.q, DType::kBf16, case_.soft_cap));
+      args.block = {d.block_keys.data(), d.block_k.data(), d.block_v.data(), 0, case_.kv_heads};
+    }
     return LaunchAttention(d.choice, d.shape, args, d.plan_shape.blocks, stream);
   }
 
@@ -295,12 +329,33 @@ class Call {
       plan_entries_.push_back({rows_, s.rows, static_cast<int32_t>(page_tables_.size())});
       page_tables_.insert(page_tables_.end(), tables_[i].begin(), tables_[i].end());
       for (int32_t row = 0; row < s.rows; ++row) keys_.push_back(RangeOfRow(s, row));
+      if (case_.draft) AddBlock(s);
       rows_ += s.rows;
     }
     const size_t elements = size_t(rows_) * case_.group * case_.kv_heads * case_.head_dim;
     q_.resize(elements * SizeOf(case_.q));
-    std::normal_distribution<float> normal(0.0f, case_.q_magnitude);
-    for (size_t i = 0; i < elements; ++i) StoreElement(case_.q, q_.data(), i, normal(random_));
+    FillNormal(case_.q, case_.q_magnitude, &q_);
+    if (!case_.draft) return;
+    for (std::vector<std::byte>* tokens : {&block_k_, &block_v_}) {
+      tokens->resize(size_t(rows_) * case_.kv_heads * case_.head_dim * SizeOf(DType::kBf16));
+      FillNormal(DType::kBf16, 1.0f, tokens);
+    }
+  }
+
+  void AddBlock(const Sequence& s) {
+    block_entries_.push_back({.row_begin = rows_, .row_count = s.rows});
+    for (int32_t row = 0; row < s.rows; ++row) {
+      const int32_t end = case_.draft_causal ? row + 1 : s.rows;
+      block_keys_.push_back({0, end});
+      block_row_keys_.push_back({rows_, rows_ + end});
+    }
+  }
+
+  void FillNormal(DType type, float deviation, std::vector<std::byte>* bytes) {
+    std::normal_distribution<float> normal(0.0f, deviation);
+    for (size_t i = 0; i < bytes->size() / SizeOf(type); ++i) {
+      StoreElement(type, bytes->data(), i, normal(random_));
+    }
   }
 
   Case case_;
@@ -312,6 +367,11 @@ class Call {
   std::vector<PlanEntry> plan_entries_;
   std::vector<KeyRange> keys_;
   std::vector<std::byte> q_;
+  std::vector<NewTokensEntry> block_entries_;
+  std::vector<KeyRange> block_keys_;     // as the reference takes them, from the entry's first on
+  std::vector<RowKeys> block_row_keys_;  // and as the kernel does
+  std::vector<std::byte> block_k_;
+  std::vector<std::byte> block_v_;
   int32_t rows_ = 0;
 };
 
@@ -319,6 +379,7 @@ class Call {
 // products lose is the rounding of the weights; bf16 products lose eight times as much, and round a
 // query that came as f16 or f32.
 double Tolerance(const Case& c) {
+  if (c.draft) return 1e-2;  // products of the block are of bf16
   if (c.kv != DType::kBf16) return 2e-3;
   return c.q == DType::kBf16 ? 1e-2 : 2e-2;
 }
@@ -345,12 +406,27 @@ void ExpectClose(const std::vector<float>& actual, const std::vector<double>& ex
                               << ", expected " << expected[worst_at];
 }
 
+ReferenceResult ExpectedOf(const Case& c, Call& call) {
+  ReferenceResult context = ReferenceAttention(call.HostParams());
+  if (!c.draft) return context;
+  const ReferenceResult block = ReferenceNewTokens(call.HostBlock());
+  const auto dim = static_cast<size_t>(c.head_dim);
+  for (size_t pair = 0; pair < context.lse.size(); ++pair) {
+    const MergeWeights<double> weights = Merge<double>(context.lse[pair], block.lse[pair]);
+    context.lse[pair] = weights.lse;
+    for (size_t i = pair * dim; i < (pair + 1) * dim; ++i) {
+      context.o[i] = weights.a * context.o[i] + weights.b * block.o[i];
+    }
+  }
+  return context;
+}
+
 void ExpectMatchesReference(const Case& c) {
   SCOPED_TRACE(Describe(c));
   Call call(c);
   std::vector<float> o, lse;
   ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
-  const ReferenceResult expected = ReferenceAttention(call.HostParams());
+  const ReferenceResult expected = ExpectedOf(c, call);
   ExpectClose(o, expected.o, Tolerance(c), "o");
   ExpectClose(lse, expected.lse, Tolerance(c), "lse");
 }
@@ -594,6 +670,78 @@ TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
       }
     }
   }
+}
+
+// A draft's block beside its context, in one launch: of every length, in every cluster, cut or not,
+// with several items to a block of the grid, and with rows that see nothing of the context.
+TEST(AttentionTest, DraftsBringTheirBlocks) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+    for (const int32_t cluster_size : {1, 2, 4, 8}) {
+      for (const int32_t rows : {9, 16, 17, 33}) {
+        for (const int32_t blocks : {8, 132}) {
+          Case c{.kv = kv, .group = 4, .scaled = true, .cluster_size = cluster_size};
+          c.blocks = blocks;
+          c.draft = true;
+          c.draft_causal = rows == 17;
+          c.sequences = {{9000, rows, -1, false},
+                         {17, rows, -1, false},
+                         {0, rows, -1, false},
+                         {3000, 1, 700, false},
+                         {500, rows, -1, false}};
+          ExpectMatchesReference(c);
+        }
+      }
+    }
+  }
+  Case invariant{.group = 4, .batch_invariant = true};
+  invariant.draft = true;
+  invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
+  ExpectMatchesReference(invariant);
+}
+
+// The block's weights are taken against a reference of its own, which the first keys of the context
+// outgrow here, by little and by much.
+TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float value : {2.0f, 8.0f, -32.0f}) {
+    Case c{.group = 4};
+    c.draft = true;
+    c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
+    Call call(c);
+    for (int32_t head = 0; head < c.kv_heads; ++head) {
+      for (const size_t sequence : {0, 1}) call.FillKey(sequence, 5, head, value);
+    }
+    SCOPED_TRACE(Describe(c) + ", " + std::to_string(value));
+    std::vector<float> o, lse;
+    ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+    const ReferenceResult expected = ExpectedOf(c, call);
+    ExpectClose(o, expected.o, Tolerance(c), "o");
+    ExpectClose(lse, expected.lse, Tolerance(c), "lse");
+  }
+}
+
+TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
+  const AttentionShape shape{DType::kBf16, 128, 8, 2, 16, 16};
+  const KernelChoice choice = ChooseKernel({90, 132}, shape);
+  EXPECT_FALSE(MayAttendBlock(choice, shape, DType::kBf16, DType::kBf16, 0.0f));
+  const int block = 0;
+  AttentionArgs args;
+  args.q_heads = 8;
+  args.kv_heads = 2;
+  args.block.k = &block;
+  const Status status = LaunchAttention(choice, shape, args, 1, nullptr);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), ::testing::StartsWith("block:"));
+
+  AttentionShape fp8 = shape;
+  fp8.kv = DType::kFp8E4M3;
+  const KernelChoice wide = ChooseKernel({90, 132}, fp8);
+  EXPECT_TRUE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kBf16, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kF16, DType::kBf16, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kF32, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kBf16, 30.0f));
+  EXPECT_FALSE(MayAttendBlock(ChooseKernel({80, 108}, fp8), fp8, DType::kBf16, DType::kBf16, 0.0f));
 }
 
 TEST(AttentionTest, BatchInvariantResultsDoNotDependOnTheBatch) {

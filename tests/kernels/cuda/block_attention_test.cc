@@ -103,8 +103,13 @@ void ExpectMatchesReference(const Case& c) {
                                                     .soft_cap = c.soft_cap});
 
   std::vector<RowKeys> keys;
-  for (const KeyRange& range : blocks.keys) {
-    keys.push_back({static_cast<int32_t>(range.lo), static_cast<int32_t>(range.hi)});
+  for (const BlockEntry& entry : blocks.entries) {
+    const int32_t first = entry.token_begin;
+    for (int32_t row = first; row < first + entry.token_count; ++row) {
+      const KeyRange& range = blocks.keys[static_cast<size_t>(row)];
+      keys.push_back(
+          {first + static_cast<int32_t>(range.lo), first + static_cast<int32_t>(range.hi)});
+    }
   }
   const DeviceArray<BlockEntry> device_entries(blocks.entries);
   const DeviceArray<RowKeys> device_keys(keys);

@@ -174,6 +174,13 @@ TEST_F(DevicePlanTest, ABlockInTwoPassesKeepsItsTokens) {
     }
   }
   EXPECT_THAT(seen, Each(1));
+  // Rows count tokens as k and v do; here each sees those up to its own.
+  const std::vector<cuda::RowKeys> keys = Read<cuda::RowKeys>(made.block_keys());
+  ASSERT_EQ(keys.size(), 150u);
+  for (size_t row = 0; row < keys.size(); ++row) {
+    EXPECT_EQ(keys[row].begin, row < 60 ? 0 : 60) << "row " << row;
+    EXPECT_EQ(keys[row].end, static_cast<int32_t>(row) + 1) << "row " << row;
+  }
 }
 
 // Every row and head of the slice is written by the new tokens' part, also those of rows without
