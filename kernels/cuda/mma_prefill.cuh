@@ -49,19 +49,6 @@ __device__ __forceinline__ void WaitForCopyGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ void LoadMatrices(uint32_t shared, uint32_t (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared)
-               : "memory");
-}
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t shared, uint32_t (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared)
-               : "memory");
-}
-
 // Where chunk `chunk` of a row is, from the tile's begin: neighbouring rows use different banks.
 template <typename Traits>
 __device__ __forceinline__ uint32_t ChunkOffset(int row, int chunk) {

@@ -104,6 +104,22 @@ __device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* counter) {
   return x;
 }
 
+// Four matrices of 8 rows of 16 bytes, four bytes of row lane / 4 of each; lane l gives the
+// address, in shared memory, of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void LoadMatrices(uint32_t shared, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+// The same of 8 x 8 elements of 16 bits, transposed.
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t shared, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
 // D += A B for a 16x16 tile A and a 16x8 tile B, both of the compute type, D in fp32.
 template <DType kCompute>
 __device__ __forceinline__ void Mma16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,

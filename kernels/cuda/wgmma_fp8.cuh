@@ -16,15 +16,6 @@ __device__ __forceinline__ uint32_t PackE4M3(float low, float high) {
   return y;
 }
 
-// Four tiles of 8 rows of 16 bytes, four bytes of row lane / 4 of each; lane l gives the address of
-// row l % 8 of tile l / 8.
-__device__ __forceinline__ void LoadTiles(uint32_t shared_address, uint32_t (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address)
-               : "memory");
-}
-
 // The sums of two pairs of f16.
 __device__ __forceinline__ uint32_t AddPairs(uint32_t a, uint32_t b) {
   uint32_t y;

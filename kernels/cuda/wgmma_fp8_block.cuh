@@ -39,15 +39,6 @@ __device__ __forceinline__ float4 (&DraftOutput(typename Traits::Shared& shared)
   return *reinterpret_cast<float4(*)[16][128]>(shared.wide[1][1]);
 }
 
-// Four tiles of 8 x 8 elements of 16 bits, transposed; lane l gives the address of row l % 8 of
-// tile l / 8.
-__device__ __forceinline__ void LoadTilesTransposed(uint32_t shared_address, uint32_t (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address)
-               : "memory");
-}
-
 // By all warps of a warpgroup, 16 columns each. (Without branches on the thread; see UniformZero.)
 template <typename Traits>
 class Fp8DraftBlock {
@@ -191,7 +182,7 @@ class Fp8DraftBlock {
 #pragma unroll 2
     for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
       uint32_t v[4];  // of 16 tokens: eight dimensions, and the next eight
-      LoadTilesTransposed(SharedAddress(Place(true, at + lane_ % 16, 2 * i + lane_ / 16)), v);
+      LoadMatricesTransposed(SharedAddress(Place(true, at + lane_ % 16, 2 * i + lane_ / 16)), v);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float x[4] = {};

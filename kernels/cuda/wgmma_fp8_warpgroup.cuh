@@ -229,7 +229,7 @@ class Fp8Warpgroup {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int at = SwizzledChunk(warp_ * 16 + lane_ % 16, step * 2 + lane_ / 16);
-        LoadTiles(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
+        LoadMatrices(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
       }
     }
     __syncwarp();
