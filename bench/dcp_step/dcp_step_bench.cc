@@ -420,7 +420,7 @@ struct Figure {
   double median_us = 0;
   double p90_us = 0;
   double gpu_us = 0;      // a layer, on the GPUs alone; 0: not measured
-  double context_us = 0;  // the bare kernel over the context
+  double context_us = 0;  // the launch over the context, by itself
   // As fast as one rank.
   double times_one = 0;
   double gpu_times_one = 0;
