@@ -171,14 +171,16 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
 
 // Of one text: the model's cache is bf16, whose greedy text behind these prompts does not depend on
 // the number of workers. (It may where two bytes are nearly as likely, and an FP8 model's often
-// does.)
+// does.) Within 1%, beyond what so few texts can tell: rounding, and with it the width of the
+// processor's vectors, decides now and then about a step, and one of these 90 is more than that.
+// What 1% holds for is in examples/tinylm/README.md.
 TEST_P(Speculation, ShardingCostsNoAcceptance) {
   for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
     const Sample one = Write(StartService(1), DType::kBf16, window);
     const Sample four = Write(StartService(4), DType::kBf16, window);
     EXPECT_EQ(one.texts, four.texts) << "window " << window;
-    EXPECT_NEAR(four.acceptance_length() / one.acceptance_length(), 1.0, 0.01)
-        << "window " << window;
+    const Estimate ratio = AcceptanceRatio(four.counts, one.counts);
+    EXPECT_NEAR(ratio.value, 1.0, 0.01 + 2 * ratio.standard_error) << "window " << window;
   }
 }
 
