@@ -91,6 +91,22 @@ bool OneClusterAJob(const AttentionShape& shape, int32_t size) {
   return shape.total_keys > 0 && shape.total_keys <= int64_t{shape.sequences} * size * kFewTiles;
 }
 
+// Whether the kernel of 64 columns is wgmma_fp8_attention.cuh's, for queries in bf16.
+bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape) {
+  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.kv) &&
+         shape.head_dim == 128;
+}
+
+// Its blocks collect the pieces of a job as these come, so that there may be many: a pair only
+// where a job would have fewer than four blocks, and a larger cluster where nothing is left to cut.
+int32_t ClusterSizeOfWideFp8(const DeviceProperties& device, const AttentionShape& shape,
+                             int64_t jobs) {
+  for (int32_t size = kMaxClusterSize; size > 2; size /= 2) {
+    if (jobs <= Clusters(device, size) && OneClusterAJob(shape, size)) return size;
+  }
+  return 4 * jobs > device.multiprocessors && jobs <= Clusters(device, 2) ? 2 : 1;
+}
+
 // What the blocks of a cluster found is merged without a detour through memory, but clusters are
 // clumsy to deal work to: so they are as large as leaves three to a job. Pieces of wide blocks are
 // so large that a pair to a job still gains, and a larger cluster where nothing is left to cut.
@@ -100,6 +116,7 @@ int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
                     const KernelChoice& choice, int32_t columns) {
   const int64_t jobs =
       int64_t{shape.sequences} * shape.kv_heads * ((columns + choice.columns - 1) / choice.columns);
+  if (IsWideFp8(choice, shape)) return ClusterSizeOfWideFp8(device, shape, jobs);
   const bool wide = choice.kind == KernelKind::kWgmma;
   for (int32_t size = IsLong(device, shape) ? 2 : kMaxClusterSize; size > 1; size /= 2) {
     const int32_t clusters = Clusters(device, size);
@@ -111,8 +128,7 @@ int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
 
 // Whether the kernel is wgmma_fp8_attention.cuh's.
 bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape, DType q, float soft_cap) {
-  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.kv) &&
-         shape.head_dim == 128 && q == DType::kBf16 && soft_cap == 0.0f;
+  return IsWideFp8(choice, shape) && q == DType::kBf16 && soft_cap == 0.0f;
 }
 
 template <DType kKv, int kHeadDim>

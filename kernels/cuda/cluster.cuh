@@ -20,7 +20,8 @@ __device__ __forceinline__ ClusterPlace ThisCluster() {
 #if __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(place.rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(place.size));
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(place.cluster));
+  // (The variable for it takes a division.)
+  place.cluster = blockIdx.x >> (31 - __clz(static_cast<int>(place.size)));
 #else
   place.cluster = blockIdx.x;
 #endif

@@ -93,6 +93,15 @@ __device__ __forceinline__ uint64_t AddAcquireRelease(uint64_t* counter, uint64_
                : "memory");
   return before;
 }
+// The same without any order.
+__device__ __forceinline__ uint64_t AddRelaxedAndFetch(uint64_t* counter, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(counter), "l"(value)
+               : "memory");
+  return before;
+}
 __device__ __forceinline__ uint64_t LoadRelaxed(const uint64_t* counter) {
   uint64_t x;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(counter) : "memory");

@@ -26,6 +26,7 @@
 #include "kernels/cuda/cut_job.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8_block.cuh"
+#include "kernels/cuda/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/wgmma_fp8_queries.cuh"
 #include "kernels/cuda/wgmma_fp8_tiles.cuh"
 #include "kernels/cuda/wgmma_fp8_warpgroup.cuh"
@@ -71,7 +72,11 @@ struct WgmmaFp8Traits {
   static constexpr int kInboxVectors = 16 * kColumns / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
-    alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
+    union {
+      alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
+      // After a block's last item, the parts of a cut job, a column to a warp.
+      ColumnMerger<kColumns>::Collected collected[kThreads / 32];
+    };
     // V in f16; before an item's, its queries, and after it, the halves of the output that a
     // warpgroup gives to the other.
     union {
@@ -100,7 +105,7 @@ struct WgmmaFp8Traits {
     CopyBarrier draft_block_done;  // one arrival a warp that widens
     InboxBarrier published;
     ClusterBarrier read;
-    MergeShare merge_share;
+    MergeNotes merge_notes;
   };
   static constexpr int kSharedBytes = 227 * 1024;
 };
@@ -116,8 +121,9 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   const ClusterPlace place = ThisCluster();
   const bool of_cluster = place.size > 1;
 
-  LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
+  CopyItem(args, index, &shared.items[0]);
+  LetNextLaunchBegin();
   if (warpgroup == 3) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
     Fp8Copier<Traits> copier(args, place, shared, warp);
@@ -137,7 +143,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       next = __ldg(&args.items[next].next);
     }
   }
-  if (warpgroup == 0) CopyItem(args, index, &shared.items[0]);
   if (warpgroup == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kWideningRegisters));
   }
@@ -170,10 +175,12 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   const TileTurns turns(place, warpgroup);
   PieceStager<Traits> queries;
   queries.Locate(args, shared.items[0]);
-  queries.Prefetch();
+  // (A draft's block is waited for. Otherwise it is quicker to wait for the queries alone.)
+  if constexpr (Traits::kDraftBlock) queries.Prefetch();
   WaitForLaunchesAhead();
   queries.Ask(shared);
   WaitForCluster(place);
+  const auto column_of = [&](int i) { return ColumnOfOwner(i, place); };
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
@@ -209,12 +216,19 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     } else {
       state.template MergeAndStore<8>(item, place, item_parity);
     }
-    if (item.partial_count > 1) {
-      MergeTogether<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
-          args, item, place, CutJob(args, item, place).AllBegun(job_state), &shared.merge_share,
-          [&](int i) { return ColumnOfOwner(i, place); });
+    if (!has_next) {
+      if (item.partial_count > 1) {
+        // (Keys have all been multiplied.)
+        MergeTogether<Traits::kColumns, Traits::kThreads>(
+            args, item, place, CutJob(args, item, place).AllBegun(job_state), shared.merge_notes,
+            shared.collected, column_of);
+      }
+      return;
     }
-    if (!has_next) break;
+    if (item.partial_count > 1) {
+      MergeIfLastToCome<Traits::kColumns, Traits::kThreads>(args, item, place, shared.merge_notes,
+                                                            column_of);
+    }
     SyncThreads<Traits::kThreads>();  // the output gives way to queries
     if (of_cluster) {
       shared.read.Arrive(place);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
 #include "kernels/cuda/wgmma_fp8_block.cuh"
+#include "kernels/cuda/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/wgmma_tiles.cuh"
 #include "kernels/cuda/widen.cuh"
 
@@ -127,7 +128,7 @@ class Fp8Warpgroup {
       float x[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
-      StoreRow(RowOf(item, r), x, lse2_[r]);
+      StoreRow(RowOf(item, r), r, x, lse2_[r]);
     }
   }
 
@@ -200,7 +201,7 @@ class Fp8Warpgroup {
           x[v * 4 + 3] += weight * part.w;
         }
       }
-      StoreRow(rows[r], x, sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
+      StoreRow(rows[r], r, x, sum == 0.0f ? EmptyLse<float>() : max + __log2f(sum));
     }
   }
 
@@ -209,14 +210,26 @@ class Fp8Warpgroup {
   __device__ __forceinline__ OutputRow RowOf(const WorkItem& item, int r) const {
     return RowOfOutput<Traits::kColumns>(args_, item, column_ + 8 * r);
   }
-  // A row's half of the dimensions, two of every eight in a lane.
-  __device__ __forceinline__ void StoreRow(OutputRow row, const float (&x)[16], float lse2) const {
+  // A column's half of the dimensions, two of every eight in a lane; of column r of this thread.
+  __device__ __forceinline__ void StoreRow(OutputRow row, int r, const float (&x)[16],
+                                           float lse2) const {
     if (row.index < 0) return;
-    float* const to = (row.whole ? args_.o : args_.partial_o) +
-                      size_t(row.index) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
+    if (row.whole) {
+      float* const to =
+          args_.o + size_t(row.index) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      StoreRelaxed(to + i * 8, make_float2(x[2 * i], x[2 * i + 1]));
+      for (int i = 0; i < 8; ++i) {
+        StoreRelaxed(to + i * 8, make_float2(x[2 * i], x[2 * i + 1]));
+      }
+    } else {
+      float* const to = args_.partial_o +
+                        size_t(row.index / Traits::kColumns) * PartialFragments::kFloats +
+                        PartialFragments::Of(threadIdx.x, r, 0);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        __stcg(reinterpret_cast<float4*>(to + PartialFragments::Of(0, 0, v)),
+               make_float4(x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]));
+      }
     }
     if (warpgroup_ == 0 && lane_ % 4 == 0) StoreLse(args_, row, lse2);
   }
@@ -224,11 +237,12 @@ class Fp8Warpgroup {
   // The place of queries is then free for V.
   __device__ __forceinline__ void LoadQueries() {
     // Lane l gives the address of row l % 16 and chunk l / 16 of what the warp reads.
+    const int first = SwizzledChunk(warp_ * 16 + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int piece = 0; piece < Traits::kPieces; ++piece) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int at = SwizzledChunk(warp_ * 16 + lane_ % 16, step * 2 + lane_ / 16);
+        const int at = first ^ step * 32;  // (two chunks further)
         LoadMatrices(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
       }
     }
@@ -288,7 +302,8 @@ class Fp8Warpgroup {
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
-    const bool raised_first = Weigh(ranges, group, factors);
+    const bool raised_first = Weigh</*kFirst=*/true>(ranges, group, factors);
+    FindUnits();
     if constexpr (Traits::kDraftBlock) {  // otherwise there is no output yet
       if (raised_first) ScaleOutput(factors);
     }
@@ -305,7 +320,7 @@ class Fp8Warpgroup {
       WgmmaCommit();
       WgmmaWaitFor<1>();
       FenceRegisters(s_);
-      const bool raised = Weigh(ranges, group, factors);
+      const bool raised = Weigh</*kFirst=*/false>(ranges, group, factors);
       WgmmaWait();
       FenceRegisters(o_);
       FenceWeights();
@@ -366,32 +381,85 @@ class Fp8Warpgroup {
 
   // Turns raw products into weights, in place, and leaves the keys. Returns whether references were
   // raised, and by which factors O is to be multiplied then.
+  //
+  // Most tiles are weighed without a look at their logits: their sums of weights tell that nothing
+  // was too large. Other tiles are multiplied again, as weights have taken the scores' place.
+  template <bool kFirst>
   __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int group, float (&factors)[2]) {
     const bool dense = ranges.Dense(group);
-    if (!dense) MaskScores(group);
-    float peaks[2];
-    FindPeaks(peaks);
-    const bool raise = __any_sync(0xffffffffu, Exceeds(peaks[0], 0) || Exceeds(peaks[1], 1));
-    if (__builtin_expect(raise, 0)) {
-      if (__any_sync(0xffffffffu, IsLarge(peaks[0]) || IsLarge(peaks[1]))) {
-        MultiplyKeysExactly();
-        if (!dense) MaskScores(group);
-        FindPeaks(peaks);
+    float sums[2];
+    bool exact = false;
+    if (!kFirst && __builtin_expect(dense && sums_tell_, 1)) {
+      TakeWeights(sums);
+      if (__builtin_expect(!__any_sync(0xffffffffu, IsUnusual(sums[0], 0) | IsUnusual(sums[1], 1)),
+                           1)) {
+        LeaveKeys();
+        AddSums(sums);
+        return false;
       }
-      RaiseReferences(peaks, factors);
+      exact = true;
+    }
+    float peaks[2];
+    bool raise = true;
+    if (!exact) {
+      if (!dense) MaskScores(group);
+      FindPeaks(peaks);
+      raise = __any_sync(0xffffffffu, Exceeds(peaks[0], 0) || Exceeds(peaks[1], 1));
+      exact = raise && __any_sync(0xffffffffu, IsLarge(peaks[0]) || IsLarge(peaks[1]));
+    }
+    if (exact) {
+      MultiplyKeysExactly();
+      if (!dense) MaskScores(group);
+      FindPeaks(peaks);
     }
     LeaveKeys();
+    if (raise) {
+      RaiseReferences(peaks, factors);
+      if (!kFirst) FindUnits();
+    }
+    TakeWeights(sums);
+    AddSums(sums);
+    return raise;
+  }
+  // Weights in place of scores, and this lane's sums of them.
+  __device__ __forceinline__ void TakeWeights(float (&sums)[2]) {
     const float offsets[2] = {Traits::kBias - reference_[0], Traits::kBias - reference_[1]};
-    float sums[2][2] = {};
+    float chains[2][2];
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int r = i / 2 % 2;
+      float& chain = chains[r][i % 2];
       s_[i] = Exp2(fmaf(s_[i], scale_[r], offsets[r]));
-      sums[r][i % 2] += s_[i];
+      chain = i < 4 ? s_[i] : chain + s_[i];
     }
-    sum_[0] += sums[0][0] + sums[0][1];
-    sum_[1] += sums[1][0] + sums[1][1];
-    return raise;
+    sums[0] = chains[0][0] + chains[0][1];
+    sums[1] = chains[1][0] + chains[1][1];
+  }
+  __device__ __forceinline__ void AddSums(const float (&sums)[2]) {
+    sum_[0] += sums[0];
+    sum_[1] += sums[1];
+  }
+
+  // Whether sums of a row's sixteen weights in a lane can tell that its logits are usual. With
+  // references that are themselves nearly large they would hardly ever do.
+  __device__ __forceinline__ void FindUnits() {
+    bool near = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unit_[r] = Exp2(Traits::kBias - reference_[r]);
+      near &= fabsf(reference_[r]) < Traits::kLargeLogit - 4.0f;
+    }
+    sums_tell_ = __all_sync(0xffffffffu, near);
+  }
+  // Whether f16 holds all weights, no logit is above kLargeLogit, and not all of them are below
+  // -kLargeLogit, unless they are so far below the reference that they are nothing.
+  __device__ __forceinline__ bool IsUnusual(float sum, int r) const {
+    constexpr float kLargestF16 = 65504.0f;
+    constexpr float kLargest = 1 << static_cast<int>(Traits::kLargeLogit);  // over a logit of 0
+    constexpr float kNothing = 1.0f / (1 << static_cast<int>(Traits::kNegligible - Traits::kBias));
+    const bool large = (sum > kLargestF16) | (sum * (1 / kLargest) > unit_[r]);
+    const bool small = (sum * (kLargest / 16) < unit_[r]) & (sum > kNothing);
+    return large | small;  // (NaN is not)
   }
   __device__ __forceinline__ void RaiseReferences(const float (&peaks)[2], float (&factors)[2]) {
 #pragma unroll
@@ -508,6 +576,8 @@ class Fp8Warpgroup {
   float scale_[2];
   float reference_[2];
   float sum_[2];
+  float unit_[2];  // the weight of a logit of 0
+  bool sums_tell_;
 };
 
 }  // namespace tributary::cuda

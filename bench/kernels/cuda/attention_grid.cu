@@ -4,7 +4,8 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|grid|all] [--only TEXT] [--json FILE] [--portable] [--invariant]
+//   attention_grid [--set field|shapes|drafts|grid|all] [--only TEXT] [--json FILE] [--portable]
+//   [--invariant]
 //                 [--alone] [--cluster N]
 // --alone keeps a call from beginning before the one ahead of it has ended.
 #include <cuda_runtime.h>
@@ -407,6 +408,17 @@ std::vector<Case> ShapeCases() {
   return cases;
 }
 
+// Drafts' blocks of 16 rows over contexts of many lengths.
+std::vector<Case> DraftCases() {
+  std::vector<Case> cases;
+  for (int32_t batch : {1, 2, 4, 8}) {
+    for (int64_t length = 2048; length <= 131072; length *= 2) {
+      cases.push_back(Block(batch, length, DType::kFp8E4M3, 16));
+    }
+  }
+  return cases;
+}
+
 // Batch x length, as decode backends are usually compared.
 std::vector<Case> GridCases() {
   std::vector<Case> cases;
@@ -456,6 +468,7 @@ int Main(int argc, char** argv) {
   };
   add("field", FieldCases());
   add("shapes", ShapeCases());
+  add("drafts", DraftCases());
   add("grid", GridCases());
 
   Bench bench(portable, invariant, alone, cluster_size);

@@ -559,6 +559,47 @@ TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
   }
 }
 
+// From the second tile on all logits of a row are one and the same: small, large, or so far below
+// the first ones that they hardly count, each of either sign, as queries have it.
+TEST(AttentionTest, LogitsThatStayLarge) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16}) {
+    for (const float value : {4.0f, -8.0f, 12.0f, -16.0f, 24.0f}) {
+      Case c;
+      c.kv = kv;
+      c.group = 4;
+      c.sequences = {{1000, 16, -1, false}};
+      Call call(c);
+      for (int32_t head = 0; head < c.kv_heads; ++head) {
+        for (int64_t slot = 64; slot < 1000; ++slot) call.FillKey(0, slot, head, value);
+      }
+      SCOPED_TRACE(Describe(c) + ", " + std::to_string(value));
+      std::vector<float> o, lse;
+      ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+      const ReferenceResult expected = ReferenceAttention(call.HostParams());
+      ExpectClose(o, expected.o, Tolerance(c), "o");
+      ExpectClose(lse, expected.lse, Tolerance(c), "lse");
+    }
+  }
+}
+
+// Jobs of 16, 26, 66 and 132 pieces: as many as a block collects while it waits, as are known one
+// by one, and more.
+TEST(AttentionTest, JobsOfManyPieces) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const int32_t kv_heads : {8, 5, 2, 1}) {
+    Case c;
+    c.group = 4;
+    c.kv_heads = kv_heads;
+    c.cluster_size = 1;
+    c.blocks = 132;
+    c.sequences = {{20000, 16, -1, false}};
+    ExpectMatchesReference(c);
+    c.sequences = {{20000, 13, -1, false}};  // 52 columns of 64
+    ExpectMatchesReference(c);
+  }
+}
+
 TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int64_t length : {1024, 131072}) {

@@ -253,21 +253,12 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(cluster_size(4, 4, 1), 2);
   EXPECT_EQ(cluster_size(8, 4, 1), 1);
   EXPECT_EQ(cluster_size(128, 4, 1), 1);
-  EXPECT_EQ(cluster_size(1, 8, 16), 4);
-  EXPECT_EQ(cluster_size(8, 8, 16), 2);
-  EXPECT_EQ(cluster_size(32, 8, 16), 1);
   AttentionShape long_shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1, 65536};
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
   long_shape.total_keys = 16384;
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 8);
   long_shape.kv = DType::kBf16;
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
-  AttentionShape wide_shape{DType::kFp8E4M3, 128, 32, 8, 16, 16, 1, 4096};
-  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 8);  // a cluster to a job
-  wide_shape.total_keys = 4097;
-  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 4);
-  wide_shape.total_keys = 32768;
-  EXPECT_EQ(ChooseKernel(hopper, wide_shape).cluster_size, 2);
   EXPECT_EQ(cluster_size(1, 4, 1, {.portable = true}), 1);
   EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
   const AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
@@ -277,6 +268,27 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(plan.share_groups, 8 * choice.share_groups);
   EXPECT_TRUE(choice.begins_early);
   EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
+}
+
+TEST(ChooseKernelTest, ClustersOfWideBlocks) {
+  const DeviceProperties hopper{90, 132, {66, 30, 15}};
+  const auto cluster_size = [&](DType kv, int32_t sequences, int64_t total_keys) {
+    const AttentionShape shape{kv, 128, 32, 8, 16, 16, sequences, total_keys};
+    return ChooseKernel(hopper, shape).cluster_size;
+  };
+  for (const DType kv : {DType::kBf16, DType::kFp8E4M3}) {
+    EXPECT_EQ(cluster_size(kv, 1, 4096), 8);  // a cluster to a job
+    EXPECT_EQ(cluster_size(kv, 2, 4096), 4);
+    EXPECT_EQ(cluster_size(kv, 8, 32768), 2);
+    EXPECT_EQ(cluster_size(kv, 32, 131072), 1);
+  }
+  EXPECT_EQ(cluster_size(DType::kBf16, 1, 4097), 4);
+  EXPECT_EQ(cluster_size(DType::kBf16, 1, 32768), 2);
+  // Pieces are collected as they come.
+  EXPECT_EQ(cluster_size(DType::kFp8E4M3, 1, 4097), 1);
+  EXPECT_EQ(cluster_size(DType::kFp8E4M3, 1, 32768), 1);
+  EXPECT_EQ(cluster_size(DType::kFp8E4M3, 4, 32768), 1);
+  EXPECT_EQ(cluster_size(DType::kFp8E4M3, 5, 32768), 2);
 }
 
 // What the products of wgmma_fp8_attention.cuh and the loads of mma_attention.cuh rest on.
