@@ -1,4 +1,4 @@
-// What the blocks do together that have pieces of one job: merge them.
+// What the blocks know of each other that have pieces of one job; the last to come merges them.
 #pragma once
 
 #include <cstdint>
