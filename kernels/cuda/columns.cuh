@@ -59,14 +59,14 @@ __device__ __forceinline__ void SyncThreads() {
   asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
 }
 
-// A barrier of all of a block's threads, of which some only say that they have come.
-template <int kThreads>
+// A barrier of all of a block's threads, or of so many, of which some only say that they have come.
+template <int kThreads, int kBarrier = 0>
 __device__ __forceinline__ void SyncBlock() {
-  asm volatile("bar.sync 0, %0;" ::"n"(kThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
-template <int kThreads>
+template <int kThreads, int kBarrier = 0>
 __device__ __forceinline__ void ArriveAtBlock() {
-  asm volatile("bar.arrive 0, %0;" ::"n"(kThreads) : "memory");
+  asm volatile("bar.arrive %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
 // Per-column state in shared memory.

@@ -197,16 +197,6 @@ __device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
                           __fdividef(1.0f, static_cast<float>(count)));
 }
 
-// A barrier of all computing threads, of which some only say that they have come.
-template <int kThreads>
-__device__ __forceinline__ void ArriveAtMerge() {
-  asm volatile("bar.arrive 12, %0;" ::"n"(kThreads) : "memory");
-}
-template <int kThreads>
-__device__ __forceinline__ void SyncAtMerge() {
-  asm volatile("bar.sync 12, %0;" ::"n"(kThreads) : "memory");
-}
-
 // Merges all columns of this block of a cluster.
 template <int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
@@ -241,6 +231,7 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
                                               typename ColumnMerger<kColumns>::Collected* collected,
                                               ColumnOf column_of) {
   constexpr int kMergers = kThreads / 32 - 1;  // warps; the last one speaks to the other blocks
+  constexpr int kLooked = 12;                  // the barrier after which none looks any more
   const CutJob job(args, item, place);
   const int columns = kColumns >> (31 - __clz(place.size));
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -266,13 +257,13 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
     uint64_t state = arrived;
     if (merges) {
       state = merger.Collect(job, arrived, collected[warp]);
-      ArriveAtMerge<kThreads>();
+      ArriveAtBlock<kThreads, kLooked>();
     } else {
       if (warp == kMergers) {
         while (!job.AllArrived(state)) state = __shfl_sync(0xffffffffu, job.Look(), 0);
         if (speaks) notes.all = state;
       }
-      SyncAtMerge<kThreads>();
+      SyncBlock<kThreads, kLooked>();
       state = notes.all;
     }
     const int waited = job.Waited(state);
