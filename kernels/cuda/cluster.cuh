@@ -13,6 +13,9 @@ struct ClusterPlace {
   uint32_t rank = 0;
   uint32_t size = 1;
   uint32_t cluster = 0;  // among the clusters of the grid
+
+  // Its size is a power of two: this one.
+  __device__ __forceinline__ int SizeLog2() const { return 31 - __clz(static_cast<int>(size)); }
 };
 
 __device__ __forceinline__ ClusterPlace ThisCluster() {
@@ -21,7 +24,7 @@ __device__ __forceinline__ ClusterPlace ThisCluster() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(place.rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(place.size));
   // (The variable for it takes a division.)
-  place.cluster = blockIdx.x >> (31 - __clz(static_cast<int>(place.size)));
+  place.cluster = blockIdx.x >> place.SizeLog2();
 #else
   place.cluster = blockIdx.x;
 #endif

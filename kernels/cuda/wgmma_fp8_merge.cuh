@@ -201,7 +201,7 @@ __device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
 template <int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
                                          const ClusterPlace& place, ColumnOf column_of) {
-  const int columns = kColumns >> (31 - __clz(place.size));
+  const int columns = kColumns >> place.SizeLog2();
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < columns; i += kThreads / 32) {
     ColumnMerger<kColumns>(args, item, column_of(i)).Finish();
@@ -233,7 +233,7 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
   constexpr int kMergers = kThreads / 32 - 1;  // warps; the last one speaks to the other blocks
   constexpr int kLooked = 12;                  // the barrier after which none looks any more
   const CutJob job(args, item, place);
-  const int columns = kColumns >> (31 - __clz(place.size));
+  const int columns = kColumns >> place.SizeLog2();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const bool speaks = threadIdx.x == kMergers * 32;
   int i = 0;

@@ -213,6 +213,7 @@ class Fp8Warpgroup {
   // A column's half of the dimensions, two of every eight in a lane; of column r of this thread.
   __device__ __forceinline__ void StoreRow(OutputRow row, int r, const float (&x)[16],
                                            float lse2) const {
+    static_assert(Traits::kColumns * Traits::kHeadDim == PartialFragments::kFloats);
     if (row.index < 0) return;
     if (row.whole) {
       float* const to =

@@ -5,8 +5,7 @@
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
 //   attention_grid [--set field|shapes|drafts|grid|all] [--only TEXT] [--json FILE] [--portable]
-//   [--invariant]
-//                 [--alone] [--cluster N]
+//                 [--invariant] [--alone] [--cluster N]
 // --alone keeps a call from beginning before the one ahead of it has ended.
 #include <cuda_runtime.h>
 
