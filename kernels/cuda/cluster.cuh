@@ -101,16 +101,20 @@ __device__ __forceinline__ void WaitAcquireCluster(CopyBarrier& barrier, uint32_
 // ahead or gone, take no part: the cluster's own barrier would wait for them.
 class ClusterBarrier {
  public:
-  // By one thread of every block; then SyncCluster.
-  __device__ void Init(uint32_t size) {
+  // By one thread of every block; then the cluster's own barrier. `threads`: of a block, that
+  // arrive.
+  __device__ void Init(uint32_t size, uint32_t threads) {
 #if __CUDA_ARCH__ >= 900
+    block_.Init(threads);
     barrier_.Init(size);
 #endif
   }
-  // By threads 0 .. size - 1 of the block, after the block's threads have met.
-  __device__ void Arrive(const ClusterPlace& place) {
+  // By all of these threads, in the phase of this parity.
+  __device__ void Arrive(const ClusterPlace& place, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
+    block_.Arrive();
     if (threadIdx.x < place.size) {
+      block_.Wait(parity);
       asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                        SharedAddressIn(&barrier_.state, threadIdx.x))
                    : "memory");
@@ -121,7 +125,8 @@ class ClusterBarrier {
   __device__ void Wait(uint32_t parity) { WaitAcquireCluster(barrier_, parity); }
 
  private:
-  CopyBarrier barrier_;
+  CopyBarrier block_;    // its threads
+  CopyBarrier barrier_;  // blocks whose threads have come
 };
 
 // A barrier that counts what other blocks of a cluster store here.
@@ -167,7 +172,8 @@ __device__ __forceinline__ void StoreAsyncIn(uint32_t address, float x, uint32_t
 }
 
 // The cluster's own barrier, of all threads of all its blocks that have not ended: between the two
-// halves something else may be done.
+// halves something else may be done. The hardware is content when all have arrived; tools that
+// check for races take it as met when all have waited, so whoever goes on waits as well.
 __device__ __forceinline__ void ArriveAtCluster(const ClusterPlace& place) {
 #if __CUDA_ARCH__ >= 900
   if (place.size > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

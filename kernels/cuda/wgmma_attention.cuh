@@ -98,7 +98,7 @@ struct WgmmaTraits {
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
-    CopyBarrier weights_published[kWarpgroups];  // one arrival a warp
+    CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
     CopyBarrier given;                           // likewise; a phase an item
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
@@ -115,7 +115,7 @@ struct WgmmaTraits {
   struct Shared : Fixed {
     alignas(128) Stage stages[kWarpgroups][kStages];
     CopyBarrier full[kWarpgroups][kStages];
-    CopyBarrier empty[kWarpgroups][kStages];  // one arrival a warp that reads it
+    CopyBarrier empty[kWarpgroups][kStages];  // one arrival a thread that reads it
   };
 };
 
@@ -144,7 +144,7 @@ class TileCopier {
     if (values_) {
       shared_.full[half_][lane].Init(1);
     } else {
-      shared_.empty[half_][lane].Init(4);
+      shared_.empty[half_][lane].Init(128);
     }
   }
 
@@ -164,6 +164,8 @@ class TileCopier {
       const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
       // The stage's previous use ended with the phase before this one.
       if (2 * copied_ + (values_ ? 1 : 0) >= Traits::kStages) {
+        if (!wrapped_) WaitForCluster(ThisCluster());
+        wrapped_ = true;
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
       CopyBarrier& full = shared_.full[half_][place_.stage];
@@ -191,6 +193,7 @@ class TileCopier {
   const GroupSource<int(Traits::kGroupBytes)> source_;
   RingPlace<Traits::kStages> place_;
   int copied_ = 0;  // tiles
+  bool wrapped_ = false;
 };
 
 // The two neighbouring dimensions that a thread's rows lane / 4 and lane / 4 + 8 of a tile of 64
@@ -390,8 +393,7 @@ class Warpgroup {
                         element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
       }
     }
-    __syncwarp();
-    if (lane_ == 0) shared_.given.Arrive();
+    shared_.given.Arrive();
     shared_.given.Wait(parity);
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
@@ -504,8 +506,7 @@ class Warpgroup {
     LeaveStage();
   }
   __device__ __forceinline__ void LeaveStage() {
-    __syncwarp();
-    if (lane_ == 0) shared_.empty[warpgroup_][place_.stage].Arrive();
+    shared_.empty[warpgroup_][place_.stage].Arrive();
     place_.Advance();
   }
 
@@ -578,8 +579,7 @@ class Warpgroup {
   __device__ __forceinline__ void PublishWeights(bool exceeded) {
     if (exceeded) shared_.exceeded[warpgroup_][parity_] = 1;
     FenceSharedForWgmma();
-    __syncwarp();
-    if (lane_ == 0) shared_.weights_published[warpgroup_].Arrive();
+    shared_.weights_published[warpgroup_].Arrive();
   }
   __device__ __forceinline__ void WaitForWeights() {
     shared_.weights_published[warpgroup_].Wait(weights_parity_);
@@ -799,12 +799,12 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     CopyItem(args, index, &shared.items[0]);
     if (threadIdx.x == 128) {
       for (int i = 0; i < Traits::kWarpgroups; ++i) {
-        shared.weights_published[i].Init(4);
+        shared.weights_published[i].Init(128);
         shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
       }
-      shared.given.Init(Traits::kThreads / 32);
-      shared.published.Init(place.size);
-      shared.read.Init(place.size);
+      shared.given.Init(Traits::kThreads);
+      shared.published.Init(place.size, Traits::kThreads);
+      shared.read.Init(place.size, Traits::kThreads);
       FenceBarrierInit();
     }
     WaitForCopies();
@@ -867,8 +867,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       state.Output([&](int column, int d, float2 x) {
         *reinterpret_cast<float2*>(&shared.o[column][d]) = x;
       });
-      SyncThreads<Traits::kThreads>();
-      shared.published.Arrive(place);
+      shared.published.Arrive(place, item_parity);
       shared.published.Wait(item_parity);
       MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
           place, shared.o, shared.lse2, [&](int column, int d, const ColumnPart& part) {
@@ -881,10 +880,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
             StoreRelaxed((whole ? args.lse : args.partial_lse) + row,
                          whole ? part.lse2 * kLn2 : part.lse2);
           });
-      if (has_next) {
-        SyncThreads<Traits::kThreads>();
-        shared.read.Arrive(place);
-      }
+      if (has_next) shared.read.Arrive(place, item_parity);
     } else {
       float* const to = item.partial_count == 1 ? args.o : args.partial_o;
       state.Output([&](int column, int d, float2 x) {

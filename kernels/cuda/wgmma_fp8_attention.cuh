@@ -101,8 +101,8 @@ struct WgmmaFp8Traits {
     CopyBarrier values_empty[kWarpgroups][kValueStages];
     CopyBarrier wide_full[kWarpgroups][kWideStages];
     CopyBarrier wide_empty[kWarpgroups][kWideStages];
-    CopyBarrier queries_loaded;    // one arrival a warp that computes
-    CopyBarrier draft_block_done;  // one arrival a warp that widens
+    CopyBarrier queries_loaded;    // one arrival a thread that computes
+    CopyBarrier draft_block_done;  // one arrival a thread that widens
     InboxBarrier published;
     ClusterBarrier read;
     MergeNotes merge_notes;
@@ -151,6 +151,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   ArriveAtClusterRelaxed(place);
   if (shared.items[0].column_count == 0) return;
   if (warpgroup == 2) {
+    WaitForCluster(place);
     ValueWidener<Traits> widener(place, shared, warp);
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         if (HasDraftBlock(args, item, place)) {
           AttendDraftBlock<Traits>(args, item, shared, widener);
         }
-        if (threadIdx.x % 32 == 0) shared.draft_block_done.Arrive();
+        shared.draft_block_done.Arrive();
       }
       shared.queries_loaded.Wait(parity);
       parity ^= 1;
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
     SyncThreads<Traits::kThreads>();  // the output gives way to queries
     if (of_cluster) {
-      shared.read.Arrive(place);
+      shared.read.Arrive(place, item_parity);
       shared.read.Wait(item_parity);
     }
     queries.Locate(args, next);

@@ -28,16 +28,16 @@ class Fp8Copier {
   __device__ __forceinline__ void InitBarriers(const ClusterPlace& place) const {
     if (threadIdx.x % 32 == 0) {
       if (values_) {
-        InitRing(shared_.values_full[half_], 1, shared_.values_empty[half_], 2);
-        InitRing(shared_.wide_full[half_], 2, shared_.wide_empty[half_], 4);
+        InitRing(shared_.values_full[half_], 1, shared_.values_empty[half_], 64);
+        InitRing(shared_.wide_full[half_], 64, shared_.wide_empty[half_], 4);
       } else {
-        InitRing(shared_.keys_full[half_], 1, shared_.keys_empty[half_], 4);
+        InitRing(shared_.keys_full[half_], 1, shared_.keys_empty[half_], 128);
       }
       if (values_ && half_ == 0) {
-        shared_.queries_loaded.Init(Traits::kThreads / 32);
-        shared_.draft_block_done.Init(4);
+        shared_.queries_loaded.Init(Traits::kThreads);
+        shared_.draft_block_done.Init(128);
         shared_.published.Init();
-        shared_.read.Init(place.size);
+        shared_.read.Init(place.size, Traits::kThreads);
       }
     }
     __syncwarp();
@@ -96,6 +96,7 @@ class Fp8Copier {
       }
       const int page = __shfl_sync(0xffffffffu, pages, tile * kTileGroups + lane);
       // The stage's previous use ended with the phase before this one.
+      if (copied_ == kStages) WaitForCluster(ThisCluster());
       if (copied_ >= kStages) empty[place.stage].Wait(place.parity ^ 1);
       CopyBarrier& barrier = full[place.stage];
       if (threadIdx.x % 32 == 0) {
@@ -156,11 +157,8 @@ class ValueWidener {
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
                 group * kGroupTokens, seen, lane);
       FenceSharedForWgmma();
-      __syncwarp();
-      if (lane == 0) {
-        shared_.wide_full[half_][to_.stage].Arrive();
-        shared_.values_empty[half_][from_.stage].Arrive();
-      }
+      shared_.wide_full[half_][to_.stage].Arrive();
+      shared_.values_empty[half_][from_.stage].Arrive();
       from_.Advance();
       to_.Advance();
       ++widened_;

@@ -247,8 +247,7 @@ class Fp8Warpgroup {
         LoadMatrices(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
       }
     }
-    __syncwarp();
-    if (lane_ == 0) shared_.queries_loaded.Arrive();
+    shared_.queries_loaded.Arrive();
   }
 
   __device__ __forceinline__ void SyncWarpgroup() const {
@@ -342,8 +341,14 @@ class Fp8Warpgroup {
   __device__ __forceinline__ void WaitForKeys() {
     shared_.keys_full[warpgroup_][keys_.stage].Wait(keys_.parity);
   }
-  __device__ __forceinline__ void LeaveKeys() {
-    if (lane_ == 0) shared_.keys_empty[warpgroup_][keys_.stage].Arrive();
+  // `read`: they have been, by this warp's lanes, and not only multiplied.
+  __device__ __forceinline__ void LeaveKeys(bool read) {
+    CopyBarrier& empty = shared_.keys_empty[warpgroup_][keys_.stage];
+    if (read) {
+      empty.Arrive();
+    } else if (lane_ == 0) {
+      empty.ArriveFor(32);
+    }
     keys_.Advance();
   }
   __device__ __forceinline__ void WaitForValues() {
@@ -394,7 +399,7 @@ class Fp8Warpgroup {
       TakeWeights(sums);
       if (__builtin_expect(!__any_sync(0xffffffffu, IsUnusual(sums[0], 0) | IsUnusual(sums[1], 1)),
                            1)) {
-        LeaveKeys();
+        LeaveKeys(/*read=*/false);
         AddSums(sums);
         return false;
       }
@@ -413,7 +418,7 @@ class Fp8Warpgroup {
       if (!dense) MaskScores(group);
       FindPeaks(peaks);
     }
-    LeaveKeys();
+    LeaveKeys(/*read=*/exact);
     if (raise) {
       RaiseReferences(peaks, factors);
       if (!kFirst) FindUnits();

@@ -62,7 +62,7 @@ struct WgmmaPrefillTraits {
     Keys k[kStages];
     Values v[kStages];
     CopyBarrier q_full[kQueryStages];
-    CopyBarrier q_empty[kQueryStages];  // "empty" barriers count one arrival a warp that computes
+    CopyBarrier q_empty[kQueryStages];  // "empty": one arrival a thread that computes
     CopyBarrier k_full[kStages];
     CopyBarrier k_empty[kStages];
     CopyBarrier v_full[kStages];
@@ -210,8 +210,8 @@ class PrefillWarpgroup {
     WgmmaCommit();
     WgmmaWaitFor<0>();
     HoldRegisters(s_);
-    Release(shared_.k_empty[first.stage]);
-    if (tiles == 1) Release(shared_.q_empty[queries.stage]);
+    shared_.k_empty[first.stage].Arrive();
+    if (tiles == 1) shared_.q_empty[queries.stage].Arrive();
     softmax_.Weigh(item, item.key_begin, s_, factor);
     softmax_.PackWeights(s_, p_);
     for (int tile = 1; tile < tiles; ++tile) {
@@ -229,13 +229,13 @@ class PrefillWarpgroup {
       turns_.Pass();
       WgmmaWaitFor<1>();
       HoldRegisters(s_);
-      Release(shared_.k_empty[keys.stage]);
-      if (tile == tiles - 1) Release(shared_.q_empty[queries.stage]);
+      shared_.k_empty[keys.stage].Arrive();
+      if (tile == tiles - 1) shared_.q_empty[queries.stage].Arrive();
       const bool raised = softmax_.Weigh(item, item.key_begin + tile * Traits::kKeys, s_, factor);
       WgmmaWaitFor<0>();
       HoldOutputs();
       HoldRegisters(s_);
-      Release(shared_.v_empty[values.stage]);
+      shared_.v_empty[values.stage].Arrive();
       softmax_.PackWeights(s_, p_);
       if (raised) {
 #pragma unroll
@@ -252,7 +252,7 @@ class PrefillWarpgroup {
     WgmmaCommit();
     WgmmaWaitFor<0>();
     HoldOutputs();
-    Release(shared_.v_empty[last.stage]);
+    shared_.v_empty[last.stage].Arrive();
     ++items_before_;
     tiles_before_ += tiles;
   }
@@ -310,10 +310,6 @@ class PrefillWarpgroup {
     SyncThreads<Traits::kThreads>();
   }
 
-  __device__ void Release(CopyBarrier& barrier) {
-    if (threadIdx.x % 32 == 0) barrier.Arrive();
-  }
-
   __device__ void HoldOutputs() {
 #pragma unroll
     for (int i = 0; i < Traits::kDimProducts; ++i) HoldRegisters(o_[i]);
@@ -339,16 +335,15 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = Traits::kThreads / 32;
     for (int i = 0; i < Traits::kQueryStages; ++i) {
       shared.q_full[i].Init(1);
-      shared.q_empty[i].Init(kWarps);
+      shared.q_empty[i].Init(Traits::kThreads);
     }
     for (int i = 0; i < Traits::kStages; ++i) {
       shared.k_full[i].Init(1);
       shared.v_full[i].Init(1);
-      shared.k_empty[i].Init(kWarps);
-      shared.v_empty[i].Init(kWarps);
+      shared.k_empty[i].Init(Traits::kThreads);
+      shared.v_empty[i].Init(Traits::kThreads);
     }
     FenceBarrierInit();
   }
