@@ -21,6 +21,7 @@
 #include "collective/in_process.h"
 #include "collective/memory_rendezvous.h"
 #include "kernels/element.h"
+#include "kernels/key_range.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"
 
@@ -31,7 +32,6 @@ using Clock = std::chrono::steady_clock;
 using collective::Strategy;
 
 constexpr CacheId kCache = 1;
-constexpr int32_t kPageSize = 64;
 constexpr int kWarmSteps = 20;
 // What the layers of a cache hold together, at least, on the rank that holds the least: several
 // times the L2.
@@ -62,7 +62,9 @@ struct Flags {
   int32_t q_heads = 32;
   int32_t kv_heads = 4;
   int32_t head_dim = 128;
+  int32_t page_size = 64;
   int32_t block = 0;        // rows of a draft's block; 0: decode
+  int64_t window = -1;      // tokens ahead of its own that a row sees; -1: all
   bool f32_output = false;  // else the result is for bf16
   std::string json;
 
@@ -105,8 +107,12 @@ Flags ParseFlags(int argc, char** argv) {
     } else if (flag == "--output") {
       if (value != "bf16" && value != "f32") Fail("--output wants bf16 or f32, not " + value);
       f.f32_output = value == "f32";
+    } else if (flag == "--page_size") {
+      f.page_size = std::stoi(value);
     } else if (flag == "--block") {
       f.block = std::stoi(value);
+    } else if (flag == "--window") {
+      f.window = std::stoll(value);
     } else if (flag == "--json") {
       f.json = value;
     } else {
@@ -235,12 +241,16 @@ class Problem {
     };
     std::vector<double> scores;
     double largest = -std::numeric_limits<double>::infinity();
+    const int64_t tokens = case_.tokens + flags_.rows();
+    const KeyRange seen =
+        VisibleKeys(case_.tokens + row % flags_.rows(), {flags_.window, -1}, tokens);
     const auto each = [&](const auto& visit) {
-      for (int64_t t = 0; t < case_.tokens; ++t) {
+      for (int64_t t = seen.lo; t < std::min(seen.hi, case_.tokens); ++t) {
         visit(pool_k_, pool_v_, PoolToken(sequence, t) * Row() + kv_head * dim);
       }
-      for (int32_t i = 0; i < flags_.rows(); ++i) {
-        const size_t token = static_cast<size_t>(sequence) * flags_.rows() + i;
+      for (int64_t t = std::max(seen.lo, case_.tokens); t < seen.hi; ++t) {
+        const auto token =
+            static_cast<size_t>(row / flags_.rows() * flags_.rows() + t - case_.tokens);
         visit(k_, v_, token * Row() + kv_head * dim);
       }
     };
@@ -382,13 +392,13 @@ class Group {
 };
 
 CacheSpec SpecOf(const Flags& f, const Case& c, int ranks, int32_t* pages_each) {
-  const int64_t virtual_page = int64_t{kPageSize} * ranks;
+  const int64_t virtual_page = int64_t{f.page_size} * ranks;
   *pages_each = static_cast<int32_t>((c.tokens + 1 + virtual_page - 1) / virtual_page);
   CacheSpec spec;
   spec.q_heads = f.q_heads;
   spec.kv_heads = f.kv_heads;
   spec.head_dim = f.head_dim;
-  spec.page_size = spec.interleave = kPageSize;
+  spec.page_size = spec.interleave = f.page_size;
   spec.kv_dtype = DType::kFp8E4M3;
   spec.sm_scale = 1.0f / std::sqrt(static_cast<float>(f.head_dim));
   spec.num_pages = *pages_each * c.batch;
@@ -396,6 +406,7 @@ CacheSpec SpecOf(const Flags& f, const Case& c, int ranks, int32_t* pages_each) 
   const double layer_bytes =
       2.0 * f.kv_heads * f.head_dim * static_cast<double>(c.tokens) * c.batch / most_ranks;
   spec.layers.resize(static_cast<size_t>(std::clamp(kColdBytes / layer_bytes + 1, 2.0, 64.0)));
+  for (LayerSpec& layer : spec.layers) layer.window.left = f.window;
   return spec;
 }
 

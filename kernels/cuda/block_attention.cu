@@ -53,6 +53,21 @@ struct Elements {
   }
 };
 
+// Adds the products of 32 dimensions. The order of the contraction index is free as long as both
+// operands agree, so a thread's share is a vector of 8 dimensions of each of two columns and two
+// tokens, 8 apart.
+template <DType kCompute>
+__device__ __forceinline__ void AddProducts(const uint4 (&q)[2], const uint4 (&k)[2],
+                                            float (&s)[2][4]) {
+  const uint32_t low[4] = {q[0].x, q[1].x, q[0].y, q[1].y};
+  const uint32_t high[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    Mma16x8x16<kCompute>(s[tile], low, k[tile].x, k[tile].y);
+    Mma16x8x16<kCompute>(s[tile], high, k[tile].z, k[tile].w);
+  }
+}
+
 // Of the launch.
 struct KernelArgs {
   BlockArgs block;
@@ -113,9 +128,10 @@ class WarpBlock {
     for (int key = 0; key < entry_.token_count; key += kDraftTokens) {
       float s[2][4] = {};
       MultiplyKeys(key, s);
+      MakeDraftLogits(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
+                      entry_.token_begin + key, s);
       float largest[2], sum[2];
-      WeighDraftTile(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
-                     entry_.token_begin + key, s, largest, sum);
+      WeighDraftTile(s, largest, sum);
       uint32_t p[4];
       PackDraftWeights<kCompute>(s, p);
       Merge(key, p, largest, sum, before_merging);
@@ -160,7 +176,7 @@ class WarpBlock {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kStepsAtOnce; ++i) AddDraftProducts<kCompute>(q[i], k[i], s);
+      for (int i = 0; i < kStepsAtOnce; ++i) AddProducts<kCompute>(q[i], k[i], s);
     }
   }
 

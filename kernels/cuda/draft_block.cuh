@@ -14,30 +14,13 @@ namespace tributary::cuda {
 inline constexpr int kDraftColumns = 16;  // of a warp
 inline constexpr int kDraftTokens = 16;   // at a time
 
-// Adds the products of 32 dimensions. The order of the contraction index is free as long as both
-// operands agree, so a thread's share is a vector of 8 dimensions of each of two columns and two
-// tokens, 8 apart.
-template <DType kCompute>
-__device__ __forceinline__ void AddDraftProducts(const uint4 (&q)[2], const uint4 (&k)[2],
-                                                 float (&s)[2][4]) {
-  const uint32_t low[4] = {q[0].x, q[1].x, q[0].y, q[1].y};
-  const uint32_t high[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    Mma16x8x16<kCompute>(s[tile], low, k[tile].x, k[tile].y);
-    Mma16x8x16<kCompute>(s[tile], high, k[tile].z, k[tile].w);
-  }
-}
-
-// From raw products to weights, and the columns' largest logit (base 2) and sum of weights. keys:
-// of this thread's two columns, tokens as first_token counts them.
-__device__ __forceinline__ void WeighDraftTile(float sm_scale, float soft_cap,
-                                               const RowKeys (&keys)[2], int first_token,
-                                               float (&s)[2][4], float (&largest)[2],
-                                               float (&sum)[2]) {
+// From raw products to logits (base 2), -inf where a column may not see a token. keys: of this
+// thread's two columns, tokens as first_token counts them.
+__device__ __forceinline__ void MakeDraftLogits(float sm_scale, float soft_cap,
+                                                const RowKeys (&keys)[2], int first_token,
+                                                float (&s)[2][4]) {
   const bool capped = soft_cap > 0.0f;
   const float scale = capped ? __fdividef(sm_scale, soft_cap) : sm_scale * kLog2E;
-  largest[0] = largest[1] = kNoReference;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -48,9 +31,16 @@ __device__ __forceinline__ void WeighDraftTile(float sm_scale, float soft_cap,
       const int token = first_token + tile * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
       const RowKeys& seen = keys[i / 2];
       if (token < seen.begin || token >= seen.end) s[tile][i] = EmptyLse<float>();
-      largest[i / 2] = fmaxf(largest[i / 2], s[tile][i]);
     }
   }
+}
+
+// From logits to weights, and the columns' largest logit and sum of weights.
+__device__ __forceinline__ void WeighDraftTile(float (&s)[2][4], float (&largest)[2],
+                                               float (&sum)[2]) {
+  largest[0] = largest[1] = kNoReference;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i / 4][i % 4]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));

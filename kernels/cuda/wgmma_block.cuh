@@ -93,6 +93,12 @@ struct TileTurns {
         apart(kComputeWarpgroups * static_cast<int>(place.size) * kTileGroups) {}
 };
 
+// Whether any tile of an item's groups falls to this block of a cluster.
+__device__ __forceinline__ bool HasTiles(int group_begin, int group_end,
+                                         const ClusterPlace& place) {
+  return group_begin + static_cast<int>(place.rank) * kTileGroups < group_end;
+}
+
 // Where the groups of K or of V of items lie. An item is given by its first 16 bytes.
 template <int kGroupBytes>
 class GroupSource {

@@ -61,7 +61,7 @@ struct WgmmaFp8Traits {
   // its weight is nothing.
   static constexpr float kLargeLogit = 16.0f;
   static constexpr float kNegligible = 24.0f;
-  // Attending to a draft's block takes more of the warps that widen: one spilt register there costs
+  // Finding a draft's block takes more of the warps that widen: one spilt register there costs
   // a trip to L2.
   static constexpr int kRegisters = kDraft ? 192 : 208;
   static constexpr int kWideningRegisters = kDraft ? 96 : 64;
@@ -91,7 +91,6 @@ struct WgmmaFp8Traits {
     float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
     float reference[kWarpgroups][kColumns];
     float sum[kWarpgroups][kColumns];  // of weights
-    DraftSums<kColumns> draft;
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
@@ -101,8 +100,11 @@ struct WgmmaFp8Traits {
     CopyBarrier values_empty[kWarpgroups][kValueStages];
     CopyBarrier wide_full[kWarpgroups][kWideStages];
     CopyBarrier wide_empty[kWarpgroups][kWideStages];
-    CopyBarrier queries_loaded;    // one arrival a thread that computes
-    CopyBarrier draft_block_done;  // one arrival a thread that widens
+    CopyBarrier queries_loaded;  // one arrival a thread that computes
+    CopyBarrier queries_here;    // likewise: as they come, for a draft's block
+    CopyBarrier draft_found;     // one arrival a thread that widens; a phase a DraftTile
+    CopyBarrier draft_taken;     // one arrival a thread that has taken it
+    int draft_steps;             // of kDraftTokens tokens, of the block last found
     InboxBarrier published;
     ClusterBarrier read;
     MergeNotes merge_notes;
@@ -153,20 +155,22 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   if (warpgroup == 2) {
     WaitForCluster(place);
     ValueWidener<Traits> widener(place, shared, warp);
+    DraftPhases draft;
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
       if constexpr (Traits::kDraftBlock) {
         // (The first is at hand.)
         const WorkItem& item = at == index ? shared.items[0] : args.items[at];
         if (HasDraftBlock(args, item, place)) {
-          AttendDraftBlock<Traits>(args, item, shared, widener);
+          FindDraftBlock<Traits>(args, item, shared, widener, at == index, draft);
         }
-        shared.draft_block_done.Arrive();
       }
+      const int4 item = __ldg(reinterpret_cast<const int4*>(args.items + at));
+      if (!HasTiles(item.z, item.w, place)) continue;
       shared.queries_loaded.Wait(parity);
       parity ^= 1;
-      widener.WidenItem(__ldg(reinterpret_cast<const int4*>(args.items + at)),
-                        {__ldg(&args.items[at].key_begin), __ldg(&args.items[at].key_end)});
+      widener.WidenItem(item, {__ldg(&args.items[at].key_begin), __ldg(&args.items[at].key_end)},
+                        draft);
     }
     return;
   }
@@ -177,7 +181,9 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   PieceStager<Traits> queries;
   queries.Locate(args, shared.items[0]);
   // (A draft's block is waited for. Otherwise it is quicker to wait for the queries alone.)
-  if constexpr (Traits::kDraftBlock) queries.Prefetch();
+  if constexpr (Traits::kDraftBlock) {
+    if (HasDraftBlock(args, shared.items[0], place)) queries.Prefetch();
+  }
   WaitForLaunchesAhead();
   queries.Ask(shared);
   WaitForCluster(place);
@@ -192,17 +198,18 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
     state.Begin();
     WaitForCopies();
+    const bool has_draft = Traits::kDraftBlock && HasDraftBlock(args, item, place);
+    if (has_draft) shared.queries_here.Arrive();
     queries.Finish(shared);
     SyncThreads<Traits::kThreads>();
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
-    if constexpr (Traits::kDraftBlock) {
-      if (warpgroup == 0) {
-        shared.draft_block_done.Wait(item_parity);
-        if (HasDraftBlock(args, item, place)) state.TakeDraftBlock();
-      }
+    const bool adds_draft = warpgroup == 0 && has_draft;
+    if (HasTiles(item.group_begin, item.group_end, place)) {
+      state.AddTiles(item, item.group_begin + turns.first, turns.apart, adds_draft);
+    } else if (adds_draft) {
+      state.AddDraftBlock();
     }
-    state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
     // (Looked at when it is here, after what comes now.)
     uint64_t job_state = 0;

@@ -1,10 +1,11 @@
 // A draft's block beside its context, for wgmma_fp8_attention.cuh.
 //
 // The warpgroup that widens V has nothing to do until an item's first values have come. Before that
-// it attends to the block, if the item is a job's first piece, and one of the warpgroups that
-// compute begins its sums with what it found instead of with nothing. So a block costs a launch
-// next to nothing, where a launch of its own waits for this one to end. What is needed for it has
-// its place among tiles of widened V, before the first of them.
+// it brings the block's tokens, if the item is a job's first piece, and finds their logits. These
+// it leaves as the accumulators, and the values as operand B, of one of the warpgroups that
+// compute, which begins its sums with them while the product of its first keys runs. So a block
+// costs a launch next to nothing, where a launch of its own waits for this one to end. What is
+// needed for it has its place among tiles of widened V, before the first of them.
 #pragma once
 
 #include <climits>
@@ -14,8 +15,10 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/draft_block.cuh"
+#include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/wgmma_fp8_queries.cuh"
 
 namespace tributary::cuda {
 
@@ -26,18 +29,41 @@ __device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const W
   return place.rank == 0 && item.partial_index == 0 && head >= 0 && head < args.block.kv_head_count;
 }
 
-// What a warpgroup begins with, besides its output: as its own sums and references.
-template <int kColumns>
-struct DraftSums {
-  float sum[kColumns];
-  float reference[kColumns];
+// Some of a block's tokens, as one warpgroup leaves them to another.
+struct DraftTile {
+  static constexpr int kTokens = 32;
+  static constexpr int kSteps = kTokens / kDraftTokens;
+  static constexpr int kPanelBytes = kTokens * kTileRowBytes;
+
+  // Operand B, in bf16: rows are tokens, panels of 64 dimensions (ColumnMajorDescriptor).
+  alignas(1024) std::byte values[2][kPanelBytes];
+  // In base 2, of eight tokens, and of each thread those that its accumulators of a product of 64
+  // columns and eight tokens would be.
+  float4 logits[kTokens / 8][128];
 };
-// The output, of every thread as it has its accumulators.
+// In place of a tile of widened V of the warpgroup that takes them; and keys in that of the other.
+inline constexpr int kDraftStage = 2;
 template <typename Traits>
-__device__ __forceinline__ float4 (&DraftOutput(typename Traits::Shared& shared))[16][128] {
-  static_assert(Traits::kWideStages == 3 && 2 * Traits::kWideBytes == sizeof(float4[16][128]));
-  return *reinterpret_cast<float4(*)[16][128]>(shared.wide[1][1]);
+__device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
+  static_assert(sizeof(DraftTile) <= Traits::kWideBytes && kDraftStage < Traits::kWideStages);
+  return *reinterpret_cast<DraftTile*>(shared.wide[0][kDraftStage]);
 }
+
+// How often the warps that widen have met the others over drafts' blocks: parities of the next
+// phases, and whether a tile has been left that they have not yet waited to see taken.
+struct DraftPhases {
+  uint32_t queries = 0;
+  uint32_t taken = 0;
+  bool left = false;
+
+  template <typename Shared>
+  __device__ __forceinline__ void WaitUntilTaken(Shared& shared) {
+    if (!left) return;
+    shared.draft_taken.Wait(taken);
+    taken ^= 1;
+    left = false;
+  }
+};
 
 // By all warps of a warpgroup, 16 columns each. (Without branches on the thread; see UniformZero.)
 template <typename Traits>
@@ -50,9 +76,8 @@ class Fp8DraftBlock {
                                            Shared& shared)
       : args_(args),
         shared_(shared),
-        kv_head_(item.kv_head),
         lane_(OpaqueLane()),
-        thread_(static_cast<int>(threadIdx.x) / 32 % 4 * 32 + lane_) {
+        warp_(static_cast<int>(threadIdx.x) / 32 % 4) {
     const auto keys_of = [&](int column) {
       column = min(column, item.column_count - 1);  // (nobody looks at what is beyond)
       return args.block.keys[item.row_begin + RowOfColumn(args, item, column)];
@@ -61,9 +86,7 @@ class Fp8DraftBlock {
     int end = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = FirstColumn() + 8 * i;
-      pairs_[i] = static_cast<int>(OutputIndex(args, item, min(column, item.column_count - 1)));
-      keys_[i] = keys_of(column);
+      keys_[i] = keys_of(warp_ * kDraftColumns + lane_ / 4 + 8 * i);
       const RowKeys any = keys_of(lane_ + 32 * i);
       begin = min(begin, any.begin < any.end ? any.begin : INT_MAX);
       end = max(end, any.begin < any.end ? any.end : 0);
@@ -71,167 +94,137 @@ class Fp8DraftBlock {
     begin_ = __reduce_min_sync(0xffffffffu, begin);
     end_ = __reduce_max_sync(0xffffffffu, end);
     if (end_ == 0) begin_ = 0;
+    stride_ = args.kv_heads * Traits::kHeadDim;
+    head_ = item.kv_head * Traits::kHeadDim;
+    from_ = size_t(begin_ + FirstToken()) * stride_ + head_ + Chunk() * 8;
   }
 
   // Asks L2 for the first tokens.
   __device__ __forceinline__ void Prefetch() const {
     const int token = max(0, min(begin_ + lane_, end_ - 1));
-    const size_t half = thread_ / 32 % 2 * (Traits::kHeadDim / 2);
-    const auto* const k = static_cast<const uint16_t*>(args_.block.k);
-    const auto* const v = static_cast<const uint16_t*>(args_.block.v);
-    PrefetchToL2((thread_ / 64 == 0 ? k : v) + Element(token) + half);
+    const int half = warp_ % 2 * (Traits::kHeadDim / 2);
+    const void* const of = warp_ / 2 == 0 ? args_.block.k : args_.block.v;
+    PrefetchToL2(static_cast<const uint16_t*>(of) + size_t(token) * stride_ + head_ + half);
   }
 
-  // The launches ahead have ended, and the warpgroups that compute have done with V.
-  __device__ __forceinline__ void Run() {
-    float reference[2] = {kNoReference, kNoReference};
-    float sum[2] = {};
-    Sync();  // all that was here has been read
+  // The launches ahead have ended, and the tiles of V of all warps have been multiplied.
+  __device__ __forceinline__ void Run(DraftPhases& phases) {
+    int token = begin_;
 #pragma unroll 1
-    for (int token = begin_; token < end_; token += kDraftTokens) {
-      const bool first = token == begin_;
-      const int at = (token - begin_) % kTokensAtOnce;
-      uint4 q[kSteps][2];
-      LoadQueries(q);
-      if (at == 0) {
-        if (!first) Sync();
-        CopyTokens(token);
-        WaitForCopies();
-        Sync();
+    do {
+      phases.WaitUntilTaken(shared_);
+      const int steps = min((end_ - token + kDraftTokens - 1) / kDraftTokens, DraftTile::kSteps);
+      CopyTokens(token, 0);
+      if (steps > 1) CopyTokens(token, 1);
+      if (token == begin_) {
+        shared_.queries_here.Wait(phases.queries);
+        phases.queries ^= 1;
       }
-      float s[2][4] = {};
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const uint4 k[2] = {Key(at, step), Key(at + 8, step)};
-        AddDraftProducts<DType::kBf16>(q[step], k, s);
+      WaitForCopies();
+      FenceSharedForWgmma();
+      Sync();
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) FindLogits(token, step);
+      if (warp_ == 0 && lane_ == 0) {
+        shared_.draft_steps = (end_ - begin_ + kDraftTokens - 1) / kDraftTokens;
       }
-      float largest[2], of_tile[2];
-      WeighDraftTile(args_.sm_scale, /*soft_cap=*/0.0f, keys_, token, s, largest, of_tile);
-      float kept[2], added[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float raised = fmaxf(reference[r], largest[r]);
-        kept[r] = Exp2(reference[r] - raised);
-        added[r] = Exp2(largest[r] - raised);
-        reference[r] = raised;
-        sum[r] = sum[r] * kept[r] + of_tile[r] * added[r];
-      }
-      uint32_t p[4];
-      PackDraftWeights<DType::kBf16>(s, p);
-      AddValues(at, first, p, kept, added);
-    }
-    if (begin_ == end_) Clear();
-    Publish(sum, reference);
+      shared_.draft_found.Arrive();
+      phases.left = true;
+      Sync();  // keys and queries have been read
+      token += DraftTile::kTokens;
+    } while (token < end_);
   }
 
- private:
-  static constexpr int kSteps = Traits::kHeadDim / 32;
-  static constexpr int kTokensAtOnce = 2 * kDraftTokens;
-  static constexpr int kRowBytes = 2 * Traits::kHeadDim;
-  static constexpr int kRowChunks = kRowBytes / 16;
-  static_assert(2 * kTokensAtOnce * kRowBytes <= Traits::kWideBytes);
-
-  __device__ __forceinline__ int FirstColumn() const {
-    return thread_ / 32 * kDraftColumns + lane_ / 4;
-  }
-  __device__ __forceinline__ size_t Element(int token) const {
-    return (size_t(token) * args_.kv_heads + kv_head_) * Traits::kHeadDim;
-  }
   __device__ __forceinline__ void Sync() const { asm volatile("bar.sync 11, 128;" ::: "memory"); }
 
-  // Where 16 bytes of a token are: neighbouring tokens' keys are read from different banks, and the
-  // values of eight.
-  __device__ __forceinline__ std::byte* Place(bool values, int token, int chunk) const {
-    const int swizzle = token % 2 * 4 + token / 2 % 4;
-    return shared_.wide[0][2] + ((values ? kTokensAtOnce : 0) + token) * kRowBytes +
-           (chunk ^ swizzle) * 16;
-  }
-  __device__ __forceinline__ uint4 Key(int token, int step) const {
-    return *reinterpret_cast<const uint4*>(Place(false, token + lane_ / 4, step * 4 + lane_ % 4));
+ private:
+  static constexpr int kRowBytes = 2 * Traits::kHeadDim;
+  static constexpr int kRowChunks = kRowBytes / 16;
+  static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
+  static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
+
+  // What this thread copies: of every kTokensOfThreads tokens one, 16 bytes of it.
+  __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
+  __device__ __forceinline__ int Chunk() const { return lane_ % kRowChunks; }
+  __device__ __forceinline__ bool AliveAt(int token, int i) const {
+    return token + FirstToken() + i * kTokensOfThreads < end_;
   }
 
-  __device__ __forceinline__ void LoadQueries(uint4 (&q)[kSteps][2]) const {
+  // Neighbouring tokens' keys are read from different banks.
+  __device__ __forceinline__ std::byte* KeyPlace(int token, int chunk) const {
+    return shared_.wide[1][kDraftStage] + token * kRowBytes + (chunk ^ token % 8) * 16;
+  }
+
+  // Begins to bring sixteen tokens of the tile that begins with `first`; zeros beyond the last.
+  __device__ __forceinline__ void CopyTokens(int first, int step) const {
+    const auto* const k = static_cast<const uint16_t*>(args_.block.k);
+    const auto* const v = static_cast<const uint16_t*>(args_.block.v);
+    DraftTile& tile = DraftTileOf<Traits>(shared_);
+    std::byte* const values = tile.values[Chunk() / 8] + SwizzledChunk(FirstToken(), Chunk() % 8);
+    std::byte* const keys = KeyPlace(FirstToken(), Chunk());
+    static_assert(kTokensOfThreads == 8 && kDraftTokens == 16);  // chunks are exchanged in eights
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        q[step][i] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(args_.q) +
-                                                     size_t(pairs_[i]) * Traits::kHeadDim +
-                                                     step * 32 + lane_ % 4 * 8);
-      }
+    for (int of_step = 0; of_step < 2; ++of_step) {
+      const int i = 2 * step + of_step;
+      const bool alive = AliveAt(first, i);
+      const size_t further = alive ? size_t(first - begin_ + i * kTokensOfThreads) * stride_ : 0;
+      CopyAsync16OrZero(keys + i * kTokensOfThreads * kRowBytes, k + from_ + further, alive);
+      CopyAsync16OrZero(values + i * kTokensOfThreads * kTileRowBytes, v + from_ + further, alive);
     }
   }
 
-  // Begins to bring kTokensAtOnce tokens; zeros beyond the last.
-  __device__ __forceinline__ void CopyTokens(int first) const {
-    const int chunk = thread_ % kRowChunks;
-#pragma unroll 1
-    for (int i = thread_ / kRowChunks; i < kTokensAtOnce; i += 128 / kRowChunks) {
-      const bool alive = first + i < end_;
-      const size_t from = Element(alive ? first + i : first) + chunk * 8;
-      CopyAsync16OrZero(Place(false, i, chunk), static_cast<const uint16_t*>(args_.block.k) + from,
-                        alive);
-      CopyAsync16OrZero(Place(true, i, chunk), static_cast<const uint16_t*>(args_.block.v) + from,
-                        alive);
-    }
-  }
-
-  __device__ __forceinline__ void AddValues(int at, bool first, const uint32_t (&p)[4],
-                                            const float (&kept)[2], const float (&added)[2]) {
-    float4(&o)[16][128] = DraftOutput<Traits>(shared_);
-#pragma unroll 2
+  // The logits of this warp's columns and sixteen tokens of the tile that begins with `first`.
+  __device__ __forceinline__ void FindLogits(int first, int step) const {
+    // Lane l gives the address of row l % 16 of the columns and chunk l / 16, and of row l % 8 of
+    // the tokens, and eight further, and chunk l / 8 % 2.
+    const int column = warp_ * kDraftColumns + lane_ % 16;
+    const int token = step * kDraftTokens + lane_ / 16 * 8 + lane_ % 8;
+    float s[2][4] = {}, odd[2][4] = {};  // (two sums: each product waits for the one before)
+#pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
-      uint32_t v[4];  // of 16 tokens: eight dimensions, and the next eight
-      LoadMatricesTransposed(SharedAddress(Place(true, at + lane_ % 16, 2 * i + lane_ / 16)), v);
+      uint32_t q[4], k[4];
+      LoadMatrices(SharedAddress(shared_.raw + RawQueryPlace(column, 2 * i + lane_ / 16)), q);
+      LoadMatrices(SharedAddress(KeyPlace(token, 2 * i + lane_ / 8 % 2)), k);
+      auto& sum = i % 2 == 0 ? s : odd;
+      Mma16x8x16<DType::kBf16>(sum[0], q, k[0], k[1]);
+      Mma16x8x16<DType::kBf16>(sum[1], q, k[2], k[3]);
+    }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float x[4] = {};
-        Mma16x8x16<DType::kBf16>(x, p, v[2 * half], v[2 * half + 1]);
-        float4& to = o[2 * i + half][thread_];
-        float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (!first) before = to;
-        to =
-            make_float4(before.x * kept[0] + x[0] * added[0], before.y * kept[0] + x[1] * added[0],
-                        before.z * kept[1] + x[2] * added[1], before.w * kept[1] + x[3] * added[1]);
-      }
-    }
-  }
-  __device__ __forceinline__ void Clear() {
-#pragma unroll 1
-    for (int i = 0; i < 16; ++i) {
-      DraftOutput<Traits>(shared_)[i][thread_] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  // (What the columns' quads have is the same in their four lanes.)
-  __device__ __forceinline__ void Publish(const float (&sum)[2], const float (&reference)[2]) {
+    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] += odd[i / 4][i % 4];
+    MakeDraftLogits(args_.sm_scale, /*soft_cap=*/0.0f, keys_, first + step * kDraftTokens, s);
+    DraftTile& tile = DraftTileOf<Traits>(shared_);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      shared_.draft.sum[FirstColumn() + 8 * r] = sum[r];
-      shared_.draft.reference[FirstColumn() + 8 * r] = reference[r];
+    for (int i = 0; i < 2; ++i) {
+      tile.logits[2 * step + i][warp_ * 32 + lane_] =
+          make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
     }
-    __syncwarp();
   }
 
   const AttentionArgs& args_;
   Shared& shared_;
-  const int kv_head_;
   const int lane_;
-  const int thread_;  // of the warpgroup
-  int begin_, end_;   // the tokens that some row sees
-  int pairs_[2];      // of this thread's columns, in Q
+  const int warp_;   // of the warpgroup
+  int begin_, end_;  // the tokens that some row sees
+  int stride_;       // elements from a token to the next
+  int head_;         // the first element of a token's
+  size_t from_;      // the element that this thread copies first
   RowKeys keys_[2];
 };
 
 // The same for an item.
 template <typename Traits, typename Widener>
-__device__ __forceinline__ void AttendDraftBlock(const AttentionArgs& args, const WorkItem& item,
-                                                 typename Traits::Shared& shared,
-                                                 const Widener& widener) {
+__device__ __forceinline__ void FindDraftBlock(const AttentionArgs& args, const WorkItem& item,
+                                               typename Traits::Shared& shared,
+                                               const Widener& widener, bool first_item,
+                                               DraftPhases& phases) {
   Fp8DraftBlock<Traits> block(args, item, shared);
   block.Prefetch();
   WaitForLaunchesAhead();
-  widener.WaitForEmpty();
-  block.Run();
+  if (!first_item) {
+    widener.WaitForEmpty();
+    block.Sync();
+  }
+  block.Run(phases);
 }
 
 }  // namespace tributary::cuda

@@ -77,6 +77,12 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
   for (int n = 0; n < kQueries; ++n) pieces[n] = {join(high[n]), join(low[n])};
 }
 
+// Where 16 bytes of a query of head dim 128 lie as it comes: so that eight columns' are read from
+// different banks.
+__device__ __forceinline__ int RawQueryPlace(int column, int chunk) {
+  return column * 256 + (chunk ^ column % 8) * 16;
+}
+
 // Brings an item's queries to shared memory, cut into pieces. Where they are is found first, what
 // needs no queries; a thread takes 16 dimensions of each of two columns.
 template <typename Traits>
@@ -110,12 +116,13 @@ class PieceStager {
   __device__ __forceinline__ void Ask(Shared& shared) const {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      std::byte* to = shared.raw + (i * Traits::kThreads + threadIdx.x) * kBytes;
-      CopyAsync16OrZero(to, from_[i], alive_[i]);
-      CopyAsync16OrZero(to + 16, from_[i] + 16, alive_[i]);
+      CopyAsync16OrZero(shared.raw + RawPlace(i, 0), from_[i], alive_[i]);
+      CopyAsync16OrZero(shared.raw + RawPlace(i, 1), from_[i] + 16, alive_[i]);
     }
-    // (By several threads each: without branches, see UniformZero.)
-    CopyAsync8OrZero(&shared.columns.keys[threadIdx.x % Traits::kColumns], keys_, keys_alive_);
+    // (No branch on the thread; see UniformZero.)
+    if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < Traits::kColumns / 32) {
+      CopyAsync8OrZero(&shared.columns.keys[threadIdx.x % Traits::kColumns], keys_, keys_alive_);
+    }
   }
   // After WaitForCopies; the caller synchronises.
   __device__ __forceinline__ void Finish(Shared& shared) const {
@@ -123,9 +130,8 @@ class PieceStager {
     float scales[kOfThread];
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      const auto* from = reinterpret_cast<const uint4*>(
-          shared.raw + (i * Traits::kThreads + threadIdx.x) * kBytes);
-      const uint4 first = from[0], second = from[1];
+      const uint4 first = *reinterpret_cast<const uint4*>(shared.raw + RawPlace(i, 0));
+      const uint4 second = *reinterpret_cast<const uint4*>(shared.raw + RawPlace(i, 1));
       words[i][0] = first.x, words[i][1] = first.y, words[i][2] = first.z, words[i][3] = first.w;
       words[i][4] = second.x, words[i][5] = second.y, words[i][6] = second.z,
       words[i][7] = second.w;
@@ -150,6 +156,11 @@ class PieceStager {
 
   static __device__ __forceinline__ int ColumnOf(int i) {
     return (i * Traits::kThreads + static_cast<int>(threadIdx.x)) / kVectors;
+  }
+  // Of the first or the second half of what this thread takes of its i-th column.
+  static __device__ __forceinline__ int RawPlace(int i, int half) {
+    static_assert(2 * kBytes * kVectors == 4 * Traits::kHeadDim);
+    return RawQueryPlace(ColumnOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
   }
 
   const std::byte* from_[kOfThread];

@@ -5,6 +5,7 @@
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
+#include "kernels/cuda/wgmma_fp8_block.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -35,7 +36,9 @@ class Fp8Copier {
       }
       if (values_ && half_ == 0) {
         shared_.queries_loaded.Init(Traits::kThreads);
-        shared_.draft_block_done.Init(128);
+        shared_.queries_here.Init(Traits::kThreads);
+        shared_.draft_found.Init(128);
+        shared_.draft_taken.Init(128);
         shared_.published.Init();
         shared_.read.Init(place.size, Traits::kThreads);
       }
@@ -147,12 +150,15 @@ class ValueWidener {
 
   // Widens the values of an item, given by its first 16 bytes, and clears those of slots that no
   // row sees.
-  __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen) {
+  __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen, DraftPhases& draft) {
     const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
     for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
       shared_.values_full[half_][from_.stage].Wait(from_.parity);
       if (widened_ >= Traits::kWideStages) {
         shared_.wide_empty[half_][to_.stage].Wait(to_.parity ^ 1);
+      }
+      if constexpr (Traits::kDraftBlock) {
+        if (half_ == 0 && to_.stage == kDraftStage) draft.WaitUntilTaken(shared_);
       }
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
                 group * kGroupTokens, seen, lane);

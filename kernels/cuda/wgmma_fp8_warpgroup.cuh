@@ -57,33 +57,34 @@ class Fp8Warpgroup {
     }
   }
 
-  // Begins with what the item's draft's block gave, which is there.
-  __device__ __forceinline__ void TakeDraftBlock() {
-    // Weights here are as much larger, and V as much smaller.
-    constexpr float kWeight = 1 << static_cast<int>(Traits::kBias);
-    const float scale = __fdividef(kWeight, shared_.v_scale);
-    const auto& o = DraftOutput<Traits>(shared_);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float4 x = o[i][threadIdx.x % 128];
-      o_[4 * i] = x.x * scale, o_[4 * i + 1] = x.y * scale;
-      o_[4 * i + 2] = x.z * scale, o_[4 * i + 3] = x.w * scale;
-    }
-    FenceRegisters(o_);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // (Sums are the lanes' own.)
-      sum_[r] = lane_ % 4 == 0 ? shared_.draft.sum[column_ + 8 * r] * kWeight : 0.0f;
-      reference_[r] = shared_.draft.reference[column_ + 8 * r];
-    }
-  }
-
-  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
+  // Adds the tiles of an item of which the block has some: those from `group`, `apart` groups
+  // apart. `draft`: the item's draft's block as well.
+  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart, bool draft) {
     LoadQueries();
 #pragma unroll
     for (int r = 0; r < 2; ++r) scale_[r] = shared_.columns.scale[column_ + 8 * r];
     const TileRanges ranges(item);
-    if (group < ranges.group_end) AddSomeTiles(ranges, group, apart);
+    if (group < ranges.group_end) AddSomeTiles(ranges, group, apart, draft);
+  }
+
+  // Adds a draft's block as the warps that widen find it.
+  __device__ __forceinline__ void AddDraftBlock() {
+    // V there is not in the cache's scale.
+    const float weight = __fdividef(1.0f, shared_.v_scale);
+    int steps;
+    int step = 0;
+#pragma unroll 1
+    do {
+      const int of_tile = step % DraftTile::kSteps;
+      if (of_tile == 0) {
+        shared_.draft_found.Wait(draft_parity_);
+        draft_parity_ ^= 1;
+        steps = shared_.draft_steps;
+      }
+      if (step < steps) AddDraftStep(of_tile, step == 0, weight);
+      ++step;
+      if (step >= steps || step % DraftTile::kSteps == 0) shared_.draft_taken.Arrive();
+    } while (step < steps);
   }
 
   // Adds up what the block's warpgroups found: each is left with half of the dimensions.
@@ -294,11 +295,15 @@ class Fp8Warpgroup {
   }
 
   // While a tile is weighed, the tensor cores multiply the values of the tile before it.
-  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart) {
+  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart,
+                                               bool draft) {
     WaitForKeys();
     WgmmaFence();
     MultiplyKeys();
     WgmmaCommit();
+    if constexpr (Traits::kDraftBlock) {
+      if (draft) AddDraftBlock();
+    }
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
@@ -336,6 +341,40 @@ class Fp8Warpgroup {
     WgmmaWait();
     FenceRegisters(o_);
     LeaveValues();
+  }
+
+  // Sixteen tokens of a draft's block. `first`: there is no output yet.
+  __device__ __forceinline__ void AddDraftStep(int step, bool first, float weight) {
+    const DraftTile& tile = DraftTileOf<Traits>(shared_);
+    float s[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 x = tile.logits[2 * step + i][threadIdx.x % 128];
+      s[i][0] = x.x, s[i][1] = x.y, s[i][2] = x.z, s[i][3] = x.w;
+    }
+    const float peaks[2] = {fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])),
+                            fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))};
+    float factors[2];
+    RaiseReferences(peaks, factors);
+    if (!first) ScaleOutput(factors);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int r = i / 2 % 2;
+      float& x = s[i / 4][i % 4];
+      x = Exp2(x + (Traits::kBias - reference_[r]));
+      sum_[r] += x;
+      x *= weight;
+    }
+    PackDraftWeights<DType::kBf16>(s, p_[0]);
+    FenceRegisters(p_[0]);
+    FenceRegisters(o_);
+    WgmmaFence();
+    WgmmaRegisters<DType::kBf16>(
+        o_, p_[0][0], p_[0][1], p_[0][2], p_[0][3],
+        ColumnMajorDescriptor(SharedAddress(tile.values), step, DraftTile::kPanelBytes));
+    WgmmaCommit();
+    WgmmaWait();
+    FenceRegisters(o_);
   }
 
   __device__ __forceinline__ void WaitForKeys() {
@@ -584,6 +623,7 @@ class Fp8Warpgroup {
   float sum_[2];
   float unit_[2];  // the weight of a logit of 0
   bool sums_tell_;
+  uint32_t draft_parity_ = 0;
 };
 
 }  // namespace tributary::cuda

@@ -148,11 +148,11 @@ class Call {
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
   struct Device {
-    Device(const Call& room, const KernelChoice& choice, const PlanShape& plan_shape,
-           const AttentionShape& shape)
-        : choice(choice),
-          plan_shape(plan_shape),
-          shape(shape),
+    Device(const Call& room, const KernelChoice& chosen, const PlanShape& planned,
+           const AttentionShape& shaped)
+        : choice(chosen),
+          plan_shape(planned),
+          shape(shaped),
           bounds(BoundPlan(plan_shape, static_cast<int64_t>(room.entries_.size()), room.rows_,
                            room.TotalKeys())),
           items(bounds.items),
@@ -749,6 +749,61 @@ TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
     }
     SCOPED_TRACE(value);
     ExpectMatchesReference(c, call);
+  }
+}
+
+// More new tokens than are found at once, with and without context, one draft behind another.
+TEST(AttentionTest, DraftsOfManyTokens) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const int32_t rows : {32, 33, 64}) {
+    for (const bool causal : {false, true}) {
+      for (const int32_t blocks : {4, 132}) {
+        Case c{.group = 4, .scaled = true, .blocks = blocks, .draft = true, .draft_causal = causal};
+        c.sequences = {{2000, rows, -1, false},
+                       {0, rows, -1, false},
+                       {100, rows, -1, false},
+                       {300, 16, -1, false},
+                       {0, rows, -1, false}};
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+// Items without a tile of context, of which a block has many one behind another, and now and then
+// one with some.
+TEST(AttentionTest, ManySequencesWithoutContext) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const int32_t cluster_size : {1, 2}) {
+    for (const bool draft : {false, true}) {
+      Case c{.group = 4, .cluster_size = cluster_size, .blocks = 2 * cluster_size, .draft = draft};
+      for (int i = 0; i < 60; ++i) {
+        c.sequences.push_back({i % 7 == 3 ? 30 * i : 0, 16, -1, false});
+      }
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+// Every kernel of these heads with one block, or one cluster, and with a few of them: little enough
+// for compute-sanitizer's racecheck to take seconds.
+TEST(AttentionTest, FewBlocksOfEveryKernel) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (const int32_t rows : {1, 8, 16}) {
+      for (const bool draft : {false, true}) {
+        if (draft && (kv != DType::kFp8E4M3 || rows != 16)) continue;
+        for (const int32_t cluster_size : {1, 2}) {
+          for (const int32_t blocks : {1, 3}) {
+            Case c{.kv = kv, .group = 4, .kv_heads = 1, .cluster_size = cluster_size};
+            c.blocks = blocks * cluster_size;
+            c.draft = draft;
+            c.sequences = {{3000, rows, -1, false}, {1000, rows, -1, false}};
+            ExpectMatchesReference(c);
+          }
+        }
+      }
+    }
   }
 }
 
