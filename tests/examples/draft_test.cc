@@ -147,6 +147,25 @@ class Speculation : public testing::TestWithParam<DType> {
     return sample;
   }
 
+  // The steps that the same takes along these texts, whatever the model itself would write.
+  static std::vector<SpeculationCounts> GoAlong(const Service& service, DType model_type,
+                                                int64_t window_left,
+                                                const std::vector<std::string>& texts) {
+    const RemoteAttention target = OpenAttention(service, Options(false, model_type));
+    ServiceCacheOptions options = Options(true, GetParam());
+    options.window_left = window_left;
+    const RemoteDraft draft = OpenDraft(service, options);
+    const std::vector<std::string> prompts = Prompts(static_cast<int64_t>(texts.size()));
+    std::vector<SpeculationCounts> counts;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const auto along = SpeculateAlong(ShippedModel(), ShippedDraft(), prompts[i], texts[i],
+                                        kBlock, *target.attention, *draft.attention);
+      EXPECT_TRUE(along.ok()) << along.status();
+      counts.push_back(along.value_or(SpeculationCounts{}));
+    }
+    return counts;
+  }
+
   static std::vector<std::string> WritePlainly(const Service& service) {
     const RemoteAttention target = OpenAttention(service, Options(false, GetParam()));
     std::vector<std::string> texts;
@@ -174,16 +193,15 @@ TEST_P(Speculation, WritesTheTextOfPlainDecodingInFewerSteps) {
   }
 }
 
-// Of one text: the model's cache is bf16, whose greedy text behind these prompts does not depend on
-// the number of workers. (It may where two bytes are nearly as likely, and an FP8 model's often
-// does.) Now and then rounding decides about a step, and with it the width of the processor's
-// vectors.
+// Of one text, that of one worker: where two bytes are nearly as likely, rounding decides which is
+// written, and with it the number of workers and the width of the processor's vectors. Now and then
+// it decides about a step as well.
 TEST_P(Speculation, ShardingCostsNoAcceptance) {
   for (const int64_t window : {int64_t{-1}, ShippedDraft().config().sliding_window_left}) {
     const Sample one = Write(StartService(1), DType::kBf16, window, kManyPrompts);
-    const Sample four = Write(StartService(4), DType::kBf16, window, kManyPrompts);
-    EXPECT_EQ(one.texts, four.texts) << "window " << window;
-    EXPECT_NEAR(four.acceptance_length() / one.acceptance_length(), 1.0, 0.01)
+    const std::vector<SpeculationCounts> four =
+        GoAlong(StartService(4), DType::kBf16, window, one.texts);
+    EXPECT_NEAR(AcceptanceLength(four).value / one.acceptance_length(), 1.0, 0.01)
         << "window " << window;
   }
 }
@@ -192,15 +210,11 @@ TEST_P(Speculation, ShardingCostsNoAcceptance) {
 // worker gave, every prompt takes the same steps but for one, as rounding decides.
 TEST_P(Speculation, ShardingCostsNoAcceptanceAlongOneText) {
   const Sample one = Write(StartService(1), GetParam(), -1);
-  const Service service = StartService(4);
-  const RemoteAttention target = OpenAttention(service, Options(false, GetParam()));
-  const RemoteDraft draft = OpenDraft(service, Options(true, GetParam()));
-  for (size_t i = 0; i < one.texts.size(); ++i) {
-    const auto four = SpeculateAlong(ShippedModel(), ShippedDraft(), Prompts()[i], one.texts[i],
-                                     kBlock, *target.attention, *draft.attention);
-    ASSERT_TRUE(four.ok()) << four.status();
-    EXPECT_EQ(four->tokens, one.counts[i].tokens);
-    EXPECT_NEAR(four->steps, one.counts[i].steps, 1) << "prompt " << i;
+  const std::vector<SpeculationCounts> four = GoAlong(StartService(4), GetParam(), -1, one.texts);
+  ASSERT_EQ(four.size(), one.counts.size());
+  for (size_t i = 0; i < four.size(); ++i) {
+    EXPECT_EQ(four[i].tokens, one.counts[i].tokens);
+    EXPECT_NEAR(four[i].steps, one.counts[i].steps, 1) << "prompt " << i;
   }
 }
 
