@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         // (The first is at hand.)
         const WorkItem& item = at == index ? shared.items[0] : args.items[at];
         if (HasDraftBlock(args, item, place)) {
-          FindDraftBlock<Traits>(args, item, shared, widener, at == index, draft);
+          FindDraftBlock<Traits>(args, item, shared, widener, draft);
         }
       }
       const int4 item = __ldg(reinterpret_cast<const int4*>(args.items + at));

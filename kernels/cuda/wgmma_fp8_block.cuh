@@ -107,15 +107,15 @@ class Fp8DraftBlock {
     PrefetchToL2(static_cast<const uint16_t*>(of) + size_t(token) * stride_ + head_ + half);
   }
 
-  // The launches ahead have ended, and the tiles of V of all warps have been multiplied.
+  // The launches ahead have ended, and this warpgroup's tiles of V have been multiplied.
   __device__ __forceinline__ void Run(DraftPhases& phases) {
+    Sync();
     int token = begin_;
 #pragma unroll 1
     do {
       phases.WaitUntilTaken(shared_);
       const int steps = min((end_ - token + kDraftTokens - 1) / kDraftTokens, DraftTile::kSteps);
-      CopyTokens(token, 0);
-      if (steps > 1) CopyTokens(token, 1);
+      CopyTokens(token, steps);
       if (token == begin_) {
         shared_.queries_here.Wait(phases.queries);
         phases.queries ^= 1;
@@ -135,13 +135,13 @@ class Fp8DraftBlock {
     } while (token < end_);
   }
 
-  __device__ __forceinline__ void Sync() const { asm volatile("bar.sync 11, 128;" ::: "memory"); }
-
  private:
   static constexpr int kRowBytes = 2 * Traits::kHeadDim;
   static constexpr int kRowChunks = kRowBytes / 16;
   static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
   static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
+
+  __device__ __forceinline__ void Sync() const { asm volatile("bar.sync 11, 128;" ::: "memory"); }
 
   // What this thread copies: of every kTokensOfThreads tokens one, 16 bytes of it.
   __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
@@ -155,19 +155,18 @@ class Fp8DraftBlock {
     return shared_.wide[1][kDraftStage] + token * kRowBytes + (chunk ^ token % 8) * 16;
   }
 
-  // Begins to bring sixteen tokens of the tile that begins with `first`; zeros beyond the last.
-  __device__ __forceinline__ void CopyTokens(int first, int step) const {
+  // Begins to bring tokens; zeros beyond the last.
+  __device__ __forceinline__ void CopyTokens(int token, int steps) const {
     const auto* const k = static_cast<const uint16_t*>(args_.block.k);
     const auto* const v = static_cast<const uint16_t*>(args_.block.v);
     DraftTile& tile = DraftTileOf<Traits>(shared_);
     std::byte* const values = tile.values[Chunk() / 8] + SwizzledChunk(FirstToken(), Chunk() % 8);
     std::byte* const keys = KeyPlace(FirstToken(), Chunk());
     static_assert(kTokensOfThreads == 8 && kDraftTokens == 16);  // chunks are exchanged in eights
-#pragma unroll
-    for (int of_step = 0; of_step < 2; ++of_step) {
-      const int i = 2 * step + of_step;
-      const bool alive = AliveAt(first, i);
-      const size_t further = alive ? size_t(first - begin_ + i * kTokensOfThreads) * stride_ : 0;
+#pragma unroll 1
+    for (int i = 0; i < 2 * steps; ++i) {
+      const bool alive = AliveAt(token, i);
+      const size_t further = alive ? size_t(token - begin_ + i * kTokensOfThreads) * stride_ : 0;
       CopyAsync16OrZero(keys + i * kTokensOfThreads * kRowBytes, k + from_ + further, alive);
       CopyAsync16OrZero(values + i * kTokensOfThreads * kTileRowBytes, v + from_ + further, alive);
     }
@@ -215,15 +214,11 @@ class Fp8DraftBlock {
 template <typename Traits, typename Widener>
 __device__ __forceinline__ void FindDraftBlock(const AttentionArgs& args, const WorkItem& item,
                                                typename Traits::Shared& shared,
-                                               const Widener& widener, bool first_item,
-                                               DraftPhases& phases) {
+                                               const Widener& widener, DraftPhases& phases) {
   Fp8DraftBlock<Traits> block(args, item, shared);
   block.Prefetch();
   WaitForLaunchesAhead();
-  if (!first_item) {
-    widener.WaitForEmpty();
-    block.Sync();
-  }
+  widener.WaitForEmpty();
   block.Run(phases);
 }
 
