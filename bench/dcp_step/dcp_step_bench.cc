@@ -249,9 +249,8 @@ class Problem {
         visit(pool_k_, pool_v_, PoolToken(sequence, t) * Row() + kv_head * dim);
       }
       for (int64_t t = std::max(seen.lo, case_.tokens); t < seen.hi; ++t) {
-        const auto token =
-            static_cast<size_t>(row / flags_.rows() * flags_.rows() + t - case_.tokens);
-        visit(k_, v_, token * Row() + kv_head * dim);
+        const int64_t token = int64_t{sequence} * flags_.rows() + t - case_.tokens;
+        visit(k_, v_, static_cast<size_t>(token) * Row() + kv_head * dim);
       }
     };
     each([&](const Values& k, const Values&, size_t at) {

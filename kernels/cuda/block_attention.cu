@@ -68,6 +68,30 @@ __device__ __forceinline__ void AddProducts(const uint4 (&q)[2], const uint4 (&k
   }
 }
 
+// From logits to weights, and the columns' largest logit and sum of weights.
+__device__ __forceinline__ void WeighTile(float (&s)[2][4], float (&largest)[2], float (&sum)[2]) {
+  largest[0] = largest[1] = kNoReference;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i / 4][i % 4]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+    sum[i] = 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float& x = s[i / 4][i % 4];
+    x = Exp2(x - largest[i / 2 % 2]);
+    sum[i / 2 % 2] += x;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+  }
+}
+
 // Of the launch.
 struct KernelArgs {
   BlockArgs block;
@@ -131,7 +155,7 @@ class WarpBlock {
       MakeDraftLogits(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
                       entry_.token_begin + key, s);
       float largest[2], sum[2];
-      WeighDraftTile(s, largest, sum);
+      WeighTile(s, largest, sum);
       uint32_t p[4];
       PackDraftWeights<kCompute>(s, p);
       Merge(key, p, largest, sum, before_merging);

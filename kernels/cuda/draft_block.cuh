@@ -35,31 +35,6 @@ __device__ __forceinline__ void MakeDraftLogits(float sm_scale, float soft_cap,
   }
 }
 
-// From logits to weights, and the columns' largest logit and sum of weights.
-__device__ __forceinline__ void WeighDraftTile(float (&s)[2][4], float (&largest)[2],
-                                               float (&sum)[2]) {
-  largest[0] = largest[1] = kNoReference;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i / 4][i % 4]);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-    sum[i] = 0.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float& x = s[i / 4][i % 4];
-    x = Exp2(x - largest[i / 2 % 2]);
-    sum[i / 2 % 2] += x;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
-  }
-}
-
 // Weights as operand A of the product with values.
 template <DType kCompute>
 __device__ __forceinline__ void PackDraftWeights(const float (&s)[2][4], uint32_t (&p)[4]) {

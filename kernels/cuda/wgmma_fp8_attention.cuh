@@ -181,9 +181,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   PieceStager<Traits> queries;
   queries.Locate(args, shared.items[0]);
   // (A draft's block is waited for. Otherwise it is quicker to wait for the queries alone.)
-  if constexpr (Traits::kDraftBlock) {
-    if (HasDraftBlock(args, shared.items[0], place)) queries.Prefetch();
-  }
+  if (Traits::kDraftBlock && HasDraftBlock(args, shared.items[0], place)) queries.Prefetch();
   WaitForLaunchesAhead();
   queries.Ask(shared);
   WaitForCluster(place);

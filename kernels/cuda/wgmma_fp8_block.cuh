@@ -114,7 +114,7 @@ class Fp8DraftBlock {
 #pragma unroll 1
     do {
       phases.WaitUntilTaken(shared_);
-      const int steps = min((end_ - token + kDraftTokens - 1) / kDraftTokens, DraftTile::kSteps);
+      const int steps = min(StepsFrom(token), DraftTile::kSteps);
       CopyTokens(token, steps);
       if (token == begin_) {
         shared_.queries_here.Wait(phases.queries);
@@ -126,7 +126,7 @@ class Fp8DraftBlock {
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) FindLogits(token, step);
       if (warp_ == 0 && lane_ == 0) {
-        shared_.draft_steps = (end_ - begin_ + kDraftTokens - 1) / kDraftTokens;
+        shared_.draft_steps = StepsFrom(begin_);
       }
       shared_.draft_found.Arrive();
       phases.left = true;
@@ -141,8 +141,12 @@ class Fp8DraftBlock {
   static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
   static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
 
-  __device__ __forceinline__ void Sync() const { asm volatile("bar.sync 11, 128;" ::: "memory"); }
+  static __device__ __forceinline__ void Sync() { SyncBlock<128, /*kBarrier=*/11>(); }
 
+  // Of kDraftTokens tokens, to the last one.
+  __device__ __forceinline__ int StepsFrom(int token) const {
+    return (end_ - token + kDraftTokens - 1) / kDraftTokens;
+  }
   // What this thread copies: of every kTokensOfThreads tokens one, 16 bytes of it.
   __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
   __device__ __forceinline__ int Chunk() const { return lane_ % kRowChunks; }

@@ -77,10 +77,11 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
   for (int n = 0; n < kQueries; ++n) pieces[n] = {join(high[n]), join(low[n])};
 }
 
-// Where 16 bytes of a query of head dim 128 lie as it comes: so that eight columns' are read from
-// different banks.
+inline constexpr int kRawQueryBytes = 256;  // of head dim 128
+
+// Where 16 bytes of a query lie as it comes: so that eight columns' are read from different banks.
 __device__ __forceinline__ int RawQueryPlace(int column, int chunk) {
-  return column * 256 + (chunk ^ column % 8) * 16;
+  return column * kRawQueryBytes + (chunk ^ column % 8) * 16;
 }
 
 // Brings an item's queries to shared memory, cut into pieces. Where they are is found first, what
@@ -159,7 +160,7 @@ class PieceStager {
   }
   // Of the first or the second half of what this thread takes of its i-th column.
   static __device__ __forceinline__ int RawPlace(int i, int half) {
-    static_assert(2 * kBytes * kVectors == 4 * Traits::kHeadDim);
+    static_assert(kBytes * kVectors == kRawQueryBytes);
     return RawQueryPlace(ColumnOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
   }
 
