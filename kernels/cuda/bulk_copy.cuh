@@ -52,6 +52,22 @@ struct alignas(8) CopyBarrier {
   }
 };
 
+// Where threads of a block meet that are not all of it. A named barrier would do, but tools that
+// check for races lose such meetings when the other warps of the block end at the time.
+class BlockBarrier {
+ public:
+  __device__ void Init(uint32_t threads) { barrier_.Init(threads); }
+  // By all these threads. `parity`: each thread's own, 0 at first.
+  __device__ void Meet(uint32_t& parity) {
+    barrier_.Arrive();
+    barrier_.Wait(parity);
+    parity ^= 1;
+  }
+
+ private:
+  CopyBarrier barrier_;
+};
+
 // Makes barriers just initialised known to the copy engine.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

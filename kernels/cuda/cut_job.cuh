@@ -102,16 +102,17 @@ __device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const Wo
 
 // Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
 // having written its columns, of which it has equally many one after the other: the last to come
-// merges them.
-template <int kHeadDim, int kColumns, int kThreads>
+// merges them. meet(): the threads' barrier.
+template <int kHeadDim, int kColumns, int kThreads, typename Meet>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
-                                            const ClusterPlace& place, int* is_last /* shared */) {
-  SyncThreads<kThreads>();
+                                            const ClusterPlace& place, int* is_last /* shared */,
+                                            Meet meet) {
+  meet();
   if (threadIdx.x == 0) {
     const CutJob job(args, item, place);
     *is_last = job.AllArrived(job.Arrive(/*waits=*/false));
   }
-  SyncThreads<kThreads>();
+  meet();
   if (*is_last == 0) return;
   const int columns = kColumns / static_cast<int>(place.size);
   const int begin = static_cast<int>(place.rank) * columns;

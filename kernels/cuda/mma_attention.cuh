@@ -600,8 +600,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       ArriveAtCluster(place);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.is_last);
+      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+          args, item, place, &shared.is_last, [] { SyncThreads<Traits::kThreads>(); });
     }
     WaitForCluster(place);  // the others have read block_o
     if (!has_next) return;

@@ -99,7 +99,7 @@ struct WgmmaTraits {
     WorkItem items[2];
     float v_scale;
     CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
-    CopyBarrier given;                           // likewise; a phase an item
+    BlockBarrier met;                            // by all that compute
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
     ClusterBarrier read;                         // o, by all blocks of the cluster
@@ -306,22 +306,23 @@ class Warpgroup {
 
   // Adds up what the warpgroups found, so that each holds one half of the block's normalised
   // output; brings to shared memory where it goes; writes the LSE unless the cluster merges it
-  // first.
-  __device__ __forceinline__ void Combine(const WorkItem& item, bool of_cluster, uint32_t parity) {
+  // first. meet(): the computing threads' barrier.
+  template <typename Meet>
+  __device__ __forceinline__ void Combine(const WorkItem& item, bool of_cluster, Meet meet) {
     const int column = ReduceRows(sum_, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int i = 0; i < kCells / 8; ++i) {
       shared_.of_warps[warpgroup_ * 4 + warp_][column + i] = sum_[i];
     }
-    SyncThreads<Traits::kThreads>();
+    meet();
     const int c = threadIdx.x;
     if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
-    SyncThreads<Traits::kThreads>();
+    meet();
     // The products are done, and the weights' place is free.
     if (warpgroup_ == 0) {
-      Exchange<1>(parity);
+      Exchange<1>(meet);
     } else {
-      Exchange<0>(parity);
+      Exchange<0>(meet);
     }
   }
 
@@ -371,10 +372,9 @@ class Warpgroup {
     if (!of_cluster) StoreLse(args_, row, sum.lse2);
   }
 
-  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_. (Each
-  // warpgroup comes to a barrier of its own: bar.sync in two places is an error to synccheck.)
-  template <int kGiven>
-  __device__ __forceinline__ void Exchange(uint32_t parity) {
+  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_.
+  template <int kGiven, typename Meet>
+  __device__ __forceinline__ void Exchange(Meet meet) {
     constexpr int kKept = 1 - kGiven;
     const int thread = threadIdx.x % 128;
     constexpr int kOwnFloats = Traits::kOwnColumns / 2;
@@ -393,8 +393,7 @@ class Warpgroup {
                         element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
       }
     }
-    shared_.given.Arrive();
-    shared_.given.Wait(parity);
+    meet();
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
@@ -802,7 +801,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         shared.weights_published[i].Init(128);
         shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
       }
-      shared.given.Init(Traits::kThreads);
+      shared.met.Init(Traits::kThreads);
       shared.published.Init(place.size, Traits::kThreads);
       shared.read.Init(place.size, Traits::kThreads);
       FenceBarrierInit();
@@ -825,6 +824,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Traits::kRegisters));
 
+  uint32_t met_parity = 0;
+  const auto meet = [&] { shared.met.Meet(met_parity); };
   const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
   QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
@@ -846,7 +847,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     });
     if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
     FenceSharedForWgmma();
-    SyncThreads<Traits::kThreads>();
+    meet();
   };
 
   queries.Prefetch(args, shared.items[0]);
@@ -861,9 +862,9 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
     WaitForCopies();
-    state.Combine(item, of_cluster, static_cast<uint32_t>(item_parity));
+    state.Combine(item, of_cluster, meet);
     if (of_cluster) {
-      SyncThreads<Traits::kThreads>();  // the halves give way to o
+      meet();  // the halves give way to o
       state.Output([&](int column, int d, float2 x) {
         *reinterpret_cast<float2*>(&shared.o[column][d]) = x;
       });
@@ -891,11 +892,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     }
     if (item.partial_count > 1) {
       MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                        &shared.is_last);
+                                                                        &shared.is_last, meet);
     }
     if (!has_next) break;
     if (of_cluster) shared.read.Wait(item_parity);
-    SyncThreads<Traits::kThreads>();  // the output gives way to queries
+    meet();  // the output gives way to queries
     queries.Ask(args, next, shared.raw, shared.columns);
   }
   // No block ends while others may read its shared memory.
