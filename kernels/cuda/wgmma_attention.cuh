@@ -76,15 +76,20 @@ struct WgmmaTraits {
   static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
                 kRegistersAtBegin * kBlockThreads);
 
+  // A warpgroup's weights, and, when its last product is done, what it gives away.
+  union OfWarpgroup {
+    alignas(1024) std::byte p[2][kColumns * kTileRowBytes];
+    float4 half[kOwnVectors][128];  // of O
+  };
+
   struct Fixed {
     union {
       // Tiles of operand B; see wgmma.cuh.
       struct {
         alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
         union {
-          alignas(1024) std::byte p[kWarpgroups][2][kColumns * kTileRowBytes];
-          std::byte raw[kColumns * kHeadDim * 4];        // queries as they come
-          float4 halves[kWarpgroups][kOwnVectors][128];  // of O, for the warpgroup that adds it up
+          OfWarpgroup of[kWarpgroups];
+          std::byte raw[kColumns * kHeadDim * 4];  // queries as they come
         };
       };
       float o[kColumns][kHeadDim + 4];  // the block's, for its cluster
@@ -92,13 +97,15 @@ struct WgmmaTraits {
     ColumnPair pairs[kWarpgroups][kColumns / 2];
     float reference[kWarpgroups][kColumns];
     alignas(16) float factor[kWarpgroups][kColumns];
-    float of_warps[kWarps][kColumns];  // the warps' maxima, later their sums
-    float lse2[kColumns];              // of the block, in base 2
-    int target[kColumns];              // the row of O or of the workspace, -1 for none
+    alignas(16) float2 factors[kWarps][kColumns];  // by which the outputs enter the sum; a warp's
+    float of_warps[kWarps][kColumns];              // the warps' maxima, later their sums
+    float lse2[kColumns];                          // of the block, in base 2
+    int target[kColumns];                          // the row of O or of the workspace, -1 for none
     ColumnState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
     CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
+    CopyBarrier queries_staged;                  // likewise, of all that compute; a phase an item
     BlockBarrier met;                            // by all that compute
     int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
     ClusterBarrier published;                    // o, in all blocks of the cluster
@@ -163,9 +170,9 @@ class TileCopier {
       const int next = group + turns_.apart + lane;
       const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
       // The stage's previous use ended with the phase before this one.
-      if (2 * copied_ + (values_ ? 1 : 0) >= Traits::kStages) {
-        if (!wrapped_) WaitForCluster(ThisCluster());
-        wrapped_ = true;
+      const int use = 2 * copied_ + (values_ ? 1 : 0);
+      if (use >= Traits::kStages) {
+        if (use < Traits::kStages + 2) WaitForCluster(ThisCluster());  // this warp's first
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
       CopyBarrier& full = shared_.full[half_][place_.stage];
@@ -193,7 +200,6 @@ class TileCopier {
   const GroupSource<int(Traits::kGroupBytes)> source_;
   RingPlace<Traits::kStages> place_;
   int copied_ = 0;  // tiles
-  bool wrapped_ = false;
 };
 
 // The two neighbouring dimensions that a thread's rows lane / 4 and lane / 4 + 8 of a tile of 64
@@ -314,15 +320,22 @@ class Warpgroup {
     for (int i = 0; i < kCells / 8; ++i) {
       shared_.of_warps[warpgroup_ * 4 + warp_][column + i] = sum_[i];
     }
-    meet();
     const int c = threadIdx.x;
-    if (c < Traits::kColumns) CombineColumn(item, of_cluster, c);
-    meet();
-    // The products are done, and the weights' place is free.
+    if (c < Traits::kColumns) {
+      shared_.target[c] = RowOfOutput<Traits::kColumns>(args_, item, c).index;
+    }
+    SyncWarpgroup(warpgroup_);  // its last product is done, and the weights give way
     if (warpgroup_ == 0) {
-      Exchange<1>(meet);
+      Give<1>();
     } else {
-      Exchange<0>(meet);
+      Give<0>();
+    }
+    meet();
+    FindFactors(item, of_cluster);
+    if (warpgroup_ == 0) {
+      Take<0>();
+    } else {
+      Take<1>();
     }
   }
 
@@ -355,54 +368,71 @@ class Warpgroup {
     return shared_.pairs[warpgroup_][tile * 4 + lane_ % 4];
   }
 
-  __device__ __forceinline__ void CombineColumn(const WorkItem& item, bool of_cluster, int c) {
-    PerWarpgroup sums = {};
+  // By what the warpgroups' outputs are multiplied, each warp for itself: that takes no longer than
+  // a barrier would.
+  __device__ __forceinline__ void FindFactors(const WorkItem& item, bool of_cluster) {
+    float2* const factors = shared_.factors[warpgroup_ * 4 + warp_];
 #pragma unroll
-    for (int g = 0; g < Traits::kWarpgroups; ++g) {
+    for (int i = 0; i < Traits::kColumns; i += 32) {
+      const int c = (threadIdx.x + i) % Traits::kColumns;
+      PerWarpgroup sums = {};
 #pragma unroll
-      for (int w = 0; w < 4; ++w) sums.of[g] += shared_.of_warps[4 * g + w][c];
-    }
-    const ColumnSum sum = SumOfWarpgroups(sums, {shared_.reference[0][c], shared_.reference[1][c]},
-                                          shared_.v_scale, Traits::kBias);
-    shared_.factor[0][c] = sum.factors[0];
-    shared_.factor[1][c] = sum.factors[1];
-    shared_.lse2[c] = sum.lse2;
-    const OutputRow row = RowOfOutput<Traits::kColumns>(args_, item, c);
-    shared_.target[c] = row.index;
-    if (!of_cluster) StoreLse(args_, row, sum.lse2);
-  }
-
-  // Gives half kGiven of the output to the other warpgroup, and adds its other half to own_.
-  template <int kGiven, typename Meet>
-  __device__ __forceinline__ void Exchange(Meet meet) {
-    constexpr int kKept = 1 - kGiven;
-    const int thread = threadIdx.x % 128;
-    constexpr int kOwnFloats = Traits::kOwnColumns / 2;
-    const auto element = [&](int half, int dims, int i) {
-      const int tile = i / 4 + (Traits::kDimsSplit ? 0 : half * Traits::kOwnTiles);
-      const float factor = shared_.factor[warpgroup_][ColumnOf(tile) + i % 2];
-      return o_[Traits::kDimsSplit ? half * Traits::kOwnDimTiles + dims : 0][tile * 4 + i % 4] *
-             factor;
-    };
+      for (int g = 0; g < Traits::kWarpgroups; ++g) {
 #pragma unroll
-    for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
-#pragma unroll
-      for (int i = 0; i < kOwnFloats; i += 4) {
-        shared_.halves[warpgroup_][(dims * kOwnFloats + i) / 4][thread] =
-            make_float4(element(kGiven, dims, i), element(kGiven, dims, i + 1),
-                        element(kGiven, dims, i + 2), element(kGiven, dims, i + 3));
+        for (int w = 0; w < 4; ++w) sums.of[g] += shared_.of_warps[4 * g + w][c];
+      }
+      const ColumnSum sum = SumOfWarpgroups(
+          sums, {shared_.reference[0][c], shared_.reference[1][c]}, shared_.v_scale, Traits::kBias);
+      factors[c] = make_float2(sum.factors[0], sum.factors[1]);
+      if (i == 0 && threadIdx.x < Traits::kColumns) {
+        shared_.lse2[c] = sum.lse2;
+        if (!of_cluster) StoreLse(args_, {shared_.target[c], item.partial_count == 1}, sum.lse2);
       }
     }
-    meet();
+    __syncwarp();
+  }
+
+  // Element i of dimensions `dims` of one half of what this warpgroup found.
+  template <int kHalf>
+  __device__ __forceinline__ float& Element(int dims, int i) {
+    return o_[Traits::kDimsSplit ? kHalf * Traits::kOwnDimTiles + dims : 0]
+             [(Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles * 4) + i];
+  }
+  // Lays out one half of the output for the other warpgroup, which adds its own half of it: no
+  // factors yet, so that both need only one barrier.
+  template <int kHalf>
+  __device__ __forceinline__ void Give() {
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
 #pragma unroll
-      for (int i = 0; i < kOwnFloats; i += 4) {
-        const float4 x = shared_.halves[warpgroup_ ^ 1][(dims * kOwnFloats + i) / 4][thread];
-        own_[dims][i] = element(kKept, dims, i) + x.x;
-        own_[dims][i + 1] = element(kKept, dims, i + 1) + x.y;
-        own_[dims][i + 2] = element(kKept, dims, i + 2) + x.z;
-        own_[dims][i + 3] = element(kKept, dims, i + 3) + x.w;
+      for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
+        const int i = tile * 4;
+        shared_.of[warpgroup_].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128] =
+            make_float4(Element<kHalf>(dims, i), Element<kHalf>(dims, i + 1),
+                        Element<kHalf>(dims, i + 2), Element<kHalf>(dims, i + 3));
+      }
+    }
+  }
+  template <int kHalf>
+  __device__ __forceinline__ void Take() {
+    // A warpgroup keeps the half of its own number.
+    constexpr int kOther = 1 - kHalf;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
+      const int column = ColumnOf(tile + (Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles));
+      const float4 x =
+          *reinterpret_cast<const float4*>(&shared_.factors[warpgroup_ * 4 + warp_][column]);
+      const float factors[2][2] = {{x.x, x.y}, {x.z, x.w}};  // of a column, of a warpgroup
+#pragma unroll
+      for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
+        const float4 given =
+            shared_.of[kOther].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128];
+        const float of_other[4] = {given.x, given.y, given.z, given.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          own_[dims][tile * 4 + i] = Element<kHalf>(dims, tile * 4 + i) * factors[i % 2][kHalf] +
+                                     of_other[i] * factors[i % 2][kOther];
+        }
       }
     }
   }
@@ -558,7 +588,7 @@ class Warpgroup {
   // Starts O^T += V^T P^T.
   __device__ __forceinline__ void MultiplyValues(
       const uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
-    const uint64_t p = TileDescriptor(SharedAddress(shared_.p[warpgroup_][0]) +
+    const uint64_t p = TileDescriptor(SharedAddress(shared_.of[warpgroup_].p) +
                                       parity_ * (Traits::kColumns * kTileRowBytes));
 #pragma unroll
     for (int i = 0; i < kTileGroups; ++i) {
@@ -614,7 +644,7 @@ class Warpgroup {
   template <Scores kScores>
   __device__ __forceinline__ bool StoreWeights(int group) {
     const int slot = FirstSlot(group);
-    const uint32_t p = SharedAddress(shared_.p[warpgroup_][0]) +
+    const uint32_t p = SharedAddress(shared_.of[warpgroup_].p) +
                        parity_ * (Traits::kColumns * kTileRowBytes) +
                        SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
     uint32_t largest = 0;
@@ -801,6 +831,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
         shared.weights_published[i].Init(128);
         shared.exceeded[i][0] = shared.exceeded[i][1] = 0;
       }
+      shared.queries_staged.Init(Traits::kThreads);
       shared.met.Init(Traits::kThreads);
       shared.published.Init(place.size, Traits::kThreads);
       shared.read.Init(place.size, Traits::kThreads);
@@ -847,7 +878,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     });
     if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
     FenceSharedForWgmma();
-    meet();
+    shared.queries_staged.Arrive();
   };
 
   queries.Prefetch(args, shared.items[0]);
@@ -858,6 +889,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
     stage_queries(item);
+    shared.queries_staged.Wait(item_parity);
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
@@ -895,8 +927,15 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
                                                                         &shared.is_last, meet);
     }
     if (!has_next) break;
-    if (of_cluster) shared.read.Wait(item_parity);
-    meet();  // the output gives way to queries
+    // The output gives way to queries.
+    if (of_cluster) {
+      shared.read.Wait(item_parity);
+    } else {
+      meet();
+    }
+    // For the compiler: behind a named barrier it takes a warp's lanes to be together, and the
+    // loop's addresses stay in uniform registers.
+    SyncThreads<Traits::kThreads>();
     queries.Ask(args, next, shared.raw, shared.columns);
   }
   // No block ends while others may read its shared memory.

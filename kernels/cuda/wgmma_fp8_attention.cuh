@@ -235,7 +235,9 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       MergeIfLastToCome<Traits::kColumns, Traits::kThreads>(args, item, place, shared.merge_notes,
                                                             column_of);
     }
-    SyncThreads<Traits::kThreads>();  // the output gives way to queries
+    // The output gives way to queries. (A cluster's barrier would do alone, but behind this one the
+    // compiler takes a warp's lanes to be together; otherwise it spills.)
+    SyncThreads<Traits::kThreads>();
     if (of_cluster) {
       shared.read.Arrive(place, item_parity);
       shared.read.Wait(item_parity);
