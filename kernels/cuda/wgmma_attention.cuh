@@ -294,7 +294,9 @@ class Warpgroup {
         shared_(shared),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32 % 4),
-        warpgroup_(warpgroup) {}
+        warpgroup_(warpgroup),
+        weights_at_(Kept(SharedAddress(shared.of[warpgroup].p) +
+                         SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2))) {}
 
   // Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
   __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart) {
@@ -644,9 +646,7 @@ class Warpgroup {
   template <Scores kScores>
   __device__ __forceinline__ bool StoreWeights(int group) {
     const int slot = FirstSlot(group);
-    const uint32_t p = SharedAddress(shared_.of[warpgroup_].p) +
-                       parity_ * (Traits::kColumns * kTileRowBytes) +
-                       SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2);
+    const uint32_t p = weights_at_ + parity_ * (Traits::kColumns * kTileRowBytes);
     uint32_t largest = 0;
     // All loads come before the first store: the hardware would keep their order.
     ColumnPair pairs[Traits::kTiles];
@@ -787,6 +787,7 @@ class Warpgroup {
   const int lane_;
   const int warp_;  // of the warpgroup
   const int warpgroup_;
+  const uint32_t weights_at_;         // this lane's, in the first of the two places
   RingPlace<Traits::kStages> place_;  // of the next tile
   uint32_t parity_ = 0;               // of the weights' two places
   uint32_t weights_parity_ = 0;       // of the phase of weights_published

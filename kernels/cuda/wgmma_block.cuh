@@ -36,6 +36,12 @@ __device__ __forceinline__ int OpaqueLane() {
   return static_cast<int>(__shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32));
 }
 
+// The same, kept in a register: the compiler would rather find it again in every turn of a loop.
+__device__ __forceinline__ uint32_t Kept(uint32_t x) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(x));
+  return x;
+}
+
 // A place in a ring.
 template <int kStages>
 struct RingPlace {
