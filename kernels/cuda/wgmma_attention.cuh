@@ -77,7 +77,7 @@ struct WgmmaTraits {
                 kRegistersAtBegin * kBlockThreads);
 
   // A warpgroup's weights, and, when its last product is done, what it gives away.
-  union OfWarpgroup {
+  union Scratch {
     alignas(1024) std::byte p[2][kColumns * kTileRowBytes];
     float4 half[kOwnVectors][128];  // of O
   };
@@ -88,7 +88,7 @@ struct WgmmaTraits {
       struct {
         alignas(1024) std::byte q[kHeadDim / kTileSlots][kColumns * kTileRowBytes];
         union {
-          OfWarpgroup of[kWarpgroups];
+          Scratch scratch[kWarpgroups];
           std::byte raw[kColumns * kHeadDim * 4];  // queries as they come
         };
       };
@@ -295,7 +295,7 @@ class Warpgroup {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32 % 4),
         warpgroup_(warpgroup),
-        weights_at_(Kept(SharedAddress(shared.of[warpgroup].p) +
+        weights_at_(Kept(SharedAddress(shared.scratch[warpgroup].p) +
                          SwizzledChunk(lane_ / 16 * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2))) {}
 
   // Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
@@ -409,7 +409,7 @@ class Warpgroup {
 #pragma unroll
       for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
         const int i = tile * 4;
-        shared_.of[warpgroup_].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128] =
+        shared_.scratch[warpgroup_].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128] =
             make_float4(Element<kHalf>(dims, i), Element<kHalf>(dims, i + 1),
                         Element<kHalf>(dims, i + 2), Element<kHalf>(dims, i + 3));
       }
@@ -428,7 +428,7 @@ class Warpgroup {
 #pragma unroll
       for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
         const float4 given =
-            shared_.of[kOther].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128];
+            shared_.scratch[kOther].half[dims * Traits::kOwnTiles + tile][threadIdx.x % 128];
         const float of_other[4] = {given.x, given.y, given.z, given.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -590,7 +590,7 @@ class Warpgroup {
   // Starts O^T += V^T P^T.
   __device__ __forceinline__ void MultiplyValues(
       const uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
-    const uint64_t p = TileDescriptor(SharedAddress(shared_.of[warpgroup_].p) +
+    const uint64_t p = TileDescriptor(SharedAddress(shared_.scratch[warpgroup_].p) +
                                       parity_ * (Traits::kColumns * kTileRowBytes));
 #pragma unroll
     for (int i = 0; i < kTileGroups; ++i) {
