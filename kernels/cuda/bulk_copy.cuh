@@ -52,8 +52,8 @@ struct alignas(8) CopyBarrier {
   }
 };
 
-// Where threads of a block meet that are not all of it. A named barrier would do, but tools that
-// check for races lose such meetings when the other warps of the block end at the time.
+// Where threads of a block meet that are not all of it. A named barrier would do, but racecheck
+// seems to lose such meetings when the other warps of the block end at the time.
 class BlockBarrier {
  public:
   __device__ void Init(uint32_t threads) { barrier_.Init(threads); }
