@@ -861,7 +861,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
   QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
-  const auto stage_queries = [&](const WorkItem& item) {
+  const auto stage_queries = [&](const WorkItem& item, uint32_t parity) {
     WaitForCopies();
     queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4), and each four
@@ -880,6 +880,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
     FenceSharedForWgmma();
     shared.queries_staged.Arrive();
+    shared.queries_staged.Wait(parity);
   };
 
   queries.Prefetch(args, shared.items[0]);
@@ -889,8 +890,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
-    stage_queries(item);
-    shared.queries_staged.Wait(item_parity);
+    stage_queries(item, static_cast<uint32_t>(item_parity));
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     state.AddTiles(item, item.group_begin + turns.first, turns.apart);
