@@ -116,9 +116,17 @@ struct WgmmaTraits {
   // left.
   using Stage = std::byte[kTileBytes];
   static constexpr int kSharedBytes = 227 * 1024;
-  static constexpr int kStages =
+  // Tiles of a ring that are on their way at once.
+  static constexpr int kUnderWay = kBytesUnderWay / (kWarpgroups * kTileBytes);
+  static constexpr int kMostStages =
       std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups);
-  static_assert(kStages >= 2);
+  static_assert(kUnderWay >= 1 && kMostStages >= 2);
+  // A copying warp waits for a tile kUnderWay ahead of its own. It must not miss that, so nobody
+  // may fill that stage again before this warp has copied its tile: it does so itself where the
+  // ring's length and kUnderWay are both even or both odd, and where the length is twice kUnderWay
+  // the other warp waits for that tile in turn.
+  static constexpr int kStages =
+      kMostStages - (kMostStages != 2 * kUnderWay && (kMostStages - kUnderWay) % 2 != 0);
   struct Shared : Fixed {
     alignas(128) Stage stages[kWarpgroups][kStages];
     CopyBarrier full[kWarpgroups][kStages];
@@ -175,6 +183,7 @@ class TileCopier {
         if (use < Traits::kStages + 2) WaitForCluster(ThisCluster());  // this warp's first
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
+      if (use >= Traits::kUnderWay && Traits::kUnderWay < Traits::kStages) WaitForTileAhead();
       CopyBarrier& full = shared_.full[half_][place_.stage];
       if (lane == 0) {
         full.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
@@ -193,6 +202,13 @@ class TileCopier {
   }
 
  private:
+  // Until the tile has come that is kUnderWay ahead of this one in the ring.
+  __device__ __forceinline__ void WaitForTileAhead() const {
+    const bool wraps = place_.stage < Traits::kUnderWay;
+    const int stage = place_.stage - Traits::kUnderWay + (wraps ? Traits::kStages : 0);
+    shared_.full[half_][stage].Wait(place_.parity ^ (wraps ? 1 : 0));
+  }
+
   Shared& shared_;
   const int half_;
   const bool values_;
