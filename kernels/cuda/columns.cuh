@@ -245,14 +245,19 @@ class QueryCopier {
   __device__ void Ask(const AttentionArgs& args, const WorkItem& item, std::byte* raw,
                       ColumnState<kColumns>& state) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
+    // Where the warp's columns are: each lane finds it for one of them.
+    const int lane = threadIdx.x % 32;
+    const int own = lane % kOfWarp / kAtOnce * (kThreads / kVectors) +
+                    static_cast<int>(threadIdx.x) / 32 * kAtOnce + lane % kAtOnce;
+    const int own_index =
+        own < item.column_count ? static_cast<int>(OutputIndex(args, item, own)) : -1;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      const bool alive = unit / kVectors < item.column_count;
-      const int column = alive ? unit / kVectors : 0;
-      const std::byte* from =
-          static_cast<const std::byte*>(args.q) +
-          (OutputIndex(args, item, column) * kVectors + unit % kVectors) * bytes;
+      const int index = __shfl_sync(0xffffffffu, own_index, i * kAtOnce + lane / kVectors);
+      const bool alive = index >= 0;
+      const std::byte* from = static_cast<const std::byte*>(args.q) +
+                              (size_t(max(index, 0)) * kVectors + unit % kVectors) * bytes;
       CopyAsync16OrZero(raw + unit * bytes, from, alive);
       if (bytes == 32) CopyAsync16OrZero(raw + unit * bytes + 16, from + 16, alive);
     }
@@ -277,7 +282,9 @@ class QueryCopier {
       uint4 words[2] = {from[0]};
       if (bytes == 32) words[1] = from[1];
       float scale = args.sm_scale * k_scale_;
-      const uint4 x = PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
+      const uint4 x = args.q_dtype == kCompute
+                          ? words[0]
+                          : PackQuery<kCompute, kVectors>(args.q_dtype, words, scale);
       store(column, unit % kVectors, x);
       if (unit % kVectors == 0) {
         state.scale[column] =
@@ -289,6 +296,8 @@ class QueryCopier {
  private:
   static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
   static constexpr int kOfThread = kColumns * kVectors / kThreads;
+  static constexpr int kAtOnce = 32 / kVectors;  // columns of a warp
+  static constexpr int kOfWarp = kAtOnce * kOfThread;
   static_assert(kOfThread * kThreads == kColumns * kVectors);
 
   float k_scale_ = 1.0f;

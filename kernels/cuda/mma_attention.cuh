@@ -22,7 +22,7 @@ namespace tributary::cuda {
 
 // A warp that has more groups than this in its first item asks L2 for two steps of them before the
 // launches ahead have ended, not for one: it gains more than the copies that come before it lose.
-inline constexpr int kLongItem = 16;
+inline constexpr int kLongItem = 7;
 
 template <DType kKvType, int kHeadDimension, int kColumnTiles, int kBlocks>
 struct MmaTraits {

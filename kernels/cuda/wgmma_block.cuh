@@ -20,9 +20,9 @@ inline constexpr int kTileGroups = 4;  // of 16 tokens, that a warpgroup takes a
 inline constexpr int kTilesOfLanes = 32 / kTileGroups;  // whose groups a warp's lanes take one each
 inline constexpr int kComputeWarpgroups = 2;            // a block's tiles are dealt to them in turn
 
-// What a block asks memory for at once. A third of it would keep memory busy; what is beyond stands
-// in queues, which serve multiprocessors so unequally that with 160 KB one is done with its share
-// when another has two thirds of it.
+// What a block asks memory for at once: enough to keep it busy (with half of it, calls take a tenth
+// longer). More would stand in queues, which serve multiprocessors so unequally that with 160 KB
+// one was done with its share when another had two thirds of it.
 inline constexpr int kBytesUnderWay = 64 * 1024;
 
 // Zero, and the same in all lanes for all that the compiler knows. What is found from an address
