@@ -118,15 +118,10 @@ struct WgmmaTraits {
   static constexpr int kSharedBytes = 227 * 1024;
   // Tiles of a ring that are on their way at once.
   static constexpr int kUnderWay = kBytesUnderWay / (kWarpgroups * kTileBytes);
-  static constexpr int kMostStages =
-      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups);
-  static_assert(kUnderWay >= 1 && kMostStages >= 2);
-  // A copying warp waits for a tile kUnderWay ahead of its own. It must not miss that, so nobody
-  // may fill that stage again before this warp has copied its tile: it does so itself where the
-  // ring's length and kUnderWay are both even or both odd, and where the length is twice kUnderWay
-  // the other warp waits for that tile in turn.
-  static constexpr int kStages =
-      kMostStages - (kMostStages != 2 * kUnderWay && (kMostStages - kUnderWay) % 2 != 0);
+  static constexpr int kStages = RingLength(
+      std::min<int>(10, (kSharedBytes - int(sizeof(Fixed)) - 1024) / kTileBytes / kWarpgroups),
+      kUnderWay);
+  static_assert(kUnderWay >= 1 && kStages >= 2);
   struct Shared : Fixed {
     alignas(128) Stage stages[kWarpgroups][kStages];
     CopyBarrier full[kWarpgroups][kStages];
@@ -183,7 +178,7 @@ class TileCopier {
         if (use < Traits::kStages + 2) WaitForCluster(ThisCluster());  // this warp's first
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
-      if (use >= Traits::kUnderWay && Traits::kUnderWay < Traits::kStages) WaitForTileAhead();
+      if (use >= Traits::kUnderWay && Traits::kUnderWay < Traits::kStages) WaitForEarlierTile();
       CopyBarrier& full = shared_.full[half_][place_.stage];
       if (lane == 0) {
         full.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
@@ -202,11 +197,10 @@ class TileCopier {
   }
 
  private:
-  // Until the tile has come that is kUnderWay ahead of this one in the ring.
-  __device__ __forceinline__ void WaitForTileAhead() const {
-    const bool wraps = place_.stage < Traits::kUnderWay;
-    const int stage = place_.stage - Traits::kUnderWay + (wraps ? Traits::kStages : 0);
-    shared_.full[half_][stage].Wait(place_.parity ^ (wraps ? 1 : 0));
+  // Until the tile has come that is kUnderWay places before this one.
+  __device__ __forceinline__ void WaitForEarlierTile() const {
+    const auto earlier = place_.Before(Traits::kUnderWay);
+    shared_.full[half_][earlier.stage].Wait(earlier.parity);
   }
 
   Shared& shared_;
@@ -926,9 +920,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
             const bool whole = item.partial_count == 1;
             float* const to = whole ? args.o : args.partial_o;
             StoreRelaxed(to + size_t(row) * Traits::kHeadDim + d, part.o);
-            if (d != 0) return;
-            StoreRelaxed((whole ? args.lse : args.partial_lse) + row,
-                         whole ? part.lse2 * kLn2 : part.lse2);
+            if (d == 0) StoreLse(args, {row, whole}, part.lse2);
           });
       if (has_next) shared.read.Arrive(place, item_parity);
     } else {

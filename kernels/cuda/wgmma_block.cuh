@@ -41,7 +41,7 @@ __device__ __forceinline__ int OpaqueLane() {
   return static_cast<int>(__shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32));
 }
 
-// The same, kept in a register: the compiler would rather find it again in every turn of a loop.
+// A value, kept in a register: the compiler would rather find it again in every turn of a loop.
 __device__ __forceinline__ uint32_t Kept(uint32_t x) {
   asm volatile("mov.u32 %0, %0;" : "+r"(x));
   return x;
@@ -59,7 +59,21 @@ struct RingPlace {
       parity ^= 1;
     }
   }
+  // The place `places` before this one, no more than the ring has.
+  __device__ __forceinline__ RingPlace Before(int places) const {
+    const bool wraps = stage < places;
+    return {stage - places + (wraps ? kStages : 0), parity ^ (wraps ? 1 : 0)};
+  }
 };
+
+// The stages of a ring that has room for `most`, and two warps to fill them in turn, each of which
+// waits until the tile `under_way` places before its own has come. It must not miss that, so nobody
+// may fill that stage again before this warp has copied its tile: it does so itself where the
+// ring's length and `under_way` are both even or both odd, and where the length is twice
+// `under_way` the other warp waits for that tile in turn.
+constexpr int RingLength(int most, int under_way) {
+  return (most - under_way) % 2 == 0 || most == 2 * under_way ? most : most - 1;
+}
 
 // What of an item its tiles need, kept in registers.
 struct TileRanges {
