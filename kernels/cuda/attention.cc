@@ -170,7 +170,8 @@ std::string ToString(const KernelChoice& choice) {
   return std::string(choice.kind == KernelKind::kMma ? "mma, " : "wgmma, ") +
          std::to_string(choice.columns) + " columns" +
          (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "") +
-         (choice.cluster_size > 1 ? ", clusters of " + std::to_string(choice.cluster_size) : "");
+         (choice.cluster_size > 1 ? ", clusters of " + std::to_string(choice.cluster_size) : "") +
+         (choice.fp8_queries ? ", fp8 queries" : "");
 }
 
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
@@ -180,6 +181,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
       ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90;
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
+  choice.fp8_queries = options.fp8_queries;
   choice.begins_early = hopper && options.begins_early;
   if (hopper && columns > WidestMmaOnHopper(shape)) {
     choice.kind = KernelKind::kWgmma;
@@ -232,6 +234,14 @@ Status Validate(const AttentionShape& shape) {
   });
 }
 
+Status Validate(const AttentionShape& shape, const KernelOptions& options) {
+  if (Status status = Validate(shape); !status.ok()) return status;
+  if (options.fp8_queries && !IsFp8(shape.kv)) {
+    return Unsupported(std::string("fp8_queries: the cache is ") + Name(shape.kv) + ", not FP8");
+  }
+  return Status::Ok();
+}
+
 int32_t LateGroupsOf(int32_t tokens) {
   return tokens <= 0 ? 0 : (tokens + kGroupTokens - 2) / kGroupTokens + 1;
 }
@@ -243,7 +253,9 @@ bool MayAttendBlock(const KernelChoice& choice, const AttentionShape& shape, DTy
 
 Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
                        const AttentionArgs& args, int32_t blocks, cudaStream_t stream) {
-  if (Status status = Validate(shape); !status.ok()) return status;
+  if (Status status = Validate(shape, {.fp8_queries = choice.fp8_queries}); !status.ok()) {
+    return status;
+  }
   if (IsFp8(args.q_dtype)) {
     return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
   }
@@ -252,6 +264,7 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
     return Unsupported("block: only the kernel of 64 columns of FP8 takes one along");
   }
   AttentionArgs complete = args;
+  complete.fp8_queries = choice.fp8_queries;
   complete.group = args.q_heads / args.kv_heads;
   complete.group_inverse = 1.0f / static_cast<float>(complete.group);
   return DispatchKvType(shape.kv, [&](auto kv) {

@@ -55,6 +55,9 @@ struct KernelOptions {
   bool batch_invariant = false;
   // A launch may begin while the one ahead of it ends. For benchmarks of one launch by itself.
   bool begins_early = true;
+  // Over an FP8 cache: queries are rounded to e4m3, too, with a scale a row and head. The kernel of
+  // wide FP8 blocks then has half as many products of queries and keys.
+  bool fp8_queries = false;
 };
 
 enum class KernelKind {
@@ -70,6 +73,7 @@ struct KernelChoice {
   int32_t cluster_size = 1;   // blocks that share each item and merge through shared memory
   bool begins_early = false;  // see above
   bool batch_invariant = false;
+  bool fp8_queries = false;
 };
 // "mma, 8 columns, clusters of 4", for logs and benchmarks.
 std::string ToString(const KernelChoice& choice);
@@ -83,6 +87,7 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);
+Status Validate(const AttentionShape& shape, const KernelOptions& options);
 
 // AttentionArgs::late_groups behind a launch that appends up to so many tokens to a sequence.
 int32_t LateGroupsOf(int32_t tokens);

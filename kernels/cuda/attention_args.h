@@ -29,6 +29,7 @@ struct AttentionArgs {
   const float* v_scale = nullptr;        // [kv_heads] or nullptr for ones
   const void* q = nullptr;               // [rows, q_heads, head_dim] of q_dtype
   DType q_dtype = DType::kBf16;          // f32, bf16 or f16
+  bool fp8_queries = false;              // as the kernel was chosen: LaunchAttention sets it
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
   int32_t group = 0;  // q_heads / kv_heads, and its inverse: LaunchAttention sets both

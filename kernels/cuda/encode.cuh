@@ -26,6 +26,17 @@ __device__ __forceinline__ uint32_t Encode(float x) {
   return kType == DType::kFp8E4M3 ? Float8E4M3FromFloat(x) : Float8E5M2FromFloat(x);
 }
 
+// Two floats rounded to e4m3; `low` in the low byte. A NaN may lose its sign.
+__device__ __forceinline__ uint32_t PackE4M3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t y;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+  return y;
+#else
+  return Encode<DType::kFp8E4M3>(low) | Encode<DType::kFp8E4M3>(high) << 8;
+#endif
+}
+
 // kCount elements packed into words, lowest first.
 template <DType kType, int kCount>
 __device__ __forceinline__ void EncodeWords(const float (&x)[kCount],

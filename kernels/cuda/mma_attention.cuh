@@ -16,6 +16,7 @@
 
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/cut_job.cuh"
+#include "kernels/cuda/queries.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -478,7 +479,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     load_keys();
     load_values();
   };
-  QueryStager<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  QueryStager<Traits::kKv, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&] {
     queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
       // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).

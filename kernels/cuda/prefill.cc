@@ -38,6 +38,11 @@ struct WorkspaceLayout {
   size_t end = 0;
 };
 
+// Whether queries and keys are multiplied in FP8.
+bool MultipliesFp8(const PrefillChoice& choice) {
+  return choice.fp8_queries && choice.kind == PrefillKind::kWgmma;
+}
+
 bool ConvertsQueries(const PrefillChoice& choice, const PrefillShape& shape) {
   return choice.fp8_queries || shape.q != choice.compute;
 }
@@ -70,7 +75,7 @@ cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& 
     return bf16 ? RunMmaPrefill<DType::kBf16, kHeadDim>(args, blocks, stream)
                 : RunMmaPrefill<DType::kF16, kHeadDim>(args, blocks, stream);
   }
-  if (choice.fp8_queries) {
+  if (MultipliesFp8(choice)) {
     return kv == DType::kFp8E4M3
                ? RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, kHeadDim>(args, blocks, stream)
                : RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, kHeadDim>(args, blocks, stream);
@@ -139,14 +144,12 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
                             const PrefillOptions& options) {
   PrefillChoice choice;
   choice.compute = ComputeTypeOf(shape);
+  choice.fp8_queries = options.fp8_queries;
+  if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
   if (ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90) {
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
     choice.keys_per_tile = WgmmaPrefillKeys(shape.head_dim);
-    if (options.fp8_queries && shape.page_size != 0 && IsFp8(shape.kv)) {
-      choice.fp8_queries = true;
-      choice.compute = DType::kF16;  // exact for values of either FP8 type
-    }
   } else {
     choice.rows_per_tile = MmaPrefillRows(shape.head_dim);
     choice.keys_per_tile = MmaPrefillKeys(shape.head_dim);
@@ -195,11 +198,10 @@ Status Validate(const PrefillShape& shape) {
   return Status::Ok();
 }
 
-Status Validate(const DeviceProperties& device, const PrefillShape& shape,
-                const PrefillOptions& options) {
+Status Validate(const PrefillShape& shape, const PrefillOptions& options) {
   if (Status status = Validate(shape); !status.ok()) return status;
-  if (options.fp8_queries && !ChoosePrefill(device, shape, options).fp8_queries) {
-    return Unsupported("q_dtype: FP8 queries need an FP8 cache and the kernels of sm_90a");
+  if (options.fp8_queries && !IsFp8(shape.kv)) {
+    return Unsupported(std::string("fp8_queries: K and V are ") + Name(shape.kv) + ", not FP8");
   }
   return Status::Ok();
 }
@@ -207,7 +209,9 @@ Status Validate(const DeviceProperties& device, const PrefillShape& shape,
 Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
                      std::span<const PrefillPass> passes, const PrefillArgs& args,
                      cudaStream_t stream) {
-  if (Status status = Validate(shape); !status.ok()) return status;
+  if (Status status = Validate(shape, {.fp8_queries = choice.fp8_queries}); !status.ok()) {
+    return status;
+  }
   if (Status status = CheckCall(shape, passes, args); !status.ok()) return status;
   if (passes.empty()) return Status::Ok();
   const WorkspaceLayout layout = LayOut(choice, shape, args.rows, args.workspace_slots);
@@ -236,7 +240,8 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     ConvertQueriesArgs convert;
     convert.q = args.q;
     convert.from = shape.q;
-    convert.to = choice.fp8_queries ? DType::kFp8E4M3 : choice.compute;
+    convert.to = MultipliesFp8(choice) ? DType::kFp8E4M3 : choice.compute;
+    convert.rounds = choice.fp8_queries;
     convert.heads = int64_t{args.rows} * shape.q_heads;
     convert.head_dim = shape.head_dim;
     convert.out = args.workspace + layout.q;
@@ -259,7 +264,7 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     gather.page_size = shape.page_size;
     gather.kv_heads = shape.kv_heads;
     gather.head_dim = shape.head_dim;
-    gather.keep_keys = choice.fp8_queries;
+    gather.keep_keys = MultipliesFp8(choice);
     gather.k = args.workspace + layout.k;
     gather.v = args.workspace + layout.v;
     kernel.k = gather.k;

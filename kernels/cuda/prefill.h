@@ -38,8 +38,8 @@ struct PrefillShape {
 
 struct PrefillOptions {
   bool portable = false;  // leaves out what only one architecture has
-  // Over an FP8 cache: queries are quantised, too, to e4m3 with a scale a row and head, and
-  // multiplied with the keys as they are. Faster, at FP8's accuracy of the logits.
+  // Over an FP8 cache: queries are rounded to e4m3, too, with a scale a row and head. On sm_90a
+  // they are multiplied with the keys as they are, which is faster.
   bool fp8_queries = false;
 };
 
@@ -51,7 +51,7 @@ enum class PrefillKind {
 struct PrefillChoice {
   PrefillKind kind = PrefillKind::kMma;
   DType compute = DType::kBf16;  // of products: bf16 or f16
-  bool fp8_queries = false;      // products of queries and keys are computed in FP8
+  bool fp8_queries = false;      // queries are rounded to FP8
   int32_t rows_per_tile = 64;
   int32_t keys_per_tile = 64;
 };
@@ -99,8 +99,7 @@ struct PrefillArgs {
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const PrefillShape& shape);
-Status Validate(const DeviceProperties& device, const PrefillShape& shape,
-                const PrefillOptions& options);
+Status Validate(const PrefillShape& shape, const PrefillOptions& options);
 
 // Rows of no entry keep what they had.
 Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,

@@ -1,9 +1,9 @@
-#include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/prefill_operands.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/queries.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
@@ -138,19 +138,6 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-// What a head's queries are multiplied by, and the inverse of that.
-template <DType kTo>
-__device__ __forceinline__ PowerOfTwo NormaliserOf(float max_abs) {
-  if constexpr (kTo == DType::kFp8E4M3) {
-    // All of the type's range; what is infinite or NaN stays so.
-    constexpr float kLargest = 448.0f;
-    if (!(max_abs > 0x1p-100f && max_abs < 0x1p100f)) return {1.0f, 1.0f};
-    return {kLargest / max_abs, max_abs / kLargest};
-  } else {
-    return QueryNormaliser<14>(max_abs);
-  }
-}
-
 // A head's elements are spread over head_dim / 8 lanes. Types of little range get a scale a head.
 template <DType kTo, int kHeadDim>
 __global__ void __launch_bounds__(256)
@@ -183,6 +170,7 @@ __global__ void __launch_bounds__(256)
       }
     }
   }
+  const bool to_fp8 = kTo == DType::kFp8E4M3 || (kTo == DType::kF16 && args.rounds);
   PowerOfTwo normaliser{1.0f, 1.0f};
   if constexpr (kTo != DType::kBf16) {
     float max_abs = 0.0f;
@@ -192,14 +180,19 @@ __global__ void __launch_bounds__(256)
     for (int lane = kLanes / 2; lane > 0; lane /= 2) {
       max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
     }
-    normaliser = NormaliserOf<kTo>(max_abs);
+    normaliser = to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);
   }
   if (!mine) return;
 #pragma unroll
   for (int i = 0; i < kDims; ++i) x[i] *= normaliser.value;
-  uint32_t words[kDims * SizeOf(kTo) / 4];
-  EncodeWords<kTo>(x, words);
-  StoreRow(args.out + unit * kDims * SizeOf(kTo), true, words);
+  std::byte* const out = args.out + unit * kDims * SizeOf(kTo);
+  if (to_fp8 && kTo == DType::kF16) {
+    *reinterpret_cast<uint4*>(out) = RoundToE4M3(x);
+  } else {
+    uint32_t words[kDims * SizeOf(kTo) / 4];
+    EncodeWords<kTo>(x, words);
+    StoreRow(out, true, words);
+  }
   if (unit % kLanes == 0) args.scale[head] = normaliser.inverse;
 }
 

@@ -34,6 +34,7 @@ struct ConvertQueriesArgs {
   const void* q = nullptr;  // [rows, q_heads, head_dim] of `from`
   DType from = DType::kF32;
   DType to = DType::kBf16;  // bf16, f16 or fp8_e4m3
+  bool rounds = false;      // f16: to e4m3 first
   int64_t heads = 0;        // rows * q_heads
   int32_t head_dim = 0;
   std::byte* out = nullptr;  // [rows, q_heads, head_dim]

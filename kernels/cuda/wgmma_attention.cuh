@@ -25,6 +25,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/cut_job.cuh"
+#include "kernels/cuda/queries.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_block.cuh"
 #include "kernels/cuda/widen.cuh"
@@ -870,7 +871,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   const auto meet = [&] { shared.met.Meet(met_parity); };
   const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
-  QueryCopier<Traits::kCompute, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  QueryCopier<Traits::kKv, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
   const auto stage_queries = [&](const WorkItem& item, uint32_t parity) {
     WaitForCopies();
     queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {

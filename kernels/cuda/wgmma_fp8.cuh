@@ -9,13 +9,6 @@
 
 namespace tributary::cuda {
 
-// Two floats rounded to e4m3; `low` in the low byte.
-__device__ __forceinline__ uint32_t PackE4M3(float low, float high) {
-  uint16_t y;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
-  return y;
-}
-
 // The sums of two pairs of f16.
 __device__ __forceinline__ uint32_t AddPairs(uint32_t a, uint32_t b) {
   uint32_t y;

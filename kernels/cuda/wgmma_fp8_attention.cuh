@@ -5,7 +5,7 @@
 //
 // K is multiplied as it lies in the cache. Operand A of that product is the queries, each cut into
 // two e4m3 pieces whose sum is a bf16, in registers for as long as an item lasts. So K is neither
-// read by a thread nor widened.
+// read by a thread nor widened. (Of queries that may be rounded to e4m3 there is one piece.)
 //
 // P stays in registers: what a thread holds of S is what it needs of operand A of the second
 // product. V has to be f16 for that, and a warpgroup of its own widens it, from shared memory to
@@ -33,14 +33,14 @@
 
 namespace tributary::cuda {
 
-// kDraft: takes drafts' blocks along.
-template <DType kKvType, bool kDraft>
+// kDraft: takes drafts' blocks along. kQueryPieces: one, if queries are to be rounded to e4m3.
+template <DType kKvType, bool kDraft, int kQueryPieces>
 struct WgmmaFp8Traits {
   static constexpr DType kKv = kKvType;
   static constexpr bool kDraftBlock = kDraft;
   static constexpr int kHeadDim = 128;
   static constexpr int kColumns = 64;
-  static constexpr int kPieces = 2;  // of a query
+  static constexpr int kPieces = kQueryPieces;
   static constexpr int kGroupBytes = kGroupTokens * kHeadDim;
   static constexpr int kPanelBytes = kGroupTokens * kKeyPanelBytes;  // of a group
   static constexpr int kPanels = kGroupBytes / kPanelBytes;

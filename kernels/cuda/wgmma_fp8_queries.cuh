@@ -3,13 +3,15 @@
 #pragma once
 
 #include "kernels/cuda/columns.cuh"
+#include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/queries.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
 #include "kernels/cuda/widen.cuh"
 
 namespace tributary::cuda {
 
-// Sixteen elements of a query as two times sixteen e4m3.
+// Sixteen elements of a query in e4m3, and what that has lost of them, likewise.
 struct QueryPieces {
   uint4 high;
   uint4 low;
@@ -50,11 +52,9 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
   for (int n = 0; n < kQueries; ++n) {
     const float max_abs =
         fmaxf(__uint_as_float(largest[n] << 16), __uint_as_float(largest[n] & 0xffff0000u));
-    const PowerOfTwo normaliser = QueryNormaliser<8>(max_abs);
-    // A negative scale goes to the query: the largest product is then the largest logit. What is
-    // not finite must not become finite.
+    const PowerOfTwo normaliser = Fp8QueryNormaliser(max_abs);
+    // A negative scale goes to the query: the largest product is then the largest logit.
     factors[n] = scales[n] < 0.0f ? -normaliser.value : normaliser.value;
-    if (!(max_abs < INFINITY)) factors[n] = NAN;
     scales[n] = fabsf(scales[n]) * normaliser.inverse;
   }
   uint32_t high[kQueries][8], low[kQueries][8];
@@ -145,7 +145,8 @@ class PieceStager {
       const int column = ColumnOf(i);
       const int at = SwizzledChunk(column, threadIdx.x % kVectors);
       *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
-      *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
+      if constexpr (Traits::kPieces == 2)
+        *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
       if (threadIdx.x % kVectors == 0) shared.columns.scale[column] = scales[i] * kLog2E;
     }
   }

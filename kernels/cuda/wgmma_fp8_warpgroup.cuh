@@ -542,8 +542,17 @@ class Fp8Warpgroup {
   __device__ __forceinline__ bool Exceeds(float logit, int r) const {
     return logit > reference_[r] + (IsLarge(logit) ? -Traits::kNegligible : kHeadroom);
   }
-  // The scores of this warp's rows once more, as sums of f16 products in fp32: the pieces of a
-  // query add up to an f16.
+  // Two of a query's elements, whole: its pieces add up to f16. They lie in a word of q_, which
+  // kHigh names the half of.
+  template <bool kHigh>
+  __device__ __forceinline__ uint32_t WholeQuery(int step, int i) const {
+    uint32_t whole = WidenE4M3<kHigh>(q_[0][step][i]);
+    if constexpr (Traits::kPieces == 2) {
+      whole = AddPairs(whole, WidenE4M3<kHigh>(q_[1][step][i]));
+    }
+    return whole;
+  }
+  // The scores of this warp's rows once more, as sums of f16 products in fp32.
   __device__ __forceinline__ void MultiplyKeysExactly() {
     const std::byte* keys = shared_.keys[warpgroup_][keys_.stage];
     const int row = lane_ / 4;
@@ -555,10 +564,8 @@ class Fp8Warpgroup {
       uint32_t a[4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t high = q_[0][step / 2][step % 2 * 2 + i];
-        const uint32_t low = q_[1][step / 2][step % 2 * 2 + i];
-        a[i] = AddPairs(WidenE4M3<false>(high), WidenE4M3<false>(low));
-        a[i + 2] = AddPairs(WidenE4M3<true>(high), WidenE4M3<true>(low));
+        a[i] = WholeQuery<false>(step / 2, step % 2 * 2 + i);
+        a[i + 2] = WholeQuery<true>(step / 2, step % 2 * 2 + i);
       }
       const std::byte* at = keys + step / 4 * (kTileGroups * Traits::kPanelBytes) +
                             row * kKeyPanelBytes + KeyChunk(row, step % 4) * kVectorBytes +

@@ -11,6 +11,7 @@
 #include "kernels/cpu/backend.h"
 #include "kernels/cpu/quantize.h"
 #include "kernels/element.h"
+#include "kernels/fp8_queries.h"
 #include "tests/kernels/dispatch.h"
 
 namespace tributary::test {
@@ -211,6 +212,57 @@ TEST_P(QuantizeTest, ConvertsBetweenAllInputTypes) {
       }
     }
   }
+}
+
+std::vector<float> RoundQuery(const std::vector<float>& query) {
+  std::vector<std::byte> bytes(query.size() * sizeof(float));
+  std::memcpy(bytes.data(), query.data(), bytes.size());
+  const std::vector<std::byte> rounded =
+      RoundQueriesToFp8(DType::kF32, static_cast<int32_t>(query.size()), bytes);
+  std::vector<float> result(query.size());
+  std::memcpy(result.data(), rounded.data(), rounded.size());
+  return result;
+}
+
+TEST(Fp8QueriesTest, ElementsKeepFourBitsBelowTheLargest) {
+  // The largest decides: 13 becomes 208, just below 2^8, and 2^-9, the smallest e4m3, is 13 /
+  // 106496.
+  EXPECT_EQ(RoundQuery({13.0f, 1.1875f, -1.0625f, 0.0f, 0x1p-13f, 0x1p-15f}),
+            (std::vector<float>{13.0f, 1.25f, -1.0f, 0.0f, 0x1p-13f, 0.0f}));
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> query(128);
+  for (float& x : query) x = normal(random);
+  const std::vector<float> rounded = RoundQuery(query);
+  for (size_t i = 0; i < query.size(); ++i) {
+    EXPECT_NEAR(rounded[i], query[i], std::max(0x1p-4f * std::abs(query[i]), 0x1p-14f));
+  }
+  // A power of two changes nothing but the scale.
+  for (const float scale : {0x1p-90f, 0x1p-10f, 0x1p10f, 0x1p90f}) {
+    std::vector<float> scaled = query;
+    for (float& x : scaled) x *= scale;
+    scaled = RoundQuery(scaled);
+    for (size_t i = 0; i < query.size(); ++i) EXPECT_EQ(scaled[i], rounded[i] * scale);
+  }
+}
+
+TEST(Fp8QueriesTest, EveryHeadHasItsOwnScale) {
+  std::vector<uint16_t> queries;  // [2, 2]
+  for (const float x : {240.0f, 17.0f, 0x1p-120f, 0x1.1p-120f}) queries.push_back(Bf16FromFloat(x));
+  std::vector<std::byte> bytes(queries.size() * 2);
+  std::memcpy(bytes.data(), queries.data(), bytes.size());
+  bytes = RoundQueriesToFp8(DType::kBf16, 2, bytes);
+  const float expected[] = {240.0f, 16.0f, 0x1p-120f, 0x1p-120f};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(LoadElement(DType::kBf16, bytes.data(), i), expected[i]);
+  }
+}
+
+TEST(Fp8QueriesTest, NothingFiniteComesOfInfinity) {
+  for (const float x : RoundQuery({1.0f, kInf, 0.0f})) EXPECT_TRUE(std::isnan(x));
+  const std::vector<float> one = RoundQuery({1.0f, std::nanf(""), 0.0f});
+  EXPECT_EQ(one[0], 1.0f);
+  EXPECT_TRUE(std::isnan(one[1]));
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
 //   attention_grid [--set field|shapes|drafts|grid|all] [--only TEXT] [--json FILE] [--portable]
-//                 [--invariant] [--alone] [--cluster N]
-// --alone keeps a call from beginning before the one ahead of it has ended.
+//                 [--invariant] [--fp8-queries] [--alone] [--cluster N]
+// --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
+// from beginning before the one ahead of it has ended.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/element.h"
+#include "kernels/fp8_queries.h"
 
 namespace tributary::cuda {
 namespace {
@@ -124,8 +126,8 @@ __global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t pag
 
 class Bench {
  public:
-  Bench(bool portable, bool invariant, bool alone, int32_t cluster_size)
-      : portable_(portable), invariant_(invariant), alone_(alone), cluster_size_(cluster_size) {
+  Bench(const KernelOptions& options, int32_t cluster_size)
+      : options_(options), cluster_size_(cluster_size) {
     Check(QueryDevice(0, &device_));
     Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
     Check(cudaEventCreate(&begin_), "cudaEventCreate");
@@ -157,9 +159,8 @@ class Bench {
     }
     const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
                                c.page_size, c.rows,     sequences, total_keys};
-    KernelChoice choice = ChooseKernel(device_, shape, {portable_, invariant_});
+    KernelChoice choice = ChooseKernel(device_, shape, options_);
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
-    if (alone_) choice.begins_early = false;
     const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
 
     std::vector<PlanEntry> entries;
@@ -202,10 +203,12 @@ class Bench {
     Upload(row_keys, plan.keys);
     Upload(page_tables, tables);
     const size_t elements = size_t(rows) * c.q_heads * c.head_dim;
-    std::vector<uint16_t> q_host(elements);
+    std::vector<std::byte> q_host(elements * SizeOf(DType::kBf16));
     std::normal_distribution<float> normal(0.0f, 1.0f);
-    for (uint16_t& x : q_host) StoreElement(DType::kBf16, &x, 0, normal(random));
-    uint16_t* q = Allocate<uint16_t>(elements);
+    for (size_t i = 0; i < elements; ++i) {
+      StoreElement(DType::kBf16, q_host.data(), i, normal(random));
+    }
+    std::byte* q = Allocate<std::byte>(q_host.size());
     Upload(q, q_host);
 
     AttentionArgs args;
@@ -231,7 +234,14 @@ class Bench {
     };
 
     result.kernel = ToString(choice);
-    result.error = Compare(c, launch(copies - 1), entries, keys);
+    AttentionArgs checked = launch(copies - 1);
+    std::byte* rounded = nullptr;  // (the queries that the reference sees)
+    if (options_.fp8_queries) {
+      rounded = Allocate<std::byte>(q_host.size());
+      Upload(rounded, RoundQueriesToFp8(DType::kBf16, c.head_dim, q_host));
+      checked.q = rounded;
+    }
+    result.error = Compare(c, checked, entries, keys);
 
     const size_t calls = std::max<size_t>(copies, 8);
     cudaGraph_t graph = nullptr;
@@ -246,9 +256,9 @@ class Bench {
     cudaGraphDestroy(graph);
     for (void* p :
          {static_cast<void*>(items), static_cast<void*>(row_keys), static_cast<void*>(page_tables),
-          static_cast<void*>(q), static_cast<void*>(args.o), static_cast<void*>(args.lse),
-          static_cast<void*>(args.partial_o), static_cast<void*>(args.partial_lse),
-          static_cast<void*>(args.arrivals)}) {
+          static_cast<void*>(q), static_cast<void*>(rounded), static_cast<void*>(args.o),
+          static_cast<void*>(args.lse), static_cast<void*>(args.partial_o),
+          static_cast<void*>(args.partial_lse), static_cast<void*>(args.arrivals)}) {
       cudaFree(p);
     }
     return result;
@@ -314,9 +324,7 @@ class Bench {
     return worst;
   }
 
-  const bool portable_;
-  const bool invariant_;
-  const bool alone_;
+  const KernelOptions options_;
   const int32_t cluster_size_;
   DeviceProperties device_;
   cudaStream_t stream_ = nullptr;
@@ -435,9 +443,7 @@ int Main(int argc, char** argv) {
   std::string set = "field";
   std::string only;
   std::string json;
-  bool portable = false;
-  bool invariant = false;
-  bool alone = false;
+  KernelOptions options;
   int32_t cluster_size = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -449,11 +455,13 @@ int Main(int argc, char** argv) {
     else if (flag == "--json")
       json = value, ++i;
     else if (flag == "--portable")
-      portable = true;
+      options.portable = true;
     else if (flag == "--invariant")
-      invariant = true;
+      options.batch_invariant = true;
+    else if (flag == "--fp8-queries")
+      options.fp8_queries = true;
     else if (flag == "--alone")
-      alone = true;
+      options.begins_early = false;
     else if (flag == "--cluster")
       cluster_size = std::atoi(value), ++i;
     else {
@@ -470,7 +478,7 @@ int Main(int argc, char** argv) {
   add("drafts", DraftCases());
   add("grid", GridCases());
 
-  Bench bench(portable, invariant, alone, cluster_size);
+  Bench bench(options, cluster_size);
   const double bandwidth = bench.ReadBandwidth();
   const int32_t* clusters = bench.device().clusters;
   std::printf("multiprocessors: %d, clusters of 2: %d, 4: %d, 8: %d\n",
@@ -483,6 +491,7 @@ int Main(int argc, char** argv) {
   bool wrong = false;
   for (const Case& c : cases) {
     if (c.name.find(only) == std::string::npos) continue;
+    if (options.fp8_queries && !IsFp8(c.kv)) continue;
     const Result r = bench.Run(c);
     if (r.microseconds == 0) {
       std::printf("%-52s does not fit\n", c.name.c_str());

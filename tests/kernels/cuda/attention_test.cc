@@ -10,6 +10,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/fp8_queries.h"
 #include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
@@ -46,6 +47,7 @@ struct Case {
   int32_t blocks = 0;        // 0: as many as the GPU has multiprocessors
   bool draft = false;        // a new token to each row, seen by the rows of its sequence
   bool draft_causal = false;
+  bool fp8_queries = false;
 };
 
 std::string Describe(const Case& c) {
@@ -54,6 +56,7 @@ std::string Describe(const Case& c) {
                      " page " + std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
                      std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
                      (c.batch_invariant ? " invariant" : "") +
+                     (c.fp8_queries ? " fp8 queries" : "") +
                      (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
@@ -85,7 +88,7 @@ class Call {
   AttentionParams HostParams() {
     AttentionParams p;
     p.kv = cache_->kv();
-    p.q = q_.data();
+    p.q = context_q().data();
     p.q_dtype = case_.q;
     p.rows = rows_;
     p.q_heads = case_.group * case_.kv_heads;
@@ -127,6 +130,12 @@ class Call {
                   PageBytes(cache_->kv()));
     }
     std::copy_n(q_.begin(), other->q_.size(), other->q_.begin());
+    other->RoundQueries();
+  }
+
+  void SetQuery(size_t element, float value) {
+    StoreElement(case_.q, q_.data(), element, value);
+    RoundQueries();
   }
 
   // Makes all of a key's elements the same.
@@ -208,7 +217,10 @@ class Call {
                          TotalKeys()};
     for (const Sequence& s : case_.sequences) shape.max_rows = std::max(shape.max_rows, s.rows);
     if (case_.many_sequences) shape.sequences = 1000;
-    KernelChoice choice = ChooseKernel(device, shape, {case_.portable, case_.batch_invariant});
+    KernelChoice choice = ChooseKernel(device, shape,
+                                       {.portable = case_.portable,
+                                        .batch_invariant = case_.batch_invariant,
+                                        .fp8_queries = case_.fp8_queries});
     if (case_.cluster_size > 0 && choice.begins_early) choice.cluster_size = case_.cluster_size;
     return std::make_unique<Device>(*this, choice, PlanShapeFor(choice, shape, device), shape);
   }
@@ -335,12 +347,19 @@ class Call {
     const size_t elements = size_t(rows_) * case_.group * case_.kv_heads * case_.head_dim;
     q_.resize(elements * SizeOf(case_.q));
     FillNormal(case_.q, case_.q_magnitude, &q_);
+    RoundQueries();
     if (!case_.draft) return;
     for (std::vector<std::byte>* tokens : {&block_k_, &block_v_}) {
       tokens->resize(size_t(rows_) * case_.kv_heads * case_.head_dim * SizeOf(DType::kBf16));
       FillNormal(DType::kBf16, 1.0f, tokens);
     }
   }
+
+  void RoundQueries() {
+    if (case_.fp8_queries) rounded_q_ = RoundQueriesToFp8(case_.q, case_.head_dim, q_);
+  }
+  // What meets the context; a draft's block meets them as they are.
+  const std::vector<std::byte>& context_q() const { return case_.fp8_queries ? rounded_q_ : q_; }
 
   void AddBlock(const Sequence& s) {
     block_entries_.push_back({.row_begin = rows_, .row_count = s.rows});
@@ -367,6 +386,7 @@ class Call {
   std::vector<PlanEntry> plan_entries_;
   std::vector<KeyRange> keys_;
   std::vector<std::byte> q_;
+  std::vector<std::byte> rounded_q_;
   std::vector<NewTokensEntry> block_entries_;
   std::vector<KeyRange> block_keys_;     // as the reference takes them, from the entry's first on
   std::vector<RowKeys> block_row_keys_;  // and as the kernel does
@@ -512,6 +532,35 @@ TEST_P(EveryCacheType, LongRowsAreSplitAndMerged) {
   }
 }
 
+// The reference sees queries that are rounded alike, so that the bound stays what it is.
+TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
+  Case c = Base();
+  c.fp8_queries = true;
+  if (!IsFp8(c.kv)) {
+    const AttentionShape shape{c.kv, c.head_dim, 8, 2, 16, 1};
+    const KernelChoice choice = ChooseKernel({90, 132}, shape, {.fp8_queries = true});
+    const Status status = LaunchAttention(choice, shape, {.q_heads = 8, .kv_heads = 2}, 1, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), ::testing::StartsWith("fp8_queries:"));
+    return;
+  }
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  c.scaled = true;
+  c.group = 4;
+  c.blocks = 7;
+  for (const int32_t rows : {1, 3, 7, 16}) {
+    for (const DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
+      for (const float soft_cap : {0.0f, 2.0f}) {
+        c.q = q;
+        c.soft_cap = soft_cap;
+        c.q_magnitude = q == DType::kF32 ? 1e9f : 1.0f;
+        c.sequences = {{300, rows}, {17, rows}, {0, rows}, {2000, rows, 1500}};
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
                          ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
                                                               DType::kBf16, DType::kF16),
@@ -525,10 +574,30 @@ INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
 TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (float magnitude : {1e-20f, 1e-6f, 1e6f, 1e20f}) {
-    Case c;
-    c.q_magnitude = magnitude;
-    c.sequences = {{100}, {50, 5}};
-    ExpectMatchesReference(c);
+    for (bool fp8_queries : {false, true}) {
+      Case c;
+      c.q_magnitude = magnitude;
+      c.fp8_queries = fp8_queries;
+      c.sequences = {{100}, {50, 5}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+// FP8 has no infinity: rounding must not make a number of it.
+TEST(AttentionTest, QueriesThatAreNotFiniteStaySoInFp8) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float value : {std::nanf(""), INFINITY, -INFINITY}) {
+    for (const int32_t rows : {1, 4, 16}) {
+      Case c{.group = 4, .fp8_queries = true};
+      c.sequences = {{100, rows}, {300, rows}};
+      Call call(c);
+      // Of the first row of the second sequence, the second head.
+      const int32_t heads = c.group * c.kv_heads;
+      call.SetQuery((size_t(rows) * heads + 1) * c.head_dim + 7, value);
+      SCOPED_TRACE(value);
+      ExpectMatchesReference(c, call);
+    }
   }
 }
 
@@ -563,16 +632,20 @@ TEST(AttentionTest, LogitsThatStayLarge) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16}) {
     for (const float value : {4.0f, -8.0f, 12.0f, -16.0f, 24.0f}) {
-      Case c;
-      c.kv = kv;
-      c.group = 4;
-      c.sequences = {{1000, 16, -1, false}};
-      Call call(c);
-      for (int32_t head = 0; head < c.kv_heads; ++head) {
-        for (int64_t slot = 64; slot < 1000; ++slot) call.FillKey(0, slot, head, value);
+      for (const bool fp8_queries : {false, true}) {
+        if (fp8_queries && !IsFp8(kv)) continue;
+        Case c;
+        c.kv = kv;
+        c.group = 4;
+        c.fp8_queries = fp8_queries;
+        c.sequences = {{1000, 16, -1, false}};
+        Call call(c);
+        for (int32_t head = 0; head < c.kv_heads; ++head) {
+          for (int64_t slot = 64; slot < 1000; ++slot) call.FillKey(0, slot, head, value);
+        }
+        SCOPED_TRACE(value);
+        ExpectMatchesReference(c, call);
       }
-      SCOPED_TRACE(value);
-      ExpectMatchesReference(c, call);
     }
   }
 }
@@ -740,15 +813,16 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
 TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const float value : {2.0f, 8.0f, -32.0f}) {
-    Case c{.group = 4};
-    c.draft = true;
-    c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
-    Call call(c);
-    for (int32_t head = 0; head < c.kv_heads; ++head) {
-      for (const size_t sequence : {0, 1}) call.FillKey(sequence, 5, head, value);
+    for (const bool fp8_queries : {false, true}) {
+      Case c{.group = 4, .draft = true, .fp8_queries = fp8_queries};
+      c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
+      Call call(c);
+      for (int32_t head = 0; head < c.kv_heads; ++head) {
+        for (const size_t sequence : {0, 1}) call.FillKey(sequence, 5, head, value);
+      }
+      SCOPED_TRACE(value);
+      ExpectMatchesReference(c, call);
     }
-    SCOPED_TRACE(value);
-    ExpectMatchesReference(c, call);
   }
 }
 
@@ -780,6 +854,8 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
       for (int i = 0; i < 60; ++i) {
         c.sequences.push_back({i % 7 == 3 ? 30 * i : 0, 16, -1, false});
       }
+      ExpectMatchesReference(c);
+      c.fp8_queries = true;
       ExpectMatchesReference(c);
     }
   }
@@ -882,6 +958,12 @@ TEST(AttentionTest, RefusesWhatNoKernelSupports) {
   EXPECT_THAT(message({DType::kBf16, 128, 34, 2, 16, 1}), ::testing::HasSubstr("q_heads"));
   EXPECT_THAT(message({DType::kBf16, 128, 7, 2, 16, 1}), ::testing::HasSubstr("q_heads: 7"));
   EXPECT_THAT(message({DType::kBf16, 128, 8, 2, 24, 1}), ::testing::HasSubstr("page_size: 24"));
+
+  const KernelOptions options{.fp8_queries = true};
+  EXPECT_TRUE(Validate(shape, options).ok());
+  shape.kv = DType::kBf16;
+  EXPECT_EQ(Validate(shape, options).code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Validate(shape, options).message(), ::testing::StartsWith("fp8_queries: the cache"));
 }
 
 }  // namespace
