@@ -1,12 +1,11 @@
-// What queries become that are rounded to FP8, as kernels do on request: for those who compare with
-// them.
+// Queries rounded to FP8, as backends do on request where they meet an FP8 cache.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "kernels/dtype.h"
 #include "kernels/element.h"
@@ -23,26 +22,24 @@ inline int Fp8QueryExponent(float largest) {
   return std::min(8 - exponent, 126);
 }
 
-// [heads, head_dim] queries of `type` (f32, bf16 or f16), each rounded to e4m3 with a scale of its
-// own, in their own type again. With an infinite element all of a query is NaN.
-inline std::vector<std::byte> RoundQueriesToFp8(DType type, int32_t head_dim,
-                                                const std::vector<std::byte>& queries) {
-  std::vector<std::byte> rounded(queries.size());
+// queries: [.., head_dim] of `type` (f32, bf16 or f16). Each is rounded to e4m3 with a scale of its
+// own, and becomes f32 again in rounded[.., head_dim]. With an infinite element all of it is NaN.
+inline void RoundQueriesToFp8(DType type, int32_t head_dim, std::span<const std::byte> queries,
+                              float* rounded) {
   const size_t elements = queries.size() / SizeOf(type);
-  for (size_t begin = 0; begin < elements; begin += head_dim) {
+  const auto dim = static_cast<size_t>(head_dim);
+  for (size_t begin = 0; begin < elements; begin += dim) {
     float largest = 0.0f;
-    for (size_t i = begin; i < begin + head_dim; ++i) {
-      largest = std::max(largest, std::abs(LoadElement(type, queries.data(), i)));
+    for (size_t i = begin; i < begin + dim; ++i) {
+      rounded[i] = LoadElement(type, queries.data(), i);
+      largest = std::max(largest, std::abs(rounded[i]));
     }
     const int exponent = Fp8QueryExponent(largest);
-    for (size_t i = begin; i < begin + head_dim; ++i) {
-      float scaled = std::ldexp(LoadElement(type, queries.data(), i), exponent);
-      if (std::isinf(largest)) scaled = std::nanf("");
-      const float fp8 = FloatFromFloat8E4M3(Float8E4M3FromFloat(scaled));
-      StoreElement(type, rounded.data(), i, std::ldexp(fp8, -exponent));
+    for (size_t i = begin; i < begin + dim; ++i) {
+      const float scaled = std::isinf(largest) ? NAN : std::ldexp(rounded[i], exponent);
+      rounded[i] = std::ldexp(FloatFromFloat8E4M3(Float8E4M3FromFloat(scaled)), -exponent);
     }
   }
-  return rounded;
 }
 
 }  // namespace tributary

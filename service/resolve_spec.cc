@@ -142,6 +142,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
     spec.sm_scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim));
   }
   spec.soft_cap = asked.soft_cap();
+  spec.fp8_queries = asked.fp8_queries();
   spec.num_pages = 1;
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));  // the page size before it divides
   const int64_t page_tokens = int64_t{spec.page_size} * ranks;

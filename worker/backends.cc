@@ -82,6 +82,7 @@ const BackendCapabilities& CpuBackend() {
       .layer_types = true,
       .lse = true,
       .batch_invariant = true,
+      .fp8_queries = true,
   };
   return cpu;
 }
@@ -100,6 +101,7 @@ const BackendCapabilities& CudaBackend() {
       .layer_types = true,
       .lse = true,
       .batch_invariant = true,
+      .fp8_queries = true,
   };
   return cuda;
 }
@@ -152,6 +154,7 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
   require(backend.lse, "the log-sum-exp is not offered, without which partials cannot be merged");
   require(backend.batch_invariant || !needs.batch_invariant,
           "results that do not depend on the batch are not offered");
+  require(backend.fp8_queries || !spec.fp8_queries, "queries in FP8 are not offered");
   return reasons;
 }
 

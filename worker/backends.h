@@ -53,6 +53,8 @@ struct BackendCapabilities {
   bool lse = false;
   // Can compute a row so that nothing else in the batch changes a bit of it.
   bool batch_invariant = false;
+  // Can round queries to FP8 where the cache is FP8.
+  bool fp8_queries = false;
 };
 
 const BackendCapabilities& CpuBackend();

@@ -1,5 +1,6 @@
 #include "worker/cache_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -135,6 +136,10 @@ float SoftCap(const CacheSpec& spec, const LayerSpec& layer) {
   return layer.soft_cap.value_or(spec.soft_cap);
 }
 
+bool RoundsQueries(const CacheSpec& spec, const LayerSpec& layer) {
+  return spec.fp8_queries && IsFp8(KvDType(spec, layer));
+}
+
 absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.layers.empty() || spec.layers.size() > kMaxLayers) {
     return InvalidField("layers",
@@ -154,13 +159,18 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     TRIBUTARY_RETURN_IF_ERROR(
         CheckLayer(absl::StrCat("layer_specs[", i, "]"), spec.layers[i], spec));
   }
+  if (spec.fp8_queries && std::none_of(spec.layers.begin(), spec.layers.end(),
+                                       [&](const auto& l) { return RoundsQueries(spec, l); })) {
+    return InvalidField("fp8_queries", "no layer's kv_dtype is fp8_e4m3 or fp8_e5m2");
+  }
   return ShardBytes(spec).status();
 }
 
 bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
   if (a.q_heads != b.q_heads || a.kv_heads != b.kv_heads || a.head_dim != b.head_dim ||
       a.page_size != b.page_size || a.interleave != b.interleave || a.sm_scale != b.sm_scale ||
-      a.num_pages != b.num_pages || a.layers.size() != b.layers.size()) {
+      a.fp8_queries != b.fp8_queries || a.num_pages != b.num_pages ||
+      a.layers.size() != b.layers.size()) {
     return false;
   }
   for (size_t i = 0; i < a.layers.size(); ++i) {

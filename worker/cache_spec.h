@@ -37,8 +37,9 @@ struct CacheSpec {
   int32_t page_size = 16;  // 16, 32, 64 or 128 local slots
   int32_t interleave = 0;  // tokens; divides page_size
   DType kv_dtype = DType::kFp8E4M3;
-  float sm_scale = 0.0f;  // resolved: never 0 here
-  float soft_cap = 0.0f;  // 0 for none
+  float sm_scale = 0.0f;     // resolved: never 0 here
+  float soft_cap = 0.0f;     // 0 for none
+  bool fp8_queries = false;  // queries are rounded to FP8 where the cache is FP8
   // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
   // layers on every rank.
   int32_t num_pages = 0;
@@ -48,6 +49,8 @@ struct CacheSpec {
 // What holds for a layer: its own value, or else the cache's.
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer);
 float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
+// Whether queries are rounded to FP8 before they meet the layer's cache.
+bool RoundsQueries(const CacheSpec& spec, const LayerSpec& layer);
 
 // Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field (worker/errors.h),
 // in the API's spelling: num_pages is "capacity_tokens", layers[i] is "layer_specs[i]". Says

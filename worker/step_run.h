@@ -44,6 +44,7 @@ struct StepWorkspace {
   Scratch<float> slice_o;      // [rows, heads of the rank, head_dim]
   Scratch<float> slice_lse;    // [rows, heads of the rank]
   Scratch<uint8_t> matches;    // [new tokens]
+  Scratch<float> rounded_q;    // [rows of a pass, q_heads, head_dim]
   collective::ExchangeWorkspace exchange;
 };
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/backend.h"
@@ -215,13 +216,10 @@ TEST_P(QuantizeTest, ConvertsBetweenAllInputTypes) {
 }
 
 std::vector<float> RoundQuery(const std::vector<float>& query) {
-  std::vector<std::byte> bytes(query.size() * sizeof(float));
-  std::memcpy(bytes.data(), query.data(), bytes.size());
-  const std::vector<std::byte> rounded =
-      RoundQueriesToFp8(DType::kF32, static_cast<int32_t>(query.size()), bytes);
-  std::vector<float> result(query.size());
-  std::memcpy(result.data(), rounded.data(), rounded.size());
-  return result;
+  std::vector<float> rounded(query.size());
+  RoundQueriesToFp8(DType::kF32, static_cast<int32_t>(query.size()),
+                    std::as_bytes(std::span(query)), rounded.data());
+  return rounded;
 }
 
 TEST(Fp8QueriesTest, ElementsKeepFourBitsBelowTheLargest) {
@@ -249,13 +247,9 @@ TEST(Fp8QueriesTest, ElementsKeepFourBitsBelowTheLargest) {
 TEST(Fp8QueriesTest, EveryHeadHasItsOwnScale) {
   std::vector<uint16_t> queries;  // [2, 2]
   for (const float x : {240.0f, 17.0f, 0x1p-120f, 0x1.1p-120f}) queries.push_back(Bf16FromFloat(x));
-  std::vector<std::byte> bytes(queries.size() * 2);
-  std::memcpy(bytes.data(), queries.data(), bytes.size());
-  bytes = RoundQueriesToFp8(DType::kBf16, 2, bytes);
-  const float expected[] = {240.0f, 16.0f, 0x1p-120f, 0x1p-120f};
-  for (size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(LoadElement(DType::kBf16, bytes.data(), i), expected[i]);
-  }
+  std::vector<float> rounded(queries.size());
+  RoundQueriesToFp8(DType::kBf16, 2, std::as_bytes(std::span(queries)), rounded.data());
+  EXPECT_EQ(rounded, (std::vector<float>{240.0f, 16.0f, 0x1p-120f, 0x1p-120f}));
 }
 
 TEST(Fp8QueriesTest, NothingFiniteComesOfInfinity) {

@@ -268,6 +268,11 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
   EXPECT_EQ(field([](auto* s) { s->set_kv_dtype(static_cast<v1::DType>(77)); }), "spec.kv_dtype");
   EXPECT_EQ(field([](auto* s) { s->set_sm_scale(-1); }), "spec.sm_scale");
   EXPECT_EQ(field([](auto* s) { s->set_soft_cap(-1); }), "spec.soft_cap");
+  EXPECT_EQ(field([](auto* s) {
+              s->set_kv_dtype(v1::DTYPE_F16);
+              s->set_fp8_queries(true);
+            }),
+            "spec.fp8_queries");
   EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(0); }), "spec.capacity_tokens");
   EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(INT64_MAX); }), "spec.capacity_tokens");
   EXPECT_EQ(field([](auto* s) {

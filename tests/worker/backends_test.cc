@@ -26,6 +26,7 @@ TEST(Backends, EveryDeviceOffersEveryValidCausalCache) {
         spec.soft_cap = 30;
         spec.layers[0].window.left = 4;
         spec.layers[0].sinks.assign(32, 0.0f);
+        spec.fp8_queries = IsFp8(kv);
         const Selection selection =
             SelectBackend(spec, {.device = device, .batch_invariant = true});
         ASSERT_TRUE(selection.ok()) << selection.refusals[0];
@@ -77,11 +78,13 @@ TEST(Backends, EveryLackIsAReason) {
   spec.soft_cap = 1;
   spec.layers[0].window.left = 1;
   spec.layers[0].sinks.assign(4, 0.0f);
-  EXPECT_THAT(WhyNot(narrow, spec, {.device = Device::kCuda, .batch_invariant = true}),
-              ElementsAre(HasSubstr("device"), HasSubstr("mode"), HasSubstr("head_dim"),
-                          HasSubstr("page_size"), HasSubstr("kv_dtype"), HasSubstr("query heads"),
-                          HasSubstr("window"), HasSubstr("soft_cap"), HasSubstr("sinks"),
-                          HasSubstr("log-sum-exp"), HasSubstr("batch")));
+  spec.fp8_queries = true;
+  EXPECT_THAT(
+      WhyNot(narrow, spec, {.device = Device::kCuda, .batch_invariant = true}),
+      ElementsAre(HasSubstr("device"), HasSubstr("mode"), HasSubstr("head_dim"),
+                  HasSubstr("page_size"), HasSubstr("kv_dtype"), HasSubstr("query heads"),
+                  HasSubstr("window"), HasSubstr("soft_cap"), HasSubstr("sinks"),
+                  HasSubstr("log-sum-exp"), HasSubstr("batch"), HasSubstr("queries in FP8")));
 }
 
 TEST(Backends, TheFirstThatFitsIsTaken) {

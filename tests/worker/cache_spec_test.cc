@@ -53,6 +53,11 @@ const Case kCases[] = {
     {"NanScale", "sm_scale", [](CacheSpec& s) { s.sm_scale = kNan; }},
     {"NegativeSoftCap", "soft_cap", [](CacheSpec& s) { s.soft_cap = -1; }},
     {"InfiniteSoftCap", "soft_cap", [](CacheSpec& s) { s.soft_cap = kInf; }},
+    {"Fp8QueriesWithoutFp8", "fp8_queries",
+     [](CacheSpec& s) {
+       s.kv_dtype = DType::kBf16;
+       s.fp8_queries = true;
+     }},
     {"NoPages", "capacity_tokens", [](CacheSpec& s) { s.num_pages = 0; }},
     {"BytesBeyond63Bits", "capacity_tokens",
      [](CacheSpec& s) {

@@ -95,6 +95,14 @@ INSTANTIATE_TEST_SUITE_P(Grid, Masks,
                          ::testing::Combine(::testing::Values(-1, 0, 1, 31, 1000),
                                             ::testing::Bool(), ::testing::Values(0.0f, 2.0f)));
 
+// New tokens of a prompt meet queries as they are; what is in the cache meets them rounded.
+TEST(Dcp, QueriesInFp8) {
+  for (const int size : {1, 3}) {
+    ThreadRanks ranks(size, Poisoned());
+    RunDecodeVerifyPrefill(ranks, Fp8QueriesSpec(), {}, 24);
+  }
+}
+
 // ---- exchange strategies ----------------------------------------------------------------------
 
 class Strategies : public ::testing::TestWithParam<std::tuple<collective::Strategy, int>> {};

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "kernels/element.h"
+#include "kernels/fp8_queries.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -64,9 +67,17 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
   const int64_t dim = spec.head_dim;
   const double soft_cap = layer.soft_cap.has_value() ? *layer.soft_cap : spec.soft_cap;
   const auto keys = static_cast<int64_t>(dense.k.size()) / (spec.kv_heads * dim);
+  std::vector<float> rounded;
+  if (RoundsQueries(spec, layer)) {
+    const auto elements = static_cast<size_t>(spec.q_heads * dim);
+    rounded.resize(elements);
+    RoundQueriesToFp8(DType::kF32, spec.head_dim, std::as_bytes(std::span(row.q, elements)),
+                      rounded.data());
+  }
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     const int32_t kv_head = head / (spec.q_heads / spec.kv_heads);
     const float* q = row.q + head * dim;
+    const float* cached_q = rounded.empty() ? q : rounded.data() + head * dim;
     double* out = o + head * dim;
     std::fill_n(out, dim, 0.0);
     const auto offset = [&](int64_t key) {
@@ -80,7 +91,8 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
       const bool given = key >= row.given_from;
       for (int64_t d = 0; d < dim; ++d) {
         const size_t at = offset(key) + static_cast<size_t>(d);
-        logit += q[d] * (given ? static_cast<double>(dense.k[at]) : dense.cached_k[at]);
+        logit += given ? q[d] * static_cast<double>(dense.k[at])
+                       : cached_q[d] * static_cast<double>(dense.cached_k[at]);
       }
       logit *= spec.sm_scale;
       if (soft_cap > 0) logit = soft_cap * std::tanh(logit / soft_cap);

@@ -97,6 +97,13 @@ TEST(Dflash, MoreRanksThanHeads) {
   RunDrafts(ranks, spec, {});
 }
 
+TEST(Dflash, QueriesInFp8MeetTheirBlockAsTheyAre) {
+  for (const int size : {1, 3}) {
+    ThreadRanks ranks(size, Poisoned());
+    RunTwoDrafts(ranks, Fp8QueriesSpec(), {});
+  }
+}
+
 // ---- what else shares the cache ---------------------------------------------------------------
 
 // A model with alternating windows, of a KV type a layer, under DCP: nothing is replicated.

@@ -117,6 +117,12 @@ CacheSpec EveryLayerTypeSpec() {
   return spec;
 }
 
+CacheSpec Fp8QueriesSpec() {
+  CacheSpec spec = EveryLayerTypeSpec();
+  spec.fp8_queries = true;
+  return spec;
+}
+
 CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim) {
   CacheSpec spec = SmallSpec();
   SetHeads(&spec, /*kv_heads=*/2, /*group=*/5, head_dim);

@@ -48,6 +48,9 @@ CacheSpec Fp8Spec(int32_t kv_heads, int32_t group, int32_t window);
 // and anchors are of DFlash only: no causal step may look at them.
 CacheSpec EveryLayerTypeSpec();
 
+// The same, queries rounded to FP8 where a layer's cache is FP8.
+CacheSpec Fp8QueriesSpec();
+
 // For drafts of heads whose slices, over 3 ranks, begin inside a group.
 CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim);
 

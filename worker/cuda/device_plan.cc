@@ -136,7 +136,9 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                    .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
                    .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size())),
                    .total_keys = TotalKeys(pass, keys)};
-  launch->choice = cuda::ChooseKernel(options.device, launch->shape, options.kernels);
+  cuda::KernelOptions kernels = options.kernels;
+  kernels.fp8_queries = RoundsQueries(spec);
+  launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
   const cuda::PlanShape shape = cuda::PlanShapeFor(launch->choice, launch->shape, options.device);
   launch->blocks = shape.blocks;
   cuda::Plan& made = host->few;
@@ -162,8 +164,9 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                    .page_size = spec.page_size,
                    .head_begin = 0,
                    .head_count = spec.q_heads};
-  launch->choice =
-      cuda::ChoosePrefill(options.device, launch->shape, {.portable = options.kernels.portable});
+  launch->choice = cuda::ChoosePrefill(
+      options.device, launch->shape,
+      {.portable = options.kernels.portable, .fp8_queries = RoundsQueries(spec)});
   launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
   const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
       launch->choice, launch->shape, options.device, launch->workspace_slots);
@@ -287,7 +290,7 @@ std::vector<uint64_t> DevicePlan::Signature() const {
     const cuda::KernelChoice& c = launch.choice;
     values.push_back(static_cast<uint64_t>(c.kind) | uint64_t(c.columns) << 8 |
                      uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_groups) << 32 |
-                     uint64_t(c.cluster_size) << 48);
+                     uint64_t(c.cluster_size) << 48 | uint64_t(c.fp8_queries) << 56);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }
   if (block_keys_.count == 0) return values;

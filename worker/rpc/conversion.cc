@@ -100,6 +100,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
   for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
+  out->set_fp8_queries(spec.fp8_queries);
 }
 
 absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
@@ -113,6 +114,7 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   out.sm_scale = spec.sm_scale();
   out.soft_cap = spec.soft_cap();
   out.num_pages = spec.num_pages();
+  out.fp8_queries = spec.fp8_queries();
   out.layers.reserve(spec.layers_size());
   for (int i = 0; i < spec.layers_size(); ++i) {
     TRIBUTARY_ASSIGN_OR_RETURN(

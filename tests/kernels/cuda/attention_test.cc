@@ -88,8 +88,8 @@ class Call {
   AttentionParams HostParams() {
     AttentionParams p;
     p.kv = cache_->kv();
-    p.q = context_q().data();
-    p.q_dtype = case_.q;
+    p.q = case_.fp8_queries ? static_cast<const void*>(rounded_q_.data()) : q_.data();
+    p.q_dtype = case_.fp8_queries ? DType::kF32 : case_.q;
     p.rows = rows_;
     p.q_heads = case_.group * case_.kv_heads;
     p.entries = entries_;
@@ -355,11 +355,11 @@ class Call {
     }
   }
 
+  // For the context; a draft's block meets queries as they are.
   void RoundQueries() {
-    if (case_.fp8_queries) rounded_q_ = RoundQueriesToFp8(case_.q, case_.head_dim, q_);
+    rounded_q_.resize(q_.size() / SizeOf(case_.q));
+    RoundQueriesToFp8(case_.q, case_.head_dim, q_, rounded_q_.data());
   }
-  // What meets the context; a draft's block meets them as they are.
-  const std::vector<std::byte>& context_q() const { return case_.fp8_queries ? rounded_q_ : q_; }
 
   void AddBlock(const Sequence& s) {
     block_entries_.push_back({.row_begin = rows_, .row_count = s.rows});
@@ -386,7 +386,7 @@ class Call {
   std::vector<PlanEntry> plan_entries_;
   std::vector<KeyRange> keys_;
   std::vector<std::byte> q_;
-  std::vector<std::byte> rounded_q_;
+  std::vector<float> rounded_q_;
   std::vector<NewTokensEntry> block_entries_;
   std::vector<KeyRange> block_keys_;     // as the reference takes them, from the entry's first on
   std::vector<RowKeys> block_row_keys_;  // and as the kernel does

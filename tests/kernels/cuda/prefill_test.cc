@@ -90,7 +90,8 @@ class Call {
       rows_ += s.rows;
     }
     q_ = Random(case_.q, size_t(rows_) * heads() * c.head_dim, c.q_magnitude);
-    rounded_q_ = RoundQueriesToFp8(case_.q, c.head_dim, q_);
+    rounded_q_.resize(q_.size() / SizeOf(case_.q));
+    RoundQueriesToFp8(case_.q, c.head_dim, q_, rounded_q_.data());
     c.context ? MakeContext() : MakeNewTokens();
   }
 
@@ -98,8 +99,8 @@ class Call {
     if (case_.context) {
       AttentionParams p;
       p.kv = cache_->kv();
-      p.q = case_.fp8_queries ? rounded_q_.data() : q_.data();
-      p.q_dtype = case_.q;
+      p.q = case_.fp8_queries ? static_cast<const void*>(rounded_q_.data()) : q_.data();
+      p.q_dtype = case_.fp8_queries ? DType::kF32 : case_.q;
       p.rows = rows_;
       p.q_heads = heads();
       p.entries = reference_entries_;
@@ -279,7 +280,8 @@ class Call {
   std::vector<AttentionEntry> reference_entries_;
   std::vector<NewTokensEntry> new_tokens_;
   std::vector<KeyRange> keys_;
-  std::vector<std::byte> q_, rounded_q_, k_, v_;
+  std::vector<std::byte> q_, k_, v_;
+  std::vector<float> rounded_q_;
   int32_t rows_ = 0;
   int32_t tokens_ = 0;
 };

@@ -156,6 +156,22 @@ TEST_F(DevicePlanTest, DraftsThatFollowEachOtherAreLaidOutAlike) {
   EXPECT_NE(draft(1017, 15), first) << "its rows and tokens are not padded";
 }
 
+TEST_F(DevicePlanTest, QueriesAreRoundedWhereTheCacheIsFp8) {
+  const auto few = [&] { return Make(StepKind::kDecode, {{1, 1000, 4, 4}}).pass(0).few.choice; };
+  const auto many = [&] { return Make(StepKind::kPrefill, {{1, 1000, 90, 90}}); };
+  spec_.fp8_queries = true;
+  EXPECT_FALSE(few().fp8_queries);
+  const std::vector<uint64_t> plain = device_plan_.Signature();
+  types_.cache_kv = DType::kFp8E5M2;
+  EXPECT_TRUE(few().fp8_queries);
+  EXPECT_NE(device_plan_.Signature(), plain);
+  const DevicePlan made = many();
+  EXPECT_TRUE(made.pass(0).many.choice.fp8_queries);
+  EXPECT_FALSE(made.new_tokens()->choice.fp8_queries);
+  types_.cache_kv = DType::kBf16;
+  EXPECT_FALSE(many().pass(0).many.choice.fp8_queries);
+}
+
 // A pass may end inside a block: its rows see all the tokens of the block all the same.
 TEST_F(DevicePlanTest, ABlockInTwoPassesKeepsItsTokens) {
   const DevicePlan& made = Make(StepKind::kDflash, {{1, 100, 60, 60}, {2, 40, 90, 90}});

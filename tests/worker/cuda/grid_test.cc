@@ -157,6 +157,17 @@ TEST(Gpu, LayersOfEveryType) {
   }
 }
 
+TEST(Gpu, QueriesInFp8) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const bool portable : {false, true}) {
+    for (const int size : {1, 3}) {
+      GpuRanks ranks(size, {.portable = portable});
+      RunDecodeVerifyPrefill(ranks, Fp8QueriesSpec(), GpuTolerance(), 80);
+      RunTwoDrafts(ranks, Fp8QueriesSpec(), GpuTolerance());
+    }
+  }
+}
+
 // The same drafts over a context that grows: from the second on they can be graphs.
 std::vector<float> DraftMany(bool graphs) {
   GpuRanks ranks(1, {.graphs = graphs});

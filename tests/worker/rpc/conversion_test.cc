@@ -70,6 +70,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   spec.kv_dtype = DType::kFp8E5M2;
   spec.sm_scale = 0.1f;  // no exact binary fraction
   spec.soft_cap = 30.0f;
+  spec.fp8_queries = true;
   spec.num_pages = 12'345;
   spec.layers.resize(3);
   spec.layers[1].window = {.left = 0, .right = -1};
@@ -95,6 +96,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   EXPECT_EQ(s.kv_dtype, spec.kv_dtype);
   EXPECT_EQ(s.sm_scale, spec.sm_scale);
   EXPECT_EQ(s.soft_cap, spec.soft_cap);
+  EXPECT_EQ(s.fp8_queries, spec.fp8_queries);
   EXPECT_EQ(s.num_pages, spec.num_pages);
   ASSERT_EQ(s.layers.size(), spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
