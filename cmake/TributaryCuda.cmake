@@ -26,14 +26,26 @@ endif()
 message(STATUS "CUDA: ${TRIBUTARY_WITH_CUDA}")
 
 # What a library's kernels are compiled for, from CMAKE_CUDA_ARCHITECTURES. Machine code for sm_80 also
-# runs on sm_86, and nothing here is faster when compiled for it. sm_89 also leaves PTX behind, for
-# architectures that nobody has named.
+# runs on sm_86 and sm_89, and nothing here is faster when compiled for them but what CONVERTS_FP8:
+# sm_89 has instructions for that. Kernels of ONLY one architecture are compiled for no other that is
+# named beside it. The first of the others leaves PTX behind, for architectures that nobody has named.
 function(tributary_fat_binary target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CONVERTS_FP8" "ONLY" "")
   set(architectures ${CMAKE_CUDA_ARCHITECTURES})
   if("80" IN_LIST architectures)
     list(REMOVE_ITEM architectures 86)
+    if(NOT arg_CONVERTS_FP8)
+      list(REMOVE_ITEM architectures 89)
+    endif()
+  endif()
+  if(arg_ONLY AND arg_ONLY IN_LIST architectures)
+    set(architectures ${arg_ONLY})
   endif()
   list(TRANSFORM architectures REPLACE "^([0-9]+a?)$" "\\1-real")
-  list(TRANSFORM architectures REPLACE "^89-real$" "89")
+  if("89-real" IN_LIST architectures)
+    list(TRANSFORM architectures REPLACE "^89-real$" "89")
+  else()
+    list(TRANSFORM architectures REPLACE "^80-real$" "80")
+  endif()
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
 endfunction()
