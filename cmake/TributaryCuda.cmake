@@ -28,7 +28,8 @@ message(STATUS "CUDA: ${TRIBUTARY_WITH_CUDA}")
 # What a library's kernels are compiled for, from CMAKE_CUDA_ARCHITECTURES. Machine code for sm_80 also
 # runs on sm_86 and sm_89, and nothing here is faster when compiled for them but what CONVERTS_FP8:
 # sm_89 has instructions for that. Kernels of ONLY one architecture are compiled for no other that is
-# named beside it. The first of the others leaves PTX behind, for architectures that nobody has named.
+# named beside it. What is compiled for sm_89, or else for sm_80, leaves PTX behind, for architectures
+# that nobody has named.
 function(tributary_fat_binary target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CONVERTS_FP8" "ONLY" "")
   set(architectures ${CMAKE_CUDA_ARCHITECTURES})

@@ -136,8 +136,8 @@ float SoftCap(const CacheSpec& spec, const LayerSpec& layer) {
   return layer.soft_cap.value_or(spec.soft_cap);
 }
 
-bool RoundsQueries(const CacheSpec& spec, const LayerSpec& layer) {
-  return spec.fp8_queries && IsFp8(KvDType(spec, layer));
+bool RoundsQueries(const CacheSpec& spec, DType kv_dtype) {
+  return spec.fp8_queries && IsFp8(kv_dtype);
 }
 
 absl::Status ValidateCacheSpec(const CacheSpec& spec) {
@@ -159,8 +159,8 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     TRIBUTARY_RETURN_IF_ERROR(
         CheckLayer(absl::StrCat("layer_specs[", i, "]"), spec.layers[i], spec));
   }
-  if (spec.fp8_queries && std::none_of(spec.layers.begin(), spec.layers.end(),
-                                       [&](const auto& l) { return RoundsQueries(spec, l); })) {
+  const auto rounds = [&](const LayerSpec& l) { return RoundsQueries(spec, KvDType(spec, l)); };
+  if (spec.fp8_queries && std::none_of(spec.layers.begin(), spec.layers.end(), rounds)) {
     return InvalidField("fp8_queries", "no layer's kv_dtype is fp8_e4m3 or fp8_e5m2");
   }
   return ShardBytes(spec).status();

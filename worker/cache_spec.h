@@ -49,8 +49,8 @@ struct CacheSpec {
 // What holds for a layer: its own value, or else the cache's.
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer);
 float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
-// Whether queries are rounded to FP8 before they meet the layer's cache.
-bool RoundsQueries(const CacheSpec& spec, const LayerSpec& layer);
+// Whether queries are rounded to FP8 before they meet a layer's cache of that type.
+bool RoundsQueries(const CacheSpec& spec, DType kv_dtype);
 
 // Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field (worker/errors.h),
 // in the API's spelling: num_pages is "capacity_tokens", layers[i] is "layer_specs[i]". Says

@@ -16,22 +16,23 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
   const size_t row_bytes = row_elements * SizeOf(operands.q.dtype);
   const auto rows = static_cast<size_t>(pass.row_count);
   const std::byte* const q = operands.q.data + static_cast<size_t>(pass.row_begin) * row_bytes;
-  float* rounded = nullptr;
-  if (RoundsQueries(spec, operands.layer)) {
-    rounded = rank.workspace.rounded_q.Reserve(rows * row_elements);
+  AttentionParams params{.kv = operands.kv,
+                         .q = q,
+                         .q_dtype = operands.q.dtype,
+                         .rows = pass.row_count,
+                         .q_heads = spec.q_heads,
+                         .entries = pass.entries,
+                         .keys = plan.context_keys.data() + pass.row_begin,
+                         .sm_scale = spec.sm_scale,
+                         .soft_cap = operands.soft_cap(),
+                         .o = o,
+                         .lse = lse};
+  if (RoundsQueries(spec, operands.kv.dtype)) {
+    float* const rounded = rank.workspace.rounded_q.Reserve(rows * row_elements);
     RoundQueriesToFp8(operands.q.dtype, spec.head_dim, std::span(q, rows * row_bytes), rounded);
+    params.q = rounded;
+    params.q_dtype = DType::kF32;
   }
-  const AttentionParams params{.kv = operands.kv,
-                               .q = rounded == nullptr ? static_cast<const void*>(q) : rounded,
-                               .q_dtype = rounded == nullptr ? operands.q.dtype : DType::kF32,
-                               .rows = pass.row_count,
-                               .q_heads = spec.q_heads,
-                               .entries = pass.entries,
-                               .keys = plan.context_keys.data() + pass.row_begin,
-                               .sm_scale = spec.sm_scale,
-                               .soft_cap = operands.soft_cap(),
-                               .o = o,
-                               .lse = lse};
   return ToAbsl(cpu::Attention(params, rank.pool));
 }
 

@@ -173,13 +173,7 @@ __global__ void __launch_bounds__(256)
   const bool to_fp8 = kTo == DType::kFp8E4M3 || (kTo == DType::kF16 && args.rounds);
   PowerOfTwo normaliser{1.0f, 1.0f};
   if constexpr (kTo != DType::kBf16) {
-    float max_abs = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kDims; ++i) max_abs = fmaxf(max_abs, fabsf(x[i]));
-#pragma unroll
-    for (int lane = kLanes / 2; lane > 0; lane /= 2) {
-      max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
-    }
+    const float max_abs = LargestOfQuery<kLanes>(x);
     normaliser = to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);
   }
   if (!mine) return;

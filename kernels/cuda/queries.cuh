@@ -60,6 +60,19 @@ __device__ __forceinline__ void QueryToFloat(DType type, const uint4 (&raw)[2], 
   }
 }
 
+// The largest magnitude in a query, of which kVectors neighbouring lanes hold eight elements each.
+template <int kVectors>
+__device__ __forceinline__ float LargestOfQuery(const float (&x)[8]) {
+  float max_abs = 0.0f;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
+#pragma unroll
+  for (int lane = kVectors / 2; lane > 0; lane /= 2) {
+    max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
+  }
+  return max_abs;
+}
+
 // Whether queries are rounded to e4m3; with caches of other types no code is spent on it.
 template <DType kKv>
 __device__ __forceinline__ bool RoundsQueries(const AttentionArgs& args) {
@@ -82,13 +95,7 @@ __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint
   float x[8];
   QueryToFloat(args.q_dtype, raw, x);
   if (kCompute == DType::kF16 && (to_fp8 || args.q_dtype != DType::kF16)) {
-    float max_abs = 0.0f;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
-#pragma unroll
-    for (int lane = kVectors / 2; lane > 0; lane /= 2) {
-      max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
-    }
+    const float max_abs = LargestOfQuery<kVectors>(x);
     // f16 then neither overflows nor loses small elements, whatever the range of the query.
     const PowerOfTwo normaliser =
         to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);

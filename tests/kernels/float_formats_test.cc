@@ -223,8 +223,7 @@ std::vector<float> RoundQuery(const std::vector<float>& query) {
 }
 
 TEST(Fp8QueriesTest, ElementsKeepFourBitsBelowTheLargest) {
-  // The largest decides: 13 becomes 208, just below 2^8, and 2^-9, the smallest e4m3, is 13 /
-  // 106496.
+  // The largest decides: 13 becomes 208, just below 2^8, and 2^-13 the smallest number of e4m3.
   EXPECT_EQ(RoundQuery({13.0f, 1.1875f, -1.0625f, 0.0f, 0x1p-13f, 0x1p-15f}),
             (std::vector<float>{13.0f, 1.25f, -1.0f, 0.0f, 0x1p-13f, 0.0f}));
   std::mt19937 random(1);

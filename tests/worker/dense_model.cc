@@ -68,7 +68,7 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
   const double soft_cap = layer.soft_cap.has_value() ? *layer.soft_cap : spec.soft_cap;
   const auto keys = static_cast<int64_t>(dense.k.size()) / (spec.kv_heads * dim);
   std::vector<float> rounded;
-  if (RoundsQueries(spec, layer)) {
+  if (RoundsQueries(spec, KvDType(spec, layer))) {
     const auto elements = static_cast<size_t>(spec.q_heads * dim);
     rounded.resize(elements);
     RoundQueriesToFp8(DType::kF32, spec.head_dim, std::as_bytes(std::span(row.q, elements)),

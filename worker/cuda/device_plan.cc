@@ -137,7 +137,7 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                    .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size())),
                    .total_keys = TotalKeys(pass, keys)};
   cuda::KernelOptions kernels = options.kernels;
-  kernels.fp8_queries = RoundsQueries(spec);
+  kernels.fp8_queries = RoundsQueries(spec, types_.cache_kv);
   launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
   const cuda::PlanShape shape = cuda::PlanShapeFor(launch->choice, launch->shape, options.device);
   launch->blocks = shape.blocks;
@@ -166,7 +166,7 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                    .head_count = spec.q_heads};
   launch->choice = cuda::ChoosePrefill(
       options.device, launch->shape,
-      {.portable = options.kernels.portable, .fp8_queries = RoundsQueries(spec)});
+      {.portable = options.kernels.portable, .fp8_queries = RoundsQueries(spec, types_.cache_kv)});
   launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
   const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
       launch->choice, launch->shape, options.device, launch->workspace_slots);

@@ -157,9 +157,6 @@ class DevicePlan {
                    const DevicePlanOptions& options, AttentionLaunch* launch, Host* host);
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
-  bool RoundsQueries(const CacheSpec& spec) const {
-    return spec.fp8_queries && IsFp8(types_.cache_kv);
-  }
   void MakeNewTokens(const CacheSpec& spec, const StepPlan& plan, const DevicePlanOptions& options);
   // The part of a draft's block of every pass.
   void MakeBlocks(const StepPlan& plan);

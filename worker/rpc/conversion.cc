@@ -99,8 +99,8 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_sm_scale(spec.sm_scale);
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
-  for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
   out->set_fp8_queries(spec.fp8_queries);
+  for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
 }
 
 absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {

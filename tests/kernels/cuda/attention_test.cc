@@ -357,6 +357,7 @@ class Call {
 
   // For the context; a draft's block meets queries as they are.
   void RoundQueries() {
+    if (!case_.fp8_queries) return;
     rounded_q_.resize(q_.size() / SizeOf(case_.q));
     RoundQueriesToFp8(case_.q, case_.head_dim, q_, rounded_q_.data());
   }

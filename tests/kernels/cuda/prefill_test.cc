@@ -90,8 +90,10 @@ class Call {
       rows_ += s.rows;
     }
     q_ = Random(case_.q, size_t(rows_) * heads() * c.head_dim, c.q_magnitude);
-    rounded_q_.resize(q_.size() / SizeOf(case_.q));
-    RoundQueriesToFp8(case_.q, c.head_dim, q_, rounded_q_.data());
+    if (c.fp8_queries) {
+      rounded_q_.resize(q_.size() / SizeOf(case_.q));
+      RoundQueriesToFp8(case_.q, c.head_dim, q_, rounded_q_.data());
+    }
     c.context ? MakeContext() : MakeNewTokens();
   }
 
