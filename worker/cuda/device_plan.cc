@@ -146,10 +146,11 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
   launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
   launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
-  // What is cut into pieces changes with the lengths, and with them clusters: not so that the
-  // workspace grows by more than StepSize allows for.
+  // What is cut into pieces changes with the lengths, and with them clusters and kernels of few
+  // columns: not so that the workspace grows by more than StepSize allows for.
   const int32_t partials = std::max(made.partials, options.device.multiprocessors);
-  partial_columns_ = std::max(partial_columns_, int64_t{partials} * launch->choice.columns);
+  const int32_t columns = std::max(launch->choice.columns, 32);
+  partial_columns_ = std::max(partial_columns_, int64_t{partials} * columns);
   arrivals_ = std::max({arrivals_, made.arrivals, options.device.multiprocessors});
 }
 

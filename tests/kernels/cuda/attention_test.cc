@@ -681,6 +681,30 @@ TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
   }
 }
 
+// Few enough blocks make them long: on sm_90 a kernel of 32 columns then takes them.
+TEST(AttentionTest, SixteenColumnsOfFp8InLongCalls) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  DeviceProperties device;
+  ASSERT_TRUE(QueryDevice(0, &device).ok());
+  const KernelKind expected =
+      device.compute_capability == 90 ? KernelKind::kWgmma : KernelKind::kMma;
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+    for (const int32_t head_dim : {128, 256}) {
+      for (const int32_t rows : {3, 4}) {
+        for (const bool fp8_queries : {false, true}) {
+          Case c{.kv = kv, .head_dim = head_dim, .group = 4, .kv_heads = 1, .scaled = true};
+          c.blocks = 2;
+          c.fp8_queries = fp8_queries;
+          c.sequences = {{9000, rows}, {1, rows}, {1000, rows}};
+          Call call(c);
+          EXPECT_EQ(call.MakeDevice()->choice.kind, expected);
+          ExpectMatchesReference(c, call);
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionTest, RepeatedLaunchesGiveTheSameBits) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int32_t rows : {1, 16}) {

@@ -241,6 +241,24 @@ TEST(ChooseKernelTest, SixteenColumnsWhereTheyLeaveEnoughWarps) {
   EXPECT_EQ(kind(DType::kBf16, 256, {.portable = true}), KernelKind::kMma);
 }
 
+TEST(ChooseKernelTest, SixteenColumnsOfFp8InLongCalls) {
+  const DeviceProperties hopper{90, 132};
+  const auto choose = [&](int32_t head_dim, int64_t total_keys, KernelOptions options = {},
+                          int32_t rows = 2) {
+    const AttentionShape shape{DType::kFp8E4M3, head_dim, 32, 4, 16, rows, 32, total_keys};
+    return ChooseKernel(hopper, shape, options);
+  };
+  EXPECT_EQ(choose(256, 24 << 10).kind, KernelKind::kMma);
+  EXPECT_EQ(choose(256, 32 << 10).kind, KernelKind::kWgmma);
+  EXPECT_EQ(choose(256, 32 << 10).columns, 32);
+  EXPECT_EQ(choose(128, 128 << 10).kind, KernelKind::kMma);
+  EXPECT_EQ(choose(128, 256 << 10).kind, KernelKind::kWgmma);
+  EXPECT_EQ(choose(64, 1 << 20).kind, KernelKind::kMma);
+  EXPECT_EQ(choose(256, 1 << 20, {}, 1).kind, KernelKind::kMma);
+  EXPECT_EQ(choose(256, 1 << 20, {.portable = true}).kind, KernelKind::kMma);
+  EXPECT_EQ(choose(256, 1 << 20, {.batch_invariant = true}).kind, KernelKind::kMma);
+}
+
 TEST(ChooseKernelTest, ClustersForFewJobs) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   const auto cluster_size = [&](int32_t sequences, int32_t kv_heads, int32_t rows,
