@@ -30,6 +30,19 @@ int32_t Clusters(const DeviceProperties& device, int32_t size) {
   return known > 0 ? known : std::max(1, device.multiprocessors / 16 * 16 / size);
 }
 
+// What beginning and ending a piece of a job costs, as bytes that a block could have read instead;
+// by two blocks to a multiprocessor, which read half as fast each, somewhat more than half.
+constexpr int64_t kPieceBytes = 128 * 1024;
+constexpr int64_t kPieceBytesOfTwo = 80 * 1024;
+
+// The same in quarters of a share of the plan.
+int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
+  const auto row_bytes = static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim;
+  const int64_t share_bytes = 2 * row_bytes * kGroupTokens * choice.share_groups;
+  const int64_t bytes = choice.blocks_per_multiprocessor == 2 ? kPieceBytesOfTwo : kPieceBytes;
+  return static_cast<int32_t>(4 * bytes / share_bytes);
+}
+
 // The widest block of columns whose accumulators fit the registers of two warpgroups.
 int32_t WidestWgmma(int32_t head_dim) { return head_dim == 256 ? 32 : 64; }
 
@@ -219,6 +232,8 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
   plan.share_groups = choice.share_groups * choice.cluster_size;
   plan.blocks = Clusters(device, choice.cluster_size) * choice.blocks_per_multiprocessor;
   plan.cluster_size = choice.cluster_size;
+  plan.piece_cost = PieceCost(choice, shape);
+  plan.lone_pieces = choice.kind == KernelKind::kWgmma || choice.cluster_size > 1;
   plan.batch_invariant = choice.batch_invariant;
   return plan;
 }

@@ -48,51 +48,95 @@ void MakeColumns(const PlanShape& shape, const PlanEntry& entry, int32_t column_
 
 // Cutting a job and merging its pieces costs about as much as a block needs for so many shares.
 constexpr int64_t kCutShares = 2;
-// And a block that ends one job and begins another loses about as much as so many take.
+// And where lone pieces are merged faster, a block that ends one job and begins another loses about
+// as much as so many take.
 constexpr int64_t kMisfitShares = 6;
 
-// The most shares a block may take so that no job need be cut: at most a sixteenth above an equal
-// share, but for single jobs of up to kCutShares. 0 when there is no such number.
+// All jobs of a call.
+struct Jobs {
+  int64_t count = 0;
+  int64_t shares = 0;
+  bool alike = false;  // of one size
+};
+
+// What the pieces of jobs cost a block.
+struct Costs {
+  int32_t share_bits = 0;  // a share costs 2^share_bits
+  int64_t piece = 0;       // and a piece so much more than its shares
+
+  int64_t Of(int64_t shares) const { return piece + (shares << share_bits); }
+  int64_t Of(int64_t pieces, int64_t shares) const {
+    return pieces * piece + (shares << share_bits);
+  }
+  int64_t HalfShare() const { return int64_t{1} << share_bits >> 1; }
+  // The shares of the piece whose cost comes closest to `room`.
+  int64_t SharesFor(int64_t room) const { return (room - piece + HalfShare()) >> share_bits; }
+};
+
+// Shares are all that counts where blocks have about as many pieces each.
+constexpr Costs kOfSharesAlone{};
+
+Costs CostsOfPieces(const PlanShape& shape) { return {2, shape.piece_cost}; }
+
+// The most that a block's items may cost so that no job need be cut: at most a sixteenth above an
+// equal part, but for single jobs of up to kCutShares. 0 when there is no such number.
 int64_t WholeJobQuota(const PlanShape& shape, std::span<const PlannedColumns> all_columns,
-                      int64_t shares) {
-  const int64_t quota = std::max<int64_t>(1, shares * 17 / (int64_t{shape.blocks} * 16));
+                      const Jobs& jobs, const Costs& costs) {
+  const int64_t cost = costs.Of(jobs.count, jobs.shares);
+  const int64_t quota = std::max<int64_t>(1, cost * 17 / (int64_t{shape.blocks} * 16));
+  const int64_t largest = std::max(quota, costs.Of(kCutShares));
   int64_t blocks = 1;
   int64_t dealt = 0;
   for (const PlannedColumns& columns : all_columns) {
-    if (columns.shares > std::max(quota, kCutShares)) return 0;
+    const int64_t of_job = costs.Of(columns.shares);
+    if (of_job > largest) return 0;
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
-      if (dealt > 0 && dealt + columns.shares > quota) {
+      if (dealt > 0 && dealt + of_job > quota) {
         ++blocks;
         dealt = 0;
       }
-      dealt += columns.shares;
+      dealt += of_job;
     }
     if (blocks > shape.blocks) return 0;
   }
   return quota;
 }
 
-// How many of the blocks get work. Jobs of one size are cut alike, when the blocks that this leaves
-// idle cost less: a block then has one piece, not the end of one job and the beginning of another.
-int32_t BlocksInUse(const PlanShape& shape, int64_t shares, int64_t jobs, bool alike) {
-  const int64_t blocks = std::min<int64_t>(shape.blocks, shares);
-  const int64_t even = blocks / jobs * jobs;
-  const bool pays = alike && even > 0 && shares / even - shares / blocks <= kMisfitShares;
-  return static_cast<int32_t>(pays ? even : blocks);
+// How many blocks get work when jobs of one size are cut alike, so that a block has one piece, not
+// the end of one job and the beginning of another. 0 when the blocks that this leaves idle cost
+// more.
+int32_t BlocksCutAlike(const PlanShape& shape, const Jobs& jobs, int64_t blocks) {
+  const int64_t even = blocks / jobs.count * jobs.count;
+  if (!jobs.alike || even == 0) return 0;
+  // Cut elsewhere, each job has about one piece more, and merging costs as much again.
+  const bool pays = shape.lone_pieces ? jobs.shares / even - jobs.shares / blocks <= kMisfitShares
+                                      : 4 * jobs.shares * (blocks - even) <=
+                                            2 * shape.piece_cost * jobs.count * even;
+  return static_cast<int32_t>(pays ? even : 0);
+}
+
+// Into how many pieces a job is cut whatever else there is.
+int32_t InvariantPieces(const WorkItem& job) {
+  const int32_t groups = job.group_end - job.group_begin;
+  return static_cast<int32_t>(CeilDiv(std::max(1, groups), kInvariantGroups));
 }
 
 // Deals jobs out to the blocks of the grid, in order.
 class Dealer {
  public:
-  // Cuts nothing when `whole_job_quota` is not 0.
-  Dealer(const PlanShape& shape, int64_t shares, int32_t blocks, int64_t whole_job_quota,
-         Plan* plan)
-      : shape_(shape), plan_(*plan), whole_job_quota_(whole_job_quota) {
+  // `cost`: of all pieces. Cuts nothing when `whole_job_quota` is not 0.
+  Dealer(const PlanShape& shape, const Costs& costs, int64_t cost, int32_t blocks,
+         int64_t whole_job_quota, Plan* plan)
+      : shape_(shape),
+        costs_(costs),
+        least_room_(costs.Of(1) - costs.HalfShare()),
+        plan_(*plan),
+        whole_job_quota_(whole_job_quota) {
     plan_.blocks = blocks;
     plan_.items.resize(shape.blocks);
-    quota_ = shares / plan_.blocks;
-    quota_remainder_ = shares % plan_.blocks;
-    quota_end_ = quota_;
+    quota_ = cost / plan_.blocks;
+    quota_remainder_ = cost % plan_.blocks;
+    quota_end_ = blocks == 1 ? kNoEnd : quota_;
     left_over_ = quota_remainder_;
   }
 
@@ -110,20 +154,22 @@ class Dealer {
 
  private:
   void DealWhole(const PlannedColumns& job, int32_t head) {
-    if (dealt_ > 0 && dealt_ + job.shares > whole_job_quota_) {
+    const int64_t cost = costs_.Of(job.shares);
+    if (dealt_ > 0 && dealt_ + cost > whole_job_quota_) {
       ++block_;
       last_of_block_ = -1;
       dealt_ = 0;
     }
     AddPiece(job, head);
-    dealt_ += job.shares;
+    dealt_ += cost;
   }
 
   void CutAtQuotas(const PlannedColumns& job, int32_t head) {
     NextBlockIfFull();
-    if (job.shares <= quota_end_ - dealt_) {
+    const int64_t cost = costs_.Of(job.shares);
+    if (cost <= quota_end_ - dealt_ + costs_.HalfShare()) {
       AddPiece(job, head);
-      dealt_ += job.shares;
+      dealt_ += cost;
       return;
     }
     const int32_t first_block = block_;
@@ -132,9 +178,9 @@ class Dealer {
     int32_t group = job.item.group_begin;
     for (int64_t left = job.shares; left > 0; ++count) {
       NextBlockIfFull();
-      const int64_t take = std::min(left, quota_end_ - dealt_);
+      const int64_t take = std::min(left, Room());
       left -= take;
-      dealt_ += take;
+      dealt_ += costs_.Of(take);
       WorkItem& piece = AddPiece(job, head);
       piece.group_begin = group;
       if (left > 0) piece.group_end = group += static_cast<int32_t>(take) * shape_.share_groups;
@@ -154,7 +200,7 @@ class Dealer {
   void CutAtFixedPlaces(const PlannedColumns& job, int32_t head) {
     const int32_t job_begin = job.item.group_begin;
     const int32_t groups = std::max(1, job.item.group_end - job_begin);
-    const auto count = static_cast<int32_t>(CeilDiv(groups, kInvariantGroups));
+    const int32_t count = InvariantPieces(job.item);
     int64_t dealt_of_job = 0;
     for (int32_t i = 0; i < count; ++i) {
       NextBlockIfFull();
@@ -169,15 +215,19 @@ class Dealer {
         piece.arrivals = plan_.arrivals;
       }
       const int64_t total = CeilDiv(end, shape_.share_groups);
-      dealt_ += total - dealt_of_job;
+      dealt_ += costs_.Of(total - dealt_of_job);
       dealt_of_job = total;
     }
     if (count > 1) AddCutJob(count);
   }
 
-  // Block b stops before share (b + 1) * shares / blocks.
+  // Shares of one more piece for which the block has room.
+  int64_t Room() const { return costs_.SharesFor(quota_end_ - dealt_); }
+
+  // Block b stops at (b + 1) * cost / blocks, or less than half a share and a piece from there. The
+  // next one makes up for it; every block has room for a share, and the last for all that is left.
   void NextBlockIfFull() {
-    while (dealt_ >= quota_end_ && block_ + 1 < plan_.blocks) {
+    while (quota_end_ - dealt_ < least_room_) {
       ++block_;
       last_of_block_ = -1;
       quota_end_ += quota_;
@@ -186,6 +236,7 @@ class Dealer {
         left_over_ -= plan_.blocks;
         ++quota_end_;
       }
+      if (block_ + 1 == plan_.blocks) quota_end_ = kNoEnd;
     }
   }
 
@@ -209,17 +260,49 @@ class Dealer {
     plan_.partials += pieces;
   }
 
+  static constexpr int64_t kNoEnd = INT64_MAX / 2;
+
   const PlanShape& shape_;
+  const Costs costs_;
+  const int64_t least_room_;
   Plan& plan_;
   const int64_t whole_job_quota_;
-  int64_t quota_ = 0;  // shares of a block, and what this division left
+  int64_t quota_ = 0;  // what a block's pieces cost, and what this division left
   int64_t quota_remainder_ = 0;
   int64_t left_over_ = 0;
-  int64_t quota_end_ = 0;  // the share before which block_ stops
+  int64_t quota_end_ = 0;  // where block_ stops
   int64_t dealt_ = 0;
   int32_t block_ = 0;
   int32_t last_of_block_ = -1;
 };
+
+// Deals plan->columns out.
+void DealJobs(const PlanShape& shape, const Jobs& jobs, Plan* plan) {
+  const auto deal = [&](const Costs& costs, int64_t cost, int64_t blocks, int64_t whole_job_quota) {
+    Dealer dealer(shape, costs, cost, static_cast<int32_t>(blocks), whole_job_quota, plan);
+    for (const PlannedColumns& columns : plan->columns) dealer.Deal(columns);
+  };
+  const int64_t blocks = std::min<int64_t>(shape.blocks, jobs.shares);
+  const Costs of_pieces = CostsOfPieces(shape);
+  const Costs& of_jobs = jobs.alike ? kOfSharesAlone : of_pieces;
+  if (shape.batch_invariant) {
+    int64_t pieces = 0;
+    for (const PlannedColumns& columns : plan->columns) pieces += InvariantPieces(columns.item);
+    return deal(of_jobs, of_jobs.Of(pieces * shape.kv_heads, jobs.shares), blocks, 0);
+  }
+  if (const int64_t quota = WholeJobQuota(shape, plan->columns, jobs, of_jobs); quota > 0) {
+    return deal(of_jobs, jobs.shares, blocks, quota);
+  }
+  if (const int32_t even = BlocksCutAlike(shape, jobs, blocks); even > 0) {
+    return deal(kOfSharesAlone, jobs.shares, even, 0);
+  }
+  // Blocks with the end of one job, others of the same size and the beginning of another have about
+  // as many pieces each.
+  const bool shares_alone = jobs.alike && (shape.lone_pieces || jobs.count >= blocks);
+  const Costs& costs = shares_alone ? kOfSharesAlone : of_pieces;
+  // All but the first block may have one more piece than there are jobs.
+  deal(costs, costs.Of(jobs.count + blocks, jobs.shares), blocks, 0);
+}
 
 int64_t BlocksOfColumns(const PlanShape& shape, int64_t rows) {
   return CeilDiv(rows * shape.group, shape.columns_per_block);
@@ -239,28 +322,25 @@ void PlanAttention(const PlanShape& shape, std::span<const PlanEntry> entries,
     const KeyRange r = RangeOfRow(keys[row]);
     plan->keys[row] = {static_cast<int32_t>(r.lo), static_cast<int32_t>(r.hi)};
   }
-  int64_t shares = 0;
+  Jobs jobs;
   int64_t largest = 0;
   int64_t smallest = INT64_MAX;
   for (const PlanEntry& entry : entries) {
     for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
       MakeColumns(shape, entry, c, keys, &plan->columns.emplace_back());
       const int64_t of_job = plan->columns.back().shares;
-      shares += of_job * shape.kv_heads;
+      jobs.shares += of_job * shape.kv_heads;
       largest = std::max(largest, of_job);
       smallest = std::min(smallest, of_job);
     }
   }
-  if (shares == 0) {
+  if (jobs.shares == 0) {
     plan->items.resize(shape.blocks);  // of no columns: nothing to do
     return;
   }
-  const int64_t whole = shape.batch_invariant ? 0 : WholeJobQuota(shape, plan->columns, shares);
-  const int64_t jobs = static_cast<int64_t>(plan->columns.size()) * shape.kv_heads;
-  const int32_t blocks =
-      BlocksInUse(shape, shares, jobs, !shape.batch_invariant && smallest == largest);
-  Dealer dealer(shape, shares, blocks, whole, plan);
-  for (const PlannedColumns& columns : plan->columns) dealer.Deal(columns);
+  jobs.count = static_cast<int64_t>(plan->columns.size()) * shape.kv_heads;
+  jobs.alike = smallest == largest;
+  DealJobs(shape, jobs, plan);
 }
 
 PlanBounds BoundPlan(const PlanShape& shape, int64_t max_entries, int64_t max_rows,

@@ -6,8 +6,10 @@
 //
 // The query rows of a sequence times the query heads of a kv head are *columns* of the product K
 // Q^T. A job is a block of columns of one sequence and kv head over all the keys any of them may
-// see. Jobs laid end to end are cut into equal shares, one a block of the grid, so that one long
-// row costs no more than the same number of tokens in short ones. A job that was cut is merged by
+// see. Jobs laid end to end are cut into equal parts, one a block of the grid, so that one long row
+// costs little more than the same number of tokens in short ones. Parts are equal in the time they
+// take: every piece of a job costs its share of the keys and then some (PlanShape::piece_cost),
+// without which blocks of many short pieces end last. A job that was cut is merged by
 // whichever of its blocks finishes last, or by all of them together (cut_job.cuh), in the order of
 // its pieces.
 #pragma once
@@ -34,6 +36,10 @@ struct PlanShape {
   int32_t share_groups = 16;  // shares are multiples of this many 16-slot groups
   int32_t blocks = 1;         // that take items: blocks of the grid, or clusters of them
   int32_t cluster_size = 1;   // blocks of the grid to each of these
+  // What beginning and ending a piece of a job costs, in quarters of a share.
+  int32_t piece_cost = 0;
+  // Blocks whose only item is a piece of a job merge these faster than others do.
+  bool lone_pieces = true;
   // Cuts every job at multiples of kInvariantGroups, wherever its pieces end up, so that a
   // sequence's result does not depend on what else is in the batch.
   bool batch_invariant = false;

@@ -4,8 +4,9 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|shapes|drafts|grid|all] [--only TEXT] [--json FILE] [--portable]
-//                 [--invariant] [--fp8-queries] [--alone] [--cluster N]
+//   attention_grid [--set field|shapes|spread|batches|drafts|grid|all] [--only TEXT]
+//                  [--json FILE] [--portable] [--invariant] [--fp8-queries] [--alone]
+//                  [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
 // from beginning before the one ahead of it has ended.
 #include <cuda_runtime.h>
@@ -361,6 +362,16 @@ Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
   return c;
 }
 
+// Lengths as far apart as those of a service's sequences.
+Case LogNormal(int32_t batch, DType kv) {
+  Case c = Uniform(batch, 0, kv);
+  std::mt19937 random(5);
+  std::lognormal_distribution<double> lengths(8.0, 1.0);
+  for (int64_t& length : c.lengths) length = 1 + static_cast<int64_t>(lengths(random));
+  c.name = std::string(Name(kv)) + " " + std::to_string(batch) + " x log-normal (median 3K)";
+  return c;
+}
+
 // The table of the kernels' targets (docs/kernels.md).
 std::vector<Case> FieldCases() {
   std::vector<Case> cases;
@@ -411,12 +422,47 @@ std::vector<Case> ShapeCases() {
       }
     }
   }
-  Case spread = Uniform(128, 0, DType::kFp8E4M3);
-  std::mt19937 random(5);
-  std::lognormal_distribution<double> lengths(8.0, 1.0);
-  for (int64_t& length : spread.lengths) length = 1 + static_cast<int64_t>(lengths(random));
-  spread.name = "fp8_e4m3 128 x log-normal (median 3K)";
-  cases.push_back(spread);
+  cases.push_back(LogNormal(128, DType::kFp8E4M3));
+  return cases;
+}
+
+// Lengths far apart, in batches, types, head dims and rows of all sizes.
+std::vector<Case> SpreadCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (int32_t batch : {8, 32, 128, 256}) cases.push_back(LogNormal(batch, kv));
+    for (int32_t head_dim : {64, 256}) {
+      for (int32_t group : {8, 16}) {
+        Case c = LogNormal(128, kv);
+        c.head_dim = head_dim;
+        c.q_heads = group * c.kv_heads;
+        c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
+        cases.push_back(c);
+      }
+    }
+    for (int32_t batch : {8, 32, 128}) {
+      Case c = LogNormal(batch, kv);
+      c.kv_heads = 8;
+      c.rows = 16;
+      c.causal = false;
+      c.name += ", block 16, 32/8";
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+// Batches of one length whose jobs do not divide the multiprocessors.
+std::vector<Case> BatchCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (int64_t length : {1024, 8192}) {
+      for (int32_t batch : {3, 5, 7, 11, 13, 18, 24, 40, 50, 100, 200}) {
+        cases.push_back(Uniform(batch, length, kv));
+        if (batch <= 50) cases.push_back(Block(batch, length, kv, 16));
+      }
+    }
+  }
   return cases;
 }
 
@@ -480,6 +526,8 @@ int Main(int argc, char** argv) {
   };
   add("field", FieldCases());
   add("shapes", ShapeCases());
+  add("spread", SpreadCases());
+  add("batches", BatchCases());
   add("drafts", DraftCases());
   add("grid", GridCases());
 

@@ -32,6 +32,8 @@ void Run(const Case& c, int repeats) {
   shape.columns_per_block = c.columns;
   shape.share_groups = c.share_groups;
   shape.blocks = c.blocks;
+  shape.piece_cost = 10;
+  shape.lone_pieces = c.columns == 64;
   std::mt19937 random(5);
   std::lognormal_distribution<double> lengths(8.0, 1.0);
   std::vector<PlanEntry> entries;

@@ -79,28 +79,89 @@ void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Pl
 TEST(PlanTest, EveryKeyOfEveryRowOnce) {
   std::mt19937 random(1);
   for (bool batch_invariant : {false, true}) {
-    for (int32_t rows : {1, 5, 40}) {
-      for (int32_t blocks : {1, 7, 132, 264}) {
-        std::vector<int64_t> lengths = {0, 1, 17, 20000};
-        for (int i = 0; i < 20; ++i) lengths.push_back(random() % 3000);
+    for (int32_t piece_cost : {0, 1, 10, 40}) {
+      for (int32_t rows : {1, 5, 40}) {
+        for (int32_t blocks : {1, 7, 132, 264}) {
+          std::vector<int64_t> lengths = {0, 1, 17, 20000};
+          for (int i = 0; i < 20; ++i) lengths.push_back(random() % 3000);
+          PlanShape shape;
+          shape.group = 3;
+          shape.kv_heads = 2;
+          shape.columns_per_block = 16;
+          shape.blocks = blocks;
+          shape.piece_cost = piece_cost;
+          shape.batch_invariant = batch_invariant;
+          const Batch batch = CausalBatch(lengths, rows);
+          Plan plan;
+          PlanAttention(shape, batch.entries, batch.keys, &plan);
+          ExpectCoversEverything(shape, batch, plan);
+          const PlanBounds bounds =
+              BoundPlan(shape, batch.entries.size(), batch.keys.size(), 20000 + 20 * 3000 + 18);
+          EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
+          EXPECT_LE(plan.partials, bounds.partials);
+          EXPECT_LE(plan.arrivals, bounds.arrivals);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, AnyNumberOfJobsOfOneSize) {
+  for (bool lone_pieces : {false, true}) {
+    for (int32_t sequences = 1; sequences <= 70; ++sequences) {
+      for (int64_t length : {1, 300, 5000, 20000}) {
         PlanShape shape;
-        shape.group = 3;
-        shape.kv_heads = 2;
-        shape.columns_per_block = 16;
-        shape.blocks = blocks;
-        shape.batch_invariant = batch_invariant;
-        const Batch batch = CausalBatch(lengths, rows);
+        shape.kv_heads = 4;
+        shape.blocks = 132;
+        shape.piece_cost = 8;
+        shape.lone_pieces = lone_pieces;
+        const Batch batch = CausalBatch(std::vector<int64_t>(sequences, length), 1);
         Plan plan;
         PlanAttention(shape, batch.entries, batch.keys, &plan);
-        ExpectCoversEverything(shape, batch, plan);
+        ASSERT_NO_FATAL_FAILURE(ExpectCoversEverything(shape, batch, plan));
         const PlanBounds bounds =
-            BoundPlan(shape, batch.entries.size(), batch.keys.size(), 20000 + 20 * 3000 + 18);
+            BoundPlan(shape, batch.entries.size(), batch.keys.size(), sequences * length);
         EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
         EXPECT_LE(plan.partials, bounds.partials);
         EXPECT_LE(plan.arrivals, bounds.arrivals);
       }
     }
   }
+}
+
+// Blocks of short sequences have ten pieces, others one: equal shares of the keys would let the
+// former end last.
+TEST(PlanTest, PiecesCostMoreThanTheirKeys) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.share_groups = 8;
+  shape.blocks = 264;
+  shape.piece_cost = 10;
+  std::mt19937 random(5);
+  std::lognormal_distribution<double> lognormal(8.0, 1.0);
+  std::vector<int64_t> lengths;
+  for (int i = 0; i < 128; ++i) lengths.push_back(1 + static_cast<int64_t>(lognormal(random)));
+  const Batch batch = CausalBatch(lengths, 1);
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  std::vector<int64_t> costs;
+  size_t most_pieces = 0;
+  for (int32_t block = 0; block < shape.blocks; ++block) {
+    size_t pieces = 0;
+    int64_t shares = 0;
+    for (int32_t i = block; i >= 0; i = plan.items[i].next, ++pieces) {
+      const int32_t groups = plan.items[i].group_end - plan.items[i].group_begin;
+      shares += (groups + shape.share_groups - 1) / shape.share_groups;
+    }
+    costs.push_back(static_cast<int64_t>(pieces) * shape.piece_cost + 4 * shares);
+    most_pieces = std::max(most_pieces, pieces);
+  }
+  EXPECT_GE(most_pieces, 6u);
+  // Of about 350; a piece that does not fit is left to the next block.
+  costs.pop_back();
+  const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
+  EXPECT_LE(*most - *least, 2 * (shape.piece_cost + 4));
 }
 
 TEST(PlanTest, OneLongRowIsDealtOutLikeManyShortOnes) {
@@ -148,6 +209,25 @@ TEST(PlanTest, JobsOfOneSizeAreCutAlike) {
   EXPECT_EQ(plan.partials, 128);
   EXPECT_EQ(plan.arrivals, 32);
   for (const WorkItem& item : plan.items) EXPECT_EQ(item.next, -1);
+}
+
+// 52 jobs of 32 shares: two pieces each would leave 28 blocks idle.
+TEST(PlanTest, JobsOfOneSizeAreCutElsewhereWhereThatIsCheap) {
+  PlanShape shape;
+  shape.kv_heads = 4;
+  shape.blocks = 132;
+  shape.piece_cost = 8;
+  const Batch batch = CausalBatch(std::vector<int64_t>(13, 8192), 1);
+  Plan plan;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  EXPECT_EQ(plan.blocks, 104);
+  shape.lone_pieces = false;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  ExpectCoversEverything(shape, batch, plan);
+  EXPECT_EQ(plan.blocks, 132);
+  shape.piece_cost = 20;
+  PlanAttention(shape, batch.entries, batch.keys, &plan);
+  EXPECT_EQ(plan.blocks, 104);
 }
 
 TEST(PlanTest, AClusterCountsItsArrivalsByBlock) {
@@ -284,6 +364,8 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   const PlanShape plan = PlanShapeFor(choice, shape, hopper);
   EXPECT_EQ(plan.blocks, 15);
   EXPECT_EQ(plan.share_groups, 8 * choice.share_groups);
+  EXPECT_EQ(plan.piece_cost, 8);  // 128 KB, of shares of 64
+  EXPECT_TRUE(plan.lone_pieces);
   EXPECT_TRUE(choice.begins_early);
   EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
 }
