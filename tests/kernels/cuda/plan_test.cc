@@ -76,6 +76,15 @@ void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Pl
   EXPECT_EQ(pieces.size(), jobs);
 }
 
+void ExpectWithinBounds(const PlanShape& shape, const Batch& batch, int64_t keys,
+                        const Plan& plan) {
+  const PlanBounds bounds = BoundPlan(shape, static_cast<int64_t>(batch.entries.size()),
+                                      static_cast<int64_t>(batch.keys.size()), keys);
+  EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
+  EXPECT_LE(plan.partials, bounds.partials);
+  EXPECT_LE(plan.arrivals, bounds.arrivals);
+}
+
 TEST(PlanTest, EveryKeyOfEveryRowOnce) {
   std::mt19937 random(1);
   for (bool batch_invariant : {false, true}) {
@@ -95,11 +104,7 @@ TEST(PlanTest, EveryKeyOfEveryRowOnce) {
           Plan plan;
           PlanAttention(shape, batch.entries, batch.keys, &plan);
           ExpectCoversEverything(shape, batch, plan);
-          const PlanBounds bounds =
-              BoundPlan(shape, batch.entries.size(), batch.keys.size(), 20000 + 20 * 3000 + 18);
-          EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
-          EXPECT_LE(plan.partials, bounds.partials);
-          EXPECT_LE(plan.arrivals, bounds.arrivals);
+          ExpectWithinBounds(shape, batch, 20000 + 20 * 3000 + 18, plan);
         }
       }
     }
@@ -119,11 +124,7 @@ TEST(PlanTest, AnyNumberOfJobsOfOneSize) {
         Plan plan;
         PlanAttention(shape, batch.entries, batch.keys, &plan);
         ASSERT_NO_FATAL_FAILURE(ExpectCoversEverything(shape, batch, plan));
-        const PlanBounds bounds =
-            BoundPlan(shape, batch.entries.size(), batch.keys.size(), sequences * length);
-        EXPECT_LE(static_cast<int64_t>(plan.items.size()), bounds.items);
-        EXPECT_LE(plan.partials, bounds.partials);
-        EXPECT_LE(plan.arrivals, bounds.arrivals);
+        ExpectWithinBounds(shape, batch, sequences * length, plan);
       }
     }
   }
