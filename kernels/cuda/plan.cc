@@ -134,10 +134,8 @@ class Dealer {
         whole_job_quota_(whole_job_quota) {
     plan_.blocks = blocks;
     plan_.items.resize(shape.blocks);
-    quota_ = cost / plan_.blocks;
-    quota_remainder_ = cost % plan_.blocks;
-    quota_end_ = blocks == 1 ? kNoEnd : quota_;
-    left_over_ = quota_remainder_;
+    quota_ = CeilDiv(cost << kQuotaBits, blocks);
+    quota_end_ = EndOfBlock();
   }
 
   void Deal(const PlannedColumns& columns) {
@@ -230,14 +228,12 @@ class Dealer {
     while (quota_end_ - dealt_ < least_room_) {
       ++block_;
       last_of_block_ = -1;
-      quota_end_ += quota_;
-      left_over_ += quota_remainder_;
-      if (left_over_ >= plan_.blocks) {
-        left_over_ -= plan_.blocks;
-        ++quota_end_;
-      }
-      if (block_ + 1 == plan_.blocks) quota_end_ = kNoEnd;
+      quota_end_ = EndOfBlock();
     }
+  }
+
+  int64_t EndOfBlock() const {
+    return block_ + 1 < plan_.blocks ? (block_ + 1) * quota_ >> kQuotaBits : INT64_MAX / 2;
   }
 
   // The whole job, as the block's next item; the caller narrows it.
@@ -260,16 +256,16 @@ class Dealer {
     plan_.partials += pieces;
   }
 
-  static constexpr int64_t kNoEnd = INT64_MAX / 2;
+  static constexpr int kQuotaBits = 24;
 
   const PlanShape& shape_;
   const Costs costs_;
   const int64_t least_room_;
   Plan& plan_;
   const int64_t whole_job_quota_;
-  int64_t quota_ = 0;  // what a block's pieces cost, and what this division left
-  int64_t quota_remainder_ = 0;
-  int64_t left_over_ = 0;
+  // What a block's pieces cost, in units of 2^-kQuotaBits, rounded up: exact for whole units, as
+  // long as there are no more blocks than 2^(kQuotaBits / 2).
+  int64_t quota_ = 0;
   int64_t quota_end_ = 0;  // where block_ stops
   int64_t dealt_ = 0;
   int32_t block_ = 0;
