@@ -18,11 +18,10 @@ endfunction()
 # With TRIBUTARY_UNITY the sources of one library or program are compiled several at a time, so that the
 # headers they share are read, and the templates they share instantiated, once for all of them. For builds
 # that are made whole every time: in the others every source is compiled by itself, which shows that it
-# includes what it uses. Sources that include themselves (Highway's) stay alone, and so do those of tests,
-# which linters do not read: two names that clash are found by `make lint`.
+# includes what it uses. Sources that include themselves (Highway's) stay alone, and so do those of tests but
+# of the ones that say UNITY. Two names that clash are found by `make lint`, or in CI's sanitizer runs.
 function(_tributary_unity target)
-  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
-  if(TRIBUTARY_UNITY AND NOT folder MATCHES "^tests/")
+  if(TRIBUTARY_UNITY)
     set_target_properties(${target} PROPERTIES
       UNITY_BUILD ON
       UNITY_BUILD_CODE_BEFORE_INCLUDE "// NOLINTNEXTLINE(bugprone-suspicious-include)")
@@ -67,18 +66,21 @@ function(tributary_executable name)
   endif()
 endfunction()
 
-# tributary_test(name SOURCES ... DEPENDS ... [TIMEOUT seconds])
+# tributary_test(name SOURCES ... DEPENDS ... [TIMEOUT seconds] [UNITY])
 # One binary, one CTest entry. A binary in which every case was skipped (no GPU, say) is reported as
 # skipped, not as passed; the case says why. Where a case failed the list of skipped cases is not the
 # end of the output.
 function(tributary_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "TIMEOUT" "SOURCES;DEPENDS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} GTest::gmock GTest::gtest GTest::gtest_main)
   _tributary_settings(${name})
+  if(ARG_UNITY)
+    _tributary_unity(${name})
+  endif()
   if(TRIBUTARY_SHORT_GRID)
     target_compile_definitions(${name} PRIVATE TRIBUTARY_SHORT_GRID=1)
   endif()

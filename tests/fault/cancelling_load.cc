@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kCallPatience{60};
 constexpr int kHosts = 2;
 constexpr uint64_t kFirstSequence = 1000;  // of the clients; hosts count from 1
 constexpr int64_t kHostTokens = 200;
@@ -132,7 +132,7 @@ class FickleClient {
   // A socket whose queue of connections is full refuses more; that is not what is tested here.
   static void Prepare(grpc::ClientContext* context) {
     context->set_wait_for_ready(true);
-    context->set_deadline(std::chrono::system_clock::now() + kPatience);
+    context->set_deadline(std::chrono::system_clock::now() + kCallPatience);
   }
   template <typename Request, typename Reply>
   void Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
