@@ -30,17 +30,21 @@ int32_t Clusters(const DeviceProperties& device, int32_t size) {
   return known > 0 ? known : std::max(1, device.multiprocessors / 16 * 16 / size);
 }
 
+// Bytes of a token's keys in one head.
+int64_t RowBytes(const AttentionShape& shape) {
+  return static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim;
+}
+
 // What beginning and ending a piece of a job costs, as bytes that a block could have read instead;
 // by two blocks to a multiprocessor, which read half as fast each, somewhat more than half.
 constexpr int64_t kPieceBytes = 128 * 1024;
 constexpr int64_t kPieceBytesOfTwo = 80 * 1024;
 
-// The same in quarters of a share of the plan.
+// The same as PlanShape has it.
 int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
-  const auto row_bytes = static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim;
-  const int64_t share_bytes = 2 * row_bytes * kGroupTokens * choice.share_groups;
+  const int64_t share_bytes = 2 * RowBytes(shape) * kGroupTokens * choice.share_groups;
   const int64_t bytes = choice.blocks_per_multiprocessor == 2 ? kPieceBytesOfTwo : kPieceBytes;
-  return static_cast<int32_t>(4 * bytes / share_bytes);
+  return static_cast<int32_t>((bytes << kShareBits) / share_bytes);
 }
 
 // The widest block of columns whose accumulators fit the registers of two warpgroups.
@@ -79,17 +83,13 @@ int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionS
   return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
 }
 
-// Bytes of a token's keys in all heads.
-int64_t RowBytes(const AttentionShape& shape) {
-  return static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim * shape.kv_heads;
-}
-
 // Bytes of the cache to a multiprocessor from which a call is long.
 constexpr int64_t kLongCall = 192 * 1024;
 
 // Whether a call reads more than `times` what makes it long.
 bool IsLong(const DeviceProperties& device, const AttentionShape& shape, int32_t times = 1) {
-  return 2 * RowBytes(shape) * shape.total_keys > times * kLongCall * device.multiprocessors;
+  const int64_t bytes = 2 * RowBytes(shape) * shape.kv_heads * shape.total_keys;
+  return bytes > times * kLongCall * device.multiprocessors;
 }
 
 // Columns beyond 16 would have mma_attention read the keys again, and mma.sync could not keep up.

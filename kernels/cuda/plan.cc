@@ -64,10 +64,10 @@ struct Costs {
   int32_t share_bits = 0;  // a share costs 2^share_bits
   int64_t piece = 0;       // and a piece so much more than its shares
 
-  int64_t Of(int64_t shares) const { return piece + (shares << share_bits); }
   int64_t Of(int64_t pieces, int64_t shares) const {
     return pieces * piece + (shares << share_bits);
   }
+  int64_t Of(int64_t shares) const { return Of(1, shares); }
   int64_t HalfShare() const { return int64_t{1} << share_bits >> 1; }
   // The shares of the piece whose cost comes closest to `room`.
   int64_t SharesFor(int64_t room) const { return (room - piece + HalfShare()) >> share_bits; }
@@ -75,8 +75,6 @@ struct Costs {
 
 // Shares are all that counts where blocks have about as many pieces each.
 constexpr Costs kOfSharesAlone{};
-
-Costs CostsOfPieces(const PlanShape& shape) { return {2, shape.piece_cost}; }
 
 // The most that a block's items may cost so that no job need be cut: at most a sixteenth above an
 // equal part, but for single jobs of up to kCutShares. 0 when there is no such number.
@@ -110,7 +108,7 @@ int32_t BlocksCutAlike(const PlanShape& shape, const Jobs& jobs, int64_t blocks)
   if (!jobs.alike || even == 0) return 0;
   // Cut elsewhere, each job has about one piece more, and merging costs as much again.
   const bool pays = shape.lone_pieces ? jobs.shares / even - jobs.shares / blocks <= kMisfitShares
-                                      : 4 * jobs.shares * (blocks - even) <=
+                                      : (jobs.shares << kShareBits) * (blocks - even) <=
                                             2 * shape.piece_cost * jobs.count * even;
   return static_cast<int32_t>(pays ? even : 0);
 }
@@ -279,7 +277,7 @@ void DealJobs(const PlanShape& shape, const Jobs& jobs, Plan* plan) {
     for (const PlannedColumns& columns : plan->columns) dealer.Deal(columns);
   };
   const int64_t blocks = std::min<int64_t>(shape.blocks, jobs.shares);
-  const Costs of_pieces = CostsOfPieces(shape);
+  const Costs of_pieces{kShareBits, shape.piece_cost};
   const Costs& of_jobs = jobs.alike ? kOfSharesAlone : of_pieces;
   if (shape.batch_invariant) {
     int64_t pieces = 0;
@@ -287,7 +285,7 @@ void DealJobs(const PlanShape& shape, const Jobs& jobs, Plan* plan) {
     return deal(of_jobs, of_jobs.Of(pieces * shape.kv_heads, jobs.shares), blocks, 0);
   }
   if (const int64_t quota = WholeJobQuota(shape, plan->columns, jobs, of_jobs); quota > 0) {
-    return deal(of_jobs, jobs.shares, blocks, quota);
+    return deal(of_jobs, of_jobs.Of(jobs.count, jobs.shares), blocks, quota);
   }
   if (const int32_t even = BlocksCutAlike(shape, jobs, blocks); even > 0) {
     return deal(kOfSharesAlone, jobs.shares, even, 0);

@@ -29,6 +29,9 @@ struct PlanEntry {
   int32_t page_table = 0;  // where the sequence's first page is in the device's page table array
 };
 
+// The unit of PlanShape::piece_cost: a share costs 2^kShareBits.
+inline constexpr int32_t kShareBits = 2;
+
 struct PlanShape {
   int32_t group = 1;  // query heads of a kv head
   int32_t kv_heads = 1;
@@ -36,7 +39,7 @@ struct PlanShape {
   int32_t share_groups = 16;  // shares are multiples of this many 16-slot groups
   int32_t blocks = 1;         // that take items: blocks of the grid, or clusters of them
   int32_t cluster_size = 1;   // blocks of the grid to each of these
-  // What beginning and ending a piece of a job costs, in quarters of a share.
+  // What beginning and ending a piece of a job costs beside its shares (kShareBits).
   int32_t piece_cost = 0;
   // Blocks whose only item is a piece of a job merge these faster than others do.
   bool lone_pieces = true;

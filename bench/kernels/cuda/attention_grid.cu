@@ -353,12 +353,23 @@ Case Uniform(int32_t batch, int64_t length, DType kv) {
   return c;
 }
 
-Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
-  Case c = Uniform(batch, length, kv);
+// The call of a draft's block of `rows`.
+Case WithBlock(Case c, int32_t rows) {
   c.kv_heads = 8;
   c.rows = rows;
   c.causal = false;
   c.name += ", block " + std::to_string(rows) + ", 32/8";
+  return c;
+}
+
+Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
+  return WithBlock(Uniform(batch, length, kv), rows);
+}
+
+Case WithHeads(Case c, int32_t group, int32_t head_dim) {
+  c.q_heads = group * c.kv_heads;
+  c.head_dim = head_dim;
+  c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
   return c;
 }
 
@@ -413,12 +424,8 @@ std::vector<Case> ShapeCases() {
   for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
     for (int32_t head_dim : {64, 128, 256}) {
       for (int32_t group : {1, 2, 4, 8, 16}) {
-        Case c = Uniform(32, 65536 / head_dim * 128 / 4 / int64_t(SizeOf(kv)), kv);
-        c.kv_heads = 4;
-        c.q_heads = 4 * group;
-        c.head_dim = head_dim;
-        c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
-        cases.push_back(c);
+        const int64_t length = 65536 / head_dim * 128 / 4 / int64_t(SizeOf(kv));
+        cases.push_back(WithHeads(Uniform(32, length, kv), group, head_dim));
       }
     }
   }
@@ -433,21 +440,10 @@ std::vector<Case> SpreadCases() {
     for (int32_t batch : {8, 32, 128, 256}) cases.push_back(LogNormal(batch, kv));
     for (int32_t head_dim : {64, 256}) {
       for (int32_t group : {8, 16}) {
-        Case c = LogNormal(128, kv);
-        c.head_dim = head_dim;
-        c.q_heads = group * c.kv_heads;
-        c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
-        cases.push_back(c);
+        cases.push_back(WithHeads(LogNormal(128, kv), group, head_dim));
       }
     }
-    for (int32_t batch : {8, 32, 128}) {
-      Case c = LogNormal(batch, kv);
-      c.kv_heads = 8;
-      c.rows = 16;
-      c.causal = false;
-      c.name += ", block 16, 32/8";
-      cases.push_back(c);
-    }
+    for (int32_t batch : {8, 32, 128}) cases.push_back(WithBlock(LogNormal(batch, kv), 16));
   }
   return cases;
 }
