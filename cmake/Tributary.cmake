@@ -5,10 +5,10 @@ set(TRIBUTARY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno
                        -Wno-missing-field-initializers -Wno-unused-parameter)
 
 function(tributary_floors_up_to top out)
-  set(all kernels collective worker proto service)
+  set(all kernels collective base worker proto service)
   list(FIND all ${top} index)
   if(index EQUAL -1)
-    message(FATAL_ERROR "TRIBUTARY_TOP_FLOOR must be kernels, collective, worker or service, not '${top}'")
+    message(FATAL_ERROR "TRIBUTARY_TOP_FLOOR must be kernels, collective, base, worker or service, not '${top}'")
   endif()
   math(EXPR count "${index} + 1")
   list(SUBLIST all 0 ${count} floors)

@@ -10,8 +10,8 @@ namespace tributary {
 
 // A page holds `page_size` consecutive local slots of one sequence. The order of the bytes inside a
 // page belongs to the backend that writes and reads it (kernels/cpu/page_layout.h,
-// kernels/cuda/page_layout.h); pages are copied whole. The reference has the plain order: K comes
-// first, then V, each [kv_heads, page_size, head_dim]. The view owns nothing.
+// kernels/cuda/layout/page_layout.h); pages are copied whole. The reference has the plain order: K
+// comes first, then V, each [kv_heads, page_size, head_dim]. The view owns nothing.
 struct PagedKv {
   std::byte* base = nullptr;  // [num_pages, 2, kv_heads, page_size, head_dim] of dtype
   int32_t num_pages = 0;

@@ -13,10 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "worker/errors.h"
-#include "worker/rpc/config_file.h"
-#include "worker/rpc/flag_help.h"
-#include "worker/status_macros.h"
+#include "base/config/config_file.h"
+#include "base/config/flag_help.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
 
 ABSL_FLAG(
     std::string, config, "",
@@ -151,14 +151,14 @@ absl::Status CheckArgument(absl::string_view argument) {
     if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
       return absl::OkStatus();
     }
-    return worker::InvalidField(name, "no such setting; --help lists them");
+    return InvalidField(name, "no such setting; --help lists them");
   }
   if (equals == absl::string_view::npos) return absl::OkStatus();
   std::string error;
   const absl::string_view value = argument.substr(equals + 1);
   if (!flag->ParseFrom(value, &error)) {
-    return worker::InvalidField(
-        name, absl::StrCat("cannot be '", value, "'", error.empty() ? "" : ": ", error));
+    return InvalidField(name,
+                        absl::StrCat("cannot be '", value, "'", error.empty() ? "" : ": ", error));
   }
   return absl::OkStatus();
 }
@@ -166,15 +166,14 @@ absl::Status CheckArgument(absl::string_view argument) {
 template <typename T>
 absl::StatusOr<T> AtLeast(absl::string_view name, T value, T least) {
   if (value < least) {
-    return worker::InvalidField(name, absl::StrCat("must be at least ", least, ", is ", value));
+    return InvalidField(name, absl::StrCat("must be at least ", least, ", is ", value));
   }
   return value;
 }
 
 absl::StatusOr<std::chrono::milliseconds> Positive(absl::string_view name, absl::Duration value) {
   if (value < absl::Milliseconds(1) || value > absl::Hours(24)) {
-    return worker::InvalidField(
-        name, absl::StrCat("must be 1ms to 24h, is ", absl::FormatDuration(value)));
+    return InvalidField(name, absl::StrCat("must be 1ms to 24h, is ", absl::FormatDuration(value)));
   }
   return absl::ToChronoMilliseconds(value);
 }
@@ -186,8 +185,7 @@ absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
              colon != absl::string_view::npos && colon > 0 && colon + 1 < address.size()) {
     return absl::OkStatus();
   }
-  return worker::InvalidField(name,
-                              absl::StrCat("must be host:port or unix:/path, is '", address, "'"));
+  return InvalidField(name, absl::StrCat("must be host:port or unix:/path, is '", address, "'"));
 }
 
 absl::Status ReadWorkers(Config* config) {
@@ -195,21 +193,21 @@ absl::Status ReadWorkers(Config* config) {
   TRIBUTARY_ASSIGN_OR_RETURN(config->workers, AtLeast("workers", absl::GetFlag(FLAGS_workers), 0));
   config->embedded_workers = embedded.value_or(config->workers > 0 ? 0 : 4);
   if (config->workers > 0 && config->embedded_workers != 0) {
-    return worker::InvalidField("embedded_workers", "workers are given too: choose one of the two");
+    return InvalidField("embedded_workers", "workers are given too: choose one of the two");
   }
   if (config->workers == 0) {
     TRIBUTARY_RETURN_IF_ERROR(AtLeast("embedded_workers", config->embedded_workers, 1).status());
   }
   if (config->workers > 1024 || config->embedded_workers > 1024) {
-    return worker::InvalidField(config->workers > 0 ? "workers" : "embedded_workers",
-                                "must be at most 1024");
+    return InvalidField(config->workers > 0 ? "workers" : "embedded_workers",
+                        "must be at most 1024");
   }
   config->worker_listen = absl::GetFlag(FLAGS_worker_listen);
   if (config->workers > 0) {
     TRIBUTARY_RETURN_IF_ERROR(CheckAddress("worker_listen", config->worker_listen));
   }
   if (!Parse(absl::GetFlag(FLAGS_device), &config->device)) {
-    return worker::InvalidField(
+    return InvalidField(
         "device", absl::StrCat("must be cpu or cuda, is '", absl::GetFlag(FLAGS_device), "'"));
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->first_gpu,
@@ -218,21 +216,20 @@ absl::Status ReadWorkers(Config* config) {
   TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
   const std::string exchange = absl::GetFlag(FLAGS_exchange);
   if (!collective::Parse(exchange, &config->exchange)) {
-    return worker::InvalidField(
+    return InvalidField(
         "exchange",
         absl::StrCat("must be auto, all_gather, ag_rs, a2a or direct, is '", exchange, "'"));
   }
   const std::string place = absl::GetFlag(FLAGS_device_exchange);
   if (!worker::Parse(place, &config->device_exchange)) {
-    return worker::InvalidField("device_exchange",
-                                absl::StrCat("must be host or auto, is '", place, "'"));
+    return InvalidField("device_exchange", absl::StrCat("must be host or auto, is '", place, "'"));
   }
   return worker::CheckExchange(config->device, config->exchange, config->device_exchange);
 }
 
 absl::Status ReadListeners(Config* config) {
   config->listen = absl::GetFlag(FLAGS_listen);
-  if (config->listen.empty()) return worker::InvalidField("listen", "must not be empty");
+  if (config->listen.empty()) return InvalidField("listen", "must not be empty");
   for (const std::string& address : config->listen) {
     TRIBUTARY_RETURN_IF_ERROR(CheckAddress("listen", address));
   }
@@ -243,7 +240,7 @@ absl::Status ReadListeners(Config* config) {
   config->metrics_port = absl::GetFlag(FLAGS_metrics_port);
   const int32_t port = config->metrics_port.value_or(0);
   if (port < 0 || port > 65535) {
-    return worker::InvalidField("metrics_port", absl::StrCat("must be 0 to 65535, is ", port));
+    return InvalidField("metrics_port", absl::StrCat("must be 0 to 65535, is ", port));
   }
   config->reflection = absl::GetFlag(FLAGS_reflection);
   return absl::OkStatus();
@@ -251,11 +248,10 @@ absl::Status ReadListeners(Config* config) {
 
 // Beyond this machine everybody could read the cache and write to it.
 absl::Status CheckReach(const Config& config, absl::string_view name, absl::string_view address) {
-  if (absl::GetFlag(FLAGS_insecure) || !config.tls.certificate.empty() ||
-      worker::IsLocalAddress(address)) {
+  if (absl::GetFlag(FLAGS_insecure) || !config.tls.certificate.empty() || IsLocalAddress(address)) {
     return absl::OkStatus();
   }
-  return worker::InvalidField(
+  return InvalidField(
       name, absl::StrCat("'", address,
                          "' is reached from beyond this machine; give tls_cert and tls_key, or "
                          "insecure if the network is to be trusted"));
@@ -265,9 +261,9 @@ absl::Status ReadAccess(Config* config) {
   config->tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                  .key = absl::GetFlag(FLAGS_tls_key),
                  .authorities = absl::GetFlag(FLAGS_tls_client_ca)};
-  TRIBUTARY_RETURN_IF_ERROR(worker::CheckTlsFiles(config->tls, "tls_", "tls_client_ca"));
+  TRIBUTARY_RETURN_IF_ERROR(CheckTlsFiles(config->tls, "tls_", "tls_client_ca"));
   if (config->tls.certificate.empty() && !config->tls.authorities.empty()) {
-    return worker::InvalidField("tls_client_ca", "needs tls_cert and tls_key");
+    return InvalidField("tls_client_ca", "needs tls_cert and tls_key");
   }
   const AccessOptions access = {.token_file = absl::GetFlag(FLAGS_token_file),
                                 .client_names = absl::GetFlag(FLAGS_client_san),
@@ -276,9 +272,9 @@ absl::Status ReadAccess(Config* config) {
   const bool names =
       !access.client_names.empty() || !access.worker_names.empty() || !access.admin_names.empty();
   if (names && config->tls.authorities.empty()) {
-    return worker::InvalidField("tls_client_ca",
-                                "is missing: names in certificates count only when the "
-                                "certificates are checked");
+    return InvalidField("tls_client_ca",
+                        "is missing: names in certificates count only when the "
+                        "certificates are checked");
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->access, AccessControl::Create(access));
   config->shared_memory_prefixes = absl::GetFlag(FLAGS_shared_memory_prefixes);
@@ -317,8 +313,8 @@ absl::Status ReadTimeouts(Config* config) {
                              Positive("retry_delay", absl::GetFlag(FLAGS_retry_delay)));
   const absl::Duration window = absl::GetFlag(FLAGS_batch_window);
   if (window < absl::ZeroDuration() || window > absl::Seconds(1)) {
-    return worker::InvalidField("batch_window",
-                                absl::StrCat("must be 0 to 1s, is ", absl::FormatDuration(window)));
+    return InvalidField("batch_window",
+                        absl::StrCat("must be 0 to 1s, is ", absl::FormatDuration(window)));
   }
   config->batch_window = absl::ToChronoMicroseconds(window);
   return absl::OkStatus();
@@ -329,7 +325,7 @@ absl::Status ReadLimits(Config* config) {
       config->max_message_bytes,
       AtLeast("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), int64_t{4096}));
   if (config->max_message_bytes > std::numeric_limits<int32_t>::max()) {
-    return worker::InvalidField("max_message_bytes", "must be at most 2^31 - 1");
+    return InvalidField("max_message_bytes", "must be at most 2^31 - 1");
   }
   TRIBUTARY_ASSIGN_OR_RETURN(
       config->max_calls_per_stream,
@@ -351,21 +347,20 @@ absl::Status ReadLimits(Config* config) {
 
 absl::Status ReadLogging(Config* config) {
   if (!telemetry::Parse(absl::GetFlag(FLAGS_log_level), &config->log_level)) {
-    return worker::InvalidField("log_level", "must be debug, info, warning or error");
+    return InvalidField("log_level", "must be debug, info, warning or error");
   }
   if (!telemetry::Parse(absl::GetFlag(FLAGS_log_format), &config->log_format)) {
-    return worker::InvalidField("log_format", "must be text or json");
+    return InvalidField("log_format", "must be text or json");
   }
   config->trace_file = absl::GetFlag(FLAGS_trace_file);
   config->trace_sample = absl::GetFlag(FLAGS_trace_sample);
   if (!(config->trace_sample >= 0 && config->trace_sample <= 1)) {
-    return worker::InvalidField("trace_sample",
-                                absl::StrCat("must be 0 to 1, is ", config->trace_sample));
+    return InvalidField("trace_sample", absl::StrCat("must be 0 to 1, is ", config->trace_sample));
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->trace_spans,
                              AtLeast("trace_spans", absl::GetFlag(FLAGS_trace_spans), 0));
   if (config->trace_spans > 10'000'000) {
-    return worker::InvalidField("trace_spans", "must be at most 10000000");
+    return InvalidField("trace_spans", "must be at most 10000000");
   }
   return absl::OkStatus();
 }
@@ -373,7 +368,7 @@ absl::Status ReadLogging(Config* config) {
 }  // namespace
 
 bool PrintsHelp(int argc, char** argv) {
-  return worker::PrintsHelp(argc, argv, kUsage, "service/config.cc");
+  return tributary::PrintsHelp(argc, argv, kUsage, "service/config.cc");
 }
 
 absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
@@ -384,7 +379,7 @@ absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   };
   absl::SetFlagsUsageConfig(usage);
   TRIBUTARY_ASSIGN_OR_RETURN(std::vector<std::string> arguments,
-                             worker::ArgumentsWithConfigFile(argc, argv));
+                             ArgumentsWithConfigFile(argc, argv));
   for (size_t i = 1; i < arguments.size(); ++i) {
     TRIBUTARY_RETURN_IF_ERROR(CheckArgument(arguments[i]));
   }
@@ -392,7 +387,7 @@ absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   const std::vector<char*> rest =
       absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
-  if (rest.size() > 1) return worker::InvalidField(rest[1], "is not a flag");
+  if (rest.size() > 1) return InvalidField(rest[1], "is not a flag");
 
   Config config;
   TRIBUTARY_RETURN_IF_ERROR(ReadListeners(&config));

@@ -11,12 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rpc/tls.h"
+#include "base/telemetry/log.h"
 #include "collective/exchange.h"
-#include "service/access_control.h"
+#include "service/api/access_control.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"
-#include "worker/rpc/tls.h"
-#include "worker/telemetry/log.h"
 
 namespace tributary::service {
 
@@ -53,7 +53,7 @@ struct Config {
   int64_t max_pages_per_client = 0;
   std::vector<std::string> shared_memory_prefixes;
   bool reflection = true;
-  worker::TlsFiles tls;
+  TlsFiles tls;
   std::shared_ptr<AccessControl> access;
   telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;
@@ -66,7 +66,7 @@ struct Config {
 // setting at fault. --version, --helpfull and the like print and end the program.
 absl::StatusOr<Config> LoadConfig(int argc, char** argv);
 
-// Whether --help was asked for, and printed (worker/rpc/flag_help.h).
+// Whether --help was asked for, and printed (base/config/flag_help.h).
 bool PrintsHelp(int argc, char** argv);
 
 }  // namespace tributary::service

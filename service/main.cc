@@ -11,21 +11,21 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_join.h"
+#include "base/rpc/keepalive.h"
+#include "base/rpc/listening.h"
+#include "base/telemetry/families.h"
+#include "base/telemetry/library_log.h"
+#include "base/telemetry/log.h"
+#include "base/telemetry/metrics_server.h"
+#include "base/telemetry/trace.h"
+#include "service/api/server.h"
 #include "service/config.h"
-#include "service/coordinator.h"
-#include "service/embedded_group.h"
-#include "service/keepalive.h"
+#include "service/coordinator/coordinator.h"
 #include "service/observe/diagnostics_service.h"
 #include "service/observe/telemetry.h"
-#include "service/remote_group.h"
-#include "service/server.h"
+#include "service/workers/embedded_group.h"
+#include "service/workers/remote_group.h"
 #include "worker/cuda_backend.h"
-#include "worker/rpc/library_log.h"
-#include "worker/rpc/listening.h"
-#include "worker/telemetry/families.h"
-#include "worker/telemetry/log.h"
-#include "worker/telemetry/metrics_server.h"
-#include "worker/telemetry/trace.h"
 
 namespace tributary::service {
 namespace {
@@ -113,12 +113,12 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
                                   .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
                                   .access = config.access});
-  if (!worker::CheckFree(config.worker_listen).ok()) return nullptr;
+  if (!CheckFree(config.worker_listen).ok()) return nullptr;
   grpc::ServerBuilder builder;
-  worker::ForbidSharedPorts(&builder);
+  ForbidSharedPorts(&builder);
   SetServerKeepalive(builder, {});
   int port = 0;
-  builder.AddListeningPort(config.worker_listen, worker::ServerCredentialsFrom(config.tls), &port);
+  builder.AddListeningPort(config.worker_listen, ServerCredentialsFrom(config.tls), &port);
   group->AddTo(builder);
   workers->server = builder.BuildAndStart();
   if (workers->server == nullptr || port == 0) return nullptr;
@@ -127,7 +127,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
 
 int Serve(const Config& config) {
   auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
-  worker::LogLibrariesTo(log);
+  LogLibrariesTo(log);
   // Never destroyed: its thread waits for signals to the very end.
   auto* const signals = new Signals(log);
 

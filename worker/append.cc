@@ -1,8 +1,8 @@
 #include "worker/append.h"
 
+#include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

@@ -12,12 +12,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status/errors.h"
 #include "collective/communicator.h"
-#include "collective/rendezvous.h"
+#include "collective/rendezvous/rendezvous.h"
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
-#include "worker/errors.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
 

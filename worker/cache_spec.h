@@ -52,9 +52,9 @@ float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
 // Whether queries are rounded to FP8 before they meet a layer's cache of that type.
 bool RoundsQueries(const CacheSpec& spec, DType kv_dtype);
 
-// Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field (worker/errors.h),
-// in the API's spelling: num_pages is "capacity_tokens", layers[i] is "layer_specs[i]". Says
-// nothing of whether a backend supports the geometry or the memory is there.
+// Checks every limit of tributary.v1.CacheSpec. kInvalidArgument with the field
+// (base/status/errors.h), in the API's spelling: num_pages is "capacity_tokens", layers[i] is
+// "layer_specs[i]". Says nothing of whether a backend supports the geometry or the memory is there.
 absl::Status ValidateCacheSpec(const CacheSpec& spec);
 
 // Whether two specs mean the same cache; a scale given once equals the same scale given per head.

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/telemetry/trace.h"
 #include "kernels/dtype.h"
 #include "worker/cache_spec.h"
-#include "worker/telemetry/trace.h"
 
 namespace tributary::worker {
 

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "base/status/status_macros.h"
 #include "worker/cpu_operations.h"
 #include "worker/host_memory.h"
 #include "worker/kv_shard.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 
+#include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/lse.h"
 #include "worker/append.h"
 #include "worker/context_attention.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 

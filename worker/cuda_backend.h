@@ -45,8 +45,8 @@ absl::StatusOr<int> CountGpus();
 absl::Status CheckGpus(int first, int count);
 
 // Has CUDA load all kernels of this process when it first uses a GPU, not each at its first launch:
-// that may wait for a kernel that waits for a peer (kernels/cuda/load_kernels.h). First thing in a
-// program, while it has one thread; the environment variable CUDA_MODULE_LOADING wins.
+// that may wait for a kernel that waits for a peer (kernels/cuda/launch/load_kernels.h). First
+// thing in a program, while it has one thread; the environment variable CUDA_MODULE_LOADING wins.
 void LoadKernelsAtStart();
 
 }  // namespace tributary::worker

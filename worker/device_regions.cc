@@ -3,8 +3,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "worker/errors.h"
-#include "worker/status_macros.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
 
 namespace tributary::worker {
 namespace {

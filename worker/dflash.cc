@@ -1,6 +1,6 @@
 #include "worker/dflash.h"
 
-#include "worker/status_macros.h"
+#include "base/status/status_macros.h"
 
 namespace tributary::worker {
 

@@ -2,7 +2,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::worker {
 

@@ -10,11 +10,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
 #include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 #include "worker/step_check.h"
 #include "worker/step_run.h"
 

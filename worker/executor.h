@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
 #include "collective/exchange.h"
-#include "collective/rendezvous.h"
+#include "collective/rendezvous/rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/backend.h"
 #include "worker/command.h"

@@ -8,7 +8,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "worker/status_macros.h"
+#include "base/status/status_macros.h"
 
 namespace tributary::worker {
 namespace {

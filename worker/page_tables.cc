@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::worker {
 

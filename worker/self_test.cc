@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/half.h"
 #include "worker/executor.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "worker/errors.h"
-#include "worker/status_macros.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
 
 namespace tributary::worker {
 namespace {

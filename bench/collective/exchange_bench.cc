@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "collective/exchange.h"
-#include "collective/gloo.h"
+#include "collective/gloo/gloo.h"
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/reference.h"
 
 namespace tributary::collective {

@@ -19,7 +19,7 @@
 
 #include "bench/dcp_step/timing_backend.h"
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/key_range.h"
 #include "worker/cuda_backend.h"

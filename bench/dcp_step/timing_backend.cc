@@ -5,12 +5,12 @@
 #include <deque>
 #include <utility>
 
+#include "base/status/status_macros.h"
 #include "worker/cuda/rank.h"
 #include "worker/cuda/rank_backend.h"
 #include "worker/cuda/shard.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "collective/device_group.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/device/device_group.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/reference.h"
 

@@ -9,11 +9,11 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
 #include "kernels/half.h"
 #include "service/client/rpc_status.h"
 #include "service/client/shared_region.h"
 #include "tributary/v1/attention.grpc.pb.h"
-#include "worker/status_macros.h"
 
 #ifdef TRIBUTARY_BENCH_CUDA
 #include <cuda_runtime.h>

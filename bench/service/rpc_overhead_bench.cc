@@ -24,10 +24,10 @@
 #include "bench/service/rpc_client.h"
 #include "bench/service/stages.h"
 #include "nlohmann/json.hpp"
-#include "service/coordinator.h"
-#include "service/embedded_group.h"
+#include "service/api/server.h"
+#include "service/coordinator/coordinator.h"
 #include "service/observe/telemetry.h"
-#include "service/server.h"
+#include "service/workers/embedded_group.h"
 #include "worker/cuda_backend.h"
 
 ABSL_FLAG(std::string, device, "cpu", "What workers compute on: cpu or cuda.");

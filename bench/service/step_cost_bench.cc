@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "service/coordinator.h"
+#include "service/coordinator/coordinator.h"
 #include "tests/service/fake_group.h"
 
 namespace tributary::service {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/config/flag_help.h"
 #include "examples/tinylm/evaluate.h"
 #include "examples/tinylm/find_files.h"
 #include "examples/tinylm/generate.h"
@@ -27,7 +28,6 @@
 #include "service/cli/embedded_service.h"
 #include "service/client/client.h"
 #include "worker/backends.h"
-#include "worker/rpc/flag_help.h"
 
 ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
           "what the model goes on from");
@@ -309,7 +309,7 @@ absl::Status Run() {
 int main(int argc, char** argv) {
   constexpr char kUsage[] =
       "A small language model writes text; its attention is computed by a Tributary service.";
-  if (tributary::worker::PrintsHelp(argc, argv, kUsage, "tinylm/demo.cc")) return 0;
+  if (tributary::PrintsHelp(argc, argv, kUsage, "tinylm/demo.cc")) return 0;
   absl::SetProgramUsageMessage(kUsage);
   absl::ParseCommandLine(argc, argv);
   const absl::Status status = tributary::tinylm::Run();

@@ -4,7 +4,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "proto/dtype_conversion.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::tinylm {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/telemetry/json_string.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
-#include "worker/telemetry/json_string.h"
 
 namespace tributary::cli {
 namespace {

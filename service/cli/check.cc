@@ -53,7 +53,7 @@ class Check final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   absl::Duration timeout_ = absl::Seconds(30);
 };
 

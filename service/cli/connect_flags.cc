@@ -3,7 +3,7 @@
 namespace tributary::cli {
 
 void AddConnectFlags(FlagSet& flags, std::string* target, const std::string& target_help,
-                     worker::ChannelSecurity* security) {
+                     ChannelSecurity* security) {
   flags.Add("target", target, target_help);
   flags.Add("tls_ca", &security->tls.authorities,
             "PEM file with the authorities of the service's certificate; empty: plain text");

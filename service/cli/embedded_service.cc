@@ -8,8 +8,8 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "service/embedded_group.h"
-#include "worker/telemetry/log.h"
+#include "base/telemetry/log.h"
+#include "service/workers/embedded_group.h"
 
 namespace tributary::cli {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "service/coordinator.h"
-#include "service/server.h"
+#include "service/api/server.h"
+#include "service/coordinator/coordinator.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "worker/rpc/flag_help.h"
+#include "base/config/flag_help.h"
 
 namespace tributary::cli {
 namespace {
@@ -98,7 +98,7 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments) const {
 std::string FlagSet::Help() const {
   std::string out;
   for (const Flag& flag : flags_) {
-    absl::StrAppend(&out, worker::FlagHelp(flag.name, flag.default_value, flag.help));
+    absl::StrAppend(&out, FlagHelp(flag.name, flag.default_value, flag.help));
   }
   return out;
 }

@@ -7,13 +7,13 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/rpc/channel_security.h"
 #include "grpcpp/client_context.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
 #include "service/cli/print_json.h"
 #include "service/cli/report.h"
 #include "tributary/v1/diagnostics.grpc.pb.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::cli {
 namespace {
@@ -39,7 +39,7 @@ class Flight final : public Command {
       Fail(name(), "steps: must be >= 0");
       return kWrongUsage;
     }
-    const auto channel = worker::DialSecurely(target_, security_, {});
+    const auto channel = DialSecurely(target_, security_, {});
     if (!channel.ok()) return Fail(name(), std::string(channel.status().message()));
     const auto stub = v1::DiagnosticsService::NewStub(*channel);
     grpc::ClientContext context;
@@ -58,7 +58,7 @@ class Flight final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   int32_t steps_ = 40;
   bool json_ = false;
   absl::Duration timeout_ = absl::Seconds(5);

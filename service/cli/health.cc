@@ -85,7 +85,7 @@ class Health final : public Command {
 
   std::string admin_;
   std::string target_;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   absl::Duration timeout_ = absl::Seconds(3);
   const Style style_ = Style::For(stdout);
   Table table_{{{"CHECK"}, {"WHERE"}, {"STATE"}, {"NOTE"}}};

@@ -14,9 +14,9 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/half.h"
-#include "proto/dtype_conversion.h"
 #include "service/cli/units.h"
 #include "service/client/client.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::cli {
 namespace {

@@ -16,16 +16,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rpc/channel_security.h"
 #include "kernels/dtype.h"
 #include "service/cli/latencies.h"
 #include "tributary/v1/attention.pb.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::cli {
 
 struct LoadOptions {
   std::string target;
-  worker::ChannelSecurity security;
+  ChannelSecurity security;
   int32_t connections = 1;
   int32_t sequences = 4;  // a multiple of batch
   int32_t batch = 4;      // sequences of one call; loops = sequences / batch

@@ -67,7 +67,7 @@ class Stat final : public Command {
   }
 
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   absl::Duration watch_ = absl::ZeroDuration();
   int32_t lines_ = 0;
   absl::Duration timeout_ = absl::Seconds(5);

@@ -119,7 +119,7 @@ class Top final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   absl::Duration interval_ = absl::Seconds(1);
   bool once_ = false;
   absl::Duration timeout_ = absl::Seconds(5);

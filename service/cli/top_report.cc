@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/telemetry/histogram.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
-#include "worker/telemetry/histogram.h"
 
 namespace tributary::cli {
 namespace {

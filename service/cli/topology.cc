@@ -49,7 +49,7 @@ class Topology final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   std::string cache_;
   bool sequences_ = false;
   int32_t max_sequences_ = 100;

@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/rpc/channel_security.h"
 #include "grpcpp/client_context.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
 #include "tributary/v1/diagnostics.grpc.pb.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::cli {
 namespace {
@@ -34,7 +34,7 @@ class Trace final : public Command {
   int Run() override {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
-    const auto channel = worker::DialSecurely(target_, security_, arguments);
+    const auto channel = DialSecurely(target_, security_, arguments);
     if (!channel.ok()) return Fail(name(), std::string(channel.status().message()));
     const auto stub = v1::DiagnosticsService::NewStub(*channel);
     grpc::ClientContext context;
@@ -61,7 +61,7 @@ class Trace final : public Command {
 
  private:
   std::string target_ = kDefaultTarget;
-  worker::ChannelSecurity security_;
+  ChannelSecurity security_;
   std::string out_;
   absl::Duration timeout_ = absl::Seconds(10);
 };

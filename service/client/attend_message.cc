@@ -4,9 +4,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "proto/dtype_conversion.h"
 #include "service/client/offset_allocator.h"
 #include "service/client/rpc_status.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::client {
 namespace {

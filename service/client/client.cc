@@ -9,6 +9,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/rpc/keepalive.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "service/client/attend_message.h"
@@ -17,7 +18,6 @@
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "service/client/rpc_status.h"
-#include "service/keepalive.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -38,7 +38,7 @@ constexpr int kConnectTimeoutMs = 10'000;
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options) {
   grpc::ChannelArguments arguments;
-  service::SetClientKeepalive(arguments);
+  SetClientKeepalive(arguments);
   const int limit = static_cast<int>(
       std::min<size_t>(options.max_message_bytes, INT32_MAX - kMessageSlack) + kMessageSlack);
   arguments.SetMaxReceiveMessageSize(limit);
@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions&
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
   // Two clients of one process have a connection each.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return worker::DialSecurely(options.target, options.security, arguments);
+  return DialSecurely(options.target, options.security, arguments);
 }
 
 absl::Status CheckOptions(const ConnectOptions& options) {

@@ -19,16 +19,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/rpc/channel_security.h"
 #include "kernels/dtype.h"
 #include "tributary/v1/attention.pb.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::client {
 
 struct ConnectOptions {
   std::string target;  // "host:port" or "unix:/path"
   // How the service is known and how this client proves itself; plain text by default.
-  worker::ChannelSecurity security;
+  ChannelSecurity security;
   // Every call's deadline, retries included.
   std::chrono::milliseconds timeout{30'000};
   // > 0: tensors travel through a shared memory region of this size, registered with the service.

@@ -1,7 +1,7 @@
 #include "service/observe/diagnostics_service.h"
 
 #include "absl/status/statusor.h"
-#include "service/grpc_status.h"
+#include "base/status/grpc_status.h"
 
 namespace tributary::service {
 namespace {

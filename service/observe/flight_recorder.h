@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "service/observer.h"
+#include "service/observe/observer.h"
 #include "tributary/v1/diagnostics.pb.h"
 
 namespace tributary::service {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "service/embedded_group.h"
-#include "worker/telemetry/families.h"
+#include "base/telemetry/families.h"
+#include "service/workers/embedded_group.h"
 
 namespace tributary::service {
 namespace {

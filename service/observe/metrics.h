@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "service/observer.h"
-#include "service/snapshot.h"
-#include "worker/telemetry/histogram.h"
+#include "base/telemetry/histogram.h"
+#include "service/coordinator/snapshot.h"
+#include "service/observe/observer.h"
 
 namespace tributary::service {
 

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/telemetry/log.h"
+#include "base/telemetry/trace.h"
 #include "service/observe/flight_recorder.h"
 #include "service/observe/metrics.h"
-#include "service/observer.h"
-#include "worker/telemetry/log.h"
-#include "worker/telemetry/trace.h"
+#include "service/observe/observer.h"
 
 namespace tributary::service {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "collective/communicator.h"
-#include "collective/gloo.h"
+#include "collective/gloo/gloo.h"
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 
 namespace tributary::collective {
 

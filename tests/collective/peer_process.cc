@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/file_rendezvous.h"
-#include "collective/gloo.h"
+#include "collective/gloo/gloo.h"
+#include "collective/rendezvous/file_rendezvous.h"
 #include "tests/collective/peer_exit.h"
 
 namespace tributary::collective {

@@ -1,5 +1,5 @@
 // Where ranks meet: both stores, and how forming a Gloo group fails.
-#include "collective/rendezvous.h"
+#include "collective/rendezvous/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <fstream>
 #include <mutex>
 
-#include "collective/file_rendezvous.h"
+#include "collective/rendezvous/file_rendezvous.h"
 #include "tests/collective/group.h"
 
 namespace tributary::collective {

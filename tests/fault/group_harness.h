@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "service/remote_group.h"
+#include "service/workers/remote_group.h"
 #include "tests/support/process.h"
 #include "tests/worker/ranks.h"
 

@@ -7,18 +7,18 @@
 #include <string>
 #include <utility>
 
+#include "base/telemetry/trace.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/cpu/backend.h"
-#include "service/resolve_spec.h"
-#include "service/sequence_table.h"
-#include "service/shared_memory.h"
-#include "service/step_request.h"
+#include "service/coordinator/resolve_spec.h"
+#include "service/data/shared_memory.h"
+#include "service/schedule/sequence_table.h"
+#include "service/schedule/step_request.h"
 #include "tributary/v1/attention.pb.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/rpc/conversion.h"
-#include "worker/telemetry/trace.h"
 
 namespace tributary {
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status/errors.h"
 #include "kernels/cpu/backend.h"
 #include "service/client/client.h"
 #include "service/client/cuda_memory.h"
@@ -21,7 +22,6 @@
 #include "tests/support/process.h"
 #include "worker/cuda/ipc_opener.h"
 #include "worker/cuda_backend.h"
-#include "worker/errors.h"
 
 namespace tributary::test {
 namespace {
@@ -412,7 +412,7 @@ TEST(DeviceMemory, OfTheServicesOwnProcessIsRefused) {
                                    .gpu = described->gpu});
   std::printf("refused: %s\n", std::string(opened.status().message()).c_str());
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(worker::FieldOf(opened.status()), "cuda_ipc.raw_handle");
+  EXPECT_EQ(FieldOf(opened.status()), "cuda_ipc.raw_handle");
   EXPECT_THAT(std::string(opened.status().message()), HasSubstr("own process"));
 }
 

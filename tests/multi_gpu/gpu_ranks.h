@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/device_group.h"
-#include "collective/memory_rendezvous.h"
-#include "collective/retired_memory.h"
+#include "collective/device/device_group.h"
+#include "collective/direct/retired_memory.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/reference.h"
 #include "tests/collective/group.h"

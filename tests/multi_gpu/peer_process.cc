@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/device_group.h"
-#include "collective/file_rendezvous.h"
-#include "collective/retired_memory.h"
+#include "collective/device/device_group.h"
+#include "collective/direct/retired_memory.h"
+#include "collective/rendezvous/file_rendezvous.h"
 #include "tests/collective/peer_exit.h"
 
 namespace tributary::collective {

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "collective/device_exchange.h"
-#include "collective/direct_layout.h"
-#include "collective/hex.h"
-#include "collective/peer_access.h"
-#include "collective/retired_memory.h"
+#include "collective/device/device_exchange.h"
+#include "collective/direct/direct_layout.h"
+#include "collective/direct/peer_access.h"
+#include "collective/direct/retired_memory.h"
+#include "collective/rendezvous/hex.h"
 
 namespace tributary::collective {
 namespace {

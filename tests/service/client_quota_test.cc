@@ -1,5 +1,5 @@
 // What clients are charged for: the account by itself, and the sequence table's use of it.
-#include "service/client_quota.h"
+#include "service/schedule/client_quota.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
+#include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
-#include "service/errors.h"
-#include "service/sequence_table.h"
+#include "service/schedule/sequence_table.h"
 
 namespace tributary::service {
 namespace {

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/status/errors.h"
 #include "service/client/client.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
-#include "worker/errors.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -176,7 +176,7 @@ TEST_F(DeviceRegionTest, RegistrationIsRepeatableCheckedAndUndone) {
 }
 
 TEST_F(DeviceRegionTest, WhatAWorkerRefusesIsNotThere) {
-  group_->AnswerOpenRegion(worker::InvalidField("cuda_ipc.raw_handle", "of nobody"));
+  group_->AnswerOpenRegion(InvalidField("cuda_ipc.raw_handle", "of nobody"));
   ExpectRefused(StatusCode::INVALID_ARGUMENT, "cuda_ipc.raw_handle",
                 Register(stub(), Registration("r")));
   EXPECT_THAT(Told<worker::CloseRegionCommand>(), SizeIs(1)) << "the other rank has opened it";

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "service/worker_group.h"
+#include "service/workers/worker_group.h"
 
 namespace tributary::service::testing {
 

@@ -1,4 +1,4 @@
-#include "service/sequence_table.h"
+#include "service/schedule/sequence_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::service {
 namespace {
@@ -100,12 +100,12 @@ TEST_F(SequenceTableTest, PositionsDecideBetweenAppendRepeatGapAndOverlap) {
   EXPECT_TRUE(Plan(1, 3, 2)->entries[0].replay);
   const auto gap = Plan(1, 11, 1);
   EXPECT_EQ(gap.status().code(), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(worker::FieldOf(gap.status()), "entries[0].first_position");
+  EXPECT_EQ(FieldOf(gap.status()), "entries[0].first_position");
   EXPECT_THAT(std::string(gap.status().message()), ::testing::HasSubstr("10"));
   EXPECT_EQ(Plan(1, INT64_MAX, 1).status().code(), absl::StatusCode::kOutOfRange);
   const auto overlap = Plan(1, 9, 2);
   EXPECT_EQ(overlap.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(worker::FieldOf(overlap.status()), "entries[0].first_position");
+  EXPECT_EQ(FieldOf(overlap.status()), "entries[0].first_position");
   // The other layer is empty.
   EXPECT_EQ(Plan(1, 1, 1, 1).status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(table_
@@ -134,7 +134,7 @@ TEST_F(SequenceTableTest, APlanOfSeveralEntriesIsAllOrNothing) {
                   {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
                    {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(worker::FieldOf(unknown.status()), "entries[1].sequence_id");
+  EXPECT_EQ(FieldOf(unknown.status()), "entries[1].sequence_id");
   EXPECT_EQ(table_.pages().used(), 0);
 }
 
@@ -309,7 +309,7 @@ TEST_F(SequenceTableTest, ADraftTakesNoPagesAndLeavesTheLengthAsItIs) {
   }
   const auto gap = draft(11);
   EXPECT_EQ(gap.status().code(), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(worker::FieldOf(gap.status()), "entries[0].first_position");
+  EXPECT_EQ(FieldOf(gap.status()), "entries[0].first_position");
 }
 
 // ------------------------------------------------------------------- tokens that no window reaches
@@ -391,7 +391,7 @@ TEST_F(WindowedTableTest, RowsThatWouldSeeGivenUpTokensAreRefused) {
   EXPECT_TRUE(Rows(1, 228).ok());
   const auto refused = Rows(1, 227);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(worker::FieldOf(refused.status()), "entries[0].first_position");
+  EXPECT_EQ(FieldOf(refused.status()), "entries[0].first_position");
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("228"));
   EXPECT_TRUE(Rows(1, 138, 1).ok()) << "the other layer's window is smaller";
   EXPECT_FALSE(Rows(1, 137, 1).ok());
@@ -403,7 +403,7 @@ TEST_F(WindowedTableTest, TruncatingGoesAsFarBackAsTheNextRowSeesItsWindow) {
   MustAppendAll(1, 300, 1);
   const auto refused = table_.Truncate(1, 227);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(worker::FieldOf(refused.status()), "length");
+  EXPECT_EQ(FieldOf(refused.status()), "length");
   EXPECT_EQ(LeastLength(*table_.Find(1)), 301);
   EXPECT_EQ(*table_.Truncate(1, 228), 228);
   EXPECT_EQ(*table_.Truncate(1, 228), 228);

@@ -7,10 +7,10 @@
 #include <map>
 #include <mutex>
 
-#include "service/coordinator.h"
+#include "base/status/errors.h"
+#include "service/coordinator/coordinator.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
-#include "worker/errors.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -212,7 +212,7 @@ TEST_F(StepsTest, AConflictFailsItsCallOnly) {
   });
   const absl::Status conflict = answers_->Wait("replay");
   EXPECT_EQ(conflict.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(worker::FieldOf(conflict), "entries[0].first_position");
+  EXPECT_EQ(FieldOf(conflict), "entries[0].first_position");
   EXPECT_TRUE(answers_->Wait("fresh").ok());
 }
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "kernels/cpu/backend.h"
-#include "proto/dtype_conversion.h"
-#include "service/embedded_group.h"
-#include "service/resolve_spec.h"
+#include "service/coordinator/resolve_spec.h"
+#include "service/workers/embedded_group.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service::testing {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "kernels/dtype.h"
-#include "service/coordinator.h"
-#include "service/server.h"
-#include "service/worker_group.h"
+#include "service/api/server.h"
+#include "service/coordinator/coordinator.h"
+#include "service/workers/worker_group.h"
 #include "tests/support/process.h"
 #include "tributary/v1/attention.grpc.pb.h"
 

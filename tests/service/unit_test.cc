@@ -2,14 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
+#include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
-#include "service/batcher.h"
-#include "service/errors.h"
-#include "service/grpc_status.h"
-#include "service/page_allocator.h"
-#include "service/resolve_spec.h"
-#include "service/sequence_order.h"
-#include "worker/errors.h"
+#include "service/coordinator/resolve_spec.h"
+#include "service/schedule/batcher.h"
+#include "service/schedule/page_allocator.h"
+#include "service/schedule/sequence_order.h"
 
 namespace tributary::service {
 namespace {
@@ -197,7 +197,7 @@ TEST(ErrorsTest, DetailsSurviveTheJourney) {
   const absl::Status back = FromRpcStatus(rpc);
   EXPECT_EQ(back.code(), status.code());
   EXPECT_EQ(back.message(), status.message());
-  EXPECT_EQ(worker::FieldOf(back), "entries[1].first_position");
+  EXPECT_EQ(FieldOf(back), "entries[1].first_position");
   EXPECT_EQ(ToRpcStatus(back).SerializeAsString(), rpc.SerializeAsString());
 }
 
@@ -254,7 +254,7 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
     spoil(&spec);
     const auto resolved = ResolveSpec(spec, 4);
     EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument);
-    return worker::FieldOf(resolved.status());
+    return FieldOf(resolved.status());
   };
   EXPECT_EQ(field([](auto* s) { s->set_layers(0); }), "spec.layers");
   EXPECT_EQ(field([](auto* s) { s->set_layers(1 << 30); }), "spec.layers");

@@ -8,8 +8,8 @@
 #include <limits>
 #include <string>
 
+#include "base/status/errors.h"
 #include "tests/worker/test_host.h"
-#include "worker/errors.h"
 
 namespace tributary::worker {
 namespace {

@@ -7,8 +7,8 @@
 #include <map>
 #include <string>
 
+#include "base/status/errors.h"
 #include "worker/cuda/input_use.h"
-#include "worker/errors.h"
 #include "worker/step_check.h"
 
 namespace tributary::worker::testing {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::worker {
 namespace {

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/status/errors.h"
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/test_host.h"
 #include "worker/cpu_backend.h"
-#include "worker/errors.h"
 
 namespace tributary::worker::testing {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::worker {
 namespace {

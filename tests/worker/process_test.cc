@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "collective/file_rendezvous.h"
-#include "collective/gloo.h"
+#include "collective/gloo/gloo.h"
+#include "collective/rendezvous/file_rendezvous.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 
 namespace tributary::worker::testing {
 

@@ -8,9 +8,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/status/errors.h"
 #include "kernels/element.h"
 #include "tests/support/compare.h"
-#include "worker/errors.h"
 
 namespace tributary::worker::testing {
 namespace {

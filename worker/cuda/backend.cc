@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collective/direct_layout.h"
-#include "collective/peer_access.h"
+#include "collective/direct/direct_layout.h"
+#include "collective/direct/peer_access.h"
 #include "worker/cuda/rank.h"
 #include "worker/cuda/rank_backend.h"
 #include "worker/cuda/status.h"

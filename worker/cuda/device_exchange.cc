@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "collective/peer_access.h"
+#include "base/status/status_macros.h"
+#include "collective/direct/peer_access.h"
 #include "worker/exchange_choice.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 namespace {

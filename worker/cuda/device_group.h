@@ -6,9 +6,9 @@
 
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/device_group.h"
-#include "collective/rendezvous.h"
-#include "collective/retired_memory.h"
+#include "collective/device/device_group.h"
+#include "collective/direct/retired_memory.h"
+#include "collective/rendezvous/rendezvous.h"
 
 namespace tributary::worker {
 

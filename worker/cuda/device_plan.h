@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "collective/exchange.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/block_attention.h"
-#include "kernels/cuda/prefill.h"
+#include "kernels/cuda/decode/attention.h"
+#include "kernels/cuda/decode/block_attention.h"
+#include "kernels/cuda/prefill/prefill.h"
 #include "worker/cache_spec.h"
 #include "worker/plan.h"
 

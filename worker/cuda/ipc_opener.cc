@@ -7,9 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
 #include "kernels/cuda/device_memory.h"
 #include "worker/cuda/status.h"
-#include "worker/errors.h"
 #include "worker/status_conversion.h"
 
 namespace tributary::worker {

@@ -4,13 +4,13 @@
 #include <bit>
 #include <cstring>
 
-#include "collective/direct_layout.h"
+#include "collective/direct/direct_layout.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/block_attention.h"
-#include "kernels/cuda/matches_cache.h"
-#include "kernels/cuda/merge.h"
-#include "kernels/cuda/narrow.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/append/matches_cache.h"
+#include "kernels/cuda/decode/block_attention.h"
+#include "kernels/cuda/merge/merge.h"
+#include "kernels/cuda/prefill/narrow.h"
 #include "worker/cuda/input_use.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"

@@ -16,8 +16,8 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/prefill.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/prefill/prefill.h"
 #include "worker/cuda/device_exchange.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/rank.h"
@@ -29,7 +29,7 @@ namespace tributary::worker {
 
 // One layer of a shard in device memory.
 struct CudaLayer {
-  std::byte* pages = nullptr;  // kernels/cuda/page_layout.h
+  std::byte* pages = nullptr;  // kernels/cuda/layout/page_layout.h
   DType kv_dtype = DType::kFp8E4M3;
   float soft_cap = 0.0f;           // 0 for none
   const float* k_scale = nullptr;  // [kv_heads]

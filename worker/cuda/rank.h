@@ -11,11 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/device_group.h"
+#include "collective/device/device_group.h"
+#include "collective/direct/retired_memory.h"
 #include "collective/exchange.h"
-#include "collective/rendezvous.h"
-#include "collective/retired_memory.h"
-#include "kernels/cuda/attention.h"
+#include "collective/rendezvous/rendezvous.h"
+#include "kernels/cuda/decode/attention.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/ipc_opener.h"
 #include "worker/cuda/memory.h"
@@ -68,7 +68,8 @@ class CudaRank {
   absl::Status BeginStep(collective::Deadline deadline);
   void EndStep() { unfinished_ = false; }
 
-  // A partial whose words are kNotArrived (collective/direct_layout.h) whenever nobody works on it.
+  // A partial whose words are kNotArrived (collective/direct/direct_layout.h) whenever nobody works
+  // on it.
   struct ArrivingPartial {
     DeviceMemory o, lse;
     // A step began with it and has not ended well: what it holds is anybody's guess.

@@ -5,7 +5,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/copy_page.h"
+#include "kernels/cuda/append/copy_page.h"
 #include "kernels/paged_kv.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"

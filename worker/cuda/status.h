@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "absl/status/status.h"
-#include "worker/status_macros.h"
+#include "base/status/status_macros.h"
 
 namespace tributary::worker {
 

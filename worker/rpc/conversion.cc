@@ -13,9 +13,9 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "proto/dtype_conversion.h"
-#include "worker/errors.h"
-#include "worker/status_macros.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::worker {
 namespace {

@@ -23,20 +23,20 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/config/config_file.h"
+#include "base/config/flag_help.h"
+#include "base/rpc/listening.h"
+#include "base/status/status_macros.h"
+#include "base/telemetry/families.h"
+#include "base/telemetry/library_log.h"
+#include "base/telemetry/log.h"
+#include "base/telemetry/metrics_server.h"
+#include "base/telemetry/trace.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
-#include "worker/rpc/config_file.h"
-#include "worker/rpc/flag_help.h"
-#include "worker/rpc/library_log.h"
-#include "worker/rpc/listening.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
-#include "worker/status_macros.h"
-#include "worker/telemetry/families.h"
-#include "worker/telemetry/log.h"
-#include "worker/telemetry/metrics_server.h"
-#include "worker/telemetry/trace.h"
 
 ABSL_FLAG(std::string, config, "",
           "YAML file with settings, `flag: value` a line; flags on the command line win");
@@ -320,7 +320,7 @@ int Main() {
 }  // namespace tributary::worker
 
 int main(int argc, char** argv) {
-  if (tributary::worker::PrintsHelp(argc, argv, tributary::worker::kUsage, "worker/rpc/main.cc")) {
+  if (tributary::PrintsHelp(argc, argv, tributary::worker::kUsage, "worker/rpc/main.cc")) {
     return 0;
   }
   tributary::worker::LoadKernelsAtStart();
@@ -331,7 +331,7 @@ int main(int argc, char** argv) {
   };
   absl::SetFlagsUsageConfig(usage);
   absl::StatusOr<std::vector<std::string>> arguments =
-      tributary::worker::ArgumentsWithConfigFile(argc, argv);
+      tributary::ArgumentsWithConfigFile(argc, argv);
   if (!arguments.ok()) {
     std::fprintf(stderr, "tributary-worker: %s\n",
                  std::string(arguments.status().message()).c_str());

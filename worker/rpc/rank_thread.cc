@@ -2,12 +2,12 @@
 
 #include <utility>
 
+#include "base/status/status_macros.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
 #include "worker/self_test.h"
 #include "worker/status_conversion.h"
-#include "worker/status_macros.h"
 
 namespace tributary::worker {
 

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/gloo.h"
+#include "collective/gloo/gloo.h"
 #include "worker/backend.h"
 #include "worker/backends.h"
 #include "worker/command.h"

@@ -1,7 +1,7 @@
 #include "worker/rpc/registration.h"
 
 #include "absl/strings/str_cat.h"
-#include "worker/errors.h"
+#include "base/status/errors.h"
 #include "worker/rpc/protocol.h"
 
 namespace tributary::worker {

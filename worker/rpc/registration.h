@@ -19,7 +19,7 @@ struct GroupFacts {
   std::string backend;
 };
 
-// kFailedPrecondition with the field (worker/errors.h); worker.proto lists the reasons.
+// kFailedPrecondition with the field (base/status/errors.h); worker.proto lists the reasons.
 // `epoch` is WorkerMessage.epoch.
 absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch,
                                const v1::Registration& registration);

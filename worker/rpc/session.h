@@ -14,13 +14,13 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "base/telemetry/log.h"
 #include "tributary/v1/worker.grpc.pb.h"
 #include "worker/rpc/outbox.h"
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session_rendezvous.h"
 #include "worker/rpc/worker_observer.h"
-#include "worker/telemetry/log.h"
 
 namespace tributary::worker {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "collective/rendezvous.h"
+#include "collective/rendezvous/rendezvous.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/rpc/outbox.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "worker/rpc/channel_security.h"
+#include "base/rpc/channel_security.h"
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session.h"

@@ -2,7 +2,7 @@
 
 #include <variant>
 
-#include "worker/telemetry/families.h"
+#include "base/telemetry/families.h"
 
 namespace tributary::worker {
 

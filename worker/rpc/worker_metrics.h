@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/telemetry/histogram.h"
+#include "base/telemetry/trace.h"
 #include "worker/rpc/worker_observer.h"
-#include "worker/telemetry/histogram.h"
-#include "worker/telemetry/trace.h"
 
 namespace tributary::worker {
 

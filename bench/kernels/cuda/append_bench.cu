@@ -9,8 +9,8 @@
 #include <string>
 
 #include "bench/kernels/cuda/gpu_bench.h"
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 
 namespace tributary::cuda {

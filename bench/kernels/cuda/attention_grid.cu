@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "bench/kernels/cuda/gpu_bench.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/decode/attention.h"
+#include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 #include "kernels/fp8_queries.h"
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/plan.h"
+#include "kernels/cuda/plan/plan.h"
 
 namespace tributary::cuda {
 namespace {

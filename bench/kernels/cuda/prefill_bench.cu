@@ -12,8 +12,8 @@
 #include <string>
 
 #include "bench/kernels/cuda/gpu_bench.h"
-#include "kernels/cuda/page_layout.h"
-#include "kernels/cuda/prefill.h"
+#include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/prefill/prefill.h"
 
 namespace tributary::cuda {
 namespace {

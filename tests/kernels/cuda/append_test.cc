@@ -1,5 +1,5 @@
 // Append on the GPU writes, bit for bit, what the reference writes, and nothing else.
-#include "kernels/cuda/append.h"
+#include "kernels/cuda/append/append.h"
 
 #include <gmock/gmock.h>
 

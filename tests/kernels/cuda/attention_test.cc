@@ -1,6 +1,6 @@
 // Attention on the GPU against the float64 reference: every cache type, head dimension, group,
 // number of rows and kind of range, with NaN in dead slots and wild ids in dead page table entries.
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/decode/attention.h"
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // A draft's block, attended to and merged in place, against the float64 reference of both.
-#include "kernels/cuda/block_attention.h"
+#include "kernels/cuda/decode/block_attention.h"
 
 #include <gtest/gtest.h>
 

@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/copy_page.h"
-#include "kernels/cuda/matches_cache.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/append/copy_page.h"
+#include "kernels/cuda/append/matches_cache.h"
 #include "kernels/params.h"
 #include "tests/kernels/cuda/gpu_cache.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 #include "kernels/paged_kv.h"
 

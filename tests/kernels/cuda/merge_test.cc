@@ -1,6 +1,6 @@
 // Merging partials on the GPU against the reference: any number of sources, empty ones, sinks,
 // every output type, results that lie where a source does.
-#include "kernels/cuda/merge.h"
+#include "kernels/cuda/merge/merge.h"
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // The plan is host arithmetic: these tests run without a GPU.
-#include "kernels/cuda/plan.h"
+#include "kernels/cuda/plan/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <random>
 #include <tuple>
 
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/decode/attention.h"
+#include "kernels/cuda/layout/page_layout.h"
 
 namespace tributary::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // head dimension, both paths, windows, soft cap, scales, queries of any type, several passes, NaN
 // in dead slots and in other sequences' tokens, wild ids in dead page table entries. What is chosen
 // and planned is checked without a GPU.
-#include "kernels/cuda/prefill.h"
+#include "kernels/cuda/prefill/prefill.h"
 
 #include <gmock/gmock.h>
 

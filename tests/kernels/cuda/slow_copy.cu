@@ -1,4 +1,4 @@
-#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "tests/kernels/cuda/slow_copy.h"
 
 namespace tributary::cuda {

@@ -1,5 +1,5 @@
 // Tokens, names, roles and limits, as functions.
-#include "service/access_control.h"
+#include "service/api/access_control.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 #include <limits>
 #include <vector>
 
-#include "service/call_quota.h"
+#include "base/rpc/channel_security.h"
+#include "base/rpc/tls.h"
+#include "base/rpc/watched_file.h"
+#include "base/status/errors.h"
+#include "service/api/call_quota.h"
 #include "tests/support/process.h"
-#include "worker/errors.h"
-#include "worker/rpc/channel_security.h"
-#include "worker/rpc/tls.h"
-#include "worker/rpc/watched_file.h"
 
 namespace tributary::service {
 namespace {
@@ -52,7 +52,7 @@ TEST(ParseTokens, NamesTheLineAndNeverShowsAToken) {
   for (const auto& [text, why] : cases) {
     const absl::Status status = ParseTokens(text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_EQ(worker::FieldOf(status), "token_file");
+    EXPECT_EQ(FieldOf(status), "token_file");
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr("0123456789abcdef")));
   }
@@ -135,23 +135,22 @@ TEST_F(Access, TokensAreRotatedWithoutARestartAndABrokenFileChangesNothing) {
   }));
   // Looked at and refused: at least once an interval, and the tokens stay.
   Write("nonsense\n");
-  worker::WatchedFile file(file_, std::chrono::milliseconds(0));
+  WatchedFile file(file_, std::chrono::milliseconds(0));
   ASSERT_EQ(*file.Read(), "nonsense\n");
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1'500);
   while (std::chrono::steady_clock::now() < until) ASSERT_TRUE(works("0123456789abcdef-2"));
 }
 
 TEST_F(Access, AFileThatCannotBeUsedIsRefusedAtTheStart) {
-  EXPECT_EQ(worker::FieldOf(AccessControl::Create({.token_file = file_ + "-none"}).status()),
-            "token_file");
+  EXPECT_EQ(FieldOf(AccessControl::Create({.token_file = file_ + "-none"}).status()), "token_file");
   Write("nonsense\n");
-  EXPECT_EQ(worker::FieldOf(AccessControl::Create({.token_file = file_}).status()), "token_file");
+  EXPECT_EQ(FieldOf(AccessControl::Create({.token_file = file_}).status()), "token_file");
 }
 
 TEST(WatchedFile, KeepsWhatItKnewWhenTheFileGoes) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.File("file");
-  worker::WatchedFile file(path, std::chrono::milliseconds(0));
+  WatchedFile file(path, std::chrono::milliseconds(0));
   EXPECT_FALSE(file.Read().ok());
   std::ofstream(path) << "one";
   bool changed = false;
@@ -181,18 +180,18 @@ TEST(CallQuota, CountsEachCallerByItself) {
 TEST(IsLocalAddress, KnowsWhatOnlyThisMachineReaches) {
   for (const char* local : {"unix:/run/t.sock", "127.0.0.1:7400", "127.8.9.1:1", "localhost:7400",
                             "[::1]:7400", "dns:///localhost:1", "ipv4:127.0.0.1:1"}) {
-    EXPECT_TRUE(worker::IsLocalAddress(local)) << local;
+    EXPECT_TRUE(IsLocalAddress(local)) << local;
   }
   for (const char* remote : {"0.0.0.0:7400", "[::]:7400", "10.0.0.1:7400", "tributary:7400",
                              "localhost.example:7400", "*:7400"}) {
-    EXPECT_FALSE(worker::IsLocalAddress(remote)) << remote;
+    EXPECT_FALSE(IsLocalAddress(remote)) << remote;
   }
 }
 
 TEST(DialSecurely, NamesWhatCannotBeUsed) {
   const test::TemporaryDirectory directory;
-  const auto field = [](const std::string& target, const worker::ChannelSecurity& security) {
-    return worker::FieldOf(worker::DialSecurely(target, security, {}).status());
+  const auto field = [](const std::string& target, const ChannelSecurity& security) {
+    return FieldOf(DialSecurely(target, security, {}).status());
   };
   const std::string token = directory.File("token");
   EXPECT_EQ(field("unix:/x", {.tls = {}, .token_file = token}), "token_file");

@@ -75,7 +75,7 @@ Authority::Authority() : keys_(std::make_unique<Keys>()) {
 
 Authority::~Authority() = default;
 
-worker::TlsFiles Authority::Issue(const std::string& name, const LeafOptions& options) {
+TlsFiles Authority::Issue(const std::string& name, const LeafOptions& options) {
   const Key key(EVP_EC_gen("P-256"));
   const Certificate leaf = Blank(name, key.get(), options);
   X509* const issuer = keys_->certificate.get();
@@ -84,9 +84,9 @@ worker::TlsFiles Authority::Issue(const std::string& name, const LeafOptions& op
   for (const std::string& n : options.names) names += (names.empty() ? "DNS:" : ",DNS:") + n;
   AddExtension(leaf.get(), issuer, NID_subject_alt_name, names);
   Require(X509_sign(leaf.get(), keys_->key.get(), EVP_sha256()) > 0, "sign");
-  const worker::TlsFiles files = {.certificate = directory_.File(name + ".pem"),
-                                  .key = directory_.File(name + ".key"),
-                                  .authorities = ""};
+  const TlsFiles files = {.certificate = directory_.File(name + ".pem"),
+                          .key = directory_.File(name + ".key"),
+                          .authorities = ""};
   Replace(files.key, [&](FILE* f) {
     return PEM_write_PrivateKey(f, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
   });

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/rpc/tls.h"
 #include "tests/support/process.h"
-#include "worker/rpc/tls.h"
 
 namespace tributary::test {
 
@@ -28,7 +28,7 @@ class Authority {
   // Its own certificate, as a file.
   std::string file() const { return directory_.File("ca.pem"); }
   // Writes <name>.pem and <name>.key, in one go each, and says where; `authorities` is empty.
-  worker::TlsFiles Issue(const std::string& name, const LeafOptions& options = {});
+  TlsFiles Issue(const std::string& name, const LeafOptions& options = {});
 
  private:
   struct Keys;

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/rpc/channel_security.h"
 #include "service/observe/telemetry.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -30,8 +30,7 @@ class Host {
   Host(const std::string& address, const std::string& token_file) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    const auto channel =
-        worker::DialSecurely(address, {.tls = {}, .token_file = token_file}, arguments);
+    const auto channel = DialSecurely(address, {.tls = {}, .token_file = token_file}, arguments);
     EXPECT_TRUE(channel.ok()) << channel.status();
     stub_ = v1::AttentionService::NewStub(*channel);
   }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/rpc/channel_security.h"
 #include "google/protobuf/descriptor.h"
 #include "service/client/client.h"
 #include "tests/fault/programs.h"
@@ -14,7 +15,6 @@
 #include "tributary/v1/attention.grpc.pb.h"
 #include "tributary/v1/diagnostics.grpc.pb.h"
 #include "tributary/v1/worker.grpc.pb.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::test {
 namespace {
@@ -44,7 +44,7 @@ class AccessProcess : public ::testing::Test {
 
   // A coordinator of `workers` with a certificate and the tokens.
   void Serve(int workers, std::vector<std::string> more = {}) {
-    const worker::TlsFiles files = authority_.Issue("coordinator");
+    const TlsFiles files = authority_.Issue("coordinator");
     more.insert(more.end(), {"--tls_cert=" + files.certificate, "--tls_key=" + files.key});
     coordinator_ = StartCoordinator(directory_, workers, more);
   }
@@ -161,7 +161,7 @@ TEST_F(AccessProcess, EveryMethodHasItsRoles) {
       kPatience, [&] { return coordinator_->Log().find("listening") != std::string::npos; }));
   const auto dial = [&](const std::string& address, const std::string& token) {
     const auto channel =
-        worker::DialSecurely(address, ClientOptions(token).security, grpc::ChannelArguments());
+        DialSecurely(address, ClientOptions(token).security, grpc::ChannelArguments());
     EXPECT_TRUE(channel.ok()) << channel.status();
     return *channel;
   };
@@ -209,7 +209,7 @@ TEST_F(AccessProcess, AWorkerIsKnownByTheNameInItsCertificate) {
   Serve(1, {"--tls_client_ca=" + authority_.file(), "--worker_san=*.workers.example",
             "--admin_san=ops.example"});
   const auto flags = [&](const std::string& name) -> std::vector<std::string> {
-    const worker::TlsFiles files = authority_.Issue(name, {{name}});
+    const TlsFiles files = authority_.Issue(name, {{name}});
     return {"--coordinator_ca=" + authority_.file(), "--tls_cert=" + files.certificate,
             "--tls_key=" + files.key};
   };
@@ -223,7 +223,7 @@ TEST_F(AccessProcess, AWorkerIsKnownByTheNameInItsCertificate) {
   const auto worker =
       StartWorker(directory_, WorkerAddress(directory_), 0, flags("w0.workers.example"));
   client::ConnectOptions options = ClientOptions("");
-  const worker::TlsFiles ops = authority_.Issue("ops", {{"ops.example"}});
+  const TlsFiles ops = authority_.Issue("ops", {{"ops.example"}});
   options.security.tls.certificate = ops.certificate;
   options.security.tls.key = ops.key;
   const auto client = client::Client::Connect(options);

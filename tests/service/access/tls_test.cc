@@ -14,20 +14,20 @@
 #include <thread>
 #include <vector>
 
+#include "base/rpc/channel_security.h"
 #include "service/client/client.h"
 #include "tests/service/access/certificates.h"
 #include "tests/service/test_service.h"
-#include "worker/rpc/channel_security.h"
 
 namespace tributary::service::testing {
 namespace {
 
+using ChannelSecurity;
+using TlsFiles;
 using ::grpc::StatusCode;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::Authority;
-using worker::ChannelSecurity;
-using worker::TlsFiles;
 
 // A service whose callers are hosts named model.example and operators named ops.example.
 class TlsTest : public ::testing::Test {
@@ -68,7 +68,7 @@ class TlsTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> Dial(const ChannelSecurity& security) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    auto channel = worker::DialSecurely(service_->address(), security, arguments);
+    auto channel = DialSecurely(service_->address(), security, arguments);
     EXPECT_TRUE(channel.ok()) << channel.status();
     return *channel;
   }

@@ -13,10 +13,10 @@
 #include "gtest/gtest.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
+#include "service/api/server.h"
 #include "service/client/client.h"
-#include "service/coordinator.h"
-#include "service/embedded_group.h"
-#include "service/server.h"
+#include "service/coordinator/coordinator.h"
+#include "service/workers/embedded_group.h"
 #include "tests/service/client/fake_service.h"
 #include "tests/support/compare.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "collective/in_process.h"
-#include "collective/memory_rendezvous.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "worker/cuda/device_group.h"
 #include "worker/cuda/step_size.h"
 

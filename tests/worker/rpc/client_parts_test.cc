@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "absl/flags/flag.h"
+#include "base/config/config_file.h"
 #include "tests/support/process.h"
-#include "worker/rpc/config_file.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session_rendezvous.h"
 #include "worker/rpc/worker.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/errors.h"
+#include "base/status/errors.h"
 
 namespace tributary::worker {
 namespace {

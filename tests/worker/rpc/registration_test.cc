@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "worker/errors.h"
+#include "base/status/errors.h"
 #include "worker/rpc/protocol.h"
 
 namespace tributary::worker {

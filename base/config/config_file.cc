@@ -1,0 +1,101 @@
+#include "base/config/config_file.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/status/status_macros.h"
+
+namespace tributary {
+namespace {
+
+// The value of --config, the last one given; "--config=x" and "--config x" both count.
+std::optional<std::string> ConfigPath(const std::vector<std::string>& arguments) {
+  std::optional<std::string> path;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    absl::string_view argument = arguments[i];
+    if (argument == "--") break;
+    if (!absl::ConsumePrefix(&argument, "--") && !absl::ConsumePrefix(&argument, "-")) continue;
+    if (absl::ConsumePrefix(&argument, "config=")) {
+      path = std::string(argument);
+    } else if (argument == "config" && i + 1 < arguments.size()) {
+      path = arguments[i + 1];
+    }
+  }
+  return path;
+}
+
+// "--metrics-port=1" is "--metrics_port=1".
+void UnderscoresInName(std::string* argument) {
+  if (!absl::StartsWith(*argument, "--")) return;
+  const auto end = std::find(argument->begin(), argument->end(), '=');
+  std::replace(argument->begin() + 2, end, '-', '_');
+}
+
+absl::StatusOr<std::string> ScalarOrList(const YAML::Node& node) {
+  if (node.IsScalar()) return node.Scalar();
+  if (node.IsSequence()) {
+    std::vector<std::string> values;
+    for (const YAML::Node& value : node) {
+      if (!value.IsScalar()) return absl::InvalidArgumentError("must be a list of scalars");
+      values.push_back(value.Scalar());
+    }
+    return absl::StrJoin(values, ",");
+  }
+  return absl::InvalidArgumentError("must be a scalar or a list of scalars");
+}
+
+absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(path);
+  } catch (const YAML::BadFile&) {
+    return absl::NotFoundError(absl::StrCat("config: cannot read ", path));
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": ", error.what()));
+  }
+  std::vector<std::string> flags;
+  if (root.IsNull()) return flags;
+  if (!root.IsMap()) {
+    return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": must be a mapping"));
+  }
+  for (const auto& setting : root) {
+    std::string name = setting.first.IsScalar() ? setting.first.Scalar() : "";
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (name == "config" || absl::FindCommandLineFlag(name) == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: ", path, ": ", name, " is not a setting (see --help for all)"));
+    }
+    absl::StatusOr<std::string> value = ScalarOrList(setting.second);
+    if (!value.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: ", path, ": ", name, ": ", value.status().message()));
+    }
+    flags.push_back(absl::StrCat("--", name, "=", *value));
+  }
+  return flags;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    UnderscoresInName(&arguments[i]);
+  }
+  const std::optional<std::string> path = ConfigPath(arguments);
+  if (!path.has_value() || path->empty()) return arguments;
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<std::string> flags, FlagsOfFile(*path));
+  arguments.insert(arguments.begin() + 1, flags.begin(), flags.end());
+  return arguments;
+}
+
+}  // namespace tributary

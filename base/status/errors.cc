@@ -1,0 +1,32 @@
+#include "base/status/errors.h"
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace tributary {
+
+absl::Status FieldError(absl::StatusCode code, absl::string_view field, absl::string_view message) {
+  absl::Status status(code, absl::StrCat(field, ": ", message));
+  status.SetPayload(kFieldPayloadUrl, absl::Cord(field));
+  return status;
+}
+
+absl::Status InvalidField(absl::string_view field, absl::string_view message) {
+  return FieldError(absl::StatusCode::kInvalidArgument, field, message);
+}
+
+std::string FieldOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> field = status.GetPayload(kFieldPayloadUrl);
+  return field.has_value() ? std::string(*field) : std::string();
+}
+
+absl::Status PrefixField(absl::string_view prefix, const absl::Status& status) {
+  const std::string field = FieldOf(status);
+  if (field.empty()) return status;
+  absl::string_view message = status.message();
+  absl::ConsumePrefix(&message, absl::StrCat(field, ": "));
+  return FieldError(status.code(), absl::StrCat(prefix, ".", field), message);
+}
+
+}  // namespace tributary

@@ -1,0 +1,172 @@
+#include "base/status/rpc_errors.h"
+
+#include <map>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status/errors.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace tributary {
+namespace {
+
+constexpr char kTypePrefix[] = "type.googleapis.com/";
+
+template <typename Detail>
+void Attach(const Detail& detail, absl::Status* status) {
+  status->SetPayload(absl::StrCat(kTypePrefix, detail.GetDescriptor()->full_name()),
+                     absl::Cord(detail.SerializeAsString()));
+}
+
+void AttachReason(absl::string_view reason, const std::map<std::string, std::string>& metadata,
+                  absl::Status* status) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(std::string(reason));
+  info.set_domain(kErrorDomain);
+  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[key] = value;
+  Attach(info, status);
+}
+
+void AttachRetry(std::chrono::milliseconds delay, absl::Status* status) {
+  google::rpc::RetryInfo retry;
+  retry.mutable_retry_delay()->set_seconds(delay.count() / 1000);
+  retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(delay.count() % 1000 * 1'000'000));
+  Attach(retry, status);
+}
+
+}  // namespace
+
+std::string EntryField(int index, absl::string_view field) {
+  return absl::StrCat("entries[", index, "].", field);
+}
+
+absl::Status NotFound(absl::string_view what, absl::string_view name, absl::string_view field) {
+  absl::Status status =
+      FieldError(absl::StatusCode::kNotFound, field, absl::StrCat("no ", what, " '", name, "'"));
+  AttachReason("NOT_FOUND", {{"resource", std::string(what)}, {"name", std::string(name)}},
+               &status);
+  return status;
+}
+
+absl::Status BeyondEnd(absl::string_view field, int64_t position, int64_t length) {
+  absl::Status status =
+      FieldError(absl::StatusCode::kOutOfRange, field,
+                 absl::StrCat(position, " is beyond the ", length, " tokens held"));
+  AttachReason("BEYOND_END", {{"length", absl::StrCat(length)}}, &status);
+  return status;
+}
+
+absl::Status GivenUp(absl::string_view field, int64_t position, int64_t first_possible) {
+  absl::Status status =
+      FieldError(absl::StatusCode::kOutOfRange, field,
+                 absl::StrCat("rows at ", position, " would see tokens that were given up; ",
+                              first_possible, " is the first position possible"));
+  AttachReason("GIVEN_UP", {{"first_position", absl::StrCat(first_possible)}}, &status);
+  return status;
+}
+
+absl::Status Conflict(absl::string_view field, absl::string_view message) {
+  absl::Status status = FieldError(absl::StatusCode::kAlreadyExists, field, message);
+  AttachReason("CONFLICT", {}, &status);
+  return status;
+}
+
+absl::Status Exhausted(absl::string_view subject, absl::string_view message) {
+  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(subject, ": ", message));
+  google::rpc::QuotaFailure quota;
+  auto* violation = quota.add_violations();
+  violation->set_subject(std::string(subject));
+  violation->set_description(std::string(message));
+  Attach(quota, &status);
+  return status;
+}
+
+absl::Status Unsupported(absl::string_view subject, const std::vector<std::string>& reasons) {
+  absl::Status status = absl::FailedPreconditionError(
+      absl::StrCat(subject, " is not supported: ", absl::StrJoin(reasons, "; ")));
+  google::rpc::PreconditionFailure failure;
+  for (const std::string& reason : reasons) {
+    auto* violation = failure.add_violations();
+    violation->set_type("UNSUPPORTED");
+    violation->set_subject(std::string(subject));
+    violation->set_description(reason);
+  }
+  Attach(failure, &status);
+  return status;
+}
+
+absl::Status Lost(uint64_t sequence, absl::string_view field) {
+  absl::Status status = FieldError(
+      absl::StatusCode::kDataLoss, field,
+      absl::StrCat("sequence ", sequence, " had tokens on a worker that was lost; open it again"));
+  AttachReason("SHARD_LOST", {{"sequence", absl::StrCat(sequence)}}, &status);
+  return status;
+}
+
+absl::Status Unavailable(absl::string_view reason, absl::string_view message,
+                         std::chrono::milliseconds retry_delay) {
+  absl::Status status = absl::UnavailableError(message);
+  AttachReason(reason, {}, &status);
+  AttachRetry(retry_delay, &status);
+  return status;
+}
+
+absl::Status StepAborted(absl::string_view why, std::chrono::milliseconds retry_delay) {
+  absl::Status status =
+      absl::AbortedError(absl::StrCat("the step did not complete and may be repeated: ", why));
+  AttachReason("STEP_ABORTED", {}, &status);
+  AttachRetry(retry_delay, &status);
+  return status;
+}
+
+absl::Status FromOutcome(const absl::Status& outcome, std::chrono::milliseconds retry_delay) {
+  switch (outcome.code()) {
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnimplemented:
+      return outcome;
+    default:
+      return StepAborted(outcome.message(), retry_delay);
+  }
+}
+
+google::rpc::Status ToRpcStatus(const absl::Status& status) {
+  google::rpc::Status rpc;
+  rpc.set_code(static_cast<int>(status.code()));
+  rpc.set_message(std::string(status.message()));
+  const std::string field = FieldOf(status);
+  if (!field.empty()) {
+    google::rpc::BadRequest bad;
+    auto* violation = bad.add_field_violations();
+    violation->set_field(field);
+    violation->set_description(std::string(status.message()));
+    rpc.add_details()->PackFrom(bad);
+  }
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    if (!absl::StartsWith(url, kTypePrefix)) return;
+    auto* detail = rpc.add_details();
+    detail->set_type_url(std::string(url));
+    detail->set_value(std::string(payload));
+  });
+  return rpc;
+}
+
+absl::Status FromRpcStatus(const google::rpc::Status& rpc) {
+  absl::Status status(static_cast<absl::StatusCode>(rpc.code()), rpc.message());
+  for (const auto& detail : rpc.details()) {
+    google::rpc::BadRequest bad;
+    if (detail.UnpackTo(&bad)) {
+      if (bad.field_violations_size() == 0) continue;
+      status.SetPayload(kFieldPayloadUrl, absl::Cord(bad.field_violations(0).field()));
+    } else {
+      status.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+    }
+  }
+  return status;
+}
+
+}  // namespace tributary

@@ -1,0 +1,67 @@
+// The errors of the public API: what each situation of the error table looks like, and how a status
+// travels.
+//
+// Inside the service an error is an absl::Status. Its details are payloads: the field at fault as
+// base/status/errors.h keeps it, everything else as a serialised google.rpc message under its Any
+// type URL. ToRpcStatus turns all of them into google.rpc.Status, the form in which they leave the
+// process.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "google/rpc/status.pb.h"
+
+namespace tributary {
+
+// ErrorInfo.domain of all our errors.
+inline constexpr char kErrorDomain[] = "tributary.v1";
+
+// How errors name a field of an entry of a request: "entries[2].first_position".
+std::string EntryField(int index, absl::string_view field);
+
+// NOT_FOUND of a named thing ("cache", "sequence", "shared memory region"); `field` is where the
+// request named it.
+absl::Status NotFound(absl::string_view what, absl::string_view name, absl::string_view field);
+
+// OUT_OF_RANGE: `field` is beyond the tokens held; ErrorInfo.metadata["length"] says how many are.
+absl::Status BeyondEnd(absl::string_view field, int64_t position, int64_t length);
+
+// OUT_OF_RANGE: rows at `field` would look for tokens that a windowed cache has given up;
+// ErrorInfo.metadata["first_position"] is the first one possible.
+absl::Status GivenUp(absl::string_view field, int64_t position, int64_t first_possible);
+
+// ALREADY_EXISTS with the field.
+absl::Status Conflict(absl::string_view field, absl::string_view message);
+
+// RESOURCE_EXHAUSTED with QuotaFailure; `subject` is what ran out ("cache:model pages").
+absl::Status Exhausted(absl::string_view subject, absl::string_view message);
+
+// FAILED_PRECONDITION: a well-formed combination that nothing here can do; one violation a reason.
+absl::Status Unsupported(absl::string_view subject, const std::vector<std::string>& reasons);
+
+// DATA_LOSS of a sequence that had tokens on a lost shard.
+absl::Status Lost(uint64_t sequence, absl::string_view field);
+
+// UNAVAILABLE with RetryInfo.
+absl::Status Unavailable(absl::string_view reason, absl::string_view message,
+                         std::chrono::milliseconds retry_delay);
+
+// ABORTED with RetryInfo: the step's collective did not complete; the call may be repeated as it
+// was.
+absl::Status StepAborted(absl::string_view why, std::chrono::milliseconds retry_delay);
+
+// What a command's failure means to the caller: collective failures become StepAborted, errors
+// about the command itself stay.
+absl::Status FromOutcome(const absl::Status& outcome, std::chrono::milliseconds retry_delay);
+
+// The form in which an error leaves the process, all details included.
+google::rpc::Status ToRpcStatus(const absl::Status& status);
+// The inverse, for tests and in-process callers.
+absl::Status FromRpcStatus(const google::rpc::Status& status);
+
+}  // namespace tributary

@@ -1,0 +1,62 @@
+#include "base/telemetry/library_log.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace tributary {
+namespace {
+
+using telemetry::LogLevel;
+
+// Both libraries take a function without context, hence a variable of the process. Never destroyed:
+// a thread of gRPC's may be writing to the log at any time.
+struct Target {
+  std::mutex mutex;
+  std::shared_ptr<const telemetry::Logger> log;
+};
+Target& ProcessTarget() {
+  static auto* const target = new Target;
+  return *target;
+}
+
+void Write(LogLevel level, absl::string_view library, absl::string_view file, int line,
+           absl::string_view message) {
+  Target& target = ProcessTarget();
+  std::unique_lock lock(target.mutex);
+  const std::shared_ptr<const telemetry::Logger> log = target.log;
+  lock.unlock();
+  log->Write(level, message, {{"library", library}, {"file", file}, {"line", line}});
+}
+
+void OnProtobuf(google::protobuf::LogLevel level, const char* file, int line,
+                const std::string& message) {
+  const LogLevel ours = level == google::protobuf::LOGLEVEL_INFO      ? LogLevel::kInfo
+                        : level == google::protobuf::LOGLEVEL_WARNING ? LogLevel::kWarning
+                                                                      : LogLevel::kError;
+  Write(ours, "protobuf", file, line, message);
+}
+
+void OnGrpc(gpr_log_func_args* args) {
+  const LogLevel ours = args->severity == GPR_LOG_SEVERITY_DEBUG  ? LogLevel::kDebug
+                        : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
+                                                                  : LogLevel::kError;
+  Write(ours, "grpc", args->file, args->line, args->message);
+}
+
+}  // namespace
+
+void LogLibrariesTo(std::shared_ptr<const telemetry::Logger> log) {
+  {
+    std::lock_guard lock(ProcessTarget().mutex);
+    ProcessTarget().log = std::move(log);
+  }
+  google::protobuf::SetLogHandler(&OnProtobuf);
+  gpr_set_log_function(&OnGrpc);
+}
+
+}  // namespace tributary

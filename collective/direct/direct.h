@@ -1,0 +1,55 @@
+// Exchange over memory that all ranks of a group can write: the host's side of direct_kernel.h.
+// Maps the peers' memory, launches, notices failures, and lets go of memory only when no peer can
+// still write to it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "collective/device/device_exchange.h"
+#include "collective/direct/direct_layout.h"
+#include "collective/rendezvous/rendezvous.h"
+#include "kernels/status.h"
+
+namespace tributary::collective {
+
+class RetiredMemory;
+
+struct DirectOptions {
+  int rank = 0;
+  int size = 1;
+  uint64_t epoch = 0;
+  int device = 0;
+  DirectLayout layout;
+  std::chrono::milliseconds bound{2000};
+  std::shared_ptr<RetiredMemory> retired;  // may be null: what cannot be freed is then leaked
+};
+
+class DirectExchange {
+ public:
+  virtual ~DirectExchange() = default;
+
+  // Both enqueue; `params` and `plan` as PlanDirect took and gave them.
+  virtual Status Exchange(const DeviceExchangeParams& params, const DirectPlan& plan,
+                          bool overlap_launch, cudaStream_t stream) = 0;
+  virtual Status Gather(const DeviceGatherParams& params, const DirectPlan& plan,
+                        bool overlap_launch, cudaStream_t stream) = 0;
+
+  // The first failure that the GPU told of, without waiting.
+  virtual Status Health() = 0;
+  // From any thread. Exchanges under way or enqueued end at once, here and on peers.
+  virtual void Abort() = 0;
+};
+
+// Called by all ranks. When the ranks cannot reach each other's memory, all of them get OK, no
+// exchange and the reason. An error is the rendezvous': a rank did not come.
+//
+// The streams it was used on must have drained before it is destroyed.
+Status CreateDirectExchange(const DirectOptions& options, Rendezvous& rendezvous, Deadline deadline,
+                            std::unique_ptr<DirectExchange>* out, std::string* why_not);
+
+}  // namespace tributary::collective

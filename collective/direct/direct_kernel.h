@@ -1,0 +1,61 @@
+// The kernel that exchanges and merges by storing into peers' memory. Launcher only; see
+// direct_layout.h for the memory and docs/architecture.md for why it is safe.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "collective/direct/direct_layout.h"
+#include "kernels/dtype.h"
+#include "kernels/status.h"
+
+namespace tributary::collective {
+
+struct DirectArgs {
+  std::byte* memory[kMaxDirectRanks] = {};  // of every rank, as this one reaches it
+  DirectLayout layout;
+  DirectPlan plan;
+  int32_t rank = 0;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  // Heads [first_head[r], first_head[r + 1]) go to rank r; SetHeads fills it from route and heads.
+  int32_t first_head[kMaxDirectRanks + 1] = {};
+  // kGather: merged heads [rows, slice.count, head_dim] of out_dtype and their LSE or nullptr;
+  // otherwise the partial [rows, heads, head_dim] and its LSE.
+  void* o = nullptr;
+  float* lse = nullptr;
+  // The partial, of f32, is still being written: a word of it is kNotArrived until it is there, and
+  // again once it was read.
+  bool partial_arrives = false;
+  const float* sinks = nullptr;
+  void* out = nullptr;
+  float* lse_out = nullptr;
+  DType out_dtype = DType::kBf16;
+  uint64_t bound_ns = 0;             // that a wait may take
+  uint32_t* host_failure = nullptr;  // host memory that the GPU reaches; the failure is told there
+};
+
+void SetHeads(DirectArgs* args);
+
+// f32 to any wire, or what travels is what there is.
+bool DirectTypesSupported(DType o, DType wire);
+
+Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool overlap_launch,
+                    cudaStream_t stream);
+
+// Words in memories of several ranks; null where there is none.
+struct PeerWords {
+  std::byte* at[kMaxDirectRanks] = {};
+  uint32_t value[kMaxDirectRanks] = {};
+};
+
+// Stores each word where 0 stands: what is there first stays.
+Status LaunchStoreIfZero(const PeerWords& words, cudaStream_t stream);
+
+// All kernels of this file (kernels/cuda/launch/load_kernels.h).
+Status LoadDirectKernels();
+
+}  // namespace tributary::collective

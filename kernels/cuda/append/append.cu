@@ -1,0 +1,291 @@
+#include <string>
+
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch/grid.h"
+#include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/layout/plane_address.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/half.h"
+#include "kernels/params.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int kDims = 8;  // of a thread; a warp takes 16 tokens of 64 dimensions
+constexpr int kWarps = 2;
+// Of a multiprocessor: 96 KB in flight.
+template <bool kWide>
+constexpr int kBlocks = kWide ? 6 : 12;
+
+// Dimensions [d, d + 8) of a quad of tokens.
+using Elements = float[kQuadTokens][kDims];
+
+// The raw bytes of Elements: everything a thread reads is asked for before anything is used.
+template <bool kWide>
+struct RawElements {
+  uint4 vectors[kQuadTokens][kWide ? 2 : 1];
+
+  // Leaves out the tokens without a slot.
+  __device__ __forceinline__ void Load(const void* data, size_t element, size_t token_elements,
+                                       const int64_t (&slots)[kQuadTokens]) {
+    const auto* from = static_cast<const std::byte*>(data) + element * (kWide ? 4 : 2);
+#pragma unroll
+    for (int i = 0; i < kQuadTokens; ++i) {
+      const auto* at = reinterpret_cast<const uint4*>(from + i * token_elements * (kWide ? 4 : 2));
+#pragma unroll
+      for (int half = 0; half < (kWide ? 2 : 1); ++half) {
+        vectors[i][half] = slots[i] >= 0 ? __ldcs(at + half) : make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Widen(DType type, Elements& x) const {
+#pragma unroll
+    for (int i = 0; i < kQuadTokens; ++i) {
+#pragma unroll
+      for (int half = 0; half < (kWide ? 2 : 1); ++half) {
+        const uint4 v = vectors[i][half];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          if constexpr (kWide) {
+            x[i][half * 4 + w] = __uint_as_float(words[w]);
+          } else if (type == DType::kBf16) {
+            x[i][2 * w] = __uint_as_float(words[w] << 16);
+            x[i][2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+          } else {
+            const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[w]));
+            x[i][2 * w] = pair.x;
+            x[i][2 * w + 1] = pair.y;
+          }
+        }
+      }
+    }
+  }
+};
+
+// Quotients rounded as division rounds them: a product with the inverse, corrected by what is left
+// of x (Markstein, "Computation of elementary functions on the IBM RISC System/6000"). Exact unless
+// something over- or underflows.
+__device__ __forceinline__ float Quotient(float x, float scale, float inverse) {
+  const float q = x * inverse;
+  return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), q);  // a zero keeps its sign
+}
+
+// The thread's elements, divided by the head's scale. False when that takes more care than is taken
+// here: for infinities, NaN, and quotients that overflow or, in 16 bits, may be subnormal. (In FP8
+// these are 0, one way or the other.)
+template <DType kKv, bool kWide>
+__device__ __forceinline__ bool WidenAndUnscale(const RawElements<kWide>& raw, DType type,
+                                                const float* scales, int head, Elements& x) {
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  const float inverse = __frcp_rn(scale);
+  raw.Widen(type, x);
+  bool ordinary = scale > 0x1p-40f && scale < 0x1p40f;
+  float zero = 0.0f;  // unless something is infinite or NaN
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) {
+      if (scale != 1.0f) {
+        if (!IsFp8(kKv)) ordinary &= x[i][d] == 0.0f || fabsf(x[i][d]) > 0x1p-60f;
+        x[i][d] = Quotient(x[i][d], scale, inverse);
+      }
+      zero = fmaf(x[i][d], 0.0f, zero);
+    }
+  }
+  return ordinary && zero == 0.0f;
+}
+
+// kCount finite elements packed into words, lowest first, by the hardware's conversions of pairs
+// where it has them.
+template <DType kKv, int kCount>
+__device__ __forceinline__ void EncodeElements(const float (&x)[kCount],
+                                               uint32_t (&words)[kCount * SizeOf(kKv) / 4]) {
+  if constexpr (SizeOf(kKv) == 2) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) words[i] = Pack<kKv>(x[2 * i], x[2 * i + 1]);
+    return;
+  }
+#if __CUDA_ARCH__ >= 890
+  constexpr auto kFormat = kKv == DType::kFp8E4M3 ? __NV_E4M3 : __NV_E5M2;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const uint32_t low =
+        __nv_cvt_float2_to_fp8x2(make_float2(x[4 * i], x[4 * i + 1]), __NV_SATFINITE, kFormat);
+    const uint32_t high =
+        __nv_cvt_float2_to_fp8x2(make_float2(x[4 * i + 2], x[4 * i + 3]), __NV_SATFINITE, kFormat);
+    words[i] = low | high << 16;
+  }
+#else
+  EncodeWords<kKv>(x, words);
+#endif
+}
+
+template <DType kKv>
+__device__ __forceinline__ void StoreKey(std::byte* to, const float (&x)[kDims]) {
+  uint32_t words[kDims * SizeOf(kKv) / 4];
+  EncodeElements<kKv>(x, words);
+  if constexpr (SizeOf(kKv) == 1) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// A whole quad of tokens: full vectors.
+template <DType kKv>
+__device__ __forceinline__ void StoreQuad(const PlaneAddress<kKv>& address, int64_t slot, int d,
+                                          const Elements& x) {
+  constexpr int kVector = ValueVectorDims(SizeOf(kKv));
+#pragma unroll
+  for (int begin = 0; begin < kDims; begin += kVector) {
+    float transposed[kVector * kQuadTokens];
+#pragma unroll
+    for (int i = 0; i < kVector * kQuadTokens; ++i) {
+      transposed[i] = x[i % kQuadTokens][begin + i / kQuadTokens];
+    }
+    uint32_t words[4];
+    EncodeElements<kKv>(transposed, words);
+    *reinterpret_cast<uint4*>(address.Value(slot, d + begin)) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <DType kKv>
+__device__ __forceinline__ void StoreElement(std::byte* to, float x) {
+  const uint32_t bits = Encode<kKv>(x);
+  if constexpr (SizeOf(kKv) == 1) {
+    *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(bits);
+  } else {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
+  }
+}
+
+// One token of a quad: single elements between those of its neighbours.
+template <DType kKv>
+__device__ __forceinline__ void StoreValue(const PlaneAddress<kKv>& address, int64_t slot, int d,
+                                           const float (&x)[kDims]) {
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) StoreElement<kKv>(address.Value(slot, d + i), x[i]);
+}
+
+// Any elements, one after the other, as the host does it.
+template <DType kKv, bool kWide>
+__device__ __noinline__ void AppendWithCare(const AppendArgs& args, bool values, int64_t first,
+                                            int head, int d_begin) {
+  const float* scales = values ? args.v_scale : args.k_scale;
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  const PlaneAddress<kKv> address{args, head};
+  for (int64_t token = first; token < min(first + kQuadTokens, int64_t{args.tokens}); ++token) {
+    const int64_t slot = __ldg(args.slots + token);
+    if (slot < 0) continue;
+    for (int d = d_begin; d < d_begin + kDims; ++d) {
+      const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
+      const void* data = values ? args.v : args.k;
+      float x = 0.0f;
+      if constexpr (kWide) {
+        x = static_cast<const float*>(data)[element];
+      } else {
+        const uint16_t bits = static_cast<const uint16_t*>(data)[element];
+        x = args.input_dtype == DType::kBf16 ? FloatFromBf16(bits) : FloatFromF16(bits);
+      }
+      if (x == x && scale != 1.0f) x = __fdiv_rn(x, scale);  // a NaN keeps its bits
+      StoreElement<kKv>(values ? address.Value(slot, d) : address.Key(slot, d), x);
+    }
+  }
+}
+
+// The slots of a quad of tokens; kPadSlot past the last token.
+__device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
+                                          int64_t (&slots)[kQuadTokens]) {
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    slots[i] = first + i < args.tokens ? __ldg(args.slots + first + i) : kPadSlot;
+  }
+}
+
+// Lane (r, t) of a warp takes dimensions [8r, 8r + 8) of tokens [4t, 4t + 4) of its 16: its writes
+// and its neighbours' fill whole sectors. kWide: input is f32.
+template <DType kKv, bool kWide>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
+    AppendKernel(const __grid_constant__ AppendArgs args) {
+  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_groups).
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
+  const int lane = threadIdx.x % 32;
+  const int slices = args.head_dim / 64;
+  const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int slice = static_cast<int>(unit % slices);
+  const int head = static_cast<int>(unit / slices % args.kv_heads);
+  const int64_t first = unit / slices / args.kv_heads * kGroupTokens + lane % 4 * kQuadTokens;
+  if (first >= args.tokens) return;
+  const int d = slice * 64 + lane / 4 * kDims;
+  const PlaneAddress<kKv> address{args, head};
+
+  int64_t slots[kQuadTokens];
+  LoadSlots(args, first, slots);
+  if (slots[0] < 0 && slots[1] < 0 && slots[2] < 0 && slots[3] < 0) return;
+  const size_t token_elements = size_t(args.kv_heads) * args.head_dim;
+  const size_t element = size_t(first) * token_elements + size_t(head) * args.head_dim + d;
+  RawElements<kWide> raw_k, raw_v;
+  raw_k.Load(args.k, element, token_elements, slots);
+  raw_v.Load(args.v, element, token_elements, slots);
+
+  Elements x;
+  if (WidenAndUnscale<kKv>(raw_k, args.input_dtype, args.k_scale, head, x)) {
+#pragma unroll
+    for (int i = 0; i < kQuadTokens; ++i) {
+      if (slots[i] >= 0) StoreKey<kKv>(address.Key(slots[i], d), x[i]);
+    }
+  } else {
+    AppendWithCare<kKv, kWide>(args, /*values=*/false, first, head, d);
+  }
+  if (!WidenAndUnscale<kKv>(raw_v, args.input_dtype, args.v_scale, head, x)) {
+    AppendWithCare<kKv, kWide>(args, /*values=*/true, first, head, d);
+    return;
+  }
+  bool whole = slots[0] >= 0 && slots[0] % kQuadTokens == 0;
+#pragma unroll
+  for (int i = 1; i < kQuadTokens; ++i) whole &= slots[i] == slots[0] + i;
+  if (whole) {
+    StoreQuad<kKv>(address, slots[0], d, x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slots[i] >= 0) StoreValue<kKv>(address, slots[i], d, x[i]);
+  }
+}
+
+}  // namespace
+
+Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
+  if (IsFp8(args.input_dtype)) {
+    return Unsupported(std::string("input_dtype: ") + Name(args.input_dtype) +
+                       " is not f32, bf16 or f16");
+  }
+  if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
+  if (args.tokens == 0) return Status::Ok();
+  const int64_t units = int64_t{(args.tokens + kGroupTokens - 1) / kGroupTokens} * args.kv_heads *
+                        (args.head_dim / 64);
+  const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
+  return DispatchKvType(args.kv, [&](auto kv) {
+    return DispatchHeadDim(args.head_dim, [&](auto) {
+      constexpr DType kKv = kv();
+      const auto kernel =
+          args.input_dtype == DType::kF32 ? AppendKernel<kKv, true> : AppendKernel<kKv, false>;
+      const cudaError_t error =
+          LaunchGrid(kernel, args, {.clusters = blocks, .begins_early = args.begins_early},
+                     32 * kWarps, /*shared_bytes=*/0, stream);
+      if (error == cudaSuccess) return Status::Ok();
+      return Status(StatusCode::kInternal,
+                    std::string("append kernel: ") + cudaGetErrorString(error));
+    });
+  });
+}
+
+}  // namespace tributary::cuda

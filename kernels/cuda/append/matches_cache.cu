@@ -1,0 +1,122 @@
+#include <string>
+
+#include "kernels/cuda/append/matches_cache.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/layout/plane_address.cuh"
+#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/half.h"
+#include "kernels/params.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTokenDims = 8;  // of a thread
+
+__device__ __forceinline__ void LoadDims(DType type, const void* data, size_t element,
+                                         float (&x)[kTokenDims]) {
+  if (type == DType::kF32) {
+    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(data) + element);
+    const float4 low = __ldcs(from);
+    const float4 high = __ldcs(from + 1);
+    const float all[kTokenDims] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < kTokenDims; ++i) x[i] = all[i];
+    return;
+  }
+  const uint4 v =
+      __ldcs(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + element));
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < kTokenDims; ++i) {
+    const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+    x[i] = type == DType::kBf16 ? FloatFromBf16(bits) : FloatFromF16(bits);
+  }
+}
+
+__device__ __forceinline__ void Unscale(const float* scales, int head, float (&x)[kTokenDims]) {
+  if (scales == nullptr) return;
+  const float scale = __ldg(scales + head);
+#pragma unroll
+  for (int i = 0; i < kTokenDims; ++i) {
+    if (x[i] == x[i]) x[i] = __fdiv_rn(x[i], scale);  // a NaN keeps its bits
+  }
+}
+
+template <DType kKv>
+__device__ __forceinline__ bool SameKey(const PlaneAddress<kKv>& address, int64_t slot, int d,
+                                        const float (&x)[kTokenDims]) {
+  constexpr int kWords = kTokenDims * int(SizeOf(kKv)) / 4;
+  uint32_t words[kWords];
+  EncodeWords<kKv>(x, words);
+  const auto* held = reinterpret_cast<const uint32_t*>(address.Key(slot, d));
+  bool same = true;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) same &= held[i] == words[i];
+  return same;
+}
+
+template <DType kKv>
+__device__ __forceinline__ bool SameValue(const PlaneAddress<kKv>& address, int64_t slot, int d,
+                                          const float (&x)[kTokenDims]) {
+  bool same = true;
+#pragma unroll
+  for (int i = 0; i < kTokenDims; ++i) {
+    const std::byte* held = address.Value(slot, d + i);
+    const uint32_t bits = SizeOf(kKv) == 1 ? *reinterpret_cast<const uint8_t*>(held)
+                                           : *reinterpret_cast<const uint16_t*>(held);
+    same &= bits == Encode<kKv>(x[i]);
+  }
+  return same;
+}
+
+// A thread takes 8 dimensions of a head of a token.
+template <DType kKv>
+__global__ void __launch_bounds__(kThreads)
+    MatchesCacheKernel(const __grid_constant__ AppendArgs args,
+                       const int32_t* __restrict__ entry_of_token, uint32_t* differs) {
+  const int of_head = args.head_dim / kTokenDims;
+  const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t token = unit / of_head / args.kv_heads;
+  if (token >= args.tokens) return;
+  const int64_t slot = args.slots[token];
+  if (slot < 0) return;
+  const int head = static_cast<int>(unit / of_head % args.kv_heads);
+  const int d = static_cast<int>(unit % of_head) * kTokenDims;
+  const PlaneAddress<kKv> address{args, head};
+  const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
+  float k[kTokenDims];
+  float v[kTokenDims];
+  LoadDims(args.input_dtype, args.k, element, k);
+  LoadDims(args.input_dtype, args.v, element, v);
+  Unscale(args.k_scale, head, k);
+  Unscale(args.v_scale, head, v);
+  if (!SameKey<kKv>(address, slot, d, k) || !SameValue<kKv>(address, slot, d, v)) {
+    differs[entry_of_token[token]] = 1;  // whoever writes, writes the same
+  }
+}
+
+}  // namespace
+
+Status LaunchMatchesCache(const AppendArgs& args, const int32_t* entry_of_token, uint32_t* differs,
+                          cudaStream_t stream) {
+  if (IsFp8(args.input_dtype)) {
+    return Unsupported(std::string("input_dtype: ") + Name(args.input_dtype) +
+                       " is not f32, bf16 or f16");
+  }
+  if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
+  if (args.tokens == 0) return Status::Ok();
+  const int64_t units = int64_t{args.tokens} * args.kv_heads * (args.head_dim / kTokenDims);
+  const auto blocks = static_cast<unsigned>((units + kThreads - 1) / kThreads);
+  return DispatchKvType(args.kv, [&](auto kv) {
+    return DispatchHeadDim(args.head_dim, [&](auto) {
+      MatchesCacheKernel<kv()><<<blocks, kThreads, 0, stream>>>(args, entry_of_token, differs);
+      const cudaError_t error = cudaGetLastError();
+      if (error == cudaSuccess) return Status::Ok();
+      return Status(StatusCode::kInternal,
+                    std::string("matches_cache kernel: ") + cudaGetErrorString(error));
+    });
+  });
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,52 @@
+// What the attention kernels take, as one plain struct of device pointers and sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/plan/work_item.h"
+#include "kernels/dtype.h"
+
+namespace tributary::cuda {
+
+// Of a draft: its new tokens, which its rows attend to beside the context, in full precision, in
+// the same launch (MayAttendBlock). The result is that of both, merged.
+struct BlockPart {
+  const RowKeys* keys = nullptr;  // [rows], tokens of k and v
+  const void* k = nullptr;        // [tokens, kv_heads, head_dim] in bf16; nullptr: no such part
+  const void* v = nullptr;        // [tokens, kv_heads, head_dim] in bf16
+  int32_t kv_head_begin = 0;      // those that have it
+  int32_t kv_head_count = 0;
+};
+
+// All pointers are device pointers.
+struct AttentionArgs {
+  const WorkItem* items = nullptr;       // the plan's; the first `blocks` start the grid's blocks
+  const RowKeys* keys = nullptr;         // [rows]
+  const int32_t* page_tables = nullptr;  // pages of the sequences, each where its items say
+  const std::byte* cache = nullptr;      // [num_pages, 2, kv_heads, plane]; see page_layout.h
+  const float* k_scale = nullptr;        // [kv_heads] or nullptr for ones
+  const float* v_scale = nullptr;        // [kv_heads] or nullptr for ones
+  const void* q = nullptr;               // [rows, q_heads, head_dim] of q_dtype
+  DType q_dtype = DType::kBf16;          // f32, bf16 or f16
+  bool fp8_queries = false;              // as the kernel was chosen: LaunchAttention sets it
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t group = 0;  // q_heads / kv_heads, and its inverse: LaunchAttention sets both
+  float group_inverse = 0.0f;
+  int32_t page_shift = 0;  // log2(page_size)
+  float sm_scale = 1.0f;
+  float soft_cap = 0.0f;         // > 0: logits = soft_cap * tanh(logits / soft_cap)
+  float* o = nullptr;            // [rows, q_heads, head_dim]
+  float* lse = nullptr;          // [rows, q_heads], natural log
+  float* partial_o = nullptr;    // [partials, columns_per_block, head_dim]
+  float* partial_lse = nullptr;  // [partials, columns_per_block]
+  uint64_t* arrivals = nullptr;  // [plan.arrivals], zero before and after every launch
+  // Groups of 16 slots at the end of a sequence that the launch just ahead may still be writing
+  // when this one begins; all else that is read must be there when that one lets this one begin. 0:
+  // of nothing is that known. (LateGroupsOf)
+  int32_t late_groups = 0;
+  BlockPart block;
+};
+
+}  // namespace tributary::cuda

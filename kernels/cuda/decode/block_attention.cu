@@ -1,0 +1,386 @@
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/decode/block_attention.h"
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/draft_block.cuh"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/lse.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+
+__device__ __forceinline__ float Widened(DType type, const void* data, size_t element) {
+  if (type == DType::kF32) return __ldg(static_cast<const float*>(data) + element);
+  const uint16_t bits = __ldg(static_cast<const uint16_t*>(data) + element);
+  return type == DType::kBf16 ? __uint_as_float(uint32_t{bits} << 16)
+                              : __half2float(__ushort_as_half(bits));
+}
+
+// How elements become those of the products. kSame: they are; then a kernel is a fifth of the size,
+// and a launch this short spends its time on fetching instructions.
+template <DType kCompute, bool kSame>
+struct Elements {
+  // Eight of a row; zeros when it is nobody's row.
+  static __device__ __forceinline__ uint4 Eight(const void* data, DType type, size_t element,
+                                                bool alive) {
+    if (!alive) return make_uint4(0, 0, 0, 0);
+    if constexpr (kSame) {
+      return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + element));
+    } else {
+      float x[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = Widened(type, data, element + i);
+      return make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
+                        Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
+    }
+  }
+  // Two, likewise.
+  static __device__ __forceinline__ uint32_t Two(const void* data, DType type, size_t element,
+                                                 bool alive) {
+    if (!alive) return 0;
+    if constexpr (kSame) {
+      return __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + element));
+    } else {
+      return Pack<kCompute>(Widened(type, data, element), Widened(type, data, element + 1));
+    }
+  }
+};
+
+// Adds the products of 32 dimensions. The order of the contraction index is free as long as both
+// operands agree, so a thread's share is a vector of 8 dimensions of each of two columns and two
+// tokens, 8 apart.
+template <DType kCompute>
+__device__ __forceinline__ void AddProducts(const uint4 (&q)[2], const uint4 (&k)[2],
+                                            float (&s)[2][4]) {
+  const uint32_t low[4] = {q[0].x, q[1].x, q[0].y, q[1].y};
+  const uint32_t high[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    Mma16x8x16<kCompute>(s[tile], low, k[tile].x, k[tile].y);
+    Mma16x8x16<kCompute>(s[tile], high, k[tile].z, k[tile].w);
+  }
+}
+
+// From logits to weights, and the columns' largest logit and sum of weights.
+__device__ __forceinline__ void WeighTile(float (&s)[2][4], float (&largest)[2], float (&sum)[2]) {
+  largest[0] = largest[1] = kNoReference;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i / 4][i % 4]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
+    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+    sum[i] = 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float& x = s[i / 4][i % 4];
+    x = Exp2(x - largest[i / 2 % 2]);
+    sum[i / 2 % 2] += x;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+  }
+}
+
+// Of the launch.
+struct KernelArgs {
+  BlockArgs block;
+  int group = 1;  // query heads of a kv head
+};
+
+// A thread's two columns: 8 apart, and shared with the three other lanes of its quad.
+struct Column {
+  bool alive = false;
+  int pair = 0;  // row * q_heads + head
+  int head = 0;
+  RowKeys keys = {0, 0};
+  float lse2 = EmptyLse<float>();  // of the partial so far, in base 2
+};
+
+// What a tile of keys adds to a column, and what becomes of what was there.
+struct TileWeights {
+  float of_before;
+  float of_tile;  // of unnormalised products
+};
+
+// A warp's 16 columns. The order of the contraction index is free as long as both operands agree,
+// so a thread's share of a row is whole vectors of 8 dimensions; so is the order of dimensions of
+// the output, and a thread's are 4 neighbours of every 16.
+//
+// Each tile of keys is merged into the result as soon as it is computed: blocks have a tile or two,
+// and a launch this short spends its time on fetching instructions, so few of them count more than
+// few loads.
+template <DType kCompute, int kHeadDim, bool kSame>
+class WarpBlock {
+ public:
+  __device__ __forceinline__ WarpBlock(const KernelArgs& args, const BlockEntry& entry, int kv_head,
+                                       int first_column)
+      : args_(args.block), entry_(entry), kv_head_(kv_head) {
+    const int first_head = max(kv_head * args.group, args_.head_begin);
+    const int heads =
+        min((kv_head + 1) * args.group, args_.head_begin + args_.head_count) - first_head;
+    const float inverse = __frcp_rn(static_cast<float>(heads));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = first_column + Quad() + 8 * i;
+      Column& c = columns_[i];
+      c.alive = column < entry.row_count * heads;
+      if (!c.alive) continue;
+      // Exact: the half keeps the quotient as far from an integer as rounding can never bring it.
+      const int in_entry = static_cast<int>((static_cast<float>(column) + 0.5f) * inverse);
+      const int row = entry.row_begin + in_entry;
+      c.head = first_head + column - in_entry * heads;
+      c.pair = row * args_.q_heads + c.head;
+      c.keys = args_.keys[row];
+    }
+  }
+
+  // before_merging() is called once, when all that can be done without the partial is done.
+  template <typename F>
+  __device__ __forceinline__ void Run(F before_merging) {
+#pragma unroll 1
+    for (int key = 0; key < entry_.token_count; key += kDraftTokens) {
+      float s[2][4] = {};
+      MultiplyKeys(key, s);
+      MakeDraftLogits(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
+                      entry_.token_begin + key, s);
+      float largest[2], sum[2];
+      WeighTile(s, largest, sum);
+      uint32_t p[4];
+      PackDraftWeights<kCompute>(s, p);
+      Merge(key, p, largest, sum, before_merging);
+    }
+    __syncwarp();  // the quad has read what one of it is about to write
+#pragma unroll
+    for (const Column& c : columns_) {
+      if (c.alive && Place() == 0) args_.lse[c.pair] = c.lse2 * kLn2;
+    }
+  }
+
+ private:
+  using From = Elements<kCompute, kSame>;
+  static constexpr int kSteps = kHeadDim / 32;  // two products of 16 dimensions each
+  static constexpr int kStepsAtOnce = kSteps < 4 ? kSteps : 4;
+  static constexpr int kVectors = kHeadDim / 16;  // two tiles of 8 dimensions each
+  static constexpr int kVectorsAtOnce = kVectors < 8 ? kVectors : 8;
+
+  static __device__ __forceinline__ int Quad() { return threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int Place() { return threadIdx.x % 4; }
+
+  __device__ __forceinline__ size_t TokenElement(int key) const {
+    return (size_t(entry_.token_begin + key) * args_.kv_heads + kv_head_) * kHeadDim;
+  }
+
+  __device__ __forceinline__ void MultiplyKeys(int first_key, float (&s)[2][4]) const {
+    const int key = first_key + Quad();
+    const bool alive[2] = {key < entry_.token_count, key + 8 < entry_.token_count};
+#pragma unroll 1
+    for (int begin = 0; begin < kSteps; begin += kStepsAtOnce) {
+      uint4 q[kStepsAtOnce][2], k[kStepsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        const int d = (begin + i) * 32 + Place() * 8;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          q[i][half] =
+              From::Eight(args_.q, args_.q_dtype, size_t(columns_[half].pair) * kHeadDim + d,
+                          columns_[half].alive);
+          k[i][half] =
+              From::Eight(args_.k, args_.kv_dtype, TokenElement(key + 8 * half) + d, alive[half]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) AddProducts<kCompute>(q[i], k[i], s);
+    }
+  }
+
+  // The sink's share is taken from the last tile's merge.
+  __device__ __forceinline__ TileWeights MergeLse(float largest, float sum, bool last,
+                                                  Column& c) const {
+    const float tile = sum == 0.0f ? EmptyLse<float>() : largest + __log2f(sum);
+    // (As Merge of kernels/lse.h, in base 2: a NaN on either side comes out as NaN.)
+    const float top = c.lse2 > tile || c.lse2 != c.lse2 ? c.lse2 : tile;
+    if (top == EmptyLse<float>()) return {0.0f, 0.0f};
+    const float before = Exp2(c.lse2 - top);
+    const float added = Exp2(tile - top);
+    c.lse2 = top + __log2f(before + added);
+    float inverse = __fdividef(1.0f, before + added);
+    if (last && c.alive && args_.sinks != nullptr) {
+      inverse *= SinkScale(c.lse2 * kLn2, args_.sinks[c.head - args_.head_begin]);
+    }
+    return {before * inverse, sum == 0.0f ? 0.0f : added * __fdividef(inverse, sum)};
+  }
+
+  // Products of the weights and a tile of values, into the result. Everything is asked for before
+  // anything is waited for: values first, which no launch ahead writes; the partial's LSE together
+  // with its output.
+  template <typename F>
+  __device__ __forceinline__ void Merge(int first_key, const uint32_t (&p)[4],
+                                        const float (&largest)[2], const float (&sum)[2],
+                                        F before_merging) {
+    float* o[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      o[i] = args_.o + size_t(columns_[i].pair) * kHeadDim + Place() * 4;
+    }
+    TileWeights weights[2];
+#pragma unroll 1
+    for (int begin = 0; begin < kVectors; begin += kVectorsAtOnce) {
+      uint32_t v[kVectorsAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          const int key = first_key + Place() * 2 + word % 2 + word / 2 * 8;
+          v[i][word] =
+              From::Two(args_.v, args_.kv_dtype, TokenElement(key) + (begin + i) * 16 + Quad() * 2,
+                        key < entry_.token_count);
+        }
+      }
+      // tiles[i][half]: of a column, its four dimensions of the i-th vector.
+      float4 tiles[kVectorsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+        const uint32_t(&x)[4] = v[i];
+        float even[4] = {}, odd[4] = {};
+        Mma16x8x16<kCompute>(even, p, __byte_perm(x[0], x[1], 0x5410),
+                             __byte_perm(x[2], x[3], 0x5410));
+        Mma16x8x16<kCompute>(odd, p, __byte_perm(x[0], x[1], 0x7632),
+                             __byte_perm(x[2], x[3], 0x7632));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          tiles[i][half] =
+              make_float4(even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]);
+        }
+      }
+      if (begin == 0 && first_key == 0) {
+        before_merging();
+#pragma unroll
+        for (Column& c : columns_) {
+          if (c.alive) c.lse2 = args_.lse[c.pair];
+        }
+      }
+      float4 before[kVectorsAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (columns_[half].alive) {
+            before[i][half] = *reinterpret_cast<const float4*>(o[half] + (begin + i) * 16);
+          }
+        }
+      }
+      if (begin == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (first_key == 0 && columns_[i].alive) columns_[i].lse2 *= kLog2E;
+          weights[i] = MergeLse(largest[i], sum[i], first_key + kDraftTokens >= entry_.token_count,
+                                columns_[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (!columns_[half].alive) continue;
+          *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) =
+              Merged(weights[half], before[i][half], tiles[i][half]);
+        }
+      }
+    }
+  }
+
+  // A partial without keys is left out altogether: its output may be anything.
+  static __device__ __forceinline__ float4 Merged(TileWeights w, float4 before, float4 tile) {
+    const bool any = w.of_before != 0.0f;
+    const auto merged = [&](float x, float y) {
+      return fmaf(w.of_before, any ? x : 0.0f, w.of_tile * y);
+    };
+    return make_float4(merged(before.x, tile.x), merged(before.y, tile.y), merged(before.z, tile.z),
+                       merged(before.w, tile.w));
+  }
+
+  const BlockArgs& args_;
+  const BlockEntry& entry_;
+  const int kv_head_;
+  Column columns_[2];
+};
+
+template <DType kCompute, int kHeadDim, bool kSame>
+__global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ KernelArgs args) {
+  LetNextLaunchBegin();
+  const bool early = args.block.begins_early;
+  if (!early) WaitForLaunchesAhead();
+  const BlockEntry entry = args.block.entries[blockIdx.z];
+  const int kv_head = args.block.head_begin / args.group + static_cast<int>(blockIdx.y);
+  const int first_column =
+      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kDraftColumns;
+  WarpBlock<kCompute, kHeadDim, kSame>(args, entry, kv_head, first_column).Run([early] {
+    if (early) WaitForLaunchesAhead();
+  });
+}
+
+template <DType kCompute, bool kSame>
+Status Launch(const BlockArgs& args, cudaStream_t stream) {
+  const int group = args.q_heads / args.kv_heads;
+  const int first = args.head_begin / group;
+  const int last = (args.head_begin + args.head_count - 1) / group;
+  constexpr int kBlockColumns = kWarps * kDraftColumns;
+  // A slice may hold a few heads of a group only; then some of the columns are nobody's.
+  const int columns = args.most_rows * std::min(group, args.head_count);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>((columns + kBlockColumns - 1) / kBlockColumns),
+           static_cast<unsigned>(last - first + 1), static_cast<unsigned>(args.entry_count));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = args.begins_early ? 1 : 0;
+  return DispatchHeadDim(args.head_dim, [&](auto head_dim) {
+    const cudaError_t error = cudaLaunchKernelEx(&config, BlockKernel<kCompute, head_dim(), kSame>,
+                                                 KernelArgs{args, group});
+    if (error == cudaSuccess) return Status::Ok();
+    return Status(StatusCode::kInternal,
+                  std::string("block attention kernel: ") + cudaGetErrorString(error));
+  });
+}
+
+}  // namespace
+
+Status LaunchBlockAttention(const BlockArgs& args, cudaStream_t stream) {
+  if (IsFp8(args.q_dtype)) return InvalidArgument("q_dtype: must be f32, bf16 or f16");
+  if (IsFp8(args.kv_dtype)) return InvalidArgument("kv_dtype: must be f32, bf16 or f16");
+  if (args.kv_heads < 1 || args.q_heads % args.kv_heads != 0) {
+    return InvalidArgument("q_heads: must be a multiple of kv_heads");
+  }
+  if (args.head_begin < 0 || args.head_count < 0 ||
+      args.head_begin + args.head_count > args.q_heads) {
+    return InvalidArgument("head_count: the heads to compute are not among q_heads");
+  }
+  if (args.entry_count < 0 || args.entry_count > 65535) {
+    return InvalidArgument("entry_count: must be 0..65535");
+  }
+  if (args.entry_count == 0 || args.most_rows == 0 || args.head_count == 0) return Status::Ok();
+  const bool same = args.q_dtype == args.kv_dtype && args.q_dtype != DType::kF32;
+  if (args.kv_dtype == DType::kF16) {
+    return same ? Launch<DType::kF16, true>(args, stream)
+                : Launch<DType::kF16, false>(args, stream);
+  }
+  return same ? Launch<DType::kBf16, true>(args, stream)
+              : Launch<DType::kBf16, false>(args, stream);
+}
+
+}  // namespace tributary::cuda

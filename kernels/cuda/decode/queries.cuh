@@ -1,0 +1,257 @@
+// What attention kernels do with a block's queries before the keys: bring them to shared memory, in
+// the type computed in.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+
+namespace tributary::cuda {
+
+// A power of two and its inverse.
+struct PowerOfTwo {
+  float value;
+  float inverse;
+};
+
+// The power of two that brings the largest of a query's elements just below 2^kBits.
+template <int kBits>
+__device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
+  const int exponent = static_cast<int>(__float_as_uint(max_abs) >> 23);  // biased
+  if (max_abs == 0.0f || exponent == 255)
+    return {1.0f, 1.0f};  // nothing to do, or infinite, or NaN
+  const int clamped = max(exponent, kBits);
+  return {__uint_as_float(uint32_t(253 + kBits - clamped) << 23),
+          __uint_as_float(uint32_t(clamped - kBits + 1) << 23)};
+}
+
+// The same for e4m3, whose largest number is 448: a scale a query. What is not finite must not
+// become finite, as e4m3 would have it.
+__device__ __forceinline__ PowerOfTwo Fp8QueryNormaliser(float max_abs) {
+  const PowerOfTwo normaliser = QueryNormaliser<8>(max_abs);
+  return {max_abs < INFINITY ? normaliser.value : NAN, normaliser.inverse};
+}
+
+// Eight elements of a query as floats.
+__device__ __forceinline__ void QueryToFloat(DType type, const uint4 (&raw)[2], float (&x)[8]) {
+  const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                             raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  if (type == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(words[i]);
+  } else if (type == DType::kBf16) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+      x[2 * i] = pair.x;
+      x[2 * i + 1] = pair.y;
+    }
+  }
+}
+
+// The largest magnitude in a query, of which kVectors neighbouring lanes hold eight elements each.
+template <int kVectors>
+__device__ __forceinline__ float LargestOfQuery(const float (&x)[8]) {
+  float max_abs = 0.0f;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
+#pragma unroll
+  for (int lane = kVectors / 2; lane > 0; lane /= 2) {
+    max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
+  }
+  return max_abs;
+}
+
+// Whether queries are rounded to e4m3; with caches of other types no code is spent on it.
+template <DType kKv>
+__device__ __forceinline__ bool RoundsQueries(const AttentionArgs& args) {
+  return IsFp8(kKv) && args.fp8_queries;
+}
+
+// Eight elements rounded to e4m3, as f16.
+__device__ __forceinline__ uint4 RoundToE4M3(const float (&x)[8]) {
+  return make_uint4(WidenE4M3<false>(PackE4M3(x[0], x[1])), WidenE4M3<false>(PackE4M3(x[2], x[3])),
+                    WidenE4M3<false>(PackE4M3(x[4], x[5])), WidenE4M3<false>(PackE4M3(x[6], x[7])));
+}
+
+// Eight elements of a query in the type computed in beside a cache of kKv; kVectors neighbouring
+// lanes hold the whole of it. What it is normalised by enters `scale`.
+template <DType kKv, int kVectors>
+__device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint4 (&raw)[2],
+                                           float& scale) {
+  constexpr DType kCompute = ComputeType(kKv);
+  const bool to_fp8 = RoundsQueries<kKv>(args);
+  float x[8];
+  QueryToFloat(args.q_dtype, raw, x);
+  if (kCompute == DType::kF16 && (to_fp8 || args.q_dtype != DType::kF16)) {
+    const float max_abs = LargestOfQuery<kVectors>(x);
+    // f16 then neither overflows nor loses small elements, whatever the range of the query.
+    const PowerOfTwo normaliser =
+        to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] *= normaliser.value;
+    scale *= normaliser.inverse;
+  }
+  if (to_fp8) return RoundToE4M3(x);
+  return make_uint4(Pack<kCompute>(x[0], x[1]), Pack<kCompute>(x[2], x[3]),
+                    Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
+}
+
+// Brings a block's queries from global to shared memory, in the compute type, in two halves, so
+// that work can go on in between. Columns beyond the block's are zero.
+template <DType kKv, int kHeadDim, int kColumns, int kThreads>
+class QueryStager {
+ public:
+  // Asks for what Load will read.
+  __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
+      PrefetchToL2(Source(args, item, unit));
+      if (unit % kVectors == 0) PrefetchToL2(args.keys + item.row_begin);
+    }
+  }
+
+  __device__ void Load(const AttentionArgs& args, const WorkItem& item) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      raw_[i][0] = raw_[i][1] = make_uint4(0, 0, 0, 0);
+      keys_[i] = {0, 0};
+      if (unit / kVectors >= item.column_count) continue;
+      const uint4* from = Source(args, item, unit);
+      raw_[i][0] = *from;
+      if (args.q_dtype == DType::kF32) raw_[i][1] = from[1];
+      keys_[i] = args.keys[item.row_begin + RowOfColumn(args, item, unit / kVectors)];
+    }
+    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+  }
+
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  template <typename Store>
+  __device__ void Finish(const AttentionArgs& args, ColumnState<kColumns>& state, Store store) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      if (unit >= kColumns * kVectors) return;  // the same for all lanes of a warp
+      const int column = unit / kVectors;
+      float scale = args.sm_scale * k_scale_;
+      const uint4 x = PackQuery<kKv, kVectors>(args, raw_[i], scale);
+      store(column, unit % kVectors, x);
+      if (unit % kVectors == 0) {
+        state.scale[column] =
+            args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
+        state.keys[column] = keys_[i];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+  static constexpr int kOfThread = (kColumns * kVectors + kThreads - 1) / kThreads;
+
+  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item, int unit) {
+    const size_t element =
+        OutputIndex(args, item, unit / kVectors) * kHeadDim + unit % kVectors * 8;
+    return reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
+                                          element * SizeOf(args.q_dtype));
+  }
+
+  uint4 raw_[kOfThread][2];
+  RowKeys keys_[kOfThread];
+  float k_scale_ = 1.0f;
+};
+
+// The same through shared memory, for many columns: `raw` takes the queries as they come, each
+// thread's own. What would keep them in registers is more code than there is time to fetch.
+template <DType kKv, int kHeadDim, int kColumns, int kThreads>
+class QueryCopier {
+ public:
+  // Asks L2 for what Ask will read.
+  __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
+    const int bytes = kHeadDim * static_cast<int>(SizeOf(args.q_dtype));
+    const int lines = bytes / 64;
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < item.column_count * lines; unit += kThreads) {
+      PrefetchToL2(static_cast<const std::byte*>(args.q) +
+                   OutputIndex(args, item, unit / lines) * bytes + unit % lines * 64);
+    }
+    if (threadIdx.x < item.column_count) {
+      PrefetchToL2(args.keys + item.row_begin + RowOfColumn(args, item, threadIdx.x));
+    }
+  }
+
+  // Begins to copy; WaitForCopies ends it. Columns beyond the item's are zero. (Without branches:
+  // with them the compiler no longer takes it that a warp stays together, and so keeps the
+  // descriptors of products and the addresses of barriers in registers of each thread.)
+  __device__ void Ask(const AttentionArgs& args, const WorkItem& item, std::byte* raw,
+                      ColumnState<kColumns>& state) {
+    const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
+    // Where the warp's columns are: each lane finds it for one of them.
+    const int lane = threadIdx.x % 32;
+    const int own = lane % kOfWarp / kAtOnce * (kThreads / kVectors) +
+                    static_cast<int>(threadIdx.x) / 32 * kAtOnce + lane % kAtOnce;
+    const int own_index =
+        own < item.column_count ? static_cast<int>(OutputIndex(args, item, own)) : -1;
+#pragma unroll 1
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      const int index = __shfl_sync(0xffffffffu, own_index, i * kAtOnce + lane / kVectors);
+      const bool alive = index >= 0;
+      const std::byte* from = static_cast<const std::byte*>(args.q) +
+                              (size_t(max(index, 0)) * kVectors + unit % kVectors) * bytes;
+      CopyAsync16OrZero(raw + unit * bytes, from, alive);
+      if (bytes == 32) CopyAsync16OrZero(raw + unit * bytes + 16, from + 16, alive);
+    }
+    if (threadIdx.x < kColumns) {
+      const bool alive = threadIdx.x < item.column_count;
+      const int row = alive ? RowOfColumn(args, item, threadIdx.x) : 0;
+      CopyAsync8OrZero(&state.keys[threadIdx.x], args.keys + item.row_begin + row, alive);
+    }
+    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+  }
+
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  template <typename Store>
+  __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
+                         ColumnState<kColumns>& state, Store store) {
+    const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
+#pragma unroll 1
+    for (int i = 0; i < kOfThread; ++i) {
+      const int unit = i * kThreads + threadIdx.x;
+      const int column = unit / kVectors;
+      const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
+      uint4 words[2] = {from[0]};
+      if (bytes == 32) words[1] = from[1];
+      float scale = args.sm_scale * k_scale_;
+      const bool as_computed = args.q_dtype == ComputeType(kKv) && !RoundsQueries<kKv>(args);
+      const uint4 x = as_computed ? words[0] : PackQuery<kKv, kVectors>(args, words, scale);
+      store(column, unit % kVectors, x);
+      if (unit % kVectors == 0) {
+        state.scale[column] =
+            args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
+  static constexpr int kOfThread = kColumns * kVectors / kThreads;
+  static constexpr int kAtOnce = 32 / kVectors;  // columns of a warp
+  static constexpr int kOfWarp = kAtOnce * kOfThread;
+  static_assert(kOfThread * kThreads == kColumns * kVectors);
+
+  float k_scale_ = 1.0f;
+};
+
+}  // namespace tributary::cuda

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "kernels/cuda/decode/sm90/wgmma_attention.h"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
+
+namespace tributary::cuda {
+
+template <typename Traits>
+cudaError_t LaunchWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
+  static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareGroups);
+  static_assert(sizeof(typename Traits::Shared) <= Traits::kSharedBytes);
+  return LaunchGrid(WgmmaFp8AttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
+                    sizeof(typename Traits::Shared), stream);
+}
+
+template <DType kKv>
+cudaError_t RunWgmmaFp8Attention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
+  const auto launch = [&]<bool kDraft>() {
+    return args.fp8_queries
+               ? LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/1>>(args, grid, stream)
+               : LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/2>>(args, grid,
+                                                                                 stream);
+  };
+  return args.block.k != nullptr ? launch.template operator()</*kDraft=*/true>()
+                                 : launch.template operator()</*kDraft=*/false>();
+}
+
+}  // namespace tributary::cuda
+
+// One kv dtype.
+#define TRIBUTARY_WGMMA_FP8_ATTENTION(kv)                                                         \
+  namespace tributary::cuda {                                                                     \
+  template cudaError_t RunWgmmaFp8Attention<kv>(const AttentionArgs&, const Grid&, cudaStream_t); \
+  }

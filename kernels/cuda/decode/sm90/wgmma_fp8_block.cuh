@@ -1,0 +1,229 @@
+// A draft's block beside its context, for wgmma_fp8_attention.cuh.
+//
+// The warpgroup that widens V has nothing to do until an item's first values have come. Before that
+// it brings the block's tokens, if the item is a job's first piece, and finds their logits. These
+// it leaves as the accumulators, and the values as operand B, of one of the warpgroups that
+// compute, which begins its sums with them while the product of its first keys runs. So a block
+// costs a launch next to nothing, where a launch of its own waits for this one to end. What is
+// needed for it has its place among tiles of widened V, before the first of them.
+#pragma once
+
+#include <climits>
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/draft_block.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_queries.cuh"
+#include "kernels/cuda/ptx/bulk_copy.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/ptx/wgmma_fp8.cuh"
+
+namespace tributary::cuda {
+
+// Whether this block of threads attends to a draft's block with an item.
+__device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const WorkItem& item,
+                                              const ClusterPlace& place) {
+  const int head = item.kv_head - args.block.kv_head_begin;
+  return place.rank == 0 && item.partial_index == 0 && head >= 0 && head < args.block.kv_head_count;
+}
+
+// Some of a block's tokens, as one warpgroup leaves them to another.
+struct DraftTile {
+  static constexpr int kTokens = 32;
+  static constexpr int kSteps = kTokens / kDraftTokens;
+  static constexpr int kPanelBytes = kTokens * kTileRowBytes;
+
+  // Operand B, in bf16: rows are tokens, panels of 64 dimensions (ColumnMajorDescriptor).
+  alignas(1024) std::byte values[2][kPanelBytes];
+  // In base 2, of eight tokens, and of each thread those that its accumulators of a product of 64
+  // columns and eight tokens would be.
+  float4 logits[kTokens / 8][128];
+};
+// In place of a tile of widened V of the warpgroup that takes them; and keys in that of the other.
+inline constexpr int kDraftStage = 2;
+template <typename Traits>
+__device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
+  static_assert(sizeof(DraftTile) <= Traits::kWideBytes && kDraftStage < Traits::kWideStages);
+  return *reinterpret_cast<DraftTile*>(shared.wide[0][kDraftStage]);
+}
+
+// How often the warps that widen have met the others over drafts' blocks: parities of the next
+// phases, and whether a tile has been left that they have not yet waited to see taken.
+struct DraftPhases {
+  uint32_t queries = 0;
+  uint32_t taken = 0;
+  bool left = false;
+
+  template <typename Shared>
+  __device__ __forceinline__ void WaitUntilTaken(Shared& shared) {
+    if (!left) return;
+    shared.draft_taken.Wait(taken);
+    taken ^= 1;
+    left = false;
+  }
+};
+
+// By all warps of a warpgroup, 16 columns each. (Without branches on the thread; see UniformZero.)
+template <typename Traits>
+class Fp8DraftBlock {
+ public:
+  using Shared = typename Traits::Shared;
+
+  // Needs nothing that a launch ahead writes.
+  __device__ __forceinline__ Fp8DraftBlock(const AttentionArgs& args, const WorkItem& item,
+                                           Shared& shared)
+      : args_(args),
+        shared_(shared),
+        lane_(OpaqueLane()),
+        warp_(static_cast<int>(threadIdx.x) / 32 % 4) {
+    const auto keys_of = [&](int column) {
+      column = min(column, item.column_count - 1);  // (nobody looks at what is beyond)
+      return args.block.keys[item.row_begin + RowOfColumn(args, item, column)];
+    };
+    int begin = INT_MAX;
+    int end = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      keys_[i] = keys_of(warp_ * kDraftColumns + lane_ / 4 + 8 * i);
+      const RowKeys any = keys_of(lane_ + 32 * i);
+      begin = min(begin, any.begin < any.end ? any.begin : INT_MAX);
+      end = max(end, any.begin < any.end ? any.end : 0);
+    }
+    begin_ = __reduce_min_sync(0xffffffffu, begin);
+    end_ = __reduce_max_sync(0xffffffffu, end);
+    if (end_ == 0) begin_ = 0;
+    stride_ = args.kv_heads * Traits::kHeadDim;
+    head_ = item.kv_head * Traits::kHeadDim;
+    from_ = size_t(begin_ + FirstToken()) * stride_ + head_ + Chunk() * 8;
+  }
+
+  // Asks L2 for the first tokens.
+  __device__ __forceinline__ void Prefetch() const {
+    const int token = max(0, min(begin_ + lane_, end_ - 1));
+    const int half = warp_ % 2 * (Traits::kHeadDim / 2);
+    const void* const of = warp_ / 2 == 0 ? args_.block.k : args_.block.v;
+    PrefetchToL2(static_cast<const uint16_t*>(of) + size_t(token) * stride_ + head_ + half);
+  }
+
+  // The launches ahead have ended, and this warpgroup's tiles of V have been multiplied.
+  __device__ __forceinline__ void Run(DraftPhases& phases) {
+    Sync();
+    int token = begin_;
+#pragma unroll 1
+    do {
+      phases.WaitUntilTaken(shared_);
+      const int steps = min(StepsFrom(token), DraftTile::kSteps);
+      CopyTokens(token, steps);
+      if (token == begin_) {
+        shared_.queries_here.Wait(phases.queries);
+        phases.queries ^= 1;
+      }
+      WaitForCopies();
+      FenceSharedForWgmma();
+      Sync();
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) FindLogits(token, step);
+      if (warp_ == 0 && lane_ == 0) {
+        shared_.draft_steps = StepsFrom(begin_);
+      }
+      shared_.draft_found.Arrive();
+      phases.left = true;
+      Sync();  // keys and queries have been read
+      token += DraftTile::kTokens;
+    } while (token < end_);
+  }
+
+ private:
+  static constexpr int kRowBytes = 2 * Traits::kHeadDim;
+  static constexpr int kRowChunks = kRowBytes / 16;
+  static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
+  static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
+
+  static __device__ __forceinline__ void Sync() { SyncBlock<128, /*kBarrier=*/11>(); }
+
+  // Of kDraftTokens tokens, to the last one.
+  __device__ __forceinline__ int StepsFrom(int token) const {
+    return (end_ - token + kDraftTokens - 1) / kDraftTokens;
+  }
+  // What this thread copies: of every kTokensOfThreads tokens one, 16 bytes of it.
+  __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
+  __device__ __forceinline__ int Chunk() const { return lane_ % kRowChunks; }
+  __device__ __forceinline__ bool AliveAt(int token, int i) const {
+    return token + FirstToken() + i * kTokensOfThreads < end_;
+  }
+
+  // Neighbouring tokens' keys are read from different banks.
+  __device__ __forceinline__ std::byte* KeyPlace(int token, int chunk) const {
+    return shared_.wide[1][kDraftStage] + token * kRowBytes + (chunk ^ token % 8) * 16;
+  }
+
+  // Begins to bring tokens; zeros beyond the last.
+  __device__ __forceinline__ void CopyTokens(int token, int steps) const {
+    const auto* const k = static_cast<const uint16_t*>(args_.block.k);
+    const auto* const v = static_cast<const uint16_t*>(args_.block.v);
+    DraftTile& tile = DraftTileOf<Traits>(shared_);
+    std::byte* const values = tile.values[Chunk() / 8] + SwizzledChunk(FirstToken(), Chunk() % 8);
+    std::byte* const keys = KeyPlace(FirstToken(), Chunk());
+    static_assert(kTokensOfThreads == 8 && kDraftTokens == 16);  // chunks are exchanged in eights
+#pragma unroll 1
+    for (int i = 0; i < 2 * steps; ++i) {
+      const bool alive = AliveAt(token, i);
+      const size_t further = alive ? size_t(token - begin_ + i * kTokensOfThreads) * stride_ : 0;
+      CopyAsync16OrZero(keys + i * kTokensOfThreads * kRowBytes, k + from_ + further, alive);
+      CopyAsync16OrZero(values + i * kTokensOfThreads * kTileRowBytes, v + from_ + further, alive);
+    }
+  }
+
+  // The logits of this warp's columns and sixteen tokens of the tile that begins with `first`.
+  __device__ __forceinline__ void FindLogits(int first, int step) const {
+    // Lane l gives the address of row l % 16 of the columns and chunk l / 16, and of row l % 8 of
+    // the tokens, and eight further, and chunk l / 8 % 2.
+    const int column = warp_ * kDraftColumns + lane_ % 16;
+    const int token = step * kDraftTokens + lane_ / 16 * 8 + lane_ % 8;
+    float s[2][4] = {}, odd[2][4] = {};  // (two sums: each product waits for the one before)
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
+      uint32_t q[4], k[4];
+      LoadMatrices(SharedAddress(shared_.raw + RawQueryPlace(column, 2 * i + lane_ / 16)), q);
+      LoadMatrices(SharedAddress(KeyPlace(token, 2 * i + lane_ / 8 % 2)), k);
+      auto& sum = i % 2 == 0 ? s : odd;
+      Mma16x8x16<DType::kBf16>(sum[0], q, k[0], k[1]);
+      Mma16x8x16<DType::kBf16>(sum[1], q, k[2], k[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] += odd[i / 4][i % 4];
+    MakeDraftLogits(args_.sm_scale, /*soft_cap=*/0.0f, keys_, first + step * kDraftTokens, s);
+    DraftTile& tile = DraftTileOf<Traits>(shared_);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      tile.logits[2 * step + i][warp_ * 32 + lane_] =
+          make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+    }
+  }
+
+  const AttentionArgs& args_;
+  Shared& shared_;
+  const int lane_;
+  const int warp_;   // of the warpgroup
+  int begin_, end_;  // the tokens that some row sees
+  int stride_;       // elements from a token to the next
+  int head_;         // the first element of a token's
+  size_t from_;      // the element that this thread copies first
+  RowKeys keys_[2];
+};
+
+// The same for an item.
+template <typename Traits, typename Widener>
+__device__ __forceinline__ void FindDraftBlock(const AttentionArgs& args, const WorkItem& item,
+                                               typename Traits::Shared& shared,
+                                               const Widener& widener, DraftPhases& phases) {
+  Fp8DraftBlock<Traits> block(args, item, shared);
+  block.Prefetch();
+  WaitForLaunchesAhead();
+  widener.WaitForEmpty();
+  block.Run(phases);
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,284 @@
+// How the pieces of a cut job are merged, for wgmma_fp8_attention.cuh.
+//
+// Blocks that end with their piece wait for the others, and each merges a share of the columns.
+// That cannot stand still: a block waits only when all pieces have been begun, by blocks that run
+// and wait for nothing but blocks that run as well. When one of them does not wait, as it has
+// further items or found a piece not begun, the last to arrive merges all.
+//
+// A warp takes a column. It asks for a part as soon as that is there, so that of the last one it
+// waits for a single trip to L2, and not for the parts of all columns at once. Who merges and what
+// came first changes nothing in the result: parts are added in the order of the pieces.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
+
+namespace tributary::cuda {
+
+// How a piece's output lies in the workspace: as the accumulators of the threads that have it, so
+// that these are stored, and a column's 32 vectors of four dimensions loaded, in whole sectors.
+struct PartialFragments {
+  static constexpr int kFloats = 64 * 128;  // of a piece
+
+  // The vector that `thread` of the computing ones has of its column r: dimensions 16 v and those
+  // 1, 8 and 9 further, from the first that the thread has.
+  static __device__ __forceinline__ int Of(int thread, int r, int v) {
+    return ((r * 4 + v) * 256 + thread) * 4;
+  }
+  // The same by column and unit, 0 to 31.
+  static __device__ __forceinline__ int OfColumn(int column, int unit) {
+    const int thread = unit / 16 * 128 + column / 16 * 32 + column % 8 * 4 + unit % 4;
+    return Of(thread, column / 8 % 2, unit / 4 % 4);
+  }
+  static __device__ __forceinline__ int FirstDimension(int unit) {
+    return unit / 4 * 16 + unit % 4 * 2;
+  }
+};
+
+// The largest of a warp's lanes.
+__device__ __forceinline__ float MaxOfWarp(float x) {
+  // (As integers of the same order.)
+  int ordered = __float_as_int(x);
+  ordered ^= ordered >> 31 & 0x7fffffff;
+  ordered = __reduce_max_sync(0xffffffffu, ordered);
+  return __int_as_float(ordered ^ (ordered >> 31 & 0x7fffffff));
+}
+
+// The sum of parts of a column, by a warp, a lane to four dimensions.
+class PartSum {
+ public:
+  // Lane i gives the LSE of part i, in base 2; that of nothing beyond the last.
+  template <int kParts>
+  __device__ __forceinline__ void Add(float lse2, const float4 (&o)[kParts]) {
+    const float max = fmaxf(max_, MaxOfWarp(lse2));
+    const float kept = Exp2(max_ - max);
+    const float of_lane = Exp2(lse2 - max);
+    max_ = max;
+    sum_ *= kept;
+    o_ = make_float4(o_.x * kept, o_.y * kept, o_.z * kept, o_.w * kept);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float weight = __shfl_sync(0xffffffffu, of_lane, i);
+      sum_ += weight;
+      AddScaled(o_, weight, o[i]);
+    }
+  }
+  __device__ __forceinline__ ColumnPart Result() const {
+    const float inverse = sum_ == 0.0f ? 0.0f : __fdividef(1.0f, sum_);
+    return {make_float4(o_.x * inverse, o_.y * inverse, o_.z * inverse, o_.w * inverse),
+            sum_ == 0.0f ? EmptyLse<float>() : max_ + __log2f(sum_)};
+  }
+
+ private:
+  float max_ = kNoReference;
+  float sum_ = 0.0f;
+  float4 o_ = {0.0f, 0.0f, 0.0f, 0.0f};
+};
+
+// Of one column, by a warp.
+template <int kColumns>
+class ColumnMerger {
+ public:
+  // Parts that a warp keeps in shared memory.
+  static constexpr int kAtOnce = 16;
+  using Collected = float4[kAtOnce][32];
+
+  ColumnMerger() = default;
+  __device__ __forceinline__ ColumnMerger(const AttentionArgs& args, const WorkItem& item,
+                                          int column)
+      : parts_(column < item.column_count ? item.partial_count : 0) {
+    const size_t piece = static_cast<size_t>(item.partial_begin);
+    from_lse2_ = args.partial_lse + piece * kColumns + column;
+    from_o_ = args.partial_o + piece * PartialFragments::kFloats +
+              PartialFragments::OfColumn(column, Lane());
+    const size_t at = OutputIndex(args, item, column);
+    to_o_ = args.o + at * 128 + PartialFragments::FirstDimension(Lane());
+    to_lse_ = args.lse + at;
+  }
+
+  // Finds now where everything is, and not where that is first needed.
+  __device__ __forceinline__ void Locate() {
+    asm volatile("" : "+l"(from_lse2_), "+l"(from_o_), "+l"(to_o_), "+l"(to_lse_));
+  }
+
+  // Until all parts are there, asks for the first of them as they come, beginning with those of
+  // `state`. (Not for registers: the next look at the state would wait for these.) Returns the last
+  // state seen.
+  __device__ __forceinline__ uint64_t Collect(const CutJob& job, uint64_t state,
+                                              Collected& collected) {
+    uint32_t wanted = (1u << min(parts_, kAtOnce)) - 1;
+    lse2_ = EmptyLse<float>();
+    for (;;) {
+      const uint32_t come = job.Arrived(state) & wanted;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (come >> i & 1) {
+          CopyAsync16(&collected[i][Lane()], from_o_ + i * PartialFragments::kFloats);
+        }
+      }
+      if (come >> Lane() & 1) lse2_ = __ldcg(from_lse2_ + Lane() * kColumns);
+      wanted &= ~come;
+      if (job.AllArrived(state)) {
+        collected_ = wanted == 0;
+        return state;
+      }
+      state = __shfl_sync(0xffffffffu, job.Look(), 0);
+    }
+  }
+  // Adds the parts up that are all there, and stores the result.
+  __device__ __forceinline__ void Finish(const Collected& collected) {
+    if (!collected_) return Finish();
+    float4 o[kAtOnce];
+    WaitForCopies();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      o[i] = i < parts_ ? collected[i][Lane()] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    PartSum sum;
+    sum.Add(lse2_, o);
+    AddParts(kAtOnce, sum);
+    Store(sum.Result());
+  }
+  __device__ __forceinline__ void Finish() const {
+    PartSum sum;
+    AddParts(0, sum);
+    Store(sum.Result());
+  }
+
+ private:
+  static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ void AddParts(int begin, PartSum& sum) const {
+#pragma unroll 1
+    for (; begin < parts_; begin += kAtOnce) {
+      float4 o[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = min(begin + i, parts_ - 1);
+        o[i] = __ldcg(reinterpret_cast<const float4*>(from_o_ + part * PartialFragments::kFloats));
+      }
+      const int part = begin + Lane();
+      const bool mine = Lane() < kAtOnce && part < parts_;
+      sum.Add(mine ? __ldcg(from_lse2_ + part * kColumns) : EmptyLse<float>(), o);
+    }
+  }
+  __device__ __forceinline__ void Store(const ColumnPart& merged) const {
+    if (parts_ == 0) return;
+    StoreRelaxed(to_o_, make_float2(merged.o.x, merged.o.y));
+    StoreRelaxed(to_o_ + 8, make_float2(merged.o.z, merged.o.w));
+    if (Lane() == 0) StoreRelaxed(to_lse_, merged.lse2 * kLn2);
+  }
+
+  int parts_ = 0;  // 0: the item has no such column
+  const float* from_lse2_ = nullptr;
+  const float* from_o_ = nullptr;
+  float* to_o_ = nullptr;
+  float* to_lse_ = nullptr;
+  bool collected_ = false;
+  float lse2_ = 0.0f;  // of the part that is this lane's
+};
+
+// What a block's threads tell each other.
+struct MergeNotes {
+  bool waits;        // this block, for the others
+  uint64_t arrived;  // the job's state as this block's piece came
+  uint64_t all;      // and with all pieces
+};
+
+// The first of `columns` that fall to the index-th of `count` when they share them out evenly:
+// columns * index / count. (Exact: see RowOfColumn.)
+__device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
+  return static_cast<int>((static_cast<float>(columns * index) + 0.5f) *
+                          __fdividef(1.0f, static_cast<float>(count)));
+}
+
+// Merges all columns of this block of a cluster.
+template <int kColumns, int kThreads, typename ColumnOf>
+__device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
+                                         const ClusterPlace& place, ColumnOf column_of) {
+  const int columns = kColumns >> place.SizeLog2();
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < columns; i += kThreads / 32) {
+    ColumnMerger<kColumns>(args, item, column_of(i)).Finish();
+  }
+}
+
+// Called by all computing threads after a piece has been stored whose block has further items: the
+// last to come merges all. A block of a cluster merges columns column_of(0), column_of(1) and so
+// on.
+template <int kColumns, int kThreads, typename ColumnOf>
+__device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, const WorkItem& item,
+                                                  const ClusterPlace& place, MergeNotes& notes,
+                                                  ColumnOf column_of) {
+  SyncThreads<kThreads>();
+  const CutJob job(args, item, place);
+  if (threadIdx.x == 0) notes.arrived = job.Arrive(/*waits=*/false);
+  SyncThreads<kThreads>();
+  if (job.AllArrived(notes.arrived)) MergeAll<kColumns, kThreads>(args, item, place, column_of);
+}
+
+// The same after a block's last item. `waits`: of the last warp, whether this block may wait. Notes
+// and what each warp collects are in shared memory.
+template <int kColumns, int kThreads, typename ColumnOf>
+__device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const WorkItem& item,
+                                              const ClusterPlace& place, bool waits,
+                                              MergeNotes& notes,
+                                              typename ColumnMerger<kColumns>::Collected* collected,
+                                              ColumnOf column_of) {
+  constexpr int kMergers = kThreads / 32 - 1;  // warps; the last one speaks to the other blocks
+  constexpr int kLooked = 12;                  // the barrier after which none looks any more
+  const CutJob job(args, item, place);
+  const int columns = kColumns >> place.SizeLog2();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  const bool speaks = threadIdx.x == kMergers * 32;
+  int i = 0;
+  int end = 0;
+  ColumnMerger<kColumns> merger;
+  SyncThreads<kThreads>();
+  if (warp < kMergers) {
+    i = ShareBegin(columns, item.partial_index, item.partial_count) + warp;
+    end = ShareBegin(columns, item.partial_index + 1, item.partial_count);
+    merger = ColumnMerger<kColumns>(args, item, column_of(min(i, columns - 1)));
+    merger.Locate();
+  } else if (speaks) {
+    // (Before any warp asks for parts: the fence would wait for these.)
+    notes.waits = waits;
+    notes.arrived = job.Arrive(waits);
+  }
+  SyncThreads<kThreads>();
+  const uint64_t arrived = notes.arrived;
+  if (notes.waits) {
+    const bool merges = i < end;
+    uint64_t state = arrived;
+    if (merges) {
+      state = merger.Collect(job, arrived, collected[warp]);
+      ArriveAtBlock<kThreads, kLooked>();
+    } else {
+      if (warp == kMergers) {
+        while (!job.AllArrived(state)) state = __shfl_sync(0xffffffffu, job.Look(), 0);
+        if (speaks) notes.all = state;
+      }
+      SyncBlock<kThreads, kLooked>();
+      state = notes.all;
+    }
+    const int waited = job.Waited(state);
+    if (speaks) job.Leave(waited);
+    if (waited == item.partial_count) {
+      if (!merges) return;
+      merger.Finish(collected[warp]);
+#pragma unroll 1
+      for (i += kMergers; i < end; i += kMergers) {
+        ColumnMerger<kColumns>(args, item, column_of(i)).Finish();
+      }
+      return;
+    }
+  }
+  if (job.AllArrived(arrived)) MergeAll<kColumns, kThreads>(args, item, place, column_of);
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,175 @@
+// Queries as operand A of products with an FP8 cache, for wgmma_fp8_attention.cuh: bf16 cut into
+// pieces of e4m3.
+#pragma once
+
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/queries.cuh"
+#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/ptx/wgmma_fp8.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+
+namespace tributary::cuda {
+
+// Sixteen elements of a query in e4m3, and what that has lost of them, likewise.
+struct QueryPieces {
+  uint4 high;
+  uint4 low;
+};
+
+// kVectors neighbouring lanes hold the whole of a query, in bf16: this lane's words are words[.][i]
+// of the i-th of kQueries. The pieces are of a query that a power of two has brought just below
+// 2^8: the sum of the two is then exactly what a bf16 was, but for elements that are less than
+// 2^-10 of the largest, which lose what is below 2^-18 of that.
+//
+// (Queries side by side: what one waits for, the other fills.)
+template <int kVectors, int kQueries>
+__device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
+                                           float (&scales)[kQueries],
+                                           QueryPieces (&pieces)[kQueries]) {
+  uint32_t largest[kQueries] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      largest[n] = MaxOfPairs<DType::kBf16>(largest[n], words[n][i] & 0x7fff7fffu);
+    }
+  }
+#pragma unroll
+  for (int lane = kVectors / 2; lane > 0; lane /= 2) {
+    uint32_t other[kQueries];
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      other[n] = __shfl_xor_sync(0xffffffffu, largest[n], lane);
+    }
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      largest[n] = MaxOfPairs<DType::kBf16>(largest[n], other[n]);
+    }
+  }
+  float factors[kQueries];
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    const float max_abs =
+        fmaxf(__uint_as_float(largest[n] << 16), __uint_as_float(largest[n] & 0xffff0000u));
+    const PowerOfTwo normaliser = Fp8QueryNormaliser(max_abs);
+    // A negative scale goes to the query: the largest product is then the largest logit.
+    factors[n] = scales[n] < 0.0f ? -normaliser.value : normaliser.value;
+    scales[n] = fabsf(scales[n]) * normaliser.inverse;
+  }
+  uint32_t high[kQueries][8], low[kQueries][8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      const float a = __uint_as_float(words[n][i] << 16) * factors[n];
+      const float b = __uint_as_float(words[n][i] & 0xffff0000u) * factors[n];
+      high[n][i] = PackE4M3(a, b);
+      const uint32_t wide = WidenE4M3<false>(high[n][i]);
+      const float2 cut = __half22float2(*reinterpret_cast<const __half2*>(&wide));
+      low[n][i] = PackE4M3(a - cut.x, b - cut.y);
+    }
+  }
+  const auto join = [](const uint32_t(&x)[8]) {
+    return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
+  };
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) pieces[n] = {join(high[n]), join(low[n])};
+}
+
+inline constexpr int kRawQueryBytes = 256;  // of head dim 128
+
+// Where 16 bytes of a query lie as it comes: so that eight columns' are read from different banks.
+__device__ __forceinline__ int RawQueryPlace(int column, int chunk) {
+  return column * kRawQueryBytes + (chunk ^ column % 8) * 16;
+}
+
+// Brings an item's queries to shared memory, cut into pieces. Where they are is found first, what
+// needs no queries; a thread takes 16 dimensions of each of two columns.
+template <typename Traits>
+class PieceStager {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ __forceinline__ void Locate(const AttentionArgs& args, const WorkItem& item) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int column = ColumnOf(i);
+      alive_[i] = column < item.column_count;
+      from_[i] =
+          static_cast<const std::byte*>(args.q) +
+          (OutputIndex(args, item, alive_[i] ? column : 0) * kVectors + threadIdx.x % kVectors) *
+              kBytes;
+    }
+    const int column = threadIdx.x % Traits::kColumns;
+    keys_alive_ = column < item.column_count;
+    keys_ = args.keys + item.row_begin + RowOfColumn(args, item, keys_alive_ ? column : 0);
+    scale_ = args.sm_scale * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
+  }
+  // Asks L2 for them.
+  __device__ __forceinline__ void Prefetch() const {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      PrefetchToL2(from_[i]);
+    }
+    PrefetchToL2(keys_);
+  }
+  __device__ __forceinline__ void Ask(Shared& shared) const {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      CopyAsync16OrZero(shared.raw + RawPlace(i, 0), from_[i], alive_[i]);
+      CopyAsync16OrZero(shared.raw + RawPlace(i, 1), from_[i] + 16, alive_[i]);
+    }
+    // (No branch on the thread; see UniformZero.)
+    if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < Traits::kColumns / 32) {
+      CopyAsync8OrZero(&shared.columns.keys[threadIdx.x % Traits::kColumns], keys_, keys_alive_);
+    }
+  }
+  // After WaitForCopies; the caller synchronises.
+  __device__ __forceinline__ void Finish(Shared& shared) const {
+    uint32_t words[kOfThread][8];
+    float scales[kOfThread];
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const uint4 first = *reinterpret_cast<const uint4*>(shared.raw + RawPlace(i, 0));
+      const uint4 second = *reinterpret_cast<const uint4*>(shared.raw + RawPlace(i, 1));
+      words[i][0] = first.x, words[i][1] = first.y, words[i][2] = first.z, words[i][3] = first.w;
+      words[i][4] = second.x, words[i][5] = second.y, words[i][6] = second.z,
+      words[i][7] = second.w;
+      scales[i] = scale_;
+    }
+    QueryPieces pieces[kOfThread];
+    CutQueries<kVectors>(words, scales, pieces);
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int column = ColumnOf(i);
+      const int at = SwizzledChunk(column, threadIdx.x % kVectors);
+      *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
+      if constexpr (Traits::kPieces == 2)
+        *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
+      if (threadIdx.x % kVectors == 0) shared.columns.scale[column] = scales[i] * kLog2E;
+    }
+  }
+
+ private:
+  static constexpr int kBytes = 32;
+  static constexpr int kVectors = Traits::kHeadDim / 16;  // lanes that share a column
+  static constexpr int kOfThread = Traits::kColumns * kVectors / Traits::kThreads;
+
+  static __device__ __forceinline__ int ColumnOf(int i) {
+    return (i * Traits::kThreads + static_cast<int>(threadIdx.x)) / kVectors;
+  }
+  // Of the first or the second half of what this thread takes of its i-th column.
+  static __device__ __forceinline__ int RawPlace(int i, int half) {
+    static_assert(kBytes * kVectors == kRawQueryBytes);
+    return RawQueryPlace(ColumnOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
+  }
+
+  const std::byte* from_[kOfThread];
+  bool alive_[kOfThread];
+  const RowKeys* keys_;
+  bool keys_alive_;
+  float scale_ = 1.0f;
+};
+
+}  // namespace tributary::cuda

@@ -1,0 +1,222 @@
+// What the warps do that do not multiply, for wgmma_fp8_attention.cuh: copy tiles of K and V from
+// the cache to shared memory, and widen V there.
+#pragma once
+
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+
+namespace tributary::cuda {
+
+// One of four warps that copy: K or V of one warpgroup's tiles, a lane to a group.
+template <typename Traits>
+class Fp8Copier {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ Fp8Copier(const AttentionArgs& args, const ClusterPlace& place, Shared& shared,
+                       int warp)
+      : shared_(shared),
+        half_(warp / 2),
+        values_(warp % 2 != 0),
+        turns_(place, half_),
+        source_(args, values_) {}
+
+  // By all lanes: readies the rings that this warp fills, that of widened values, and what else the
+  // block waits at.
+  __device__ __forceinline__ void InitBarriers(const ClusterPlace& place) const {
+    if (threadIdx.x % 32 == 0) {
+      if (values_) {
+        InitRing(shared_.values_full[half_], 1, shared_.values_empty[half_], 64);
+        InitRing(shared_.wide_full[half_], 64, shared_.wide_empty[half_], 4);
+      } else {
+        InitRing(shared_.keys_full[half_], 1, shared_.keys_empty[half_], 128);
+      }
+      if (values_ && half_ == 0) {
+        shared_.queries_loaded.Init(Traits::kThreads);
+        shared_.queries_here.Init(Traits::kThreads);
+        shared_.draft_found.Init(128);
+        shared_.draft_taken.Init(128);
+        shared_.published.Init();
+        shared_.read.Init(place.size, Traits::kThreads);
+      }
+    }
+    __syncwarp();
+    FenceBarrierInit();
+  }
+
+  // An item is given by its first 16 bytes. Its first pages, which CopyItem takes.
+  __device__ __forceinline__ int FirstPages(int4 item) const {
+    return source_.Pages(item, item.z + turns_.first, turns_);
+  }
+  // Asks L2 for the first tiles: few, as all blocks begin at once, and what the others ask for
+  // comes before this block's first keys.
+  __device__ __forceinline__ void Prefetch(int4 item, int pages) const {
+    source_.Prefetch(item, turns_, pages, values_ ? 2 : 1);
+  }
+
+  __device__ __forceinline__ void CopyItem(int4 item, int pages) {
+    if (values_) {
+      Copy<Traits::kValueStages, Traits::kValueGroupStride, 1>(
+          item, pages, shared_.values_full[half_], shared_.values_empty[half_],
+          shared_.values[half_], value_place_);
+    } else {
+      Copy<Traits::kKeyStages, Traits::kPanelBytes, Traits::kPanels>(
+          item, pages, shared_.keys_full[half_], shared_.keys_empty[half_], shared_.keys[half_],
+          key_place_);
+    }
+  }
+
+ private:
+  // (Of addresses that are one for the warp: those that depend on the lane would be gone through
+  // lane by lane.)
+  template <int kStages>
+  static __device__ __forceinline__ void InitRing(CopyBarrier (&full)[kStages],
+                                                  uint32_t arrivals_at_full,
+                                                  CopyBarrier (&empty)[kStages],
+                                                  uint32_t arrivals_at_empty) {
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      full[stage].Init(arrivals_at_full);
+      empty[stage].Init(arrivals_at_empty);
+    }
+  }
+
+  // Copies groups in kPieces pieces, first those of all groups of a tile, kStride bytes apart.
+  template <int kStages, int kStride, int kPieces, typename Stage>
+  __device__ __forceinline__ void Copy(int4 item, int pages, CopyBarrier* full, CopyBarrier* empty,
+                                       Stage* stages, RingPlace<kStages>& place) {
+    constexpr uint32_t kBytes = Traits::kGroupBytes / kPieces;
+    const int lane = threadIdx.x % kTileGroups;
+    const int piece = threadIdx.x % 32 / kTileGroups;
+    int next_pages = 0;
+    int tile = 0;
+    for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
+      if (tile == 0) {
+        next_pages = source_.Pages(item, group + kTilesOfLanes * turns_.apart, turns_);
+      }
+      const int page = __shfl_sync(0xffffffffu, pages, tile * kTileGroups + lane);
+      // The stage's previous use ended with the phase before this one.
+      if (copied_ == kStages) WaitForCluster(ThisCluster());
+      if (copied_ >= kStages) empty[place.stage].Wait(place.parity ^ 1);
+      CopyBarrier& barrier = full[place.stage];
+      if (threadIdx.x % 32 == 0) {
+        barrier.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
+      }
+      __syncwarp();
+      if (piece < kPieces && group + lane < item.w) {
+        BulkCopy(stages[place.stage] + (piece * kTileGroups + lane) * kStride,
+                 source_.At(item, group + lane, page) + piece * kBytes, kBytes, barrier,
+                 ReadOnce());
+      }
+      place.Advance();
+      ++copied_;
+      if (++tile == kTilesOfLanes) {
+        tile = 0;
+        pages = next_pages;
+      }
+    }
+  }
+
+  Shared& shared_;
+  const int half_;  // of the tiles
+  const bool values_;
+  const TileTurns turns_;
+  const GroupSource<Traits::kGroupBytes> source_;
+  RingPlace<Traits::kKeyStages> key_place_;
+  RingPlace<Traits::kValueStages> value_place_;
+  int copied_ = 0;  // tiles
+};
+
+// One of four warps that widen V, two to a warpgroup's tiles.
+template <typename Traits>
+class ValueWidener {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ ValueWidener(const ClusterPlace& place, Shared& shared, int warp)
+      : shared_(shared), half_(warp / 2), part_(warp % 2), turns_(place, half_) {}
+
+  // Waits until the tiles that this warp has widened so far have been multiplied.
+  __device__ __forceinline__ void WaitForEmpty() const {
+#pragma unroll 1
+    for (int stage = 0; stage < Traits::kWideStages; ++stage) {
+      const int uses = (widened_ + Traits::kWideStages - 1 - stage) / Traits::kWideStages;
+      if (uses > 0) shared_.wide_empty[half_][stage].Wait((uses - 1) % 2);
+    }
+  }
+
+  // Widens the values of an item, given by its first 16 bytes, and clears those of slots that no
+  // row sees.
+  __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen, DraftPhases& draft) {
+    const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
+    for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
+      shared_.values_full[half_][from_.stage].Wait(from_.parity);
+      if (widened_ >= Traits::kWideStages) {
+        shared_.wide_empty[half_][to_.stage].Wait(to_.parity ^ 1);
+      }
+      if constexpr (Traits::kDraftBlock) {
+        if (half_ == 0 && to_.stage == kDraftStage) draft.WaitUntilTaken(shared_);
+      }
+      WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
+                group * kGroupTokens, seen, lane);
+      FenceSharedForWgmma();
+      shared_.wide_full[half_][to_.stage].Arrive();
+      shared_.values_empty[half_][from_.stage].Arrive();
+      from_.Advance();
+      to_.Advance();
+      ++widened_;
+    }
+  }
+
+ private:
+  // A lane takes four dimensions of a group: neighbouring lanes take different groups, so that each
+  // eight of them read, and write, different banks.
+  __device__ __forceinline__ void WidenTile(const std::byte* values, std::byte* wide, int first,
+                                            SlotRange seen, int lane) const {
+    const int group = lane % 4;
+    const bool whole = SeesTile(seen, first);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int four = (2 * part_ + i) * 8 + lane / 4;  // of dimensions
+      const auto* from = reinterpret_cast<const uint4*>(values + group * Traits::kValueGroupStride +
+                                                        four * 4 * kVectorBytes);
+      uint32_t words[4][4];  // quads of tokens of a dimension
+#pragma unroll
+      for (int quad = 0; quad < 4; ++quad) {
+        uint4 x = from[quad];
+        if (!whole) {
+          KeepTokens<Traits::kKv>(
+              x, AliveTokens(seen, first + group * kGroupTokens + quad * kQuadTokens));
+        }
+        words[quad][0] = x.x, words[quad][1] = x.y, words[quad][2] = x.z, words[quad][3] = x.w;
+      }
+#pragma unroll
+      for (int d = 0; d < 4; ++d) {
+        const uint4 vector = make_uint4(words[0][d], words[1][d], words[2][d], words[3][d]);
+        uint32_t low[4], high[4];
+#pragma unroll
+        for (int quad = 0; quad < 4; ++quad) {
+          WidenQuad<Traits::kKv>(vector, quad, low[quad], high[quad]);
+        }
+        const int row = four * 4 + d;
+        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, group)) =
+            make_uint4(low[0], low[1], low[2], low[3]);
+        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, 4 + group)) =
+            make_uint4(high[0], high[1], high[2], high[3]);
+      }
+    }
+  }
+
+  Shared& shared_;
+  const int half_;  // of the tiles
+  const int part_;  // of the dimensions
+  const TileTurns turns_;
+  RingPlace<Traits::kValueStages> from_;
+  RingPlace<Traits::kWideStages> to_;
+  int widened_ = 0;  // tiles
+};
+
+}  // namespace tributary::cuda

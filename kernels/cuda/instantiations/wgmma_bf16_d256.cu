@@ -1,3 +1,0 @@
-#include "kernels/cuda/wgmma_attention_launch.cuh"
-
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kBf16, 256, 32)

@@ -1,3 +1,0 @@
-#include "kernels/cuda/wgmma_fp8_attention_launch.cuh"
-
-TRIBUTARY_WGMMA_FP8_ATTENTION(::tributary::DType::kFp8E4M3)

@@ -1,4 +1,0 @@
-#include "kernels/cuda/wgmma_attention_launch.cuh"
-
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E4M3, 128, 32)
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E4M3, 128, 64)

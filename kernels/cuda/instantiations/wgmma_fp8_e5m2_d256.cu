@@ -1,3 +1,0 @@
-#include "kernels/cuda/wgmma_attention_launch.cuh"
-
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E5M2, 256, 32)

@@ -1,3 +1,0 @@
-#include "kernels/cuda/wgmma_prefill_launch.cuh"
-
-TRIBUTARY_WGMMA_PREFILL(256)

@@ -1,0 +1,151 @@
+#include <cuda_fp16.h>
+
+#include <string>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch/load_kernels.h"
+#include "kernels/cuda/merge/merge.h"
+#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/lse.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kDims = 4;  // of a thread
+
+template <DType kOut>
+__device__ __forceinline__ void Store(void* out, size_t element, const float (&x)[kDims]) {
+  constexpr int kWords = kDims * int(SizeOf(kOut)) / 4;
+  uint32_t words[kWords];
+  EncodeWords<kOut>(x, words);
+  auto* to = static_cast<uint32_t*>(out) + element * SizeOf(kOut) / 4;
+  if constexpr (kWords == 4) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    *to = words[0];
+  }
+}
+
+// Elements [element, element + kDims) of a source.
+__device__ __forceinline__ float4 Load(const void* o, DType type, size_t element) {
+  if (type == DType::kF32) {
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(o) + element);
+  }
+  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(o) + element);
+  if (type == DType::kBf16) {
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+  }
+  const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&words.x));
+  const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&words.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+
+// A row and head is merged by head_dim / 4 neighbouring threads. Every thread of it reads all its
+// sources before any writes, so that the result may lie where a source does.
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ MergeArgs args) {
+  const int threads = args.head_dim / kDims;
+  const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t at = unit / threads;
+  const int d = static_cast<int>(unit % threads) * kDims;
+  const bool alive = at < int64_t{args.rows} * args.heads;
+  const int64_t row = at / args.heads;
+  const int64_t head = at - row * args.heads;
+  float max = EmptyLse<float>();
+  bool nan = false;
+  for (int s = 0; alive && s < args.sources; ++s) {
+    const float lse = args.lse[s][row * args.source_heads[s] + head];
+    nan |= lse != lse;
+    max = fmaxf(max, lse);
+  }
+  const float base = max == EmptyLse<float>() ? 0.0f : max;
+  float sum = 0.0f;
+  float x[kDims] = {};
+  for (int s = 0; alive && s < args.sources; ++s) {
+    const int64_t from = row * args.source_heads[s] + head;
+    const float weight = expf(args.lse[s][from] - base);
+    // A source without keys is left out altogether: nothing is asked of its output.
+    if (weight == 0.0f) continue;
+    const float4 o = Load(args.o[s], args.source_dtype, from * args.head_dim + d);
+    sum += weight;
+    x[0] += weight * o.x;
+    x[1] += weight * o.y;
+    x[2] += weight * o.z;
+    x[3] += weight * o.w;
+  }
+  const float lse = sum == 0.0f ? EmptyLse<float>() : (nan ? sum : max + logf(sum));
+  float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  if (alive && args.sinks != nullptr && sum != 0.0f) {
+    scale *= SinkScale(lse, args.sinks[head]);
+  }
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) {
+    x[i] *= scale;
+    if (args.out_scale != 1.0f) x[i] /= args.out_scale;
+  }
+  __syncthreads();  // lse_out may be a source, read by the other threads of the row
+  if (!alive) return;
+  const int64_t to = row * args.out_heads + head;
+  Store<kOut>(args.out, to * args.head_dim + d, x);
+  if (d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
+}
+
+template <DType kOut>
+Status Run(const MergeArgs& args, cudaStream_t stream) {
+  // Whole rows to a block, so that its barrier is a barrier of the row.
+  const int threads = args.head_dim / kDims;
+  const int block = kThreads / threads * threads;
+  const int64_t units = int64_t{args.rows} * args.heads * threads;
+  MergeKernel<kOut><<<static_cast<unsigned>((units + block - 1) / block), block, 0, stream>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return Status::Ok();
+  return {StatusCode::kInternal, std::string("merge kernel: ") + cudaGetErrorString(error)};
+}
+
+Status TooFewHeads(const std::string& field, int32_t given, int32_t heads) {
+  return InvalidArgument(field + ": " + std::to_string(given) + " is below " +
+                         std::to_string(heads) + " heads");
+}
+
+}  // namespace
+
+Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
+  MergeArgs args = given;
+  if (args.sources < 1 || args.sources > kMaxMergeSources) {
+    return InvalidArgument("sources: " + std::to_string(args.sources) + " is not 1.." +
+                           std::to_string(kMaxMergeSources));
+  }
+  if (args.head_dim < kDims || args.head_dim % kDims != 0 || args.head_dim > kThreads * kDims) {
+    return InvalidArgument("head_dim: " + std::to_string(args.head_dim) +
+                           " is not a multiple of 4 up to 1024");
+  }
+  if (args.rows < 0 || args.heads < 0) return InvalidArgument("rows, heads: must not be negative");
+  if (args.out_heads == 0) args.out_heads = args.heads;
+  if (args.out_heads < args.heads) return TooFewHeads("out_heads", args.out_heads, args.heads);
+  for (int s = 0; s < args.sources; ++s) {
+    if (args.source_heads[s] == 0) args.source_heads[s] = args.heads;
+    if (args.source_heads[s] < args.heads) {
+      return TooFewHeads("source_heads[" + std::to_string(s) + "]", args.source_heads[s],
+                         args.heads);
+    }
+  }
+  if (IsFp8(args.source_dtype)) return InvalidArgument("source_dtype: must be f32, bf16 or f16");
+  if (args.rows == 0 || args.heads == 0) return Status::Ok();
+  if (args.out_dtype == DType::kF32) return Run<DType::kF32>(args, stream);
+  return DispatchKvType(args.out_dtype, [&](auto out) { return Run<out()>(args, stream); });
+}
+
+Status LoadMergeKernels() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(MergeKernel<DType::kF32>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kBf16>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kF16>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E4M3>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E5M2>)};
+  return LoadKernels(kernels, "the merge");
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,298 @@
+#include "kernels/cuda/prefill/prefill.h"
+
+#include <utility>
+
+#include "kernels/cuda/architectures.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/merge/merge.h"
+#include "kernels/cuda/prefill/prefill_kernel_args.h"
+#include "kernels/cuda/prefill/prefill_operands.h"
+#include "kernels/cuda/prefill/sm80/mma_prefill.h"
+#include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
+
+namespace tributary::cuda {
+namespace {
+
+constexpr size_t kAlignment = 1024;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+Status FromCuda(const char* what, cudaError_t error) {
+  if (error == cudaSuccess) return Status::Ok();
+  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+DType ComputeTypeOf(const PrefillShape& shape) {
+  if (!IsFp8(shape.kv)) return shape.kv;
+  return shape.q == DType::kBf16 ? DType::kBf16 : DType::kF16;
+}
+
+// Where things are in the workspace, in bytes.
+struct WorkspaceLayout {
+  size_t k = 0;
+  size_t v = 0;
+  size_t q = 0;
+  size_t q_scale = 0;
+  size_t partial_o = 0;
+  size_t partial_lse = 0;
+  size_t end = 0;
+};
+
+// Whether queries and keys are multiplied in FP8.
+bool MultipliesFp8(const PrefillChoice& choice) {
+  return choice.fp8_queries && choice.kind == PrefillKind::kWgmma;
+}
+
+bool ConvertsQueries(const PrefillChoice& choice, const PrefillShape& shape) {
+  return choice.fp8_queries || shape.q != choice.compute;
+}
+
+WorkspaceLayout LayOut(const PrefillChoice& choice, const PrefillShape& shape, int64_t rows,
+                       int64_t workspace_slots) {
+  const bool context = shape.page_size != 0;
+  const size_t slots = context ? size_t(workspace_slots) : 0;
+  const size_t gathered = slots * shape.kv_heads * shape.head_dim * 2;
+  const size_t q_heads = ConvertsQueries(choice, shape) ? size_t(rows) * shape.q_heads : 0;
+  const size_t partials = context ? size_t(kMaxSplitRows) * shape.head_count : 0;
+  WorkspaceLayout layout;
+  const auto place = [&layout](size_t bytes) {
+    return std::exchange(layout.end, layout.end + Aligned(bytes));
+  };
+  layout.k = place(gathered);
+  layout.v = place(gathered);
+  layout.q = place(q_heads * shape.head_dim * 2);
+  layout.q_scale = place(q_heads * sizeof(float));
+  layout.partial_o = place(partials * shape.head_dim * sizeof(float));
+  layout.partial_lse = place(partials * sizeof(float));
+  return layout;
+}
+
+template <int kHeadDim>
+cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& args, int blocks,
+                cudaStream_t stream) {
+  const bool bf16 = choice.compute == DType::kBf16;
+  if (choice.kind == PrefillKind::kMma) {
+    return bf16 ? RunMmaPrefill<DType::kBf16, kHeadDim>(args, blocks, stream)
+                : RunMmaPrefill<DType::kF16, kHeadDim>(args, blocks, stream);
+  }
+  if (MultipliesFp8(choice)) {
+    return kv == DType::kFp8E4M3
+               ? RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, kHeadDim>(args, blocks, stream)
+               : RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, kHeadDim>(args, blocks, stream);
+  }
+  return bf16 ? RunWgmmaPrefill<DType::kBf16, DType::kBf16, kHeadDim>(args, blocks, stream)
+              : RunWgmmaPrefill<DType::kF16, DType::kF16, kHeadDim>(args, blocks, stream);
+}
+
+// Merges the partials of rows split over keys.
+cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
+                        const PrefillKernelArgs& kernel, cudaStream_t stream) {
+  const size_t before = size_t(pass.row_begin) * shape.head_count;
+  const size_t heads = size_t(pass.row_count) * shape.head_count;
+  const size_t o_bytes = before * shape.head_dim * SizeOf(kernel.o_dtype);
+  MergeArgs merge;
+  for (int32_t i = 0; i < pass.splits; ++i) {
+    merge.o[i] = kernel.partial_o + i * heads * shape.head_dim;
+    merge.lse[i] = kernel.partial_lse + i * heads;
+  }
+  merge.sources = pass.splits;
+  merge.rows = pass.row_count;
+  merge.heads = shape.head_count;
+  merge.head_dim = shape.head_dim;
+  merge.out = static_cast<std::byte*>(kernel.o) + o_bytes;
+  merge.out_dtype = kernel.o_dtype;
+  merge.lse_out = kernel.lse + before;
+  if (pass.accumulate) {
+    merge.o[merge.sources] = static_cast<const float*>(merge.out);
+    merge.lse[merge.sources] = merge.lse_out;
+    ++merge.sources;
+  }
+  return LaunchMerge(merge, stream).ok() ? cudaSuccess : cudaErrorUnknown;
+}
+
+Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
+                 const PrefillArgs& args) {
+  if (args.o_dtype != DType::kF32 && args.o_dtype != DType::kBf16 && args.o_dtype != DType::kF16) {
+    return Unsupported(std::string("o_dtype: ") + Name(args.o_dtype) + " is not f32, bf16 or f16");
+  }
+  if (args.o_dtype != DType::kF32 && passes.size() > 1) {
+    return Unsupported(std::string("o_dtype: passes are merged in f32, not in ") +
+                       Name(args.o_dtype));
+  }
+  for (const PrefillPass& pass : passes) {
+    if (pass.accumulate && args.o_dtype != DType::kF32) {
+      return Unsupported(std::string("o_dtype: results are merged in f32, not in ") +
+                         Name(args.o_dtype));
+    }
+    if (shape.page_size != 0 && int64_t{pass.gather_count} * kGatherSlots > args.workspace_slots) {
+      return InvalidArgument("workspace_slots: " + std::to_string(args.workspace_slots) +
+                             " are fewer than a pass of the plan gathers");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+std::string ToString(const PrefillChoice& choice) {
+  return std::string(choice.kind == PrefillKind::kMma ? "mma, " : "wgmma, ") +
+         Name(choice.compute) + (choice.fp8_queries ? ", fp8 queries, " : ", ") +
+         std::to_string(choice.rows_per_tile) + " x " + std::to_string(choice.keys_per_tile);
+}
+
+PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& shape,
+                            const PrefillOptions& options) {
+  PrefillChoice choice;
+  choice.compute = ComputeTypeOf(shape);
+  choice.fp8_queries = options.fp8_queries;
+  if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
+  if (ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90) {
+    choice.kind = PrefillKind::kWgmma;
+    choice.rows_per_tile = kWgmmaPrefillRows;
+    choice.keys_per_tile = WgmmaPrefillKeys(shape.head_dim);
+  } else {
+    choice.rows_per_tile = MmaPrefillRows(shape.head_dim);
+    choice.keys_per_tile = MmaPrefillKeys(shape.head_dim);
+  }
+  return choice;
+}
+
+PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillShape& shape,
+                                     const DeviceProperties& device, int64_t workspace_slots) {
+  PrefillPlanShape plan;
+  plan.rows_per_tile = choice.rows_per_tile;
+  plan.keys_per_tile = choice.keys_per_tile;
+  plan.group = shape.q_heads / shape.kv_heads;
+  plan.head_begin = shape.head_begin;
+  plan.head_count = shape.head_count;
+  plan.blocks = device.multiprocessors * (choice.kind == PrefillKind::kMma ? 2 : 1);
+  plan.workspace_slots = workspace_slots;
+  return plan;
+}
+
+size_t PrefillWorkspaceBytes(const PrefillChoice& choice, const PrefillShape& shape, int64_t rows,
+                             int64_t workspace_slots) {
+  return LayOut(choice, shape, rows, workspace_slots).end;
+}
+
+Status Validate(const PrefillShape& shape) {
+  AttentionShape attention;
+  attention.kv = shape.kv;
+  attention.head_dim = shape.head_dim;
+  attention.q_heads = shape.q_heads;
+  attention.kv_heads = shape.kv_heads;
+  attention.page_size = shape.page_size == 0 ? 16 : shape.page_size;
+  if (Status status = Validate(attention); !status.ok()) return status;
+  if (IsFp8(shape.q)) {
+    return Unsupported(std::string("q_dtype: ") + Name(shape.q) + " is not f32, bf16 or f16");
+  }
+  if (shape.page_size == 0 && IsFp8(shape.kv)) {
+    return Unsupported(std::string("kv_dtype: new tokens are bf16 or f16, not ") + Name(shape.kv));
+  }
+  if (shape.head_begin < 0 || shape.head_count < 1 ||
+      int64_t{shape.head_begin} + shape.head_count > shape.q_heads) {
+    return InvalidArgument("head_count: " + std::to_string(shape.head_count) + " heads from " +
+                           std::to_string(shape.head_begin) + " are not within " +
+                           std::to_string(shape.q_heads));
+  }
+  return Status::Ok();
+}
+
+Status Validate(const PrefillShape& shape, const PrefillOptions& options) {
+  if (Status status = Validate(shape); !status.ok()) return status;
+  if (options.fp8_queries && !IsFp8(shape.kv)) {
+    return Unsupported(std::string("fp8_queries: K and V are ") + Name(shape.kv) + ", not FP8");
+  }
+  return Status::Ok();
+}
+
+Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
+                     std::span<const PrefillPass> passes, const PrefillArgs& args,
+                     cudaStream_t stream) {
+  if (Status status = Validate(shape, {.fp8_queries = choice.fp8_queries}); !status.ok()) {
+    return status;
+  }
+  if (Status status = CheckCall(shape, passes, args); !status.ok()) return status;
+  if (passes.empty()) return Status::Ok();
+  const WorkspaceLayout layout = LayOut(choice, shape, args.rows, args.workspace_slots);
+
+  PrefillKernelArgs kernel;
+  kernel.items = args.items;
+  kernel.keys = args.keys;
+  kernel.q = args.q;
+  kernel.k = args.k;
+  kernel.v = args.v;
+  kernel.rows = args.rows;
+  kernel.tokens = args.tokens;
+  kernel.q_heads = shape.q_heads;
+  kernel.kv_heads = shape.kv_heads;
+  kernel.head_begin = shape.head_begin;
+  kernel.head_count = shape.head_count;
+  kernel.sm_scale = args.sm_scale;
+  kernel.soft_cap = args.soft_cap;
+  kernel.o_dtype = args.o_dtype;
+  kernel.o = args.o;
+  kernel.lse = args.lse;
+  kernel.partial_o = reinterpret_cast<float*>(args.workspace + layout.partial_o);
+  kernel.partial_lse = reinterpret_cast<float*>(args.workspace + layout.partial_lse);
+
+  if (ConvertsQueries(choice, shape)) {
+    ConvertQueriesArgs convert;
+    convert.q = args.q;
+    convert.from = shape.q;
+    convert.to = MultipliesFp8(choice) ? DType::kFp8E4M3 : choice.compute;
+    convert.rounds = choice.fp8_queries;
+    convert.heads = int64_t{args.rows} * shape.q_heads;
+    convert.head_dim = shape.head_dim;
+    convert.out = args.workspace + layout.q;
+    convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
+    if (Status status = FromCuda("query conversion", RunConvertQueries(convert, stream));
+        !status.ok()) {
+      return status;
+    }
+    kernel.q = convert.out;
+    kernel.q_scale = convert.scale;
+  }
+  GatherArgs gather;
+  if (shape.page_size != 0) {
+    kernel.k_scale = args.k_scale;
+    kernel.v_scale = args.v_scale;
+    gather.page_tables = args.page_tables;
+    gather.cache = args.cache;
+    gather.kv = shape.kv;
+    gather.compute = choice.compute;
+    gather.page_size = shape.page_size;
+    gather.kv_heads = shape.kv_heads;
+    gather.head_dim = shape.head_dim;
+    gather.keep_keys = MultipliesFp8(choice);
+    gather.k = args.workspace + layout.k;
+    gather.v = args.workspace + layout.v;
+    kernel.k = gather.k;
+    kernel.v = gather.v;
+    kernel.tokens = static_cast<int32_t>(args.workspace_slots);
+  }
+  for (const PrefillPass& pass : passes) {
+    if (shape.page_size != 0 && pass.gather_count > 0) {
+      gather.gathers = args.gathers + pass.gather_begin;
+      gather.gather_count = pass.gather_count;
+      if (Status status = FromCuda("gather of pages", RunGatherPages(gather, stream));
+          !status.ok()) {
+        return status;
+      }
+    }
+    kernel.item_begin = pass.item_begin;
+    kernel.partial_row_begin = pass.row_begin;
+    kernel.partial_rows = pass.row_count;
+    Status status = DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
+      return FromCuda("prefill kernel",
+                      Run<head_dim()>(choice, shape.kv, kernel, pass.blocks, stream));
+    });
+    if (status.ok() && pass.splits > 1) {
+      status = FromCuda("merge of splits", MergeSplits(shape, pass, kernel, stream));
+    }
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace tributary::cuda

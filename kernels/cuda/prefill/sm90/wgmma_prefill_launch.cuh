@@ -1,0 +1,48 @@
+#pragma once
+
+#include "kernels/cuda/prefill/sm90/wgmma_prefill.cuh"
+#include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
+
+namespace tributary::cuda {
+
+template <DType kScores, DType kCompute, int kHeadDim>
+cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
+  using Traits = WgmmaPrefillTraits<kScores, kCompute, kHeadDim>;
+  const auto kernel = WgmmaPrefillKernel<Traits>;
+  constexpr int kBytes = sizeof(typename Traits::Shared);
+  // Rows without keys have a result, too; a tensor map of no rows there is not.
+  const bool any = args.tokens > 0;
+  const int tokens = any ? args.tokens : args.rows;
+  PrefillTensorMaps maps;
+  cudaError_t error = EncodeRows(args.q, args.rows, args.q_heads, Traits::kScoreBytes,
+                                 Traits::kScoreRowBytes, Traits::kRows, &maps.q);
+  if (error == cudaSuccess) {
+    error = EncodeRows(any ? args.k : args.q, tokens, args.kv_heads, Traits::kScoreBytes,
+                       Traits::kScoreRowBytes, Traits::kKeys, &maps.k);
+  }
+  if (error == cudaSuccess) {
+    error = EncodeRows(any ? args.v : args.q, tokens, args.kv_heads, Traits::kValueBytes,
+                       Traits::kValueRowBytes, Traits::kKeys, &maps.v);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  }
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, Traits::kBlockThreads, kBytes, stream>>>(args, maps);
+  return cudaGetLastError();
+}
+
+}  // namespace tributary::cuda
+
+// One head dim, every type of keys and of values.
+#define TRIBUTARY_WGMMA_PREFILL(head_dim)                                       \
+  namespace tributary::cuda {                                                   \
+  template cudaError_t RunWgmmaPrefill<DType::kBf16, DType::kBf16, head_dim>(   \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kF16, DType::kF16, head_dim>(     \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, head_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, head_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                             \
+  }

@@ -1,0 +1,36 @@
+#include "service/api/call_quota.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status/rpc_errors.h"
+
+namespace tributary::service {
+
+std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller, OnRefused on_refused) {
+  return std::shared_ptr<CallQuota>(new CallQuota(most_per_caller, std::move(on_refused)));
+}
+
+absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller) {
+  if (most_ == 0) return Admission();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t& in_flight = in_flight_[caller];
+    if (in_flight >= most_) {
+      if (on_refused_) on_refused_(ClientLimit::kCalls);
+      return Exhausted(absl::StrCat("client:", caller, " calls"),
+                       absl::StrCat("'", caller, "' has ", most_,
+                                    " calls in flight, the most a client may have"));
+    }
+    ++in_flight;
+  }
+  // A pointer to nothing whose end gives the place back.
+  return Admission(nullptr,
+                   [self = shared_from_this(), caller](const void*) { self->Leave(caller); });
+}
+
+void CallQuota::Leave(const std::string& caller) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = in_flight_.find(caller);
+  if (--found->second == 0) in_flight_.erase(found);
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,31 @@
+// The state of the service at a moment, cheap enough to be asked for every second.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "service/workers/worker_group.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::service {
+
+struct Snapshot {
+  uint64_t epoch = 0;
+  bool ready = false;
+  bool draining = false;
+  int64_t calls_open = 0;  // accepted and not yet answered
+  int64_t calls_queued = 0;
+  int32_t steps_in_flight = 0;
+  int64_t caches = 0;
+  // Sums over caches, of virtual pages.
+  int64_t pages_total = 0;
+  int64_t pages_used = 0;
+  int64_t pages_shared = 0;
+  double fullest_cache = 0;  // used / total of the cache where that is largest
+  int64_t sequences = 0;
+  int64_t sequences_lost = 0;
+  v1::Statistics statistics;
+  std::vector<Member> members;  // by rank
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,296 @@
+#include "service/data/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "base/status/status_macros.h"
+#include "worker/device_regions.h"
+
+namespace tributary::service {
+
+// An open POSIX object.
+//
+// A client that dies unregisters nothing. So it holds a lock on an object (fcntl, of any kind) for
+// as long as it lives: the system lets go of it however a process ends. A region whose object was
+// locked when it was registered and is no longer is forgotten when the next one is registered.
+// Regions whose objects were never locked stay until they are unregistered.
+class SharedMemoryRegistry::Object {
+ public:
+  explicit Object(std::string key) : key_(std::move(key)) {}
+  Object(const Object&) = delete;
+  Object& operator=(const Object&) = delete;
+  ~Object() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  // `field` is where the request named the key.
+  absl::Status Open(absl::string_view field) {
+    fd_ = shm_open(key_.c_str(), O_RDWR, 0);
+    if (fd_ < 0) return OpenError(field, errno);
+    had_owner_ = SomebodyHoldsLock();
+    return absl::OkStatus();
+  }
+
+  const std::string& key() const { return key_; }
+  int fd() const { return fd_; }
+  // Whether it was locked when it was opened, and whether it was and no longer is.
+  bool had_owner() const { return had_owner_; }
+  bool OwnerIsGone() const { return had_owner_ && !SomebodyHoldsLock(); }
+  bool ReachesTo(uint64_t bytes) const {
+    struct stat info;
+    return fstat(fd_, &info) == 0 && info.st_size >= 0 &&
+           static_cast<uint64_t>(info.st_size) >= bytes;
+  }
+
+ private:
+  bool SomebodyHoldsLock() const {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    return fcntl(fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  }
+  absl::Status OpenError(absl::string_view field, int error) const {
+    if (error == ENOENT) return NotFound("shared memory object", key_, field);
+    const absl::StatusCode code =
+        error == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kInvalidArgument;
+    return FieldError(code, field,
+                      absl::StrCat("cannot open '", key_, "': ", std::strerror(error)));
+  }
+
+  const std::string key_;
+  int fd_ = -1;
+  bool had_owner_ = false;
+};
+
+// A part of an object, mapped. The object stays open: its size is asked for at every use, because
+// reading beyond the end of an object that its owner has cut short kills the process.
+class SharedMemoryRegistry::Mapping {
+ public:
+  Mapping(std::shared_ptr<const Object> object, uint64_t offset, uint64_t size)
+      : object_(std::move(object)), offset_(offset), size_(size) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() {
+    if (base_ != MAP_FAILED) munmap(base_, offset_ + size_);
+  }
+
+  absl::Status Map() {
+    if (!Whole()) {
+      return InvalidField("byte_size", absl::StrCat("the object '", object_->key(),
+                                                    "' ends before ", offset_, " + ", size_));
+    }
+    // All of it is taken now: a page that cannot be had when it is first touched kills the process.
+    while (fallocate(object_->fd(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_),
+                     static_cast<off_t>(size_)) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EOPNOTSUPP) break;
+      return FieldError(absl::StatusCode::kResourceExhausted, "byte_size",
+                        absl::StrCat("cannot take ", size_, " bytes of '", object_->key(),
+                                     "': ", std::strerror(errno)));
+    }
+    // From the start of the object: an offset need not be a multiple of the machine's page.
+    base_ = mmap(nullptr, offset_ + size_, PROT_READ | PROT_WRITE, MAP_SHARED, object_->fd(), 0);
+    if (base_ != MAP_FAILED) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("cannot map '", object_->key(), "': ", std::strerror(errno)));
+  }
+
+  bool Same(const std::string& key, uint64_t offset, uint64_t size) const {
+    return object_->key() == key && offset_ == offset && size_ == size;
+  }
+  // Whether the object still reaches to the region's end.
+  bool Whole() const { return object_->ReachesTo(offset_ + size_); }
+  std::byte* data() const { return static_cast<std::byte*>(base_) + offset_; }
+  uint64_t size() const { return size_; }
+
+ private:
+  const std::shared_ptr<const Object> object_;
+  const uint64_t offset_;
+  const uint64_t size_;
+  void* base_ = MAP_FAILED;
+};
+
+namespace {
+
+absl::Status NoRegion(absl::string_view name, absl::string_view field) {
+  return NotFound("shared memory region", name, absl::StrCat(field, ".shared_memory.region"));
+}
+
+absl::Status CheckInside(uint64_t offset, uint64_t bytes, uint64_t size, absl::string_view field) {
+  if (offset <= size && bytes <= size - offset) return absl::OkStatus();
+  return InvalidField(absl::StrCat(field, ".shared_memory.offset"),
+                      absl::StrCat(bytes, " bytes at ", offset, " leave the region of ", size));
+}
+
+absl::StatusOr<RegionBytes> OfDevice(const DeviceRegionPtr& device, uint64_t offset, uint64_t bytes,
+                                     absl::string_view field) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, device->memory.bytes, field));
+  if (offset % worker::kRegionAlignment != 0) {
+    return InvalidField(
+        absl::StrCat(field, ".shared_memory.offset"),
+        absl::StrCat("must be a multiple of ", worker::kRegionAlignment, " in memory of a GPU"));
+  }
+  return RegionBytes{.device = device, .part = {device->id, offset, bytes}};
+}
+
+absl::Status RegisteredOtherwise(absl::string_view name) {
+  return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));
+}
+
+}  // namespace
+
+SharedMemoryRegistry::SharedMemoryRegistry(std::vector<std::string> prefixes)
+    : prefixes_(std::move(prefixes)) {}
+
+SharedMemoryRegistry::~SharedMemoryRegistry() = default;
+
+absl::Status CheckName(absl::string_view field, absl::string_view name) {
+  if (name.empty() || name.size() > 128) {
+    return InvalidField(field, absl::StrCat("must have 1 to 128 characters, has ", name.size()));
+  }
+  for (const char c : name) {
+    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
+      return InvalidField(field, "may only contain A-Z, a-z, 0-9, '.', '_' and '-'");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryRegistry::CheckKey(absl::string_view field, const std::string& key) const {
+  if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
+      key.find('\0') != std::string::npos) {
+    return InvalidField(field, "must be '/' and a name without further '/'");
+  }
+  const bool allowed =
+      prefixes_.empty() || std::any_of(prefixes_.begin(), prefixes_.end(), [&](const auto& prefix) {
+        return absl::StartsWith(key, prefix);
+      });
+  if (allowed) return absl::OkStatus();
+  return FieldError(absl::StatusCode::kPermissionDenied, field,
+                    absl::StrCat("'", key, "' must begin with ", absl::StrJoin(prefixes_, " or ")));
+}
+
+absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
+                                                  uint64_t offset, uint64_t byte_size) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  TRIBUTARY_RETURN_IF_ERROR(CheckKey("system.key", key));
+  if (byte_size == 0) return InvalidField("byte_size", "must be > 0");
+  if (offset + byte_size < offset) {
+    return InvalidField("system.offset", "offset + byte_size leaves 64 bits");
+  }
+  const auto registered = [&](const Region& region) {
+    const auto& mapping = region.mapping;
+    if (mapping != nullptr && mapping->Same(key, offset, byte_size)) return absl::OkStatus();
+    return RegisteredOtherwise(name);
+  };
+  {
+    std::shared_lock lock(mutex_);
+    if (const auto it = regions_.find(name); it != regions_.end()) return registered(it->second);
+  }
+  // Without the lock: to take the memory of a large object takes a while.
+  auto object = std::make_shared<Object>(key);
+  TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
+  auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
+  TRIBUTARY_RETURN_IF_ERROR(mapping->Map());
+  std::unique_lock lock(mutex_);
+  const auto [it, added] =
+      regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
+  return added ? absl::OkStatus() : registered(it->second);
+}
+
+absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::RegisterDevice(
+    const std::string& name, const worker::SharedDeviceMemory& memory,
+    const std::string& owner_key) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  TRIBUTARY_RETURN_IF_ERROR(worker::CheckSharedDeviceMemory(memory));
+  std::shared_ptr<Object> owner;
+  if (!owner_key.empty()) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckKey("cuda_ipc.owner_key", owner_key));
+    owner = std::make_shared<Object>(owner_key);
+    TRIBUTARY_RETURN_IF_ERROR(owner->Open("cuda_ipc.owner_key"));
+    if (!owner->had_owner()) {
+      return InvalidField("cuda_ipc.owner_key",
+                          absl::StrCat("nobody holds a lock on '", owner_key, "'"));
+    }
+  }
+  std::unique_lock lock(mutex_);
+  if (const auto it = regions_.find(name); it != regions_.end()) {
+    const DeviceRegionPtr& device = it->second.device;
+    if (device != nullptr && device->memory == memory) return device;
+    return RegisteredOtherwise(name);
+  }
+  auto device = std::make_shared<DeviceRegion>(next_id_++, name, memory);
+  regions_.emplace(name, Region{.device = device, .owner = std::move(owner)});
+  return device;
+}
+
+absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::Unregister(const std::string& name) {
+  Region region;  // unmapped when the lock is free again
+  std::unique_lock lock(mutex_);
+  const auto it = regions_.find(name);
+  if (it == regions_.end()) return NotFound("shared memory region", name, "name");
+  region = std::move(it->second);
+  regions_.erase(it);
+  return region.device;
+}
+
+void SharedMemoryRegistry::Forget(const DeviceRegionPtr& region) {
+  std::unique_lock lock(mutex_);
+  const auto it = regions_.find(region->name);
+  if (it != regions_.end() && it->second.device == region) regions_.erase(it);
+}
+
+DeviceRegionPtr SharedMemoryRegistry::FindDevice(const std::string& name) const {
+  std::shared_lock lock(mutex_);
+  const auto it = regions_.find(name);
+  return it == regions_.end() ? nullptr : it->second.device;
+}
+
+std::vector<DeviceRegionPtr> SharedMemoryRegistry::ForgetOwnerless() {
+  std::vector<Region> ownerless;  // unmapped when the lock is free again
+  std::vector<DeviceRegionPtr> devices;
+  std::unique_lock lock(mutex_);
+  for (auto it = regions_.begin(); it != regions_.end();) {
+    const auto region = it++;
+    const auto& owner = region->second.owner;
+    if (owner == nullptr || !owner->OwnerIsGone()) continue;
+    if (region->second.device != nullptr) devices.push_back(region->second.device);
+    ownerless.push_back(std::move(region->second));
+    regions_.erase(region);
+  }
+  return devices;
+}
+
+absl::StatusOr<RegionBytes> SharedMemoryRegistry::Find(const std::string& name, uint64_t offset,
+                                                       uint64_t bytes,
+                                                       absl::string_view field) const {
+  std::shared_ptr<const Mapping> mapping;
+  {
+    std::shared_lock lock(mutex_);
+    const auto it = regions_.find(name);
+    if (it == regions_.end()) return NoRegion(name, field);
+    if (it->second.device != nullptr) return OfDevice(it->second.device, offset, bytes, field);
+    mapping = it->second.mapping;
+  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, mapping->size(), field));
+  if (!mapping->Whole()) {
+    return InvalidField(absl::StrCat(field, ".shared_memory.region"),
+                        "the shared memory object has been cut short");
+  }
+  return RegionBytes{.data = mapping->data() + offset, .owner = mapping};
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,83 @@
+// Memory that clients registered, so that tensors need not travel in messages: POSIX shared memory,
+// which is mapped here, and memory of GPUs, which workers open.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "service/data/device_region.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// Bytes of a region: of host memory, or of a GPU's.
+struct RegionBytes {
+  std::byte* data = nullptr;
+  std::shared_ptr<const void>
+      owner;  // keeps `data`, even when the region is unregistered meanwhile
+
+  DeviceRegionPtr device;  // null: of host memory
+  worker::RegionPart part;
+};
+
+// Thread safe.
+class SharedMemoryRegistry {
+ public:
+  // Only objects whose key begins with one of `prefixes` may be opened; any when there is none.
+  explicit SharedMemoryRegistry(std::vector<std::string> prefixes = {});
+  ~SharedMemoryRegistry();
+
+  // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
+  // OK. PERMISSION_DENIED when no prefix allows the key.
+  absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
+                              uint64_t byte_size);
+  // The region of that name, made if there is none; ALREADY_EXISTS when it is another one.
+  // `owner_key`: CudaIpcMemory.owner_key, empty for none.
+  absl::StatusOr<DeviceRegionPtr> RegisterDevice(const std::string& name,
+                                                 const worker::SharedDeviceMemory& memory,
+                                                 const std::string& owner_key);
+  // Forgets it. Null for memory that is mapped here; the rest is the caller's to see to.
+  absl::StatusOr<DeviceRegionPtr> Unregister(const std::string& name);
+  // Forgets this very region, if it is still known.
+  void Forget(const DeviceRegionPtr& region);
+  // Null when the name is unknown, or not of memory of a GPU.
+  DeviceRegionPtr FindDevice(const std::string& name) const;
+
+  // Forgets regions whose owners died. Those of GPUs are the caller's to see to.
+  std::vector<DeviceRegionPtr> ForgetOwnerless();
+
+  // Bytes [offset, offset + bytes) of a region. `field` names the tensor in errors.
+  absl::StatusOr<RegionBytes> Find(const std::string& name, uint64_t offset, uint64_t bytes,
+                                   absl::string_view field) const;
+
+ private:
+  class Object;
+  class Mapping;
+  // One of `mapping` and `device`.
+  struct Region {
+    std::shared_ptr<const Mapping> mapping;
+    DeviceRegionPtr device;
+    std::shared_ptr<const Object> owner;  // whose lock says that the owner lives; may be null
+  };
+
+  absl::Status CheckKey(absl::string_view field, const std::string& key) const;
+
+  const std::vector<std::string> prefixes_;
+  mutable std::shared_mutex mutex_;
+  absl::flat_hash_map<std::string, Region> regions_;
+  worker::RegionId next_id_ = 1;
+};
+
+// 1..128 of [A-Za-z0-9._-], the form of cache ids and region names.
+absl::Status CheckName(absl::string_view field, absl::string_view name);
+
+}  // namespace tributary::service

@@ -1,0 +1,162 @@
+#include "service/data/tensor.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "base/status/status_macros.h"
+#include "kernels/cpu/backend.h"
+#include "service/coordinator/resolve_spec.h"
+#include "worker/rpc/dtype_conversion.h"
+
+namespace tributary::service {
+namespace {
+
+absl::StatusOr<DType> FloatDType(v1::DType dtype, absl::string_view field) {
+  const std::string name = absl::StrCat(field, ".dtype");
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
+  if (IsFp8(type)) {
+    return InvalidField(name, absl::StrCat("must be f32, bf16 or f16, is ", Name(type)));
+  }
+  return type;
+}
+
+absl::Status CheckShape(const v1::Tensor& tensor, absl::string_view field,
+                        const std::vector<int64_t>& expected) {
+  if (tensor.shape_size() != static_cast<int>(expected.size())) {
+    return InvalidField(
+        absl::StrCat(field, ".shape"),
+        absl::StrCat("must have ", expected.size(), " dimensions, has ", tensor.shape_size()));
+  }
+  for (int i = 0; i < tensor.shape_size(); ++i) {
+    if (tensor.shape(i) != expected[i]) {
+      return InvalidField(absl::StrCat(field, ".shape[", i, "]"),
+                          absl::StrCat("must be ", expected[i], ", is ", tensor.shape(i)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Bytes of a shape that is the service's own, so that no dimension is negative.
+absl::StatusOr<size_t> Bytes(const std::vector<int64_t>& shape, DType dtype,
+                             absl::string_view field) {
+  int64_t bytes = static_cast<int64_t>(SizeOf(dtype));
+  for (const int64_t dimension : shape) {
+    if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
+      return InvalidField(absl::StrCat(field, ".shape"), "its size leaves 63 bits");
+    }
+  }
+  return static_cast<size_t>(bytes);
+}
+
+absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference, DType dtype,
+                                      size_t bytes, absl::string_view field,
+                                      const SharedMemoryRegistry& regions) {
+  TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found,
+                             regions.Find(reference.region(), reference.offset(), bytes, field));
+  if (reinterpret_cast<uintptr_t>(found.data) % SizeOf(dtype) != 0) {
+    return InvalidField(
+        absl::StrCat(field, ".shared_memory.offset"),
+        absl::StrCat("must be a multiple of the element's ", SizeOf(dtype), " bytes"));
+  }
+  return found;
+}
+
+}  // namespace
+
+absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
+                                       const std::vector<int64_t>& shape,
+                                       const SharedMemoryRegistry& regions) {
+  InputTensor input;
+  TRIBUTARY_ASSIGN_OR_RETURN(input.view.dtype, FloatDType(tensor.dtype(), field));
+  TRIBUTARY_RETURN_IF_ERROR(CheckShape(tensor, field, shape));
+  TRIBUTARY_ASSIGN_OR_RETURN(input.view.bytes, Bytes(shape, input.view.dtype, field));
+  switch (tensor.source_case()) {
+    case v1::Tensor::kInline: {
+      const std::string& bytes = tensor.inline_();
+      if (bytes.size() != input.view.bytes) {
+        return InvalidField(
+            absl::StrCat(field, ".inline"),
+            absl::StrCat("must have ", input.view.bytes, " bytes, has ", bytes.size()));
+      }
+      input.view.data = reinterpret_cast<const std::byte*>(bytes.data());
+      return input;
+    }
+    case v1::Tensor::kSharedMemory: {
+      TRIBUTARY_ASSIGN_OR_RETURN(
+          RegionBytes found,
+          FindBytes(tensor.shared_memory(), input.view.dtype, input.view.bytes, field, regions));
+      input.view.data = found.data;
+      input.owner = std::move(found.owner);
+      if (found.device != nullptr) input.view.parts.push_back(found.part);
+      input.device = std::move(found.device);
+      return input;
+    }
+    case v1::Tensor::SOURCE_NOT_SET:
+      break;
+  }
+  return InvalidField(field, "has neither inline bytes nor a shared memory reference");
+}
+
+absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
+                                         std::vector<int64_t> shape, DType default_dtype,
+                                         v1::DType only_dtype, size_t max_inline_bytes,
+                                         const SharedMemoryRegistry& regions) {
+  OutputTensor output;
+  output.dtype = default_dtype;
+  output.shape = std::move(shape);
+  if (asked != nullptr && asked->dtype() != v1::DTYPE_UNSPECIFIED) {
+    TRIBUTARY_ASSIGN_OR_RETURN(output.dtype, FloatDType(asked->dtype(), field));
+    if (only_dtype != v1::DTYPE_UNSPECIFIED && asked->dtype() != only_dtype) {
+      return InvalidField(absl::StrCat(field, ".dtype"),
+                          absl::StrCat("must be ", Name(default_dtype)));
+    }
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(output.bytes, Bytes(output.shape, output.dtype, field));
+  if (asked != nullptr && (asked->shape_size() > 0 || asked->has_shared_memory())) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckShape(*asked, field, output.shape));
+  }
+  if (asked != nullptr && asked->has_inline_()) {
+    return InvalidField(absl::StrCat(field, ".inline"), "results are not written into the request");
+  }
+  if (asked != nullptr && asked->has_shared_memory()) {
+    if (asked->dtype() == v1::DTYPE_UNSPECIFIED) {
+      return InvalidField(absl::StrCat(field, ".dtype"), "must be stated");
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found, FindBytes(asked->shared_memory(), output.dtype,
+                                                            output.bytes, field, regions));
+    output.region = found.data;
+    output.owner = std::move(found.owner);
+    output.device = std::move(found.device);
+    output.part = found.part;
+    output.reference = asked->shared_memory();
+    return output;
+  }
+  if (output.bytes > max_inline_bytes) {
+    return Exhausted(
+        "max_message_bytes",
+        absl::StrCat(field, " has ", output.bytes, " bytes, a message at most ", max_inline_bytes));
+  }
+  return output;
+}
+
+void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply) {
+  reply->set_dtype(ToProto(output.dtype));
+  reply->mutable_shape()->Add(output.shape.begin(), output.shape.end());
+  if (output.device != nullptr) {
+    *reply->mutable_shared_memory() = output.reference;
+    return;
+  }
+  void* destination = output.region;
+  if (output.region == nullptr) {
+    std::string* bytes = reply->mutable_inline_();
+    bytes->resize(output.bytes);
+    destination = bytes->data();
+  } else {
+    *reply->mutable_shared_memory() = output.reference;
+  }
+  cpu::Convert(DType::kF32, values, output.dtype, destination, output.bytes / SizeOf(output.dtype));
+}
+
+}  // namespace tributary::service

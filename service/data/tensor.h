@@ -1,0 +1,55 @@
+// Tensors of requests and replies: checked once, then plain bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "service/data/shared_memory.h"
+#include "tributary/v1/types.pb.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// Bytes that came with a request; `owner` keeps a region mapped (null for inline bytes, which the
+// request itself keeps).
+struct InputTensor {
+  worker::TensorView view;
+  std::shared_ptr<const void> owner;
+  DeviceRegionPtr device;  // of the view's one part, or null
+};
+
+// Where a result goes: a region of host memory, one of a GPU's, or inline when there is neither.
+struct OutputTensor {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  std::byte* region = nullptr;
+  std::shared_ptr<const void> owner;
+  DeviceRegionPtr device;
+  worker::RegionPart part;              // of `device`
+  v1::SharedMemoryReference reference;  // echoed in the reply
+  size_t bytes = 0;
+};
+
+// Checks dtype (f32, bf16 or f16), shape and size; an error names the field ("q.shape[1]").
+// NOT_FOUND for an unknown region. Offsets must be multiples of the element's size.
+absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
+                                       const std::vector<int64_t>& shape,
+                                       const SharedMemoryRegistry& regions);
+
+// `asked` may be null or without source: inline in its dtype, or in `default_dtype` if it states
+// none. `only_dtype` (UNSPECIFIED for any of f32, bf16, f16) is the one dtype allowed.
+// RESOURCE_EXHAUSTED when an inline result is larger than `max_inline_bytes`.
+absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
+                                         std::vector<int64_t> shape, DType default_dtype,
+                                         v1::DType only_dtype, size_t max_inline_bytes,
+                                         const SharedMemoryRegistry& regions);
+
+// Converts `values` into the region or into reply->inline. What goes to memory of a GPU lies there
+// already: `values` may be null, and the reply refers to it.
+void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply);
+
+}  // namespace tributary::service

@@ -1,0 +1,26 @@
+#include "service/observe/observer.h"
+
+namespace tributary::service {
+
+const char* Name(Method method) {
+  constexpr const char* kNames[kMethods] = {"CreateCache",
+                                            "DeleteCache",
+                                            "OpenSequence",
+                                            "ForkSequence",
+                                            "TruncateSequence",
+                                            "CloseSequence",
+                                            "Append",
+                                            "Attend",
+                                            "AttendStream",
+                                            "GetTopology",
+                                            "RegisterSharedMemory",
+                                            "UnregisterSharedMemory"};
+  return kNames[static_cast<int>(method)];
+}
+
+const char* Name(ClientLimit limit) {
+  constexpr const char* kNames[kClientLimits] = {"calls", "sequences", "pages"};
+  return kNames[static_cast<int>(limit)];
+}
+
+}  // namespace tributary::service

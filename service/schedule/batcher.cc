@@ -1,0 +1,91 @@
+#include "service/schedule/batcher.h"
+
+#include <algorithm>
+
+namespace tributary::service {
+namespace {
+
+// The sums a prefix of candidates makes, and whether they stay inside the limits.
+class Fill {
+ public:
+  explicit Fill(const BatchLimits& limits) : limits_(limits) {}
+
+  bool Add(const Batcher::Candidate& c) {
+    rows_ += c.rows;
+    entries_ += c.entries;
+    return rows_ <= limits_.max_rows && entries_ <= limits_.max_entries;
+  }
+  bool full() const { return rows_ >= limits_.max_rows || entries_ >= limits_.max_entries; }
+
+ private:
+  const BatchLimits& limits_;
+  int64_t rows_ = 0;
+  int64_t entries_ = 0;
+};
+
+}  // namespace
+
+size_t Batcher::FittingPrefix(std::span<const Candidate> oldest_first, const BatchLimits& limits) {
+  Fill fill(limits);
+  size_t count = 0;
+  while (count < oldest_first.size() && (fill.Add(oldest_first[count]) || count == 0)) ++count;
+  return count;
+}
+
+void Batcher::Add(const BatchKey& key, const Candidate& candidate) {
+  queues_[key].push_back(candidate);
+}
+
+bool Batcher::Remove(const BatchKey& key, const void* request) {
+  const auto it = queues_.find(key);
+  if (it == queues_.end()) return false;
+  std::deque<Candidate>& queue = it->second;
+  const auto found = std::find_if(queue.begin(), queue.end(),
+                                  [&](const Candidate& c) { return c.request == request; });
+  if (found == queue.end()) return false;
+  queue.erase(found);
+  if (queue.empty()) queues_.erase(it);
+  return true;
+}
+
+Batcher::Clock::time_point Batcher::DueAt(const std::deque<Candidate>& queue) const {
+  if (limits_.window.count() == 0) return queue.front().arrival;
+  Fill fill(limits_);
+  for (const Candidate& c : queue) {
+    if (!fill.Add(c) || fill.full()) return queue.front().arrival;
+  }
+  return queue.front().arrival + limits_.window;
+}
+
+std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now) {
+  auto oldest = queues_.end();
+  for (auto it = queues_.begin(); it != queues_.end(); ++it) {
+    if (DueAt(it->second) > now) continue;
+    if (oldest == queues_.end() || it->second.front().arrival < oldest->second.front().arrival) {
+      oldest = it;
+    }
+  }
+  if (oldest == queues_.end()) return std::nullopt;
+  std::deque<Candidate>& queue = oldest->second;
+  // A deque is not contiguous; no more than max_entries can fit.
+  const size_t considered =
+      std::min(queue.size(), static_cast<size_t>(std::max(1, limits_.max_entries)));
+  const std::vector<Candidate> head(queue.begin(), queue.begin() + considered);
+  const size_t count = FittingPrefix(head, limits_);
+  Batch batch{oldest->first, {}};
+  for (size_t i = 0; i < count; ++i) batch.requests.push_back(head[i].request);
+  queue.erase(queue.begin(), queue.begin() + count);
+  if (queue.empty()) queues_.erase(oldest);
+  return batch;
+}
+
+std::optional<Batcher::Clock::time_point> Batcher::NextDue() const {
+  std::optional<Clock::time_point> next;
+  for (const auto& [key, queue] : queues_) {
+    const Clock::time_point due = DueAt(queue);
+    if (!next.has_value() || due < *next) next = due;
+  }
+  return next;
+}
+
+}  // namespace tributary::service

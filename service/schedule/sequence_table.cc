@@ -1,0 +1,463 @@
+#include "service/schedule/sequence_table.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "base/status/status_macros.h"
+#include "kernels/key_range.h"
+#include "kernels/row_mask.h"
+
+namespace tributary::service {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where an entry of a layer that holds `length` tokens stands; sets entry->replay.
+absl::Status CheckPosition(int index, worker::StepKind kind, int64_t length,
+                           worker::StepEntry* entry) {
+  const int64_t first = entry->first_position;
+  const std::string field = EntryField(index, "first_position");
+  // first <= length from here on, so sums with an int32 cannot overflow.
+  if (first > length) return BeyondEnd(field, first, length);
+  if (kind == worker::StepKind::kDflash) return absl::OkStatus();
+  if (entry->new_tokens == 0) {
+    const int64_t end = first + entry->query_rows;
+    if (end > length) return BeyondEnd(field, end, length);
+    return absl::OkStatus();
+  }
+  if (first == length) return absl::OkStatus();
+  if (first + entry->new_tokens > length) {
+    return InvalidField(
+        field,
+        absl::StrCat("tokens [", first, ", ", first + entry->new_tokens, ") overlap the end at ",
+                     length, ": they must start there (append) or end before it (repeat)"));
+  }
+  entry->replay = true;
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> WindowsOf(const TableGeometry& geometry) {
+  return geometry.window_left.empty() ? std::vector<int64_t>(geometry.layers, -1)
+                                      : geometry.window_left;
+}
+
+// Drops what an index list says of indices outside [begin, end).
+void KeepBetween(int64_t begin, int64_t end, std::vector<int32_t>* indices) {
+  const auto outside = [&](int32_t i) { return i < begin || i >= end; };
+  indices->erase(std::remove_if(indices->begin(), indices->end(), outside), indices->end());
+}
+
+// Adds table[index] = page, joined to the last update when it follows on.
+void AddUpdate(SequenceId sequence, int32_t index, int32_t page,
+               std::vector<worker::PageUpdate>* updates) {
+  if (!updates->empty()) {
+    worker::PageUpdate& last = updates->back();
+    if (last.sequence == sequence &&
+        last.first_index + static_cast<int32_t>(last.pages.size()) == index) {
+      last.pages.push_back(page);
+      return;
+    }
+  }
+  updates->push_back({sequence, index, {page}});
+}
+
+}  // namespace
+
+int64_t LeastLength(const Sequence& sequence) {
+  return *std::min_element(sequence.lengths.begin(), sequence.lengths.end());
+}
+
+int64_t GreatestLength(const Sequence& sequence) {
+  return *std::max_element(sequence.lengths.begin(), sequence.lengths.end());
+}
+
+SequenceTable::SequenceTable(const TableGeometry& geometry)
+    : geometry_(geometry), groups_(WindowsOf(geometry), geometry.window_pages > 0) {
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const bool own = geometry.window_pages > 0 && groups_[g].reach.has_value();
+    pages_.emplace_back(own ? geometry.window_pages : geometry.pages);
+  }
+}
+
+Sequence* SequenceTable::Find(SequenceId id) {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? nullptr : it->second.get();
+}
+
+SequenceId SequenceTable::UnusedId() {
+  absl::BitGen random;
+  while (true) {
+    const SequenceId id = absl::Uniform<uint64_t>(random) >> 1;
+    if (id != 0 && !sequences_.contains(id)) return id;
+  }
+}
+
+absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
+                                               ClientAccountPtr owner) {
+  *reopened = false;
+  if (Sequence* held = id == 0 ? nullptr : Find(id)) {
+    if (!held->lost && GreatestLength(*held) > 0) {
+      return Conflict("sequence_id", absl::StrCat("sequence ", id, " is open and holds ",
+                                                  LeastLength(*held), " tokens"));
+    }
+    if (owner != nullptr && owner != held->owner) TRIBUTARY_RETURN_IF_ERROR(owner->TakeSequence());
+    if (held->lost) --lost_;
+    Empty(held);
+    if (owner != held->owner) Disown(held);
+    held->owner = std::move(owner);
+    held->lost = false;
+    held->parent = 0;
+    *reopened = true;
+    return id;
+  }
+  if (static_cast<int64_t>(sequences_.size()) >= geometry_.max_sequences) {
+    return Exhausted(absl::StrCat("sequences of cache ", geometry_.name),
+                     absl::StrCat("all ", geometry_.max_sequences, " are open"));
+  }
+  if (owner != nullptr) TRIBUTARY_RETURN_IF_ERROR(owner->TakeSequence());
+  if (id == 0) id = UnusedId();
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->owner = std::move(owner);
+  sequence->lengths.assign(geometry_.layers, 0);
+  sequence->last_step.assign(geometry_.layers, 0);
+  sequence->groups.resize(groups_.size());
+  sequences_.emplace(id, std::move(sequence));
+  return id;
+}
+
+absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId child_id,
+                                              int64_t length, ClientAccountPtr owner) {
+  Sequence* parent = Find(parent_id);
+  if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
+  if (parent->lost) return Lost(parent_id, "parent_id");
+  const int64_t held = LeastLength(*parent);
+  if (length < 0) length = held;
+  if (length > held) return BeyondEnd("length", length, held);
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*parent, length));
+  if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
+    if (!child->lost && child->parent == parent_id && child->fork_length == length &&
+        LeastLength(*child) == length && GreatestLength(*child) == length) {
+      return child;
+    }
+    return Conflict("sequence_id", absl::StrCat("sequence ", child_id, " is open"));
+  }
+  const int64_t shared = CeilDiv(length, page_tokens());
+  if (owner != nullptr && owner != parent->owner) {
+    int64_t more = 0;
+    for (int32_t g = 0; g < groups_.size() && length > 0; ++g) {
+      const PageList& from = parent->groups[g];
+      const auto pages = absl::MakeConstSpan(from.pages).first(shared).subspan(from.given_up);
+      more += owner->CountNew(geometry_.first_id + g, pages);
+    }
+    TRIBUTARY_RETURN_IF_ERROR(owner->CheckRoom(more));
+  }
+  bool reopened = false;
+  TRIBUTARY_ASSIGN_OR_RETURN(child_id, Open(child_id, &reopened, std::move(owner)));
+  Sequence* child = Find(child_id);
+  child->parent = parent_id;
+  child->fork_length = length;
+  child->lengths.assign(geometry_.layers, length);
+  child->last_step.assign(geometry_.layers, length);
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const PageList& from = parent->groups[g];
+    PageList& to = child->groups[g];
+    to.pages.assign(from.pages.begin(), from.pages.begin() + shared);
+    to.given_up = length > 0 ? from.given_up : 0;
+    for (int64_t i = to.given_up; i < shared; ++i) Retain(g, to.pages[i], child->owner);
+  }
+  return child;
+}
+
+absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
+  Sequence* sequence = Find(id);
+  if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
+  if (sequence->lost) return Lost(id, "sequence_id");
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*sequence, length));
+  for (int64_t& held : sequence->lengths) held = std::min(held, length);
+  for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    Shorten(g, CeilDiv(LongestOf(g, *sequence), page_tokens()), sequence);
+  }
+  return LeastLength(*sequence);
+}
+
+absl::Status SequenceTable::Close(SequenceId id) {
+  Sequence* sequence = Find(id);
+  if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
+  if (sequence->lost) --lost_;
+  Empty(sequence);
+  Disown(sequence);
+  sequences_.erase(id);
+  return absl::OkStatus();
+}
+
+void SequenceTable::Disown(Sequence* sequence) {
+  if (const ClientAccountPtr owner = std::exchange(sequence->owner, nullptr)) {
+    owner->ReturnSequence();
+  }
+}
+
+void SequenceTable::Disown() {
+  absl::flat_hash_set<ClientAccountPtr> owners;
+  for (auto& [id, sequence] : sequences_) {
+    if (sequence->owner != nullptr) owners.insert(sequence->owner);
+    Disown(sequence.get());
+  }
+  for (const ClientAccountPtr& owner : owners) {
+    for (int32_t g = 0; g < groups_.size(); ++g) owner->ForgetPages(geometry_.first_id + g);
+  }
+}
+
+void SequenceTable::Retain(int32_t group, int32_t page, const ClientAccountPtr& owner) {
+  pages_[group].Retain(page);
+  if (owner != nullptr) owner->Hold(geometry_.first_id + group, page);
+}
+
+void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr& owner) {
+  pages_[group].Release(page);
+  if (owner != nullptr) owner->Release(geometry_.first_id + group, page);
+}
+
+void SequenceTable::Return(int32_t group, const StepPlan::Change& change) {
+  for (const int32_t page : change.added) Release(group, page, change.owner);
+  for (const auto& [index, page] : change.replaced) Release(group, page, change.owner);
+}
+
+void SequenceTable::Shorten(int32_t group, int64_t keep, Sequence* sequence) {
+  PageList& list = sequence->groups[group];
+  while (static_cast<int64_t>(list.pages.size()) > keep) {
+    if (list.pages.back() != kNoPage) Release(group, list.pages.back(), sequence->owner);
+    list.pages.pop_back();
+  }
+  list.given_up = std::min(list.given_up, static_cast<int32_t>(list.pages.size()));
+  // What lies beyond the pages is dead: it is told again when the table grows.
+  KeepBetween(0, keep, &list.unsynced);
+}
+
+void SequenceTable::Empty(Sequence* sequence) {
+  for (int32_t g = 0; g < groups_.size(); ++g) Shorten(g, 0, sequence);
+  sequence->lengths.assign(geometry_.layers, 0);
+  sequence->last_step.assign(geometry_.layers, 0);
+}
+
+int64_t SequenceTable::LongestOf(int32_t group, const Sequence& sequence) const {
+  int64_t greatest = 0;
+  for (const int32_t layer : groups_[group].layers) {
+    greatest = std::max(greatest, sequence.lengths[layer]);
+  }
+  return greatest;
+}
+
+int64_t SequenceTable::HeldFrom(const Sequence& sequence) const {
+  int64_t from = 0;
+  for (const PageList& list : sequence.groups) from = std::max(from, HeldFrom(list));
+  return from;
+}
+
+absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& sequence,
+                                       int32_t layer, int64_t position) const {
+  const PageList& list = sequence.groups[groups_.PlaceOf(layer).group];
+  if (list.given_up == 0) return absl::OkStatus();
+  const int64_t left = geometry_.window_left[layer];
+  if (FirstVisible({left, -1}, position) >= HeldFrom(list)) return absl::OkStatus();
+  return GivenUp(field, position, HeldFrom(list) + left);
+}
+
+absl::Status SequenceTable::CheckCut(const Sequence& sequence, int64_t length) const {
+  if (length == 0) return absl::OkStatus();
+  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
+    if (sequence.lengths[layer] <= length) continue;
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", sequence, layer, length));
+  }
+  return absl::OkStatus();
+}
+
+void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
+  const std::optional<int64_t> reach = groups_[group].reach;
+  if (!reach.has_value()) return;
+  // The earliest position at which a row of any layer may yet begin, and the furthest look back.
+  const int64_t begin =
+      std::min(LeastLength(*sequence) - geometry_.rollback_tokens,
+               *std::min_element(sequence->last_step.begin(), sequence->last_step.end()));
+  const int64_t reached = FirstVisible({*reach, -1}, std::max<int64_t>(0, begin));
+  PageList& list = sequence->groups[group];
+  while (HeldFrom(list) + page_tokens() <= reached) {
+    Release(group, std::exchange(list.pages[list.given_up], kNoPage), sequence->owner);
+    ++list.given_up;
+    ++given_up_;
+  }
+  KeepBetween(list.given_up, static_cast<int64_t>(list.pages.size()), &list.unsynced);
+}
+
+absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kind,
+                                             const std::vector<worker::StepEntry>& entries) {
+  StepPlan plan;
+  plan.layer = layer;
+  plan.group = groups_.PlaceOf(layer).group;
+  plan.entries = entries;
+  plan.changes.reserve(entries.size());
+  for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
+    if (absl::Status status = PlanEntry(i, kind, &plan); !status.ok()) {
+      for (const StepPlan::Change& change : plan.changes) Return(plan.group, change);
+      return status;
+    }
+  }
+  return plan;
+}
+
+absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan* plan) {
+  worker::StepEntry& entry = plan->entries[index];
+  Sequence* sequence = Find(entry.sequence);
+  if (sequence == nullptr) {
+    return NotFound("sequence", absl::StrCat(entry.sequence), EntryField(index, "sequence_id"));
+  }
+  if (sequence->lost) return Lost(entry.sequence, EntryField(index, "sequence_id"));
+  const int64_t length = sequence->lengths[plan->layer];
+  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence, plan->layer,
+                                       entry.first_position));
+
+  plan->changes.push_back({.sequence = sequence, .length = length});
+  StepPlan::Change* change = &plan->changes.back();
+  change->owner = sequence->owner;
+  const PageList& list = sequence->groups[plan->group];
+  change->resent = list.unsynced;
+  for (const int32_t i : change->resent) {
+    AddUpdate(sequence->id, i, list.pages[i], &plan->page_updates);
+  }
+  const bool keeps = kind != worker::StepKind::kDflash && entry.new_tokens > 0;
+  if (!keeps || entry.replay) return absl::OkStatus();
+  change->length = length + entry.new_tokens;
+  return ReserveFor(length, change->length, change, plan);
+}
+
+// Makes the pages of tokens [begin, end) the sequence's own: those it shares are copied, those it
+// lacks are added.
+absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change,
+                                       StepPlan* plan) {
+  const Sequence& sequence = *change->sequence;
+  const PageList& list = sequence.groups[plan->group];
+  PageAllocator& pages = pages_[plan->group];
+  const int64_t held = static_cast<int64_t>(list.pages.size());
+  const int64_t needed = std::max<int64_t>(0, CeilDiv(end, page_tokens()) - held);
+  const int64_t last_held = std::min(held - 1, (end - 1) / page_tokens());
+  std::vector<int32_t> shared;
+  for (int64_t i = begin / page_tokens(); i <= last_held; ++i) {
+    if (pages.IsShared(list.pages[i])) shared.push_back(static_cast<int32_t>(i));
+  }
+  const int64_t wanted = needed + static_cast<int64_t>(shared.size());
+  const ClientAccountPtr& owner = change->owner;
+  if (owner != nullptr) TRIBUTARY_RETURN_IF_ERROR(owner->CheckRoom(wanted));
+  std::vector<int32_t> fresh;
+  if (wanted > pages.free() || !pages.Reserve(static_cast<int32_t>(wanted), &fresh)) {
+    const char* which = groups_.size() > 1 && groups_[plan->group].reach.has_value()
+                            ? "window pages of cache "
+                            : "pages of cache ";
+    return Exhausted(
+        absl::StrCat(which, geometry_.name),
+        absl::StrCat(wanted, " needed, ", pages.free(), " of ", pages.total(), " free"));
+  }
+  if (owner != nullptr) {
+    for (const int32_t page : fresh) owner->Hold(geometry_.first_id + plan->group, page);
+  }
+  auto next = fresh.begin();
+  for (const int32_t index : shared) {
+    plan->page_copies.push_back({list.pages[index], *next});
+    AddUpdate(sequence.id, index, *next, &plan->page_updates);
+    change->replaced.emplace_back(index, *next++);
+  }
+  for (int64_t i = 0; i < needed; ++i) {
+    AddUpdate(sequence.id, static_cast<int32_t>(held + i), *next, &plan->page_updates);
+    change->added.push_back(*next++);
+  }
+  return absl::OkStatus();
+}
+
+void SequenceTable::Commit(const StepPlan& plan) {
+  for (const StepPlan::Change& change : plan.changes) {
+    Sequence& sequence = *change.sequence;
+    if (sequence.lost) {  // since it was planned
+      Return(plan.group, change);
+      continue;
+    }
+    PageList& list = sequence.groups[plan.group];
+    const int64_t before = std::exchange(sequence.lengths[plan.layer], change.length);
+    for (const auto& [index, page] : change.replaced) {
+      Release(plan.group, std::exchange(list.pages[index], page), sequence.owner);
+    }
+    list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
+    list.unsynced.clear();
+    if (change.length == before) continue;
+    sequence.last_step[plan.layer] = before;
+    for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, &sequence);
+  }
+}
+
+void SequenceTable::Rollback(const StepPlan& plan) {
+  for (const StepPlan::Change& change : plan.changes) {
+    Return(plan.group, change);
+    for (const auto& [index, page] : change.replaced) {
+      // Some workers may now point at the copy, whose page is no longer ours.
+      auto& unsynced = change.sequence->groups[plan.group].unsynced;
+      if (std::find(unsynced.begin(), unsynced.end(), index) == unsynced.end()) {
+        unsynced.push_back(index);
+      }
+    }
+  }
+}
+
+void SequenceTable::MarkLost(Sequence* sequence) {
+  if (sequence->lost) return;
+  const std::vector<int64_t> lengths = sequence->lengths;
+  Empty(sequence);
+  Disown(sequence);
+  sequence->lengths = lengths;  // what the caller must bring again
+  sequence->lost = true;
+  ++lost_;
+}
+
+void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
+  for (auto& [id, sequence] : sequences_) {
+    if (sequence->lost) continue;
+    const int64_t length = GreatestLength(*sequence);
+    for (int rank = 0; rank < static_cast<int>(fresh.size()); ++rank) {
+      if (fresh[rank] && LocalTokens(rank, *sequence, length) > 0) {
+        MarkLost(sequence.get());
+        break;
+      }
+    }
+  }
+}
+
+std::vector<int32_t> SequenceTable::ToldPages(const PageList& list) {
+  std::vector<int32_t> pages = list.pages;
+  std::fill_n(pages.begin(), list.given_up, 0);
+  return pages;
+}
+
+std::vector<worker::PageUpdate> SequenceTable::Snapshot(int32_t group) {
+  std::vector<worker::PageUpdate> tables;
+  for (auto& [id, sequence] : sequences_) {
+    PageList& list = sequence->groups[group];
+    list.unsynced.clear();
+    if (!list.pages.empty()) tables.push_back({id, 0, ToldPages(list)});
+  }
+  return tables;
+}
+
+int64_t SequenceTable::LocalTokens(int rank, const Sequence& sequence, int64_t length) const {
+  const DcpLayout layout{rank, geometry_.ranks, geometry_.interleave};
+  int64_t from = length;
+  for (const PageList& list : sequence.groups) from = std::min(from, HeldFrom(list));
+  return LocalLength(layout, length) - LocalLength(layout, from);
+}
+
+}  // namespace tributary::service

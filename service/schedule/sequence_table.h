@@ -1,0 +1,192 @@
+// The sequences of one cache: how long each is in every layer, and which pages it holds.
+//
+// The coordinator's table is the truth; workers are told. A step changes it in two stages: Plan
+// reserves what the step needs and says what the workers must be told, Commit (every rank did it)
+// or Rollback (any did not) settles it. Planning and settling cost what the step's tokens cost,
+// however long its sequences are.
+//
+// Not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "service/coordinator/layer_groups.h"
+#include "service/schedule/client_quota.h"
+#include "service/schedule/page_allocator.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+using worker::SequenceId;
+
+// Stands in PageList::pages for a page that was given up: no row reaches its tokens any more.
+inline constexpr int32_t kNoPage = -1;
+
+// What the table needs to know of a cache.
+struct TableGeometry {
+  int32_t layers = 1;
+  int32_t ranks = 1;  // N
+  int32_t page_size = 16;
+  int32_t interleave = 16;
+  int32_t pages = 0;
+  int32_t max_sequences = 0;
+  std::string name;              // of the cache, for messages
+  worker::CacheId first_id = 0;  // of its groups of layers, for accounts (cache.h)
+  // [layers]: how far back the rows of each look, -1 for everything. Empty: all see everything.
+  // Where a group of layers (layer_groups.h) has windows only, old tokens are given up.
+  std::vector<int64_t> window_left;
+  // How far before the end rows of such layers may still begin.
+  int64_t rollback_tokens = 0;
+  // More than 0: layers with a window are a group of their own, with so many pages.
+  int32_t window_pages = 0;
+};
+
+// The pages that a sequence holds for one group of layers.
+struct PageList {
+  std::vector<int32_t> pages;  // covers the group's longest layer; kNoPage where given up
+  int32_t given_up = 0;        // leading entries of `pages` that are kNoPage
+  // Table indices whose value on the workers may differ from `pages` (a rolled back copy on write);
+  // the next step that touches the list tells them again.
+  std::vector<int32_t> unsynced;
+
+  int32_t held() const { return static_cast<int32_t>(pages.size()) - given_up; }
+};
+
+struct Sequence {
+  SequenceId id = 0;
+  std::vector<int64_t> lengths;  // [layers], tokens
+  std::vector<PageList> groups;  // [groups of layers]
+  // [layers]: where the tokens of the last step of a layer began, so that it may be repeated. Kept
+  // where tokens are given up.
+  std::vector<int64_t> last_step;
+  bool lost = false;
+  // Who opened or forked it, and answers for what it holds. Null for lost sequences too.
+  ClientAccountPtr owner;
+  // Where it was forked from, to recognise a repeated call.
+  SequenceId parent = 0;
+  int64_t fork_length = 0;
+};
+
+// The least over layers: what every layer holds.
+int64_t LeastLength(const Sequence& sequence);
+int64_t GreatestLength(const Sequence& sequence);
+
+// What one request does to the table.
+struct StepPlan {
+  struct Change {
+    Sequence* sequence = nullptr;
+    int64_t length = 0;                                 // of the layer after the step
+    std::vector<int32_t> added;                         // appended to PageList::pages
+    std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
+    std::vector<int32_t> resent;                        // indices of PageList::unsynced
+    ClientAccountPtr owner;                             // of the sequence when this was planned
+  };
+  int32_t layer = 0;
+  int32_t group = 0;                       // of the layer: all pages below are of it
+  std::vector<worker::StepEntry> entries;  // `replay` filled in
+  std::vector<worker::PageCopy> page_copies;
+  std::vector<worker::PageUpdate> page_updates;
+  std::vector<Change> changes;  // one an entry
+};
+
+class SequenceTable {
+ public:
+  explicit SequenceTable(const TableGeometry& geometry);
+
+  // nullptr when there is none.
+  Sequence* Find(SequenceId id);
+
+  // `id` 0 chooses one. An empty or lost sequence of that id is (re-)opened, and is `owner`'s from
+  // then on; `reopened` says that the workers may still hold a table of it.
+  absl::StatusOr<SequenceId> Open(SequenceId id, bool* reopened, ClientAccountPtr owner = nullptr);
+  // Shares the parent's first `length` tokens (-1: all that every layer holds). The same fork again
+  // returns the same child while it is untouched.
+  absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length,
+                                 ClientAccountPtr owner = nullptr);
+  // The length now held. OUT_OF_RANGE, nothing changed, when the next row would look for tokens
+  // that were given up.
+  absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
+  absl::Status Close(SequenceId id);
+  // The cache is deleted: nobody answers for its sequences any more. Plans may yet be settled.
+  void Disown();
+
+  // Checks every entry and reserves pages; an error changes nothing. Entries are named
+  // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
+  // A draft's block (kDflash) lies behind what is held, or behind an earlier part of it, and takes
+  // no pages.
+  absl::StatusOr<StepPlan> Plan(int32_t layer, worker::StepKind kind,
+                                const std::vector<worker::StepEntry>& entries);
+  void Commit(const StepPlan& plan);
+  void Rollback(const StepPlan& plan);
+
+  // After a group has formed: a sequence is lost when a fresh rank should hold any of its tokens.
+  // Lost sequences give their pages back.
+  void MarkLost(const std::vector<bool>& fresh);
+  // Of a single sequence whose table could not be brought to the workers.
+  void MarkLost(Sequence* sequence);
+  // A table as workers are told it: pages that were given up stand as pages that exist, for no
+  // row's keys lie in them, but a kernel may well look at a whole tile of the table.
+  static std::vector<int32_t> ToldPages(const PageList& list);
+  // A group's tables of all sequences that hold pages of it, as workers must hold them; nothing of
+  // the group is unsynced afterwards.
+  std::vector<worker::PageUpdate> Snapshot(int32_t group = 0);
+
+  const LayerGroups& groups() const { return groups_; }
+  const PageAllocator& pages(int32_t group = 0) const { return pages_[group]; }
+  const absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>>& sequences() const {
+    return sequences_;
+  }
+  int64_t lost() const { return lost_; }
+  const TableGeometry& geometry() const { return geometry_; }
+  // Tokens a virtual page stands for.
+  int64_t page_tokens() const { return int64_t{geometry_.page_size} * geometry_.ranks; }
+  // Of the first `length` tokens of a sequence, those that `rank` holds for some layer (and has not
+  // given up).
+  int64_t LocalTokens(int rank, const Sequence& sequence, int64_t length) const;
+  // The first token that every layer still holds.
+  int64_t HeldFrom(const Sequence& sequence) const;
+  // Pages given up so far, over all sequences.
+  int64_t given_up() const { return given_up_; }
+
+ private:
+  absl::Status PlanEntry(int index, worker::StepKind kind, StepPlan* plan);
+  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
+  absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
+                          int64_t position) const;
+  // Every layer that holds more than `length` tokens may begin there.
+  absl::Status CheckCut(const Sequence& sequence, int64_t length) const;
+  // Gives up the pages of a group that no row can see any more.
+  void GiveUp(int32_t group, Sequence* sequence);
+  absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
+  int64_t LongestOf(int32_t group, const Sequence& sequence) const;
+  // The first token that the group's layers still hold.
+  int64_t HeldFrom(const PageList& list) const { return list.given_up * page_tokens(); }
+  // The first `keep` pages of the group stay.
+  void Shorten(int32_t group, int64_t keep, Sequence* sequence);
+  void Empty(Sequence* sequence);
+  SequenceId UnusedId();
+  // A sequence of `owner`'s holds a page of the group, or one of them ceases to.
+  void Retain(int32_t group, int32_t page, const ClientAccountPtr& owner);
+  void Release(int32_t group, int32_t page, const ClientAccountPtr& owner);
+  // Gives back the pages that a plan reserved.
+  void Return(int32_t group, const StepPlan::Change& change);
+  static void Disown(Sequence* sequence);
+
+  const TableGeometry geometry_;
+  const LayerGroups groups_;
+  std::vector<PageAllocator> pages_;  // [groups]
+  // Pointers to sequences stay valid while others come and go.
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  int64_t lost_ = 0;
+  int64_t given_up_ = 0;
+};
+
+}  // namespace tributary::service

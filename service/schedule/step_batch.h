@@ -1,0 +1,33 @@
+// Requests that share a step, as one command, and the command's result as their replies.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "service/schedule/sequence_table.h"
+#include "service/schedule/step_request.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// A request and what the sequence table planned for it.
+struct PlannedRequest {
+  const StepRequest* request = nullptr;
+  const StepPlan* plan = nullptr;
+};
+
+// The step of all requests, all but its layer; they have one BatchKey. The tensors of a single
+// request are not copied; those of several are, into one buffer. The returned owner keeps what the
+// command's tensors point to: request messages and regions (`keep`), or the buffer.
+struct BuiltStep {
+  worker::StepCommand command;
+  std::shared_ptr<const void> owner;
+};
+BuiltStep BuildStep(const std::vector<PlannedRequest>& requests);
+
+// Writes rows [first_row, ...) of a step's result as the reply to one request. `o` and `lse` are
+// the step's, as in worker::Reply.
+void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
+                const std::vector<float>& o, const std::vector<float>& lse, v1::AttendReply* reply);
+
+}  // namespace tributary::service

@@ -1,0 +1,75 @@
+// One Attend or Append call, checked as far as it can be without looking at any sequence.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "service/coordinator/resolve_spec.h"
+#include "service/data/shared_memory.h"
+#include "service/data/tensor.h"
+#include "service/schedule/batcher.h"
+#include "tributary/v1/attention.pb.h"
+#include "worker/backends.h"
+#include "worker/cache_spec.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+struct StepRequest {
+  BatchKey key;
+  std::vector<worker::StepEntry> entries;
+  int32_t query_rows = 0;  // sums over entries
+  int32_t new_tokens = 0;
+  std::optional<InputTensor> q;
+  std::optional<InputTensor> k;
+  std::optional<InputTensor> v;
+  std::optional<OutputTensor> output;   // of an Attend
+  std::optional<OutputTensor> lse;      // when wanted
+  std::shared_ptr<const void> message;  // keeps inline bytes
+
+  // Calls use(region, field) for every tensor that lies in memory of a GPU.
+  template <typename Use>
+  void ForEachDeviceRegion(const Use& use) const {
+    const auto one = [&use](const auto& tensor, const char* field) {
+      if (tensor.has_value() && tensor->device != nullptr) use(tensor->device, field);
+    };
+    one(q, "q");
+    one(k, "k");
+    one(v, "v");
+    one(output, "output");
+    one(lse, "lse");
+  }
+  // Whether somebody looks at the result on the host.
+  bool wants_result_on_host() const {
+    const auto on_host = [](const std::optional<OutputTensor>& result) {
+      return result.has_value() && result->device == nullptr;
+    };
+    return on_host(output) || on_host(lse);
+  }
+
+  // What the step's size is limited by.
+  int32_t rows() const { return query_rows > new_tokens ? query_rows : new_tokens; }
+};
+
+// What the checks need to know.
+struct StepContext {
+  worker::CacheId cache = 0;
+  const worker::CacheSpec* spec = nullptr;
+  const CacheTerms* terms = nullptr;
+  const worker::CacheBackends* backends = nullptr;
+  const SharedMemoryRegistry* regions = nullptr;
+  size_t max_message_bytes = 0;
+};
+
+// INVALID_ARGUMENT naming the field, FAILED_PRECONDITION with reasons, NOT_FOUND (a region) or
+// RESOURCE_EXHAUSTED (a reply larger than a message).
+absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest> request,
+                                        const StepContext& context);
+absl::StatusOr<StepRequest> CheckAppend(std::shared_ptr<const v1::AppendRequest> request,
+                                        const StepContext& context);
+
+}  // namespace tributary::service

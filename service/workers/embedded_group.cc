@@ -1,0 +1,364 @@
+#include "service/workers/embedded_group.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
+#include "collective/in_process.h"
+#include "collective/rendezvous/memory_rendezvous.h"
+#include "kernels/cpu/thread_pool.h"
+#include "worker/cpu_backend.h"
+#include "worker/cuda_backend.h"
+#include "worker/executor.h"
+#include "worker/self_test.h"
+
+namespace tributary::service {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// One command on its way through all ranks. Guarded by the group's mutex.
+struct Submission {
+  std::shared_ptr<const worker::Command> command;
+  WorkerGroup::Done done;  // empty once called
+  std::vector<worker::Reply> replies;
+  int unfinished = 0;  // ranks that have not executed or dropped it
+};
+
+absl::Status FirstError(const std::vector<worker::Reply>& replies) {
+  for (const worker::Reply& reply : replies) {
+    if (!reply.status.ok()) return reply.status;
+  }
+  return absl::OkStatus();
+}
+
+class EmbeddedGroup : public WorkerGroup {
+ public:
+  explicit EmbeddedGroup(const EmbeddedGroupOptions& options);
+  ~EmbeddedGroup() override { Stop(); }
+
+  int size() const override { return static_cast<int>(ranks_.size()); }
+  worker::Device device() const override { return options_.device; }
+  absl::Status CheckRegions() const override {
+    if (options_.device == worker::Device::kCuda) return absl::OkStatus();
+    return NoRegions(absl::StrCat("the workers compute on the ", Name(options_.device)));
+  }
+  absl::Status Start(GroupObserver* observer) override;
+  void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
+  std::vector<Member> members() const override;
+  void Stop() override;
+
+ private:
+  using SubmissionPtr = std::shared_ptr<Submission>;
+
+  struct Rank {
+    std::unique_ptr<worker::Executor> executor;  // from Start on
+    std::deque<SubmissionPtr> queue;
+    std::condition_variable wake;
+    std::thread thread;
+    double busy_seconds = 0;
+  };
+
+  // `alone`: to test the device with; without a way to exchange.
+  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank, bool alone) const;
+  absl::Status TestDevices() const;
+  void RunRank(int rank);
+  // Keeps deadlines and forms groups.
+  void RunControl();
+  // Called with the lock held; releases it to call out, and takes it again. Tries until it is done
+  // or the group is stopping.
+  void Form(std::unique_lock<std::mutex>& lock);
+  // Brings all executors into the group of an epoch.
+  absl::Status JoinAll(uint64_t epoch);
+  void Recover(std::unique_lock<std::mutex>& lock);
+  void FinishOnRank(const SubmissionPtr& submission, worker::Reply reply, double seconds);
+  void Break(const std::string& reason);
+  Clock::time_point EarliestDeadline() const;
+
+  const EmbeddedGroupOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable control_;  // to the control thread, and to Stop
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::deque<SubmissionPtr> in_flight_;  // until every rank is finished
+  GroupObserver* observer_ = nullptr;
+  Clock::time_point next_look_ = Clock::time_point::max();  // of the control thread, at deadlines
+  uint64_t epoch_ = 0;
+  bool formed_ = false;
+  bool has_formed_ = false;  // ever
+  std::string broken_;       // why; empty while the group can execute
+  bool stopping_ = false;
+  bool stopped_ = false;
+  std::thread control_thread_;
+};
+
+EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) : options_(options) {
+  for (int i = 0; i < options.workers; ++i) ranks_.push_back(std::make_unique<Rank>());
+}
+
+absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank,
+                                                                            bool alone) const {
+  if (options_.device == worker::Device::kCuda) {
+    if (alone) return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank});
+    worker::CudaBackendOptions cuda{.gpu = options_.first_gpu + rank,
+                                    .strategy = options_.strategy,
+                                    .exchange = options_.exchange_place,
+                                    .batch_invariant = options_.deterministic};
+    if (rank == 0) cuda.on_exchange = options_.on_exchange;  // all ranks agree
+    return worker::CreateCudaBackend(cuda);
+  }
+  const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = options_.threads > 0 ? options_.threads : machine;
+  return worker::CreateCpuBackend(
+      std::make_shared<cpu::ThreadPool>(std::max(1, threads / options_.workers)),
+      options_.strategy);
+}
+
+absl::Status EmbeddedGroup::TestDevices() const {
+  const int devices = options_.device == worker::Device::kCuda ? size() : 1;
+  for (int i = 0; i < devices; ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
+                               MakeBackend(i, /*alone=*/true));
+    TRIBUTARY_RETURN_IF_ERROR(worker::SelfTest(std::move(backend)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
+  if (options_.device == worker::Device::kCuda) {
+    TRIBUTARY_RETURN_IF_ERROR(worker::CheckGpus(options_.first_gpu, size()));
+    TRIBUTARY_RETURN_IF_ERROR(
+        worker::CheckGpuExchange(options_.strategy, options_.first_gpu, size()));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(TestDevices());
+  for (int i = 0; i < size(); ++i) {
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
+                               MakeBackend(i, /*alone=*/false));
+    auto executor = std::make_unique<worker::Executor>(
+        worker::ExecutorOptions{.memory_limit = options_.memory_limit / options_.workers},
+        std::move(backend));
+    std::lock_guard lock(mutex_);
+    ranks_[i]->executor = std::move(executor);
+  }
+  observer_ = observer;
+  control_thread_ = std::thread([this] { RunControl(); });
+  for (int i = 0; i < size(); ++i) ranks_[i]->thread = std::thread([this, i] { RunRank(i); });
+  return absl::OkStatus();
+}
+
+void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    if (formed_ && broken_.empty() && !stopping_ && command->epoch == epoch_) {
+      auto submission = std::make_shared<Submission>();
+      submission->command = std::move(command);
+      submission->done = std::move(done);
+      submission->replies.resize(size());
+      submission->unfinished = size();
+      // Deadlines mostly rise, so that the control thread is rarely woken for one.
+      if (submission->command->deadline < next_look_) control_.notify_all();
+      in_flight_.push_back(submission);
+      for (auto& rank : ranks_) {
+        rank->queue.push_back(submission);
+        rank->wake.notify_one();
+      }
+      return;
+    }
+  }
+  done({absl::AbortedError("the group of workers has changed"), {}});
+}
+
+void EmbeddedGroup::RunRank(int index) {
+  Rank& rank = *ranks_[index];
+  std::unique_lock lock(mutex_);
+  while (true) {
+    rank.wake.wait(lock, [&] { return stopped_ || !rank.queue.empty(); });
+    if (rank.queue.empty()) {
+      // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
+      std::unique_ptr<worker::Executor> executor = std::move(rank.executor);
+      lock.unlock();
+      executor.reset();
+      return;
+    }
+    const SubmissionPtr submission = std::move(rank.queue.front());
+    rank.queue.pop_front();
+    const bool dropped = !submission->done;  // aborted before this rank began
+    lock.unlock();
+    worker::Reply reply;
+    const Clock::time_point begin = Clock::now();
+    if (dropped) {
+      reply.status = absl::AbortedError("dropped");
+    } else {
+      reply = rank.executor->Execute(*submission->command);
+    }
+    reply.rank = index;
+    reply.begun = begin;
+    reply.arrived = Clock::now();
+    const double seconds = std::chrono::duration<double>(reply.arrived - begin).count();
+    FinishOnRank(submission, std::move(reply), seconds);
+    lock.lock();
+  }
+}
+
+void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply reply,
+                                 double seconds) {
+  Done done;
+  Outcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    ranks_[reply.rank]->busy_seconds += seconds;
+    const bool breaks = BreaksGroup(reply.status) && submission->done;
+    if (breaks) Break(absl::StrCat("rank ", reply.rank, ": ", reply.status.message()));
+    submission->replies[reply.rank] = std::move(reply);
+    if (--submission->unfinished == 0) {
+      in_flight_.erase(std::find(in_flight_.begin(), in_flight_.end(), submission));
+      if (submission->done) {
+        done = std::exchange(submission->done, nullptr);
+        outcome = {FirstError(submission->replies), std::move(submission->replies)};
+      }
+      if (in_flight_.empty() && (!broken_.empty() || stopping_)) control_.notify_all();
+    }
+  }
+  if (done) done(std::move(outcome));
+}
+
+// With the lock held. Ranks that wait in a collective wake up with an error.
+void EmbeddedGroup::Break(const std::string& reason) {
+  if (!broken_.empty()) return;
+  broken_ = reason;
+  for (auto& rank : ranks_) {
+    if (auto comm = rank->executor->communicator()) comm->Abort(reason);
+  }
+  control_.notify_all();
+}
+
+// max() when nothing is in flight.
+Clock::time_point EmbeddedGroup::EarliestDeadline() const {
+  Clock::time_point earliest = Clock::time_point::max();
+  for (const SubmissionPtr& s : in_flight_) {
+    if (s->done) earliest = std::min(earliest, s->command->deadline);
+  }
+  return earliest;
+}
+
+void EmbeddedGroup::RunControl() {
+  std::unique_lock lock(mutex_);
+  Form(lock);
+  while (!stopped_) {
+    if (!broken_.empty()) {
+      Recover(lock);
+      continue;
+    }
+    next_look_ = EarliestDeadline();
+    if (next_look_ <= Clock::now()) {
+      Break("a command did not end by its deadline");
+    } else if (next_look_ == Clock::time_point::max()) {
+      control_.wait(lock);
+    } else {
+      control_.wait_until(lock, next_look_);
+    }
+  }
+}
+
+void EmbeddedGroup::Form(std::unique_lock<std::mutex>& lock) {
+  const bool first = !has_formed_;
+  while (!stopping_ && !stopped_) {
+    const uint64_t epoch = ++epoch_;
+    // No rank executes anything now, so that the executors are ours.
+    lock.unlock();
+    const absl::Status joined = JoinAll(epoch);
+    if (!joined.ok()) observer_->OnBroken(absl::StrCat("cannot form: ", joined.message()));
+    lock.lock();
+    if (joined.ok()) {
+      broken_.clear();
+      formed_ = has_formed_ = true;
+      lock.unlock();
+      observer_->OnFormed(epoch, std::vector<bool>(size(), first));
+      return lock.lock();
+    }
+    control_.wait_for(lock, options_.form_pause, [this] { return stopping_ || stopped_; });
+  }
+  broken_ = "stopping";
+}
+
+absl::Status EmbeddedGroup::JoinAll(uint64_t epoch) {
+  auto comms = collective::CreateInProcessGroup(size(), epoch);
+  collective::MemoryRendezvous rendezvous;
+  const Clock::time_point deadline = Clock::now() + options_.form_timeout;
+  std::vector<absl::Status> joined(size());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < size(); ++i) {
+    threads.emplace_back([&, i] {
+      joined[i] = ranks_[i]->executor->Join(std::move(comms[i]), rendezvous, deadline);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < size(); ++i) {
+    if (joined[i].ok()) continue;
+    return absl::Status(joined[i].code(), absl::StrCat("rank ", i, ": ", joined[i].message()));
+  }
+  return absl::OkStatus();
+}
+
+// Completes what is in flight, waits until no rank is busy with it, and forms the next group.
+void EmbeddedGroup::Recover(std::unique_lock<std::mutex>& lock) {
+  formed_ = false;
+  const std::string reason = broken_;
+  std::vector<Done> aborted;
+  for (const SubmissionPtr& s : in_flight_) {
+    if (s->done) aborted.push_back(std::exchange(s->done, nullptr));
+  }
+  lock.unlock();
+  observer_->OnBroken(reason);
+  for (Done& done : aborted) done({absl::AbortedError(reason), {}});
+  lock.lock();
+  // Ranks leave collectives at once and computations when they are through.
+  control_.wait(lock, [&] { return in_flight_.empty() || stopped_; });
+  if (!stopped_ && !stopping_) {
+    Form(lock);
+  } else {
+    control_.wait(lock, [&] { return stopped_; });
+  }
+}
+
+std::vector<Member> EmbeddedGroup::members() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Member> members;
+  for (int i = 0; i < size(); ++i) {
+    members.push_back(
+        {.rank = i,
+         .address = "embedded",
+         .backend = Name(device()),
+         .connected = formed_,
+         .memory_bytes = ranks_[i]->executor == nullptr ? 0 : ranks_[i]->executor->memory_used(),
+         .busy_seconds = ranks_[i]->busy_seconds});
+  }
+  return members;
+}
+
+void EmbeddedGroup::Stop() {
+  {
+    std::unique_lock lock(mutex_);
+    if (stopping_ || !control_thread_.joinable()) return;
+    stopping_ = true;
+    // The control thread breaks the group when a deadline passes, so this ends.
+    control_.wait(lock, [&] { return in_flight_.empty(); });
+    stopped_ = true;
+    control_.notify_all();
+    for (auto& rank : ranks_) rank->wake.notify_all();
+  }
+  control_thread_.join();
+  for (auto& rank : ranks_) rank->thread.join();
+}
+
+}  // namespace
+
+std::unique_ptr<WorkerGroup> CreateEmbeddedGroup(const EmbeddedGroupOptions& options) {
+  return std::make_unique<EmbeddedGroup>(options);
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,42 @@
+// Workers as threads of this process.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "collective/exchange.h"
+#include "service/workers/worker_group.h"
+#include "worker/backends.h"
+#include "worker/exchange_choice.h"
+
+namespace tributary::service {
+
+struct EmbeddedGroupOptions {
+  int workers = 4;
+  // CPU threads of all workers together; each gets an equal share, at least one. 0: the machine's.
+  int threads = 0;
+  collective::Strategy strategy = collective::Strategy::kAuto;
+  // Bytes the shards of all workers may take together. 0: no limit but the devices'.
+  size_t memory_limit = 0;
+  // GPUs: rank r has GPU first_gpu + r to itself. Start refuses when they are not there.
+  worker::Device device = worker::Device::kCpu;
+  int first_gpu = 0;
+  bool deterministic = false;  // results do not depend on what shares a step
+  // Of GPUs. Start refuses the strategy `direct` where they cannot.
+  worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;
+  // Told how rank 0's partials meet those of the others, whenever that is news; may be empty.
+  std::function<void(const std::string& how)> on_exchange;
+  // From all ranks having left the last group to all being in the next one; and how long until
+  // another attempt.
+  std::chrono::milliseconds form_timeout{30'000};
+  std::chrono::milliseconds form_pause{1'000};
+};
+
+// When a collective fails or a deadline passes, the communicator is aborted and a new one made
+// under the next epoch; the shards stay, so no rank is ever fresh again.
+std::unique_ptr<WorkerGroup> CreateEmbeddedGroup(const EmbeddedGroupOptions& options);
+
+}  // namespace tributary::service

@@ -1,0 +1,165 @@
+// How groups form and break, and what is watched meanwhile.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/workers/remote_core.h"
+#include "worker/rpc/conversion.h"
+
+namespace tributary::service {
+namespace {
+
+// Between attempts to form a group whose ranks are there but cannot reach each other.
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kLongestPause{2'000};
+
+std::chrono::milliseconds FormationPause(int failures) {
+  return std::min(kLongestPause, kFirstPause * (1 << std::min(failures, 10)));
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------- forming and breaking
+
+void RemoteCore::Break(const std::string& reason) {
+  if (state_ == State::kWaiting) return;
+  const bool served = state_ == State::kServing;
+  state_ = State::kWaiting;
+  for (auto& [number, pending] : pending_) {
+    Complete(std::move(pending.done), absl::AbortedError(reason), std::move(pending.replies));
+  }
+  pending_.clear();
+  v1::CoordinatorMessage message = Message();
+  message.mutable_abort()->set_reason(reason);
+  SendToAll(message);
+  for (Seat& seat : seats_) seat.aborting = seat.stream != nullptr;
+  abort_deadline_ = Clock::now() + options_.form_timeout;
+  if (served) {
+    broken_.push_back(reason);
+  } else {
+    form_not_before_ = Clock::now() + FormationPause(form_failures_++);
+  }
+  LetDrainedGo();
+  watch_wakes_.notify_one();
+  former_wakes_.notify_one();
+  drained_.notify_all();
+}
+
+void RemoteCore::Form() {
+  ++epoch_;
+  state_ = State::kForming;
+  form_deadline_ = Clock::now() + options_.form_timeout;
+  rendezvous_.clear();
+  rendezvous_waiters_.clear();
+  for (Seat& seat : seats_) {
+    seat.ready = false;
+    v1::CoordinatorMessage message = Message();
+    message.mutable_configure()->set_fresh(seat.holder != seat.known.instance_id);
+    message.mutable_configure()->set_timeout_ms(options_.form_timeout.count());
+    seat.stream->Send(worker::EncodeMessage(message));
+  }
+  watch_wakes_.notify_one();
+}
+
+void RemoteCore::FormerLoop() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    if (!broken_.empty()) {
+      const std::string reason = std::move(broken_.front());
+      broken_.pop_front();
+      lock.unlock();
+      observer_->OnBroken(reason);
+      lock.lock();
+    } else if (state_ == State::kWaiting && AllCanForm() && !stopping_) {
+      if (Clock::now() >= form_not_before_) {
+        Form();
+      } else {
+        former_wakes_.wait_until(lock, form_not_before_);
+      }
+    } else if (state_ == State::kForming && AllReady()) {
+      const uint64_t epoch = epoch_;
+      std::vector<bool> fresh;
+      for (Seat& seat : seats_) {
+        fresh.push_back(seat.holder != seat.known.instance_id);
+        // From here on tokens may be written that whoever held the rank before does not have.
+        if (fresh.back()) seat.holder = 0;
+      }
+      state_ = State::kServing;
+      form_failures_ = 0;
+      lock.unlock();
+      observer_->OnFormed(epoch, fresh);
+      lock.lock();
+      // A rank counts as holding something once the observer has set it up. If the group broke
+      // before that, the rank starts empty again.
+      if (state_ == State::kServing && epoch_ == epoch) {
+        for (Seat& seat : seats_) seat.holder = seat.known.instance_id;
+      }
+    } else {
+      former_wakes_.wait(lock);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------------------- watch
+
+RemoteCore::Clock::time_point RemoteCore::WatchOnce(Clock::time_point now) {
+  // At most one of these breaks the group; Break() empties what the loop runs over.
+  const auto expired = std::find_if(pending_.begin(), pending_.end(), [&](const auto& entry) {
+    return entry.second.deadline <= now;
+  });
+  if (expired != pending_.end()) {
+    const Pending& pending = expired->second;
+    Break(absl::StrCat("command ", expired->first, " missed its deadline; no answer from ",
+                       RanksThat([&](int rank) { return !pending.answered[rank]; })));
+  }
+  if (state_ == State::kForming && form_deadline_ <= now) {
+    Break(absl::StrCat("not connected in time: ",
+                       RanksThat([&](int rank) { return !seats_[rank].ready; })));
+  }
+  std::vector<Stream> silent;
+  std::vector<Stream> stuck;
+  for (const auto& [stream, peer] : peers_) {
+    if (peer.heard + options_.heartbeat_timeout <= now) {
+      silent.push_back(stream);
+    } else if (peer.rank >= 0 && seats_[peer.rank].aborting && abort_deadline_ <= now) {
+      stuck.push_back(stream);
+    }
+  }
+  for (const Stream& stream : silent) {
+    Vacate(stream, "it is silent");
+    stream->Cancel({grpc::StatusCode::UNAVAILABLE, "silent for too long"});
+    peers_[stream].heard = now;  // so that the stream is cancelled once a timeout, not in a loop
+  }
+  for (const Stream& stream : stuck) {
+    Vacate(stream, "it does not leave the epoch");
+    stream->Cancel({grpc::StatusCode::ABORTED, "did not leave the epoch in time"});
+  }
+  if (next_heartbeat_ <= now) {
+    v1::CoordinatorMessage message = Message();
+    message.mutable_heartbeat();
+    SendToAll(message);
+    next_heartbeat_ = now + options_.heartbeat_interval;
+  }
+
+  Clock::time_point next = next_heartbeat_;
+  for (const auto& [number, pending] : pending_) next = std::min(next, pending.deadline);
+  for (const auto& [stream, peer] : peers_) {
+    next = std::min(next, peer.heard + options_.heartbeat_timeout);
+  }
+  if (state_ == State::kForming) next = std::min(next, form_deadline_);
+  const bool aborting = std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+    return seat.stream != nullptr && seat.aborting;
+  });
+  if (aborting) next = std::min(next, abort_deadline_);
+  return next;
+}
+
+void RemoteCore::WatchLoop() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    watch_until_ = WatchOnce(Clock::now());
+    watch_wakes_.wait_until(lock, watch_until_);
+  }
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,77 @@
+#include "service/workers/remote_group.h"
+
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status/grpc_status.h"
+#include "service/workers/remote_core.h"
+#include "tributary/v1/worker.grpc.pb.h"
+
+namespace tributary::service {
+namespace {
+
+// Ends a stream that is not wanted.
+class RefusedRegistration : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit RefusedRegistration(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+class RemoteGroupImpl
+    : public RemoteGroup,
+      private v1::GroupService::WithRawCallbackMethod_Session<v1::GroupService::Service> {
+ public:
+  explicit RemoteGroupImpl(const RemoteGroupOptions& options)
+      : core_(std::make_shared<RemoteCore>(options)) {}
+  ~RemoteGroupImpl() override { core_->Stop(); }
+
+  void AddTo(grpc::ServerBuilder& builder) override {
+    const int limit =
+        static_cast<int>(std::min<size_t>(core_->options().max_message_bytes, INT32_MAX));
+    builder.SetMaxReceiveMessageSize(limit);
+    builder.SetMaxSendMessageSize(limit);
+    builder.RegisterService(static_cast<v1::GroupService::Service*>(this));
+  }
+  int size() const override { return core_->options().size; }
+  worker::Device device() const override { return core_->options().device; }
+  // A process that was stopped and goes on after the group formed without it could still write the
+  // result of its last step: epochs fence messages, not stores to a host's memory.
+  absl::Status CheckRegions() const override {
+    return NoRegions(
+        "the workers are processes of their own; embedded workers with GPUs can "
+        "(--device=cuda --embedded_workers)");
+  }
+  absl::Status Start(GroupObserver* observer) override { return core_->Start(observer); }
+  void Submit(std::shared_ptr<const worker::Command> command, Done done) override {
+    core_->Submit(std::move(command), std::move(done));
+  }
+  std::vector<Member> members() const override { return core_->members(); }
+  void Stop() override { core_->Stop(); }
+
+ private:
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
+      grpc::CallbackServerContext* context) override {
+    if (const auto& access = core_->options().access; access != nullptr) {
+      const absl::Status allowed = access->Authorize(*context, {Role::kWorker}).status();
+      if (!allowed.ok()) return new RefusedRegistration(ToGrpcStatus(allowed));
+    }
+    RemoteCore::Stream stream;
+    if (!core_->Accept(context, &stream)) {
+      return new RefusedRegistration(
+          {grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"});
+    }
+    return stream.get();  // kept alive by itself
+  }
+
+  const std::shared_ptr<RemoteCore> core_;
+};
+
+}  // namespace
+
+std::unique_ptr<RemoteGroup> CreateRemoteGroup(const RemoteGroupOptions& options) {
+  return std::make_unique<RemoteGroupImpl>(options);
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,33 @@
+#include "base/status/errors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tributary {
+namespace {
+
+TEST(Errors, CarryTheField) {
+  const absl::Status status = InvalidField("spec.q_heads", "is 3");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "spec.q_heads: is 3");
+  EXPECT_EQ(FieldOf(status), "spec.q_heads");
+}
+
+TEST(Errors, OthersNameNone) {
+  EXPECT_EQ(FieldOf(absl::OkStatus()), "");
+  EXPECT_EQ(FieldOf(absl::NotFoundError("cache")), "");
+}
+
+TEST(Errors, APrefixGoesBeforeTheField) {
+  const absl::Status status =
+      PrefixField("spec", FieldError(absl::StatusCode::kOutOfRange, "layers", "is 0"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(status.message(), "spec.layers: is 0");
+  EXPECT_EQ(FieldOf(status), "spec.layers");
+  const absl::Status plain = absl::NotFoundError("cache");
+  EXPECT_EQ(PrefixField("spec", plain), plain);
+  EXPECT_TRUE(PrefixField("spec", absl::OkStatus()).ok());
+}
+
+}  // namespace
+}  // namespace tributary
