@@ -212,7 +212,7 @@ TEST_F(StepsTest, AConflictFailsItsCallOnly) {
   });
   const absl::Status conflict = answers_->Wait("replay");
   EXPECT_EQ(conflict.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(FieldOf(conflict), "entries[0].first_position");
+  EXPECT_EQ(tributary::FieldOf(conflict), "entries[0].first_position");
   EXPECT_TRUE(answers_->Wait("fresh").ok());
 }
 

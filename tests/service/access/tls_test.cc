@@ -22,8 +22,6 @@
 namespace tributary::service::testing {
 namespace {
 
-using ChannelSecurity;
-using TlsFiles;
 using ::grpc::StatusCode;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
