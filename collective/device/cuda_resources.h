@@ -11,15 +11,12 @@
 #include <utility>
 
 #include "collective/communicator.h"
+#include "kernels/cuda/status.h"
 #include "kernels/status.h"
 
 namespace tributary::collective {
 
-inline Status CudaStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return Status::Ok();
-  (void)cudaGetLastError();
-  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
-}
+using cuda::CudaStatus;
 
 // The calling thread's current device, for as long as this lives.
 class ScopedDevice {

@@ -7,6 +7,7 @@
 #include "collective/head_slice.h"
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/lse.h"
 
 namespace tributary::collective {
@@ -152,11 +153,6 @@ unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
-Status LaunchStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
-}
-
 int64_t Units(const PartsLayout& l) { return int64_t{l.rows} * l.heads * (l.head_dim / kDims); }
 
 size_t Aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -173,13 +169,13 @@ PartsLayout LayOutParts(int32_t rows, int32_t heads, int32_t head_dim, int32_t p
 
 Status LaunchPack(const PackArgs& args, cudaStream_t stream) {
   PackKernel<<<Blocks(Units(args.layout)), kThreads, 0, stream>>>(args);
-  return LaunchStatus(cudaGetLastError(), "packing partials");
+  return cuda::CudaStatus(cudaGetLastError(), "packing partials");
 }
 
 Status LaunchUnpack(const PartsLayout& layout, const void* parts, void* o, float* lse,
                     cudaStream_t stream) {
   UnpackKernel<<<Blocks(Units(layout)), kThreads, 0, stream>>>(layout, parts, o, lse);
-  return LaunchStatus(cudaGetLastError(), "unpacking slices");
+  return cuda::CudaStatus(cudaGetLastError(), "unpacking slices");
 }
 
 Status LaunchPackSlice(const PartsLayout& layout, int32_t part, const void* o, const float* lse,
@@ -193,7 +189,7 @@ Status LaunchPackSlice(const PartsLayout& layout, int32_t part, const void* o, c
     e = cudaMemcpyAsync(bytes + layout.lse_offset, lse, pairs * sizeof(float),
                         cudaMemcpyDeviceToDevice, stream);
   }
-  return LaunchStatus(e, "packing a slice");
+  return cuda::CudaStatus(e, "packing a slice");
 }
 
 Status LoadPackKernels() {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/lse.h"
 
 namespace tributary::collective {
@@ -782,11 +783,6 @@ Kernel KernelOf(DType o, DType wire, int ranks, bool arrives) {
   return KernelFor<DType::kF16, DType::kF16>(ranks);
 }
 
-Status StatusOf(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
-}
-
 }  // namespace
 
 void SetHeads(DirectArgs* args) {
@@ -815,12 +811,12 @@ Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool over
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap_launch ? 1 : 0;
-  return StatusOf(cudaLaunchKernelEx(&config, kernel, args), "direct exchange");
+  return cuda::CudaStatus(cudaLaunchKernelEx(&config, kernel, args), "direct exchange");
 }
 
 Status LaunchStoreIfZero(const PeerWords& words, cudaStream_t stream) {
   StoreIfZeroKernel<<<1, kMaxDirectRanks, 0, stream>>>(words);
-  return StatusOf(cudaGetLastError(), "telling peers");
+  return cuda::CudaStatus(cudaGetLastError(), "telling peers");
 }
 
 Status LoadDirectKernels() {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/half.h"
 #include "kernels/params.h"
 
@@ -281,9 +282,7 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
       const cudaError_t error =
           LaunchGrid(kernel, args, {.clusters = blocks, .begins_early = args.begins_early},
                      32 * kWarps, /*shared_bytes=*/0, stream);
-      if (error == cudaSuccess) return Status::Ok();
-      return Status(StatusCode::kInternal,
-                    std::string("append kernel: ") + cudaGetErrorString(error));
+      return CudaStatus(error, "append kernel");
     });
   });
 }

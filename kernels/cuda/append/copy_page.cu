@@ -2,6 +2,7 @@
 #include <string>
 
 #include "kernels/cuda/append/copy_page.h"
+#include "kernels/cuda/status.h"
 
 namespace tributary::cuda {
 namespace {
@@ -40,9 +41,7 @@ Status LaunchCopyPage(const CopyPageArgs& args, cudaStream_t stream) {
       static_cast<unsigned>(std::min(kBlocksOfPage, (vectors + kThreads - 1) / kThreads));
   const auto layers = static_cast<unsigned>(std::min(args.layers, 65535));
   CopyPageKernel<<<dim3(blocks, layers), kThreads, 0, stream>>>(args);
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string("copy_page kernel: ") + cudaGetErrorString(error)};
+  return CudaStatus(cudaGetLastError(), "copy_page kernel");
 }
 
 }  // namespace tributary::cuda

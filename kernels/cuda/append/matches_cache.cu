@@ -4,6 +4,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/layout/plane_address.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/half.h"
 #include "kernels/params.h"
 
@@ -111,10 +112,7 @@ Status LaunchMatchesCache(const AppendArgs& args, const int32_t* entry_of_token,
   return DispatchKvType(args.kv, [&](auto kv) {
     return DispatchHeadDim(args.head_dim, [&](auto) {
       MatchesCacheKernel<kv()><<<blocks, kThreads, 0, stream>>>(args, entry_of_token, differs);
-      const cudaError_t error = cudaGetLastError();
-      if (error == cudaSuccess) return Status::Ok();
-      return Status(StatusCode::kInternal,
-                    std::string("matches_cache kernel: ") + cudaGetErrorString(error));
+      return CudaStatus(cudaGetLastError(), "matches_cache kernel");
     });
   });
 }

@@ -10,15 +10,11 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch/cluster.h"
 #include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/status.h"
 #include "kernels/validate.h"
 
 namespace tributary::cuda {
 namespace {
-
-Status FromCuda(const char* what, cudaError_t error) {
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
-}
 
 constexpr int32_t kWidestMma = 16;
 
@@ -177,15 +173,15 @@ cudaError_t Run(const KernelChoice& choice, const AttentionShape& shape, const A
 Status QueryDevice(int device, DeviceProperties* properties) {
   int major = 0;
   int minor = 0;
-  Status status =
-      FromCuda("cudaDeviceGetAttribute",
-               std::max({cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-                         cudaDeviceGetAttribute(&properties->multiprocessors,
-                                                cudaDevAttrMultiProcessorCount, device)}));
+  Status status = CudaStatus(
+      std::max({cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+                cudaDeviceGetAttribute(&properties->multiprocessors, cudaDevAttrMultiProcessorCount,
+                                       device)}),
+      "cudaDeviceGetAttribute");
   if (!status.ok()) return status;
   properties->compute_capability = 10 * major + minor;
-  if (major >= 9) status = FromCuda("cluster query", QueryClusters(properties->clusters));
+  if (major >= 9) status = CudaStatus(QueryClusters(properties->clusters), "cluster query");
   return status;
 }
 
@@ -295,8 +291,8 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   return DispatchKvType(shape.kv, [&](auto kv) {
     return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
       const Grid grid{blocks, choice.cluster_size, choice.begins_early};
-      return FromCuda("attention kernel",
-                      Run<kv(), head_dim()>(choice, shape, complete, grid, stream));
+      return CudaStatus(Run<kv(), head_dim()>(choice, shape, complete, grid, stream),
+                        "attention kernel");
     });
   });
 }

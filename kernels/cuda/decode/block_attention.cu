@@ -8,6 +8,7 @@
 #include "kernels/cuda/decode/draft_block.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
@@ -352,9 +353,7 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   return DispatchHeadDim(args.head_dim, [&](auto head_dim) {
     const cudaError_t error = cudaLaunchKernelEx(&config, BlockKernel<kCompute, head_dim(), kSame>,
                                                  KernelArgs{args, group});
-    if (error == cudaSuccess) return Status::Ok();
-    return Status(StatusCode::kInternal,
-                  std::string("block attention kernel: ") + cudaGetErrorString(error));
+    return CudaStatus(error, "block attention kernel");
   });
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "kernels/cuda/status.h"
 #include "kernels/status.h"
 
 namespace tributary::cuda {
@@ -18,9 +19,7 @@ inline Status LoadKernels(std::span<const void* const> kernels, const char* what
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error == cudaSuccess) continue;
-    return {StatusCode::kInternal,
-            std::string("loading ") + what + ": " + cudaGetErrorString(error)};
+    if (error != cudaSuccess) return CudaStatus(error, (std::string("loading ") + what).c_str());
   }
   return Status::Ok();
 }

@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/merge/merge.h"
 #include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/status.h"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
@@ -101,9 +102,7 @@ Status Run(const MergeArgs& args, cudaStream_t stream) {
   const int block = kThreads / threads * threads;
   const int64_t units = int64_t{args.rows} * args.heads * threads;
   MergeKernel<kOut><<<static_cast<unsigned>((units + block - 1) / block), block, 0, stream>>>(args);
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string("merge kernel: ") + cudaGetErrorString(error)};
+  return CudaStatus(cudaGetLastError(), "merge kernel");
 }
 
 Status TooFewHeads(const std::string& field, int32_t given, int32_t heads) {

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/prefill/narrow.h"
 #include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/status.h"
 
 namespace tributary::cuda {
 namespace {
@@ -34,9 +35,7 @@ Status LaunchNarrow(const float* from, uint16_t* to, int64_t elements, cudaStrea
   const int64_t blocks = std::min(kMostBlocks, (quads + kThreads - 1) / kThreads);
   NarrowKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
       reinterpret_cast<const float4*>(from), reinterpret_cast<uint2*>(to), quads);
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string("narrow kernel: ") + cudaGetErrorString(error)};
+  return CudaStatus(cudaGetLastError(), "narrow kernel");
 }
 
 }  // namespace tributary::cuda

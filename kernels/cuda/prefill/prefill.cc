@@ -9,6 +9,7 @@
 #include "kernels/cuda/prefill/prefill_operands.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
+#include "kernels/cuda/status.h"
 
 namespace tributary::cuda {
 namespace {
@@ -16,11 +17,6 @@ namespace {
 constexpr size_t kAlignment = 1024;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-Status FromCuda(const char* what, cudaError_t error) {
-  if (error == cudaSuccess) return Status::Ok();
-  return {StatusCode::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
-}
 
 DType ComputeTypeOf(const PrefillShape& shape) {
   if (!IsFp8(shape.kv)) return shape.kv;
@@ -246,7 +242,7 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     convert.head_dim = shape.head_dim;
     convert.out = args.workspace + layout.q;
     convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
-    if (Status status = FromCuda("query conversion", RunConvertQueries(convert, stream));
+    if (Status status = CudaStatus(RunConvertQueries(convert, stream), "query conversion");
         !status.ok()) {
       return status;
     }
@@ -275,7 +271,7 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     if (shape.page_size != 0 && pass.gather_count > 0) {
       gather.gathers = args.gathers + pass.gather_begin;
       gather.gather_count = pass.gather_count;
-      if (Status status = FromCuda("gather of pages", RunGatherPages(gather, stream));
+      if (Status status = CudaStatus(RunGatherPages(gather, stream), "gather of pages");
           !status.ok()) {
         return status;
       }
@@ -284,11 +280,11 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     kernel.partial_row_begin = pass.row_begin;
     kernel.partial_rows = pass.row_count;
     Status status = DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      return FromCuda("prefill kernel",
-                      Run<head_dim()>(choice, shape.kv, kernel, pass.blocks, stream));
+      return CudaStatus(Run<head_dim()>(choice, shape.kv, kernel, pass.blocks, stream),
+                        "prefill kernel");
     });
     if (status.ok() && pass.splits > 1) {
-      status = FromCuda("merge of splits", MergeSplits(shape, pass, kernel, stream));
+      status = CudaStatus(MergeSplits(shape, pass, kernel, stream), "merge of splits");
     }
     if (!status.ok()) return status;
   }

@@ -1,0 +1,101 @@
+// Memory from CUDA that frees itself: of a GPU, and of the host where GPUs can reach it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace tributary::cuda {
+
+// Memory of the device that is current when it is allocated.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  ~DeviceBuffer() { Free(); }
+  DeviceBuffer(DeviceBuffer&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+
+  // Frees what it holds first, so that the old and the new memory never exist together. An error
+  // leaves it empty. No bytes are taken as one byte: data() is then not null either.
+  cudaError_t Allocate(size_t bytes) {
+    Free();
+    const cudaError_t error = cudaMalloc(&data_, bytes == 0 ? 1 : bytes);
+    if (error == cudaSuccess) {
+      bytes_ = bytes;
+    } else {
+      data_ = nullptr;
+    }
+    return error;
+  }
+  // The memory now belongs to nobody, and stays until the process ends.
+  void Leak() {
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void Free() {
+    if (data_ != nullptr) (void)cudaFree(data_);
+    Leak();
+  }
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Pinned host memory, which every GPU of the process can read and write.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  ~PinnedBuffer() { Free(); }
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+
+  // As DeviceBuffer::Allocate.
+  cudaError_t Allocate(size_t bytes) {
+    Free();
+    const cudaError_t error =
+        cudaHostAlloc(&data_, bytes == 0 ? 1 : bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error == cudaSuccess) {
+      bytes_ = bytes;
+    } else {
+      data_ = nullptr;
+    }
+    return error;
+  }
+  void Leak() {
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void Free() {
+    if (data_ != nullptr) (void)cudaFreeHost(data_);
+    Leak();
+  }
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace tributary::cuda
