@@ -14,19 +14,28 @@ enum class DType : uint8_t {
   kFp8E5M2 = 4,  // OCP e5m2: infinities as in IEEE, largest finite 57344
 };
 
-constexpr size_t SizeOf(DType t) {
+// Bits of one element.
+constexpr int32_t BitsOf(DType t) {
   switch (t) {
     case DType::kF32:
-      return 4;
+      return 32;
     case DType::kBf16:
     case DType::kF16:
-      return 2;
+      return 16;
     case DType::kFp8E4M3:
     case DType::kFp8E5M2:
-      return 1;
+      return 8;
   }
   return 0;
 }
+
+// Bytes of so many consecutive elements, the last byte counted whole.
+constexpr size_t BytesOf(DType t, int64_t elements) {
+  return (static_cast<size_t>(elements) * static_cast<size_t>(BitsOf(t)) + 7) / 8;
+}
+
+// Bytes of one element. Only for kernels that are built for types of whole bytes.
+constexpr size_t SizeOf(DType t) { return BytesOf(t, 1); }
 
 constexpr bool IsFp8(DType t) { return t == DType::kFp8E4M3 || t == DType::kFp8E5M2; }
 

@@ -15,7 +15,8 @@ namespace tributary {
 
 // Element `index` of `data`, exactly.
 inline float LoadElement(DType type, const void* data, size_t index) {
-  const auto* bytes = static_cast<const unsigned char*>(data) + index * SizeOf(type);
+  const auto* bytes =
+      static_cast<const unsigned char*>(data) + BytesOf(type, static_cast<int64_t>(index));
   uint16_t half = 0;
   float single = 0;
   switch (type) {
@@ -38,7 +39,7 @@ inline float LoadElement(DType type, const void* data, size_t index) {
 
 // Rounds to nearest even; FP8 saturates, the 16-bit types overflow to infinity.
 inline void StoreElement(DType type, void* data, size_t index, float value) {
-  auto* bytes = static_cast<unsigned char*>(data) + index * SizeOf(type);
+  auto* bytes = static_cast<unsigned char*>(data) + BytesOf(type, static_cast<int64_t>(index));
   uint16_t half = 0;
   switch (type) {
     case DType::kF32:

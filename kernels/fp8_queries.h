@@ -26,7 +26,7 @@ inline int Fp8QueryExponent(float largest) {
 // own, and becomes f32 again in rounded[.., head_dim]. With an infinite element all of it is NaN.
 inline void RoundQueriesToFp8(DType type, int32_t head_dim, std::span<const std::byte> queries,
                               float* rounded) {
-  const size_t elements = queries.size() / SizeOf(type);
+  const size_t elements = queries.size() * 8 / size_t(BitsOf(type));
   const auto dim = static_cast<size_t>(head_dim);
   for (size_t begin = 0; begin < elements; begin += dim) {
     float largest = 0.0f;

@@ -4,40 +4,42 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/dtype.h"
+#include "kernels/kv_geometry.h"
 
 namespace tributary {
 
 // A page holds `page_size` consecutive local slots of one sequence. The order of the bytes inside a
 // page belongs to the backend that writes and reads it (kernels/cpu/page_layout.h,
 // kernels/cuda/layout/page_layout.h); pages are copied whole. The reference has the plain order: K
-// comes first, then V, each [kv_heads, page_size, head_dim]. The view owns nothing.
+// comes first, then V: [kv_heads, page_size, KeyRowBytes], [kv_heads, page_size, ValueBytes]. The
+// view owns nothing.
 struct PagedKv {
-  std::byte* base = nullptr;  // [num_pages, 2, kv_heads, page_size, head_dim] of dtype
+  std::byte* base = nullptr;  // [num_pages, PageBytes]
   int32_t num_pages = 0;
   int32_t page_size = 0;  // 16, 32, 64 or 128
-  int32_t kv_heads = 0;
-  int32_t head_dim = 0;
-  DType dtype = DType::kBf16;
+  KvGeometry geometry;
   // What a stored element is multiplied by to give the real one; nullptr means all ones.
   const float* k_scale = nullptr;  // [kv_heads]
   const float* v_scale = nullptr;  // [kv_heads]
 };
 
-// Bytes of one head's K (or V) in one page.
-constexpr size_t HeadPlaneBytes(const PagedKv& kv) {
-  return size_t(kv.page_size) * size_t(kv.head_dim) * SizeOf(kv.dtype);
+constexpr size_t PageBytes(const PagedKv& kv) { return PageBytes(kv.geometry, kv.page_size); }
+
+// The begin of one head's keys, in a page of the reference: one key every KeyRowBytes.
+inline std::byte* KeyPlane(const PagedKv& kv, int32_t page, int32_t head) {
+  return kv.base + size_t(page) * PageBytes(kv) + KeyPlaneOffset(kv.geometry, kv.page_size, head);
 }
-constexpr size_t PageBytes(const PagedKv& kv) {
-  return 2 * size_t(kv.kv_heads) * HeadPlaneBytes(kv);
+// The same of its values: one value every ValueBytes.
+inline std::byte* ValuePlane(const PagedKv& kv, int32_t page, int32_t head) {
+  return kv.base + size_t(page) * PageBytes(kv) + ValuePlaneOffset(kv.geometry, kv.page_size, head);
 }
 
-// [page_size, head_dim] of one head, in the order of the reference.
-inline std::byte* KeyPlane(const PagedKv& kv, int32_t page, int32_t head) {
-  return kv.base + size_t(page) * PageBytes(kv) + size_t(head) * HeadPlaneBytes(kv);
+// Where the key (value) of one slot of a page lies, in the order of the reference.
+inline std::byte* KeyRow(const PagedKv& kv, int32_t page, int32_t head, int32_t slot) {
+  return KeyPlane(kv, page, head) + size_t(slot) * KeyRowBytes(kv.geometry);
 }
-inline std::byte* ValuePlane(const PagedKv& kv, int32_t page, int32_t head) {
-  return KeyPlane(kv, page, head) + size_t(kv.kv_heads) * HeadPlaneBytes(kv);
+inline std::byte* ValueRow(const PagedKv& kv, int32_t page, int32_t head, int32_t slot) {
+  return ValuePlane(kv, page, head) + size_t(slot) * ValueBytes(kv.geometry);
 }
 
 }  // namespace tributary

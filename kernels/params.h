@@ -18,8 +18,8 @@ inline constexpr int64_t kPadSlot = -1;
 // Quantises the K/V of new tokens and writes them by slot mapping.
 struct AppendParams {
   PagedKv kv;
-  const void* k = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
-  const void* v = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
+  const void* k = nullptr;           // [tokens, kv_heads, key_dim] of input_dtype
+  const void* v = nullptr;           // [tokens, kv_heads, value_dim] of input_dtype
   DType input_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t tokens = 0;
   // Where each token goes: page * page_size + slot in page, or kPadSlot.
@@ -39,7 +39,7 @@ struct AttentionEntry {
 // slots; row r of query head h uses kv head h / (q_heads / kv_heads).
 struct AttentionParams {
   PagedKv kv;
-  const void* q = nullptr;       // [rows, q_heads, head_dim] of q_dtype
+  const void* q = nullptr;       // [rows, q_heads, key_dim] of q_dtype
   DType q_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t rows = 0;
   int32_t q_heads = 0;
@@ -47,7 +47,7 @@ struct AttentionParams {
   const KeyRange* keys = nullptr;  // [rows], local slots
   float sm_scale = 1.0f;           // logits = sm_scale * q.k
   float soft_cap = 0.0f;           // > 0: logits = soft_cap * tanh(logits / soft_cap)
-  float* o = nullptr;              // [rows, q_heads, head_dim]; 0 for a row without keys
+  float* o = nullptr;              // [rows, q_heads, value_dim]; 0 for a row without keys
   float* lse = nullptr;            // [rows, q_heads]; natural log; -inf for a row without keys
 };
 
@@ -61,34 +61,35 @@ struct NewTokensEntry {
 // Attention of the new tokens over each other, from un-cached K/V in full precision. Used for a
 // slice of query heads: [head_begin, head_begin + head_count) of q_heads.
 struct NewTokensParams {
-  const void* q = nullptr;        // [rows, q_heads, head_dim] of q_dtype
-  const void* k = nullptr;        // [rows, kv_heads, head_dim] of kv_dtype
-  const void* v = nullptr;        // [rows, kv_heads, head_dim] of kv_dtype
+  const void* q = nullptr;        // [rows, q_heads, key_dim] of q_dtype
+  const void* k = nullptr;        // [rows, kv_heads, key_dim] of kv_dtype
+  const void* v = nullptr;        // [rows, kv_heads, value_dim] of kv_dtype
   DType q_dtype = DType::kBf16;   // f32, bf16 or f16
   DType kv_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t rows = 0;
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
-  int32_t head_dim = 0;
+  int32_t key_dim = 0;
+  int32_t value_dim = 0;
   int32_t head_begin = 0;
   int32_t head_count = 0;
   std::span<const NewTokensEntry> entries;
   const KeyRange* keys = nullptr;  // [rows]; keys relative to the entry's first key
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;
-  float* o = nullptr;    // [rows, head_count, head_dim]
+  float* o = nullptr;    // [rows, head_count, value_dim]
   float* lse = nullptr;  // [rows, head_count]
 };
 
 // Merges the partials of `sources` disjoint key sets, row by row, and applies sinks once.
 struct MergeParams {
-  std::span<const float* const> o;    // sources x [rows, heads, head_dim]
+  std::span<const float* const> o;    // sources x [rows, heads, value_dim]
   std::span<const float* const> lse;  // sources x [rows, heads]
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;
+  int32_t value_dim = 0;
   const float* sinks = nullptr;  // [heads] or nullptr for none
-  float* out = nullptr;          // [rows, heads, head_dim]; may alias a source
+  float* out = nullptr;          // [rows, heads, value_dim]; may alias a source
   float* lse_out = nullptr;  // [rows, heads] or nullptr; LSE without the sink; may alias a source
 };
 

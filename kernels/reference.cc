@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 
 #include "kernels/element.h"
 #include "kernels/lse.h"
@@ -12,9 +13,10 @@ namespace {
 
 using Vector = std::vector<double>;
 
-Vector LoadRow(DType type, const void* data, size_t row, int32_t head_dim) {
-  Vector x(head_dim);
-  for (int32_t d = 0; d < head_dim; ++d) x[d] = LoadElement(type, data, row * head_dim + d);
+// `dim` elements, the first of which is element `row` * `dim` of the data.
+Vector LoadRow(DType type, const void* data, size_t row, int32_t dim) {
+  Vector x(dim);
+  for (int32_t d = 0; d < dim; ++d) x[d] = LoadElement(type, data, row * dim + d);
   return x;
 }
 
@@ -37,8 +39,8 @@ class Rows {
 // Softmax attention of one query vector over keys [range.lo, range.hi), by the textbook: all the
 // logits, their maximum, the exponentials, the weighted mean.
 void AttendRow(const Vector& q, KeyRange range, Rows& keys, Rows& values, double sm_scale,
-               double soft_cap, double* o, double* lse) {
-  std::fill_n(o, q.size(), 0.0);
+               double soft_cap, std::span<double> o, double* lse) {
+  std::fill(o.begin(), o.end(), 0.0);
   *lse = EmptyLse<double>();
   Vector logits;
   double max = EmptyLse<double>();
@@ -59,10 +61,10 @@ void AttendRow(const Vector& q, KeyRange range, Rows& keys, Rows& values, double
   for (int64_t slot = range.lo; slot < range.hi; ++slot) {
     const double weight = std::exp(logits[slot - range.lo] - max);
     const Vector& v = values[slot];
-    for (size_t d = 0; d < q.size(); ++d) o[d] += weight * v[d];
+    for (size_t d = 0; d < o.size(); ++d) o[d] += weight * v[d];
     sum += weight;
   }
-  for (size_t d = 0; d < q.size(); ++d) o[d] /= sum;
+  for (double& element : o) element /= sum;
   *lse = max + std::log(sum);
 }
 
@@ -70,9 +72,12 @@ void AttendRow(const Vector& q, KeyRange range, Rows& keys, Rows& values, double
 Rows PagedRows(const PagedKv& kv, const AttentionEntry& entry, int32_t head, bool values) {
   return Rows([=, &kv, &entry](int64_t slot) {
     const int32_t page = entry.pages[slot / kv.page_size];
-    const std::byte* plane = values ? ValuePlane(kv, page, head) : KeyPlane(kv, page, head);
+    const int32_t in_page = static_cast<int32_t>(slot % kv.page_size);
+    const std::byte* row =
+        values ? ValueRow(kv, page, head, in_page) : KeyRow(kv, page, head, in_page);
     const float* scales = values ? kv.v_scale : kv.k_scale;
-    Vector x = LoadRow(kv.dtype, plane, slot % kv.page_size, kv.head_dim);
+    Vector x =
+        LoadRow(kv.geometry.dtype, row, 0, values ? kv.geometry.value_dim : kv.geometry.key_dim);
     if (scales != nullptr) {
       for (double& element : x) element *= scales[head];
     }
@@ -80,28 +85,30 @@ Rows PagedRows(const PagedKv& kv, const AttentionEntry& entry, int32_t head, boo
   });
 }
 
-Rows DenseRows(const void* data, const NewTokensParams& p, int32_t first_row, int32_t head) {
+Rows DenseRows(const void* data, int32_t dim, const NewTokensParams& p, int32_t first_row,
+               int32_t head) {
   return Rows([=, &p](int64_t slot) {
-    return LoadRow(p.kv_dtype, data, size_t(first_row + slot) * p.kv_heads + head, p.head_dim);
+    return LoadRow(p.kv_dtype, data, size_t(first_row + slot) * p.kv_heads + head, dim);
   });
 }
 
 }  // namespace
 
 ReferenceResult ReferenceAttention(const AttentionParams& p) {
-  const int32_t head_dim = p.kv.head_dim;
-  ReferenceResult result{Vector(size_t(p.rows) * p.q_heads * head_dim),
+  const KvGeometry& g = p.kv.geometry;
+  const auto dim = static_cast<size_t>(g.value_dim);
+  ReferenceResult result{Vector(size_t(p.rows) * p.q_heads * dim),
                          Vector(size_t(p.rows) * p.q_heads)};
-  const int32_t group = p.q_heads / p.kv.kv_heads;
+  const int32_t gqa_ratio = p.q_heads / g.kv_heads;
   for (const AttentionEntry& entry : p.entries) {
-    for (int32_t kv_head = 0; kv_head < p.kv.kv_heads; ++kv_head) {
+    for (int32_t kv_head = 0; kv_head < g.kv_heads; ++kv_head) {
       Rows keys = PagedRows(p.kv, entry, kv_head, /*values=*/false);
       Rows values = PagedRows(p.kv, entry, kv_head, /*values=*/true);
       for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
-        for (int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        for (int32_t head = kv_head * gqa_ratio; head < (kv_head + 1) * gqa_ratio; ++head) {
           const size_t at = size_t(row) * p.q_heads + head;
-          AttendRow(LoadRow(p.q_dtype, p.q, at, head_dim), p.keys[row], keys, values, p.sm_scale,
-                    p.soft_cap, &result.o[at * head_dim], &result.lse[at]);
+          AttendRow(LoadRow(p.q_dtype, p.q, at, g.key_dim), p.keys[row], keys, values, p.sm_scale,
+                    p.soft_cap, std::span(result.o).subspan(at * dim, dim), &result.lse[at]);
         }
       }
     }
@@ -110,21 +117,22 @@ ReferenceResult ReferenceAttention(const AttentionParams& p) {
 }
 
 ReferenceResult ReferenceNewTokens(const NewTokensParams& p) {
-  ReferenceResult result{Vector(size_t(p.rows) * p.head_count * p.head_dim),
+  const auto dim = static_cast<size_t>(p.value_dim);
+  ReferenceResult result{Vector(size_t(p.rows) * p.head_count * dim),
                          Vector(size_t(p.rows) * p.head_count)};
-  const int32_t group = p.q_heads / p.kv_heads;
+  const int32_t gqa_ratio = p.q_heads / p.kv_heads;
   for (const NewTokensEntry& entry : p.entries) {
     for (int32_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
-      Rows keys = DenseRows(p.k, p, entry.row_begin, kv_head);
-      Rows values = DenseRows(p.v, p, entry.row_begin, kv_head);
+      Rows keys = DenseRows(p.k, p.key_dim, p, entry.row_begin, kv_head);
+      Rows values = DenseRows(p.v, p.value_dim, p, entry.row_begin, kv_head);
       for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
         for (int32_t i = 0; i < p.head_count; ++i) {
           const int32_t head = p.head_begin + i;
-          if (head / group != kv_head) continue;
+          if (head / gqa_ratio != kv_head) continue;
           const size_t at = size_t(row) * p.head_count + i;
-          AttendRow(LoadRow(p.q_dtype, p.q, size_t(row) * p.q_heads + head, p.head_dim),
-                    p.keys[row], keys, values, p.sm_scale, p.soft_cap, &result.o[at * p.head_dim],
-                    &result.lse[at]);
+          AttendRow(LoadRow(p.q_dtype, p.q, size_t(row) * p.q_heads + head, p.key_dim), p.keys[row],
+                    keys, values, p.sm_scale, p.soft_cap,
+                    std::span(result.o).subspan(at * dim, dim), &result.lse[at]);
         }
       }
     }
@@ -133,45 +141,46 @@ ReferenceResult ReferenceNewTokens(const NewTokensParams& p) {
 }
 
 ReferenceResult ReferenceMerge(const MergeParams& p) {
-  ReferenceResult result{Vector(size_t(p.rows) * p.heads * p.head_dim),
+  ReferenceResult result{Vector(size_t(p.rows) * p.heads * p.value_dim),
                          Vector(size_t(p.rows) * p.heads)};
   for (size_t at = 0; at < result.lse.size(); ++at) {
-    double* o = &result.o[at * p.head_dim];
+    double* o = &result.o[at * p.value_dim];
     double lse = EmptyLse<double>();
     for (size_t s = 0; s < p.o.size(); ++s) {
       const double source_lse = p.lse[s][at];
       if (source_lse == EmptyLse<double>()) continue;
       const MergeWeights<double> w = Merge(lse, source_lse);
-      for (int32_t d = 0; d < p.head_dim; ++d) {
-        o[d] = w.a * o[d] + w.b * p.o[s][at * p.head_dim + d];
+      for (int32_t d = 0; d < p.value_dim; ++d) {
+        o[d] = w.a * o[d] + w.b * p.o[s][at * p.value_dim + d];
       }
       lse = w.lse;
     }
     result.lse[at] = lse;
     if (p.sinks == nullptr || lse == EmptyLse<double>()) continue;
     const double scale = SinkScale<double>(lse, p.sinks[at % p.heads]);
-    for (int32_t d = 0; d < p.head_dim; ++d) o[d] *= scale;
+    for (int32_t d = 0; d < p.value_dim; ++d) o[d] *= scale;
   }
   return result;
 }
 
 void ReferenceAppend(const AppendParams& p) {
   const PagedKv& kv = p.kv;
+  const KvGeometry& g = kv.geometry;
+  const auto store = [&](const void* from, size_t row, int32_t dim, float scale, std::byte* to) {
+    for (int32_t d = 0; d < dim; ++d) {
+      StoreElement(g.dtype, to, d, LoadElement(p.input_dtype, from, row * dim + d) / scale);
+    }
+  };
   for (int32_t t = 0; t < p.tokens; ++t) {
     if (p.slots[t] == kPadSlot) continue;
     const int32_t page = static_cast<int32_t>(p.slots[t] / kv.page_size);
-    const size_t slot = p.slots[t] % kv.page_size;
-    for (int32_t h = 0; h < kv.kv_heads; ++h) {
-      const float k_scale = kv.k_scale == nullptr ? 1.0f : kv.k_scale[h];
-      const float v_scale = kv.v_scale == nullptr ? 1.0f : kv.v_scale[h];
-      for (int32_t d = 0; d < kv.head_dim; ++d) {
-        const size_t from = (size_t(t) * kv.kv_heads + h) * kv.head_dim + d;
-        const size_t to = slot * kv.head_dim + d;
-        StoreElement(kv.dtype, KeyPlane(kv, page, h), to,
-                     LoadElement(p.input_dtype, p.k, from) / k_scale);
-        StoreElement(kv.dtype, ValuePlane(kv, page, h), to,
-                     LoadElement(p.input_dtype, p.v, from) / v_scale);
-      }
+    const int32_t slot = static_cast<int32_t>(p.slots[t] % kv.page_size);
+    for (int32_t h = 0; h < g.kv_heads; ++h) {
+      const size_t row = size_t(t) * g.kv_heads + h;
+      store(p.k, row, g.key_dim, kv.k_scale == nullptr ? 1.0f : kv.k_scale[h],
+            KeyRow(kv, page, h, slot));
+      store(p.v, row, g.value_dim, kv.v_scale == nullptr ? 1.0f : kv.v_scale[h],
+            ValueRow(kv, page, h, slot));
     }
   }
 }

@@ -9,7 +9,7 @@
 namespace tributary {
 
 struct ReferenceResult {
-  std::vector<double> o;    // [rows, heads, head_dim]
+  std::vector<double> o;    // [rows, heads, value_dim]
   std::vector<double> lse;  // [rows, heads]
 };
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/head_dims.h"
+
 namespace tributary {
 namespace {
 
@@ -46,10 +48,14 @@ std::string Indexed(const char* name, int64_t index) {
 
 bool IsInputType(DType t) { return t == DType::kF32 || t == DType::kBf16 || t == DType::kF16; }
 
-void CheckHeadDim(Checker& check, const char* field, int32_t head_dim) {
-  check.Require(head_dim > 0, field, head_dim, " is not positive");
-  check.RequireSupported(head_dim == 64 || head_dim == 128 || head_dim == 256, field, head_dim,
-                         " is not supported; 64, 128 and 256 are");
+void CheckHeadDims(Checker& check, std::string_view prefix, int32_t key_dim, int32_t value_dim) {
+  const HeadDims* row = FindHeadDims(key_dim, value_dim);
+  if (row != nullptr && IsServed(*row)) return;
+  const std::string field(prefix);
+  check.Require(key_dim > 0, field + "key_dim", key_dim, " is not positive");
+  check.Require(value_dim > 0, field + "value_dim", value_dim, " is not positive");
+  check.RequireSupported(false, field + "key_dim", HeadDimsName(key_dim, value_dim), " is not ",
+                         HeadDimsList(IsServed));
 }
 
 void CheckScales(Checker& check, const char* field, const float* scales, int32_t heads) {
@@ -65,23 +71,25 @@ void CheckCache(Checker& check, const PagedKv& kv) {
       kv.page_size == 16 || kv.page_size == 32 || kv.page_size == 64 || kv.page_size == 128,
       "kv.page_size", kv.page_size, " is not 16, 32, 64 or 128");
   check.Require(kv.num_pages >= 0, "kv.num_pages", kv.num_pages, " is negative");
-  check.Require(kv.kv_heads > 0, "kv.kv_heads", kv.kv_heads, " is not positive");
-  CheckHeadDim(check, "kv.head_dim", kv.head_dim);
-  check.Require(kv.dtype == DType::kBf16 || kv.dtype == DType::kF16 || IsFp8(kv.dtype), "kv.dtype",
-                Name(kv.dtype), " cannot be stored; bf16, f16, fp8_e4m3 and fp8_e5m2 can");
+  const KvGeometry& g = kv.geometry;
+  check.Require(g.kv_heads > 0, "kv.kv_heads", g.kv_heads, " is not positive");
+  CheckHeadDims(check, "kv.", g.key_dim, g.value_dim);
+  check.RequireSupported(!g.value_in_key, "kv.value_in_key", "is not supported");
+  check.Require(g.dtype == DType::kBf16 || g.dtype == DType::kF16 || IsFp8(g.dtype), "kv.dtype",
+                Name(g.dtype), " cannot be stored; bf16, f16, fp8_e4m3 and fp8_e5m2 can");
   check.Require(kv.num_pages <= 0 || kv.base != nullptr, "kv.base", "is null");
-  CheckScales(check, "kv.k_scale", kv.k_scale, kv.kv_heads);
-  CheckScales(check, "kv.v_scale", kv.v_scale, kv.kv_heads);
+  CheckScales(check, "kv.k_scale", kv.k_scale, g.kv_heads);
+  CheckScales(check, "kv.v_scale", kv.v_scale, g.kv_heads);
 }
 
-void CheckGroup(Checker& check, int32_t q_heads, int32_t kv_heads) {
+void CheckGqaRatio(Checker& check, int32_t q_heads, int32_t kv_heads) {
   check.Require(q_heads > 0, "q_heads", q_heads, " is not positive");
   check.Require(kv_heads > 0, "kv_heads", kv_heads, " is not positive");
   if (!check.ok()) return;
   check.Require(q_heads % kv_heads == 0, "q_heads", q_heads, " is not a multiple of ", kv_heads,
                 " kv heads");
-  check.RequireSupported(q_heads / kv_heads <= kMaxGroup, "q_heads", q_heads / kv_heads,
-                         " query heads to a kv head; at most ", kMaxGroup, " are supported");
+  check.RequireSupported(q_heads / kv_heads <= kMaxGqaRatio, "q_heads", q_heads / kv_heads,
+                         " query heads per KV head; at most ", kMaxGqaRatio, " are supported");
 }
 
 void CheckLogits(Checker& check, float sm_scale, float soft_cap) {
@@ -163,7 +171,7 @@ Status Validate(const AttentionParams& p) {
   CheckCache(check, p.kv);
   check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
   check.Require(p.rows >= 0, "rows", p.rows, " is negative");
-  CheckGroup(check, p.q_heads, p.kv.kv_heads);
+  CheckGqaRatio(check, p.q_heads, p.kv.geometry.kv_heads);
   CheckLogits(check, p.sm_scale, p.soft_cap);
   CheckEntries(check, p.entries, p.rows);
   if (!check.ok() || p.rows == 0) return check.status();
@@ -180,8 +188,8 @@ Status Validate(const NewTokensParams& p) {
   check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
   check.Require(IsInputType(p.kv_dtype), "kv_dtype", Name(p.kv_dtype), " is not f32, bf16 or f16");
   check.Require(p.rows >= 0, "rows", p.rows, " is negative");
-  CheckGroup(check, p.q_heads, p.kv_heads);
-  CheckHeadDim(check, "head_dim", p.head_dim);
+  CheckGqaRatio(check, p.q_heads, p.kv_heads);
+  CheckHeadDims(check, "", p.key_dim, p.value_dim);
   check.Require(p.head_begin >= 0, "head_begin", p.head_begin, " is negative");
   check.Require(p.head_count >= 0 && int64_t{p.head_begin} + p.head_count <= p.q_heads,
                 "head_count", p.head_count, " heads from ", p.head_begin, " are not within ",
@@ -213,7 +221,7 @@ Status Validate(const MergeParams& p) {
   Checker check;
   check.Require(p.rows >= 0, "rows", p.rows, " is negative");
   check.Require(p.heads >= 0, "heads", p.heads, " is negative");
-  check.Require(p.head_dim >= 0, "head_dim", p.head_dim, " is negative");
+  check.Require(p.value_dim >= 0, "value_dim", p.value_dim, " is negative");
   check.Require(!p.o.empty(), "o", "has no sources");
   check.Require(p.lse.size() == p.o.size(), "lse", "has ", int64_t(p.lse.size()),
                 " sources where o has ", int64_t(p.o.size()));

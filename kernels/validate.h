@@ -7,14 +7,12 @@
 
 namespace tributary {
 
-// Broken contract: kInvalidArgument. Well formed but supported by no backend (head_dim other than
-// 64, 128 or 256, more than kMaxGroup query heads to a kv head): kFailedPrecondition.
+// Broken contract: kInvalidArgument. Well formed but supported by no backend (head dims that
+// kernels/head_dims.h does not serve, more than kMaxGqaRatio query heads per KV head):
+// kFailedPrecondition.
 Status Validate(const AppendParams& p);
 Status Validate(const AttentionParams& p);
 Status Validate(const NewTokensParams& p);
 Status Validate(const MergeParams& p);
-
-// Query heads that share one kv head.
-inline constexpr int kMaxGroup = 16;
 
 }  // namespace tributary

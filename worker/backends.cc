@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -56,6 +57,14 @@ bool Parse(std::string_view text, Device* out) {
 
 namespace {
 
+// The rows of the table of head dims that a backend serves.
+template <typename Serves>
+std::vector<HeadDims> DimsOf(Serves serves) {
+  std::vector<HeadDims> dims;
+  std::copy_if(kHeadDims.begin(), kHeadDims.end(), std::back_inserter(dims), serves);
+  return dims;
+}
+
 std::vector<ModeCapabilities> EveryMode() {
   return {{.mode = AttentionMode::kCausal, .left_window = true, .soft_cap = true, .sinks = true},
           {.mode = AttentionMode::kDflash,
@@ -75,10 +84,10 @@ const BackendCapabilities& CpuBackend() {
       .device = Device::kCpu,
       .arch = "x86-64, arm64",
       .modes = EveryMode(),
-      .head_dims = {64, 128, 256},
+      .head_dims = DimsOf([](const HeadDims& row) { return row.cpu; }),
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
-      .max_group = 16,
+      .max_gqa_ratio = kMaxGqaRatio,
       .layer_types = true,
       .lse = true,
       .batch_invariant = true,
@@ -94,10 +103,10 @@ const BackendCapabilities& CudaBackend() {
       .arch = "sm_80 and later",
       .least_compute_capability = 80,
       .modes = EveryMode(),
-      .head_dims = {64, 128, 256},
+      .head_dims = DimsOf([](const HeadDims& row) { return row.cuda(); }),
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
-      .max_group = 16,
+      .max_gqa_ratio = kMaxGqaRatio,
       .layer_types = true,
       .lse = true,
       .batch_invariant = true,
@@ -122,13 +131,17 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
                                     [&](const auto& m) { return m.mode == needs.mode; });
   require(offered != backend.modes.end(), "mode ", Name(needs.mode), " is not offered");
   const ModeCapabilities mode = offered == backend.modes.end() ? ModeCapabilities() : *offered;
-  require(Has(backend.head_dims, spec.head_dim), "head_dim ", spec.head_dim, " is not offered");
+  require(std::any_of(backend.head_dims.begin(), backend.head_dims.end(),
+                      [&](const HeadDims& d) {
+                        return d.key_dim == spec.head_dim && d.value_dim == spec.head_dim;
+                      }),
+          "head_dim ", spec.head_dim, " is not offered");
   require(Has(backend.page_sizes, spec.page_size), "page_size ", spec.page_size, " is not offered");
   for (const DType dtype : KvDTypes(spec)) {
     require(Has(backend.kv_dtypes, dtype), "kv_dtype ", tributary::Name(dtype), " is not offered");
   }
-  require(spec.kv_heads > 0 && spec.q_heads <= backend.max_group * spec.kv_heads, "more than ",
-          backend.max_group, " query heads a KV head");
+  require(spec.kv_heads > 0 && spec.q_heads <= backend.max_gqa_ratio * spec.kv_heads, "more than ",
+          backend.max_gqa_ratio, " query heads per KV head");
   const auto any = [&](auto has) {
     return std::any_of(spec.layers.begin(), spec.layers.end(), has);
   };

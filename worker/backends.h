@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/head_dims.h"
 #include "worker/cache_spec.h"
 
 namespace tributary::worker {
@@ -43,10 +44,10 @@ struct BackendCapabilities {
   std::string arch;                      // "x86-64, arm64", for people
   int32_t least_compute_capability = 0;  // of a GPU: 10 * major + minor
   std::vector<ModeCapabilities> modes;
-  std::vector<int32_t> head_dims;
+  std::vector<HeadDims> head_dims;
   std::vector<int32_t> page_sizes;
   std::vector<DType> kv_dtypes;
-  int32_t max_group = 0;  // q_heads / kv_heads
+  int32_t max_gqa_ratio = 0;  // q_heads / kv_heads
   // Layers whose kv_dtype or soft_cap is not the cache's.
   bool layer_types = false;
   // Log-sum-exp beside the output: without it partials of several ranks cannot be merged.

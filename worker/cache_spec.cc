@@ -8,13 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "kernels/head_dims.h"
 
 namespace tributary::worker {
 namespace {
 
 constexpr int32_t kMaxLayers = 1024;
 constexpr int32_t kMaxKvHeads = 1024;
-constexpr int32_t kMaxGroup = 16;
 // Far beyond any sequence, and sums of it with a position stay inside 63 bits.
 constexpr int64_t kMaxWindow = int64_t{1} << 48;
 
@@ -28,9 +28,10 @@ absl::Status CheckHeads(const CacheSpec& spec) {
     return InvalidField("q_heads", absl::StrCat("must be a multiple of kv_heads (", spec.kv_heads,
                                                 "), is ", spec.q_heads));
   }
-  if (spec.q_heads / spec.kv_heads > kMaxGroup) {
-    return InvalidField("q_heads", absl::StrCat("may be at most ", kMaxGroup, " times kv_heads (",
-                                                spec.kv_heads, "), is ", spec.q_heads));
+  if (spec.q_heads / spec.kv_heads > kMaxGqaRatio) {
+    return InvalidField(
+        "q_heads", absl::StrCat("may be at most ", kMaxGqaRatio, " times kv_heads (", spec.kv_heads,
+                                "), is ", spec.q_heads));
   }
   return absl::OkStatus();
 }
@@ -128,6 +129,10 @@ bool SameLayer(const CacheSpec& spec_a, const LayerSpec& a, const CacheSpec& spe
 
 }  // namespace
 
+KvGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer) {
+  return SquareGeometry(spec.kv_heads, spec.head_dim, KvDType(spec, layer));
+}
+
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer) {
   return layer.kv_dtype.value_or(spec.kv_dtype);
 }
@@ -146,8 +151,10 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
                         absl::StrCat("must be 1 to ", kMaxLayers, ", is ", spec.layers.size()));
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckHeads(spec));
-  if (spec.head_dim != 64 && spec.head_dim != 128 && spec.head_dim != 256) {
-    return InvalidField("head_dim", absl::StrCat("must be 64, 128 or 256, is ", spec.head_dim));
+  const HeadDims* dims = FindHeadDims(spec.head_dim, spec.head_dim);
+  if (dims == nullptr || !IsServed(*dims)) {
+    return InvalidField("head_dim",
+                        absl::StrCat("must be ", HeadDimsList(IsServed), ", is ", spec.head_dim));
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckPaging(spec));
   TRIBUTARY_RETURN_IF_ERROR(CheckKvDType("kv_dtype", spec.kv_dtype));
@@ -185,12 +192,11 @@ absl::Status ShardOutOfMemory(size_t needed, absl::string_view why) {
 }
 
 absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec) {
-  // A page of one layer is at most 2 * 1024 heads * 128 * 256 elements: their sum over layers
-  // cannot overflow, its product with the pages can.
-  const int64_t elements = int64_t{2} * spec.kv_heads * spec.page_size * spec.head_dim;
-  int64_t page = 0;  // of all layers; at most 1024 of them
+  // A page of one layer has at most 2 * 1024 heads * 128 slots * 256 elements: their sum over at
+  // most 1024 layers cannot overflow, its product with the pages can.
+  int64_t page = 0;  // of all layers
   for (const LayerSpec& layer : spec.layers) {
-    page += elements * static_cast<int64_t>(SizeOf(KvDType(spec, layer)));
+    page += static_cast<int64_t>(PageBytes(GeometryOf(spec, layer), spec.page_size));
   }
   int64_t bytes = 0;
   if (__builtin_mul_overflow(page, int64_t{spec.num_pages}, &bytes)) {

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"
+#include "kernels/kv_geometry.h"
 #include "kernels/row_mask.h"
 
 namespace tributary::worker {
@@ -32,8 +33,8 @@ struct LayerSpec {
 
 struct CacheSpec {
   int32_t q_heads = 0;
-  int32_t kv_heads = 0;    // q_heads % kv_heads == 0, q_heads / kv_heads <= 16
-  int32_t head_dim = 0;    // 64, 128 or 256
+  int32_t kv_heads = 0;    // q_heads % kv_heads == 0, q_heads / kv_heads <= kMaxGqaRatio
+  int32_t head_dim = 0;    // a row of kernels/head_dims.h
   int32_t page_size = 16;  // 16, 32, 64 or 128 local slots
   int32_t interleave = 0;  // tokens; divides page_size
   DType kv_dtype = DType::kFp8E4M3;
@@ -47,6 +48,7 @@ struct CacheSpec {
 };
 
 // What holds for a layer: its own value, or else the cache's.
+KvGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer);
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer);
 float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
 // Whether queries are rounded to FP8 before they meet a layer's cache of that type.

@@ -13,7 +13,7 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
   const CacheSpec& spec = operands.spec;
   const size_t row_elements =
       static_cast<size_t>(spec.q_heads) * static_cast<size_t>(spec.head_dim);
-  const size_t row_bytes = row_elements * SizeOf(operands.q.dtype);
+  const size_t row_bytes = BytesOf(operands.q.dtype, static_cast<int64_t>(row_elements));
   const auto rows = static_cast<size_t>(pass.row_count);
   const std::byte* const q = operands.q.data + static_cast<size_t>(pass.row_begin) * row_bytes;
   AttentionParams params{.kv = operands.kv,
@@ -27,7 +27,7 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
                          .soft_cap = operands.soft_cap(),
                          .o = o,
                          .lse = lse};
-  if (RoundsQueries(spec, operands.kv.dtype)) {
+  if (RoundsQueries(spec, operands.kv.geometry.dtype)) {
     float* const rounded = rank.workspace.rounded_q.Reserve(rows * row_elements);
     RoundQueriesToFp8(operands.q.dtype, spec.head_dim, std::span(q, rows * row_bytes), rounded);
     params.q = rounded;

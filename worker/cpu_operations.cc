@@ -62,8 +62,8 @@ absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial
     std::fill_n(out.o, rows * heads * dim, 0.0f);
     std::fill_n(out.lse, rows * heads, EmptyLse<float>());
   }
-  const size_t q_row = static_cast<size_t>(spec.q_heads) * dim * SizeOf(step_.q.dtype);
-  const size_t kv_row = static_cast<size_t>(spec.kv_heads) * dim * SizeOf(step_.k.dtype);
+  const size_t q_row = BytesOf(step_.q.dtype, int64_t{spec.q_heads} * spec.head_dim);
+  const size_t kv_row = BytesOf(step_.k.dtype, int64_t{spec.kv_heads} * spec.head_dim);
   for (const NewTokensRun& run : plan.runs) {
     const size_t row = static_cast<size_t>(run.row_begin);
     const size_t token = static_cast<size_t>(run.token_begin);
@@ -75,7 +75,8 @@ absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial
                                  .rows = run.count,
                                  .q_heads = spec.q_heads,
                                  .kv_heads = spec.kv_heads,
-                                 .head_dim = spec.head_dim,
+                                 .key_dim = spec.head_dim,
+                                 .value_dim = spec.head_dim,
                                  .head_begin = slice.begin,
                                  .head_count = slice.count,
                                  .entries = run.entries,
@@ -111,7 +112,7 @@ absl::Status CpuOperations::AddBlock(const RowPass& pass, collective::HeadSlice 
                              .lse = sources_lse,
                              .rows = rows,
                              .heads = heads.count,
-                             .head_dim = step_.spec.head_dim,
+                             .value_dim = step_.spec.head_dim,
                              .out = partial.o + into * dim,
                              .lse_out = partial.lse + into};
     TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cpu::MergePartials(params, rank_.pool)));
@@ -149,7 +150,7 @@ absl::Status CpuOperations::AddToSlice(const RowPass& pass, collective::HeadSlic
       .lse = std::span(sources_lse).first(sources),
       .rows = pass.row_count,
       .heads = heads.count,
-      .head_dim = step_.spec.head_dim,
+      .value_dim = step_.spec.head_dim,
       .sinks = operands_.sinks() == nullptr ? nullptr : operands_.sinks() + heads.begin,
       .out = rows.o,
       .lse_out = rows.lse};

@@ -72,9 +72,7 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
     Expand(spec.layers[i].v_scale, spec.kv_heads, v_scale);
     layers_[i] = PagedKv{.num_pages = spec.num_pages,
                          .page_size = spec.page_size,
-                         .kv_heads = spec.kv_heads,
-                         .head_dim = spec.head_dim,
-                         .dtype = KvDType(spec, spec.layers[i]),
+                         .geometry = GeometryOf(spec, spec.layers[i]),
                          .k_scale = k_scale,
                          .v_scale = v_scale};
     layers_[i].base = base;

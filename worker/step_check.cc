@@ -74,7 +74,7 @@ absl::Status CheckTensor(absl::string_view field, const TensorView& tensor, int6
     return InvalidField(field,
                         absl::StrCat("dtype must be f32, bf16 or f16, is ", Name(tensor.dtype)));
   }
-  const int64_t bytes = rows * heads * head_dim * static_cast<int64_t>(SizeOf(tensor.dtype));
+  const auto bytes = static_cast<int64_t>(BytesOf(tensor.dtype, rows * heads * head_dim));
   if (tensor.bytes != static_cast<size_t>(bytes)) {
     return InvalidField(
         field, absl::StrCat("must have ", bytes, " bytes: [", rows, ", ", heads, ", ", head_dim,

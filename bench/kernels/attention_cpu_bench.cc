@@ -224,9 +224,7 @@ class Decode {
     const auto pages = static_cast<int32_t>((tokens + o.page_size - 1) / o.page_size);
     kv_.num_pages = placement == Placement::kScattered ? pages : 1;
     kv_.page_size = o.page_size;
-    kv_.kv_heads = o.kv_heads;
-    kv_.head_dim = o.head_dim;
-    kv_.dtype = dtype;
+    kv_.geometry = SquareGeometry(o.kv_heads, o.head_dim, dtype);
     memory_ = std::make_unique<HugeMemory>(bytes());
     kv_.base = memory_->data();
     pages_.resize(pages);

@@ -22,7 +22,7 @@ constexpr int64_t kPartialFloats = int64_t{8} << 20;
 int32_t Heads(const AttendJob& job) { return job.params.kv_heads * job.params.queries.heads; }
 int32_t Vectors(const AttendJob& job) { return job.params.queries.rows * Heads(job); }
 int64_t PartialFloats(const AttendJob& job) {
-  return int64_t{Vectors(job)} * (job.params.head_dim + 1);
+  return int64_t{Vectors(job)} * (job.params.value_dim + 1);
 }
 
 // The slots some row of the job sees lie within this.
@@ -48,7 +48,8 @@ struct ChunkTask {
   int64_t chunk = 0;
 };
 
-// The chunk's partial into o [vectors, head_dim] and lse [vectors]. False if no row sees any of it.
+// The chunk's partial into o [vectors, value_dim] and lse [vectors]. False if no row sees any of
+// it.
 bool RunChunk(const AttendJob& job, int64_t chunk, const Workspace& workspace, float* o,
               float* lse) {
   ChunkParams params = job.params;
@@ -61,24 +62,24 @@ bool RunChunk(const AttendJob& job, int64_t chunk, const Workspace& workspace, f
 void Clear(const AttendJob& job) {
   const QueryBlock& queries = job.params.queries;
   for (int32_t r = 0; r < queries.rows; ++r) {
-    std::fill_n(job.o + size_t(r) * job.o_heads * job.params.head_dim,
-                size_t(Heads(job)) * job.params.head_dim, 0.0f);
+    std::fill_n(job.o + size_t(r) * job.o_heads * job.params.value_dim,
+                size_t(Heads(job)) * job.params.value_dim, 0.0f);
     std::fill_n(job.lse + size_t(r) * job.o_heads, Heads(job), EmptyLse<float>());
   }
 }
 
 // Merges a chunk's partial into the job's result.
 void Fold(const AttendJob& job, const float* o, const float* lse) {
-  const int32_t head_dim = job.params.head_dim;
+  const int32_t value_dim = job.params.value_dim;
   const QueryBlock& queries = job.params.queries;
-  for (int32_t vector = 0; vector < Vectors(job); ++vector, o += head_dim, ++lse) {
+  for (int32_t vector = 0; vector < Vectors(job); ++vector, o += value_dim, ++lse) {
     if (*lse == EmptyLse<float>()) continue;
     const int32_t kv_head = vector / (queries.rows * queries.heads);
     const int32_t row = vector / queries.heads % queries.rows;
     const size_t at = size_t(row) * job.o_heads + kv_head * queries.heads + vector % queries.heads;
     const MergeWeights<float> w = Merge(job.lse[at], *lse);
-    float* out = job.o + at * head_dim;
-    for (int32_t begin = 0; begin < head_dim; begin += kValueColumns) {
+    float* out = job.o + at * value_dim;
+    for (int32_t begin = 0; begin < value_dim; begin += kValueColumns) {
       for (int32_t d = begin; d < begin + kValueColumns; ++d) out[d] = w.a * out[d] + w.b * o[d];
     }
     job.lse[at] = w.lse;
@@ -87,12 +88,13 @@ void Fold(const AttendJob& job, const float* o, const float* lse) {
 
 // Scratch for any of the jobs.
 Workspace MakeWorkspace(std::span<const AttendJob> jobs) {
-  int32_t vectors = 0, head_dim = 0;
+  int32_t vectors = 0, key_dim = 0, value_dim = 0;
   for (const AttendJob& job : jobs) {
     vectors = std::max(vectors, Vectors(job));
-    head_dim = std::max(head_dim, job.params.head_dim);
+    key_dim = std::max(key_dim, job.params.key_dim);
+    value_dim = std::max(value_dim, job.params.value_dim);
   }
-  return Workspace(vectors, head_dim);
+  return Workspace(vectors, key_dim, value_dim);
 }
 
 // Calls body(index, workspace) for every index in [0, count), on any thread.
@@ -112,7 +114,7 @@ void RunWholeJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& w
   ForEach(which.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {
     const AttendJob& job = jobs[which[i]];
     std::vector<float> partial(PartialFloats(job));
-    float* lse = partial.data() + int64_t{Vectors(job)} * job.params.head_dim;
+    float* lse = partial.data() + int64_t{Vectors(job)} * job.params.value_dim;
     const ChunkSpan span = ChunksOf(Hull(job.params.queries));
     for (int64_t chunk = span.first; chunk < span.first + span.count; ++chunk) {
       if (RunChunk(job, chunk, workspace, partial.data(), lse)) Fold(job, partial.data(), lse);
@@ -183,7 +185,7 @@ void RunTasks(std::span<const AttendJob> jobs, std::span<const ChunkTask> tasks,
   std::vector<PartialPool::Partial> done(tasks.size());
   const auto lse_of = [&](size_t i) {
     const AttendJob& job = jobs[tasks[i].job];
-    return done[i].get() + int64_t{Vectors(job)} * job.params.head_dim;
+    return done[i].get() + int64_t{Vectors(job)} * job.params.value_dim;
   };
   OrderedFold fold(tasks.size());
   ForEach(tasks.size(), jobs, pool, [&](int64_t i, const Workspace& workspace) {

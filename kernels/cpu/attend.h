@@ -13,7 +13,7 @@ namespace tributary::cpu {
 // A block of queries over all the keys its rows see, and where the result goes.
 struct AttendJob {
   ChunkParams params;    // `chunk` is filled in by Attend
-  float* o = nullptr;    // [heads, head_dim] of the first row
+  float* o = nullptr;    // [heads, value_dim] of the first row
   float* lse = nullptr;  // [heads] of the first row
   int32_t o_heads = 0;   // heads from one row of o and lse to the next
 };

@@ -38,8 +38,9 @@ bool FitsBf16(DType type) { return type == DType::kBf16 || IsFp8(type); }
 
 }  // namespace
 
-Workspace::Workspace(int32_t query_vectors, int32_t head_dim)
-    : data_(hwy::AllocateAligned<std::byte>(WorkspaceLayout(query_vectors, head_dim).bytes)) {}
+Workspace::Workspace(int32_t query_vectors, int32_t key_dim, int32_t value_dim)
+    : data_(hwy::AllocateAligned<std::byte>(
+          WorkspaceLayout(query_vectors, key_dim, value_dim).bytes)) {}
 
 void AttendChunk(const ChunkParams& p, const Workspace& workspace, float* o, float* lse) {
   if (FitsBf16(p.kv_dtype) && HasBf16Dot()) {

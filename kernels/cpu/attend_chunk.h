@@ -16,10 +16,13 @@ namespace tributary::cpu {
 struct KeyValueSource {
   const std::byte* k = nullptr;  // first head; in pages: its keys in the first block of page 0
   const std::byte* v = nullptr;
-  size_t head_bytes = 0;  // from one head to the next
-  size_t row_bytes = 0;   // dense: from one token to the next
-  const int32_t* pages =
-      nullptr;  // page of slots [i << page_shift, (i + 1) << page_shift), or null
+  // In pages: from one head to the next. Dense: from one token to the next.
+  size_t key_head_bytes = 0;
+  size_t value_head_bytes = 0;
+  size_t key_row_bytes = 0;
+  size_t value_row_bytes = 0;
+  // Page of slots [i << page_shift, (i + 1) << page_shift); nullptr for dense rows.
+  const int32_t* pages = nullptr;
   size_t page_bytes = 0;
   int page_shift = 0;
   int block_shift = 0;     // log2 of the tokens of a block
@@ -49,7 +52,8 @@ struct ChunkParams {
   KeyValueSource kv;
   DType kv_dtype = DType::kBf16;
   int32_t kv_heads = 1;
-  int32_t head_dim = 0;
+  int32_t key_dim = 0;
+  int32_t value_dim = 0;
   QueryBlock queries;
   KeyRange chunk;  // slots; begins at a multiple of kChunkKeys
   float sm_scale = 1.0f;
@@ -58,17 +62,17 @@ struct ChunkParams {
   const float* v_scale = nullptr;  // [kv_heads]; null: 1
 };
 
-// Scratch memory of one thread, made once a call.
+// Scratch memory of one thread, made once per call: for so many query vectors of all KV heads.
 class Workspace {
  public:
-  Workspace(int32_t query_vectors, int32_t head_dim);  // vectors of all kv heads
+  Workspace(int32_t query_vectors, int32_t key_dim, int32_t value_dim);
   std::byte* data() const { return data_.get(); }
 
  private:
   hwy::AlignedFreeUniquePtr<std::byte[]> data_;
 };
 
-// The partial of the block over the chunk: o [kv_heads, rows * heads, head_dim], lse
+// The partial of the block over the chunk: o [kv_heads, rows * heads, value_dim], lse
 // [kv_heads, rows * heads]. No slot that a row does not see has a part in its result, whatever it
 // holds, and no page is touched of which no row sees a slot. Heads are taken together only for the
 // sake of memory: each comes out as it would alone.

@@ -31,7 +31,7 @@ void ParallelFor(int64_t items, int64_t elements_per_item, ThreadPool& pool, con
 }
 
 const std::byte* At(const void* data, size_t element, DType type) {
-  return static_cast<const std::byte*>(data) + element * SizeOf(type);
+  return static_cast<const std::byte*>(data) + BytesOf(type, static_cast<int64_t>(element));
 }
 
 float ScaleOf(const float* scales, int32_t head) { return scales == nullptr ? 1.0f : scales[head]; }
@@ -41,51 +41,51 @@ float ScaleOf(const float* scales, int32_t head) { return scales == nullptr ? 1.
 template <typename Visit>
 void ForEachRow(const AppendParams& p, int32_t t, std::vector<std::byte>& row, const Visit& visit) {
   const PagedKv& kv = p.kv;
+  const KvGeometry& g = kv.geometry;
   RowPlace place;
   place.page = static_cast<int32_t>(p.slots[t] / kv.page_size);
   place.token = static_cast<int32_t>(p.slots[t] % kv.page_size);
-  for (place.head = 0; place.head < kv.kv_heads; ++place.head) {
-    const size_t from = (size_t(t) * kv.kv_heads + place.head) * kv.head_dim;
-    const auto visit_row = [&](RowKind kind, const void* source, const float* scales) {
+  for (place.head = 0; place.head < g.kv_heads; ++place.head) {
+    const size_t from = size_t(t) * g.kv_heads + place.head;
+    const auto visit_row = [&](RowKind kind, const void* source, int32_t dim, const float* scales) {
       place.kind = kind;
-      QuantizeRow(p.input_dtype, At(source, from, p.input_dtype), ScaleOf(scales, place.head),
-                  kv.dtype, row.data(), kv.head_dim);
+      QuantizeRow(p.input_dtype, At(source, from * dim, p.input_dtype), ScaleOf(scales, place.head),
+                  g.dtype, row.data(), dim);
       visit(place, row.data());
     };
-    visit_row(RowKind::kKey, p.k, kv.k_scale);
-    visit_row(RowKind::kValue, p.v, kv.v_scale);
+    visit_row(RowKind::kKey, p.k, g.key_dim, kv.k_scale);
+    visit_row(RowKind::kValue, p.v, g.value_dim, kv.v_scale);
   }
 }
 
-std::vector<std::byte> RoomForRow(const PagedKv& kv) {
-  return std::vector<std::byte>(size_t(kv.head_dim) * SizeOf(kv.dtype));
+std::vector<std::byte> RoomForRow(const KvGeometry& g) {
+  return std::vector<std::byte>(std::max(KeyBytes(g), ValueBytes(g)));
 }
-
-int64_t ElementsPerToken(const PagedKv& kv) { return int64_t{2} * kv.kv_heads * kv.head_dim; }
 
 // Attention reads the keys and values of `head` and of those after it by this.
 KeyValueSource SourceOf(const PagedKv& kv, const AttentionEntry& entry, int32_t head) {
   KeyValueSource source;
   source.k = kv.base + KeyBlockOffset(kv, head, 0);
   source.v = kv.base + ValueBlockOffset(kv, head, 0);
-  source.head_bytes = BlockPlaneBytes(kv);
+  source.key_head_bytes = KeyBlockBytes(kv);
+  source.value_head_bytes = ValueBlockBytes(kv);
   source.pages = entry.pages.data();
   source.page_bytes = PageBytes(kv);
   source.page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size));
   source.block_shift = std::countr_zero(static_cast<uint32_t>(BlockTokens(kv.page_size)));
-  source.block_bytes = 2 * kv.kv_heads * BlockPlaneBytes(kv);
+  source.block_bytes = BlockBytes(kv);
   return source;
 }
 
 // Chunks of every block of rows and every kv head.
-int64_t HeadChunks(const AttentionParams& p, int32_t group) {
+int64_t HeadChunks(const AttentionParams& p, int32_t gqa_ratio) {
   int64_t chunks = 0;
   for (const AttentionEntry& entry : p.entries) {
-    for (int32_t row = 0; row < entry.row_count; row += RowsPerBlock(group)) {
+    for (int32_t row = 0; row < entry.row_count; row += RowsPerBlock(gqa_ratio)) {
       chunks += ChunksOf(p.keys[entry.row_begin + row]).count;
     }
   }
-  return chunks * p.kv.kv_heads;
+  return chunks * p.kv.geometry.kv_heads;
 }
 
 // What each source's output counts for in the union of row-head `at`; returns the union's LSE. The
@@ -110,9 +110,9 @@ float SourceWeights(const MergeParams& p, int64_t at, std::vector<float>& weight
 void WeighOutputs(const MergeParams& p, int64_t at, const std::vector<float>& weights,
                   float scale) {
   constexpr int32_t kBlock = 64;
-  for (int32_t begin = 0; begin < p.head_dim; begin += kBlock) {
-    const int32_t n = std::min(kBlock, p.head_dim - begin);
-    const size_t first = size_t(at) * p.head_dim + begin;
+  for (int32_t begin = 0; begin < p.value_dim; begin += kBlock) {
+    const int32_t n = std::min(kBlock, p.value_dim - begin);
+    const size_t first = size_t(at) * p.value_dim + begin;
     float sum[kBlock] = {};
     for (size_t s = 0; s < weights.size(); ++s) {
       if (p.lse[s][at] == EmptyLse<float>()) continue;
@@ -127,8 +127,8 @@ void WeighOutputs(const MergeParams& p, int64_t at, const std::vector<float>& we
 
 Status Append(const AppendParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
-  ParallelFor(p.tokens, ElementsPerToken(p.kv), pool, [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> room = RoomForRow(p.kv);
+  ParallelFor(p.tokens, ElementsPerToken(p.kv.geometry), pool, [&](int64_t begin, int64_t end) {
+    std::vector<std::byte> room = RoomForRow(p.kv.geometry);
     for (int64_t t = begin; t < end; ++t) {
       if (p.slots[t] == kPadSlot) continue;
       ForEachRow(p, t, room,
@@ -141,8 +141,8 @@ Status Append(const AppendParams& p, ThreadPool& pool) {
 Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
   if (Status status = Validate(p); !status.ok()) return status;
   if (p.tokens > 0 && matches == nullptr) return InvalidArgument("matches: is null");
-  ParallelFor(p.tokens, ElementsPerToken(p.kv), pool, [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> room = RoomForRow(p.kv);
+  ParallelFor(p.tokens, ElementsPerToken(p.kv.geometry), pool, [&](int64_t begin, int64_t end) {
+    std::vector<std::byte> room = RoomForRow(p.kv.geometry);
     for (int64_t t = begin; t < end; ++t) {
       bool same = true;
       if (p.slots[t] != kPadSlot) {
@@ -158,32 +158,35 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
 
 Status Attention(const AttentionParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
-  const int32_t group = p.q_heads / p.kv.kv_heads;
-  const int64_t head_chunks = HeadChunks(p, group);
+  const KvGeometry& g = p.kv.geometry;
+  const int32_t gqa_ratio = p.q_heads / g.kv_heads;
+  const int64_t head_chunks = HeadChunks(p, gqa_ratio);
   std::vector<AttendJob> jobs;
   for (const AttentionEntry& entry : p.entries) {
-    for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(group)) {
+    for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(gqa_ratio)) {
       const int32_t row = entry.row_begin + first;
-      const int32_t rows = std::min(RowsPerBlock(group), entry.row_count - first);
-      const int32_t heads = HeadsPerJob(p.kv.kv_heads, rows * group, head_chunks, pool.threads());
-      for (int32_t head = 0; head < p.kv.kv_heads; head += heads) {
-        const size_t at = size_t(row) * p.q_heads + head * group;  // first (row, head) of the block
+      const int32_t rows = std::min(RowsPerBlock(gqa_ratio), entry.row_count - first);
+      const int32_t heads = HeadsPerJob(g.kv_heads, rows * gqa_ratio, head_chunks, pool.threads());
+      for (int32_t head = 0; head < g.kv_heads; head += heads) {
+        const size_t at =
+            size_t(row) * p.q_heads + head * gqa_ratio;  // first (row, head) of the block
         AttendJob& job = jobs.emplace_back();
         job.params.kv = SourceOf(p.kv, entry, head);
-        job.params.kv_dtype = p.kv.dtype;
-        job.params.kv_heads = std::min(heads, p.kv.kv_heads - head);
-        job.params.head_dim = p.kv.head_dim;
-        job.params.queries = {.q = At(p.q, at * p.kv.head_dim, p.q_dtype),
-                              .row_bytes = size_t(p.q_heads) * p.kv.head_dim * SizeOf(p.q_dtype),
+        job.params.kv_dtype = g.dtype;
+        job.params.kv_heads = std::min(heads, g.kv_heads - head);
+        job.params.key_dim = g.key_dim;
+        job.params.value_dim = g.value_dim;
+        job.params.queries = {.q = At(p.q, at * g.key_dim, p.q_dtype),
+                              .row_bytes = BytesOf(p.q_dtype, int64_t{p.q_heads} * g.key_dim),
                               .dtype = p.q_dtype,
                               .rows = rows,
-                              .heads = group,
+                              .heads = gqa_ratio,
                               .keys = p.keys + row};
         job.params.sm_scale = p.sm_scale;
         job.params.soft_cap = p.soft_cap;
         job.params.k_scale = p.kv.k_scale == nullptr ? nullptr : p.kv.k_scale + head;
         job.params.v_scale = p.kv.v_scale == nullptr ? nullptr : p.kv.v_scale + head;
-        job.o = p.o + at * p.kv.head_dim;
+        job.o = p.o + at * g.value_dim;
         job.lse = p.lse + at;
         job.o_heads = p.q_heads;
       }
@@ -195,33 +198,36 @@ Status Attention(const AttentionParams& p, ThreadPool& pool) {
 
 Status NewTokens(const NewTokensParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
-  const int32_t group = p.q_heads / p.kv_heads;
+  const int32_t gqa_ratio = p.q_heads / p.kv_heads;
   const int32_t head_end = p.head_begin + p.head_count;
   std::vector<AttendJob> jobs;
   for (const NewTokensEntry& entry : p.entries) {
-    for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(group)) {
+    for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(gqa_ratio)) {
       const int32_t row = entry.row_begin + first;
-      // The slice may begin or end inside a group.
-      for (int32_t head = p.head_begin; head < head_end; head = (head / group + 1) * group) {
-        const int32_t kv_head = head / group;
-        const size_t key = (size_t(entry.row_begin) * p.kv_heads + kv_head) * p.head_dim;
-        const size_t query = (size_t(row) * p.q_heads + head) * p.head_dim;
+      // The slice may begin or end inside those of a KV head.
+      for (int32_t head = p.head_begin; head < head_end;
+           head = (head / gqa_ratio + 1) * gqa_ratio) {
+        const int32_t kv_head = head / gqa_ratio;
+        const size_t key = size_t(entry.row_begin) * p.kv_heads + kv_head;
+        const size_t query = (size_t(row) * p.q_heads + head) * p.key_dim;
         const size_t at = size_t(row) * p.head_count + (head - p.head_begin);
         AttendJob& job = jobs.emplace_back();
-        job.params.kv.k = At(p.k, key, p.kv_dtype);
-        job.params.kv.v = At(p.v, key, p.kv_dtype);
-        job.params.kv.row_bytes = size_t(p.kv_heads) * p.head_dim * SizeOf(p.kv_dtype);
+        job.params.kv.k = At(p.k, key * p.key_dim, p.kv_dtype);
+        job.params.kv.v = At(p.v, key * p.value_dim, p.kv_dtype);
+        job.params.kv.key_row_bytes = BytesOf(p.kv_dtype, int64_t{p.kv_heads} * p.key_dim);
+        job.params.kv.value_row_bytes = BytesOf(p.kv_dtype, int64_t{p.kv_heads} * p.value_dim);
         job.params.kv_dtype = p.kv_dtype;
-        job.params.head_dim = p.head_dim;
+        job.params.key_dim = p.key_dim;
+        job.params.value_dim = p.value_dim;
         job.params.queries = {.q = At(p.q, query, p.q_dtype),
-                              .row_bytes = size_t(p.q_heads) * p.head_dim * SizeOf(p.q_dtype),
+                              .row_bytes = BytesOf(p.q_dtype, int64_t{p.q_heads} * p.key_dim),
                               .dtype = p.q_dtype,
-                              .rows = std::min(RowsPerBlock(group), entry.row_count - first),
-                              .heads = std::min((kv_head + 1) * group, head_end) - head,
+                              .rows = std::min(RowsPerBlock(gqa_ratio), entry.row_count - first),
+                              .heads = std::min((kv_head + 1) * gqa_ratio, head_end) - head,
                               .keys = p.keys + row};
         job.params.sm_scale = p.sm_scale;
         job.params.soft_cap = p.soft_cap;
-        job.o = p.o + at * p.head_dim;
+        job.o = p.o + at * p.value_dim;
         job.lse = p.lse + at;
         job.o_heads = p.head_count;
       }
@@ -234,7 +240,7 @@ Status NewTokens(const NewTokensParams& p, ThreadPool& pool) {
 Status MergePartials(const MergeParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
   const int64_t items = int64_t{p.rows} * p.heads;
-  const int64_t elements = static_cast<int64_t>(p.o.size()) * p.head_dim;
+  const int64_t elements = static_cast<int64_t>(p.o.size()) * p.value_dim;
   ParallelFor(items, elements, pool, [&](int64_t begin, int64_t end) {
     std::vector<float> weights(p.o.size());
     for (int64_t at = begin; at < end; ++at) {

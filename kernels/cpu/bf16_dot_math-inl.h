@@ -58,26 +58,24 @@ class Bf16DotMath {
         keys_in_place_(InPlace(QueryPieces(p.queries.dtype))),
         values_in_place_(InPlace(kWeightPieces)) {}
 
-  static int32_t PackedElements(DType type, int32_t head_dim) {
-    return QueryPieces(type) * head_dim;
-  }
+  static int32_t PackedElements(DType type, int32_t key_dim) { return QueryPieces(type) * key_dim; }
 
   // The pieces one after another.
-  static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
+  static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t key_dim,
                                    Query* packed) {
     const int pieces = QueryPieces(type);
     if (pieces == 1) {
-      std::memcpy(packed, src, head_dim * sizeof(Query));
+      std::memcpy(packed, src, key_dim * sizeof(Query));
       return;
     }
     HWY_ALIGN float wide[kValueColumns];
-    for (int32_t block = 0; block < head_dim; block += kValueColumns) {
-      WidenRow(type, src + block * SizeOf(type), wide, kValueColumns);
+    for (int32_t block = 0; block < key_dim; block += kValueColumns) {
+      WidenRow(type, src + BytesOf(type, block), wide, kValueColumns);
       for (int32_t i = 0; i < kValueColumns; i += 16) {
         __m512 rest = _mm512_load_ps(wide + i);
         for (int piece = 0; piece < pieces; ++piece) {
           const __m512i cut = CutToBf16(rest);
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + piece * head_dim + block + i),
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + piece * key_dim + block + i),
                               _mm512_cvtepi32_epi16(_mm512_srli_epi32(cut, 16)));
           // Infinity and NaN are whole in the first piece.
           const __mmask16 finite = ~_mm512_fpclass_ps_mask(rest, kNotFinite);
@@ -122,11 +120,11 @@ class Bf16DotMath {
 
   View Keys(const CachedPlane& keys) const {
     if (p_.kv.pages == nullptr) {
-      PackDenseKeys(keys.head, p_.kv.row_bytes, *keys.tile, p_.head_dim, k_);
+      PackDenseKeys(keys.head, p_.kv.key_row_bytes, *keys.tile, p_.key_dim, k_);
       return View{&k_scratch_};
     }
     if (keys_in_place_) return View{&keys, /*in_cache=*/true};
-    ConvertKeys<Cells>(keys, p_.head_dim, k_);
+    ConvertKeys<Cells>(keys, p_.key_dim, k_);
     return View{&k_scratch_};
   }
 
@@ -134,25 +132,25 @@ class Bf16DotMath {
   View Values(const CachedPlane& values) const {
     const Tile& tile = *values.tile;
     if (p_.kv.pages == nullptr) {
-      PackDenseValues(values.head, p_.kv.row_bytes, tile, p_.head_dim, v_);
+      PackDenseValues(values.head, p_.kv.value_row_bytes, tile, p_.value_dim, v_);
       return View{&v_scratch_};
     }
     if (values_in_place_ && tile.live == kWholeTile) return View{&values, /*in_cache=*/true};
-    ConvertValues<Cells>(values, tile.live, p_.head_dim, v_);
+    ConvertValues<Cells>(values, tile.live, p_.value_dim, v_);
     return View{&v_scratch_};
   }
 
   bool AllFinite(const View& values) const {
-    return values.in_cache ? AllPairsFinite<Cells>(*values.plane, p_.head_dim)
-                           : AllPairsFinite<Bf16Cells>(*values.plane, p_.head_dim);
+    return values.in_cache ? AllPairsFinite<Cells>(*values.plane, p_.value_dim)
+                           : AllPairsFinite<Bf16Cells>(*values.plane, p_.value_dim);
   }
 
   // `values` with zeros in the place of slots that the mask has not. Until the next Keys().
   View Only(const View& values, uint64_t mask) const {
     if (values.in_cache) {
-      ConvertValues<Cells>(*values.plane, mask, p_.head_dim, k_);
+      ConvertValues<Cells>(*values.plane, mask, p_.value_dim, k_);
     } else {
-      ConvertValues<Bf16Cells>(*values.plane, mask, p_.head_dim, k_);
+      ConvertValues<Bf16Cells>(*values.plane, mask, p_.value_dim, k_);
     }
     return View{&k_scratch_};
   }
@@ -165,9 +163,9 @@ class Bf16DotMath {
                          float* HWY_RESTRICT logits, Beside& beside) const {
     const int pieces = QueryPieces(p_.queries.dtype);
     if (keys.in_cache) {
-      LogitsOf<Cells, kQueries>(q, pieces, *keys.plane, pass, p_.head_dim, scale, logits, beside);
+      LogitsOf<Cells, kQueries>(q, pieces, *keys.plane, pass, p_.key_dim, scale, logits, beside);
     } else {
-      LogitsOf<Bf16Cells, kQueries>(q, pieces, *keys.plane, pass, p_.head_dim, scale, logits,
+      LogitsOf<Bf16Cells, kQueries>(q, pieces, *keys.plane, pass, p_.key_dim, scale, logits,
                                     beside);
     }
   }
@@ -177,7 +175,7 @@ class Bf16DotMath {
   template <int kQueries>
   HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values, int32_t pass,
                              const float* decay, float* HWY_RESTRICT sums, int32_t stride) const {
-    for (int32_t d = 0; d < p_.head_dim; d += kValueColumns, sums += stride) {
+    for (int32_t d = 0; d < p_.value_dim; d += kValueColumns, sums += stride) {
       if (values.in_cache) {
         AccumulateOf<Cells, kQueries>(weights, *values.plane, pass, d, decay, sums);
       } else {
@@ -247,12 +245,12 @@ class Bf16DotMath {
   // Not inlined, as the next: what a caller keeps would take the registers of the sums.
   template <class SomeCells, int kQueries, class Beside>
   static HWY_NOINLINE void LogitsOf(const Query* HWY_RESTRICT q, int pieces,
-                                    const CachedPlane& keys, int32_t pass, int32_t head_dim,
+                                    const CachedPlane& keys, int32_t pass, int32_t key_dim,
                                     float scale, float* HWY_RESTRICT logits, Beside& beside) {
     if constexpr (!SomeCells::kWorkBeside) beside.Finish();
     const int32_t tokens = keys.block_tokens();
     const size_t row_bytes = CellRowBytes(tokens);
-    const int32_t rows = head_dim / 2 / SomeCells::kPairs / keys.blocks();
+    const int32_t rows = key_dim / 2 / SomeCells::kPairs / keys.blocks();
     // Between two steps of `beside`. Every block's part of a plane is a multiple.
     const int32_t run = SomeCells::kWorkBeside ? 8 : rows;
     __m512 sum[kQueries][4];
@@ -260,7 +258,7 @@ class Bf16DotMath {
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
     }
     for (int piece = 0; piece < pieces; ++piece) {
-      const auto* factors = reinterpret_cast<const uint32_t*>(q + piece * head_dim);
+      const auto* factors = reinterpret_cast<const uint32_t*>(q + piece * key_dim);
       const std::byte* column[4];
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
         const int32_t first = c * kCellColumns;
@@ -272,7 +270,7 @@ class Bf16DotMath {
         const std::byte* ahead = keys.block(block) + keys.Ahead(block) + FirstLine<SomeCells>(pass);
         for (int32_t row = 0; row < rows; row += run) {
           if constexpr (SomeCells::kWorkBeside) beside.Step();
-          AddProducts<SomeCells, kQueries>(factors, pieces * head_dim / 2, column, row_bytes, run,
+          AddProducts<SomeCells, kQueries>(factors, pieces * key_dim / 2, column, row_bytes, run,
                                            ahead, sum);
           factors += run * SomeCells::kPairs;
           TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] += run * row_bytes;

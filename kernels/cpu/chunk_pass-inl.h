@@ -161,9 +161,9 @@ class ChunkPass {
       : p_(p),
         heads_(p.queries.heads),
         vectors_(p.queries.rows * p.queries.heads),
-        packed_elements_(Math::PackedElements(p.queries.dtype, p.head_dim)),
+        packed_elements_(Math::PackedElements(p.queries.dtype, p.key_dim)),
         planes_ahead_(PlanesAhead(PlaneBytes(p), 2 * p.kv_heads)),
-        layout_(p.kv_heads * vectors_, p.head_dim),
+        layout_(p.kv_heads * vectors_, p.key_dim, p.value_dim),
         math_(p, memory, layout_) {
     queries_ = reinterpret_cast<Query*>(memory + layout_.queries);
     logits_ = reinterpret_cast<float*>(memory + layout_.logits);
@@ -189,19 +189,19 @@ class ChunkPass {
   }
 
  private:
-  // Of one head's keys or values of a tile.
+  // Of one head's keys or values of a tile, whichever are less.
   static size_t PlaneBytes(const ChunkParams& p) {
-    return size_t(kTileKeys) * p.head_dim * SizeOf(p.kv_dtype);
+    return BytesOf(p.kv_dtype, kTileKeys * std::min(p.key_dim, p.value_dim));
   }
 
   HWY_INLINE void Begin() {
-    const size_t head_bytes = size_t(p_.head_dim) * SizeOf(p_.queries.dtype);
+    const size_t head_bytes = BytesOf(p_.queries.dtype, p_.key_dim);
     Query* packed = queries_;
     for (int32_t head = 0; head < p_.kv_heads; ++head) {
       for (int32_t r = 0; r < p_.queries.rows; ++r) {
         for (int32_t h = head * heads_; h < (head + 1) * heads_; ++h, packed += packed_elements_) {
           Math::PackQuery(p_.queries.dtype,
-                          p_.queries.q + r * p_.queries.row_bytes + h * head_bytes, p_.head_dim,
+                          p_.queries.q + r * p_.queries.row_bytes + h * head_bytes, p_.key_dim,
                           packed);
         }
       }
@@ -209,7 +209,7 @@ class ChunkPass {
     const int32_t all = p_.kv_heads * vectors_;
     std::fill_n(max_, all, kLowest);
     std::fill_n(weight_sums_, size_t(all) * kSumLanes, 0.0f);
-    std::fill_n(sums_, size_t(all) * p_.head_dim, 0.0f);
+    std::fill_n(sums_, size_t(all) * p_.value_dim, 0.0f);
   }
 
   // All heads' keys, then all heads' values: the order in which a page holds them.
@@ -245,8 +245,8 @@ class ChunkPass {
     return cached;
   }
   const std::byte* Source(int32_t plane) const {
-    return plane < p_.kv_heads ? p_.kv.k + plane * p_.kv.head_bytes
-                               : p_.kv.v + (plane - p_.kv_heads) * p_.kv.head_bytes;
+    return plane < p_.kv_heads ? p_.kv.k + plane * p_.kv.key_head_bytes
+                               : p_.kv.v + (plane - p_.kv_heads) * p_.kv.value_head_bytes;
   }
 
   // The logits of a head in units of log2, and the weights of the head before it.
@@ -293,7 +293,7 @@ class ChunkPass {
   }
   // The first kValueColumns sums of a vector of a head.
   HWY_INLINE float* Sums(int32_t head, int32_t vector) const {
-    return sums_ + head * vectors_ * p_.head_dim + vector * kValueColumns;
+    return sums_ + head * vectors_ * p_.value_dim + vector * kValueColumns;
   }
 
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
@@ -309,17 +309,17 @@ class ChunkPass {
   HWY_INLINE void Finish(float* o, float* lse) {
     const hn::ScalableTag<float> d;
     for (int32_t i = 0; i < p_.kv_heads * vectors_; ++i) {
-      float* out = o + i * p_.head_dim;
+      float* out = o + i * p_.value_dim;
       const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, weight_sums_ + i * kSumLanes)));
       if (sum == 0.0f) {  // saw no key of this chunk: the identity
-        std::fill_n(out, p_.head_dim, 0.0f);
+        std::fill_n(out, p_.value_dim, 0.0f);
         lse[i] = -std::numeric_limits<float>::infinity();
         continue;
       }
       const float value_scale = p_.v_scale == nullptr ? 1.0f : p_.v_scale[i / vectors_];
       const auto scale = hn::Set(d, value_scale / sum);
       const float* sums = Sums(i / vectors_, i % vectors_);
-      for (int32_t first = 0; first < p_.head_dim; first += kValueColumns) {
+      for (int32_t first = 0; first < p_.value_dim; first += kValueColumns) {
         for (int32_t j = 0; j < kValueColumns; j += HWY_LANES(float)) {
           hn::StoreU(hn::Mul(hn::Load(d, sums + j), scale), d, out + first + j);
         }
@@ -350,7 +350,7 @@ class ChunkPass {
   Query* queries_;      // [kv_heads * vectors, packed_elements]
   float* logits_;       // [vectors, kTileKeys] of one kv head; becomes weights
   float* weights_;      // [kv_heads * vectors, kTileKeys], as Math packs them
-  float* sums_;         // [kv_heads, head_dim / kValueColumns, vectors, kValueColumns]
+  float* sums_;         // [kv_heads, value_dim / kValueColumns, vectors, kValueColumns]
   float* weight_sums_;  // [kv_heads * vectors, kSumLanes]
   float* max_;          // [kv_heads * vectors], in units of log2
   float* decay_;        // [kv_heads * vectors]

@@ -20,16 +20,17 @@ inline constexpr int32_t kSumLanes = 16;
 // Where things lie in a Workspace. One layout serves every arithmetic: sizes are those of the
 // largest.
 struct WorkspaceLayout {
-  WorkspaceLayout(int32_t vectors, int32_t head_dim) {
-    queries = Take(size_t(vectors) * head_dim * 3 * sizeof(uint16_t));
+  WorkspaceLayout(int32_t vectors, int32_t key_dim, int32_t value_dim) {
+    const size_t wider = size_t(std::max(key_dim, value_dim));
+    queries = Take(size_t(vectors) * key_dim * 3 * sizeof(uint16_t));
     logits = Take(size_t(vectors) * kTileKeys * sizeof(float));
     weights = Take(size_t(vectors) * kTileKeys * sizeof(float));
-    sums = Take(size_t(vectors) * head_dim * sizeof(float));
+    sums = Take(size_t(vectors) * value_dim * sizeof(float));
     weight_sums = Take(size_t(vectors) * kSumLanes * sizeof(float));
     state = Take(size_t(vectors) * 2 * sizeof(float));
-    row = Take(size_t(head_dim) * sizeof(float));
-    k = Take(size_t(kTileKeys) * head_dim * sizeof(float));
-    v = Take(size_t(kTileKeys) * head_dim * sizeof(float));
+    row = Take(wider * sizeof(float));
+    k = Take(size_t(kTileKeys) * wider * sizeof(float));
+    v = Take(size_t(kTileKeys) * value_dim * sizeof(float));
   }
   size_t queries, logits, weights, sums, weight_sums, state, row, k, v;
   size_t bytes = 0;

@@ -44,10 +44,10 @@ class FloatMath {
         k_(reinterpret_cast<float*>(memory + layout.k)),
         v_(reinterpret_cast<float*>(memory + layout.v)) {}
 
-  static int32_t PackedElements(DType, int32_t head_dim) { return head_dim; }
-  static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t head_dim,
+  static int32_t PackedElements(DType, int32_t key_dim) { return key_dim; }
+  static HWY_INLINE void PackQuery(DType type, const std::byte* src, int32_t key_dim,
                                    Query* packed) {
-    WidenRow(type, src, packed, head_dim);
+    WidenRow(type, src, packed, key_dim);
   }
   // Weights are used as they are.
   static HWY_INLINE void PackWeights(const float* weights, int64_t first, float* packed) {
@@ -57,10 +57,10 @@ class FloatMath {
   // What stands in the columns of slots that are not live is nobody's business: logits are masked.
   View Keys(const CachedPlane& keys) const {
     if (p_.kv.pages == nullptr) {
-      TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.row_bytes, *keys.tile, p_.head_dim, row_,
+      TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.key_row_bytes, *keys.tile, p_.key_dim, row_,
                          k_);
     } else {
-      UnpackKeys(p_.kv_dtype, keys, p_.head_dim, k_);
+      UnpackKeys(p_.kv_dtype, keys, p_.key_dim, k_);
     }
     return {k_, size_t(kTileKeys), kWholeTile};
   }
@@ -68,14 +68,15 @@ class FloatMath {
   View Values(const CachedPlane& values) const {
     const Tile& tile = *values.tile;
     if (p_.kv.pages != nullptr) {
-      UnpackValues(p_.kv_dtype, values, p_.head_dim, v_);
+      UnpackValues(p_.kv_dtype, values, p_.value_dim, v_);
     } else if (p_.kv_dtype == DType::kF32) {
-      const std::byte* first = values.head + tile.begin * p_.kv.row_bytes;
-      return {reinterpret_cast<const float*>(first), p_.kv.row_bytes / sizeof(float), tile.live};
+      const std::byte* first = values.head + tile.begin * p_.kv.value_row_bytes;
+      return {reinterpret_cast<const float*>(first), p_.kv.value_row_bytes / sizeof(float),
+              tile.live};
     } else {
-      WidenDenseValues(p_.kv_dtype, values.head, p_.kv.row_bytes, tile, p_.head_dim, v_);
+      WidenDenseValues(p_.kv_dtype, values.head, p_.kv.value_row_bytes, tile, p_.value_dim, v_);
     }
-    return {v_, size_t(p_.head_dim), tile.live};
+    return {v_, size_t(p_.value_dim), tile.live};
   }
 
   bool AllFinite(const View& values) const {
@@ -100,8 +101,8 @@ class FloatMath {
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) sum[m][c] = hn::Zero(d);
       }
-      for (int32_t i = 0; i < p_.head_dim; ++i) {
-        AddRow<kQueries>(q + i, p_.head_dim, keys.rows + i * keys.stride + j, sum);
+      for (int32_t i = 0; i < p_.key_dim; ++i) {
+        AddRow<kQueries>(q + i, p_.key_dim, keys.rows + i * keys.stride + j, sum);
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
@@ -120,7 +121,7 @@ class FloatMath {
                              int32_t /*pass*/, const float* decay, float* HWY_RESTRICT sums,
                              int32_t stride) const {
     static_assert(kValueColumns % kBlock == 0);
-    for (int32_t i = 0; i < p_.head_dim; i += kBlock) {
+    for (int32_t i = 0; i < p_.value_dim; i += kBlock) {
       float* HWY_RESTRICT block = sums + i / kValueColumns * stride + i % kValueColumns;
       V sum[kQueries][kVectors];
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
@@ -164,16 +165,16 @@ class FloatMath {
 
   HWY_INLINE bool RowFinite(const float* row) const {
     auto finite = hn::IsFinite(hn::LoadU(d, row));
-    for (int32_t i = kLanes; i < p_.head_dim; i += kLanes) {
+    for (int32_t i = kLanes; i < p_.value_dim; i += kLanes) {
       finite = hn::And(finite, hn::IsFinite(hn::LoadU(d, row + i)));
     }
     return hn::AllTrue(d, finite);
   }
 
   const ChunkParams& p_;
-  float* const row_;  // [head_dim]
-  float* const k_;    // [head_dim, kTileKeys]
-  float* const v_;    // [kTileKeys, head_dim]
+  float* const row_;  // [the wider of key_dim and value_dim]
+  float* const k_;    // [key_dim, kTileKeys]
+  float* const v_;    // [kTileKeys, value_dim]
 };
 
 }  // namespace

@@ -35,9 +35,9 @@ HWY_INLINE void SplitPairs(const std::byte* pairs, float* HWY_RESTRICT first,
   const hn::ScalableTag<float> d;
   constexpr int32_t kLanes = HWY_LANES(float);
   for (int32_t i = 0; i < kCellColumns; i += kLanes) {
-    const std::byte* at = pairs + 2 * i * SizeOf(kType);
+    const std::byte* at = pairs + BytesOf(kType, 2 * i);
     const auto low = Widen<kType>(d, at);
-    const auto high = Widen<kType>(d, at + kLanes * SizeOf(kType));
+    const auto high = Widen<kType>(d, at + BytesOf(kType, kLanes));
     hn::StoreU(hn::ConcatEven(d, high, low), d, first + i);
     hn::StoreU(hn::ConcatOdd(d, high, low), d, second + i);
   }
@@ -47,11 +47,11 @@ HWY_INLINE void SplitPairs(const std::byte* pairs, float* HWY_RESTRICT first,
 // One cell to the rows of its pairs: the halves of pair i go to rows 2 * i and 2 * i + 1.
 template <DType kType>
 HWY_INLINE void UnpackCell(const std::byte* cell, float* HWY_RESTRICT rows, size_t stride) {
-  constexpr int32_t kPairs = CellPairs(SizeOf(kType));
+  constexpr int32_t kPairs = CellPairs(BytesOf(kType, 1));
   if constexpr (kPairs == 1) {
     SplitPairs<kType>(cell, rows, rows + stride);
   } else {
-    constexpr size_t kQuadBytes = 4 * 2 * SizeOf(kType);  // four columns of a pair
+    constexpr size_t kQuadBytes = BytesOf(kType, 4 * 2);  // four columns of a pair
     for (int32_t i = 0; i < kPairs; ++i) {
       HWY_ALIGN std::byte pairs[kCellBytes / kPairs];
       for (int32_t quad = 0; quad < kCellColumns / 4; ++quad) {
@@ -66,7 +66,7 @@ HWY_INLINE void UnpackCell(const std::byte* cell, float* HWY_RESTRICT rows, size
 template <DType kType>
 void UnpackPlane(const std::byte* plane, ptrdiff_t ahead, int32_t columns, int32_t pairs,
                  float* rows, size_t stride) {
-  for (int32_t pair = 0; pair < pairs; pair += CellPairs(SizeOf(kType))) {
+  for (int32_t pair = 0; pair < pairs; pair += CellPairs(BytesOf(kType, 1))) {
     for (int32_t x = 0; x < columns; x += kCellColumns, plane += kCellBytes) {
       AskFor(plane + ahead);
       UnpackCell<kType>(plane, rows + 2 * pair * stride + x, stride);
@@ -90,49 +90,50 @@ HWY_INLINE void UnpackPlane(DType type, const std::byte* plane, ptrdiff_t ahead,
   }
 }
 
-// To rows [head_dim, kTileKeys].
-HWY_INLINE void UnpackKeys(DType type, const CachedPlane& keys, int32_t head_dim, float* rows) {
+// To rows [key_dim, kTileKeys].
+HWY_INLINE void UnpackKeys(DType type, const CachedPlane& keys, int32_t key_dim, float* rows) {
   const int32_t tokens = keys.block_tokens();
   for (int32_t block = 0; block < keys.blocks(); ++block) {
-    UnpackPlane(type, keys.block(block), keys.Ahead(block), tokens, head_dim / 2,
+    UnpackPlane(type, keys.block(block), keys.Ahead(block), tokens, key_dim / 2,
                 rows + block * tokens, kTileKeys);
   }
 }
 
-// To rows [kTileKeys, head_dim].
-HWY_INLINE void UnpackValues(DType type, const CachedPlane& values, int32_t head_dim, float* rows) {
+// To rows [kTileKeys, value_dim].
+HWY_INLINE void UnpackValues(DType type, const CachedPlane& values, int32_t value_dim,
+                             float* rows) {
   const int32_t tokens = values.block_tokens();
-  const size_t plane_bytes = size_t(tokens) * kValueColumns * SizeOf(type);
+  const size_t plane_bytes = BytesOf(type, int64_t{tokens} * kValueColumns);
   for (int32_t block = 0; block < values.blocks(); ++block) {
-    for (int32_t d = 0; d < head_dim; d += kValueColumns) {
+    for (int32_t d = 0; d < value_dim; d += kValueColumns) {
       UnpackPlane(type, values.block(block) + d / kValueColumns * plane_bytes, values.Ahead(block),
-                  kValueColumns, tokens / 2, rows + size_t(block) * tokens * head_dim + d,
-                  head_dim);
+                  kValueColumns, tokens / 2, rows + size_t(block) * tokens * value_dim + d,
+                  value_dim);
     }
   }
 }
 
-// From dense rows, a token every row_bytes from slot 0 on, to rows [head_dim, kTileKeys]. Slots
-// that are not live are not read and stand as zeros. `row` holds head_dim floats.
+// From dense rows, a token every row_bytes from slot 0 on, to rows [key_dim, kTileKeys]. Slots
+// that are not live are not read and stand as zeros. `row` holds key_dim floats.
 HWY_INLINE void TransposeDenseKeys(DType type, const std::byte* source, size_t row_bytes,
-                                   const Tile& tile, int32_t head_dim, float* HWY_RESTRICT row,
+                                   const Tile& tile, int32_t key_dim, float* HWY_RESTRICT row,
                                    float* HWY_RESTRICT rows) {
   for (int64_t j = 0; j < kTileKeys; ++j) {
     if ((tile.live >> j & 1) != 0) {
-      WidenRow(type, source + (tile.begin + j) * row_bytes, row, head_dim);
+      WidenRow(type, source + (tile.begin + j) * row_bytes, row, key_dim);
     } else {
-      std::fill_n(row, head_dim, 0.0f);
+      std::fill_n(row, key_dim, 0.0f);
     }
-    for (int32_t i = 0; i < head_dim; ++i) rows[i * kTileKeys + j] = row[i];
+    for (int32_t i = 0; i < key_dim; ++i) rows[i * kTileKeys + j] = row[i];
   }
 }
 
-// From dense rows to rows [kTileKeys, head_dim]; of live slots only.
+// From dense rows to rows [kTileKeys, value_dim]; of live slots only.
 HWY_INLINE void WidenDenseValues(DType type, const std::byte* source, size_t row_bytes,
-                                 const Tile& tile, int32_t head_dim, float* rows) {
+                                 const Tile& tile, int32_t value_dim, float* rows) {
   for (int64_t j = 0; j < kTileKeys; ++j) {
     if ((tile.live >> j & 1) == 0) continue;
-    WidenRow(type, source + (tile.begin + j) * row_bytes, rows + j * head_dim, head_dim);
+    WidenRow(type, source + (tile.begin + j) * row_bytes, rows + j * value_dim, value_dim);
   }
 }
 

@@ -60,34 +60,43 @@ constexpr size_t PairOffset(size_t element_bytes, int32_t columns, int32_t pair,
   return cell + size_t(element) * element_bytes;
 }
 
-// Bytes of one head's keys (or values) in one block.
-constexpr size_t BlockPlaneBytes(const PagedKv& kv) {
-  return size_t(BlockTokens(kv.page_size)) * kv.head_dim * SizeOf(kv.dtype);
+// Bytes of one head's keys (values) in one block. The padding that KeyRowBytes counts ends the
+// plane; nothing is ever written there, nor read.
+constexpr size_t KeyBlockBytes(const PagedKv& kv) {
+  return KeyPlaneBytes(kv.geometry, BlockTokens(kv.page_size));
+}
+constexpr size_t ValueBlockBytes(const PagedKv& kv) {
+  return ValuePlaneBytes(kv.geometry, BlockTokens(kv.page_size));
+}
+// Bytes of one block: the keys of all heads, then their values.
+constexpr size_t BlockBytes(const PagedKv& kv) {
+  return PageBytes(kv.geometry, BlockTokens(kv.page_size));
 }
 
 // Byte offset, in a page, of the keys of a head in the block that holds a token.
 constexpr size_t KeyBlockOffset(const PagedKv& kv, int32_t head, int32_t token) {
-  const size_t plane = size_t(token / BlockTokens(kv.page_size)) * 2 * kv.kv_heads + head;
-  return plane * BlockPlaneBytes(kv);
+  return size_t(token / BlockTokens(kv.page_size)) * BlockBytes(kv) +
+         KeyPlaneOffset(kv.geometry, BlockTokens(kv.page_size), head);
 }
 // The same for V.
 constexpr size_t ValueBlockOffset(const PagedKv& kv, int32_t head, int32_t token) {
-  return KeyBlockOffset(kv, kv.kv_heads + head, token);
+  return size_t(token / BlockTokens(kv.page_size)) * BlockBytes(kv) +
+         ValuePlaneOffset(kv.geometry, BlockTokens(kv.page_size), head);
 }
 
 // Byte offset, in a page, of channel d of the key of a token (a slot of the page).
 constexpr size_t KeyOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t columns = BlockTokens(kv.page_size);
   return KeyBlockOffset(kv, head, token) +
-         PairOffset(SizeOf(kv.dtype), columns, d / 2, token % columns, d % 2);
+         PairOffset(BytesOf(kv.geometry.dtype, 1), columns, d / 2, token % columns, d % 2);
 }
 // The same for V.
 constexpr size_t ValueOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t tokens = BlockTokens(kv.page_size);
-  const size_t plane_bytes = size_t(tokens) * kValueColumns * SizeOf(kv.dtype);
+  const size_t plane_bytes = size_t(tokens) * kValueColumns * BytesOf(kv.geometry.dtype, 1);
   return ValueBlockOffset(kv, head, token) + d / kValueColumns * plane_bytes +
-         PairOffset(SizeOf(kv.dtype), kValueColumns, token % tokens / 2, d % kValueColumns,
-                    token % 2);
+         PairOffset(BytesOf(kv.geometry.dtype, 1), kValueColumns, token % tokens / 2,
+                    d % kValueColumns, token % 2);
 }
 
 }  // namespace tributary::cpu

@@ -14,7 +14,7 @@ void ForEachKeyPair(const PagedKv& kv, RowPlace place, std::byte* page, const Vi
   const int32_t columns = BlockTokens(kv.page_size);
   const int32_t column = place.token % columns;
   std::byte* plane = page + KeyBlockOffset(kv, place.head, place.token);
-  for (int32_t pair = 0; pair < kv.head_dim / 2; ++pair) {
+  for (int32_t pair = 0; pair < kv.geometry.key_dim / 2; ++pair) {
     visit(plane + PairOffset(kBytes, columns, pair, column, 0));
   }
 }
@@ -25,7 +25,7 @@ void ForEachValueElement(const PagedKv& kv, RowPlace place, std::byte* page, con
   const int32_t tokens = BlockTokens(kv.page_size);
   const int32_t token = place.token % tokens;
   std::byte* plane = page + ValueBlockOffset(kv, place.head, place.token);
-  for (int32_t d = 0; d < kv.head_dim; d += kValueColumns) {
+  for (int32_t d = 0; d < kv.geometry.value_dim; d += kValueColumns) {
     for (int32_t column = 0; column < kValueColumns; ++column) {
       visit(plane + PairOffset(kBytes, kValueColumns, token / 2, column, token % 2));
     }
@@ -50,7 +50,7 @@ void ForEachPiece(const PagedKv& kv, RowPlace place, const Visit& visit) {
 
 template <typename Visit>
 void ForEachPiece(const PagedKv& kv, RowPlace place, const Visit& visit) {
-  if (SizeOf(kv.dtype) == 1) {
+  if (BitsOf(kv.geometry.dtype) == 8) {
     ForEachPiece<1>(kv, place, visit);
   } else {
     ForEachPiece<2>(kv, place, visit);

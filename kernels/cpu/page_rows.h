@@ -18,8 +18,8 @@ struct RowPlace {
   int32_t token = 0;  // slot in the page
 };
 
-// Writes a row of head_dim elements of the cache's type. Touches no other element, so that rows of
-// neighbouring tokens may be written at the same time.
+// Writes a row of key_dim or value_dim elements of the cache's type. Touches no other element, so
+// that rows of neighbouring tokens may be written at the same time.
 void StoreRow(const PagedKv& kv, RowPlace place, const std::byte* row);
 
 // Whether the page holds these very bytes.

@@ -31,12 +31,12 @@ inline constexpr size_t kScratchPlaneBytes = size_t{kTileColumns} * kValueColumn
 // Calls body(source cell, number of its first pair, first column) for every cell of a tile's keys,
 // and asks for what lies ahead.
 template <class Cells, class Body>
-HWY_INLINE void ForEachKeyCell(const CachedPlane& keys, int32_t head_dim, const Body& body) {
+HWY_INLINE void ForEachKeyCell(const CachedPlane& keys, int32_t key_dim, const Body& body) {
   const int32_t tokens = keys.block_tokens();
   for (int32_t block = 0; block < keys.blocks(); ++block) {
     const std::byte* cell = keys.block(block);
     const ptrdiff_t ahead = keys.Ahead(block);
-    for (int32_t pair = 0; pair < head_dim / 2; pair += Cells::kPairs) {
+    for (int32_t pair = 0; pair < key_dim / 2; pair += Cells::kPairs) {
       for (int32_t x = 0; x < tokens; x += kCellColumns, cell += kCellBytes) {
         AskFor(cell + ahead);
         body(cell, pair, block * tokens + x);
@@ -48,12 +48,12 @@ HWY_INLINE void ForEachKeyCell(const CachedPlane& keys, int32_t head_dim, const 
 // Calls body(source cell, plane, number of its first pair, first column) for every cell of a tile's
 // values, and asks for what lies ahead.
 template <class Cells, class Body>
-HWY_INLINE void ForEachValueCell(const CachedPlane& values, int32_t head_dim, const Body& body) {
+HWY_INLINE void ForEachValueCell(const CachedPlane& values, int32_t value_dim, const Body& body) {
   const int32_t tokens = values.block_tokens();
   for (int32_t block = 0; block < values.blocks(); ++block) {
     const std::byte* cell = values.block(block);
     const ptrdiff_t ahead = values.Ahead(block);
-    for (int32_t plane = 0; plane < head_dim / kValueColumns; ++plane) {
+    for (int32_t plane = 0; plane < value_dim / kValueColumns; ++plane) {
       for (int32_t pair = 0; pair < tokens / 2; pair += Cells::kPairs) {
         for (int32_t x = 0; x < kValueColumns; x += kCellColumns, cell += kCellBytes) {
           AskFor(cell + ahead);
@@ -65,9 +65,9 @@ HWY_INLINE void ForEachValueCell(const CachedPlane& values, int32_t head_dim, co
 }
 
 template <class Cells>
-void ConvertKeys(const CachedPlane& keys, int32_t head_dim, std::byte* planes) {
+void ConvertKeys(const CachedPlane& keys, int32_t key_dim, std::byte* planes) {
   ForEachKeyCell<Cells>(
-      keys, head_dim, [&](const std::byte* cell, int32_t pair, int32_t column) HWY_ATTR {
+      keys, key_dim, [&](const std::byte* cell, int32_t pair, int32_t column) HWY_ATTR {
         __m512i pairs[Cells::kPairs];
         Cells::Load(cell, pairs);
         TRIBUTARY_UNROLL for (int i = 0; i < Cells::kPairs; ++i) {
@@ -78,9 +78,9 @@ void ConvertKeys(const CachedPlane& keys, int32_t head_dim, std::byte* planes) {
 
 // Tokens that the mask has not become zeros.
 template <class Cells>
-void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t head_dim, std::byte* planes) {
+void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t value_dim, std::byte* planes) {
   ForEachValueCell<Cells>(
-      values, head_dim,
+      values, value_dim,
       [&](const std::byte* cell, int32_t plane, int32_t pair, int32_t column) HWY_ATTR {
         __m512i pairs[Cells::kPairs];
         Cells::Load(cell, pairs);
@@ -96,11 +96,11 @@ void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t head_dim, s
 }
 
 template <class Cells>
-bool AllPairsFinite(const CachedPlane& values, int32_t head_dim) {
+bool AllPairsFinite(const CachedPlane& values, int32_t value_dim) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 special = 0;
   ForEachValueCell<Cells>(
-      values, head_dim, [&](const std::byte* cell, int32_t, int32_t, int32_t) HWY_ATTR {
+      values, value_dim, [&](const std::byte* cell, int32_t, int32_t, int32_t) HWY_ATTR {
         __m512i pairs[Cells::kPairs];
         Cells::Load(cell, pairs);
         TRIBUTARY_UNROLL for (int i = 0; i < Cells::kPairs; ++i) {
@@ -131,10 +131,10 @@ HWY_INLINE void Transpose(__m512i (&x)[16]) {
 // Rows of bf16 from `source`, a token every row_bytes from slot 0 on. Slots that are not live are
 // not read and stand as zeros.
 inline void PackDenseKeys(const std::byte* source, size_t row_bytes, const Tile& tile,
-                          int32_t head_dim, std::byte* planes) {
+                          int32_t key_dim, std::byte* planes) {
   for (int32_t token = 0; token < kTileColumns; token += kCellColumns) {
     const std::byte* rows = source + (tile.begin + token) * row_bytes;
-    for (int32_t pair = 0; pair < head_dim / 2; pair += 16) {
+    for (int32_t pair = 0; pair < key_dim / 2; pair += 16) {
       __m512i x[16];
       TRIBUTARY_UNROLL for (int j = 0; j < 16; ++j) {
         const bool live = (tile.live >> (token + j) & 1) != 0;
@@ -148,7 +148,7 @@ inline void PackDenseKeys(const std::byte* source, size_t row_bytes, const Tile&
   }
 }
 inline void PackDenseValues(const std::byte* source, size_t row_bytes, const Tile& tile,
-                            int32_t head_dim, std::byte* planes) {
+                            int32_t value_dim, std::byte* planes) {
   const auto load = [&](int32_t token, int32_t d) HWY_ATTR {
     if ((tile.live >> token & 1) == 0) return _mm512_setzero_si512();
     const std::byte* row = source + (tile.begin + token) * row_bytes;
@@ -156,7 +156,7 @@ inline void PackDenseValues(const std::byte* source, size_t row_bytes, const Til
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d * sizeof(uint16_t))));
   };
   for (int32_t token = 0; token < kTileColumns; token += 2) {
-    for (int32_t d = 0; d < head_dim; d += kCellColumns) {
+    for (int32_t d = 0; d < value_dim; d += kCellColumns) {
       const __m512i pairs =
           _mm512_or_si512(load(token, d), _mm512_slli_epi32(load(token + 1, d), 16));
       _mm512_store_si512(planes + d / kValueColumns * kScratchPlaneBytes +

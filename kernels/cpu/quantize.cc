@@ -120,13 +120,13 @@ void QuantizeRowImpl(DType from, const std::byte* src, float scale, DType to, st
   HWY_ALIGN float wide[kBlock];
   size_t done = 0;
   for (; done + kBlock <= n; done += kBlock) {
-    WidenRow(from, src + done * SizeOf(from), wide, kBlock);
+    WidenRow(from, src + BytesOf(from, done), wide, kBlock);
     if (scale != 1.0f) {
       for (size_t i = 0; i < kBlock; i += hn::Lanes(d)) {
         hn::Store(hn::Div(hn::Load(d, wide + i), hn::Set(d, scale)), d, wide + i);
       }
     }
-    EncodeRow(to, wide, dst + done * SizeOf(to), kBlock);
+    EncodeRow(to, wide, dst + BytesOf(to, done), kBlock);
   }
   for (; done < n; ++done) StoreElement(to, dst, done, LoadElement(from, src, done) / scale);
 }

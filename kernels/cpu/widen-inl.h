@@ -88,7 +88,7 @@ HWY_INLINE void WidenRow(const std::byte* src, float* HWY_RESTRICT dst, size_t n
   constexpr size_t kLanes = HWY_LANES(float);
   const size_t whole = n / kLanes * kLanes;
   for (size_t i = 0; i < whole; i += kLanes) {
-    hn::StoreU(Widen<kType>(d, src + i * SizeOf(kType)), d, dst + i);
+    hn::StoreU(Widen<kType>(d, src + BytesOf(kType, i)), d, dst + i);
   }
   for (size_t i = whole; i < n; ++i) dst[i] = LoadElement(kType, src, i);
 }

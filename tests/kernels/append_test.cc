@@ -18,9 +18,7 @@ struct AppendCase {
   AppendCase(DType cache, DType input, int32_t head_dim, int32_t page_size) {
     p.kv.num_pages = 5;
     p.kv.page_size = page_size;
-    p.kv.kv_heads = 3;
-    p.kv.head_dim = head_dim;
-    p.kv.dtype = cache;
+    p.kv.geometry = SquareGeometry(/*kv_heads=*/3, head_dim, cache);
     p.kv.k_scale = k_scale;
     p.kv.v_scale = v_scale;
     memory.assign(p.kv.num_pages * PageBytes(p.kv), std::byte{0x5a});
@@ -31,7 +29,7 @@ struct AppendCase {
     std::shuffle(slots.begin(), slots.end(), generator);
     slots.resize(slots.size() / 3);
     slots[1] = slots[4] = kPadSlot;
-    const size_t n = slots.size() * p.kv.kv_heads * head_dim;
+    const size_t n = slots.size() * p.kv.geometry.kv_heads * head_dim;
     k = RandomTensor(input, n, 1, 100.0f);
     v = RandomTensor(input, n, 2, 0.01f);
     StoreElement(input, k.data(), 5, std::numeric_limits<float>::quiet_NaN());

@@ -21,7 +21,7 @@ inline std::vector<std::byte> RandomTensor(DType type, size_t n, uint32_t seed,
                                            float deviation = 1.0f) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal(0.0f, deviation);
-  std::vector<std::byte> data(n * SizeOf(type));
+  std::vector<std::byte> data(BytesOf(type, n));
   for (size_t i = 0; i < n; ++i) StoreElement(type, data.data(), i, normal(generator));
   return data;
 }
@@ -30,6 +30,7 @@ struct AttentionShape {
   DType kv_dtype = DType::kBf16;
   DType q_dtype = DType::kBf16;
   int32_t head_dim = 64;
+  int32_t value_dim = 0;  // 0: head_dim
   int32_t kv_heads = 2;
   int32_t group = 4;
   int32_t page_size = 16;
@@ -37,6 +38,8 @@ struct AttentionShape {
   float q_deviation = 1.0f;
   bool scaled = false;  // k_scale and v_scale other than 1
   uint32_t seed = 1;
+
+  int32_t ValueDim() const { return value_dim == 0 ? head_dim : value_dim; }
 };
 
 // Sequences, each with the ranges of its rows. Every slot that no row sees holds NaN, and every
@@ -49,7 +52,7 @@ class AttentionCase {
     Build(sequences);
     q_ = RandomTensor(shape.q_dtype, keys_.size() * q_heads() * shape.head_dim, shape.seed + 7,
                       shape.q_deviation);
-    o.resize(keys_.size() * q_heads() * shape.head_dim);
+    o.resize(keys_.size() * q_heads() * shape.ValueDim());
     lse.resize(keys_.size() * q_heads());
     Poison(std::span(o));
     Poison(std::span(lse));
@@ -59,7 +62,7 @@ class AttentionCase {
 
   int32_t q_heads() const { return shape_.kv_heads * shape_.group; }
   std::vector<int64_t> o_shape() const {
-    return {int64_t(keys_.size()), q_heads(), shape_.head_dim};
+    return {int64_t(keys_.size()), q_heads(), shape_.ValueDim()};
   }
   std::vector<int64_t> lse_shape() const { return {int64_t(keys_.size()), q_heads()}; }
 
@@ -88,16 +91,16 @@ class AttentionCase {
 
   // Reads an element of a value as the reference does.
   float Value(size_t sequence, int64_t slot, int32_t head, int32_t d) {
-    return LoadElement(kv_.dtype, Plain(/*value=*/true, sequence, slot, head, d), 0);
+    return LoadElement(kv_.geometry.dtype, Plain(/*value=*/true, sequence, slot, head, d), 0);
   }
   std::span<const int32_t> pages(size_t sequence) const { return page_tables_[sequence]; }
   std::vector<std::byte>& q() { return q_; }
   // Overwrites one element of a key or a value.
   void Set(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d, float x) {
-    StoreElement(kv_.dtype, Plain(value, sequence, slot, head, d), 0, x);
+    StoreElement(kv_.geometry.dtype, Plain(value, sequence, slot, head, d), 0, x);
     const size_t at = CpuOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
                                 slot % shape_.page_size, d);
-    StoreElement(kv_.dtype, &memory_[at], 0, x);
+    StoreElement(kv_.geometry.dtype, &memory_[at], 0, x);
   }
 
   std::vector<float> o;
@@ -121,9 +124,10 @@ class AttentionCase {
     }
     kv_.num_pages = pages + 3;
     kv_.page_size = shape_.page_size;
-    kv_.kv_heads = shape_.kv_heads;
-    kv_.head_dim = shape_.head_dim;
-    kv_.dtype = shape_.kv_dtype;
+    kv_.geometry = {.kv_heads = shape_.kv_heads,
+                    .key_dim = shape_.head_dim,
+                    .value_dim = shape_.ValueDim(),
+                    .dtype = shape_.kv_dtype};
     for (int32_t h = 0; h < shape_.kv_heads && shape_.scaled; ++h) {
       k_scale_.push_back(0.75f + 0.5f * h);
       v_scale_.push_back(1.5f - 0.25f * h);
@@ -166,12 +170,12 @@ class AttentionCase {
 
   // The contents of a slot depend on the sequence and the slot only, not on what else is there.
   void Fill(size_t sequence, const std::vector<char>& live) {
-    const size_t n = size_t(shape_.kv_heads) * shape_.head_dim;
+    const auto heads = static_cast<size_t>(shape_.kv_heads);
     for (size_t slot = 0; slot < live.size(); ++slot) {
       if (!live[slot]) continue;
       const uint32_t seed = shape_.seed * 1000003u + uint32_t(sequence) * 7919u + uint32_t(slot);
-      const std::vector<std::byte> k = RandomTensor(DType::kF32, n, seed);
-      const std::vector<std::byte> v = RandomTensor(DType::kF32, n, ~seed);
+      const std::vector<std::byte> k = RandomTensor(DType::kF32, heads * shape_.head_dim, seed);
+      const std::vector<std::byte> v = RandomTensor(DType::kF32, heads * shape_.ValueDim(), ~seed);
       const int64_t to =
           int64_t{page_tables_[sequence][slot / shape_.page_size]} * shape_.page_size +
           int64_t(slot % shape_.page_size);
@@ -192,8 +196,8 @@ class AttentionCase {
     PagedKv plain = kv_;
     plain.base = plain_.data();
     const int32_t page = page_tables_[sequence][slot / shape_.page_size];
-    std::byte* plane = value ? ValuePlane(plain, page, head) : KeyPlane(plain, page, head);
-    return plane + (slot % shape_.page_size * shape_.head_dim + d) * SizeOf(kv_.dtype);
+    const auto at = static_cast<int32_t>(slot % shape_.page_size);
+    return (value ? ValueRow : KeyRow)(plain, page, head, at) + BytesOf(shape_.kv_dtype, d);
   }
 
   AttentionShape shape_;

@@ -34,7 +34,7 @@ struct MergeCase {
     p.lse = lse_pointers;
     p.rows = rows;
     p.heads = heads;
-    p.head_dim = head_dim;
+    p.value_dim = head_dim;
     p.out = out.data();
     p.lse_out = lse_out.data();
   }
@@ -44,7 +44,7 @@ struct MergeCase {
   // Makes a source empty for row-head `at`.
   void MakeEmpty(int32_t source, size_t at, float filler = 0.0f) {
     lse[source][at] = -kInf;
-    std::fill_n(o[source].begin() + at * p.head_dim, p.head_dim, filler);
+    std::fill_n(o[source].begin() + at * p.value_dim, p.value_dim, filler);
   }
 
   std::vector<std::vector<float>> o, lse;
@@ -60,7 +60,7 @@ void ExpectMatchesReference(const MergeCase& c, cpu::ThreadPool& pool) {
   const Status status = cpu::MergePartials(c.p, pool);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(AllClose(c.lse_out, expected.lse, kTolerance, {c.p.rows, c.p.heads}));
-  EXPECT_TRUE(AllClose(c.out, expected.o, kTolerance, {c.p.rows, c.p.heads, c.p.head_dim}));
+  EXPECT_TRUE(AllClose(c.out, expected.o, kTolerance, {c.p.rows, c.p.heads, c.p.value_dim}));
 }
 
 TEST(MergeTest, AnyNumberOfSources) {

@@ -33,7 +33,8 @@ struct NewTokensCase {
     }
     p.q_heads = s.kv_heads * s.group;
     p.kv_heads = s.kv_heads;
-    p.head_dim = s.head_dim;
+    p.key_dim = s.head_dim;
+    p.value_dim = s.head_dim;
     p.head_begin = s.head_begin;
     p.head_count = s.head_count < 0 ? p.q_heads : s.head_count;
     q = RandomTensor(s.q_dtype, size_t(p.rows) * p.q_heads * s.head_dim, 1);
@@ -69,7 +70,7 @@ class NewTokensTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void ExpectMatchesReference(const NewTokensCase& c) {
     SCOPED_TRACE(std::string("q ") + Name(c.p.q_dtype) + ", kv " + Name(c.p.kv_dtype) +
-                 ", head_dim " + std::to_string(c.p.head_dim) + ", heads " +
+                 ", head_dim " + std::to_string(c.p.key_dim) + ", heads " +
                  std::to_string(c.p.head_begin) + " + " + std::to_string(c.p.head_count) + " of " +
                  std::to_string(c.p.q_heads) + " / " + std::to_string(c.p.kv_heads));
     const Status status = cpu::NewTokens(c.p, pool_);
@@ -77,7 +78,7 @@ class NewTokensTest : public ::testing::TestWithParam<int64_t> {
     const ReferenceResult expected = ReferenceNewTokens(c.p);
     EXPECT_TRUE(AllClose(c.lse, expected.lse, kAttentionTolerance, {c.p.rows, c.p.head_count}));
     EXPECT_TRUE(AllClose(c.o, expected.o, AttentionTolerance(c.p.q_dtype),
-                         {c.p.rows, c.p.head_count, c.p.head_dim}));
+                         {c.p.rows, c.p.head_count, c.p.value_dim}));
   }
   void ExpectMatchesReference(const NewTokensShape& shape) {
     ExpectMatchesReference(NewTokensCase(shape));
@@ -151,12 +152,12 @@ TEST_P(NewTokensTest, LaterNansDoNotReachEarlierRows) {
   NewTokensShape shape;
   shape.lengths = {100};
   NewTokensCase c(shape);
-  const size_t stride = size_t(c.p.kv_heads) * c.p.head_dim;
+  const size_t stride = size_t(c.p.kv_heads) * c.p.key_dim;
   StoreElement(shape.kv_dtype, c.v.data(), 70 * stride + 3, std::nanf(""));
-  StoreElement(shape.kv_dtype, c.k.data(), 90 * stride + c.p.head_dim, std::nanf(""));
+  StoreElement(shape.kv_dtype, c.k.data(), 90 * stride + c.p.key_dim, std::nanf(""));
   ExpectMatchesReference(c);
   for (int32_t row = 0; row < 100; ++row) {
-    EXPECT_EQ(std::isnan(c.o[size_t(row) * c.p.head_count * c.p.head_dim + 3]), row >= 70) << row;
+    EXPECT_EQ(std::isnan(c.o[size_t(row) * c.p.head_count * c.p.value_dim + 3]), row >= 70) << row;
     EXPECT_EQ(std::isnan(c.lse[row * c.p.head_count + 7]), row >= 90) << row;
   }
 }

@@ -13,8 +13,9 @@ namespace {
 constexpr DType kCacheTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
 
 PagedKv Shape(DType dtype, int32_t page_size, int32_t head_dim) {
-  return {
-      .num_pages = 1, .page_size = page_size, .kv_heads = 3, .head_dim = head_dim, .dtype = dtype};
+  return {.num_pages = 1,
+          .page_size = page_size,
+          .geometry = SquareGeometry(/*kv_heads=*/3, head_dim, dtype)};
 }
 
 // Calls body(shape) for every shape of a page.
@@ -31,14 +32,14 @@ TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndThePageHasNoOther) {
   ForEachShape([](const PagedKv& kv) {
     std::vector<char> taken(PageBytes(kv));
     const auto take = [&](size_t offset) {
-      for (size_t i = 0; i < SizeOf(kv.dtype); ++i) {
+      for (size_t i = 0; i < BytesOf(kv.geometry.dtype, 1); ++i) {
         ASSERT_LT(offset + i, taken.size());
         EXPECT_EQ(taken[offset + i]++, 0);
       }
     };
-    for (int32_t head = 0; head < kv.kv_heads; ++head) {
+    for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
       for (int32_t token = 0; token < kv.page_size; ++token) {
-        for (int32_t d = 0; d < kv.head_dim; ++d) {
+        for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
           take(KeyOffset(kv, head, token, d));
           take(ValueOffset(kv, head, token, d));
         }
@@ -50,7 +51,7 @@ TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndThePageHasNoOther) {
 
 TEST(PageLayoutTest, PairsAreSideBySide) {
   ForEachShape([](const PagedKv& kv) {
-    const size_t bytes = SizeOf(kv.dtype);
+    const size_t bytes = BytesOf(kv.geometry.dtype, 1);
     EXPECT_EQ(KeyOffset(kv, 1, 5, 7), KeyOffset(kv, 1, 5, 6) + bytes);            // channels
     EXPECT_EQ(KeyOffset(kv, 1, 5, 6), KeyOffset(kv, 1, 4, 6) + 2 * bytes);        // tokens
     EXPECT_EQ(ValueOffset(kv, 2, 9, 33), ValueOffset(kv, 2, 8, 33) + bytes);      // tokens
@@ -78,10 +79,10 @@ TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
     size_t last = 0;
     for (int32_t block = 0; block < kv.page_size; block += BlockTokens(kv.page_size)) {
       for (const bool value : {false, true}) {
-        for (int32_t head = 0; head < kv.kv_heads; ++head) {
+        for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
           const size_t begin = (value ? ValueBlockOffset : KeyBlockOffset)(kv, head, block);
           EXPECT_EQ(begin, last);
-          last = begin + BlockPlaneBytes(kv);
+          last = begin + (value ? ValueBlockBytes : KeyBlockBytes)(kv);
         }
       }
     }
@@ -91,8 +92,8 @@ TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
 
 TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
   ForEachShape([](PagedKv kv) {
-    const size_t bytes = SizeOf(kv.dtype);
-    std::vector<std::byte> row(kv.head_dim * bytes);
+    const size_t bytes = BytesOf(kv.geometry.dtype, 1);
+    std::vector<std::byte> row(kv.geometry.key_dim * bytes);
     for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::byte>(1 + i % 251);
     for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
       for (const int32_t token : {0, 5, kv.page_size - 1}) {
@@ -102,7 +103,7 @@ TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
         EXPECT_FALSE(HoldsRow(kv, place, row.data()));
         StoreRow(kv, place, row.data());
         EXPECT_TRUE(HoldsRow(kv, place, row.data()));
-        for (int32_t d = 0; d < kv.head_dim; ++d) {
+        for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
           const size_t at = (kind == RowKind::kKey ? KeyOffset : ValueOffset)(kv, 2, token, d);
           EXPECT_EQ(std::memcmp(&page[at], &row[d * bytes], bytes), 0);
           std::memset(&page[at], 0, bytes);

@@ -20,17 +20,19 @@ inline size_t CpuOffset(const PagedKv& kv, bool value, int32_t page, int32_t hea
          (value ? cpu::ValueOffset : cpu::KeyOffset)(kv, head, token, d);
 }
 
-// `kv` says the shape; its base is not looked at. Both orders have every byte in one place.
+// `kv` says the shape; its base is not looked at. The padding of keys is not copied.
 inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain) {
   std::vector<std::byte> bytes(plain.size());
   kv.base = plain.data();
   for (int32_t page = 0; page < kv.num_pages; ++page) {
-    for (int32_t head = 0; head < kv.kv_heads; ++head) {
+    for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
       for (const bool value : {false, true}) {
-        const std::byte* from = value ? ValuePlane(kv, page, head) : KeyPlane(kv, page, head);
         for (int32_t token = 0; token < kv.page_size; ++token) {
-          for (int32_t d = 0; d < kv.head_dim; ++d, from += SizeOf(kv.dtype)) {
-            std::memcpy(&bytes[CpuOffset(kv, value, page, head, token, d)], from, SizeOf(kv.dtype));
+          const std::byte* from = (value ? ValueRow : KeyRow)(kv, page, head, token);
+          const int32_t dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
+          const size_t element = BytesOf(kv.geometry.dtype, 1);
+          for (int32_t d = 0; d < dim; ++d, from += element) {
+            std::memcpy(&bytes[CpuOffset(kv, value, page, head, token, d)], from, element);
           }
         }
       }

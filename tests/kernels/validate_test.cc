@@ -38,11 +38,12 @@ TEST(ValidateTest, Attention) {
   const std::vector<Breakage<P>> breakages = {
       {"kv.page_size: 24", kInvalid, [](P& p) { p.kv.page_size = 24; }},
       {"kv.num_pages: -1", kInvalid, [](P& p) { p.kv.num_pages = -1; }},
-      {"kv.kv_heads: 0", kInvalid, [](P& p) { p.kv.kv_heads = 0; }},
-      {"kv.head_dim: 0", kInvalid, [](P& p) { p.kv.head_dim = 0; }},
-      {"kv.head_dim: 96", kUnsupported, [](P& p) { p.kv.head_dim = 96; }},
-      {"kv.dtype: f32", kInvalid, [](P& p) { p.kv.dtype = DType::kF32; }},
-      {"kv.dtype: unknown", kInvalid, [](P& p) { p.kv.dtype = static_cast<DType>(77); }},
+      {"kv.kv_heads: 0", kInvalid, [](P& p) { p.kv.geometry.kv_heads = 0; }},
+      {"kv.key_dim: 0", kInvalid, [](P& p) { p.kv.geometry.key_dim = 0; }},
+      {"kv.value_dim: 0", kInvalid, [](P& p) { p.kv.geometry.value_dim = 0; }},
+      {"kv.key_dim: 112", kUnsupported, [](P& p) { p.kv.geometry.key_dim = 112; }},
+      {"kv.dtype: f32", kInvalid, [](P& p) { p.kv.geometry.dtype = DType::kF32; }},
+      {"kv.dtype: unknown", kInvalid, [](P& p) { p.kv.geometry.dtype = static_cast<DType>(77); }},
       {"kv.base", kInvalid, [](P& p) { p.kv.base = nullptr; }},
       {"kv.k_scale[1]", kInvalid, [](P& p) { p.kv.k_scale = kBadScales; }},
       {"kv.v_scale[1]", kInvalid, [](P& p) { p.kv.v_scale = kBadScales; }},
@@ -118,7 +119,7 @@ TEST(ValidateTest, Append) {
     const std::vector<std::byte> input = RandomTensor(DType::kF32, 2 * 64, 1);
     const int64_t slots[2] = {0, 1};
     AppendParams p;
-    p.kv = {.num_pages = 4, .page_size = 16, .kv_heads = 1, .head_dim = 64};
+    p.kv = {.num_pages = 4, .page_size = 16, .geometry = SquareGeometry(1, 64, DType::kBf16)};
     memory.assign(4 * PageBytes(p.kv), std::byte{0x11});
     p.kv.base = memory.data();
     p.k = p.v = input.data();
@@ -148,7 +149,7 @@ TEST(ValidateTest, NewTokens) {
       {"kv_heads: 0", kInvalid, [](P& p) { p.kv_heads = 0; }},
       {"q_heads: 3", kInvalid, [](P& p) { p.q_heads = 3; }},
       {"q_heads: 18", kUnsupported, [](P& p) { p.q_heads = 36; }},
-      {"head_dim: 80", kUnsupported, [](P& p) { p.head_dim = 80; }},
+      {"key_dim: 112", kUnsupported, [](P& p) { p.key_dim = 112; }},
       {"head_begin: -1", kInvalid, [](P& p) { p.head_begin = -1; }},
       {"head_count: 4", kInvalid, [](P& p) { p.head_begin = 1; }},
       {"sm_scale", kInvalid, [](P& p) { p.sm_scale = std::nanf(""); }},
@@ -174,7 +175,7 @@ TEST(ValidateTest, NewTokens) {
     p.rows = 2;
     p.q_heads = p.head_count = 4;
     p.kv_heads = 2;
-    p.head_dim = 64;
+    p.key_dim = p.value_dim = 64;
     p.entries = entry;
     p.keys = keys;
     p.o = o.data();
@@ -194,7 +195,7 @@ TEST(ValidateTest, Merge) {
   const std::vector<Breakage<P>> breakages = {
       {"rows: -1", kInvalid, [](P& p) { p.rows = -1; }},
       {"heads: -1", kInvalid, [](P& p) { p.heads = -1; }},
-      {"head_dim: -1", kInvalid, [](P& p) { p.head_dim = -1; }},
+      {"value_dim: -1", kInvalid, [](P& p) { p.value_dim = -1; }},
       {"o: has no sources", kInvalid, [](P& p) { p.o = {}; }},
       {"lse: has 1 sources where o has 2", kInvalid, [](P& p) { p.lse = p.lse.first(1); }},
       {"o[0]: is null", kInvalid, [](P& p) { p.o = kNulls; }},
@@ -209,7 +210,7 @@ TEST(ValidateTest, Merge) {
     MergeParams p;
     p.o = p.lse = sources;
     p.rows = p.heads = 1;
-    p.head_dim = 64;
+    p.value_dim = 64;
     p.out = out.data();
     breakage.apply(p);
     const Status status = cpu::MergePartials(p, pool);

@@ -127,10 +127,8 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
 void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                              std::span<const KeyRange> keys, const DevicePlanOptions& options,
                              AttentionLaunch* launch, Host* host) {
-  launch->shape = {.kv = types_.cache_kv,
-                   .head_dim = spec.head_dim,
+  launch->shape = {.geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.cache_kv),
                    .q_heads = spec.q_heads,
-                   .kv_heads = spec.kv_heads,
                    .page_size = spec.page_size,
                    // Batch-invariant results take the same kernel in every call.
                    .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
@@ -158,10 +156,8 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                               std::span<const KeyRange> keys, const DevicePlanOptions& options,
                               PrefillLaunch* launch, Host* host) {
   launch->shape = {.q = types_.q,
-                   .kv = types_.cache_kv,
-                   .head_dim = spec.head_dim,
+                   .geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.cache_kv),
                    .q_heads = spec.q_heads,
-                   .kv_heads = spec.kv_heads,
                    .page_size = spec.page_size,
                    .head_begin = 0,
                    .head_count = spec.q_heads};
@@ -197,10 +193,8 @@ void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
   rows_without_tokens(plan.query_rows);
   PrefillLaunch& launch = new_tokens_;
   launch.shape = {.q = types_.q,
-                  .kv = types_.new_kv,
-                  .head_dim = spec.head_dim,
+                  .geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.new_kv),
                   .q_heads = spec.q_heads,
-                  .kv_heads = spec.kv_heads,
                   .page_size = 0,
                   .head_begin = types_.heads.begin,
                   .head_count = types_.heads.count};

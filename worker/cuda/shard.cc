@@ -6,7 +6,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/append/copy_page.h"
-#include "kernels/paged_kv.h"
+#include "kernels/kv_geometry.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
@@ -89,10 +89,7 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
                        .k_scale = begin,
                        .v_scale = begin + spec.kv_heads,
                        .sinks = layer.sinks.empty() ? nullptr : begin + 2 * spec.kv_heads});
-    const size_t page_bytes = PageBytes({.page_size = spec.page_size,
-                                         .kv_heads = spec.kv_heads,
-                                         .head_dim = spec.head_dim,
-                                         .dtype = KvDType(spec, layer)});
+    const size_t page_bytes = PageBytes(GeometryOf(spec, layer), spec.page_size);
     if (runs_.empty() || runs_.back().page_bytes != page_bytes)
       runs_.push_back({pages, page_bytes});
     ++runs_.back().layers;

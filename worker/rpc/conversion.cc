@@ -348,7 +348,7 @@ size_t MostReplyBytes(const Command& command) {
   const auto* step = std::get_if<StepCommand>(&command.body);
   if (step == nullptr || !step->result_in_reply || step->q.bytes == 0) return kRest;
   // O has as many elements as Q, and an LSE comes with at least 64 of them (head_dim).
-  const size_t elements = step->q.bytes / SizeOf(step->q.dtype);
+  const size_t elements = step->q.bytes * 8 / static_cast<size_t>(BitsOf(step->q.dtype));
   return kRest + sizeof(float) * (elements + elements / 64);
 }
 

@@ -158,8 +158,12 @@ class Bench {
     for (const int64_t length : c.lengths) {
       total_keys += c.window < 0 ? length : std::min(length, c.window + c.rows);
     }
-    const AttentionShape shape{c.kv,        c.head_dim, c.q_heads, c.kv_heads,
-                               c.page_size, c.rows,     sequences, total_keys};
+    const AttentionShape shape{SquareGeometry(c.kv_heads, c.head_dim, c.kv),
+                               c.q_heads,
+                               c.page_size,
+                               c.rows,
+                               sequences,
+                               total_keys};
     KernelChoice choice = ChooseKernel(device_, shape, options_);
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
     const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
@@ -183,7 +187,7 @@ class Bench {
     Plan plan;
     PlanAttention(plan_shape, entries, keys, &plan);
 
-    const size_t page_bytes = size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
+    const size_t page_bytes = PageBytes(shape.geometry, c.page_size);
     const size_t copy_bytes = page_bytes * pages;
     if (copy_bytes > kPoolBytes) return result;
     const size_t copies = std::clamp<size_t>(

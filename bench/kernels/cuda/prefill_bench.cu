@@ -118,16 +118,15 @@ class Bench {
     const size_t kv_elements = size_t(rows) * c.kv_heads * c.head_dim;
     const int64_t pages_of_one = (c.context + c.page_size - 1) / c.page_size;
     const size_t pages = pages_of_one * c.batch;
-    const size_t page_bytes = size_t{2} * c.kv_heads * c.page_size * c.head_dim * SizeOf(c.kv);
+    const size_t page_bytes = PageBytes(SquareGeometry(c.kv_heads, c.head_dim, c.kv), c.page_size);
     const size_t bytes = (2 * q_elements + 2 * kv_elements) * 2 + pages * page_bytes;
     const auto copies = static_cast<int>(std::max<size_t>(2, kRotatedBytes / bytes + 1));
 
     PrefillShape fresh_shape;
-    fresh_shape.head_dim = c.head_dim;
+    fresh_shape.geometry = SquareGeometry(c.kv_heads, c.head_dim, DType::kBf16);
     fresh_shape.q_heads = fresh_shape.head_count = c.q_heads;
-    fresh_shape.kv_heads = c.kv_heads;
     PrefillShape context_shape = fresh_shape;
-    context_shape.kv = c.kv;
+    context_shape.geometry.dtype = c.kv;
     context_shape.page_size = c.page_size;
     const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
     const PrefillChoice context_choice =

@@ -275,7 +275,7 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
                         (args.head_dim / 64);
   const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
   return DispatchKvType(args.kv, [&](auto kv) {
-    return DispatchHeadDim(args.head_dim, [&](auto) {
+    return DispatchHeadDims<&HeadDims::append>(args.head_dim, args.head_dim, [&](auto, auto) {
       constexpr DType kKv = kv();
       const auto kernel =
           args.input_dtype == DType::kF32 ? AppendKernel<kKv, true> : AppendKernel<kKv, false>;

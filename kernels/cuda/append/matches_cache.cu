@@ -110,7 +110,7 @@ Status LaunchMatchesCache(const AppendArgs& args, const int32_t* entry_of_token,
   const int64_t units = int64_t{args.tokens} * args.kv_heads * (args.head_dim / kTokenDims);
   const auto blocks = static_cast<unsigned>((units + kThreads - 1) / kThreads);
   return DispatchKvType(args.kv, [&](auto kv) {
-    return DispatchHeadDim(args.head_dim, [&](auto) {
+    return DispatchHeadDims<&HeadDims::append>(args.head_dim, args.head_dim, [&](auto, auto) {
       MatchesCacheKernel<kv()><<<blocks, kThreads, 0, stream>>>(args, entry_of_token, differs);
       return CudaStatus(cudaGetLastError(), "matches_cache kernel");
     });

@@ -11,7 +11,7 @@
 #include "kernels/cuda/launch/cluster.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/status.h"
-#include "kernels/validate.h"
+#include "kernels/head_dims.h"
 
 namespace tributary::cuda {
 namespace {
@@ -26,11 +26,6 @@ int32_t Clusters(const DeviceProperties& device, int32_t size) {
   return known > 0 ? known : std::max(1, device.multiprocessors / 16 * 16 / size);
 }
 
-// Bytes of a token's keys in one head.
-int64_t RowBytes(const AttentionShape& shape) {
-  return static_cast<int64_t>(SizeOf(shape.kv)) * shape.head_dim;
-}
-
 // What beginning and ending a piece of a job costs, as bytes that a block could have read instead;
 // by two blocks to a multiprocessor, which read half as fast each, somewhat more than half.
 constexpr int64_t kPieceBytes = 128 * 1024;
@@ -38,13 +33,14 @@ constexpr int64_t kPieceBytesOfTwo = 80 * 1024;
 
 // The same as PlanShape has it.
 int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
-  const int64_t share_bytes = 2 * RowBytes(shape) * kGroupTokens * choice.share_groups;
+  const int64_t share_bytes =
+      BytesPerTokenOfHead(shape.geometry) * kGroupTokens * choice.share_groups;
   const int64_t bytes = choice.blocks_per_multiprocessor == 2 ? kPieceBytesOfTwo : kPieceBytes;
   return static_cast<int32_t>((bytes << kShareBits) / share_bytes);
 }
 
 // The widest block of columns whose accumulators fit the registers of two warpgroups.
-int32_t WidestWgmma(int32_t head_dim) { return head_dim == 256 ? 32 : 64; }
+int32_t WidestWgmma(int32_t value_dim) { return value_dim == 256 ? 32 : 64; }
 
 // Calls f.operator()<tiles, blocks per multiprocessor>() for the choice.
 template <typename F>
@@ -59,13 +55,15 @@ auto DispatchMma(const KernelChoice& choice, F f) {
 
 int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) {
   int32_t warps = 1;
-  const Status status = DispatchKvType(shape.kv, [&](auto kv) {
-    return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      warps = DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
-        return MmaWarps<kv(), head_dim(), kTiles, kBlocks>();
-      });
-      return Status::Ok();
-    });
+  const KvGeometry& g = shape.geometry;
+  const Status status = DispatchKvType(g.dtype, [&](auto kv) {
+    return DispatchHeadDims<&HeadDims::decode_sm80>(
+        g.key_dim, g.value_dim, [&](auto key_dim, auto /*value_dim*/) {
+          warps = DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
+            return MmaWarps<kv(), key_dim(), kTiles, kBlocks>();
+          });
+          return Status::Ok();
+        });
   });
   return status.ok() ? warps : 1;
 }
@@ -74,8 +72,8 @@ int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) 
 // many jobs, a second block hides where the first one's items end.
 int32_t BlocksPerMultiprocessor(const DeviceProperties& device, const AttentionShape& shape,
                                 int32_t columns) {
-  const int64_t jobs =
-      int64_t{shape.sequences} * shape.kv_heads * ((columns + kWidestMma - 1) / kWidestMma);
+  const int64_t jobs = int64_t{shape.sequences} * shape.geometry.kv_heads *
+                       ((columns + kWidestMma - 1) / kWidestMma);
   return 2 * jobs < 3 * int64_t{device.multiprocessors} ? 1 : 2;
 }
 
@@ -84,7 +82,8 @@ constexpr int64_t kLongCall = 192 * 1024;
 
 // Whether a call reads more than `times` what makes it long.
 bool IsLong(const DeviceProperties& device, const AttentionShape& shape, int32_t times = 1) {
-  const int64_t bytes = 2 * RowBytes(shape) * shape.kv_heads * shape.total_keys;
+  const int64_t bytes =
+      BytesPerTokenOfHead(shape.geometry) * shape.geometry.kv_heads * shape.total_keys;
   return bytes > times * kLongCall * device.multiprocessors;
 }
 
@@ -95,9 +94,10 @@ bool IsLong(const DeviceProperties& device, const AttentionShape& shape, int32_t
 // results take the same kernel whatever the length.
 int32_t WidestMmaOnHopper(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
-  if (shape.head_dim < 128) return kWidestMma;
-  if (!IsFp8(shape.kv)) return shape.head_dim == 256 ? kWidestMma / 2 : kWidestMma;
-  const bool repaid = IsLong(device, shape, shape.head_dim == 256 ? 2 : 6);
+  if (shape.geometry.key_dim < 128) return kWidestMma;
+  if (!IsFp8(shape.geometry.dtype))
+    return shape.geometry.key_dim == 256 ? kWidestMma / 2 : kWidestMma;
+  const bool repaid = IsLong(device, shape, shape.geometry.key_dim == 256 ? 2 : 6);
   return repaid && !options.batch_invariant ? kWidestMma / 2 : kWidestMma;
 }
 
@@ -112,8 +112,8 @@ bool OneClusterAJob(const AttentionShape& shape, int32_t size) {
 
 // Whether the kernel of 64 columns is wgmma_fp8_attention.cuh's, for queries in bf16.
 bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape) {
-  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.kv) &&
-         shape.head_dim == 128;
+  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.geometry.dtype) &&
+         HasKernel<&HeadDims::decode_sm90_fp8>(shape.geometry);
 }
 
 // Its blocks collect the pieces of a job as these come, so that there may be many: a pair only
@@ -133,8 +133,8 @@ int32_t ClusterSizeOfWideFp8(const DeviceProperties& device, const AttentionShap
 // by that than merging costs.
 int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
                     const KernelChoice& choice, int32_t columns) {
-  const int64_t jobs =
-      int64_t{shape.sequences} * shape.kv_heads * ((columns + choice.columns - 1) / choice.columns);
+  const int64_t jobs = int64_t{shape.sequences} * shape.geometry.kv_heads *
+                       ((columns + choice.columns - 1) / choice.columns);
   if (IsWideFp8(choice, shape)) return ClusterSizeOfWideFp8(device, shape, jobs);
   const bool wide = choice.kind == KernelKind::kWgmma;
   for (int32_t size = IsLong(device, shape) ? 2 : kMaxClusterSize; size > 1; size /= 2) {
@@ -195,7 +195,7 @@ std::string ToString(const KernelChoice& choice) {
 
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
-  const int32_t columns = shape.max_rows * (shape.q_heads / shape.kv_heads);
+  const int32_t columns = shape.max_rows * (shape.q_heads / shape.geometry.kv_heads);
   const bool hopper =
       ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90;
   KernelChoice choice;
@@ -204,7 +204,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   choice.begins_early = hopper && options.begins_early;
   if (hopper && columns > WidestMmaOnHopper(device, shape, options)) {
     choice.kind = KernelKind::kWgmma;
-    choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.head_dim);
+    choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.geometry.value_dim);
     choice.share_groups = kWgmmaShareGroups;
   } else {
     choice.columns = columns <= 8 ? 8 : kWidestMma;
@@ -222,8 +222,8 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
 PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
                        const DeviceProperties& device) {
   PlanShape plan;
-  plan.group = shape.q_heads / shape.kv_heads;
-  plan.kv_heads = shape.kv_heads;
+  plan.group = shape.q_heads / shape.geometry.kv_heads;
+  plan.kv_heads = shape.geometry.kv_heads;
   plan.columns_per_block = choice.columns;
   plan.share_groups = choice.share_groups * choice.cluster_size;
   plan.blocks = Clusters(device, choice.cluster_size) * choice.blocks_per_multiprocessor;
@@ -235,30 +235,33 @@ PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
 }
 
 Status Validate(const AttentionShape& shape) {
-  if (shape.kv_heads < 1) return InvalidArgument("kv.kv_heads: must be positive");
-  if (shape.q_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
+  if (shape.geometry.kv_heads < 1) return InvalidArgument("kv.kv_heads: must be positive");
+  if (shape.q_heads < 1 || shape.q_heads % shape.geometry.kv_heads != 0) {
     return InvalidArgument("q_heads: " + std::to_string(shape.q_heads) +
                            " is not a positive multiple of kv.kv_heads, " +
-                           std::to_string(shape.kv_heads));
+                           std::to_string(shape.geometry.kv_heads));
   }
-  if (shape.q_heads / shape.kv_heads > kMaxGroup) {
-    return Unsupported("q_heads: more than " + std::to_string(kMaxGroup) +
-                       " query heads to a kv head");
+  if (shape.q_heads / shape.geometry.kv_heads > kMaxGqaRatio) {
+    return Unsupported("q_heads: more than " + std::to_string(kMaxGqaRatio) +
+                       " query heads per KV head");
   }
   if (shape.page_size < 16 || shape.page_size > 128 ||
       !std::has_single_bit(unsigned(shape.page_size))) {
     return InvalidArgument("kv.page_size: " + std::to_string(shape.page_size) +
                            " is not 16, 32, 64 or 128");
   }
-  return DispatchKvType(shape.kv, [&](auto) {
-    return DispatchHeadDim(shape.head_dim, [](auto) { return Status::Ok(); });
+  if (shape.geometry.value_in_key) return Unsupported("kv.value_in_key: is not supported");
+  return DispatchKvType(shape.geometry.dtype, [&](auto) {
+    return DispatchHeadDims<&HeadDims::decode_sm80>(
+        shape.geometry.key_dim, shape.geometry.value_dim, [](auto, auto) { return Status::Ok(); });
   });
 }
 
 Status Validate(const AttentionShape& shape, const KernelOptions& options) {
   if (Status status = Validate(shape); !status.ok()) return status;
-  if (options.fp8_queries && !IsFp8(shape.kv)) {
-    return Unsupported(std::string("fp8_queries: the cache is ") + Name(shape.kv) + ", not FP8");
+  if (options.fp8_queries && !IsFp8(shape.geometry.dtype)) {
+    return Unsupported(std::string("fp8_queries: the cache is ") + Name(shape.geometry.dtype) +
+                       ", not FP8");
   }
   return Status::Ok();
 }
@@ -288,12 +291,14 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   complete.fp8_queries = choice.fp8_queries;
   complete.group = args.q_heads / args.kv_heads;
   complete.group_inverse = 1.0f / static_cast<float>(complete.group);
-  return DispatchKvType(shape.kv, [&](auto kv) {
-    return DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      const Grid grid{blocks, choice.cluster_size, choice.begins_early};
-      return CudaStatus(Run<kv(), head_dim()>(choice, shape, complete, grid, stream),
-                        "attention kernel");
-    });
+  const KvGeometry& g = shape.geometry;
+  return DispatchKvType(g.dtype, [&](auto kv) {
+    return DispatchHeadDims<&HeadDims::decode_sm80>(
+        g.key_dim, g.value_dim, [&](auto key_dim, auto /*value_dim*/) {
+          const Grid grid{blocks, choice.cluster_size, choice.begins_early};
+          return CudaStatus(Run<kv(), key_dim()>(choice, shape, complete, grid, stream),
+                            "attention kernel");
+        });
   });
 }
 

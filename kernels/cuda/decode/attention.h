@@ -22,6 +22,7 @@
 
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/plan/plan.h"
+#include "kernels/kv_geometry.h"
 #include "kernels/status.h"
 
 namespace tributary::cuda {
@@ -36,10 +37,8 @@ Status QueryDevice(int device, DeviceProperties* properties);
 
 // What a kernel is chosen from.
 struct AttentionShape {
-  DType kv = DType::kBf16;
-  int32_t head_dim = 0;  // 64, 128 or 256
-  int32_t q_heads = 0;   // kv_heads times 1..16
-  int32_t kv_heads = 0;
+  KvGeometry geometry;    // of the cache; a row of kernels/head_dims.h
+  int32_t q_heads = 0;    // kv_heads times 1 to kMaxGqaRatio
   int32_t page_size = 0;  // 16, 32, 64 or 128
   int32_t max_rows = 1;   // query rows of one sequence
   // About what a call has; a matter of speed alone.

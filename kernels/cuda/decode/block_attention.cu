@@ -350,11 +350,12 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = args.begins_early ? 1 : 0;
-  return DispatchHeadDim(args.head_dim, [&](auto head_dim) {
-    const cudaError_t error = cudaLaunchKernelEx(&config, BlockKernel<kCompute, head_dim(), kSame>,
-                                                 KernelArgs{args, group});
-    return CudaStatus(error, "block attention kernel");
-  });
+  return DispatchHeadDims<&HeadDims::draft_block>(
+      args.head_dim, args.head_dim, [&](auto head_dim, auto) {
+        const cudaError_t error = cudaLaunchKernelEx(
+            &config, BlockKernel<kCompute, head_dim(), kSame>, KernelArgs{args, group});
+        return CudaStatus(error, "block attention kernel");
+      });
 }
 
 }  // namespace

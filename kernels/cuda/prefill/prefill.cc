@@ -19,7 +19,7 @@ constexpr size_t kAlignment = 1024;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 DType ComputeTypeOf(const PrefillShape& shape) {
-  if (!IsFp8(shape.kv)) return shape.kv;
+  if (!IsFp8(shape.geometry.dtype)) return shape.geometry.dtype;
   return shape.q == DType::kBf16 ? DType::kBf16 : DType::kF16;
 }
 
@@ -47,18 +47,19 @@ WorkspaceLayout LayOut(const PrefillChoice& choice, const PrefillShape& shape, i
                        int64_t workspace_slots) {
   const bool context = shape.page_size != 0;
   const size_t slots = context ? size_t(workspace_slots) : 0;
-  const size_t gathered = slots * shape.kv_heads * shape.head_dim * 2;
+  const KvGeometry& g = shape.geometry;
+  const size_t gathered = slots * g.kv_heads;
   const size_t q_heads = ConvertsQueries(choice, shape) ? size_t(rows) * shape.q_heads : 0;
   const size_t partials = context ? size_t(kMaxSplitRows) * shape.head_count : 0;
   WorkspaceLayout layout;
   const auto place = [&layout](size_t bytes) {
     return std::exchange(layout.end, layout.end + Aligned(bytes));
   };
-  layout.k = place(gathered);
-  layout.v = place(gathered);
-  layout.q = place(q_heads * shape.head_dim * 2);
+  layout.k = place(BytesOf(choice.compute, gathered * g.key_dim));
+  layout.v = place(BytesOf(choice.compute, gathered * g.value_dim));
+  layout.q = place(BytesOf(choice.compute, q_heads * g.key_dim));
   layout.q_scale = place(q_heads * sizeof(float));
-  layout.partial_o = place(partials * shape.head_dim * sizeof(float));
+  layout.partial_o = place(partials * g.value_dim * sizeof(float));
   layout.partial_lse = place(partials * sizeof(float));
   return layout;
 }
@@ -85,16 +86,17 @@ cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
                         const PrefillKernelArgs& kernel, cudaStream_t stream) {
   const size_t before = size_t(pass.row_begin) * shape.head_count;
   const size_t heads = size_t(pass.row_count) * shape.head_count;
-  const size_t o_bytes = before * shape.head_dim * SizeOf(kernel.o_dtype);
+  const int32_t value_dim = shape.geometry.value_dim;
+  const size_t o_bytes = BytesOf(kernel.o_dtype, before * value_dim);
   MergeArgs merge;
   for (int32_t i = 0; i < pass.splits; ++i) {
-    merge.o[i] = kernel.partial_o + i * heads * shape.head_dim;
+    merge.o[i] = kernel.partial_o + i * heads * value_dim;
     merge.lse[i] = kernel.partial_lse + i * heads;
   }
   merge.sources = pass.splits;
   merge.rows = pass.row_count;
   merge.heads = shape.head_count;
-  merge.head_dim = shape.head_dim;
+  merge.head_dim = value_dim;
   merge.out = static_cast<std::byte*>(kernel.o) + o_bytes;
   merge.out_dtype = kernel.o_dtype;
   merge.lse_out = kernel.lse + before;
@@ -145,10 +147,10 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
   if (ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90) {
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
-    choice.keys_per_tile = WgmmaPrefillKeys(shape.head_dim);
+    choice.keys_per_tile = WgmmaPrefillKeys(shape.geometry.key_dim);
   } else {
-    choice.rows_per_tile = MmaPrefillRows(shape.head_dim);
-    choice.keys_per_tile = MmaPrefillKeys(shape.head_dim);
+    choice.rows_per_tile = MmaPrefillRows(shape.geometry.value_dim);
+    choice.keys_per_tile = MmaPrefillKeys(shape.geometry.key_dim);
   }
   return choice;
 }
@@ -158,7 +160,7 @@ PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillS
   PrefillPlanShape plan;
   plan.rows_per_tile = choice.rows_per_tile;
   plan.keys_per_tile = choice.keys_per_tile;
-  plan.group = shape.q_heads / shape.kv_heads;
+  plan.group = shape.q_heads / shape.geometry.kv_heads;
   plan.head_begin = shape.head_begin;
   plan.head_count = shape.head_count;
   plan.blocks = device.multiprocessors * (choice.kind == PrefillKind::kMma ? 2 : 1);
@@ -173,17 +175,16 @@ size_t PrefillWorkspaceBytes(const PrefillChoice& choice, const PrefillShape& sh
 
 Status Validate(const PrefillShape& shape) {
   AttentionShape attention;
-  attention.kv = shape.kv;
-  attention.head_dim = shape.head_dim;
+  attention.geometry = shape.geometry;
   attention.q_heads = shape.q_heads;
-  attention.kv_heads = shape.kv_heads;
   attention.page_size = shape.page_size == 0 ? 16 : shape.page_size;
   if (Status status = Validate(attention); !status.ok()) return status;
   if (IsFp8(shape.q)) {
     return Unsupported(std::string("q_dtype: ") + Name(shape.q) + " is not f32, bf16 or f16");
   }
-  if (shape.page_size == 0 && IsFp8(shape.kv)) {
-    return Unsupported(std::string("kv_dtype: new tokens are bf16 or f16, not ") + Name(shape.kv));
+  if (shape.page_size == 0 && IsFp8(shape.geometry.dtype)) {
+    return Unsupported(std::string("kv_dtype: new tokens are bf16 or f16, not ") +
+                       Name(shape.geometry.dtype));
   }
   if (shape.head_begin < 0 || shape.head_count < 1 ||
       int64_t{shape.head_begin} + shape.head_count > shape.q_heads) {
@@ -196,8 +197,9 @@ Status Validate(const PrefillShape& shape) {
 
 Status Validate(const PrefillShape& shape, const PrefillOptions& options) {
   if (Status status = Validate(shape); !status.ok()) return status;
-  if (options.fp8_queries && !IsFp8(shape.kv)) {
-    return Unsupported(std::string("fp8_queries: K and V are ") + Name(shape.kv) + ", not FP8");
+  if (options.fp8_queries && !IsFp8(shape.geometry.dtype)) {
+    return Unsupported(std::string("fp8_queries: K and V are ") + Name(shape.geometry.dtype) +
+                       ", not FP8");
   }
   return Status::Ok();
 }
@@ -221,7 +223,7 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
   kernel.rows = args.rows;
   kernel.tokens = args.tokens;
   kernel.q_heads = shape.q_heads;
-  kernel.kv_heads = shape.kv_heads;
+  kernel.kv_heads = shape.geometry.kv_heads;
   kernel.head_begin = shape.head_begin;
   kernel.head_count = shape.head_count;
   kernel.sm_scale = args.sm_scale;
@@ -239,7 +241,7 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     convert.to = MultipliesFp8(choice) ? DType::kFp8E4M3 : choice.compute;
     convert.rounds = choice.fp8_queries;
     convert.heads = int64_t{args.rows} * shape.q_heads;
-    convert.head_dim = shape.head_dim;
+    convert.head_dim = shape.geometry.key_dim;
     convert.out = args.workspace + layout.q;
     convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
     if (Status status = CudaStatus(RunConvertQueries(convert, stream), "query conversion");
@@ -255,11 +257,11 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     kernel.v_scale = args.v_scale;
     gather.page_tables = args.page_tables;
     gather.cache = args.cache;
-    gather.kv = shape.kv;
+    gather.kv = shape.geometry.dtype;
     gather.compute = choice.compute;
     gather.page_size = shape.page_size;
-    gather.kv_heads = shape.kv_heads;
-    gather.head_dim = shape.head_dim;
+    gather.kv_heads = shape.geometry.kv_heads;
+    gather.head_dim = shape.geometry.key_dim;
     gather.keep_keys = MultipliesFp8(choice);
     gather.k = args.workspace + layout.k;
     gather.v = args.workspace + layout.v;
@@ -279,10 +281,12 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
     kernel.item_begin = pass.item_begin;
     kernel.partial_row_begin = pass.row_begin;
     kernel.partial_rows = pass.row_count;
-    Status status = DispatchHeadDim(shape.head_dim, [&](auto head_dim) {
-      return CudaStatus(Run<head_dim()>(choice, shape.kv, kernel, pass.blocks, stream),
-                        "prefill kernel");
-    });
+    Status status = DispatchHeadDims<&HeadDims::prefill_sm80>(
+        shape.geometry.key_dim, shape.geometry.value_dim, [&](auto key_dim, auto /*value_dim*/) {
+          return CudaStatus(
+              Run<key_dim()>(choice, shape.geometry.dtype, kernel, pass.blocks, stream),
+              "prefill kernel");
+        });
     if (status.ok() && pass.splits > 1) {
       status = CudaStatus(MergeSplits(shape, pass, kernel, stream), "merge of splits");
     }

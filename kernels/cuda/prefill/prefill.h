@@ -21,16 +21,16 @@
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/prefill/prefill_plan.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_geometry.h"
 #include "kernels/status.h"
 
 namespace tributary::cuda {
 
 struct PrefillShape {
-  DType q = DType::kBf16;   // f32, bf16 or f16
-  DType kv = DType::kBf16;  // of the cache: any of its types; of new tokens: bf16 or f16
-  int32_t head_dim = 0;     // 64, 128 or 256
-  int32_t q_heads = 0;      // kv_heads times 1..16
-  int32_t kv_heads = 0;
+  DType q = DType::kBf16;  // f32, bf16 or f16
+  // Of the cache: any of its types. Of new tokens: bf16 or f16. A row of kernels/head_dims.h.
+  KvGeometry geometry;
+  int32_t q_heads = 0;     // kv_heads times 1 to kMaxGqaRatio
   int32_t page_size = 0;   // of the cache: 16, 32, 64 or 128; 0 for new tokens
   int32_t head_begin = 0;  // the query heads to compute
   int32_t head_count = 0;

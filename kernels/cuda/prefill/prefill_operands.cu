@@ -214,17 +214,18 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
 cudaError_t RunConvertQueries(const ConvertQueriesArgs& args, cudaStream_t stream) {
   const int64_t threads = args.heads * (args.head_dim / kDims);
   const auto blocks = static_cast<unsigned>((threads + 255) / 256);
-  const Status status = DispatchHeadDim(args.head_dim, [&](auto head_dim) {
-    const auto run = [&](auto kernel) { kernel<<<blocks, 256, 0, stream>>>(args); };
-    if (args.to == DType::kBf16) {
-      run(ConvertQueriesKernel<DType::kBf16, head_dim()>);
-    } else if (args.to == DType::kF16) {
-      run(ConvertQueriesKernel<DType::kF16, head_dim()>);
-    } else {
-      run(ConvertQueriesKernel<DType::kFp8E4M3, head_dim()>);
-    }
-    return Status::Ok();
-  });
+  const Status status = DispatchHeadDims<&HeadDims::prefill_sm80>(
+      args.head_dim, args.head_dim, [&](auto head_dim, auto) {
+        const auto run = [&](auto kernel) { kernel<<<blocks, 256, 0, stream>>>(args); };
+        if (args.to == DType::kBf16) {
+          run(ConvertQueriesKernel<DType::kBf16, head_dim()>);
+        } else if (args.to == DType::kF16) {
+          run(ConvertQueriesKernel<DType::kF16, head_dim()>);
+        } else {
+          run(ConvertQueriesKernel<DType::kFp8E4M3, head_dim()>);
+        }
+        return Status::Ok();
+      });
   return status.ok() ? cudaGetLastError() : cudaErrorNotSupported;
 }
 

@@ -110,10 +110,10 @@ TEST(AppendTest, RefusesTypesItDoesNotKnow) {
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("input_dtype: fp8_e4m3"));
   args.input_dtype = DType::kBf16;
   args.kv = DType::kF32;
-  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.dtype"));
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.geometry.dtype"));
   args.kv = DType::kBf16;
-  args.head_dim = 80;
-  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("head_dim: 80"));
+  args.head_dim = 112;
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("key_dim: 112"));
 }
 
 }  // namespace

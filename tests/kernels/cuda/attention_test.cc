@@ -110,7 +110,7 @@ class Call {
     p.rows = rows_;
     p.q_heads = case_.group * case_.kv_heads;
     p.kv_heads = case_.kv_heads;
-    p.head_dim = case_.head_dim;
+    p.key_dim = p.value_dim = case_.head_dim;
     p.head_begin = 0;
     p.head_count = p.q_heads;
     p.entries = block_entries_;
@@ -142,17 +142,17 @@ class Call {
   void FillKey(size_t sequence, int64_t slot, int32_t head, float value) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    for (int32_t d = 0; d < kv.head_dim; ++d) {
-      StoreElement(kv.dtype, KeyPlane(kv, page, head), slot % kv.page_size * kv.head_dim + d,
-                   value);
+    for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
+      StoreElement(kv.geometry.dtype, KeyPlane(kv, page, head),
+                   slot % kv.page_size * kv.geometry.key_dim + d, value);
     }
   }
 
   void PoisonKey(size_t sequence, int64_t slot, int32_t head) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    StoreElement(kv.dtype, KeyPlane(kv, page, head), slot % kv.page_size * kv.head_dim,
-                 std::nanf(""));
+    StoreElement(kv.geometry.dtype, KeyPlane(kv, page, head),
+                 slot % kv.page_size * kv.geometry.key_dim, std::nanf(""));
   }
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
@@ -171,9 +171,9 @@ class Call {
           q(room.q_.size()),
           k_scale(room.cache_->k_scale().size()),
           v_scale(room.cache_->v_scale().size()),
-          o(size_t(room.rows_) * shape.q_heads * shape.head_dim),
+          o(size_t(room.rows_) * shape.q_heads * shape.geometry.value_dim),
           lse(size_t(room.rows_) * shape.q_heads),
-          partial_o(size_t(bounds.partials) * choice.columns * shape.head_dim),
+          partial_o(size_t(bounds.partials) * choice.columns * shape.geometry.value_dim),
           partial_lse(size_t(bounds.partials) * choice.columns),
           arrivals(bounds.arrivals),
           block_keys(room.block_row_keys_),
@@ -207,10 +207,8 @@ class Call {
     DeviceProperties device;
     EXPECT_TRUE(QueryDevice(0, &device).ok());
     if (case_.blocks > 0) device = {device.compute_capability, case_.blocks};
-    AttentionShape shape{case_.kv,
-                         case_.head_dim,
+    AttentionShape shape{SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv),
                          case_.group * case_.kv_heads,
-                         case_.kv_heads,
                          case_.page_size,
                          1,
                          static_cast<int32_t>(case_.sequences.size()),
@@ -251,16 +249,17 @@ class Call {
   // buffers NaN.
   void PoisonEnds(int32_t tokens, Device* d) {
     const PagedKv& kv = cache_->kv();
-    const size_t group_bytes = size_t(kGroupTokens) * kv.head_dim * SizeOf(kv.dtype);
-    const size_t plane = PageBytes(kv) / (2 * size_t(kv.kv_heads));
+    const size_t group_bytes =
+        size_t(kGroupTokens) * kv.geometry.key_dim * SizeOf(kv.geometry.dtype);
+    const size_t plane = PageBytes(kv) / (2 * size_t(kv.geometry.kv_heads));
     std::vector<std::byte> bytes = d->cache.Get();
     for (size_t i = 0; i < case_.sequences.size(); ++i) {
       const int64_t length = case_.sequences[i].length;
       for (int64_t slot = std::max<int64_t>(0, length - tokens); slot < length; ++slot) {
         const auto page = static_cast<size_t>(tables_[i][slot / kv.page_size]);
         const size_t group = static_cast<size_t>(slot % kv.page_size) / kGroupTokens;
-        for (size_t p = 0; p < 2 * size_t(kv.kv_heads); ++p) {
-          const size_t at = (page * 2 * kv.kv_heads + p) * plane + group * group_bytes;
+        for (size_t p = 0; p < 2 * size_t(kv.geometry.kv_heads); ++p) {
+          const size_t at = (page * 2 * kv.geometry.kv_heads + p) * plane + group * group_bytes;
           std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(at), group_bytes, std::byte{0xff});
         }
       }
@@ -538,7 +537,7 @@ TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
   Case c = Base();
   c.fp8_queries = true;
   if (!IsFp8(c.kv)) {
-    const AttentionShape shape{c.kv, c.head_dim, 8, 2, 16, 1};
+    const AttentionShape shape{SquareGeometry(2, c.head_dim, c.kv), 8, 16, 1};
     const KernelChoice choice = ChooseKernel({90, 132}, shape, {.fp8_queries = true});
     const Status status = LaunchAttention(choice, shape, {.q_heads = 8, .kv_heads = 2}, 1, nullptr);
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -909,7 +908,7 @@ TEST(AttentionTest, FewBlocksOfEveryKernel) {
 }
 
 TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
-  const AttentionShape shape{DType::kBf16, 128, 8, 2, 16, 16};
+  const AttentionShape shape{SquareGeometry(2, 128, DType::kBf16), 8, 16, 16};
   const KernelChoice choice = ChooseKernel({90, 132}, shape);
   EXPECT_FALSE(MayAttendBlock(choice, shape, DType::kBf16, DType::kBf16, 0.0f));
   const int block = 0;
@@ -922,7 +921,7 @@ TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
   EXPECT_THAT(status.message(), ::testing::StartsWith("block:"));
 
   AttentionShape fp8 = shape;
-  fp8.kv = DType::kFp8E4M3;
+  fp8.geometry.dtype = DType::kFp8E4M3;
   const KernelChoice wide = ChooseKernel({90, 132}, fp8);
   EXPECT_TRUE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kBf16, 0.0f));
   EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kF16, DType::kBf16, 0.0f));
@@ -975,18 +974,23 @@ TEST(AttentionTest, NanStaysInItsSequenceAndHead) {
 }
 
 TEST(AttentionTest, RefusesWhatNoKernelSupports) {
-  AttentionShape shape{DType::kFp8E4M3, 128, 8, 2, 16, 1};
+  AttentionShape shape{SquareGeometry(2, 128, DType::kFp8E4M3), 8, 16, 1};
   EXPECT_TRUE(Validate(shape).ok());
   const auto message = [](AttentionShape s) { return Validate(s).message(); };
-  EXPECT_THAT(message({DType::kFp8E4M3, 96, 8, 2, 16, 1}), ::testing::HasSubstr("head_dim: 96"));
-  EXPECT_THAT(message({DType::kF32, 128, 8, 2, 16, 1}), ::testing::HasSubstr("dtype"));
-  EXPECT_THAT(message({DType::kBf16, 128, 34, 2, 16, 1}), ::testing::HasSubstr("q_heads"));
-  EXPECT_THAT(message({DType::kBf16, 128, 7, 2, 16, 1}), ::testing::HasSubstr("q_heads: 7"));
-  EXPECT_THAT(message({DType::kBf16, 128, 8, 2, 24, 1}), ::testing::HasSubstr("page_size: 24"));
+  EXPECT_THAT(message({SquareGeometry(2, 112, DType::kFp8E4M3), 8, 16, 1}),
+              ::testing::HasSubstr("key_dim: 112"));
+  EXPECT_THAT(message({SquareGeometry(2, 128, DType::kF32), 8, 16, 1}),
+              ::testing::HasSubstr("dtype"));
+  EXPECT_THAT(message({SquareGeometry(2, 128, DType::kBf16), 34, 16, 1}),
+              ::testing::HasSubstr("q_heads"));
+  EXPECT_THAT(message({SquareGeometry(2, 128, DType::kBf16), 7, 16, 1}),
+              ::testing::HasSubstr("q_heads: 7"));
+  EXPECT_THAT(message({SquareGeometry(2, 128, DType::kBf16), 8, 24, 1}),
+              ::testing::HasSubstr("page_size: 24"));
 
   const KernelOptions options{.fp8_queries = true};
   EXPECT_TRUE(Validate(shape, options).ok());
-  shape.kv = DType::kBf16;
+  shape.geometry.dtype = DType::kBf16;
   EXPECT_EQ(Validate(shape, options).code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Validate(shape, options).message(), ::testing::StartsWith("fp8_queries: the cache"));
 }

@@ -94,7 +94,8 @@ void ExpectMatchesReference(const Case& c) {
                                                     .rows = blocks.rows,
                                                     .q_heads = q_heads,
                                                     .kv_heads = c.kv_heads,
-                                                    .head_dim = c.head_dim,
+                                                    .key_dim = c.head_dim,
+                                                    .value_dim = c.head_dim,
                                                     .head_begin = c.head_begin,
                                                     .head_count = heads,
                                                     .entries = blocks.reference,
@@ -237,7 +238,7 @@ TEST(BlockAttention, RefusalsNameTheField) {
   EXPECT_EQ(refusal([](BlockArgs& a) { a.kv_heads = 3; }), "q_heads");
   EXPECT_EQ(refusal([](BlockArgs& a) { a.head_begin = 1; }), "head_count");
   EXPECT_EQ(refusal([](BlockArgs& a) { a.entry_count = -1; }), "entry_count");
-  EXPECT_EQ(refusal([](BlockArgs& a) { a.head_dim = 96; }), "kv.head_dim");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.head_dim = 112; }), "kv.key_dim");
 }
 
 }  // namespace

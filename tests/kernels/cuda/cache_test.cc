@@ -50,7 +50,7 @@ class Comparison {
 
  private:
   size_t At(int32_t token, int32_t head, int32_t d) const {
-    return (size_t(token) * 3 + head) * cache_.kv().head_dim + d;
+    return (size_t(token) * 3 + head) * cache_.kv().geometry.key_dim + d;
   }
   std::vector<std::byte> Bytes(const std::vector<float>& values) const {
     std::vector<std::byte> bytes(values.size() * SizeOf(input_));
@@ -59,8 +59,8 @@ class Comparison {
   }
   AppendArgs Args(const DeviceArray<std::byte>& k, const DeviceArray<std::byte>& v) const {
     return {.cache = device_cache_.data(),
-            .kv = cache_.kv().dtype,
-            .head_dim = cache_.kv().head_dim,
+            .kv = cache_.kv().geometry.dtype,
+            .head_dim = cache_.kv().geometry.key_dim,
             .kv_heads = 3,
             .page_size = cache_.kv().page_size,
             .k_scale = k_scale_.data(),

@@ -68,9 +68,7 @@ class HostCache {
   explicit HostCache(const CacheShape& shape, bool scaled = false) {
     kv_.num_pages = shape.num_pages;
     kv_.page_size = shape.page_size;
-    kv_.kv_heads = shape.kv_heads;
-    kv_.head_dim = shape.head_dim;
-    kv_.dtype = shape.dtype;
+    kv_.geometry = SquareGeometry(shape.kv_heads, shape.head_dim, shape.dtype);
     bytes_.assign(PageBytes(kv_) * shape.num_pages, std::byte{0x7f});
     if (!IsFp8(shape.dtype)) bytes_.assign(bytes_.size(), std::byte{0xff});
     kv_.base = bytes_.data();
@@ -93,11 +91,11 @@ class HostCache {
     std::normal_distribution<float> normal;
     for (int64_t slot = 0; slot < count; ++slot) {
       const int32_t page = pages[slot / kv_.page_size];
-      for (int32_t head = 0; head < kv_.kv_heads; ++head) {
-        for (int32_t d = 0; d < kv_.head_dim; ++d) {
-          const size_t at = size_t(slot % kv_.page_size) * kv_.head_dim + d;
-          StoreElement(kv_.dtype, KeyPlane(kv_, page, head), at, normal(random));
-          StoreElement(kv_.dtype, ValuePlane(kv_, page, head), at, normal(random));
+      for (int32_t head = 0; head < kv_.geometry.kv_heads; ++head) {
+        for (int32_t d = 0; d < kv_.geometry.key_dim; ++d) {
+          const auto at = static_cast<int32_t>(slot % kv_.page_size);
+          StoreElement(kv_.geometry.dtype, KeyRow(kv_, page, head, at), d, normal(random));
+          StoreElement(kv_.geometry.dtype, ValueRow(kv_, page, head, at), d, normal(random));
         }
       }
     }
@@ -115,15 +113,15 @@ enum class Direction { kToGpu, kFromGpu };
 inline std::vector<std::byte> Reorder(const PagedKv& kv, const std::vector<std::byte>& from,
                                       Direction direction) {
   std::vector<std::byte> to(from.size());
-  const int bytes = static_cast<int>(SizeOf(kv.dtype));
-  const size_t plane_bytes = HeadPlaneBytes(kv);
+  const int bytes = static_cast<int>(SizeOf(kv.geometry.dtype));
+  const size_t plane_bytes = KeyPlaneBytes(kv.geometry, kv.page_size);
   for (size_t plane = 0; plane < from.size() / plane_bytes; ++plane) {
-    const bool values = plane / kv.kv_heads % 2 == 1;
+    const bool values = plane / kv.geometry.kv_heads % 2 == 1;
     for (int token = 0; token < kv.page_size; ++token) {
-      for (int d = 0; d < kv.head_dim; ++d) {
-        const size_t host = plane * plane_bytes + (size_t(token) * kv.head_dim + d) * bytes;
-        const size_t gpu =
-            plane * plane_bytes + (values ? ValueOffset : KeyOffset)(token, d, kv.head_dim, bytes);
+      for (int d = 0; d < kv.geometry.key_dim; ++d) {
+        const size_t host = plane * plane_bytes + (size_t(token) * kv.geometry.key_dim + d) * bytes;
+        const size_t gpu = plane * plane_bytes +
+                           (values ? ValueOffset : KeyOffset)(token, d, kv.geometry.key_dim, bytes);
         std::memcpy(&to[direction == Direction::kToGpu ? gpu : host],
                     &from[direction == Direction::kToGpu ? host : gpu], bytes);
       }

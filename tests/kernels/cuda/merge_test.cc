@@ -104,7 +104,7 @@ void ExpectMatchesReference(const Case& c) {
   p.lse = host_lse;
   p.rows = c.rows;
   p.heads = c.heads;
-  p.head_dim = c.head_dim;
+  p.value_dim = c.head_dim;
   p.sinks = c.sinks ? sinks.data() : nullptr;
   const ReferenceResult expected = ReferenceMerge(p);
   // Half a unit in the last place of each type, and what fp32 arithmetic loses.

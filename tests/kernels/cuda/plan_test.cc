@@ -291,7 +291,7 @@ TEST(PlanTest, NothingToDo) {
 }
 
 TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
-  AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
+  AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const DeviceProperties hopper{90, 132};
   EXPECT_EQ(ChooseKernel(hopper, shape).columns, 8);
   EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 1);
@@ -314,7 +314,7 @@ TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
 TEST(ChooseKernelTest, SixteenColumnsWhereTheyLeaveEnoughWarps) {
   const DeviceProperties hopper{90, 132};
   const auto kind = [&](DType kv, int32_t head_dim, KernelOptions options = {}) {
-    return ChooseKernel(hopper, {kv, head_dim, 64, 4, 16}, options).kind;
+    return ChooseKernel(hopper, {SquareGeometry(4, head_dim, kv), 64, 16}, options).kind;
   };
   EXPECT_EQ(kind(DType::kBf16, 128), KernelKind::kMma);
   EXPECT_EQ(kind(DType::kFp8E4M3, 256), KernelKind::kMma);
@@ -326,7 +326,8 @@ TEST(ChooseKernelTest, SixteenColumnsOfFp8InLongCalls) {
   const DeviceProperties hopper{90, 132};
   const auto choose = [&](int32_t head_dim, int64_t total_keys, KernelOptions options = {},
                           int32_t rows = 2) {
-    const AttentionShape shape{DType::kFp8E4M3, head_dim, 32, 4, 16, rows, 32, total_keys};
+    const AttentionShape shape{
+        SquareGeometry(4, head_dim, DType::kFp8E4M3), 32, 16, rows, 32, total_keys};
     return ChooseKernel(hopper, shape, options);
   };
   EXPECT_EQ(choose(256, 24 << 10).kind, KernelKind::kMma);
@@ -344,7 +345,8 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   const auto cluster_size = [&](int32_t sequences, int32_t kv_heads, int32_t rows,
                                 KernelOptions options = {}) {
-    const AttentionShape shape{DType::kFp8E4M3, 128, 32, kv_heads, 16, rows, sequences};
+    const AttentionShape shape{SquareGeometry(kv_heads, 128, DType::kFp8E4M3), 32, 16, rows,
+                               sequences};
     return ChooseKernel(hopper, shape, options).cluster_size;
   };
   EXPECT_EQ(cluster_size(1, 4, 1), 8);
@@ -352,15 +354,15 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(cluster_size(4, 4, 1), 2);
   EXPECT_EQ(cluster_size(8, 4, 1), 1);
   EXPECT_EQ(cluster_size(128, 4, 1), 1);
-  AttentionShape long_shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1, 65536};
+  AttentionShape long_shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1, 65536};
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
   long_shape.total_keys = 16384;
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 8);
-  long_shape.kv = DType::kBf16;
+  long_shape.geometry.dtype = DType::kBf16;
   EXPECT_EQ(ChooseKernel(hopper, long_shape).cluster_size, 2);
   EXPECT_EQ(cluster_size(1, 4, 1, {.portable = true}), 1);
   EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
-  const AttentionShape shape{DType::kFp8E4M3, 128, 32, 4, 16, 1, 1};
+  const AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const KernelChoice choice = ChooseKernel(hopper, shape);
   const PlanShape plan = PlanShapeFor(choice, shape, hopper);
   EXPECT_EQ(plan.blocks, 15);
@@ -374,7 +376,7 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
 TEST(ChooseKernelTest, ClustersOfWideBlocks) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   const auto cluster_size = [&](DType kv, int32_t sequences, int64_t total_keys) {
-    const AttentionShape shape{kv, 128, 32, 8, 16, 16, sequences, total_keys};
+    const AttentionShape shape{SquareGeometry(8, 128, kv), 32, 16, 16, sequences, total_keys};
     return ChooseKernel(hopper, shape).cluster_size;
   };
   for (const DType kv : {DType::kBf16, DType::kFp8E4M3}) {

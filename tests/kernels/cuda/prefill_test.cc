@@ -120,7 +120,7 @@ class Call {
     p.rows = rows_;
     p.q_heads = heads();
     p.kv_heads = case_.kv_heads;
-    p.head_dim = case_.head_dim;
+    p.key_dim = p.value_dim = case_.head_dim;
     p.head_begin = case_.head_begin;
     p.head_count = case_.head_count;
     p.entries = new_tokens_;
@@ -137,10 +137,8 @@ class Call {
     if (case_.blocks > 0) device.multiprocessors = case_.blocks;
     PrefillShape shape;
     shape.q = case_.q;
-    shape.kv = case_.kv;
-    shape.head_dim = case_.head_dim;
+    shape.geometry = SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv);
     shape.q_heads = heads();
-    shape.kv_heads = case_.kv_heads;
     shape.page_size = case_.context ? case_.page_size : 0;
     shape.head_begin = case_.head_begin;
     shape.head_count = case_.head_count;
@@ -536,9 +534,8 @@ INSTANTIATE_TEST_SUITE_P(Paths, Prefill,
 
 PrefillShape SomeShape() {
   PrefillShape shape;
-  shape.head_dim = 128;
+  shape.geometry = SquareGeometry(2, 128, DType::kBf16);
   shape.q_heads = shape.head_count = 8;
-  shape.kv_heads = 2;
   return shape;
 }
 
@@ -570,7 +567,7 @@ TEST(PrefillChoiceTest, EveryFamilyIsRegisteredAndOnlyWhatHasRunIsChosen) {
 TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {
   PrefillShape shape = SomeShape();
   const auto compute = [&](DType kv, DType q) {
-    shape.kv = kv;
+    shape.geometry.dtype = kv;
     shape.q = q;
     return ChoosePrefill({90, 132}, shape).compute;
   };
@@ -588,7 +585,7 @@ TEST(PrefillChoiceTest, QueriesInFp8NeedAnFp8Cache) {
   const PrefillChoice choice = ChoosePrefill({90, 132}, shape, options);
   EXPECT_EQ(LaunchPrefill(choice, shape, {}, {}, nullptr).message(),
             Validate(shape, options).message());
-  shape.kv = DType::kFp8E5M2;
+  shape.geometry.dtype = DType::kFp8E5M2;
   EXPECT_TRUE(Validate(shape, options).ok());
   for (const int32_t capability : {80, 90}) {
     EXPECT_EQ(ChoosePrefill({capability, 132}, shape, options).compute, DType::kF16);
@@ -603,9 +600,11 @@ TEST(PrefillChoiceTest, RefusesWhatNoKernelSupports) {
   };
   using ::testing::HasSubstr;
   EXPECT_EQ(message([](PrefillShape&) {}), "");
-  EXPECT_THAT(message([](PrefillShape& s) { s.head_dim = 96; }), HasSubstr("head_dim: 96"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.geometry.key_dim = 112; }),
+              HasSubstr("key_dim: 112"));
   EXPECT_THAT(message([](PrefillShape& s) { s.q = DType::kFp8E4M3; }), HasSubstr("q_dtype"));
-  EXPECT_THAT(message([](PrefillShape& s) { s.kv = DType::kFp8E4M3; }), HasSubstr("kv_dtype"));
+  EXPECT_THAT(message([](PrefillShape& s) { s.geometry.dtype = DType::kFp8E4M3; }),
+              HasSubstr("kv_dtype"));
   EXPECT_THAT(message([](PrefillShape& s) { s.head_begin = 1; }), HasSubstr("head_count"));
   EXPECT_THAT(message([](PrefillShape& s) { s.page_size = 24; }), HasSubstr("page_size: 24"));
 }

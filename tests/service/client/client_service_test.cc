@@ -93,7 +93,7 @@ struct Tokens {
     p.rows = count;
     p.q_heads = kQHeads;
     p.kv_heads = kKvHeads;
-    p.head_dim = kHeadDim;
+    p.key_dim = p.value_dim = kHeadDim;
     p.head_count = kQHeads;
     p.entries = {&entry, 1};
     p.keys = keys.data();
