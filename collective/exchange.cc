@@ -87,25 +87,16 @@ Scratch Carve(const ScratchSizes& n, ExchangeWorkspace& workspace) {
 // Merging. All strategies add weight * O in rank order with the same weights, so they agree to the
 // bit (the library is built without contraction into fused multiply-adds, see CMakeLists.txt).
 
-// The n-ary form of lse.h's Merge: weights[i] = exp(lse[i] - m) / sum. Returns the LSE of the
-// union. All empty: weights 0 and an empty LSE. A NaN among `lse` comes out as NaN.
+// weights[i]: the share of partial i in the union of all n. Returns the LSE of the union.
 float MergeWeightsOf(const float* lse, size_t stride, int n, float* weights) {
-  float m = EmptyLse<float>();
+  UnionLse<float> of_all;
+  for (int i = 0; i < n; ++i) of_all.See(lse[i * stride]);
   for (int i = 0; i < n; ++i) {
-    const float x = lse[i * stride];
-    if (x > m || std::isnan(x)) m = x;
+    weights[i] = of_all.WeightOf(lse[i * stride]);
+    of_all.Add(weights[i]);
   }
-  if (m == EmptyLse<float>()) {
-    std::fill(weights, weights + n, 0.0f);
-    return m;
-  }
-  float sum = 0.0f;
-  for (int i = 0; i < n; ++i) {
-    weights[i] = std::exp(lse[i * stride] - m);
-    sum += weights[i];
-  }
-  for (int i = 0; i < n; ++i) weights[i] /= sum;
-  return m + std::log(sum);
+  for (int i = 0; i < n; ++i) weights[i] = of_all.ShareOf(weights[i]);
+  return of_all.Lse();
 }
 
 // out = weight * o. An empty partial counts as zero whatever its O holds: 0 * NaN would be NaN.

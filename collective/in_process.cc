@@ -1,14 +1,13 @@
 #include "collective/in_process.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "collective/op.h"
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {
@@ -62,7 +61,7 @@ class Group {
   // `copy(calls)` moves the data of this rank.
   template <typename Copy>
   Status Run(int rank, const Call& call, Deadline deadline, const Copy& copy) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!error_.ok()) return error_;
     calls_[rank] = call;
     present_[rank] = true;
@@ -74,7 +73,7 @@ class Group {
       copying_ = size();
       Advance();
     } else {
-      AwaitStep(lock, entered, deadline);
+      AwaitStep(entered, deadline);
       if (step_.load(std::memory_order_relaxed) == entered) {
         if (!error_.ok()) return error_;
         return Break({StatusCode::kDeadlineExceeded,
@@ -83,57 +82,57 @@ class Group {
       }
     }
 
-    lock.unlock();
+    lock.Unlock();
     copy(calls_);
-    lock.lock();
+    lock.Lock();
     if (--copying_ == 0) {
       Advance();
     } else {
-      done_.wait(lock, [&] { return step_.load(std::memory_order_relaxed) > entered + 1; });
+      while (step_.load(std::memory_order_relaxed) <= entered + 1) done_.Wait(mutex_);
     }
     return Status::Ok();
   }
 
   void Abort(Status reason) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     (void)Break(std::move(reason));
   }
 
  private:
   // The first error stays.
-  Status Break(Status error) {
+  Status Break(Status error) TRIBUTARY_REQUIRES(mutex_) {
     if (error_.ok()) {
       error_ = std::move(error);
       broken_.store(true, std::memory_order_release);
-      done_.notify_all();
+      done_.NotifyAll();
     }
     return error_;
   }
 
-  void Advance() {
+  void Advance() TRIBUTARY_REQUIRES(mutex_) {
     step_.fetch_add(1, std::memory_order_release);
-    done_.notify_all();
+    done_.NotifyAll();
   }
 
-  // Returns, with the lock held, when the step is past `entered`, the group is broken or time is
-  // up.
-  void AwaitStep(std::unique_lock<std::mutex>& lock, uint64_t entered, Deadline deadline) {
+  // Returns when the step is past `entered`, the group is broken or time is up. Gives the lock up
+  // while it waits.
+  void AwaitStep(uint64_t entered, Deadline deadline) TRIBUTARY_REQUIRES(mutex_) {
     if (spins_ > 0) {
-      lock.unlock();
+      mutex_.Unlock();
       for (int i = 0; i < spins_ && step_.load(std::memory_order_acquire) == entered &&
                       !broken_.load(std::memory_order_acquire);
            ++i) {
         Relax();
       }
-      lock.lock();
+      mutex_.Lock();
     }
-    done_.wait_until(lock, deadline, [&] {
-      return step_.load(std::memory_order_relaxed) != entered || !error_.ok();
-    });
+    while (step_.load(std::memory_order_relaxed) == entered && error_.ok()) {
+      if (!done_.WaitUntil(mutex_, deadline)) return;
+    }
   }
 
   // Ranks that part ways are a bug above us; without this check they would read out of bounds.
-  Status CheckAgreement() const {
+  Status CheckAgreement() const TRIBUTARY_REQUIRES(mutex_) {
     for (int r = 1; r < size(); ++r) {
       if (SameShape(calls_[0], calls_[r])) continue;
       return {StatusCode::kInternal, "ranks entered different operations: rank 0 " +
@@ -143,7 +142,7 @@ class Group {
     return Status::Ok();
   }
 
-  std::string Missing() const {
+  std::string Missing() const TRIBUTARY_REQUIRES(mutex_) {
     std::string text;
     for (int r = 0; r < size(); ++r) {
       if (!present_[r]) text += (text.empty() ? "rank " : ", ") + std::to_string(r);
@@ -151,16 +150,19 @@ class Group {
     return text;
   }
 
-  std::mutex mutex_;
-  std::condition_variable done_;
-  // Two steps an operation: all have arrived, all have copied. Written under the lock.
+  Mutex mutex_;
+  CondVar done_;
+  // Two steps for each operation: all have arrived, all have copied. Written under the lock.
   std::atomic<uint64_t> step_{0};
-  std::atomic<bool> broken_{false};  // !error_.ok(), for spinning
-  Status error_;
+  // !error_.ok(), for ranks that spin. Written under the lock.
+  std::atomic<bool> broken_{false};
+  Status error_ TRIBUTARY_GUARDED_BY(mutex_);  // the first one
+  // Each rank writes its own under the lock before it arrives. Between the two steps nobody writes,
+  // and all ranks read all of them without the lock.
   std::vector<Call> calls_;
-  std::vector<bool> present_;
-  int arrived_ = 0;
-  int copying_ = 0;
+  std::vector<bool> present_ TRIBUTARY_GUARDED_BY(mutex_);  // has arrived, for each rank
+  int arrived_ TRIBUTARY_GUARDED_BY(mutex_) = 0;            // ranks
+  int copying_ TRIBUTARY_GUARDED_BY(mutex_) = 0;            // ranks that have not copied yet
   const int spins_;
 };
 

@@ -39,6 +39,48 @@ TRIBUTARY_HOST_DEVICE inline MergeWeights<T> Merge(T lse_a, T lse_b) {
   return {wa / sum, wb / sum, m + std::log(sum)};
 }
 
+// The n-ary form of Merge, for one row and head of any number of partials. It goes over their LSEs
+// twice, always in the same order, so that results are equal to the bit wherever it is used:
+//
+//   UnionLse<float> of_all;
+//   for (each partial p) of_all.See(p.lse);
+//   for (each partial p) {
+//     const float weight = of_all.WeightOf(p.lse);
+//     if (weight == 0) continue;  // without keys: nothing is asked of its output
+//     of_all.Add(weight);
+//     o += weight * p.o;
+//   }
+//   o *= of_all.Scale();          // and of_all.Lse() is the LSE of the union
+//
+// Only empty partials give O = 0 and an empty LSE; a NaN among the LSEs comes out as NaN.
+template <typename T>
+class UnionLse {
+ public:
+  TRIBUTARY_HOST_DEVICE void See(T lse) {
+    nan_ |= lse != lse;
+    most_ = std::fmax(most_, lse);
+  }
+  // Once all were seen. Not yet divided by the sum of all weights.
+  TRIBUTARY_HOST_DEVICE T WeightOf(T lse) const {
+    return std::exp(lse - (most_ == EmptyLse<T>() ? T(0) : most_));
+  }
+  TRIBUTARY_HOST_DEVICE void Add(T weight) { sum_ += weight; }
+
+  // Once all were added.
+  TRIBUTARY_HOST_DEVICE bool empty() const { return sum_ == T(0); }
+  TRIBUTARY_HOST_DEVICE T Lse() const {
+    return empty() ? EmptyLse<T>() : (nan_ ? sum_ : most_ + std::log(sum_));
+  }
+  TRIBUTARY_HOST_DEVICE T Scale() const { return empty() ? T(0) : T(1) / sum_; }
+  // The weight as a share of the sum of all weights.
+  TRIBUTARY_HOST_DEVICE T ShareOf(T weight) const { return empty() ? T(0) : weight / sum_; }
+
+ private:
+  T most_ = EmptyLse<T>();
+  T sum_ = T(0);
+  bool nan_ = false;
+};
+
 // The factor by which a whole output (all keys merged) is scaled for an attention sink: a logit
 // that takes part in the softmax's denominator and has no value. Applied once, after the last
 // merge.

@@ -1,7 +1,6 @@
 #include "collective/device/device_group.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "collective/direct/peer_access.h"
 #include "collective/direct/retired_memory.h"
 #include "kernels/cuda/merge/merge.h"
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {
@@ -107,7 +107,7 @@ class Group final : public DeviceGroup {
 
   Status Health() override {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!status_.ok()) return status_;
     }
     Status s;
@@ -131,7 +131,7 @@ class Group final : public DeviceGroup {
   // The first error stays, and stops what is enqueued: here, and on peers that can be told.
   Status Break(Status error) {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!status_.ok()) return status_;
       status_ = error;
     }
@@ -171,8 +171,8 @@ class Group final : public DeviceGroup {
   std::unique_ptr<DirectExchange> direct_;
   DeviceMemory workspace_;
   const size_t workspace_bytes_;
-  std::mutex mutex_;
-  Status status_;
+  Mutex mutex_;
+  Status status_ TRIBUTARY_GUARDED_BY(mutex_);  // the first error
 };
 
 // The first call of every kind of operation sets its connections up, which cannot be captured, and

@@ -3,13 +3,12 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "collective/device/cuda_resources.h"
 #include "collective/rendezvous/hex.h"
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {
@@ -105,22 +104,22 @@ class Connection {
   Connection(ncclComm_t comm, int device) : comm_(comm), device_(device) {}
 
   Status Health() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return status_;
   }
 
   // The first error stays. Wakes the thread, which aborts.
   Status Break(Status error) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (status_.ok()) status_ = std::move(error);
-    changed_.notify_all();
+    changed_.NotifyAll();
     return status_;
   }
 
   // Calls call(comm) -> ncclResult_t and waits until NCCL has taken the work.
   template <typename Call>
   Status Enqueue(const char* what, const Call& call) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!status_.ok()) return status_;
     ncclResult_t result = call(comm_);
     const Deadline deadline = std::chrono::steady_clock::now() + kEnqueueBound;
@@ -133,48 +132,51 @@ class Connection {
       if (asked != ncclSuccess) result = asked;
       if (result != ncclInProgress) break;
       // Without the lock, so that an abort comes through.
-      lock.unlock();
+      lock.Unlock();
       std::this_thread::yield();
-      lock.lock();
+      lock.Lock();
       if (!status_.ok()) return status_;
     }
     if (Status s = NcclStatus(result, comm_, what); !s.ok() && status_.ok()) status_ = s;
-    if (!status_.ok()) changed_.notify_all();
+    if (!status_.ok()) changed_.NotifyAll();
     return status_;
   }
 
   // The thread: until an error, or until the communicator goes.
   void Watch(milliseconds interval) {
     const ScopedDevice device(device_);
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (status_.ok()) {
-      changed_.wait_for(lock, interval);
+      (void)changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + interval);
       if (!status_.ok()) break;
       ncclResult_t result = ncclSuccess;
       const ncclResult_t asked = Nccl().async_error(comm_, &result);
       status_ = NcclStatus(asked == ncclSuccess ? result : asked, comm_, "NCCL");
     }
-    lock.unlock();
+    lock.Unlock();
     // Nobody calls NCCL on a broken communicator, so this needs no lock.
     (void)Nccl().abort(comm_);
-    lock.lock();
+    lock.Lock();
     aborted_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   // False when NCCL takes too long.
   bool AwaitAborted(Deadline deadline) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_until(lock, deadline, [&] { return aborted_; });
+    MutexLock lock(mutex_);
+    while (!aborted_) {
+      if (!changed_.WaitUntil(mutex_, deadline)) break;
+    }
+    return aborted_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable Mutex mutex_;
+  CondVar changed_;
   const ncclComm_t comm_;
   const int device_;
-  Status status_;
-  bool aborted_ = false;
+  Status status_ TRIBUTARY_GUARDED_BY(mutex_);  // the first error
+  bool aborted_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 };
 
 ncclDataType_t TypeOf(DType type) {

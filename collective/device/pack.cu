@@ -86,26 +86,19 @@ __device__ __forceinline__ float* LseOf(const PartsLayout& l, std::byte* part) {
   return reinterpret_cast<float*>(part + l.lse_offset);
 }
 
-// This rank's weight among all, and the LSE of the union; see kernels/cuda/merge/merge.cu.
+// This rank's share in the weights of all ranks, and the LSE of the union.
 __device__ __forceinline__ float WeightOf(const PackArgs& a, size_t pair, float* merged) {
   const size_t stride = static_cast<size_t>(a.layout.rows) * a.layout.heads;
-  float top = EmptyLse<float>();
-  bool nan = false;
-  for (int r = 0; r < a.layout.parts; ++r) {
-    const float lse = a.all_lse[r * stride + pair];
-    nan |= lse != lse;
-    top = fmaxf(top, lse);
-  }
-  const float base = top == EmptyLse<float>() ? 0.0f : top;
-  float sum = 0.0f;
+  UnionLse<float> of_all;
+  for (int r = 0; r < a.layout.parts; ++r) of_all.See(a.all_lse[r * stride + pair]);
   float own = 0.0f;
   for (int r = 0; r < a.layout.parts; ++r) {
-    const float weight = expf(a.all_lse[r * stride + pair] - base);
+    const float weight = of_all.WeightOf(a.all_lse[r * stride + pair]);
     if (r == a.rank) own = weight;
-    sum += weight;
+    of_all.Add(weight);
   }
-  *merged = sum == 0.0f ? EmptyLse<float>() : (nan ? sum : top + logf(sum));
-  return sum == 0.0f ? 0.0f : own / sum;
+  *merged = of_all.Lse();
+  return of_all.ShareOf(own);
 }
 
 // Eight dimensions a thread.

@@ -19,7 +19,6 @@
 #include <csignal>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -28,6 +27,7 @@
 #include "collective/gloo/gloo_mesh.h"
 #include "collective/in_process.h"
 #include "collective/op.h"
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {
@@ -95,7 +95,7 @@ class GlooCommunicator final : public Communicator {
 
   ~GlooCommunicator() override {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       leaving_ = true;
       if (watch_ != nullptr) watch_->abortWaitRecv();
     }
@@ -158,7 +158,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   void Abort(const std::string& reason) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!error_.ok()) return;
     error_ = {StatusCode::kAborted, "aborted by rank " + std::to_string(rank_) + ": " + reason};
     if (pending_ == nullptr) {
@@ -223,7 +223,7 @@ class GlooCommunicator final : public Communicator {
     } catch (const std::exception& e) {
       status = StatusOf(e);
       if (status.code() == StatusCode::kUnavailable) {
-        status = LostPeers({{waited_for, status.message()}});
+        status = LostPeersOf({{waited_for, status.message()}});
       }
     }
     return End(op, pending, waited_for, status, deadline);
@@ -243,8 +243,8 @@ class GlooCommunicator final : public Communicator {
   }
 
   Status Begin(std::vector<Pending>* pending) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (error_.ok() && !lost_.empty()) error_ = LostPeers(lost_);
+    const MutexLock lock(mutex_);
+    if (error_.ok() && !lost_.empty()) error_ = LostPeersOf(lost_);
     if (!error_.ok()) {
       CloseMesh(mesh_);  // does nothing the second time
       return error_;
@@ -288,7 +288,7 @@ class GlooCommunicator final : public Communicator {
   Status End(Op op, std::vector<Pending>& pending, int waited_for, Status status,
              Deadline deadline) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       pending_ = nullptr;
       if (status.ok() && error_.ok()) return status;
       if (error_.ok()) error_ = Explain(op, pending, waited_for, status, deadline);
@@ -299,7 +299,7 @@ class GlooCommunicator final : public Communicator {
     return status;
   }
 
-  // Called with the lock held. An operation that ends after its deadline ran out of time, whatever
+  // An operation that ends after its deadline ran out of time, whatever
   // broke the connection in the end: Gloo itself closes all connections when a wait runs out.
   Status Explain(Op op, std::vector<Pending>& pending, int waited_for, const Status& status,
                  Deadline deadline) const {
@@ -350,20 +350,20 @@ class GlooCommunicator final : public Communicator {
 
   // False when this communicator is going away.
   bool SetWatch(gloo::transport::UnboundBuffer* watch) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     watch_ = leaving_ ? nullptr : watch;
     return !leaving_;
   }
 
   bool IsLost(int peer) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return lost_.count(peer) > 0;
   }
 
   // The operation under way may still succeed, when all that it wants of this peer has come. No
   // later one begins.
   void Lose(int peer, std::string why) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     lost_[peer] = std::move(why);
     if (pending_ == nullptr) return;
     for (Pending& p : *pending_) {
@@ -377,11 +377,11 @@ class GlooCommunicator final : public Communicator {
   }
 
   Status LostPeers() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return LostPeers(lost_);
+    const MutexLock lock(mutex_);
+    return LostPeersOf(lost_);
   }
 
-  static Status LostPeers(const std::map<int, std::string>& lost) {
+  static Status LostPeersOf(const std::map<int, std::string>& lost) {
     std::string text;
     for (const auto& [peer, why] : lost) {
       text += (text.empty() ? "lost rank " : ", rank ") + std::to_string(peer) + " (" + why + ")";
@@ -396,12 +396,15 @@ class GlooCommunicator final : public Communicator {
   uint64_t sequence_ = 0;     // of the next operation
   std::vector<float> parts_;  // what ReduceScatter receives
 
-  std::mutex mutex_;
-  Status error_;                             // the first one
-  std::map<int, std::string> lost_;          // peers whose connection broke, and why
-  std::vector<Pending>* pending_ = nullptr;  // of the operation under way
-  gloo::transport::UnboundBuffer* watch_ = nullptr;
-  bool leaving_ = false;
+  Mutex mutex_;
+  Status error_ TRIBUTARY_GUARDED_BY(mutex_);  // the first one
+  // Peers whose connection broke, and why.
+  std::map<int, std::string> lost_ TRIBUTARY_GUARDED_BY(mutex_);
+  // Of the operation under way, or null.
+  std::vector<Pending>* pending_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;
+  // What the watcher waits in, or null.
+  gloo::transport::UnboundBuffer* watch_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;
+  bool leaving_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 
   std::thread watcher_;  // last: it uses all of the above
 };

@@ -10,12 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {
@@ -119,25 +119,30 @@ std::string KeyOf(uint64_t epoch, int rank) {
 class ConnectWatchdog {
  public:
   ConnectWatchdog(GlooMesh& mesh, Deadline deadline)
-      : thread_([this, &mesh, deadline] {
-          std::unique_lock<std::mutex> lock(mutex_);
-          if (wake_.wait_until(lock, deadline, [this] { return done_; })) return;
-          CloseMesh(mesh);
-        }) {}
+      : thread_([this, &mesh, deadline] { Watch(mesh, deadline); }) {}
 
   ~ConnectWatchdog() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       done_ = true;
     }
-    wake_.notify_one();
+    wake_.NotifyOne();
     thread_.join();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool done_ = false;
+  void Watch(GlooMesh& mesh, Deadline deadline) {
+    const MutexLock lock(mutex_);
+    while (!done_) {
+      if (wake_.WaitUntil(mutex_, deadline) || done_) continue;
+      CloseMesh(mesh);
+      return;
+    }
+  }
+
+  Mutex mutex_;
+  CondVar wake_;
+  bool done_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -1,12 +1,11 @@
 // A rendezvous for ranks that are threads of one process.
 #pragma once
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "collective/rendezvous/rendezvous.h"
+#include "kernels/mutex.h"
 
 namespace tributary::collective {
 
@@ -16,9 +15,9 @@ class MemoryRendezvous final : public Rendezvous {
   Status Get(const std::string& key, std::string* value, Deadline deadline) override;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::string> values_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::collective

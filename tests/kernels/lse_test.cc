@@ -93,6 +93,67 @@ TEST(LseTest, FarApartPartialsDoNotOverflow) {
   EXPECT_EQ(w.lse, 3e38f);
 }
 
+// The n-ary form, as its users write it: the output and the LSE of the union.
+Partial MergeAll(const std::vector<Partial>& partials) {
+  UnionLse<double> of_all;
+  for (const Partial& p : partials) of_all.See(p.lse);
+  double o = 0;
+  for (const Partial& p : partials) {
+    const double weight = of_all.WeightOf(p.lse);
+    if (weight == 0) continue;
+    of_all.Add(weight);
+    o += weight * p.o;
+  }
+  return {o * of_all.Scale(), of_all.Lse()};
+}
+
+TEST(LseTest, AUnionOfManyIsWhatMergingThemOneByOneGives) {
+  const std::vector<Partial> partials = {{1.5, -3.0}, {}, {-2.0, 4.5}, {0.25, 4.0}, {9.0, -700.0}};
+  Partial one_by_one;
+  for (const Partial& p : partials) one_by_one = MergeTwo(one_by_one, p);
+  const Partial merged = MergeAll(partials);
+  EXPECT_NEAR(merged.o, one_by_one.o, 1e-14);
+  EXPECT_NEAR(merged.lse, one_by_one.lse, 1e-14);
+}
+
+TEST(LseTest, AUnionOfOneIsThatOneToTheBit) {
+  for (const double lse : {-700.0, -1.5, 0.0, 3.25, 1e30}) {
+    const Partial merged = MergeAll({{}, {1.25, lse}, {}});
+    EXPECT_EQ(merged.o, 1.25);
+    EXPECT_EQ(merged.lse, lse);
+  }
+}
+
+TEST(LseTest, AUnionWithoutKeysIsEmptyWhateverItsOutputsHold) {
+  for (const std::vector<Partial>& partials :
+       {std::vector<Partial>{}, std::vector<Partial>{{kNan, -kInf}, {kInf, -kInf}}}) {
+    const Partial merged = MergeAll(partials);
+    EXPECT_EQ(merged.o, 0.0);
+    EXPECT_EQ(merged.lse, -kInf);
+  }
+}
+
+TEST(LseTest, ANanAmongManyComesOut) {
+  for (const double other : {0.0, -kInf, kInf, kNan}) {
+    for (const std::vector<Partial>& partials :
+         {std::vector<Partial>{{1.0, kNan}, {2.0, other}}, {{2.0, other}, {1.0, kNan}}}) {
+      const Partial merged = MergeAll(partials);
+      EXPECT_TRUE(std::isnan(merged.o)) << other;
+      EXPECT_TRUE(std::isnan(merged.lse)) << other;
+    }
+  }
+}
+
+TEST(LseTest, TheSharesOfAUnionAddUpToOne) {
+  UnionLse<double> of_all;
+  for (const double lse : {1.0, 2.0, -kInf}) of_all.See(lse);
+  for (const double lse : {1.0, 2.0, -kInf}) of_all.Add(of_all.WeightOf(lse));
+  EXPECT_NEAR(of_all.ShareOf(of_all.WeightOf(1.0)) + of_all.ShareOf(of_all.WeightOf(2.0)), 1.0,
+              1e-15);
+  EXPECT_EQ(of_all.ShareOf(of_all.WeightOf(-kInf)), 0.0);
+  EXPECT_EQ(UnionLse<double>().ShareOf(0.0), 0.0);
+}
+
 TEST(LseTest, ASinkIsAKeyWithoutAValue) {
   const std::vector<double> logits = {0.3, -1.0, 2.0}, values = {1.0, -2.0, 0.5};
   const Partial whole = Attend(logits, values, 0, 3);

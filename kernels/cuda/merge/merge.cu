@@ -56,31 +56,26 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const bool alive = at < int64_t{args.rows} * args.heads;
   const int64_t row = at / args.heads;
   const int64_t head = at - row * args.heads;
-  float max = EmptyLse<float>();
-  bool nan = false;
+  UnionLse<float> of_all;
   for (int s = 0; alive && s < args.sources; ++s) {
-    const float lse = args.lse[s][row * args.source_heads[s] + head];
-    nan |= lse != lse;
-    max = fmaxf(max, lse);
+    of_all.See(args.lse[s][row * args.source_heads[s] + head]);
   }
-  const float base = max == EmptyLse<float>() ? 0.0f : max;
-  float sum = 0.0f;
   float x[kDims] = {};
   for (int s = 0; alive && s < args.sources; ++s) {
     const int64_t from = row * args.source_heads[s] + head;
-    const float weight = expf(args.lse[s][from] - base);
+    const float weight = of_all.WeightOf(args.lse[s][from]);
     // A source without keys is left out altogether: nothing is asked of its output.
     if (weight == 0.0f) continue;
     const float4 o = Load(args.o[s], args.source_dtype, from * args.head_dim + d);
-    sum += weight;
+    of_all.Add(weight);
     x[0] += weight * o.x;
     x[1] += weight * o.y;
     x[2] += weight * o.z;
     x[3] += weight * o.w;
   }
-  const float lse = sum == 0.0f ? EmptyLse<float>() : (nan ? sum : max + logf(sum));
-  float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
-  if (alive && args.sinks != nullptr && sum != 0.0f) {
+  const float lse = of_all.Lse();
+  float scale = of_all.Scale();
+  if (alive && args.sinks != nullptr && !of_all.empty()) {
     scale *= SinkScale(lse, args.sinks[head]);
   }
 #pragma unroll
