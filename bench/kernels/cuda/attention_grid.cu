@@ -4,7 +4,7 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|shapes|spread|batches|drafts|grid|all] [--only TEXT]
+//   attention_grid [--set field|shapes|dims|spread|batches|drafts|grid|all] [--only TEXT]
 //                  [--json FILE] [--portable] [--invariant] [--fp8-queries] [--alone]
 //                  [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
@@ -26,6 +26,8 @@
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 #include "kernels/fp8_queries.h"
+#include "kernels/head_dims.h"
+#include "kernels/kv_geometry.h"
 
 namespace tributary::cuda {
 namespace {
@@ -49,10 +51,8 @@ void Upload(T* to, const std::vector<T>& from) {
 struct Case {
   std::string name;
   std::vector<int64_t> lengths;
-  DType kv = DType::kFp8E4M3;
+  KvGeometry kv = SquareGeometry(/*kv_heads=*/4, /*head_dim=*/128, DType::kFp8E4M3);
   int32_t q_heads = 32;
-  int32_t kv_heads = 4;
-  int32_t head_dim = 128;
   int32_t page_size = 16;
   int32_t rows = 1;
   int64_t window = -1;
@@ -77,31 +77,29 @@ __global__ void ReadAll(const uint4* data, size_t count, uint32_t* sink) {
   if (sum == 0x12345678u) *sink = sum;
 }
 
-// One row and head, by the definition, in float64. One block of 256 threads.
-__global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t page_table,
-                         KeyRange range, int row, int head, double* o /* [head_dim] */,
-                         double* lse) {
+// One row and head, by the definition, in float64. One thread block of 256 threads.
+__global__ void NaiveRow(AttentionArgs args, KvGeometry kv, int32_t page_table, KeyRange range,
+                         int row, int head, double* o /* [value_dim] */, double* lse) {
   __shared__ double scratch[256];
-  const int group = args.q_heads / args.kv_heads;
   const int page_size = 1 << args.page_shift;
-  const int bytes = static_cast<int>(SizeOf(kv));
-  const size_t plane = size_t(page_size) * head_dim * bytes;
+  const int kv_head = head / (args.q_heads / args.kv_heads);
+  const int bytes = IsFp8(kv.dtype) ? 1 : 2;
   const auto element = [&](int64_t slot, int d, bool values) {
     const int32_t page = args.page_tables[page_table + slot / page_size];
-    const std::byte* base =
-        args.cache +
-        (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head / group) * plane;
+    const std::byte* base = args.cache + size_t(page) * PageBytes(kv, page_size);
     const int token = static_cast<int>(slot % page_size);
     const size_t at =
-        values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
-    return ElementAt(kv, base + at, 0);
+        values
+            ? ValuePlaneOffset(kv, page_size, kv_head) + ValueOffset(token, d, kv.value_dim, bytes)
+            : KeyPlaneOffset(kv, page_size, kv_head) + KeyOffset(token, d, kv.key_dim, bytes);
+    return ElementAt(kv.dtype, base + at, 0);
   };
   const auto logit = [&](int64_t slot) {
     double x = 0;
-    for (int d = 0; d < head_dim; ++d) {
+    for (int d = 0; d < kv.key_dim; ++d) {
       x += element(slot, d, false) *
            FloatFromBf16(static_cast<const uint16_t*>(
-               args.q)[(size_t(row) * args.q_heads + head) * head_dim + d]);
+               args.q)[(size_t(row) * args.q_heads + head) * kv.key_dim + d]);
     }
     return x * args.sm_scale;
   };
@@ -117,11 +115,11 @@ __global__ void NaiveRow(AttentionArgs args, DType kv, int head_dim, int32_t pag
   }
   __syncthreads();
   sum = scratch[0];
-  for (int d = threadIdx.x; d < head_dim; d += 256) o[d] = 0;
+  for (int d = threadIdx.x; d < kv.value_dim; d += 256) o[d] = 0;
   __syncthreads();
   for (int64_t slot = range.lo + threadIdx.x; slot < range.hi; slot += 256) {
     const double weight = exp(logit(slot)) / sum;
-    for (int d = 0; d < head_dim; ++d) atomicAdd(o + d, weight * element(slot, d, true));
+    for (int d = 0; d < kv.value_dim; ++d) atomicAdd(o + d, weight * element(slot, d, true));
   }
 }
 
@@ -151,19 +149,19 @@ class Bench {
   }
 
   Result Run(const Case& c) {
-    Fill(c.kv);
+    Fill(c.kv.dtype);
     const auto sequences = static_cast<int32_t>(c.lengths.size());
     const int32_t rows = sequences * c.rows;
     int64_t total_keys = 0;
     for (const int64_t length : c.lengths) {
       total_keys += c.window < 0 ? length : std::min(length, c.window + c.rows);
     }
-    const AttentionShape shape{SquareGeometry(c.kv_heads, c.head_dim, c.kv),
-                               c.q_heads,
-                               c.page_size,
-                               c.rows,
-                               sequences,
-                               total_keys};
+    const AttentionShape shape{.geometry = c.kv,
+                               .q_heads = c.q_heads,
+                               .page_size = c.page_size,
+                               .max_rows = c.rows,
+                               .sequences = sequences,
+                               .total_keys = total_keys};
     KernelChoice choice = ChooseKernel(device_, shape, options_);
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
     const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
@@ -181,14 +179,13 @@ class Bench {
         keys.push_back(VisibleKeys(position, {c.window, -1}, limit));
         any = {std::min(any.lo, keys.back().lo), std::max(any.hi, keys.back().hi)};
       }
-      result.bytes += static_cast<double>(Length(any)) * c.kv_heads * c.head_dim * 2 * SizeOf(c.kv);
+      result.bytes += static_cast<double>(Length(any) * c.kv.kv_heads * BytesPerTokenOfHead(c.kv));
       pages += (c.lengths[i] + c.page_size - 1) / c.page_size;
     }
     Plan plan;
     PlanAttention(plan_shape, entries, keys, &plan);
 
-    const size_t page_bytes = PageBytes(shape.geometry, c.page_size);
-    const size_t copy_bytes = page_bytes * pages;
+    const size_t copy_bytes = PageBytes(c.kv, c.page_size) * pages;
     if (copy_bytes > kPoolBytes) return result;
     const size_t copies = std::clamp<size_t>(
         static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
@@ -207,7 +204,8 @@ class Bench {
     Upload(items, plan.items);
     Upload(row_keys, plan.keys);
     Upload(page_tables, tables);
-    const size_t elements = size_t(rows) * c.q_heads * c.head_dim;
+    const size_t output_rows = size_t(rows) * c.q_heads;
+    const size_t elements = output_rows * c.kv.key_dim;  // of the queries
     std::vector<std::byte> q_host(elements * SizeOf(DType::kBf16));
     std::normal_distribution<float> normal(0.0f, 1.0f);
     for (size_t i = 0; i < elements; ++i) {
@@ -221,12 +219,12 @@ class Bench {
     args.keys = row_keys;
     args.q = q;
     args.q_heads = c.q_heads;
-    args.kv_heads = c.kv_heads;
+    args.kv_heads = c.kv.kv_heads;
     args.page_shift = static_cast<int32_t>(std::log2(c.page_size));
-    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-    args.o = Allocate<float>(elements);
-    args.lse = Allocate<float>(size_t(rows) * c.q_heads);
-    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.head_dim);
+    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.kv.key_dim));
+    args.o = Allocate<float>(output_rows * c.kv.value_dim);
+    args.lse = Allocate<float>(output_rows);
+    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.kv.value_dim);
     args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.columns);
     args.arrivals = Allocate<uint64_t>(plan.arrivals);
     Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint64_t)), "cudaMemset");
@@ -243,7 +241,7 @@ class Bench {
     std::byte* rounded = nullptr;  // (the queries that the reference sees)
     if (options_.fp8_queries) {
       std::vector<float> floats(elements);
-      RoundQueriesToFp8(DType::kBf16, c.head_dim, q_host, floats.data());
+      RoundQueriesToFp8(DType::kBf16, c.kv.key_dim, q_host, floats.data());
       for (size_t i = 0; i < elements; ++i) {
         StoreElement(DType::kBf16, q_host.data(), i, floats[i]);  // exact
       }
@@ -303,29 +301,30 @@ class Bench {
   // The largest error of O over a few rows and heads.
   double Compare(const Case& c, const AttentionArgs& args, const std::vector<PlanEntry>& entries,
                  const std::vector<KeyRange>& keys) {
-    double* expected = Allocate<double>(c.head_dim + 1);
-    std::vector<double> expected_host(c.head_dim + 1);
-    std::vector<float> actual(c.head_dim);
+    const int32_t dims = c.kv.value_dim;
+    double* expected = Allocate<double>(dims + 1);
+    std::vector<double> expected_host(dims + 1);
+    std::vector<float> actual(dims);
     double worst = 0;
     const int samples = 3;
     for (int i = 0; i < samples; ++i) {
       const size_t entry = i * (entries.size() - 1) / (samples - 1);
       const int row = entries[entry].row_begin + i * (c.rows - 1) / (samples - 1);
       const int head = i * (c.q_heads - 1) / (samples - 1);
-      NaiveRow<<<1, 256, 0, stream_>>>(args, c.kv, c.head_dim, entries[entry].page_table, keys[row],
-                                       row, head, expected, expected + c.head_dim);
+      NaiveRow<<<1, 256, 0, stream_>>>(args, c.kv, entries[entry].page_table, keys[row], row, head,
+                                       expected, expected + dims);
       Check(cudaStreamSynchronize(stream_), "check");
-      Check(cudaMemcpy(expected_host.data(), expected, sizeof(double) * (c.head_dim + 1),
+      Check(cudaMemcpy(expected_host.data(), expected, sizeof(double) * (dims + 1),
                        cudaMemcpyDeviceToHost),
             "check");
       const size_t at = size_t(row) * c.q_heads + head;
       float lse = 0;
       Check(cudaMemcpy(&lse, args.lse + at, sizeof(float), cudaMemcpyDeviceToHost), "check");
-      Check(cudaMemcpy(actual.data(), args.o + at * c.head_dim, sizeof(float) * c.head_dim,
+      Check(cudaMemcpy(actual.data(), args.o + at * dims, sizeof(float) * dims,
                        cudaMemcpyDeviceToHost),
             "check");
-      worst = std::max(worst, std::abs(lse - expected_host[c.head_dim]));
-      for (int d = 0; d < c.head_dim; ++d) {
+      worst = std::max(worst, std::abs(lse - expected_host[dims]));
+      for (int d = 0; d < dims; ++d) {
         const double error = std::abs(actual[d] - expected_host[d]);
         worst = std::isnan(error) ? INFINITY : std::max(worst, error);
       }
@@ -351,7 +350,7 @@ std::string Tokens(int64_t n) {
 
 Case Uniform(int32_t batch, int64_t length, DType kv) {
   Case c;
-  c.kv = kv;
+  c.kv.dtype = kv;
   c.lengths.assign(batch, length);
   c.name = std::string(Name(kv)) + " " + std::to_string(batch) + " x " + Tokens(length);
   return c;
@@ -359,7 +358,7 @@ Case Uniform(int32_t batch, int64_t length, DType kv) {
 
 // The call of a draft's block of `rows`.
 Case WithBlock(Case c, int32_t rows) {
-  c.kv_heads = 8;
+  c.kv.kv_heads = 8;
   c.rows = rows;
   c.causal = false;
   c.name += ", block " + std::to_string(rows) + ", 32/8";
@@ -371,8 +370,8 @@ Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
 }
 
 Case WithHeads(Case c, int32_t group, int32_t head_dim) {
-  c.q_heads = group * c.kv_heads;
-  c.head_dim = head_dim;
+  c.q_heads = group * c.kv.kv_heads;
+  c.kv.key_dim = c.kv.value_dim = head_dim;
   c.name += ", group " + std::to_string(group) + ", d " + std::to_string(head_dim);
   return c;
 }
@@ -401,7 +400,7 @@ std::vector<Case> FieldCases() {
     Case uneven = Uniform(31, 4096, kv);
     uneven.lengths.insert(uneven.lengths.begin(), 131072);
     uneven.q_heads = 64;
-    uneven.kv_heads = 8;
+    uneven.kv.kv_heads = 8;
     uneven.page_size = 64;
     uneven.name = std::string(Name(kv)) + " 1 x 128K + 31 x 4K, 64/8, page 64";
     cases.push_back(uneven);
@@ -434,6 +433,31 @@ std::vector<Case> ShapeCases() {
     }
   }
   cases.push_back(LogNormal(128, DType::kFp8E4M3));
+  return cases;
+}
+
+// Every row of the table of head dims, with as many bytes in all: 32 sequences, 512 MB.
+std::vector<Case> DimsCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (const HeadDims& dims : kHeadDims) {
+      if (!dims.cuda()) continue;
+      for (int32_t gqa_ratio : {8, 16}) {
+        Case c = Uniform(32, 0, kv);
+        c.kv.key_dim = dims.key_dim;
+        c.kv.value_dim = dims.value_dim;
+        c.q_heads = gqa_ratio * c.kv.kv_heads;
+        // (A multiple of 16, so that no strip is read in part.)
+        constexpr int64_t kSequenceBytes = int64_t{16} << 20;
+        const int64_t length =
+            kSequenceBytes / (c.kv.kv_heads * BytesPerTokenOfHead(c.kv)) / 16 * 16;
+        c.lengths.assign(c.lengths.size(), length);
+        c.name = std::string(Name(kv)) + " d " + HeadDimsName(dims.key_dim, dims.value_dim) +
+                 ", GQA ratio " + std::to_string(gqa_ratio) + ", 32 x " + Tokens(length);
+        cases.push_back(c);
+      }
+    }
+  }
   return cases;
 }
 
@@ -526,6 +550,7 @@ int Main(int argc, char** argv) {
   };
   add("field", FieldCases());
   add("shapes", ShapeCases());
+  add("dims", DimsCases());
   add("spread", SpreadCases());
   add("batches", BatchCases());
   add("drafts", DraftCases());
@@ -544,7 +569,7 @@ int Main(int argc, char** argv) {
   bool wrong = false;
   for (const Case& c : cases) {
     if (c.name.find(only) == std::string::npos) continue;
-    if (options.fp8_queries && !IsFp8(c.kv)) continue;
+    if (options.fp8_queries && !IsFp8(c.kv.dtype)) continue;
     const Result r = bench.Run(c);
     if (r.microseconds == 0) {
       std::printf("%-52s does not fit\n", c.name.c_str());
