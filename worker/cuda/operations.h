@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/cuda/append/append.h"
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/prefill/prefill.h"
 #include "worker/cuda/device_exchange.h"
 #include "worker/cuda/device_plan.h"
@@ -101,7 +102,9 @@ class CudaOperations final : public StepOperations {
                 DeviceMemory* device) const;
 
   bool alone() const { return step_.comm.size() == 1; }
-  bool launches_begin_early() const { return rank_.plan_options().device.compute_capability >= 90; }
+  bool launches_begin_early() const {
+    return cuda::FeaturesOf(rank_.plan_options().device.compute_capability).early_launch;
+  }
   bool is_draft() const { return step_.kind == StepKind::kDflash; }
   // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
   bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }

@@ -196,13 +196,13 @@ std::string ToString(const KernelChoice& choice) {
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
   const int32_t columns = shape.max_rows * (shape.q_heads / shape.geometry.kv_heads);
-  const bool hopper =
-      ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90;
+  const Features can = FeaturesOf(device.compute_capability, options.portable);
+  const bool wgmma = can.wgmma && HasKernel<&HeadDims::decode_sm90>(shape.geometry);
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
   choice.fp8_queries = options.fp8_queries;
-  choice.begins_early = hopper && options.begins_early;
-  if (hopper && columns > WidestMmaOnHopper(device, shape, options)) {
+  choice.begins_early = can.early_launch && options.begins_early;
+  if (wgmma && columns > WidestMmaOnHopper(device, shape, options)) {
     choice.kind = KernelKind::kWgmma;
     choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.geometry.value_dim);
     choice.share_groups = kWgmmaShareGroups;
@@ -213,7 +213,7 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
         options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, columns);
     choice.share_groups = MmaShareGroups(shape, choice);
   }
-  if (hopper && !options.batch_invariant && choice.blocks_per_multiprocessor == 1) {
+  if (can.clusters && !options.batch_invariant && choice.blocks_per_multiprocessor == 1) {
     choice.cluster_size = ClusterSize(device, shape, choice, columns);
   }
   return choice;

@@ -144,7 +144,8 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
   choice.compute = ComputeTypeOf(shape);
   choice.fp8_queries = options.fp8_queries;
   if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
-  if (ChooseFamily(device.compute_capability, options.portable) == KernelFamily::kSm90) {
+  if (FeaturesOf(device.compute_capability, options.portable).wgmma &&
+      HasKernel<&HeadDims::prefill_sm90>(shape.geometry)) {
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
     choice.keys_per_tile = WgmmaPrefillKeys(shape.geometry.key_dim);

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 #include <tuple>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/layout/page_layout.h"
 
@@ -288,6 +290,33 @@ TEST(PlanTest, NothingToDo) {
   PlanAttention(shape, {}, {}, &plan);
   ASSERT_EQ(plan.items.size(), 4u);
   for (const WorkItem& item : plan.items) EXPECT_EQ(item.column_count, 0);
+}
+
+TEST(ArchitecturesTest, ADeviceRunsTheFirstEntryThatIsEnabledAndCoversIt) {
+  EXPECT_TRUE(FeaturesOf(90).wgmma);
+  EXPECT_TRUE(FeaturesOf(90).clusters);
+  EXPECT_TRUE(FeaturesOf(90).early_launch);
+  EXPECT_EQ(FeaturesOf(90, /*portable=*/true), Features{});
+  // The portable code has none of what the device may have.
+  for (const int32_t capability : {80, 86, 89, 120}) {
+    EXPECT_EQ(FeaturesOf(capability), Features{}) << capability;
+  }
+  // sm_100 is registered, and chosen as soon as its entry is enabled.
+  EXPECT_EQ(FeaturesOf(100).tcgen05, kHasSm100Kernels);
+  std::array<Architecture, 3> table = kArchitectures;
+  for (Architecture& entry : table) entry.enabled = true;
+  for (const int32_t capability : {100, 103}) {
+    EXPECT_TRUE(FeaturesOf(capability, false, table).tcgen05) << capability;
+    EXPECT_TRUE(FeaturesOf(capability, false, table).clusters) << capability;
+    EXPECT_EQ(FeaturesOf(capability, true, table), Features{}) << capability;
+  }
+  EXPECT_EQ(FeaturesOf(90, false, table), FeaturesOf(90));
+  EXPECT_EQ(FeaturesOf(120, false, table), Features{});
+  // The last can run wherever one of the others can.
+  for (const Architecture& entry : kArchitectures) {
+    EXPECT_GE(entry.min_capability, kArchitectures.back().min_capability) << entry.name;
+    EXPECT_LE(entry.max_capability, kArchitectures.back().max_capability) << entry.name;
+  }
 }
 
 TEST(ChooseKernelTest, ByColumnsAndArchitecture) {

@@ -12,7 +12,6 @@
 #include <numeric>
 #include <string>
 
-#include "kernels/cuda/architectures.h"
 #include "kernels/fp8_queries.h"
 #include "kernels/lse.h"
 #include "kernels/reference.h"
@@ -546,22 +545,6 @@ TEST(PrefillChoiceTest, FollowsTheCapability) {
   }
   EXPECT_EQ(ChoosePrefill({90, 132}, shape).kind, PrefillKind::kWgmma);
   EXPECT_EQ(ChoosePrefill({90, 132}, shape, {.portable = true}).kind, PrefillKind::kMma);
-}
-
-TEST(PrefillChoiceTest, EveryFamilyIsRegisteredAndOnlyWhatHasRunIsChosen) {
-  EXPECT_EQ(ChooseFamily(100, false), KernelFamily::kPortable);
-  EXPECT_EQ(ChooseFamily(90, false), KernelFamily::kSm90);
-  EXPECT_EQ(ChooseFamily(90, true), KernelFamily::kPortable);
-  const auto sm100 =
-      std::find_if(kKernelFamilies.begin(), kKernelFamilies.end(),
-                   [](const FamilyEntry& e) { return e.family == KernelFamily::kSm100; });
-  ASSERT_NE(sm100, kKernelFamilies.end());
-  EXPECT_FALSE(sm100->enabled);
-  // The last can run wherever one of the others can.
-  for (const FamilyEntry& entry : kKernelFamilies) {
-    EXPECT_GE(entry.min_capability, kKernelFamilies.back().min_capability);
-    EXPECT_LE(entry.max_capability, kKernelFamilies.back().max_capability);
-  }
 }
 
 TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {

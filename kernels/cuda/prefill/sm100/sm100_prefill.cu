@@ -7,7 +7,7 @@
 
 namespace tributary::cuda {
 
-static_assert(ChooseFamily(100, false) == KernelFamily::kPortable, "sm_100 has not been run yet");
+static_assert(!FeaturesOf(100).tcgen05, "sm_100 has not been run yet");
 
 template <DType kCompute, int kHeadDim>
 cudaError_t RunSm100Prefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
