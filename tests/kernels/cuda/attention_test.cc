@@ -1,4 +1,4 @@
-// Attention on the GPU against the float64 reference: every cache type, head dimension, group,
+// Attention on the GPU against the float64 reference: every cache type, head dims, GQA ratio,
 // number of rows and kind of range, with NaN in dead slots and wild ids in dead page table entries.
 #include "kernels/cuda/decode/attention.h"
 
@@ -31,8 +31,8 @@ struct Sequence {
 
 struct Case {
   DType kv = DType::kFp8E4M3;
-  int32_t head_dim = 128;
-  int32_t group = 8;
+  HeadDims dims{.key_dim = 128, .value_dim = 128};
+  int32_t gqa_ratio = 8;
   int32_t kv_heads = 2;
   int32_t page_size = 16;
   std::vector<Sequence> sequences;
@@ -51,13 +51,12 @@ struct Case {
 };
 
 std::string Describe(const Case& c) {
-  std::string text = std::string(Name(c.kv)) + " d" + std::to_string(c.head_dim) + " group " +
-                     std::to_string(c.group) + " kv_heads " + std::to_string(c.kv_heads) +
-                     " page " + std::to_string(c.page_size) + " q " + Name(c.q) + " cap " +
-                     std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
-                     (c.batch_invariant ? " invariant" : "") +
-                     (c.fp8_queries ? " fp8 queries" : "") +
-                     (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + " sequences";
+  std::string text =
+      std::string(Name(c.kv)) + " " + NameOf(c.dims) + " GQA ratio " + std::to_string(c.gqa_ratio) +
+      " kv_heads " + std::to_string(c.kv_heads) + " page " + std::to_string(c.page_size) + " q " +
+      Name(c.q) + " cap " + std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
+      (c.batch_invariant ? " invariant" : "") + (c.fp8_queries ? " fp8 queries" : "") +
+      (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
     if (s.window >= 0) text += "w" + std::to_string(s.window);
@@ -79,7 +78,7 @@ class Call {
     int64_t pages = 1;
     for (const Sequence& s : c.sequences) pages += (s.length + c.page_size - 1) / c.page_size;
     cache_ = std::make_unique<HostCache>(
-        CacheShape{c.kv, c.kv_heads, c.head_dim, c.page_size, static_cast<int32_t>(pages)},
+        CacheShape{GeometryOf(c.kv_heads, c.dims, c.kv), c.page_size, static_cast<int32_t>(pages)},
         c.scaled);
     DealPages(static_cast<int32_t>(pages));
     MakeRows();
@@ -91,10 +90,10 @@ class Call {
     p.q = case_.fp8_queries ? static_cast<const void*>(rounded_q_.data()) : q_.data();
     p.q_dtype = case_.fp8_queries ? DType::kF32 : case_.q;
     p.rows = rows_;
-    p.q_heads = case_.group * case_.kv_heads;
+    p.q_heads = case_.gqa_ratio * case_.kv_heads;
     p.entries = entries_;
     p.keys = keys_.data();
-    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(case_.head_dim)) / case_.q_magnitude;
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(case_.dims.key_dim)) / case_.q_magnitude;
     p.soft_cap = case_.soft_cap;
     return p;
   }
@@ -108,9 +107,10 @@ class Call {
     p.v = block_v_.data();
     p.kv_dtype = DType::kBf16;
     p.rows = rows_;
-    p.q_heads = case_.group * case_.kv_heads;
+    p.q_heads = case_.gqa_ratio * case_.kv_heads;
     p.kv_heads = case_.kv_heads;
-    p.key_dim = p.value_dim = case_.head_dim;
+    p.key_dim = case_.dims.key_dim;
+    p.value_dim = case_.dims.value_dim;
     p.head_begin = 0;
     p.head_count = p.q_heads;
     p.entries = block_entries_;
@@ -142,17 +142,18 @@ class Call {
   void FillKey(size_t sequence, int64_t slot, int32_t head, float value) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
+    std::byte* const key = KeyRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size));
     for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
-      StoreElement(kv.geometry.dtype, KeyPlane(kv, page, head),
-                   slot % kv.page_size * kv.geometry.key_dim + d, value);
+      StoreElement(kv.geometry.dtype, key, d, value);
     }
   }
 
   void PoisonKey(size_t sequence, int64_t slot, int32_t head) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    StoreElement(kv.geometry.dtype, KeyPlane(kv, page, head),
-                 slot % kv.page_size * kv.geometry.key_dim, std::nanf(""));
+    StoreElement(kv.geometry.dtype,
+                 KeyRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)), 0,
+                 std::nanf(""));
   }
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
@@ -207,8 +208,8 @@ class Call {
     DeviceProperties device;
     EXPECT_TRUE(QueryDevice(0, &device).ok());
     if (case_.blocks > 0) device = {device.compute_capability, case_.blocks};
-    AttentionShape shape{SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv),
-                         case_.group * case_.kv_heads,
+    AttentionShape shape{GeometryOf(case_.kv_heads, case_.dims, case_.kv),
+                         case_.gqa_ratio * case_.kv_heads,
                          case_.page_size,
                          1,
                          static_cast<int32_t>(case_.sequences.size()),
@@ -245,22 +246,24 @@ class Call {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
-  // Makes what the groups of 16 slots with the last `tokens` slots of every sequence hold in the
-  // buffers NaN.
+  // Makes what the strips with the last `tokens` slots of every sequence hold in the buffers NaN.
   void PoisonEnds(int32_t tokens, Device* d) {
     const PagedKv& kv = cache_->kv();
-    const size_t group_bytes =
-        size_t(kGroupTokens) * kv.geometry.key_dim * SizeOf(kv.geometry.dtype);
-    const size_t plane = PageBytes(kv) / (2 * size_t(kv.geometry.kv_heads));
+    const KvGeometry& g = kv.geometry;
     std::vector<std::byte> bytes = d->cache.Get();
+    const auto poison = [&](size_t at, size_t count) {
+      std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(at), count, std::byte{0xff});
+    };
     for (size_t i = 0; i < case_.sequences.size(); ++i) {
       const int64_t length = case_.sequences[i].length;
       for (int64_t slot = std::max<int64_t>(0, length - tokens); slot < length; ++slot) {
-        const auto page = static_cast<size_t>(tables_[i][slot / kv.page_size]);
-        const size_t group = static_cast<size_t>(slot % kv.page_size) / kGroupTokens;
-        for (size_t p = 0; p < 2 * size_t(kv.geometry.kv_heads); ++p) {
-          const size_t at = (page * 2 * kv.geometry.kv_heads + p) * plane + group * group_bytes;
-          std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(at), group_bytes, std::byte{0xff});
+        const size_t page = size_t(tables_[i][slot / kv.page_size]) * PageBytes(kv);
+        const size_t strip = static_cast<size_t>(slot % kv.page_size) / kGroupTokens;
+        const size_t key_bytes = kGroupTokens * KeyRowBytes(g);
+        const size_t value_bytes = kGroupTokens * ValueBytes(g);
+        for (int32_t head = 0; head < g.kv_heads; ++head) {
+          poison(page + KeyPlaneOffset(g, kv.page_size, head) + strip * key_bytes, key_bytes);
+          poison(page + ValuePlaneOffset(g, kv.page_size, head) + strip * value_bytes, value_bytes);
         }
       }
     }
@@ -343,22 +346,24 @@ class Call {
       if (case_.draft) AddBlock(s);
       rows_ += s.rows;
     }
-    const size_t elements = size_t(rows_) * case_.group * case_.kv_heads * case_.head_dim;
+    const size_t elements = size_t(rows_) * case_.gqa_ratio * case_.kv_heads * case_.dims.key_dim;
     q_.resize(elements * SizeOf(case_.q));
     FillNormal(case_.q, case_.q_magnitude, &q_);
     RoundQueries();
     if (!case_.draft) return;
-    for (std::vector<std::byte>* tokens : {&block_k_, &block_v_}) {
-      tokens->resize(size_t(rows_) * case_.kv_heads * case_.head_dim * SizeOf(DType::kBf16));
+    const auto fill = [&](int32_t dim, std::vector<std::byte>* tokens) {
+      tokens->resize(size_t(rows_) * case_.kv_heads * dim * SizeOf(DType::kBf16));
       FillNormal(DType::kBf16, 1.0f, tokens);
-    }
+    };
+    fill(case_.dims.key_dim, &block_k_);
+    fill(case_.dims.value_dim, &block_v_);
   }
 
   // For the context; a draft's block meets queries as they are.
   void RoundQueries() {
     if (!case_.fp8_queries) return;
     rounded_q_.resize(q_.size() / SizeOf(case_.q));
-    RoundQueriesToFp8(case_.q, case_.head_dim, q_, rounded_q_.data());
+    RoundQueriesToFp8(case_.q, case_.dims.key_dim, q_, rounded_q_.data());
   }
 
   void AddBlock(const Sequence& s) {
@@ -430,7 +435,7 @@ ReferenceResult ExpectedOf(const Case& c, Call& call) {
   ReferenceResult context = ReferenceAttention(call.HostParams());
   if (!c.draft) return context;
   const ReferenceResult block = ReferenceNewTokens(call.HostBlock());
-  const auto dim = static_cast<size_t>(c.head_dim);
+  const auto dim = static_cast<size_t>(c.dims.value_dim);
   for (size_t pair = 0; pair < context.lse.size(); ++pair) {
     const MergeWeights<double> weights = Merge<double>(context.lse[pair], block.lse[pair]);
     context.lse[pair] = weights.lse;
@@ -454,12 +459,12 @@ void ExpectMatchesReference(const Case& c) {
   ExpectMatchesReference(c, call);
 }
 
-class EveryCacheType : public ::testing::TestWithParam<std::tuple<DType, int32_t, bool>> {
+class EveryCacheType : public ::testing::TestWithParam<std::tuple<DType, HeadDims, bool>> {
  protected:
   Case Base() const {
     Case c;
     c.kv = std::get<0>(GetParam());
-    c.head_dim = std::get<1>(GetParam());
+    c.dims = std::get<1>(GetParam());
     c.portable = std::get<2>(GetParam());
     return c;
   }
@@ -475,12 +480,12 @@ TEST_P(EveryCacheType, LengthsAroundEveryEdge) {
   ExpectMatchesReference(c);
 }
 
-TEST_P(EveryCacheType, GroupsAndRows) {
+TEST_P(EveryCacheType, GqaRatiosAndRows) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (int32_t group : {1, 3, 4, 8, 16}) {
+  for (int32_t gqa_ratio : {1, 3, 4, 8, 16}) {
     for (int32_t rows : {1, 2, 4, 16, 40}) {
       Case c = Base();
-      c.group = group;
+      c.gqa_ratio = gqa_ratio;
       c.sequences = {{rows + 70, rows}, {rows / 2, rows}, {300, rows}};
       ExpectMatchesReference(c);
     }
@@ -509,7 +514,7 @@ TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
   for (int64_t window : {0, 5, 16, 100}) {
     for (int32_t rows : {1, 7, 16}) {
       Case c = Base();
-      c.group = 4;
+      c.gqa_ratio = 4;
       c.sequences = {{500, rows, window}, {90, rows, window, false}, {333, rows, -1, false}};
       ExpectMatchesReference(c);
     }
@@ -523,7 +528,7 @@ TEST_P(EveryCacheType, LongRowsAreSplitAndMerged) {
       Case c = Base();
       c.batch_invariant = batch_invariant;
       c.many_sequences = rows == 8;
-      c.group = 2;
+      c.gqa_ratio = 2;
       c.kv_heads = 1;
       c.sequences = {{5000, rows}, {40, rows}, {0, rows}, {2100, rows, 1500}};
       c.blocks = 7;
@@ -537,7 +542,7 @@ TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
   Case c = Base();
   c.fp8_queries = true;
   if (!IsFp8(c.kv)) {
-    const AttentionShape shape{SquareGeometry(2, c.head_dim, c.kv), 8, 16, 1};
+    const AttentionShape shape{GeometryOf(2, c.dims, c.kv), 8, 16, 1};
     const KernelChoice choice = ChooseKernel({90, 132}, shape, {.fp8_queries = true});
     const Status status = LaunchAttention(choice, shape, {.q_heads = 8, .kv_heads = 2}, 1, nullptr);
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -546,7 +551,7 @@ TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
   }
   TRIBUTARY_SKIP_WITHOUT_GPU();
   c.scaled = true;
-  c.group = 4;
+  c.gqa_ratio = 4;
   c.blocks = 7;
   for (const int32_t rows : {1, 3, 7, 16}) {
     for (const DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
@@ -564,10 +569,11 @@ TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
 INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
                          ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
                                                               DType::kBf16, DType::kF16),
-                                            ::testing::Values(64, 128, 256), ::testing::Bool()),
+                                            ::testing::ValuesIn(DimsOf(&HeadDims::decode_sm80)),
+                                            ::testing::Bool()),
                          [](const auto& param) {
-                           return std::string(Name(std::get<0>(param.param))) + "_d" +
-                                  std::to_string(std::get<1>(param.param)) +
+                           return std::string(Name(std::get<0>(param.param))) + "_" +
+                                  NameOf(std::get<1>(param.param)) +
                                   (std::get<2>(param.param) ? "_portable" : "");
                          });
 
@@ -589,12 +595,12 @@ TEST(AttentionTest, QueriesThatAreNotFiniteStaySoInFp8) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const float value : {std::nanf(""), INFINITY, -INFINITY}) {
     for (const int32_t rows : {1, 4, 16}) {
-      Case c{.group = 4, .fp8_queries = true};
+      Case c{.gqa_ratio = 4, .fp8_queries = true};
       c.sequences = {{100, rows}, {300, rows}};
       Call call(c);
       // Of the first row of the second sequence, the second head.
-      const int32_t heads = c.group * c.kv_heads;
-      call.SetQuery((size_t(rows) * heads + 1) * c.head_dim + 7, value);
+      const int32_t heads = c.gqa_ratio * c.kv_heads;
+      call.SetQuery((size_t(rows) * heads + 1) * c.dims.key_dim + 7, value);
       SCOPED_TRACE(value);
       ExpectMatchesReference(c, call);
     }
@@ -606,12 +612,12 @@ TEST(AttentionTest, QueriesThatAreNotFiniteStaySoInFp8) {
 TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
-    for (int32_t head_dim : {64, 128, 256}) {
+    for (const HeadDims& dims : DimsOf(&HeadDims::decode_sm80)) {
       for (int32_t rows : {1, 8, 16}) {
         Case c;
         c.kv = kv;
-        c.head_dim = head_dim;
-        c.group = 4;
+        c.dims = dims;
+        c.gqa_ratio = 4;
         c.sequences = {{3000, rows, -1, false}};
         Call call(c);
         for (int32_t head = 0; head < c.kv_heads; ++head) {
@@ -636,7 +642,7 @@ TEST(AttentionTest, LogitsThatStayLarge) {
         if (fp8_queries && !IsFp8(kv)) continue;
         Case c;
         c.kv = kv;
-        c.group = 4;
+        c.gqa_ratio = 4;
         c.fp8_queries = fp8_queries;
         c.sequences = {{1000, 16, -1, false}};
         Call call(c);
@@ -656,7 +662,7 @@ TEST(AttentionTest, JobsOfManyPieces) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const int32_t kv_heads : {8, 5, 2, 1}) {
     Case c;
-    c.group = 4;
+    c.gqa_ratio = 4;
     c.kv_heads = kv_heads;
     c.cluster_size = 1;
     c.blocks = 132;
@@ -672,7 +678,7 @@ TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
   for (int64_t length : {1024, 131072}) {
     for (int32_t rows : {1, 9}) {
       Case c;
-      c.group = 4;
+      c.gqa_ratio = 4;
       c.kv_heads = 1;
       c.sequences = {{length, rows}};
       ExpectMatchesReference(c);
@@ -691,7 +697,11 @@ TEST(AttentionTest, SixteenColumnsOfFp8InLongCalls) {
     for (const int32_t head_dim : {128, 256}) {
       for (const int32_t rows : {3, 4}) {
         for (const bool fp8_queries : {false, true}) {
-          Case c{.kv = kv, .head_dim = head_dim, .group = 4, .kv_heads = 1, .scaled = true};
+          Case c{.kv = kv,
+                 .dims = {head_dim, head_dim},
+                 .gqa_ratio = 4,
+                 .kv_heads = 1,
+                 .scaled = true};
           c.blocks = 2;
           c.fp8_queries = fp8_queries;
           c.sequences = {{9000, rows}, {1, rows}, {1000, rows}};
@@ -812,7 +822,7 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
     for (const int32_t cluster_size : {1, 2, 4, 8}) {
       for (const int32_t rows : {9, 16, 17, 33}) {
         for (const int32_t blocks : {8, 132}) {
-          Case c{.kv = kv, .group = 4, .scaled = true, .cluster_size = cluster_size};
+          Case c{.kv = kv, .gqa_ratio = 4, .scaled = true, .cluster_size = cluster_size};
           c.blocks = blocks;
           c.draft = true;
           c.draft_causal = rows == 17;
@@ -826,7 +836,7 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
       }
     }
   }
-  Case invariant{.group = 4, .batch_invariant = true};
+  Case invariant{.gqa_ratio = 4, .batch_invariant = true};
   invariant.draft = true;
   invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
   ExpectMatchesReference(invariant);
@@ -838,7 +848,7 @@ TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const float value : {2.0f, 8.0f, -32.0f}) {
     for (const bool fp8_queries : {false, true}) {
-      Case c{.group = 4, .draft = true, .fp8_queries = fp8_queries};
+      Case c{.gqa_ratio = 4, .draft = true, .fp8_queries = fp8_queries};
       c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
       Call call(c);
       for (int32_t head = 0; head < c.kv_heads; ++head) {
@@ -856,7 +866,11 @@ TEST(AttentionTest, DraftsOfManyTokens) {
   for (const int32_t rows : {32, 33, 64}) {
     for (const bool causal : {false, true}) {
       for (const int32_t blocks : {4, 132}) {
-        Case c{.group = 4, .scaled = true, .blocks = blocks, .draft = true, .draft_causal = causal};
+        Case c{.gqa_ratio = 4,
+               .scaled = true,
+               .blocks = blocks,
+               .draft = true,
+               .draft_causal = causal};
         c.sequences = {{2000, rows, -1, false},
                        {0, rows, -1, false},
                        {100, rows, -1, false},
@@ -874,7 +888,8 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const int32_t cluster_size : {1, 2}) {
     for (const bool draft : {false, true}) {
-      Case c{.group = 4, .cluster_size = cluster_size, .blocks = 2 * cluster_size, .draft = draft};
+      Case c{
+          .gqa_ratio = 4, .cluster_size = cluster_size, .blocks = 2 * cluster_size, .draft = draft};
       for (int i = 0; i < 60; ++i) {
         c.sequences.push_back({i % 7 == 3 ? 30 * i : 0, 16, -1, false});
       }
@@ -895,7 +910,7 @@ TEST(AttentionTest, FewBlocksOfEveryKernel) {
         if (draft && (kv != DType::kFp8E4M3 || rows != 16)) continue;
         for (const int32_t cluster_size : {1, 2}) {
           for (const int32_t blocks : {1, 3}) {
-            Case c{.kv = kv, .group = 4, .kv_heads = 1, .cluster_size = cluster_size};
+            Case c{.kv = kv, .gqa_ratio = 4, .kv_heads = 1, .cluster_size = cluster_size};
             c.blocks = blocks * cluster_size;
             c.draft = draft;
             c.sequences = {{3000, rows, -1, false}, {1000, rows, -1, false}};

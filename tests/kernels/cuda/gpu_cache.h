@@ -6,10 +6,12 @@
 
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
+#include "kernels/head_dims.h"
 #include "kernels/paged_kv.h"
 
 namespace tributary::cuda {
@@ -54,10 +56,29 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
+// The rows of the table of head dims that a family of kernels is built for, as
+// DimsOf(&HeadDims::decode_sm80).
+inline std::vector<HeadDims> DimsOf(bool HeadDims::*family) {
+  std::vector<HeadDims> rows;
+  for (const HeadDims& row : kHeadDims) {
+    if (row.*family) rows.push_back(row);
+  }
+  return rows;
+}
+
+// "d128", or "d192_128" where values have fewer dimensions than keys.
+inline std::string NameOf(const HeadDims& dims) {
+  return "d" + std::to_string(dims.key_dim) +
+         (dims.key_dim == dims.value_dim ? "" : "_" + std::to_string(dims.value_dim));
+}
+
+inline KvGeometry GeometryOf(int32_t kv_heads, const HeadDims& dims, DType dtype) {
+  return {
+      .kv_heads = kv_heads, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = dtype};
+}
+
 struct CacheShape {
-  DType dtype = DType::kFp8E4M3;
-  int32_t kv_heads = 2;
-  int32_t head_dim = 128;
+  KvGeometry geometry = SquareGeometry(/*kv_heads=*/2, /*head_dim=*/128, DType::kFp8E4M3);
   int32_t page_size = 16;
   int32_t num_pages = 0;
 };
@@ -68,12 +89,12 @@ class HostCache {
   explicit HostCache(const CacheShape& shape, bool scaled = false) {
     kv_.num_pages = shape.num_pages;
     kv_.page_size = shape.page_size;
-    kv_.geometry = SquareGeometry(shape.kv_heads, shape.head_dim, shape.dtype);
+    kv_.geometry = shape.geometry;
     bytes_.assign(PageBytes(kv_) * shape.num_pages, std::byte{0x7f});
-    if (!IsFp8(shape.dtype)) bytes_.assign(bytes_.size(), std::byte{0xff});
+    if (!IsFp8(shape.geometry.dtype)) bytes_.assign(bytes_.size(), std::byte{0xff});
     kv_.base = bytes_.data();
     if (scaled) {
-      for (int32_t h = 0; h < shape.kv_heads; ++h) {
+      for (int32_t h = 0; h < shape.geometry.kv_heads; ++h) {
         k_scale_.push_back(0.5f + 0.25f * static_cast<float>(h));
         v_scale_.push_back(1.5f - 0.125f * static_cast<float>(h));
       }
@@ -88,16 +109,26 @@ class HostCache {
 
   // Normally distributed keys and values in the first `count` slots of a sequence.
   void Fill(const std::vector<int32_t>& pages, int64_t count, std::mt19937& random) {
+    const KvGeometry& g = kv_.geometry;
     std::normal_distribution<float> normal;
     for (int64_t slot = 0; slot < count; ++slot) {
       const int32_t page = pages[slot / kv_.page_size];
-      for (int32_t head = 0; head < kv_.geometry.kv_heads; ++head) {
-        for (int32_t d = 0; d < kv_.geometry.key_dim; ++d) {
-          const auto at = static_cast<int32_t>(slot % kv_.page_size);
-          StoreElement(kv_.geometry.dtype, KeyRow(kv_, page, head, at), d, normal(random));
-          StoreElement(kv_.geometry.dtype, ValueRow(kv_, page, head, at), d, normal(random));
-        }
+      const auto at = static_cast<int32_t>(slot % kv_.page_size);
+      for (int32_t head = 0; head < g.kv_heads; ++head) {
+        std::byte* const key = KeyRow(kv_, page, head, at);
+        std::byte* const value = ValueRow(kv_, page, head, at);
+        for (int32_t d = 0; d < g.key_dim; ++d) StoreElement(g.dtype, key, d, normal(random));
+        for (int32_t d = 0; d < g.value_dim; ++d) StoreElement(g.dtype, value, d, normal(random));
       }
+      ClearKeyPadding(page, at);
+    }
+  }
+
+  // Makes what lies behind a slot's keys zero, as an append on the GPU does.
+  void ClearKeyPadding(int32_t page, int32_t slot) {
+    const KvGeometry& g = kv_.geometry;
+    for (int32_t head = 0; head < g.kv_heads; ++head) {
+      std::memset(KeyRow(kv_, page, head, slot) + KeyBytes(g), 0, KeyRowBytes(g) - KeyBytes(g));
     }
   }
 
@@ -108,22 +139,32 @@ class HostCache {
   std::vector<float> v_scale_;
 };
 
-// Reorders the bytes of a cache between the reference's layout and the GPU's.
+// Reorders the bytes of a cache, the padding of keys included, between the reference's layout and
+// the GPU's.
 enum class Direction { kToGpu, kFromGpu };
 inline std::vector<std::byte> Reorder(const PagedKv& kv, const std::vector<std::byte>& from,
                                       Direction direction) {
   std::vector<std::byte> to(from.size());
-  const int bytes = static_cast<int>(SizeOf(kv.geometry.dtype));
-  const size_t plane_bytes = KeyPlaneBytes(kv.geometry, kv.page_size);
-  for (size_t plane = 0; plane < from.size() / plane_bytes; ++plane) {
-    const bool values = plane / kv.geometry.kv_heads % 2 == 1;
-    for (int token = 0; token < kv.page_size; ++token) {
-      for (int d = 0; d < kv.geometry.key_dim; ++d) {
-        const size_t host = plane * plane_bytes + (size_t(token) * kv.geometry.key_dim + d) * bytes;
-        const size_t gpu = plane * plane_bytes +
-                           (values ? ValueOffset : KeyOffset)(token, d, kv.geometry.key_dim, bytes);
-        std::memcpy(&to[direction == Direction::kToGpu ? gpu : host],
-                    &from[direction == Direction::kToGpu ? host : gpu], bytes);
+  const KvGeometry& g = kv.geometry;
+  const int bytes = static_cast<int>(SizeOf(g.dtype));
+  const auto move = [&](size_t host, size_t gpu) {
+    if (direction == Direction::kFromGpu) std::swap(host, gpu);
+    std::memcpy(&to[gpu], &from[host], bytes);
+  };
+  for (int32_t page = 0; page < kv.num_pages; ++page) {
+    for (int32_t head = 0; head < g.kv_heads; ++head) {
+      const size_t begin = size_t(page) * PageBytes(kv);
+      const size_t keys = begin + KeyPlaneOffset(g, kv.page_size, head);
+      const size_t values = begin + ValuePlaneOffset(g, kv.page_size, head);
+      for (int32_t slot = 0; slot < kv.page_size; ++slot) {
+        for (int32_t d = 0; d < static_cast<int32_t>(KeyRowBytes(g)) / bytes; ++d) {
+          move(keys + slot * KeyRowBytes(g) + size_t(d) * bytes,
+               keys + KeyOffset(slot, d, g.key_dim, bytes));
+        }
+        for (int32_t d = 0; d < g.value_dim; ++d) {
+          move(values + slot * ValueBytes(g) + size_t(d) * bytes,
+               values + ValueOffset(slot, d, g.value_dim, bytes));
+        }
       }
     }
   }

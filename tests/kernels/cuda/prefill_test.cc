@@ -218,9 +218,10 @@ class Call {
     for (const Sequence& s : case_.sequences) {
       pages += (s.length + case_.page_size - 1) / case_.page_size;
     }
-    cache_ = std::make_unique<HostCache>(CacheShape{case_.kv, case_.kv_heads, case_.head_dim,
-                                                    case_.page_size, static_cast<int32_t>(pages)},
-                                         case_.scaled);
+    cache_ = std::make_unique<HostCache>(
+        CacheShape{SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv), case_.page_size,
+                   static_cast<int32_t>(pages)},
+        case_.scaled);
     std::vector<int32_t> free(pages);
     std::iota(free.begin(), free.end(), 0);
     std::shuffle(free.begin(), free.end(), random_);
