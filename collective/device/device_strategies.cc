@@ -99,7 +99,7 @@ cuda::MergeArgs MergeOf(const DeviceExchangeParams& p, HeadSlice heads) {
   cuda::MergeArgs merge;
   merge.rows = p.rows;
   merge.heads = heads.count;
-  merge.head_dim = p.head_dim;
+  merge.value_dim = p.head_dim;
   merge.sinks = SinksFrom(p.sinks, heads.begin);
   merge.source_dtype = p.wire;
   return merge;

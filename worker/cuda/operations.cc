@@ -257,7 +257,7 @@ absl::Status CudaOperations::EnqueueRegionOutputs() {
     args.sources = 1;
     args.rows = output.rows;
     args.heads = step_.spec.q_heads;
-    args.head_dim = step_.spec.head_dim;
+    args.value_dim = step_.spec.head_dim;
     args.out = rank_.regions().Find(output.o).data;
     args.out_dtype = output.dtype;
     args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse).data);
@@ -511,7 +511,7 @@ absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sin
   args.sources = other.o == nullptr ? 1 : 2;
   args.rows = rows;
   args.heads = heads;
-  args.head_dim = step_.spec.head_dim;
+  args.value_dim = step_.spec.head_dim;
   args.sinks = sinks;
   args.out = out.o;
   args.lse_out = out.lse;

@@ -45,11 +45,11 @@ __device__ __forceinline__ float4 Load(const void* o, DType type, size_t element
   return make_float4(low.x, low.y, high.x, high.y);
 }
 
-// A row and head is merged by head_dim / 4 neighbouring threads. Every thread of it reads all its
-// sources before any writes, so that the result may lie where a source does.
+// value_dim / 4 neighbouring threads merge one head of one row. Each of them reads all sources
+// before any of them writes, so that the result may lie where a source does.
 template <DType kOut>
 __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ MergeArgs args) {
-  const int threads = args.head_dim / kDims;
+  const int threads = args.value_dim / kDims;
   const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t at = unit / threads;
   const int d = static_cast<int>(unit % threads) * kDims;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
     const float weight = of_all.WeightOf(args.lse[s][from]);
     // A source without keys is left out altogether: nothing is asked of its output.
     if (weight == 0.0f) continue;
-    const float4 o = Load(args.o[s], args.source_dtype, from * args.head_dim + d);
+    const float4 o = Load(args.o[s], args.source_dtype, from * args.value_dim + d);
     of_all.Add(weight);
     x[0] += weight * o.x;
     x[1] += weight * o.y;
@@ -86,14 +86,14 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   __syncthreads();  // lse_out may be a source, read by the other threads of the row
   if (!alive) return;
   const int64_t to = row * args.out_heads + head;
-  Store<kOut>(args.out, to * args.head_dim + d, x);
+  Store<kOut>(args.out, to * args.value_dim + d, x);
   if (d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
 }
 
 template <DType kOut>
 Status Run(const MergeArgs& args, cudaStream_t stream) {
   // Whole rows to a block, so that its barrier is a barrier of the row.
-  const int threads = args.head_dim / kDims;
+  const int threads = args.value_dim / kDims;
   const int block = kThreads / threads * threads;
   const int64_t units = int64_t{args.rows} * args.heads * threads;
   MergeKernel<kOut><<<static_cast<unsigned>((units + block - 1) / block), block, 0, stream>>>(args);
@@ -113,8 +113,8 @@ Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
     return InvalidArgument("sources: " + std::to_string(args.sources) + " is not 1.." +
                            std::to_string(kMaxMergeSources));
   }
-  if (args.head_dim < kDims || args.head_dim % kDims != 0 || args.head_dim > kThreads * kDims) {
-    return InvalidArgument("head_dim: " + std::to_string(args.head_dim) +
+  if (args.value_dim < kDims || args.value_dim % kDims != 0 || args.value_dim > kThreads * kDims) {
+    return InvalidArgument("value_dim: " + std::to_string(args.value_dim) +
                            " is not a multiple of 4 up to 1024");
   }
   if (args.rows < 0 || args.heads < 0) return InvalidArgument("rows, heads: must not be negative");

@@ -15,7 +15,7 @@ inline constexpr int kMaxMergeSources = 16;
 
 // All pointers but the arrays themselves are device pointers.
 struct MergeArgs {
-  const void* o[kMaxMergeSources] = {};     // sources x [rows, heads, head_dim] of source_dtype
+  const void* o[kMaxMergeSources] = {};     // sources x [rows, heads, value_dim] of source_dtype
   const float* lse[kMaxMergeSources] = {};  // sources x [rows, heads]
   DType source_dtype = DType::kF32;         // f32, bf16 or f16
   // Heads in a row of each source and of the result, when only `heads` of them take part; the
@@ -25,9 +25,9 @@ struct MergeArgs {
   int32_t sources = 0;
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;          // a multiple of 4
+  int32_t value_dim = 0;         // a multiple of 4
   const float* sinks = nullptr;  // [heads] or nullptr for none
-  // Result: [rows, heads, head_dim] of out_dtype; may be a source of the same type and heads in a
+  // Result: [rows, heads, value_dim] of out_dtype; may be a source of the same type and heads in a
   // row.
   void* out = nullptr;
   DType out_dtype = DType::kF32;  // f32, bf16, f16, fp8_e4m3 or fp8_e5m2

@@ -96,7 +96,7 @@ cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
   merge.sources = pass.splits;
   merge.rows = pass.row_count;
   merge.heads = shape.head_count;
-  merge.head_dim = value_dim;
+  merge.value_dim = value_dim;
   merge.out = static_cast<std::byte*>(kernel.o) + o_bytes;
   merge.out_dtype = kernel.o_dtype;
   merge.lse_out = kernel.lse + before;

@@ -19,7 +19,7 @@ struct Case {
   int32_t sources = 3;
   int32_t rows = 5;
   int32_t heads = 6;
-  int32_t head_dim = 128;
+  int32_t value_dim = 128;
   bool sinks = false;
   bool in_place = false;
   DType out = DType::kF32;
@@ -29,7 +29,7 @@ struct Case {
 };
 
 void ExpectMatchesReference(const Case& c) {
-  SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.head_dim) + ", " +
+  SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.value_dim) + ", " +
                Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : "") +
                ", from " + Name(c.source));
   std::mt19937 random(11);
@@ -41,7 +41,7 @@ void ExpectMatchesReference(const Case& c) {
       // Sources without keys here and there; at pair 2, all of them.
       const bool empty = (i + s) % 4 == 0 || i == 2;
       lse[s].push_back(empty ? EmptyLse<float>() : 10.0f * normal(random));
-      for (int32_t d = 0; d < c.head_dim; ++d) o[s].push_back(empty ? 0.0f : normal(random));
+      for (int32_t d = 0; d < c.value_dim; ++d) o[s].push_back(empty ? 0.0f : normal(random));
     }
   }
   std::vector<float> sinks(c.heads);
@@ -58,31 +58,31 @@ void ExpectMatchesReference(const Case& c) {
   for (int32_t s = 0; s < c.sources; ++s) {
     // Rows of more heads than are merged, the others NaN.
     const size_t pitch = c.heads + 2 * c.other_heads;
-    std::vector<std::byte> wide(c.rows * pitch * c.head_dim * SizeOf(c.source), std::byte{0xff});
+    std::vector<std::byte> wide(c.rows * pitch * c.value_dim * SizeOf(c.source), std::byte{0xff});
     std::vector<float> wide_lse(c.rows * pitch, std::numeric_limits<float>::quiet_NaN());
     for (size_t i = 0; i < pairs; ++i) {
       const size_t at = i / c.heads * pitch + c.other_heads + i % c.heads;
       wide_lse[at] = lse[s][i];
-      for (int32_t d = 0; d < c.head_dim; ++d) {
-        StoreElement(c.source, wide.data(), at * c.head_dim + d, o[s][i * c.head_dim + d]);
-        o[s][i * c.head_dim + d] = LoadElement(c.source, wide.data(), at * c.head_dim + d);
+      for (int32_t d = 0; d < c.value_dim; ++d) {
+        StoreElement(c.source, wide.data(), at * c.value_dim + d, o[s][i * c.value_dim + d]);
+        o[s][i * c.value_dim + d] = LoadElement(c.source, wide.data(), at * c.value_dim + d);
       }
     }
     device_o.push_back(std::make_unique<DeviceArray<std::byte>>(wide));
-    args.o[s] = device_o.back()->data() + c.other_heads * c.head_dim * SizeOf(c.source);
+    args.o[s] = device_o.back()->data() + c.other_heads * c.value_dim * SizeOf(c.source);
     device.push_back(std::make_unique<DeviceArray<float>>(wide_lse));
     args.lse[s] = device.back()->data() + c.other_heads;
     args.source_heads[s] = static_cast<int32_t>(pitch);
   }
   args.source_dtype = c.source;
   const DeviceArray<float> device_sinks(sinks);
-  DeviceArray<std::byte> out(pairs * c.head_dim * SizeOf(c.out));
+  DeviceArray<std::byte> out(pairs * c.value_dim * SizeOf(c.out));
   DeviceArray<float> lse_out(pairs);
   out.Fill(0xff);
   args.sources = c.sources;
   args.rows = c.rows;
   args.heads = c.heads;
-  args.head_dim = c.head_dim;
+  args.value_dim = c.value_dim;
   args.sinks = c.sinks ? device_sinks.data() : nullptr;
   args.out = c.in_place ? const_cast<void*>(args.o[0]) : static_cast<void*>(out.data());
   args.out_dtype = c.out;
@@ -91,7 +91,7 @@ void ExpectMatchesReference(const Case& c) {
   const Status status = LaunchMerge(args, nullptr);
   ASSERT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  std::vector<std::byte> actual(pairs * c.head_dim * SizeOf(c.out));
+  std::vector<std::byte> actual(pairs * c.value_dim * SizeOf(c.out));
   std::vector<float> actual_lse(pairs);
   ASSERT_EQ(cudaMemcpy(actual.data(), args.out, actual.size(), cudaMemcpyDeviceToHost),
             cudaSuccess);
@@ -104,7 +104,7 @@ void ExpectMatchesReference(const Case& c) {
   p.lse = host_lse;
   p.rows = c.rows;
   p.heads = c.heads;
-  p.value_dim = c.head_dim;
+  p.value_dim = c.value_dim;
   p.sinks = c.sinks ? sinks.data() : nullptr;
   const ReferenceResult expected = ReferenceMerge(p);
   // Half a unit in the last place of each type, and what fp32 arithmetic loses.
@@ -113,7 +113,7 @@ void ExpectMatchesReference(const Case& c) {
                           : c.out == DType::kBf16    ? 0.0040
                           : c.out == DType::kF16     ? 0.0005
                                                      : 5e-5;
-  for (size_t i = 0; i < pairs * c.head_dim; ++i) {
+  for (size_t i = 0; i < pairs * c.value_dim; ++i) {
     const double value = LoadElement(c.out, actual.data(), i) * double{c.out_scale};
     ASSERT_NEAR(value, expected.o[i], relative * std::abs(expected.o[i]) + 1e-3 * relative)
         << "o[" << i << "]";
@@ -130,11 +130,11 @@ void ExpectMatchesReference(const Case& c) {
 TEST(MergeTest, AnyNumberOfSources) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int32_t sources : {1, 2, 3, 8, 16}) {
-    for (int32_t head_dim : {64, 128, 256}) {
+    for (int32_t value_dim : {64, 80, 96, 128, 192, 256}) {
       for (bool sinks : {false, true}) {
-        ExpectMatchesReference({.sources = sources, .head_dim = head_dim, .sinks = sinks});
+        ExpectMatchesReference({.sources = sources, .value_dim = value_dim, .sinks = sinks});
         ExpectMatchesReference(
-            {.sources = sources, .head_dim = head_dim, .sinks = sinks, .in_place = true});
+            {.sources = sources, .value_dim = value_dim, .sinks = sinks, .in_place = true});
       }
     }
   }
@@ -181,7 +181,7 @@ TEST(MergeTest, ASliceOfTheHeadsIntoAllOfThem) {
   args.sources = 2;
   args.rows = kRows;
   args.heads = kCount;
-  args.head_dim = kDim;
+  args.value_dim = kDim;
   const Status status = LaunchMerge(args, nullptr);
   ASSERT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -211,14 +211,14 @@ TEST(MergeTest, RefusesWhatItCannotMerge) {
   args.sources = 1;
   args.heads = 4;
   args.source_heads[0] = 2;
-  args.head_dim = 64;
+  args.value_dim = 64;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("source_heads[0]: 2"));
   args.source_heads[0] = 0;
   args.out_heads = 3;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("out_heads: 3"));
   args.out_heads = 0;
-  args.head_dim = 6;
-  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("head_dim: 6"));
+  args.value_dim = 6;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("value_dim: 6"));
 }
 
 }  // namespace
