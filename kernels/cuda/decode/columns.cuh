@@ -146,22 +146,22 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
 
 // Four neighbouring dimensions of a column of the result and, once a column, its LSE in base 2. A
 // kernel beside this one may look at them before this one has ended, each word when it is there.
-__device__ __forceinline__ void StoreResult(const AttentionArgs& args, size_t at, int head_dim,
+__device__ __forceinline__ void StoreResult(const AttentionArgs& args, size_t at, int value_dim,
                                             int d, float4 o, float lse2) {
-  StoreRelaxed(args.o + at * head_dim + d, o);
+  StoreRelaxed(args.o + at * value_dim + d, o);
   if (d == 0) StoreRelaxed(args.lse + at, lse2 * kLn2);
 }
 
 // Writes four neighbouring dimensions of a column's normalised output and, once a column, its LSE
 // in base 2; to the result, or to the workspace when the job was cut.
-template <int kHeadDim, int kColumns>
+template <int kValueDim, int kColumns>
 __device__ __forceinline__ void StoreColumn(const AttentionArgs& args, const WorkItem& item,
                                             int column, int d, float4 o, float lse2) {
   if (item.partial_count == 1) {
-    StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, o, lse2);
+    StoreResult(args, OutputIndex(args, item, column), kValueDim, d, o, lse2);
   } else {
     const size_t at = size_t(item.partial_begin + item.partial_index) * kColumns + column;
-    __stcg(reinterpret_cast<float4*>(args.partial_o + at * kHeadDim + d), o);
+    __stcg(reinterpret_cast<float4*>(args.partial_o + at * kValueDim + d), o);
     if (d == 0) __stcg(args.partial_lse + at, lse2);
   }
 }
@@ -235,28 +235,38 @@ __device__ __forceinline__ void MergeParts(int count, LoadLse load_lse, LoadO lo
 // Merges what the blocks of a cluster found of an item: `o` and `lse2` (base 2) lie at the same
 // place in the shared memory of each. A block merges its share of the columns and
 // store(column, d, part) takes them.
-template <int kHeadDim, int kColumns, int kThreads, typename Store>
+template <int kValueDim, int kColumns, int kThreads, typename Store>
 __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
-                                             const float (*o)[kHeadDim + 4], const float* lse2,
+                                             const float (*o)[kValueDim + 4], const float* lse2,
                                              Store store) {
-  constexpr int kUnits = kHeadDim / 4;  // of a column
+  constexpr int kUnits = kValueDim / 4;  // of a column
   const auto merge = [&]<int kSize>(std::integral_constant<int, kSize>) {
     constexpr int kOfBlock = kColumns / kSize * kUnits;
     constexpr int kOfThread = (kOfBlock + kThreads - 1) / kThreads;
-    const auto column_of = [&](int u) {
-      return static_cast<int>(place.rank) * (kColumns / kSize) +
-             (u * kThreads + static_cast<int>(threadIdx.x)) / kUnits;
+    // Whether every thread that goes on has a unit in every round.
+    constexpr bool kFull = kOfBlock < kThreads || kOfBlock % kThreads == 0;
+    const auto unit_of = [&](int u) {
+      const int unit = u * kThreads + static_cast<int>(threadIdx.x);
+      return kFull ? unit : min(unit, kOfBlock - 1);
     };
-    const int d = threadIdx.x % kUnits * 4;
-    static_assert(kThreads % kUnits == 0);
+    const auto column_of = [&](int u) {
+      return static_cast<int>(place.rank) * (kColumns / kSize) + unit_of(u) / kUnits;
+    };
+    // The same in every round where a round is a number of whole columns.
+    const auto dim_of = [&](int u) {
+      return (kThreads % kUnits == 0 ? static_cast<int>(threadIdx.x) : unit_of(u)) % kUnits * 4;
+    };
     if (kOfBlock < kThreads && threadIdx.x >= kOfBlock) return;
     ColumnPart merged[kOfThread];
     MergeParts<kOfThread, kSize>(
         kSize, [&](int u, int i) { return LoadFloatIn(SharedAddressIn(lse2 + column_of(u), i)); },
-        [&](int u, int i) { return LoadFloat4In(SharedAddressIn(&o[column_of(u)][d], i)); },
+        [&](int u, int i) { return LoadFloat4In(SharedAddressIn(&o[column_of(u)][dim_of(u)], i)); },
         merged);
 #pragma unroll
-    for (int u = 0; u < kOfThread; ++u) store(column_of(u), d, merged[u]);
+    for (int u = 0; u < kOfThread; ++u) {
+      if (!kFull && u * kThreads + static_cast<int>(threadIdx.x) >= kOfBlock) continue;
+      store(column_of(u), dim_of(u), merged[u]);
+    }
   };
   if (place.size == 2) merge(std::integral_constant<int, 2>{});
   if (place.size == 4) merge(std::integral_constant<int, 4>{});

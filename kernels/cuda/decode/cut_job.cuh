@@ -76,16 +76,18 @@ class CutJob {
 
 // Merges columns column_of(begin) to column_of(end - 1) of an item. By all threads, each four
 // dimensions.
-template <int kHeadDim, int kColumns, int kThreads, typename ColumnOf>
+template <int kValueDim, int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const WorkItem& item,
                                              int begin, int end, ColumnOf column_of) {
-  constexpr int kUnits = kHeadDim / 4;  // of a column
-  static_assert(kThreads % kUnits == 0);
+  constexpr int kUnits = kValueDim / 4;       // of a column
+  constexpr int kAtOnce = kThreads / kUnits;  // columns; threads beyond these have none
+  constexpr bool kAllThreads = kThreads % kUnits == 0;
   const int d = threadIdx.x % kUnits * 4;
   const float* const lse2 = args.partial_lse + size_t(item.partial_begin) * kColumns;
-  const float* const o = args.partial_o + size_t(item.partial_begin) * kColumns * kHeadDim + d;
+  const float* const o = args.partial_o + size_t(item.partial_begin) * kColumns * kValueDim + d;
 #pragma unroll 1
-  for (int i = begin + threadIdx.x / kUnits; i < end; i += kThreads / kUnits) {
+  for (int i = begin + threadIdx.x / kUnits; i < end; i += kAtOnce) {
+    if (!kAllThreads && threadIdx.x >= kAtOnce * kUnits) break;
     const int column = column_of(i);
     if (column >= item.column_count) continue;
     ColumnPart merged[1];
@@ -93,17 +95,17 @@ __device__ __forceinline__ void MergeColumns(const AttentionArgs& args, const Wo
         item.partial_count, [&](int, int p) { return __ldcg(lse2 + p * kColumns + column); },
         [&](int, int p) {
           const size_t row = size_t(p) * kColumns + column;
-          return __ldcg(reinterpret_cast<const float4*>(o + row * kHeadDim));
+          return __ldcg(reinterpret_cast<const float4*>(o + row * kValueDim));
         },
         merged);
-    StoreResult(args, OutputIndex(args, item, column), kHeadDim, d, merged[0].o, merged[0].lse2);
+    StoreResult(args, OutputIndex(args, item, column), kValueDim, d, merged[0].o, merged[0].lse2);
   }
 }
 
 // Called by all threads after a piece of a cut job is in the workspace, each block of a cluster
 // having written its columns, of which it has equally many one after the other: the last to come
 // merges them. meet(): the threads' barrier.
-template <int kHeadDim, int kColumns, int kThreads, typename Meet>
+template <int kValueDim, int kColumns, int kThreads, typename Meet>
 __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const WorkItem& item,
                                             const ClusterPlace& place, int* is_last /* shared */,
                                             Meet meet) {
@@ -116,7 +118,7 @@ __device__ __forceinline__ void MergeIfLast(const AttentionArgs& args, const Wor
   if (*is_last == 0) return;
   const int columns = kColumns / static_cast<int>(place.size);
   const int begin = static_cast<int>(place.rank) * columns;
-  MergeColumns<kHeadDim, kColumns, kThreads>(
+  MergeColumns<kValueDim, kColumns, kThreads>(
       args, item, begin, min(begin + columns, item.column_count), [](int i) { return i; });
 }
 

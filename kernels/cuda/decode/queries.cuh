@@ -60,14 +60,22 @@ __device__ __forceinline__ void QueryToFloat(DType type, const uint4 (&raw)[2], 
   }
 }
 
-// The largest magnitude in a query, of which kVectors neighbouring lanes hold eight elements each.
-template <int kVectors>
+// Lanes that share a query: eight elements each, and of a power of two of lanes, so that a query
+// never lies in two warps. Those behind the last elements hold zeros.
+constexpr int QueryLanes(int key_dim) {
+  int lanes = 1;
+  while (lanes * 8 < key_dim) lanes *= 2;
+  return lanes;
+}
+
+// The largest magnitude in a query, of which kLanes neighbouring lanes hold eight elements each.
+template <int kLanes>
 __device__ __forceinline__ float LargestOfQuery(const float (&x)[8]) {
   float max_abs = 0.0f;
 #pragma unroll
   for (int e = 0; e < 8; ++e) max_abs = fmaxf(max_abs, fabsf(x[e]));
 #pragma unroll
-  for (int lane = kVectors / 2; lane > 0; lane /= 2) {
+  for (int lane = kLanes / 2; lane > 0; lane /= 2) {
     max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, lane));
   }
   return max_abs;
@@ -85,9 +93,9 @@ __device__ __forceinline__ uint4 RoundToE4M3(const float (&x)[8]) {
                     WidenE4M3<false>(PackE4M3(x[4], x[5])), WidenE4M3<false>(PackE4M3(x[6], x[7])));
 }
 
-// Eight elements of a query in the type computed in beside a cache of kKv; kVectors neighbouring
+// Eight elements of a query in the type computed in beside a cache of kKv; kLanes neighbouring
 // lanes hold the whole of it. What it is normalised by enters `scale`.
-template <DType kKv, int kVectors>
+template <DType kKv, int kLanes>
 __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint4 (&raw)[2],
                                            float& scale) {
   constexpr DType kCompute = ComputeType(kKv);
@@ -95,7 +103,7 @@ __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint
   float x[8];
   QueryToFloat(args.q_dtype, raw, x);
   if (kCompute == DType::kF16 && (to_fp8 || args.q_dtype != DType::kF16)) {
-    const float max_abs = LargestOfQuery<kVectors>(x);
+    const float max_abs = LargestOfQuery<kLanes>(x);
     // f16 then neither overflows nor loses small elements, whatever the range of the query.
     const PowerOfTwo normaliser =
         to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);
@@ -109,15 +117,16 @@ __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint
 }
 
 // Brings a block's queries from global to shared memory, in the compute type, in two halves, so
-// that work can go on in between. Columns beyond the block's are zero.
-template <DType kKv, int kHeadDim, int kColumns, int kThreads>
+// that work can go on in between. Columns beyond the block's are zero. So are the dimensions from
+// kKeyDim to kStagedDims, which keys have as padding.
+template <DType kKv, int kKeyDim, int kStagedDims, int kColumns, int kThreads>
 class QueryStager {
  public:
   // Asks for what Load will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
-      PrefetchToL2(Source(args, item, unit));
+      PrefetchToL2(Source(args, item, unit / kVectors, unit % kVectors));
       if (unit % kVectors == 0) PrefetchToL2(args.keys + item.row_begin);
     }
   }
@@ -128,11 +137,12 @@ class QueryStager {
       const int unit = i * kThreads + threadIdx.x;
       raw_[i][0] = raw_[i][1] = make_uint4(0, 0, 0, 0);
       keys_[i] = {0, 0};
-      if (unit / kVectors >= item.column_count) continue;
-      const uint4* from = Source(args, item, unit);
+      if (unit / kLanes >= item.column_count) continue;
+      if (kVectors < kLanes && unit % kLanes >= kVectors) continue;
+      const uint4* from = Source(args, item, unit / kLanes, unit % kLanes);
       raw_[i][0] = *from;
       if (args.q_dtype == DType::kF32) raw_[i][1] = from[1];
-      keys_[i] = args.keys[item.row_begin + RowOfColumn(args, item, unit / kVectors)];
+      keys_[i] = args.keys[item.row_begin + RowOfColumn(args, item, unit / kLanes)];
     }
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
@@ -143,12 +153,14 @@ class QueryStager {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      if (unit >= kColumns * kVectors) return;  // the same for all lanes of a warp
-      const int column = unit / kVectors;
+      if (unit >= kColumns * kLanes) return;  // the same for all lanes of a warp
+      const int column = unit / kLanes;
       float scale = args.sm_scale * k_scale_;
-      const uint4 x = PackQuery<kKv, kVectors>(args, raw_[i], scale);
-      store(column, unit % kVectors, x);
-      if (unit % kVectors == 0) {
+      const uint4 x = PackQuery<kKv, kLanes>(args, raw_[i], scale);
+      if (kStagedDims == 8 * kLanes || unit % kLanes < kStagedDims / 8) {
+        store(column, unit % kLanes, x);
+      }
+      if (unit % kLanes == 0) {
         state.scale[column] =
             args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
         state.keys[column] = keys_[i];
@@ -157,12 +169,15 @@ class QueryStager {
   }
 
  private:
-  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
-  static constexpr int kOfThread = (kColumns * kVectors + kThreads - 1) / kThreads;
+  static_assert(kKeyDim % 8 == 0 && kStagedDims % 8 == 0 && kStagedDims >= kKeyDim);
+  static constexpr int kVectors = kKeyDim / 8;  // of a query
+  static constexpr int kLanes = QueryLanes(kStagedDims);
+  static constexpr int kOfThread = (kColumns * kLanes + kThreads - 1) / kThreads;
+  static_assert(kLanes <= 32);
 
-  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item, int unit) {
-    const size_t element =
-        OutputIndex(args, item, unit / kVectors) * kHeadDim + unit % kVectors * 8;
+  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item, int column,
+                                        int vector) {
+    const size_t element = OutputIndex(args, item, column) * kKeyDim + vector * 8;
     return reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
                                           element * SizeOf(args.q_dtype));
   }

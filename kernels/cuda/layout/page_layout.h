@@ -6,11 +6,14 @@
 // from which it multiplies, without a detour through shared memory. Copying or forking whole pages
 // needs no knowledge of it.
 //
-// Tokens are taken in groups of 16 (a page holds one or more whole groups).
-//   K: [group][row bytes / 64][16 rows][64 bytes]: panels 64 bytes wide. Tokens take rows in the
-//      order in which a warp multiplies them (KeyRow), and within every eight rows 16-byte chunks
-//      are exchanged as warpgroup products want them in shared memory (PTX ISA, 64-byte swizzle).
-//   V: [group][head_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
+// Slots are taken in strips of 16 (a page holds one or more whole strips).
+//   K: a key takes a multiple of 32 bytes; what lies behind its last element is zero. A strip is
+//      [row bytes / 64][16 rows][64 bytes]: panels 64 bytes wide. Tokens take rows in the order in
+//      which a warp multiplies them (KeyRow), and within every eight rows 16-byte chunks are
+//      exchanged as warpgroup products want them in shared memory (PTX ISA, 64-byte swizzle).
+//      When 32 bytes of a row remain, a tail panel of 512 bytes follows: [8 rows][4 lanes][2 rows
+//      eight apart][8 bytes], so that the 16 bytes that a lane loads are its share of both rows.
+//   V: [strip][value_dim / w][4 quads][w][4 tokens], w = 4 (8-bit) or 2 (16-bit elements): four
 //      consecutive tokens of one dimension lie side by side, because V enters the product
 //      transposed.
 #pragma once
@@ -24,6 +27,8 @@ namespace tributary::cuda {
 inline constexpr int kGroupTokens = 16;
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kKeyPanelBytes = 64;
+inline constexpr int kKeyTailBytes = 32;  // of a row in the tail panel
+inline constexpr int kTailLaneBytes = 8;  // of a row in one lane's share of the tail panel
 inline constexpr int kQuadTokens = 4;
 
 // Dimensions whose quads share one 16-byte vector of V.
@@ -39,16 +44,29 @@ TRIBUTARY_HOST_DEVICE constexpr int KeyRow(int token) {
 // Where a 16-byte chunk of a row of a panel lies, in chunks from the row's first.
 TRIBUTARY_HOST_DEVICE constexpr int KeyChunk(int row, int chunk) { return chunk ^ (row / 2 % 4); }
 
-// Byte offset, in a head's K plane, of dimension d of a token (a slot of the page).
-TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int head_dim,
-                                                 int element_bytes) {
-  const int group = token / kGroupTokens;
+// Bytes that a key takes in a page: those of its elements, up to the next multiple of 32.
+TRIBUTARY_HOST_DEVICE constexpr int KeyStride(int key_dim, int element_bytes) {
+  return (key_dim * element_bytes + kKeyTailBytes - 1) / kKeyTailBytes * kKeyTailBytes;
+}
+
+// Byte offset, in a head's K plane, of dimension d of a token (a slot of the page). Dimensions of
+// the padding have offsets, too.
+TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int key_dim, int element_bytes) {
+  const int stride = KeyStride(key_dim, element_bytes);
+  const size_t strip = size_t(token / kGroupTokens) * kGroupTokens * stride;
   const int byte = d * element_bytes;
   const int row = KeyRow(token % kGroupTokens);
-  const int chunk = KeyChunk(row, byte % kKeyPanelBytes / kVectorBytes);
-  return size_t(group) * kGroupTokens * head_dim * element_bytes +
-         size_t(byte / kKeyPanelBytes) * kGroupTokens * kKeyPanelBytes +
-         size_t(row) * kKeyPanelBytes + size_t(chunk) * kVectorBytes + size_t(byte % kVectorBytes);
+  const int panel = byte / kKeyPanelBytes;
+  const int in_panel = byte % kKeyPanelBytes;
+  const size_t begin = strip + size_t(panel) * kGroupTokens * kKeyPanelBytes;
+  if (panel == stride / kKeyPanelBytes) {
+    const int lane = row % 8 * 4 + in_panel / kTailLaneBytes;
+    return begin + size_t(lane) * kVectorBytes + size_t(row / 8) * kTailLaneBytes +
+           size_t(in_panel % kTailLaneBytes);
+  }
+  const int chunk = KeyChunk(row, in_panel / kVectorBytes);
+  return begin + size_t(row) * kKeyPanelBytes + size_t(chunk) * kVectorBytes +
+         size_t(byte % kVectorBytes);
 }
 
 // The same for V.

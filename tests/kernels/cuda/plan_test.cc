@@ -437,16 +437,34 @@ TEST(PageLayoutTest, KeysLieAsProductsTakeThem) {
   }
 }
 
+// A lane's load of the tail panel is its share of two rows, eight apart: as an operand takes them.
+TEST(PageLayoutTest, TheTailPanelLiesAsLanesTakeIt) {
+  EXPECT_EQ(KeyStride(80, 1), 96);  // padded
+  EXPECT_EQ(KeyStride(80, 2), 160);
+  EXPECT_EQ(KeyStride(96, 1), 96);
+  EXPECT_EQ(KeyStride(192, 1), 192);
+  constexpr size_t kTail = kGroupTokens * kKeyPanelBytes;  // behind one full panel
+  for (int token = 0; token < kGroupTokens; ++token) {
+    const int row = KeyRow(token);
+    for (int byte = 0; byte < kKeyTailBytes; ++byte) {
+      const int lane = row % 8 * 4 + byte / 8;
+      EXPECT_EQ(KeyOffset(token, 64 + byte, 96, 1),
+                kTail + lane * kVectorBytes + row / 8 * 8 + byte % 8);
+    }
+  }
+}
+
 TEST(PageLayoutTest, IsAPermutationOfThePlane) {
   for (int bytes : {1, 2}) {
-    for (int head_dim : {64, 128, 256}) {
-      std::vector<int> keys(32 * head_dim * bytes), values(keys.size());
+    for (int head_dim : {64, 80, 96, 128, 192, 256}) {
+      const int stride = KeyStride(head_dim, bytes);
+      std::vector<int> keys(32 * stride), values(32 * head_dim * bytes);
       for (int token = 0; token < 32; ++token) {
+        for (int d = 0; d < stride / bytes; ++d) {
+          for (int i = 0; i < bytes; ++i) ++keys[KeyOffset(token, d, head_dim, bytes) + i];
+        }
         for (int d = 0; d < head_dim; ++d) {
-          for (int i = 0; i < bytes; ++i) {
-            ++keys[KeyOffset(token, d, head_dim, bytes) + i];
-            ++values[ValueOffset(token, d, head_dim, bytes) + i];
-          }
+          for (int i = 0; i < bytes; ++i) ++values[ValueOffset(token, d, head_dim, bytes) + i];
         }
       }
       EXPECT_EQ(std::count(keys.begin(), keys.end(), 1), std::ssize(keys));

@@ -25,25 +25,47 @@ namespace tributary::cuda {
 // launches ahead have ended, not for one: it gains more than the copies that come before it lose.
 inline constexpr int kLongItem = 7;
 
-template <DType kKvType, int kHeadDimension, int kColumnTiles, int kBlocks>
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnTiles, int kBlocks>
 struct MmaTraits {
   static constexpr DType kKv = kKvType;
   static constexpr DType kCompute = ComputeType(kKv);
-  static constexpr int kHeadDim = kHeadDimension;
+  static constexpr int kKeyDim = kKeyDimension;
+  static constexpr int kValueDim = kValueDimension;
   static constexpr int kTiles = kColumnTiles;  // of 8 columns
   static constexpr int kColumns = 8 * kTiles;
-  static constexpr int kRowBytes = kHeadDim * int(SizeOf(kKv));
-  static constexpr int kPanels = kRowBytes / kKeyPanelBytes;  // of K
-  static constexpr int kQuadsPerVector = kVectorBytes / (4 * int(SizeOf(kKv)));
-  static constexpr int kValueVectors = kRowBytes / 32;  // of V, a thread and group of tokens
-  static constexpr int kDimTiles = kHeadDim / 16;
+  static constexpr int kElementBytes = int(SizeOf(kKv));
+  static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
+
+  // K of a strip: full panels, then perhaps a tail panel (page_layout.h).
+  static constexpr int kKeyBytes = KeyStride(kKeyDim, kElementBytes);
+  static constexpr int kPanels = kKeyBytes / kKeyPanelBytes;
+  static constexpr bool kHasTail = kKeyBytes % kKeyPanelBytes != 0;
+  static_assert(kKeyDim * kElementBytes <= kKeyBytes &&
+                kKeyBytes % kKeyPanelBytes == (kHasTail ? kKeyTailBytes : 0));
+  // Steps of two products of depth 16. The tail panel is one, or, in 16 bits, the first half of
+  // one.
+  static constexpr int kStepsPerPanel = kQuadsPerVector / 2;
+  static constexpr int kFullSteps = kPanels * kStepsPerPanel;
+  static constexpr int kSteps = kFullSteps + (kHasTail ? 1 : 0);
+  static constexpr int kStagedDims = kKeyBytes / kElementBytes;  // of a query
+
+  // V of a strip: a lane's vectors of 16 bytes. Where the last ones are fewer than a warp has
+  // lanes, the lanes without one hold zeros, as dimensions that nobody asks for.
+  static constexpr int kVectorDims = 8 * ValueVectorDims(kElementBytes);  // of a warp's 512 bytes
+  static constexpr int kValueVectors = (kValueDim + kVectorDims - 1) / kVectorDims;
+  static constexpr int kPaddedValueDim = kValueVectors * kVectorDims;
+  static constexpr int kDimTiles = kPaddedValueDim / 16;
   static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
-  static constexpr size_t kGroupBytes = size_t(kGroupTokens) * kRowBytes;
-  // Groups of tokens that a warp takes in a step: two where one is too little to keep memory busy.
-  static constexpr int kGroups = kGroupBytes <= 1024 ? 2 : 1;
+  static_assert(kTilesPerVector * kValueVectors == kDimTiles && kValueDim % 16 == 0);
+
+  static constexpr size_t kKeyStripBytes = size_t(kGroupTokens) * kKeyBytes;
+  static constexpr size_t kValueStripBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
+  // Strips that a warp takes in a step: two where one is too little to keep memory busy.
+  static constexpr int kGroups = kKeyStripBytes <= 1024 ? 2 : 1;
   static constexpr int kBlocksPerMultiprocessor = kBlocks;
-  // As many warps as the accumulators and one group of K and V leave registers for.
-  static constexpr int kRegisters = kDimTiles * kTiles * 4 + kPanels * 8 + kValueVectors * 4;
+  // As many warps as the accumulators and one strip of K and V leave registers for.
+  static constexpr int kRegisters =
+      kDimTiles * kTiles * 4 + kPanels * 8 + (kHasTail ? 4 : 0) + kValueVectors * 4;
   static constexpr int kWarps = (kRegisters <= 80    ? 16
                                  : kRegisters <= 112 ? 12
                                                      : 8) /
@@ -55,9 +77,9 @@ struct MmaTraits {
   static constexpr float kLargest = kBelow + kHeadroom;
 
   struct Shared {
-    uint4 q[kTiles][kHeadDim / 32][32];                 // operand B of K Q^T, as the lanes take it
-    alignas(16) float o[kWarps][8][kHeadDim + 4];       // one tile of columns at a time
-    alignas(16) float block_o[kColumns][kHeadDim + 4];  // the block's, when its cluster has others
+    uint4 q[kTiles][kSteps][32];  // operand B of K Q^T, as the lanes take it
+    alignas(16) float o[kWarps][8][kPaddedValueDim + 4];  // one tile of columns at a time
+    alignas(16) float block_o[kColumns][kValueDim + 4];  // the block's, when its cluster has others
     ColumnState<kColumns> columns;
     WarpResults<kWarps, kColumns> warps;
     WorkItem items[2];
@@ -65,10 +87,21 @@ struct MmaTraits {
   };
 };
 
+// A lane's part of the keys of a strip.
+template <typename Traits, bool kHasTail = Traits::kHasTail>
+struct KeyStrip {
+  uint4 panels[Traits::kPanels][2];  // of rows lane / 4 and lane / 4 + 8
+};
+template <typename Traits>
+struct KeyStrip<Traits, true> {
+  uint4 panels[Traits::kPanels][2];
+  uint4 tail;  // eight bytes of each of the two rows
+};
+
 // The tokens a warp works on, or has asked for.
 template <typename Traits>
 struct Tokens {
-  uint4 k[Traits::kGroups][Traits::kPanels][2];
+  KeyStrip<Traits> k[Traits::kGroups];
   uint4 v[Traits::kGroups][Traits::kValueVectors];
 };
 
@@ -101,12 +134,18 @@ class GroupCursor {
     return group_ + (Traits::kGroups - 1) * warps_ + args_.late_groups >= end_;
   }
 
-  // The i-th group's K in the warp's page; V lies kv_heads planes further.
+  // The i-th group's K in the warp's page; V lies ValuesAfterKeys(i) bytes further.
   __device__ const std::byte* Keys(int i) const { return KeysIn(i, page_[i]); }
   // The same for the groups that come later.
   __device__ const std::byte* LaterKeys(int i) const { return KeysIn(i, FetchPage(i)); }
-  __device__ size_t ValuesAfterKeys() const {
-    return (size_t(args_.kv_heads) * Traits::kGroupBytes) << (args_.page_shift - 4);
+  __device__ size_t ValuesAfterKeys(int i) const {
+    const int shift = args_.page_shift - 4;
+    const size_t keys = (size_t(args_.kv_heads) * Traits::kKeyStripBytes) << shift;
+    if constexpr (Traits::kKeyStripBytes == Traits::kValueStripBytes) return keys;
+    // As many strips lie ahead of it in the planes of V as in those of K.
+    const auto ahead = static_cast<ptrdiff_t>((head_ << shift) + InPage(i));
+    return keys + ahead * (static_cast<ptrdiff_t>(Traits::kValueStripBytes) -
+                           static_cast<ptrdiff_t>(Traits::kKeyStripBytes));
   }
 
  private:
@@ -119,11 +158,20 @@ class GroupCursor {
       if (Has(first + i)) page_[i] = FetchPage(first + i);
     }
   }
+  // Which strip of its page the i-th is.
+  __device__ int InPage(int i) const {
+    return (group_ + i * warps_) & ((1 << (args_.page_shift - 4)) - 1);
+  }
   __device__ const std::byte* KeysIn(int i, int page) const {
     const int shift = args_.page_shift - 4;
-    const size_t plane = Traits::kGroupBytes << shift;
-    return args_.cache + (size_t(page) * 2 * args_.kv_heads + head_) * plane +
-           size_t((group_ + i * warps_) & ((1 << shift) - 1)) * Traits::kGroupBytes;
+    const size_t plane = Traits::kKeyStripBytes << shift;
+    if constexpr (Traits::kKeyStripBytes == Traits::kValueStripBytes) {
+      return args_.cache + (size_t(page) * 2 * args_.kv_heads + head_) * plane +
+             size_t(InPage(i)) * Traits::kKeyStripBytes;
+    }
+    constexpr size_t kBoth = Traits::kKeyStripBytes + Traits::kValueStripBytes;
+    return args_.cache + ((size_t(page) * args_.kv_heads * kBoth) << shift) + head_ * plane +
+           size_t(InPage(i)) * Traits::kKeyStripBytes;
   }
 
   const AttentionArgs& args_;
@@ -136,20 +184,35 @@ class GroupCursor {
   int page_[Traits::kGroups] = {};
 };
 
+// Asks for so many consecutive bytes, a line of 128 to a lane.
+template <size_t kBytes>
+__device__ __forceinline__ void PrefetchBytes(const std::byte* from) {
+#pragma unroll
+  for (size_t at = 0; at < kBytes; at += 32 * 128) {
+    const size_t line = at + threadIdx.x % 32 * 128;
+    if (line < kBytes) PrefetchToL2(from + line);
+  }
+}
+
 // Asks for the 16 tokens that LoadKeys and LoadValues will read.
 template <typename Traits>
 __device__ __forceinline__ void PrefetchGroup(const std::byte* keys, size_t values_after_keys) {
+  if constexpr (Traits::kKeyStripBytes == Traits::kValueStripBytes) {
 #pragma unroll
-  for (size_t at = 0; at < Traits::kGroupBytes; at += 32 * 128) {
-    const size_t line = at + threadIdx.x % 32 * 128;
-    if (line >= Traits::kGroupBytes) continue;
-    PrefetchToL2(keys + line);
-    PrefetchToL2(keys + values_after_keys + line);
+    for (size_t at = 0; at < Traits::kKeyStripBytes; at += 32 * 128) {
+      const size_t line = at + threadIdx.x % 32 * 128;
+      if (line >= Traits::kKeyStripBytes) continue;
+      PrefetchToL2(keys + line);
+      PrefetchToL2(keys + values_after_keys + line);
+    }
+  } else {
+    PrefetchBytes<Traits::kKeyStripBytes>(keys);
+    PrefetchBytes<Traits::kValueStripBytes>(keys + values_after_keys);
   }
 }
 
 template <typename Traits>
-__device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Traits::kPanels][2]) {
+__device__ __forceinline__ void LoadKeys(const std::byte* keys, KeyStrip<Traits>& k) {
   const int lane = threadIdx.x % 32;
   const std::byte* at =
       keys + lane / 4 * kKeyPanelBytes + KeyChunk(lane / 4, lane % 4) * kVectorBytes;
@@ -157,23 +220,62 @@ __device__ __forceinline__ void LoadKeys(const std::byte* keys, uint4 (&k)[Trait
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      k[panel][half] = LoadStreaming(at + (panel * kGroupTokens + half * 8) * kKeyPanelBytes);
+      k.panels[panel][half] =
+          LoadStreaming(at + (panel * kGroupTokens + half * 8) * kKeyPanelBytes);
     }
+  }
+  if constexpr (Traits::kHasTail) {
+    k.tail =
+        LoadStreaming(keys + Traits::kPanels * kGroupTokens * kKeyPanelBytes + lane * kVectorBytes);
   }
 }
 
 template <typename Traits>
 __device__ __forceinline__ void LoadValues(const std::byte* values,
                                            uint4 (&v)[Traits::kValueVectors]) {
-  const std::byte* at = values + threadIdx.x % 32 * kVectorBytes;
+  const int lane = threadIdx.x % 32;
+  const std::byte* at = values + lane * kVectorBytes;
+  constexpr int kStripVectors = Traits::kValueStripBytes / kVectorBytes;  // of all lanes
 #pragma unroll
-  for (int i = 0; i < Traits::kValueVectors; ++i) v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
+  for (int i = 0; i < Traits::kValueVectors; ++i) {
+    if ((i + 1) * 32 <= kStripVectors || i * 32 + lane < kStripVectors) {
+      v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
+    } else {
+      v[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// The operands of the products of a step with a strip's keys: a[i] is the i-th of two of depth 16.
+template <typename Traits>
+__device__ __forceinline__ void WidenKeys(const KeyStrip<Traits>& k, int step,
+                                          uint32_t (&a)[2][4]) {
+  constexpr DType kKv = Traits::kKv;
+  if constexpr (Traits::kHasTail) {
+    if (step == Traits::kFullSteps) {
+      // A lane has eight bytes of either row: two quads of elements, or, in 16 bits, one.
+      constexpr int kQuads = Traits::kQuadsPerVector / 2;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        WidenQuad<kKv>(k.tail, i, a[i][0], a[i][2]);
+        WidenQuad<kKv>(k.tail, kQuads + i, a[i][1], a[i][3]);
+      }
+      return;
+    }
+  }
+  const uint4(&panel)[2] = k.panels[step / Traits::kStepsPerPanel];
+  const int quad = step % Traits::kStepsPerPanel * 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    WidenQuad<kKv>(panel[0], quad + i, a[i][0], a[i][2]);
+    WidenQuad<kKv>(panel[1], quad + i, a[i][1], a[i][3]);
+  }
 }
 
 // S^T of the groups: s[group][tile] holds rows lane / 4 and lane / 4 + 8 of columns 2 * (lane % 4)
 // + {0, 1}.
 template <typename Traits>
-__device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kGroups][Traits::kPanels][2],
+__device__ __forceinline__ void Scores(const KeyStrip<Traits> (&k)[Traits::kGroups],
                                        const typename Traits::Shared& shared,
                                        float (&s)[Traits::kGroups][Traits::kTiles][4]) {
   const int lane = threadIdx.x % 32;
@@ -189,23 +291,19 @@ __device__ __forceinline__ void Scores(const uint4 (&k)[Traits::kGroups][Traits:
     }
   }
 #pragma unroll
-  for (int step = 0; step < Traits::kHeadDim / 32; ++step) {  // two products of depth 16
-    constexpr int kStepsPerPanel = Traits::kQuadsPerVector / 2;
-    const int panel = step / kStepsPerPanel;
-    const int quad = step % kStepsPerPanel * 2;
+  for (int step = 0; step < Traits::kSteps; ++step) {
+    const bool whole = step < Traits::kFullSteps || Traits::kElementBytes == 1;  // two products
 #pragma unroll
     for (int g = 0; g < Traits::kGroups; ++g) {
       uint32_t a[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        WidenQuad<Traits::kKv>(k[g][panel][0], quad + i, a[i][0], a[i][2]);
-        WidenQuad<Traits::kKv>(k[g][panel][1], quad + i, a[i][1], a[i][3]);
-      }
+      WidenKeys<Traits>(k[g], step, a);
 #pragma unroll
       for (int tile = 0; tile < Traits::kTiles; ++tile) {
         const uint4 q = shared.q[tile][step][lane];
         Mma16x8x16<Traits::kCompute>(s[g][tile], a[0], q.x, q.y);
-        Mma16x8x16<Traits::kCompute>(kTwoChains ? odd : s[g][tile], a[1], q.z, q.w);
+        if (whole) {
+          Mma16x8x16<Traits::kCompute>(kTwoChains ? odd : s[g][tile], a[1], q.z, q.w);
+        }
       }
     }
   }
@@ -417,7 +515,7 @@ __device__ __forceinline__ void PublishSums(const Accumulator<Traits>& acc,
 template <typename Traits>
 __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkItem& item, int tile,
                                           bool of_cluster, typename Traits::Shared& shared) {
-  constexpr int kUnits = Traits::kHeadDim / 4;  // of a column
+  constexpr int kUnits = Traits::kValueDim / 4;  // of a column
 #pragma unroll 1
   for (int i = threadIdx.x; i < 8 * kUnits; i += Traits::kThreads) {
     const int column = tile * 8 + i / kUnits;
@@ -432,10 +530,37 @@ __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkI
     if (of_cluster) {
       *reinterpret_cast<float4*>(&shared.block_o[column][d]) = o;
     } else {
-      StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, o,
-                                                      shared.warps.lse2[column]);
+      StoreColumn<Traits::kValueDim, Traits::kColumns>(args, item, column, d, o,
+                                                       shared.warps.lse2[column]);
     }
   }
+}
+
+// Puts dimensions [8 * vector, 8 * vector + 8) of a column's query where the lanes will take them.
+template <typename Traits>
+__device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int column, int vector,
+                                           uint4 x) {
+  auto& q = shared.q[column / 8];
+  const int of_column = column % 8 * 4;
+  constexpr int kPanelVectors = Traits::kFullSteps * 4;  // of the full panels
+  if constexpr (Traits::kHasTail) {
+    const int in_tail = vector - kPanelVectors;
+    if (in_tail >= 0) {
+      uint4* to = &q[Traits::kFullSteps][of_column];
+      if constexpr (Traits::kElementBytes == 1) {
+        to[in_tail] = x;  // a lane's two quads
+      } else {            // a lane has one quad, in the first of the step's products
+        to[2 * in_tail] = make_uint4(x.x, x.y, 0, 0);
+        to[2 * in_tail + 1] = make_uint4(x.z, x.w, 0, 0);
+      }
+      return;
+    }
+  }
+  // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).
+  constexpr int kOfVector = Traits::kStepsPerPanel;  // steps with one vector of K
+  const int of_lane = vector / kOfVector;
+  const int step = of_lane / 4 * kOfVector + vector % kOfVector;
+  q[step][of_column + of_lane % 4] = x;
 }
 
 template <typename Traits>
@@ -470,7 +595,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
 #pragma unroll
         for (uint4& v : tokens.v[i]) v = make_uint4(0, 0, 0, 0);
       } else {
-        LoadValues<Traits>(keys[i] + next.ValuesAfterKeys(), tokens.v[i]);
+        LoadValues<Traits>(keys[i] + next.ValuesAfterKeys(i), tokens.v[i]);
       }
     }
   };
@@ -479,14 +604,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     load_keys();
     load_values();
   };
-  QueryStager<Traits::kKv, Traits::kHeadDim, Traits::kColumns, Traits::kThreads> queries;
+  QueryStager<Traits::kKv, Traits::kKeyDim, Traits::kStagedDims, Traits::kColumns, Traits::kThreads>
+      queries;
   const auto stage_queries = [&] {
     queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
-      // A lane's vector of K starts at dimension kElements * (4 * panel + lane % 4).
-      constexpr int kOfVector = Traits::kQuadsPerVector / 2;  // steps with one vector of K
-      const int of_lane = vector / kOfVector;
-      const int step = of_lane / 4 * kOfVector + vector % kOfVector;
-      shared.q[column / 8][step][column % 8 * 4 + of_lane % 4] = x;
+      StageQuery<Traits>(shared, column, vector, x);
     });
   };
 
@@ -499,12 +621,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   next.Start(*reinterpret_cast<const int4*>(&first));
 #pragma unroll
   for (int i = 0; i < Traits::kGroups; ++i) {
-    if (next.Has(i)) PrefetchGroup<Traits>(next.Keys(i), next.ValuesAfterKeys());
+    if (next.Has(i)) PrefetchGroup<Traits>(next.Keys(i), next.ValuesAfterKeys(i));
   }
   if (next.Has(kLongItem)) {
 #pragma unroll
     for (int i = Traits::kGroups; i < 2 * Traits::kGroups; ++i) {
-      PrefetchGroup<Traits>(next.LaterKeys(i), next.ValuesAfterKeys());
+      PrefetchGroup<Traits>(next.LaterKeys(i), next.ValuesAfterKeys(i));
     }
   }
   queries.Prefetch(args, first);
@@ -592,16 +714,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     if (of_cluster) {
       ArriveAtCluster(place);
       WaitForCluster(place);
-      MergeCluster<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+      MergeCluster<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
           place, shared.block_o, shared.warps.lse2, [&](int column, int d, const ColumnPart& part) {
             if (column >= item.column_count) return;
-            StoreColumn<Traits::kHeadDim, Traits::kColumns>(args, item, column, d, part.o,
-                                                            part.lse2);
+            StoreColumn<Traits::kValueDim, Traits::kColumns>(args, item, column, d, part.o,
+                                                             part.lse2);
           });
       ArriveAtCluster(place);
     }
     if (item.partial_count > 1) {
-      MergeIfLast<Traits::kHeadDim, Traits::kColumns, Traits::kThreads>(
+      MergeIfLast<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
           args, item, place, &shared.is_last, [] { SyncThreads<Traits::kThreads>(); });
     }
     WaitForCluster(place);  // the others have read block_o

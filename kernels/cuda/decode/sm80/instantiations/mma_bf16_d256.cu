@@ -1,3 +1,3 @@
 #include "kernels/cuda/decode/sm80/mma_attention_launch.cuh"
 
-TRIBUTARY_MMA_ATTENTION(::tributary::DType::kBf16, 256)
+TRIBUTARY_MMA_ATTENTION(::tributary::DType::kBf16, 256, 256)
