@@ -381,9 +381,7 @@ StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
 
 cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
   return {.cache = layer_.pages,
-          .kv = layer_.kv_dtype,
-          .head_dim = step_.spec.head_dim,
-          .kv_heads = step_.spec.kv_heads,
+          .geometry = SquareGeometry(step_.spec.kv_heads, step_.spec.head_dim, layer_.kv_dtype),
           .page_size = step_.spec.page_size,
           .k_scale = layer_.k_scale,
           .v_scale = layer_.v_scale,
@@ -549,7 +547,8 @@ absl::Status CudaOperations::AddBlock(const RowPass& pass, collective::HeadSlice
        .kv_dtype = step_.k.dtype,
        .q_heads = step_.spec.q_heads,
        .kv_heads = step_.spec.kv_heads,
-       .head_dim = step_.spec.head_dim,
+       .key_dim = step_.spec.head_dim,
+       .value_dim = step_.spec.head_dim,
        .head_begin = heads.begin,
        .head_count = heads.count,
        .sm_scale = step_.spec.sm_scale,

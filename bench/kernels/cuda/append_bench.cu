@@ -84,9 +84,7 @@ Result Run(const Case& c, GraphTimer& timer) {
   const auto launch = [&](int call) {
     AppendArgs args;
     args.cache = cache[call % copies].data();
-    args.kv = c.kv;
-    args.head_dim = c.head_dim;
-    args.kv_heads = c.kv_heads;
+    args.geometry = SquareGeometry(c.kv_heads, c.head_dim, c.kv);
     args.page_size = c.page_size;
     if (IsFp8(c.kv)) args.k_scale = args.v_scale = scales.data();
     args.k = k[call % copies].data();

@@ -21,6 +21,11 @@ constexpr int kWarps = 2;
 template <bool kWide>
 constexpr int kBlocks = kWide ? 6 : 12;
 
+// Whether 16-bit dimension d lies in the tail panel of the keys.
+__device__ __forceinline__ bool InTailPanel(const KvGeometry& g, int d) {
+  return d * 2 >= KeyStride(g.key_dim, 2) / kKeyPanelBytes * kKeyPanelBytes;
+}
+
 // Dimensions [d, d + 8) of a quad of tokens.
 using Elements = float[kQuadTokens][kDims];
 
@@ -126,14 +131,31 @@ __device__ __forceinline__ void EncodeElements(const float (&x)[kCount],
 #endif
 }
 
+// Eight dimensions of a key. In 16 bits they are one vector, but in the tail panel, where they are
+// the shares of two lanes.
 template <DType kKv>
-__device__ __forceinline__ void StoreKey(std::byte* to, const float (&x)[kDims]) {
+__device__ __forceinline__ void StoreKey(const PlaneAddress<kKv>& address, int64_t slot, int d,
+                                         const float (&x)[kDims]) {
   uint32_t words[kDims * SizeOf(kKv) / 4];
   EncodeElements<kKv>(x, words);
+  std::byte* to = address.Key(slot, d);
   if constexpr (SizeOf(kKv) == 1) {
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else if (InTailPanel(address.args.geometry, d)) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    *reinterpret_cast<uint2*>(address.Key(slot, d + kDims / 2)) = make_uint2(words[2], words[3]);
   } else {
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// Zeros into the padding of a key, which products take in.
+template <DType kKv>
+__device__ __forceinline__ void StoreKeyPadding(const PlaneAddress<kKv>& address, int64_t slot,
+                                                int d) {
+  // Rows of whole 16-bit elements end where their last vector of dimensions does.
+  if constexpr (SizeOf(kKv) == 1) {
+    *reinterpret_cast<uint2*>(address.Key(slot, d)) = make_uint2(0, 0);
   }
 }
 
@@ -184,8 +206,9 @@ __device__ __noinline__ void AppendWithCare(const AppendArgs& args, bool values,
   for (int64_t token = first; token < min(first + kQuadTokens, int64_t{args.tokens}); ++token) {
     const int64_t slot = __ldg(args.slots + token);
     if (slot < 0) continue;
+    const int dims = values ? args.geometry.value_dim : args.geometry.key_dim;
     for (int d = d_begin; d < d_begin + kDims; ++d) {
-      const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
+      const size_t element = (size_t(token) * args.geometry.kv_heads + head) * dims + d;
       const void* data = values ? args.v : args.k;
       float x = 0.0f;
       if constexpr (kWide) {
@@ -209,43 +232,31 @@ __device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
   }
 }
 
-// Lane (r, t) of a warp takes dimensions [8r, 8r + 8) of tokens [4t, 4t + 4) of its 16: its writes
-// and its neighbours' fill whole sectors. kWide: input is f32.
+// The keys of a thread's quad of tokens.
 template <DType kKv, bool kWide>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
-    AppendKernel(const __grid_constant__ AppendArgs args) {
-  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_groups).
-  WaitForLaunchesAhead();
-  LetNextLaunchBegin();
-  const int lane = threadIdx.x % 32;
-  const int slices = args.head_dim / 64;
-  const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const int slice = static_cast<int>(unit % slices);
-  const int head = static_cast<int>(unit / slices % args.kv_heads);
-  const int64_t first = unit / slices / args.kv_heads * kGroupTokens + lane % 4 * kQuadTokens;
-  if (first >= args.tokens) return;
-  const int d = slice * 64 + lane / 4 * kDims;
+__device__ __forceinline__ void AppendKeys(const AppendArgs& args, const RawElements<kWide>& raw,
+                                           const int64_t (&slots)[kQuadTokens], int64_t first,
+                                           int head, int d) {
   const PlaneAddress<kKv> address{args, head};
-
-  int64_t slots[kQuadTokens];
-  LoadSlots(args, first, slots);
-  if (slots[0] < 0 && slots[1] < 0 && slots[2] < 0 && slots[3] < 0) return;
-  const size_t token_elements = size_t(args.kv_heads) * args.head_dim;
-  const size_t element = size_t(first) * token_elements + size_t(head) * args.head_dim + d;
-  RawElements<kWide> raw_k, raw_v;
-  raw_k.Load(args.k, element, token_elements, slots);
-  raw_v.Load(args.v, element, token_elements, slots);
-
   Elements x;
-  if (WidenAndUnscale<kKv>(raw_k, args.input_dtype, args.k_scale, head, x)) {
-#pragma unroll
-    for (int i = 0; i < kQuadTokens; ++i) {
-      if (slots[i] >= 0) StoreKey<kKv>(address.Key(slots[i], d), x[i]);
-    }
-  } else {
+  if (!WidenAndUnscale<kKv>(raw, args.input_dtype, args.k_scale, head, x)) {
     AppendWithCare<kKv, kWide>(args, /*values=*/false, first, head, d);
+    return;
   }
-  if (!WidenAndUnscale<kKv>(raw_v, args.input_dtype, args.v_scale, head, x)) {
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slots[i] >= 0) StoreKey<kKv>(address, slots[i], d, x[i]);
+  }
+}
+
+// Its values.
+template <DType kKv, bool kWide>
+__device__ __forceinline__ void AppendValues(const AppendArgs& args, const RawElements<kWide>& raw,
+                                             const int64_t (&slots)[kQuadTokens], int64_t first,
+                                             int head, int d) {
+  const PlaneAddress<kKv> address{args, head};
+  Elements x;
+  if (!WidenAndUnscale<kKv>(raw, args.input_dtype, args.v_scale, head, x)) {
     AppendWithCare<kKv, kWide>(args, /*values=*/true, first, head, d);
     return;
   }
@@ -262,6 +273,53 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
   }
 }
 
+// 64 dimensions of keys, their padding included, or of values, whichever are more.
+__host__ __device__ constexpr int Slices(const KvGeometry& g) {
+  const int keys =
+      KeyStride(g.key_dim, static_cast<int>(SizeOf(g.dtype))) / static_cast<int>(SizeOf(g.dtype));
+  return ((keys > g.value_dim ? keys : g.value_dim) + 63) / 64;
+}
+
+// Lane (r, t) of a warp takes dimensions [8r, 8r + 8) of tokens [4t, 4t + 4) of its 16: its writes
+// and its neighbours' fill whole sectors. kWide: input is f32.
+template <DType kKv, bool kWide>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
+    AppendKernel(const __grid_constant__ AppendArgs args) {
+  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_groups).
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
+  const KvGeometry& g = args.geometry;
+  const int lane = threadIdx.x % 32;
+  const int slices = Slices(g);
+  const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int slice = static_cast<int>(unit % slices);
+  const int head = static_cast<int>(unit / slices % g.kv_heads);
+  const int64_t first = unit / slices / g.kv_heads * kGroupTokens + lane % 4 * kQuadTokens;
+  if (first >= args.tokens) return;
+  const int d = slice * 64 + lane / 4 * kDims;
+  const bool has_keys = d < g.key_dim;
+  const bool has_values = d < g.value_dim;
+
+  int64_t slots[kQuadTokens];
+  LoadSlots(args, first, slots);
+  if (slots[0] < 0 && slots[1] < 0 && slots[2] < 0 && slots[3] < 0) return;
+  const auto load = [&](const void* data, int dims, RawElements<kWide>& raw) {
+    const size_t token_elements = size_t(g.kv_heads) * dims;
+    raw.Load(data, size_t(first) * token_elements + size_t(head) * dims + d, token_elements, slots);
+  };
+  RawElements<kWide> raw_k, raw_v;
+  if (has_keys) load(args.k, g.key_dim, raw_k);
+  if (has_values) load(args.v, g.value_dim, raw_v);
+  if (has_keys) {
+    AppendKeys<kKv>(args, raw_k, slots, first, head, d);
+  } else if (d < KeyStride(g.key_dim, SizeOf(kKv)) / static_cast<int>(SizeOf(kKv))) {
+    for (const int64_t slot : slots) {
+      if (slot >= 0) StoreKeyPadding<kKv>({args, head}, slot, d);
+    }
+  }
+  if (has_values) AppendValues<kKv>(args, raw_v, slots, first, head, d);
+}
+
 }  // namespace
 
 Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
@@ -271,11 +329,12 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   }
   if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
   if (args.tokens == 0) return Status::Ok();
-  const int64_t units = int64_t{(args.tokens + kGroupTokens - 1) / kGroupTokens} * args.kv_heads *
-                        (args.head_dim / 64);
+  const int64_t units = int64_t{(args.tokens + kGroupTokens - 1) / kGroupTokens} *
+                        args.geometry.kv_heads * Slices(args.geometry);
   const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
-  return DispatchKvType(args.kv, [&](auto kv) {
-    return DispatchHeadDims<&HeadDims::append>(args.head_dim, args.head_dim, [&](auto, auto) {
+  const KvGeometry& g = args.geometry;
+  return DispatchKvType(g.dtype, [&](auto kv) {
+    return DispatchHeadDims<&HeadDims::append>(g.key_dim, g.value_dim, [&](auto, auto) {
       constexpr DType kKv = kv();
       const auto kernel =
           args.input_dtype == DType::kF32 ? AppendKernel<kKv, true> : AppendKernel<kKv, false>;

@@ -6,21 +6,20 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
+#include "kernels/kv_geometry.h"
 #include "kernels/status.h"
 
 namespace tributary::cuda {
 
 // All pointers are device pointers.
 struct AppendArgs {
-  std::byte* cache = nullptr;  // [num_pages, 2, kv_heads, plane]; see page_layout.h
-  DType kv = DType::kBf16;     // fp8_e4m3, fp8_e5m2, bf16 or f16
-  int32_t head_dim = 0;        // 64, 128 or 256
-  int32_t kv_heads = 0;
+  std::byte* cache = nullptr;        // [num_pages, PageBytes]; see page_layout.h
+  KvGeometry geometry;               // of the cache; the type is fp8_e4m3, fp8_e5m2, bf16 or f16
   int32_t page_size = 0;             // 16, 32, 64 or 128
   const float* k_scale = nullptr;    // [kv_heads] or nullptr for ones; stored = real / scale
   const float* v_scale = nullptr;    // [kv_heads] or nullptr for ones
-  const void* k = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
-  const void* v = nullptr;           // [tokens, kv_heads, head_dim] of input_dtype
+  const void* k = nullptr;           // [tokens, kv_heads, key_dim] of input_dtype
+  const void* v = nullptr;           // [tokens, kv_heads, value_dim] of input_dtype
   DType input_dtype = DType::kBf16;  // f32, bf16 or f16
   int32_t tokens = 0;
   // Where each token goes: page * page_size + slot in page, or kPadSlot (params.h) for tokens that

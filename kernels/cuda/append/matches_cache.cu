@@ -44,16 +44,21 @@ __device__ __forceinline__ void Unscale(const float* scales, int head, float (&x
   }
 }
 
+// Dimensions are compared by fours: what lies together wherever in a page they are.
 template <DType kKv>
 __device__ __forceinline__ bool SameKey(const PlaneAddress<kKv>& address, int64_t slot, int d,
                                         const float (&x)[kTokenDims]) {
   constexpr int kWords = kTokenDims * int(SizeOf(kKv)) / 4;
   uint32_t words[kWords];
   EncodeWords<kKv>(x, words);
-  const auto* held = reinterpret_cast<const uint32_t*>(address.Key(slot, d));
   bool same = true;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) same &= held[i] == words[i];
+  for (int half = 0; half < 2; ++half) {
+    const auto* held =
+        reinterpret_cast<const uint32_t*>(address.Key(slot, d + half * kTokenDims / 2));
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) same &= held[i] == words[half * kWords / 2 + i];
+  }
   return same;
 }
 
@@ -71,28 +76,37 @@ __device__ __forceinline__ bool SameValue(const PlaneAddress<kKv>& address, int6
   return same;
 }
 
+// Of the keys or the values, whichever have more dimensions.
+__host__ __device__ constexpr int ThreadsOfHead(const KvGeometry& g) {
+  return (g.key_dim > g.value_dim ? g.key_dim : g.value_dim) / kTokenDims;
+}
+
 // A thread takes 8 dimensions of a head of a token.
 template <DType kKv>
 __global__ void __launch_bounds__(kThreads)
     MatchesCacheKernel(const __grid_constant__ AppendArgs args,
                        const int32_t* __restrict__ entry_of_token, uint32_t* differs) {
-  const int of_head = args.head_dim / kTokenDims;
+  const KvGeometry& g = args.geometry;
+  const int of_head = ThreadsOfHead(g);
   const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t token = unit / of_head / args.kv_heads;
+  const int64_t token = unit / of_head / g.kv_heads;
   if (token >= args.tokens) return;
   const int64_t slot = args.slots[token];
   if (slot < 0) return;
-  const int head = static_cast<int>(unit / of_head % args.kv_heads);
+  const int head = static_cast<int>(unit / of_head % g.kv_heads);
   const int d = static_cast<int>(unit % of_head) * kTokenDims;
   const PlaneAddress<kKv> address{args, head};
-  const size_t element = (size_t(token) * args.kv_heads + head) * args.head_dim + d;
-  float k[kTokenDims];
-  float v[kTokenDims];
-  LoadDims(args.input_dtype, args.k, element, k);
-  LoadDims(args.input_dtype, args.v, element, v);
+  const size_t row = size_t(token) * g.kv_heads + head;
+  float k[kTokenDims] = {};
+  float v[kTokenDims] = {};
+  const bool has_keys = d < g.key_dim;
+  const bool has_values = d < g.value_dim;
+  if (has_keys) LoadDims(args.input_dtype, args.k, row * g.key_dim + d, k);
+  if (has_values) LoadDims(args.input_dtype, args.v, row * g.value_dim + d, v);
   Unscale(args.k_scale, head, k);
   Unscale(args.v_scale, head, v);
-  if (!SameKey<kKv>(address, slot, d, k) || !SameValue<kKv>(address, slot, d, v)) {
+  if ((has_keys && !SameKey<kKv>(address, slot, d, k)) ||
+      (has_values && !SameValue<kKv>(address, slot, d, v))) {
     differs[entry_of_token[token]] = 1;  // whoever writes, writes the same
   }
 }
@@ -107,10 +121,11 @@ Status LaunchMatchesCache(const AppendArgs& args, const int32_t* entry_of_token,
   }
   if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
   if (args.tokens == 0) return Status::Ok();
-  const int64_t units = int64_t{args.tokens} * args.kv_heads * (args.head_dim / kTokenDims);
+  const KvGeometry& g = args.geometry;
+  const int64_t units = int64_t{args.tokens} * g.kv_heads * ThreadsOfHead(g);
   const auto blocks = static_cast<unsigned>((units + kThreads - 1) / kThreads);
-  return DispatchKvType(args.kv, [&](auto kv) {
-    return DispatchHeadDims<&HeadDims::append>(args.head_dim, args.head_dim, [&](auto, auto) {
+  return DispatchKvType(g.dtype, [&](auto kv) {
+    return DispatchHeadDims<&HeadDims::append>(g.key_dim, g.value_dim, [&](auto, auto) {
       MatchesCacheKernel<kv()><<<blocks, kThreads, 0, stream>>>(args, entry_of_token, differs);
       return CudaStatus(cudaGetLastError(), "matches_cache kernel");
     });

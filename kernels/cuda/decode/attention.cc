@@ -58,9 +58,9 @@ int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) 
   const KvGeometry& g = shape.geometry;
   const Status status = DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::decode_sm80>(
-        g.key_dim, g.value_dim, [&](auto key_dim, auto /*value_dim*/) {
+        g.key_dim, g.value_dim, [&](auto key_dim, auto value_dim) {
           warps = DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
-            return MmaWarps<kv(), key_dim(), kTiles, kBlocks>();
+            return MmaWarps<kv(), key_dim(), value_dim(), kTiles, kBlocks>();
           });
           return Status::Ok();
         });
@@ -150,21 +150,23 @@ bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape, DType q,
   return IsWideFp8(choice, shape) && q == DType::kBf16 && soft_cap == 0.0f;
 }
 
-template <DType kKv, int kHeadDim>
+template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t Run(const KernelChoice& choice, const AttentionShape& shape, const AttentionArgs& args,
                 const Grid& grid, cudaStream_t stream) {
   if (choice.kind == KernelKind::kMma) {
     return DispatchMma(choice, [&]<int kTiles, int kBlocks>() {
-      return RunMmaAttention<kKv, kHeadDim, kTiles, kBlocks>(args, grid, stream);
+      return RunMmaAttention<kKv, kKeyDim, kValueDim, kTiles, kBlocks>(args, grid, stream);
     });
   }
-  if constexpr (IsFp8(kKv) && kHeadDim == 128) {
+  if constexpr (IsFp8(kKv) && HasKernel<&HeadDims::decode_sm90_fp8>(kKeyDim, kValueDim)) {
     if (IsWideFp8(choice, shape, args.q_dtype, args.soft_cap)) {
       return RunWgmmaFp8Attention<kKv>(args, grid, stream);
     }
   }
-  if (choice.columns == 32) return RunWgmmaAttention<kKv, kHeadDim, 32>(args, grid, stream);
-  if constexpr (kHeadDim <= 128) return RunWgmmaAttention<kKv, kHeadDim, 64>(args, grid, stream);
+  if constexpr (HasKernel<&HeadDims::decode_sm90>(kKeyDim, kValueDim)) {
+    if (choice.columns == 32) return RunWgmmaAttention<kKv, kKeyDim, 32>(args, grid, stream);
+    if constexpr (kKeyDim <= 128) return RunWgmmaAttention<kKv, kKeyDim, 64>(args, grid, stream);
+  }
   return cudaErrorNotSupported;
 }
 
@@ -294,10 +296,11 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   const KvGeometry& g = shape.geometry;
   return DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::decode_sm80>(
-        g.key_dim, g.value_dim, [&](auto key_dim, auto /*value_dim*/) {
+        g.key_dim, g.value_dim, [&](auto key_dim, auto value_dim) {
           const Grid grid{blocks, choice.cluster_size, choice.begins_early};
-          return CudaStatus(Run<kv(), key_dim()>(choice, shape, complete, grid, stream),
-                            "attention kernel");
+          return CudaStatus(
+              Run<kv(), key_dim(), value_dim()>(choice, shape, complete, grid, stream),
+              "attention kernel");
         });
   });
 }

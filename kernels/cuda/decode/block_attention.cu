@@ -114,6 +114,13 @@ struct TileWeights {
   float of_tile;  // of unnormalised products
 };
 
+// The largest divisor of `n` that is at most `most`.
+constexpr int LargestDivisor(int n, int most) {
+  int divisor = n < most ? n : most;
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
 // A warp's 16 columns. The order of the contraction index is free as long as both operands agree,
 // so a thread's share of a row is whole vectors of 8 dimensions; so is the order of dimensions of
 // the output, and a thread's are 4 neighbours of every 16.
@@ -121,7 +128,7 @@ struct TileWeights {
 // Each tile of keys is merged into the result as soon as it is computed: blocks have a tile or two,
 // and a launch this short spends its time on fetching instructions, so few of them count more than
 // few loads.
-template <DType kCompute, int kHeadDim, bool kSame>
+template <DType kCompute, int kKeyDim, int kValueDim, bool kSame>
 class WarpBlock {
  public:
   __device__ __forceinline__ WarpBlock(const KernelArgs& args, const BlockEntry& entry, int kv_head,
@@ -170,16 +177,18 @@ class WarpBlock {
 
  private:
   using From = Elements<kCompute, kSame>;
-  static constexpr int kSteps = kHeadDim / 32;  // two products of 16 dimensions each
-  static constexpr int kStepsAtOnce = kSteps < 4 ? kSteps : 4;
-  static constexpr int kVectors = kHeadDim / 16;  // two tiles of 8 dimensions each
-  static constexpr int kVectorsAtOnce = kVectors < 8 ? kVectors : 8;
+  // Two products of 16 dimensions each; of the last one the second may have nothing to multiply.
+  static constexpr int kSteps = (kKeyDim + 31) / 32;
+  static constexpr int kStepsAtOnce = LargestDivisor(kSteps, 4);
+  static constexpr int kVectors = kValueDim / 16;  // two tiles of 8 dimensions each
+  static constexpr int kVectorsAtOnce = LargestDivisor(kVectors, 8);
+  static_assert(kKeyDim % 8 == 0 && kValueDim % 16 == 0);
 
   static __device__ __forceinline__ int Quad() { return threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int Place() { return threadIdx.x % 4; }
 
-  __device__ __forceinline__ size_t TokenElement(int key) const {
-    return (size_t(entry_.token_begin + key) * args_.kv_heads + kv_head_) * kHeadDim;
+  __device__ __forceinline__ size_t TokenElement(int key, int dims) const {
+    return (size_t(entry_.token_begin + key) * args_.kv_heads + kv_head_) * dims;
   }
 
   __device__ __forceinline__ void MultiplyKeys(int first_key, float (&s)[2][4]) const {
@@ -193,11 +202,12 @@ class WarpBlock {
         const int d = (begin + i) * 32 + Place() * 8;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+          const bool there = kKeyDim % 32 == 0 || d < kKeyDim;
           q[i][half] =
-              From::Eight(args_.q, args_.q_dtype, size_t(columns_[half].pair) * kHeadDim + d,
-                          columns_[half].alive);
-          k[i][half] =
-              From::Eight(args_.k, args_.kv_dtype, TokenElement(key + 8 * half) + d, alive[half]);
+              From::Eight(args_.q, args_.q_dtype, size_t(columns_[half].pair) * kKeyDim + d,
+                          there && columns_[half].alive);
+          k[i][half] = From::Eight(args_.k, args_.kv_dtype,
+                                   TokenElement(key + 8 * half, kKeyDim) + d, there && alive[half]);
         }
       }
 #pragma unroll
@@ -232,7 +242,7 @@ class WarpBlock {
     float* o[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      o[i] = args_.o + size_t(columns_[i].pair) * kHeadDim + Place() * 4;
+      o[i] = args_.o + size_t(columns_[i].pair) * kValueDim + Place() * 4;
     }
     TileWeights weights[2];
 #pragma unroll 1
@@ -243,9 +253,9 @@ class WarpBlock {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           const int key = first_key + Place() * 2 + word % 2 + word / 2 * 8;
-          v[i][word] =
-              From::Two(args_.v, args_.kv_dtype, TokenElement(key) + (begin + i) * 16 + Quad() * 2,
-                        key < entry_.token_count);
+          v[i][word] = From::Two(args_.v, args_.kv_dtype,
+                                 TokenElement(key, kValueDim) + (begin + i) * 16 + Quad() * 2,
+                                 key < entry_.token_count);
         }
       }
       // tiles[i][half]: of a column, its four dimensions of the i-th vector.
@@ -317,7 +327,7 @@ class WarpBlock {
   Column columns_[2];
 };
 
-template <DType kCompute, int kHeadDim, bool kSame>
+template <DType kCompute, int kKeyDim, int kValueDim, bool kSame>
 __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ KernelArgs args) {
   LetNextLaunchBegin();
   const bool early = args.block.begins_early;
@@ -326,7 +336,7 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
   const int kv_head = args.block.head_begin / args.group + static_cast<int>(blockIdx.y);
   const int first_column =
       (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kDraftColumns;
-  WarpBlock<kCompute, kHeadDim, kSame>(args, entry, kv_head, first_column).Run([early] {
+  WarpBlock<kCompute, kKeyDim, kValueDim, kSame>(args, entry, kv_head, first_column).Run([early] {
     if (early) WaitForLaunchesAhead();
   });
 }
@@ -351,9 +361,9 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   config.attrs = &early;
   config.numAttrs = args.begins_early ? 1 : 0;
   return DispatchHeadDims<&HeadDims::draft_block>(
-      args.head_dim, args.head_dim, [&](auto head_dim, auto) {
+      args.key_dim, args.value_dim, [&](auto key_dim, auto value_dim) {
         const cudaError_t error = cudaLaunchKernelEx(
-            &config, BlockKernel<kCompute, head_dim(), kSame>, KernelArgs{args, group});
+            &config, BlockKernel<kCompute, key_dim(), value_dim(), kSame>, KernelArgs{args, group});
         return CudaStatus(error, "block attention kernel");
       });
 }

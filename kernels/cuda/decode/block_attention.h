@@ -29,21 +29,22 @@ struct BlockArgs {
   int32_t entry_count = 0;
   int32_t most_rows = 0;          // of an entry
   const RowKeys* keys = nullptr;  // [rows], tokens of k and v, those of the entry
-  const void* q = nullptr;        // [rows, q_heads, head_dim] of q_dtype
+  const void* q = nullptr;        // [rows, q_heads, key_dim] of q_dtype
   DType q_dtype = DType::kBf16;   // f32, bf16 or f16
-  const void* k = nullptr;        // [tokens, kv_heads, head_dim] of kv_dtype
-  const void* v = nullptr;        // [tokens, kv_heads, head_dim] of kv_dtype
+  const void* k = nullptr;        // [tokens, kv_heads, key_dim] of kv_dtype
+  const void* v = nullptr;        // [tokens, kv_heads, value_dim] of kv_dtype
   DType kv_dtype = DType::kBf16;  // f32, bf16 or f16; products are of f16 when it is that, of bf16
                                   // otherwise
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
-  int32_t head_dim = 0;    // 64, 128 or 256
+  int32_t key_dim = 0;  // a row of kernels/head_dims.h
+  int32_t value_dim = 0;
   int32_t head_begin = 0;  // the query heads to compute
   int32_t head_count = 0;
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;         // > 0: logits = soft_cap * tanh(logits / soft_cap)
   const float* sinks = nullptr;  // [head_count], applied after the merge; nullptr for none
-  float* o = nullptr;            // [rows, q_heads, head_dim], merged in place
+  float* o = nullptr;            // [rows, q_heads, value_dim], merged in place
   float* lse = nullptr;          // [rows, q_heads], natural log, without sinks; merged in place
   // q, k, v, entries and keys were complete before the launch ahead began: all but the merge is
   // done beside it. sm_90.

@@ -12,20 +12,31 @@ struct PlaneAddress {
   const AppendArgs& args;
   int head;
 
-  __device__ std::byte* Plane(int64_t slot, bool values) const {
+  __device__ std::byte* Key(int64_t slot, int d) const {
+    const KvGeometry& g = args.geometry;
+    return Page(slot) + size_t(head) * KeyPlane() +
+           KeyOffset(InPage(slot), d, g.key_dim, SizeOf(kKv));
+  }
+  __device__ std::byte* Value(int64_t slot, int d) const {
+    const KvGeometry& g = args.geometry;
+    return Page(slot) + size_t(g.kv_heads) * KeyPlane() + size_t(head) * ValuePlane() +
+           ValueOffset(InPage(slot), d, g.value_dim, SizeOf(kKv));
+  }
+
+ private:
+  // Bytes of one head's keys and values in a page.
+  __device__ size_t KeyPlane() const {
+    return size_t(args.page_size) * KeyStride(args.geometry.key_dim, SizeOf(kKv));
+  }
+  __device__ size_t ValuePlane() const {
+    return size_t(args.page_size) * args.geometry.value_dim * SizeOf(kKv);
+  }
+  __device__ std::byte* Page(int64_t slot) const {
     const int64_t page = slot >> (__ffs(args.page_size) - 1);
-    const size_t plane = size_t(args.page_size) * args.head_dim * SizeOf(kKv);
-    return args.cache +
-           (size_t(page) * 2 * args.kv_heads + (values ? args.kv_heads : 0) + head) * plane;
+    return args.cache + size_t(page) * args.geometry.kv_heads * (KeyPlane() + ValuePlane());
   }
   __device__ int InPage(int64_t slot) const {
     return static_cast<int>(slot) & (args.page_size - 1);
-  }
-  __device__ std::byte* Key(int64_t slot, int d) const {
-    return Plane(slot, false) + KeyOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
-  }
-  __device__ std::byte* Value(int64_t slot, int d) const {
-    return Plane(slot, true) + ValueOffset(InPage(slot), d, args.head_dim, SizeOf(kKv));
   }
 };
 

@@ -49,9 +49,7 @@ void ExpectMatchesReference(const Case& c) {
   const DeviceArray<int64_t> slots(c.slots);
   AppendArgs args;
   args.cache = device_cache.data();
-  args.kv = c.shape.dtype;
-  args.head_dim = c.shape.head_dim;
-  args.kv_heads = c.shape.kv_heads;
+  args.geometry = cache.kv().geometry;
   args.page_size = c.shape.page_size;
   args.k_scale = c.scaled ? k_scale.data() : nullptr;
   args.v_scale = c.scaled ? v_scale.data() : nullptr;
@@ -105,14 +103,13 @@ TEST(AppendTest, NothingToWriteChangesNothing) {
 TEST(AppendTest, RefusesTypesItDoesNotKnow) {
   AppendArgs args;
   args.tokens = 1;
-  args.head_dim = 128;
+  args.geometry = SquareGeometry(1, 128, DType::kBf16);
   args.input_dtype = DType::kFp8E4M3;
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("input_dtype: fp8_e4m3"));
   args.input_dtype = DType::kBf16;
-  args.kv = DType::kF32;
+  args.geometry.dtype = DType::kF32;
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.geometry.dtype"));
-  args.kv = DType::kBf16;
-  args.head_dim = 112;
+  args.geometry = SquareGeometry(1, 112, DType::kBf16);
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("key_dim: 112"));
 }
 

@@ -127,7 +127,8 @@ void ExpectMatchesReference(const Case& c) {
                        .kv_dtype = c.kv,
                        .q_heads = q_heads,
                        .kv_heads = c.kv_heads,
-                       .head_dim = c.head_dim,
+                       .key_dim = c.head_dim,
+                       .value_dim = c.head_dim,
                        .head_begin = c.head_begin,
                        .head_count = heads,
                        .sm_scale = scale,
@@ -224,7 +225,8 @@ TEST(BlockAttention, RefusalsNameTheField) {
                        .most_rows = 1,
                        .q_heads = 4,
                        .kv_heads = 2,
-                       .head_dim = 128,
+                       .key_dim = 128,
+                       .value_dim = 128,
                        .head_count = 4};
   const auto refusal = [&](auto change) {
     BlockArgs changed = args;
@@ -238,7 +240,7 @@ TEST(BlockAttention, RefusalsNameTheField) {
   EXPECT_EQ(refusal([](BlockArgs& a) { a.kv_heads = 3; }), "q_heads");
   EXPECT_EQ(refusal([](BlockArgs& a) { a.head_begin = 1; }), "head_count");
   EXPECT_EQ(refusal([](BlockArgs& a) { a.entry_count = -1; }), "entry_count");
-  EXPECT_EQ(refusal([](BlockArgs& a) { a.head_dim = 112; }), "kv.key_dim");
+  EXPECT_EQ(refusal([](BlockArgs& a) { a.key_dim = 112; }), "kv.key_dim");
 }
 
 }  // namespace

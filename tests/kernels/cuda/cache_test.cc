@@ -59,9 +59,7 @@ class Comparison {
   }
   AppendArgs Args(const DeviceArray<std::byte>& k, const DeviceArray<std::byte>& v) const {
     return {.cache = device_cache_.data(),
-            .kv = cache_.kv().geometry.dtype,
-            .head_dim = cache_.kv().geometry.key_dim,
-            .kv_heads = 3,
+            .geometry = cache_.kv().geometry,
             .page_size = cache_.kv().page_size,
             .k_scale = k_scale_.data(),
             .v_scale = v_scale_.data(),
