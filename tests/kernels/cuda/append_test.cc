@@ -108,7 +108,7 @@ TEST(AppendTest, RefusesTypesItDoesNotKnow) {
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("input_dtype: fp8_e4m3"));
   args.input_dtype = DType::kBf16;
   args.geometry.dtype = DType::kF32;
-  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.geometry.dtype"));
+  EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("kv.dtype"));
   args.geometry = SquareGeometry(1, 112, DType::kBf16);
   EXPECT_THAT(LaunchAppend(args, nullptr).message(), ::testing::HasSubstr("key_dim: 112"));
 }
