@@ -20,21 +20,27 @@ struct Case {
 };
 
 void ExpectMatchesReference(const Case& c) {
-  SCOPED_TRACE(std::string(Name(c.shape.dtype)) + " from " + Name(c.input) + " d" +
-               std::to_string(c.shape.head_dim));
+  SCOPED_TRACE(std::string(Name(c.shape.geometry.dtype)) + " from " + Name(c.input) + ", keys of " +
+               std::to_string(c.shape.geometry.key_dim) + ", values of " +
+               std::to_string(c.shape.geometry.value_dim));
   HostCache cache(c.shape, c.scaled);
   const auto tokens = static_cast<int32_t>(c.slots.size());
-  const size_t elements = size_t(tokens) * c.shape.kv_heads * c.shape.head_dim;
+  const KvGeometry& g = c.shape.geometry;
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0f, 30.0f);
-  std::vector<std::byte> k(elements * SizeOf(c.input)), v(k.size());
   const float odd[] = {0.0f,    -0.0f, std::nanf(""), std::numeric_limits<float>::infinity(),
                        1e30f,   -1e9f, 1e-9f,         -449.0f,
                        60000.0f};
-  for (size_t i = 0; i < elements; ++i) {
-    StoreElement(c.input, k.data(), i, i % 97 == 5 ? odd[i / 97 % 9] : normal(random));
-    StoreElement(c.input, v.data(), i, i % 89 == 3 ? odd[i / 89 % 9] : normal(random));
-  }
+  const auto draw = [&](int32_t dim, size_t period) {
+    const size_t elements = size_t(tokens) * g.kv_heads * dim;
+    std::vector<std::byte> bytes(elements * SizeOf(c.input));
+    for (size_t i = 0; i < elements; ++i) {
+      StoreElement(c.input, bytes.data(), i,
+                   i % period == 5 ? odd[i / period % 9] : normal(random));
+    }
+    return bytes;
+  };
+  const std::vector<std::byte> k = draw(g.key_dim, 97), v = draw(g.value_dim, 89);
   AppendParams p;
   p.kv = cache.kv();
   p.k = k.data();
@@ -65,6 +71,11 @@ void ExpectMatchesReference(const Case& c) {
       Reorder(cache.kv(), device_cache.Get(), Direction::kFromGpu);
 
   ReferenceAppend(p);
+  for (const int64_t slot : c.slots) {
+    if (slot == kPadSlot) continue;
+    cache.ClearKeyPadding(static_cast<int32_t>(slot / c.shape.page_size),
+                          static_cast<int32_t>(slot % c.shape.page_size));
+  }
   const std::vector<std::byte>& expected = cache.bytes();
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -76,11 +87,11 @@ TEST(AppendTest, EveryTypeAndAlignment) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
     for (DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (int32_t head_dim : {64, 128, 256}) {
+      for (const HeadDims& dims : DimsOf(&HeadDims::append)) {
         Case c;
-        c.shape = {kv, 3, head_dim, 32, 6};
+        c.shape = {GeometryOf(3, dims, kv), 32, 6};
         c.input = input;
-        c.scaled = head_dim == 128;
+        c.scaled = dims.key_dim >= 96 && dims.key_dim <= 192;
         // Whole quads, a run that starts inside a quad, tokens of other ranks, scattered tokens.
         for (int64_t slot = 32; slot < 64; ++slot) c.slots.push_back(slot);
         for (int64_t slot = 67; slot < 96; ++slot) c.slots.push_back(slot);
@@ -94,7 +105,7 @@ TEST(AppendTest, EveryTypeAndAlignment) {
 TEST(AppendTest, NothingToWriteChangesNothing) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   Case c;
-  c.shape = {DType::kFp8E4M3, 2, 128, 16, 2};
+  c.shape = {SquareGeometry(2, 128, DType::kFp8E4M3), 16, 2};
   ExpectMatchesReference(c);
   c.slots.assign(9, kPadSlot);
   ExpectMatchesReference(c);

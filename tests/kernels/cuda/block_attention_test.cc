@@ -17,8 +17,8 @@ namespace {
 struct Case {
   std::vector<int32_t> blocks = {16};
   int32_t kv_heads = 2;
-  int32_t group = 4;
-  int32_t head_dim = 128;
+  int32_t gqa_ratio = 4;
+  HeadDims dims{.key_dim = 128, .value_dim = 128};
   DType q = DType::kBf16;
   DType kv = DType::kBf16;
   int32_t head_begin = 0;
@@ -69,13 +69,14 @@ void ExpectMatchesReference(const Case& c) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   const Blocks blocks(c);
-  const int32_t q_heads = c.kv_heads * c.group;
+  const int32_t q_heads = c.kv_heads * c.gqa_ratio;
   const int32_t heads = c.head_count > 0 ? c.head_count : q_heads - c.head_begin;
   const auto rows = static_cast<size_t>(blocks.rows);
   const size_t pairs = rows * static_cast<size_t>(q_heads);
-  const auto dim = static_cast<size_t>(c.head_dim);
-  const auto q = Random(pairs * dim, c.q, random);
-  const auto k = Random(rows * c.kv_heads * dim, c.kv, random);
+  const auto key_dim = static_cast<size_t>(c.dims.key_dim);
+  const auto dim = static_cast<size_t>(c.dims.value_dim);
+  const auto q = Random(pairs * key_dim, c.q, random);
+  const auto k = Random(rows * c.kv_heads * key_dim, c.kv, random);
   const auto v = Random(rows * c.kv_heads * dim, c.kv, random);
   std::vector<float> o(pairs * dim), lse(pairs), sinks(heads);
   for (float& x : sinks) x = normal(random);
@@ -85,7 +86,7 @@ void ExpectMatchesReference(const Case& c) {
     lse[pair] = empty ? EmptyLse<float>() : 1.0f + normal(random);
     for (size_t d = 0; d < dim; ++d) o[pair * dim + d] = empty ? NAN : normal(random);
   }
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.dims.key_dim));
   const ReferenceResult block = ReferenceNewTokens({.q = q.data(),
                                                     .k = k.data(),
                                                     .v = v.data(),
@@ -94,8 +95,8 @@ void ExpectMatchesReference(const Case& c) {
                                                     .rows = blocks.rows,
                                                     .q_heads = q_heads,
                                                     .kv_heads = c.kv_heads,
-                                                    .key_dim = c.head_dim,
-                                                    .value_dim = c.head_dim,
+                                                    .key_dim = c.dims.key_dim,
+                                                    .value_dim = c.dims.value_dim,
                                                     .head_begin = c.head_begin,
                                                     .head_count = heads,
                                                     .entries = blocks.reference,
@@ -127,8 +128,8 @@ void ExpectMatchesReference(const Case& c) {
                        .kv_dtype = c.kv,
                        .q_heads = q_heads,
                        .kv_heads = c.kv_heads,
-                       .key_dim = c.head_dim,
-                       .value_dim = c.head_dim,
+                       .key_dim = c.dims.key_dim,
+                       .value_dim = c.dims.value_dim,
                        .head_begin = c.head_begin,
                        .head_count = heads,
                        .sm_scale = scale,
@@ -187,25 +188,24 @@ TEST(BlockAttention, EveryTypeAndHeadDim) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const DType q : {DType::kF32, DType::kBf16, DType::kF16}) {
     for (const DType kv : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (const int32_t head_dim : {64, 128, 256}) {
-        SCOPED_TRACE(::testing::Message() << Name(q) << " x " << Name(kv) << ", d" << head_dim);
-        ExpectMatchesReference(
-            {.blocks = {16, 5}, .head_dim = head_dim, .q = q, .kv = kv, .sinks = true});
+      for (const HeadDims& dims : DimsOf(&HeadDims::draft_block)) {
+        SCOPED_TRACE(::testing::Message() << Name(q) << " x " << Name(kv) << ", " << NameOf(dims));
+        ExpectMatchesReference({.blocks = {16, 5}, .dims = dims, .q = q, .kv = kv, .sinks = true});
       }
     }
   }
 }
 
-TEST(BlockAttention, GroupsAndSlicesOfThem) {
+TEST(BlockAttention, GqaRatiosAndSlicesOfHeads) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const int32_t group : {1, 3, 4, 16}) {
-    ExpectMatchesReference({.blocks = {16, 9}, .group = group, .sinks = true});
-    if (group < 3) continue;
-    for (const auto& [begin, count] : {std::pair{1, 1}, {2, group}, {group - 1, group + 1}}) {
+  for (const int32_t ratio : {1, 3, 4, 16}) {
+    ExpectMatchesReference({.blocks = {16, 9}, .gqa_ratio = ratio, .sinks = true});
+    if (ratio < 3) continue;
+    for (const auto& [begin, count] : {std::pair{1, 1}, {2, ratio}, {ratio - 1, ratio + 1}}) {
       SCOPED_TRACE(::testing::Message()
-                   << count << " heads from " << begin << " of groups of " << group);
+                   << count << " heads from " << begin << ", GQA ratio " << ratio);
       ExpectMatchesReference({.blocks = {16, 9},
-                              .group = group,
+                              .gqa_ratio = ratio,
                               .head_begin = begin,
                               .head_count = count,
                               .sinks = true});

@@ -18,8 +18,8 @@ using ::testing::ElementsAre;
 // Appends a few tokens, then asks about them; `spoil` changes one element of what is asked.
 class Comparison {
  public:
-  Comparison(DType kv, DType input, int32_t head_dim)
-      : cache_({.dtype = kv, .kv_heads = 3, .head_dim = head_dim, .num_pages = 2}, true),
+  Comparison(DType kv, DType input, const HeadDims& dims)
+      : cache_({.geometry = GeometryOf(kKvHeads, dims, kv), .num_pages = 2}, true),
         input_(input),
         device_cache_(cache_.bytes()),
         k_scale_(cache_.k_scale()),
@@ -28,9 +28,8 @@ class Comparison {
         entries_(std::vector<int32_t>{0, 0, 0, 1, 1, 2, 3}) {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
-    for (std::vector<float>* values : {&k_, &v_}) {
-      for (int i = 0; i < 7 * 3 * head_dim; ++i) values->push_back(normal(random));
-    }
+    for (int i = 0; i < kTokens * kKvHeads * dims.key_dim; ++i) k_.push_back(normal(random));
+    for (int i = 0; i < kTokens * kKvHeads * dims.value_dim; ++i) v_.push_back(normal(random));
     k_[5] = std::numeric_limits<float>::quiet_NaN();  // held as such, it is the same
     const DeviceArray<std::byte> k(Bytes(k_)), v(Bytes(v_));
     EXPECT_TRUE(LaunchAppend(Args(k, v), nullptr).ok());
@@ -45,13 +44,17 @@ class Comparison {
     EXPECT_TRUE(LaunchMatchesCache(Args(k, v), entries_.data(), differs.data(), nullptr).ok());
     return differs.Get();
   }
-  float& k(int32_t token, int32_t head, int32_t d) { return k_[At(token, head, d)]; }
-  float& v(int32_t token, int32_t head, int32_t d) { return v_[At(token, head, d)]; }
+  float& k(int32_t token, int32_t head, int32_t d) {
+    return k_[(size_t(token) * kKvHeads + head) * cache_.kv().geometry.key_dim + d];
+  }
+  float& v(int32_t token, int32_t head, int32_t d) {
+    return v_[(size_t(token) * kKvHeads + head) * cache_.kv().geometry.value_dim + d];
+  }
 
  private:
-  size_t At(int32_t token, int32_t head, int32_t d) const {
-    return (size_t(token) * 3 + head) * cache_.kv().geometry.key_dim + d;
-  }
+  static constexpr int32_t kKvHeads = 3;
+  static constexpr int32_t kTokens = 7;
+
   std::vector<std::byte> Bytes(const std::vector<float>& values) const {
     std::vector<std::byte> bytes(values.size() * SizeOf(input_));
     for (size_t i = 0; i < values.size(); ++i) StoreElement(input_, bytes.data(), i, values[i]);
@@ -66,7 +69,7 @@ class Comparison {
             .k = k.data(),
             .v = v.data(),
             .input_dtype = input_,
-            .tokens = 7,
+            .tokens = kTokens,
             .slots = slots_.data()};
   }
 
@@ -83,11 +86,15 @@ TEST(MatchesCacheTest, FindsWhatDiffersAndNothingElse) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
     for (const DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (const int32_t dim : {64, 128, 256}) {
-        SCOPED_TRACE(std::string(Name(kv)) + " from " + Name(input) + " d" + std::to_string(dim));
-        Comparison comparison(kv, input, dim);
+      for (const HeadDims& dims : DimsOf(&HeadDims::append)) {
+        SCOPED_TRACE(std::string(Name(kv)) + " from " + Name(input) + " " + NameOf(dims));
+        // The last dimension of each is where layouts differ.
+        Comparison last(kv, input, dims);
+        last.k(6, 2, dims.key_dim - 1) += 8;
+        EXPECT_THAT(last.Differs(), ElementsAre(0, 0, 0, 1));
+        Comparison comparison(kv, input, dims);
         EXPECT_THAT(comparison.Differs(), ElementsAre(0, 0, 0, 0));
-        comparison.v(4, 2, dim - 1) += 8;
+        comparison.v(4, 2, dims.value_dim - 1) += 8;
         EXPECT_THAT(comparison.Differs(), ElementsAre(0, 1, 0, 0));
         comparison.k(0, 1, 8) = std::numeric_limits<float>::quiet_NaN();
         comparison.k(5, 0, 0) += 8;  // another rank's token
