@@ -68,6 +68,12 @@ void Clear(const AttendJob& job) {
   }
 }
 
+// out = w.a * out + w.b * o. The count is a constant so that the compiler makes vectors of it.
+template <int32_t kColumns>
+inline void FoldColumns(const MergeWeights<float>& w, const float* o, float* out) {
+  for (int32_t d = 0; d < kColumns; ++d) out[d] = w.a * out[d] + w.b * o[d];
+}
+
 // Merges a chunk's partial into the job's result.
 void Fold(const AttendJob& job, const float* o, const float* lse) {
   const int32_t value_dim = job.params.value_dim;
@@ -79,9 +85,11 @@ void Fold(const AttendJob& job, const float* o, const float* lse) {
     const size_t at = size_t(row) * job.o_heads + kv_head * queries.heads + vector % queries.heads;
     const MergeWeights<float> w = Merge(job.lse[at], *lse);
     float* out = job.o + at * value_dim;
-    for (int32_t begin = 0; begin < value_dim; begin += kValueColumns) {
-      for (int32_t d = begin; d < begin + kValueColumns; ++d) out[d] = w.a * out[d] + w.b * o[d];
+    int32_t d = 0;
+    for (; d + kValueColumns <= value_dim; d += kValueColumns) {
+      FoldColumns<kValueColumns>(w, o + d, out + d);
     }
+    for (; d < value_dim; d += kCellColumns) FoldColumns<kCellColumns>(w, o + d, out + d);
     job.lse[at] = w.lse;
   }
 }

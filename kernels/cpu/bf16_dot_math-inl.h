@@ -28,6 +28,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -70,8 +71,9 @@ class Bf16DotMath {
     }
     HWY_ALIGN float wide[kValueColumns];
     for (int32_t block = 0; block < key_dim; block += kValueColumns) {
-      WidenRow(type, src + BytesOf(type, block), wide, kValueColumns);
-      for (int32_t i = 0; i < kValueColumns; i += 16) {
+      const int32_t count = std::min(kValueColumns, key_dim - block);
+      WidenRow(type, src + BytesOf(type, block), wide, count);
+      for (int32_t i = 0; i < count; i += 16) {
         __m512 rest = _mm512_load_ps(wide + i);
         for (int piece = 0; piece < pieces; ++piece) {
           const __m512i cut = CutToBf16(rest);
@@ -175,12 +177,15 @@ class Bf16DotMath {
   template <int kQueries>
   HWY_INLINE void Accumulate(const float* HWY_RESTRICT weights, const View& values, int32_t pass,
                              const float* decay, float* HWY_RESTRICT sums, int32_t stride) const {
-    for (int32_t d = 0; d < p_.value_dim; d += kValueColumns, sums += stride) {
-      if (values.in_cache) {
-        AccumulateOf<Cells, kQueries>(weights, *values.plane, pass, d, decay, sums);
-      } else {
-        AccumulateOf<Bf16Cells, kQueries>(weights, *values.plane, pass, d, decay, sums);
-      }
+    int32_t d = 0;
+    for (; d + kValueColumns <= p_.value_dim; d += kValueColumns, sums += stride) {
+      AccumulatePlane<kQueries, 4>(weights, values, pass, d, decay, sums);
+    }
+    const int32_t left = p_.value_dim - d;
+    if (left == 2 * kCellColumns) {
+      AccumulatePlane<kQueries, 2>(weights, values, pass, d, decay, sums);
+    } else if (left == kCellColumns) {
+      AccumulatePlane<kQueries, 1>(weights, values, pass, d, decay, sums);
     }
   }
 
@@ -189,7 +194,6 @@ class Bf16DotMath {
   alignas(64) static constexpr uint16_t kOddHalves[32] = {
       1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
       33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  static constexpr size_t kRowBytes = 4 * kCellBytes;           // that AddProducts reads at a time
   static constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN, infinities
 
   // The upper half of every float. NaN stays NaN.
@@ -210,14 +214,36 @@ class Bf16DotMath {
     return pass * SomeCells::kAskedLines % 4 * kCellBytes;
   }
 
+  // The channels of one plane, kCells * kCellColumns of them.
+  template <int kQueries, int kCells>
+  static HWY_INLINE void AccumulatePlane(const float* HWY_RESTRICT weights, const View& values,
+                                         int32_t pass, int32_t first, const float* decay,
+                                         float* HWY_RESTRICT sums) {
+    if (values.in_cache) {
+      AccumulateOf<Cells, kQueries, kCells>(weights, *values.plane, pass, first, decay, sums);
+    } else {
+      AccumulateOf<Bf16Cells, kQueries, kCells>(weights, *values.plane, pass, first, decay, sums);
+    }
+  }
+
+  // Rows of cells to multiply between two steps of other work: eight, or the next number that
+  // divides the rows.
+  static HWY_INLINE int32_t RowsPerRun(int32_t rows) {
+    if (HWY_LIKELY(rows % 8 == 0)) return 8;
+    for (int32_t run = 9; run < rows; ++run) {
+      if (rows % run == 0) return run;
+    }
+    return rows;
+  }
+
   // sum[m][c] += the dot products of the pairs of factors m with the cells of column vector c, over
-  // `rows` rows of cells. `factors` are pairs of bf16, `stride` of them from one m to the next.
-  // Asks memory for lines of as much as is read, from `ahead` on.
-  template <class SomeCells, int kQueries>
+  // `rows` rows of kCells cells. `factors` are pairs of bf16, `stride` of them from one m to the
+  // next. Asks memory for lines of as much as is read, from `ahead` on.
+  template <class SomeCells, int kQueries, int kCells>
   static HWY_INLINE void AddProducts(const uint32_t* HWY_RESTRICT factors, int32_t stride,
-                                     const std::byte* const (&column)[4], size_t row_bytes,
+                                     const std::byte* const (&column)[kCells], size_t row_bytes,
                                      int32_t rows, const std::byte* ahead,
-                                     __m512 (&sum)[kQueries][4]) {
+                                     __m512 (&sum)[kQueries][kCells]) {
     size_t at = 0;
     TRIBUTARY_KEEP_ROLLED for (int32_t row = 0; row < rows; ++row) {
       TRIBUTARY_UNROLL for (int line = 0; line < SomeCells::kAskedLines; ++line) {
@@ -225,19 +251,19 @@ class Bf16DotMath {
       }
       // All cells before any product: the loads that wait for memory are then early in the order of
       // the program, and more of them are under way at once.
-      __m512i pairs[4][SomeCells::kPairs];
-      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) SomeCells::Load(column[c] + at, pairs[c]);
+      __m512i pairs[kCells][SomeCells::kPairs];
+      TRIBUTARY_UNROLL for (int c = 0; c < kCells; ++c) SomeCells::Load(column[c] + at, pairs[c]);
       TRIBUTARY_UNROLL for (int i = 0; i < SomeCells::kPairs; ++i) {
         TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
           const __m512bh factor =
               Bf16(_mm512_set1_epi32(static_cast<int>(factors[m * stride + i])));
-          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+          TRIBUTARY_UNROLL for (int c = 0; c < kCells; ++c) {
             sum[m][c] = _mm512_dpbf16_ps(sum[m][c], factor, Bf16(pairs[c][i]));
           }
         }
       }
       at += row_bytes;
-      ahead += kRowBytes;
+      ahead += kCells * kCellBytes;
       factors += SomeCells::kPairs;
     }
   }
@@ -251,8 +277,7 @@ class Bf16DotMath {
     const int32_t tokens = keys.block_tokens();
     const size_t row_bytes = CellRowBytes(tokens);
     const int32_t rows = key_dim / 2 / SomeCells::kPairs / keys.blocks();
-    // Between two steps of `beside`. Every block's part of a plane is a multiple.
-    const int32_t run = SomeCells::kWorkBeside ? 8 : rows;
+    const int32_t run = SomeCells::kWorkBeside ? RowsPerRun(rows) : rows;
     __m512 sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
@@ -270,11 +295,11 @@ class Bf16DotMath {
         const std::byte* ahead = keys.block(block) + keys.Ahead(block) + FirstLine<SomeCells>(pass);
         for (int32_t row = 0; row < rows; row += run) {
           if constexpr (SomeCells::kWorkBeside) beside.Step();
-          AddProducts<SomeCells, kQueries>(factors, pieces * key_dim / 2, column, row_bytes, run,
-                                           ahead, sum);
+          AddProducts<SomeCells, kQueries, 4>(factors, pieces * key_dim / 2, column, row_bytes, run,
+                                              ahead, sum);
           factors += run * SomeCells::kPairs;
           TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] += run * row_bytes;
-          ahead += run * kRowBytes;
+          ahead += run * 4 * kCellBytes;
         }
       }
     }
@@ -287,17 +312,17 @@ class Bf16DotMath {
     }
   }
 
-  // Of kValueColumns channels from `first` on.
-  template <class SomeCells, int kQueries>
+  // Of the kCells * kCellColumns channels of the plane that begins at channel `first`.
+  template <class SomeCells, int kQueries, int kCells>
   static HWY_NOINLINE void AccumulateOf(const float* HWY_RESTRICT weights,
                                         const CachedPlane& values, int32_t pass, int32_t first,
                                         const float* decay, float* HWY_RESTRICT sums) {
     const int32_t tokens = values.block_tokens();
     const size_t plane = size_t(tokens) * first * SomeCells::kElementBytes;
     const auto* pairs = reinterpret_cast<const uint32_t*>(weights);
-    __m512 sum[kQueries][4];
+    __m512 sum[kQueries][kCells];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+      TRIBUTARY_UNROLL for (int c = 0; c < kCells; ++c) {
         sum[m][c] = _mm512_mul_ps(_mm512_set1_ps(decay[m]),
                                   _mm512_load_ps(sums + m * kValueColumns + c * kCellColumns));
       }
@@ -306,17 +331,17 @@ class Bf16DotMath {
     for (int piece = kWeightPieces - 1; piece >= 0; --piece) {
       for (int32_t block = 0; block < values.blocks(); ++block) {
         const std::byte* const cells = values.block(block) + plane;
-        const std::byte* column[4];
-        TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] = cells + c * kCellBytes;
+        const std::byte* column[kCells];
+        TRIBUTARY_UNROLL for (int c = 0; c < kCells; ++c) column[c] = cells + c * kCellBytes;
         const int32_t key = piece * kTileKeys + block * tokens;
-        AddProducts<SomeCells, kQueries>(
-            pairs + key / 2, kTileKeys, column, CellRowBytes(kValueColumns),
+        AddProducts<SomeCells, kQueries, kCells>(
+            pairs + key / 2, kTileKeys, column, CellRowBytes(kCells * kCellColumns),
             tokens / 2 / SomeCells::kPairs,
             cells + values.Ahead(block) + FirstLine<SomeCells>(pass), sum);
       }
     }
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-      TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) {
+      TRIBUTARY_UNROLL for (int c = 0; c < kCells; ++c) {
         _mm512_store_ps(sums + m * kValueColumns + c * kCellColumns, sum[m][c]);
       }
     }

@@ -164,6 +164,7 @@ class ChunkPass {
         packed_elements_(Math::PackedElements(p.queries.dtype, p.key_dim)),
         planes_ahead_(PlanesAhead(PlaneBytes(p), 2 * p.kv_heads)),
         layout_(p.kv_heads * vectors_, p.key_dim, p.value_dim),
+        padded_value_dim_(ValuePlanes(p.value_dim) * kValueColumns),
         math_(p, memory, layout_) {
     queries_ = reinterpret_cast<Query*>(memory + layout_.queries);
     logits_ = reinterpret_cast<float*>(memory + layout_.logits);
@@ -209,7 +210,7 @@ class ChunkPass {
     const int32_t all = p_.kv_heads * vectors_;
     std::fill_n(max_, all, kLowest);
     std::fill_n(weight_sums_, size_t(all) * kSumLanes, 0.0f);
-    std::fill_n(sums_, size_t(all) * p_.value_dim, 0.0f);
+    std::fill_n(sums_, size_t(all) * padded_value_dim_, 0.0f);
   }
 
   // All heads' keys, then all heads' values: the order in which a page holds them.
@@ -293,7 +294,7 @@ class ChunkPass {
   }
   // The first kValueColumns sums of a vector of a head.
   HWY_INLINE float* Sums(int32_t head, int32_t vector) const {
-    return sums_ + head * vectors_ * p_.value_dim + vector * kValueColumns;
+    return sums_ + head * vectors_ * padded_value_dim_ + vector * kValueColumns;
   }
 
   // A key that one row sees and another does not has weight 0 for the other, and 0 times NaN is
@@ -320,7 +321,8 @@ class ChunkPass {
       const auto scale = hn::Set(d, value_scale / sum);
       const float* sums = Sums(i / vectors_, i % vectors_);
       for (int32_t first = 0; first < p_.value_dim; first += kValueColumns) {
-        for (int32_t j = 0; j < kValueColumns; j += HWY_LANES(float)) {
+        const int32_t columns = ValuePlaneColumns(p_.value_dim, first);
+        for (int32_t j = 0; j < columns; j += HWY_LANES(float)) {
           hn::StoreU(hn::Mul(hn::Load(d, sums + j), scale), d, out + first + j);
         }
         sums += vectors_ * kValueColumns;
@@ -346,11 +348,12 @@ class ChunkPass {
   const int32_t packed_elements_;
   const int32_t planes_ahead_;
   const WorkspaceLayout layout_;
+  const int32_t padded_value_dim_;  // of the sums: planes of V are kValueColumns apart
   const Math math_;
   Query* queries_;      // [kv_heads * vectors, packed_elements]
   float* logits_;       // [vectors, kTileKeys] of one kv head; becomes weights
   float* weights_;      // [kv_heads * vectors, kTileKeys], as Math packs them
-  float* sums_;         // [kv_heads, value_dim / kValueColumns, vectors, kValueColumns]
+  float* sums_;         // [kv_heads, planes of V, vectors, kValueColumns]
   float* weight_sums_;  // [kv_heads * vectors, kSumLanes]
   float* max_;          // [kv_heads * vectors], in units of log2
   float* decay_;        // [kv_heads * vectors]

@@ -25,7 +25,7 @@ struct WorkspaceLayout {
     queries = Take(size_t(vectors) * key_dim * 3 * sizeof(uint16_t));
     logits = Take(size_t(vectors) * kTileKeys * sizeof(float));
     weights = Take(size_t(vectors) * kTileKeys * sizeof(float));
-    sums = Take(size_t(vectors) * value_dim * sizeof(float));
+    sums = Take(size_t(vectors) * ValuePlanes(value_dim) * kValueColumns * sizeof(float));
     weight_sums = Take(size_t(vectors) * kSumLanes * sizeof(float));
     state = Take(size_t(vectors) * 2 * sizeof(float));
     row = Take(wider * sizeof(float));

@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/chunk_tiles.h"
@@ -121,25 +122,21 @@ class FloatMath {
                              int32_t /*pass*/, const float* decay, float* HWY_RESTRICT sums,
                              int32_t stride) const {
     static_assert(kValueColumns % kBlock == 0);
-    for (int32_t i = 0; i < p_.value_dim; i += kBlock) {
-      float* HWY_RESTRICT block = sums + i / kValueColumns * stride + i % kValueColumns;
-      V sum[kQueries][kVectors];
-      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
-          sum[m][c] =
-              hn::Mul(hn::Set(d, decay[m]), hn::Load(d, block + m * kValueColumns + c * kLanes));
-        }
-      }
-      for (int64_t j = 0; j < kTileKeys; ++j) {
-        if ((values.live >> j & 1) == 0) continue;
-        AddRow<kQueries>(weights + j, kTileKeys, values.rows + j * values.stride + i, sum);
-      }
-      TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
-        TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
-          hn::Store(sum[m][c], d, block + m * kValueColumns + c * kLanes);
-        }
-      }
+    const auto accumulate = [&](auto vectors, int32_t first) HWY_ATTR {
+      AccumulateBlock<kQueries, decltype(vectors)::value>(
+          weights, values, decay, first,
+          sums + first / kValueColumns * stride + first % kValueColumns);
+    };
+    int32_t i = 0;
+    for (; i + kBlock <= p_.value_dim; i += kBlock) {
+      accumulate(std::integral_constant<int, kVectors>(), i);
     }
+    if (i == p_.value_dim) return;
+    // What is left of 80 or 96 channels is 16 or 32 of them.
+    for (; i + 2 * kLanes <= p_.value_dim; i += 2 * kLanes) {
+      accumulate(std::integral_constant<int, 2>(), i);
+    }
+    for (; i < p_.value_dim; i += kLanes) accumulate(std::integral_constant<int, 1>(), i);
   }
 
  private:
@@ -149,15 +146,38 @@ class FloatMath {
   static constexpr int kVectors = 4;  // of a row, to a register block
   static constexpr int kBlock = kVectors * kLanes;
 
+  // Accumulate for kCount vectors of channels from `first` on, whose sums are at `block`.
+  template <int kQueries, int kCount>
+  static HWY_INLINE void AccumulateBlock(const float* HWY_RESTRICT weights, const View& values,
+                                         const float* decay, int32_t first,
+                                         float* HWY_RESTRICT block) {
+    V sum[kQueries][kCount];
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) {
+        sum[m][c] =
+            hn::Mul(hn::Set(d, decay[m]), hn::Load(d, block + m * kValueColumns + c * kLanes));
+      }
+    }
+    for (int64_t j = 0; j < kTileKeys; ++j) {
+      if ((values.live >> j & 1) == 0) continue;
+      AddRow<kQueries>(weights + j, kTileKeys, values.rows + j * values.stride + first, sum);
+    }
+    TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
+      TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) {
+        hn::Store(sum[m][c], d, block + m * kValueColumns + c * kLanes);
+      }
+    }
+  }
+
   // sum[m] += factors[m * stride] * row.
-  template <int kQueries>
+  template <int kQueries, int kCount>
   static HWY_INLINE void AddRow(const float* HWY_RESTRICT factors, int64_t stride,
-                                const float* HWY_RESTRICT row, V (&sum)[kQueries][kVectors]) {
-    V x[kVectors];
-    TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
+                                const float* HWY_RESTRICT row, V (&sum)[kQueries][kCount]) {
+    V x[kCount];
+    TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       const V factor = hn::Set(d, factors[m * stride]);
-      TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
+      TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) {
         sum[m][c] = hn::MulAdd(factor, x[c], sum[m][c]);
       }
     }

@@ -107,8 +107,8 @@ HWY_INLINE void UnpackValues(DType type, const CachedPlane& values, int32_t valu
   for (int32_t block = 0; block < values.blocks(); ++block) {
     for (int32_t d = 0; d < value_dim; d += kValueColumns) {
       UnpackPlane(type, values.block(block) + d / kValueColumns * plane_bytes, values.Ahead(block),
-                  kValueColumns, tokens / 2, rows + size_t(block) * tokens * value_dim + d,
-                  value_dim);
+                  ValuePlaneColumns(value_dim, d), tokens / 2,
+                  rows + size_t(block) * tokens * value_dim + d, value_dim);
     }
   }
 }

@@ -1,18 +1,22 @@
 // Where an element lies inside a page, on CPUs.
 //
-// A page has the size that kernels/paged_kv.h says; the order of its bytes is ours, and copying
-// whole pages needs no knowledge of it. It is the order in which attention multiplies: no sum over
-// lanes, no interleaving, and memory read from one end of a page to the other.
+// A page has the size that kernels/kv_geometry.h says; the order of its bytes is the CPU backend's,
+// and copying whole pages needs no knowledge of it. It is the order in which attention multiplies:
+// nothing is summed over lanes, nothing is interleaved, and memory is read from one end of a page
+// to the other.
 //
-// A page is cut into blocks of 64 tokens (a smaller page is one block). In a block come the keys of
-// every head, then the values of every head. What one head has there is a plane of pairs: two
-// numbers that one dot-product instruction multiplies and adds, side by side, for every column.
+// A page is cut into blocks of 64 tokens (a smaller page is one block). A block holds the keys of
+// every head, then the values of every head. Each head has planes of pairs there. A pair is two
+// numbers that one dot-product instruction multiplies and adds; a plane has one row of pairs after
+// another, and a row has one pair for every column.
 //
 //            columns          a pair is             planes of a head
-//   K        the block's      two channels of       one, head_dim / 2 pairs by the block's tokens
+//   K        the block's      two channels of       one, with key_dim / 2 pairs per column
 //            tokens           the column's token
-//   V        64 channels      two tokens of the     head_dim / 64, each the block's tokens / 2
-//                             column's channel      pairs by 64 channels
+//   V        64 channels      two tokens of the     value_dim / 64, rounded up, each with half as
+//                             column's channel      many pairs per column as the block has tokens
+//
+// The last plane of V is as wide as what is left of value_dim: 16 channels of 80, 32 of 96.
 //
 // A plane is stored pair by pair, in cells of 64 bytes that cover 16 columns:
 //
@@ -28,14 +32,29 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
+#include "kernels/head_dims.h"
 #include "kernels/paged_kv.h"
 
 namespace tributary::cpu {
 
 inline constexpr int32_t kMaxBlockTokens = 64;
-inline constexpr int32_t kValueColumns = 64;  // channels to a plane of V
+inline constexpr int32_t kValueColumns = 64;  // channels of a plane of V, but for the last
 inline constexpr int32_t kCellColumns = 16;
 inline constexpr size_t kCellBytes = 64;
+
+// Cells divide every plane: rows of keys over the four blocks that a tile may have, and channels of
+// values.
+static_assert(std::all_of(kHeadDims.begin(), kHeadDims.end(), [](const HeadDims& row) {
+  return row.key_dim % kCellColumns == 0 && row.value_dim % kCellColumns == 0;
+}));
+
+// Planes of V that one head has in a block, and channels of the one that begins at channel `first`.
+constexpr int32_t ValuePlanes(int32_t value_dim) {
+  return (value_dim + kValueColumns - 1) / kValueColumns;
+}
+constexpr int32_t ValuePlaneColumns(int32_t value_dim, int32_t first) {
+  return std::min(kValueColumns, value_dim - first);
+}
 
 constexpr int32_t BlockTokens(int32_t page_size) { return std::min(page_size, kMaxBlockTokens); }
 
@@ -94,9 +113,10 @@ constexpr size_t KeyOffset(const PagedKv& kv, int32_t head, int32_t token, int32
 constexpr size_t ValueOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t tokens = BlockTokens(kv.page_size);
   const size_t plane_bytes = size_t(tokens) * kValueColumns * BytesOf(kv.geometry.dtype, 1);
+  const int32_t first = d / kValueColumns * kValueColumns;
   return ValueBlockOffset(kv, head, token) + d / kValueColumns * plane_bytes +
-         PairOffset(BytesOf(kv.geometry.dtype, 1), kValueColumns, token % tokens / 2,
-                    d % kValueColumns, token % 2);
+         PairOffset(BytesOf(kv.geometry.dtype, 1), ValuePlaneColumns(kv.geometry.value_dim, first),
+                    token % tokens / 2, d - first, token % 2);
 }
 
 }  // namespace tributary::cpu

@@ -26,8 +26,9 @@ void ForEachValueElement(const PagedKv& kv, RowPlace place, std::byte* page, con
   const int32_t token = place.token % tokens;
   std::byte* plane = page + ValueBlockOffset(kv, place.head, place.token);
   for (int32_t d = 0; d < kv.geometry.value_dim; d += kValueColumns) {
-    for (int32_t column = 0; column < kValueColumns; ++column) {
-      visit(plane + PairOffset(kBytes, kValueColumns, token / 2, column, token % 2));
+    const int32_t columns = ValuePlaneColumns(kv.geometry.value_dim, d);
+    for (int32_t column = 0; column < columns; ++column) {
+      visit(plane + PairOffset(kBytes, columns, token / 2, column, token % 2));
     }
     plane += size_t(tokens) * kValueColumns * kBytes;
   }

@@ -18,6 +18,8 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+
 HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
 namespace HWY_NAMESPACE {
@@ -45,19 +47,20 @@ HWY_INLINE void ForEachKeyCell(const CachedPlane& keys, int32_t key_dim, const B
   }
 }
 
-// Calls body(source cell, plane, number of its first pair, first column) for every cell of a tile's
-// values, and asks for what lies ahead.
+// Calls body(source cell, plane, columns of the plane, number of its first pair, first column) for
+// every cell of a tile's values, and asks for what lies ahead.
 template <class Cells, class Body>
 HWY_INLINE void ForEachValueCell(const CachedPlane& values, int32_t value_dim, const Body& body) {
   const int32_t tokens = values.block_tokens();
   for (int32_t block = 0; block < values.blocks(); ++block) {
     const std::byte* cell = values.block(block);
     const ptrdiff_t ahead = values.Ahead(block);
-    for (int32_t plane = 0; plane < value_dim / kValueColumns; ++plane) {
+    for (int32_t plane = 0; plane < ValuePlanes(value_dim); ++plane) {
+      const int32_t columns = ValuePlaneColumns(value_dim, plane * kValueColumns);
       for (int32_t pair = 0; pair < tokens / 2; pair += Cells::kPairs) {
-        for (int32_t x = 0; x < kValueColumns; x += kCellColumns, cell += kCellBytes) {
+        for (int32_t x = 0; x < columns; x += kCellColumns, cell += kCellBytes) {
           AskFor(cell + ahead);
-          body(cell, plane, block * tokens / 2 + pair, x);
+          body(cell, plane, columns, block * tokens / 2 + pair, x);
         }
       }
     }
@@ -81,18 +84,19 @@ template <class Cells>
 void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t value_dim, std::byte* planes) {
   ForEachValueCell<Cells>(
       values, value_dim,
-      [&](const std::byte* cell, int32_t plane, int32_t pair, int32_t column) HWY_ATTR {
-        __m512i pairs[Cells::kPairs];
-        Cells::Load(cell, pairs);
-        TRIBUTARY_UNROLL for (int i = 0; i < Cells::kPairs; ++i) {
-          const uint64_t live = mask >> (2 * (pair + i));
-          const uint32_t kept =
-              ((live & 1) != 0 ? 0xffffu : 0u) | ((live & 2) != 0 ? 0xffff0000u : 0u);
-          _mm512_store_si512(planes + plane * kScratchPlaneBytes +
-                                 PairOffset(2, kValueColumns, pair + i, column, 0),
-                             _mm512_and_si512(pairs[i], _mm512_set1_epi32(static_cast<int>(kept))));
-        }
-      });
+      [&](const std::byte* cell, int32_t plane, int32_t columns, int32_t pair, int32_t column)
+          HWY_ATTR {
+            __m512i pairs[Cells::kPairs];
+            Cells::Load(cell, pairs);
+            TRIBUTARY_UNROLL for (int i = 0; i < Cells::kPairs; ++i) {
+              const uint64_t live = mask >> (2 * (pair + i));
+              const uint32_t kept =
+                  ((live & 1) != 0 ? 0xffffu : 0u) | ((live & 2) != 0 ? 0xffff0000u : 0u);
+              _mm512_store_si512(
+                  planes + plane * kScratchPlaneBytes + PairOffset(2, columns, pair + i, column, 0),
+                  _mm512_and_si512(pairs[i], _mm512_set1_epi32(static_cast<int>(kept))));
+            }
+          });
 }
 
 template <class Cells>
@@ -100,7 +104,7 @@ bool AllPairsFinite(const CachedPlane& values, int32_t value_dim) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 special = 0;
   ForEachValueCell<Cells>(
-      values, value_dim, [&](const std::byte* cell, int32_t, int32_t, int32_t) HWY_ATTR {
+      values, value_dim, [&](const std::byte* cell, int32_t, int32_t, int32_t, int32_t) HWY_ATTR {
         __m512i pairs[Cells::kPairs];
         Cells::Load(cell, pairs);
         TRIBUTARY_UNROLL for (int i = 0; i < Cells::kPairs; ++i) {
@@ -135,13 +139,17 @@ inline void PackDenseKeys(const std::byte* source, size_t row_bytes, const Tile&
   for (int32_t token = 0; token < kTileColumns; token += kCellColumns) {
     const std::byte* rows = source + (tile.begin + token) * row_bytes;
     for (int32_t pair = 0; pair < key_dim / 2; pair += 16) {
+      const int32_t count = std::min(16, key_dim / 2 - pair);
+      const __mmask16 held = static_cast<__mmask16>((1u << count) - 1);
       __m512i x[16];
       TRIBUTARY_UNROLL for (int j = 0; j < 16; ++j) {
         const bool live = (tile.live >> (token + j) & 1) != 0;
-        x[j] = live ? _mm512_loadu_si512(rows + j * row_bytes + pair * 4) : _mm512_setzero_si512();
+        x[j] = live ? _mm512_maskz_loadu_epi32(held, rows + j * row_bytes + pair * 4)
+                    : _mm512_setzero_si512();
       }
       Transpose(x);
       TRIBUTARY_UNROLL for (int i = 0; i < 16; ++i) {
+        if (i >= count) break;
         _mm512_store_si512(planes + PairOffset(2, kTileColumns, pair + i, token, 0), x[i]);
       }
     }
@@ -157,10 +165,12 @@ inline void PackDenseValues(const std::byte* source, size_t row_bytes, const Til
   };
   for (int32_t token = 0; token < kTileColumns; token += 2) {
     for (int32_t d = 0; d < value_dim; d += kCellColumns) {
+      const int32_t plane = d / kValueColumns;
+      const int32_t columns = ValuePlaneColumns(value_dim, plane * kValueColumns);
       const __m512i pairs =
           _mm512_or_si512(load(token, d), _mm512_slli_epi32(load(token + 1, d), 16));
-      _mm512_store_si512(planes + d / kValueColumns * kScratchPlaneBytes +
-                             PairOffset(2, kValueColumns, token / 2, d % kValueColumns, 0),
+      _mm512_store_si512(planes + plane * kScratchPlaneBytes +
+                             PairOffset(2, columns, token / 2, d % kValueColumns, 0),
                          pairs);
     }
   }

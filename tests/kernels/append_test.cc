@@ -6,6 +6,7 @@
 #include <random>
 
 #include "kernels/cpu/backend.h"
+#include "kernels/head_dims.h"
 #include "kernels/reference.h"
 #include "tests/kernels/attention_case.h"
 #include "tests/kernels/dispatch.h"
@@ -15,10 +16,11 @@ namespace {
 
 // A cache full of a pattern, and tokens for every third slot or so.
 struct AppendCase {
-  AppendCase(DType cache, DType input, int32_t head_dim, int32_t page_size) {
+  AppendCase(DType cache, DType input, HeadDims dims, int32_t page_size) {
     p.kv.num_pages = 5;
     p.kv.page_size = page_size;
-    p.kv.geometry = SquareGeometry(/*kv_heads=*/3, head_dim, cache);
+    p.kv.geometry = {
+        .kv_heads = 3, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = cache};
     p.kv.k_scale = k_scale;
     p.kv.v_scale = v_scale;
     memory.assign(p.kv.num_pages * PageBytes(p.kv), std::byte{0x5a});
@@ -29,9 +31,9 @@ struct AppendCase {
     std::shuffle(slots.begin(), slots.end(), generator);
     slots.resize(slots.size() / 3);
     slots[1] = slots[4] = kPadSlot;
-    const size_t n = slots.size() * p.kv.geometry.kv_heads * head_dim;
-    k = RandomTensor(input, n, 1, 100.0f);
-    v = RandomTensor(input, n, 2, 0.01f);
+    const size_t heads = slots.size() * p.kv.geometry.kv_heads;
+    k = RandomTensor(input, heads * dims.key_dim, 1, 100.0f);
+    v = RandomTensor(input, heads * dims.value_dim, 2, 0.01f);
     StoreElement(input, k.data(), 5, std::numeric_limits<float>::quiet_NaN());
     StoreElement(input, k.data(), 6, std::numeric_limits<float>::infinity());
     p.input_dtype = input;
@@ -60,17 +62,18 @@ INSTANTIATE_TEST_SUITE_P(Targets, AppendTest, ::testing::ValuesIn(Targets()), Ta
 TEST_P(AppendTest, WritesWhatTheReferenceWritesAndNothingElse) {
   for (const DType cache : {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
     for (const DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (const int32_t head_dim : {64, 128, 256}) {
+      for (const HeadDims& dims : kHeadDims) {
         for (const int32_t page_size : {16, 128}) {
-          AppendCase c(cache, input, head_dim, page_size);
-          std::vector<std::byte> expected = c.memory;  // one byte throughout: in any order
+          AppendCase c(cache, input, dims, page_size);
+          std::vector<std::byte> expected = c.memory;  // one byte throughout, in any order
           AppendParams reference = c.p;
           reference.kv.base = expected.data();
           ReferenceAppend(reference);
           const Status status = cpu::Append(c.p, pool_);
           ASSERT_TRUE(status.ok()) << status.message();
-          EXPECT_TRUE(c.memory == CpuOrder(c.p.kv, expected))
-              << Name(input) << " to " << Name(cache) << ", " << head_dim << ", " << page_size;
+          EXPECT_TRUE(c.memory == CpuOrder(c.p.kv, expected, std::byte{0x5a}))
+              << Name(input) << " to " << Name(cache) << ", "
+              << HeadDimsName(dims.key_dim, dims.value_dim) << ", " << page_size;
         }
       }
     }
@@ -79,7 +82,7 @@ TEST_P(AppendTest, WritesWhatTheReferenceWritesAndNothingElse) {
 
 TEST_P(AppendTest, MatchesCacheTellsARepetitionFromAnotherToken) {
   for (const DType cache : {DType::kBf16, DType::kFp8E4M3}) {
-    AppendCase c(cache, DType::kF32, 64, 16);
+    AppendCase c(cache, DType::kF32, {64, 64}, 16);
     std::vector<uint8_t> matches(c.p.tokens, 7);
     ASSERT_TRUE(cpu::MatchesCache(c.p, pool_, matches.data()).ok());
     for (int32_t t = 0; t < c.p.tokens; ++t) EXPECT_EQ(matches[t], c.slots[t] == kPadSlot) << t;
@@ -97,7 +100,7 @@ TEST_P(AppendTest, MatchesCacheTellsARepetitionFromAnotherToken) {
 }
 
 TEST_P(AppendTest, NoTokensIsNothingToDo) {
-  AppendCase c(DType::kBf16, DType::kBf16, 64, 16);
+  AppendCase c(DType::kBf16, DType::kBf16, {64, 64}, 16);
   const std::vector<std::byte> before = c.memory;
   c.p.tokens = 0;
   c.p.k = c.p.v = nullptr;

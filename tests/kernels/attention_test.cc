@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/cpu/tiling.h"
+#include "kernels/head_dims.h"
 #include "tests/kernels/attention_case.h"
 #include "tests/kernels/dispatch.h"
 #include "tests/support/compare.h"
@@ -19,8 +20,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 using Sequences = std::vector<std::vector<KeyRange>>;
 
 std::string Describe(const AttentionShape& s) {
-  return std::string("kv ") + Name(s.kv_dtype) + ", q " + Name(s.q_dtype) + ", head_dim " +
-         std::to_string(s.head_dim) + ", group " + std::to_string(s.group) + ", page " +
+  return std::string("kv ") + Name(s.kv_dtype) + ", q " + Name(s.q_dtype) + ", head dims " +
+         HeadDimsName(s.head_dim, s.ValueDim()) + ", group " + std::to_string(s.group) + ", page " +
          std::to_string(s.page_size) + ", cap " + std::to_string(s.soft_cap);
 }
 
@@ -49,15 +50,35 @@ class AttentionTest : public ::testing::TestWithParam<int64_t> {
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionTest, ::testing::ValuesIn(Targets()), TargetName);
 
 TEST_P(AttentionTest, EveryHeadDimGroupAndType) {
-  for (const int32_t head_dim : {64, 128, 256}) {
+  for (const HeadDims& dims : kHeadDims) {
     for (const int32_t group : {1, 4, 8, 16}) {
       for (const DType kv_dtype : kCacheTypes) {
         AttentionShape shape;
-        shape.head_dim = head_dim;
+        shape.head_dim = dims.key_dim;
+        shape.value_dim = dims.value_dim;
         shape.group = group;
         shape.kv_dtype = kv_dtype;
         shape.scaled = group == 4;
         ExpectMatchesReference(shape, {CausalRows(150, 1), CausalRows(37, 4)}, pool_);
+      }
+    }
+  }
+}
+
+// A page's size decides how many blocks a tile is read from, and so how planes are cut.
+TEST_P(AttentionTest, EveryHeadDimAndPageSize) {
+  for (const HeadDims& dims : kHeadDims) {
+    for (const int32_t page_size : {16, 32, 64, 128}) {
+      for (const DType kv_dtype : kCacheTypes) {
+        AttentionShape shape;
+        shape.head_dim = dims.key_dim;
+        shape.value_dim = dims.value_dim;
+        shape.page_size = page_size;
+        shape.kv_dtype = kv_dtype;
+        shape.q_dtype = page_size == 32 ? DType::kF16 : DType::kBf16;
+        shape.scaled = page_size == 64;
+        ExpectMatchesReference(shape, {CausalRows(200, 1), CausalRows(131, 3, Window{40, -1})},
+                               pool_);
       }
     }
   }
@@ -117,6 +138,11 @@ TEST_P(AttentionTest, ManyRows) {
     AttentionShape shape;
     shape.kv_heads = 1;
     shape.kv_dtype = kv_dtype;
+    if (kv_dtype == DType::kFp8E4M3) shape.head_dim = 80;
+    if (kv_dtype == DType::kF16) {
+      shape.head_dim = 192;
+      shape.value_dim = 128;
+    }
 #if TRIBUTARY_SHORT_GRID
     ExpectMatchesReference(shape, {CausalRows(100, 70)}, pool_);
 #else
@@ -149,6 +175,7 @@ TEST_P(AttentionTest, RangesWithAGapBetween) {
 TEST_P(AttentionTest, SoftCap) {
   for (const float cap : {0.5f, 30.0f}) {
     AttentionShape shape;
+    shape.head_dim = cap < 1 ? 64 : 96;
     shape.soft_cap = cap;
     shape.q_deviation = 20.0f;
     ExpectMatchesReference(shape, {CausalRows(300, 2)}, pool_);
@@ -170,14 +197,18 @@ TEST_P(AttentionTest, HugeLogitsBehaveAsSoftmaxDoes) {
 
 TEST_P(AttentionTest, OnlyOneLiveKeyIsReturnedExactly) {
   for (const DType kv_dtype : kCacheTypes) {
-    AttentionShape shape;
-    shape.kv_dtype = kv_dtype;
-    AttentionCase c(shape, {{{777, 778}}});
-    ASSERT_TRUE(cpu::Attention(c.params(), pool_).ok());
-    for (int32_t head = 0; head < c.q_heads(); ++head) {
-      for (int32_t d = 0; d < shape.head_dim; ++d) {
-        const float value = c.Value(0, 777, head / shape.group, d);
-        EXPECT_EQ(c.o[head * shape.head_dim + d], value);
+    for (const HeadDims& dims : kHeadDims) {
+      AttentionShape shape;
+      shape.kv_dtype = kv_dtype;
+      shape.head_dim = dims.key_dim;
+      shape.value_dim = dims.value_dim;
+      AttentionCase c(shape, {{{777, 778}}});
+      ASSERT_TRUE(cpu::Attention(c.params(), pool_).ok());
+      for (int32_t head = 0; head < c.q_heads(); ++head) {
+        for (int32_t d = 0; d < dims.value_dim; ++d) {
+          const float value = c.Value(0, 777, head / shape.group, d);
+          EXPECT_EQ(c.o[head * dims.value_dim + d], value);
+        }
       }
     }
   }
@@ -188,6 +219,8 @@ TEST_P(AttentionTest, NanStaysWithTheRowsAndHeadsThatSeeIt) {
   for (const DType kv_dtype : kCacheTypes) {
     AttentionShape shape;
     shape.kv_dtype = kv_dtype;
+    if (kv_dtype == DType::kBf16) shape.head_dim = 96;
+    if (kv_dtype == DType::kFp8E5M2) shape.head_dim = 80;
     SCOPED_TRACE(Name(kv_dtype));
     AttentionCase c(shape, {CausalRows(90, 12), CausalRows(1030, 3)});
     c.Set(/*value=*/true, 0, 85, 0, 3, kNan);    // value of kv head 0, seen by rows 7..11
@@ -245,19 +278,25 @@ TEST_P(AttentionTest, NeighboursDoNotChangeABit) {
       AttentionShape shape;
       shape.kv_dtype = kv_dtype;
       shape.group = group;
+      if (group == 4) shape.head_dim = 80;
+      if (group == 5) {
+        shape.head_dim = 192;
+        shape.value_dim = 128;
+      }
       const Sequences sequences = {CausalRows(2200, 9), CausalRows(40, 1), CausalRows(1100, 30)};
       AttentionCase all(shape, sequences);
       // A value that is not finite makes rows of a tile go one by one.
       all.Set(/*value=*/true, 0, 2195, 0, 3, kNan);
       ASSERT_TRUE(cpu::Attention(all.params(), pool_).ok());
       const AttentionParams whole = all.params();
-      const size_t row_elements = size_t(all.q_heads()) * shape.head_dim;
+      const size_t row_elements = size_t(all.q_heads()) * shape.ValueDim();
       for (const AttentionEntry& entry : whole.entries) {
         for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
           const AttentionEntry alone{0, 1, entry.pages};
           std::vector<float> o(row_elements), lse(all.q_heads());
           AttentionParams p = whole;
-          p.q = all.q().data() + row * row_elements * SizeOf(shape.q_dtype);
+          p.q = all.q().data() +
+                BytesOf(shape.q_dtype, int64_t{row} * all.q_heads() * shape.head_dim);
           p.rows = 1;
           p.entries = std::span(&alone, 1);
           p.keys = whole.keys + row;

@@ -14,8 +14,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct MergeCase {
-  MergeCase(int32_t sources, int32_t rows, int32_t heads, int32_t head_dim)
-      : o(sources), lse(sources), out(size_t(rows) * heads * head_dim), lse_out(rows * heads) {
+  MergeCase(int32_t sources, int32_t rows, int32_t heads, int32_t value_dim)
+      : o(sources), lse(sources), out(size_t(rows) * heads * value_dim), lse_out(rows * heads) {
     std::mt19937 generator(sources);
     std::normal_distribution<float> normal;
     for (int32_t s = 0; s < sources; ++s) {
@@ -34,7 +34,7 @@ struct MergeCase {
     p.lse = lse_pointers;
     p.rows = rows;
     p.heads = heads;
-    p.value_dim = head_dim;
+    p.value_dim = value_dim;
     p.out = out.data();
     p.lse_out = lse_out.data();
   }
@@ -66,8 +66,8 @@ void ExpectMatchesReference(const MergeCase& c, cpu::ThreadPool& pool) {
 TEST(MergeTest, AnyNumberOfSources) {
   cpu::ThreadPool pool(2);
   for (const int32_t sources : {1, 2, 3, 4, 8, 17}) {
-    for (const int32_t head_dim : {64, 128, 256}) {
-      MergeCase c(sources, 9, 5, head_dim);
+    for (const int32_t value_dim : {64, 80, 96, 128, 192, 256}) {
+      MergeCase c(sources, 9, 5, value_dim);
       ExpectMatchesReference(c, pool);
     }
   }

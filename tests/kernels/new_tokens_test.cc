@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cpu/backend.h"
+#include "kernels/head_dims.h"
 #include "tests/kernels/attention_case.h"
 #include "tests/kernels/dispatch.h"
 #include "tests/support/compare.h"
@@ -14,7 +15,8 @@ namespace {
 struct NewTokensShape {
   DType q_dtype = DType::kBf16;
   DType kv_dtype = DType::kBf16;
-  int32_t head_dim = 64;
+  int32_t key_dim = 64;
+  int32_t value_dim = 64;
   int32_t kv_heads = 2;
   int32_t group = 4;
   int32_t head_begin = 0;
@@ -33,13 +35,13 @@ struct NewTokensCase {
     }
     p.q_heads = s.kv_heads * s.group;
     p.kv_heads = s.kv_heads;
-    p.key_dim = s.head_dim;
-    p.value_dim = s.head_dim;
+    p.key_dim = s.key_dim;
+    p.value_dim = s.value_dim;
     p.head_begin = s.head_begin;
     p.head_count = s.head_count < 0 ? p.q_heads : s.head_count;
-    q = RandomTensor(s.q_dtype, size_t(p.rows) * p.q_heads * s.head_dim, 1);
-    k = RandomTensor(s.kv_dtype, size_t(p.rows) * s.kv_heads * s.head_dim, 2);
-    v = RandomTensor(s.kv_dtype, size_t(p.rows) * s.kv_heads * s.head_dim, 3);
+    q = RandomTensor(s.q_dtype, size_t(p.rows) * p.q_heads * s.key_dim, 1);
+    k = RandomTensor(s.kv_dtype, size_t(p.rows) * s.kv_heads * s.key_dim, 2);
+    v = RandomTensor(s.kv_dtype, size_t(p.rows) * s.kv_heads * s.value_dim, 3);
     p.q_dtype = s.q_dtype;
     p.kv_dtype = s.kv_dtype;
     p.q = q.data();
@@ -49,7 +51,7 @@ struct NewTokensCase {
     p.keys = keys.data();
     p.sm_scale = 0.11f;
     p.soft_cap = s.soft_cap;
-    o.resize(size_t(p.rows) * p.head_count * s.head_dim);
+    o.resize(size_t(p.rows) * p.head_count * s.value_dim);
     lse.resize(size_t(p.rows) * p.head_count);
     Poison(std::span(o));
     Poison(std::span(lse));
@@ -70,7 +72,7 @@ class NewTokensTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void ExpectMatchesReference(const NewTokensCase& c) {
     SCOPED_TRACE(std::string("q ") + Name(c.p.q_dtype) + ", kv " + Name(c.p.kv_dtype) +
-                 ", head_dim " + std::to_string(c.p.key_dim) + ", heads " +
+                 ", head dims " + HeadDimsName(c.p.key_dim, c.p.value_dim) + ", heads " +
                  std::to_string(c.p.head_begin) + " + " + std::to_string(c.p.head_count) + " of " +
                  std::to_string(c.p.q_heads) + " / " + std::to_string(c.p.kv_heads));
     const Status status = cpu::NewTokens(c.p, pool_);
@@ -97,11 +99,12 @@ TEST_P(NewTokensTest, EveryTypeHeadDimAndGroup) {
       shape.kv_dtype = kv_dtype;
       ExpectMatchesReference(shape);
     }
-    for (const int32_t head_dim : {128, 256}) {
+    for (const HeadDims& dims : kHeadDims) {
       for (const int32_t group : {1, 16}) {
         NewTokensShape shape;
         shape.kv_dtype = kv_dtype;
-        shape.head_dim = head_dim;
+        shape.key_dim = dims.key_dim;
+        shape.value_dim = dims.value_dim;
         shape.group = group;
         ExpectMatchesReference(shape);
       }
@@ -149,16 +152,21 @@ TEST_P(NewTokensTest, Long) {
 
 // A row's NaN does not reach the rows before it, which do not see it, though a block holds both.
 TEST_P(NewTokensTest, LaterNansDoNotReachEarlierRows) {
-  NewTokensShape shape;
-  shape.lengths = {100};
-  NewTokensCase c(shape);
-  const size_t stride = size_t(c.p.kv_heads) * c.p.key_dim;
-  StoreElement(shape.kv_dtype, c.v.data(), 70 * stride + 3, std::nanf(""));
-  StoreElement(shape.kv_dtype, c.k.data(), 90 * stride + c.p.key_dim, std::nanf(""));
-  ExpectMatchesReference(c);
-  for (int32_t row = 0; row < 100; ++row) {
-    EXPECT_EQ(std::isnan(c.o[size_t(row) * c.p.head_count * c.p.value_dim + 3]), row >= 70) << row;
-    EXPECT_EQ(std::isnan(c.lse[row * c.p.head_count + 7]), row >= 90) << row;
+  for (const HeadDims& dims : kHeadDims) {
+    NewTokensShape shape;
+    shape.lengths = {100};
+    shape.key_dim = dims.key_dim;
+    shape.value_dim = dims.value_dim;
+    NewTokensCase c(shape);
+    const size_t heads = c.p.kv_heads;
+    StoreElement(shape.kv_dtype, c.v.data(), 70 * heads * c.p.value_dim + 3, std::nanf(""));
+    StoreElement(shape.kv_dtype, c.k.data(), (90 * heads + 1) * c.p.key_dim, std::nanf(""));
+    ExpectMatchesReference(c);
+    for (int32_t row = 0; row < 100; ++row) {
+      const size_t at = size_t(row) * c.p.head_count;
+      EXPECT_EQ(std::isnan(c.o[at * c.p.value_dim + 3]), row >= 70) << row;
+      EXPECT_EQ(std::isnan(c.lse[at + 7]), row >= 90) << row;
+    }
   }
 }
 
@@ -174,8 +182,8 @@ TEST_P(NewTokensTest, ThreadsAndSlicesDoNotChangeABit) {
     cpu::ThreadPool pool(threads);
     ASSERT_TRUE(cpu::NewTokens(slice.p, pool).ok());
     for (int32_t row = 0; row < 200; ++row) {
-      const size_t n = size_t{4} * shape.head_dim;
-      EXPECT_EQ(std::memcmp(&whole.o[(size_t(row) * 8 + 3) * shape.head_dim], &slice.o[row * n],
+      const size_t n = size_t{4} * shape.value_dim;
+      EXPECT_EQ(std::memcmp(&whole.o[(size_t(row) * 8 + 3) * shape.value_dim], &slice.o[row * n],
                             n * sizeof(float)),
                 0)
           << row;

@@ -12,10 +12,11 @@ namespace {
 
 constexpr DType kCacheTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
 
-PagedKv Shape(DType dtype, int32_t page_size, int32_t head_dim) {
+PagedKv Shape(DType dtype, int32_t page_size, const HeadDims& dims) {
   return {.num_pages = 1,
           .page_size = page_size,
-          .geometry = SquareGeometry(/*kv_heads=*/3, head_dim, dtype)};
+          .geometry = {
+              .kv_heads = 3, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = dtype}};
 }
 
 // Calls body(shape) for every shape of a page.
@@ -23,12 +24,12 @@ template <typename Body>
 void ForEachShape(const Body& body) {
   for (const DType dtype : kCacheTypes) {
     for (const int32_t page_size : {16, 32, 64, 128}) {
-      for (const int32_t head_dim : {64, 128, 256}) body(Shape(dtype, page_size, head_dim));
+      for (const HeadDims& dims : kHeadDims) body(Shape(dtype, page_size, dims));
     }
   }
 }
 
-TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndThePageHasNoOther) {
+TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndTheRestIsPaddingOfKeys) {
   ForEachShape([](const PagedKv& kv) {
     std::vector<char> taken(PageBytes(kv));
     const auto take = [&](size_t offset) {
@@ -39,13 +40,13 @@ TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndThePageHasNoOther) {
     };
     for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
       for (int32_t token = 0; token < kv.page_size; ++token) {
-        for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
-          take(KeyOffset(kv, head, token, d));
-          take(ValueOffset(kv, head, token, d));
-        }
+        for (int32_t d = 0; d < kv.geometry.key_dim; ++d) take(KeyOffset(kv, head, token, d));
+        for (int32_t d = 0; d < kv.geometry.value_dim; ++d) take(ValueOffset(kv, head, token, d));
       }
     }
-    EXPECT_EQ(std::count(taken.begin(), taken.end(), 1), static_cast<int64_t>(taken.size()));
+    const size_t padding = KeyRowBytes(kv.geometry) - KeyBytes(kv.geometry);
+    EXPECT_EQ(static_cast<size_t>(std::count(taken.begin(), taken.end(), 0)),
+              padding * kv.page_size * kv.geometry.kv_heads);
   });
 }
 
@@ -93,9 +94,10 @@ TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
 TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
   ForEachShape([](PagedKv kv) {
     const size_t bytes = BytesOf(kv.geometry.dtype, 1);
-    std::vector<std::byte> row(kv.geometry.key_dim * bytes);
-    for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::byte>(1 + i % 251);
     for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
+      const int32_t dim = kind == RowKind::kKey ? kv.geometry.key_dim : kv.geometry.value_dim;
+      std::vector<std::byte> row(dim * bytes);
+      for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::byte>(1 + i % 251);
       for (const int32_t token : {0, 5, kv.page_size - 1}) {
         std::vector<std::byte> page(PageBytes(kv));
         kv.base = page.data();
@@ -103,7 +105,7 @@ TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
         EXPECT_FALSE(HoldsRow(kv, place, row.data()));
         StoreRow(kv, place, row.data());
         EXPECT_TRUE(HoldsRow(kv, place, row.data()));
-        for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
+        for (int32_t d = 0; d < dim; ++d) {
           const size_t at = (kind == RowKind::kKey ? KeyOffset : ValueOffset)(kv, 2, token, d);
           EXPECT_EQ(std::memcmp(&page[at], &row[d * bytes], bytes), 0);
           std::memset(&page[at], 0, bytes);

@@ -20,9 +20,10 @@ inline size_t CpuOffset(const PagedKv& kv, bool value, int32_t page, int32_t hea
          (value ? cpu::ValueOffset : cpu::KeyOffset)(kv, head, token, d);
 }
 
-// `kv` says the shape; its base is not looked at. The padding of keys is not copied.
-inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain) {
-  std::vector<std::byte> bytes(plain.size());
+// `kv` says the shape; its base is not looked at. Padding is filled with `padding`.
+inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain,
+                                       std::byte padding = {}) {
+  std::vector<std::byte> bytes(plain.size(), padding);
   kv.base = plain.data();
   for (int32_t page = 0; page < kv.num_pages; ++page) {
     for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
