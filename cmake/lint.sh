@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks formatting, shell scripts, spelling and the C++ sources. Usage: cmake/lint.sh
+# Checks formatting, who includes whom, shell scripts, spelling and the C++ sources, locks included.
+# Usage: cmake/lint.sh
 # clang-tidy reads the tree that the preset `lint` configures (build/lint).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,6 +11,7 @@ files=$(git -c safe.directory="$PWD" ls-files 2>/dev/null ||
 listed() { grep -E "$1" <<<"$files"; }
 
 listed '\.(h|cc|cu|cuh)$' | xargs clang-format --dry-run --Werror
+cmake/check_includes.py
 listed '\.sh$|^\.ci/run$' | xargs shellcheck
 listed '\.ya?ml$' | grep -vE '^deploy/helm/.*/templates/' | xargs yamllint --strict
 listed '\.(md|h|cc|proto|py)$' | xargs codespell --quiet-level=2

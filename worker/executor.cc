@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status/status_macros.h"
 #include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
@@ -60,14 +61,15 @@ class Executor::Impl {
     if (!same_place) DropAll();
     // The old communicator closes its connections as it goes, which may take a while: not under the
     // lock.
-    std::shared_ptr<collective::Communicator> next = std::move(comm);
-    const std::lock_guard lock(comm_mutex_);
-    comm_.swap(next);
+    const std::shared_ptr<collective::Communicator> last = comm_;
+    comm_ = std::move(comm);
+    const absl::MutexLock lock(&comm_mutex_);
+    shared_comm_ = comm_;
   }
 
   std::shared_ptr<collective::Communicator> communicator() const {
-    const std::lock_guard lock(comm_mutex_);
-    return comm_;
+    const absl::MutexLock lock(&comm_mutex_);
+    return shared_comm_;
   }
 
   Reply Execute(const Command& command) {
@@ -286,9 +288,10 @@ class Executor::Impl {
   const ExecutorOptions options_;
   const std::unique_ptr<Backend> backend_;  // before the shards, which use it
 
-  // Read by the executing thread without the lock; written by it, and read by others, with it.
-  mutable std::mutex comm_mutex_;
-  std::shared_ptr<collective::Communicator> comm_;
+  std::shared_ptr<collective::Communicator> comm_;  // used by the executing thread only
+  // The same communicator, for other threads that want to abort it.
+  mutable absl::Mutex comm_mutex_;
+  std::shared_ptr<collective::Communicator> shared_comm_ ABSL_GUARDED_BY(comm_mutex_);
 
   absl::flat_hash_map<CacheId, std::unique_ptr<Cache>> caches_;
   std::atomic<size_t> memory_used_ = 0;

@@ -3,12 +3,14 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/client_interceptor.h>
 
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/rpc/tls.h"
 #include "base/rpc/watched_file.h"
 #include "base/status/errors.h"
 
@@ -38,7 +40,7 @@ class TokenSource {
  public:
   explicit TokenSource(const std::string& path) : file_(path, kTokenLook) { (void)Current(); }
   std::string Current() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     const absl::StatusOr<std::string> content = file_.Read();
     if (content.ok()) {
       std::string token = FirstLine(*content);
@@ -48,9 +50,9 @@ class TokenSource {
   }
 
  private:
-  std::mutex mutex_;
-  WatchedFile file_;
-  std::string token_;
+  absl::Mutex mutex_;
+  WatchedFile file_ ABSL_GUARDED_BY(mutex_);
+  std::string token_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Adds the token to every call of a channel. A call credential would do the same, but gRPC takes

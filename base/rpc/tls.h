@@ -6,23 +6,14 @@
 #include <grpcpp/security/server_credentials.h>
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/rpc/security_options.h"
 
 namespace tributary {
 
-// Paths; empty when not used. To rotate, replace the files in one go (rename over them, or move
-// the symbolic link of their folder, as Kubernetes does with secrets).
-struct TlsFiles {
-  std::string certificate;  // own chain, leaf first
-  std::string key;          // of the leaf
-  std::string authorities;  // whose signature makes a peer's certificate good
-};
-
-// How often files are looked at.
+// Seconds between two looks at the files.
 inline constexpr unsigned kTlsRefreshSeconds = 5;
 
 // Whether the files can be read and belong together, before anything depends on them.
@@ -30,17 +21,17 @@ inline constexpr unsigned kTlsRefreshSeconds = 5;
 absl::Status CheckTlsFiles(const TlsFiles& files, absl::string_view prefix,
                            absl::string_view authorities_name);
 
-// Of a server. With authorities, clients must show a certificate that one of them signed. Plain
-// text when no certificate is given.
+// The credentials of a server. With authorities, clients must show a certificate that one of them
+// signed. The server speaks plain text when no certificate is given.
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsFrom(
     const TlsFiles& files, unsigned refresh_seconds = kTlsRefreshSeconds);
 
-// Of what dials. Plain text when no authorities are given.
+// The credentials of a process that dials. It speaks plain text when no authorities are given.
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsFrom(
     const TlsFiles& files, unsigned refresh_seconds = kTlsRefreshSeconds);
 
-// Whether only processes of this machine can reach an address to listen at, or it is one to dial on
-// this machine: "unix:..." or a loopback host. Names but "localhost" count as remote.
+// Whether an address, to listen at or to dial, stays on this machine: "unix:..." or a loopback
+// host. Every name except "localhost" counts as remote.
 bool IsLocalAddress(absl::string_view address);
 
 }  // namespace tributary

@@ -1,12 +1,13 @@
-// A small file whose content is wanted as it is now: tokens that are rotated.
+// A small file that may be replaced while the process runs, such as a file of tokens.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
-#include <mutex>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tributary {
 
@@ -16,9 +17,9 @@ class WatchedFile {
   WatchedFile(std::string path, std::chrono::milliseconds interval)
       : path_(std::move(path)), interval_(interval) {}
 
-  // The content. `changed`, if wanted, says whether it differs from what the last call returned.
-  // When the file cannot be read (it is being replaced, say), the last content that could be. An
-  // error only before any could.
+  // The file's content. `changed`, when it is not null, receives whether the content differs from
+  // what the last call returned. When the file cannot be read (because it is being replaced, say),
+  // this is the content that was read last; it is an error only when none was ever read.
   absl::StatusOr<std::string> Read(bool* changed = nullptr);
 
   const std::string& path() const { return path_; }
@@ -26,10 +27,10 @@ class WatchedFile {
  private:
   const std::string path_;
   const std::chrono::milliseconds interval_;
-  std::mutex mutex_;
-  std::string content_;
-  bool known_ = false;
-  std::chrono::steady_clock::time_point next_look_;
+  absl::Mutex mutex_;
+  std::string content_ ABSL_GUARDED_BY(mutex_);
+  bool known_ ABSL_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point next_look_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The whole of a file of at most `most` bytes. INVALID_ARGUMENT or NOT_FOUND with the path.

@@ -55,4 +55,13 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
           ToRpcStatus(status).SerializeAsString()};
 }
 
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  google::rpc::Status full;
+  if (!full.ParseFromString(status.error_details())) full.Clear();
+  full.set_code(status.error_code());
+  full.set_message(status.error_message());
+  return FromRpcStatus(full);
+}
+
 }  // namespace tributary

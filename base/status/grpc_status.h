@@ -1,4 +1,5 @@
-// absl::Status as gRPC's, details in the trailer `grpc-status-details-bin`.
+// Conversion between absl::Status and gRPC's status. Details travel in the trailer
+// `grpc-status-details-bin`.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,5 +9,9 @@ namespace tributary {
 
 grpc::StatusCode ToGrpcCode(absl::StatusCode code);
 grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// The inverse, for what dials. Code and message are those of the call; the trailer, which the peer
+// wrote, adds details only.
+absl::Status FromGrpcStatus(const grpc::Status& status);
 
 }  // namespace tributary

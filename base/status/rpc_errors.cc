@@ -1,6 +1,8 @@
 #include "base/status/rpc_errors.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
@@ -18,6 +20,19 @@ template <typename Detail>
 void Attach(const Detail& detail, absl::Status* status) {
   status->SetPayload(absl::StrCat(kTypePrefix, detail.GetDescriptor()->full_name()),
                      absl::Cord(detail.SerializeAsString()));
+}
+
+// The first detail of the type, whatever the prefix of its URL.
+template <typename Detail>
+std::optional<Detail> FindDetail(const absl::Status& status) {
+  const std::string suffix = absl::StrCat("/", Detail::descriptor()->full_name());
+  std::optional<Detail> found;
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& bytes) {
+    if (found.has_value() || !absl::EndsWith(url, suffix)) return;
+    Detail detail;
+    if (detail.ParseFromString(std::string(bytes))) found = std::move(detail);
+  });
+  return found;
 }
 
 void AttachReason(absl::string_view reason, const std::map<std::string, std::string>& metadata,
@@ -167,6 +182,16 @@ absl::Status FromRpcStatus(const google::rpc::Status& rpc) {
     }
   }
   return status;
+}
+
+std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status) {
+  const auto detail = FindDetail<google::rpc::RetryInfo>(status);
+  if (!detail.has_value() || !detail->has_retry_delay()) return std::nullopt;
+  const auto& delay = detail->retry_delay();
+  const auto exact =
+      std::chrono::seconds(delay.seconds()) + std::chrono::nanoseconds(delay.nanos());
+  return std::max(std::chrono::milliseconds(0),
+                  std::chrono::ceil<std::chrono::milliseconds>(exact));
 }
 
 }  // namespace tributary

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,11 @@ absl::Status FromOutcome(const absl::Status& outcome, std::chrono::milliseconds 
 
 // The form in which an error leaves the process, all details included.
 google::rpc::Status ToRpcStatus(const absl::Status& status);
-// The inverse, for tests and in-process callers.
+// The inverse, for what receives errors: FieldOf and RetryDelayOf read what they carry.
 absl::Status FromRpcStatus(const google::rpc::Status& status);
+
+// The delay the service asks for before the call is repeated, rounded up to milliseconds; nothing
+// when it asks for none.
+std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status);
 
 }  // namespace tributary

@@ -4,9 +4,11 @@
 #include <grpc/support/log.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tributary {
 namespace {
@@ -16,20 +18,23 @@ using telemetry::LogLevel;
 // Both libraries take a function without context, hence a variable of the process. Never destroyed:
 // a thread of gRPC's may be writing to the log at any time.
 struct Target {
-  std::mutex mutex;
-  std::shared_ptr<const telemetry::Logger> log;
+  absl::Mutex mutex;
+  std::shared_ptr<const telemetry::Logger> log ABSL_GUARDED_BY(mutex);
 };
 Target& ProcessTarget() {
   static auto* const target = new Target;
   return *target;
 }
 
+std::shared_ptr<const telemetry::Logger> ProcessLog() {
+  Target& target = ProcessTarget();
+  const absl::MutexLock lock(&target.mutex);
+  return target.log;
+}
+
 void Write(LogLevel level, absl::string_view library, absl::string_view file, int line,
            absl::string_view message) {
-  Target& target = ProcessTarget();
-  std::unique_lock lock(target.mutex);
-  const std::shared_ptr<const telemetry::Logger> log = target.log;
-  lock.unlock();
+  const std::shared_ptr<const telemetry::Logger> log = ProcessLog();
   log->Write(level, message, {{"library", library}, {"file", file}, {"line", line}});
 }
 
@@ -52,8 +57,9 @@ void OnGrpc(gpr_log_func_args* args) {
 
 void LogLibrariesTo(std::shared_ptr<const telemetry::Logger> log) {
   {
-    std::lock_guard lock(ProcessTarget().mutex);
-    ProcessTarget().log = std::move(log);
+    Target& target = ProcessTarget();
+    const absl::MutexLock lock(&target.mutex);
+    target.log = std::move(log);
   }
   google::protobuf::SetLogHandler(&OnProtobuf);
   gpr_set_log_function(&OnGrpc);

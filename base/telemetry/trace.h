@@ -7,13 +7,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tributary::telemetry {
 
@@ -79,9 +80,9 @@ class TraceBuffer {
   const std::string process_;
   std::atomic<uint64_t> random_state_;
 
-  mutable std::mutex mutex_;
-  std::vector<Span> spans_;  // a ring once it is full
-  uint64_t added_ = 0;
+  mutable absl::Mutex mutex_;
+  std::vector<Span> spans_ ABSL_GUARDED_BY(mutex_);  // a ring once it is full
+  uint64_t added_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tributary::telemetry

@@ -9,9 +9,10 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/grpc_status.h"
+#include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/half.h"
-#include "service/client/rpc_status.h"
 #include "service/client/shared_region.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -132,7 +133,7 @@ class Host {
       grpc::ClientContext context;
       v1::RegisterSharedMemoryReply reply;
       TRIBUTARY_RETURN_IF_ERROR(
-          client::FromGrpc(stub_->RegisterSharedMemory(&context, *region, &reply)));
+          FromGrpcStatus(stub_->RegisterSharedMemory(&context, *region, &reply)));
     }
     return absl::OkStatus();
   }
@@ -143,7 +144,7 @@ class Host {
     request.set_name(kRegion);
     grpc::ClientContext context;
     v1::UnregisterSharedMemoryReply reply;
-    return client::FromGrpc(stub_->UnregisterSharedMemory(&context, request, &reply));
+    return FromGrpcStatus(stub_->UnregisterSharedMemory(&context, request, &reply));
   }
 
   // Another sequence with what the given one holds, and how long it is.
@@ -153,7 +154,7 @@ class Host {
     request.set_parent_id(options_.sequence);
     grpc::ClientContext context;
     v1::ForkSequenceReply reply;
-    TRIBUTARY_RETURN_IF_ERROR(client::FromGrpc(stub_->ForkSequence(&context, request, &reply)));
+    TRIBUTARY_RETURN_IF_ERROR(FromGrpcStatus(stub_->ForkSequence(&context, request, &reply)));
     *sequence = reply.sequence_id();
     *length = reply.length();
     return absl::OkStatus();
@@ -180,13 +181,13 @@ class Host {
   absl::Status Attend(const v1::AttendRequest& request, v1::AttendReply* reply) {
     if (!options_.stream) {
       grpc::ClientContext context;
-      return client::FromGrpc(stub_->Attend(&context, request, reply));
+      return FromGrpcStatus(stub_->Attend(&context, request, reply));
     }
     if (stream_ == nullptr) stream_ = stub_->AttendStream(&stream_context_);
     if (!stream_->Write(request) || !stream_->Read(reply)) {
       return absl::UnavailableError("the stream ended");
     }
-    return client::FromRpc(reply->status());
+    return FromRpcStatus(reply->status());
   }
 
   // Of a call that put it where calls do.

@@ -42,7 +42,7 @@ client::AttendCall CallOf(const ServiceCache& cache, uint64_t sequence, int32_t 
                    .first_position = first_position,
                    .query_rows = rows,
                    .new_tokens = rows}};
-  call.dtype = DType::kF32;
+  call.dtype = v1::DTYPE_F32;
   call.q = q.data();
   call.k = k.data();
   call.v = v.data();
@@ -123,7 +123,7 @@ absl::Status ServiceDraftAttention::Append(int32_t layer, int64_t first_position
   call.entries = {{.sequence_id = sequence_,
                    .first_position = first_position,
                    .tokens = static_cast<int32_t>(k.rows())}};
-  call.dtype = DType::kF32;
+  call.dtype = v1::DTYPE_F32;
   call.k = k.data();
   call.v = v.data();
   call.kv_heads = cache_->config().kv_heads;

@@ -1,11 +1,11 @@
 #include "service/cli/health_check.h"
 
 #include "absl/synchronization/notification.h"
+#include "base/status/grpc_status.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
-#include "service/client/rpc_status.h"
 
 namespace tributary::cli {
 namespace {
@@ -36,7 +36,7 @@ absl::StatusOr<bool> CheckHealth(const std::shared_ptr<grpc::Channel>& channel,
                    done.Notify();
                  });
   done.WaitForNotification();  // by the deadline
-  if (!status.ok()) return client::FromGrpc(status);
+  if (!status.ok()) return FromGrpcStatus(status);
   return response.value() == kServing;
 }
 

@@ -116,7 +116,7 @@ class Loop {
           absl::Status status = client_.Append({.cache_id = shared_.cache_id,
                                                 .layer = layer,
                                                 .entries = {{*sequence, t, tokens}},
-                                                .dtype = o.dtype,
+                                                .dtype = ToProto(o.dtype),
                                                 .k = kv_.data(),
                                                 .v = kv_.data(),
                                                 .kv_heads = o.kv_heads,
@@ -157,7 +157,7 @@ class Loop {
     const LoadOptions& o = shared_.options;
     client::AttendCall call{.cache_id = shared_.cache_id,
                             .layer = layer,
-                            .dtype = o.dtype,
+                            .dtype = ToProto(o.dtype),
                             .q = q_.data(),
                             .k = kv_.data(),
                             .v = kv_.data(),

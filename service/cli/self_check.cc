@@ -16,7 +16,7 @@ namespace {
 constexpr int kQHeads = 4;
 constexpr int kKvHeads = 1;
 constexpr int kHeadDim = 128;
-constexpr DType kDType = DType::kBf16;
+constexpr v1::DType kDType = v1::DTYPE_BF16;
 
 // bf16 output over an FP8 cache; the LSE is computed and sent in float.
 constexpr double kOutputTolerance = 0.02;  // of the expected value

@@ -4,9 +4,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
 #include "service/client/offset_allocator.h"
-#include "service/client/rpc_status.h"
-#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::client {
 namespace {
@@ -34,9 +33,12 @@ int64_t Tokens(const AppendCall& call) {
   return tokens;
 }
 
-uint64_t Bytes(int64_t rows, int32_t heads, int32_t head_dim, DType dtype) {
+// Bytes of one element of the types that CheckDType lets through.
+uint64_t ElementBytes(v1::DType dtype) { return dtype == v1::DTYPE_F32 ? 4 : 2; }
+
+uint64_t Bytes(int64_t rows, int32_t heads, int32_t head_dim, v1::DType dtype) {
   return static_cast<uint64_t>(rows) * static_cast<uint64_t>(heads) *
-         static_cast<uint64_t>(head_dim) * SizeOf(dtype);
+         static_cast<uint64_t>(head_dim) * ElementBytes(dtype);
 }
 
 uint64_t Aligned(uint64_t bytes) {
@@ -53,7 +55,7 @@ Sizes SizesOf(const AttendCall& call) {
   const int64_t rows = Rows(call);
   const uint64_t q = Bytes(rows, call.q_heads, call.head_dim, call.dtype);
   const uint64_t kv = Bytes(NewTokens(call), call.kv_heads, call.head_dim, call.dtype);
-  const uint64_t lse = call.lse == nullptr ? 0 : Bytes(rows, call.q_heads, 1, DType::kF32);
+  const uint64_t lse = call.lse == nullptr ? 0 : Bytes(rows, call.q_heads, 1, v1::DTYPE_F32);
   return {q, kv, kv, q, lse};
 }
 
@@ -61,8 +63,8 @@ uint64_t SizeOfKv(const AppendCall& call) {
   return Bytes(Tokens(call), call.kv_heads, call.head_dim, call.dtype);
 }
 
-void Describe(int64_t rows, int32_t heads, int32_t head_dim, DType dtype, v1::Tensor& tensor) {
-  tensor.set_dtype(ToProto(dtype));
+void Describe(int64_t rows, int32_t heads, int32_t head_dim, v1::DType dtype, v1::Tensor& tensor) {
+  tensor.set_dtype(dtype);
   tensor.add_shape(rows);
   tensor.add_shape(heads);
   if (head_dim > 0) tensor.add_shape(head_dim);
@@ -108,11 +110,12 @@ class Placer {
   uint64_t used_ = 0;
 };
 
-absl::Status CheckDType(DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16) {
+absl::Status CheckDType(v1::DType dtype) {
+  if (dtype == v1::DTYPE_F32 || dtype == v1::DTYPE_BF16 || dtype == v1::DTYPE_F16) {
     return absl::OkStatus();
   }
-  return InvalidField("dtype", absl::StrCat("must be f32, bf16 or f16, is ", Name(dtype)));
+  return InvalidField("dtype", absl::StrCat("must be DTYPE_F32, DTYPE_BF16 or DTYPE_F16, is ",
+                                            v1::DType_Name(dtype)));
 }
 
 absl::Status CheckPositive(absl::string_view field, int64_t value) {
@@ -272,7 +275,7 @@ void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
   Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_output());
   placer.Output(call.output, sizes.output, *request.mutable_output());
   if (call.lse == nullptr) return;
-  Describe(Rows(call), call.q_heads, 0, DType::kF32, *request.mutable_lse());
+  Describe(Rows(call), call.q_heads, 0, v1::DTYPE_F32, *request.mutable_lse());
   placer.Output(call.lse, sizes.lse, *request.mutable_lse());
 }
 
@@ -311,8 +314,7 @@ absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
     }
     return absl::OkStatus();
   }
-  absl::Status status =
-      TakeTensor("output", reply.output(), ToProto(call.dtype), sizes.output, call.output);
+  absl::Status status = TakeTensor("output", reply.output(), call.dtype, sizes.output, call.output);
   if (!status.ok() || call.lse == nullptr) return status;
   return TakeTensor("lse", reply.lse(), v1::DTYPE_F32, sizes.lse, call.lse);
 }

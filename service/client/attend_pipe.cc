@@ -7,11 +7,13 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/status/grpc_status.h"
+#include "base/status/rpc_errors.h"
+#include "base/sync/wait_until.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/client_callback.h"
 #include "service/client/attend_message.h"
 #include "service/client/retry.h"
-#include "service/client/rpc_status.h"
 
 namespace tributary::client {
 namespace {
@@ -53,18 +55,24 @@ class AttendPipe::Stream final
     StartCall();
   }
 
-  // Below: with the pipe's lock.
+  // The pipe's lock guards a stream's state. The pipe, which holds the lock when it calls what
+  // follows, says so with this.
+  void AssertLocked() const ABSL_ASSERT_EXCLUSIVE_LOCK(pipe_->mutex_) {
+    pipe_->mutex_.AssertHeld();
+  }
 
-  bool writable() const { return !ended_ && writing_ == nullptr; }
-  bool answered() const { return answered_; }
+  bool writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
+    return !ended_ && writing_ == nullptr;
+  }
+  bool answered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) { return answered_; }
 
   // No new writes; the stream goes when those that are just being started are.
-  void End(bool cancel) {
+  void End(bool cancel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
     if (cancel) context_.TryCancel();
     ended_ = true;
     ReleaseWhenIdle();
   }
-  void ReleaseWhenIdle() {
+  void ReleaseWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
     if (!ended_ || starting_ > 0 || released_) return;
     released_ = true;
     RemoveHold();
@@ -79,7 +87,7 @@ class AttendPipe::Stream final
     if (!ok) return pipe_->OnReadEnd(this);
     const v1::AttendReply reply = std::move(reply_);
     {
-      Lock lock(pipe_->mutex_);
+      const absl::MutexLock lock(&pipe_->mutex_);
       answered_ = true;
     }
     // Before the reply is handled: copying results and callbacks do not hold up the next one.
@@ -90,7 +98,7 @@ class AttendPipe::Stream final
 
   void OnDone(const grpc::Status& status) override {
     AttendPipe* const pipe = pipe_;
-    pipe->OnStreamEnd(this, FromGrpc(status));
+    pipe->OnStreamEnd(this, FromGrpcStatus(status));
     // The context holds the channel, and a thread of gRPC must not be the last to let go of that:
     // it would wait for itself. So the stream goes while the pipe, and with it the channel, stays.
     delete this;
@@ -100,11 +108,13 @@ class AttendPipe::Stream final
   AttendPipe* const pipe_;
   grpc::ClientContext context_;
   v1::AttendReply reply_;
-  CallPtr writing_;   // keeps the message until it is written
-  int starting_ = 0;  // threads between taking a call and having begun its write
-  bool ended_ = false;
-  bool released_ = false;
-  bool answered_ = false;
+  // The call being written; it keeps the message until that is done.
+  CallPtr writing_ ABSL_GUARDED_BY(pipe_->mutex_);
+  // Threads that have taken a call and not yet begun its write.
+  int starting_ ABSL_GUARDED_BY(pipe_->mutex_) = 0;
+  bool ended_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
+  bool released_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
+  bool answered_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
 };
 
 AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
@@ -119,9 +129,12 @@ AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
 
 AttendPipe::~AttendPipe() {
   {
-    Lock lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    if (stream_ != nullptr) stream_->End(/*cancel=*/true);
+    if (stream_ != nullptr) {
+      stream_->AssertLocked();
+      stream_->End(/*cancel=*/true);
+    }
     Wake();
   }
   thread_.join();
@@ -138,7 +151,7 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
     status = placing.status();
     pending->placed = placing.ok() && *placing == Placing::kDone;
   }
-  Lock lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (stopping_) status = Closed();
   if (!status.ok()) {
     finished_.push_back({std::move(pending), std::move(status)});
@@ -148,7 +161,7 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
   const bool placed = pending->placed;
   queue_.Add(std::move(pending));
   if (stream_ == nullptr || !placed) return Wake();
-  WriteNext(lock);
+  WriteNext();
 }
 
 absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
@@ -178,40 +191,46 @@ void AttendPipe::Finish(Finished finished) {
 
 void AttendPipe::Wake() {
   changed_ = true;
-  wake_.notify_all();
+  wake_.SignalAll();
 }
 
 void AttendPipe::KeepTime() {
-  Lock lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   while (!stopping_) {
     changed_ = false;
     const Clock::time_point now = Clock::now();
     CollectOverdue(now);
     if (!finished_.empty()) {
-      std::vector<Finished> finished = std::exchange(finished_, {});
-      lock.unlock();
-      for (Finished& one : finished) Finish(std::move(one));
-      lock.lock();
+      FinishAll();
       continue;
     }
     if (const CallPtr call = queue_.NextToPlace(now); call != nullptr) {
-      PlaceNext(lock, call);
+      PlaceNext(call);
       continue;
     }
     if (stream_ == nullptr && queue_.CanSend(now)) StartStream();
-    WriteNext(lock);
+    WriteNext();
     // No call that comes while this thread sleeps is due sooner than a timeout from now.
     const Clock::time_point next = std::min(queue_.NextEvent(now), now + options_.timeout);
-    wake_.wait_until(lock, next, [this] { return changed_ || stopping_; });
+    while (!changed_ && !stopping_) {
+      if (WaitUntil(wake_, mutex_, next)) break;
+    }
   }
-  CancelAll(lock);
+  CancelAll();
 }
 
-void AttendPipe::PlaceNext(Lock& lock, const CallPtr& call) {
+void AttendPipe::FinishAll() {
+  std::vector<Finished> finished = std::exchange(finished_, {});
+  mutex_.Unlock();
+  for (Finished& one : finished) Finish(std::move(one));
+  mutex_.Lock();
+}
+
+void AttendPipe::PlaceNext(const CallPtr& call) {
   // Only this thread ends calls that are not placed, so the caller's buffers stay meanwhile.
-  lock.unlock();
+  mutex_.Unlock();
   absl::StatusOr<Placing> placing = Place(*call);
-  lock.lock();
+  mutex_.Lock();
   if (!placing.ok()) {
     queue_.RemoveUnsent(call);
     finished_.push_back({call, std::move(placing).status()});
@@ -235,16 +254,11 @@ void AttendPipe::CollectOverdue(Clock::time_point now) {
   for (CallPtr& call : overdue.unsent) finished_.push_back({std::move(call), status});
 }
 
-void AttendPipe::CancelAll(Lock& lock) {
+void AttendPipe::CancelAll() {
   // gRPC ends a cancelled stream promptly; until then it may touch calls.
-  wake_.wait(lock, [this] { return live_streams_ == 0; });
+  while (live_streams_ > 0) wake_.Wait(&mutex_);
   for (CallPtr& call : queue_.TakeAll()) finished_.push_back({std::move(call), Closed()});
-  while (!finished_.empty()) {
-    std::vector<Finished> finished = std::exchange(finished_, {});
-    lock.unlock();
-    for (Finished& one : finished) Finish(std::move(one));
-    lock.lock();
-  }
+  while (!finished_.empty()) FinishAll();
 }
 
 void AttendPipe::StartStream() {
@@ -253,43 +267,47 @@ void AttendPipe::StartStream() {
   stream_->Begin();
 }
 
-void AttendPipe::WriteNext(Lock& lock) {
+void AttendPipe::WriteNext() {
   Stream* const stream = stream_;
-  if (stream == nullptr || !stream->writable()) return;
+  if (stream == nullptr) return;
+  stream->AssertLocked();
+  if (!stream->writable()) return;
   const CallPtr call = queue_.NextToSend(Clock::now());
   if (call == nullptr) return;
   stream->writing_ = call;
   ++stream->starting_;
   // Serialising a large message is no reason to keep replies waiting.
-  lock.unlock();
+  mutex_.Unlock();
   stream->StartWrite(&call->request);
-  lock.lock();
+  mutex_.Lock();
   --stream->starting_;
   stream->ReleaseWhenIdle();
 }
 
 void AttendPipe::OnWritten(Stream* stream, bool ok) {
-  Lock lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
+  stream->AssertLocked();
   stream->writing_ = nullptr;
   if (!ok) return stream->End(/*cancel=*/true);
-  WriteNext(lock);
+  WriteNext();
 }
 
 void AttendPipe::OnReadEnd(Stream* stream) {
-  Lock lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
+  stream->AssertLocked();
   stream->End(/*cancel=*/false);
 }
 
 void AttendPipe::OnReply(const v1::AttendReply& reply) {
-  absl::Status status = FromRpc(reply.status());
+  absl::Status status = FromRpcStatus(reply.status());
   std::optional<RegionPool::Slot> unused;  // returned after the lock
-  Lock lock(mutex_);
+  absl::ReleasableMutexLock lock(&mutex_);
   CallPtr call = queue_.TakeSent(reply.request_id());
   if (call == nullptr) {
     if (auto node = abandoned_.extract(reply.request_id()); !node.empty()) {
       unused = std::move(node.mapped());
     }
-    return lock.unlock();
+    return;
   }
   if (!status.ok()) {
     const bool region_lost = IsForgottenRegion(status);
@@ -303,12 +321,12 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
         call->placed = false;
       }
       Wake();
-      return lock.unlock();
+      return;
     }
   }
   // A later call of its sequences may have waited for this one.
-  WriteNext(lock);
-  lock.unlock();
+  WriteNext();
+  lock.Release();
   if (status.ok()) {
     status = TakeResults(call->call, call->slot.has_value() ? &*call->slot : nullptr, reply);
   }
@@ -318,7 +336,8 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
 void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
   std::vector<CallPtr> final;
   std::vector<RegionPool::Slot> slots;  // returned after the lock
-  Lock lock(mutex_);
+  absl::ReleasableMutexLock lock(&mutex_);
+  stream->AssertLocked();
   status = stopping_ ? Closed() : StreamFailure(std::move(status));
   const Clock::time_point now = Clock::now();
   // A stream that never answered was, for all that waited, a failure to connect.
@@ -335,16 +354,16 @@ void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
   for (const RegionPool::Slot& slot : slots) regions_->Retire(slot);
   if (stream_ == stream) stream_ = nullptr;
   Wake();
-  lock.unlock();
+  lock.Release();
 
   slots.clear();
   for (CallPtr& call : final) Finish({std::move(call), status});
 }
 
 void AttendPipe::OnStreamGone() {
-  Lock lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   --live_streams_;
-  wake_.notify_all();
+  wake_.SignalAll();
 }
 
 }  // namespace tributary::client

@@ -1,22 +1,23 @@
 // Many Attend calls over one AttendStream.
 //
-// Callers' threads copy tensors and, when the stream is idle, write; gRPC's threads read replies
-// and run the callers' callbacks; one thread of the pipe's own keeps time (deadlines, repeats,
-// connecting again) and is otherwise asleep. No callback runs under the lock.
+// Three kinds of threads meet here. Callers' threads copy tensors and, when the stream is idle,
+// write. gRPC's threads read replies and run the callers' callbacks. One thread of the pipe keeps
+// time (deadlines, repeats, connecting again) and sleeps otherwise. No callback runs under the
+// lock.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "service/client/attend_queue.h"
 #include "service/client/client.h"
 #include "service/client/device_regions.h"
@@ -46,7 +47,6 @@ class AttendPipe {
 
  private:
   class Stream;
-  using Lock = std::unique_lock<std::mutex>;
   struct Finished {
     CallPtr call;
     absl::Status status;
@@ -58,18 +58,20 @@ class AttendPipe {
   absl::StatusOr<Placing> Place(PendingCall& call);
   static void Finish(Finished finished);
 
-  // Of the thread that keeps time.
+  // The thread that keeps time runs KeepTime, which calls the others. PlaceNext and FinishAll
+  // release the lock while they copy tensors or run callbacks.
   void KeepTime();
-  void PlaceNext(Lock& lock, const CallPtr& call);
-  void CollectOverdue(Clock::time_point now);
-  void CancelAll(Lock& lock);
+  void PlaceNext(const CallPtr& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CollectOverdue(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // With the lock; WriteNext releases it while it writes.
-  void StartStream();
-  void WriteNext(Lock& lock);
-  void Wake();
+  void StartStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Releases the lock while it writes.
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // From the stream.
+  // Called by the stream, on gRPC's threads.
   void OnWritten(Stream* stream, bool ok);
   void OnReply(const v1::AttendReply& reply);
   void OnReadEnd(Stream* stream);
@@ -81,17 +83,19 @@ class AttendPipe {
   DeviceRegions* const devices_;
   const AttendPipeOptions options_;
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool changed_ = false;  // something the thread that keeps time must look at
-  bool stopping_ = false;
-  AttendQueue queue_;
-  std::vector<Finished> finished_;  // to be told by the thread that keeps time
-  Stream* stream_ = nullptr;        // owns itself until its end
-  int live_streams_ = 0;
+  absl::Mutex mutex_;
+  absl::CondVar wake_;
+  bool changed_ ABSL_GUARDED_BY(mutex_) =
+      false;  // something the thread that keeps time must look at
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  AttendQueue queue_ ABSL_GUARDED_BY(mutex_);
+  // Their callbacks wait to be run by the thread that keeps time.
+  std::vector<Finished> finished_ ABSL_GUARDED_BY(mutex_);
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // owns itself until its end
+  int live_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   // Slots of calls that were given up while in flight, by request id: the service may still use
   // them until it answers.
-  std::map<uint64_t, RegionPool::Slot> abandoned_;
+  std::map<uint64_t, RegionPool::Slot> abandoned_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

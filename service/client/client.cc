@@ -9,7 +9,10 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/rpc/channel_security.h"
 #include "base/rpc/keepalive.h"
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "service/client/attend_message.h"
@@ -17,7 +20,6 @@
 #include "service/client/device_regions.h"
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
-#include "service/client/rpc_status.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -232,7 +234,7 @@ class GrpcClient final : public Client {
         [&](Deadline deadline) {
           grpc::ClientContext context;
           context.set_deadline(deadline);
-          return FromGrpc(((*stub_).*method)(&context, request, &reply));
+          return FromGrpcStatus(((*stub_).*method)(&context, request, &reply));
         },
         failures);
     if (!status.ok()) return status;
@@ -252,7 +254,7 @@ class GrpcClient final : public Client {
     grpc::ClientContext context;
     context.set_deadline(deadline);
     v1::AppendReply reply;
-    absl::Status status = FromGrpc(stub_->Append(&context, request, &reply));
+    absl::Status status = FromGrpcStatus(stub_->Append(&context, request, &reply));
     const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);
     if (slot.has_value() && region_unusable) regions_.Retire(*slot);
     if (on_device && IsForgottenRegion(status)) devices_.Renew(*call.device, registration);

@@ -1,13 +1,19 @@
 // The C++ client: caches, sequences and attention over one channel.
 //
-//   auto client = Client::Connect({.target = "unix:/run/tributary.sock", .shared_memory_bytes = 64
-//   << 20}); auto cache = (*client)->CreateCache("my-model", spec); auto sequence =
-//   (*client)->OpenSequence("my-model"); AttendCall call{.cache_id = "my-model", .layer = 0,
-//   .entries = {{*sequence, 0, rows, rows}}, ...}; absl::Status done = (*client)->Attend(call);
+// clang-format off
+//   auto client = Client::Connect({.target = "unix:/run/tributary.sock",
+//                                  .shared_memory_bytes = 64 << 20});
+//   auto cache = (*client)->CreateCache("my-model", spec);
+//   auto sequence = (*client)->OpenSequence("my-model");
+//   AttendCall call{.cache_id = "my-model", .layer = 0,
+//                   .entries = {{*sequence, 0, rows, rows}}, ...};
+//   absl::Status done = (*client)->Attend(call);
+// clang-format on
 //
-// Thread safe; destroyed from outside its own callbacks, when no other thread is in a call. Calls
-// of AttendAsync still in flight then end with CANCELLED. Errors keep the service's code and
-// message; FieldOf() and RetryDelayOf() read the details.
+// A Client may be used from many threads at once. It is destroyed from outside its own callbacks,
+// when no other thread is in a call; calls of AttendAsync that are still in flight then end with
+// CANCELLED. Errors keep the service's code and message; FieldOf() and RetryDelayOf() read their
+// details. This header stands alone: it includes Abseil, the generated messages and base/.
 #pragma once
 
 #include <chrono>
@@ -19,8 +25,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/rpc/channel_security.h"
-#include "kernels/dtype.h"
+#include "base/rpc/security_options.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
 #include "tributary/v1/attention.pb.h"
 
 namespace tributary::client {
@@ -73,10 +80,10 @@ struct AttendCall {
   int32_t layer = 0;
   v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
   std::vector<AttendEntry> entries;
-  DType dtype = DType::kF32;  // of q, k, v and output: f32, bf16 or f16
-  const void* q = nullptr;    // [rows, q_heads, head_dim]
-  const void* k = nullptr;    // [new tokens, kv_heads, head_dim], or nullptr
-  const void* v = nullptr;    // like k
+  v1::DType dtype = v1::DTYPE_F32;  // of q, k, v and output: F32, BF16 or F16
+  const void* q = nullptr;          // [rows, q_heads, head_dim]
+  const void* k = nullptr;          // [new tokens, kv_heads, head_dim], or nullptr
+  const void* v = nullptr;          // like k
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
@@ -97,7 +104,7 @@ struct AppendCall {
     int32_t tokens = 0;
   };
   std::vector<Entry> entries;
-  DType dtype = DType::kF32;
+  v1::DType dtype = v1::DTYPE_F32;
   const void* k = nullptr;  // [tokens, kv_heads, head_dim]
   const void* v = nullptr;
   int32_t kv_heads = 0;
@@ -146,9 +153,10 @@ class Client {
       const v1::GetTopologyRequest& request) = 0;
 };
 
-// The request field the service named in a refusal, "" when it named none.
-std::string FieldOf(const absl::Status& status);
-// The delay the service asked for before a retry.
-std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status);
+// What the details of an error say. FieldOf(status) is the path of the request's field that the
+// service or the client refused, "" when the error names none; RetryDelayOf(status) is the delay
+// that the service asks for before a retry.
+using tributary::FieldOf;
+using tributary::RetryDelayOf;
 
 }  // namespace tributary::client

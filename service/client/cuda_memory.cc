@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/device_memory.h"
-#include "service/client/rpc_status.h"
+#include "base/cuda/device_memory.h"
+#include "base/status/errors.h"
 
 namespace tributary::client {
 namespace {
@@ -24,18 +24,16 @@ absl::StatusOr<DeviceMemory> DescribeDeviceMemory(const void* data, uint64_t byt
     return CudaError("cannot be looked at", e);
   }
   if (attributes.type != cudaMemoryTypeDevice) return InvalidField("data", "is no memory of a GPU");
-  cuda::Allocation allocation;
-  if (const Status found = cuda::FindAllocation(data, &allocation); !found.ok()) {
-    return InvalidField("data", found.message());
-  }
+  const absl::StatusOr<cuda::Allocation> allocation = cuda::FindAllocation(data);
+  if (!allocation.ok()) return InvalidField("data", allocation.status().message());
   DeviceMemory memory{.data = data, .bytes = bytes};
-  memory.offset = static_cast<uint64_t>(static_cast<const std::byte*>(data) - allocation.base);
-  if (bytes > allocation.bytes - memory.offset) {
-    return InvalidField("bytes", absl::StrCat(allocation.bytes - memory.offset,
+  memory.offset = static_cast<uint64_t>(static_cast<const std::byte*>(data) - allocation->base);
+  if (bytes > allocation->bytes - memory.offset) {
+    return InvalidField("bytes", absl::StrCat(allocation->bytes - memory.offset,
                                               " bytes are left of the allocation"));
   }
   cudaIpcMemHandle_t handle;
-  if (const cudaError_t e = cudaIpcGetMemHandle(&handle, allocation.base); e != cudaSuccess) {
+  if (const cudaError_t e = cudaIpcGetMemHandle(&handle, allocation->base); e != cudaSuccess) {
     return CudaError("cannot be shared", e);
   }
   memory.ipc_handle.assign(reinterpret_cast<const char*>(&handle), sizeof(handle));

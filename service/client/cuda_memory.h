@@ -1,4 +1,4 @@
-// For hosts that compute with CUDA: what a client says of memory of a GPU.
+// For hosts that compute with CUDA: how a host describes its GPU memory to the client.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace tributary::client {
 
-// Of bytes [data, data + bytes) of an allocation of this process by cudaMalloc. INVALID_ARGUMENT
-// when they are not of one such allocation, or it cannot be shared (cudaMallocAsync, managed
-// memory).
+// Describes the bytes [data, data + bytes), which must lie in one allocation that this process made
+// with cudaMalloc. INVALID_ARGUMENT when they do not, or when the allocation cannot be shared
+// (cudaMallocAsync, managed memory).
 absl::StatusOr<DeviceMemory> DescribeDeviceMemory(const void* data, uint64_t bytes);
 
 }  // namespace tributary::client

@@ -1,10 +1,11 @@
 #include "service/client/device_regions.h"
 
-#include <condition_variable>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "service/client/retry.h"
 #include "service/client/shared_region.h"
 
@@ -28,14 +29,14 @@ v1::RegisterSharedMemoryRequest RegistrationOf(const DeviceRegion& region,
 }  // namespace
 
 struct DeviceRegions::Sharing {
-  mutable std::mutex mutex;
-  mutable std::condition_variable changed;
-  // Hold nothing: their locks say that this process lives. One a registration, and all are kept, as
-  // the service goes on looking at the one that it was told first.
-  std::vector<std::shared_ptr<SharedRegion>> lives;
-  int registration = 0;
-  bool renewing = false;
-  bool closed = false;
+  mutable absl::Mutex mutex;
+  mutable absl::CondVar changed;
+  // Empty files whose locks tell the service that this process lives: one file per registration.
+  // All are kept, because the service goes on looking at the one that it was told first.
+  std::vector<std::shared_ptr<SharedRegion>> lives ABSL_GUARDED_BY(mutex);
+  int registration ABSL_GUARDED_BY(mutex) = 0;
+  bool renewing ABSL_GUARDED_BY(mutex) = false;
+  bool closed ABSL_GUARDED_BY(mutex) = false;
 };
 
 class DeviceRegions::Shared final : public DeviceRegion {
@@ -45,6 +46,7 @@ class DeviceRegions::Shared final : public DeviceRegion {
         name_(life->name()),
         memory_(std::move(memory)),
         sharing_(std::make_shared<Sharing>()) {
+    const absl::MutexLock lock(&sharing_->mutex);
     sharing_->lives.push_back(std::move(life));
   }
 
@@ -74,24 +76,30 @@ absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegions::Describe(
 
 absl::Status DeviceRegions::Register(const DeviceRegion& region,
                                      std::chrono::system_clock::time_point deadline) {
-  SharedRegion& life = *SharingOf(region)->lives.front();
-  absl::Status status = registrar_.RegisterNow(RegistrationOf(region, life), deadline);
-  if (status.ok()) life.Unlink();
+  const std::shared_ptr<Sharing> sharing = SharingOf(region);
+  std::shared_ptr<SharedRegion> life;
+  {
+    const absl::MutexLock lock(&sharing->mutex);
+    life = sharing->lives.front();
+  }
+  absl::Status status = registrar_.RegisterNow(RegistrationOf(region, *life), deadline);
+  if (status.ok()) life->Unlink();
   return status;
 }
 
 void DeviceRegions::Close(const DeviceRegion& region) {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return;
-  std::unique_lock lock(sharing->mutex);
+  const absl::MutexLock lock(&sharing->mutex);
   sharing->closed = true;
-  sharing->changed.wait(lock, [&] { return !sharing->renewing; });  // its RPC has a deadline
+  // This ends, because the RPC that renews has a deadline.
+  while (sharing->renewing) sharing->changed.Wait(&sharing->mutex);
 }
 
 std::optional<int> DeviceRegions::Registration(const DeviceRegion& region) const {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return 0;
-  std::lock_guard lock(sharing->mutex);
+  const absl::MutexLock lock(&sharing->mutex);
   if (sharing->renewing) return std::nullopt;
   return sharing->registration;
 }
@@ -100,8 +108,11 @@ int DeviceRegions::AwaitRegistration(const DeviceRegion& region,
                                      std::chrono::system_clock::time_point deadline) const {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return 0;
-  std::unique_lock lock(sharing->mutex);
-  sharing->changed.wait_until(lock, deadline, [&] { return !sharing->renewing; });
+  const absl::Time until = absl::FromChrono(deadline);
+  const absl::MutexLock lock(&sharing->mutex);
+  while (sharing->renewing) {
+    if (sharing->changed.WaitWithDeadline(&sharing->mutex, until)) break;
+  }
   return sharing->registration;
 }
 
@@ -109,17 +120,17 @@ void DeviceRegions::Renew(const DeviceRegion& region, int forgotten) {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return;
   {
-    std::lock_guard lock(sharing->mutex);
+    const absl::MutexLock lock(&sharing->mutex);
     if (sharing->closed || sharing->renewing || sharing->registration != forgotten) return;
     sharing->renewing = true;
   }
   const auto finish = [sharing](std::shared_ptr<SharedRegion> life, const absl::Status& status) {
-    std::lock_guard lock(sharing->mutex);
+    const absl::MutexLock lock(&sharing->mutex);
     sharing->renewing = false;
     if (status.ok()) ++sharing->registration;
     // After an answer that was lost, the service may be looking at it.
     if (status.ok() || IsOutcomeUnknown(status)) sharing->lives.push_back(std::move(life));
-    sharing->changed.notify_all();
+    sharing->changed.SignalAll();
   };
   // The name of the one before is gone, so that nothing is left behind when this process dies.
   absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(1);

@@ -11,11 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -26,7 +27,7 @@ class RegionPool {
   class Region;
 
  public:
-  // Bytes of a region; returned when it is destroyed.
+  // A range of a region's bytes. It goes back to the region when the slot is destroyed.
   class Slot {
    public:
     Slot(Slot&& other) noexcept;
@@ -56,8 +57,8 @@ class RegionPool {
   // Registers the first region.
   absl::Status Start(std::chrono::system_clock::time_point deadline);
 
-  // None when the region is full, or there is none just now; then a new one is being registered.
-  // *coming: whether it is that, and the service has not refused to have one.
+  // Takes `bytes` of the region. Nothing when the region is full, or when there is none; in that
+  // case a new one is being registered, and *coming says whether the service may still accept it.
   std::optional<Slot> Acquire(uint64_t bytes, bool* coming);
   // The slot's region is not handed out again.
   void Retire(const Slot& slot);
@@ -71,11 +72,12 @@ class RegionPool {
   const uint64_t size_;
   const std::shared_ptr<RegionRegistrar> registrar_;
 
-  mutable std::mutex mutex_;
-  std::shared_ptr<Region> current_;
-  bool renewing_ = false;
-  bool refused_ = false;                                // the last renewal
-  std::chrono::steady_clock::time_point next_renewal_;  // not before, after one that failed
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<Region> current_ ABSL_GUARDED_BY(mutex_);
+  bool renewing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool refused_ ABSL_GUARDED_BY(mutex_) = false;  // whether the service refused the last renewal
+  // After a renewal that failed, the next one does not begin sooner.
+  std::chrono::steady_clock::time_point next_renewal_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::client

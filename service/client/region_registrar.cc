@@ -3,8 +3,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/status/grpc_status.h"
 #include "grpcpp/client_context.h"
-#include "service/client/rpc_status.h"
 
 namespace tributary::client {
 namespace {
@@ -35,7 +35,7 @@ void RegionRegistrar::Register(v1::RegisterSharedMemoryRequest request,
   stub_->async()->RegisterSharedMemory(
       &rpc->context, &rpc->request, &rpc->reply,
       [this, rpc, done = std::move(done)](const grpc::Status& status) mutable {
-        done(FromGrpc(status));
+        done(FromGrpcStatus(status));
         rpc.reset();
         End();
       });
@@ -46,7 +46,7 @@ absl::Status RegionRegistrar::RegisterNow(const v1::RegisterSharedMemoryRequest&
   grpc::ClientContext context;
   context.set_deadline(deadline);
   v1::RegisterSharedMemoryReply reply;
-  return FromGrpc(stub_->RegisterSharedMemory(&context, request, &reply));
+  return FromGrpcStatus(stub_->RegisterSharedMemory(&context, request, &reply));
 }
 
 void RegionRegistrar::Unregister(const std::string& name) {
@@ -63,20 +63,20 @@ void RegionRegistrar::Unregister(const std::string& name) {
 }
 
 void RegionRegistrar::AwaitNone() {
-  std::unique_lock lock(mutex_);
-  none_.wait(lock, [this] { return under_way_ == 0; });
+  const absl::MutexLock lock(&mutex_);
+  while (under_way_ > 0) none_.Wait(&mutex_);
 }
 
 void RegionRegistrar::Begin() {
-  std::lock_guard lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   ++under_way_;
 }
 
 // The last touch of this object by an RPC: told under the lock, so that AwaitNone cannot return
 // before it is over.
 void RegionRegistrar::End() {
-  std::lock_guard lock(mutex_);
-  if (--under_way_ == 0) none_.notify_all();
+  const absl::MutexLock lock(&mutex_);
+  if (--under_way_ == 0) none_.SignalAll();
 }
 
 }  // namespace tributary::client

@@ -1,14 +1,14 @@
-// The RPCs by which the service gets to know memory that it shares with this process, and lets go
-// of it. Counts those under way, so that none outlives the stub.
+// The RPCs that register this process's memory with the service, and unregister it. The registrar
+// counts those under way, so that none outlives the stub.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -23,10 +23,10 @@ class RegionRegistrar {
   void Register(v1::RegisterSharedMemoryRequest request, std::function<void(absl::Status)> done);
   absl::Status RegisterNow(const v1::RegisterSharedMemoryRequest& request,
                            std::chrono::system_clock::time_point deadline);
-  // Whether it succeeds changes nothing for this side.
+  // Returns at once. Nothing depends on whether the service answers.
   void Unregister(const std::string& name);
 
-  // Every RPC has a deadline, so this ends.
+  // Waits until no RPC is under way. Every RPC has a deadline, so this ends.
   void AwaitNone();
 
  private:
@@ -34,9 +34,9 @@ class RegionRegistrar {
   void End();
 
   v1::AttentionService::Stub* const stub_;
-  std::mutex mutex_;
-  std::condition_variable none_;
-  int under_way_ = 0;
+  absl::Mutex mutex_;
+  absl::CondVar none_;
+  int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tributary::client

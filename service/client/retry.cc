@@ -4,7 +4,8 @@
 #include <cstdint>
 
 #include "absl/strings/match.h"
-#include "service/client/client.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
 
 namespace tributary::client {
 namespace {

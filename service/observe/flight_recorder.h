@@ -7,10 +7,11 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "service/observe/observer.h"
 #include "tributary/v1/diagnostics.pb.h"
 
@@ -31,22 +32,29 @@ class FlightRecorder {
 
  private:
   struct Slot {
-    mutable std::mutex mutex;
-    uint64_t number = 0;  // 0: nothing yet
-    uint64_t epoch = 0;
-    worker::CacheId cache = 0;
-    int32_t layer = 0;
-    worker::StepKind kind = worker::StepKind::kDecode;
-    int32_t calls = 0, entries = 0, query_rows = 0, new_tokens = 0;
-    std::chrono::steady_clock::time_point oldest_call, begun, submitted, done, answered;
-    bool ended = false;
-    absl::StatusCode code = absl::StatusCode::kOk;
-    std::vector<bool> replied;             // by rank
-    std::vector<worker::StepTimes> times;  // by rank
+    mutable absl::Mutex mutex;
+    uint64_t number ABSL_GUARDED_BY(mutex) = 0;  // 0: nothing yet
+    uint64_t epoch ABSL_GUARDED_BY(mutex) = 0;
+    worker::CacheId cache ABSL_GUARDED_BY(mutex) = 0;
+    int32_t layer ABSL_GUARDED_BY(mutex) = 0;
+    worker::StepKind kind ABSL_GUARDED_BY(mutex) = worker::StepKind::kDecode;
+    int32_t calls ABSL_GUARDED_BY(mutex) = 0;
+    int32_t entries ABSL_GUARDED_BY(mutex) = 0;
+    int32_t query_rows ABSL_GUARDED_BY(mutex) = 0;
+    int32_t new_tokens ABSL_GUARDED_BY(mutex) = 0;
+    std::chrono::steady_clock::time_point oldest_call ABSL_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point begun ABSL_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point submitted ABSL_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point done ABSL_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point answered ABSL_GUARDED_BY(mutex);
+    bool ended ABSL_GUARDED_BY(mutex) = false;
+    absl::StatusCode code ABSL_GUARDED_BY(mutex) = absl::StatusCode::kOk;
+    std::vector<bool> replied ABSL_GUARDED_BY(mutex);             // by rank
+    std::vector<worker::StepTimes> times ABSL_GUARDED_BY(mutex);  // by rank
   };
 
   static void Describe(const Slot& slot, std::chrono::steady_clock::time_point now,
-                       v1::StepFlight* out);
+                       v1::StepFlight* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(slot.mutex);
   Slot& SlotOf(uint64_t number) { return slots_[number % kSlots]; }
 
   std::array<Slot, kSlots> slots_;

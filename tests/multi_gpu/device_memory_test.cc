@@ -22,6 +22,7 @@
 #include "tests/support/process.h"
 #include "worker/cuda/ipc_opener.h"
 #include "worker/cuda_backend.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::test {
 namespace {
@@ -154,7 +155,7 @@ class DeviceMemoryTest : public ::testing::TestWithParam<Case> {
     call.cache_id = kCache;
     call.layer = layer;
     call.entries = {{sequence, position, rows, rows}};
-    call.dtype = type;
+    call.dtype = ToProto(type);
     call.q_heads = kQHeads;
     call.kv_heads = kKvHeads;
     call.head_dim = kHeadDim;
@@ -273,7 +274,7 @@ TEST_P(DeviceMemoryTest, AppendsReadItToo) {
   Values tokens(40, DType::kBf16, 5);
   client::AppendCall append{.cache_id = kCache,
                             .entries = {{inlined, 0, 40}},
-                            .dtype = DType::kBf16,
+                            .dtype = v1::DTYPE_BF16,
                             .k = tokens.k.data(),
                             .v = tokens.v.data(),
                             .kv_heads = kKvHeads,

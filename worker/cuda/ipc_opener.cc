@@ -7,8 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/cuda/device_memory.h"
 #include "base/status/errors.h"
-#include "kernels/cuda/device_memory.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
 
@@ -78,12 +78,12 @@ absl::StatusOr<RegionOpener::Mapping> IpcOpener::Open(const SharedDeviceMemory& 
   const cudaError_t error = cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) return OpenError(error);
   Mapping mapping{.base = static_cast<std::byte*>(base), .same_gpu = owner == gpu_};
-  cuda::Allocation allocation;
-  if (const Status found = cuda::FindAllocation(base, &allocation); !found.ok()) {
+  const absl::StatusOr<cuda::Allocation> allocation = cuda::FindAllocation(base);
+  if (!allocation.ok()) {
     Close(mapping);
-    return ToAbsl(found);
+    return allocation.status();
   }
-  mapping.bytes = allocation.bytes - static_cast<size_t>(mapping.base - allocation.base);
+  mapping.bytes = allocation->bytes - static_cast<size_t>(mapping.base - allocation->base);
   return mapping;
 }
 

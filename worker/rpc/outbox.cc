@@ -5,15 +5,15 @@
 namespace tributary::worker {
 
 void Outbox::Push(v1::WorkerMessage message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (closed_) return;
   messages_.push_back(std::move(message));
-  changed_.notify_one();
+  changed_.Signal();
 }
 
 std::optional<v1::WorkerMessage> Outbox::Pop() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return closed_ || !messages_.empty(); });
+  const absl::MutexLock lock(&mutex_);
+  while (!closed_ && messages_.empty()) changed_.Wait(&mutex_);
   if (closed_) return std::nullopt;
   v1::WorkerMessage message = std::move(messages_.front());
   messages_.pop_front();
@@ -21,10 +21,10 @@ std::optional<v1::WorkerMessage> Outbox::Pop() {
 }
 
 void Outbox::Close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   closed_ = true;
   messages_.clear();
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 }  // namespace tributary::worker

@@ -1,30 +1,30 @@
-// What waits to be written to a session's stream.
-//
-// A stream takes one writer at a time; everybody else leaves messages here.
+// The messages that wait to be written to a session's stream. A stream takes one writer at a time,
+// the session's writing thread; all other threads leave their messages here.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "tributary/v1/worker.pb.h"
 
 namespace tributary::worker {
 
 class Outbox {
  public:
-  // Dropped when closed: there is nobody left to hear it.
+  // Adds a message. After Close() it is dropped, because nobody is left to hear it.
   void Push(v1::WorkerMessage message);
-  // The next message; waits for one. Nothing when the outbox was closed.
+  // Waits for the next message and takes it. Nothing when the outbox was closed.
   std::optional<v1::WorkerMessage> Pop();
+  // Ends every Pop, and drops what has not been taken.
   void Close();
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<v1::WorkerMessage> messages_;
-  bool closed_ = false;
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  std::deque<v1::WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tributary::worker

@@ -6,17 +6,17 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "collective/communicator.h"
 #include "collective/gloo/gloo.h"
 #include "worker/backend.h"
@@ -79,15 +79,17 @@ class RankThread {
   absl::Status TestDevice(const Formation& formation);
 
   const RankOptions options_;
-  std::unique_ptr<Executor> executor_;  // of the thread, as
-  bool tested_ = false;
+  // Used by the thread only.
+  std::unique_ptr<Executor> executor_;
+  bool tested_ = false;  // whether the device has passed its self test
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
-  std::shared_ptr<SessionRendezvous> rendezvous_;  // of the formation posted last
-  std::shared_ptr<collective::Communicator> communicator_;
-  bool stopping_ = false;
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SessionRendezvous> rendezvous_
+      ABSL_GUARDED_BY(mutex_);  // of the formation posted last
+  std::shared_ptr<collective::Communicator> communicator_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::atomic<uint64_t> memory_bytes_ = 0;
   std::atomic<double> busy_seconds_ = 0;

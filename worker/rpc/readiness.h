@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tributary::worker {
 
@@ -15,7 +17,7 @@ class Readiness {
 
   // Not ready until Reached(epoch).
   void Expect(uint64_t epoch) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     expected_ = epoch;
     Set(false);
   }
@@ -23,28 +25,28 @@ class Readiness {
   void Leave() { Expect(0); }
   // Not ready any more, whatever comes.
   void Close() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     closed_ = true;
     Set(false);
   }
   // Ready, unless another epoch is expected by now.
   void Reached(uint64_t epoch) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (epoch == expected_ && !closed_) Set(true);
   }
 
  private:
-  void Set(bool ready) {
+  void Set(bool ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ready == ready_) return;
     ready_ = ready;
     if (changed_) changed_(ready);
   }
 
   const std::function<void(bool)> changed_;
-  std::mutex mutex_;
-  uint64_t expected_ = 0;  // 0: none
-  bool ready_ = false;
-  bool closed_ = false;
+  absl::Mutex mutex_;
+  uint64_t expected_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tributary::worker

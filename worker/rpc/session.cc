@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
+#include "base/sync/wait_until.h"
 #include "collective/exchange.h"
-#include "google/rpc/error_details.pb.h"
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/protocol.h"
 
@@ -16,19 +18,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using telemetry::LogLevel;
-
-// The field a refusal names, "" when it names none.
-std::string FieldOf(const grpc::Status& status) {
-  google::rpc::Status details;
-  if (!details.ParseFromString(status.error_details())) return "";
-  for (const google::protobuf::Any& detail : details.details()) {
-    google::rpc::BadRequest request;
-    if (detail.UnpackTo(&request) && request.field_violations_size() > 0) {
-      return request.field_violations(0).field();
-    }
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -47,7 +36,7 @@ Session::~Session() = default;
 Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   const auto stub = v1::GroupService::NewStub(channel);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     heard_ = Clock::now();
   }
   // Before the call: to connect may take longer than a worker has that drains.
@@ -63,7 +52,7 @@ Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   v1::CoordinatorMessage message;
   while (stream->Read(&message)) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const absl::MutexLock lock(&mutex_);
       heard_ = Clock::now();
     }
     Handle(std::move(message));
@@ -73,14 +62,14 @@ Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   rank_.Abort("the session with the coordinator ended");
   outbox_->Close();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::MutexLock lock(&mutex_);
     finished_ = true;
-    changed_.notify_all();
+    changed_.SignalAll();
   }
   writer.join();
   pulse.join();
   End end{.status = stream->Finish(), .welcomed = welcome_.has_value()};
-  end.field = FieldOf(end.status);
+  end.field = FieldOf(FromGrpcStatus(end.status));
   return end;
 }
 
@@ -88,9 +77,9 @@ void Session::Drain(Clock::time_point deadline) {
   v1::WorkerMessage message;
   message.mutable_drain();
   outbox_->Push(std::move(message));
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   drain_deadline_ = deadline;
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 void Session::Register() {
@@ -140,10 +129,10 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
   logged_rank_ = welcome.rank();
   Log(LogLevel::kInfo, absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
   options_.observer->OnWelcome(welcome.rank(), welcome.size());
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   interval_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_interval_ms(), 1));
   silence_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_timeout_ms(), 1));
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
@@ -224,7 +213,7 @@ void Session::OnCommand(v1::CoordinatorMessage message) {
 }
 
 void Session::Pulse() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   while (!finished_) {
     v1::WorkerMessage message;
     message.mutable_heartbeat()->set_memory_bytes(rank_.memory_bytes());
@@ -233,7 +222,7 @@ void Session::Pulse() {
 
     Clock::time_point wake = Clock::now() + interval_;
     if (drain_deadline_.has_value()) wake = std::min(wake, *drain_deadline_);
-    changed_.wait_until(lock, std::min(wake, heard_ + silence_));
+    WaitUntil(changed_, mutex_, std::min(wake, heard_ + silence_));
 
     const Clock::time_point now = Clock::now();
     const bool silent = now >= heard_ + silence_;
@@ -241,7 +230,7 @@ void Session::Pulse() {
     if (finished_ || !(silent || overdue)) continue;
     Log(LogLevel::kWarning, silent ? "the coordinator is silent" : "draining took too long");
     context_.TryCancel();
-    changed_.wait(lock, [this] { return finished_; });
+    while (!finished_) changed_.Wait(&mutex_);
   }
 }
 

@@ -9,11 +9,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "base/telemetry/log.h"
 #include "tributary/v1/worker.grpc.pb.h"
 #include "worker/rpc/outbox.h"
@@ -88,13 +89,13 @@ class Session {
   std::atomic<int> logged_rank_ = -1;
   std::atomic<uint64_t> logged_epoch_ = 0;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool finished_ = false;
-  std::chrono::steady_clock::time_point heard_;
-  std::chrono::milliseconds interval_{1'000};
-  std::chrono::milliseconds silence_;
-  std::optional<std::chrono::steady_clock::time_point> drain_deadline_;
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point heard_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::milliseconds interval_ ABSL_GUARDED_BY(mutex_){1'000};
+  std::chrono::milliseconds silence_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::chrono::steady_clock::time_point> drain_deadline_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::worker

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/sync/wait_until.h"
+
 namespace tributary::worker {
 
 SessionRendezvous::SessionRendezvous(uint64_t epoch, std::shared_ptr<Outbox> outbox)
@@ -23,9 +25,10 @@ tributary::Status SessionRendezvous::Get(const std::string& key, std::string* va
   message.mutable_rendezvous_get()->set_key(key);
   outbox_->Push(std::move(message));
 
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_until(lock, deadline,
-                      [&] { return !cancelled_.empty() || values_.count(key) > 0; });
+  const absl::MutexLock lock(&mutex_);
+  while (cancelled_.empty() && values_.count(key) == 0) {
+    if (WaitUntil(changed_, mutex_, deadline)) break;
+  }
   if (!cancelled_.empty()) return {tributary::StatusCode::kAborted, cancelled_};
   const auto found = values_.find(key);
   if (found == values_.end()) {
@@ -36,15 +39,15 @@ tributary::Status SessionRendezvous::Get(const std::string& key, std::string* va
 }
 
 void SessionRendezvous::Deliver(v1::RendezvousValue value) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   values_[value.key()] = std::move(*value.mutable_value());
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 void SessionRendezvous::Cancel(std::string reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (cancelled_.empty()) cancelled_ = reason.empty() ? "cancelled" : std::move(reason);
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 }  // namespace tributary::worker

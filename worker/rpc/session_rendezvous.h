@@ -1,13 +1,13 @@
 // The rendezvous of one epoch, kept by the coordinator and reached over the session.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "collective/rendezvous/rendezvous.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/rpc/outbox.h"
@@ -30,10 +30,10 @@ class SessionRendezvous : public collective::Rendezvous {
  private:
   const uint64_t epoch_;
   const std::shared_ptr<Outbox> outbox_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-  std::string cancelled_;  // why; empty while in use
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
+  std::string cancelled_ ABSL_GUARDED_BY(mutex_);  // why; empty while in use
 };
 
 }  // namespace tributary::worker

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/sync/wait_until.h"
 
 namespace tributary::worker {
 
@@ -89,34 +90,34 @@ absl::Status Worker::Run() {
     }
     Pause(ReconnectPause(options_, attempt++, uniform(random)));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   return lost_;
 }
 
 // The coordinator is told by the end of the session; there is nothing to wait for.
 void Worker::Lose(const absl::Status& why) {
   Log(LogLevel::kError, absl::StrCat("leaving: ", why.message()));
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (draining_) return;
   lost_ = why;
   draining_ = true;
-  changed_.notify_all();
+  changed_.SignalAll();
   if (session_ != nullptr) session_->Drain(std::chrono::steady_clock::now());
 }
 
 void Worker::Drain() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (draining_) return;
   draining_ = true;
   readiness_.Close();  // before anything else is done about it
-  changed_.notify_all();
+  changed_.SignalAll();
   if (session_ != nullptr) {
     session_->Drain(std::chrono::steady_clock::now() + options_.drain_timeout);
   }
 }
 
 std::shared_ptr<Session> Worker::BeginSession() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   session_ = draining_ ? nullptr
                        : std::make_shared<Session>(options_.session, identity_, rank_, readiness_);
   return session_;
@@ -128,8 +129,11 @@ void Worker::ForgetShards() {
 }
 
 void Worker::Pause(std::chrono::milliseconds duration) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, duration, [this] { return draining_; });
+  const auto end = std::chrono::steady_clock::now() + duration;
+  const absl::MutexLock lock(&mutex_);
+  while (!draining_) {
+    if (WaitUntil(changed_, mutex_, end)) break;
+  }
 }
 
 void Worker::Log(LogLevel level, const std::string& event) const {

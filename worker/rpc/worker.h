@@ -3,12 +3,12 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "base/rpc/channel_security.h"
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
@@ -61,11 +61,11 @@ class Worker {
   Identity identity_;
   Readiness readiness_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool draining_ = false;
-  absl::Status lost_;
-  std::shared_ptr<Session> session_;
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);
   RankThread rank_;  // last, so that it ends first: it calls Lose
 };
 

@@ -9,16 +9,18 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tributary::worker {
 
 class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                      public std::enable_shared_from_this<WorkerStream> {
  public:
-  // Told what happens on a stream, on gRPC's threads: must not block. One call at a time for each
-  // stream.
+  // Receives what happens on a stream. gRPC's threads call it, so it must not block; calls for one
+  // stream come one at a time.
   class Events {
    public:
     virtual ~Events() = default;
@@ -30,11 +32,12 @@ class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     virtual void OnGone(const std::shared_ptr<WorkerStream>& stream) = 0;
   };
 
-  // Keeps itself (and `events`) alive until OnGone.
+  // Starts to read. The stream keeps itself, and `events`, alive until OnGone.
   static std::shared_ptr<WorkerStream> Begin(grpc::CallbackServerContext* context,
                                              std::shared_ptr<Events> events);
 
-  // In the order of calls. Dropped when the stream is closed.
+  // Queues a message; messages are written in the order of calls. Once the stream is closed they
+  // are dropped.
   void Send(grpc::ByteBuffer message);
   // Ends the stream with `status` after what was sent. May be called again; only Cancel() has an
   // effect then.
@@ -52,8 +55,8 @@ class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
  private:
   WorkerStream(grpc::CallbackServerContext* context, std::shared_ptr<Events> events);
 
-  // Writes what is next, or finishes. Call with the mutex held and no write under way.
-  void Proceed();
+  // Writes the next message, or finishes. No write is under way.
+  void Proceed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;  // valid until OnDone
   const std::shared_ptr<Events> events_;
@@ -61,14 +64,14 @@ class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
   std::shared_ptr<WorkerStream> self_;
   grpc::ByteBuffer incoming_;
 
-  std::mutex mutex_;
-  std::deque<grpc::ByteBuffer> outgoing_;
-  grpc::ByteBuffer writing_;
-  bool write_under_way_ = false;
-  bool closed_ = false;    // nothing more is queued
-  bool finished_ = false;  // Finish() was called
-  bool gone_ = false;
-  grpc::Status status_;
+  absl::Mutex mutex_;
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer writing_ ABSL_GUARDED_BY(mutex_);
+  bool write_under_way_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;    // nothing more is queued
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // Finish() was called
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::worker

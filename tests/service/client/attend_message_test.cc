@@ -23,7 +23,7 @@ class DeviceCallTest : public ::testing::Test {
  protected:
   DeviceCallTest() {
     call_.entries = {{.sequence_id = 1, .query_rows = 2, .new_tokens = 2}};
-    call_.dtype = DType::kBf16;
+    call_.dtype = v1::DTYPE_BF16;
     call_.q_heads = 4;
     call_.kv_heads = 2;
     call_.head_dim = 64;
@@ -57,7 +57,7 @@ TEST_F(DeviceCallTest, TensorsAreNamedAndNothingIsCopied) {
   EXPECT_TRUE(CheckSize(call_, request, 1000).ok()) << "far less than the tensors";
   EXPECT_TRUE(TakeResults(call_, nullptr, v1::AttendReply()).ok());
 
-  AppendCall append{.entries = {{1, 0, 2}}, .dtype = DType::kBf16, .k = At(64), .v = At(1024)};
+  AppendCall append{.entries = {{1, 0, 2}}, .dtype = v1::DTYPE_BF16, .k = At(64), .v = At(1024)};
   append.kv_heads = 2;
   append.head_dim = 64;
   append.device = call_.device;

@@ -461,7 +461,7 @@ TEST_F(ClientRetryTest, CallsThatWouldTouchWrongMemoryAreRefusedHere) {
   EXPECT_EQ(field_of([](AttendCall& c) { c.output = nullptr; }), "output");
   EXPECT_EQ(field_of([](AttendCall& c) { c.q_heads = 0; }), "q_heads");
   EXPECT_EQ(field_of([](AttendCall& c) { c.head_dim = -4; }), "head_dim");
-  EXPECT_EQ(field_of([](AttendCall& c) { c.dtype = DType::kFp8E4M3; }), "dtype");
+  EXPECT_EQ(field_of([](AttendCall& c) { c.dtype = v1::DTYPE_FP8_E4M3; }), "dtype");
   EXPECT_EQ(field_of([](AttendCall& c) {
               c.entries[0].new_tokens = 1;
               c.kv_heads = 1;

@@ -2,12 +2,12 @@
 
 #include <string>
 
-#include "absl/strings/cord.h"
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
+#include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
-#include "service/client/client.h"
-#include "service/client/rpc_status.h"
 
 namespace tributary::client {
 namespace {
@@ -27,7 +27,7 @@ absl::Status UnavailableAfter(int64_t seconds, int32_t nanos) {
   info.mutable_retry_delay()->set_seconds(seconds);
   info.mutable_retry_delay()->set_nanos(nanos);
   status.add_details()->PackFrom(info);
-  return FromRpc(status);
+  return FromRpcStatus(status);
 }
 
 TEST(RetryDelay, DoublesUpToTheCapWithJitterBelow) {
@@ -49,7 +49,7 @@ TEST(RetryDelay, NeverComesSoonerThanAsked) {
 
 TEST(Retry, OnlyUnavailableAndAbortedAreTransient) {
   for (int code = 0; code <= 16; ++code) {
-    const absl::Status status = FromRpc(Rpc(code, "x"));
+    const absl::Status status = FromRpcStatus(Rpc(code, "x"));
     EXPECT_EQ(IsTransient(status), code == 14 || code == 10) << code;
   }
 }
@@ -73,8 +73,8 @@ TEST(RpcStatus, DetailsOfTheWireStayReadable) {
   google::rpc::BadRequest bad;
   bad.add_field_violations()->set_field("q.shape[1]");
   status.add_details()->PackFrom(bad);
-  EXPECT_EQ(FieldOf(FromRpc(status)), "q.shape[1]");
-  EXPECT_EQ(FieldOf(FromRpc(Rpc(3, "none"))), "");
+  EXPECT_EQ(FieldOf(FromRpcStatus(status)), "q.shape[1]");
+  EXPECT_EQ(FieldOf(FromRpcStatus(Rpc(3, "none"))), "");
   EXPECT_EQ(FieldOf(absl::OkStatus()), "");
 }
 
@@ -83,7 +83,7 @@ TEST(RpcStatus, UnaryErrorsCarryTheirTrailer) {
   google::rpc::BadRequest bad;
   bad.add_field_violations()->set_field("entries[0].sequence_id");
   full.add_details()->PackFrom(bad);
-  const absl::Status status = FromGrpc(
+  const absl::Status status = FromGrpcStatus(
       grpc::Status(grpc::StatusCode::NOT_FOUND, "no sequence 7", full.SerializeAsString()));
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_EQ(status.message(), "no sequence 7");
@@ -92,7 +92,7 @@ TEST(RpcStatus, UnaryErrorsCarryTheirTrailer) {
 
 TEST(RpcStatus, AnUnreadableTrailerCostsOnlyTheDetails) {
   const absl::Status status =
-      FromGrpc(grpc::Status(grpc::StatusCode::DATA_LOSS, "lost", "\xff\xff not a message"));
+      FromGrpcStatus(grpc::Status(grpc::StatusCode::DATA_LOSS, "lost", "\xff\xff not a message"));
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_EQ(status.message(), "lost");
   EXPECT_EQ(FieldOf(status), "");
@@ -104,7 +104,7 @@ TEST(RpcStatus, ForgottenRegionIsToldByItsField) {
   google::rpc::BadRequest bad;
   bad.add_field_violations()->set_field("q.shared_memory.region");
   status.add_details()->PackFrom(bad);
-  EXPECT_TRUE(IsForgottenRegion(FromRpc(status)));
+  EXPECT_TRUE(IsForgottenRegion(FromRpcStatus(status)));
 }
 
 }  // namespace

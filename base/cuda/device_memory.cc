@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_memory.h"
+#include "base/cuda/device_memory.h"
 
 #include <cuda.h>
 
@@ -33,18 +33,17 @@ std::string UuidOf(const cudaDeviceProp& device) {
   return text;
 }
 
-Status FindAllocation(const void* data, Allocation* allocation) {
+absl::StatusOr<Allocation> FindAllocation(const void* data) {
   static const GetAddressRange get = FindGetAddressRange();
   if (get == nullptr) {
-    return {StatusCode::kFailedPrecondition, "the driver has no cuMemGetAddressRange"};
+    return absl::FailedPreconditionError("the driver has no cuMemGetAddressRange");
   }
   CUdeviceptr base = 0;
   size_t bytes = 0;
   if (get(&base, &bytes, reinterpret_cast<CUdeviceptr>(data)) != CUDA_SUCCESS) {
-    return InvalidArgument("it is no memory of a GPU");
+    return absl::InvalidArgumentError("it is no memory of a GPU");
   }
-  *allocation = {reinterpret_cast<std::byte*>(base), bytes};
-  return Status::Ok();
+  return Allocation{reinterpret_cast<std::byte*>(base), bytes};
 }
 
 }  // namespace tributary::cuda
