@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/rpc/tls.h"
 #include "base/telemetry/log.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "service/api/access_control.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/backend.h"
 

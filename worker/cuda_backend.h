@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "worker/backend.h"
 #include "worker/exchange_choice.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "worker/backends.h"
 
 namespace tributary::worker {

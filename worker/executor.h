@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "collective/rendezvous/rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/backend.h"

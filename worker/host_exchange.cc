@@ -22,7 +22,7 @@ absl::Status HostExchange::Merge(const RowPass& pass, Partial partial, const flo
                                             .lse = partial.lse,
                                             .rows = pass.row_count,
                                             .heads = step_.spec.q_heads,
-                                            .head_dim = step_.spec.head_dim,
+                                            .value_dim = step_.spec.head_dim,
                                             .sinks = sinks,
                                             .placement = placement,
                                             .strategy = strategy_,
@@ -37,7 +37,7 @@ absl::Status HostExchange::GatherToRoot(const RowPass& pass, Partial rows) {
   const Partial result = ResultOf(pass);
   const collective::ExchangeShape shape{.rows = pass.row_count,
                                         .heads = step_.spec.q_heads,
-                                        .head_dim = step_.spec.head_dim,
+                                        .value_dim = step_.spec.head_dim,
                                         .ranks = step_.comm.size(),
                                         .placement = collective::Placement::kGathered};
   return CollectiveStatus(collective::GatherSlices(rows.o, rows.lse, shape, step_.comm, workspace_,

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "worker/step_operations.h"
 #include "worker/step_run.h"
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 #include "worker/plan.h"

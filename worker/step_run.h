@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collective/communicator.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/paged_kv.h"
 #include "worker/cache_spec.h"

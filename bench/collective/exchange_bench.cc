@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "collective/gloo/gloo.h"
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
@@ -134,7 +134,7 @@ class Bench {
                             .lse = lse_[rank].data(),
                             .rows = rows,
                             .heads = flags_.heads,
-                            .head_dim = flags_.head_dim,
+                            .value_dim = flags_.head_dim,
                             .placement = placement,
                             .strategy = strategy,
                             .out = out_[rank].data()},
@@ -149,7 +149,7 @@ class Bench {
       lse.push_back(lse_[r].data());
     }
     const ReferenceResult want = ReferenceMerge(
-        {.o = o, .lse = lse, .rows = rows, .heads = flags_.heads, .head_dim = flags_.head_dim});
+        {.o = o, .lse = lse, .rows = rows, .heads = flags_.heads, .value_dim = flags_.head_dim});
     OnEveryRank(flags_.ranks, [&](int r) {
       std::fill(out_[r].begin(), out_[r].end(), NAN);
       Exchange(group, strategy, placement, rows, r);

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "collective/device/device_group.h"
+#include "collective/group/device_group.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/reference.h"
@@ -193,7 +193,7 @@ class Group {
       DeviceGroupOptions options{.rank = r, .size = ranks.size(), .epoch = epoch, .device = r};
       options.limits = {.rows = *std::max_element(f.rows.begin(), f.rows.end()),
                         .heads = f.heads,
-                        .head_dim = f.head_dim,
+                        .value_dim = f.head_dim,
                         .widest = f.wire};
       options.nccl = nccl;
       options.direct = Wanted::kIfPossible;
@@ -262,7 +262,7 @@ class Bench {
             .lse = data_.device_lse[rank],
             .rows = rows,
             .heads = flags_.heads,
-            .head_dim = flags_.head_dim,
+            .value_dim = flags_.head_dim,
             .placement = placement,
             .strategy = v.strategy,
             .wire = flags_.wire,
@@ -306,14 +306,13 @@ class Bench {
   }
 
   ReferenceResult Reference(int32_t rows) const {
-    const size_t pairs = static_cast<size_t>(rows) * flags_.heads;
     std::vector<const float*> o, lse;
     for (int r = 0; r < ranks_.size(); ++r) {
       o.push_back(data_.o[r].data());
       lse.push_back(data_.lse[r].data());
     }
     return ReferenceMerge(
-        {.o = o, .lse = lse, .rows = rows, .heads = flags_.heads, .head_dim = flags_.head_dim});
+        {.o = o, .lse = lse, .rows = rows, .heads = flags_.heads, .value_dim = flags_.head_dim});
   }
 
   double Time(const Group& group, const Variant& v, Placement placement, int32_t rows) const {

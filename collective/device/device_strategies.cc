@@ -2,29 +2,12 @@
 
 #include <algorithm>
 
-#include "collective/device/cuda_resources.h"
+#include "collective/carver.h"
 #include "collective/device/pack.h"
 #include "kernels/cuda/merge/merge.h"
 
 namespace tributary::collective {
 namespace {
-
-// Cuts a workspace into pieces. Without a base it only counts, so that the size comes from the code
-// that lays it out.
-class Carver {
- public:
-  explicit Carver(std::byte* base = nullptr) : base_(base) {}
-  std::byte* Take(size_t bytes) {
-    const size_t at = bytes_;
-    bytes_ += (bytes + 255) / 256 * 256;
-    return base_ == nullptr ? nullptr : base_ + at;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  size_t bytes_ = 0;
-};
 
 // Merged heads on their way to rank 0.
 struct GatherSpace {
@@ -33,9 +16,9 @@ struct GatherSpace {
   std::byte* gathered = nullptr;  // all of them, on rank 0
 };
 
-GatherSpace CarveGather(int32_t rows, int32_t heads, int32_t head_dim, int32_t ranks, DType type,
+GatherSpace CarveGather(int32_t rows, int32_t heads, int32_t value_dim, int32_t ranks, DType type,
                         Carver* c) {
-  GatherSpace s{.layout = LayOutParts(rows, heads, head_dim, ranks, type)};
+  GatherSpace s{.layout = LayOutParts(rows, heads, value_dim, ranks, type)};
   s.part = c->Take(s.layout.stride);
   s.gathered = c->Take(s.layout.stride * ranks);
   return s;
@@ -53,7 +36,7 @@ struct Space {
 Space Carve(const DeviceExchangeParams& p, int32_t ranks, Strategy strategy, Carver* c) {
   Space s;
   const int32_t parts = strategy == Strategy::kAllGather ? 1 : ranks;
-  s.layout = LayOutParts(p.rows, p.heads, p.head_dim, parts, p.wire);
+  s.layout = LayOutParts(p.rows, p.heads, p.value_dim, parts, p.wire);
   const size_t lse_bytes = sizeof(float) * p.rows * p.heads;
   switch (strategy) {
     case Strategy::kAllGather:
@@ -74,7 +57,7 @@ Space Carve(const DeviceExchangeParams& p, int32_t ranks, Strategy strategy, Car
       break;
   }
   if (p.placement == Placement::kGathered) {
-    s.gather = CarveGather(p.rows, p.heads, p.head_dim, ranks, p.out_dtype, c);
+    s.gather = CarveGather(p.rows, p.heads, p.value_dim, ranks, p.out_dtype, c);
   }
   return s;
 }
@@ -99,7 +82,7 @@ cuda::MergeArgs MergeOf(const DeviceExchangeParams& p, HeadSlice heads) {
   cuda::MergeArgs merge;
   merge.rows = p.rows;
   merge.heads = heads.count;
-  merge.value_dim = p.head_dim;
+  merge.value_dim = p.value_dim;
   merge.sinks = SinksFrom(p.sinks, heads.begin);
   merge.source_dtype = p.wire;
   return merge;
@@ -109,7 +92,7 @@ cuda::MergeArgs MergeOf(const DeviceExchangeParams& p, HeadSlice heads) {
 void AddSource(const PartsLayout& layout, const std::byte* part, int32_t first,
                cuda::MergeArgs* merge) {
   const int32_t s = merge->sources++;
-  merge->o[s] = part + static_cast<size_t>(first) * layout.head_dim * SizeOf(layout.type);
+  merge->o[s] = part + static_cast<size_t>(first) * layout.value_dim * SizeOf(layout.type);
   merge->lse[s] = reinterpret_cast<const float*>(part + layout.lse_offset) + first;
 }
 
@@ -197,14 +180,14 @@ size_t DeviceWorkspaceBytes(const DeviceExchangeParams& params, int32_t ranks, S
 
 size_t DeviceWorkspaceBytes(const DeviceGatherParams& p, int32_t ranks) {
   Carver c;
-  CarveGather(p.rows, p.heads, p.head_dim, ranks, p.dtype, &c);
+  CarveGather(p.rows, p.heads, p.value_dim, ranks, p.dtype, &c);
   return c.bytes();
 }
 
 size_t DeviceWorkspaceBytes(const DeviceExchangeLimits& l, int32_t ranks) {
   const DeviceExchangeParams p{.rows = l.rows,
                                .heads = l.heads,
-                               .head_dim = l.head_dim,
+                               .value_dim = l.value_dim,
                                .placement = Placement::kGathered,
                                .wire = l.widest,
                                .out_dtype = l.widest};
@@ -236,7 +219,7 @@ Status EnqueueExchange(const DeviceExchangeParams& p, Strategy strategy, DeviceC
 Status EnqueueGather(const DeviceGatherParams& p, DeviceCommunicator& comm, std::byte* workspace,
                      cudaStream_t stream) {
   Carver c(workspace);
-  const GatherSpace s = CarveGather(p.rows, p.heads, p.head_dim, comm.size(), p.dtype, &c);
+  const GatherSpace s = CarveGather(p.rows, p.heads, p.value_dim, comm.size(), p.dtype, &c);
   Status status = LaunchPackSlice(s.layout, comm.rank(), p.slice, p.slice_lse, s.part, stream);
   if (!status.ok()) return status;
   return GatherMerged(s, p.out, p.lse_out, comm, stream);

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "collective/device/pack.h"
-#include "collective/head_slice.h"
+#include "collective/exchange/head_slice.h"
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/status.h"
@@ -104,7 +104,7 @@ __device__ __forceinline__ float WeightOf(const PackArgs& a, size_t pair, float*
 // Eight dimensions a thread.
 __global__ void __launch_bounds__(kThreads) PackKernel(const __grid_constant__ PackArgs a) {
   const PartsLayout& l = a.layout;
-  const int lanes = l.head_dim / kDims;
+  const int lanes = l.value_dim / kDims;
   const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (unit >= int64_t{l.rows} * l.heads * lanes) return;
   const int d = static_cast<int>(unit % lanes) * kDims;
@@ -121,24 +121,25 @@ __global__ void __launch_bounds__(kThreads) PackKernel(const __grid_constant__ P
   Dims x = {};
   // A partial without weight is left out altogether: nothing is asked of its output.
   if (weight != 0.0f) {
-    x = Load(a.o, a.o_dtype, place.pair * l.head_dim + d);
+    x = Load(a.o, a.o_dtype, place.pair * l.value_dim + d);
     if (a.all_lse != nullptr) {
 #pragma unroll
       for (float& v : x.x) v *= weight;
     }
   }
-  Store(part, l.type, place.in_part * l.head_dim + d, x);
+  Store(part, l.type, place.in_part * l.value_dim + d, x);
 }
 
 __global__ void __launch_bounds__(kThreads)
     UnpackKernel(const PartsLayout l, const void* parts, void* o, float* lse) {
-  const int lanes = l.head_dim / kDims;
+  const int lanes = l.value_dim / kDims;
   const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (unit >= int64_t{l.rows} * l.heads * lanes) return;
   const int d = static_cast<int>(unit % lanes) * kDims;
   const Place place = PlaceOf(l, unit / lanes);
   std::byte* part = PartAt(l, parts, place.part);
-  Store(o, l.type, place.pair * l.head_dim + d, Load(part, l.type, place.in_part * l.head_dim + d));
+  Store(o, l.type, place.pair * l.value_dim + d,
+        Load(part, l.type, place.in_part * l.value_dim + d));
   if (d == 0 && lse != nullptr) lse[place.pair] = LseOf(l, part)[place.in_part];
 }
 
@@ -146,16 +147,16 @@ unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
-int64_t Units(const PartsLayout& l) { return int64_t{l.rows} * l.heads * (l.head_dim / kDims); }
+int64_t Units(const PartsLayout& l) { return int64_t{l.rows} * l.heads * (l.value_dim / kDims); }
 
 size_t Aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 }  // namespace
 
-PartsLayout LayOutParts(int32_t rows, int32_t heads, int32_t head_dim, int32_t parts, DType type) {
-  PartsLayout l{.rows = rows, .heads = heads, .head_dim = head_dim, .parts = parts, .type = type};
+PartsLayout LayOutParts(int32_t rows, int32_t heads, int32_t value_dim, int32_t parts, DType type) {
+  PartsLayout l{.rows = rows, .heads = heads, .value_dim = value_dim, .parts = parts, .type = type};
   const size_t pairs = static_cast<size_t>(rows) * SliceOfRank(heads, parts, 0).count;
-  l.lse_offset = pairs * head_dim * SizeOf(type);
+  l.lse_offset = pairs * value_dim * SizeOf(type);
   l.stride = l.lse_offset + Aligned(pairs * sizeof(float));
   return l;
 }
@@ -176,7 +177,7 @@ Status LaunchPackSlice(const PartsLayout& layout, int32_t part, const void* o, c
   const size_t pairs =
       static_cast<size_t>(layout.rows) * SliceOfRank(layout.heads, layout.parts, part).count;
   auto* bytes = static_cast<std::byte*>(to);
-  cudaError_t e = cudaMemcpyAsync(bytes, o, pairs * layout.head_dim * SizeOf(layout.type),
+  cudaError_t e = cudaMemcpyAsync(bytes, o, pairs * layout.value_dim * SizeOf(layout.type),
                                   cudaMemcpyDeviceToDevice, stream);
   if (e == cudaSuccess && lse != nullptr) {
     e = cudaMemcpyAsync(bytes + layout.lse_offset, lse, pairs * sizeof(float),

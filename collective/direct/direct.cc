@@ -295,7 +295,7 @@ class PeerExchange final : public DirectExchange {
 
   Status Exchange(const DeviceExchangeParams& p, const DirectPlan& plan, bool overlap_launch,
                   cudaStream_t stream) override {
-    DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.head_dim);
+    DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.value_dim);
     // Written to only when the partial arrives.
     args.o = const_cast<void*>(p.o);
     args.lse = const_cast<float*>(p.lse);
@@ -309,7 +309,7 @@ class PeerExchange final : public DirectExchange {
 
   Status Gather(const DeviceGatherParams& p, const DirectPlan& plan, bool overlap_launch,
                 cudaStream_t stream) override {
-    DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.head_dim);
+    DirectArgs args = ArgsOf(plan, p.rows, p.heads, p.value_dim);
     args.o = const_cast<void*>(p.slice);
     args.lse = const_cast<float*>(p.slice_lse);
     args.out = p.out;
@@ -326,12 +326,12 @@ class PeerExchange final : public DirectExchange {
   }
 
  private:
-  DirectArgs ArgsOf(const DirectPlan& plan, int32_t rows, int32_t heads, int32_t head_dim) const {
+  DirectArgs ArgsOf(const DirectPlan& plan, int32_t rows, int32_t heads, int32_t value_dim) const {
     DirectArgs args = args_;
     args.plan = plan;
     args.rows = rows;
     args.heads = heads;
-    args.head_dim = head_dim;
+    args.value_dim = value_dim;
     SetHeads(&args);
     return args;
   }

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
   const bool worker = threadIdx.x < blockDim.x - kWarp;
   bool usable = true;
   if (worker) {
-    if (threadIdx.x < a.plan.units * (a.head_dim / exchange.kCount)) {
+    if (threadIdx.x < a.plan.units * (a.value_dim / exchange.kCount)) {
       usable = exchange.Fetch(threadIdx.x);
     }
   } else {
@@ -116,10 +116,6 @@ void SetHeads(DirectArgs* args) {
     args->first_head[r] =
         r < ranks ? DirectSlice(args->plan.route, args->heads, ranks, r).begin : args->heads;
   }
-}
-
-bool DirectTypesSupported(DType o, DType wire) {
-  return !IsFp8(wire) && (o == wire || o == DType::kF32);
 }
 
 Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool overlap_launch,

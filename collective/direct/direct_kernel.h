@@ -20,11 +20,11 @@ struct DirectArgs {
   int32_t rank = 0;
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;
+  int32_t value_dim = 0;
   // Heads [first_head[r], first_head[r + 1]) go to rank r; SetHeads fills it from route and heads.
   int32_t first_head[kMaxDirectRanks + 1] = {};
-  // kGather: merged heads [rows, slice.count, head_dim] of out_dtype and their LSE or nullptr;
-  // otherwise the partial [rows, heads, head_dim] and its LSE.
+  // kGather: merged heads [rows, slice.count, value_dim] of out_dtype and their LSE or nullptr;
+  // otherwise the partial [rows, heads, value_dim] and its LSE.
   void* o = nullptr;
   float* lse = nullptr;
   // The partial, of f32, is still being written: a word of it is kNotArrived until it is there, and
@@ -40,9 +40,7 @@ struct DirectArgs {
 
 void SetHeads(DirectArgs* args);
 
-// f32 to any wire, or what travels is what there is.
-bool DirectTypesSupported(DType o, DType wire);
-
+// `o_dtype` may travel as `wire` (device_exchange.h, MayTravelAs).
 Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool overlap_launch,
                     cudaStream_t stream);
 

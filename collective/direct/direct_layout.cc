@@ -8,8 +8,8 @@ namespace {
 constexpr size_t CeilDiv(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // O and LSE of one row and head.
-size_t UnitBytes(int32_t head_dim, DType type) {
-  return static_cast<size_t>(head_dim) * SizeOf(type) + sizeof(float);
+size_t UnitBytes(int32_t value_dim, DType type) {
+  return static_cast<size_t>(value_dim) * SizeOf(type) + sizeof(float);
 }
 
 // Measured on 4 H200s: small calls want small blocks; large ones want fewer threads than would send
@@ -27,9 +27,9 @@ bool OneHopIsFaster(const DirectShape& s, int32_t ranks) {
   if (ranks == 2) return true;
   const size_t pairs = static_cast<size_t>(s.rows) * s.heads;
   const size_t slice_pairs = static_cast<size_t>(s.rows) * SliceOfRank(s.heads, ranks, 0).count;
-  const size_t one = (ranks - 1) * pairs * UnitBytes(s.head_dim, s.wire);
+  const size_t one = (ranks - 1) * pairs * UnitBytes(s.value_dim, s.wire);
   const size_t two =
-      (ranks - 1) * slice_pairs * (UnitBytes(s.head_dim, s.wire) + UnitBytes(s.head_dim, s.out));
+      (ranks - 1) * slice_pairs * (UnitBytes(s.value_dim, s.wire) + UnitBytes(s.value_dim, s.out));
   return one <= two + kFlightBytes;
 }
 
@@ -44,7 +44,7 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
             const DirectTuning& tuning, DirectPlan* plan) {
   const int32_t heads = DirectSlice(route, s.heads, layout.ranks, 0).count;
   const size_t units = static_cast<size_t>(s.rows) * heads;
-  const size_t packets_of_unit = static_cast<size_t>(s.head_dim) *
+  const size_t packets_of_unit = static_cast<size_t>(s.value_dim) *
                                  SizeOf(route == DirectRoute::kGather ? s.out : s.wire) /
                                  kDirectPacket;
   const size_t packets = units * packets_of_unit;
@@ -52,11 +52,11 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
   plan->route = route;
   plan->workers = tuning.workers > 0 ? tuning.workers : many ? kManyWorkers : kFewWorkers;
   const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
-  size_t unit_bytes = UnitBytes(s.head_dim, s.out);
+  size_t unit_bytes = UnitBytes(s.value_dim, s.out);
   if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
-    unit_bytes = UnitBytes(s.head_dim, s.wire);
+    unit_bytes = UnitBytes(s.value_dim, s.wire);
   } else if (route == DirectRoute::kTwoHops) {
-    unit_bytes = std::max(unit_bytes, UnitBytes(s.head_dim, s.wire));
+    unit_bytes = std::max(unit_bytes, UnitBytes(s.value_dim, s.wire));
   }
   const size_t fitting = layout.channel_bytes / unit_bytes;
   if (fitting == 0 || CeilDiv(units, fitting) > kDirectChannels) return false;
@@ -70,12 +70,26 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
 
 }  // namespace
 
-DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t head_dim,
+DirectShape DirectShapeOf(const DeviceExchangeParams& p) {
+  return {.rows = p.rows,
+          .heads = p.heads,
+          .value_dim = p.value_dim,
+          .placement = p.placement,
+          .wire = p.wire,
+          .out = p.out_dtype};
+}
+
+DirectShape DirectShapeOf(const DeviceGatherParams& p) {
+  return {
+      .rows = p.rows, .heads = p.heads, .value_dim = p.value_dim, .merged = true, .out = p.dtype};
+}
+
+DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t value_dim,
                           DType widest) {
   // Between two ranks one hop is always taken, so all heads have to fit.
   const int32_t slice = ranks == 2 ? heads : SliceOfRank(heads, ranks, 0).count;
   const size_t units = static_cast<size_t>(rows) * slice;
-  const size_t of_channel = CeilDiv(units, kDirectChannels) * UnitBytes(head_dim, widest);
+  const size_t of_channel = CeilDiv(units, kDirectChannels) * UnitBytes(value_dim, widest);
   return {.ranks = ranks, .channel_bytes = CeilDiv(std::max<size_t>(of_channel, 1), 128) * 128};
 }
 

@@ -14,7 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "collective/exchange.h"
+#include "collective/device/device_exchange.h"
+#include "collective/exchange/head_slice.h"
+#include "collective/exchange/strategy.h"
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"  // TRIBUTARY_HOST_DEVICE
 
@@ -71,14 +73,18 @@ enum class DirectRoute : uint8_t {
 struct DirectShape {
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;
+  int32_t value_dim = 0;
   Placement placement = Placement::kGathered;
   bool merged = false;  // nothing to merge: GatherSlices
   DType wire = DType::kBf16;
   DType out = DType::kBf16;
 };
 
-// How a call is cut. A unit is one row and head: head_dim elements of O and an LSE.
+// The shape of a call.
+DirectShape DirectShapeOf(const DeviceExchangeParams& params);
+DirectShape DirectShapeOf(const DeviceGatherParams& params);
+
+// How a call is cut. A unit is one row and head: value_dim elements of O and an LSE.
 struct DirectPlan {
   DirectRoute route = DirectRoute::kScatter;
   int32_t blocks = 1;
@@ -103,8 +109,8 @@ struct DirectTuning {
   bool overlap_launch = true;
 };
 
-// Room for calls as large as `rows` x `heads` x `head_dim` elements of type `widest`.
-DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t head_dim,
+// Room for calls as large as `rows` x `heads` x `value_dim` elements of type `widest`.
+DirectLayout LayOutDirect(int32_t ranks, int32_t rows, int32_t heads, int32_t value_dim,
                           DType widest);
 
 // False when the call does not fit the layout.

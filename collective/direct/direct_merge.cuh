@@ -25,7 +25,7 @@ class PartialExchange {
       : a_(a),
         step_(step),
         workers_(static_cast<int>(blockDim.x) - kWarp),
-        packets_(a.head_dim / kCount),
+        packets_(a.value_dim / kCount),
         lse_bytes_(static_cast<size_t>(a.plan.units) * packets_ * kDirectPacket) {}
 
   // Whether any rank gets something of this one: when rank 0 gets all in one hop, it sends nothing.
@@ -141,14 +141,14 @@ class PartialExchange {
     }
   };
   __device__ __forceinline__ Own OwnAt(size_t pair, int packet) const {
-    const size_t element = pair * a_.head_dim + packet * kCount;
+    const size_t element = pair * a_.value_dim + packet * kCount;
     return {const_cast<std::byte*>(E::Place(a_.o, element))};
   }
 
   // A packet to send. False when it was waited for in vain.
   __device__ __forceinline__ bool LoadOwn(size_t pair, int packet, uint4* out) const {
     if (!kArrives) {
-      *out = E::Packet(E::Load(a_.o, pair * a_.head_dim + packet * kCount));
+      *out = E::Packet(E::Load(a_.o, pair * a_.value_dim + packet * kCount));
       return true;
     }
     Own own = OwnAt(pair, packet);
@@ -191,7 +191,7 @@ class PartialExchange {
     for (int r = 0; r < kRanks; ++r) {
       if (r >= a_.layout.ranks) continue;
       if (r == a_.rank && !kArrives) {
-        data[r] = E::Packet(E::Load(a_.o, pair * a_.head_dim + packet * kCount));
+        data[r] = E::Packet(E::Load(a_.o, pair * a_.value_dim + packet * kCount));
         lse[r] = __float_as_uint(a_.lse[pair]);
       } else {
         missing |= 1u << r;
@@ -277,7 +277,7 @@ class PartialExchange {
     const Words<kCount> words = EncodeOutput(x, a_.out_dtype);
     const size_t size = SizeOf(a_.out_dtype);
     const size_t in_unit = static_cast<size_t>(packet) * kCount * size;
-    const size_t unit_bytes = a_.head_dim * size;
+    const size_t unit_bytes = a_.value_dim * size;
     if (a_.plan.route == DirectRoute::kTwoHops && a_.rank != 0) {
       const Box box = BoxOf(a_, DirectStage::kMerged, step_, a_.rank);
       std::byte* const root = a_.memory[0] + box.at;

@@ -13,7 +13,7 @@
 
 #include "collective/direct/direct_kernel.h"
 #include "collective/direct/peer_words.cuh"
-#include "collective/head_slice.h"
+#include "collective/exchange/head_slice.h"
 
 namespace tributary::collective::direct {
 
@@ -100,7 +100,7 @@ __device__ __forceinline__ Box BoxOf(const DirectArgs& a, DirectStage stage, uin
                                      int source) {
   const DType type = stage == DirectStage::kMerged ? a.out_dtype : DType::kF32;
   return {a.layout.inbox(stage, step % kDirectSlots, source, static_cast<int>(blockIdx.x)),
-          static_cast<size_t>(a.plan.units) * a.head_dim * SizeOf(type)};
+          static_cast<size_t>(a.plan.units) * a.value_dim * SizeOf(type)};
 }
 
 // ---------------------------------------------------------------------------------------------

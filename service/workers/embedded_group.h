@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "service/workers/worker_group.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"

@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "service/api/access_control.h"
 #include "service/workers/worker_group.h"
 #include "worker/exchange_choice.h"

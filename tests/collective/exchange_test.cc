@@ -1,5 +1,5 @@
 // The exchange of partials: every strategy and placement against a merge in float64.
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ TEST(Strategy, NamesAreParsedBack) {
 }
 
 ExchangeShape Shape(int32_t rows, int32_t ranks, Placement placement) {
-  return {.rows = rows, .heads = 32, .head_dim = 128, .ranks = ranks, .placement = placement};
+  return {.rows = rows, .heads = 32, .value_dim = 128, .ranks = ranks, .placement = placement};
 }
 
 TEST(ChooseStrategy, ForcedWins) {
@@ -110,7 +110,7 @@ TEST(ChooseStrategy, DirectIsRefusedBetweenHosts) {
                                      .lse = &lse,
                                      .rows = 1,
                                      .heads = 1,
-                                     .head_dim = 1,
+                                     .value_dim = 1,
                                      .strategy = Strategy::kDirect,
                                      .out = &out},
                                     *two[0], workspace, Far());
@@ -130,17 +130,17 @@ TEST(ExchangeWorkspace, GrowsAndStays) {
 // Partials
 
 struct Shard {
-  std::vector<float> o;    // [rows, heads, head_dim]
+  std::vector<float> o;    // [rows, heads, value_dim]
   std::vector<float> lse;  // [rows, heads]
 };
 
 struct Problem {
-  int32_t rows, heads, head_dim;
+  int32_t rows, heads, value_dim;
   std::vector<Shard> shards;  // one a rank
   std::vector<float> sinks;   // [heads]
 
   size_t lse_size() const { return static_cast<size_t>(rows) * heads; }
-  size_t o_size() const { return lse_size() * head_dim; }
+  size_t o_size() const { return lse_size() * value_dim; }
 
   ReferenceResult Reference(bool with_sinks) const {
     std::vector<const float*> o, lse;
@@ -152,15 +152,16 @@ struct Problem {
                            .lse = lse,
                            .rows = rows,
                            .heads = heads,
-                           .head_dim = head_dim,
+                           .value_dim = value_dim,
                            .sinks = with_sinks ? sinks.data() : nullptr});
   }
 };
 
 // Random partials. A third of them are empty, with NaN in their O; every seventh row has no keys on
 // any rank.
-Problem RandomProblem(int32_t rows, int32_t heads, int32_t head_dim, int32_t ranks, uint32_t seed) {
-  Problem p{rows, heads, head_dim, {}, {}};
+Problem RandomProblem(int32_t rows, int32_t heads, int32_t value_dim, int32_t ranks,
+                      uint32_t seed) {
+  Problem p{rows, heads, value_dim, {}, {}};
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> uniform;
@@ -169,8 +170,8 @@ Problem RandomProblem(int32_t rows, int32_t heads, int32_t head_dim, int32_t ran
     for (size_t at = 0; at < p.lse_size(); ++at) {
       const bool empty = (at / heads) % 7 == 6 || uniform(random) < 0.33f;
       s.lse[at] = empty ? -kInf : 6.0f * normal(random);
-      for (int32_t d = 0; d < head_dim; ++d) {
-        s.o[at * head_dim + d] = empty ? kNan : normal(random);
+      for (int32_t d = 0; d < value_dim; ++d) {
+        s.o[at * value_dim + d] = empty ? kNan : normal(random);
       }
     }
     p.shards.push_back(std::move(s));
@@ -183,7 +184,7 @@ Problem RandomProblem(int32_t rows, int32_t heads, int32_t head_dim, int32_t ran
 // Running
 
 struct Result {
-  std::vector<float> o;    // [rows, heads, head_dim]
+  std::vector<float> o;    // [rows, heads, value_dim]
   std::vector<float> lse;  // [rows, heads], empty when not asked for
 };
 
@@ -216,7 +217,8 @@ class Runner {
           const size_t from = static_cast<size_t>(row) * s.count + h;
           const size_t to = static_cast<size_t>(row) * p.heads + s.begin + h;
           if (options.wants_lse) whole.lse[to] = of_rank[rank].lse[from];
-          std::copy_n(&of_rank[rank].o[from * p.head_dim], p.head_dim, &whole.o[to * p.head_dim]);
+          std::copy_n(&of_rank[rank].o[from * p.value_dim], p.value_dim,
+                      &whole.o[to * p.value_dim]);
         }
       }
     }
@@ -225,7 +227,7 @@ class Runner {
 
  private:
   static Result Empty(const Problem& p, size_t heads, bool wants_lse) {
-    return {std::vector<float>(p.rows * heads * p.head_dim, kPoison),
+    return {std::vector<float>(p.rows * heads * p.value_dim, kPoison),
             std::vector<float>(wants_lse ? p.rows * heads : 0, kPoison)};
   }
 
@@ -242,7 +244,7 @@ class Runner {
                           .lse = p.shards[rank].lse.data(),
                           .rows = p.rows,
                           .heads = p.heads,
-                          .head_dim = p.head_dim,
+                          .value_dim = p.value_dim,
                           .sinks = options.sinks ? p.sinks.data() : nullptr,
                           .placement = options.placement,
                           .strategy = options.strategy,
@@ -287,7 +289,7 @@ void ExpectEqual(const std::vector<float>& got, const std::vector<float>& want, 
 std::string Describe(const Problem& p, const Options& o) {
   return std::string(Name(o.strategy)) + " " + Name(o.placement) + ", rows " +
          std::to_string(p.rows) + ", heads " + std::to_string(p.heads) + ", head dim " +
-         std::to_string(p.head_dim) + (o.sinks ? ", sinks" : "");
+         std::to_string(p.value_dim) + (o.sinks ? ", sinks" : "");
 }
 
 void ExpectRight(Runner& runner, const Problem& p, const Options& options) {
@@ -337,8 +339,9 @@ TEST_P(ExchangeTest, EveryShapeAgainstTheReference) {
   uint32_t seed = 0;
   for (const int32_t heads : Heads()) {
     for (const int32_t rows : Rows()) {
-      for (const int32_t head_dim : HeadDims()) {
-        ExpectRightEveryWay(runner_, RandomProblem(rows, heads, head_dim, runner_.ranks(), ++seed));
+      for (const int32_t value_dim : HeadDims()) {
+        ExpectRightEveryWay(runner_,
+                            RandomProblem(rows, heads, value_dim, runner_.ranks(), ++seed));
         if (HasFatalFailure()) return;
       }
     }
@@ -457,7 +460,7 @@ TEST_P(ExchangeTest, LogSumsFarFromZero) {
 TEST_P(ExchangeTest, GatherSlicesUndoesScattering) {
   const Problem p = RandomProblem(4, 7, 16, runner_.ranks(), 31);
   const Result whole = runner_.Run(p, {});
-  const ExchangeShape shape{p.rows, p.heads, p.head_dim, runner_.ranks()};
+  const ExchangeShape shape{p.rows, p.heads, p.value_dim, runner_.ranks()};
   std::vector<float> o(p.o_size(), kPoison), lse(p.lse_size(), kPoison);
   for (const bool with_lse : {true, false}) {
     OnEveryRank(runner_.ranks(), [&](int rank) {
@@ -467,7 +470,8 @@ TEST_P(ExchangeTest, GatherSlicesUndoesScattering) {
         for (int32_t h = slice.begin; h < slice.begin + slice.count; ++h) {
           const size_t at = static_cast<size_t>(row) * p.heads + h;
           slice_lse.push_back(whole.lse[at]);
-          slice_o.insert(slice_o.end(), &whole.o[at * p.head_dim], &whole.o[(at + 1) * p.head_dim]);
+          slice_o.insert(slice_o.end(), &whole.o[at * p.value_dim],
+                         &whole.o[(at + 1) * p.value_dim]);
         }
       }
       const Status s =
@@ -493,7 +497,7 @@ TEST_P(ExchangeTest, PassesTheCommunicatorsErrorOn) {
                                          .lse = p.shards[0].lse.data(),
                                          .rows = p.rows,
                                          .heads = p.heads,
-                                         .head_dim = p.head_dim,
+                                         .value_dim = p.value_dim,
                                          .placement = placement,
                                          .strategy = strategy,
                                          .out = out.data()},
@@ -502,7 +506,7 @@ TEST_P(ExchangeTest, PassesTheCommunicatorsErrorOn) {
     }
   }
   const Status s =
-      GatherSlices(p.shards[0].o.data(), nullptr, {p.rows, p.heads, p.head_dim, runner_.ranks()},
+      GatherSlices(p.shards[0].o.data(), nullptr, {p.rows, p.heads, p.value_dim, runner_.ranks()},
                    runner_.comm(0), runner_.workspace(0), out.data(), nullptr, Far());
   EXPECT_EQ(s.code(), StatusCode::kAborted) << Text(s);
 }
@@ -517,7 +521,7 @@ TEST(ExchangeRefusal, NamesTheFieldAndEntersNothing) {
   ExchangeWorkspace workspace;
   std::vector<float> o(64), lse(8), out(64);
   const ExchangeParams good{
-      .o = o.data(), .lse = lse.data(), .rows = 2, .heads = 4, .head_dim = 8, .out = out.data()};
+      .o = o.data(), .lse = lse.data(), .rows = 2, .heads = 4, .value_dim = 8, .out = out.data()};
   struct Case {
     const char* field;
     std::function<void(ExchangeParams&)> spoil;
@@ -528,7 +532,7 @@ TEST(ExchangeRefusal, NamesTheFieldAndEntersNothing) {
            {"out is null", [](ExchangeParams& p) { p.out = nullptr; }},
            {"rows", [](ExchangeParams& p) { p.rows = -1; }},
            {"heads", [](ExchangeParams& p) { p.heads = -1; }},
-           {"head_dim", [](ExchangeParams& p) { p.head_dim = 0; }},
+           {"value_dim", [](ExchangeParams& p) { p.value_dim = 0; }},
        }) {
     ExchangeParams p = good;
     c.spoil(p);
@@ -598,7 +602,7 @@ TEST(BytesSent, IsWhatTheLastRankSends) {
                                                .lse = p.shards[rank].lse.data(),
                                                .rows = p.rows,
                                                .heads = p.heads,
-                                               .head_dim = p.head_dim,
+                                               .value_dim = p.value_dim,
                                                .placement = placement,
                                                .strategy = strategy,
                                                .out = out.data()},

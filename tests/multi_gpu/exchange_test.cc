@@ -28,7 +28,7 @@ class RankCall {
         o_(encoded_.bytes.size()),
         lse_(p.lse[rank].size() * sizeof(float)),
         sinks_(p.sinks.size() * sizeof(float)),
-        out_(Pairs() * c.head_dim * SizeOf(c.out) + kGuard),
+        out_(Pairs() * c.value_dim * SizeOf(c.out) + kGuard),
         lse_out_(Pairs() * sizeof(float) + kGuard) {
     o_.Set(encoded_.bytes.data(), stream);
     lse_.Set(p.lse[rank].data(), stream);
@@ -47,7 +47,7 @@ class RankCall {
             .lse = static_cast<const float*>(lse_.data()),
             .rows = case_.rows,
             .heads = case_.heads,
-            .head_dim = case_.head_dim,
+            .value_dim = case_.value_dim,
             .sinks = case_.sinks ? static_cast<const float*>(sinks_.data()) : nullptr,
             .placement = case_.placement,
             .strategy = case_.strategy,
@@ -119,9 +119,9 @@ class RankCall {
           ASSERT_NEAR(lse, want.lse[pair], 1e-5 * (1 + std::abs(want.lse[pair])))
               << "lse of row " << row << ", head " << h;
         }
-        for (int32_t d = 0; d < case_.head_dim; ++d) {
-          const double value = LoadElement(case_.out, out.data(), got * case_.head_dim + d);
-          const double expected = want.o[pair * case_.head_dim + d];
+        for (int32_t d = 0; d < case_.value_dim; ++d) {
+          const double value = LoadElement(case_.out, out.data(), got * case_.value_dim + d);
+          const double expected = want.o[pair * case_.value_dim + d];
           // The largest partial is of order 1; sums of a few lose against that.
           ASSERT_NEAR(value, expected, relative * (1 + std::abs(expected)))
               << "row " << row << ", head " << h << " of the slice, dim " << d;
@@ -160,7 +160,7 @@ ReferenceResult Reference(const ExchangeCase& c, const Partials& p) {
                          .lse = lse,
                          .rows = c.rows,
                          .heads = c.heads,
-                         .head_dim = c.head_dim,
+                         .value_dim = c.value_dim,
                          .sinks = c.sinks ? p.sinks.data() : nullptr});
 }
 
@@ -217,7 +217,7 @@ class ExchangeTest : public testing::TestWithParam<GroupShape> {
   void SetUp() override { TRIBUTARY_SKIP_BELOW_GPUS(GetParam().shared_gpu ? 1 : GetParam().ranks); }
 
   std::unique_ptr<GpuGroup> MakeGroup(DeviceGroupOptions options = {}) {
-    options.limits = {.rows = 96, .heads = 32, .head_dim = 128};
+    options.limits = {.rows = 96, .heads = 32, .value_dim = 128};
     // NCCL wants a GPU a rank.
     if (!GetParam().shared_gpu) options.nccl = Wanted::kYes;
     auto group = std::make_unique<GpuGroup>(GetParam().ranks, GetParam().shared_gpu, options);
@@ -240,7 +240,7 @@ TEST_P(ExchangeTest, EveryStrategyAndPlacement) {
           ExpectRight(*group,
                       {.rows = rows,
                        .heads = heads,
-                       .head_dim = 128,
+                       .value_dim = 128,
                        .strategy = strategy,
                        .placement = placement,
                        .sinks = rows != 5},
@@ -260,11 +260,11 @@ TEST_P(ExchangeTest, EveryTypeAndHeadDim) {
     for (const Placement placement : kPlacements) {
       for (const DType wire : {DType::kF32, DType::kBf16, DType::kF16}) {
         for (const DType out : {DType::kF32, DType::kBf16, DType::kF16}) {
-          const int32_t head_dim = seed % 3 == 0 ? 64 : seed % 3 == 1 ? 128 : 256;
+          const int32_t value_dim = seed % 3 == 0 ? 64 : seed % 3 == 1 ? 128 : 256;
           ExpectRight(*group,
                       {.rows = 4,
                        .heads = 8,
-                       .head_dim = head_dim,
+                       .value_dim = value_dim,
                        .strategy = strategy,
                        .placement = placement,
                        .o = seed % 2 == 0 ? wire : DType::kF32,
@@ -289,7 +289,7 @@ TEST_P(ExchangeTest, EveryRouteOfDirect) {
       options.direct_tuning.blocks = blocks;
       options.direct_tuning.workers = 64;
       options.direct_tuning.overlap_launch = one_hop == 1;
-      options.limits = {.rows = 512, .heads = 32, .head_dim = 128};
+      options.limits = {.rows = 512, .heads = 32, .value_dim = 128};
       GpuGroup group(GetParam().ranks, GetParam().shared_gpu, options);
       ASSERT_TRUE(group.usable());
       ExpectRight(group, {.rows = 3, .heads = 7, .placement = Placement::kGathered}, 7);
@@ -307,12 +307,12 @@ TEST_P(ExchangeTest, APartialThatArrivesLater) {
         DeviceGroupOptions options;
         options.nccl = Wanted::kNo;
         options.direct_tuning.one_hop = one_hop;
-        options.limits = {.rows = 512, .heads = 32, .head_dim = 128};
+        options.limits = {.rows = 512, .heads = 32, .value_dim = 128};
         GpuGroup group(GetParam().ranks, GetParam().shared_gpu, options);
         ASSERT_TRUE(group.usable());
         const ExchangeCase c{.rows = 9,
                              .heads = 12,
-                             .head_dim = 128,
+                             .value_dim = 128,
                              .placement = placement,
                              .o = DType::kF32,
                              .wire = wire,
@@ -340,7 +340,7 @@ TEST_P(ExchangeTest, ManySteps) {
   for (uint32_t i = 0; i < 8; ++i) {
     cases.push_back({.rows = static_cast<int32_t>(1 + 13 * i % 40),
                      .heads = i % 2 == 0 ? 16 : 6,
-                     .head_dim = 64,
+                     .value_dim = 64,
                      .placement = kPlacements[i / 2 % 2],
                      .sinks = i % 3 == 0});
     partials.push_back(RandomPartials(cases[i], group->size(), i));
@@ -444,7 +444,7 @@ class GatherCall {
             .dtype = type_,
             .rows = kRows,
             .heads = heads_,
-            .head_dim = kDim,
+            .value_dim = kDim,
             .out = rank_ == 0 ? out_.data() : nullptr,
             .lse_out = rank_ == 0 ? static_cast<float*>(lse_out_.data()) : nullptr};
   }
@@ -564,7 +564,7 @@ TEST_P(ExchangeTest, RefusalsLeaveTheGroupAsItWas) {
   const auto calls = MakeCalls(*group, c, RandomPartials(c, group->size(), 1));
   for (int r = 0; r < group->size(); ++r) {
     DeviceExchangeParams p = calls[r]->Params();
-    p.head_dim = 12;
+    p.value_dim = 12;
     EXPECT_EQ(group->rank(r).group->Exchange(p, group->rank(r).stream).code(),
               StatusCode::kInvalidArgument);
     p = calls[r]->Params();

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/device/device_group.h"
+#include "collective/group/device_group.h"
 #include "collective/direct/retired_memory.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
@@ -83,7 +83,7 @@ inline Elements Encode(DType type, const std::vector<float>& values) {
 struct ExchangeCase {
   int32_t rows = 3;
   int32_t heads = 8;
-  int32_t head_dim = 128;
+  int32_t value_dim = 128;
   Strategy strategy = Strategy::kDirect;
   Placement placement = Placement::kGathered;
   DType o = DType::kF32;
@@ -93,7 +93,7 @@ struct ExchangeCase {
 
   std::string Describe() const {
     return std::string(Name(strategy)) + " " + Name(placement) + ", " + std::to_string(rows) +
-           " rows, " + std::to_string(heads) + " heads of " + std::to_string(head_dim) + ", " +
+           " rows, " + std::to_string(heads) + " heads of " + std::to_string(value_dim) + ", " +
            Name(o) + " over " + Name(wire) + " to " + Name(out) + (sinks ? ", sinks" : "");
   }
 };
@@ -101,7 +101,7 @@ struct ExchangeCase {
 // Random partials. A third of them are empty, with NaN in their O; every seventh row has no keys on
 // any rank.
 struct Partials {
-  std::vector<std::vector<float>> o;    // of ranks: [rows, heads, head_dim]
+  std::vector<std::vector<float>> o;    // of ranks: [rows, heads, value_dim]
   std::vector<std::vector<float>> lse;  // [rows, heads]
   std::vector<float> sinks;             // [heads]
 };
@@ -117,7 +117,7 @@ inline Partials RandomPartials(const ExchangeCase& c, int ranks, uint32_t seed) 
     for (int32_t pair = 0; pair < c.rows * c.heads; ++pair) {
       const bool empty = (pair / c.heads) % 7 == 6 || uniform(random) < 0.33f;
       lse.push_back(empty ? -kInf : 6.0f * normal(random));
-      for (int32_t d = 0; d < c.head_dim; ++d) {
+      for (int32_t d = 0; d < c.value_dim; ++d) {
         o.push_back(empty ? std::numeric_limits<float>::quiet_NaN() : normal(random));
       }
     }

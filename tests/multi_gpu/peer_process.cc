@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/device/device_group.h"
 #include "collective/direct/retired_memory.h"
+#include "collective/group/device_group.h"
 #include "collective/rendezvous/file_rendezvous.h"
 #include "tests/collective/peer_exit.h"
 
@@ -77,7 +77,7 @@ class Peer {
                                  .size = job_.size,
                                  .epoch = epoch,
                                  .device = job_.device,
-                                 .limits = {.rows = job_.rows, .heads = kHeads, .head_dim = kDim}};
+                                 .limits = {.rows = job_.rows, .heads = kHeads, .value_dim = kDim}};
       const bool direct = job_.strategy == Strategy::kDirect;
       options.direct = direct ? Wanted::kYes : Wanted::kNo;
       options.nccl = direct ? Wanted::kNo : Wanted::kYes;
@@ -133,7 +133,7 @@ class Peer {
             .lse = static_cast<const float*>(device_lse_),
             .rows = job_.rows,
             .heads = kHeads,
-            .head_dim = kDim,
+            .value_dim = kDim,
             .placement = job_.placement,
             .strategy = job_.strategy,
             .wire = DType::kBf16,

@@ -12,6 +12,7 @@
 #include "collective/direct/direct_layout.h"
 #include "collective/direct/peer_access.h"
 #include "collective/direct/retired_memory.h"
+#include "collective/group/device_choice.h"
 #include "collective/rendezvous/hex.h"
 
 namespace tributary::collective {
@@ -21,7 +22,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 DirectShape Shape(int32_t rows, Placement placement = Placement::kScattered) {
-  return {.rows = rows, .heads = 32, .head_dim = 128, .placement = placement};
+  return {.rows = rows, .heads = 32, .value_dim = 128, .placement = placement};
 }
 
 TEST(DirectPlan, CoversEveryUnitOnce) {
@@ -138,12 +139,12 @@ TEST(PeerAccess, NeedsOneHostAndReach) {
 }
 
 DeviceExchangeParams Params(int32_t rows, Placement placement) {
-  return {.rows = rows, .heads = 32, .head_dim = 128, .placement = placement};
+  return {.rows = rows, .heads = 32, .value_dim = 128, .placement = placement};
 }
 
 TEST(ChooseDeviceStrategy, TakesWhatThereIs) {
   DeviceExchangeCapability c{.ranks = 4,
-                             .limits = {.rows = 512, .heads = 32, .head_dim = 128},
+                             .limits = {.rows = 512, .heads = 32, .value_dim = 128},
                              .no_nccl = "",
                              .no_direct = ""};
   Strategy s = Strategy::kAuto;
@@ -183,8 +184,8 @@ TEST(ChooseDeviceStrategy, RefusesWhatIsForcedAndMissing) {
 TEST(RowsAtOnce, TakesWhatFitsAndHalvesTheRest) {
   for (const int32_t ranks : {1, 2, 4, 8}) {
     DeviceExchangeCapability c{.ranks = ranks,
-                               .limits = {.rows = 64, .heads = 32, .head_dim = 128}};
-    DeviceExchangeParams p{.rows = 64, .heads = 32, .head_dim = 128, .wire = DType::kF32};
+                               .limits = {.rows = 64, .heads = 32, .value_dim = 128}};
+    DeviceExchangeParams p{.rows = 64, .heads = 32, .value_dim = 128, .wire = DType::kF32};
     p.out_dtype = DType::kF32;
     for (const Placement placement : {Placement::kGathered, Placement::kScattered}) {
       p.placement = placement;
@@ -201,10 +202,10 @@ TEST(RowsAtOnce, TakesWhatFitsAndHalvesTheRest) {
 }
 
 TEST(RowsAtOnce, KnowsEveryWayThatTheGroupLacks) {
-  DeviceExchangeCapability c{.ranks = 4, .limits = {.rows = 64, .heads = 32, .head_dim = 128}};
-  DeviceExchangeParams p{.rows = 100, .heads = 32, .head_dim = 128, .wire = DType::kF32};
+  DeviceExchangeCapability c{.ranks = 4, .limits = {.rows = 64, .heads = 32, .value_dim = 128}};
+  DeviceExchangeParams p{.rows = 100, .heads = 32, .value_dim = 128, .wire = DType::kF32};
   p.out_dtype = DType::kF32;
-  DeviceGatherParams g{.dtype = DType::kF32, .rows = 100, .heads = 32, .head_dim = 128};
+  DeviceGatherParams g{.dtype = DType::kF32, .rows = 100, .heads = 32, .value_dim = 128};
   c.no_direct = "no peer access";
   EXPECT_GT(RowsAtOnce(p, c), 0);
   EXPECT_GT(RowsAtOnce(g, c), 0);
@@ -223,13 +224,13 @@ TEST(RowsAtOnce, KnowsEveryWayThatTheGroupLacks) {
 TEST(RowsAtOnce, UnevenHeadsStillFit) {
   for (const int32_t ranks : {2, 3, 4, 8}) {
     DeviceExchangeCapability direct{
-        .ranks = ranks, .limits = {.rows = 512, .heads = 32, .head_dim = 128}, .no_nccl = "no"};
+        .ranks = ranks, .limits = {.rows = 512, .heads = 32, .value_dim = 128}, .no_nccl = "no"};
     DeviceExchangeCapability nccl = direct;
     std::swap(nccl.no_nccl, nccl.no_direct);
     for (const int32_t heads : {1, 3, 5, 9, 33, 128}) {
-      DeviceExchangeParams p{.rows = 4096, .heads = heads, .head_dim = 256, .wire = DType::kF32};
+      DeviceExchangeParams p{.rows = 4096, .heads = heads, .value_dim = 256, .wire = DType::kF32};
       p.out_dtype = DType::kF32;
-      DeviceGatherParams g{.dtype = DType::kF32, .rows = 4096, .heads = heads, .head_dim = 256};
+      DeviceGatherParams g{.dtype = DType::kF32, .rows = 4096, .heads = heads, .value_dim = 256};
       for (const DeviceExchangeCapability& c : {direct, nccl}) {
         for (const Placement placement : {Placement::kGathered, Placement::kScattered}) {
           p.placement = placement;
@@ -260,7 +261,7 @@ TEST(CheckDeviceExchange, NamesTheField) {
   EXPECT_THAT(message([](auto& q) { q.lse = nullptr; }), HasSubstr("lse"));
   EXPECT_THAT(message([](auto& q) { q.out = nullptr; }), HasSubstr("out"));
   EXPECT_THAT(message([](auto& q) { q.rows = -1; }), HasSubstr("rows"));
-  EXPECT_THAT(message([](auto& q) { q.head_dim = 12; }), HasSubstr("head_dim"));
+  EXPECT_THAT(message([](auto& q) { q.value_dim = 12; }), HasSubstr("value_dim"));
   EXPECT_THAT(message([](auto& q) { q.wire = DType::kFp8E4M3; }), HasSubstr("wire"));
   EXPECT_THAT(message([](auto& q) { q.o_dtype = DType::kF16; }), HasSubstr("o_dtype"));
   EXPECT_THAT(message([](auto& q) {

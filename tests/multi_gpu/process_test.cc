@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "tests/collective/peer_exit.h"
 
 namespace tributary::collective {

@@ -14,9 +14,9 @@ using collective::DeviceExchangeParams;
 using collective::DeviceGatherParams;
 using collective::Placement;
 
-// CacheSpec bounds heads and head_dim far below this.
-absl::Status RowTooLarge(int32_t heads, int32_t head_dim) {
-  return absl::InternalError(absl::StrCat("a row of ", heads, " heads of ", head_dim,
+// CacheSpec bounds heads and head dimensions far below this.
+absl::Status RowTooLarge(int32_t heads, int32_t value_dim) {
+  return absl::InternalError(absl::StrCat("a row of ", heads, " heads of ", value_dim,
                                           " does not fit the exchange between GPUs"));
 }
 
@@ -35,7 +35,7 @@ DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement
   return {.o_dtype = DType::kF32,
           .rows = rows,
           .heads = step_.spec.q_heads,
-          .head_dim = step_.spec.head_dim,
+          .value_dim = step_.spec.head_dim,
           .placement = placement,
           .strategy = strategy_,
           .wire = wire_,
@@ -91,7 +91,7 @@ absl::Status DeviceExchange::GatherToRoot(int32_t rows, Partial slice, Partial o
   const DeviceGatherParams params{.dtype = DType::kF32,
                                   .rows = rows,
                                   .heads = step_.spec.q_heads,
-                                  .head_dim = step_.spec.head_dim};
+                                  .value_dim = step_.spec.head_dim};
   return InPieces(params, [&](DeviceGatherParams& piece, int32_t row) {
     const Partial from = Advance(slice, row, OwnHeads());
     const Partial to = Advance(out, row, piece.heads);
@@ -107,7 +107,7 @@ template <typename Params, typename Enqueue>
 absl::Status DeviceExchange::InPieces(Params params, Enqueue enqueue) {
   const int32_t rows = params.rows;
   const int32_t most = collective::RowsAtOnce(params, group_.capability());
-  if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.head_dim);
+  if (rows > 0 && most == 0) return RowTooLarge(params.heads, params.value_dim);
   for (int32_t row = 0; row < rows; row += most) {
     params.rows = std::min(most, rows - row);
     TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(enqueue(params, row)));

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "collective/device/device_group.h"
+#include "collective/group/device_group.h"
 #include "worker/step_operations.h"
 
 namespace tributary::worker {

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/device/device_group.h"
+#include "collective/group/device_group.h"
 #include "collective/direct/retired_memory.h"
 #include "collective/rendezvous/rendezvous.h"
 
@@ -16,7 +16,7 @@ namespace tributary::worker {
 // in pieces (collective::RowsAtOnce); 512 rows are the largest batch that was measured, and a piece
 // of so many costs what its bytes do.
 inline constexpr collective::DeviceExchangeLimits kDeviceGroupLimits{
-    .rows = 512, .heads = 32, .head_dim = 128, .widest = DType::kF32};
+    .rows = 512, .heads = 32, .value_dim = 128, .widest = DType::kF32};
 
 struct DeviceGroupWishes {
   int gpu = 0;

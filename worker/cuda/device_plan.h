@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/block_attention.h"
 #include "kernels/cuda/prefill/prefill.h"

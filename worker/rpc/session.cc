@@ -8,7 +8,7 @@
 #include "base/status/errors.h"
 #include "base/status/grpc_status.h"
 #include "base/sync/wait_until.h"
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/protocol.h"
 

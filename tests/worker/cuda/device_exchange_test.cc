@@ -64,7 +64,7 @@ class RecordingGroup final : public collective::DeviceGroup {
 DeviceExchangeCapability Of(int32_t ranks, const std::string& no_direct = "",
                             const std::string& no_nccl = "") {
   return {.ranks = ranks,
-          .limits = {.rows = 64, .heads = 8, .head_dim = 128, .widest = DType::kF32},
+          .limits = {.rows = 64, .heads = 8, .value_dim = 128, .widest = DType::kF32},
           .no_nccl = no_nccl,
           .no_direct = no_direct};
 }
@@ -181,14 +181,14 @@ TEST(DeviceGroupLimits, EveryGeometryFits) {
         for (const int32_t head_dim : {64, 128, 256}) {
           SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(heads) + " heads of " +
                        std::to_string(head_dim));
-          DeviceExchangeParams p{.rows = 1, .heads = heads, .head_dim = head_dim};
+          DeviceExchangeParams p{.rows = 1, .heads = heads, .value_dim = head_dim};
           p.wire = p.out_dtype = DType::kF32;
           for (const Placement placement : {Placement::kGathered, Placement::kScattered}) {
             p.placement = placement;
             EXPECT_EQ(RowsAtOnce(p, capability), 1);
           }
           DeviceGatherParams g{
-              .dtype = DType::kF32, .rows = 1, .heads = heads, .head_dim = head_dim};
+              .dtype = DType::kF32, .rows = 1, .heads = heads, .value_dim = head_dim};
           EXPECT_EQ(RowsAtOnce(g, capability), 1);
         }
       }

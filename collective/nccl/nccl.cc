@@ -1,4 +1,4 @@
-#include "collective/device/nccl.h"
+#include "collective/nccl/nccl.h"
 
 #include <dlfcn.h>
 #include <nccl.h>

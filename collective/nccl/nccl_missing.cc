@@ -1,4 +1,4 @@
-#include "collective/device/nccl.h"
+#include "collective/nccl/nccl.h"
 
 namespace tributary::collective {
 

@@ -1,60 +1,15 @@
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <string>
 
-#include "kernels/lse.h"
+#include "collective/carver.h"
+#include "collective/exchange/merge_partials.h"
+#include "collective/exchange/message_sizes.h"
 
 namespace tributary::collective {
 namespace {
-
-// ---------------------------------------------------------------------------------------------
-// Shapes. A part is what one rank sends to another in a2a, ag_rs and GatherSlices: the rows of one
-// head slice. Parts of all ranks have the size of the widest slice, because collectives want equal
-// parts; a narrower slice leaves the tail of its part unused.
-
-struct Dims {
-  size_t rows;
-  size_t heads;
-  size_t head_dim;
-  int ranks;
-
-  size_t widest() const { return SliceOfRank(static_cast<int32_t>(heads), ranks, 0).count; }
-  HeadSlice slice(int rank) const { return SliceOfRank(static_cast<int32_t>(heads), ranks, rank); }
-
-  size_t o_floats() const { return rows * heads * head_dim; }
-  size_t lse_floats() const { return rows * heads; }
-  size_t part_o_floats() const { return rows * widest() * head_dim; }
-  size_t part_lse_floats() const { return rows * widest(); }
-  // O and LSE in one message: two messages would cost twice the latency.
-  size_t packed_floats() const { return o_floats() + lse_floats(); }
-  size_t packed_part_floats() const { return part_o_floats() + part_lse_floats(); }
-};
-
-Dims DimsOf(const ExchangeShape& s) {
-  return {static_cast<size_t>(s.rows), static_cast<size_t>(s.heads),
-          static_cast<size_t>(s.head_dim), s.ranks};
-}
-
-// Cuts a workspace into arrays of floats. Without a base it only counts, so the size of a workspace
-// comes from the code that lays it out.
-class Carver {
- public:
-  explicit Carver(std::byte* base = nullptr) : base_(base) {}
-
-  float* Floats(size_t n) {
-    const size_t at = bytes_;
-    bytes_ += n * sizeof(float);
-    return base_ == nullptr ? nullptr : reinterpret_cast<float*>(base_ + at);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  size_t bytes_ = 0;
-};
 
 struct Scratch {
   float* send;
@@ -74,79 +29,13 @@ struct ScratchSizes {
 
 Scratch Carve(const ScratchSizes& n, ExchangeWorkspace& workspace) {
   auto layout = [&n](Carver& c) {
-    return Scratch{c.Floats(n.send), c.Floats(n.recv), c.Floats(n.weights), c.Floats(n.slice),
-                   c.Floats(n.gathered)};
+    return Scratch{c.Take<float>(n.send), c.Take<float>(n.recv), c.Take<float>(n.weights),
+                   c.Take<float>(n.slice), c.Take<float>(n.gathered)};
   };
   Carver count;
   layout(count);
   Carver carve(workspace.Reserve(count.bytes()));
   return layout(carve);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Merging. All strategies add weight * O in rank order with the same weights, so they agree to the
-// bit (the library is built without contraction into fused multiply-adds, see CMakeLists.txt).
-
-// weights[i]: the share of partial i in the union of all n. Returns the LSE of the union.
-float MergeWeightsOf(const float* lse, size_t stride, int n, float* weights) {
-  UnionLse<float> of_all;
-  for (int i = 0; i < n; ++i) of_all.See(lse[i * stride]);
-  for (int i = 0; i < n; ++i) {
-    weights[i] = of_all.WeightOf(lse[i * stride]);
-    of_all.Add(weights[i]);
-  }
-  for (int i = 0; i < n; ++i) weights[i] = of_all.ShareOf(weights[i]);
-  return of_all.Lse();
-}
-
-// out = weight * o. An empty partial counts as zero whatever its O holds: 0 * NaN would be NaN.
-void Scale(const float* o, float lse, float weight, size_t n, float* out) {
-  if (lse == EmptyLse<float>()) {
-    std::fill(out, out + n, 0.0f);
-    return;
-  }
-  for (size_t d = 0; d < n; ++d) out[d] = weight * o[d];
-}
-
-void AddScaled(const float* o, float lse, float weight, size_t n, float* out) {
-  if (lse == EmptyLse<float>()) return;
-  for (size_t d = 0; d < n; ++d) out[d] += weight * o[d];
-}
-
-// The sink of one (row, head). An empty row stays 0, also under a sink of -inf.
-void ApplySink(float lse, float sink, size_t n, float* o) {
-  if (lse == EmptyLse<float>()) return;
-  const float scale = SinkScale(lse, sink);
-  for (size_t d = 0; d < n; ++d) o[d] *= scale;
-}
-
-// The partials of all ranks for some heads, in rank order.
-struct Sources {
-  const float* o;      // of rank 0: [rows, row_heads, head_dim], from the first head wanted
-  const float* lse;    // of rank 0: [rows, row_heads]
-  size_t rank_stride;  // floats from one rank's o and lse to the next one's
-  size_t row_heads;    // heads in a row of a source; at least the heads wanted
-};
-
-// Merges `heads` heads into out [rows, heads, head_dim] and lse_out [rows, heads] (may be nullptr).
-// `sinks` starts at the first head wanted.
-void MergeSources(const Sources& s, const Dims& d, size_t heads, const float* sinks, float* weights,
-                  float* out, float* lse_out) {
-  for (size_t row = 0; row < d.rows; ++row) {
-    for (size_t h = 0; h < heads; ++h) {
-      const size_t at = row * s.row_heads + h;
-      const float* lse = s.lse + at;
-      const float* o = s.o + at * d.head_dim;
-      float* dst = out + (row * heads + h) * d.head_dim;
-      const float merged = MergeWeightsOf(lse, s.rank_stride, d.ranks, weights);
-      Scale(o, lse[0], weights[0], d.head_dim, dst);
-      for (int r = 1; r < d.ranks; ++r) {
-        AddScaled(o + r * s.rank_stride, lse[r * s.rank_stride], weights[r], d.head_dim, dst);
-      }
-      if (sinks != nullptr) ApplySink(merged, sinks[h], d.head_dim, dst);
-      if (lse_out != nullptr) lse_out[row * heads + h] = merged;
-    }
-  }
 }
 
 const float* SinksFrom(const float* sinks, int32_t head) {
@@ -166,9 +55,9 @@ void CopyHeads(const float* from, size_t from_heads, float* to, size_t to_heads,
 // ---------------------------------------------------------------------------------------------
 // Gathering of merged slices
 
-// A packed part holds O as [rows, count, head_dim] from its start and LSE as [rows, count] from
+// A packed part holds O as [rows, count, value_dim] from its start and LSE as [rows, count] from
 // part_o_floats().
-Status GatherPackedParts(const Dims& d, const Scratch& s, Communicator& comm, float* out,
+Status GatherPackedParts(const MessageSizes& d, const Scratch& s, Communicator& comm, float* out,
                          float* lse_out, Deadline deadline) {
   Status status =
       comm.Gather(s.slice, s.gathered, d.packed_part_floats() * sizeof(float), 0, deadline);
@@ -177,7 +66,7 @@ Status GatherPackedParts(const Dims& d, const Scratch& s, Communicator& comm, fl
     const HeadSlice slice = d.slice(r);
     const size_t count = slice.count;
     const float* part = s.gathered + r * d.packed_part_floats();
-    CopyHeads(part, count, out + slice.begin * d.head_dim, d.heads, count, d.rows, d.head_dim);
+    CopyHeads(part, count, out + slice.begin * d.value_dim, d.heads, count, d.rows, d.value_dim);
     if (lse_out != nullptr) {
       CopyHeads(part + d.part_o_floats(), count, lse_out + slice.begin, d.heads, count, d.rows, 1);
     }
@@ -185,7 +74,7 @@ Status GatherPackedParts(const Dims& d, const Scratch& s, Communicator& comm, fl
   return status;
 }
 
-void AddGatherScratch(const Dims& d, int rank, ScratchSizes* n) {
+void AddGatherScratch(const MessageSizes& d, int rank, ScratchSizes* n) {
   n->slice = d.packed_part_floats();
   n->gathered = rank == 0 ? d.ranks * d.packed_part_floats() : 0;
 }
@@ -196,7 +85,7 @@ struct SliceOutput {
   float* lse;
 };
 
-SliceOutput OutputOf(const ExchangeParams& p, const Dims& d, const Scratch& s) {
+SliceOutput OutputOf(const ExchangeParams& p, const MessageSizes& d, const Scratch& s) {
   if (p.placement == Placement::kScattered) return {p.out, p.lse_out};
   return {s.slice, s.slice + d.part_o_floats()};
 }
@@ -205,13 +94,14 @@ SliceOutput OutputOf(const ExchangeParams& p, const Dims& d, const Scratch& s) {
 // Strategies
 
 // A group of one: there is nothing to bring together.
-void MergeAlone(const ExchangeParams& p, const Dims& d, ExchangeWorkspace& workspace) {
+void MergeAlone(const ExchangeParams& p, const MessageSizes& d, ExchangeWorkspace& workspace) {
   const Scratch s = Carve({.weights = 1}, workspace);
-  MergeSources({p.o, p.lse, 0, d.heads}, d, d.heads, p.sinks, s.weights, p.out, p.lse_out);
+  MergeSources({p.o, p.lse, 0, d.heads}, d.rows, d.heads, d.value_dim, d.ranks, p.sinks, s.weights,
+               p.out, p.lse_out);
 }
 
 // One message holds O and LSE of all heads. Gathered needs them on rank 0 only.
-Status AllGatherAndMerge(const ExchangeParams& p, const Dims& d, Communicator& comm,
+Status AllGatherAndMerge(const ExchangeParams& p, const MessageSizes& d, Communicator& comm,
                          ExchangeWorkspace& workspace, Deadline deadline) {
   const bool gathered = p.placement == Placement::kGathered;
   const bool receives = !gathered || comm.rank() == 0;
@@ -229,15 +119,16 @@ Status AllGatherAndMerge(const ExchangeParams& p, const Dims& d, Communicator& c
 
   const HeadSlice mine =
       gathered ? HeadSlice{0, static_cast<int32_t>(d.heads)} : d.slice(comm.rank());
-  MergeSources({s.recv + mine.begin * d.head_dim, s.recv + d.o_floats() + mine.begin,
+  MergeSources({s.recv + mine.begin * d.value_dim, s.recv + d.o_floats() + mine.begin,
                 d.packed_floats(), d.heads},
-               d, mine.count, SinksFrom(p.sinks, mine.begin), s.weights, p.out, p.lse_out);
+               d.rows, mine.count, d.value_dim, d.ranks, SinksFrom(p.sinks, mine.begin), s.weights,
+               p.out, p.lse_out);
   return status;
 }
 
 // Scales the own O by its weight in the union, cut into one part a rank, and writes the merged LSE
 // of this rank's slice.
-void ScaleIntoParts(const ExchangeParams& p, const Dims& d, int rank, const float* all_lse,
+void ScaleIntoParts(const ExchangeParams& p, const MessageSizes& d, int rank, const float* all_lse,
                     float* weights, float* parts, float* slice_lse) {
   std::fill(parts, parts + d.ranks * d.part_o_floats(), 0.0f);
   for (int to = 0; to < d.ranks; ++to) {
@@ -247,8 +138,8 @@ void ScaleIntoParts(const ExchangeParams& p, const Dims& d, int rank, const floa
         const size_t at = row * d.heads + slice.begin + h;
         const size_t in_slice = row * slice.count + h;
         const float merged = MergeWeightsOf(all_lse + at, d.lse_floats(), d.ranks, weights);
-        Scale(p.o + at * d.head_dim, p.lse[at], weights[rank], d.head_dim,
-              parts + to * d.part_o_floats() + in_slice * d.head_dim);
+        Scale(p.o + at * d.value_dim, p.lse[at], weights[rank], d.value_dim,
+              parts + to * d.part_o_floats() + in_slice * d.value_dim);
         if (to == rank) slice_lse[in_slice] = merged;
       }
     }
@@ -256,8 +147,9 @@ void ScaleIntoParts(const ExchangeParams& p, const Dims& d, int rank, const floa
 }
 
 // The LSEs go round first; then the sum of the scaled O is the merged O.
-Status AllGatherLseAndReduceScatter(const ExchangeParams& p, const Dims& d, Communicator& comm,
-                                    ExchangeWorkspace& workspace, Deadline deadline) {
+Status AllGatherLseAndReduceScatter(const ExchangeParams& p, const MessageSizes& d,
+                                    Communicator& comm, ExchangeWorkspace& workspace,
+                                    Deadline deadline) {
   const HeadSlice mine = d.slice(comm.rank());
   const size_t slice_lse_floats = d.part_lse_floats();
   ScratchSizes sizes{.send = d.ranks * d.part_o_floats(),
@@ -277,11 +169,11 @@ Status AllGatherLseAndReduceScatter(const ExchangeParams& p, const Dims& d, Comm
 
   const SliceOutput output = OutputOf(p, d, s);
   const size_t merged_heads = d.rows * mine.count;
-  std::copy(sum, sum + merged_heads * d.head_dim, output.o);
+  std::copy(sum, sum + merged_heads * d.value_dim, output.o);
   if (p.sinks != nullptr) {
     for (size_t i = 0; i < merged_heads; ++i) {
-      ApplySink(merged_lse[i], p.sinks[mine.begin + i % mine.count], d.head_dim,
-                output.o + i * d.head_dim);
+      ApplySink(merged_lse[i], p.sinks[mine.begin + i % mine.count], d.value_dim,
+                output.o + i * d.value_dim);
     }
   }
   if (output.lse != nullptr) std::copy(merged_lse, merged_lse + merged_heads, output.lse);
@@ -290,7 +182,7 @@ Status AllGatherLseAndReduceScatter(const ExchangeParams& p, const Dims& d, Comm
 }
 
 // Each rank gets all partials of its own heads, and merges those.
-Status AllToAllAndMerge(const ExchangeParams& p, const Dims& d, Communicator& comm,
+Status AllToAllAndMerge(const ExchangeParams& p, const MessageSizes& d, Communicator& comm,
                         ExchangeWorkspace& workspace, Deadline deadline) {
   ScratchSizes sizes{.send = d.ranks * d.packed_part_floats(),
                      .recv = d.ranks * d.packed_part_floats(),
@@ -300,8 +192,8 @@ Status AllToAllAndMerge(const ExchangeParams& p, const Dims& d, Communicator& co
   for (int to = 0; to < d.ranks; ++to) {
     const HeadSlice slice = d.slice(to);
     float* part = s.send + to * d.packed_part_floats();
-    CopyHeads(p.o + slice.begin * d.head_dim, d.heads, part, slice.count, slice.count, d.rows,
-              d.head_dim);
+    CopyHeads(p.o + slice.begin * d.value_dim, d.heads, part, slice.count, slice.count, d.rows,
+              d.value_dim);
     CopyHeads(p.lse + slice.begin, d.heads, part + d.part_o_floats(), slice.count, slice.count,
               d.rows, 1);
   }
@@ -313,7 +205,8 @@ Status AllToAllAndMerge(const ExchangeParams& p, const Dims& d, Communicator& co
   const SliceOutput output = OutputOf(p, d, s);
   MergeSources(
       {s.recv, s.recv + d.part_o_floats(), d.packed_part_floats(), static_cast<size_t>(mine.count)},
-      d, mine.count, SinksFrom(p.sinks, mine.begin), s.weights, output.o, output.lse);
+      d.rows, mine.count, d.value_dim, d.ranks, SinksFrom(p.sinks, mine.begin), s.weights, output.o,
+      output.lse);
   if (p.placement == Placement::kScattered) return status;
   return GatherPackedParts(d, s, comm, p.out, p.lse_out, deadline);
 }
@@ -321,7 +214,8 @@ Status AllToAllAndMerge(const ExchangeParams& p, const Dims& d, Communicator& co
 Status CheckShape(const ExchangeShape& s) {
   if (s.rows < 0) return InvalidArgument("rows is negative: " + std::to_string(s.rows));
   if (s.heads < 0) return InvalidArgument("heads is negative: " + std::to_string(s.heads));
-  if (s.head_dim < 1) return InvalidArgument("head_dim is below 1: " + std::to_string(s.head_dim));
+  if (s.value_dim < 1)
+    return InvalidArgument("value_dim is below 1: " + std::to_string(s.value_dim));
   return Status::Ok();
 }
 
@@ -331,78 +225,6 @@ bool HasOutput(const ExchangeShape& s, int rank) {
 }
 
 }  // namespace
-
-const char* Name(Strategy s) {
-  switch (s) {
-    case Strategy::kAuto:
-      return "auto";
-    case Strategy::kAllGather:
-      return "all_gather";
-    case Strategy::kAgRs:
-      return "ag_rs";
-    case Strategy::kA2a:
-      return "a2a";
-    case Strategy::kDirect:
-      return "direct";
-  }
-  return "?";
-}
-
-const char* Name(Placement p) { return p == Placement::kGathered ? "gathered" : "scattered"; }
-
-bool Parse(std::string_view text, Strategy* out) {
-  for (Strategy s : {Strategy::kAuto, Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a,
-                     Strategy::kDirect}) {
-    if (text == Name(s)) {
-      *out = s;
-      return true;
-    }
-  }
-  return false;
-}
-
-Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced) {
-  if (forced != Strategy::kAuto) return forced;
-  // Nothing is exchanged; all_gather is the strategy without a second step.
-  if (shape.ranks == 1) return Strategy::kAllGather;
-  // One operation, and every byte sent is one that its receiver needs. ag_rs sends as little but
-  // in two dependent operations; all_gather sends `ranks` times as much.
-  if (shape.placement == Placement::kScattered) return Strategy::kA2a;
-  // Two ranks: a2a and its gather bring rank 0 as many bytes as one gather does.
-  if (shape.ranks == 2) return Strategy::kAllGather;
-  // Rank 0 receives and merges (ranks - 1) whole partials, or with a2a about two; a2a has a second
-  // operation, and all ranks pack, copy and merge more in total. Between threads that share cores,
-  // where only the total counts, 1.5 MiB less for rank 0 did not yet pay and 5 MiB less did.
-  constexpr size_t kWorthASecondOperation = 2 << 20;
-  const Dims d = DimsOf(shape);
-  const size_t one_gather = (d.ranks - 1) * d.packed_floats() * sizeof(float);
-  const size_t two_steps = 2 * (d.ranks - 1) * d.packed_part_floats() * sizeof(float);
-  return one_gather >= two_steps + kWorthASecondOperation ? Strategy::kA2a : Strategy::kAllGather;
-}
-
-size_t BytesSent(const ExchangeShape& shape, Strategy strategy) {
-  const Dims d = DimsOf(shape);
-  if (d.ranks == 1 || d.rows == 0 || d.heads == 0) return 0;
-  const size_t peers = d.ranks - 1;
-  const bool gathered = shape.placement == Placement::kGathered;
-  const size_t gather = gathered ? d.packed_part_floats() : 0;
-  size_t floats = 0;
-  switch (ChooseStrategy(shape, strategy)) {
-    case Strategy::kAuto:
-    case Strategy::kAllGather:
-      floats = gathered ? d.packed_floats() : peers * d.packed_floats();
-      break;
-    case Strategy::kAgRs:
-      floats = peers * (d.lse_floats() + d.part_o_floats()) + gather;
-      break;
-    case Strategy::kA2a:
-      floats = peers * d.packed_part_floats() + gather;
-      break;
-    case Strategy::kDirect:  // not between hosts' memories
-      break;
-  }
-  return floats * sizeof(float);
-}
 
 std::byte* ExchangeWorkspace::Reserve(size_t bytes) {
   if (buffer_.size() < bytes) {
@@ -414,14 +236,14 @@ std::byte* ExchangeWorkspace::Reserve(size_t bytes) {
 
 Status ExchangeAndMerge(const ExchangeParams& p, Communicator& comm, ExchangeWorkspace& workspace,
                         Deadline deadline) {
-  const ExchangeShape shape{p.rows, p.heads, p.head_dim, comm.size(), p.placement};
+  const ExchangeShape shape{p.rows, p.heads, p.value_dim, comm.size(), p.placement};
   if (Status s = CheckShape(shape); !s.ok()) return s;
   if (p.rows == 0 || p.heads == 0) return Status::Ok();
   if (p.o == nullptr) return InvalidArgument("o is null");
   if (p.lse == nullptr) return InvalidArgument("lse is null");
   if (p.out == nullptr && HasOutput(shape, comm.rank())) return InvalidArgument("out is null");
 
-  const Dims d = DimsOf(shape);
+  const MessageSizes d = MessageSizesOf(shape);
   if (d.ranks == 1) {
     MergeAlone(p, d, workspace);
     return Status::Ok();
@@ -450,7 +272,7 @@ Status GatherSlices(const float* slice_o, const float* slice_lse, const Exchange
                            std::to_string(comm.size()));
   }
   if (shape.rows == 0 || shape.heads == 0) return Status::Ok();
-  const Dims d = DimsOf(shape);
+  const MessageSizes d = MessageSizesOf(shape);
   const size_t count = d.slice(comm.rank()).count;
   if (count > 0 && slice_o == nullptr) return InvalidArgument("slice_o is null");
   if (comm.rank() == 0 && out == nullptr) return InvalidArgument("out is null");
@@ -462,7 +284,7 @@ Status GatherSlices(const float* slice_o, const float* slice_lse, const Exchange
   AddGatherScratch(d, comm.rank(), &sizes);
   const Scratch s = Carve(sizes, workspace);
   std::fill(s.slice, s.slice + d.packed_part_floats(), 0.0f);
-  CopyHeads(slice_o, count, s.slice, count, count, d.rows, d.head_dim);
+  CopyHeads(slice_o, count, s.slice, count, count, d.rows, d.value_dim);
   if (slice_lse != nullptr) {
     CopyHeads(slice_lse, count, s.slice + d.part_o_floats(), count, count, d.rows, 1);
   }

@@ -1,4 +1,4 @@
-#include "collective/device/device_group.h"
+#include "collective/group/device_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,11 +7,11 @@
 #include "collective/device/cuda_resources.h"
 #include "collective/device/device_communicator.h"
 #include "collective/device/device_strategies.h"
-#include "collective/device/nccl.h"
 #include "collective/device/pack.h"
 #include "collective/direct/direct.h"
 #include "collective/direct/peer_access.h"
 #include "collective/direct/retired_memory.h"
+#include "collective/nccl/nccl.h"
 #include "kernels/cuda/merge/merge.h"
 #include "kernels/mutex.h"
 
@@ -150,7 +150,7 @@ class Group final : public DeviceGroup {
 
   static Status CopyWhole(const DeviceGatherParams& p, cudaStream_t stream) {
     const size_t pairs = static_cast<size_t>(p.rows) * p.heads;
-    cudaError_t e = cudaMemcpyAsync(p.out, p.slice, pairs * p.head_dim * SizeOf(p.dtype),
+    cudaError_t e = cudaMemcpyAsync(p.out, p.slice, pairs * p.value_dim * SizeOf(p.dtype),
                                     cudaMemcpyDeviceToDevice, stream);
     if (e == cudaSuccess && p.lse_out != nullptr) {
       e = cudaMemcpyAsync(p.lse_out, p.slice_lse, pairs * sizeof(float), cudaMemcpyDeviceToDevice,
@@ -161,7 +161,7 @@ class Group final : public DeviceGroup {
 
  public:
   static DirectLayout LayoutOf(const DeviceGroupOptions& o) {
-    return LayOutDirect(o.size, o.limits.rows, o.limits.heads, o.limits.head_dim, o.limits.widest);
+    return LayOutDirect(o.size, o.limits.rows, o.limits.heads, o.limits.value_dim, o.limits.widest);
   }
 
  private:
@@ -246,7 +246,7 @@ Status CheckOptions(const DeviceGroupOptions& o) {
   }
   if (o.limits.rows < 1) return InvalidArgument("limits.rows is below 1");
   if (o.limits.heads < 1) return InvalidArgument("limits.heads is below 1");
-  if (o.limits.head_dim < 8) return InvalidArgument("limits.head_dim is below 8");
+  if (o.limits.value_dim < 8) return InvalidArgument("limits.value_dim is below 8");
   if (o.direct_bound.count() < 1) return InvalidArgument("direct_bound is below 1 ms");
   int devices = 0;
   if (const cudaError_t e = cudaGetDeviceCount(&devices); e != cudaSuccess) {

@@ -2,7 +2,7 @@
 // memory, over NCCL or straight into peers' memory, whichever the ranks have.
 //
 //   DeviceGroupOptions options{.rank = r, .size = n, .epoch = e, .device = d};
-//   options.limits = {.rows = 512, .heads = 32, .head_dim = 128};
+//   options.limits = {.rows = 512, .heads = 32, .value_dim = 128};
 //   std::unique_ptr<DeviceGroup> group;
 //   Status s = CreateDeviceGroup(options, rendezvous, deadline, &group);   // all ranks
 //   s = group->Exchange(params, stream);        // enqueues; may be captured in a CUDA graph
@@ -22,6 +22,8 @@
 
 #include "collective/communicator.h"
 #include "collective/device/device_exchange.h"
+#include "collective/direct/direct_layout.h"
+#include "collective/group/device_choice.h"  // IWYU pragma: export
 #include "collective/rendezvous/rendezvous.h"
 #include "kernels/status.h"
 
