@@ -233,7 +233,7 @@ __device__ __forceinline__ void LoadKeys(const std::byte* keys, KeyStrip<Traits>
 template <typename Traits>
 __device__ __forceinline__ void LoadValues(const std::byte* values,
                                            uint4 (&v)[Traits::kValueVectors]) {
-  const int lane = threadIdx.x % 32;
+  const unsigned lane = threadIdx.x % 32;  // of no sign, which an address would be extended by
   const std::byte* at = values + lane * kVectorBytes;
   constexpr int kStripVectors = Traits::kValueStripBytes / kVectorBytes;  // of all lanes
 #pragma unroll
