@@ -1,9 +1,9 @@
-// How fast prefill is on one GPU: new tokens over each other, and over context in the paged cache.
+// Measures prefill on one GPU: new tokens over each other, and over context in the paged cache.
 //
-// Cold L2: consecutive calls use different copies of every tensor, together several times the L2.
-// The calls are captured in one CUDA graph; a figure is the median of its replays divided by its
-// calls. Each case is checked, on sampled rows and heads, against a float64 kernel that shares
-// nothing with those under test but the layout, before it is timed. Usage:
+// L2 is cold: consecutive calls use different copies of every tensor, together several times the
+// size of L2. The calls are captured in one CUDA graph; a figure is the median of its replays
+// divided by the number of its calls. Before a case is timed, sampled rows and heads are checked
+// against a float64 kernel that shares nothing with the measured ones but the layout. Usage:
 //   prefill_bench [--only TEXT] [--json FILE] [--portable] [--workspace SLOTS]
 #include <cmath>
 #include <cstring>
@@ -28,39 +28,42 @@ struct Case {
   DType kv = DType::kBf16;  // of the cache
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
-  int32_t head_dim = 128;
+  int32_t key_dim = 128;
+  int32_t value_dim = 128;
   int32_t page_size = 16;
   bool fp8_queries = false;
+
+  KvGeometry Geometry(DType dtype) const {
+    return {.kv_heads = kv_heads, .key_dim = key_dim, .value_dim = value_dim, .dtype = dtype};
+  }
 };
 
 // One row and head, by the definition, in float64, over slots [0, context) of the cache and new
 // tokens [0, visible). One block of 256 threads.
-__global__ void NaiveRow(PrefillArgs context, DType kv, int page_size, int32_t page_table,
+__global__ void NaiveRow(PrefillArgs context, KvGeometry g, int page_size, int32_t page_table,
                          int64_t slots, PrefillArgs fresh, int32_t token_begin, int32_t visible,
-                         int q_heads, int kv_heads, int head_dim, int row, int head, double* o,
-                         double* lse) {
+                         int q_heads, int row, int head, double* o, double* lse) {
   __shared__ double scratch[256];
-  const int kv_head = head / (q_heads / kv_heads);
-  const int bytes = static_cast<int>(SizeOf(kv));
-  const size_t plane = size_t(page_size) * head_dim;
+  const int kv_head = head / (q_heads / g.kv_heads);
+  const int bytes = static_cast<int>(SizeOf(g.dtype));
   const auto element = [&](int64_t key, int d, bool values) {
     if (key >= slots) {
       const size_t token = token_begin + (key - slots);
       return ElementAt(DType::kBf16, values ? fresh.v : fresh.k,
-                       (token * kv_heads + kv_head) * head_dim + d);
+                       (token * g.kv_heads + kv_head) * (values ? g.value_dim : g.key_dim) + d);
     }
     const int32_t page = context.page_tables[page_table + key / page_size];
-    const size_t base = (size_t(page) * 2 * kv_heads + (values ? kv_heads : 0) + kv_head) * plane;
     const int token = static_cast<int>(key % page_size);
     const size_t at =
-        values ? ValueOffset(token, d, head_dim, bytes) : KeyOffset(token, d, head_dim, bytes);
-    return ElementAt(kv, context.cache, base + at / bytes);
+        values ? ValuePlaneOffset(g, page_size, kv_head) + ValueOffset(token, d, g.value_dim, bytes)
+               : KeyPlaneOffset(g, page_size, kv_head) + KeyOffset(token, d, g.key_dim, bytes);
+    return ElementAt(g.dtype, context.cache, (page * PageBytes(g, page_size) + at) / bytes);
   };
   const auto logit = [&](int64_t key) {
     double x = 0;
-    for (int d = 0; d < head_dim; ++d) {
+    for (int d = 0; d < g.key_dim; ++d) {
       x += element(key, d, false) *
-           ElementAt(DType::kBf16, fresh.q, (size_t(row) * q_heads + head) * head_dim + d);
+           ElementAt(DType::kBf16, fresh.q, (size_t(row) * q_heads + head) * g.key_dim + d);
     }
     return x * fresh.sm_scale;
   };
@@ -74,12 +77,12 @@ __global__ void NaiveRow(PrefillArgs context, DType kv, int page_size, int32_t p
     scratch[0] = sum;
     *lse = log(sum);
   }
-  for (int d = threadIdx.x; d < head_dim; d += 256) o[d] = 0;
+  for (int d = threadIdx.x; d < g.value_dim; d += 256) o[d] = 0;
   __syncthreads();
   sum = scratch[0];
   for (int64_t key = threadIdx.x; key < slots + visible; key += 256) {
     const double weight = exp(logit(key)) / sum;
-    for (int d = 0; d < head_dim; ++d) atomicAdd(o + d, weight * element(key, d, true));
+    for (int d = 0; d < g.value_dim; ++d) atomicAdd(o + d, weight * element(key, d, true));
   }
 }
 
@@ -114,16 +117,19 @@ class Bench {
 
   Result Run(const Case& c) {
     const int32_t rows = c.batch * c.new_tokens;
-    const size_t q_elements = size_t(rows) * c.q_heads * c.head_dim;
-    const size_t kv_elements = size_t(rows) * c.kv_heads * c.head_dim;
+    const size_t q_elements = size_t(rows) * c.q_heads * c.key_dim;
+    const size_t o_elements = size_t(rows) * c.q_heads * c.value_dim;
+    const size_t k_elements = size_t(rows) * c.kv_heads * c.key_dim;
+    const size_t v_elements = size_t(rows) * c.kv_heads * c.value_dim;
     const int64_t pages_of_one = (c.context + c.page_size - 1) / c.page_size;
     const size_t pages = pages_of_one * c.batch;
-    const size_t page_bytes = PageBytes(SquareGeometry(c.kv_heads, c.head_dim, c.kv), c.page_size);
-    const size_t bytes = (2 * q_elements + 2 * kv_elements) * 2 + pages * page_bytes;
+    const size_t page_bytes = PageBytes(c.Geometry(c.kv), c.page_size);
+    const size_t bytes =
+        (q_elements + o_elements + k_elements + v_elements) * 2 + pages * page_bytes;
     const auto copies = static_cast<int>(std::max<size_t>(2, kRotatedBytes / bytes + 1));
 
     PrefillShape fresh_shape;
-    fresh_shape.geometry = SquareGeometry(c.kv_heads, c.head_dim, DType::kBf16);
+    fresh_shape.geometry = c.Geometry(DType::kBf16);
     fresh_shape.q_heads = fresh_shape.head_count = c.q_heads;
     PrefillShape context_shape = fresh_shape;
     context_shape.geometry.dtype = c.kv;
@@ -164,10 +170,10 @@ class Bench {
     std::vector<GpuArray<std::byte>> q, k, v, cache, o;
     for (int i = 0; i < copies; ++i) {
       q.emplace_back(q_elements * 2);
-      k.emplace_back(kv_elements * 2);
-      v.emplace_back(kv_elements * 2);
+      k.emplace_back(k_elements * 2);
+      v.emplace_back(v_elements * 2);
       cache.emplace_back(pages * page_bytes);
-      o.emplace_back(q_elements * 4);
+      o.emplace_back(o_elements * 4);
       FillRandom(q.back(), DType::kBf16, 4 * i);
       FillRandom(k.back(), DType::kBf16, 4 * i + 1);
       FillRandom(v.back(), DType::kBf16, 4 * i + 2);
@@ -180,7 +186,7 @@ class Bench {
     PrefillArgs args;
     args.rows = args.tokens = rows;
     args.page_tables = page_tables.data();
-    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.key_dim));
     // Parts are merged in f32; one part alone gives the model's own type.
     args.o_dtype = c.context > 0 ? DType::kF32 : DType::kBf16;
     args.lse = lse.data();
@@ -214,14 +220,14 @@ class Bench {
     result.microseconds = timer_.MicrosecondsOf(std::max(copies, 4), launch);
     const double pairs =
         double(rows) * (double(c.context) + (double(c.new_tokens) + 1) / 2) * c.q_heads;
-    result.operations = 4 * pairs * c.head_dim;
+    result.operations = 2 * pairs * (c.key_dim + c.value_dim);
     return result;
   }
 
  private:
   // The largest error of O and LSE over a few rows and heads, O's relative to what its type rounds.
   double Compare(const Case& c, const PrefillArgs& args, const std::vector<PrefillEntry>& entries) {
-    const GpuArray<double> expected(c.head_dim + 1);
+    const GpuArray<double> expected(c.value_dim + 1);
     double worst = 0;
     constexpr int kSamples = 5;
     for (int i = 0; i < kSamples; ++i) {
@@ -229,17 +235,17 @@ class Bench {
       const int in_entry = i * (entry.row_count - 1) / (kSamples - 1);
       const int row = entry.row_begin + in_entry;
       const int head = i * (c.q_heads - 1) / (kSamples - 1);
-      NaiveRow<<<1, 256>>>(args, c.kv, c.page_size, entry.page_table, c.context, args,
-                           entry.token_begin, in_entry + 1, c.q_heads, c.kv_heads, c.head_dim, row,
-                           head, expected.data(), expected.data() + c.head_dim);
+      NaiveRow<<<1, 256>>>(args, c.Geometry(c.kv), c.page_size, entry.page_table, c.context, args,
+                           entry.token_begin, in_entry + 1, c.q_heads, row, head, expected.data(),
+                           expected.data() + c.value_dim);
       Check(cudaDeviceSynchronize(), "check");
       const size_t at = size_t(row) * c.q_heads + head;
       float lse = 0;
       Check(cudaMemcpy(&lse, args.lse + at, sizeof(lse), cudaMemcpyDeviceToHost), "check");
-      worst = std::max(worst, std::abs(lse - expected.At(c.head_dim)));
+      worst = std::max(worst, std::abs(lse - expected.At(c.value_dim)));
       if (std::isnan(lse)) return INFINITY;
-      for (int d = 0; d < c.head_dim; ++d) {
-        const size_t element = at * c.head_dim + d;
+      for (int d = 0; d < c.value_dim; ++d) {
+        const size_t element = at * c.value_dim + d;
         float actual = 0;
         if (args.o_dtype == DType::kF32) {
           Check(
@@ -269,7 +275,8 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   const auto add = [&](std::string name, Case c) {
     c.name = name + ", " + std::to_string(c.q_heads) + "/" + std::to_string(c.kv_heads) + ", D " +
-             std::to_string(c.head_dim);
+             std::to_string(c.key_dim) +
+             (c.key_dim == c.value_dim ? "" : "/" + std::to_string(c.value_dim));
     if (c.context > 0) c.name = std::string(Name(c.kv)) + " " + c.name;
     cases.push_back(c);
   };
@@ -277,8 +284,27 @@ std::vector<Case> Cases() {
     add(std::to_string(tokens / 1024) + "K new", {.new_tokens = tokens});
   }
   add("8 x 1K new", {.batch = 8, .new_tokens = 1024});
-  add("8K new", {.new_tokens = 8192, .q_heads = 64, .kv_heads = 8, .head_dim = 64});
-  add("8K new", {.new_tokens = 8192, .q_heads = 16, .kv_heads = 4, .head_dim = 256});
+  add("8K new", {.new_tokens = 8192, .q_heads = 64, .kv_heads = 8, .key_dim = 64, .value_dim = 64});
+  add("8K new",
+      {.new_tokens = 8192, .q_heads = 16, .kv_heads = 4, .key_dim = 256, .value_dim = 256});
+  // The other head dims, with the heads and lengths of D 128.
+  const std::pair<int32_t, int32_t> dims[] = {{80, 80}, {96, 96}, {192, 192}, {192, 128}};
+  for (const auto& [key_dim, value_dim] : dims) {
+    add("8K new", {.new_tokens = 8192, .key_dim = key_dim, .value_dim = value_dim});
+    for (DType kv : {DType::kBf16, DType::kFp8E4M3}) {
+      add("2K new over 64K", {.new_tokens = 2048,
+                              .context = 65536,
+                              .kv = kv,
+                              .key_dim = key_dim,
+                              .value_dim = value_dim});
+    }
+    add("2K new over 64K, FP8 queries", {.new_tokens = 2048,
+                                         .context = 65536,
+                                         .kv = DType::kFp8E4M3,
+                                         .key_dim = key_dim,
+                                         .value_dim = value_dim,
+                                         .fp8_queries = true});
+  }
   for (DType kv : {DType::kBf16, DType::kFp8E4M3}) {
     add("2K new over 64K", {.new_tokens = 2048, .context = 65536, .kv = kv});
     add("4 x (4K new over 8K)", {.batch = 4, .new_tokens = 4096, .context = 8192, .kv = kv});

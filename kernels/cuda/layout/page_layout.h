@@ -49,6 +49,12 @@ TRIBUTARY_HOST_DEVICE constexpr int KeyStride(int key_dim, int element_bytes) {
   return (key_dim * element_bytes + kKeyTailBytes - 1) / kKeyTailBytes * kKeyTailBytes;
 }
 
+// Whether dimension d of a key lies in the tail panel, where only kTailLaneBytes of a key lie side
+// by side; elsewhere kVectorBytes do.
+TRIBUTARY_HOST_DEVICE constexpr bool InKeyTail(int d, int key_dim, int element_bytes) {
+  return d * element_bytes / kKeyPanelBytes == KeyStride(key_dim, element_bytes) / kKeyPanelBytes;
+}
+
 // Byte offset, in a head's K plane, of dimension d of a token (a slot of the page). Dimensions of
 // the padding have offsets, too.
 TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int key_dim, int element_bytes) {

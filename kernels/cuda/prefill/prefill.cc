@@ -5,10 +5,13 @@
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/merge/merge.h"
+#include "kernels/cuda/prefill/convert_queries.h"
+#include "kernels/cuda/prefill/gather_pages.h"
 #include "kernels/cuda/prefill/prefill_kernel_args.h"
-#include "kernels/cuda/prefill/prefill_operands.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill.h"
+#include "kernels/cuda/prefill/sm80/mma_prefill_config.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
+#include "kernels/cuda/prefill/sm90/wgmma_prefill_config.h"
 #include "kernels/cuda/status.h"
 
 namespace tributary::cuda {
@@ -64,26 +67,31 @@ WorkspaceLayout LayOut(const PrefillChoice& choice, const PrefillShape& shape, i
   return layout;
 }
 
-template <int kHeadDim>
+// The kernel of one pair of head dims.
+template <int kKeyDim, int kValueDim>
 cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& args, int blocks,
                 cudaStream_t stream) {
   const bool bf16 = choice.compute == DType::kBf16;
-  if (choice.kind == PrefillKind::kMma) {
-    return bf16 ? RunMmaPrefill<DType::kBf16, kHeadDim>(args, blocks, stream)
-                : RunMmaPrefill<DType::kF16, kHeadDim>(args, blocks, stream);
+  if constexpr (HasKernel<&HeadDims::prefill_sm90>(kKeyDim, kValueDim)) {
+    const auto run = [&]<DType kScores, DType kCompute>() {
+      return RunWgmmaPrefill<kScores, kCompute, kKeyDim, kValueDim>(args, blocks, stream);
+    };
+    if (MultipliesFp8(choice)) {
+      return kv == DType::kFp8E4M3 ? run.template operator()<DType::kFp8E4M3, DType::kF16>()
+                                   : run.template operator()<DType::kFp8E5M2, DType::kF16>();
+    }
+    if (choice.kind == PrefillKind::kWgmma) {
+      return bf16 ? run.template operator()<DType::kBf16, DType::kBf16>()
+                  : run.template operator()<DType::kF16, DType::kF16>();
+    }
   }
-  if (MultipliesFp8(choice)) {
-    return kv == DType::kFp8E4M3
-               ? RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, kHeadDim>(args, blocks, stream)
-               : RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, kHeadDim>(args, blocks, stream);
-  }
-  return bf16 ? RunWgmmaPrefill<DType::kBf16, DType::kBf16, kHeadDim>(args, blocks, stream)
-              : RunWgmmaPrefill<DType::kF16, DType::kF16, kHeadDim>(args, blocks, stream);
+  return bf16 ? RunMmaPrefill<DType::kBf16, kKeyDim, kValueDim>(args, blocks, stream)
+              : RunMmaPrefill<DType::kF16, kKeyDim, kValueDim>(args, blocks, stream);
 }
 
 // Merges the partials of rows split over keys.
-cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
-                        const PrefillKernelArgs& kernel, cudaStream_t stream) {
+Status MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
+                   const PrefillKernelArgs& kernel, cudaStream_t stream) {
   const size_t before = size_t(pass.row_begin) * shape.head_count;
   const size_t heads = size_t(pass.row_count) * shape.head_count;
   const int32_t value_dim = shape.geometry.value_dim;
@@ -105,7 +113,66 @@ cudaError_t MergeSplits(const PrefillShape& shape, const PrefillPass& pass,
     merge.lse[merge.sources] = merge.lse_out;
     ++merge.sources;
   }
-  return LaunchMerge(merge, stream).ok() ? cudaSuccess : cudaErrorUnknown;
+  return LaunchMerge(merge, stream);
+}
+
+// What the kernel takes, all but what a pass adds. Over context it reads the gathered rows.
+PrefillKernelArgs KernelArgsOf(const PrefillShape& shape, const PrefillArgs& args,
+                               const WorkspaceLayout& layout) {
+  const bool context = shape.page_size != 0;
+  PrefillKernelArgs kernel;
+  kernel.items = args.items;
+  kernel.keys = args.keys;
+  kernel.q = args.q;
+  kernel.k = context ? args.workspace + layout.k : args.k;
+  kernel.v = context ? args.workspace + layout.v : args.v;
+  kernel.rows = args.rows;
+  kernel.tokens = context ? static_cast<int32_t>(args.workspace_slots) : args.tokens;
+  kernel.q_heads = shape.q_heads;
+  kernel.kv_heads = shape.geometry.kv_heads;
+  kernel.head_begin = shape.head_begin;
+  kernel.head_count = shape.head_count;
+  kernel.k_scale = context ? args.k_scale : nullptr;
+  kernel.v_scale = context ? args.v_scale : nullptr;
+  kernel.sm_scale = args.sm_scale;
+  kernel.soft_cap = args.soft_cap;
+  kernel.o_dtype = args.o_dtype;
+  kernel.o = args.o;
+  kernel.lse = args.lse;
+  kernel.partial_o = reinterpret_cast<float*>(args.workspace + layout.partial_o);
+  kernel.partial_lse = reinterpret_cast<float*>(args.workspace + layout.partial_lse);
+  return kernel;
+}
+
+ConvertQueriesArgs ConvertArgsOf(const PrefillChoice& choice, const PrefillShape& shape,
+                                 const PrefillArgs& args, const WorkspaceLayout& layout) {
+  ConvertQueriesArgs convert;
+  convert.q = args.q;
+  convert.from = shape.q;
+  convert.to = MultipliesFp8(choice) ? DType::kFp8E4M3 : choice.compute;
+  convert.rounds = choice.fp8_queries;
+  convert.heads = int64_t{args.rows} * shape.q_heads;
+  convert.geometry = shape.geometry;
+  convert.out = args.workspace + layout.q;
+  convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
+  return convert;
+}
+
+GatherArgs GatherArgsOf(const PrefillChoice& choice, const PrefillShape& shape,
+                        const PrefillArgs& args, const WorkspaceLayout& layout,
+                        const PrefillPass& pass) {
+  GatherArgs gather;
+  gather.gathers = args.gathers + pass.gather_begin;
+  gather.gather_count = pass.gather_count;
+  gather.page_tables = args.page_tables;
+  gather.cache = args.cache;
+  gather.geometry = shape.geometry;
+  gather.compute = choice.compute;
+  gather.page_size = shape.page_size;
+  gather.keep_keys = MultipliesFp8(choice);
+  gather.k = args.workspace + layout.k;
+  gather.v = args.workspace + layout.v;
+  return gather;
 }
 
 Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
@@ -148,7 +215,7 @@ PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& 
       HasKernel<&HeadDims::prefill_sm90>(shape.geometry)) {
     choice.kind = PrefillKind::kWgmma;
     choice.rows_per_tile = kWgmmaPrefillRows;
-    choice.keys_per_tile = WgmmaPrefillKeys(shape.geometry.key_dim);
+    choice.keys_per_tile = WgmmaPrefillKeys(shape.geometry.value_dim);
   } else {
     choice.rows_per_tile = MmaPrefillRows(shape.geometry.value_dim);
     choice.keys_per_tile = MmaPrefillKeys(shape.geometry.key_dim);
@@ -213,84 +280,32 @@ Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
   }
   if (Status status = CheckCall(shape, passes, args); !status.ok()) return status;
   if (passes.empty()) return Status::Ok();
+  const bool context = shape.page_size != 0;
   const WorkspaceLayout layout = LayOut(choice, shape, args.rows, args.workspace_slots);
-
-  PrefillKernelArgs kernel;
-  kernel.items = args.items;
-  kernel.keys = args.keys;
-  kernel.q = args.q;
-  kernel.k = args.k;
-  kernel.v = args.v;
-  kernel.rows = args.rows;
-  kernel.tokens = args.tokens;
-  kernel.q_heads = shape.q_heads;
-  kernel.kv_heads = shape.geometry.kv_heads;
-  kernel.head_begin = shape.head_begin;
-  kernel.head_count = shape.head_count;
-  kernel.sm_scale = args.sm_scale;
-  kernel.soft_cap = args.soft_cap;
-  kernel.o_dtype = args.o_dtype;
-  kernel.o = args.o;
-  kernel.lse = args.lse;
-  kernel.partial_o = reinterpret_cast<float*>(args.workspace + layout.partial_o);
-  kernel.partial_lse = reinterpret_cast<float*>(args.workspace + layout.partial_lse);
-
+  PrefillKernelArgs kernel = KernelArgsOf(shape, args, layout);
   if (ConvertsQueries(choice, shape)) {
-    ConvertQueriesArgs convert;
-    convert.q = args.q;
-    convert.from = shape.q;
-    convert.to = MultipliesFp8(choice) ? DType::kFp8E4M3 : choice.compute;
-    convert.rounds = choice.fp8_queries;
-    convert.heads = int64_t{args.rows} * shape.q_heads;
-    convert.head_dim = shape.geometry.key_dim;
-    convert.out = args.workspace + layout.q;
-    convert.scale = reinterpret_cast<float*>(args.workspace + layout.q_scale);
-    if (Status status = CudaStatus(RunConvertQueries(convert, stream), "query conversion");
-        !status.ok()) {
-      return status;
-    }
+    const ConvertQueriesArgs convert = ConvertArgsOf(choice, shape, args, layout);
+    const cudaError_t error = RunConvertQueries(convert, stream);
+    if (error != cudaSuccess) return CudaStatus(error, "query conversion");
     kernel.q = convert.out;
     kernel.q_scale = convert.scale;
   }
-  GatherArgs gather;
-  if (shape.page_size != 0) {
-    kernel.k_scale = args.k_scale;
-    kernel.v_scale = args.v_scale;
-    gather.page_tables = args.page_tables;
-    gather.cache = args.cache;
-    gather.kv = shape.geometry.dtype;
-    gather.compute = choice.compute;
-    gather.page_size = shape.page_size;
-    gather.kv_heads = shape.geometry.kv_heads;
-    gather.head_dim = shape.geometry.key_dim;
-    gather.keep_keys = MultipliesFp8(choice);
-    gather.k = args.workspace + layout.k;
-    gather.v = args.workspace + layout.v;
-    kernel.k = gather.k;
-    kernel.v = gather.v;
-    kernel.tokens = static_cast<int32_t>(args.workspace_slots);
-  }
   for (const PrefillPass& pass : passes) {
-    if (shape.page_size != 0 && pass.gather_count > 0) {
-      gather.gathers = args.gathers + pass.gather_begin;
-      gather.gather_count = pass.gather_count;
-      if (Status status = CudaStatus(RunGatherPages(gather, stream), "gather of pages");
-          !status.ok()) {
-        return status;
-      }
+    if (context && pass.gather_count > 0) {
+      const cudaError_t error =
+          RunGatherPages(GatherArgsOf(choice, shape, args, layout, pass), stream);
+      if (error != cudaSuccess) return CudaStatus(error, "gather of pages");
     }
     kernel.item_begin = pass.item_begin;
     kernel.partial_row_begin = pass.row_begin;
     kernel.partial_rows = pass.row_count;
     Status status = DispatchHeadDims<&HeadDims::prefill_sm80>(
-        shape.geometry.key_dim, shape.geometry.value_dim, [&](auto key_dim, auto /*value_dim*/) {
-          return CudaStatus(
-              Run<key_dim()>(choice, shape.geometry.dtype, kernel, pass.blocks, stream),
-              "prefill kernel");
+        shape.geometry.key_dim, shape.geometry.value_dim, [&](auto key_dim, auto value_dim) {
+          const cudaError_t error = Run<key_dim(), value_dim()>(choice, shape.geometry.dtype,
+                                                                kernel, pass.blocks, stream);
+          return CudaStatus(error, "prefill kernel");
         });
-    if (status.ok() && pass.splits > 1) {
-      status = CudaStatus(MergeSplits(shape, pass, kernel, stream), "merge of splits");
-    }
+    if (status.ok() && pass.splits > 1) status = MergeSplits(shape, pass, kernel, stream);
     if (!status.ok()) return status;
   }
   return Status::Ok();

@@ -26,14 +26,16 @@ __device__ __forceinline__ uint64_t RowMajorDescriptor(uint32_t panel, int step)
   return kSwizzle | kEightRows | kLeading | ((panel + step * kStepBytes) >> 4 & 0x3fff);
 }
 
-// Operand B whose rows, 128 bytes wide, are summed over (values): rows [16 * step, 16 * step + 16),
-// whose further panels are `panel_bytes` apart (MN-major).
+// Operand B whose rows are summed over (values), in panels of kRowBytes: rows
+// [16 * step, 16 * step + 16) of panels that are `panel_bytes` apart (MN-major).
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t ColumnMajorDescriptor(uint32_t panel, int step,
                                                           uint32_t panel_bytes) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | uint64_t{panel_bytes >> 4} << 16 |
-         ((panel + step * 16 * 128) >> 4 & 0x3fff);
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  constexpr uint64_t kSwizzle = uint64_t{kRowBytes == 128 ? 1 : 2} << 62;
+  constexpr uint64_t kEightRows = uint64_t{8 * kRowBytes >> 4} << 32;
+  return kSwizzle | kEightRows | uint64_t{panel_bytes >> 4} << 16 |
+         ((panel + step * 16 * kRowBytes) >> 4 & 0x3fff);
 }
 
 // Waits for all but the last kPending groups of products.
@@ -63,6 +65,17 @@ __device__ __forceinline__ void HoldRegisters(float (&x)[kCount]) {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define TRIBUTARY_D48                                                                \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
+#define TRIBUTARY_D96                                                                \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
 
 // `types` as in "k16.f32.bf16.bf16", `tail` the immediates after the predicate.
 #define TRIBUTARY_SHARED_64(types, tail)                              \
@@ -102,6 +115,16 @@ __device__ __forceinline__ void HoldRegisters(float (&x)[kCount]) {
                ", {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"                                   \
                : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                                        \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
+#define TRIBUTARY_REGISTERS_96(type)                                                         \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type " " TRIBUTARY_D48 \
+               ", {%48, %49, %50, %51}, %52, 1, 1, 1, %53;"                                  \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F8(32), TRIBUTARY_F8(40)                       \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
+#define TRIBUTARY_REGISTERS_192(type)                                                         \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " " TRIBUTARY_D96 \
+               ", {%96, %97, %98, %99}, %100, 1, 1, 1, %101;"                                 \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32), TRIBUTARY_F32S(64)                    \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
 
 // D (+)= A B with both operands' rows not summed over, kStepBytes of each.
 template <DType kType, bool kAccumulate>
@@ -132,15 +155,37 @@ __device__ __forceinline__ void WgmmaRegisters(float (&d)[64], uint32_t a0, uint
     TRIBUTARY_REGISTERS_128("f16");
   }
 }
+template <DType kCompute, bool kRowsSummed = true>
+__device__ __forceinline__ void WgmmaRegisters(float (&d)[48], uint32_t a0, uint32_t a1,
+                                               uint32_t a2, uint32_t a3, uint64_t b) {
+  if constexpr (kCompute == DType::kBf16) {
+    TRIBUTARY_REGISTERS_96("bf16");
+  } else {
+    TRIBUTARY_REGISTERS_96("f16");
+  }
+}
+template <DType kCompute, bool kRowsSummed = true>
+__device__ __forceinline__ void WgmmaRegisters(float (&d)[96], uint32_t a0, uint32_t a1,
+                                               uint32_t a2, uint32_t a3, uint64_t b) {
+  if constexpr (kCompute == DType::kBf16) {
+    TRIBUTARY_REGISTERS_192("bf16");
+  } else {
+    TRIBUTARY_REGISTERS_192("f16");
+  }
+}
 
 #undef TRIBUTARY_F8
 #undef TRIBUTARY_F32S
 #undef TRIBUTARY_D32
+#undef TRIBUTARY_D48
 #undef TRIBUTARY_D64
+#undef TRIBUTARY_D96
 #undef TRIBUTARY_SHARED
 #undef TRIBUTARY_SHARED_64
 #undef TRIBUTARY_SHARED_128
 #undef TRIBUTARY_REGISTERS_64
+#undef TRIBUTARY_REGISTERS_96
 #undef TRIBUTARY_REGISTERS_128
+#undef TRIBUTARY_REGISTERS_192
 
 }  // namespace tributary::cuda

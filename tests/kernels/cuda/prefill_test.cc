@@ -12,7 +12,11 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/prefill/sm80/mma_prefill_config.h"
+#include "kernels/cuda/prefill/sm90/wgmma_prefill_config.h"
 #include "kernels/fp8_queries.h"
+#include "kernels/head_dims.h"
 #include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
@@ -33,8 +37,8 @@ struct Case {
   bool context = false;  // else new tokens
   DType q = DType::kBf16;
   DType kv = DType::kBf16;
-  int32_t head_dim = 128;
-  int32_t group = 2;
+  HeadDims dims = {.key_dim = 128, .value_dim = 128};
+  int32_t gqa_ratio = 2;
   int32_t kv_heads = 2;
   int32_t page_size = 16;
   int32_t head_begin = 0;
@@ -52,8 +56,8 @@ struct Case {
 };
 
 std::string Describe(const Case& c) {
-  std::string text = std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " d" +
-                     std::to_string(c.head_dim) + " group " + std::to_string(c.group) + " page " +
+  std::string text = std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " " +
+                     NameOf(c.dims) + " gqa ratio " + std::to_string(c.gqa_ratio) + " page " +
                      std::to_string(c.page_size) + " q " + Name(c.q) + " o " + Name(c.o) +
                      (c.portable ? " portable" : "") + (c.fp8_queries ? " fp8 queries" : "") +
                      " sequences";
@@ -88,10 +92,10 @@ class Call {
       }
       rows_ += s.rows;
     }
-    q_ = Random(case_.q, size_t(rows_) * heads() * c.head_dim, c.q_magnitude);
+    q_ = Random(case_.q, size_t(rows_) * heads() * c.dims.key_dim, c.q_magnitude);
     if (c.fp8_queries) {
       rounded_q_.resize(q_.size() / SizeOf(case_.q));
-      RoundQueriesToFp8(case_.q, c.head_dim, q_, rounded_q_.data());
+      RoundQueriesToFp8(case_.q, c.dims.key_dim, q_, rounded_q_.data());
     }
     c.context ? MakeContext() : MakeNewTokens();
   }
@@ -119,7 +123,8 @@ class Call {
     p.rows = rows_;
     p.q_heads = heads();
     p.kv_heads = case_.kv_heads;
-    p.key_dim = p.value_dim = case_.head_dim;
+    p.key_dim = case_.dims.key_dim;
+    p.value_dim = case_.dims.value_dim;
     p.head_begin = case_.head_begin;
     p.head_count = case_.head_count;
     p.entries = new_tokens_;
@@ -136,7 +141,7 @@ class Call {
     if (case_.blocks > 0) device.multiprocessors = case_.blocks;
     PrefillShape shape;
     shape.q = case_.q;
-    shape.geometry = SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv);
+    shape.geometry = geometry();
     shape.q_heads = heads();
     shape.page_size = case_.context ? case_.page_size : 0;
     shape.head_begin = case_.head_begin;
@@ -158,7 +163,7 @@ class Call {
     const DeviceArray<float> k_scale(case_.context ? cache_->k_scale() : none);
     const DeviceArray<float> v_scale(case_.context ? cache_->v_scale() : none);
     const size_t results = size_t(rows_) * case_.head_count;
-    DeviceArray<std::byte> device_o(results * case_.head_dim * SizeOf(case_.o));
+    DeviceArray<std::byte> device_o(results * case_.dims.value_dim * SizeOf(case_.o));
     DeviceArray<float> device_lse(results);
     DeviceArray<std::byte> workspace(
         PrefillWorkspaceBytes(choice, shape, rows_, case_.workspace_slots));
@@ -201,9 +206,10 @@ class Call {
   }
 
  private:
-  int32_t heads() const { return case_.group * case_.kv_heads; }
+  int32_t heads() const { return case_.gqa_ratio * case_.kv_heads; }
+  KvGeometry geometry() const { return GeometryOf(case_.kv_heads, case_.dims, case_.kv); }
   float sm_scale() const {
-    return 1.0f / std::sqrt(static_cast<float>(case_.head_dim)) / case_.q_magnitude;
+    return 1.0f / std::sqrt(static_cast<float>(case_.dims.key_dim)) / case_.q_magnitude;
   }
 
   std::vector<std::byte> Random(DType type, size_t count, float magnitude) {
@@ -219,9 +225,7 @@ class Call {
       pages += (s.length + case_.page_size - 1) / case_.page_size;
     }
     cache_ = std::make_unique<HostCache>(
-        CacheShape{SquareGeometry(case_.kv_heads, case_.head_dim, case_.kv), case_.page_size,
-                   static_cast<int32_t>(pages)},
-        case_.scaled);
+        CacheShape{geometry(), case_.page_size, static_cast<int32_t>(pages)}, case_.scaled);
     std::vector<int32_t> free(pages);
     std::iota(free.begin(), free.end(), 0);
     std::shuffle(free.begin(), free.end(), random_);
@@ -249,7 +253,6 @@ class Call {
 
   // As many new tokens as rows; the reference numbers both alike.
   void MakeNewTokens() {
-    const size_t row_elements = size_t(case_.kv_heads) * case_.head_dim;
     int32_t row = 0;
     for (const Sequence& s : case_.sequences) {
       PrefillEntry entry;
@@ -261,12 +264,17 @@ class Call {
       row += s.rows;
     }
     tokens_ = row;
-    k_ = Random(case_.kv, row_elements * tokens_, 1.0f);
-    v_ = Random(case_.kv, row_elements * tokens_, 1.0f);
+    const size_t key_elements = size_t(case_.kv_heads) * case_.dims.key_dim;
+    const size_t value_elements = size_t(case_.kv_heads) * case_.dims.value_dim;
+    k_ = Random(case_.kv, key_elements * tokens_, 1.0f);
+    v_ = Random(case_.kv, value_elements * tokens_, 1.0f);
     // The last sequence's tokens are NaN where it is not the only one: they must not reach others.
     if (entries_.size() < 2) return;
-    for (size_t i = row_elements * entries_.back().token_begin; i < row_elements * tokens_; ++i) {
+    const size_t first = entries_.back().token_begin;
+    for (size_t i = key_elements * first; i < key_elements * tokens_; ++i) {
       StoreElement(case_.kv, k_.data(), i, std::nanf(""));
+    }
+    for (size_t i = value_elements * first; i < value_elements * tokens_; ++i) {
       StoreElement(case_.kv, v_.data(), i, std::nanf(""));
     }
   }
@@ -328,15 +336,15 @@ void ExpectMatchesReference(const Case& c) {
   ExpectClose(lse, expected.lse, c.q == c.kv ? 1e-3 : 2e-2, "lse");
 }
 
-// (head dim, portable)
-class Prefill : public ::testing::TestWithParam<std::tuple<int, bool>> {
+// (head dims, portable)
+class Prefill : public ::testing::TestWithParam<std::tuple<HeadDims, bool>> {
  protected:
   Case Base(bool context, DType kv) const {
     Case c;
     c.context = context;
     c.kv = kv;
     c.q = kv == DType::kF16 ? DType::kF16 : DType::kBf16;
-    std::tie(c.head_dim, c.portable) = GetParam();
+    std::tie(c.dims, c.portable) = GetParam();
     return c;
   }
 };
@@ -358,13 +366,13 @@ TEST_P(Prefill, NewTokensOfAnyNumber) {
   }
 }
 
-TEST_P(Prefill, NewTokensGroupsWindowsAndSlicesOfHeads) {
+TEST_P(Prefill, NewTokensGqaRatiosWindowsAndSlicesOfHeads) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (int32_t group : {1, 4, 16}) {
+  for (int32_t gqa_ratio : {1, 4, 16}) {
     for (int64_t window : {0, 70, 200}) {
       Case c = Base(false, DType::kBf16);
-      c.group = group;
-      c.kv_heads = 16 / group;
+      c.gqa_ratio = gqa_ratio;
+      c.kv_heads = 16 / gqa_ratio;
       c.head_begin = 3;
       c.head_count = 5;
       c.sequences = {{290, 290, window}, {130, 130, window, false}, {33, 33}};
@@ -499,7 +507,7 @@ TEST_P(Prefill, NewTokensAreMergedWithTheContext) {
   for (size_t i = 0; i < lse.size(); ++i) {
     if (i % 3 == 0) {
       lse[i] = EmptyLse<float>();
-      std::fill_n(o.begin() + i * c.head_dim, c.head_dim, 0.0f);
+      std::fill_n(o.begin() + i * c.dims.value_dim, c.dims.value_dim, 0.0f);
     } else {
       expected_lse[i] += std::log(2.0);
     }
@@ -523,10 +531,28 @@ TEST_P(Prefill, RepeatedLaunchesGiveTheSameBits) {
   }
 }
 
+// Over a context of one page, values and keys of every dimension have a place of their own: each
+// output is checked, so that none can be another's.
+TEST_P(Prefill, EveryDimensionOfAPageReachesItsOutput) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (bool fp8_queries : {false, true}) {
+      if (fp8_queries && !IsFp8(kv)) continue;
+      Case c = Base(true, kv);
+      c.gqa_ratio = 1;
+      c.kv_heads = 3;
+      c.fp8_queries = fp8_queries;
+      c.sequences = {{16, 16}, {7, 2}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, Prefill,
-                         ::testing::Combine(::testing::Values(64, 128, 256), ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(DimsOf(&HeadDims::prefill_sm80)),
+                                            ::testing::Bool()),
                          [](const auto& param) {
-                           return "d" + std::to_string(std::get<0>(param.param)) +
+                           return NameOf(std::get<0>(param.param)) +
                                   (std::get<1>(param.param) ? "_portable" : "");
                          });
 
@@ -591,6 +617,137 @@ TEST(PrefillChoiceTest, RefusesWhatNoKernelSupports) {
               HasSubstr("kv_dtype"));
   EXPECT_THAT(message([](PrefillShape& s) { s.head_begin = 1; }), HasSubstr("head_count"));
   EXPECT_THAT(message([](PrefillShape& s) { s.page_size = 24; }), HasSubstr("page_size: 24"));
+}
+
+// Where the parts of the workspace are follows the dimensions of keys and of values.
+TEST(PrefillChoiceTest, WorkspaceHoldsKeysAndValuesOfTheirOwnDimensions) {
+  const auto bytes = [](int32_t key_dim, int32_t value_dim) {
+    PrefillShape shape = SomeShape();
+    shape.page_size = 16;
+    shape.geometry.key_dim = key_dim;
+    shape.geometry.value_dim = value_dim;
+    return PrefillWorkspaceBytes(ChoosePrefill({90, 132}, shape), shape, 0, 1024);
+  };
+  // One more dimension of two heads' keys: 1024 slots of two bytes each, twice.
+  EXPECT_EQ(bytes(192, 128) - bytes(128, 128), size_t{64} * 1024 * 2 * 2);
+  // Of values: the same, and the partials of eight heads' rows in f32.
+  EXPECT_EQ(bytes(192, 192) - bytes(192, 128),
+            size_t{64} * (1024 * 2 * 2 + kMaxSplitRows * 8 * sizeof(float)));
+}
+
+// A gather, which begins at a multiple of its own size, must also begin a KV tile.
+TEST(PrefillChoiceTest, TilesDivideAGather) {
+  for (const HeadDims& dims : DimsOf(&HeadDims::prefill_sm80)) {
+    PrefillShape shape = SomeShape();
+    shape.geometry = GeometryOf(2, dims, DType::kBf16);
+    for (const int32_t capability : {80, 90}) {
+      const PrefillChoice choice = ChoosePrefill({capability, 132}, shape);
+      EXPECT_EQ(choice.kind,
+                capability == 90 && dims.prefill_sm90 ? PrefillKind::kWgmma : PrefillKind::kMma);
+      EXPECT_EQ(kGatherSlots % choice.keys_per_tile, 0) << NameOf(dims);
+    }
+  }
+}
+
+// Calls f<key dim, value dim>() for every row of the table whose column says true.
+template <bool HeadDims::*kFamily, typename F>
+void ForDims(F f) {
+  const auto try_row = [&]<size_t kRow>(std::integral_constant<size_t, kRow>) {
+    constexpr HeadDims kDims = kHeadDims[kRow];
+    if constexpr (kDims.*kFamily) f.template operator()<kDims.key_dim, kDims.value_dim>();
+  };
+  [&]<size_t... kRows>(std::index_sequence<kRows...>) {
+    (try_row(std::integral_constant<size_t, kRows>{}), ...);
+  }
+  (std::make_index_sequence<kHeadDims.size()>{});
+}
+
+// The gather loads eight dimensions at a time: of a key 16 bytes, or 8 of FP8, or twice 8 in the
+// tail panel; of values whole vectors. Each must lie side by side, and aligned.
+TEST(PrefillConfigTest, WhatTheGatherLoadsTogetherLiesSideBySide) {
+  for (const HeadDims& dims : kHeadDims) {
+    for (const int bytes : {1, 2}) {
+      for (int slot = 0; slot < 32; ++slot) {
+        for (int d = 0; d < dims.key_dim; d += 8) {
+          const int together = bytes == 2 && InKeyTail(d, dims.key_dim, bytes) ? 4 : 8;
+          for (int begin = d; begin < d + 8; begin += together) {
+            const size_t first = KeyOffset(slot, begin, dims.key_dim, bytes);
+            EXPECT_EQ(first % (together * bytes), 0u);
+            for (int i = 1; i < together; ++i) {
+              EXPECT_EQ(KeyOffset(slot, begin + i, dims.key_dim, bytes), first + i * bytes)
+                  << NameOf(dims) << " slot " << slot << " dimension " << begin + i;
+            }
+          }
+        }
+        if (slot % kQuadTokens != 0) continue;
+        const int vector_dims = ValueVectorDims(bytes);
+        for (int d = 0; d < dims.value_dim; d += vector_dims) {
+          const size_t first = ValueOffset(slot, d, dims.value_dim, bytes);
+          EXPECT_EQ(first % kVectorBytes, 0u);
+          for (int i = 0; i < vector_dims; ++i) {
+            for (int token = 0; token < kQuadTokens; ++token) {
+              EXPECT_EQ(ValueOffset(slot + token, d + i, dims.value_dim, bytes),
+                        first + size_t(i * kQuadTokens + token) * bytes);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// In shared memory every chunk of a row has one place within the row, and the same chunk of eight
+// neighbouring rows, which one instruction reads, eight different places of 128 bytes.
+TEST(PrefillConfigTest, ChunksOfMmaRowsAreExchangedWithinTheRowAndWithoutConflicts) {
+  for (const HeadDims& dims : kHeadDims) {
+    for (const int dim : {dims.key_dim, dims.value_dim}) {
+      const int chunks = dim * 2 / 16;
+      for (int first_row = 0; first_row < 128; first_row += 8) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          std::vector<int> places;
+          for (int row = first_row; row < first_row + 8; ++row) {
+            const int place = MmaPrefillChunk(row, chunk, chunks);
+            EXPECT_GE(place, 0);
+            EXPECT_LT(place, chunks);
+            places.push_back((row * chunks + place) % 8);
+          }
+          EXPECT_THAT(places, ::testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6, 7))
+              << dim << ": chunk " << chunk << " from row " << first_row;
+        }
+        for (int row = first_row; row < first_row + 8; ++row) {
+          std::vector<int> seen(chunks);
+          for (int chunk = 0; chunk < chunks; ++chunk) {
+            ++seen.at(MmaPrefillChunk(row, chunk, chunks));
+          }
+          EXPECT_THAT(seen, ::testing::Each(1)) << dim << ": row " << row;
+        }
+      }
+    }
+  }
+}
+
+// The tiles fit the shared memory of the smallest GPU, and no accumulator is left without a place.
+TEST(PrefillConfigTest, TilesOfEveryHeadDimFit) {
+  ForDims<&HeadDims::prefill_sm80>([]<int kKeyDim, int kValueDim>() {
+    using Traits = MmaPrefillTraits<DType::kBf16, kKeyDim, kValueDim>;
+    EXPECT_LE(sizeof(typename Traits::Shared), 99u * 1024) << kKeyDim << " " << kValueDim;
+    // Accumulators of scores and output, and the packed weights, in registers of a thread.
+    const int registers = Traits::kTiles * (kValueDim / 2 + Traits::kKeys / 2 + Traits::kKeys / 4);
+    EXPECT_LE(registers, 224) << kKeyDim << " " << kValueDim;
+  });
+  ForDims<&HeadDims::prefill_sm90>([]<int kKeyDim, int kValueDim>() {
+    const auto check = [](auto traits) {
+      using Traits = decltype(traits);
+      constexpr size_t kBytes =
+          Traits::kQueryStages * sizeof(typename Traits::Queries) +
+          Traits::kStages * (sizeof(typename Traits::Keys) + sizeof(typename Traits::Values));
+      EXPECT_LE(kBytes + 1024, size_t{kWgmmaPrefillSharedBytes}) << kKeyDim << " " << kValueDim;
+      const int registers = Traits::kPaddedValueDim / 2 + Traits::kKeys / 2 + Traits::kKeys / 4;
+      EXPECT_LE(registers, 176) << kKeyDim << " " << kValueDim;
+    };
+    check(WgmmaPrefillTraits<DType::kBf16, DType::kBf16, kKeyDim, kValueDim>{});
+    check(WgmmaPrefillTraits<DType::kFp8E4M3, DType::kF16, kKeyDim, kValueDim>{});
+  });
 }
 
 // Every row tile and head exactly once, every block's chain ends, heaviest first.

@@ -1,17 +1,23 @@
-// The registered place of prefill on sm_100 (architectures.h): compiled, never chosen.
+// The place of prefill on sm_100. It compiles with every build whose CUDA knows the architecture, so
+// that it does not rot, and is chosen by builds with TRIBUTARY_SM100_KERNELS (architectures.h).
 //
-// Until kernels with tcgen05 can be run and measured, it holds the portable kernel as that
-// architecture's own machine code. Whoever has such a GPU replaces it and sets `enabled`.
-#include "kernels/cuda/architectures.h"
+// Until a kernel with tcgen05 can be run and measured, it holds the portable kernel as sm_100's own
+// machine code. Whoever has such a GPU replaces the kernel here, its sizes in
+// sm100_prefill_config.h, and the rows it is instantiated for.
+#include "kernels/cuda/prefill/sm100/sm100_prefill.h"
+
+#include "kernels/cuda/prefill/sm100/sm100_prefill_config.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill.cuh"
+#include "kernels/head_dims.h"
 
 namespace tributary::cuda {
 
-static_assert(!FeaturesOf(100).tcgen05, "sm_100 has not been run yet");
-
-template <DType kCompute, int kHeadDim>
+template <DType kCompute, int kKeyDim, int kValueDim>
 cudaError_t RunSm100Prefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
-  using Traits = MmaPrefillTraits<kCompute, kHeadDim>;
+  using Traits = MmaPrefillTraits<kCompute, kKeyDim, kValueDim>;
+  static_assert(Traits::kRows == Sm100PrefillRows(kValueDim));
+  static_assert(Traits::kKeys == Sm100PrefillKeys(kKeyDim));
+  static_assert(HasKernel<&HeadDims::prefill_sm100>(kKeyDim, kValueDim));
   constexpr int kBytes = sizeof(typename Traits::Shared);
   const auto kernel = MmaPrefillKernel<Traits>;
   const cudaError_t error =
@@ -21,8 +27,9 @@ cudaError_t RunSm100Prefill(const PrefillKernelArgs& args, int blocks, cudaStrea
   return cudaGetLastError();
 }
 
-template cudaError_t RunSm100Prefill<DType::kBf16, 128>(const PrefillKernelArgs&, int,
-                                                        cudaStream_t);
-template cudaError_t RunSm100Prefill<DType::kF16, 128>(const PrefillKernelArgs&, int, cudaStream_t);
+template cudaError_t RunSm100Prefill<DType::kBf16, 128, 128>(const PrefillKernelArgs&, int,
+                                                             cudaStream_t);
+template cudaError_t RunSm100Prefill<DType::kF16, 128, 128>(const PrefillKernelArgs&, int,
+                                                            cudaStream_t);
 
 }  // namespace tributary::cuda

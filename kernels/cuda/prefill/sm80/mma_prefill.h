@@ -1,4 +1,4 @@
-// Prefill by mma.sync; see mma_prefill.cuh. sm_80 and later.
+// The launch of prefill by mma.sync (sm_80 and later); mma_prefill.cuh holds the kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,13 +9,9 @@ namespace tributary::cuda {
 
 struct PrefillKernelArgs;
 
-// Rows of a block: 32 a warp, or 16 where the output would not fit the registers.
-constexpr int MmaPrefillRows(int head_dim) { return head_dim == 256 ? 64 : 128; }
-// Keys of a tile: what lets two stages fit the 99 KB of shared memory of an sm_86.
-constexpr int MmaPrefillKeys(int head_dim) { return head_dim == 256 ? 32 : 64; }
-
-// Launches `blocks` blocks, or says why it could not.
-template <DType kCompute, int kHeadDim>
+// Launches `blocks` thread blocks, or says why it could not. kCompute is the type of queries, keys
+// and values. One definition per row of kernels/head_dims.h lies in instantiations/.
+template <DType kCompute, int kKeyDim, int kValueDim>
 cudaError_t RunMmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream);
 
 }  // namespace tributary::cuda

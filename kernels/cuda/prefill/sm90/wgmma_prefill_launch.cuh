@@ -1,3 +1,4 @@
+// The launch of wgmma_prefill, and the macro that instantiates it for one pair of head dims.
 #pragma once
 
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.cuh"
@@ -5,12 +6,14 @@
 
 namespace tributary::cuda {
 
-template <DType kScores, DType kCompute, int kHeadDim>
+template <DType kScores, DType kCompute, int kKeyDim, int kValueDim>
 cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStream_t stream) {
-  using Traits = WgmmaPrefillTraits<kScores, kCompute, kHeadDim>;
+  using Traits = WgmmaPrefillTraits<kScores, kCompute, kKeyDim, kValueDim>;
   const auto kernel = WgmmaPrefillKernel<Traits>;
-  constexpr int kBytes = sizeof(typename Traits::Shared);
-  // Rows without keys have a result, too; a tensor map of no rows there is not.
+  constexpr int kBytes = sizeof(WgmmaPrefillShared<Traits>);
+  static_assert(kBytes <= kWgmmaPrefillSharedBytes);
+  // Rows without keys have a result, too, but a tensor map cannot have no rows: without tokens the
+  // maps describe the queries, and nothing is read through them.
   const bool any = args.tokens > 0;
   const int tokens = any ? args.tokens : args.rows;
   PrefillTensorMaps maps;
@@ -34,15 +37,15 @@ cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStrea
 
 }  // namespace tributary::cuda
 
-// One head dim, every type of keys and of values.
-#define TRIBUTARY_WGMMA_PREFILL(head_dim)                                       \
-  namespace tributary::cuda {                                                   \
-  template cudaError_t RunWgmmaPrefill<DType::kBf16, DType::kBf16, head_dim>(   \
-      const PrefillKernelArgs&, int, cudaStream_t);                             \
-  template cudaError_t RunWgmmaPrefill<DType::kF16, DType::kF16, head_dim>(     \
-      const PrefillKernelArgs&, int, cudaStream_t);                             \
-  template cudaError_t RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, head_dim>( \
-      const PrefillKernelArgs&, int, cudaStream_t);                             \
-  template cudaError_t RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, head_dim>( \
-      const PrefillKernelArgs&, int, cudaStream_t);                             \
+// Every type of keys and of values, for one dimension of keys and one of values.
+#define TRIBUTARY_WGMMA_PREFILL(key_dim, value_dim)                                       \
+  namespace tributary::cuda {                                                             \
+  template cudaError_t RunWgmmaPrefill<DType::kBf16, DType::kBf16, key_dim, value_dim>(   \
+      const PrefillKernelArgs&, int, cudaStream_t);                                       \
+  template cudaError_t RunWgmmaPrefill<DType::kF16, DType::kF16, key_dim, value_dim>(     \
+      const PrefillKernelArgs&, int, cudaStream_t);                                       \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E4M3, DType::kF16, key_dim, value_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                                       \
+  template cudaError_t RunWgmmaPrefill<DType::kFp8E5M2, DType::kF16, key_dim, value_dim>( \
+      const PrefillKernelArgs&, int, cudaStream_t);                                       \
   }

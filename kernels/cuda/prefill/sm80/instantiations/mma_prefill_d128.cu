@@ -1,3 +1,3 @@
 #include "kernels/cuda/prefill/sm80/mma_prefill_launch.cuh"
 
-TRIBUTARY_MMA_PREFILL(128)
+TRIBUTARY_MMA_PREFILL(128, 128)

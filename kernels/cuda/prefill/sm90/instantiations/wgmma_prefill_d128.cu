@@ -1,3 +1,3 @@
 #include "kernels/cuda/prefill/sm90/wgmma_prefill_launch.cuh"
 
-TRIBUTARY_WGMMA_PREFILL(128)
+TRIBUTARY_WGMMA_PREFILL(128, 128)

@@ -1,18 +1,40 @@
-#include "kernels/cuda/decode/queries.cuh"
+#include <algorithm>
+
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/layout/page_layout.h"
-#include "kernels/cuda/prefill/prefill_operands.h"
-#include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/prefill/gather_pages.h"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
 
 namespace tributary::cuda {
 namespace {
 
-constexpr int kDims = 8;  // of a thread
+constexpr int kDims = 8;        // that a thread takes of a token
+constexpr int kSliceDims = 64;  // that a warp takes of a token
 constexpr int kWarps = kGatherSlots / kGroupTokens;
+static_assert(kWarps * kGroupTokens == kGatherSlots);
+static_assert(kDims * (32 / kQuadTokens) == kSliceDims);
 
-// Two elements of compute type from two cache elements in the low half (FP8) or all (16 bits).
+// Where the planes of a page are, in bytes, and how many warps share the dimensions of a head.
+struct Planes {
+  size_t page_bytes;
+  size_t key_bytes;    // of one head
+  size_t value_begin;  // from the begin of the page
+  size_t value_bytes;  // of one head
+  int slices;
+};
+
+Planes PlanesOf(const KvGeometry& g, int32_t page_size) {
+  const int widest = std::max(g.key_dim, g.value_dim);
+  return {.page_bytes = PageBytes(g, page_size),
+          .key_bytes = KeyPlaneBytes(g, page_size),
+          .value_begin = ValuePlaneOffset(g, page_size, 0),
+          .value_bytes = ValuePlaneBytes(g, page_size),
+          .slices = (widest + kSliceDims - 1) / kSliceDims};
+}
+
+// Two elements of the compute type, from two elements of the cache: the low half of `pair` (FP8) or
+// all of it (16 bits).
 template <DType kKv, DType kCompute>
 __device__ __forceinline__ uint32_t WidenPair(uint32_t pair) {
   if constexpr (SizeOf(kKv) == 2) return pair;
@@ -22,7 +44,7 @@ __device__ __forceinline__ uint32_t WidenPair(uint32_t pair) {
   return Pack<DType::kBf16>(x.x, x.y);  // exact
 }
 
-// kCount elements, packed.
+// The same of kCount elements.
 template <DType kKv, DType kCompute, int kCount>
 __device__ __forceinline__ void WidenAll(const uint32_t (&in)[kCount * SizeOf(kKv) / 4],
                                          uint32_t (&out)[kCount / 2]) {
@@ -45,17 +67,29 @@ __device__ __forceinline__ void LoadWords(const std::byte* from, uint32_t (&word
   }
 }
 
-// Dimensions [d, d + 8) of the keys of a quad of tokens, as they are.
+// Loads dimensions [d, d + 8) of the keys of four consecutive tokens, as they are. In the tail
+// panel only eight bytes of a key lie side by side.
 template <DType kKv>
 __device__ __forceinline__ void LoadKeys(const std::byte* plane, int token, int d, int head_dim,
                                          uint32_t (&k)[kQuadTokens][kDims * SizeOf(kKv) / 4]) {
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
-    LoadWords(plane + KeyOffset(token + i, d, head_dim, SizeOf(kKv)), k[i]);
+    const std::byte* from = plane + KeyOffset(token + i, d, head_dim, SizeOf(kKv));
+    if constexpr (SizeOf(kKv) == 2) {
+      if (InKeyTail(d, head_dim, SizeOf(kKv))) {
+        const uint2 low = LoadStreaming8(from);
+        const uint2 high =
+            LoadStreaming8(plane + KeyOffset(token + i, d + kDims / 2, head_dim, SizeOf(kKv)));
+        k[i][0] = low.x, k[i][1] = low.y, k[i][2] = high.x, k[i][3] = high.y;
+        continue;
+      }
+    }
+    LoadWords(from, k[i]);
   }
 }
 
-// The same of its values, widened; in the page four tokens of a dimension lie side by side.
+// Loads the same dimensions of their values, widened. In the page, four tokens of one dimension lie
+// side by side; here the dimensions of one token do.
 template <DType kKv, DType kCompute>
 __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, int d, int head_dim,
                                            uint32_t (&v)[kQuadTokens][kDims / 2]) {
@@ -87,7 +121,7 @@ __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, in
   }
 }
 
-// Eight elements of a row; zeros when dead.
+// Stores eight elements of a row, or zeros when the slot is dead.
 template <int kWords>
 __device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32_t (&x)[kWords]) {
   if constexpr (kWords == 2) {
@@ -98,17 +132,20 @@ __device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32
   }
 }
 
-// A warp takes 16 tokens of 64 dimensions of one head, keys and values; lane (r, t) dimensions
-// [8r, 8r + 8) of tokens [4t, 4t + 4): it reads whole sectors of the page and writes 128
-// consecutive bytes of a row.
+// A warp takes 16 slots and 64 dimensions of one head, keys and values. Lane (r, t) takes
+// dimensions [8r, 8r + 8) of slots [4t, 4t + 4): so the warp reads whole sectors of the page and
+// writes 128 consecutive bytes of a row.
 template <DType kKv, DType kCompute, bool kKeepKeys>
 __global__ void __launch_bounds__(32 * kWarps)
-    GatherPagesKernel(const __grid_constant__ GatherArgs args) {
+    GatherPagesKernel(const __grid_constant__ GatherArgs args,
+                      const __grid_constant__ Planes planes) {
   const PrefillGather gather = args.gathers[blockIdx.x];
-  const int slices = args.head_dim / 64;
-  const int head = blockIdx.y / slices;
+  const int key_dim = args.geometry.key_dim;
+  const int value_dim = args.geometry.value_dim;
+  const int kv_heads = args.geometry.kv_heads;
+  const int head = blockIdx.y / planes.slices;
   const int lane = threadIdx.x % 32;
-  const int d = blockIdx.y % slices * 64 + lane / 4 * kDims;
+  const int d = blockIdx.y % planes.slices * kSliceDims + lane / 4 * kDims;
   const int in_tile = threadIdx.x / 32 * kGroupTokens + lane % 4 * kQuadTokens;
   const int slot = gather.first_slot + in_tile;
   uint32_t k[kQuadTokens][kDims * SizeOf(kKv) / 4] = {};
@@ -116,18 +153,22 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (slot < gather.slot_end && slot + kQuadTokens > gather.slot_begin) {
     const int shift = __ffs(args.page_size) - 1;
     const int page = __ldg(args.page_tables + gather.page_table + (slot >> shift));
-    const size_t plane = size_t(args.head_dim) * SizeOf(kKv) << shift;
-    const std::byte* keys = args.cache + (size_t(page) * 2 * args.kv_heads + head) * plane;
+    const std::byte* const keys = args.cache + page * planes.page_bytes;
     const int token = slot & (args.page_size - 1);
-    LoadKeys<kKv>(keys, token, d, args.head_dim, k);
-    LoadValues<kKv, kCompute>(keys + args.kv_heads * plane, token, d, args.head_dim, v);
+    if (d < key_dim) LoadKeys<kKv>(keys + head * planes.key_bytes, token, d, key_dim, k);
+    if (d < value_dim) {
+      LoadValues<kKv, kCompute>(keys + planes.value_begin + head * planes.value_bytes, token, d,
+                                value_dim, v);
+    }
   }
   const size_t row = size_t(blockIdx.x) * kGatherSlots + in_tile;
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
     const bool alive = slot + i >= gather.slot_begin && slot + i < gather.slot_end;
-    const size_t at = ((row + i) * args.kv_heads + head) * args.head_dim + d;
-    StoreRow(args.v + at * 2, alive, v[i]);
+    const size_t in_head = (row + i) * kv_heads + head;
+    if (d < value_dim) StoreRow(args.v + (in_head * value_dim + d) * 2, alive, v[i]);
+    if (d >= key_dim) continue;
+    const size_t at = in_head * key_dim + d;
     if constexpr (kKeepKeys) {
       StoreRow(args.k + at * SizeOf(kKv), alive, k[i]);
     } else {
@@ -138,64 +179,13 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-// A head's elements are spread over head_dim / 8 lanes. Types of little range get a scale a head.
-template <DType kTo, int kHeadDim>
-__global__ void __launch_bounds__(256)
-    ConvertQueriesKernel(const __grid_constant__ ConvertQueriesArgs args) {
-  constexpr int kLanes = kHeadDim / kDims;
-  const int64_t unit = int64_t{blockIdx.x} * 256 + threadIdx.x;
-  const int64_t head = unit / kLanes;
-  const bool mine = head < args.heads;
-  float x[kDims] = {};
-  if (mine) {
-    const auto* from = static_cast<const std::byte*>(args.q) + unit * kDims * SizeOf(args.from);
-    if (args.from == DType::kF32) {
-      const float4 low = reinterpret_cast<const float4*>(from)[0];
-      const float4 high = reinterpret_cast<const float4*>(from)[1];
-      x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-      x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    } else {
-      const uint4 raw = *reinterpret_cast<const uint4*>(from);
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-      for (int i = 0; i < kDims / 2; ++i) {
-        if (args.from == DType::kBf16) {
-          x[2 * i] = __uint_as_float(words[i] << 16);
-          x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-        } else {
-          const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-          x[2 * i] = pair.x;
-          x[2 * i + 1] = pair.y;
-        }
-      }
-    }
-  }
-  const bool to_fp8 = kTo == DType::kFp8E4M3 || (kTo == DType::kF16 && args.rounds);
-  PowerOfTwo normaliser{1.0f, 1.0f};
-  if constexpr (kTo != DType::kBf16) {
-    const float max_abs = LargestOfQuery<kLanes>(x);
-    normaliser = to_fp8 ? Fp8QueryNormaliser(max_abs) : QueryNormaliser<14>(max_abs);
-  }
-  if (!mine) return;
-#pragma unroll
-  for (int i = 0; i < kDims; ++i) x[i] *= normaliser.value;
-  std::byte* const out = args.out + unit * kDims * SizeOf(kTo);
-  if (to_fp8 && kTo == DType::kF16) {
-    *reinterpret_cast<uint4*>(out) = RoundToE4M3(x);
-  } else {
-    uint32_t words[kDims * SizeOf(kTo) / 4];
-    EncodeWords<kTo>(x, words);
-    StoreRow(out, true, words);
-  }
-  if (unit % kLanes == 0) args.scale[head] = normaliser.inverse;
-}
-
 }  // namespace
 
 cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
-  const dim3 grid(args.gather_count, args.kv_heads * (args.head_dim / 64));
-  const auto run = [&](auto kernel) { kernel<<<grid, 32 * kWarps, 0, stream>>>(args); };
-  const Status status = DispatchKvType(args.kv, [&](auto kv) {
+  const Planes planes = PlanesOf(args.geometry, args.page_size);
+  const dim3 grid(args.gather_count, args.geometry.kv_heads * planes.slices);
+  const auto run = [&](auto kernel) { kernel<<<grid, 32 * kWarps, 0, stream>>>(args, planes); };
+  const Status status = DispatchKvType(args.geometry.dtype, [&](auto kv) {
     constexpr DType kKv = kv();
     if constexpr (!IsFp8(kKv)) {
       run(GatherPagesKernel<kKv, kKv, false>);
@@ -208,24 +198,6 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
     }
     return Status::Ok();
   });
-  return status.ok() ? cudaGetLastError() : cudaErrorNotSupported;
-}
-
-cudaError_t RunConvertQueries(const ConvertQueriesArgs& args, cudaStream_t stream) {
-  const int64_t threads = args.heads * (args.head_dim / kDims);
-  const auto blocks = static_cast<unsigned>((threads + 255) / 256);
-  const Status status = DispatchHeadDims<&HeadDims::prefill_sm80>(
-      args.head_dim, args.head_dim, [&](auto head_dim, auto) {
-        const auto run = [&](auto kernel) { kernel<<<blocks, 256, 0, stream>>>(args); };
-        if (args.to == DType::kBf16) {
-          run(ConvertQueriesKernel<DType::kBf16, head_dim()>);
-        } else if (args.to == DType::kF16) {
-          run(ConvertQueriesKernel<DType::kF16, head_dim()>);
-        } else {
-          run(ConvertQueriesKernel<DType::kFp8E4M3, head_dim()>);
-        }
-        return Status::Ok();
-      });
   return status.ok() ? cudaGetLastError() : cudaErrorNotSupported;
 }
 

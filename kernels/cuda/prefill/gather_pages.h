@@ -1,0 +1,31 @@
+// Gathers context from its pages into dense rows of keys and values, which is what the prefill
+// kernels read. prefill.cc calls it once for every pass of a plan, ahead of the kernel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/prefill/prefill_plan.h"
+#include "kernels/kv_geometry.h"
+
+namespace tributary::cuda {
+
+// All pointers are device pointers.
+struct GatherArgs {
+  const PrefillGather* gathers = nullptr;  // of one pass
+  int32_t gather_count = 0;
+  const int32_t* page_tables = nullptr;
+  const std::byte* cache = nullptr;  // [num_pages, PageBytes]; page_layout.h says how
+  KvGeometry geometry;               // of the cache; dimensions are multiples of 8
+  DType compute = DType::kBf16;      // bf16 or f16; the cache's type when that has 16 bits
+  int32_t page_size = 0;
+  bool keep_keys = false;  // over an FP8 cache: keys are copied in FP8 and not widened
+  // [kGatherSlots * gather_count, kv_heads, key_dim] and [.., value_dim], without the cache's
+  // scales. Slots that no row sees become zeros.
+  std::byte* k = nullptr;
+  std::byte* v = nullptr;
+};
+cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream);
+
+}  // namespace tributary::cuda

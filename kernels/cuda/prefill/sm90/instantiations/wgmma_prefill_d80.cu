@@ -1,0 +1,3 @@
+#include "kernels/cuda/prefill/sm90/wgmma_prefill_launch.cuh"
+
+TRIBUTARY_WGMMA_PREFILL(80, 80)

@@ -1,0 +1,83 @@
+// The copying thread of wgmma_prefill: it keeps the rings of queries, keys and values full by the
+// copy engine.
+#pragma once
+
+#include "kernels/cuda/prefill/sm90/tensor_map.h"
+#include "kernels/cuda/prefill/sm90/wgmma_prefill_shared.cuh"
+
+namespace tributary::cuda {
+
+// [rows, heads, row bytes] of queries, keys and values.
+struct PrefillTensorMaps {
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+};
+
+// Begins to copy one box: panel rows from `row` on, of one head, from byte `byte` of the row on.
+__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap& map, int byte, int head,
+                                        int row, CopyBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(shared)),
+      "l"(&map), "r"(byte), "r"(head), "r"(row), "r"(SharedAddress(&barrier.state))
+      : "memory");
+}
+
+// Begins to copy all panels of a tile; `full` counts their bytes, those filled with zeros too.
+template <int kRowBytes, int kPanels, int kPanelBytes>
+__device__ __forceinline__ void CopyPanels(std::byte (&panels)[kPanels][kPanelBytes],
+                                           const CUtensorMap& map, int head, int row,
+                                           CopyBarrier& full) {
+  full.ArriveAndExpect(kPanels * kPanelBytes);
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i) CopyBox(panels[i], map, i * kRowBytes, head, row, full);
+}
+
+// The work of the copying thread: it brings the queries and KV tiles of every item of the thread
+// block, in the order of their use, each as soon as its stage is empty.
+template <typename Traits>
+__device__ __forceinline__ void CopyItems(const PrefillKernelArgs& args,
+                                          const PrefillTensorMaps& maps,
+                                          WgmmaPrefillShared<Traits>& shared) {
+  using TilePlace = PrefillRingPlace<Traits::kStages>;
+  int items_before = 0;
+  int tiles_before = 0;
+  for (int index = args.item_begin + blockIdx.x; index >= 0;) {
+    const PrefillItem item = args.items[index];
+    index = item.next;
+    PrefetchItem(args, index);
+    const int tiles = TilesOf<Traits>(item);
+    if (tiles == 0) continue;
+    const int kv_head = args.KvHead(item.head);
+    const int first_row = item.key_row + item.key_begin;
+    const auto copy_keys = [&](int tile) {
+      const TilePlace place(tiles_before + tile);
+      shared.k_empty[place.stage].Wait(place.parity ^ 1);
+      CopyPanels<Traits::kScoreRowBytes>(shared.k[place.stage].panels, maps.k, kv_head,
+                                         first_row + tile * Traits::kKeys,
+                                         shared.k_full[place.stage]);
+    };
+    const auto copy_values = [&](int tile) {
+      const TilePlace place(tiles_before + tile);
+      shared.v_empty[place.stage].Wait(place.parity ^ 1);
+      CopyPanels<Traits::kValueRowBytes>(shared.v[place.stage].panels, maps.v, kv_head,
+                                         first_row + tile * Traits::kKeys,
+                                         shared.v_full[place.stage]);
+    };
+    const PrefillRingPlace<Traits::kQueryStages> queries(items_before);
+    shared.q_empty[queries.stage].Wait(queries.parity ^ 1);
+    CopyPanels<Traits::kScoreRowBytes>(shared.q[queries.stage].panels, maps.q, item.head,
+                                       item.row_begin, shared.q_full[queries.stage]);
+    copy_keys(0);
+    for (int tile = 1; tile < tiles; ++tile) {
+      copy_keys(tile);
+      copy_values(tile - 1);
+    }
+    copy_values(tiles - 1);
+    ++items_before;
+    tiles_before += tiles;
+  }
+}
+
+}  // namespace tributary::cuda
