@@ -17,7 +17,7 @@ struct Estimate {
   double standard_error = 0;  // NaN of fewer than two texts
 };
 
-// Tokens a step, over all texts; 1 when no guess is ever right. NaN without a step.
+// Tokens per step over all texts: 1 when no guess is ever right, NaN when there is no step.
 Estimate AcceptanceLength(const std::vector<SpeculationCounts>& texts);
 
 // AcceptanceLength(texts) / AcceptanceLength(baseline), of texts behind the same prompts in the

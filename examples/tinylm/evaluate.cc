@@ -29,7 +29,7 @@ class ContextRecorder final : public DraftAttention {
   }
   absl::Status Reset() override { return absl::OkStatus(); }
 
-  std::vector<Matrix> keys, values;  // one a layer
+  std::vector<Matrix> keys, values;  // one per layer
 };
 
 std::vector<Token> Tokens(absl::string_view text) { return {text.begin(), text.end()}; }

@@ -18,8 +18,8 @@ struct Evaluation {
   std::vector<Token> greedy;  // the most likely next byte at every position
 };
 
-// Feeds each window from an empty cache, `chunk` tokens a call (1: as in decoding), and scores
-// every byte but a window's first. Up to 64 tokens a call the service reads them back from its
+// Feeds each window from an empty cache, `chunk` tokens per call (1: as in decoding), and scores
+// every byte but a window's first. Up to 64 tokens per call the service reads them back from its
 // cache, so that what is measured includes the rounding of every key.
 absl::StatusOr<Evaluation> Evaluate(const Model& model, const std::vector<std::string>& windows,
                                     int64_t chunk, Attention& attention);
@@ -30,8 +30,8 @@ double GreedyAgreement(const Evaluation& a, const Evaluation& b);
 // `count` windows of `size` bytes, spread evenly over the text. Fewer when it is too short.
 std::vector<std::string> Windows(absl::string_view text, int64_t count, int64_t size);
 
-// Scales of an FP8 cache, a layer and KV head each: twice the largest |K| and |V| that `text` gives
-// comes to lie at the top of the format's range.
+// Scales of an FP8 cache, one per layer and KV head. Twice the largest |K| (and |V|) that `text`
+// gives comes to lie at the top of the format's range.
 absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, absl::string_view text,
                                                          DType kv_dtype);
 

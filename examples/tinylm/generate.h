@@ -30,7 +30,7 @@ class Sampler {
 // model's positions.
 absl::Status CheckLength(const Model& model, absl::string_view prompt, int64_t count);
 
-// Resets `attention`, runs the prompt in one call a layer, then `count` tokens one by one, each
+// Resets `attention`, runs the prompt in one call per layer, then `count` tokens one by one, each
 // told to `on_token` as it comes. Returns the generated text without the prompt. Errors of
 // CheckLength, of the model and of the attention.
 absl::StatusOr<std::string> Generate(const Model& model, absl::string_view prompt, int64_t count,

@@ -1,4 +1,4 @@
-// The forward pass of a Llama-shaped model in fp32; attention is somebody else's.
+// The forward pass of a Llama-shaped model in fp32. An Attention computes the attention.
 #pragma once
 
 #include <cstdint>

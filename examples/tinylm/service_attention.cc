@@ -18,7 +18,7 @@ v1::CacheSpec SpecOf(const ModelConfig& config, const ServiceCacheOptions& optio
   spec.set_kv_dtype(ToProto(options.kv_dtype));
   spec.set_capacity_tokens(options.capacity_tokens);
   spec.add_modes(options.mode);
-  // One element where all layers are alike, else one a layer.
+  // One element where all layers are alike, else one per layer.
   std::vector<LayerScales> scales = options.scales;
   if (scales.empty()) scales.resize(1);
   for (const LayerScales& of_layer : scales) {

@@ -14,7 +14,7 @@
 
 namespace tributary::tinylm {
 
-// What a stored element is multiplied by, one a KV head. Empty: 1.
+// What a stored element is multiplied by, one value per KV head. Empty: 1.
 struct LayerScales {
   std::vector<float> k;
   std::vector<float> v;
@@ -23,7 +23,7 @@ struct LayerScales {
 struct ServiceCacheOptions {
   DType kv_dtype = DType::kFp8E4M3;
   int64_t capacity_tokens = 4096;
-  std::vector<LayerScales> scales;  // one a layer, or empty
+  std::vector<LayerScales> scales;  // one per layer, or empty
   int64_t window_left = -1;         // of every layer; -1: unbounded
   v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
 };

@@ -1,4 +1,4 @@
-// Text from a model, several tokens a step: a draft guesses, the model verifies.
+// Text from a model, several tokens per step: a draft guesses, the model verifies.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tributary::tinylm {
 
-// Of one text.
+// What one text came to.
 struct SpeculationCounts {
   int64_t steps = 0;   // of verification
   int64_t tokens = 0;  // that they gave: guesses accepted, and the model's own after them

@@ -51,14 +51,14 @@ void PrintRow(const std::string& model_cache, const char* draft_cache, const cha
 struct SpeculationTable::Target {
   DType kv_dtype{};
   std::unique_ptr<ServiceCache> cache;
-  std::vector<std::unique_ptr<ServiceAttention>> sequences;  // one a thread
+  std::vector<std::unique_ptr<ServiceAttention>> sequences;  // one per thread
 
   std::string label() const { return absl::StrFormat("DCP%d %s", cache->ranks(), Name(kv_dtype)); }
 };
 
 struct SpeculationTable::Drafts {
   std::unique_ptr<ServiceCache> cache;
-  std::vector<std::unique_ptr<ServiceDraftAttention>> sequences;  // one a thread
+  std::vector<std::unique_ptr<ServiceDraftAttention>> sequences;  // one per thread
 };
 
 struct SpeculationTable::Written {

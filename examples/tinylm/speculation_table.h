@@ -43,7 +43,7 @@ class SpeculationTable {
     DType model_dtype{};
     DType draft_dtype{};
     bool sliding = false;
-    // One a prompt: along the text that this model writes, and along the reference.
+    // One per prompt: along the text that this model writes, and along the reference.
     std::vector<SpeculationCounts> own_text;
     std::vector<SpeculationCounts> same_text;
   };

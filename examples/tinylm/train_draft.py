@@ -93,7 +93,7 @@ class Draft(nn.Module):
         nn.init.normal_(self.mask_embedding, std=0.02)
 
     def forward(self, anchors, features, starts, block, window_left, target):
-        """Logits of the masks of several blocks a sequence: [batch, blocks, block - 1, vocabulary].
+        """Logits of the masks of several blocks per sequence: [batch, blocks, block - 1, vocabulary].
 
         anchors: [batch, blocks], tokens at positions `starts` [blocks]; features: [batch, tokens, ...],
         the target's hidden states; block b sees those before starts[b] only.
@@ -199,7 +199,7 @@ def loss_of(draft, target, text, starts, block, window_left, decay):
 
 @torch.no_grad()
 def acceptance(draft, target, text, args, block, window_left):
-    """Mean tokens a step of verification yields: the accepted ones and the target's own."""
+    """Mean number of tokens that one step of verification yields: the accepted ones and the target's own."""
     lengths = []
     generator = torch.Generator(device=text.device).manual_seed(5)
     starts = torch.randint(args.prompt, args.tokens - block, (24,), device=text.device, generator=generator)

@@ -9,7 +9,7 @@ namespace tributary::tinylm {
 
 Matrix RmsNorm(const Matrix& x, const RowVector& gain, float eps);
 
-// Calls of up to so many rows give each row the bits that it would have alone.
+// In a call of at most this many rows, each row gets the same bits as it would alone.
 inline constexpr int64_t kInvariantRows = 64;
 
 // x W^T. Up to kInvariantRows rows, a row's result does not depend on the other rows: verifying
@@ -31,7 +31,7 @@ class Rope {
   Matrix sin_;
 };
 
-// Of the rows of a layer.
+// The queries, keys and values of a layer's rows.
 struct Projections {
   Matrix q;  // rotated
   Matrix k;  // rotated
