@@ -1,6 +1,6 @@
 // Every mask is a range.
 //
-// Tokens of a sequence are dealt to ranks in turns of `interleave` tokens. A rank keeps its tokens
+// Tokens of a sequence are dealt to ranks `interleave` tokens at a time. A rank keeps its tokens
 // in order, densely, in local slots 0, 1, 2, ... . So the number of a rank's tokens before global
 // position t is LocalLength(layout, t), and any contiguous range of global positions [lo, hi) is
 // the contiguous range [LocalLength(lo), LocalLength(hi)) of local slots. Causal decode, verify,

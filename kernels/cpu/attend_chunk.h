@@ -12,7 +12,7 @@
 namespace tributary::cpu {
 
 // Where the keys and values of consecutive heads of one sequence lie: in pages (page_layout.h), or
-// dense, a row a token.
+// dense, with one row per token.
 struct KeyValueSource {
   const std::byte* k = nullptr;  // first head; in pages: its keys in the first block of page 0
   const std::byte* v = nullptr;

@@ -93,7 +93,7 @@ class Bf16DotMath {
   // that the low one is not negative; and where a weight is not zero its low piece is not either.
   // So an infinite value times a weight is infinite, not NaN.
   //
-  // Of keys [first, first + kWeighedKeys) of a tile.
+  // Stores the pieces for keys [first, first + kWeighedKeys) of a tile.
   static HWY_INLINE void PackWeights(const float* weights, int64_t first, float* packed) {
     auto* pieces = reinterpret_cast<uint16_t*>(packed);
     const __m512i high_bits = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -147,7 +147,8 @@ class Bf16DotMath {
                            : AllPairsFinite<Bf16Cells>(*values.plane, p_.value_dim);
   }
 
-  // `values` with zeros in the place of slots that the mask has not. Until the next Keys().
+  // `values` with zeros in the place of slots that are not in the mask. It is valid until the next
+  // Keys().
   View Only(const View& values, uint64_t mask) const {
     if (values.in_cache) {
       ConvertValues<Cells>(*values.plane, mask, p_.value_dim, k_);

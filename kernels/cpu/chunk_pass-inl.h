@@ -1,6 +1,6 @@
 // One block of queries against one chunk of keys, tile by tile: logits, online softmax, weighted
 // sum of values. What a multiplication is comes as a policy (FloatMath, Bf16DotMath). Compiled once
-// a target.
+// per target.
 //
 // Online softmax: Milakov and Gimelshein, arXiv:1805.02867. Logits are kept in units of log2, so
 // that a weight is a power of two.
@@ -88,8 +88,8 @@ HWY_INLINE void UpdateMax(const float* HWY_RESTRICT logits, float* HWY_RESTRICT 
   }
 }
 
-// Turns logits of kWeighedKeys keys into weights 2^(logit - max) in place and adds them up, a sum a
-// lane.
+// Turns logits of kWeighedKeys keys into weights 2^(logit - max) in place and adds them up, with
+// one sum per lane.
 HWY_INLINE void LogitsToWeights(float* HWY_RESTRICT row, float max, float* HWY_RESTRICT sums) {
   const hn::ScalableTag<float> d;
   constexpr int64_t kLanes = HWY_LANES(float);

@@ -1,7 +1,8 @@
 // The arithmetic of AttendChunk in float: works for every element type on every target.
 //
-// Keys are unpacked to a row a channel, values to a row a token, so that both products are one:
-// a number in every lane times a row, added to the lanes' sums. Compiled once a target.
+// Keys are unpacked to one row per channel, values to one row per token, so that both products are
+// the same loop: a number in every lane times a row, added to the lanes' sums. Compiled once per
+// target.
 #if defined(TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
@@ -55,7 +56,7 @@ class FloatMath {
     std::copy_n(weights + first, kWeighedKeys, packed + first);
   }
 
-  // What stands in the columns of slots that are not live is nobody's business: logits are masked.
+  // The columns of slots that are not live may hold anything, because their logits are masked.
   View Keys(const CachedPlane& keys) const {
     if (p_.kv.pages == nullptr) {
       TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.key_row_bytes, *keys.tile, p_.key_dim, row_,

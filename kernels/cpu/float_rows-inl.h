@@ -1,5 +1,5 @@
 // Making rows of floats in scratch memory: from planes of the cache (page_layout.h), and from dense
-// rows of new tokens. Compiled once a target.
+// rows of new tokens. Compiled once per target.
 #if defined(TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_FLOAT_ROWS_INL_H_

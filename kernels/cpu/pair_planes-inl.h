@@ -79,7 +79,7 @@ void ConvertKeys(const CachedPlane& keys, int32_t key_dim, std::byte* planes) {
       });
 }
 
-// Tokens that the mask has not become zeros.
+// Sets tokens that are not in the mask to zero.
 template <class Cells>
 void ConvertValues(const CachedPlane& values, uint64_t mask, int32_t value_dim, std::byte* planes) {
   ForEachValueCell<Cells>(

@@ -1,4 +1,4 @@
-// Vector functions shared by the kernels; compiled once a target.
+// Vector functions that the kernels share. They are compiled once per target.
 #if defined(TRIBUTARY_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_SIMD_MATH_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_SIMD_MATH_INL_H_

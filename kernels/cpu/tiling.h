@@ -21,8 +21,8 @@ inline constexpr int64_t kWeighedKeys = kTileKeys / 2;
 // 128 bf16 are 512 KiB of K and V, long enough to hide the cost of the fold.
 inline constexpr int64_t kChunkKeys = 1024;
 
-// Query vectors (rows x heads of a group) that share one pass over the keys. The logits and outputs
-// of 64 fit beside a tile of K and V in a 1 MiB L2.
+// Query vectors (rows x query heads of a KV head) that share one pass over the keys. The logits and
+// outputs of 64 fit beside a tile of K and V in a 1 MiB L2.
 inline constexpr int32_t kMaxQueryVectors = 64;
 
 constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVectors / group); }

@@ -1,4 +1,4 @@
-// Widening a row of elements to float; compiled once a target.
+// Widening a row of elements to float; compiled once per target.
 #if defined(TRIBUTARY_KERNELS_CPU_WIDEN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_WIDEN_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_WIDEN_INL_H_
