@@ -55,15 +55,16 @@ __device__ __forceinline__ void FenceRegisters(uint32_t (&a)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-#define TRIBUTARY_WGMMA_16(type)                                                            \
-  asm volatile(                                                                             \
-      "{ .reg .pred accumulate;\n"                                                          \
-      "  setp.ne.b32 accumulate, %13, 0;\n"                                                 \
-      "  wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                         \
-      " {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, accumulate, 1, 1, 0; }"  \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), \
-        "+f"(d[7])                                                                          \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+template <typename Element, int kRows, int kCount>
+__device__ __forceinline__ void FenceRegisters(Element (&x)[kRows][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) FenceRegisters(x[i]);
+}
+template <typename Element, int kPlanes, int kRows, int kCount>
+__device__ __forceinline__ void FenceRegisters(Element (&x)[kPlanes][kRows][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kPlanes; ++i) FenceRegisters(x[i]);
+}
 
 #define TRIBUTARY_WGMMA_32(type)                                                                \
   asm volatile(                                                                                 \
@@ -96,12 +97,7 @@ __device__ __forceinline__ void FenceRegisters(uint32_t (&a)[kCount]) {
 template <DType kCompute, int kColumns>
 __device__ __forceinline__ void Wgmma(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b,
                                       bool accumulate) {
-  if constexpr (kColumns == 16) {
-    if constexpr (kCompute == DType::kBf16)
-      TRIBUTARY_WGMMA_16("bf16");
-    else
-      TRIBUTARY_WGMMA_16("f16");
-  } else if constexpr (kColumns == 32) {
+  if constexpr (kColumns == 32) {
     if constexpr (kCompute == DType::kBf16)
       TRIBUTARY_WGMMA_32("bf16");
     else
@@ -115,7 +111,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kColumns / 2], const uint32_t (
   }
 }
 
-#undef TRIBUTARY_WGMMA_16
 #undef TRIBUTARY_WGMMA_32
 #undef TRIBUTARY_WGMMA_64
 
@@ -123,11 +118,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kColumns / 2], const uint32_t (
 // barrier.
 __device__ __forceinline__ void FenceSharedForWgmma() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// A barrier of one warpgroup.
-__device__ __forceinline__ void SyncWarpgroup(int warpgroup) {
-  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
 // Stores four 8x8 tiles, held as accumulator tiles are, transposed; lane l gives the address of row

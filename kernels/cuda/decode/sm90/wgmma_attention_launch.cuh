@@ -7,9 +7,8 @@ namespace tributary::cuda {
 
 template <DType kKv, int kHeadDim, int kColumns>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  using Traits = WgmmaTraits<kKv, kHeadDim, kColumns>;
+  using Traits = WgmmaTraits<kKv, kHeadDim, kHeadDim, kColumns>;
   static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareGroups);
-  static_assert(sizeof(typename Traits::Shared) <= Traits::kSharedBytes);
   return LaunchGrid(WgmmaAttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);
 }

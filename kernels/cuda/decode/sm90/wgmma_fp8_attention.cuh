@@ -22,7 +22,10 @@
 
 #include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
-#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/block_output.cuh"
+#include "kernels/cuda/decode/sm90/ring.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_queries.cuh"

@@ -13,7 +13,11 @@
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/draft_block.cuh"
-#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/block_output.cuh"
+#include "kernels/cuda/decode/sm90/named_barriers.cuh"
+#include "kernels/cuda/decode/sm90/ring.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_queries.cuh"
 #include "kernels/cuda/ptx/bulk_copy.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
@@ -141,7 +145,7 @@ class Fp8DraftBlock {
   static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
   static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
 
-  static __device__ __forceinline__ void Sync() { SyncBlock<128, /*kBarrier=*/11>(); }
+  static __device__ __forceinline__ void Sync() { SyncBlock<128, kDraftBlockBarrier>(); }
 
   // Of kDraftTokens tokens, to the last one.
   __device__ __forceinline__ int StepsFrom(int token) const {

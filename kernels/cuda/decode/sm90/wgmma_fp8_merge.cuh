@@ -15,6 +15,7 @@
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 
@@ -231,7 +232,6 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
                                               typename ColumnMerger<kColumns>::Collected* collected,
                                               ColumnOf column_of) {
   constexpr int kMergers = kThreads / 32 - 1;  // warps; the last one speaks to the other blocks
-  constexpr int kLooked = 12;                  // the barrier after which none looks any more
   const CutJob job(args, item, place);
   const int columns = kColumns >> place.SizeLog2();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -257,13 +257,13 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
     uint64_t state = arrived;
     if (merges) {
       state = merger.Collect(job, arrived, collected[warp]);
-      ArriveAtBlock<kThreads, kLooked>();
+      ArriveAtBlock<kThreads, kPartsCollectedBarrier>();
     } else {
       if (warp == kMergers) {
         while (!job.AllArrived(state)) state = __shfl_sync(0xffffffffu, job.Look(), 0);
         if (speaks) notes.all = state;
       }
-      SyncBlock<kThreads, kLooked>();
+      SyncBlock<kThreads, kPartsCollectedBarrier>();
       state = notes.all;
     }
     const int waited = job.Waited(state);

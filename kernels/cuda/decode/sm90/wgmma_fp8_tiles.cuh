@@ -3,7 +3,10 @@
 #pragma once
 
 #include "kernels/cuda/decode/columns.cuh"
-#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/block_output.cuh"
+#include "kernels/cuda/decode/sm90/ring.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
@@ -124,7 +127,7 @@ class Fp8Copier {
   const int half_;  // of the tiles
   const bool values_;
   const TileTurns turns_;
-  const GroupSource<Traits::kGroupBytes> source_;
+  const GroupSource<Traits::kGroupBytes, Traits::kGroupBytes> source_;
   RingPlace<Traits::kKeyStages> key_place_;
   RingPlace<Traits::kValueStages> value_place_;
   int copied_ = 0;  // tiles

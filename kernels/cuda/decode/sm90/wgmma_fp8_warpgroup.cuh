@@ -2,7 +2,11 @@
 #pragma once
 
 #include "kernels/cuda/decode/columns.cuh"
-#include "kernels/cuda/decode/sm90/wgmma_block.cuh"
+#include "kernels/cuda/decode/sm90/block_output.cuh"
+#include "kernels/cuda/decode/sm90/named_barriers.cuh"
+#include "kernels/cuda/decode/sm90/ring.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
@@ -99,7 +103,8 @@ class Fp8Warpgroup {
         shared_.reference[warpgroup_][column_ + 8 * r] = reference_[r];
       }
     }
-    SyncWarpgroup();  // its V gives way to the half of its output that the other takes
+    SyncWarpgroup(kFp8WarpgroupBarrier +
+                  warpgroup_);  // its V gives way to the half of its output that the other takes
     if (warpgroup_ == 0) {
       Give<1>();
     } else {
@@ -251,9 +256,6 @@ class Fp8Warpgroup {
     shared_.queries_loaded.Arrive();
   }
 
-  __device__ __forceinline__ void SyncWarpgroup() const {
-    asm volatile("bar.sync %0, 128;" ::"r"(9 + warpgroup_) : "memory");
-  }
   // Where a warpgroup leaves the half of its output that the other takes.
   __device__ __forceinline__ float4 (*Given(int warpgroup) const)[128] {
     return reinterpret_cast<float4(*)[128]>(shared_.wide[warpgroup][0]);

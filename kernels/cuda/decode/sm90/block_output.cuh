@@ -1,0 +1,63 @@
+// What a thread block makes of the sums of its two warpgroups, and where the result goes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/plan/work_item.h"
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/lse.h"
+
+namespace tributary::cuda {
+
+// What the warpgroups of a block found in a column.
+struct ColumnSum {
+  float factors[kComputeWarpgroups];  // by these their outputs enter the normalised sum
+  float lse2;                         // in base 2
+};
+struct PerWarpgroup {
+  float of[kComputeWarpgroups];
+};
+__device__ __forceinline__ ColumnSum SumOfWarpgroups(PerWarpgroup sums, PerWarpgroup references,
+                                                     float v_scale, float bias) {
+  float reference = kNoReference;
+#pragma unroll
+  for (const float r : references.of) reference = fmaxf(reference, r);
+  ColumnSum result;
+  float sum = 0.0f;
+#pragma unroll
+  for (int g = 0; g < kComputeWarpgroups; ++g) {
+    result.factors[g] = Exp2(references.of[g] - reference);
+    sum += result.factors[g] * sums.of[g];
+  }
+  const float inverse = sum == 0.0f ? 0.0f : __fdividef(v_scale, sum);
+#pragma unroll
+  for (int g = 0; g < kComputeWarpgroups; ++g) result.factors[g] *= inverse;
+  result.lse2 = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
+  return result;
+}
+
+// Where a column of a block's output goes: the row of O, or of the workspace when the job was cut;
+// -1 for none.
+struct OutputRow {
+  int index;
+  bool whole;
+};
+template <int kColumns>
+__device__ __forceinline__ OutputRow RowOfOutput(const AttentionArgs& args, const WorkItem& item,
+                                                 int column) {
+  const bool whole = item.partial_count == 1;
+  if (column >= item.column_count) return {-1, whole};
+  return {whole ? static_cast<int>(OutputIndex(args, item, column))
+                : (item.partial_begin + item.partial_index) * kColumns + column,
+          whole};
+}
+__device__ __forceinline__ void StoreLse(const AttentionArgs& args, OutputRow row, float lse2) {
+  if (row.index < 0) return;
+  StoreRelaxed((row.whole ? args.lse : args.partial_lse) + row.index,
+               row.whole ? lse2 * kLn2 : lse2);
+}
+
+}  // namespace tributary::cuda

@@ -1,0 +1,137 @@
+// Which tiles of 64 tokens a warpgroup of a thread block takes, and where in the cache their groups
+// lie. Both kernels of warpgroups deal tiles out like this.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/plan/work_item.h"
+#include "kernels/cuda/ptx/cluster.cuh"
+
+namespace tributary::cuda {
+
+inline constexpr int kTileGroups = 4;  // of 16 tokens, that a warpgroup takes at a time
+inline constexpr int kTilesOfLanes = 32 / kTileGroups;  // whose groups a warp's lanes take one each
+inline constexpr int kComputeWarpgroups = 2;            // a block's tiles are dealt to them in turn
+
+// What of an item its tiles need, kept in registers.
+struct TileRanges {
+  int key_begin, key_end;
+  int dense_begin, dense_end;
+  int group_end;
+
+  __device__ explicit TileRanges(const WorkItem& item)
+      : key_begin(item.key_begin),
+        key_end(item.key_end),
+        dense_begin(item.dense_begin),
+        dense_end(item.dense_end),
+        group_end(item.group_end) {}
+
+  // Whether every row of the block may see every slot of the tile that begins with this group.
+  __device__ __forceinline__ bool Dense(int group) const {
+    const int first = group * kGroupTokens;
+    return first >= dense_begin && first + kTileGroups * kGroupTokens <= dense_end;
+  }
+};
+
+// Slots that some row sees. Others may hold anything, NaN included, and 0 * NaN is NaN.
+struct SlotRange {
+  int key_begin, key_end;
+};
+
+// Whether these are all slots of the tile that begins with slot `first`.
+template <typename Range>
+__device__ __forceinline__ bool SeesTile(const Range& range, int first) {
+  return first >= range.key_begin && first + kTileGroups * kGroupTokens <= range.key_end;
+}
+
+// The tiles of an item that fall to one warpgroup of a block: the cluster's blocks take tiles in
+// turn, and so do a block's warpgroups.
+struct TileTurns {
+  int first;  // in groups from the item's first
+  int apart;  // groups from one tile to the next
+
+  __device__ TileTurns(const ClusterPlace& place, int warpgroup)
+      : first((static_cast<int>(place.rank) + warpgroup * static_cast<int>(place.size)) *
+              kTileGroups),
+        apart(kComputeWarpgroups * static_cast<int>(place.size) * kTileGroups) {}
+};
+
+// Whether any tile of an item's groups falls to this block of a cluster.
+__device__ __forceinline__ bool HasTiles(int group_begin, int group_end,
+                                         const ClusterPlace& place) {
+  return group_begin + static_cast<int>(place.rank) * kTileGroups < group_end;
+}
+
+// Where the groups of K or of V of items lie: groups of K have kKeyGroupBytes, those of V
+// kValueGroupBytes. An item is given by its first 16 bytes.
+template <int kKeyGroupBytes, int kValueGroupBytes>
+class GroupSource {
+ public:
+  __device__ GroupSource(const AttentionArgs& args, bool values)
+      : args_(args), values_(values), shift_(args.page_shift - 4) {}
+
+  __device__ __forceinline__ int Page(int4 item, int group) const {
+    return __ldg(args_.page_tables + item.x + (group >> shift_));
+  }
+  __device__ __forceinline__ const std::byte* At(int4 item, int group, int page) const {
+    if constexpr (kKeyGroupBytes == kValueGroupBytes) {
+      const size_t plane = size_t(kKeyGroupBytes) << shift_;
+      const size_t head = item.y + (values_ ? args_.kv_heads : 0);
+      return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
+             size_t(group & ((1 << shift_) - 1)) * kKeyGroupBytes;
+    } else {
+      const size_t page_groups = size_t(page) * args_.kv_heads << shift_;
+      const size_t head_groups = size_t(item.y) << shift_;
+      const size_t keys_of_page = (size_t(args_.kv_heads) << shift_) * kKeyGroupBytes;
+      return args_.cache + page_groups * (kKeyGroupBytes + kValueGroupBytes) +
+             (values_ ? keys_of_page : 0) +
+             (head_groups + (group & ((1 << shift_) - 1))) *
+                 size_t(values_ ? kValueGroupBytes : kKeyGroupBytes);
+    }
+  }
+  // By a warp, a lane to a group: the pages of kTilesOfLanes tiles, from the one that begins with
+  // `group` on.
+  __device__ __forceinline__ int Pages(int4 item, int group, const TileTurns& turns) const {
+    const int of_lane = GroupOfLane(group, turns);
+    return of_lane < item.w ? Page(item, of_lane) : 0;
+  }
+  // By a warp: asks L2 for an item's first `tiles` tiles, of these pages. (Line by line: a warp
+  // begins bulk operations one after the other, and copying waits for this.)
+  __device__ __forceinline__ void Prefetch(int4 item, const TileTurns& turns, int pages,
+                                           int tiles) const {
+    constexpr int kLine = 128;
+    static_assert(kKeyGroupBytes % kLine == 0 && kValueGroupBytes % kLine == 0);
+    // Of the larger groups; each of the others leaves out what it lacks.
+    constexpr int kLines = std::max(kKeyGroupBytes, kValueGroupBytes) / kLine;
+    const int lane = threadIdx.x % 32;
+    const int group = GroupOfLane(item.z + turns.first, turns);
+    const auto of_lane =
+        reinterpret_cast<uint64_t>(group < item.w ? At(item, group, pages) : nullptr);
+#pragma unroll 4
+    for (int i = 0; i < (tiles * kTileGroups * kLines + 31) / 32; ++i) {
+      const int line = i * 32 + lane;
+      const uint64_t at = __shfl_sync(0xffffffffu, of_lane, line / kLines);
+      const int byte = line % kLines * kLine;
+      const bool there = kKeyGroupBytes == kValueGroupBytes ||
+                         byte < (values_ ? kValueGroupBytes : kKeyGroupBytes);
+      if (at != 0 && there) PrefetchToL2(reinterpret_cast<const std::byte*>(at) + byte);
+    }
+  }
+
+ private:
+  // Of kTilesOfLanes tiles from the one that begins with `group` on.
+  static __device__ __forceinline__ int GroupOfLane(int group, const TileTurns& turns) {
+    const int lane = threadIdx.x % 32;
+    return group + lane / kTileGroups * turns.apart + lane % kTileGroups;
+  }
+
+  const AttentionArgs& args_;
+  const bool values_;
+  const int shift_;
+};
+
+}  // namespace tributary::cuda

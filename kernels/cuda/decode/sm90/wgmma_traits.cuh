@@ -1,0 +1,164 @@
+// The shapes of wgmma_attention.cuh: which tiles a thread block takes, by how many threads, with
+// how many registers, and what lies in its shared memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/sm90/ring.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/plan/work_item.h"
+#include "kernels/cuda/ptx/bulk_copy.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+
+namespace tributary::cuda {
+
+// The raw products of two neighbouring columns become exponents of weights: each product is
+// multiplied by the scale, and the offset is added.
+struct alignas(16) ColumnPair {
+  float scale[2];
+  float offset[2];  // the bias less the reference
+};
+
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnCount>
+struct WgmmaShape {
+  static constexpr DType kKv = kKvType;
+  static constexpr DType kCompute = ComputeType(kKv);
+  static constexpr int kKeyDim = kKeyDimension;
+  static constexpr int kValueDim = kValueDimension;
+  static constexpr int kColumns = kColumnCount;
+  static constexpr int kElementBytes = int(SizeOf(kKv));
+
+  // The thread block: warpgroups that compute, with a ring of tiles each, and one that copies and
+  // gives its registers to those that compute.
+  static constexpr int kWarpgroups = kComputeWarpgroups;
+  static constexpr int kThreads = 128 * kWarpgroups;  // that compute
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBlockThreads = kThreads + 128;
+
+  // Registers of a computing and of a copying thread. There are no more than the block began with,
+  // the same for all its threads: a warp that asks for more waits for ever.
+  static constexpr int kRegisters = 240;
+  static constexpr int kCopyingRegisters = 24;
+  static constexpr int kRegistersAtBegin = 65536 / kBlockThreads / 8 * 8;
+  static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
+                kRegistersAtBegin * kBlockThreads);
+
+  // K of 16 tokens: panels of 64 bytes, and a tail of 32 where these are left (page_layout.h).
+  static constexpr int kKeyRowBytes = (kKeyDim * kElementBytes + 31) / 32 * 32;
+  static constexpr int kPanels = kKeyRowBytes / kKeyPanelBytes;
+  static constexpr bool kKeyTail = kKeyRowBytes % kKeyPanelBytes != 0;
+  // Of four elements, of which a lane has so many in 16 bytes of a panel; as many steps of 16
+  // dimensions has a panel, and half as many has the tail.
+  static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
+  static constexpr int kTailSteps = kKeyTail ? kQuadsPerVector / 2 : 0;
+  static constexpr int kKeySteps = kPanels * kQuadsPerVector + kTailSteps;  // of K Q^T
+  static_assert(kKeySteps * 16 * kElementBytes == kKeyRowBytes);
+  static constexpr int kQueryPanels = (16 * kKeySteps + kTileSlots - 1) / kTileSlots;
+
+  // V of 16 tokens. The second product takes tiles of 64 dimensions; what the last of them has
+  // beyond kValueDim is computed from other dimensions and not stored.
+  static constexpr int kDimTiles = (kValueDim + 63) / 64;
+  static constexpr bool kDimsPadded = kValueDim % 64 != 0;
+  static_assert(kValueDim % 16 == 0);
+  // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
+  static constexpr int kValueWords = 2 * kElementBytes;
+
+  static constexpr size_t kKeyGroupBytes = size_t(kGroupTokens) * kKeyRowBytes;
+  static constexpr size_t kValueGroupBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
+  // A place in a ring takes a tile of K or of V.
+  static constexpr int kTileBytes = kTileGroups * int(std::max(kKeyGroupBytes, kValueGroupBytes));
+
+  // Accumulators: S^T of 64 tokens, O^T of kDimTiles * 64 dimensions.
+  static constexpr int kTiles = kColumns / 8;  // of 8 columns
+  static constexpr int kCells = kColumns / 4;  // columns of a thread, two of each tile
+  static_assert(kColumns % 16 == 0);           // weights are stored two tiles at a time
+  static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+  // The next tile's scores are multiplied right behind this tile's values, where registers allow
+  // it: FP8 needs them for widening.
+  static constexpr bool kTogether = kElementBytes == 2 && kKeyDim <= 128 && kValueDim <= 128;
+
+  // The warpgroups' outputs are added up half by half: the dimensions' halves, or, where their
+  // tiles cannot be halved, the columns'.
+  static constexpr bool kDimsSplit = kDimTiles % 2 == 0;
+  static constexpr int kOwnDimTiles = kDimsSplit ? kDimTiles / 2 : kDimTiles;
+  static constexpr int kOwnColumns = kDimsSplit ? kColumns : kColumns / 2;
+  static constexpr int kOwnTiles = kOwnColumns / 8;
+  static constexpr int kOwnVectors = kOwnDimTiles * kOwnTiles;  // of four floats
+  static_assert(2 * kOwnVectors == kDimTiles * kTiles);
+};
+
+// What a block's shared memory holds beside its rings.
+template <typename Shape>
+struct WgmmaFixedMemory {
+  static constexpr int kWarpgroups = Shape::kWarpgroups;
+  static constexpr int kColumns = Shape::kColumns;
+
+  // A warpgroup's weights, and, when its last product is done, what it gives away.
+  union Scratch {
+    alignas(1024) std::byte p[2][kColumns * kTileRowBytes];
+    float4 half[Shape::kOwnVectors][128];  // of O
+  };
+
+  union {
+    // Tiles of operand B; see wgmma.cuh.
+    struct {
+      alignas(1024) std::byte q[Shape::kQueryPanels][kColumns * kTileRowBytes];
+      union {
+        Scratch scratch[kWarpgroups];
+        std::byte raw[kColumns * Shape::kKeyDim * 4];  // queries as they come
+      };
+    };
+    float o[kColumns][Shape::kValueDim + 4];  // the block's, for its cluster
+  };
+  ColumnPair pairs[kWarpgroups][kColumns / 2];
+  float reference[kWarpgroups][kColumns];
+  alignas(16) float factor[kWarpgroups][kColumns];
+  alignas(
+      16) float2 factors[Shape::kWarps][kColumns];  // by which the outputs enter the sum; a warp's
+  float of_warps[Shape::kWarps][kColumns];          // the warps' maxima, later their sums
+  float lse2[kColumns];                             // of the block, in base 2
+  int target[kColumns];                             // the row of O or of the workspace, -1 for none
+  ColumnState<kColumns> columns;
+  WorkItem items[2];
+  float v_scale;
+  CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
+  CopyBarrier queries_staged;                  // likewise, of all that compute; a phase an item
+  BlockBarrier met;                            // by all that compute
+  int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
+  ClusterBarrier published;                    // o, in all blocks of the cluster
+  ClusterBarrier read;                         // o, by all blocks of the cluster
+  int is_last;
+};
+
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnCount>
+struct WgmmaTraits : WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumnCount> {
+  using Shape = WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumnCount>;
+  using Fixed = WgmmaFixedMemory<Shape>;
+  using Stage = std::byte[Shape::kTileBytes];
+
+  // A ring for each half of the tiles, of K and V in turn, of what a block's shared memory has
+  // left.
+  static constexpr int kSharedBytes = 227 * 1024;
+  static constexpr int kTilesOfRings =
+      (kSharedBytes - int(sizeof(Fixed)) - 1024) / Shape::kTileBytes;
+  // Tiles of a ring that are on their way at once: what comes nearest to kBytesUnderWay.
+  static constexpr int kUnderWay = TilesUnderWay(Shape::kTileBytes);
+  static constexpr int kStages =
+      RingLength(std::min<int>(10, kTilesOfRings / Shape::kWarpgroups), kUnderWay);
+  static_assert(kUnderWay >= 1 && kStages >= 2);
+
+  struct Shared : Fixed {
+    alignas(128) Stage stages[Shape::kWarpgroups][kStages];
+    CopyBarrier full[Shape::kWarpgroups][kStages];
+    CopyBarrier empty[Shape::kWarpgroups][kStages];  // one arrival a thread that reads it
+  };
+  static_assert(sizeof(Shared) <= kSharedBytes);
+};
+
+}  // namespace tributary::cuda

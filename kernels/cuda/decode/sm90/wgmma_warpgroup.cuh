@@ -1,0 +1,132 @@
+// What a computing warpgroup of wgmma_attention.cuh does with the tiles of an item.
+#pragma once
+
+#include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/sm90/named_barriers.cuh"
+#include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_operands.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_softmax.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_state.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+
+namespace tributary::cuda {
+
+// Starts S^T of a tile, as raw products.
+template <typename Traits>
+__device__ __forceinline__ void MultiplyKeys(Warpgroup<Traits>& wg,
+                                             const uint32_t (&a)[Traits::kKeySteps][4]) {
+#pragma unroll
+  for (int step = 0; step < Traits::kKeySteps; ++step) {
+    const uint64_t tile = TileDescriptor(SharedAddress(wg.shared.q[step * 16 / kTileSlots]));
+    Wgmma<Traits::kCompute, Traits::kColumns>(
+        wg.s, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
+  }
+}
+// Starts O^T += V^T P^T.
+template <typename Traits>
+__device__ __forceinline__ void MultiplyValues(
+    Warpgroup<Traits>& wg, const uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
+  const uint64_t p = Weights(wg);
+#pragma unroll
+  for (int i = 0; i < kTileGroups; ++i) {
+#pragma unroll
+    for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+      Wgmma<Traits::kCompute, Traits::kColumns>(wg.o[tile], a[i][tile], DescriptorOfStep(p, i),
+                                                true);
+    }
+  }
+}
+
+// Stores a tile's weights; true when they do not hold. What enters the next products is widened
+// between the slow instructions.
+template <typename Traits>
+__device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, const TileRanges& item,
+                                             int group, uint32_t (&keys)[Traits::kKeySteps][4]) {
+  bool exceeded;
+  if (wg.args.soft_cap == 0.0f && item.Dense(group)) {
+    exceeded = StoreWeights<Scores::kDenseProducts>(wg, group);
+    if (Traits::kTogether) WidenKeys(wg, keys);
+  } else {
+    exceeded = StoreWeights<Scores::kProducts>(wg, group);
+    if (Traits::kTogether) WidenKeys(wg, keys);
+  }
+  return exceeded;
+}
+
+// There is at least one tile.
+template <typename Traits>
+__device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRanges& ranges,
+                                             int group, int apart) {
+  uint32_t keys[Traits::kKeySteps][4];
+  uint32_t values[kTileGroups][Traits::kDimTiles][4];
+  ReadKeys(wg);
+  WidenKeys(wg, keys);
+  FenceRegisters(keys);
+  WgmmaFence();
+  MultiplyKeys(wg, keys);
+  WgmmaCommit();
+  SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);  // the references
+  WgmmaWait();
+  FenceRegisters(wg.s);
+  bool more = group + apart < ranges.group_end;
+  ReadValues(wg, ranges, group);
+  WidenValues(wg, values);
+  if (Traits::kTogether) {
+    if (more) ReadKeys(wg);
+    WidenKeys(wg, keys);
+  }
+  // The first tile is weighed where the references are raised, the others behind their products.
+  for (bool weighed = false;; weighed = true) {
+    if (weighed) WaitForWeights(wg);
+    if (!weighed || Exceeded(wg)) RaiseReferences(wg, ranges, group, weighed);
+    if (Traits::kTogether) FenceRegisters(keys);
+    FenceRegisters(values);
+    if (!more) break;
+    group += apart;
+    more = group + apart < ranges.group_end;
+    WgmmaFence();
+    MultiplyValues(wg, values);
+    if (!Traits::kTogether) {
+      WgmmaCommit();
+      WgmmaWait();
+      FenceRegisters(wg.o);
+      ReadKeys(wg);
+      WidenKeys(wg, keys);
+      FenceRegisters(keys);
+      WgmmaFence();
+    }
+    MultiplyKeys(wg, keys);
+    WgmmaCommit();
+    WgmmaWait();
+    FenceRegisters(wg.s);
+    FenceRegisters(wg.o);
+    ReadValues(wg, ranges, group);
+    if (Traits::kTogether && more) ReadKeys(wg);
+    wg.parity ^= 1;
+    PublishWeights(wg, StoreWeights(wg, ranges, group, keys));
+    WidenValues(wg, values);
+    FenceRegisters(values);
+  }
+  WgmmaFence();
+  MultiplyValues(wg, values);
+  WgmmaCommit();
+  WgmmaWait();
+  FenceRegisters(wg.o);
+  wg.parity ^= 1;
+}
+
+// Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
+template <typename Traits>
+__device__ __forceinline__ void AddTiles(Warpgroup<Traits>& wg, const WorkItem& item, int group,
+                                         int apart) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < Traits::kColumns / 2; ++i) wg.o[tile][i] = 0.0f;
+  }
+  BeginItem(wg);
+  const TileRanges ranges(item);
+  if (group < ranges.group_end) AddSomeTiles(wg, ranges, group, apart);
+}
+
+}  // namespace tributary::cuda
