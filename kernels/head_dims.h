@@ -36,11 +36,11 @@ struct HeadDims {
 inline constexpr std::array kHeadDims = {
     //          key_dim          value_dim         cpu          append          decode_sm80          decode_sm90          decode_sm90_fp8          draft_block          prefill_sm80          prefill_sm90          prefill_sm100
     HeadDims{.key_dim =  64, .value_dim =  64, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim =  80, .value_dim =  80, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = false, .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim =  96, .value_dim =  96, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = false, .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim =  80, .value_dim =  80, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim =  96, .value_dim =  96, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
     HeadDims{.key_dim = 128, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = true,  .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true, .prefill_sm100 = true},
-    HeadDims{.key_dim = 192, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = false, .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim = 192, .value_dim = 192, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = false, .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim = 192, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim = 192, .value_dim = 192, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
     HeadDims{.key_dim = 256, .value_dim = 256, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
 };
 // clang-format on

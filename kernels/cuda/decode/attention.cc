@@ -39,9 +39,6 @@ int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
   return static_cast<int32_t>((bytes << kShareBits) / share_bytes);
 }
 
-// The widest block of columns whose accumulators fit the registers of two warpgroups.
-int32_t WidestWgmma(int32_t value_dim) { return value_dim == 256 ? 32 : 64; }
-
 // Calls f.operator()<tiles, blocks per multiprocessor>() for the choice.
 template <typename F>
 auto DispatchMma(const KernelChoice& choice, F f) {
@@ -164,8 +161,12 @@ cudaError_t Run(const KernelChoice& choice, const AttentionShape& shape, const A
     }
   }
   if constexpr (HasKernel<&HeadDims::decode_sm90>(kKeyDim, kValueDim)) {
-    if (choice.columns == 32) return RunWgmmaAttention<kKv, kKeyDim, 32>(args, grid, stream);
-    if constexpr (kKeyDim <= 128) return RunWgmmaAttention<kKv, kKeyDim, 64>(args, grid, stream);
+    if (choice.columns == 32) {
+      return RunWgmmaAttention<kKv, kKeyDim, kValueDim, 32>(args, grid, stream);
+    }
+    if constexpr (WidestWgmma(kValueDim) == 64) {
+      return RunWgmmaAttention<kKv, kKeyDim, kValueDim, 64>(args, grid, stream);
+    }
   }
   return cudaErrorNotSupported;
 }

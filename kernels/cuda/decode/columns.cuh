@@ -253,8 +253,13 @@ __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
       return static_cast<int>(place.rank) * (kColumns / kSize) + unit_of(u) / kUnits;
     };
     // The same in every round where a round is a number of whole columns.
+    const int own_dim = threadIdx.x % kUnits * 4;
     const auto dim_of = [&](int u) {
-      return (kThreads % kUnits == 0 ? static_cast<int>(threadIdx.x) : unit_of(u)) % kUnits * 4;
+      if constexpr (kThreads % kUnits == 0) {
+        return own_dim;
+      } else {
+        return unit_of(u) % kUnits * 4;
+      }
     };
     if (kOfBlock < kThreads && threadIdx.x >= kOfBlock) return;
     ColumnPart merged[kOfThread];

@@ -189,13 +189,16 @@ class QueryStager {
 
 // The same through shared memory, for many columns: `raw` takes the queries as they come, each
 // thread's own. What would keep them in registers is more code than there is time to fetch.
-template <DType kKv, int kHeadDim, int kColumns, int kThreads>
+template <DType kKv, int kKeyDim, int kStagedDims, int kColumns, int kThreads>
 class QueryCopier {
  public:
+  // Of `raw`.
+  static constexpr int kRawBytes = kColumns * QueryLanes(kStagedDims) * 8 * 4;
+
   // Asks L2 for what Ask will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
-    const int bytes = kHeadDim * static_cast<int>(SizeOf(args.q_dtype));
-    const int lines = bytes / 64;
+    const int bytes = kKeyDim * static_cast<int>(SizeOf(args.q_dtype));
+    const int lines = kKeyDim % 32 == 0 ? bytes / 64 : (bytes + 63) / 64;
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < item.column_count * lines; unit += kThreads) {
       PrefetchToL2(static_cast<const std::byte*>(args.q) +
@@ -214,17 +217,17 @@ class QueryCopier {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
     // Where the warp's columns are: each lane finds it for one of them.
     const int lane = threadIdx.x % 32;
-    const int own = lane % kOfWarp / kAtOnce * (kThreads / kVectors) +
+    const int own = lane % kOfWarp / kAtOnce * (kThreads / kLanes) +
                     static_cast<int>(threadIdx.x) / 32 * kAtOnce + lane % kAtOnce;
     const int own_index =
         own < item.column_count ? static_cast<int>(OutputIndex(args, item, own)) : -1;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      const int index = __shfl_sync(0xffffffffu, own_index, i * kAtOnce + lane / kVectors);
-      const bool alive = index >= 0;
+      const int index = __shfl_sync(0xffffffffu, own_index, i * kAtOnce + lane / kLanes);
+      const bool alive = index >= 0 && (kVectors == kLanes || unit % kLanes < kVectors);
       const std::byte* from = static_cast<const std::byte*>(args.q) +
-                              (size_t(max(index, 0)) * kVectors + unit % kVectors) * bytes;
+                              (size_t(max(index, 0)) * kVectors + unit % kLanes) * bytes;
       CopyAsync16OrZero(raw + unit * bytes, from, alive);
       if (bytes == 32) CopyAsync16OrZero(raw + unit * bytes + 16, from + 16, alive);
     }
@@ -236,7 +239,8 @@ class QueryCopier {
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
-  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column; those from
+  // kKeyDim to kStagedDims are zero.
   template <typename Store>
   __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
                          ColumnState<kColumns>& state, Store store) {
@@ -244,15 +248,17 @@ class QueryCopier {
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      const int column = unit / kVectors;
+      const int column = unit / kLanes;
       const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
       uint4 words[2] = {from[0]};
       if (bytes == 32) words[1] = from[1];
       float scale = args.sm_scale * k_scale_;
       const bool as_computed = args.q_dtype == ComputeType(kKv) && !RoundsQueries<kKv>(args);
-      const uint4 x = as_computed ? words[0] : PackQuery<kKv, kVectors>(args, words, scale);
-      store(column, unit % kVectors, x);
-      if (unit % kVectors == 0) {
+      const uint4 x = as_computed ? words[0] : PackQuery<kKv, kLanes>(args, words, scale);
+      if (kStagedDims == 8 * kLanes || unit % kLanes < kStagedDims / 8) {
+        store(column, unit % kLanes, x);
+      }
+      if (unit % kLanes == 0) {
         state.scale[column] =
             args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
       }
@@ -260,11 +266,13 @@ class QueryCopier {
   }
 
  private:
-  static constexpr int kVectors = kHeadDim / 8;  // lanes that share a column; a divisor of 32
-  static constexpr int kOfThread = kColumns * kVectors / kThreads;
-  static constexpr int kAtOnce = 32 / kVectors;  // columns of a warp
+  static_assert(kKeyDim % 8 == 0 && kStagedDims % 8 == 0 && kStagedDims >= kKeyDim);
+  static constexpr int kVectors = kKeyDim / 8;  // of a query
+  static constexpr int kLanes = QueryLanes(kStagedDims);
+  static constexpr int kOfThread = kColumns * kLanes / kThreads;
+  static constexpr int kAtOnce = 32 / kLanes;  // columns of a warp
   static constexpr int kOfWarp = kAtOnce * kOfThread;
-  static_assert(kOfThread * kThreads == kColumns * kVectors);
+  static_assert(kLanes <= 32 && kOfThread * kThreads == kColumns * kLanes && kOfWarp <= 32);
 
   float k_scale_ = 1.0f;
 };

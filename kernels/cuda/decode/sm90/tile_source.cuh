@@ -66,9 +66,9 @@ __device__ __forceinline__ bool HasTiles(int group_begin, int group_end,
   return group_begin + static_cast<int>(place.rank) * kTileGroups < group_end;
 }
 
-// Where the groups of K or of V of items lie: groups of K have kKeyGroupBytes, those of V
-// kValueGroupBytes. An item is given by its first 16 bytes.
-template <int kKeyGroupBytes, int kValueGroupBytes>
+// Where the groups of K or of V of items lie: groups of K have kKeyStripBytes, those of V
+// kValueStripBytes. An item is given by its first 16 bytes.
+template <int kKeyStripBytes, int kValueStripBytes>
 class GroupSource {
  public:
   __device__ GroupSource(const AttentionArgs& args, bool values)
@@ -78,19 +78,19 @@ class GroupSource {
     return __ldg(args_.page_tables + item.x + (group >> shift_));
   }
   __device__ __forceinline__ const std::byte* At(int4 item, int group, int page) const {
-    if constexpr (kKeyGroupBytes == kValueGroupBytes) {
-      const size_t plane = size_t(kKeyGroupBytes) << shift_;
+    if constexpr (kKeyStripBytes == kValueStripBytes) {
+      const size_t plane = size_t(kKeyStripBytes) << shift_;
       const size_t head = item.y + (values_ ? args_.kv_heads : 0);
       return args_.cache + (size_t(page) * 2 * args_.kv_heads + head) * plane +
-             size_t(group & ((1 << shift_) - 1)) * kKeyGroupBytes;
+             size_t(group & ((1 << shift_) - 1)) * kKeyStripBytes;
     } else {
       const size_t page_groups = size_t(page) * args_.kv_heads << shift_;
       const size_t head_groups = size_t(item.y) << shift_;
-      const size_t keys_of_page = (size_t(args_.kv_heads) << shift_) * kKeyGroupBytes;
-      return args_.cache + page_groups * (kKeyGroupBytes + kValueGroupBytes) +
+      const size_t keys_of_page = (size_t(args_.kv_heads) << shift_) * kKeyStripBytes;
+      return args_.cache + page_groups * (kKeyStripBytes + kValueStripBytes) +
              (values_ ? keys_of_page : 0) +
              (head_groups + (group & ((1 << shift_) - 1))) *
-                 size_t(values_ ? kValueGroupBytes : kKeyGroupBytes);
+                 size_t(values_ ? kValueStripBytes : kKeyStripBytes);
     }
   }
   // By a warp, a lane to a group: the pages of kTilesOfLanes tiles, from the one that begins with
@@ -104,20 +104,22 @@ class GroupSource {
   __device__ __forceinline__ void Prefetch(int4 item, const TileTurns& turns, int pages,
                                            int tiles) const {
     constexpr int kLine = 128;
-    static_assert(kKeyGroupBytes % kLine == 0 && kValueGroupBytes % kLine == 0);
+    static_assert(kKeyStripBytes % kLine == 0 && kValueStripBytes % kLine == 0);
     // Of the larger groups; each of the others leaves out what it lacks.
-    constexpr int kLines = std::max(kKeyGroupBytes, kValueGroupBytes) / kLine;
+    constexpr int kLines = std::max(kKeyStripBytes, kValueStripBytes) / kLine;
+    // (Rounded up only where it must be: the number of tiles may not be known to the compiler.)
+    constexpr int kRoundUp = kTileGroups * kLines % 32 == 0 ? 0 : 31;
     const int lane = threadIdx.x % 32;
     const int group = GroupOfLane(item.z + turns.first, turns);
     const auto of_lane =
         reinterpret_cast<uint64_t>(group < item.w ? At(item, group, pages) : nullptr);
 #pragma unroll 4
-    for (int i = 0; i < (tiles * kTileGroups * kLines + 31) / 32; ++i) {
+    for (int i = 0; i < (tiles * kTileGroups * kLines + kRoundUp) / 32; ++i) {
       const int line = i * 32 + lane;
       const uint64_t at = __shfl_sync(0xffffffffu, of_lane, line / kLines);
       const int byte = line % kLines * kLine;
-      const bool there = kKeyGroupBytes == kValueGroupBytes ||
-                         byte < (values_ ? kValueGroupBytes : kKeyGroupBytes);
+      const bool there = kKeyStripBytes == kValueStripBytes ||
+                         byte < (values_ ? kValueStripBytes : kKeyStripBytes);
       if (at != 0 && there) PrefetchToL2(reinterpret_cast<const std::byte*>(at) + byte);
     }
   }

@@ -97,7 +97,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
   const auto meet = [&] { shared.met.Meet(met_parity); };
   const TileTurns turns(place, warpgroup);
   Warpgroup<Traits> state(args, shared, warpgroup);
-  QueryCopier<Traits::kKv, Traits::kKeyDim, Traits::kColumns, Traits::kThreads> queries;
+  typename Traits::Queries queries;
 
   queries.Prefetch(args, shared.items[0]);
   WaitForLaunchesAhead();

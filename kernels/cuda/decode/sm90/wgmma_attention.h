@@ -11,8 +11,11 @@ namespace tributary::cuda {
 // Groups of 16 tokens that a block of threads takes in one round.
 inline constexpr int kWgmmaShareGroups = 8;
 
-// Launches, or says why it could not.
-template <DType kKv, int kHeadDim, int kColumns>
+// Columns of the widest block: its accumulators fit the registers of two warpgroups.
+constexpr int32_t WidestWgmma(int32_t value_dim) { return value_dim > 128 ? 32 : 64; }
+
+// Launches, or says why it could not. kColumns is 32, or WidestWgmma(kValueDim).
+template <DType kKv, int kKeyDim, int kValueDim, int kColumns>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
 
 }  // namespace tributary::cuda

@@ -5,9 +5,10 @@
 
 namespace tributary::cuda {
 
-template <DType kKv, int kHeadDim, int kColumns>
+template <DType kKv, int kKeyDim, int kValueDim, int kColumns>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  using Traits = WgmmaTraits<kKv, kHeadDim, kHeadDim, kColumns>;
+  using Traits = WgmmaTraits<kKv, kKeyDim, kValueDim, kColumns>;
+  static_assert(kColumns <= WidestWgmma(kValueDim));
   static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareGroups);
   return LaunchGrid(WgmmaAttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);
@@ -15,9 +16,10 @@ cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaS
 
 }  // namespace tributary::cuda
 
-// One kv dtype, head dim and width.
-#define TRIBUTARY_WGMMA_ATTENTION(kv, head_dim, columns)                                           \
-  namespace tributary::cuda {                                                                      \
-  template cudaError_t RunWgmmaAttention<kv, head_dim, columns>(const AttentionArgs&, const Grid&, \
-                                                                cudaStream_t);                     \
+// One type of cache, the dimensions of its keys and values, and one width.
+#define TRIBUTARY_WGMMA_ATTENTION(kv, key_dim, value_dim, columns)                              \
+  namespace tributary::cuda {                                                                   \
+  template cudaError_t RunWgmmaAttention<kv, key_dim, value_dim, columns>(const AttentionArgs&, \
+                                                                          const Grid&,          \
+                                                                          cudaStream_t);        \
   }

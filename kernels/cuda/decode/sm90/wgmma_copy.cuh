@@ -60,9 +60,9 @@ class TileCopier {
         shared_.empty[half_][place_.stage].Wait(place_.parity ^ 1);
       }
       if (use >= Traits::kUnderWay && Traits::kUnderWay < Traits::kStages) WaitForEarlierTile();
-      constexpr bool kAlike = Traits::kKeyGroupBytes == Traits::kValueGroupBytes;
+      constexpr bool kAlike = Traits::kKeyStripBytes == Traits::kValueStripBytes;
       const size_t group_bytes =
-          kAlike || !values_ ? Traits::kKeyGroupBytes : Traits::kValueGroupBytes;
+          kAlike || !values_ ? Traits::kKeyStripBytes : Traits::kValueStripBytes;
       CopyBarrier& full = shared_.full[half_][place_.stage];
       if (lane == 0) full.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(group_bytes));
       __syncwarp();
@@ -88,7 +88,7 @@ class TileCopier {
   const int half_;
   const bool values_;
   const TileTurns turns_;
-  const GroupSource<int(Traits::kKeyGroupBytes), int(Traits::kValueGroupBytes)> source_;
+  const GroupSource<int(Traits::kKeyStripBytes), int(Traits::kValueStripBytes)> source_;
   RingPlace<Traits::kStages> place_;
   int copied_ = 0;  // tiles
 };

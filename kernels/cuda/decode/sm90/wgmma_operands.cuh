@@ -92,7 +92,7 @@ __device__ __forceinline__ void LeaveStage(Warpgroup<Traits>& wg) {
 // with `first_group`, slots that no row sees are cleared.
 template <typename Traits>
 __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
-  const std::byte* const keys = WaitForStage(wg) + wg.warp * Traits::kKeyGroupBytes;
+  const std::byte* const keys = WaitForStage(wg) + wg.warp * Traits::kKeyStripBytes;
   const std::byte* at =
       keys + wg.lane / 4 * kKeyPanelBytes + KeyChunk(wg.lane / 4, wg.lane % 4) * kVectorBytes;
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
     wg.k[panel][0] = *low;
     wg.k[panel][1] = low[8 * kKeyPanelBytes / kVectorBytes];
   }
-  if constexpr (Traits::kKeyTail) {
+  if constexpr (Traits::kHasTail) {
     wg.tail = *reinterpret_cast<const uint4*>(
         keys + Traits::kPanels * kGroupTokens * kKeyPanelBytes + wg.lane * kVectorBytes);
   }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRang
   const std::byte* v = WaitForStage(wg);
 #pragma unroll
   for (int i = 0; i < kTileGroups; ++i) {
-    ReadValueWords<Traits>(v + i * Traits::kValueGroupBytes, wg.v[i]);
+    ReadValueWords<Traits>(v + i * Traits::kValueStripBytes, wg.v[i]);
   }
   if (!whole) {
 #pragma unroll

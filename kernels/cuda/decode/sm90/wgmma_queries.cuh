@@ -25,7 +25,7 @@ __device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
   const int of_lane = vector / kOfVector;
   QueryQuad place = {of_lane / 4 * Traits::kQuadsPerVector + vector % kOfVector * 2 + quad,
                      of_lane % 4};
-  if constexpr (Traits::kKeyTail) {
+  if constexpr (Traits::kHasTail) {
     const int in_tail = (vector - Traits::kPanels * 4 * kOfVector) * 2 + quad;
     if (in_tail >= 0) {
       place.step = Traits::kPanels * Traits::kQuadsPerVector + in_tail % Traits::kTailSteps;
@@ -37,10 +37,10 @@ __device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
 
 // Brings an item's queries to their place. By all threads that compute, once QueryCopier has asked
 // for them.
-template <typename Traits, typename QueryCopier>
+template <typename Traits>
 __device__ __forceinline__ void StageQueries(const AttentionArgs& args, const WorkItem& item,
-                                             QueryCopier& queries, typename Traits::Shared& shared,
-                                             uint32_t parity) {
+                                             typename Traits::Queries& queries,
+                                             typename Traits::Shared& shared, uint32_t parity) {
   WaitForCopies();
   queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/layout/page_layout.h"
@@ -50,16 +51,17 @@ struct WgmmaShape {
                 kRegistersAtBegin * kBlockThreads);
 
   // K of 16 tokens: panels of 64 bytes, and a tail of 32 where these are left (page_layout.h).
-  static constexpr int kKeyRowBytes = (kKeyDim * kElementBytes + 31) / 32 * 32;
+  static constexpr int kKeyRowBytes = KeyStride(kKeyDim, kElementBytes);
   static constexpr int kPanels = kKeyRowBytes / kKeyPanelBytes;
-  static constexpr bool kKeyTail = kKeyRowBytes % kKeyPanelBytes != 0;
+  static constexpr bool kHasTail = kKeyRowBytes % kKeyPanelBytes != 0;
   // Of four elements, of which a lane has so many in 16 bytes of a panel; as many steps of 16
   // dimensions has a panel, and half as many has the tail.
   static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
-  static constexpr int kTailSteps = kKeyTail ? kQuadsPerVector / 2 : 0;
+  static constexpr int kTailSteps = kHasTail ? kQuadsPerVector / 2 : 0;
   static constexpr int kKeySteps = kPanels * kQuadsPerVector + kTailSteps;  // of K Q^T
-  static_assert(kKeySteps * 16 * kElementBytes == kKeyRowBytes);
-  static constexpr int kQueryPanels = (16 * kKeySteps + kTileSlots - 1) / kTileSlots;
+  static constexpr int kStagedDims = 16 * kKeySteps;  // of a query: those of a key with its padding
+  static_assert(kStagedDims * kElementBytes == kKeyRowBytes);
+  static constexpr int kQueryPanels = (kStagedDims + kTileSlots - 1) / kTileSlots;
 
   // V of 16 tokens. The second product takes tiles of 64 dimensions; what the last of them has
   // beyond kValueDim is computed from other dimensions and not stored.
@@ -69,10 +71,13 @@ struct WgmmaShape {
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * kElementBytes;
 
-  static constexpr size_t kKeyGroupBytes = size_t(kGroupTokens) * kKeyRowBytes;
-  static constexpr size_t kValueGroupBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
+  static constexpr size_t kKeyStripBytes = size_t(kGroupTokens) * kKeyRowBytes;
+  static constexpr size_t kValueStripBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
   // A place in a ring takes a tile of K or of V.
-  static constexpr int kTileBytes = kTileGroups * int(std::max(kKeyGroupBytes, kValueGroupBytes));
+  static constexpr int kTileBytes = kTileGroups * int(std::max(kKeyStripBytes, kValueStripBytes));
+
+  // Brings queries to shared memory.
+  using Queries = QueryCopier<kKv, kKeyDim, kStagedDims, kColumns, kThreads>;
 
   // Accumulators: S^T of 64 tokens, O^T of kDimTiles * 64 dimensions.
   static constexpr int kTiles = kColumns / 8;  // of 8 columns
@@ -111,7 +116,7 @@ struct WgmmaFixedMemory {
       alignas(1024) std::byte q[Shape::kQueryPanels][kColumns * kTileRowBytes];
       union {
         Scratch scratch[kWarpgroups];
-        std::byte raw[kColumns * Shape::kKeyDim * 4];  // queries as they come
+        std::byte raw[Shape::Queries::kRawBytes];  // queries as they come
       };
     };
     float o[kColumns][Shape::kValueDim + 4];  // the block's, for its cluster

@@ -76,7 +76,7 @@ class PrefillWarpgroup {
     MultiplyKeys(queries.stage, first.stage);
     WgmmaCommit();
     WgmmaWaitFor<0>();
-    HoldRegisters(s_);
+    FenceRegisters(s_);
     shared_.k_empty[first.stage].Arrive();
     if (tiles == 1) shared_.q_empty[queries.stage].Arrive();
     softmax_.Weigh(item, item.key_begin, s_, factor);
@@ -95,13 +95,13 @@ class PrefillWarpgroup {
       WgmmaCommit();
       turns_.Pass();
       WgmmaWaitFor<1>();
-      HoldRegisters(s_);
+      FenceRegisters(s_);
       shared_.k_empty[keys.stage].Arrive();
       if (tile == tiles - 1) shared_.q_empty[queries.stage].Arrive();
       const bool raised = softmax_.Weigh(item, item.key_begin + tile * Traits::kKeys, s_, factor);
       WgmmaWaitFor<0>();
       HoldOutputs();
-      HoldRegisters(s_);
+      FenceRegisters(s_);
       shared_.v_empty[values.stage].Arrive();
       softmax_.PackWeights(s_, p_);
       if (raised) {
@@ -181,7 +181,7 @@ class PrefillWarpgroup {
 
   __device__ void HoldOutputs() {
 #pragma unroll
-    for (int i = 0; i < Traits::kDimProducts; ++i) HoldRegisters(o_[i]);
+    for (int i = 0; i < Traits::kDimProducts; ++i) FenceRegisters(o_[i]);
   }
 
   const PrefillKernelArgs& args_;

@@ -1,3 +1,3 @@
 #include "kernels/cuda/decode/sm90/wgmma_attention_launch.cuh"
 
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kF16, 256, 32)
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kF16, 256, 256, 32)

@@ -1,4 +1,4 @@
 #include "kernels/cuda/decode/sm90/wgmma_attention_launch.cuh"
 
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E5M2, 128, 32)
-TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E5M2, 128, 64)
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E5M2, 128, 128, 32)
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kFp8E5M2, 128, 128, 64)
