@@ -14,7 +14,7 @@
 #include "base/rpc/tls.h"
 #include "base/telemetry/log.h"
 #include "collective/exchange/exchange.h"
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"
 

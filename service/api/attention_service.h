@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 #include "service/api/attend_stream.h"
 #include "service/api/call_quota.h"
 #include "service/api/shared_request.h"

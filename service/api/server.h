@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/tls.h"
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 #include "service/coordinator/coordinator.h"
 
 namespace grpc {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "service/schedule/sequence_order.h"
 #include "service/schedule/sequence_table.h"
 #include "tributary/v1/attention.pb.h"

@@ -7,8 +7,8 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "service/coordinator/coordinator_turn.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/coordinator/operation.h"
+#include "service/data/resolve_spec.h"
 
 namespace tributary::service {
 namespace {

@@ -28,14 +28,14 @@
 #include "absl/status/statusor.h"
 #include "base/telemetry/log.h"
 #include "service/coordinator/cache.h"
-#include "service/coordinator/snapshot.h"
-#include "service/data/device_region.h"
+#include "service/observe/snapshot.h"
+#include "service/data/registered_region.h"
 #include "service/data/shared_memory.h"
 #include "service/observe/observer.h"
 #include "service/schedule/batcher.h"
 #include "service/schedule/client_quota.h"
 #include "service/schedule/step_request.h"
-#include "service/workers/command_stream.h"
+#include "service/workers/command_queue.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 #include "worker/backends.h"
@@ -67,7 +67,7 @@ struct CoordinatorOptions {
 
 // What a call brings besides its request.
 struct CallContext {
-  std::string caller;  // by what name it is known (service/api/access_control.h)
+  std::string caller;  // by what name it is known (service/access/access_control.h)
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   // Set when the caller is no longer interested. Before the call takes effect it is dropped;
   // afterwards only its result is.

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "service/data/device_region.h"
+#include "service/data/registered_region.h"
 #include "worker/command.h"
 
 namespace tributary::service {

@@ -7,7 +7,7 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service {

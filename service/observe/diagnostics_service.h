@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 #include "service/observe/telemetry.h"
 #include "tributary/v1/diagnostics.grpc.pb.h"
 

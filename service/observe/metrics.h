@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "base/telemetry/histogram.h"
-#include "service/coordinator/snapshot.h"
+#include "service/observe/snapshot.h"
 #include "service/observe/observer.h"
 
 namespace tributary::service {

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "service/coordinator/layer_groups.h"
+#include "service/data/layer_groups.h"
 #include "service/schedule/client_quota.h"
 #include "service/schedule/page_allocator.h"
 #include "worker/command.h"

@@ -8,7 +8,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "worker/choose_path.h"
 
 namespace tributary::service {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "service/data/shared_memory.h"
 #include "service/data/tensor.h"
 #include "service/schedule/batcher.h"

@@ -19,7 +19,7 @@
 #include <string>
 
 #include "collective/exchange/exchange.h"
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 #include "service/workers/worker_group.h"
 #include "worker/exchange_choice.h"
 

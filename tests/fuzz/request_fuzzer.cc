@@ -10,7 +10,7 @@
 #include "base/telemetry/trace.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/cpu/backend.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "service/data/shared_memory.h"
 #include "service/schedule/sequence_table.h"
 #include "service/schedule/step_request.h"

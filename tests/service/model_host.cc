@@ -6,7 +6,7 @@
 #include <span>
 
 #include "kernels/cpu/backend.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "tests/service/test_service.h"
 #include "tests/support/compare.h"
 #include "worker/choose_path.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/backend.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "service/workers/embedded_group.h"
 #include "worker/rpc/dtype_conversion.h"
 

@@ -6,7 +6,7 @@
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 #include "service/schedule/batcher.h"
 #include "service/schedule/page_allocator.h"
 #include "service/schedule/sequence_order.h"

@@ -1,5 +1,5 @@
 // Tokens, names, roles and limits, as functions.
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

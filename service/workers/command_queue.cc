@@ -1,4 +1,4 @@
-#include "service/workers/command_stream.h"
+#include "service/workers/command_queue.h"
 
 #include <utility>
 

@@ -9,7 +9,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/coordinator.h"
-#include "service/coordinator/coordinator_turn.h"
+#include "service/coordinator/operation.h"
 #include "worker/device_regions.h"
 
 namespace tributary::service {

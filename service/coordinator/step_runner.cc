@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/coordinator.h"
-#include "service/coordinator/coordinator_turn.h"
+#include "service/coordinator/operation.h"
 #include "service/schedule/step_batch.h"
 
 namespace tributary::service {

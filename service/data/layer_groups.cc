@@ -1,4 +1,4 @@
-#include "service/coordinator/layer_groups.h"
+#include "service/data/layer_groups.h"
 
 #include <algorithm>
 #include <utility>

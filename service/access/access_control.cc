@@ -1,4 +1,4 @@
-#include "service/api/access_control.h"
+#include "service/access/access_control.h"
 
 #include <grpcpp/security/auth_context.h>
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "service/coordinator/coordinator.h"
-#include "service/coordinator/coordinator_turn.h"
+#include "service/coordinator/operation.h"
 
 namespace tributary::service {
 

@@ -1,4 +1,4 @@
-#include "service/coordinator/resolve_spec.h"
+#include "service/data/resolve_spec.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
-#include "service/coordinator/layer_groups.h"
+#include "service/data/layer_groups.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service {
