@@ -21,6 +21,7 @@ Cache::Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec reso
       terms(std::move(resolved.terms)),
       public_spec(std::move(resolved.public_spec)),
       backends(std::move(cache_backends)),
+      ranks(geometry.ranks),
       table(geometry),
       ids(IdsFrom(first_id, table.groups().size())) {}
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "service/data/coordinator_lock.h"
 #include "service/data/resolve_spec.h"
 #include "service/schedule/sequence_order.h"
 #include "service/schedule/sequence_table.h"
@@ -16,31 +18,38 @@
 
 namespace tributary::service {
 
+// Owned by CacheRegistry, and by the operations that use it while it is being deleted.
 struct Cache {
-  // Takes ids from `first_id` on, one a group of layers.
+  // Takes one worker cache id per group of layers, from `first_id` on.
   Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec resolved,
         worker::CacheBackends cache_backends, const TableGeometry& geometry);
 
-  // What workers call it. Each group of layers is a cache to them.
+  // The first of `ids`. It stands for the whole cache in logs, batches and accounts.
   worker::CacheId id() const { return ids.front(); }
-  worker::CacheSpec GroupSpec(int32_t group) const;
+  // What the workers are told of a group of layers.
+  worker::CacheSpec GroupSpec(int32_t group) const TRIBUTARY_LOCKED;
 
-  // Fixed, and so read without the coordinator's lock.
+  // Fixed, and therefore read without the lock.
   const std::string name;
   const worker::CacheSpec spec;  // all layers
   const CacheTerms terms;
   const v1::CacheSpec public_spec;
   const worker::CacheBackends backends;
+  const int ranks;
 
-  // Under the coordinator's lock, but for table.groups(), which is fixed.
-  SequenceTable table;
-  const std::vector<worker::CacheId> ids;  // [groups of layers], never used again
-  SequenceOrder order;
-  bool created = false;  // every rank has it
-  // Callers that wait until it is.
-  std::vector<std::function<void(absl::StatusOr<v1::CreateCacheReply>)>> creators;
+  SequenceTable table TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // [groups of layers]: what the workers call each group. An id is never used again.
+  const std::vector<worker::CacheId> ids;
+  SequenceOrder order TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Every rank has it.
+  bool created TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  // Callers that wait until it is created.
+  std::vector<std::function<void(absl::StatusOr<v1::CreateCacheReply>)>> creators
+      TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Closed sequences that workers may still hold tables of.
-  std::vector<worker::SequenceId> undropped;
+  std::vector<worker::SequenceId> undropped TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
+
+using CachePtr = std::shared_ptr<Cache>;
 
 }  // namespace tributary::service

@@ -1,16 +1,18 @@
-// What the coordinator does when its group of workers breaks and forms again.
+#include "service/coordinator/group_setup.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
-#include "service/coordinator/coordinator.h"
-#include "service/coordinator/operation.h"
 
 namespace tributary::service {
 namespace {
 
-// Page numbers of one SetTables command: bounds its size however many sequences are open.
+// How long after workers refused their set-up it is tried again.
+constexpr std::chrono::seconds kRetryPause{1};
+
+// The most page numbers in one SetTables command. It bounds the size of the command however many
+// sequences are open.
 constexpr size_t kPagesPerCommand = 1 << 18;
 
 // Cuts tables into commands; a long table may span several.
@@ -30,98 +32,96 @@ std::vector<std::vector<worker::PageUpdate>> Chunks(std::vector<worker::PageUpda
 
 }  // namespace
 
-void Coordinator::OnFormed(uint64_t epoch, const std::vector<bool>& fresh) {
-  log_->Info("group formed",
-             {{"epoch", epoch}, {"fresh", std::count(fresh.begin(), fresh.end(), true)}});
-  Turn turn(this);
-  epoch_ = epoch;
-  for (auto& [name, cache] : caches_) {
-    if (!cache->created) continue;
-    const int64_t lost_before = cache->table.lost();
-    cache->table.MarkLost(fresh);
-    const int64_t lost = cache->table.lost() - lost_before;
-    if (lost > 0) log_->Warning("sequences lost", {{"cache", name}, {"sequences", lost}});
-  }
-  SetUp(turn);
+GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log,
+                       Observer& observer, CoordinatorLock& lock, ServingState& serving,
+                       GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
+                       RegisteredRegions& regions)
+    : options_(options),
+      log_(log),
+      observer_(observer),
+      lock_(lock),
+      serving_(serving),
+      commands_(commands),
+      order_(order),
+      caches_(caches),
+      regions_(regions) {}
+
+// --------------------------------------------------------------------------------- generations
+
+void GroupSetup::OnFormed(uint64_t epoch, const std::vector<bool>& fresh) {
+  log_.Info("group formed",
+            {{"epoch", epoch}, {"fresh", std::count(fresh.begin(), fresh.end(), true)}});
+  const CriticalSection section(lock_);
+  serving_.BeginEpoch(epoch);
+  caches_.MarkLost(fresh);
+  BeginRound();
 }
 
-void Coordinator::OnBroken(const std::string& reason) {
-  log_->Warning("group broken", {{"epoch", epoch_}, {"reason", reason}});
-  Turn turn(this);
-  not_ready_ = reason;
-  setup_retry_.reset();
-  SetState(State::kForming, turn);
-  FailWaiting(CheckServing(), nullptr, turn);
-  turn.After([this, epoch = epoch_, reason] { observer_->OnGroupBroken(epoch, reason); });
+void GroupSetup::OnBroken(const std::string& reason) {
+  const CriticalSection section(lock_);
+  const uint64_t epoch = serving_.epoch();
+  log_.Warning("group broken", {{"epoch", epoch}, {"reason", reason}});
+  retry_at_.reset();
+  serving_.SetNotReady(ServingState::Phase::kForming, reason);
+  order_.FailAll(serving_.Check());
+  lock_.Defer([this, epoch, reason] { observer_.OnGroupBroken(epoch, reason); });
 }
 
-void Coordinator::SetState(State state, Turn& turn) {
-  const bool was_ready = state_ == State::kReady;
-  state_ = state;
-  const bool is_ready = state_ == State::kReady;
-  if (was_ready == is_ready || draining_ || !options_.on_readiness) return;
-  turn.After([this, is_ready] { options_.on_readiness(is_ready); });
+// ------------------------------------------------------------------------------- set-up rounds
+
+void GroupSetup::BeginRound() {
+  retry_at_.reset();
+  serving_.SetNotReady(ServingState::Phase::kSettingUp,
+                       "bringing caches and tables to the workers");
+  unanswered_ = 1;  // the deferred call below
+  caches_.DropAgain();
+  regions_.CloseAgain();
+  for (const auto& [name, cache] : caches_.all()) {
+    if (cache->created) SendCache(*cache);
+  }
+  lock_.Defer([this, epoch = serving_.epoch()] { OnAnswer(epoch, absl::OkStatus()); });
 }
 
-// Brings every worker to what the coordinator knows; then the group is ready.
-void Coordinator::SetUp(Turn& turn) {
-  setup_retry_.reset();
-  not_ready_ = "bringing caches and tables to the workers";
-  SetState(State::kSettingUp, turn);
-  setup_left_ = 1;  // this function's own
-  for (const worker::CacheId id : std::exchange(undropped_caches_, {})) {
-    Send(
-        id, [](worker::Command* command) { command->body = worker::DropCacheCommand{}; },
-        [this, id](Outcome outcome) {
-          if (outcome.status.ok()) return;
-          Turn later(this);
-          undropped_caches_.push_back(id);
-        },
-        turn);
-  }
-  for (const DeviceRegionPtr& region : std::exchange(unclosed_regions_, {})) {
-    CloseRegion(region, turn);
-  }
-  for (const auto& [name, cache] : caches_) {
-    if (cache->created) SendSetup(cache, turn);
-  }
-  turn.After([this, epoch = epoch_] { OnSetup(epoch, absl::OkStatus()); });
-}
-
-void Coordinator::SendSetup(const CachePtr& cache, Turn& turn) {
-  const auto done = [this, epoch = epoch_](Outcome outcome) { OnSetup(epoch, outcome.status); };
-  const std::vector<worker::SequenceId> undropped = std::exchange(cache->undropped, {});
-  for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
-    const auto send = [&](Body body) {
-      ++setup_left_;
-      Send(
-          cache->ids[group],
-          [body = std::move(body)](worker::Command* command) { command->body = body; }, done, turn);
-    };
-    send(worker::CreateCacheCommand{cache->GroupSpec(group)});
-    if (!undropped.empty()) send(worker::DropTablesCommand{undropped});
-    for (auto& tables : Chunks(cache->table.Snapshot(group))) {
-      send(worker::SetTablesCommand{std::move(tables)});
+void GroupSetup::SendCache(Cache& cache) {
+  const std::vector<worker::SequenceId> undropped = std::exchange(cache.undropped, {});
+  for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
+    const worker::CacheId id = cache.ids[group];
+    SendCounted(id, worker::CreateCacheCommand{cache.GroupSpec(group)});
+    if (!undropped.empty()) SendCounted(id, worker::DropTablesCommand{undropped});
+    for (auto& tables : Chunks(cache.table.Snapshot(group))) {
+      SendCounted(id, worker::SetTablesCommand{std::move(tables)});
     }
   }
 }
 
-void Coordinator::OnSetup(uint64_t epoch, const absl::Status& status) {
-  Turn turn(this);
-  if (epoch != epoch_ || state_ != State::kSettingUp) return;
+void GroupSetup::SendCounted(worker::CacheId cache, GroupCommands::Body body) {
+  ++unanswered_;
+  commands_.SendBody(cache, std::move(body),
+                     [this, epoch = serving_.epoch()](const Outcome& outcome) {
+                       OnAnswer(epoch, outcome.status);
+                     });
+}
+
+void GroupSetup::OnAnswer(uint64_t epoch, const absl::Status& status) {
+  const CriticalSection section(lock_);
+  if (epoch != serving_.epoch() || serving_.phase() != ServingState::Phase::kSettingUp) return;
   if (FromOutcome(status, options_.retry_delay).code() == absl::StatusCode::kAborted) {
     return;  // the group is about to say that it broke
   }
   if (!status.ok()) {
-    log_->Error("workers refused their set-up", {{"epoch", epoch}, {"error", status.message()}});
-    not_ready_ = std::string(status.message());
-    setup_retry_ = Clock::now() + std::chrono::seconds(1);
+    log_.Error("workers refused their set-up", {{"epoch", epoch}, {"error", status.message()}});
+    serving_.SetNotReady(ServingState::Phase::kSettingUp, std::string(status.message()));
+    retry_at_ = CoordinatorLock::Clock::now() + kRetryPause;
   }
-  if (--setup_left_ > 0 || setup_retry_.has_value()) return;
-  statistics_.set_group_formations(statistics_.group_formations() + 1);
-  log_->Info("ready", {{"epoch", epoch}, {"caches", caches_.size()}});
-  turn.After([this, epoch] { observer_->OnGroupReady(epoch); });
-  SetState(State::kReady, turn);
+  if (--unanswered_ > 0 || retry_at_.has_value()) return;
+  ++formations_;
+  log_.Info("ready", {{"epoch", epoch}, {"caches", caches_.all().size()}});
+  lock_.Defer([this, epoch] { observer_.OnGroupReady(epoch); });
+  serving_.SetReady();
+}
+
+void GroupSetup::RetryIfDue(CoordinatorLock::Clock::time_point now) {
+  if (retry_at_.has_value() && *retry_at_ <= now) BeginRound();
 }
 
 }  // namespace tributary::service

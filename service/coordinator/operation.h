@@ -1,52 +1,36 @@
-// The insides of the coordinator that its source files share.
+// A call that waits until its sequences are free.
 #pragma once
 
-#include "service/coordinator/coordinator.h"
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "service/coordinator/cache.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/critical_section.h"
+#include "service/schedule/sequence_order.h"
 
 namespace tributary::service {
 
-struct Coordinator::Operation : SequenceOrder::Member {
-  CachePtr cache;
-  CallContext call;  // the deadline capped
-  Clock::time_point accepted;
-  uint64_t serial = 0;
-  // Either a step's part ...
-  std::optional<StepRequest> step;
-  std::function<void(absl::StatusOr<v1::AttendReply>)> attended;
-  StepPlan plan;
-  absl::Status settled;  // of this request, when the step is over
-  // ... or something done under the lock when its turn has come.
-  std::function<void(Cache&, Turn&)> apply;
-  std::function<void(absl::Status)> failed;
-};
-
-struct Coordinator::Step {
-  CachePtr cache;
-  uint64_t epoch = 0;
-  StepRecord record;
-  std::vector<OperationPtr> operations;  // in the order of their entries in the command
-};
-
-// Holds the lock. When it ends, steps that can begin are begun, the lock is released, commands go
-// to the workers and callers are called back.
-class Coordinator::Turn {
+// Made by StepRunner (Attend and Append) or SequenceCalls (the other calls of a sequence), and kept
+// by CallOrder until it begins to take effect or fails.
+class Operation : public SequenceOrder::Member {
  public:
-  explicit Turn(Coordinator* coordinator)
-      : coordinator_(*coordinator), lock_(coordinator->mutex_) {}
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn();
+  virtual ~Operation() = default;
 
-  // To be called when the lock is released.
-  void After(std::function<void()> call) { after_.push_back(std::move(call)); }
-  // An accepted call is being answered.
-  void Answer(std::function<void()> call);
+  // All its sequences are free. CallOrder calls this once, unless the operation failed first.
+  virtual void OnTurn() TRIBUTARY_LOCKED = 0;
+  // It failed before it took effect: answers the caller. Called by CallOrder::Fail, once.
+  virtual void OnFailed(const absl::Status& status) TRIBUTARY_LOCKED = 0;
 
- private:
-  Coordinator& coordinator_;
-  std::unique_lock<std::mutex> lock_;
-  std::vector<std::function<void()>> after_;
-  int answered_ = 0;
+  CachePtr cache;
+  CallContext call;  // CallOrder caps its deadline
+  // Set by CallOrder when the operation enters.
+  std::chrono::steady_clock::time_point accepted;
+  uint64_t serial = 0;
 };
+
+using OperationPtr = std::shared_ptr<Operation>;
 
 }  // namespace tributary::service

@@ -1,19 +1,99 @@
-// What the coordinator tells its observer, and what it says when asked for its state.
-#include <algorithm>
+#include "service/coordinator/step_in_flight.h"
 
-#include "service/coordinator/coordinator.h"
-#include "service/coordinator/operation.h"
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/status/rpc_errors.h"
+#include "service/schedule/step_batch.h"
 
 namespace tributary::service {
+namespace {
 
-// Without the lock, on the thread that builds the command.
-void Coordinator::TellSubmitted(Step* step, worker::Command* command) const {
+// Entries of the whole step whose repeated tokens differ on some rank.
+absl::flat_hash_set<int32_t> Conflicts(const Outcome& outcome) {
+  absl::flat_hash_set<int32_t> conflicts;
+  for (const worker::Reply& reply : outcome.replies) {
+    conflicts.insert(reply.conflicts.begin(), reply.conflicts.end());
+  }
+  return conflicts;
+}
+
+void CountCommitted(const StepMember& member, v1::Statistics* statistics) {
+  statistics->set_query_rows(statistics->query_rows() + member.request.query_rows);
+  for (const worker::StepEntry& entry : member.reservation.entries) {
+    if (entry.replay) {
+      statistics->set_replays(statistics->replays() + 1);
+    } else if (member.request.key.kind != worker::StepKind::kDflash) {
+      statistics->set_tokens_appended(statistics->tokens_appended() + entry.new_tokens);
+    }
+  }
+}
+
+}  // namespace
+
+void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
+            v1::Statistics* statistics) {
+  const absl::Status common = FromOutcome(outcome.status, retry_delay);
+  const absl::flat_hash_set<int32_t> conflicts = Conflicts(outcome);
+  SequenceTable& table = step->cache->table;
+  int32_t first = 0;  // entry of the command
+  for (StepMember* member : step->members) {
+    member->settled = common;
+    const int32_t count = static_cast<int32_t>(member->reservation.entries.size());
+    for (int32_t i = 0; i < count && member->settled.ok(); ++i) {
+      if (!conflicts.contains(first + i)) continue;
+      member->settled =
+          Conflict(absl::StrCat("entries[", i, "].first_position"),
+                   "other K/V are held at these positions; truncate the sequence to replace them");
+    }
+    first += count;
+    if (member->settled.ok()) {
+      table.Commit(member->reservation);
+      CountCommitted(*member, statistics);
+    } else {
+      table.Rollback(member->reservation);
+      statistics->set_requests_failed(statistics->requests_failed() + 1);
+    }
+  }
+}
+
+void CountStep(const Outcome& outcome, v1::Statistics* statistics) {
+  worker::StepTimes slowest;
+  for (const worker::Reply& reply : outcome.replies) {
+    slowest.plan = std::max(slowest.plan, reply.times.plan);
+    slowest.append = std::max(slowest.append, reply.times.append);
+    slowest.attend = std::max(slowest.attend, reply.times.attend);
+    slowest.exchange = std::max(slowest.exchange, reply.times.exchange);
+  }
+  statistics->set_steps(statistics->steps() + 1);
+  statistics->set_plan_seconds(statistics->plan_seconds() + slowest.plan);
+  statistics->set_append_seconds(statistics->append_seconds() + slowest.append);
+  statistics->set_attend_seconds(statistics->attend_seconds() + slowest.attend);
+  statistics->set_exchange_seconds(statistics->exchange_seconds() + slowest.exchange);
+}
+
+void BuildCommand(const StepInFlight& step, int32_t layer_in_group, worker::Command* command) {
+  std::vector<ReservedRequest> requests;
+  for (const StepMember* member : step.members) {
+    requests.push_back({&member->request, &member->reservation});
+  }
+  BuiltStep built = BuildStep(requests);
+  built.command.layer = layer_in_group;
+  command->body = std::move(built.command);
+  command->owner = std::move(built.owner);
+}
+
+void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* command) {
   const auto& body = std::get<worker::StepCommand>(command->body);
   StepRecord& record = step->record;
   record.number = command->number;
   record.epoch = command->epoch;
   record.cache = step->cache->id();
-  record.layer = step->operations.front()->plan.layer;
+  record.layer = step->members.front()->reservation.layer;
   record.kind = body.kind;
   record.entries = static_cast<int32_t>(body.entries.size());
   for (const worker::StepEntry& entry : body.entries) {
@@ -21,44 +101,42 @@ void Coordinator::TellSubmitted(Step* step, worker::Command* command) const {
     record.new_tokens += entry.new_tokens;
   }
   record.bytes_in = body.q.bytes + body.k.bytes + body.v.bytes;
-  record.submitted = Clock::now();
-  record.trace = observer_->OnStepSubmitted(record);
+  record.submitted = std::chrono::steady_clock::now();
+  record.trace = observer.OnStepSubmitted(record);
   command->trace = record.trace;
 }
 
-// Without the lock, when the step's callers have their answers.
-void Coordinator::TellEnded(Step* step, const Outcome& outcome) const {
-  step->record.answered = Clock::now();
-  observer_->OnStepEnded(step->record, outcome.status, outcome.replies);
+void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
+  int64_t first_row = 0;
+  for (size_t i = 0; i < step.members.size(); ++i) {
+    const StepMember* member = step.members[i];
+    const StepRequest& request = member->request;
+    const int64_t row = first_row;
+    first_row += request.query_rows;
+    if (!member->settled.ok()) {
+      member->done(member->settled);
+      continue;
+    }
+    // A caller that cancelled may have given its output region to another use.
+    if (Cancelled(step.operations[i]->call)) {
+      member->done(absl::CancelledError("cancelled while it took effect"));
+      continue;
+    }
+    v1::AttendReply reply;
+    if (request.output.has_value()) {
+      const worker::Reply& merged = outcome.replies.front();
+      WriteReply(request, step.cache->spec, row, merged.o, merged.lse, &reply);
+    }
+    for (const StepReservation::Change& change : member->reservation.changes) {
+      reply.add_lengths(change.length);
+    }
+    member->done(std::move(reply));
+  }
 }
 
-Snapshot Coordinator::TakeSnapshot() const {
-  Snapshot snapshot;
-  snapshot.members = group_->members();
-  std::lock_guard lock(mutex_);
-  snapshot.epoch = epoch_;
-  snapshot.ready = state_ == State::kReady;
-  snapshot.draining = draining_;
-  snapshot.calls_open = open_calls_;
-  snapshot.calls_queued = static_cast<int64_t>(waiting_.size());
-  snapshot.steps_in_flight = steps_in_flight_;
-  snapshot.statistics = statistics_;
-  for (const auto& [name, cache] : caches_) {
-    if (!cache->created) continue;
-    ++snapshot.caches;
-    for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
-      const PageAllocator& pages = cache->table.pages(group);
-      snapshot.pages_total += pages.total();
-      snapshot.pages_used += pages.used();
-      snapshot.pages_shared += pages.shared();
-      snapshot.fullest_cache =
-          std::max(snapshot.fullest_cache,
-                   static_cast<double>(pages.used()) / std::max<double>(pages.total(), 1));
-    }
-    snapshot.sequences += static_cast<int64_t>(cache->table.sequences().size());
-    snapshot.sequences_lost += cache->table.lost();
-  }
-  return snapshot;
+void TellEnded(Observer& observer, StepInFlight* step, const Outcome& outcome) {
+  step->record.answered = std::chrono::steady_clock::now();
+  observer.OnStepEnded(step->record, outcome.status, outcome.replies);
 }
 
 }  // namespace tributary::service

@@ -1,9 +1,9 @@
-// Who holds what, and what the service did so far.
+#include "service/coordinator/topology.h"
+
 #include <algorithm>
 
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
-#include "service/coordinator/coordinator.h"
 
 namespace tributary::service {
 namespace {
@@ -33,59 +33,20 @@ std::vector<const Sequence*> FirstById(const SequenceTable& table, size_t count)
   return all;
 }
 
-}  // namespace
-
-absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(
-    const v1::GetTopologyRequest& request) const {
-  if (request.max_sequences() < 0) {
-    return InvalidField("max_sequences", "must be >= 0");
-  }
-  v1::GetTopologyReply reply;
-  for (const Member& member : group_->members()) {
-    v1::WorkerInfo* worker = reply.add_workers();
-    worker->set_rank(member.rank);
-    worker->set_address(member.address);
-    worker->set_backend(member.backend);
-    worker->set_connected(member.connected);
-    worker->set_memory_bytes(member.memory_bytes);
-    worker->set_busy_seconds(member.busy_seconds);
-  }
-  std::lock_guard lock(mutex_);
-  reply.set_epoch(epoch_);
-  reply.set_state(state_ == State::kReady ? v1::GROUP_STATE_READY : v1::GROUP_STATE_FORMING);
-  reply.set_version(Version());
-  *reply.mutable_statistics() = statistics_;
-  reply.mutable_statistics()->set_uptime_seconds(
-      std::chrono::duration<double>(Clock::now() - started_).count());
-  reply.mutable_statistics()->set_calls_open(static_cast<uint64_t>(open_calls_));
-  observer_->Fill(reply.mutable_statistics());
-
-  std::vector<const Cache*> caches;
-  for (const auto& [name, cache] : caches_) {
-    if (cache->created) caches.push_back(cache.get());
-  }
-  std::sort(caches.begin(), caches.end(),
-            [](const Cache* a, const Cache* b) { return a->name < b->name; });
-  bool found = request.cache_id().empty();
-  for (const Cache* cache : caches) {
-    for (const auto& [id, sequence] : cache->table.sequences()) {
-      if (sequence->lost) continue;
-      const int64_t length = LeastLength(*sequence);
-      for (v1::WorkerInfo& worker : *reply.mutable_workers()) {
-        worker.set_tokens(worker.tokens() +
-                          cache->table.LocalTokens(worker.rank(), *sequence, length));
-      }
+// The tokens that each rank holds of a cache.
+void AddTokens(const Cache& cache, v1::GetTopologyReply* reply) TRIBUTARY_LOCKED {
+  for (const auto& [id, sequence] : cache.table.sequences()) {
+    if (sequence->lost) continue;
+    const int64_t length = LeastLength(*sequence);
+    for (v1::WorkerInfo& worker : *reply->mutable_workers()) {
+      worker.set_tokens(worker.tokens() +
+                        cache.table.LocalTokens(worker.rank(), *sequence, length));
     }
-    if (!request.cache_id().empty() && cache->name != request.cache_id()) continue;
-    found = true;
-    FillCache(*cache, request, reply.add_caches());
   }
-  if (!found) return NotFound("cache", request.cache_id(), "cache_id");
-  return reply;
 }
 
-void Coordinator::FillCache(const Cache& cache, const v1::GetTopologyRequest& request,
-                            v1::CacheInfo* info) const {
+void FillCache(const Cache& cache, const v1::GetTopologyRequest& request,
+               v1::CacheInfo* info) TRIBUTARY_LOCKED {
   info->set_cache_id(cache.name);
   *info->mutable_spec() = cache.public_spec;
   for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
@@ -104,6 +65,57 @@ void Coordinator::FillCache(const Cache& cache, const v1::GetTopologyRequest& re
   const int32_t most = request.max_sequences() == 0 ? kDefaultSequences : request.max_sequences();
   for (const Sequence* sequence : FirstById(cache.table, most)) {
     FillSequence(cache.table, *sequence, info->add_sequence());
+  }
+}
+
+}  // namespace
+
+void AddWorkers(const std::vector<Member>& members, v1::GetTopologyReply* reply) {
+  for (const Member& member : members) {
+    v1::WorkerInfo* worker = reply->add_workers();
+    worker->set_rank(member.rank);
+    worker->set_address(member.address);
+    worker->set_backend(member.backend);
+    worker->set_connected(member.connected);
+    worker->set_memory_bytes(member.memory_bytes);
+    worker->set_busy_seconds(member.busy_seconds);
+  }
+}
+
+absl::Status AddCaches(const CacheRegistry::ByName& all, const v1::GetTopologyRequest& request,
+                       v1::GetTopologyReply* reply) {
+  std::vector<const Cache*> caches;
+  for (const auto& [name, cache] : all) {
+    if (cache->created) caches.push_back(cache.get());
+  }
+  std::sort(caches.begin(), caches.end(),
+            [](const Cache* a, const Cache* b) { return a->name < b->name; });
+  bool found = request.cache_id().empty();
+  for (const Cache* cache : caches) {
+    AddTokens(*cache, reply);
+    if (!request.cache_id().empty() && cache->name != request.cache_id()) continue;
+    found = true;
+    FillCache(*cache, request, reply->add_caches());
+  }
+  if (!found) return NotFound("cache", request.cache_id(), "cache_id");
+  return absl::OkStatus();
+}
+
+void CountCaches(const CacheRegistry::ByName& all, Snapshot* snapshot) {
+  for (const auto& [name, cache] : all) {
+    if (!cache->created) continue;
+    ++snapshot->caches;
+    for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
+      const PageAllocator& pages = cache->table.pages(group);
+      snapshot->pages_total += pages.total();
+      snapshot->pages_used += pages.used();
+      snapshot->pages_shared += pages.shared();
+      snapshot->fullest_cache =
+          std::max(snapshot->fullest_cache,
+                   static_cast<double>(pages.used()) / std::max<double>(pages.total(), 1));
+    }
+    snapshot->sequences += static_cast<int64_t>(cache->table.sequences().size());
+    snapshot->sequences_lost += cache->table.lost();
   }
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/mutex.h"
 #include "service/data/registered_region.h"
 #include "worker/command.h"
 
@@ -25,7 +25,7 @@ struct RegionBytes {
   std::shared_ptr<const void>
       owner;  // keeps `data`, even when the region is unregistered meanwhile
 
-  DeviceRegionPtr device;  // null: of host memory
+  RegisteredRegionPtr device;  // null: of host memory
   worker::RegionPart part;
 };
 
@@ -42,18 +42,18 @@ class SharedMemoryRegistry {
                               uint64_t byte_size);
   // The region of that name, made if there is none; ALREADY_EXISTS when it is another one.
   // `owner_key`: CudaIpcMemory.owner_key, empty for none.
-  absl::StatusOr<DeviceRegionPtr> RegisterDevice(const std::string& name,
-                                                 const worker::SharedDeviceMemory& memory,
-                                                 const std::string& owner_key);
+  absl::StatusOr<RegisteredRegionPtr> RegisterDevice(const std::string& name,
+                                                     const worker::SharedDeviceMemory& memory,
+                                                     const std::string& owner_key);
   // Forgets it. Null for memory that is mapped here; the rest is the caller's to see to.
-  absl::StatusOr<DeviceRegionPtr> Unregister(const std::string& name);
+  absl::StatusOr<RegisteredRegionPtr> Unregister(const std::string& name);
   // Forgets this very region, if it is still known.
-  void Forget(const DeviceRegionPtr& region);
+  void Forget(const RegisteredRegionPtr& region);
   // Null when the name is unknown, or not of memory of a GPU.
-  DeviceRegionPtr FindDevice(const std::string& name) const;
+  RegisteredRegionPtr FindDevice(const std::string& name) const;
 
   // Forgets regions whose owners died. Those of GPUs are the caller's to see to.
-  std::vector<DeviceRegionPtr> ForgetOwnerless();
+  std::vector<RegisteredRegionPtr> ForgetOwnerless();
 
   // Bytes [offset, offset + bytes) of a region. `field` names the tensor in errors.
   absl::StatusOr<RegionBytes> Find(const std::string& name, uint64_t offset, uint64_t bytes,
@@ -65,16 +65,16 @@ class SharedMemoryRegistry {
   // One of `mapping` and `device`.
   struct Region {
     std::shared_ptr<const Mapping> mapping;
-    DeviceRegionPtr device;
+    RegisteredRegionPtr device;
     std::shared_ptr<const Object> owner;  // whose lock says that the owner lives; may be null
   };
 
   absl::Status CheckKey(absl::string_view field, const std::string& key) const;
 
   const std::vector<std::string> prefixes_;
-  mutable std::shared_mutex mutex_;
-  absl::flat_hash_map<std::string, Region> regions_;
-  worker::RegionId next_id_ = 1;
+  mutable Mutex mutex_;
+  absl::flat_hash_map<std::string, Region> regions_ TRIBUTARY_GUARDED_BY(mutex_);
+  worker::RegionId next_id_ TRIBUTARY_GUARDED_BY(mutex_) = 1;
 };
 
 // 1..128 of [A-Za-z0-9._-], the form of cache ids and region names.

@@ -19,7 +19,7 @@ namespace tributary::service {
 struct InputTensor {
   worker::TensorView view;
   std::shared_ptr<const void> owner;
-  DeviceRegionPtr device;  // of the view's one part, or null
+  RegisteredRegionPtr device;  // of the view's one part, or null
 };
 
 // Where a result goes: a region of host memory, one of a GPU's, or inline when there is neither.
@@ -28,7 +28,7 @@ struct OutputTensor {
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
   std::shared_ptr<const void> owner;
-  DeviceRegionPtr device;
+  RegisteredRegionPtr device;
   worker::RegionPart part;              // of `device`
   v1::SharedMemoryReference reference;  // echoed in the reply
   size_t bytes = 0;

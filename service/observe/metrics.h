@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "base/telemetry/histogram.h"
-#include "service/observe/snapshot.h"
 #include "service/observe/observer.h"
+#include "service/observe/snapshot.h"
 
 namespace tributary::service {
 

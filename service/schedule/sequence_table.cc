@@ -205,7 +205,7 @@ void SequenceTable::Disown(Sequence* sequence) {
   }
 }
 
-void SequenceTable::Disown() {
+void SequenceTable::DisownAll() {
   absl::flat_hash_set<ClientAccountPtr> owners;
   for (auto& [id, sequence] : sequences_) {
     if (sequence->owner != nullptr) owners.insert(sequence->owner);
@@ -226,7 +226,7 @@ void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr&
   if (owner != nullptr) owner->Release(geometry_.first_id + group, page);
 }
 
-void SequenceTable::Return(int32_t group, const StepPlan::Change& change) {
+void SequenceTable::Return(int32_t group, const StepReservation::Change& change) {
   for (const int32_t page : change.added) Release(group, page, change.owner);
   for (const auto& [index, page] : change.replaced) Release(group, page, change.owner);
 }
@@ -258,7 +258,7 @@ int64_t SequenceTable::LongestOf(int32_t group, const Sequence& sequence) const 
 
 int64_t SequenceTable::HeldFrom(const Sequence& sequence) const {
   int64_t from = 0;
-  for (const PageList& list : sequence.groups) from = std::max(from, HeldFrom(list));
+  for (const PageList& list : sequence.groups) from = std::max(from, FirstHeld(list));
   return from;
 }
 
@@ -267,8 +267,8 @@ absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& 
   const PageList& list = sequence.groups[groups_.PlaceOf(layer).group];
   if (list.given_up == 0) return absl::OkStatus();
   const int64_t left = geometry_.window_left[layer];
-  if (FirstVisible({left, -1}, position) >= HeldFrom(list)) return absl::OkStatus();
-  return GivenUp(field, position, HeldFrom(list) + left);
+  if (FirstVisible({left, -1}, position) >= FirstHeld(list)) return absl::OkStatus();
+  return GivenUp(field, position, FirstHeld(list) + left);
 }
 
 absl::Status SequenceTable::CheckCut(const Sequence& sequence, int64_t length) const {
@@ -289,7 +289,7 @@ void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
                *std::min_element(sequence->last_step.begin(), sequence->last_step.end()));
   const int64_t reached = FirstVisible({*reach, -1}, std::max<int64_t>(0, begin));
   PageList& list = sequence->groups[group];
-  while (HeldFrom(list) + page_tokens() <= reached) {
+  while (FirstHeld(list) + page_tokens() <= reached) {
     Release(group, std::exchange(list.pages[list.given_up], kNoPage), sequence->owner);
     ++list.given_up;
     ++given_up_;
@@ -297,55 +297,58 @@ void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
   KeepBetween(list.given_up, static_cast<int64_t>(list.pages.size()), &list.unsynced);
 }
 
-absl::StatusOr<StepPlan> SequenceTable::Plan(int32_t layer, worker::StepKind kind,
-                                             const std::vector<worker::StepEntry>& entries) {
-  StepPlan plan;
-  plan.layer = layer;
-  plan.group = groups_.PlaceOf(layer).group;
-  plan.entries = entries;
-  plan.changes.reserve(entries.size());
+absl::StatusOr<StepReservation> SequenceTable::Reserve(
+    int32_t layer, worker::StepKind kind, const std::vector<worker::StepEntry>& entries) {
+  StepReservation reservation;
+  reservation.layer = layer;
+  reservation.group = groups_.PlaceOf(layer).group;
+  reservation.entries = entries;
+  reservation.changes.reserve(entries.size());
   for (int i = 0; i < static_cast<int>(entries.size()); ++i) {
-    if (absl::Status status = PlanEntry(i, kind, &plan); !status.ok()) {
-      for (const StepPlan::Change& change : plan.changes) Return(plan.group, change);
+    if (absl::Status status = ReserveEntry(i, kind, &reservation); !status.ok()) {
+      for (const StepReservation::Change& change : reservation.changes)
+        Return(reservation.group, change);
       return status;
     }
   }
-  return plan;
+  return reservation;
 }
 
-absl::Status SequenceTable::PlanEntry(int index, worker::StepKind kind, StepPlan* plan) {
-  worker::StepEntry& entry = plan->entries[index];
+absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
+                                         StepReservation* reservation) {
+  worker::StepEntry& entry = reservation->entries[index];
   Sequence* sequence = Find(entry.sequence);
   if (sequence == nullptr) {
     return NotFound("sequence", absl::StrCat(entry.sequence), EntryField(index, "sequence_id"));
   }
   if (sequence->lost) return Lost(entry.sequence, EntryField(index, "sequence_id"));
-  const int64_t length = sequence->lengths[plan->layer];
+  const int64_t length = sequence->lengths[reservation->layer];
   TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
-  TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence, plan->layer,
-                                       entry.first_position));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence,
+                                       reservation->layer, entry.first_position));
 
-  plan->changes.push_back({.sequence = sequence, .length = length});
-  StepPlan::Change* change = &plan->changes.back();
+  reservation->changes.push_back({.sequence = sequence, .length = length});
+  StepReservation::Change* change = &reservation->changes.back();
   change->owner = sequence->owner;
-  const PageList& list = sequence->groups[plan->group];
+  const PageList& list = sequence->groups[reservation->group];
   change->resent = list.unsynced;
   for (const int32_t i : change->resent) {
-    AddUpdate(sequence->id, i, list.pages[i], &plan->page_updates);
+    AddUpdate(sequence->id, i, list.pages[i], &reservation->page_updates);
   }
   const bool keeps = kind != worker::StepKind::kDflash && entry.new_tokens > 0;
   if (!keeps || entry.replay) return absl::OkStatus();
   change->length = length + entry.new_tokens;
-  return ReserveFor(length, change->length, change, plan);
+  return ReservePages(length, change->length, change, reservation);
 }
 
 // Makes the pages of tokens [begin, end) the sequence's own: those it shares are copied, those it
 // lacks are added.
-absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change,
-                                       StepPlan* plan) {
+absl::Status SequenceTable::ReservePages(int64_t begin, int64_t end,
+                                         StepReservation::Change* change,
+                                         StepReservation* reservation) {
   const Sequence& sequence = *change->sequence;
-  const PageList& list = sequence.groups[plan->group];
-  PageAllocator& pages = pages_[plan->group];
+  const PageList& list = sequence.groups[reservation->group];
+  PageAllocator& pages = pages_[reservation->group];
   const int64_t held = static_cast<int64_t>(list.pages.size());
   const int64_t needed = std::max<int64_t>(0, CeilDiv(end, page_tokens()) - held);
   const int64_t last_held = std::min(held - 1, (end - 1) / page_tokens());
@@ -358,7 +361,7 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
   if (owner != nullptr) TRIBUTARY_RETURN_IF_ERROR(owner->CheckRoom(wanted));
   std::vector<int32_t> fresh;
   if (wanted > pages.free() || !pages.Reserve(static_cast<int32_t>(wanted), &fresh)) {
-    const char* which = groups_.size() > 1 && groups_[plan->group].reach.has_value()
+    const char* which = groups_.size() > 1 && groups_[reservation->group].reach.has_value()
                             ? "window pages of cache "
                             : "pages of cache ";
     return Exhausted(
@@ -366,47 +369,47 @@ absl::Status SequenceTable::ReserveFor(int64_t begin, int64_t end, StepPlan::Cha
         absl::StrCat(wanted, " needed, ", pages.free(), " of ", pages.total(), " free"));
   }
   if (owner != nullptr) {
-    for (const int32_t page : fresh) owner->Hold(geometry_.first_id + plan->group, page);
+    for (const int32_t page : fresh) owner->Hold(geometry_.first_id + reservation->group, page);
   }
   auto next = fresh.begin();
   for (const int32_t index : shared) {
-    plan->page_copies.push_back({list.pages[index], *next});
-    AddUpdate(sequence.id, index, *next, &plan->page_updates);
+    reservation->page_copies.push_back({list.pages[index], *next});
+    AddUpdate(sequence.id, index, *next, &reservation->page_updates);
     change->replaced.emplace_back(index, *next++);
   }
   for (int64_t i = 0; i < needed; ++i) {
-    AddUpdate(sequence.id, static_cast<int32_t>(held + i), *next, &plan->page_updates);
+    AddUpdate(sequence.id, static_cast<int32_t>(held + i), *next, &reservation->page_updates);
     change->added.push_back(*next++);
   }
   return absl::OkStatus();
 }
 
-void SequenceTable::Commit(const StepPlan& plan) {
-  for (const StepPlan::Change& change : plan.changes) {
+void SequenceTable::Commit(const StepReservation& reservation) {
+  for (const StepReservation::Change& change : reservation.changes) {
     Sequence& sequence = *change.sequence;
-    if (sequence.lost) {  // since it was planned
-      Return(plan.group, change);
+    if (sequence.lost) {  // since it was reserved
+      Return(reservation.group, change);
       continue;
     }
-    PageList& list = sequence.groups[plan.group];
-    const int64_t before = std::exchange(sequence.lengths[plan.layer], change.length);
+    PageList& list = sequence.groups[reservation.group];
+    const int64_t before = std::exchange(sequence.lengths[reservation.layer], change.length);
     for (const auto& [index, page] : change.replaced) {
-      Release(plan.group, std::exchange(list.pages[index], page), sequence.owner);
+      Release(reservation.group, std::exchange(list.pages[index], page), sequence.owner);
     }
     list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
     list.unsynced.clear();
     if (change.length == before) continue;
-    sequence.last_step[plan.layer] = before;
+    sequence.last_step[reservation.layer] = before;
     for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, &sequence);
   }
 }
 
-void SequenceTable::Rollback(const StepPlan& plan) {
-  for (const StepPlan::Change& change : plan.changes) {
-    Return(plan.group, change);
+void SequenceTable::Rollback(const StepReservation& reservation) {
+  for (const StepReservation::Change& change : reservation.changes) {
+    Return(reservation.group, change);
     for (const auto& [index, page] : change.replaced) {
       // Some workers may now point at the copy, whose page is no longer ours.
-      auto& unsynced = change.sequence->groups[plan.group].unsynced;
+      auto& unsynced = change.sequence->groups[reservation.group].unsynced;
       if (std::find(unsynced.begin(), unsynced.end(), index) == unsynced.end()) {
         unsynced.push_back(index);
       }
@@ -424,7 +427,7 @@ void SequenceTable::MarkLost(Sequence* sequence) {
   ++lost_;
 }
 
-void SequenceTable::MarkLost(const std::vector<bool>& fresh) {
+void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
   for (auto& [id, sequence] : sequences_) {
     if (sequence->lost) continue;
     const int64_t length = GreatestLength(*sequence);
@@ -456,7 +459,7 @@ std::vector<worker::PageUpdate> SequenceTable::Snapshot(int32_t group) {
 int64_t SequenceTable::LocalTokens(int rank, const Sequence& sequence, int64_t length) const {
   const DcpLayout layout{rank, geometry_.ranks, geometry_.interleave};
   int64_t from = length;
-  for (const PageList& list : sequence.groups) from = std::min(from, HeldFrom(list));
+  for (const PageList& list : sequence.groups) from = std::min(from, FirstHeld(list));
   return LocalLength(layout, length) - LocalLength(layout, from);
 }
 

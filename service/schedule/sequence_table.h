@@ -80,7 +80,7 @@ int64_t LeastLength(const Sequence& sequence);
 int64_t GreatestLength(const Sequence& sequence);
 
 // What one request does to the table.
-struct StepPlan {
+struct StepReservation {
   struct Change {
     Sequence* sequence = nullptr;
     int64_t length = 0;                                 // of the layer after the step
@@ -116,20 +116,20 @@ class SequenceTable {
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
   // The cache is deleted: nobody answers for its sequences any more. Plans may yet be settled.
-  void Disown();
+  void DisownAll();
 
   // Checks every entry and reserves pages; an error changes nothing. Entries are named
   // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
   // A draft's block (kDflash) lies behind what is held, or behind an earlier part of it, and takes
   // no pages.
-  absl::StatusOr<StepPlan> Plan(int32_t layer, worker::StepKind kind,
-                                const std::vector<worker::StepEntry>& entries);
-  void Commit(const StepPlan& plan);
-  void Rollback(const StepPlan& plan);
+  absl::StatusOr<StepReservation> Reserve(int32_t layer, worker::StepKind kind,
+                                          const std::vector<worker::StepEntry>& entries);
+  void Commit(const StepReservation& reservation);
+  void Rollback(const StepReservation& reservation);
 
   // After a group has formed: a sequence is lost when a fresh rank should hold any of its tokens.
   // Lost sequences give their pages back.
-  void MarkLost(const std::vector<bool>& fresh);
+  void MarkLostOn(const std::vector<bool>& fresh);
   // Of a single sequence whose table could not be brought to the workers.
   void MarkLost(Sequence* sequence);
   // A table as workers are told it: pages that were given up stand as pages that exist, for no
@@ -157,7 +157,7 @@ class SequenceTable {
   int64_t given_up() const { return given_up_; }
 
  private:
-  absl::Status PlanEntry(int index, worker::StepKind kind, StepPlan* plan);
+  absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
   // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
   absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
@@ -165,10 +165,11 @@ class SequenceTable {
   absl::Status CheckCut(const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.
   void GiveUp(int32_t group, Sequence* sequence);
-  absl::Status ReserveFor(int64_t begin, int64_t end, StepPlan::Change* change, StepPlan* plan);
+  absl::Status ReservePages(int64_t begin, int64_t end, StepReservation::Change* change,
+                            StepReservation* reservation);
   int64_t LongestOf(int32_t group, const Sequence& sequence) const;
   // The first token that the group's layers still hold.
-  int64_t HeldFrom(const PageList& list) const { return list.given_up * page_tokens(); }
+  int64_t FirstHeld(const PageList& list) const { return list.given_up * page_tokens(); }
   // The first `keep` pages of the group stay.
   void Shorten(int32_t group, int64_t keep, Sequence* sequence);
   void Empty(Sequence* sequence);
@@ -177,7 +178,7 @@ class SequenceTable {
   void Retain(int32_t group, int32_t page, const ClientAccountPtr& owner);
   void Release(int32_t group, int32_t page, const ClientAccountPtr& owner);
   // Gives back the pages that a plan reserved.
-  void Return(int32_t group, const StepPlan::Change& change);
+  void Return(int32_t group, const StepReservation::Change& change);
   static void Disown(Sequence* sequence);
 
   const TableGeometry geometry_;

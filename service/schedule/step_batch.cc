@@ -26,10 +26,10 @@ std::shared_ptr<const void> OwnerOf(const std::optional<InputTensor>& tensor) {
   return tensor.has_value() ? tensor->owner : nullptr;
 }
 
-worker::TensorView Gather(const std::vector<PlannedRequest>& requests, Field field, DType dtype,
+worker::TensorView Gather(const std::vector<ReservedRequest>& requests, Field field, DType dtype,
                           std::unique_ptr<std::byte[]>* buffer) {
   worker::TensorView all{.dtype = dtype};
-  for (const PlannedRequest& r : requests) {
+  for (const ReservedRequest& r : requests) {
     const worker::TensorView part = ViewOf(r.request->*field);
     all.bytes += part.bytes;
     all.parts.insert(all.parts.end(), part.parts.begin(), part.parts.end());
@@ -38,7 +38,7 @@ worker::TensorView Gather(const std::vector<PlannedRequest>& requests, Field fie
   if (all.in_regions()) return all;  // one key: all of them are
   *buffer = std::make_unique_for_overwrite<std::byte[]>(all.bytes);
   std::byte* next = buffer->get();
-  for (const PlannedRequest& r : requests) {
+  for (const ReservedRequest& r : requests) {
     const worker::TensorView part = ViewOf(r.request->*field);
     if (part.bytes == 0) continue;
     std::memcpy(next, part.data, part.bytes);
@@ -63,20 +63,20 @@ void AppendTo(const std::vector<T>& from, std::vector<T>* to) {
 
 }  // namespace
 
-BuiltStep BuildStep(const std::vector<PlannedRequest>& requests) {
+BuiltStep BuildStep(const std::vector<ReservedRequest>& requests) {
   BuiltStep built;
   worker::StepCommand& step = built.command;
   const StepRequest& first = *requests.front().request;
   step.kind = first.key.kind;
   step.bf16_partials = true;
   step.result_in_reply = false;
-  for (const PlannedRequest& r : requests) {
+  for (const ReservedRequest& r : requests) {
     const std::optional<OutputTensor>& output = r.request->output;
     step.result_in_reply |= r.request->wants_result_on_host();
     step.bf16_partials &= !output.has_value() || output->dtype == DType::kBf16;
-    AppendTo(r.plan->page_copies, &step.page_copies);
-    AppendTo(r.plan->page_updates, &step.page_updates);
-    AppendTo(r.plan->entries, &step.entries);
+    AppendTo(r.reservation->page_copies, &step.page_copies);
+    AppendTo(r.reservation->page_updates, &step.page_updates);
+    AppendTo(r.reservation->entries, &step.entries);
     const auto on_device = [](const auto& result) {
       return result.has_value() && result->device != nullptr;
     };

@@ -11,9 +11,9 @@
 namespace tributary::service {
 
 // A request and what the sequence table planned for it.
-struct PlannedRequest {
+struct ReservedRequest {
   const StepRequest* request = nullptr;
-  const StepPlan* plan = nullptr;
+  const StepReservation* reservation = nullptr;
 };
 
 // The step of all requests, all but its layer; they have one BatchKey. The tensors of a single
@@ -23,7 +23,7 @@ struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;
 };
-BuiltStep BuildStep(const std::vector<PlannedRequest>& requests);
+BuiltStep BuildStep(const std::vector<ReservedRequest>& requests);
 
 // Writes rows [first_row, ...) of a step's result as the reply to one request. `o` and `lse` are
 // the step's, as in worker::Reply.

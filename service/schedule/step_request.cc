@@ -149,6 +149,19 @@ uint8_t OnDevice(const StepRequest& request) {
 
 }  // namespace
 
+absl::InlinedVector<RegionTensor, 5> StepRequest::RegionTensors() const {
+  absl::InlinedVector<RegionTensor, 5> tensors;
+  const auto add = [&tensors](const auto& tensor, const char* field) {
+    if (tensor.has_value() && tensor->device != nullptr) tensors.push_back({tensor->device, field});
+  };
+  add(q, "q");
+  add(k, "k");
+  add(v, "v");
+  add(output, "output");
+  add(lse, "lse");
+  return tensors;
+}
+
 absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest> message,
                                         const StepContext& context) {
   const worker::CacheSpec& spec = *context.spec;

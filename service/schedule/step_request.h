@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
+#include "service/data/registered_region.h"
 #include "service/data/resolve_spec.h"
 #include "service/data/shared_memory.h"
 #include "service/data/tensor.h"
@@ -18,6 +20,12 @@
 #include "worker/command.h"
 
 namespace tributary::service {
+
+// A tensor of a request that lies in a registered region.
+struct RegionTensor {
+  RegisteredRegionPtr region;
+  const char* field = "";  // the tensor's name in the request
+};
 
 struct StepRequest {
   BatchKey key;
@@ -31,18 +39,8 @@ struct StepRequest {
   std::optional<OutputTensor> lse;      // when wanted
   std::shared_ptr<const void> message;  // keeps inline bytes
 
-  // Calls use(region, field) for every tensor that lies in memory of a GPU.
-  template <typename Use>
-  void ForEachDeviceRegion(const Use& use) const {
-    const auto one = [&use](const auto& tensor, const char* field) {
-      if (tensor.has_value() && tensor->device != nullptr) use(tensor->device, field);
-    };
-    one(q, "q");
-    one(k, "k");
-    one(v, "v");
-    one(output, "output");
-    one(lse, "lse");
-  }
+  // The tensors that lie in memory of GPUs.
+  absl::InlinedVector<RegionTensor, 5> RegionTensors() const;
   // Whether somebody looks at the result on the host.
   bool wants_result_on_host() const {
     const auto on_host = [](const std::optional<OutputTensor>& result) {

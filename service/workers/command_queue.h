@@ -1,31 +1,33 @@
-// Hands commands to the workers in the order they were decided, outside the decider's lock.
+// Commands on their way to the workers, in the order in which they were decided.
 //
-// The order of commands is the order of the coordinator's decisions, which are made under its lock;
-// building a command (copying tensors) and submitting it (which may complete it at once) must not
-// happen there. So decisions are queued under the lock and carried out by whoever drains the queue:
-// one thread at a time, without waiting for each other.
+// Commands are decided under the coordinator's lock. Building a command (which copies tensors) and
+// submitting it (which may complete it at once) must not happen there. So decisions are queued
+// under that lock, and whoever drains the queue carries them out: one thread at a time, and no
+// thread waits for another.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
-#include <mutex>
 
+#include "kernels/mutex.h"
 #include "service/workers/worker_group.h"
 #include "worker/command.h"
 
 namespace tributary::service {
 
-class CommandStream {
+// Thread safe.
+class CommandQueue {
  public:
-  // Makes the command of a number.
+  // Makes the command with this number. Called once.
   using Build = std::function<worker::Command(uint64_t number)>;
 
-  explicit CommandStream(WorkerGroup* group) : group_(group) {}
+  // `group` outlives the queue.
+  explicit CommandQueue(WorkerGroup* group) : group_(group) {}
 
-  // Cheap; does not call out. Drain() must follow.
+  // Cheap; calls nobody. The caller drains the queue afterwards, without its own lock.
   void Enqueue(Build build, WorkerGroup::Done done);
-  // Submits what is queued, or leaves it to the thread that is already at it.
+  // Submits what is queued, or leaves that to the thread that is already doing it.
   void Drain();
 
  private:
@@ -35,10 +37,10 @@ class CommandStream {
   };
 
   WorkerGroup* const group_;
-  std::mutex mutex_;
-  std::deque<Job> jobs_;
-  bool draining_ = false;
-  uint64_t next_number_ = 1;
+  Mutex mutex_;
+  std::deque<Job> jobs_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool draining_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  uint64_t next_number_ TRIBUTARY_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace tributary::service

@@ -108,11 +108,11 @@ class Requests {
       bool reopened = false;
       Require(table.Open(id, &reopened).ok());
     }
-    const absl::StatusOr<service::StepPlan> plan =
-        table.Plan(request.key.layer, request.key.kind, request.entries);
+    const absl::StatusOr<service::StepReservation> plan =
+        table.Reserve(request.key.layer, request.key.kind, request.entries);
     if (plan.ok()) {
       table.Commit(*plan);
-      for (const service::StepPlan::Change& change : plan->changes) {
+      for (const service::StepReservation::Change& change : plan->changes) {
         const auto& pages = change.sequence->groups[plan->group].pages;
         Require(change.length >= 0 &&
                 change.length <= static_cast<int64_t>(pages.size()) * table.page_tokens());

@@ -54,9 +54,9 @@ class ClientQuotaTest : public ::testing::Test {
     bool reopened = false;
     return table_.Open(id, &reopened, owner).status();
   }
-  absl::StatusOr<StepPlan> Plan(SequenceId id, int64_t first, int32_t tokens) {
-    return table_.Plan(0, worker::StepKind::kAppend,
-                       {{.sequence = id, .first_position = first, .new_tokens = tokens}});
+  absl::StatusOr<StepReservation> Plan(SequenceId id, int64_t first, int32_t tokens) {
+    return table_.Reserve(0, worker::StepKind::kAppend,
+                          {{.sequence = id, .first_position = first, .new_tokens = tokens}});
   }
   absl::Status Append(SequenceId id, int32_t tokens) {
     const auto plan = Plan(id, LeastLength(*table_.Find(id)), tokens);
@@ -129,7 +129,7 @@ TEST_F(ClientQuotaTest, LostSequencesAreNobodys) {
   ASSERT_TRUE(Open(1, a_).ok());
   ASSERT_TRUE(Append(1, 64).ok());
   EXPECT_EQ(a_->pages(), 2);
-  table_.MarkLost({true, false});
+  table_.MarkLostOn({true, false});
   EXPECT_EQ(a_->sequences(), 0);
   EXPECT_EQ(a_->pages(), 0);
   ASSERT_TRUE(Open(2, a_).ok());
@@ -156,9 +156,9 @@ TEST_F(ClientQuotaTest, AStepThatNeedsTooManyPagesChangesNothing) {
   ASSERT_TRUE(Open(3, b_).ok());
   ASSERT_TRUE(table_.Truncate(2, 32).ok());
   EXPECT_FALSE(table_
-                   .Plan(0, worker::StepKind::kAppend,
-                         {{.sequence = 3, .first_position = 0, .new_tokens = 1},
-                          {.sequence = 2, .first_position = 32, .new_tokens = 1}})
+                   .Reserve(0, worker::StepKind::kAppend,
+                            {{.sequence = 3, .first_position = 0, .new_tokens = 1},
+                             {.sequence = 2, .first_position = 32, .new_tokens = 1}})
                    .ok());
   EXPECT_EQ(b_->pages(), 1);
 }
@@ -232,11 +232,11 @@ TEST_F(ClientQuotaTest, SeveralCachesCountTogetherAndADeletedOneCountsNoLonger) 
   ASSERT_TRUE(Append(1, 64).ok());
   const std::vector<worker::StepEntry> two = {
       {.sequence = 1, .first_position = 0, .new_tokens = 64}};
-  const auto settled_later = other.Plan(0, worker::StepKind::kAppend, two);
+  const auto settled_later = other.Reserve(0, worker::StepKind::kAppend, two);
   ASSERT_TRUE(settled_later.ok());
   EXPECT_EQ(a_->pages(), 4) << "page numbers of different caches are different pages";
   EXPECT_FALSE(Append(1, 1).ok());
-  other.Disown();
+  other.DisownAll();
   EXPECT_EQ(a_->pages(), 2);
   EXPECT_EQ(a_->sequences(), 1);
   other.Commit(*settled_later);
@@ -269,8 +269,8 @@ TEST(ClientQuotaWindowTest, PagesThatAreGivenUpCountNoLonger) {
   bool reopened = false;
   ASSERT_TRUE(table.Open(1, &reopened, a).ok());
   for (int64_t first = 0; first < 100 * kPageTokens; first += 16) {
-    const auto plan = table.Plan(0, worker::StepKind::kAppend,
-                                 {{.sequence = 1, .first_position = first, .new_tokens = 16}});
+    const auto plan = table.Reserve(0, worker::StepKind::kAppend,
+                                    {{.sequence = 1, .first_position = first, .new_tokens = 16}});
     ASSERT_TRUE(plan.ok()) << plan.status();
     table.Commit(*plan);
     ASSERT_EQ(a->pages(), table.pages().used());
@@ -292,8 +292,9 @@ TEST(ClientQuotaWindowTest, PagesOfEveryGroupOfLayersCount) {
   bool reopened = false;
   ASSERT_TRUE(table.Open(1, &reopened, a).ok());
   const auto append = [&](int32_t layer, int64_t first, int32_t tokens) {
-    const auto plan = table.Plan(layer, worker::StepKind::kAppend,
-                                 {{.sequence = 1, .first_position = first, .new_tokens = tokens}});
+    const auto plan =
+        table.Reserve(layer, worker::StepKind::kAppend,
+                      {{.sequence = 1, .first_position = first, .new_tokens = tokens}});
     if (plan.ok()) table.Commit(*plan);
     return plan.status();
   };
@@ -307,7 +308,7 @@ TEST(ClientQuotaWindowTest, PagesOfEveryGroupOfLayersCount) {
   EXPECT_EQ(a->pages(), 4);
   ASSERT_TRUE(table.Fork(1, 2, -1, b).ok());
   EXPECT_EQ(b->pages(), 4);
-  table.Disown();
+  table.DisownAll();
   EXPECT_EQ(a->pages() + b->pages(), 0);
 }
 

@@ -42,8 +42,9 @@ class SequenceTableTest : public ::testing::Test {
     EXPECT_TRUE(opened.ok()) << opened.status();
     return *opened;
   }
-  absl::StatusOr<StepPlan> Plan(SequenceId id, int64_t first, int32_t tokens, int32_t layer = 0) {
-    return table_.Plan(
+  absl::StatusOr<StepReservation> Plan(SequenceId id, int64_t first, int32_t tokens,
+                                       int32_t layer = 0) {
+    return table_.Reserve(
         layer, worker::StepKind::kDecode,
         {{.sequence = id, .first_position = first, .query_rows = tokens, .new_tokens = tokens}});
   }
@@ -109,14 +110,14 @@ TEST_F(SequenceTableTest, PositionsDecideBetweenAppendRepeatGapAndOverlap) {
   // The other layer is empty.
   EXPECT_EQ(Plan(1, 1, 1, 1).status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(table_
-                .Plan(0, worker::StepKind::kDecode,
-                      {{.sequence = 1, .first_position = 9, .query_rows = 2}})
+                .Reserve(0, worker::StepKind::kDecode,
+                         {{.sequence = 1, .first_position = 9, .query_rows = 2}})
                 .status()
                 .code(),
             absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(table_
-                  .Plan(0, worker::StepKind::kDecode,
-                        {{.sequence = 1, .first_position = 9, .query_rows = 1}})
+                  .Reserve(0, worker::StepKind::kDecode,
+                           {{.sequence = 1, .first_position = 9, .query_rows = 1}})
                   .ok());
 }
 
@@ -124,15 +125,15 @@ TEST_F(SequenceTableTest, APlanOfSeveralEntriesIsAllOrNothing) {
   MustOpen(1);
   MustOpen(2);
   const auto plan =
-      table_.Plan(0, worker::StepKind::kDecode,
-                  {{.sequence = 1, .first_position = 0, .query_rows = 300, .new_tokens = 300},
-                   {.sequence = 2, .first_position = 0, .query_rows = 300, .new_tokens = 300}});
+      table_.Reserve(0, worker::StepKind::kDecode,
+                     {{.sequence = 1, .first_position = 0, .query_rows = 300, .new_tokens = 300},
+                      {.sequence = 2, .first_position = 0, .query_rows = 300, .new_tokens = 300}});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(table_.pages().used(), 0);
   const auto unknown =
-      table_.Plan(0, worker::StepKind::kDecode,
-                  {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
-                   {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
+      table_.Reserve(0, worker::StepKind::kDecode,
+                     {{.sequence = 1, .first_position = 0, .query_rows = 1, .new_tokens = 1},
+                      {.sequence = 9, .first_position = 0, .query_rows = 1, .new_tokens = 1}});
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(FieldOf(unknown.status()), "entries[1].sequence_id");
   EXPECT_EQ(table_.pages().used(), 0);
@@ -169,9 +170,9 @@ TEST_F(SequenceTableTest, ParentAndChildMayCopyTheSamePageAtOnce) {
   MustAppendAll(1, 0, 10);
   ASSERT_TRUE(table_.Fork(1, 2, -1).ok());
   const auto plan =
-      table_.Plan(0, worker::StepKind::kDecode,
-                  {{.sequence = 1, .first_position = 10, .query_rows = 1, .new_tokens = 1},
-                   {.sequence = 2, .first_position = 10, .query_rows = 1, .new_tokens = 1}});
+      table_.Reserve(0, worker::StepKind::kDecode,
+                     {{.sequence = 1, .first_position = 10, .query_rows = 1, .new_tokens = 1},
+                      {.sequence = 2, .first_position = 10, .query_rows = 1, .new_tokens = 1}});
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(plan->page_copies, SizeIs(2));
   EXPECT_NE(plan->page_copies[0].destination, plan->page_copies[1].destination);
@@ -188,16 +189,16 @@ TEST_F(SequenceTableTest, AfterARolledBackCopyTheWorkersAreToldAgain) {
   table_.Rollback(*Plan(2, 10, 1));
   EXPECT_EQ(table_.pages().used(), 1);
   // A query reads the page the workers may have lost sight of.
-  const auto query = table_.Plan(0, worker::StepKind::kDecode,
-                                 {{.sequence = 2, .first_position = 0, .query_rows = 1}});
+  const auto query = table_.Reserve(0, worker::StepKind::kDecode,
+                                    {{.sequence = 2, .first_position = 0, .query_rows = 1}});
   ASSERT_TRUE(query.ok());
   ASSERT_THAT(query->page_updates, SizeIs(1));
   EXPECT_EQ(query->page_updates[0].first_index, 0);
   EXPECT_THAT(query->page_updates[0].pages, ElementsAre(page));
   table_.Commit(*query);
   EXPECT_THAT(table_
-                  .Plan(0, worker::StepKind::kDecode,
-                        {{.sequence = 2, .first_position = 0, .query_rows = 1}})
+                  .Reserve(0, worker::StepKind::kDecode,
+                           {{.sequence = 2, .first_position = 0, .query_rows = 1}})
                   ->page_updates,
               IsEmpty());
 }
@@ -256,7 +257,7 @@ TEST_F(SequenceTableTest, ASequenceIsLostIffAFreshRankHeldAnyOfIt) {
   MustOpen(2);  // 9: ranks 0 and 1
   MustAppend(2, 0, 9, 1);
   MustOpen(3);  // none
-  table_.MarkLost({false, true, false, false});
+  table_.MarkLostOn({false, true, false, false});
   EXPECT_FALSE(table_.Find(1)->lost);
   EXPECT_TRUE(table_.Find(2)->lost);
   EXPECT_FALSE(table_.Find(3)->lost);
@@ -268,7 +269,7 @@ TEST_F(SequenceTableTest, ASequenceIsLostIffAFreshRankHeldAnyOfIt) {
   MustOpen(2);
   EXPECT_EQ(table_.lost(), 0);
   MustAppend(2, 0, 1);
-  table_.MarkLost({true, false, false, false});
+  table_.MarkLostOn({true, false, false, false});
   EXPECT_EQ(table_.lost(), 2);
   EXPECT_TRUE(table_.Close(1).ok());
   EXPECT_EQ(table_.lost(), 1);
@@ -292,7 +293,7 @@ TEST_F(SequenceTableTest, ADraftTakesNoPagesAndLeavesTheLengthAsItIs) {
   MustOpen(1);
   MustAppend(1, 0, 10);
   const auto draft = [&](int64_t first) {
-    return table_.Plan(
+    return table_.Reserve(
         0, worker::StepKind::kDflash,
         {{.sequence = 1, .first_position = first, .query_rows = 200, .new_tokens = 200}});
   };
@@ -326,9 +327,9 @@ class WindowedTableTest : public SequenceTableTest {
     return geometry;
   }
   int64_t HeldFrom(SequenceId id) { return table_.HeldFrom(*table_.Find(id)); }
-  absl::StatusOr<StepPlan> Rows(SequenceId id, int64_t first, int32_t layer = 0) {
-    return table_.Plan(layer, worker::StepKind::kDecode,
-                       {{.sequence = id, .first_position = first, .query_rows = 1}});
+  absl::StatusOr<StepReservation> Rows(SequenceId id, int64_t first, int32_t layer = 0) {
+    return table_.Reserve(layer, worker::StepKind::kDecode,
+                          {{.sequence = id, .first_position = first, .query_rows = 1}});
   }
 };
 
@@ -447,7 +448,7 @@ TEST_F(WindowedTableTest, ARankThatHeldOnlyGivenUpTokensMayGo) {
   EXPECT_THAT(tables[0].pages, SizeIs(5));
   EXPECT_EQ(tables[0].pages[1], 0) << "a page that exists, whosever it is";
   EXPECT_EQ(tables[0].pages[2], Pages(*table_.Find(1))[2]);
-  table_.MarkLost({false, false, false, true});
+  table_.MarkLostOn({false, false, false, true});
   EXPECT_TRUE(table_.Find(1)->lost) << "tokens from 128 on lie on every rank";
 }
 
@@ -485,8 +486,8 @@ TEST_F(MixedTableTest, OnlyTheLayerWithAWindowGivesPagesUp) {
   // The layer that sees everything still takes rows anywhere; the sequence is cut as a whole.
   const auto rows = [&](int32_t layer, int64_t first) {
     return table_
-        .Plan(layer, worker::StepKind::kDecode,
-              {{.sequence = 1, .first_position = first, .query_rows = 1}})
+        .Reserve(layer, worker::StepKind::kDecode,
+                 {{.sequence = 1, .first_position = first, .query_rows = 1}})
         .status()
         .code();
   };
@@ -570,11 +571,11 @@ void PagesNeverLeak(const std::vector<int64_t>& window_left, int32_t window_page
       const SequenceId id = pick();
       const int32_t layer = random() % 2;
       const int32_t tokens = 1 + random() % 60;
-      auto plan = table.Plan(layer, worker::StepKind::kDecode,
-                             {{.sequence = id,
-                               .first_position = table.Find(id)->lengths[layer],
-                               .query_rows = tokens,
-                               .new_tokens = tokens}});
+      auto plan = table.Reserve(layer, worker::StepKind::kDecode,
+                                {{.sequence = id,
+                                  .first_position = table.Find(id)->lengths[layer],
+                                  .query_rows = tokens,
+                                  .new_tokens = tokens}});
       if (!plan.ok()) {
         ASSERT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
       } else if (random() % 4 == 0) {

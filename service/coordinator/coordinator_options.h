@@ -1,0 +1,46 @@
+// Settings of a coordinator.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "service/observe/observer.h"
+#include "service/schedule/batcher.h"
+#include "service/schedule/client_quota.h"
+#include "worker/backends.h"
+
+namespace tributary::service {
+
+struct CoordinatorOptions {
+  BatchLimits batch;
+  // How many steps the workers are given at a time. With 2, the next step is ready when they finish
+  // one.
+  int pipeline_depth = 2;
+  std::chrono::milliseconds step_timeout{30'000};
+  // No call waits longer than this, whatever its own deadline is.
+  std::chrono::milliseconds max_call_timeout{300'000};
+  // After what delay callers are asked to retry on UNAVAILABLE and ABORTED.
+  std::chrono::milliseconds retry_delay{200};
+  size_t max_message_bytes = size_t{64} << 20;
+  int32_t max_sequences = 65'536;  // of one cache
+  ClientLimits client_limits;      // what each caller may hold
+  // Asks backends for results that do not depend on what shares a step.
+  bool deterministic = false;
+  // The backends that a cache's backend is chosen from, in order of preference. They live as long
+  // as the process.
+  std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
+                                                           worker::RegisteredBackends().end()};
+  // The key of a shared memory object must begin with one of these. Empty: any key.
+  std::vector<std::string> shared_memory_prefixes;
+  // Called when the service becomes able to serve and when it ceases to be; may be empty.
+  std::function<void(bool ready)> on_readiness;
+  // Measures, records and traces calls and steps. Null: nobody does.
+  std::shared_ptr<Observer> observer;
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,183 @@
+#include "service/coordinator/sequence_calls.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "service/coordinator/operation.h"
+
+namespace tributary::service {
+namespace {
+
+// Fills a reply whose only field is the sequence's id.
+template <typename Reply>
+Reply SequenceReply(worker::SequenceId id) {
+  Reply reply;
+  reply.set_sequence_id(id);
+  return reply;
+}
+
+}  // namespace
+
+// A call that takes effect all at once when its sequences are free.
+class SequenceCalls::SequenceOperation final
+    : public Operation,
+      public std::enable_shared_from_this<SequenceOperation> {
+ public:
+  SequenceOperation(CoordinatorLock& lock, CallOrder& order, Apply apply,
+                    std::function<void(absl::Status)> fail)
+      : lock_(lock), order_(order), apply_(std::move(apply)), fail_(std::move(fail)) {}
+
+  void OnTurn() override TRIBUTARY_LOCKED {
+    if (Cancelled(call)) {
+      return order_.Fail(*this, absl::CancelledError("cancelled before it took effect"));
+    }
+    order_.StopWaiting(*this);
+    apply_(cache);
+    order_.Leave(this);
+  }
+
+  void OnFailed(const absl::Status& status) override TRIBUTARY_LOCKED {
+    lock_.Answer([self = shared_from_this(), status] { self->fail_(status); });
+  }
+
+ private:
+  CoordinatorLock& lock_;
+  CallOrder& order_;
+  const Apply apply_;
+  const std::function<void(absl::Status)> fail_;
+};
+
+SequenceCalls::SequenceCalls(const CoordinatorOptions& options, const telemetry::Logger& log,
+                             CoordinatorLock& lock, const CacheRegistry& caches,
+                             GroupCommands& commands, CallOrder& order, OnRefused on_refused)
+    : options_(options),
+      log_(log),
+      lock_(lock),
+      caches_(caches),
+      commands_(commands),
+      order_(order),
+      clients_(options.client_limits, std::move(on_refused)) {}
+
+void SequenceCalls::Enter(const std::string& cache_name, const CallContext& call,
+                          std::vector<worker::SequenceId> sequences, Apply apply,
+                          std::function<void(absl::Status)> fail) {
+  const CriticalSection section(lock_);
+  lock_.AcceptCall();
+  absl::StatusOr<CachePtr> cache = caches_.Find(cache_name);
+  if (!cache.ok()) {
+    return lock_.Answer([fail, status = cache.status()] { fail(status); });
+  }
+  const auto operation =
+      std::make_shared<SequenceOperation>(lock_, order_, std::move(apply), std::move(fail));
+  operation->sequences = std::move(sequences);
+  operation->cache = *std::move(cache);
+  operation->call = call;
+  order_.Enter(operation);
+}
+
+void SequenceCalls::Open(const v1::OpenSequenceRequest& request, const CallContext& call,
+                         Done<v1::OpenSequenceReply> done) {
+  const worker::SequenceId id = request.sequence_id();
+  std::vector<worker::SequenceId> order;
+  if (id != 0) order.push_back(id);
+  const std::string& caller = call.caller;
+  const auto apply = [this, id, caller, done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    bool reopened = false;
+    const absl::StatusOr<worker::SequenceId> opened =
+        cache->table.Open(id, &reopened, clients_.Of(caller));
+    lock_.Answer([done, opened] {
+      if (!opened.ok()) return done(opened.status());
+      done(SequenceReply<v1::OpenSequenceReply>(*opened));
+    });
+  };
+  Enter(request.cache_id(), call, std::move(order), apply, done);
+}
+
+void SequenceCalls::Fork(const v1::ForkSequenceRequest& request, const CallContext& call,
+                         Done<v1::ForkSequenceReply> done) {
+  const int64_t length = request.has_length() ? request.length() : -1;
+  if (request.has_length() && length < 0) {
+    return done(InvalidField("length", absl::StrCat("must be >= 0, is ", length)));
+  }
+  std::vector<worker::SequenceId> order = {request.parent_id()};
+  if (request.sequence_id() != 0 && request.sequence_id() != request.parent_id()) {
+    order.push_back(request.sequence_id());
+  }
+  const auto apply = [this, request, length, caller = call.caller,
+                      done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const absl::StatusOr<Sequence*> forked =
+        cache->table.Fork(request.parent_id(), request.sequence_id(), length, clients_.Of(caller));
+    if (!forked.ok()) {
+      return lock_.Answer([done, status = forked.status()] { done(status); });
+    }
+    const Sequence& child = **forked;
+    TellFork(cache, child);
+    v1::ForkSequenceReply reply = SequenceReply<v1::ForkSequenceReply>(child.id);
+    reply.set_length(child.fork_length);
+    lock_.Answer([done, reply] { done(reply); });
+  };
+  Enter(request.cache_id(), call, std::move(order), apply, done);
+}
+
+// If the group breaks before the command arrives, the next group is told all tables.
+void SequenceCalls::TellFork(const CachePtr& cache, const Sequence& child) {
+  commands_.SendToLayerGroups(
+      *cache,
+      [&child](int32_t group) {
+        return worker::SetTablesCommand{
+            {{child.id, 0, SequenceTable::ToldPages(child.groups[group])}}};
+      },
+      [this, cache, id = child.id](const absl::Status& status) {
+        if (FromOutcome(status, options_.retry_delay).code() == absl::StatusCode::kAborted) return;
+        if (status.ok()) return;
+        log_.Error("workers refused a fork's table", {{"error", status.message()}});
+        const CriticalSection section(lock_);
+        if (Sequence* s = cache->table.Find(id)) cache->table.MarkLost(s);
+      });
+}
+
+void SequenceCalls::Truncate(const v1::TruncateSequenceRequest& request, const CallContext& call,
+                             Done<v1::TruncateSequenceReply> done) {
+  if (request.length() < 0) {
+    return done(InvalidField("length", absl::StrCat("must be >= 0, is ", request.length())));
+  }
+  const auto apply = [this, request, done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const absl::StatusOr<int64_t> held =
+        cache->table.Truncate(request.sequence_id(), request.length());
+    lock_.Answer([done, held] {
+      if (!held.ok()) return done(held.status());
+      v1::TruncateSequenceReply reply;
+      reply.set_length(*held);
+      done(reply);
+    });
+  };
+  Enter(request.cache_id(), call, {request.sequence_id()}, apply, done);
+}
+
+void SequenceCalls::Close(const v1::CloseSequenceRequest& request, const CallContext& call,
+                          Done<v1::CloseSequenceReply> done) {
+  const worker::SequenceId id = request.sequence_id();
+  const auto apply = [this, id, done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const absl::Status closed = cache->table.Close(id);
+    if (!closed.ok()) return lock_.Answer([done, closed] { done(closed); });
+    TellClosed(cache, id);
+    lock_.Answer([done] { done(v1::CloseSequenceReply()); });
+  };
+  Enter(request.cache_id(), call, {id}, apply, done);
+}
+
+void SequenceCalls::TellClosed(const CachePtr& cache, worker::SequenceId id) {
+  commands_.SendToLayerGroups(
+      *cache, [id](int32_t) { return worker::DropTablesCommand{{id}}; },
+      [this, cache, id](const absl::Status& status) {
+        if (status.ok()) return;
+        const CriticalSection section(lock_);
+        cache->undropped.push_back(id);
+      });
+}
+
+}  // namespace tributary::service

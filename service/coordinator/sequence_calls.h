@@ -1,0 +1,61 @@
+// The calls of the API that open, fork, truncate and close sequences.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/telemetry/log.h"
+#include "service/coordinator/cache_registry.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/call_order.h"
+#include "service/coordinator/coordinator_options.h"
+#include "service/coordinator/critical_section.h"
+#include "service/coordinator/group_commands.h"
+#include "service/schedule/client_quota.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::service {
+
+// Each call waits for its sequences like a step does, and takes effect under the lock. Workers are
+// told of it, and nobody waits for them: later commands come after this one.
+class SequenceCalls {
+ public:
+  // All of them outlive this.
+  SequenceCalls(const CoordinatorOptions& options, const telemetry::Logger& log,
+                CoordinatorLock& lock, const CacheRegistry& caches, GroupCommands& commands,
+                CallOrder& order, OnRefused on_refused);
+
+  void Open(const v1::OpenSequenceRequest& request, const CallContext& call,
+            Done<v1::OpenSequenceReply> done);
+  void Fork(const v1::ForkSequenceRequest& request, const CallContext& call,
+            Done<v1::ForkSequenceReply> done);
+  void Truncate(const v1::TruncateSequenceRequest& request, const CallContext& call,
+                Done<v1::TruncateSequenceReply> done);
+  void Close(const v1::CloseSequenceRequest& request, const CallContext& call,
+             Done<v1::CloseSequenceReply> done);
+
+ private:
+  class SequenceOperation;
+  // Takes effect, and answers the call; called with the lock held.
+  using Apply = std::function<void(const CachePtr&)>;
+
+  // Accepts a call that is to wait for `sequences`. `fail` answers it if it does not take effect.
+  void Enter(const std::string& cache_name, const CallContext& call,
+             std::vector<worker::SequenceId> sequences, Apply apply,
+             std::function<void(absl::Status)> fail) TRIBUTARY_UNLOCKED;
+  void TellFork(const CachePtr& cache, const Sequence& child) TRIBUTARY_LOCKED;
+  void TellClosed(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
+
+  const CoordinatorOptions& options_;
+  const telemetry::Logger& log_;
+  CoordinatorLock& lock_;
+  const CacheRegistry& caches_;
+  GroupCommands& commands_;
+  CallOrder& order_;
+
+  ClientQuota clients_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,58 @@
+// A step from the moment its membership is fixed to its callers' answers.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/operation.h"
+#include "service/observe/observer.h"
+#include "service/schedule/sequence_table.h"
+#include "service/schedule/step_request.h"
+#include "service/workers/worker_group.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::service {
+
+// One request of a step and what became of it.
+struct StepMember {
+  StepRequest request;
+  Done<v1::AttendReply> done;
+  StepReservation reservation;  // from the beginning of the step on
+  absl::Status settled;         // what the caller is told, once the step is over
+};
+
+// Written under the lock until the command is queued, by the thread that builds the command, and by
+// the thread that gets the outcome; never by two at once.
+struct StepInFlight {
+  CachePtr cache;
+  uint64_t epoch = 0;
+  StepRecord record;
+  std::vector<StepMember*> members;      // in the order of their entries in the command
+  std::vector<OperationPtr> operations;  // own the members, in the same order
+};
+
+// Commits or rolls back each member by itself: a request that conflicts takes nothing from the
+// others. Counts the results in `statistics`.
+void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
+            v1::Statistics* statistics) TRIBUTARY_LOCKED;
+
+// Counts a step that all ranks carried out.
+void CountStep(const Outcome& outcome, v1::Statistics* statistics);
+
+// Builds the command's body from the members' tensors. Without the lock.
+void BuildCommand(const StepInFlight& step, int32_t layer_in_group, worker::Command* command);
+
+// Notes in `step` what its command turned out to be, and tells the observer. Without the lock.
+void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* command);
+
+// Answers the callers of a settled step. Without the lock.
+void AnswerMembers(const StepInFlight& step, const Outcome& outcome);
+
+// Tells the observer that the callers have their answers. Without the lock.
+void TellEnded(Observer& observer, StepInFlight* step, const Outcome& outcome);
+
+}  // namespace tributary::service

@@ -1,0 +1,80 @@
+// Attend and Append, from acceptance to reply: checked, ordered, batched with others, given to the
+// workers as one step, settled in the tables, answered.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "service/coordinator/cache_registry.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/call_order.h"
+#include "service/coordinator/coordinator_options.h"
+#include "service/coordinator/critical_section.h"
+#include "service/coordinator/group_commands.h"
+#include "service/coordinator/registered_regions.h"
+#include "service/coordinator/serving_state.h"
+#include "service/coordinator/step_in_flight.h"
+#include "service/observe/observer.h"
+#include "service/schedule/batcher.h"
+#include "service/schedule/step_request.h"
+#include "tributary/v1/attention.pb.h"
+
+namespace tributary::service {
+
+class StepRunner {
+ public:
+  using Clock = CoordinatorLock::Clock;
+
+  // All of them outlive this.
+  StepRunner(const CoordinatorOptions& options, Observer& observer, CoordinatorLock& lock,
+             const ServingState& serving, GroupCommands& commands, CallOrder& order,
+             const CacheRegistry& caches, RegisteredRegions& regions);
+
+  // The calls of the API.
+  void Append(std::shared_ptr<const v1::AppendRequest> request, const CallContext& call,
+              Done<v1::AppendReply> done) TRIBUTARY_UNLOCKED;
+  void Attend(std::shared_ptr<const v1::AttendRequest> request, const CallContext& call,
+              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
+
+  // Begins the steps that can begin now. Called at the end of every critical section.
+  void BeginSteps() TRIBUTARY_LOCKED;
+  // When a batch's window closes, or max().
+  Clock::time_point NextDue() const TRIBUTARY_LOCKED;
+
+  int in_flight() const TRIBUTARY_LOCKED { return in_flight_; }
+  // Counters of requests, steps and their times.
+  const v1::Statistics& statistics() const TRIBUTARY_LOCKED { return statistics_; }
+
+ private:
+  class StepOperation;
+  using StepPtr = std::shared_ptr<StepInFlight>;
+  // Checks a request, without the lock.
+  using Check = std::function<absl::StatusOr<StepRequest>(const StepContext&)>;
+
+  void Admit(const std::string& cache_name, const CallContext& call, const Check& check,
+             Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
+  // Fixes who takes part. From here on a caller that loses interest changes nothing for the
+  // workers.
+  void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
+  // Whether the operation takes part; it has failed if not.
+  bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
+  void OnStepDone(const StepPtr& step, Outcome outcome) TRIBUTARY_UNLOCKED;
+
+  const CoordinatorOptions& options_;
+  Observer& observer_;
+  CoordinatorLock& lock_;
+  const ServingState& serving_;
+  GroupCommands& commands_;
+  CallOrder& order_;
+  const CacheRegistry& caches_;
+  RegisteredRegions& regions_;
+
+  Batcher batcher_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  v1::Statistics statistics_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+};
+
+}  // namespace tributary::service
