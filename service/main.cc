@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "absl/cleanup/cleanup.h"
@@ -18,6 +17,7 @@
 #include "base/telemetry/log.h"
 #include "base/telemetry/metrics_server.h"
 #include "base/telemetry/trace.h"
+#include "kernels/mutex.h"
 #include "service/api/server.h"
 #include "service/config.h"
 #include "service/coordinator/coordinator.h"
@@ -61,6 +61,24 @@ class Signals {
   const std::shared_ptr<const telemetry::Logger> log_;
   sigset_t set_;
   std::promise<void> asked_;
+};
+
+// The servers, once they are there. The coordinator tells its readiness from threads of its own,
+// and may do so before.
+class PublicServer {
+ public:
+  void Set(std::unique_ptr<Server> server) {
+    const MutexLock lock(mutex_);
+    server_ = std::move(server);
+  }
+  void SetReady(bool ready) {
+    const MutexLock lock(mutex_);
+    if (server_ != nullptr) server_->SetReady(ready);
+  }
+
+ private:
+  Mutex mutex_;
+  std::unique_ptr<Server> server_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 CoordinatorOptions OptionsOf(const Config& config) {
@@ -125,8 +143,65 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* w
   return group;
 }
 
+absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
+                                                    DiagnosticsService* diagnostics,
+                                                    Coordinator* coordinator) {
+  return Server::Start({.listen = config.listen,
+                        .admin_listen = config.admin_listen,
+                        .max_message_bytes = static_cast<int>(config.max_message_bytes),
+                        .max_calls_per_stream = config.max_calls_per_stream,
+                        .reflection = config.reflection,
+                        .tls = config.tls,
+                        .access = config.access,
+                        .max_calls_per_client = config.max_calls_per_client,
+                        .more_services = {diagnostics},
+                        .drain_settle = config.drain_settle},
+                       coordinator);
+}
+
+// Null, and OK, when the configuration asks for no metrics.
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
+    const Config& config, const Telemetry& observer, const Coordinator& coordinator) {
+  if (!config.metrics_port.has_value()) return nullptr;
+  return telemetry::MetricsServer::Start(
+      telemetry::HostOf(config.admin_listen), *config.metrics_port,
+      {MakeCollectable(observer.metrics(), [&coordinator] { return coordinator.TakeSnapshot(); }),
+       telemetry::ProcessMetrics(Version(), "coordinator")});
+}
+
+std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
+  if (config.trace_spans == 0) return nullptr;
+  return std::make_shared<telemetry::TraceBuffer>(config.trace_spans, config.trace_sample,
+                                                  "coordinator");
+}
+
+// Starts metrics and workers, and serves until a signal asks for the end and calls are drained.
+int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Telemetry& observer,
+                    Coordinator& coordinator, Signals& signals, Server& server) {
+  // It asks the coordinator, and ends before that does.
+  const auto metrics = StartMetrics(config, observer, coordinator);
+  if (!metrics.ok()) {
+    log.Error(metrics.status().message());
+    return kCannotServe;
+  }
+  if (absl::Status started = coordinator.Start(); !started.ok()) {
+    log.Error("cannot start the workers", {{"error", started.message()}});
+    return kCannotServe;
+  }
+  log.Info("listening", {{"addresses", absl::StrJoin(server.addresses(), ",")},
+                         {"admin", server.admin_address()},
+                         {"device", Name(config.device)},
+                         {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
+                         {"embedded_workers", config.embedded_workers},
+                         {"workers", config.workers}});
+  signals.Wait();
+  const bool drained = server.Drain(std::chrono::steady_clock::now() + config.drain_timeout);
+  if (!drained) log.Warning("calls were still in flight when the drain timeout passed");
+  return 0;
+}
+
 int Serve(const Config& config) {
-  auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
+  const auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
   LogLibrariesTo(log);
   // Never destroyed: its thread waits for signals to the very end.
   auto* const signals = new Signals(log);
@@ -140,81 +215,33 @@ int Serve(const Config& config) {
     return kCannotServe;
   }
 
-  // The servers and the coordinator know each other; readiness reaches the server once it is there.
-  auto server = std::make_shared<std::unique_ptr<Server>>();
-  auto server_mutex = std::make_shared<std::mutex>();
+  PublicServer published;
   CoordinatorOptions options = OptionsOf(config);
-  const auto spans = config.trace_spans == 0
-                         ? nullptr
-                         : std::make_shared<telemetry::TraceBuffer>(
-                               config.trace_spans, config.trace_sample, "coordinator");
+  const std::shared_ptr<telemetry::TraceBuffer> spans = SpansOf(config);
   const auto observer = std::make_shared<Telemetry>(group->size(), log, spans);
   options.observer = observer;
+  options.on_readiness = [&published](bool ready) { published.SetReady(ready); };
   DiagnosticsService diagnostics(observer, config.access);
-  options.on_readiness = [server, server_mutex](bool ready) {
-    std::lock_guard lock(*server_mutex);
-    if (*server != nullptr) (*server)->SetReady(ready);
-  };
   Coordinator coordinator(options, std::move(group), log);
   const absl::Cleanup stop = [&] {
     coordinator.Stop();
     workers.Stop();
-    std::lock_guard lock(*server_mutex);
-    server->reset();
+    published.Set(nullptr);
   };
-  {
-    absl::StatusOr<std::unique_ptr<Server>> started =
-        Server::Start({.listen = config.listen,
-                       .admin_listen = config.admin_listen,
-                       .max_message_bytes = static_cast<int>(config.max_message_bytes),
-                       .max_calls_per_stream = config.max_calls_per_stream,
-                       .reflection = config.reflection,
-                       .tls = config.tls,
-                       .access = config.access,
-                       .max_calls_per_client = config.max_calls_per_client,
-                       .more_services = {&diagnostics},
-                       .drain_settle = config.drain_settle},
-                      &coordinator);
-    if (!started.ok()) {
-      log->Error(started.status().message());
-      return kCannotServe;
-    }
-    std::lock_guard lock(*server_mutex);
-    *server = *std::move(started);
-  }
-  std::unique_ptr<telemetry::MetricsServer> metrics;  // before the coordinator it asks goes
-  if (config.metrics_port.has_value()) {
-    auto started = telemetry::MetricsServer::Start(
-        telemetry::HostOf(config.admin_listen), *config.metrics_port,
-        {MakeCollectable(observer->metrics(),
-                         [&coordinator] { return coordinator.TakeSnapshot(); }),
-         telemetry::ProcessMetrics(Version(), "coordinator")});
-    if (!started.ok()) {
-      log->Error(started.status().message());
-      return kCannotServe;
-    }
-    metrics = *std::move(started);
-  }
-  if (absl::Status started = coordinator.Start(); !started.ok()) {
-    log->Error("cannot start the workers", {{"error", started.message()}});
+  absl::StatusOr<std::unique_ptr<Server>> started = StartServer(config, &diagnostics, &coordinator);
+  if (!started.ok()) {
+    log->Error(started.status().message());
     return kCannotServe;
   }
-  log->Info("listening", {{"addresses", absl::StrJoin((*server)->addresses(), ",")},
-                          {"admin", (*server)->admin_address()},
-                          {"device", Name(config.device)},
-                          {"metrics_port", metrics == nullptr ? 0 : metrics->port()},
-                          {"embedded_workers", config.embedded_workers},
-                          {"workers", config.workers}});
-
-  signals->Wait();
-  const bool drained = (*server)->Drain(std::chrono::steady_clock::now() + config.drain_timeout);
-  if (!drained) log->Warning("calls were still in flight when the drain timeout passed");
-  if (!config.trace_file.empty() && spans != nullptr) {
+  Server& server = **started;  // `stop` ends it
+  published.Set(*std::move(started));
+  const int code = ServeUntilAsked(config, *log, *observer, coordinator, *signals, server);
+  if (code == 0 && !config.trace_file.empty() && spans != nullptr) {
     const absl::Status written = spans->WriteTo(config.trace_file);
     if (!written.ok()) log->Warning("trace not written", {{"error", written.message()}});
   }
-  log->Info("stopping");
-  return 0;
+  if (code == 0) log->Info("stopping");
+  return code;
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <grpcpp/security/auth_context.h>
 
 #include <chrono>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -15,6 +14,7 @@
 #include "base/rpc/watched_file.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "kernels/mutex.h"
 
 namespace tributary::service {
 namespace {
@@ -68,6 +68,7 @@ class AccessControlImpl final : public AccessControl {
     const absl::StatusOr<std::string> text = file_->Read();
     if (!text.ok()) return InvalidField("token_file", text.status().message());
     TRIBUTARY_ASSIGN_OR_RETURN(auto tokens, ParseTokens(*text));
+    const MutexLock lock(mutex_);
     tokens_ = std::make_shared<const std::vector<TokenEntry>>(std::move(tokens));
     return absl::OkStatus();
   }
@@ -130,7 +131,7 @@ class AccessControlImpl final : public AccessControl {
   // As the file is now; a file that has become unusable leaves the tokens as they were.
   std::shared_ptr<const std::vector<TokenEntry>> Tokens() {
     // Read under the lock, or what was read first might be kept last.
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     bool changed = false;
     const absl::StatusOr<std::string> text = file_->Read(&changed);
     if (text.ok() && changed) {
@@ -144,8 +145,8 @@ class AccessControlImpl final : public AccessControl {
 
   const AccessOptions options_;
   std::unique_ptr<WatchedFile> file_;
-  std::mutex mutex_;
-  std::shared_ptr<const std::vector<TokenEntry>> tokens_;
+  Mutex mutex_;
+  std::shared_ptr<const std::vector<TokenEntry>> tokens_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ std::shared_ptr<AttendStream> AttendStream::Begin(Coordinator* coordinator, Call
   std::shared_ptr<AttendStream> stream(new AttendStream(coordinator, std::move(call),
                                                         std::move(cancelled), max_in_flight,
                                                         std::move(quota), std::move(traceparent)));
-  std::lock_guard lock(stream->mutex_);
+  const MutexLock lock(stream->mutex_);
   stream->self_ = stream;
   stream->ReadOn();
   return stream;
@@ -35,7 +35,7 @@ AttendStream::AttendStream(Coordinator* coordinator, CallContext call,
       traceparent_(std::move(traceparent)) {}
 
 void AttendStream::Drain() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   draining_ = true;
   FinishIfOver();
 }
@@ -55,7 +55,7 @@ void AttendStream::ReadOn() {
 void AttendStream::OnReadDone(bool ok) {
   std::shared_ptr<v1::AttendRequest> request;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     request = std::exchange(reading_, nullptr);
     if (!ok) {
       reading_on_ = false;
@@ -76,7 +76,7 @@ void AttendStream::OnReadDone(bool ok) {
   }
   // Nobody starts the next read before this call was accepted: calls begin in the order sent.
   Call(std::move(request));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   reading_on_ = false;
   ReadOn();
 }
@@ -109,7 +109,7 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
   }
   reply->set_request_id(call.request_id);
   coordinator_->observer().OnCallEnded(call, status, reply->ByteSizeLong());
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   in_flight_.erase(call.request_id);
   if (finished_) return;
   if (!cancelled_->load()) {
@@ -124,7 +124,7 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
 void AttendStream::WriteOn() { StartWrite(replies_.front().get()); }
 
 void AttendStream::OnWriteDone(bool ok) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!ok) {
     replies_.clear();  // the client is gone
     reads_over_ = true;
@@ -152,7 +152,7 @@ void AttendStream::FinishIfOver() {
 
 void AttendStream::OnDone() {
   std::shared_ptr<AttendStream> self;
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   self = std::move(self_);
 }
 

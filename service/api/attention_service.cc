@@ -127,7 +127,7 @@ AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, M
 void AttentionServiceFront::DrainStreams() {
   std::vector<std::weak_ptr<service::AttendStream>> streams;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     draining_ = true;
     streams.swap(streams_);
   }
@@ -137,7 +137,7 @@ void AttentionServiceFront::DrainStreams() {
 }
 
 size_t AttentionServiceFront::open_streams() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto expired = [](const auto& weak) { return weak.expired(); };
   return streams_.size() -
          static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), expired));
@@ -153,9 +153,9 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
   const auto stream =
       service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_, quota_,
                                    TraceparentOf(*context, coordinator_->observer()));
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (draining_) {
-    lock.unlock();
+    lock.Unlock();
     stream->Drain();
     return stream.get();
   }

@@ -5,9 +5,9 @@
 
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "kernels/mutex.h"
 #include "service/access/access_control.h"
 #include "service/api/attend_stream.h"
 #include "service/api/call_quota.h"
@@ -72,9 +72,9 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   Allocator<v1::AppendRequest, v1::AppendReply> append_messages_;
   Allocator<v1::AttendRequest, v1::AttendReply> attend_messages_;
 
-  mutable std::mutex mutex_;
-  bool draining_ = false;
-  std::vector<std::weak_ptr<class AttendStream>> streams_;
+  mutable Mutex mutex_;
+  bool draining_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::vector<std::weak_ptr<class AttendStream>> streams_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::service

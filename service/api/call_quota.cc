@@ -12,7 +12,7 @@ std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller, OnRefused 
 absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller) {
   if (most_ == 0) return Admission();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     int64_t& in_flight = in_flight_[caller];
     if (in_flight >= most_) {
       if (on_refused_) on_refused_(ClientLimit::kCalls);
@@ -28,7 +28,7 @@ absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller)
 }
 
 void CallQuota::Leave(const std::string& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = in_flight_.find(caller);
   if (--found->second == 0) in_flight_.erase(found);
 }

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "kernels/mutex.h"
 #include "service/observe/observer.h"
 
 namespace tributary::service {
@@ -16,13 +16,13 @@ namespace tributary::service {
 // Thread safe.
 class CallQuota : public std::enable_shared_from_this<CallQuota> {
  public:
-  // Held as long as the call is in flight.
+  // The place of one call: its owner keeps it for as long as the call is in flight.
   using Admission = std::shared_ptr<const void>;
 
-  // 0: no limit.
+  // `most_per_caller` 0: no limit. `on_refused`, if there is one, is told of every refusal.
   static std::shared_ptr<CallQuota> Create(int64_t most_per_caller, OnRefused on_refused = nullptr);
 
-  // RESOURCE_EXHAUSTED when the caller has as many in flight as it may.
+  // RESOURCE_EXHAUSTED when the caller has as many calls in flight as it may have.
   absl::StatusOr<Admission> Admit(const std::string& caller);
 
  private:
@@ -32,8 +32,9 @@ class CallQuota : public std::enable_shared_from_this<CallQuota> {
 
   const int64_t most_;
   const OnRefused on_refused_;
-  std::mutex mutex_;
-  absl::flat_hash_map<std::string, int64_t> in_flight_;  // of callers that have any
+  Mutex mutex_;
+  // Callers that have no call in flight are not in it.
+  absl::flat_hash_map<std::string, int64_t> in_flight_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::service

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -135,8 +134,8 @@ absl::Status CheckInside(uint64_t offset, uint64_t bytes, uint64_t size, absl::s
                       absl::StrCat(bytes, " bytes at ", offset, " leave the region of ", size));
 }
 
-absl::StatusOr<RegionBytes> OfDevice(const DeviceRegionPtr& device, uint64_t offset, uint64_t bytes,
-                                     absl::string_view field) {
+absl::StatusOr<RegionBytes> OfDevice(const RegisteredRegionPtr& device, uint64_t offset,
+                                     uint64_t bytes, absl::string_view field) {
   TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, device->memory.bytes, field));
   if (offset % worker::kRegionAlignment != 0) {
     return InvalidField(
@@ -197,7 +196,7 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
     return RegisteredOtherwise(name);
   };
   {
-    std::shared_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto it = regions_.find(name); it != regions_.end()) return registered(it->second);
   }
   // Without the lock: to take the memory of a large object takes a while.
@@ -205,13 +204,13 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
   TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
   auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
   TRIBUTARY_RETURN_IF_ERROR(mapping->Map());
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto [it, added] =
       regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
   return added ? absl::OkStatus() : registered(it->second);
 }
 
-absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::RegisterDevice(
+absl::StatusOr<RegisteredRegionPtr> SharedMemoryRegistry::RegisterDevice(
     const std::string& name, const worker::SharedDeviceMemory& memory,
     const std::string& owner_key) {
   TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
@@ -226,20 +225,20 @@ absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::RegisterDevice(
                           absl::StrCat("nobody holds a lock on '", owner_key, "'"));
     }
   }
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto it = regions_.find(name); it != regions_.end()) {
-    const DeviceRegionPtr& device = it->second.device;
+    const RegisteredRegionPtr& device = it->second.device;
     if (device != nullptr && device->memory == memory) return device;
     return RegisteredOtherwise(name);
   }
-  auto device = std::make_shared<DeviceRegion>(next_id_++, name, memory);
+  auto device = std::make_shared<RegisteredRegion>(next_id_++, name, memory);
   regions_.emplace(name, Region{.device = device, .owner = std::move(owner)});
   return device;
 }
 
-absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::Unregister(const std::string& name) {
+absl::StatusOr<RegisteredRegionPtr> SharedMemoryRegistry::Unregister(const std::string& name) {
   Region region;  // unmapped when the lock is free again
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(name);
   if (it == regions_.end()) return NotFound("shared memory region", name, "name");
   region = std::move(it->second);
@@ -247,22 +246,22 @@ absl::StatusOr<DeviceRegionPtr> SharedMemoryRegistry::Unregister(const std::stri
   return region.device;
 }
 
-void SharedMemoryRegistry::Forget(const DeviceRegionPtr& region) {
-  std::unique_lock lock(mutex_);
+void SharedMemoryRegistry::Forget(const RegisteredRegionPtr& region) {
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(region->name);
   if (it != regions_.end() && it->second.device == region) regions_.erase(it);
 }
 
-DeviceRegionPtr SharedMemoryRegistry::FindDevice(const std::string& name) const {
-  std::shared_lock lock(mutex_);
+RegisteredRegionPtr SharedMemoryRegistry::FindDevice(const std::string& name) const {
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(name);
   return it == regions_.end() ? nullptr : it->second.device;
 }
 
-std::vector<DeviceRegionPtr> SharedMemoryRegistry::ForgetOwnerless() {
+std::vector<RegisteredRegionPtr> SharedMemoryRegistry::ForgetOwnerless() {
   std::vector<Region> ownerless;  // unmapped when the lock is free again
-  std::vector<DeviceRegionPtr> devices;
-  std::unique_lock lock(mutex_);
+  std::vector<RegisteredRegionPtr> devices;
+  const MutexLock lock(mutex_);
   for (auto it = regions_.begin(); it != regions_.end();) {
     const auto region = it++;
     const auto& owner = region->second.owner;
@@ -279,7 +278,7 @@ absl::StatusOr<RegionBytes> SharedMemoryRegistry::Find(const std::string& name, 
                                                        absl::string_view field) const {
   std::shared_ptr<const Mapping> mapping;
   {
-    std::shared_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = regions_.find(name);
     if (it == regions_.end()) return NoRegion(name, field);
     if (it->second.device != nullptr) return OfDevice(it->second.device, offset, bytes, field);

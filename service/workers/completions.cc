@@ -6,10 +6,10 @@ namespace tributary::service {
 
 void Completions::Add(WorkerGroup::Done done, Outcome outcome) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!stopping_) {
       work_.push_back({std::move(done), std::move(outcome)});
-      return changed_.notify_one();
+      return changed_.NotifyOne();
     }
   }
   done(std::move(outcome));
@@ -17,24 +17,24 @@ void Completions::Add(WorkerGroup::Done done, Outcome outcome) {
 
 void Completions::Stop() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
-    changed_.notify_one();
+    changed_.NotifyOne();
   }
   if (thread_.joinable()) thread_.join();
 }
 
 void Completions::Loop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !work_.empty(); });
+    while (!stopping_ && work_.empty()) changed_.Wait(mutex_);
     if (work_.empty()) return;
     Item item = std::move(work_.front());
     work_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     item.done(std::move(item.outcome));
     item = {};  // what `done` holds is released before the lock is taken
-    lock.lock();
+    lock.Lock();
   }
 }
 

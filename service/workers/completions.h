@@ -1,27 +1,26 @@
-// A thread that runs what callers of a group gave it to run.
+// A thread that calls the callbacks of completed commands.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 
+#include "kernels/mutex.h"
 #include "service/workers/worker_group.h"
 
 namespace tributary::service {
 
-// In order. What runs here may block or call back into the group, which it could do neither on
-// gRPC's threads nor below the group's mutex.
+// It calls them in the order in which they were added. They may block or call back into the group,
+// which they could do neither on gRPC's threads nor under the group's mutex. Thread safe.
 class Completions {
  public:
   Completions() : thread_([this] { Loop(); }) {}
   ~Completions() { Stop(); }
 
-  // After Stop it runs at once: there is no thread any more, and no group whose mutex could be
-  // held.
+  // After Stop, `done` is called at once: there is no thread any more, and no group whose mutex
+  // could be held.
   void Add(WorkerGroup::Done done, Outcome outcome);
 
-  // After everything that was added.
+  // Returns when everything that was added has been called.
   void Stop();
 
  private:
@@ -32,10 +31,10 @@ class Completions {
 
   void Loop();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> work_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Item> work_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -1,9 +1,7 @@
 #include "service/workers/embedded_group.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/mutex.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"
@@ -42,7 +41,7 @@ class EmbeddedGroup : public WorkerGroup {
   explicit EmbeddedGroup(const EmbeddedGroupOptions& options);
   ~EmbeddedGroup() override { Stop(); }
 
-  int size() const override { return static_cast<int>(ranks_.size()); }
+  int size() const override { return options_.workers; }
   worker::Device device() const override { return options_.device; }
   absl::Status CheckRegions() const override {
     if (options_.device == worker::Device::kCuda) return absl::OkStatus();
@@ -57,10 +56,14 @@ class EmbeddedGroup : public WorkerGroup {
   using SubmissionPtr = std::shared_ptr<Submission>;
 
   struct Rank {
-    std::unique_ptr<worker::Executor> executor;  // from Start on
-    std::deque<SubmissionPtr> queue;
-    std::condition_variable wake;
+    // Made by Start. Used by the rank's thread while a group serves, and by the control thread,
+    // which forms groups, while none does. Replaced under the lock.
+    std::unique_ptr<worker::Executor> executor;
+    CondVar wake;  // the queue has changed, or the thread is to end
     std::thread thread;
+  };
+  struct RankWork {
+    std::deque<SubmissionPtr> queue;
     double busy_seconds = 0;
   };
 
@@ -70,33 +73,42 @@ class EmbeddedGroup : public WorkerGroup {
   void RunRank(int rank);
   // Keeps deadlines and forms groups.
   void RunControl();
-  // Called with the lock held; releases it to call out, and takes it again. Tries until it is done
-  // or the group is stopping.
-  void Form(std::unique_lock<std::mutex>& lock);
+  // Releases the lock while it calls out. Tries until it is done or the group is stopping.
+  void Form() TRIBUTARY_REQUIRES(mutex_);
   // Brings all executors into the group of an epoch.
   absl::Status JoinAll(uint64_t epoch);
-  void Recover(std::unique_lock<std::mutex>& lock);
+  // Completes what is in flight, waits until no rank is busy with it, and forms the next group.
+  // Releases the lock while it calls out.
+  void Recover() TRIBUTARY_REQUIRES(mutex_);
   void FinishOnRank(const SubmissionPtr& submission, worker::Reply reply, double seconds);
-  void Break(const std::string& reason);
-  Clock::time_point EarliestDeadline() const;
+  // Ranks that wait in a collective wake up with an error.
+  void Break(const std::string& reason) TRIBUTARY_REQUIRES(mutex_);
+  // max() when nothing is in flight.
+  Clock::time_point EarliestDeadline() const TRIBUTARY_REQUIRES(mutex_);
 
   const EmbeddedGroupOptions options_;
-  mutable std::mutex mutex_;
-  std::condition_variable control_;  // to the control thread, and to Stop
-  std::vector<std::unique_ptr<Rank>> ranks_;
-  std::deque<SubmissionPtr> in_flight_;  // until every rank is finished
-  GroupObserver* observer_ = nullptr;
-  Clock::time_point next_look_ = Clock::time_point::max();  // of the control thread, at deadlines
-  uint64_t epoch_ = 0;
-  bool formed_ = false;
-  bool has_formed_ = false;  // ever
-  std::string broken_;       // why; empty while the group can execute
-  bool stopping_ = false;
-  bool stopped_ = false;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // none comes or goes
+  GroupObserver* observer_ = nullptr;         // set by Start
   std::thread control_thread_;
+
+  mutable Mutex mutex_;
+  CondVar control_;                                          // wakes the control thread, and Stop
+  std::vector<RankWork> work_ TRIBUTARY_GUARDED_BY(mutex_);  // by rank
+  // Submissions stay here until every rank is finished with them.
+  std::deque<SubmissionPtr> in_flight_ TRIBUTARY_GUARDED_BY(mutex_);
+  // When the control thread next looks at deadlines.
+  Clock::time_point next_look_ TRIBUTARY_GUARDED_BY(mutex_) = Clock::time_point::max();
+  uint64_t epoch_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  bool formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool has_formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // ever
+  // Why the group broke; empty while it can execute.
+  std::string broken_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool stopped_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 };
 
-EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options) : options_(options) {
+EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options)
+    : options_(options), work_(options.workers) {
   for (int i = 0; i < options.workers; ++i) ranks_.push_back(std::make_unique<Rank>());
 }
 
@@ -141,7 +153,7 @@ absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
     auto executor = std::make_unique<worker::Executor>(
         worker::ExecutorOptions{.memory_limit = options_.memory_limit / options_.workers},
         std::move(backend));
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ranks_[i]->executor = std::move(executor);
   }
   observer_ = observer;
@@ -152,7 +164,7 @@ absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
 
 void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done done) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (formed_ && broken_.empty() && !stopping_ && command->epoch == epoch_) {
       auto submission = std::make_shared<Submission>();
       submission->command = std::move(command);
@@ -160,11 +172,11 @@ void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done 
       submission->replies.resize(size());
       submission->unfinished = size();
       // Deadlines mostly rise, so that the control thread is rarely woken for one.
-      if (submission->command->deadline < next_look_) control_.notify_all();
+      if (submission->command->deadline < next_look_) control_.NotifyAll();
       in_flight_.push_back(submission);
-      for (auto& rank : ranks_) {
-        rank->queue.push_back(submission);
-        rank->wake.notify_one();
+      for (int i = 0; i < size(); ++i) {
+        work_[i].queue.push_back(submission);
+        ranks_[i]->wake.NotifyOne();
       }
       return;
     }
@@ -174,20 +186,21 @@ void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done 
 
 void EmbeddedGroup::RunRank(int index) {
   Rank& rank = *ranks_[index];
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
+  std::deque<SubmissionPtr>& queue = work_[index].queue;
   while (true) {
-    rank.wake.wait(lock, [&] { return stopped_ || !rank.queue.empty(); });
-    if (rank.queue.empty()) {
+    while (!stopped_ && queue.empty()) rank.wake.Wait(mutex_);
+    if (queue.empty()) {
       // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
       std::unique_ptr<worker::Executor> executor = std::move(rank.executor);
-      lock.unlock();
+      lock.Unlock();
       executor.reset();
       return;
     }
-    const SubmissionPtr submission = std::move(rank.queue.front());
-    rank.queue.pop_front();
+    const SubmissionPtr submission = std::move(queue.front());
+    queue.pop_front();
     const bool dropped = !submission->done;  // aborted before this rank began
-    lock.unlock();
+    lock.Unlock();
     worker::Reply reply;
     const Clock::time_point begin = Clock::now();
     if (dropped) {
@@ -200,7 +213,7 @@ void EmbeddedGroup::RunRank(int index) {
     reply.arrived = Clock::now();
     const double seconds = std::chrono::duration<double>(reply.arrived - begin).count();
     FinishOnRank(submission, std::move(reply), seconds);
-    lock.lock();
+    lock.Lock();
   }
 }
 
@@ -209,8 +222,8 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
   Done done;
   Outcome outcome;
   {
-    std::lock_guard lock(mutex_);
-    ranks_[reply.rank]->busy_seconds += seconds;
+    const MutexLock lock(mutex_);
+    work_[reply.rank].busy_seconds += seconds;
     const bool breaks = BreaksGroup(reply.status) && submission->done;
     if (breaks) Break(absl::StrCat("rank ", reply.rank, ": ", reply.status.message()));
     submission->replies[reply.rank] = std::move(reply);
@@ -220,23 +233,21 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
         done = std::exchange(submission->done, nullptr);
         outcome = {FirstError(submission->replies), std::move(submission->replies)};
       }
-      if (in_flight_.empty() && (!broken_.empty() || stopping_)) control_.notify_all();
+      if (in_flight_.empty() && (!broken_.empty() || stopping_)) control_.NotifyAll();
     }
   }
   if (done) done(std::move(outcome));
 }
 
-// With the lock held. Ranks that wait in a collective wake up with an error.
 void EmbeddedGroup::Break(const std::string& reason) {
   if (!broken_.empty()) return;
   broken_ = reason;
   for (auto& rank : ranks_) {
     if (auto comm = rank->executor->communicator()) comm->Abort(reason);
   }
-  control_.notify_all();
+  control_.NotifyAll();
 }
 
-// max() when nothing is in flight.
 Clock::time_point EmbeddedGroup::EarliestDeadline() const {
   Clock::time_point earliest = Clock::time_point::max();
   for (const SubmissionPtr& s : in_flight_) {
@@ -246,41 +257,43 @@ Clock::time_point EmbeddedGroup::EarliestDeadline() const {
 }
 
 void EmbeddedGroup::RunControl() {
-  std::unique_lock lock(mutex_);
-  Form(lock);
+  const MutexLock lock(mutex_);
+  Form();
   while (!stopped_) {
     if (!broken_.empty()) {
-      Recover(lock);
+      Recover();
       continue;
     }
     next_look_ = EarliestDeadline();
     if (next_look_ <= Clock::now()) {
       Break("a command did not end by its deadline");
     } else if (next_look_ == Clock::time_point::max()) {
-      control_.wait(lock);
+      control_.Wait(mutex_);
     } else {
-      control_.wait_until(lock, next_look_);
+      control_.WaitUntil(mutex_, next_look_);
     }
   }
 }
 
-void EmbeddedGroup::Form(std::unique_lock<std::mutex>& lock) {
+void EmbeddedGroup::Form() {
   const bool first = !has_formed_;
   while (!stopping_ && !stopped_) {
     const uint64_t epoch = ++epoch_;
     // No rank executes anything now, so that the executors are ours.
-    lock.unlock();
+    mutex_.Unlock();
     const absl::Status joined = JoinAll(epoch);
     if (!joined.ok()) observer_->OnBroken(absl::StrCat("cannot form: ", joined.message()));
-    lock.lock();
+    mutex_.Lock();
     if (joined.ok()) {
       broken_.clear();
       formed_ = has_formed_ = true;
-      lock.unlock();
+      mutex_.Unlock();
       observer_->OnFormed(epoch, std::vector<bool>(size(), first));
-      return lock.lock();
+      return mutex_.Lock();
     }
-    control_.wait_for(lock, options_.form_pause, [this] { return stopping_ || stopped_; });
+    const Clock::time_point next_try = Clock::now() + options_.form_pause;
+    while (!stopping_ && !stopped_ && control_.WaitUntil(mutex_, next_try)) {
+    }
   }
   broken_ = "stopping";
 }
@@ -304,29 +317,28 @@ absl::Status EmbeddedGroup::JoinAll(uint64_t epoch) {
   return absl::OkStatus();
 }
 
-// Completes what is in flight, waits until no rank is busy with it, and forms the next group.
-void EmbeddedGroup::Recover(std::unique_lock<std::mutex>& lock) {
+void EmbeddedGroup::Recover() {
   formed_ = false;
   const std::string reason = broken_;
   std::vector<Done> aborted;
   for (const SubmissionPtr& s : in_flight_) {
     if (s->done) aborted.push_back(std::exchange(s->done, nullptr));
   }
-  lock.unlock();
+  mutex_.Unlock();
   observer_->OnBroken(reason);
   for (Done& done : aborted) done({absl::AbortedError(reason), {}});
-  lock.lock();
+  mutex_.Lock();
   // Ranks leave collectives at once and computations when they are through.
-  control_.wait(lock, [&] { return in_flight_.empty() || stopped_; });
+  while (!in_flight_.empty() && !stopped_) control_.Wait(mutex_);
   if (!stopped_ && !stopping_) {
-    Form(lock);
+    Form();
   } else {
-    control_.wait(lock, [&] { return stopped_; });
+    while (!stopped_) control_.Wait(mutex_);
   }
 }
 
 std::vector<Member> EmbeddedGroup::members() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Member> members;
   for (int i = 0; i < size(); ++i) {
     members.push_back(
@@ -335,21 +347,21 @@ std::vector<Member> EmbeddedGroup::members() const {
          .backend = Name(device()),
          .connected = formed_,
          .memory_bytes = ranks_[i]->executor == nullptr ? 0 : ranks_[i]->executor->memory_used(),
-         .busy_seconds = ranks_[i]->busy_seconds});
+         .busy_seconds = work_[i].busy_seconds});
   }
   return members;
 }
 
 void EmbeddedGroup::Stop() {
   {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stopping_ || !control_thread_.joinable()) return;
     stopping_ = true;
     // The control thread breaks the group when a deadline passes, so this ends.
-    control_.wait(lock, [&] { return in_flight_.empty(); });
+    while (!in_flight_.empty()) control_.Wait(mutex_);
     stopped_ = true;
-    control_.notify_all();
-    for (auto& rank : ranks_) rank->wake.notify_all();
+    control_.NotifyAll();
+    for (auto& rank : ranks_) rank->wake.NotifyAll();
   }
   control_thread_.join();
   for (auto& rank : ranks_) rank->thread.join();

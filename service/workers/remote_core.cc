@@ -1,4 +1,4 @@
-// Streams, seats and the rendezvous; start and stop.
+// Streams, ranks and the rendezvous; start and stop.
 #include "service/workers/remote_core.h"
 
 #include <algorithm>
@@ -25,16 +25,16 @@ uint64_t RandomId() {
 }  // namespace
 
 RemoteCore::RemoteCore(const RemoteGroupOptions& options)
-    : options_(options), group_id_(RandomId()), seats_(options.size) {}
+    : options_(options), group_id_(RandomId()), ranks_(options.size) {}
 
-// ------------------------------------------------------------------------------ streams and seats
+// ------------------------------------------------------------------------------ streams and ranks
 
 bool RemoteCore::Accept(grpc::CallbackServerContext* context, Stream* stream) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (stopping_) return false;
   *stream = worker::WorkerStream::Begin(context, shared_from_this());
   peers_[*stream].heard = Clock::now();
-  watch_wakes_.notify_one();
+  watch_wakes_.NotifyOne();
   return true;
 }
 
@@ -51,7 +51,7 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     if (reply.ok()) reply->arrived = Clock::now();
   }
 
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = peers_.find(stream);
   if (found == peers_.end()) return;
   Peer& peer = found->second;
@@ -60,10 +60,10 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     return Register(stream, message.epoch(), message.registration());
   }
   if (message.has_drain()) return BeginDraining(stream);
-  if (peer.rank < 0) return;  // it lost its seat; its stream is being closed
+  if (peer.rank < 0) return;  // it lost its rank; its stream is being closed
   if (message.has_heartbeat()) {
-    seats_[peer.rank].memory_bytes = message.heartbeat().memory_bytes();
-    seats_[peer.rank].busy_seconds = message.heartbeat().busy_seconds();
+    ranks_[peer.rank].memory_bytes = message.heartbeat().memory_bytes();
+    ranks_[peer.rank].busy_seconds = message.heartbeat().busy_seconds();
     return;
   }
   // Fencing: what was said in another epoch means nothing now.
@@ -74,15 +74,15 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
 }
 
 void RemoteCore::OnEnd(const Stream& stream) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Vacate(stream, "its stream ended");
 }
 
 void RemoteCore::OnGone(const Stream& stream) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Vacate(stream, "its stream is gone");
   peers_.erase(stream);
-  drained_.notify_all();
+  drained_.NotifyAll();
 }
 
 void RemoteCore::Register(const Stream& stream, uint64_t epoch,
@@ -98,26 +98,26 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
                                     .backend = Name(options_.device)};
   const absl::Status check = worker::CheckRegistration(facts, epoch, registration);
   if (!check.ok()) return refuse(check);
-  std::vector<worker::Seat> known;
-  for (const Seat& seat : seats_) known.push_back(seat.known);
-  const absl::StatusOr<int> rank = worker::ChooseSeat(known, registration);
+  std::vector<worker::RankHistory> known;
+  for (const RankState& state : ranks_) known.push_back(state.known);
+  const absl::StatusOr<int> rank = worker::ChooseRank(known, registration);
   if (!rank.ok()) return refuse(rank.status());
 
   // The same worker over a new connection: it knows better than we that the old one is dead.
-  for (Seat& seat : seats_) {
-    if (seat.stream == nullptr || seat.known.instance_id != registration.instance_id()) continue;
-    const Stream old = seat.stream;
+  for (RankState& state : ranks_) {
+    if (state.stream == nullptr || state.known.instance_id != registration.instance_id()) continue;
+    const Stream old = state.stream;
     Vacate(old, "it dialled again");
     old->Cancel({grpc::StatusCode::ABORTED, "replaced by a new connection"});
   }
 
-  Seat& seat = seats_[*rank];
-  seat.known.instance_id = registration.instance_id();
-  seat.known.connected = true;
-  seat.stream = stream;
-  seat.ready = false;
-  seat.aborting = false;
-  seat.backend = registration.backend();
+  RankState& state = ranks_[*rank];
+  state.known.instance_id = registration.instance_id();
+  state.known.connected = true;
+  state.stream = stream;
+  state.ready = false;
+  state.aborting = false;
+  state.backend = registration.backend();
   peers_[stream].rank = *rank;
 
   v1::CoordinatorMessage message = Message();
@@ -131,19 +131,19 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   welcome->set_heartbeat_interval_ms(options_.heartbeat_interval.count());
   welcome->set_heartbeat_timeout_ms(options_.heartbeat_timeout.count());
   stream->Send(worker::EncodeMessage(message));
-  former_wakes_.notify_one();
+  former_wakes_.NotifyOne();
 }
 
 void RemoteCore::Take(int rank, v1::WorkerMessage message) {
   if (message.has_aborted()) {
-    seats_[rank].aborting = false;
-    return former_wakes_.notify_one();
+    ranks_[rank].aborting = false;
+    return former_wakes_.NotifyOne();
   }
   if (state_ != State::kForming) return;
   switch (message.body_case()) {
     case v1::WorkerMessage::kReady:
-      seats_[rank].ready = true;
-      return former_wakes_.notify_one();
+      ranks_[rank].ready = true;
+      return former_wakes_.NotifyOne();
     case v1::WorkerMessage::kFormFailed:
       return Break(absl::StrCat("rank ", rank,
                                 " could not join: ", message.form_failed().status().message()));
@@ -158,7 +158,7 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
 
 void RemoteCore::BeginDraining(const Stream& stream) {
   Peer& peer = peers_[stream];
-  if (peer.rank < 0) return LetGo(stream);  // nothing waits for who has no seat
+  if (peer.rank < 0) return LetGo(stream);  // nothing waits for a worker without a rank
   peer.draining = true;
   if (pending_.empty()) LetDrainedGo();
 }
@@ -184,11 +184,11 @@ void RemoteCore::Vacate(const Stream& stream, const std::string& why) {
   if (found == peers_.end()) return;
   const int rank = std::exchange(found->second.rank, -1);
   if (rank < 0) return;
-  Seat& seat = seats_[rank];
-  seat.stream = nullptr;
-  seat.ready = false;
-  seat.known.connected = false;
-  seat.known.left = ++leavings_;
+  RankState& state = ranks_[rank];
+  state.stream = nullptr;
+  state.ready = false;
+  state.known.connected = false;
+  state.known.left = ++leavings_;
   Break(absl::StrCat("rank ", rank, " is gone: ", why));
 }
 
@@ -211,13 +211,13 @@ void RemoteCore::Get(int rank, const std::string& key) {
   v1::CoordinatorMessage message = Message();
   message.mutable_rendezvous_value()->set_key(key);
   message.mutable_rendezvous_value()->set_value(found->second);
-  seats_[rank].stream->Send(worker::EncodeMessage(message));
+  ranks_[rank].stream->Send(worker::EncodeMessage(message));
 }
 
 // --------------------------------------------------------------------------------- start and stop
 
 absl::Status RemoteCore::Start(GroupObserver* observer) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (started_) return absl::FailedPreconditionError("the group was started before");
   started_ = true;
   observer_ = observer;
@@ -229,41 +229,47 @@ absl::Status RemoteCore::Start(GroupObserver* observer) {
 
 void RemoteCore::Stop() {
   {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
     // Bounded: the watch breaks the group at the first deadline that passes.
-    drained_.wait(lock, [this] { return pending_.empty(); });
+    while (!pending_.empty()) drained_.Wait(mutex_);
     for (auto& [stream, peer] : peers_) {
       v1::CoordinatorMessage message = Message();
       message.mutable_bye()->set_reason("the coordinator is stopping");
       stream->Send(worker::EncodeMessage(message));
       stream->Close(grpc::Status::OK);
     }
-    drained_.wait_for(lock, kGoodbyeTimeout, [this] { return peers_.empty(); });
+    WaitForPeersToLeave();
     for (auto& [stream, peer] : peers_) stream->Cancel(grpc::Status::CANCELLED);
-    drained_.wait_for(lock, kGoodbyeTimeout, [this] { return peers_.empty(); });
+    WaitForPeersToLeave();
     stopped_ = true;
-    former_wakes_.notify_all();
-    watch_wakes_.notify_all();
+    former_wakes_.NotifyAll();
+    watch_wakes_.NotifyAll();
   }
   if (former_.joinable()) former_.join();
   if (watch_.joinable()) watch_.join();
   completions_.Stop();
 }
 
+void RemoteCore::WaitForPeersToLeave() {
+  const Clock::time_point until = Clock::now() + kGoodbyeTimeout;
+  while (!peers_.empty() && drained_.WaitUntil(mutex_, until)) {
+  }
+}
+
 std::vector<Member> RemoteCore::members() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Member> members;
   for (int rank = 0; rank < options_.size; ++rank) {
-    const Seat& seat = seats_[rank];
+    const RankState& state = ranks_[rank];
     members.push_back({.rank = rank,
-                       .address = seat.stream == nullptr ? "" : seat.stream->peer(),
-                       .backend = seat.backend,
-                       .connected = seat.stream != nullptr,
-                       .holds_shard = seat.holder != 0 && seat.holder == seat.known.instance_id,
-                       .memory_bytes = seat.memory_bytes,
-                       .busy_seconds = seat.busy_seconds});
+                       .address = state.stream == nullptr ? "" : state.stream->peer(),
+                       .backend = state.backend,
+                       .connected = state.stream != nullptr,
+                       .holds_shard = state.holder != 0 && state.holder == state.known.instance_id,
+                       .memory_bytes = state.memory_bytes,
+                       .busy_seconds = state.busy_seconds});
   }
   return members;
 }
@@ -271,12 +277,14 @@ std::vector<Member> RemoteCore::members() const {
 // ---------------------------------------------------------------------------------------- helpers
 
 bool RemoteCore::AllCanForm() const {
-  return std::all_of(seats_.begin(), seats_.end(),
-                     [](const Seat& seat) { return seat.stream != nullptr && !seat.aborting; });
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& state) {
+    return state.stream != nullptr && !state.aborting;
+  });
 }
 
 bool RemoteCore::AllReady() const {
-  return std::all_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.ready; });
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const RankState& state) { return state.ready; });
 }
 
 std::string RemoteCore::RanksThat(const std::function<bool(int rank)>& predicate) const {
@@ -295,8 +303,8 @@ v1::CoordinatorMessage RemoteCore::Message() const {
 
 void RemoteCore::SendToAll(const v1::CoordinatorMessage& message) {
   const grpc::ByteBuffer bytes = worker::EncodeMessage(message);
-  for (const Seat& seat : seats_) {
-    if (seat.stream != nullptr) seat.stream->Send(bytes);
+  for (const RankState& state : ranks_) {
+    if (state.stream != nullptr) state.stream->Send(bytes);
   }
 }
 

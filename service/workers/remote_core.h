@@ -1,22 +1,23 @@
-// A group of remote workers without its gRPC service: the seats, the epoch, what is in flight.
+// A group of remote workers without its gRPC service: who holds which rank, the epoch, and the
+// commands in flight.
 //
-// Three threads: the former (forms groups, tells the observer), the watch (deadlines, silence,
-// heartbeats) and the completions. Everything else happens on gRPC's threads and those of callers.
+// It has three threads: the former forms groups and tells the observer; the watch looks after
+// deadlines, silent workers and heartbeats; the completions call callbacks. Everything else happens
+// on gRPC's threads and on those of callers.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/mutex.h"
 #include "service/workers/completions.h"
 #include "service/workers/remote_group.h"
 #include "service/workers/worker_group.h"
@@ -26,7 +27,7 @@
 
 namespace tributary::service {
 
-// Streams keep it alive.
+// Thread safe. Streams keep it alive.
 class RemoteCore : public worker::WorkerStream::Events,
                    public std::enable_shared_from_this<RemoteCore> {
  public:
@@ -58,18 +59,18 @@ class RemoteCore : public worker::WorkerStream::Events,
 
   // What is known of a stream.
   struct Peer {
-    int rank = -1;  // -1: not registered, or has lost its seat
+    int rank = -1;  // -1: not registered, or has lost its rank
     Clock::time_point heard;
     bool draining = false;
   };
 
-  struct Seat {
-    worker::Seat known;
-    Stream stream;  // null: nobody
+  struct RankState {
+    worker::RankHistory known;
+    Stream stream;  // null: nobody holds the rank
     bool ready = false;
-    // Whether its worker may still be in the epoch that broke: it was told to abort and has not
-    // said that it did. When a worker dies its peers may be the first to notice; no epoch is
-    // wasted on the dead, who say nothing.
+    // The worker was told to abort the epoch that broke, and has not said that it did. When a
+    // worker dies, its peers may be the first to notice. The group waits for an answer, so that it
+    // does not spend an epoch on a worker that is dead.
     bool aborting = false;
     uint64_t holder = 0;  // the instance whose shard the group counts on; 0: none
     std::string backend;
@@ -86,32 +87,38 @@ class RemoteCore : public worker::WorkerStream::Events,
     int missing = 0;
   };
 
-  // All of the following are called with the mutex held. Streams, seats and the rendezvous:
-  void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration);
-  void Take(int rank, v1::WorkerMessage message);
-  void Put(v1::RendezvousPut put);
-  void Get(int rank, const std::string& key);
-  void BeginDraining(const Stream& stream);
-  void LetDrainedGo();
-  void LetGo(const Stream& stream);
-  // The seat's worker is gone, or must be taken for gone.
-  void Vacate(const Stream& stream, const std::string& why);
-  // Commands:
-  // Takes `done` when the command may be sent.
-  absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done);
-  void TakeReply(int rank, worker::Reply reply);
+  // Streams, ranks and the rendezvous.
+  void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration)
+      TRIBUTARY_REQUIRES(mutex_);
+  void Take(int rank, v1::WorkerMessage message) TRIBUTARY_REQUIRES(mutex_);
+  void Put(v1::RendezvousPut put) TRIBUTARY_REQUIRES(mutex_);
+  void Get(int rank, const std::string& key) TRIBUTARY_REQUIRES(mutex_);
+  void BeginDraining(const Stream& stream) TRIBUTARY_REQUIRES(mutex_);
+  void LetDrainedGo() TRIBUTARY_REQUIRES(mutex_);
+  void LetGo(const Stream& stream) TRIBUTARY_REQUIRES(mutex_);
+  // The worker of this stream is gone, or must be taken for gone: its rank is free.
+  void Vacate(const Stream& stream, const std::string& why) TRIBUTARY_REQUIRES(mutex_);
+  // Commands.
+  // Whether the command may be sent. If so, it takes `done`.
+  absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done)
+      TRIBUTARY_REQUIRES(mutex_);
+  void TakeReply(int rank, worker::Reply reply) TRIBUTARY_REQUIRES(mutex_);
   void Complete(WorkerGroup::Done done, absl::Status status, std::vector<worker::Reply> replies);
-  // Epochs:
-  // Ends the group that serves or forms, if any. All in flight is kAborted.
-  void Break(const std::string& reason);
-  void Form();
-  bool AllCanForm() const;
-  bool AllReady() const;
-  std::string RanksThat(const std::function<bool(int rank)>& predicate) const;
-  v1::CoordinatorMessage Message() const;
-  void SendToAll(const v1::CoordinatorMessage& message);
-  // What is due at `now`; returns when to look again.
-  Clock::time_point WatchOnce(Clock::time_point now);
+  // Epochs.
+  // Ends the group that serves or forms, if there is one. Commands in flight end with kAborted.
+  void Break(const std::string& reason) TRIBUTARY_REQUIRES(mutex_);
+  void Form() TRIBUTARY_REQUIRES(mutex_);
+  bool AllCanForm() const TRIBUTARY_REQUIRES(mutex_);
+  bool AllReady() const TRIBUTARY_REQUIRES(mutex_);
+  std::string RanksThat(const std::function<bool(int rank)>& predicate) const
+      TRIBUTARY_REQUIRES(mutex_);
+  v1::CoordinatorMessage Message() const TRIBUTARY_REQUIRES(mutex_);
+  void SendToAll(const v1::CoordinatorMessage& message) TRIBUTARY_REQUIRES(mutex_);
+  // Does what is due at `now`, and returns when to look again.
+  Clock::time_point WatchOnce(Clock::time_point now) TRIBUTARY_REQUIRES(mutex_);
+
+  // When the service stops: waits until all streams are gone, for a bounded time.
+  void WaitForPeersToLeave() TRIBUTARY_REQUIRES(mutex_);
 
   void FormerLoop();
   void WatchLoop();
@@ -120,34 +127,36 @@ class RemoteCore : public worker::WorkerStream::Events,
   const uint64_t group_id_;
   GroupObserver* observer_ = nullptr;
 
-  // Held over a Submit, so that all ranks get commands in one order. Taken before mutex_, which
-  // is free while commands are written: replies need not wait for that.
-  std::mutex submit_mutex_;
+  // Held during a Submit, so that all ranks get commands in one order. It is taken before mutex_,
+  // which is free while commands are written: replies need not wait for that.
+  Mutex submit_mutex_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable former_wakes_;
-  std::condition_variable watch_wakes_;
-  std::condition_variable drained_;  // nothing in flight, or a stream is gone
+  mutable Mutex mutex_;
+  CondVar former_wakes_;
+  CondVar watch_wakes_;
+  CondVar drained_;  // nothing is in flight, or a stream is gone
 
-  State state_ = State::kWaiting;
-  bool started_ = false;
-  bool stopping_ = false;  // no new commands, no new groups
-  bool stopped_ = false;   // the threads end
-  uint64_t epoch_ = 0;     // of the group that serves or forms; of the last one while waiting
-  Clock::time_point form_deadline_;
-  Clock::time_point abort_deadline_;  // of the workers that are aborting
-  Clock::time_point form_not_before_;
-  int form_failures_ = 0;  // in a row
-  uint64_t leavings_ = 0;
-  std::deque<std::string> broken_;  // what the observer has yet to be told
-  Clock::time_point next_heartbeat_;
-  Clock::time_point watch_until_;
+  State state_ TRIBUTARY_GUARDED_BY(mutex_) = State::kWaiting;
+  bool started_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // no new commands, no new groups
+  bool stopped_ TRIBUTARY_GUARDED_BY(mutex_) = false;   // the threads end
+  // The epoch of the group that serves or forms; that of the last group while waiting.
+  uint64_t epoch_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  Clock::time_point form_deadline_ TRIBUTARY_GUARDED_BY(mutex_);
+  Clock::time_point abort_deadline_ TRIBUTARY_GUARDED_BY(mutex_);  // of workers that are aborting
+  Clock::time_point form_not_before_ TRIBUTARY_GUARDED_BY(mutex_);
+  int form_failures_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // in a row
+  uint64_t leavings_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  std::deque<std::string> broken_ TRIBUTARY_GUARDED_BY(mutex_);  // not yet told to the observer
+  Clock::time_point next_heartbeat_ TRIBUTARY_GUARDED_BY(mutex_);
+  Clock::time_point watch_until_ TRIBUTARY_GUARDED_BY(mutex_);
 
-  std::vector<Seat> seats_;       // by rank
-  std::map<Stream, Peer> peers_;  // every stream that is not gone
-  std::map<std::string, std::string> rendezvous_;
-  std::map<std::string, std::vector<int>> rendezvous_waiters_;  // key -> ranks
-  std::map<uint64_t, Pending> pending_;                         // by number
+  std::vector<RankState> ranks_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::map<Stream, Peer> peers_ TRIBUTARY_GUARDED_BY(mutex_);  // every stream that is not gone
+  std::map<std::string, std::string> rendezvous_ TRIBUTARY_GUARDED_BY(mutex_);
+  // Which ranks wait for a key.
+  std::map<std::string, std::vector<int>> rendezvous_waiters_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::map<uint64_t, Pending> pending_ TRIBUTARY_GUARDED_BY(mutex_);  // by number
 
   Completions completions_;
   std::thread former_;

@@ -14,7 +14,7 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
   const Pending pending = {.epoch = command->epoch, .deadline = command->deadline};
   const grpc::ByteBuffer message = worker::EncodeCommand(std::move(command), Clock::now());
 
-  std::unique_lock in_order(submit_mutex_);
+  MutexLock in_order(submit_mutex_);
   std::vector<Stream> streams;
   absl::Status admitted;
   if (message.Length() > options_.max_message_bytes) {
@@ -26,12 +26,12 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
         "a step whose result takes ", reply_bytes, " bytes is beyond the ",
         options_.max_message_bytes, " a message from a worker may have: send fewer rows a call"));
   } else {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     admitted = Admit(number, pending, &done);
-    for (const Seat& seat : seats_) streams.push_back(seat.stream);
+    for (const RankState& state : ranks_) streams.push_back(state.stream);
   }
   if (!admitted.ok()) {
-    in_order.unlock();
+    in_order.Unlock();
     return completions_.Add(std::move(done), Outcome{std::move(admitted), {}});
   }
   // The group may break meanwhile; workers drop commands of an epoch they have left.
@@ -48,10 +48,10 @@ absl::Status RemoteCore::Admit(uint64_t number, Pending pending, WorkerGroup::Do
     return absl::InternalError(absl::StrCat("command ", number, " is in flight already"));
   }
   pending.done = std::move(*done);
-  pending.replies.resize(seats_.size());
-  pending.answered.resize(seats_.size());
+  pending.replies.resize(ranks_.size());
+  pending.answered.resize(ranks_.size());
   pending.missing = options_.size;
-  if (pending.deadline < watch_until_) watch_wakes_.notify_one();
+  if (pending.deadline < watch_until_) watch_wakes_.NotifyOne();
   pending_.emplace(number, std::move(pending));
   return absl::OkStatus();
 }
@@ -77,7 +77,7 @@ void RemoteCore::TakeReply(int rank, worker::Reply reply) {
   pending_.erase(found);
   if (!pending_.empty()) return;
   LetDrainedGo();
-  drained_.notify_all();
+  drained_.NotifyAll();
 }
 
 void RemoteCore::Complete(WorkerGroup::Done done, absl::Status status,

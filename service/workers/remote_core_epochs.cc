@@ -32,7 +32,7 @@ void RemoteCore::Break(const std::string& reason) {
   v1::CoordinatorMessage message = Message();
   message.mutable_abort()->set_reason(reason);
   SendToAll(message);
-  for (Seat& seat : seats_) seat.aborting = seat.stream != nullptr;
+  for (RankState& state : ranks_) state.aborting = state.stream != nullptr;
   abort_deadline_ = Clock::now() + options_.form_timeout;
   if (served) {
     broken_.push_back(reason);
@@ -40,9 +40,9 @@ void RemoteCore::Break(const std::string& reason) {
     form_not_before_ = Clock::now() + FormationPause(form_failures_++);
   }
   LetDrainedGo();
-  watch_wakes_.notify_one();
-  former_wakes_.notify_one();
-  drained_.notify_all();
+  watch_wakes_.NotifyOne();
+  former_wakes_.NotifyOne();
+  drained_.NotifyAll();
 }
 
 void RemoteCore::Form() {
@@ -51,51 +51,51 @@ void RemoteCore::Form() {
   form_deadline_ = Clock::now() + options_.form_timeout;
   rendezvous_.clear();
   rendezvous_waiters_.clear();
-  for (Seat& seat : seats_) {
-    seat.ready = false;
+  for (RankState& state : ranks_) {
+    state.ready = false;
     v1::CoordinatorMessage message = Message();
-    message.mutable_configure()->set_fresh(seat.holder != seat.known.instance_id);
+    message.mutable_configure()->set_fresh(state.holder != state.known.instance_id);
     message.mutable_configure()->set_timeout_ms(options_.form_timeout.count());
-    seat.stream->Send(worker::EncodeMessage(message));
+    state.stream->Send(worker::EncodeMessage(message));
   }
-  watch_wakes_.notify_one();
+  watch_wakes_.NotifyOne();
 }
 
 void RemoteCore::FormerLoop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopped_) {
     if (!broken_.empty()) {
       const std::string reason = std::move(broken_.front());
       broken_.pop_front();
-      lock.unlock();
+      lock.Unlock();
       observer_->OnBroken(reason);
-      lock.lock();
+      lock.Lock();
     } else if (state_ == State::kWaiting && AllCanForm() && !stopping_) {
       if (Clock::now() >= form_not_before_) {
         Form();
       } else {
-        former_wakes_.wait_until(lock, form_not_before_);
+        former_wakes_.WaitUntil(mutex_, form_not_before_);
       }
     } else if (state_ == State::kForming && AllReady()) {
       const uint64_t epoch = epoch_;
       std::vector<bool> fresh;
-      for (Seat& seat : seats_) {
-        fresh.push_back(seat.holder != seat.known.instance_id);
+      for (RankState& state : ranks_) {
+        fresh.push_back(state.holder != state.known.instance_id);
         // From here on tokens may be written that whoever held the rank before does not have.
-        if (fresh.back()) seat.holder = 0;
+        if (fresh.back()) state.holder = 0;
       }
       state_ = State::kServing;
       form_failures_ = 0;
-      lock.unlock();
+      lock.Unlock();
       observer_->OnFormed(epoch, fresh);
-      lock.lock();
+      lock.Lock();
       // A rank counts as holding something once the observer has set it up. If the group broke
       // before that, the rank starts empty again.
       if (state_ == State::kServing && epoch_ == epoch) {
-        for (Seat& seat : seats_) seat.holder = seat.known.instance_id;
+        for (RankState& state : ranks_) state.holder = state.known.instance_id;
       }
     } else {
-      former_wakes_.wait(lock);
+      former_wakes_.Wait(mutex_);
     }
   }
 }
@@ -113,15 +113,16 @@ RemoteCore::Clock::time_point RemoteCore::WatchOnce(Clock::time_point now) {
                        RanksThat([&](int rank) { return !pending.answered[rank]; })));
   }
   if (state_ == State::kForming && form_deadline_ <= now) {
-    Break(absl::StrCat("not connected in time: ",
-                       RanksThat([&](int rank) { return !seats_[rank].ready; })));
+    Break(absl::StrCat(
+        "not connected in time: ",
+        RanksThat([&](int rank) TRIBUTARY_REQUIRES(mutex_) { return !ranks_[rank].ready; })));
   }
   std::vector<Stream> silent;
   std::vector<Stream> stuck;
   for (const auto& [stream, peer] : peers_) {
     if (peer.heard + options_.heartbeat_timeout <= now) {
       silent.push_back(stream);
-    } else if (peer.rank >= 0 && seats_[peer.rank].aborting && abort_deadline_ <= now) {
+    } else if (peer.rank >= 0 && ranks_[peer.rank].aborting && abort_deadline_ <= now) {
       stuck.push_back(stream);
     }
   }
@@ -147,18 +148,18 @@ RemoteCore::Clock::time_point RemoteCore::WatchOnce(Clock::time_point now) {
     next = std::min(next, peer.heard + options_.heartbeat_timeout);
   }
   if (state_ == State::kForming) next = std::min(next, form_deadline_);
-  const bool aborting = std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
-    return seat.stream != nullptr && seat.aborting;
+  const bool aborting = std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& state) {
+    return state.stream != nullptr && state.aborting;
   });
   if (aborting) next = std::min(next, abort_deadline_);
   return next;
 }
 
 void RemoteCore::WatchLoop() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!stopped_) {
     watch_until_ = WatchOnce(Clock::now());
-    watch_wakes_.wait_until(lock, watch_until_);
+    watch_wakes_.WaitUntil(mutex_, watch_until_);
   }
 }
 

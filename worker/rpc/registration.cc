@@ -45,25 +45,25 @@ absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch, const v1
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> ChooseSeat(const std::vector<Seat>& seats, const v1::Registration& r) {
-  const auto held_by_another = [&](const Seat& seat) {
-    return seat.connected && seat.instance_id != r.instance_id();
+absl::StatusOr<int> ChooseRank(const std::vector<RankHistory>& ranks, const v1::Registration& r) {
+  const auto held_by_another = [&](const RankHistory& held) {
+    return held.connected && held.instance_id != r.instance_id();
   };
   if (r.has_rank()) {
-    if (held_by_another(seats[r.rank()])) {
+    if (held_by_another(ranks[r.rank()])) {
       return Refuse("rank", absl::StrCat("another live worker holds rank ", r.rank()));
     }
     return r.rank();
   }
   int best = -1;
-  for (int rank = 0; rank < static_cast<int>(seats.size()); ++rank) {
-    if (seats[rank].instance_id == r.instance_id()) return rank;
-    if (held_by_another(seats[rank])) continue;
-    // A seat nobody had yet was never left: 0.
-    if (best < 0 || seats[rank].left < seats[best].left) best = rank;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    if (ranks[rank].instance_id == r.instance_id()) return rank;
+    if (held_by_another(ranks[rank])) continue;
+    // A rank nobody had yet was never left: 0.
+    if (best < 0 || ranks[rank].left < ranks[best].left) best = rank;
   }
   if (best < 0) {
-    return Refuse("rank", absl::StrCat("all ", seats.size(), " ranks are held by live workers"));
+    return Refuse("rank", absl::StrCat("all ", ranks.size(), " ranks are held by live workers"));
   }
   return best;
 }

@@ -25,16 +25,16 @@ absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch,
                                const v1::Registration& registration);
 
 // A rank's place.
-struct Seat {
+struct RankHistory {
   uint64_t instance_id = 0;  // who has or had it last; 0: nobody yet
   bool connected = false;
   uint64_t left = 0;  // rises from one leaving to the next
 };
 
-// The rank for a registration that passed the check. An instance gets its own seat back. Otherwise
-// the rank it asks for, unless another live instance has it. Otherwise a seat nobody had yet, or
+// The rank for a registration that passed the check. An instance gets its own rank back. Otherwise
+// the rank it asks for, unless another live instance has it. Otherwise a rank nobody had yet, or
 // the one left first: its holder is the least likely to come back with the shard.
-absl::StatusOr<int> ChooseSeat(const std::vector<Seat>& seats,
+absl::StatusOr<int> ChooseRank(const std::vector<RankHistory>& ranks,
                                const v1::Registration& registration);
 
 }  // namespace tributary::worker

@@ -62,37 +62,39 @@ TEST(Registration, WhatFitsIsTaken) {
   EXPECT_EQ(CheckRegistration(kGroup, 5, full), absl::OkStatus());
 }
 
-TEST(Seats, AnInstanceGetsItsOwnBack) {
-  const std::vector<Seat> seats = {{.instance_id = 1, .left = 1}, {.instance_id = 2, .left = 2}};
-  EXPECT_EQ(ChooseSeat(seats, Good(2)).value(), 1);
-  EXPECT_EQ(ChooseSeat(seats, Good(1)).value(), 0);
+TEST(Ranks, AnInstanceGetsItsOwnBack) {
+  const std::vector<RankHistory> ranks = {{.instance_id = 1, .left = 1},
+                                          {.instance_id = 2, .left = 2}};
+  EXPECT_EQ(ChooseRank(ranks, Good(2)).value(), 1);
+  EXPECT_EQ(ChooseRank(ranks, Good(1)).value(), 0);
 }
 
-TEST(Seats, ANewInstanceTakesOneNobodyHadThenTheOneLeftFirst) {
-  std::vector<Seat> seats = {{.instance_id = 1, .connected = true},
-                             {.instance_id = 2, .left = 4},
-                             {.instance_id = 3, .left = 2},
-                             {}};
-  EXPECT_EQ(ChooseSeat(seats, Good(9)).value(), 3);
-  seats[3] = {.instance_id = 9, .connected = true};
-  EXPECT_EQ(ChooseSeat(seats, Good(10)).value(), 2);
+TEST(Ranks, ANewInstanceTakesOneNobodyHadThenTheOneLeftFirst) {
+  std::vector<RankHistory> ranks = {{.instance_id = 1, .connected = true},
+                                    {.instance_id = 2, .left = 4},
+                                    {.instance_id = 3, .left = 2},
+                                    {}};
+  EXPECT_EQ(ChooseRank(ranks, Good(9)).value(), 3);
+  ranks[3] = {.instance_id = 9, .connected = true};
+  EXPECT_EQ(ChooseRank(ranks, Good(10)).value(), 2);
 }
 
-TEST(Seats, TheRankAskedForIsGivenUnlessALiveInstanceHasIt) {
-  std::vector<Seat> seats = {{.instance_id = 1, .connected = true}, {.instance_id = 2, .left = 1}};
+TEST(Ranks, TheRankAskedForIsGivenUnlessALiveInstanceHasIt) {
+  std::vector<RankHistory> ranks = {{.instance_id = 1, .connected = true},
+                                    {.instance_id = 2, .left = 1}};
   v1::Registration registration = Good(9);
   registration.set_rank(1);
-  EXPECT_EQ(ChooseSeat(seats, registration).value(), 1);
+  EXPECT_EQ(ChooseRank(ranks, registration).value(), 1);
   registration.set_rank(0);
-  EXPECT_EQ(FieldOf(ChooseSeat(seats, registration).status()), "rank");
+  EXPECT_EQ(FieldOf(ChooseRank(ranks, registration).status()), "rank");
   registration.set_instance_id(1);  // the same worker, over a new connection
-  EXPECT_EQ(ChooseSeat(seats, registration).value(), 0);
+  EXPECT_EQ(ChooseRank(ranks, registration).value(), 0);
 }
 
-TEST(Seats, NoneIsLeft) {
-  const std::vector<Seat> seats = {{.instance_id = 1, .connected = true},
-                                   {.instance_id = 2, .connected = true}};
-  const absl::Status status = ChooseSeat(seats, Good(3)).status();
+TEST(Ranks, NoneIsLeft) {
+  const std::vector<RankHistory> ranks = {{.instance_id = 1, .connected = true},
+                                          {.instance_id = 2, .connected = true}};
+  const absl::Status status = ChooseRank(ranks, Good(3)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FieldOf(status), "rank");
 }
