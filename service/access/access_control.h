@@ -1,9 +1,9 @@
 // Who may call what.
 //
-// A caller is known by a bearer token (a file lists them) or by the names in the certificate that
-// it showed (mTLS), and has roles. Every method asks for one. When neither tokens nor names are
-// configured every caller may do everything: the address to listen at is then what protects the
-// service.
+// A caller is known by a bearer token, which a file lists, or by the names in the certificate that
+// it showed (mTLS). It has roles, and every method asks for one. When neither tokens nor names are
+// configured, every caller may do everything; then only the choice of the listening address
+// protects the service.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -50,12 +50,13 @@ struct TokenEntry {
 // never shows a token.
 absl::StatusOr<std::vector<TokenEntry>> ParseTokens(absl::string_view text);
 
-// Names in certificates: exact, or "*.suffix", which stands for one label, as in certificates.
+// Whether a name in a certificate matches a pattern: an exact name, or "*.suffix", where the star
+// stands for one label, as it does in certificates.
 bool MatchesName(absl::string_view pattern, absl::string_view name);
 
 struct AccessOptions {
   std::string token_file;  // empty: none
-  // Subject alternative names that have a role.
+  // The subject alternative names that have each role.
   std::vector<std::string> client_names;
   std::vector<std::string> worker_names;
   std::vector<std::string> admin_names;

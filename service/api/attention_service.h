@@ -19,7 +19,7 @@ namespace tributary::service {
 
 class AttentionServiceFront final : public v1::AttentionService::CallbackService {
  public:
-  // The coordinator outlives the front. `quota` is of calls in flight, by caller.
+  // The coordinator outlives this. `quota` limits the calls in flight of each caller.
   AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream,
                         std::shared_ptr<AccessControl> access, std::shared_ptr<CallQuota> quota);
 

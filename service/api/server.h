@@ -1,4 +1,4 @@
-// The process's gRPC servers: the public one, and the admin one that carries only health.
+// The process's gRPC servers: the public server, and the admin server, which carries only health.
 #pragma once
 
 #include <chrono>
@@ -25,19 +25,20 @@ struct ServerOptions {
   int max_message_bytes = 64 << 20;
   int max_calls_per_stream = 256;
   bool reflection = true;
-  // Of all addresses but the admin server's, which carries health only and is plain text.
+  // For all addresses but the admin server's, which is plain text.
   TlsFiles tls;
   std::shared_ptr<AccessControl> access;  // null: whoever can connect may do everything
-  int64_t max_calls_per_client = 0;       // in flight; 0: no limit
+  int64_t max_calls_per_client = 0;       // calls in flight; 0: no limit
   ServerKeepalive keepalive;
-  // At the public addresses, besides the API; they outlive the server.
+  // Services that are served at the public addresses besides the API. They outlive the server.
   std::vector<grpc::Service*> more_services;
-  // Between the last answer of a drain and the end: callers that come back are told UNAVAILABLE.
+  // How long after the last answer of a drain the server stays, so that callers that come back are
+  // told UNAVAILABLE.
   std::chrono::milliseconds drain_settle{500};
 };
 
-// Health of the admin server: "" and "liveness" serve while the process does; "readiness" while
-// calls can be.
+// On the admin server the health services "" and "liveness" are SERVING while the process runs, and
+// "readiness" is SERVING while calls can be served.
 class Server {
  public:
   // UNAVAILABLE with a sentence when an address is in use or cannot be bound, INVALID_ARGUMENT
@@ -46,14 +47,14 @@ class Server {
                                                        Coordinator* coordinator);
   virtual ~Server() = default;
 
-  // Addresses as bound, ports filled in, in the order of ServerOptions::listen.
+  // The addresses as bound, with ports filled in, in the order of ServerOptions::listen.
   virtual std::vector<std::string> addresses() const = 0;
   virtual std::string admin_address() const = 0;
   virtual void SetReady(bool ready) = 0;
-  // Streams of calls that have not ended.
+  // How many streams have not ended.
   virtual size_t open_streams() const = 0;
-  // Refuses new calls, lets accepted ones finish until the deadline, and cancels the rest. True
-  // when none was cancelled. The admin server stays.
+  // Refuses new calls, waits until the deadline for accepted calls to finish, and cancels the rest.
+  // True when none was cancelled. The admin server stays.
   virtual bool Drain(std::chrono::steady_clock::time_point deadline) = 0;
 };
 

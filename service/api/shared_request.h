@@ -1,7 +1,7 @@
 // Requests of unary calls that may outlive their call.
 //
-// gRPC frees a request when its call is finished; a command that borrows the request's bytes may be
-// held by a slow worker for longer. So requests are allocated here and shared.
+// gRPC frees a request when its call is finished. A slow worker may hold a command that borrows the
+// request's bytes for longer. So requests are allocated here, and shared.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,7 +16,7 @@ class SharedRequestAllocator : public grpc::MessageAllocator<Request, Reply> {
  public:
   grpc::MessageHolder<Request, Reply>* AllocateMessages() override { return new Holder; }
 
-  // Of the call that `context` belongs to.
+  // The request of the call that `context` belongs to.
   static std::shared_ptr<const Request> RequestOf(grpc::CallbackServerContext* context) {
     return static_cast<Holder*>(context->GetRpcAllocatorState())->shared;
   }

@@ -1,9 +1,9 @@
 // Which layers of a cache share pages.
 //
 // A page stands for the same tokens in all layers that share it, so it can be given up only when
-// none of them needs it. Layers that see everything and layers that see a window may therefore be
-// kept apart: each group has page tables and pages of its own, and to the workers it is a cache of
-// its own.
+// none of them needs it. Layers that look at everything and layers with a window may therefore be
+// kept apart. Each group of layers then has page tables and pages of its own, and is a cache of its
+// own to the workers.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace tributary::service {
 
 struct LayerGroup {
   std::vector<int32_t> layers;  // of the cache, in order
-  // How far back any row of the group looks. Absent: some layer sees everything, and nothing is
-  // given up.
+  // How many tokens back any row of the group looks. Absent: some layer looks at everything, so
+  // nothing is given up.
   std::optional<int64_t> reach;
 };
 
@@ -29,8 +29,8 @@ struct LayerPlace {
 
 class LayerGroups {
  public:
-  // `window_left`: [layers], how far back rows look, -1 for everything. `apart`: layers with a
-  // window do not share pages with layers without; otherwise there is one group.
+  // `window_left`: [layers], how many tokens back rows look, -1 for everything. `apart`: layers
+  // with a window do not share pages with layers without one; otherwise there is one group.
   LayerGroups(const std::vector<int64_t>& window_left, bool apart);
 
   int32_t size() const { return static_cast<int32_t>(groups_.size()); }

@@ -1,5 +1,5 @@
-// Memory that clients registered, so that tensors need not travel in messages: POSIX shared memory,
-// which is mapped here, and memory of GPUs, which workers open.
+// The regions of memory that clients registered, by name. Tensors in a region need not travel in
+// messages. POSIX shared memory is mapped here; memory of GPUs is opened by the workers.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace tributary::service {
 
-// Bytes of a region: of host memory, or of a GPU's.
+// A part of a region, in host memory or in memory of a GPU.
 struct RegionBytes {
   std::byte* data = nullptr;
   std::shared_ptr<const void>
@@ -45,14 +45,16 @@ class SharedMemoryRegistry {
   absl::StatusOr<RegisteredRegionPtr> RegisterDevice(const std::string& name,
                                                      const worker::SharedDeviceMemory& memory,
                                                      const std::string& owner_key);
-  // Forgets it. Null for memory that is mapped here; the rest is the caller's to see to.
+  // Forgets a region. Returns null for memory that is mapped here. For memory of a GPU it returns
+  // the region, which the caller must have closed.
   absl::StatusOr<RegisteredRegionPtr> Unregister(const std::string& name);
-  // Forgets this very region, if it is still known.
+  // Forgets this very region if it is still known.
   void Forget(const RegisteredRegionPtr& region);
-  // Null when the name is unknown, or not of memory of a GPU.
+  // Null when no region of that name exists, or when it is not memory of a GPU.
   RegisteredRegionPtr FindDevice(const std::string& name) const;
 
-  // Forgets regions whose owners died. Those of GPUs are the caller's to see to.
+  // Forgets regions whose owners died. Returns those in memory of GPUs, which the caller must have
+  // closed.
   std::vector<RegisteredRegionPtr> ForgetOwnerless();
 
   // Bytes [offset, offset + bytes) of a region. `field` names the tensor in errors.

@@ -1,4 +1,4 @@
-// Tensors of requests and replies: checked once, then plain bytes.
+// Tensors of requests and replies. They are checked once, and are plain bytes from then on.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@
 
 namespace tributary::service {
 
-// Bytes that came with a request; `owner` keeps a region mapped (null for inline bytes, which the
-// request itself keeps).
+// The bytes of a request's tensor. `owner` keeps a region mapped; it is null for inline bytes,
+// which the request itself keeps.
 struct InputTensor {
   worker::TensorView view;
   std::shared_ptr<const void> owner;
   RegisteredRegionPtr device;  // of the view's one part, or null
 };
 
-// Where a result goes: a region of host memory, one of a GPU's, or inline when there is neither.
+// Where a result goes: into a region of host memory, into one of a GPU's memory, or, when there is
+// neither, into the reply.
 struct OutputTensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
@@ -48,8 +49,8 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry& regions);
 
-// Converts `values` into the region or into reply->inline. What goes to memory of a GPU lies there
-// already: `values` may be null, and the reply refers to it.
+// Converts `values` into the region or into reply->inline. A result in memory of a GPU lies there
+// already: `values` may be null, and the reply only refers to it.
 void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply);
 
 }  // namespace tributary::service

@@ -17,7 +17,7 @@ struct Snapshot {
   int64_t calls_queued = 0;
   int32_t steps_in_flight = 0;
   int64_t caches = 0;
-  // Sums over caches, of virtual pages.
+  // Virtual pages, summed over all caches.
   int64_t pages_total = 0;
   int64_t pages_used = 0;
   int64_t pages_shared = 0;

@@ -1,10 +1,11 @@
 // Which ready requests make up the next step.
 //
-// Requests of several hosts for the same layer of the same cache, by the same path and of the same
-// dtypes, share a step. Requests wait here only while all step slots are taken or while their batch
-// window is open; there is no preference but age.
+// Requests for the same layer of the same cache share a step if they take the same path and have
+// the same dtypes; they may come from several hosts. A request waits here only while the pipeline
+// of steps is full or its batch window is open. Older requests go first; nothing else gives
+// precedence.
 //
-// Not thread safe.
+// StepRunner owns it and holds the coordinator's lock. Not thread safe.
 #pragma once
 
 #include <chrono>
@@ -27,8 +28,8 @@ struct BatchKey {
   worker::StepKind kind = worker::StepKind::kDecode;
   DType q_dtype = DType::kBf16;   // kBf16 when there is no q
   DType kv_dtype = DType::kBf16;  // kBf16 when there is no K/V
-  // Which of q, k, v, output and lse lie in memory of GPUs, a bit each: a tensor of a step comes
-  // from the host or from there.
+  // One bit for each of q, k, v, output and lse: whether it lies in memory of a GPU. A tensor of a
+  // step lies there as a whole or not at all.
   uint8_t on_device = 0;
   friend auto operator<=>(const BatchKey&, const BatchKey&) = default;
 };
@@ -36,7 +37,7 @@ struct BatchKey {
 struct BatchLimits {
   int32_t max_rows = 4096;  // query rows, or new tokens where there are more of them
   int32_t max_entries = 256;
-  // How long a request may wait for others although a step could begin.
+  // How long a request waits for others when a step could begin without them.
   std::chrono::microseconds window{0};
 };
 
@@ -51,23 +52,24 @@ class Batcher {
     Clock::time_point arrival;
   };
 
-  // How many of the oldest candidates fit one step: a prefix, so that nobody is overtaken for ever;
-  // at least one, so that a request above the limits runs alone.
+  // How many of the oldest candidates fit into one step. It is a prefix, so that nobody is
+  // overtaken for ever, and at least one, so that a request above the limits runs alone.
   static size_t FittingPrefix(std::span<const Candidate> oldest_first, const BatchLimits& limits);
 
   explicit Batcher(const BatchLimits& limits) : limits_(limits) {}
 
   void Add(const BatchKey& key, const Candidate& candidate);
-  // False when it is not here.
+  // False when the request is not here.
   bool Remove(const BatchKey& key, const void* request);
 
   struct Batch {
     BatchKey key;
     std::vector<void*> requests;
   };
-  // The batch that has waited longest of those that are due: full, or its window has passed.
+  // Takes the batch that has waited longest among those that are due. A batch is due when it is
+  // full or its window has passed.
   std::optional<Batch> Take(Clock::time_point now);
-  // When the next batch becomes due; nothing when there is none.
+  // When the next batch becomes due; nullopt when there is none.
   std::optional<Clock::time_point> NextDue() const;
 
   bool empty() const { return queues_.empty(); }

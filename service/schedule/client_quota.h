@@ -1,14 +1,14 @@
 // How many open sequences and pages each client may hold, over all caches.
 //
-// A sequence counts for whoever opened or forked it, until it is closed or lost. A page counts for
-// a client while any of its sequences holds it: once, however many of them share it, and for each
-// of several clients that share it. So forking among its own sequences costs a client no pages, and
-// taking over another's prefix costs what it then holds.
+// A sequence counts for the client that opened or forked it, until it is closed or lost. A page
+// counts for a client while any of the client's sequences holds it. It counts once, however many of
+// them share it, and it counts for each client that shares it. So a client that forks its own
+// sequence pays no pages, and a client that forks another's sequence pays for what it then holds.
 //
-// Counting costs a look-up a page that changes hands, whatever a sequence holds. What is not
-// limited is not counted.
+// Counting costs one look-up per page that changes hands, however much a sequence holds. What is
+// not limited is not counted.
 //
-// Not thread safe, but that accounts may be let go on any thread.
+// Not thread safe, except that the last reference to an account may be dropped on any thread.
 #pragma once
 
 #include <cstdint>
@@ -35,19 +35,20 @@ class ClientAccount {
   ClientAccount(std::string client, const ClientLimits& limits, OnRefused on_refused)
       : client_(std::move(client)), limits_(limits), on_refused_(std::move(on_refused)) {}
 
-  // RESOURCE_EXHAUSTED, nothing changed, when the client has as many as it may.
+  // RESOURCE_EXHAUSTED when the client has as many sequences as it may have; nothing is changed
+  // then.
   absl::Status TakeSequence();
   void ReturnSequence() { --sequences_; }
 
   // RESOURCE_EXHAUSTED when `more` pages that the client does not hold yet are too many.
   absl::Status CheckRoom(int64_t more) const;
-  // Of `pages`, those that the client does not hold.
+  // How many of `pages` the client does not hold.
   int64_t CountNew(worker::CacheId cache, absl::Span<const int32_t> pages) const;
-  // One of the client's sequences holds a page; no check.
+  // One of the client's sequences takes a page. Whether it may was checked before.
   void Hold(worker::CacheId cache, int32_t page);
-  // It holds it no longer. A page that is not held is let be: its cache was forgotten.
+  // The sequence gives the page back. A page that is not held is ignored: its cache was forgotten.
   void Release(worker::CacheId cache, int32_t page);
-  // The cache is deleted: none of its pages is held any more.
+  // The cache is deleted: the client holds none of its pages any more.
   void ForgetPages(worker::CacheId cache);
 
   int64_t sequences() const { return sequences_; }
@@ -76,7 +77,7 @@ class ClientQuota {
   // Null when nothing is limited.
   ClientAccountPtr Of(const std::string& client);
 
-  // Accounts kept, those let go since the last sweep included.
+  // How many accounts are kept, including those that were dropped since the last sweep.
   size_t size() const { return accounts_.size(); }
 
  private:
@@ -84,7 +85,7 @@ class ClientQuota {
 
   const ClientLimits limits_;
   const OnRefused on_refused_;
-  // Whoever holds something keeps its account.
+  // Sequences that hold something keep their owner's account alive.
   absl::flat_hash_map<std::string, std::weak_ptr<ClientAccount>> accounts_;
   size_t sweep_at_ = 64;
 };

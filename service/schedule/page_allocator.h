@@ -1,7 +1,7 @@
-// The virtual pages of one cache: who uses how many, and which are shared.
+// The virtual pages of one group of layers: how many are used, and which are shared.
 //
-// A virtual page stands for page_size * N tokens: one physical page of all layers on every rank,
-// under the same number everywhere. So one allocator decides for the whole group.
+// A virtual page stands for page_size * N tokens. On every rank it is one physical page, which has
+// the same number everywhere. So one allocator decides for all ranks. SequenceTable owns it.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ class PageAllocator {
  public:
   explicit PageAllocator(int32_t pages);
 
-  // Takes `count` pages, each with one reference. All or nothing: false when fewer are free.
+  // Takes `count` pages, each with one reference. False when fewer are free; then it takes none.
   bool Reserve(int32_t count, std::vector<int32_t>* pages);
   void Retain(int32_t page);
-  // The last reference frees the page.
+  // Drops a reference. The last one frees the page.
   void Release(int32_t page);
 
-  // More than one holder: not to be written to.
+  // More than one sequence holds the page, so that none of them may write to it.
   bool IsShared(int32_t page) const { return references_[page] > 1; }
 
   int32_t total() const { return total_; }
@@ -30,10 +30,12 @@ class PageAllocator {
  private:
   int32_t Take();
 
-  // Memory grows with the pages that were ever taken, not with what a client asks for.
+  // The vectors grow with the number of pages that were ever taken, not with what a client asks
+  // for.
   int32_t total_;
-  std::vector<int32_t> references_;  // by page, of those taken once; 0 for free
-  std::vector<int32_t> returned_;    // the last is taken first: recently used pages are warm
+  std::vector<int32_t> references_;  // [pages ever taken]; 0 for a free page
+  // Free pages. The last is taken first, because recently used pages are warm.
+  std::vector<int32_t> returned_;
   int32_t shared_ = 0;
 };
 

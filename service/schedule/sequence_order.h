@@ -1,11 +1,10 @@
-// Calls of one sequence take effect in the order sent, one at a time; calls of different sequences
-// do not wait for each other.
+// The queues of calls at sequences. Calls of one sequence take effect one at a time, in the order
+// in which they were sent. Calls of different sequences do not wait for each other.
 //
-// An operation stands in the queue of each of its sequences and may run once it heads all of them.
-// Operations enter all their queues at once, so there is one order of arrival and no cycle of
-// waiting.
+// A member stands in the queue of each of its sequences and may run once it heads all of them. It
+// enters all of its queues at once, so there is one order of arrival and no cycle of waiting.
 //
-// Not thread safe.
+// Each cache has one, which CallOrder uses under the coordinator's lock. Not thread safe.
 #pragma once
 
 #include <deque>
@@ -20,12 +19,13 @@ class SequenceOrder {
  public:
   struct Member {
     std::vector<worker::SequenceId> sequences;  // each at most once
-    int blocked = 0;                            // queues it does not head yet
+    int blocked = 0;                            // how many of its queues it does not head yet
   };
 
   // True when the member may run at once.
   bool Enter(Member* member);
-  // Takes a member out, whether it ran or gave up waiting. Adds those that may run now.
+  // Takes out a member that ran or gave up waiting. Adds the members that may run now to
+  // `runnable`.
   void Leave(Member* member, std::vector<Member*>* runnable);
 
   bool empty() const { return queues_.empty(); }

@@ -1,11 +1,11 @@
 // The sequences of one cache: how long each is in every layer, and which pages it holds.
 //
-// The coordinator's table is the truth; workers are told. A step changes it in two stages: Plan
-// reserves what the step needs and says what the workers must be told, Commit (every rank did it)
-// or Rollback (any did not) settles it. Planning and settling cost what the step's tokens cost,
+// This table is the truth, and workers are told of it. A step changes it in two stages. Reserve
+// takes what the step needs and says what the workers must be told. Then Commit settles it if every
+// rank did the step, or Rollback if any rank did not. Both stages cost what the step's tokens cost,
 // however long its sequences are.
 //
-// Not thread safe.
+// Each cache has one, which is used under the coordinator's lock. Not thread safe.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ namespace tributary::service {
 
 using worker::SequenceId;
 
-// Stands in PageList::pages for a page that was given up: no row reaches its tokens any more.
+// Stands in PageList::pages for a page that was given up because no row reaches its tokens any
+// more.
 inline constexpr int32_t kNoPage = -1;
 
 // What the table needs to know of a cache.
@@ -40,12 +41,13 @@ struct TableGeometry {
   int32_t max_sequences = 0;
   std::string name;              // of the cache, for messages
   worker::CacheId first_id = 0;  // of its groups of layers, for accounts (cache.h)
-  // [layers]: how far back the rows of each look, -1 for everything. Empty: all see everything.
-  // Where a group of layers (layer_groups.h) has windows only, old tokens are given up.
+  // [layers]: how many tokens back the rows of each layer look; -1 for everything. Empty: all
+  // layers look at everything. A group of layers (layer_groups.h) that all have windows gives up
+  // old tokens.
   std::vector<int64_t> window_left;
-  // How far before the end rows of such layers may still begin.
+  // How many tokens before the end rows of such layers may still begin.
   int64_t rollback_tokens = 0;
-  // More than 0: layers with a window are a group of their own, with so many pages.
+  // More than 0: layers with a window are a group of their own, which has this many pages.
   int32_t window_pages = 0;
 };
 
@@ -53,8 +55,8 @@ struct TableGeometry {
 struct PageList {
   std::vector<int32_t> pages;  // covers the group's longest layer; kNoPage where given up
   int32_t given_up = 0;        // leading entries of `pages` that are kNoPage
-  // Table indices whose value on the workers may differ from `pages` (a rolled back copy on write);
-  // the next step that touches the list tells them again.
+  // Indices at which the workers' tables may differ from `pages`, because a copy on write was
+  // rolled back. The next step that touches the list tells the workers again.
   std::vector<int32_t> unsynced;
 
   int32_t held() const { return static_cast<int32_t>(pages.size()) - given_up; }
@@ -64,22 +66,24 @@ struct Sequence {
   SequenceId id = 0;
   std::vector<int64_t> lengths;  // [layers], tokens
   std::vector<PageList> groups;  // [groups of layers]
-  // [layers]: where the tokens of the last step of a layer began, so that it may be repeated. Kept
-  // where tokens are given up.
+  // [layers]: where the tokens of each layer's last step began. That step may be repeated, so its
+  // tokens are not given up.
   std::vector<int64_t> last_step;
   bool lost = false;
-  // Who opened or forked it, and answers for what it holds. Null for lost sequences too.
+  // The client that opened or forked it and pays for what it holds. Null if nothing is limited, and
+  // for lost sequences.
   ClientAccountPtr owner;
-  // Where it was forked from, to recognise a repeated call.
+  // The sequence that it was forked from, by which a repeated call is recognised.
   SequenceId parent = 0;
   int64_t fork_length = 0;
 };
 
-// The least over layers: what every layer holds.
+// The least length over all layers: what every layer holds.
 int64_t LeastLength(const Sequence& sequence);
 int64_t GreatestLength(const Sequence& sequence);
 
-// What one request does to the table.
+// What one request takes from the table and changes in it. Made by Reserve; ends with Commit or
+// Rollback.
 struct StepReservation {
   struct Change {
     Sequence* sequence = nullptr;
@@ -87,7 +91,7 @@ struct StepReservation {
     std::vector<int32_t> added;                         // appended to PageList::pages
     std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
     std::vector<int32_t> resent;                        // indices of PageList::unsynced
-    ClientAccountPtr owner;                             // of the sequence when this was planned
+    ClientAccountPtr owner;                             // of the sequence when this was reserved
   };
   int32_t layer = 0;
   int32_t group = 0;                       // of the layer: all pages below are of it
@@ -101,42 +105,43 @@ class SequenceTable {
  public:
   explicit SequenceTable(const TableGeometry& geometry);
 
-  // nullptr when there is none.
+  // Null when there is no such sequence.
   Sequence* Find(SequenceId id);
 
-  // `id` 0 chooses one. An empty or lost sequence of that id is (re-)opened, and is `owner`'s from
-  // then on; `reopened` says that the workers may still hold a table of it.
+  // `id` 0 chooses an id. An empty or lost sequence of that id is opened again and is `owner`'s
+  // from then on. `reopened` says whether that happened: workers may still hold a table of it.
   absl::StatusOr<SequenceId> Open(SequenceId id, bool* reopened, ClientAccountPtr owner = nullptr);
-  // Shares the parent's first `length` tokens (-1: all that every layer holds). The same fork again
-  // returns the same child while it is untouched.
+  // The child shares the parent's first `length` tokens (-1: all that every layer holds). While the
+  // child is untouched, repeating the fork returns it.
   absl::StatusOr<Sequence*> Fork(SequenceId parent, SequenceId child, int64_t length,
                                  ClientAccountPtr owner = nullptr);
-  // The length now held. OUT_OF_RANGE, nothing changed, when the next row would look for tokens
-  // that were given up.
+  // Returns the length now held. OUT_OF_RANGE when the next row would look at tokens that were
+  // given up; nothing is changed then.
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
-  // The cache is deleted: nobody answers for its sequences any more. Plans may yet be settled.
+  // The cache is deleted: no client pays for its sequences any more. Reservations may yet be
+  // settled.
   void DisownAll();
 
   // Checks every entry and reserves pages; an error changes nothing. Entries are named
-  // "entries[i].*" in errors. The sequences must not take part in another plan that is not settled.
-  // A draft's block (kDflash) lies behind what is held, or behind an earlier part of it, and takes
-  // no pages.
+  // "entries[i].*" in errors. The sequences must not take part in another reservation that is not
+  // settled. A draft block (kDflash) lies behind what is held, or behind an earlier part of it, and
+  // takes no pages.
   absl::StatusOr<StepReservation> Reserve(int32_t layer, worker::StepKind kind,
                                           const std::vector<worker::StepEntry>& entries);
   void Commit(const StepReservation& reservation);
   void Rollback(const StepReservation& reservation);
 
-  // After a group has formed: a sequence is lost when a fresh rank should hold any of its tokens.
-  // Lost sequences give their pages back.
+  // Called when a group has formed: a sequence is lost when a rank that is fresh should hold any of
+  // its tokens. Lost sequences give their pages back.
   void MarkLostOn(const std::vector<bool>& fresh);
-  // Of a single sequence whose table could not be brought to the workers.
+  // One sequence is lost, because the workers could not be told its table.
   void MarkLost(Sequence* sequence);
-  // A table as workers are told it: pages that were given up stand as pages that exist, for no
-  // row's keys lie in them, but a kernel may well look at a whole tile of the table.
+  // A table as workers are told it. Page 0 stands for pages that were given up: no row's keys lie
+  // in them, but a kernel may load a whole tile of the table.
   static std::vector<int32_t> ToldPages(const PageList& list);
-  // A group's tables of all sequences that hold pages of it, as workers must hold them; nothing of
-  // the group is unsynced afterwards.
+  // The tables of one group of layers as workers must hold them, for all sequences that hold pages
+  // of the group. Afterwards nothing of the group is unsynced.
   std::vector<worker::PageUpdate> Snapshot(int32_t group = 0);
 
   const LayerGroups& groups() const { return groups_; }
@@ -148,12 +153,12 @@ class SequenceTable {
   const TableGeometry& geometry() const { return geometry_; }
   // Tokens a virtual page stands for.
   int64_t page_tokens() const { return int64_t{geometry_.page_size} * geometry_.ranks; }
-  // Of the first `length` tokens of a sequence, those that `rank` holds for some layer (and has not
-  // given up).
+  // How many of a sequence's first `length` tokens `rank` holds for some layer and has not given
+  // up.
   int64_t LocalTokens(int rank, const Sequence& sequence, int64_t length) const;
   // The first token that every layer still holds.
   int64_t HeldFrom(const Sequence& sequence) const;
-  // Pages given up so far, over all sequences.
+  // How many pages were given up so far, over all sequences.
   int64_t given_up() const { return given_up_; }
 
  private:

@@ -10,15 +10,15 @@
 
 namespace tributary::service {
 
-// A request and what the sequence table planned for it.
+// A request and what the sequence table reserved for it.
 struct ReservedRequest {
   const StepRequest* request = nullptr;
   const StepReservation* reservation = nullptr;
 };
 
-// The step of all requests, all but its layer; they have one BatchKey. The tensors of a single
-// request are not copied; those of several are, into one buffer. The returned owner keeps what the
-// command's tensors point to: request messages and regions (`keep`), or the buffer.
+// The step of all requests, which have one BatchKey; its layer is left to the caller. The tensors
+// of a single request are not copied; those of several are copied into one buffer. The owner keeps
+// alive what the command's tensors point to: request messages and regions, or the buffer.
 struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;

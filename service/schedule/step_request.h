@@ -41,7 +41,7 @@ struct StepRequest {
 
   // The tensors that lie in memory of GPUs.
   absl::InlinedVector<RegionTensor, 5> RegionTensors() const;
-  // Whether somebody looks at the result on the host.
+  // Whether any result is needed on the host.
   bool wants_result_on_host() const {
     const auto on_host = [](const std::optional<OutputTensor>& result) {
       return result.has_value() && result->device == nullptr;
@@ -49,7 +49,7 @@ struct StepRequest {
     return on_host(output) || on_host(lse);
   }
 
-  // What the step's size is limited by.
+  // The size that BatchLimits::max_rows limits.
   int32_t rows() const { return query_rows > new_tokens ? query_rows : new_tokens; }
 };
 

@@ -16,7 +16,8 @@ namespace tributary::service {
 
 struct EmbeddedGroupOptions {
   int workers = 4;
-  // CPU threads of all workers together; each gets an equal share, at least one. 0: the machine's.
+  // CPU threads of all workers together. Each worker gets an equal share, at least one. 0: as many
+  // as the machine has.
   int threads = 0;
   collective::Strategy strategy = collective::Strategy::kAuto;
   // Bytes the shards of all workers may take together. 0: no limit but the devices'.
@@ -27,10 +28,10 @@ struct EmbeddedGroupOptions {
   bool deterministic = false;  // results do not depend on what shares a step
   // Of GPUs. Start refuses the strategy `direct` where they cannot.
   worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;
-  // Told how rank 0's partials meet those of the others, whenever that is news; may be empty.
+  // Called when the way in which the ranks exchange partials is chosen or changes; may be empty.
   std::function<void(const std::string& how)> on_exchange;
-  // From all ranks having left the last group to all being in the next one; and how long until
-  // another attempt.
+  // The time from when all ranks have left the last group until all are in the next one, and the
+  // pause before another attempt.
   std::chrono::milliseconds form_timeout{30'000};
   std::chrono::milliseconds form_pause{1'000};
 };

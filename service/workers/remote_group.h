@@ -37,25 +37,26 @@ struct RemoteGroupOptions {
   worker::Device device = worker::Device::kCpu;  // workers that compute on another are refused
   bool deterministic = false;                    // told to every worker too
   std::chrono::milliseconds heartbeat_interval{1'000};
-  // A worker that says nothing for so long is taken for dead.
+  // A worker that says nothing for this long is taken for dead.
   std::chrono::milliseconds heartbeat_timeout{5'000};
-  // From all ranks being there to all ranks being connected to each other.
+  // The time from when all ranks are registered until all are connected to each other.
   std::chrono::milliseconds form_timeout{10'000};
-  // Of one message either way. A command that is larger is RESOURCE_EXHAUSTED and breaks nothing.
+  // The most bytes of one message, either way. A larger command is RESOURCE_EXHAUSTED; the group
+  // goes on.
   size_t max_message_bytes = size_t{1} << 30;
-  // Who may register (Role::kWorker). Null: whoever reaches the address.
+  // Decides who may register (Role::kWorker). Null: whoever reaches the address may.
   std::shared_ptr<AccessControl> access;
 };
 
 class RemoteGroup : public WorkerGroup {
  public:
-  // Adds the service workers dial and the limits it needs. Workers may register from then on; the
-  // first group forms after Start.
+  // Adds the gRPC service that workers dial, and the message limits that it needs. Workers may
+  // register once the server runs; the first group forms after Start.
   virtual void AddTo(grpc::ServerBuilder& builder) = 0;
 };
 
-// A rank that leaves and comes back keeps its place. A worker whose process stayed alive is not
-// `fresh` when it returns, unless another instance held its rank in between.
+// A worker that leaves and comes back gets its rank again. If its process stayed alive it is not
+// `fresh`, unless another instance held the rank in between.
 std::unique_ptr<RemoteGroup> CreateRemoteGroup(const RemoteGroupOptions& options);
 
 }  // namespace tributary::service
