@@ -260,7 +260,7 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
   EXPECT_EQ(field([](auto* s) { s->set_layers(1 << 30); }), "spec.layers");
   EXPECT_EQ(field([](auto* s) { s->set_q_heads(7); }), "spec.q_heads");
   EXPECT_EQ(field([](auto* s) { s->set_kv_heads(0); }), "spec.kv_heads");
-  EXPECT_EQ(field([](auto* s) { s->set_head_dim(96); }), "spec.head_dim");
+  EXPECT_EQ(field([](auto* s) { s->set_head_dim(100); }), "spec.head_dim");
   EXPECT_EQ(field([](auto* s) { s->set_page_size(17); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_page_size(-16); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_interleave(3); }), "spec.interleave");
