@@ -1,0 +1,219 @@
+// How a computing warpgroup of wgmma_fp8_attention.cuh weighs the scores of a tile.
+#pragma once
+
+#include "kernels/cuda/decode/sm90/wgmma_fp8_warpgroup.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+
+namespace tributary::cuda {
+
+// Turns raw products into weights, in place, and leaves the keys. Returns whether references were
+// raised, and by which factors O is to be multiplied then.
+//
+// Most tiles are weighed without a look at their logits: their sums of weights tell that nothing
+// was too large. Other tiles are multiplied again, as weights have taken the scores' place.
+template <typename Traits>
+template <bool kFirst>
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::Weigh(const TileRanges& ranges, int group,
+                                                            float (&factors)[2]) {
+  const bool dense = ranges.Dense(group);
+  float sums[2];
+  bool exact = false;
+  if (!kFirst && __builtin_expect(dense && sums_tell_, 1)) {
+    TakeWeights(sums);
+    if (__builtin_expect(!__any_sync(0xffffffffu, IsUnusual(sums[0], 0) | IsUnusual(sums[1], 1)),
+                         1)) {
+      LeaveKeys(/*read=*/false);
+      AddSums(sums);
+      return false;
+    }
+    exact = true;
+  }
+  float peaks[2];
+  bool raise = true;
+  if (!exact) {
+    if (!dense) MaskScores(group);
+    FindPeaks(peaks);
+    raise = __any_sync(0xffffffffu, Exceeds(peaks[0], 0) || Exceeds(peaks[1], 1));
+    exact = raise && __any_sync(0xffffffffu, IsLarge(peaks[0]) || IsLarge(peaks[1]));
+  }
+  if (exact) {
+    MultiplyKeysExactly();
+    if (!dense) MaskScores(group);
+    FindPeaks(peaks);
+  }
+  LeaveKeys(/*read=*/exact);
+  if (raise) {
+    RaiseReferences(peaks, factors);
+    if (!kFirst) FindUnits();
+  }
+  TakeWeights(sums);
+  AddSums(sums);
+  return raise;
+}
+
+// Weights in place of scores, and this lane's sums of them.
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::TakeWeights(float (&sums)[2]) {
+  const float offsets[2] = {Traits::kBias - reference_[0], Traits::kBias - reference_[1]};
+  float chains[2][2];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int r = i / 2 % 2;
+    float& chain = chains[r][i % 2];
+    s_[i] = Exp2(fmaf(s_[i], scale_[r], offsets[r]));
+    chain = i < 4 ? s_[i] : chain + s_[i];
+  }
+  sums[0] = chains[0][0] + chains[0][1];
+  sums[1] = chains[1][0] + chains[1][1];
+}
+
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::AddSums(const float (&sums)[2]) {
+  sum_[0] += sums[0];
+  sum_[1] += sums[1];
+}
+
+// Whether sums of a row's sixteen weights in a lane can tell that its logits are usual. With
+// references that are themselves nearly large they would hardly ever do.
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::FindUnits() {
+  bool near = true;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    unit_[r] = Exp2(Traits::kBias - reference_[r]);
+    near &= fabsf(reference_[r]) < Traits::kLargeLogit - 4.0f;
+  }
+  sums_tell_ = __all_sync(0xffffffffu, near);
+}
+
+// Whether f16 holds all weights, no logit is above kLargeLogit, and not all of them are below
+// -kLargeLogit, unless they are so far below the reference that they are nothing.
+template <typename Traits>
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::IsUnusual(float sum, int r) const {
+  constexpr float kLargestF16 = 65504.0f;
+  constexpr float kLargest = 1 << static_cast<int>(Traits::kLargeLogit);  // over a logit of 0
+  constexpr float kNothing = 1.0f / (1 << static_cast<int>(Traits::kNegligible - Traits::kBias));
+  const bool large = (sum > kLargestF16) | (sum * (1 / kLargest) > unit_[r]);
+  const bool small = (sum * (kLargest / 16) < unit_[r]) & (sum > kNothing);
+  return large | small;  // (NaN is not)
+}
+
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::RaiseReferences(const float (&peaks)[2],
+                                                                      float (&factors)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float peak = peaks[r];
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+    const float reference = fmaxf(reference_[r], peak);
+    factors[r] = Exp2(reference_[r] - reference);
+    reference_[r] = reference;
+    sum_[r] *= factors[r];
+  }
+}
+
+// A row's largest logits, of this lane's part.
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::FindPeaks(float (&peaks)[2]) const {
+  float chains[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    float& chain = chains[i / 2 % 2][i % 2];
+    chain = fmaxf(chain, s_[i]);
+  }
+  peaks[0] = fmaxf(chains[0][0], chains[0][1]);
+  peaks[1] = fmaxf(chains[1][0], chains[1][1]);
+  peaks[0] *= scale_[0];
+  peaks[1] *= scale_[1];
+}
+
+template <typename Traits>
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::IsLarge(float logit) {
+  return fabsf(logit) > Traits::kLargeLogit;
+}
+
+// Whether a logit of row r outgrows its reference, or is large and counts beside it.
+template <typename Traits>
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::Exceeds(float logit, int r) const {
+  return logit > reference_[r] + (IsLarge(logit) ? -Traits::kNegligible : kHeadroom);
+}
+
+// Two of a query's elements, whole: its pieces add up to f16. They lie in a word of q_, which
+// kHigh names the half of.
+template <typename Traits>
+template <bool kHigh>
+__device__ __forceinline__ uint32_t Fp8Warpgroup<Traits>::WholeQuery(int step, int i) const {
+  uint32_t whole = WidenE4M3<kHigh>(q_[0][step][i]);
+  if constexpr (Traits::kPieces == 2) {
+    whole = AddPairs(whole, WidenE4M3<kHigh>(q_[1][step][i]));
+  }
+  return whole;
+}
+
+// The scores of this warp's rows once more, as sums of f16 products in fp32.
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::MultiplyKeysExactly() {
+  const std::byte* keys = shared_.keys[warpgroup_][keys_.stage];
+  const int row = lane_ / 4;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) s_[i] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < 2 * kSteps; ++step) {  // of 16 dimensions
+    // A lane's four neighbouring dimensions are its slots of the sum, here as there.
+    uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      a[i] = WholeQuery<false>(step / 2, step % 2 * 2 + i);
+      a[i + 2] = WholeQuery<true>(step / 2, step % 2 * 2 + i);
+    }
+    const std::byte* at = keys + step / 4 * (kTileGroups * Traits::kPanelBytes) +
+                          row * kKeyPanelBytes + KeyChunk(row, step % 4) * kVectorBytes +
+                          lane_ % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {  // eight rows of the panels
+      const uint4 word = make_uint4(
+          *reinterpret_cast<const uint32_t*>(at + j * (Traits::kPanelBytes / 2)), 0, 0, 0);
+      uint32_t b0, b1;
+      WidenQuad<Traits::kKv>(word, 0, b0, b1);
+      float(&d)[4] = *reinterpret_cast<float(*)[4]>(&s_[j * 4]);
+      Mma16x8x16<DType::kF16>(d, a, b0, b1);
+    }
+  }
+}
+
+// Puts -inf where a column may not see a slot. Rows 8j to 8j + 7 of the panels are tokens of
+// group j / 2 (KeyRow).
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::MaskScores(int group) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const RowKeys keys = shared_.columns.keys[column_ + 8 * r];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int slot = (group + j / 2) * kGroupTokens + lane_ % 4 * 4 + j % 2 * 2 + c;
+        if (slot < keys.begin || slot >= keys.end) s_[j * 4 + r * 2 + c] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Weights as operand A, in the order in which V is widened: the first eight rows of the panels of
+// each group, then the others.
+template <typename Traits>
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::PackWeights() {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int group = step % 2 * 2 + i / 2;
+      const float* s = s_ + (group * 2 + step / 2) * 4 + i % 2 * 2;
+      p_[step][i] = Pack<DType::kF16>(s[0], s[1]);
+    }
+  }
+}
+
+}  // namespace tributary::cuda
