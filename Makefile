@@ -1,8 +1,11 @@
 # Everything a newcomer needs. `make demo` and `make test` install what they lack (Debian 12), build
-# and run; the rest is for people who work on the code.
+# and run; the rest is for people who work on the code. The demo builds only the two programs that it
+# runs, without CUDA; everything else is built with CUDA where a compiler for it is found.
 
 PRESET ?= $(if $(shell command -v nvcc 2>/dev/null),cuda,cpu)
 BUILD := build/$(PRESET)
+# Where the demo's workers compute: cpu, which needs no CUDA kernel, or cuda.
+DEVICE ?= cpu
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
@@ -23,10 +26,10 @@ install: setup ## build the three programs and install them under PREFIX (/usr/l
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
 
-demo: setup ## generate text with attention computed by four CPU workers
-	cmake --preset $(PRESET)
-	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tinylm_demo
-	$(BUILD)/bin/tributary demo
+demo: setup ## generate text with attention computed by four CPU workers, or by GPUs (DEVICE=cuda)
+	cmake --preset $(DEVICE)
+	cmake --build --preset $(DEVICE) -j $(JOBS) --target tributary tinylm_demo
+	build/$(DEVICE)/bin/tributary demo --device=$(DEVICE)
 
 test: build ## build and run all tests
 	@deploy/install-packages.sh deploy fuzz

@@ -18,108 +18,119 @@
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 
-ABSL_FLAG(
-    std::string, config, "",
-    "YAML file with settings: one mapping, names as the flags'. Flags on the command line win.");
+ABSL_FLAG(std::string, config, "",
+          "The coordinator reads settings from this YAML file: one mapping, whose names are the "
+          "flags'. Flags on the command line win.");
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7400"},
-          "Where hosts connect, separated by commas: host:port (port 0 picks one) or unix:/path.");
+          "Hosts connect to these addresses, separated by commas: host:port (port 0 picks a free "
+          "one) or unix:/path.");
 ABSL_FLAG(std::string, admin_listen, "127.0.0.1:7401",
-          "host:port or unix:/path of the plaintext server that carries only grpc.health.v1: "
-          "'liveness' (this process lives) and 'readiness' (all workers serve). Empty: none.");
+          "The admin server listens at this address, host:port or unix:/path. It speaks plain text "
+          "and carries only grpc.health.v1: 'liveness' (this process lives) and 'readiness' (all "
+          "workers serve). When empty, there is none.");
 ABSL_FLAG(std::optional<int32_t>, metrics_port, std::nullopt,
-          "Port of HTTP /metrics for Prometheus, on the host of --admin_listen: 9464 by custom; 0 "
-          "picks one. Not given: none.");
+          "The coordinator serves /metrics for Prometheus over HTTP at this port, on the host of "
+          "--admin_listen; 9464 is the custom, 0 picks a free one. Without this flag there are no "
+          "metrics.");
 ABSL_FLAG(std::optional<int32_t>, embedded_workers, std::nullopt,
-          "Workers as threads of this process. Default 4, or 0 when --workers is given.");
+          "The coordinator runs this many workers as threads of its own process: 4 by default, or "
+          "0 when --workers is given.");
 ABSL_FLAG(int32_t, workers, 0,
-          "Worker processes (tributary-worker) to wait for, instead of embedded ones.");
+          "The coordinator waits for this many worker processes (tributary-worker) instead of "
+          "running embedded workers.");
 ABSL_FLAG(std::string, worker_listen, "127.0.0.1:7402",
-          "host:port where worker processes register; used with --workers.");
-ABSL_FLAG(
-    std::string, device, "cpu",
-    "What workers compute on: cpu, or cuda (a GPU each). Worker processes must be started with "
-    "the same.");
+          "Worker processes register at this address, host:port; it is used with --workers.");
+ABSL_FLAG(std::string, device, "cpu",
+          "Workers compute on this device: cpu, or cuda (one GPU per worker). Worker processes "
+          "must be started with the same value.");
 ABSL_FLAG(int32_t, first_gpu, 0,
-          "With --device=cuda: embedded worker r takes GPU first_gpu + r of this machine.");
+          "With --device=cuda, embedded worker r takes GPU first_gpu + r of this machine.");
 ABSL_FLAG(bool, deterministic, false,
-          "The result of a sequence does not depend on what shares its step, to the bit. GPUs are "
+          "The result of a sequence does not depend, to the bit, on what shares its step. GPUs are "
           "slower then; CPUs always keep to it.");
-ABSL_FLAG(int32_t, threads, 0,
-          "CPU threads of all embedded workers together; 0: as many as the machine has.");
+ABSL_FLAG(
+    int32_t, threads, 0,
+    "All embedded workers together use this many CPU threads; 0 means as many as the machine has.");
 ABSL_FLAG(std::string, exchange, "auto",
-          "How workers exchange partial results: auto (by size), all_gather, ag_rs, a2a, or direct "
-          "(GPUs that reach each other's memory).");
+          "Workers exchange partial results by this strategy: auto (chosen by size), all_gather, "
+          "ag_rs, a2a, or direct (for GPUs that reach each other's memory).");
 ABSL_FLAG(std::string, device_exchange, "auto",
-          "With --device=cuda: where partial results of several workers meet: auto (in device "
-          "memory, by peer access or NCCL, where all workers can; where they cannot the log says "
-          "why, and it is host memory) or host.");
+          "With --device=cuda, this says where the partial results of several workers meet: auto "
+          "(in device memory, by peer access or NCCL, when all workers can, and else in host "
+          "memory; the log says why) or host.");
 ABSL_FLAG(absl::Duration, step_timeout, absl::Seconds(30),
           "A step that takes longer is aborted, collectives included, and the group re-forms.");
 ABSL_FLAG(absl::Duration, form_timeout, absl::Seconds(10),
-          "How long worker processes may take to connect to each other.");
+          "Worker processes may take this long to connect to each other.");
 ABSL_FLAG(absl::Duration, max_call_timeout, absl::Minutes(5),
-          "The longest a call may wait, whatever its own deadline.");
+          "No call waits longer than this, whatever its own deadline.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
-          "After SIGTERM: how long accepted calls may take to finish.");
+          "Accepted calls may take this long to finish after SIGTERM.");
 ABSL_FLAG(absl::Duration, drain_settle, absl::Milliseconds(500),
-          "After the last accepted call: how long callers that come back are told UNAVAILABLE "
+          "After the last accepted call, callers that come back are told UNAVAILABLE for this long "
           "before connections close.");
 ABSL_FLAG(absl::Duration, retry_delay, absl::Milliseconds(200),
-          "The delay asked of callers with UNAVAILABLE and ABORTED.");
+          "UNAVAILABLE and ABORTED ask callers to wait this long before they try again.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20,
-          "Largest message either way. Tensors in shared memory do not count.");
-ABSL_FLAG(
-    int32_t, max_calls_per_stream, 256,
-    "Calls of one AttendStream in flight; beyond, the stream is read no further for a while.");
-ABSL_FLAG(int32_t, max_sequences, 65536, "Open sequences of one cache.");
-ABSL_FLAG(int32_t, batch_max_rows, 4096, "Query rows (or new tokens) that may share a step.");
-ABSL_FLAG(int32_t, batch_max_entries, 256, "Sequences that may share a step.");
+          "No message may be larger than this, either way. Tensors in shared memory do not count.");
+ABSL_FLAG(int32_t, max_calls_per_stream, 256,
+          "One AttendStream may have this many calls in flight; the coordinator reads no further "
+          "from it while it has them.");
+ABSL_FLAG(int32_t, max_sequences, 65536, "One cache may have this many open sequences.");
+ABSL_FLAG(int32_t, batch_max_rows, 4096,
+          "At most this many query rows (or new tokens) share a step.");
+ABSL_FLAG(int32_t, batch_max_entries, 256, "At most this many sequences share a step.");
 ABSL_FLAG(absl::Duration, batch_window, absl::ZeroDuration(),
-          "How long a call may wait for others to share its step although one could begin.");
-ABSL_FLAG(int32_t, pipeline_depth, 2, "Steps handed to the workers at a time.");
+          "A call may wait this long for others to share its step, although one could begin.");
+ABSL_FLAG(int32_t, pipeline_depth, 2, "The workers are handed this many steps at a time.");
 ABSL_FLAG(int64_t, memory_limit_bytes, 0,
-          "Most bytes the caches may take on embedded workers together; 0: no limit.");
-ABSL_FLAG(
-    int64_t, max_calls_per_client, 0,
-    "Calls one client may have in flight, by its token's or certificate's name; 0: no limit.");
+          "Caches may take this many bytes on all embedded workers together; 0 means no limit.");
+ABSL_FLAG(int64_t, max_calls_per_client, 0,
+          "One client, known by the name of its token or certificate, may have this many calls in "
+          "flight; 0 means no limit.");
 ABSL_FLAG(int64_t, max_sequences_per_client, 0,
-          "Open sequences one client may hold, over all caches: those it opened or forked; 0: no "
-          "limit.");
+          "One client may hold this many open sequences over all caches, counting those that it "
+          "opened or forked; 0 means no limit.");
 ABSL_FLAG(int64_t, max_pages_per_client, 0,
-          "Pages that one client's sequences may hold, over all caches; one that several of them "
-          "share counts once. A page is page_size * workers tokens; 0: no limit.");
+          "One client's sequences may hold this many pages over all caches; a page that several of "
+          "them share counts once. A page is page_size * workers tokens; 0 means no limit.");
+ABSL_FLAG(std::vector<std::string>, shared_memory_prefixes, {},
+          "Names of the hosts' shared memory objects must begin with one of these, such as "
+          "/tributary; when empty, any name will do.");
 ABSL_FLAG(
-    std::vector<std::string>, shared_memory_prefixes, {},
-    "Names that shared memory objects of hosts must begin with, such as /tributary; empty: any "
-    "name.");
-ABSL_FLAG(std::string, tls_cert, "",
-          "PEM file with the server's certificate chain, for hosts and workers alike. Read again "
-          "when it changes, as are the next two. Empty: plain text.");
-ABSL_FLAG(std::string, tls_key, "", "PEM file with the certificate's key.");
-ABSL_FLAG(std::string, tls_client_ca, "",
-          "PEM file with the authorities of client certificates, which are then required (mTLS).");
+    std::string, tls_cert, "",
+    "The server shows the certificate chain in this PEM file to hosts and workers alike. This file "
+    "and the next two are read again when they change. When empty, the server speaks plain text.");
+ABSL_FLAG(std::string, tls_key, "", "This PEM file holds the key of the server's certificate.");
+ABSL_FLAG(
+    std::string, tls_client_ca, "",
+    "Clients must show a certificate that one of the authorities in this PEM file signed (mTLS).");
 ABSL_FLAG(std::string, token_file, "",
-          "Bearer tokens, one a line: name role[,role] token; roles are client, worker and admin. "
-          "Read again when it changes.");
+          "This file lists bearer tokens, one per line: name role[,role] token. Roles are client, "
+          "worker and admin. The file is read again when it changes.");
 ABSL_FLAG(std::vector<std::string>, client_san, {},
-          "Names in certificates (subject alternative names; *.suffix for one label) that may call "
-          "the API.");
+          "Certificates with one of these names (subject alternative names; *.suffix stands for "
+          "one label) may call the API.");
 ABSL_FLAG(std::vector<std::string>, worker_san, {},
-          "Names in certificates that may register as workers.");
+          "Certificates with one of these names may register as workers.");
 ABSL_FLAG(std::vector<std::string>, admin_san, {},
-          "Names in certificates that may look at the service's state.");
+          "Certificates with one of these names may look at the service's state.");
 ABSL_FLAG(bool, insecure, false,
-          "Listen beyond this machine in plain text. Only where the network itself is trusted.");
-ABSL_FLAG(bool, reflection, true, "Offer gRPC server reflection.");
-ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error.");
-ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line.");
+          "The coordinator may listen beyond this machine in plain text. Use it only where the "
+          "network itself is trusted.");
+ABSL_FLAG(bool, reflection, true, "The coordinator offers gRPC server reflection.");
+ABSL_FLAG(std::string, log_level, "info",
+          "The log holds messages of this level and above: debug, info, warning or error.");
+ABSL_FLAG(std::string, log_format, "text",
+          "The log is written as text, or as json with one object per line.");
 ABSL_FLAG(std::string, trace_file, "",
-          "Where to write the spans kept, as Chrome trace JSON, when the process ends. "
-          "`tributary trace` fetches them any time.");
+          "The coordinator writes the spans it keeps to this file, as Chrome trace JSON, when the "
+          "process ends. `tributary trace` fetches them at any time.");
 ABSL_FLAG(double, trace_sample, 0,
-          "Share of the calls to trace, 0 to 1, of those that bring no traceparent. Calls that do "
-          "are traced as it says.");
-ABSL_FLAG(int32_t, trace_spans, 65536, "Spans kept, the last ones; 0: trace nothing.");
+          "This share, 0 to 1, of the calls that bring no traceparent is traced. Calls that bring "
+          "one are traced as it says.");
+ABSL_FLAG(int32_t, trace_spans, 65536,
+          "The coordinator keeps this many spans, the last ones; 0 means that nothing is traced.");
 
 namespace tributary::service {
 namespace {

@@ -4,6 +4,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -26,6 +27,13 @@ bool SomebodyListensAt(absl::string_view path) {
   return connected;
 }
 
+// "host:0" as bound.
+std::string Bound(const std::string& address, int port) {
+  const size_t colon = address.rfind(':');
+  if (absl::StartsWith(address, "unix:") || colon == std::string::npos) return address;
+  return absl::StrCat(address.substr(0, colon), ":", port);
+}
+
 }  // namespace
 
 void ForbidSharedPorts(grpc::ServerBuilder* builder) {
@@ -44,6 +52,38 @@ absl::Status CheckFree(const std::string& address) {
         absl::StrCat("cannot listen at ", address, ": another process does"));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<grpc::Server>> ListenAt(
+    const std::vector<std::string>& addresses,
+    const std::shared_ptr<grpc::ServerCredentials>& credentials, grpc::ServerBuilder* builder,
+    std::vector<std::string>* bound) {
+  ForbidSharedPorts(builder);
+  std::vector<int> ports(addresses.size(), 0);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (absl::Status free = CheckFree(addresses[i]); !free.ok()) return free;
+    builder->AddListeningPort(addresses[i], credentials, &ports[i]);
+  }
+  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (server != nullptr && ports[i] != 0) {
+      bound->push_back(Bound(addresses[i], ports[i]));
+    } else if (ports[i] == 0) {
+      return absl::UnavailableError(absl::StrCat(
+          "cannot listen at ", addresses[i], ": the address is in use, unknown or not permitted"));
+    }
+  }
+  if (server == nullptr) return absl::UnavailableError("the server could not be started");
+  return server;
+}
+
+void WithoutReflection::UpdatePlugins(
+    std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) {
+  plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                [](const auto& plugin) {
+                                  return plugin->name() == "proto_server_reflection";
+                                }),
+                 plugins->end());
 }
 
 }  // namespace tributary

@@ -2,16 +2,13 @@
 
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
+#include "base/rpc/admin_server.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/listening.h"
 #include "base/status/status_macros.h"
@@ -30,48 +27,6 @@ std::chrono::system_clock::time_point ToSystem(Clock::time_point time) {
          std::chrono::duration_cast<std::chrono::system_clock::duration>(time - Clock::now());
 }
 
-// "host:0" as bound.
-std::string Bound(const std::string& address, int port) {
-  const size_t colon = address.rfind(':');
-  if (absl::StartsWith(address, "unix:") || colon == std::string::npos) return address;
-  return absl::StrCat(address.substr(0, colon), ":", port);
-}
-
-// Linking gRPC's reflection adds it to every server of the process; this takes it out of one.
-class WithoutReflection final : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [](const auto& plugin) {
-                                    return plugin->name() == "proto_server_reflection";
-                                  }),
-                   plugins->end());
-  }
-};
-
-// Builds, or says which address is to blame.
-absl::StatusOr<std::unique_ptr<grpc::Server>> Build(
-    grpc::ServerBuilder* builder, const std::vector<std::string>& listen,
-    const std::shared_ptr<grpc::ServerCredentials>& credentials, std::vector<std::string>* bound) {
-  std::vector<int> ports(listen.size(), 0);
-  for (size_t i = 0; i < listen.size(); ++i) {
-    if (absl::Status free = CheckFree(listen[i]); !free.ok()) return free;
-    builder->AddListeningPort(listen[i], credentials, &ports[i]);
-  }
-  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
-  for (size_t i = 0; i < listen.size(); ++i) {
-    if (server != nullptr && ports[i] != 0) {
-      bound->push_back(Bound(listen[i], ports[i]));
-    } else if (ports[i] == 0) {
-      return absl::UnavailableError(absl::StrCat(
-          "cannot listen at ", listen[i], ": the address is in use, unknown or not permitted"));
-    }
-  }
-  if (server == nullptr) return absl::UnavailableError("the server could not be started");
-  return server;
-}
-
 class GrpcServer final : public Server {
  public:
   GrpcServer(const ServerOptions& options, Coordinator* coordinator,
@@ -85,63 +40,40 @@ class GrpcServer final : public Server {
                })) {}
   ~GrpcServer() override {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
-    if (admin_ != nullptr) admin_->Shutdown(std::chrono::system_clock::now());
   }
 
   absl::Status StartAll(const ServerOptions& options);
 
   std::vector<std::string> addresses() const override { return addresses_; }
-  std::string admin_address() const override {
-    return admin_addresses_.empty() ? "" : admin_addresses_.front();
-  }
+  std::string admin_address() const override { return admin_ == nullptr ? "" : admin_->address(); }
   void SetReady(bool ready) override {
-    if (admin_ == nullptr) return;
-    admin_->GetHealthCheckService()->SetServingStatus("readiness", ready);
+    if (admin_ != nullptr) admin_->SetReady(ready);
   }
   size_t open_streams() const override { return front_.open_streams(); }
   bool Drain(Clock::time_point deadline) override;
 
  private:
-  absl::Status StartAdmin(const std::string& listen);
   absl::Status StartPublic(const ServerOptions& options);
 
   const std::chrono::milliseconds settle_;
   const ServerKeepalive keepalive_;
   Coordinator* const coordinator_;
   AttentionServiceFront front_;
-  grpc::CallbackGenericService nothing_;
   std::vector<std::string> addresses_;
-  std::vector<std::string> admin_addresses_;
-  std::unique_ptr<grpc::Server> admin_;
+  std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<grpc::Server> server_;
 };
 
 absl::Status GrpcServer::StartAll(const ServerOptions& options) {
   if (!options.admin_listen.empty()) {
-    if (absl::Status started = StartAdmin(options.admin_listen); !started.ok()) return started;
+    TRIBUTARY_ASSIGN_OR_RETURN(admin_, AdminServer::Start(options.admin_listen, keepalive_));
+    SetReady(coordinator_->ready());
   }
   return StartPublic(options);
 }
 
-absl::Status GrpcServer::StartAdmin(const std::string& listen) {
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::ServerBuilder builder;
-  ForbidSharedPorts(&builder);
-  SetServerKeepalive(builder, keepalive_);
-  builder.SetOption(std::make_unique<WithoutReflection>());
-  // gRPC builds no server of default services alone; this one says UNIMPLEMENTED to all the rest.
-  builder.RegisterCallbackGenericService(&nothing_);
-  auto built = Build(&builder, {listen}, grpc::InsecureServerCredentials(), &admin_addresses_);
-  if (!built.ok()) return built.status();
-  admin_ = *std::move(built);
-  admin_->GetHealthCheckService()->SetServingStatus("liveness", true);
-  SetReady(coordinator_->ready());
-  return absl::OkStatus();
-}
-
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   grpc::ServerBuilder builder;
-  ForbidSharedPorts(&builder);
   SetServerKeepalive(builder, keepalive_);
   if (options.reflection) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -159,9 +91,8 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&front_);
   for (grpc::Service* service : options.more_services) builder.RegisterService(service);
-  auto built = Build(&builder, options.listen, ServerCredentialsFrom(options.tls), &addresses_);
-  if (!built.ok()) return built.status();
-  server_ = *std::move(built);
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      server_, ListenAt(options.listen, ServerCredentialsFrom(options.tls), &builder, &addresses_));
   return absl::OkStatus();
 }
 

@@ -65,32 +65,45 @@ class Bench final : public Command {
   }
   void AddFlags(FlagSet& flags) override {
     AddConnectFlags(flags, &load_.target,
-                    "host:port or unix:/path of a running service; empty: an embedded one",
+                    "The load goes to the service at this address, host:port or unix:/path; when "
+                    "empty, to an embedded service.",
                     &load_.security);
-    flags.Add("workers", &embedded_.workers, "workers of the embedded service");
-    flags.Add("device", &device_, "what they compute on: cpu, or cuda (a GPU each)");
+    flags.Add("workers", &embedded_.workers, "The embedded service has this many workers.");
+    flags.Add(
+        "device", &device_,
+        "The embedded service's workers compute on this device: cpu, or cuda (one GPU each).");
     flags.Add("threads", &embedded_.threads,
-              "CPU threads of the embedded service's workers together; 0: all");
-    flags.Add("connections", &load_.connections, "connections, shared by the loops in turn");
-    flags.Add("sequences", &load_.sequences, "sequences in all; sequences / batch loops run");
-    flags.Add("batch", &load_.batch, "sequences of one call");
-    flags.Add("layers", &load_.layers, "layers of the cache");
-    flags.Add("context", &load_.context, "tokens of each sequence before the first step");
+              "All workers of the embedded service together use this many CPU threads; 0 means all "
+              "there are.");
+    flags.Add("connections", &load_.connections, "The loops share this many connections in turn.");
+    flags.Add("sequences", &load_.sequences,
+              "The load has this many sequences; sequences / batch loops run at a time.");
+    flags.Add("batch", &load_.batch, "One call covers this many sequences.");
+    flags.Add("layers", &load_.layers, "The cache has this many layers.");
+    flags.Add("context", &load_.context,
+              "Each sequence holds this many tokens before the first step.");
     flags.Add("rows", &load_.rows,
-              "new tokens (and query rows) of a sequence in a step: 1 decodes, more verify drafts");
-    flags.Add("q_heads", &load_.q_heads, "query heads");
-    flags.Add("kv_heads", &load_.kv_heads, "key and value heads");
-    flags.Add("head_dim", &load_.head_dim, "64, 128 or 256");
-    flags.Add("page_size", &load_.page_size, "local slots a page: 16, 32, 64 or 128");
-    flags.Add("dtype", &dtype_, "of q, k, v and output: f32, bf16 or f16");
-    flags.Add("kv_dtype", &kv_dtype_, "of the cache: fp8_e4m3, fp8_e5m2, bf16 or f16");
-    flags.Add("shm", &shared_memory_,
-              "tensors travel in shared memory: the service runs on this machine, as this user");
-    flags.Add("shm_bytes", &load_.shared_memory_bytes, "size of a connection's region");
-    flags.Add("warmup", &warmup_, "before measuring");
-    flags.Add("duration", &duration_, "of the measurement");
-    flags.Add("timeout", &timeout_, "of one call, repeats included");
-    flags.Add("json", &json_, "print one JSON object instead of tables");
+              "A step brings this many new tokens, and query rows, per sequence: 1 decodes, more "
+              "verify drafts.");
+    flags.Add("q_heads", &load_.q_heads, "The model has this many query heads.");
+    flags.Add("kv_heads", &load_.kv_heads, "The model has this many key and value heads.");
+    flags.Add("head_dim", &load_.head_dim,
+              "Each head has this many dimensions: 64, 80, 96, 128, 192 or 256.");
+    flags.Add("page_size", &load_.page_size,
+              "A page holds this many local slots: 16, 32, 64 or 128.");
+    flags.Add("dtype", &dtype_,
+              "Queries, keys, values and outputs have this type: f32, bf16 or f16.");
+    flags.Add("kv_dtype", &kv_dtype_,
+              "The cache holds elements of this type: fp8_e4m3, fp8_e5m2, bf16 or f16.");
+    flags.Add(
+        "shm", &shared_memory_,
+        "Tensors travel in shared memory; the service must run on this machine, as this user.");
+    flags.Add("shm_bytes", &load_.shared_memory_bytes,
+              "Each connection's shared memory region has this many bytes.");
+    flags.Add("warmup", &warmup_, "The load runs for this long before it is measured.");
+    flags.Add("duration", &duration_, "The load is measured for this long.");
+    flags.Add("timeout", &timeout_, "A call, its repeats included, may take this long.");
+    flags.Add("json", &json_, "The result is printed as one JSON object instead of tables.");
   }
 
   int Run() override {

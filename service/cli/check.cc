@@ -7,17 +7,17 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "service/cli/commands.h"
-#include "service/cli/connect_flags.h"
 #include "service/cli/self_check.h"
+#include "service/cli/service_command.h"
 #include "service/cli/table.h"
 #include "service/cli/terminal.h"
-#include "service/client/client.h"
 
 namespace tributary::cli {
 namespace {
 
-class Check final : public Command {
+class Check final : public ServiceCommand {
  public:
+  Check() : ServiceCommand({.timeout = absl::Seconds(30)}) {}
   std::string name() const override { return "check"; }
   std::string summary() const override { return "attention over all ranks against a known answer"; }
   std::string description() const override {
@@ -26,18 +26,12 @@ class Check final : public Command {
            "twice shows. Waits for workers up to --timeout. Exit code 0 when all is as it must "
            "be.\n";
   }
-  void AddFlags(FlagSet& flags) override {
-    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
-    flags.Add("timeout", &timeout_, "of each call, repeats included");
-  }
 
   int Run() override {
-    const auto client = client::Client::Connect({.target = target_,
-                                                 .security = security_,
-                                                 .timeout = absl::ToChronoMilliseconds(timeout_)});
-    if (!client.ok()) return Fail(name(), std::string(client.status().message()));
+    const auto client = Connect();
+    if (!client.ok()) return FailWith(std::string(client.status().message()));
     const auto check = RunSelfCheck(**client);
-    if (!check.ok()) return Fail(name(), check.status().ToString());
+    if (!check.ok()) return FailWith(check.status().ToString());
     const Style style = Style::For(stdout);
     Table table({{"CHECK"}, {"EXPECTED", Align::kRight}, {"FOUND", Align::kRight}, {""}});
     for (const Finding& finding : check->findings) {
@@ -50,11 +44,6 @@ class Check final : public Command {
                 check->backend.c_str());
     return check->good() ? kDone : kFailed;
   }
-
- private:
-  std::string target_ = kDefaultTarget;
-  ChannelSecurity security_;
-  absl::Duration timeout_ = absl::Seconds(30);
 };
 
 }  // namespace

@@ -6,12 +6,13 @@ void AddConnectFlags(FlagSet& flags, std::string* target, const std::string& tar
                      ChannelSecurity* security) {
   flags.Add("target", target, target_help);
   flags.Add("tls_ca", &security->tls.authorities,
-            "PEM file with the authorities of the service's certificate; empty: plain text");
+            "One of the authorities in this PEM file must have signed the service's certificate; "
+            "when empty, the connection is plain text.");
   flags.Add("tls_cert", &security->tls.certificate,
-            "PEM file with a certificate to show a service that asks for one");
-  flags.Add("tls_key", &security->tls.key, "PEM file with the certificate's key");
+            "This PEM file holds a certificate to show to a service that asks for one.");
+  flags.Add("tls_key", &security->tls.key, "This PEM file holds the certificate's key.");
   flags.Add("token_file", &security->token_file,
-            "file whose first line is a bearer token to show the service");
+            "The first line of this file is the bearer token to show to the service.");
 }
 
 }  // namespace tributary::cli

@@ -1,5 +1,4 @@
 // tributary health: is the service alive, and can it serve?
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,17 +8,22 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "service/cli/commands.h"
-#include "service/cli/connect_flags.h"
 #include "service/cli/health_check.h"
+#include "service/cli/service_command.h"
 #include "service/cli/table.h"
 #include "service/cli/terminal.h"
-#include "service/client/client.h"
 
 namespace tributary::cli {
 namespace {
 
-class Health final : public Command {
+class Health final : public ServiceCommand {
  public:
+  Health()
+      : ServiceCommand({.target = "",
+                        .target_help = "The service listens at this address, host:port or "
+                                       "unix:/path; health asks it as hosts do.",
+                        .timeout = absl::Seconds(3),
+                        .max_attempts = 1}) {}
   std::string name() const override { return "health"; }
   std::string summary() const override { return "whether the service lives and can serve"; }
   std::string description() const override {
@@ -28,44 +32,41 @@ class Health final : public Command {
            "asks\n"
            "the service itself, where ready means that all workers are connected.\n";
   }
-  void AddFlags(FlagSet& flags) override {
-    flags.Add("admin", &admin_,
-              absl::StrCat("the coordinator's --admin_listen. Default, without --target: ",
-                           kDefaultAdmin));
-    AddConnectFlags(flags, &target_,
-                    "host:port or unix:/path of the service, to ask it as hosts do", &security_);
-    flags.Add("timeout", &timeout_, "how long to wait for an answer");
+  void AddOwnFlags(FlagSet& flags) override {
+    flags.Add(
+        "admin", &admin_,
+        absl::StrCat("The admin server listens at this address: the coordinator's --admin_listen. "
+                     "Without this flag and --target it is ",
+                     kDefaultAdmin, "."));
   }
 
   int Run() override {
-    if (admin_.empty() && target_.empty()) admin_ = kDefaultAdmin;
+    if (admin_.empty() && target().empty()) admin_ = kDefaultAdmin;
     if (!admin_.empty()) AskAdmin();
-    if (!target_.empty()) AskService();
+    if (!target().empty()) AskService();
     std::fputs(table_.Render(style_).c_str(), stdout);
     return healthy_ ? kDone : kFailed;
   }
 
  private:
-  std::chrono::milliseconds timeout() const { return absl::ToChronoMilliseconds(timeout_); }
-
   void AskAdmin() {
     const auto channel = grpc::CreateChannel(admin_, grpc::InsecureChannelCredentials());
     for (const std::string what : {"liveness", "readiness"}) {
-      const absl::StatusOr<bool> serving = CheckHealth(channel, what, timeout());
+      const absl::StatusOr<bool> serving =
+          CheckHealth(channel, what, absl::ToChronoMilliseconds(timeout()));
       Add(what, admin_, serving.ok() && *serving,
           serving.ok() ? "" : std::string(serving.status().message()));
     }
   }
 
   void AskService() {
-    const auto client = client::Client::Connect(
-        {.target = target_, .security = security_, .timeout = timeout(), .max_attempts = 1});
+    const auto client = Connect();
     if (!client.ok()) {
-      Add("liveness", target_, false, std::string(client.status().message()));
-      return Add("readiness", target_, false, "");
+      Add("liveness", target(), false, std::string(client.status().message()));
+      return Add("readiness", target(), false, "");
     }
     const auto topology = (*client)->GetTopology({});
-    Add("liveness", target_, topology.ok(),
+    Add("liveness", target(), topology.ok(),
         topology.ok() ? "" : std::string(topology.status().message()));
     const bool ready = topology.ok() && topology->state() == v1::GROUP_STATE_READY;
     std::string note;
@@ -75,7 +76,7 @@ class Health final : public Command {
       note = absl::StrCat(connected, " of ", topology->workers_size(), " workers, epoch ",
                           topology->epoch());
     }
-    Add("readiness", target_, ready, note);
+    Add("readiness", target(), ready, note);
   }
 
   void Add(const std::string& what, const std::string& where, bool good, const std::string& note) {
@@ -84,9 +85,6 @@ class Health final : public Command {
   }
 
   std::string admin_;
-  std::string target_;
-  ChannelSecurity security_;
-  absl::Duration timeout_ = absl::Seconds(3);
   const Style style_ = Style::For(stdout);
   Table table_{{{"CHECK"}, {"WHERE"}, {"STATE"}, {"NOTE"}}};
   bool healthy_ = true;

@@ -8,9 +8,8 @@
 
 #include "absl/time/time.h"
 #include "service/cli/commands.h"
-#include "service/cli/connect_flags.h"
 #include "service/cli/report.h"
-#include "service/client/client.h"
+#include "service/cli/service_command.h"
 
 namespace tributary::cli {
 namespace {
@@ -19,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kLinesBetweenTitles = 20;
 
-class Stat final : public Command {
+class Stat final : public ServiceCommand {
  public:
   std::string name() const override { return "stat"; }
   std::string summary() const override { return "requests, steps and where the time goes"; }
@@ -28,20 +27,18 @@ class Stat final : public Command {
            "each,\n"
            "until interrupted (or --lines were printed).\n";
   }
-  void AddFlags(FlagSet& flags) override {
-    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
-    flags.Add("watch", &watch_, "print rates at this interval, 1s for example; 0: totals, once");
-    flags.Add("lines", &lines_, "with --watch: stop after so many lines; 0: never");
-    flags.Add("timeout", &timeout_, "how long to wait for the service");
+  void AddOwnFlags(FlagSet& flags) override {
+    flags.Add("watch", &watch_,
+              "Rates are printed at this interval, 1s for example; 0 prints the totals once.");
+    flags.Add("lines", &lines_,
+              "With --watch, the command stops after this many lines; 0 means never.");
   }
 
   int Run() override {
-    auto client = client::Client::Connect({.target = target_,
-                                           .security = security_,
-                                           .timeout = absl::ToChronoMilliseconds(timeout_)});
-    if (!client.ok()) return Fail(name(), std::string(client.status().message()));
+    auto client = Connect();
+    if (!client.ok()) return FailWith(std::string(client.status().message()));
     const auto first = (*client)->GetTopology({});
-    if (!first.ok()) return Fail(name(), first.status().ToString());
+    if (!first.ok()) return FailWith(first.status().ToString());
     if (watch_ > absl::ZeroDuration()) return Watch(**client, first->statistics());
     std::fputs(StatisticsReport(*first, style_).c_str(), stdout);
     return kDone;
@@ -54,7 +51,7 @@ class Stat final : public Command {
     for (int line = 0; lines_ == 0 || line < lines_; ++line) {
       std::this_thread::sleep_until(asked + interval);
       const auto reply = client.GetTopology({});
-      if (!reply.ok()) return Fail(name(), reply.status().ToString());
+      if (!reply.ok()) return FailWith(reply.status().ToString());
       const Clock::time_point now = Clock::now();
       const double seconds = std::chrono::duration<double>(now - asked).count();
       if (line % kLinesBetweenTitles == 0) std::fputs(RatesTitle(style_).c_str(), stdout);
@@ -66,11 +63,8 @@ class Stat final : public Command {
     return kDone;
   }
 
-  std::string target_ = kDefaultTarget;
-  ChannelSecurity security_;
   absl::Duration watch_ = absl::ZeroDuration();
   int32_t lines_ = 0;
-  absl::Duration timeout_ = absl::Seconds(5);
   const Style style_ = Style::For(stdout);
 };
 

@@ -11,10 +11,9 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "service/cli/commands.h"
-#include "service/cli/connect_flags.h"
+#include "service/cli/service_command.h"
 #include "service/cli/terminal.h"
 #include "service/cli/top_report.h"
-#include "service/client/client.h"
 
 namespace tributary::cli {
 namespace {
@@ -62,7 +61,7 @@ class Interrupts {
   sigset_t signals_;
 };
 
-class Top final : public Command {
+class Top final : public ServiceCommand {
  public:
   std::string name() const override { return "top"; }
   std::string summary() const override { return "a live view: workers, steps/s, latency, pages"; }
@@ -73,26 +72,21 @@ class Top final : public Command {
            "for it (SLOWEST), how full the caches are. With --once, or when the output is not a\n"
            "terminal, one interval is shown and that is all.\n";
   }
-  void AddFlags(FlagSet& flags) override {
-    AddConnectFlags(flags, &target_, "host:port or unix:/path of the service", &security_);
-    flags.Add("interval", &interval_, "how often to look");
-    flags.Add("once", &once_, "show one interval, then end");
-    flags.Add("timeout", &timeout_, "how long to wait for the service");
+  void AddOwnFlags(FlagSet& flags) override {
+    flags.Add("interval", &interval_, "The command asks the service this often.");
+    flags.Add("once", &once_, "The command shows one interval and ends.");
   }
 
   int Run() override {
     if (interval_ <= absl::ZeroDuration()) {
-      Fail(name(), "interval: must be positive");
-      return kWrongUsage;
+      return WrongUsage("interval: must be positive");
     }
     // Before the client's threads begin, so that they inherit what is blocked.
     const Interrupts interrupts;
-    auto client = client::Client::Connect({.target = target_,
-                                           .security = security_,
-                                           .timeout = absl::ToChronoMilliseconds(timeout_)});
-    if (!client.ok()) return Fail(name(), std::string(client.status().message()));
+    auto client = Connect();
+    if (!client.ok()) return FailWith(std::string(client.status().message()));
     auto before = (*client)->GetTopology({});
-    if (!before.ok()) return Fail(name(), before.status().ToString());
+    if (!before.ok()) return FailWith(before.status().ToString());
     const bool live = !once_ && IsTerminal(stdout);
     std::unique_ptr<FullScreen> screen = live ? std::make_unique<FullScreen>() : nullptr;
     Clock::time_point asked = Clock::now();
@@ -102,7 +96,7 @@ class Top final : public Command {
       const double seconds = std::chrono::duration<double>(answered - asked).count();
       asked = answered;
       if (!now.ok()) {
-        if (!live) return Fail(name(), now.status().ToString());
+        if (!live) return FailWith(now.status().ToString());
         screen->Show(absl::StrCat(style_.Red("no answer: "), now.status().message(), "\n"));
         continue;
       }
@@ -118,11 +112,8 @@ class Top final : public Command {
   }
 
  private:
-  std::string target_ = kDefaultTarget;
-  ChannelSecurity security_;
   absl::Duration interval_ = absl::Seconds(1);
   bool once_ = false;
-  absl::Duration timeout_ = absl::Seconds(5);
   const Style style_ = Style::For(stdout);
 };
 

@@ -1,15 +1,8 @@
 // tributary-worker: one rank of a group, as a process.
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,7 +18,8 @@
 #include "absl/time/time.h"
 #include "base/config/config_file.h"
 #include "base/config/flag_help.h"
-#include "base/rpc/listening.h"
+#include "base/process/shutdown_signals.h"
+#include "base/rpc/admin_server.h"
 #include "base/status/status_macros.h"
 #include "base/telemetry/families.h"
 #include "base/telemetry/library_log.h"
@@ -39,50 +33,63 @@
 #include "worker/rpc/worker_metrics.h"
 
 ABSL_FLAG(std::string, config, "",
-          "YAML file with settings, `flag: value` a line; flags on the command line win");
-ABSL_FLAG(
-    std::string, coordinator, "",
-    "where the coordinator listens for workers (its --worker_listen): host:port or unix:/path");
-ABSL_FLAG(std::string, host, "127.0.0.1",
-          "address of this machine by which the other workers reach it");
+          "The worker reads settings from this YAML file, one `flag: value` per line; flags on the "
+          "command line win.");
+ABSL_FLAG(std::string, coordinator, "",
+          "The coordinator listens for workers at this address (its --worker_listen): host:port or "
+          "unix:/path.");
+ABSL_FLAG(std::string, host, "127.0.0.1", "The other workers reach this machine at this address.");
 ABSL_FLAG(int, rank, -1,
-          "place in the group to ask for, a StatefulSet's ordinal for example; -1: any");
+          "The worker asks for this place in the group, the ordinal of a StatefulSet for example; "
+          "-1 means any.");
 ABSL_FLAG(int, world_size, 0,
-          "size of the group this worker is meant for; refused elsewhere; 0: any");
+          "The worker is meant for a group of this size, and other groups refuse it; 0 means any.");
 ABSL_FLAG(std::string, device, "cpu",
-          "what to compute on: cpu or cuda; the coordinator must be started with the same");
+          "The worker computes on this device: cpu or cuda. The coordinator must be started with "
+          "the same value.");
 ABSL_FLAG(int, gpu, -1,
-          "with --device=cuda: the GPU; -1: the rank's place among this machine's GPUs");
-ABSL_FLAG(int, threads, 0, "threads that compute; 0: one a core");
-ABSL_FLAG(
-    uint64_t, memory_limit, 0,
-    "bytes the shards may take; caches beyond are refused; 0: what the device has free (a CPU "
-    "worker: the machine or its control group, whichever gives less)");
+          "With --device=cuda, the worker takes this GPU; -1 means the rank's place among the GPUs "
+          "of this machine.");
+ABSL_FLAG(int, threads, 0, "The worker computes with this many threads; 0 means one per core.");
+ABSL_FLAG(uint64_t, memory_limit, 0,
+          "The shards may take this many bytes, and caches beyond that are refused; 0 means what "
+          "the device has free (for a CPU worker, what the machine or its control group gives, "
+          "whichever is less).");
 ABSL_FLAG(std::string, admin_listen, "",
-          "host:port for grpc.health.v1 in plain text (services '', 'liveness', 'readiness'); "
-          "port 0: any, printed; empty: none");
+          "The admin server listens at this address, host:port, in plain text, and carries "
+          "grpc.health.v1 (services '', 'liveness' and 'readiness'). Port 0 picks a free one, "
+          "which is logged; when empty, there is no such server.");
 ABSL_FLAG(std::optional<int32_t>, metrics_port, std::nullopt,
-          "port of HTTP /metrics for Prometheus, on the host of --admin_listen (loopback without "
-          "one): 9464 by custom; 0: any, logged; not given: none");
-ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
-ABSL_FLAG(std::string, log_format, "text", "text, or json for one object a line");
+          "The worker serves /metrics for Prometheus over HTTP at this port, on the host of "
+          "--admin_listen (on loopback without one); 9464 is the custom, 0 picks a free one, which "
+          "is logged. Without this flag there are no metrics.");
+ABSL_FLAG(std::string, log_level, "info",
+          "The log holds messages of this level and above: debug, info, warning or error.");
+ABSL_FLAG(std::string, log_format, "text",
+          "The log is written as text, or as json with one object per line.");
 ABSL_FLAG(std::string, trace_file, "",
-          "where to write spans of traced steps, as Chrome trace JSON, when the process ends");
-ABSL_FLAG(int32_t, trace_spans, 65536, "spans kept, the last ones; 0: trace nothing");
+          "The worker writes the spans of traced steps to this file, as Chrome trace JSON, when "
+          "the process ends.");
+ABSL_FLAG(int32_t, trace_spans, 65536,
+          "The worker keeps this many spans, the last ones; 0 means that nothing is traced.");
 ABSL_FLAG(absl::Duration, reconnect_min, absl::Milliseconds(100),
-          "first pause before dialling the coordinator again; doubles from there");
-ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5), "longest pause");
+          "The first pause before the worker dials the coordinator again takes this long; later "
+          "pauses double.");
+ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5),
+          "No pause before dialling again takes longer than this.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
-          "on SIGTERM: how long to wait for the coordinator to let this worker go");
+          "After SIGTERM, the worker waits this long for the coordinator to let it go.");
 ABSL_FLAG(std::string, coordinator_ca, "",
-          "PEM file with the authorities of the coordinator's certificate; empty: plain text");
-ABSL_FLAG(std::string, tls_cert, "",
-          "PEM file with this worker's certificate chain, for coordinators that ask for one");
-ABSL_FLAG(std::string, tls_key, "", "PEM file with the certificate's key");
+          "One of the authorities in this PEM file must have signed the coordinator's certificate; "
+          "when empty, the worker speaks plain text.");
+ABSL_FLAG(
+    std::string, tls_cert, "",
+    "The worker shows the certificate chain in this PEM file to coordinators that ask for one.");
+ABSL_FLAG(std::string, tls_key, "", "This PEM file holds the key of the worker's certificate.");
 ABSL_FLAG(std::string, token_file, "",
-          "file whose first line is the bearer token to show the coordinator");
+          "The worker shows the coordinator the bearer token on the first line of this file.");
 ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
-          "largest message from and to the coordinator");
+          "No message from or to the coordinator may be larger than this.");
 
 namespace tributary::worker {
 namespace {
@@ -97,84 +104,18 @@ constexpr char kUsage[] =
 
 using LoggerPtr = std::shared_ptr<const telemetry::Logger>;
 
-// Waits for signals on a thread of its own: a handler could take no lock. The first one drains, the
-// second ends the process.
-class SignalThread {
- public:
-  // Construct before any other thread starts, those of CUDA included: they inherit the mask, so
-  // that only this one is told.
-  SignalThread() {
-    sigemptyset(&signals_);
-    for (const int signal_number : {SIGTERM, SIGINT, kWake}) sigaddset(&signals_, signal_number);
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+// Null when no address is given.
+absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const LoggerPtr& log) {
+  const std::string address = absl::GetFlag(FLAGS_admin_listen);
+  if (address.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<AdminServer>> admin = AdminServer::Start(address);
+  if (!admin.ok()) {
+    return absl::UnavailableError(absl::StrCat("--admin_listen: ", admin.status().message()));
   }
-  ~SignalThread() { Stop(); }
-
-  void Start(LoggerPtr log, std::function<void()> drain) {
-    thread_ = std::thread([this, log = std::move(log), drain = std::move(drain)] {
-      const int first = Wait();
-      if (first == kWake) return;
-      log->Info("draining", {{"signal", first}});
-      drain();
-      const int second = Wait();
-      if (second == kWake) return;
-      log->Warning("leaving at once", {{"signal", second}});
-      _exit(128 + second);
-    });
-  }
-
-  void Stop() {
-    if (!thread_.joinable()) return;
-    pthread_kill(thread_.native_handle(), kWake);
-    thread_.join();
-  }
-
- private:
-  static constexpr int kWake = SIGUSR1;
-
-  int Wait() const {
-    int signal_number = 0;
-    sigwait(&signals_, &signal_number);
-    return signal_number;
-  }
-
-  sigset_t signals_;
-  std::thread thread_;
-};
-
-// Health for orchestrators, whose probes speak neither TLS nor credentials.
-class AdminServer {
- public:
-  absl::Status Start(const std::string& address, const LoggerPtr& log) {
-    if (address.empty()) return absl::OkStatus();
-    TRIBUTARY_RETURN_IF_ERROR(CheckFree(address));
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::ServerBuilder builder;
-    ForbidSharedPorts(&builder);
-    int port = 0;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
-    // A server with nothing but the health service has no threads (gRPC adds that one too late to
-    // count it). This one answers UNIMPLEMENTED to everything else.
-    builder.RegisterCallbackGenericService(&others_);
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr) {
-      return absl::UnavailableError(absl::StrCat(
-          "cannot listen at ", address, ": the address is in use, unknown or not permitted"));
-    }
-    server_->GetHealthCheckService()->SetServingStatus("liveness", true);
-    SetReady(false);
-    log->Info(absl::StrCat("admin: listening on ", address), {{"port", port}});
-    return absl::OkStatus();
-  }
-
-  void SetReady(bool ready) {
-    if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus("readiness", ready);
-  }
-
- private:
-  grpc::CallbackGenericService others_;
-  std::unique_ptr<grpc::Server> server_;
-};
+  log->Info(absl::StrCat("admin: listening on ", (*admin)->address()),
+            {{"port", (*admin)->port()}});
+  return admin;
+}
 
 absl::Status ReadDevice(WorkerOptions* options) {
   const std::string name = absl::GetFlag(FLAGS_device);
@@ -262,7 +203,7 @@ constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 1;
 
 int Main() {
-  SignalThread signals;
+  ShutdownSignals signals;
   signal(SIGPIPE, SIG_IGN);
   absl::StatusOr<WorkerOptions> options = OptionsFromFlags();
   if (!options.ok()) {
@@ -280,13 +221,11 @@ int Main() {
     return Fail(absl::InvalidArgumentError("--trace_spans: must be >= 0"), kExitUsage);
   }
 
-  AdminServer admin;
-  const std::string admin_address = absl::GetFlag(FLAGS_admin_listen);
-  if (const absl::Status started = admin.Start(admin_address, *log); !started.ok()) {
-    return Fail(absl::UnavailableError(absl::StrCat("--admin_listen: ", started.message())),
-                kExitRefused);
+  const absl::StatusOr<std::unique_ptr<AdminServer>> admin = StartAdmin(*log);
+  if (!admin.ok()) return Fail(admin.status(), kExitRefused);
+  if (*admin != nullptr) {
+    options->on_ready = [server = admin->get()](bool ready) { server->SetReady(ready); };
   }
-  options->on_ready = [&admin](bool ready) { admin.SetReady(ready); };
 
   const int32_t trace_spans = absl::GetFlag(FLAGS_trace_spans);
   const auto spans = trace_spans == 0

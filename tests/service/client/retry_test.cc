@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "base/status/errors.h"
-#include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -63,42 +61,7 @@ TEST(Retry, UnavailableWithADelayIsAnAnswerOfTheService) {
   EXPECT_FALSE(IsOutcomeUnknown(absl::InvalidArgumentError("")));
 }
 
-TEST(RpcStatus, DetailsOfTheWireStayReadable) {
-  EXPECT_EQ(RetryDelayOf(UnavailableAfter(1, 500'000'000)), milliseconds(1500));
-  EXPECT_EQ(RetryDelayOf(UnavailableAfter(0, 1)), milliseconds(1)) << "rounded up, never to none";
-  EXPECT_EQ(RetryDelayOf(UnavailableAfter(-5, 0)), milliseconds(0));
-  EXPECT_EQ(RetryDelayOf(absl::UnavailableError("bare")), std::nullopt);
-
-  google::rpc::Status status = Rpc(3, "q.shape[1]: must be 8");
-  google::rpc::BadRequest bad;
-  bad.add_field_violations()->set_field("q.shape[1]");
-  status.add_details()->PackFrom(bad);
-  EXPECT_EQ(FieldOf(FromRpcStatus(status)), "q.shape[1]");
-  EXPECT_EQ(FieldOf(FromRpcStatus(Rpc(3, "none"))), "");
-  EXPECT_EQ(FieldOf(absl::OkStatus()), "");
-}
-
-TEST(RpcStatus, UnaryErrorsCarryTheirTrailer) {
-  google::rpc::Status full = Rpc(5, "no sequence 7");
-  google::rpc::BadRequest bad;
-  bad.add_field_violations()->set_field("entries[0].sequence_id");
-  full.add_details()->PackFrom(bad);
-  const absl::Status status = FromGrpcStatus(
-      grpc::Status(grpc::StatusCode::NOT_FOUND, "no sequence 7", full.SerializeAsString()));
-  EXPECT_TRUE(absl::IsNotFound(status));
-  EXPECT_EQ(status.message(), "no sequence 7");
-  EXPECT_EQ(FieldOf(status), "entries[0].sequence_id");
-}
-
-TEST(RpcStatus, AnUnreadableTrailerCostsOnlyTheDetails) {
-  const absl::Status status =
-      FromGrpcStatus(grpc::Status(grpc::StatusCode::DATA_LOSS, "lost", "\xff\xff not a message"));
-  EXPECT_TRUE(absl::IsDataLoss(status));
-  EXPECT_EQ(status.message(), "lost");
-  EXPECT_EQ(FieldOf(status), "");
-}
-
-TEST(RpcStatus, ForgottenRegionIsToldByItsField) {
+TEST(Retry, ForgottenRegionIsToldByItsField) {
   EXPECT_FALSE(IsForgottenRegion(absl::NotFoundError("cache")));
   google::rpc::Status status = Rpc(5, "no region");
   google::rpc::BadRequest bad;

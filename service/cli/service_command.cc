@@ -1,0 +1,44 @@
+#include "service/cli/service_command.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "base/rpc/channel_security.h"
+#include "base/status/grpc_status.h"
+#include "service/cli/connect_flags.h"
+
+namespace tributary::cli {
+
+void ServiceCommand::AddFlags(FlagSet& flags) {
+  AddConnectFlags(flags, &target_, defaults_.target_help, &security_);
+  AddOwnFlags(flags);
+  flags.Add("timeout", &timeout_, "The command waits no longer for each answer of the service.");
+}
+
+absl::StatusOr<std::unique_ptr<client::Client>> ServiceCommand::Connect() const {
+  return client::Client::Connect({.target = target_,
+                                  .security = security_,
+                                  .timeout = absl::ToChronoMilliseconds(timeout_),
+                                  .max_attempts = defaults_.max_attempts});
+}
+
+absl::Status ServiceCommand::Diagnose(const DiagnosticsCall& call) const {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // a trace may be larger than what calls may send
+  const auto channel = DialSecurely(target_, security_, arguments);
+  if (!channel.ok()) return channel.status();
+  const auto stub = v1::DiagnosticsService::NewStub(*channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout_));
+  const grpc::Status status = call(*stub, &context);
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(FromGrpcStatus(status).code(),
+                      absl::StrCat(target_, ": ", status.error_message()));
+}
+
+int ServiceCommand::WrongUsage(const std::string& message) const {
+  Fail(name(), message);
+  return kWrongUsage;
+}
+
+}  // namespace tributary::cli

@@ -1,0 +1,62 @@
+// What the commands that ask a running service share: the flags by which they find it, and the
+// connections to it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/rpc/security_options.h"
+#include "grpcpp/client_context.h"
+#include "service/cli/command.h"
+#include "service/client/client.h"
+#include "tributary/v1/diagnostics.grpc.pb.h"
+
+namespace tributary::cli {
+
+class ServiceCommand : public Command {
+ public:
+  // --target and what it takes to trust the service and be trusted, the command's own flags, and
+  // --timeout.
+  void AddFlags(FlagSet& flags) final;
+
+ protected:
+  struct Defaults {
+    std::string target = kDefaultTarget;
+    std::string target_help = "The service listens at this address: host:port or unix:/path.";
+    absl::Duration timeout = absl::Seconds(5);
+    int max_attempts = 4;  // ConnectOptions::max_attempts
+  };
+  ServiceCommand() : ServiceCommand(Defaults()) {}
+  explicit ServiceCommand(Defaults defaults)
+      : target_(defaults.target), timeout_(defaults.timeout), defaults_(std::move(defaults)) {}
+
+  virtual void AddOwnFlags(FlagSet&) {}
+
+  // A client of the service.
+  absl::StatusOr<std::unique_ptr<client::Client>> Connect() const;
+
+  // Makes one call of the service's DiagnosticsService. An error names the target.
+  using DiagnosticsCall =
+      std::function<grpc::Status(v1::DiagnosticsService::Stub& stub, grpc::ClientContext* context)>;
+  absl::Status Diagnose(const DiagnosticsCall& call) const;
+
+  // Prints why the command failed, and returns its exit code.
+  int FailWith(const std::string& message) const { return Fail(name(), message); }
+  int WrongUsage(const std::string& message) const;
+
+  const std::string& target() const { return target_; }
+  absl::Duration timeout() const { return timeout_; }
+
+ private:
+  std::string target_;
+  ChannelSecurity security_;
+  absl::Duration timeout_;
+  const Defaults defaults_;
+};
+
+}  // namespace tributary::cli

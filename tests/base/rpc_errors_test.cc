@@ -1,0 +1,80 @@
+// How errors travel between processes: details that leave with a status are read at the other end.
+#include "base/status/rpc_errors.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace tributary {
+namespace {
+
+using std::chrono::milliseconds;
+
+google::rpc::Status Rpc(int code, const std::string& message) {
+  google::rpc::Status status;
+  status.set_code(code);
+  status.set_message(message);
+  return status;
+}
+
+absl::Status UnavailableAfter(int64_t seconds, int32_t nanos) {
+  google::rpc::Status status = Rpc(14, "forming");
+  google::rpc::RetryInfo info;
+  info.mutable_retry_delay()->set_seconds(seconds);
+  info.mutable_retry_delay()->set_nanos(nanos);
+  status.add_details()->PackFrom(info);
+  return FromRpcStatus(status);
+}
+
+TEST(RpcErrors, DetailsOfTheWireStayReadable) {
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(1, 500'000'000)), milliseconds(1500));
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(0, 1)), milliseconds(1)) << "rounded up, never to none";
+  EXPECT_EQ(RetryDelayOf(UnavailableAfter(-5, 0)), milliseconds(0));
+  EXPECT_EQ(RetryDelayOf(absl::UnavailableError("bare")), std::nullopt);
+
+  google::rpc::Status status = Rpc(3, "q.shape[1]: must be 8");
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("q.shape[1]");
+  status.add_details()->PackFrom(bad);
+  EXPECT_EQ(FieldOf(FromRpcStatus(status)), "q.shape[1]");
+  EXPECT_EQ(FieldOf(FromRpcStatus(Rpc(3, "none"))), "");
+  EXPECT_EQ(FieldOf(absl::OkStatus()), "");
+}
+
+TEST(RpcErrors, WhatTheServiceSaysIsWhatTheClientReads) {
+  const absl::Status said = Unavailable("FORMING", "the group is forming", milliseconds(250));
+  EXPECT_EQ(RetryDelayOf(FromRpcStatus(ToRpcStatus(said))), milliseconds(250));
+  const absl::Status refused = InvalidField("entries[1].new_tokens", "must be 0 or query_rows");
+  const absl::Status heard = FromGrpcStatus(ToGrpcStatus(refused));
+  EXPECT_TRUE(absl::IsInvalidArgument(heard));
+  EXPECT_EQ(heard.message(), refused.message());
+  EXPECT_EQ(FieldOf(heard), "entries[1].new_tokens");
+}
+
+TEST(RpcErrors, UnaryErrorsCarryTheirTrailer) {
+  google::rpc::Status full = Rpc(5, "no sequence 7");
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("entries[0].sequence_id");
+  full.add_details()->PackFrom(bad);
+  const absl::Status status = FromGrpcStatus(
+      grpc::Status(grpc::StatusCode::NOT_FOUND, "no sequence 7", full.SerializeAsString()));
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_EQ(status.message(), "no sequence 7");
+  EXPECT_EQ(FieldOf(status), "entries[0].sequence_id");
+}
+
+TEST(RpcErrors, AnUnreadableTrailerCostsOnlyTheDetails) {
+  const absl::Status status =
+      FromGrpcStatus(grpc::Status(grpc::StatusCode::DATA_LOSS, "lost", "\xff\xff not a message"));
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_EQ(status.message(), "lost");
+  EXPECT_EQ(FieldOf(status), "");
+}
+
+}  // namespace
+}  // namespace tributary
