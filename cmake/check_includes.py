@@ -112,7 +112,7 @@ def check_locks(path, text):
         if "//" not in line:
             yield (
                 f"{path}:{line_of(text, lock.start())}: {lock[0]} is a lock that the thread-safety analysis "
-                "does not see: use absl::Mutex, and ABSL_GUARDED_BY for what it guards"
+                "does not see: use absl::Mutex (or kernels/mutex.h), and ABSL_GUARDED_BY for what it guards"
             )
 
 
