@@ -63,7 +63,7 @@ UNSEEN_LOCKS = re.compile(
     r"\bstd::(?:recursive_|shared_|timed_)?(?:mutex|lock_guard|unique_lock|scoped_lock|shared_lock)\b"
     r"|\bstd::condition_variable"
 )
-ANNOTATED_FOLDERS = ("base", "worker", "service/client", "service/cli", "service/observe")
+ANNOTATED_FOLDERS = ("base", "worker", "service")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 SOURCES = (".h", ".cc", ".cu", ".cuh")

@@ -24,16 +24,17 @@ struct GroupFacts {
 absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch,
                                const v1::Registration& registration);
 
-// A rank's place.
+// Who holds a rank, or held it last.
 struct RankHistory {
-  uint64_t instance_id = 0;  // who has or had it last; 0: nobody yet
+  uint64_t instance_id = 0;  // 0: no instance has held the rank yet
   bool connected = false;
-  uint64_t left = 0;  // rises from one leaving to the next
+  uint64_t left = 0;  // when it left: rises from one leaving to the next
 };
 
-// The rank for a registration that passed the check. An instance gets its own rank back. Otherwise
-// the rank it asks for, unless another live instance has it. Otherwise a rank nobody had yet, or
-// the one left first: its holder is the least likely to come back with the shard.
+// The rank for a registration that passed the check. An instance that asks for a rank gets it, and
+// is refused when another live instance holds it. An instance that asks for none gets its own rank
+// back, or else a rank that nobody has held yet, or else the one that was left first, because its
+// holder is the least likely to come back with the shard. `ranks` has one element per rank.
 absl::StatusOr<int> ChooseRank(const std::vector<RankHistory>& ranks,
                                const v1::Registration& registration);
 
