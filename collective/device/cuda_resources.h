@@ -1,14 +1,11 @@
-// CUDA resources that free themselves, and errors as Status.
+// Streams and the current device of CUDA, for as long as an object lives; waiting for a stream with
+// a deadline. Memory is in kernels/cuda/buffer.h.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include "collective/communicator.h"
 #include "kernels/cuda/status.h"
@@ -35,57 +32,6 @@ class ScopedDevice {
  private:
   int before_ = -1;
   bool changed_ = false;
-};
-
-// Memory of the current device at creation.
-class DeviceMemory {
- public:
-  DeviceMemory() = default;
-  ~DeviceMemory() { Free(); }
-  DeviceMemory(DeviceMemory&& o) noexcept : data_(std::exchange(o.data_, nullptr)) {}
-  DeviceMemory& operator=(DeviceMemory&& o) noexcept {
-    std::swap(data_, o.data_);
-    return *this;
-  }
-
-  Status Allocate(size_t bytes) {
-    Free();
-    return CudaStatus(cudaMalloc(&data_, bytes == 0 ? 1 : bytes), "cudaMalloc");
-  }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  // Never frees what it holds.
-  void Leak() { data_ = nullptr; }
-
- private:
-  void Free() {
-    if (data_ != nullptr) (void)cudaFree(data_);
-    data_ = nullptr;
-  }
-  void* data_ = nullptr;
-};
-
-// Host memory that GPUs reach.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  ~PinnedMemory() {
-    if (data_ != nullptr) (void)cudaFreeHost(data_);
-  }
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-
-  Status Allocate(size_t bytes) {
-    return CudaStatus(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                      "cudaHostAlloc");
-  }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  void Leak() { data_ = nullptr; }
-
- private:
-  void* data_ = nullptr;
 };
 
 class Stream {

@@ -1,221 +1,22 @@
 #include "collective/direct/direct.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstring>
-#include <mutex>
-#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "collective/device/cuda_resources.h"
+#include "collective/direct/announcement.h"
 #include "collective/direct/direct_kernel.h"
+#include "collective/direct/inbox.h"
 #include "collective/direct/peer_access.h"
 #include "collective/direct/retired_memory.h"
-#include "collective/rendezvous/hex.h"
 
 namespace tributary::collective {
 namespace {
 
 using std::chrono::milliseconds;
-
-// Memory shared with other processes comes in blocks of this size; whole ones share nothing else.
-constexpr size_t kShareableBytes = 2 << 20;
-// For a copy of a few bytes, or a kernel that stores as many.
-constexpr milliseconds kMoment(500);
-
-Deadline In(milliseconds t) { return std::chrono::steady_clock::now() + t; }
-
-// What a rank tells the others before they map its memory.
-struct Announcement {
-  PeerIdentity who;
-  size_t channel_bytes = 0;
-  uint64_t address = 0;  // in its process
-  cudaIpcMemHandle_t handle = {};
-  std::string why_not = "-";  // "-": nothing speaks against it here
-
-  std::string Encode() const {
-    std::ostringstream text;
-    text << who.host << '\n'
-         << who.pid_namespace << '\n'
-         << who.pid << '\n'
-         << who.process << '\n'
-         << who.gpu << '\n'
-         << channel_bytes << '\n'
-         << address << '\n'
-         << ToHex(&handle, sizeof(handle)) << '\n'
-         << why_not << '\n';
-    return text.str();
-  }
-  bool Decode(const std::string& encoded) {
-    std::istringstream text(encoded);
-    std::string number, hex;
-    std::getline(text, who.host);
-    std::getline(text, who.pid_namespace);
-    std::getline(text, number);
-    who.pid = std::strtoll(number.c_str(), nullptr, 10);
-    std::getline(text, who.process);
-    std::getline(text, who.gpu);
-    std::getline(text, number);
-    channel_bytes = std::strtoull(number.c_str(), nullptr, 10);
-    std::getline(text, number);
-    address = std::strtoull(number.c_str(), nullptr, 10);
-    std::getline(text, hex);
-    std::getline(text, why_not);
-    return !text.fail() && FromHex(hex, &handle, sizeof(handle));
-  }
-};
-
-bool SameProcess(const PeerIdentity& a, const PeerIdentity& b) {
-  return a.process == b.process && a.pid == b.pid;
-}
-
-// A file descriptor that tells when the process has ended, or -1.
-class ProcessWatch {
- public:
-  ProcessWatch() = default;
-  explicit ProcessWatch(int64_t pid)
-      : fd_(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))) {}
-  ~ProcessWatch() {
-    if (fd_ >= 0) close(fd_);
-  }
-  ProcessWatch(ProcessWatch&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
-  ProcessWatch& operator=(ProcessWatch&& o) noexcept {
-    std::swap(fd_, o.fd_);
-    return *this;
-  }
-
-  bool Ended() const {
-    if (fd_ < 0) return false;
-    pollfd p = {fd_, POLLIN, 0};
-    return poll(&p, 1, 0) == 1;
-  }
-
- private:
-  int fd_ = -1;
-};
-
-// A rank's own memory, which its peers write. Outlives the exchange, until no peer can any more.
-class SharedInbox {
- public:
-  Status Create(const DirectOptions& options) {
-    rank_ = options.rank;
-    device_ = options.device;
-    layout_ = options.layout;
-    bytes_ = (layout_.bytes(rank_) + kShareableBytes - 1) / kShareableBytes * kShareableBytes;
-    if (Status s = stream_.Create(); !s.ok()) return s;
-    if (Status s = host_.Allocate(sizeof(Host)); !s.ok()) return s;
-    *host() = {};
-    if (Status s = memory_.Allocate(bytes_); !s.ok()) return s;
-    const size_t control = layout_.control_bytes();
-    static_assert(kNotArrived == 0xffffffffu);
-    (void)cudaMemsetAsync(memory_.data(), 0, control, stream_.get());
-    (void)cudaMemsetAsync(memory_.data() + control, 0xff, bytes_ - control, stream_.get());
-    return AwaitStream(stream_.get(), In(kMoment * 10));
-  }
-
-  std::byte* data() const { return memory_.data(); }
-  size_t bytes() const { return bytes_; }
-  cudaStream_t stream() const { return stream_.get(); }
-  uint32_t* host_failure() const { return &host()->failure; }
-  uint32_t failure() const { return std::atomic_ref<uint32_t>(host()->failure).load(); }
-  void Watch(int peer, ProcessWatch watch) { watches_[peer] = std::move(watch); }
-
-  void NobodyElseMaps() { nobody_else_maps_ = true; }
-
-  // Frees the memory unless a peer may still write to it.
-  bool TryFree() {
-    const ScopedDevice device(device_);
-    if (nobody_else_maps_) {
-      memory_ = DeviceMemory();
-      return true;
-    }
-    auto* closed = host()->closed;
-    (void)cudaMemcpyAsync(closed, memory_.data() + layout_.closed(0), sizeof(host()->closed),
-                          cudaMemcpyDeviceToHost, stream_.get());
-    if (!AwaitStream(stream_.get(), In(kMoment)).ok()) return false;
-    for (int r = 0; r < layout_.ranks; ++r) {
-      if (r != rank_ && closed[r] == 0 && !watches_[r].Ended()) return false;
-    }
-    memory_ = DeviceMemory();
-    return true;
-  }
-
-  void Leak() {
-    memory_.Leak();
-    host_.Leak();
-  }
-
- private:
-  struct Host {
-    uint32_t failure = 0;
-    uint32_t closed[kMaxDirectRanks] = {};
-  };
-  Host* host() const { return host_.as<Host>(); }
-
-  int rank_ = 0;
-  int device_ = 0;
-  DirectLayout layout_;
-  size_t bytes_ = 0;
-  bool nobody_else_maps_ = false;
-  Stream stream_;
-  PinnedMemory host_;
-  DeviceMemory memory_;
-  std::array<ProcessWatch, kMaxDirectRanks> watches_;
-};
-
-// A peer's memory as this process reaches it.
-class MappedInbox {
- public:
-  MappedInbox() = default;
-  ~MappedInbox() { Unmap(); }
-  MappedInbox(const MappedInbox&) = delete;
-  MappedInbox& operator=(const MappedInbox&) = delete;
-
-  std::string Map(const Announcement& self, const Announcement& peer) {
-    if (SameProcess(self.who, peer.who)) {
-      data_ = reinterpret_cast<std::byte*>(peer.address);
-      return peer.who.gpu == self.who.gpu ? std::string() : EnableAccess(peer.who.gpu);
-    }
-    const cudaError_t e =
-        cudaIpcOpenMemHandle(&opened_, peer.handle, cudaIpcMemLazyEnablePeerAccess);
-    if (e == cudaSuccess) {
-      data_ = static_cast<std::byte*>(opened_);
-      return "";
-    }
-    (void)cudaGetLastError();
-    opened_ = nullptr;
-    return std::string("cannot map its memory: ") + cudaGetErrorString(e);
-  }
-
-  std::byte* data() const { return data_; }
-  void Unmap() {
-    if (opened_ != nullptr) (void)cudaIpcCloseMemHandle(opened_);
-    opened_ = nullptr;
-    data_ = nullptr;
-  }
-  // Stays mapped until the process ends.
-  void Leak() { opened_ = nullptr; }
-
- private:
-  static std::string EnableAccess(const std::string& gpu) {
-    int peer = 0;
-    cudaError_t e = cudaDeviceGetByPCIBusId(&peer, gpu.c_str());
-    if (e == cudaSuccess) e = cudaDeviceEnablePeerAccess(peer, 0);
-    (void)cudaGetLastError();
-    if (e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled) return "";
-    return std::string("peer access: ") + cudaGetErrorString(e);
-  }
-
-  void* opened_ = nullptr;
-  std::byte* data_ = nullptr;
-};
 
 std::string RankList(uint32_t ranks) {
   std::string text;
@@ -425,7 +226,7 @@ Announcement Announce(const DirectOptions& options, SharedInbox* inbox) {
   a.channel_bytes = options.layout.channel_bytes;
   Status s = DescribeSelf(options.device, &a.who);
   if (s.ok() && options.size <= kMaxDirectRanks) {
-    if (s.ok()) s = inbox->Create(options);
+    if (s.ok()) s = inbox->Create(options.rank, options.device, options.layout);
     if (s.ok()) s = LoadDirectKernels();
     if (s.ok()) {
       s = CudaStatus(cudaIpcGetMemHandle(&a.handle, inbox->data()), "cudaIpcGetMemHandle");

@@ -1,6 +1,6 @@
-// Exchange over memory that all ranks of a group can write: the host's side of direct_kernel.h.
-// Maps the peers' memory, launches, notices failures, and lets go of memory only when no peer can
-// still write to it.
+// Exchange over memory that all ranks of a group can write: the host's side of direct_kernel.h. It
+// maps the memory of peers, launches the kernel, notices failures, and frees its own memory only
+// when no peer can write to it any more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,15 +33,15 @@ class DirectExchange {
  public:
   virtual ~DirectExchange() = default;
 
-  // Both enqueue; `params` and `plan` as PlanDirect took and gave them.
+  // Both only enqueue. `plan` is what PlanDirect gave for the shape of `params`.
   virtual Status Exchange(const DeviceExchangeParams& params, const DirectPlan& plan,
                           bool overlap_launch, cudaStream_t stream) = 0;
   virtual Status Gather(const DeviceGatherParams& params, const DirectPlan& plan,
                         bool overlap_launch, cudaStream_t stream) = 0;
 
-  // The first failure that the GPU told of, without waiting.
+  // The first failure that the GPU has reported so far. Does not wait.
   virtual Status Health() = 0;
-  // From any thread. Exchanges under way or enqueued end at once, here and on peers.
+  // May be called from any thread. Exchanges under way or enqueued end at once, here and on peers.
   virtual void Abort() = 0;
 };
 

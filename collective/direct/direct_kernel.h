@@ -1,5 +1,6 @@
-// The kernel that exchanges and merges by storing into peers' memory. Launcher only; see
-// direct_layout.h for the memory and docs/architecture.md for why it is safe.
+// Launches the kernels that exchange and merge by storing into the memory of peers. direct_layout.h
+// describes the memory, direct_protocol.cuh the protocol on the device, and docs/architecture.md
+// says why it is safe.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +15,8 @@
 namespace tributary::collective {
 
 struct DirectArgs {
-  std::byte* memory[kMaxDirectRanks] = {};  // of every rank, as this one reaches it
+  std::byte* memory[kMaxDirectRanks] =
+      {};  // of every rank, at the address where this rank reaches it
   DirectLayout layout;
   DirectPlan plan;
   int32_t rank = 0;
@@ -27,24 +29,26 @@ struct DirectArgs {
   // otherwise the partial [rows, heads, value_dim] and its LSE.
   void* o = nullptr;
   float* lse = nullptr;
-  // The partial, of f32, is still being written: a word of it is kNotArrived until it is there, and
-  // again once it was read.
+  // The partial, which is f32, is still being written: each word of it reads kNotArrived until it
+  // is there, and again once the kernel has read it.
   bool partial_arrives = false;
   const float* sinks = nullptr;
   void* out = nullptr;
   float* lse_out = nullptr;
   DType out_dtype = DType::kBf16;
-  uint64_t bound_ns = 0;             // that a wait may take
-  uint32_t* host_failure = nullptr;  // host memory that the GPU reaches; the failure is told there
+  uint64_t bound_ns = 0;  // the longest that a wait may take
+  uint32_t* host_failure =
+      nullptr;  // host memory that the GPU reaches; failures are reported there
 };
 
+// Fills args->first_head from the route and the heads.
 void SetHeads(DirectArgs* args);
 
 // `o_dtype` may travel as `wire` (device_exchange.h, MayTravelAs).
 Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool overlap_launch,
                     cudaStream_t stream);
 
-// Words in memories of several ranks; null where there is none.
+// One word in the memory of each rank; `at` is null for ranks that get none.
 struct PeerWords {
   std::byte* at[kMaxDirectRanks] = {};
   uint32_t value[kMaxDirectRanks] = {};

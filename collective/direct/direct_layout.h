@@ -27,8 +27,8 @@ inline constexpr int kDirectChannels = 256;
 inline constexpr int kDirectSlots = 2;
 inline constexpr int kDirectPacket = 16;  // bytes that a thread stores at once
 
-// Of every type that travels (f32, or two bf16 or f16) this is a NaN, and so is what is sent in its
-// stead.
+// A word that has not arrived. Read as any type that travels (one f32, or two bf16 or f16) it is a
+// NaN, and so is kOtherNan, which is sent instead when the data itself holds that word.
 inline constexpr uint32_t kNotArrived = 0xffffffffu;
 inline constexpr uint32_t kOtherNan = 0x7fff7fffu;
 
@@ -39,9 +39,9 @@ struct DirectLayout {
   int32_t ranks = 1;
   size_t channel_bytes = 0;  // of one source, slot and stage; a multiple of 128
 
-  // What broke the group, 0 while nothing did; see DirectFailure.
+  // The word that says what broke the group (DirectFailureWord), 0 while it is whole.
   TRIBUTARY_HOST_DEVICE constexpr size_t failure() const { return 0; }
-  // Not 0 once this rank's memory is not reached by rank `source` any more.
+  // Not 0 once rank `source` will not write to this rank's memory any more.
   TRIBUTARY_HOST_DEVICE constexpr size_t closed(int source) const { return 128 + 4 * source; }
   // Steps that this rank has begun on a channel.
   TRIBUTARY_HOST_DEVICE constexpr size_t step(int channel) const { return 256 + 4 * channel; }
@@ -84,12 +84,13 @@ struct DirectShape {
 DirectShape DirectShapeOf(const DeviceExchangeParams& params);
 DirectShape DirectShapeOf(const DeviceGatherParams& params);
 
-// How a call is cut. A unit is one row and head: value_dim elements of O and an LSE.
+// How a call is cut into thread blocks. A unit is one row and head: value_dim elements of O and an
+// LSE.
 struct DirectPlan {
   DirectRoute route = DirectRoute::kScatter;
   int32_t blocks = 1;
   int32_t workers = 128;  // threads of a block that move data; one warp more does the bookkeeping
-  int32_t units = 0;      // of a block and destination, at most
+  int32_t units = 0;      // the most that one thread block sends to one destination
 };
 
 // Heads that a rank merges (or, of kGather, has merged).

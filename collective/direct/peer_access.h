@@ -1,5 +1,5 @@
-// Whether the GPUs of a group can write each other's memory. What a rank is, as its peers see it,
-// and the decision: a pure function of all ranks' descriptions.
+// Whether the GPUs of a group can write each other's memory: how a rank describes itself to its
+// peers, and the decision, which is a pure function of the descriptions of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct PeerIdentity {
   std::string gpu;      // PCI bus id
 };
 
-// Of this process and a GPU of it.
+// Describes this process and GPU `device` of it.
 Status DescribeSelf(int device, PeerIdentity* self);
 
 // Why rank `self` cannot reach all of its peers' memory, empty when it can. `reaches(gpu)` says
@@ -42,7 +42,7 @@ std::string WhyNoDirectAccess(const std::vector<PeerIdentity>& peers, int self, 
   return "";
 }
 
-// `reaches` of a device of this process.
+// What `reaches` of WhyNoDirectAccess says for GPU `device` of this process.
 std::string WhyGpuIsOutOfReach(int device, const std::string& peer_gpu);
 
 }  // namespace tributary::collective

@@ -7,7 +7,8 @@
 
 namespace tributary::collective {
 
-// Heads [begin, begin + count): as even as can be, the first ranks get one more. May be empty.
+// Heads [begin, begin + count). Slices are as even as possible: where the heads do not divide
+// evenly, the first ranks get one more than the others. A slice may be empty.
 struct HeadSlice {
   int32_t begin = 0;
   int32_t count = 0;

@@ -29,6 +29,7 @@ const char* Name(Strategy s);   // "auto", "all_gather", "ag_rs", "a2a", "direct
 const char* Name(Placement p);  // "gathered", "scattered"
 bool Parse(std::string_view text, Strategy* out);
 
+// What the choice of a strategy depends on. O has `value_dim` elements for each row and head.
 struct ExchangeShape {
   int32_t rows = 0;
   int32_t heads = 0;
@@ -37,12 +38,12 @@ struct ExchangeShape {
   Placement placement = Placement::kGathered;
 };
 
-// The strategy for a shape: a pure function, the reason at each branch. `forced` other than kAuto
-// wins.
+// The strategy for a shape in host memory: a pure function, which gives the reason at each branch.
+// `forced` wins unless it is kAuto.
 Strategy ChooseStrategy(const ExchangeShape& shape, Strategy forced);
 
-// Bytes that a rank other than 0 sends to its peers (rank 0 sends less when the result is gathered
-// on it), for tests and benchmarks.
+// Bytes that a rank other than 0 sends to its peers. (Rank 0 sends less when the result is gathered
+// on it.) For tests and benchmarks.
 size_t BytesSent(const ExchangeShape& shape, Strategy strategy);
 
 }  // namespace tributary::collective

@@ -12,6 +12,7 @@
 #include "collective/direct/peer_access.h"
 #include "collective/direct/retired_memory.h"
 #include "collective/nccl/nccl.h"
+#include "kernels/cuda/buffer.h"
 #include "kernels/cuda/merge/merge.h"
 #include "kernels/mutex.h"
 
@@ -27,7 +28,7 @@ class Group final : public DeviceGroup {
  public:
   Group(const DeviceGroupOptions& options, DeviceExchangeCapability capability,
         std::unique_ptr<DeviceCommunicator> comm, std::unique_ptr<DirectExchange> direct,
-        DeviceMemory workspace, size_t workspace_bytes)
+        cuda::DeviceBuffer workspace, size_t workspace_bytes)
       : options_(options),
         capability_(std::move(capability)),
         comm_(std::move(comm)),
@@ -39,7 +40,7 @@ class Group final : public DeviceGroup {
     const ScopedDevice device(options_.device);
     direct_.reset();
     comm_.reset();
-    workspace_ = DeviceMemory();
+    workspace_ = cuda::DeviceBuffer();
   }
 
   int rank() const override { return options_.rank; }
@@ -169,7 +170,7 @@ class Group final : public DeviceGroup {
   const DeviceExchangeCapability capability_;
   std::unique_ptr<DeviceCommunicator> comm_;
   std::unique_ptr<DirectExchange> direct_;
-  DeviceMemory workspace_;
+  cuda::DeviceBuffer workspace_;
   const size_t workspace_bytes_;
   Mutex mutex_;
   Status status_ TRIBUTARY_GUARDED_BY(mutex_);  // the first error
@@ -271,7 +272,7 @@ Status CreateDeviceGroup(const DeviceGroupOptions& options, Rendezvous& rendezvo
   DeviceExchangeCapability capability{.ranks = options.size, .limits = options.limits};
   std::unique_ptr<DeviceCommunicator> comm;
   std::unique_ptr<DirectExchange> direct;
-  DeviceMemory workspace;
+  cuda::DeviceBuffer workspace;
   size_t workspace_bytes = 0;
   if (options.size > 1) {
     if (Status s = AgreeOnNccl(options, rendezvous, deadline, &capability.no_nccl); !s.ok()) {
@@ -303,7 +304,8 @@ Status CreateDeviceGroup(const DeviceGroupOptions& options, Rendezvous& rendezvo
     }
     if (capability.no_nccl.empty()) {
       workspace_bytes = DeviceWorkspaceBytes(options.limits, options.size);
-      if (Status s = workspace.Allocate(workspace_bytes); !s.ok()) return s;
+      if (Status s = CudaStatus(workspace.Allocate(workspace_bytes), "cudaMalloc"); !s.ok())
+        return s;
       const NcclOptions nccl{.rank = options.rank,
                              .size = options.size,
                              .epoch = options.epoch,

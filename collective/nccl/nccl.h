@@ -1,9 +1,9 @@
 // GPUs of any number of hosts, over NCCL.
 //
-// The communicator is created without blocking, so that a rank that never comes costs a deadline
-// and not a thread. A thread of its own looks for errors that NCCL meets between calls (a broken
-// connection, a GPU that failed). NCCL does not notice a peer that merely stops: Await's deadline
-// does, and aborts.
+// The communicator is created without blocking: when a rank never comes, the caller gets an error
+// at its deadline instead of a thread that hangs. Each communicator has a thread that looks for
+// errors that NCCL meets between calls (a broken connection, a GPU that failed). NCCL does not
+// notice a peer that merely stops; the deadline of Await does, and aborts.
 //
 // NCCL is loaded when the first communicator is created (libnccl.so.2): one build serves machines
 // with and without it. NVLink multicast is not used.
@@ -31,8 +31,8 @@ struct NcclOptions {
 // Empty, or why there is no NCCL: this build was made without, or the library is not installed.
 std::string WhyNoNccl();
 
-// Called by all ranks; each has a GPU of its own. Returns when all came or the deadline passed.
-// kFailedPrecondition: WhyNoNccl.
+// All ranks call it; each has a GPU of its own. Returns when all have come or the deadline has
+// passed. kFailedPrecondition: there is no NCCL, with the reason of WhyNoNccl.
 Status CreateNcclCommunicator(const NcclOptions& options, Rendezvous& rendezvous, Deadline deadline,
                               std::unique_ptr<DeviceCommunicator>* out);
 

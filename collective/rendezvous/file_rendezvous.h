@@ -1,5 +1,5 @@
 // A rendezvous through a directory that all ranks reach: processes of one machine, or a shared file
-// system with atomic rename. A file a key; Get polls.
+// system with atomic rename. Every key is a file; Get polls for it.
 #pragma once
 
 #include <filesystem>

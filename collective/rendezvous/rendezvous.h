@@ -11,8 +11,9 @@ namespace tributary::collective {
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
+  // A key is set once, by one rank.
   virtual Status Set(const std::string& key, const std::string& value) = 0;
-  // Waits until the key is set.
+  // Waits until the key is set. kDeadlineExceeded when it was not set in time.
   virtual Status Get(const std::string& key, std::string* value, Deadline deadline) = 0;
 };
 

@@ -1,5 +1,6 @@
-// Memory that grows to the largest step and is kept: of the device, and of the host where the
-// device can copy from and to it without a stop.
+// Memory of a rank that grows to the largest step and is kept: of its GPU, and of the host where
+// the GPU can copy from and to it. What frees itself is kernels/cuda/buffer.h; here is when to take
+// more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,54 +8,44 @@
 #include <cstddef>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/buffer.h"
 
 namespace tributary::worker {
 
-// Of the current device. What it holds is lost when it grows.
+// Of the device that is current when it grows. What it holds is lost when it grows.
 class DeviceMemory {
  public:
-  DeviceMemory() = default;
-  ~DeviceMemory();
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  // At least `bytes`. kResourceExhausted leaves it empty.
+  // Makes it at least `bytes` large. kResourceExhausted leaves it empty.
   absl::Status Reserve(size_t bytes);
-  // The same, and all bytes are zero once `stream` has come so far, when it grew.
+  // The same; where it grew, all bytes are zero once `stream` has come so far.
   absl::Status ReserveZeroed(size_t bytes, cudaStream_t stream);
 
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
+  std::byte* data() const { return buffer_.data(); }
+  size_t bytes() const { return buffer_.bytes(); }
   template <typename T>
   T* as() const {
-    return reinterpret_cast<T*>(data_);
+    return buffer_.as<T>();
   }
 
  private:
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  cuda::DeviceBuffer buffer_;
 };
 
 // Pinned host memory, usable from every device.
 class PinnedMemory {
  public:
-  PinnedMemory() = default;
-  ~PinnedMemory();
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-
+  // Makes it at least `bytes` large. kResourceExhausted leaves it empty.
   absl::Status Reserve(size_t bytes);
 
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
+  std::byte* data() const { return buffer_.data(); }
+  size_t bytes() const { return buffer_.bytes(); }
   template <typename T>
   T* as() const {
-    return reinterpret_cast<T*>(data_);
+    return buffer_.as<T>();
   }
 
  private:
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  cuda::PinnedBuffer buffer_;
 };
 
 }  // namespace tributary::worker
