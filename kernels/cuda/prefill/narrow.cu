@@ -9,7 +9,7 @@ namespace tributary::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 4;  // of a thread at a time
+constexpr int kElements = 4;  // that a thread takes at a time
 constexpr int64_t kMostBlocks = 2048;
 
 __global__ void __launch_bounds__(kThreads)

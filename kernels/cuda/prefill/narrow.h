@@ -1,4 +1,5 @@
-// f32 elements as bf16: what the prefill kernels multiply.
+// Rounds fp32 elements to bf16, which the prefill kernels can multiply. worker/cuda calls it for
+// the keys and values of new tokens that the host sends in fp32.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +10,8 @@
 
 namespace tributary::cuda {
 
-// Device pointers to `elements` elements, aligned to 16 and 8 bytes; a multiple of 4 of them.
-// Rounds to nearest even, as kernels/half.h does.
+// Both are device pointers: `from` is aligned to 16 bytes, `to` to 8. `elements` is a multiple
+// of 4. Rounds to nearest even, as kernels/half.h does.
 Status LaunchNarrow(const float* from, uint16_t* to, int64_t elements, cudaStream_t stream);
 
 }  // namespace tributary::cuda

@@ -8,6 +8,8 @@
 #include "kernels/cuda/prefill/convert_queries.h"
 #include "kernels/cuda/prefill/gather_pages.h"
 #include "kernels/cuda/prefill/prefill_kernel_args.h"
+#include "kernels/cuda/prefill/sm100/sm100_prefill.h"
+#include "kernels/cuda/prefill/sm100/sm100_prefill_config.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill_config.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
@@ -26,7 +28,19 @@ DType ComputeTypeOf(const PrefillShape& shape) {
   return shape.q == DType::kBf16 ? DType::kBf16 : DType::kF16;
 }
 
-// Where things are in the workspace, in bytes.
+const char* NameOf(PrefillKind kind) {
+  switch (kind) {
+    case PrefillKind::kMma:
+      return "mma";
+    case PrefillKind::kWgmma:
+      return "wgmma";
+    case PrefillKind::kTcgen05:
+      return "tcgen05";
+  }
+  return "unknown";
+}
+
+// Where the parts of the workspace begin, in bytes.
 struct WorkspaceLayout {
   size_t k = 0;
   size_t v = 0;
@@ -67,11 +81,17 @@ WorkspaceLayout LayOut(const PrefillChoice& choice, const PrefillShape& shape, i
   return layout;
 }
 
-// The kernel of one pair of head dims.
+// Launches the chosen kernel for one pair of head dims.
 template <int kKeyDim, int kValueDim>
 cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& args, int blocks,
                 cudaStream_t stream) {
   const bool bf16 = choice.compute == DType::kBf16;
+  if constexpr (kHasSm100Kernels && HasKernel<&HeadDims::prefill_sm100>(kKeyDim, kValueDim)) {
+    if (choice.kind == PrefillKind::kTcgen05) {
+      return bf16 ? RunSm100Prefill<DType::kBf16, kKeyDim, kValueDim>(args, blocks, stream)
+                  : RunSm100Prefill<DType::kF16, kKeyDim, kValueDim>(args, blocks, stream);
+    }
+  }
   if constexpr (HasKernel<&HeadDims::prefill_sm90>(kKeyDim, kValueDim)) {
     const auto run = [&]<DType kScores, DType kCompute>() {
       return RunWgmmaPrefill<kScores, kCompute, kKeyDim, kValueDim>(args, blocks, stream);
@@ -85,6 +105,7 @@ cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& 
                   : run.template operator()<DType::kF16, DType::kF16>();
     }
   }
+  if (choice.kind != PrefillKind::kMma) return cudaErrorNotSupported;
   return bf16 ? RunMmaPrefill<DType::kBf16, kKeyDim, kValueDim>(args, blocks, stream)
               : RunMmaPrefill<DType::kF16, kKeyDim, kValueDim>(args, blocks, stream);
 }
@@ -200,27 +221,36 @@ Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
 }  // namespace
 
 std::string ToString(const PrefillChoice& choice) {
-  return std::string(choice.kind == PrefillKind::kMma ? "mma, " : "wgmma, ") +
-         Name(choice.compute) + (choice.fp8_queries ? ", fp8 queries, " : ", ") +
-         std::to_string(choice.rows_per_tile) + " x " + std::to_string(choice.keys_per_tile);
+  return std::string(NameOf(choice.kind)) + ", " + Name(choice.compute) +
+         (choice.fp8_queries ? ", fp8 queries, " : ", ") + std::to_string(choice.rows_per_tile) +
+         " x " + std::to_string(choice.keys_per_tile);
+}
+
+PrefillChoice ChoosePrefillWith(const Features& features, const PrefillShape& shape,
+                                const PrefillOptions& options) {
+  PrefillChoice choice;
+  const KvGeometry& g = shape.geometry;
+  choice.compute = ComputeTypeOf(shape);
+  choice.fp8_queries = options.fp8_queries;
+  if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
+  if (features.tcgen05 && HasKernel<&HeadDims::prefill_sm100>(g)) {
+    choice.kind = PrefillKind::kTcgen05;
+    choice.rows_per_tile = Sm100PrefillRows(g.value_dim);
+    choice.keys_per_tile = Sm100PrefillKeys(g.key_dim);
+  } else if (features.wgmma && HasKernel<&HeadDims::prefill_sm90>(g)) {
+    choice.kind = PrefillKind::kWgmma;
+    choice.rows_per_tile = kWgmmaPrefillRows;
+    choice.keys_per_tile = WgmmaPrefillKeys(g.value_dim);
+  } else {
+    choice.rows_per_tile = MmaPrefillRows(g.value_dim);
+    choice.keys_per_tile = MmaPrefillKeys(g.key_dim);
+  }
+  return choice;
 }
 
 PrefillChoice ChoosePrefill(const DeviceProperties& device, const PrefillShape& shape,
                             const PrefillOptions& options) {
-  PrefillChoice choice;
-  choice.compute = ComputeTypeOf(shape);
-  choice.fp8_queries = options.fp8_queries;
-  if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
-  if (FeaturesOf(device.compute_capability, options.portable).wgmma &&
-      HasKernel<&HeadDims::prefill_sm90>(shape.geometry)) {
-    choice.kind = PrefillKind::kWgmma;
-    choice.rows_per_tile = kWgmmaPrefillRows;
-    choice.keys_per_tile = WgmmaPrefillKeys(shape.geometry.value_dim);
-  } else {
-    choice.rows_per_tile = MmaPrefillRows(shape.geometry.value_dim);
-    choice.keys_per_tile = MmaPrefillKeys(shape.geometry.key_dim);
-  }
-  return choice;
+  return ChoosePrefillWith(FeaturesOf(device.compute_capability, options.portable), shape, options);
 }
 
 PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillShape& shape,
@@ -228,10 +258,11 @@ PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillS
   PrefillPlanShape plan;
   plan.rows_per_tile = choice.rows_per_tile;
   plan.keys_per_tile = choice.keys_per_tile;
-  plan.group = shape.q_heads / shape.geometry.kv_heads;
+  plan.gqa_ratio = shape.q_heads / shape.geometry.kv_heads;
   plan.head_begin = shape.head_begin;
   plan.head_count = shape.head_count;
-  plan.blocks = device.multiprocessors * (choice.kind == PrefillKind::kMma ? 2 : 1);
+  // Two thread blocks of the portable kernel share a multiprocessor; wgmma_prefill fills one.
+  plan.blocks = device.multiprocessors * (choice.kind == PrefillKind::kWgmma ? 1 : 2);
   plan.workspace_slots = workspace_slots;
   return plan;
 }

@@ -8,8 +8,8 @@
 namespace tributary::cuda {
 namespace {
 
-// What an item costs besides its tiles of keys, in tiles: its queries, its result, an empty
-// pipeline.
+// What an item costs besides its KV tiles, in KV tiles: it loads queries, fills the pipeline and
+// writes its result.
 constexpr int64_t kItemOverhead = 1;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -26,7 +26,7 @@ RowKeys Clip(RowKeys keys, RowKeys to) {
 
 bool IsEmpty(RowKeys keys) { return keys.end <= keys.begin; }
 
-// What some of the rows see.
+// The smallest range that holds every key that some row sees.
 RowKeys UnionOf(std::span<const RowKeys> rows) {
   RowKeys any{INT32_MAX, 0};
   for (const RowKeys& row : rows) {
@@ -35,7 +35,7 @@ RowKeys UnionOf(std::span<const RowKeys> rows) {
   return any.end == 0 ? RowKeys{0, 0} : any;
 }
 
-// What all of the rows see.
+// The keys that every row sees.
 RowKeys IntersectionOf(std::span<const RowKeys> rows) {
   RowKeys all{0, INT32_MAX};
   for (const RowKeys& row : rows) {
@@ -44,9 +44,9 @@ RowKeys IntersectionOf(std::span<const RowKeys> rows) {
   return all.begin < all.end ? all : RowKeys{0, 0};
 }
 
-// Where the dense K and V of an entry are, and which of its keys they hold.
+// Where the dense K and V of an entry lie, and which of its keys they hold.
 struct Segment {
-  RowKeys keys;         // from a multiple of kGatherSlots on
+  RowKeys keys;         // begins at a multiple of kGatherSlots
   int32_t key_row = 0;  // as in PrefillItem
   int32_t key_limit = 0;
 };
@@ -68,8 +68,8 @@ class Planner {
     pass.item_begin = static_cast<int32_t>(plan_.items.size());
   }
 
-  // Items of all rows of the entry over the segment. The first segment of an entry writes rows
-  // without keys, too.
+  // Adds the items of all rows of the entry over the segment. The items of an entry's first segment
+  // also write the rows without keys.
   void AddSegment(const PrefillEntry& entry, const Segment& segment, bool first) {
     for (int32_t begin = 0; begin < entry.row_count; begin += shape_.rows_per_tile) {
       const int32_t count = std::min(shape_.rows_per_tile, entry.row_count - begin);
@@ -112,8 +112,8 @@ class Planner {
     DealItems(pass);
   }
 
-  // Of a context that takes one pass: splits the items over their keys when they would leave much
-  // of the grid idle, if they cover consecutive rows.
+  // Splits the items of a context that takes one pass over their keys, when they would leave much
+  // of the grid idle and cover consecutive rows.
   void SplitIfFew(std::span<const PrefillEntry> entries) {
     if (plan_.passes.size() != 1) return;
     PrefillPass& pass = plan_.passes[0];
@@ -133,7 +133,7 @@ class Planner {
     pass.row_count = rows;
     pass.accumulate = shape_.accumulate;
     const std::vector<PrefillItem> whole = std::exchange(plan_.items, {});
-    for (const PrefillItem& item : whole) AddPieces(item, splits);
+    for (const PrefillItem& item : whole) AddSplits(item, splits);
     pass.item_count = static_cast<int32_t>(plan_.items.size());
     DealItems(pass);
   }
@@ -148,10 +148,10 @@ class Planner {
   }
   int64_t CostOf(const PrefillItem& item) const { return kItemOverhead + TilesOf(item); }
 
-  void AddPieces(const PrefillItem& whole, int32_t splits) {
+  void AddSplits(const PrefillItem& whole, int32_t splits) {
     const int64_t tiles = TilesOf(whole);
-    const auto begin_of = [&](int64_t piece) {
-      return static_cast<int32_t>(whole.key_begin + tiles * piece / splits * shape_.keys_per_tile);
+    const auto begin_of = [&](int64_t split) {
+      return static_cast<int32_t>(whole.key_begin + tiles * split / splits * shape_.keys_per_tile);
     };
     for (int32_t i = 0; i < splits; ++i) {
       PrefillItem& item = plan_.items.emplace_back(whole);
@@ -163,17 +163,18 @@ class Planner {
     }
   }
 
-  // Heaviest first, each to the block with the least to do. Block b's first item is at b.
+  // Sorts the pass's items heaviest first and chains each behind the items of the thread block with
+  // the least to do. The first item of thread block b is the pass's b-th.
   void DealItems(PrefillPass& pass) {
     const auto items = std::span(plan_.items).subspan(pass.item_begin, pass.item_count);
     std::stable_sort(items.begin(), items.end(), [&](const PrefillItem& a, const PrefillItem& b) {
       const int64_t cost_a = CostOf(a);
       const int64_t cost_b = CostOf(b);
       if (cost_a != cost_b) return cost_a > cost_b;
-      return a.head / shape_.group < b.head / shape_.group;
+      return a.head / shape_.gqa_ratio < b.head / shape_.gqa_ratio;
     });
     pass.blocks = std::min(shape_.blocks, pass.item_count);
-    using Load = std::pair<int64_t, int32_t>;  // of a block
+    using Load = std::pair<int64_t, int32_t>;  // cost so far, thread block
     std::priority_queue<Load, std::vector<Load>, std::greater<Load>> blocks;
     last_of_block_.resize(pass.blocks);
     for (int32_t i = 0; i < pass.item_count; ++i) {
@@ -201,7 +202,7 @@ void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEn
   Planner planner(shape, keys, plan);
   const auto capacity =
       static_cast<int32_t>(std::min<int64_t>(shape.workspace_slots, INT32_MAX) / kGatherSlots);
-  int32_t used = 0;  // of the pass, in gathers
+  int32_t used = 0;  // gathers of the current pass
   planner.BeginPass();
   for (const PrefillEntry& entry : entries) {
     const RowKeys any = UnionOf(planner.RowsOf(entry));

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill_config.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill_config.h"
@@ -567,11 +568,33 @@ PrefillShape SomeShape() {
 
 TEST(PrefillChoiceTest, FollowsTheCapability) {
   const PrefillShape shape = SomeShape();
-  for (int32_t capability : {80, 86, 89, 100, 120}) {
+  for (int32_t capability : {80, 86, 89, 120}) {
     EXPECT_EQ(ChoosePrefill({capability, 100}, shape).kind, PrefillKind::kMma) << capability;
   }
   EXPECT_EQ(ChoosePrefill({90, 132}, shape).kind, PrefillKind::kWgmma);
   EXPECT_EQ(ChoosePrefill({90, 132}, shape, {.portable = true}).kind, PrefillKind::kMma);
+}
+
+// sm_100's kernel is chosen when the table of architectures enables its entry, for the head dims it
+// is built for, and is left out where only portable code may run.
+TEST(PrefillChoiceTest, TakesTheKernelOfSm100WhereItsEntryIsEnabled) {
+  auto table = kArchitectures;
+  const auto sm100 = std::find_if(table.begin(), table.end(),
+                                  [](const Architecture& a) { return a.features.tcgen05; });
+  ASSERT_NE(sm100, table.end());
+  PrefillShape shape = SomeShape();
+  const auto kind = [&](bool enabled, bool portable) {
+    sm100->enabled = enabled;
+    return ChoosePrefillWith(FeaturesOf(100, portable, table), shape).kind;
+  };
+  EXPECT_EQ(kind(true, false), PrefillKind::kTcgen05);
+  EXPECT_EQ(kind(true, true), PrefillKind::kMma);
+  EXPECT_EQ(kind(false, false), PrefillKind::kMma);
+  EXPECT_EQ(ChoosePrefill({100, 148}, shape).kind,
+            kHasSm100Kernels ? PrefillKind::kTcgen05 : PrefillKind::kMma);
+  shape.geometry = SquareGeometry(2, 96, DType::kBf16);
+  ASSERT_FALSE(HasKernel<&HeadDims::prefill_sm100>(shape.geometry));
+  EXPECT_EQ(kind(true, false), PrefillKind::kMma);
 }
 
 TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {
@@ -753,7 +776,7 @@ TEST(PrefillConfigTest, TilesOfEveryHeadDimFit) {
 // Every row tile and head exactly once, every block's chain ends, heaviest first.
 TEST(PrefillPlanTest, DealsEveryItemOnce) {
   PrefillPlanShape shape;
-  shape.group = 4;
+  shape.gqa_ratio = 4;
   shape.head_count = 8;
   shape.blocks = 5;
   const std::vector<PrefillEntry> entries = {{0, 700, 0, 0, 700}, {700, 100, 0, 700, 100}};
@@ -783,7 +806,7 @@ TEST(PrefillPlanTest, DealsEveryItemOnce) {
             *std::min_element(loads.begin(), loads.end()) * 5 / 4);
 }
 
-// Pieces of an item follow each other and cover it, and no partial is left out.
+// The splits of an item follow each other and cover it, and no partial is left out.
 TEST(PrefillPlanTest, FewItemsAreSplitOverTheirKeys) {
   PrefillPlanShape shape;
   shape.head_count = 2;

@@ -1,11 +1,10 @@
-// The place of prefill on sm_100. It compiles with every build whose CUDA knows the architecture, so
-// that it does not rot, and is chosen by builds with TRIBUTARY_SM100_KERNELS (architectures.h).
+// The place of prefill on sm_100. It compiles with every build whose CUDA knows the architecture,
+// so that it does not rot, and is chosen by builds with TRIBUTARY_SM100_KERNELS (architectures.h).
 //
 // Until a kernel with tcgen05 can be run and measured, it holds the portable kernel as sm_100's own
 // machine code. Whoever has such a GPU replaces the kernel here, its sizes in
 // sm100_prefill_config.h, and the rows it is instantiated for.
 #include "kernels/cuda/prefill/sm100/sm100_prefill.h"
-
 #include "kernels/cuda/prefill/sm100/sm100_prefill_config.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill.cuh"
 #include "kernels/head_dims.h"
