@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/group/device_group.h"
 #include "collective/direct/retired_memory.h"
+#include "collective/group/device_group.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/reference.h"

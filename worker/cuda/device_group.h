@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "collective/communicator.h"
-#include "collective/group/device_group.h"
 #include "collective/direct/retired_memory.h"
+#include "collective/group/device_group.h"
 #include "collective/rendezvous/rendezvous.h"
 
 namespace tributary::worker {
