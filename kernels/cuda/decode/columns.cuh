@@ -253,7 +253,7 @@ __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
       return static_cast<int>(place.rank) * (kColumns / kSize) + unit_of(u) / kUnits;
     };
     // The same in every round where a round is a number of whole columns.
-    const int own_dim = threadIdx.x % kUnits * 4;
+    [[maybe_unused]] const int own_dim = threadIdx.x % kUnits * 4;
     const auto dim_of = [&](int u) {
       if constexpr (kThreads % kUnits == 0) {
         return own_dim;
