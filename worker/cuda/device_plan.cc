@@ -137,7 +137,8 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   cuda::KernelOptions kernels = options.kernels;
   kernels.fp8_queries = RoundsQueries(spec, types_.cache_kv);
   launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
-  const cuda::PlanShape shape = cuda::PlanShapeFor(launch->choice, launch->shape, options.device);
+  const cuda::DecodePlanShape shape =
+      cuda::DecodePlanShapeFor(launch->choice, launch->shape, options.device);
   launch->blocks = shape.blocks;
   cuda::Plan& made = host->few;
   cuda::PlanAttention(shape, plan_entries_, keys, &made);
@@ -147,7 +148,7 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   // What is cut into pieces changes with the lengths, and with them clusters and kernels of few
   // columns: not so that the workspace grows by more than StepSize allows for.
   const int32_t partials = std::max(made.partials, options.device.multiprocessors);
-  const int32_t columns = std::max(launch->choice.columns, 32);
+  const int32_t columns = std::max(launch->choice.tile_rows, 32);
   partial_columns_ = std::max(partial_columns_, int64_t{partials} * columns);
   arrivals_ = std::max({arrivals_, made.arrivals, options.device.multiprocessors});
 }
@@ -283,8 +284,8 @@ std::vector<uint64_t> DevicePlan::Signature() const {
       values.push_back(s.offset);
     }
     const cuda::KernelChoice& c = launch.choice;
-    values.push_back(static_cast<uint64_t>(c.kind) | uint64_t(c.columns) << 8 |
-                     uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_groups) << 32 |
+    values.push_back(static_cast<uint64_t>(c.kind) | uint64_t(c.tile_rows) << 8 |
+                     uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_strips) << 32 |
                      uint64_t(c.cluster_size) << 48 | uint64_t(c.fp8_queries) << 56);
     values.push_back(static_cast<uint64_t>(launch.blocks));
   }

@@ -92,11 +92,11 @@ bool CudaOperations::PartialArrives() const {
          device_exchange_->MayArrive(step_.plan.query_rows);
 }
 
-int32_t CudaOperations::LateGroups() const {
+int32_t CudaOperations::LateStrips() const {
   const bool behind_append = step_.kind == StepKind::kDecode && step_.plan.passes.size() == 1 &&
                              plan_.write_slots().count > 0 && plan_.compare_slots().count == 0;
   // No sequence gets more than all of them get.
-  return behind_append ? cuda::LateGroupsOf(plan_.padded_tokens()) : 0;
+  return behind_append ? cuda::LateStripsOf(plan_.padded_tokens()) : 0;
 }
 
 absl::Status CudaOperations::ReserveArriving(size_t row_heads) {
@@ -449,7 +449,7 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .partial_o = memory_.piece_o.as<float>(),
       .partial_lse = memory_.piece_lse.as<float>(),
       .arrivals = memory_.arrivals.as<uint64_t>(),
-      .late_groups = LateGroups(),
+      .late_strips = LateStrips(),
       .block = block};
   return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
 }

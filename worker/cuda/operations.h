@@ -118,8 +118,8 @@ class CudaOperations final : public StepOperations {
   // of them are real ones that one launch writes, and that one comes after the append, which lets
   // it begin when everything before has ended.
   bool PartialArrives() const;
-  // AttentionArgs::late_groups of the launch over the context.
-  int32_t LateGroups() const;
+  // AttentionArgs::late_strips of the launch over the context.
+  int32_t LateStrips() const;
   absl::Status ReserveArriving(size_t row_heads);
   // Whether this rank puts the result into regions.
   bool has_outputs() const { return step_.comm.rank() == 0 && !step_.outputs.empty(); }

@@ -164,7 +164,7 @@ class Bench {
                                .total_keys = total_keys};
     KernelChoice choice = ChooseKernel(device_, shape, options_);
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
-    const PlanShape plan_shape = PlanShapeFor(choice, shape, device_);
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device_);
 
     std::vector<PlanEntry> entries;
     std::vector<KeyRange> keys;
@@ -224,8 +224,8 @@ class Bench {
     args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.kv.key_dim));
     args.o = Allocate<float>(output_rows * c.kv.value_dim);
     args.lse = Allocate<float>(output_rows);
-    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.columns * c.kv.value_dim);
-    args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.columns);
+    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.tile_rows * c.kv.value_dim);
+    args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.tile_rows);
     args.arrivals = Allocate<uint64_t>(plan.arrivals);
     Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint64_t)), "cudaMemset");
     const auto launch = [&](size_t copy) {

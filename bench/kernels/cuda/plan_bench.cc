@@ -20,20 +20,20 @@ struct Case {
   int32_t sequences;
   int32_t rows;
   int32_t columns;  // a block of columns
-  int32_t share_groups;
+  int32_t share_strips;
   int32_t blocks;
   bool even;  // all lengths alike
 };
 
 void Run(const Case& c, int repeats) {
-  PlanShape shape;
-  shape.group = 8;
+  DecodePlanShape shape;
+  shape.gqa_ratio = 8;
   shape.kv_heads = 4;
-  shape.columns_per_block = c.columns;
-  shape.share_groups = c.share_groups;
+  shape.tile_rows = c.columns;
+  shape.share_strips = c.share_strips;
   shape.blocks = c.blocks;
-  shape.piece_cost = 10;
-  shape.lone_pieces = c.columns == 64;
+  shape.split_cost = 10;
+  shape.lone_splits = c.columns == 64;
   std::mt19937 random(5);
   std::lognormal_distribution<double> lengths(8.0, 1.0);
   std::vector<PlanEntry> entries;

@@ -285,7 +285,7 @@ __host__ __device__ constexpr int Slices(const KvGeometry& g) {
 template <DType kKv, bool kWide>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     AppendKernel(const __grid_constant__ AppendArgs args) {
-  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_groups).
+  // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_strips).
   WaitForLaunchesAhead();
   LetNextLaunchBegin();
   const KvGeometry& g = args.geometry;
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
   const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int slice = static_cast<int>(unit % slices);
   const int head = static_cast<int>(unit / slices % g.kv_heads);
-  const int64_t first = unit / slices / g.kv_heads * kGroupTokens + lane % 4 * kQuadTokens;
+  const int64_t first = unit / slices / g.kv_heads * kStripSlots + lane % 4 * kQuadTokens;
   if (first >= args.tokens) return;
   const int d = slice * 64 + lane / 4 * kDims;
   const bool has_keys = d < g.key_dim;
@@ -329,7 +329,7 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   }
   if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
   if (args.tokens == 0) return Status::Ok();
-  const int64_t units = int64_t{(args.tokens + kGroupTokens - 1) / kGroupTokens} *
+  const int64_t units = int64_t{(args.tokens + kStripSlots - 1) / kStripSlots} *
                         args.geometry.kv_heads * Slices(args.geometry);
   const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
   const KvGeometry& g = args.geometry;

@@ -1,7 +1,7 @@
 // Attention over a paged cache on one GPU: choose a kernel, plan on the host, launch.
 //
 //   const KernelChoice choice = ChooseKernel(device, shape);            // once a cache
-//   const PlanShape plan_shape = PlanShapeFor(choice, shape, device);
+//   const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device);
 //   PlanAttention(plan_shape, entries, keys, &plan);                    // once a step
 //   ... copy plan.items and plan.keys to the device ...
 //   LaunchAttention(choice, shape, args, plan_shape.blocks, stream);    // once a layer
@@ -13,7 +13,7 @@
 // and the page tables at once: these must have been written by copies, not by a kernel. The cache,
 // the queries and whatever else kernels write is read when all launches ahead have ended. Behind an
 // append that itself waits for what is ahead of it, the kernels for few columns wait only where
-// they come to its tokens (AttentionArgs::late_groups).
+// they come to its tokens (AttentionArgs::late_strips).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -66,8 +66,8 @@ enum class KernelKind {
 
 struct KernelChoice {
   KernelKind kind = KernelKind::kMma;
-  int32_t columns = 8;        // a block of columns
-  int32_t share_groups = 16;  // groups of 16 tokens that a block of threads takes in one round
+  int32_t tile_rows = 8;      // a block of columns
+  int32_t share_strips = 16;  // groups of 16 tokens that a block of threads takes in one round
   int32_t blocks_per_multiprocessor = 1;
   int32_t cluster_size = 1;   // blocks that share each item and merge through shared memory
   bool begins_early = false;  // see above
@@ -81,15 +81,15 @@ std::string ToString(const KernelChoice& choice);
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options = {});
 
-PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
-                       const DeviceProperties& device);
+DecodePlanShape DecodePlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
+                                   const DeviceProperties& device);
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);
 Status Validate(const AttentionShape& shape, const KernelOptions& options);
 
-// AttentionArgs::late_groups behind a launch that appends up to so many tokens to a sequence.
-int32_t LateGroupsOf(int32_t tokens);
+// AttentionArgs::late_strips behind a launch that appends up to so many tokens to a sequence.
+int32_t LateStripsOf(int32_t tokens);
 
 // Whether a launch over the context of drafts may take their blocks with it (AttentionArgs::block):
 // one that would run the kernel of wide FP8 blocks.

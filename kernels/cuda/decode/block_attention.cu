@@ -4,8 +4,8 @@
 #include <string>
 
 #include "kernels/cuda/decode/block_attention.h"
-#include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/draft_block.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/status.h"
@@ -55,8 +55,8 @@ struct Elements {
 };
 
 // Adds the products of 32 dimensions. The order of the contraction index is free as long as both
-// operands agree, so a thread's share is a vector of 8 dimensions of each of two columns and two
-// tokens, 8 apart.
+// operands agree, so a thread's share is a vector of 8 dimensions of each of two packed rows and
+// two tokens, 8 apart.
 template <DType kCompute>
 __device__ __forceinline__ void AddProducts(const uint4 (&q)[2], const uint4 (&k)[2],
                                             float (&s)[2][4]) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void AddProducts(const uint4 (&q)[2], const uint4 (&k
   }
 }
 
-// From logits to weights, and the columns' largest logit and sum of weights.
+// From logits to weights, and the packed rows' largest logit and sum of weights.
 __device__ __forceinline__ void WeighTile(float (&s)[2][4], float (&largest)[2], float (&sum)[2]) {
   largest[0] = largest[1] = kNoReference;
 #pragma unroll
@@ -96,11 +96,12 @@ __device__ __forceinline__ void WeighTile(float (&s)[2][4], float (&largest)[2],
 // Of the launch.
 struct KernelArgs {
   BlockArgs block;
-  int group = 1;  // query heads of a kv head
+  int gqa_ratio = 1;  // query heads of a kv head
 };
 
-// A thread's two columns: 8 apart, and shared with the three other lanes of its quad.
-struct Column {
+// One of a thread's two packed rows, which are 8 apart and shared with the three other lanes of its
+// quad.
+struct PackedRow {
   bool alive = false;
   int pair = 0;  // row * q_heads + head
   int head = 0;
@@ -108,7 +109,7 @@ struct Column {
   float lse2 = EmptyLse<float>();  // of the partial so far, in base 2
 };
 
-// What a tile of keys adds to a column, and what becomes of what was there.
+// What a tile of keys adds to a packed row, and what becomes of what was there.
 struct TileWeights {
   float of_before;
   float of_tile;  // of unnormalised products
@@ -121,9 +122,9 @@ constexpr int LargestDivisor(int n, int most) {
   return divisor;
 }
 
-// A warp's 16 columns. The order of the contraction index is free as long as both operands agree,
-// so a thread's share of a row is whole vectors of 8 dimensions; so is the order of dimensions of
-// the output, and a thread's are 4 neighbours of every 16.
+// A warp's 16 packed rows. The order of the contraction index is free as long as both operands
+// agree, so a thread's share of a row is whole vectors of 8 dimensions; so is the order of
+// dimensions of the output, and a thread's are 4 neighbours of every 16.
 //
 // Each tile of keys is merged into the result as soon as it is computed: blocks have a tile or two,
 // and a launch this short spends its time on fetching instructions, so few of them count more than
@@ -132,22 +133,22 @@ template <DType kCompute, int kKeyDim, int kValueDim, bool kSame>
 class WarpBlock {
  public:
   __device__ __forceinline__ WarpBlock(const KernelArgs& args, const BlockEntry& entry, int kv_head,
-                                       int first_column)
+                                       int first_packed_row)
       : args_(args.block), entry_(entry), kv_head_(kv_head) {
-    const int first_head = max(kv_head * args.group, args_.head_begin);
+    const int first_head = max(kv_head * args.gqa_ratio, args_.head_begin);
     const int heads =
-        min((kv_head + 1) * args.group, args_.head_begin + args_.head_count) - first_head;
+        min((kv_head + 1) * args.gqa_ratio, args_.head_begin + args_.head_count) - first_head;
     const float inverse = __frcp_rn(static_cast<float>(heads));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = first_column + Quad() + 8 * i;
-      Column& c = columns_[i];
-      c.alive = column < entry.row_count * heads;
+      const int packed_row = first_packed_row + Quad() + 8 * i;
+      PackedRow& c = packed_rows_[i];
+      c.alive = packed_row < entry.row_count * heads;
       if (!c.alive) continue;
       // Exact: the half keeps the quotient as far from an integer as rounding can never bring it.
-      const int in_entry = static_cast<int>((static_cast<float>(column) + 0.5f) * inverse);
+      const int in_entry = static_cast<int>((static_cast<float>(packed_row) + 0.5f) * inverse);
       const int row = entry.row_begin + in_entry;
-      c.head = first_head + column - in_entry * heads;
+      c.head = first_head + packed_row - in_entry * heads;
       c.pair = row * args_.q_heads + c.head;
       c.keys = args_.keys[row];
     }
@@ -160,7 +161,7 @@ class WarpBlock {
     for (int key = 0; key < entry_.token_count; key += kDraftTokens) {
       float s[2][4] = {};
       MultiplyKeys(key, s);
-      MakeDraftLogits(args_.sm_scale, args_.soft_cap, {columns_[0].keys, columns_[1].keys},
+      MakeDraftLogits(args_.sm_scale, args_.soft_cap, {packed_rows_[0].keys, packed_rows_[1].keys},
                       entry_.token_begin + key, s);
       float largest[2], sum[2];
       WeighTile(s, largest, sum);
@@ -170,7 +171,7 @@ class WarpBlock {
     }
     __syncwarp();  // the quad has read what one of it is about to write
 #pragma unroll
-    for (const Column& c : columns_) {
+    for (const PackedRow& c : packed_rows_) {
       if (c.alive && Place() == 0) args_.lse[c.pair] = c.lse2 * kLn2;
     }
   }
@@ -204,8 +205,8 @@ class WarpBlock {
         for (int half = 0; half < 2; ++half) {
           const bool there = kKeyDim % 32 == 0 || d < kKeyDim;
           q[i][half] =
-              From::Eight(args_.q, args_.q_dtype, size_t(columns_[half].pair) * kKeyDim + d,
-                          there && columns_[half].alive);
+              From::Eight(args_.q, args_.q_dtype, size_t(packed_rows_[half].pair) * kKeyDim + d,
+                          there && packed_rows_[half].alive);
           k[i][half] = From::Eight(args_.k, args_.kv_dtype,
                                    TokenElement(key + 8 * half, kKeyDim) + d, there && alive[half]);
         }
@@ -217,7 +218,7 @@ class WarpBlock {
 
   // The sink's share is taken from the last tile's merge.
   __device__ __forceinline__ TileWeights MergeLse(float largest, float sum, bool last,
-                                                  Column& c) const {
+                                                  PackedRow& c) const {
     const float tile = sum == 0.0f ? EmptyLse<float>() : largest + __log2f(sum);
     // (As Merge of kernels/lse.h, in base 2: a NaN on either side comes out as NaN.)
     const float top = c.lse2 > tile || c.lse2 != c.lse2 ? c.lse2 : tile;
@@ -242,7 +243,7 @@ class WarpBlock {
     float* o[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      o[i] = args_.o + size_t(columns_[i].pair) * kValueDim + Place() * 4;
+      o[i] = args_.o + size_t(packed_rows_[i].pair) * kValueDim + Place() * 4;
     }
     TileWeights weights[2];
 #pragma unroll 1
@@ -258,7 +259,7 @@ class WarpBlock {
                                  key < entry_.token_count);
         }
       }
-      // tiles[i][half]: of a column, its four dimensions of the i-th vector.
+      // tiles[i][half]: of a packed row, its four dimensions of the i-th vector.
       float4 tiles[kVectorsAtOnce][2];
 #pragma unroll
       for (int i = 0; i < kVectorsAtOnce; ++i) {
@@ -277,7 +278,7 @@ class WarpBlock {
       if (begin == 0 && first_key == 0) {
         before_merging();
 #pragma unroll
-        for (Column& c : columns_) {
+        for (PackedRow& c : packed_rows_) {
           if (c.alive) c.lse2 = args_.lse[c.pair];
         }
       }
@@ -286,7 +287,7 @@ class WarpBlock {
       for (int i = 0; i < kVectorsAtOnce; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if (columns_[half].alive) {
+          if (packed_rows_[half].alive) {
             before[i][half] = *reinterpret_cast<const float4*>(o[half] + (begin + i) * 16);
           }
         }
@@ -294,16 +295,16 @@ class WarpBlock {
       if (begin == 0) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (first_key == 0 && columns_[i].alive) columns_[i].lse2 *= kLog2E;
+          if (first_key == 0 && packed_rows_[i].alive) packed_rows_[i].lse2 *= kLog2E;
           weights[i] = MergeLse(largest[i], sum[i], first_key + kDraftTokens >= entry_.token_count,
-                                columns_[i]);
+                                packed_rows_[i]);
         }
       }
 #pragma unroll
       for (int i = 0; i < kVectorsAtOnce; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if (!columns_[half].alive) continue;
+          if (!packed_rows_[half].alive) continue;
           *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) =
               Merged(weights[half], before[i][half], tiles[i][half]);
         }
@@ -324,7 +325,7 @@ class WarpBlock {
   const BlockArgs& args_;
   const BlockEntry& entry_;
   const int kv_head_;
-  Column columns_[2];
+  PackedRow packed_rows_[2];
 };
 
 template <DType kCompute, int kKeyDim, int kValueDim, bool kSame>
@@ -333,28 +334,30 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
   const bool early = args.block.begins_early;
   if (!early) WaitForLaunchesAhead();
   const BlockEntry entry = args.block.entries[blockIdx.z];
-  const int kv_head = args.block.head_begin / args.group + static_cast<int>(blockIdx.y);
-  const int first_column =
-      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kDraftColumns;
-  WarpBlock<kCompute, kKeyDim, kValueDim, kSame>(args, entry, kv_head, first_column).Run([early] {
-    if (early) WaitForLaunchesAhead();
-  });
+  const int kv_head = args.block.head_begin / args.gqa_ratio + static_cast<int>(blockIdx.y);
+  const int first_packed_row =
+      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kDraftRows;
+  WarpBlock<kCompute, kKeyDim, kValueDim, kSame>(args, entry, kv_head, first_packed_row)
+      .Run([early] {
+        if (early) WaitForLaunchesAhead();
+      });
 }
 
 template <DType kCompute, bool kSame>
 Status Launch(const BlockArgs& args, cudaStream_t stream) {
-  const int group = args.q_heads / args.kv_heads;
-  const int first = args.head_begin / group;
-  const int last = (args.head_begin + args.head_count - 1) / group;
-  constexpr int kBlockColumns = kWarps * kDraftColumns;
-  // A slice may hold a few heads of a group only; then some of the columns are nobody's.
-  const int columns = args.most_rows * std::min(group, args.head_count);
+  const int gqa_ratio = args.q_heads / args.kv_heads;
+  const int first = args.head_begin / gqa_ratio;
+  const int last = (args.head_begin + args.head_count - 1) / gqa_ratio;
+  constexpr int kTileRows = kWarps * kDraftRows;
+  // A slice may hold only a few of the heads that share a KV head; some packed rows are then
+  // unused.
+  const int packed_rows = args.most_rows * std::min(gqa_ratio, args.head_count);
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim =
-      dim3(static_cast<unsigned>((columns + kBlockColumns - 1) / kBlockColumns),
+      dim3(static_cast<unsigned>((packed_rows + kTileRows - 1) / kTileRows),
            static_cast<unsigned>(last - first + 1), static_cast<unsigned>(args.entry_count));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
@@ -362,8 +365,9 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
   config.numAttrs = args.begins_early ? 1 : 0;
   return DispatchHeadDims<&HeadDims::draft_block>(
       args.key_dim, args.value_dim, [&](auto key_dim, auto value_dim) {
-        const cudaError_t error = cudaLaunchKernelEx(
-            &config, BlockKernel<kCompute, key_dim(), value_dim(), kSame>, KernelArgs{args, group});
+        const cudaError_t error =
+            cudaLaunchKernelEx(&config, BlockKernel<kCompute, key_dim(), value_dim(), kSame>,
+                               KernelArgs{args, gqa_ratio});
         return CudaStatus(error, "block attention kernel");
       });
 }

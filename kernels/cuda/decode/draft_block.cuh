@@ -1,21 +1,21 @@
-// What kernels have in common that attend to a draft's block: rows over the few new tokens they
-// came with, in full precision.
+// What the kernels that attend to a draft block have in common. A draft block's rows attend to the
+// few new tokens that came with them, in full precision.
 //
-// Columns are rows times query heads of a kv head, as in attention over the context. A warp takes
-// 16 of them and 16 tokens at a time, by mma.sync: columns in M, tokens in N.
+// Packed rows are query rows times the query heads of a KV head, as in attention over the context.
+// A warp takes 16 packed rows and 16 tokens at a time, by mma.sync: packed rows in M, tokens in N.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
 
-inline constexpr int kDraftColumns = 16;  // of a warp
-inline constexpr int kDraftTokens = 16;   // at a time
+inline constexpr int kDraftRows = 16;    // of a warp
+inline constexpr int kDraftTokens = 16;  // at a time
 
-// From raw products to logits (base 2), -inf where a column may not see a token. keys: of this
-// thread's two columns, tokens as first_token counts them.
+// Turns raw products into logits (base 2): -inf where a packed row may not see a token. keys: the
+// ranges of this thread's two packed rows, of tokens numbered as first_token is.
 __device__ __forceinline__ void MakeDraftLogits(float sm_scale, float soft_cap,
                                                 const RowKeys (&keys)[2], int first_token,
                                                 float (&s)[2][4]) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void MakeDraftLogits(float sm_scale, float soft_cap,
   }
 }
 
-// Weights as operand A of the product with values.
+// Packs weights as operand A of the product with values.
 template <DType kCompute>
 __device__ __forceinline__ void PackDraftWeights(const float (&s)[2][4], uint32_t (&p)[4]) {
   p[0] = Pack<kCompute>(s[0][0], s[0][1]);

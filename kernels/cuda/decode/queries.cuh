@@ -1,5 +1,5 @@
-// What attention kernels do with a block's queries before the keys: bring them to shared memory, in
-// the type computed in.
+// What the decode kernels do with the queries of a query tile before they attend: bring them to
+// shared memory, in the type that products are computed in.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
@@ -31,8 +31,8 @@ __device__ __forceinline__ PowerOfTwo QueryNormaliser(float max_abs) {
           __uint_as_float(uint32_t(clamped - kBits + 1) << 23)};
 }
 
-// The same for e4m3, whose largest number is 448: a scale a query. What is not finite must not
-// become finite, as e4m3 would have it.
+// The same for e4m3, whose largest number is 448: one scale per query. A query with an element that
+// is not finite becomes NaN, because e4m3 would make a finite number of it.
 __device__ __forceinline__ PowerOfTwo Fp8QueryNormaliser(float max_abs) {
   const PowerOfTwo normaliser = QueryNormaliser<8>(max_abs);
   return {max_abs < INFINITY ? normaliser.value : NAN, normaliser.inverse};
@@ -60,15 +60,15 @@ __device__ __forceinline__ void QueryToFloat(DType type, const uint4 (&raw)[2], 
   }
 }
 
-// Lanes that share a query: eight elements each, and of a power of two of lanes, so that a query
-// never lies in two warps. Those behind the last elements hold zeros.
+// How many lanes share a query, eight elements each. It is a power of two, so that a query never
+// lies in two warps; lanes behind the last element hold zeros.
 constexpr int QueryLanes(int key_dim) {
   int lanes = 1;
   while (lanes * 8 < key_dim) lanes *= 2;
   return lanes;
 }
 
-// The largest magnitude in a query, of which kLanes neighbouring lanes hold eight elements each.
+// The largest magnitude in a query, which kLanes neighbouring lanes hold, eight elements each.
 template <int kLanes>
 __device__ __forceinline__ float LargestOfQuery(const float (&x)[8]) {
   float max_abs = 0.0f;
@@ -93,8 +93,8 @@ __device__ __forceinline__ uint4 RoundToE4M3(const float (&x)[8]) {
                     WidenE4M3<false>(PackE4M3(x[4], x[5])), WidenE4M3<false>(PackE4M3(x[6], x[7])));
 }
 
-// Eight elements of a query in the type computed in beside a cache of kKv; kLanes neighbouring
-// lanes hold the whole of it. What it is normalised by enters `scale`.
+// Eight elements of a query in the type that products with a cache of kKv are computed in. kLanes
+// neighbouring lanes hold the whole query. `scale` is multiplied by what undoes the normalisation.
 template <DType kKv, int kLanes>
 __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint4 (&raw)[2],
                                            float& scale) {
@@ -116,16 +116,16 @@ __device__ __forceinline__ uint4 PackQuery(const AttentionArgs& args, const uint
                     Pack<kCompute>(x[4], x[5]), Pack<kCompute>(x[6], x[7]));
 }
 
-// Brings a block's queries from global to shared memory, in the compute type, in two halves, so
-// that work can go on in between. Columns beyond the block's are zero. So are the dimensions from
-// kKeyDim to kStagedDims, which keys have as padding.
-template <DType kKv, int kKeyDim, int kStagedDims, int kColumns, int kThreads>
+// Brings the queries of a query tile from global to shared memory, in the compute type, in two
+// halves, so that other work can be done in between. Packed rows beyond the item's are zero, and so
+// are the dimensions from kKeyDim to kStagedDims, which are padding in the keys.
+template <DType kKv, int kKeyDim, int kStagedDims, int kTileRows, int kThreads>
 class QueryStager {
  public:
-  // Asks for what Load will read.
+  // Asks L2 for what Load will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < item.column_count * kVectors; unit += kThreads) {
+    for (int unit = threadIdx.x; unit < item.packed_count * kVectors; unit += kThreads) {
       PrefetchToL2(Source(args, item, unit / kVectors, unit % kVectors));
       if (unit % kVectors == 0) PrefetchToL2(args.keys + item.row_begin);
     }
@@ -137,33 +137,33 @@ class QueryStager {
       const int unit = i * kThreads + threadIdx.x;
       raw_[i][0] = raw_[i][1] = make_uint4(0, 0, 0, 0);
       keys_[i] = {0, 0};
-      if (unit / kLanes >= item.column_count) continue;
+      if (unit / kLanes >= item.packed_count) continue;
       if (kVectors < kLanes && unit % kLanes >= kVectors) continue;
       const uint4* from = Source(args, item, unit / kLanes, unit % kLanes);
       raw_[i][0] = *from;
       if (args.q_dtype == DType::kF32) raw_[i][1] = from[1];
-      keys_[i] = args.keys[item.row_begin + RowOfColumn(args, item, unit / kLanes)];
+      keys_[i] = args.keys[item.row_begin + QueryRowOf(args, item, unit / kLanes)];
     }
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
-  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column.
+  // store(packed_row, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a packed row.
   template <typename Store>
-  __device__ void Finish(const AttentionArgs& args, ColumnState<kColumns>& state, Store store) {
+  __device__ void Finish(const AttentionArgs& args, PackedRowState<kTileRows>& state, Store store) {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      if (unit >= kColumns * kLanes) return;  // the same for all lanes of a warp
-      const int column = unit / kLanes;
+      if (unit >= kTileRows * kLanes) return;  // the same for all lanes of a warp
+      const int packed_row = unit / kLanes;
       float scale = args.sm_scale * k_scale_;
       const uint4 x = PackQuery<kKv, kLanes>(args, raw_[i], scale);
       if (kStagedDims == 8 * kLanes || unit % kLanes < kStagedDims / 8) {
-        store(column, unit % kLanes, x);
+        store(packed_row, unit % kLanes, x);
       }
       if (unit % kLanes == 0) {
-        state.scale[column] =
+        state.scale[packed_row] =
             args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
-        state.keys[column] = keys_[i];
+        state.keys[packed_row] = keys_[i];
       }
     }
   }
@@ -172,12 +172,12 @@ class QueryStager {
   static_assert(kKeyDim % 8 == 0 && kStagedDims % 8 == 0 && kStagedDims >= kKeyDim);
   static constexpr int kVectors = kKeyDim / 8;  // of a query
   static constexpr int kLanes = QueryLanes(kStagedDims);
-  static constexpr int kOfThread = (kColumns * kLanes + kThreads - 1) / kThreads;
+  static constexpr int kOfThread = (kTileRows * kLanes + kThreads - 1) / kThreads;
   static_assert(kLanes <= 32);
 
-  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item, int column,
-                                        int vector) {
-    const size_t element = OutputIndex(args, item, column) * kKeyDim + vector * 8;
+  static __device__ const uint4* Source(const AttentionArgs& args, const WorkItem& item,
+                                        int packed_row, int vector) {
+    const size_t element = OutputIndex(args, item, packed_row) * kKeyDim + vector * 8;
     return reinterpret_cast<const uint4*>(static_cast<const std::byte*>(args.q) +
                                           element * SizeOf(args.q_dtype));
   }
@@ -187,40 +187,41 @@ class QueryStager {
   float k_scale_ = 1.0f;
 };
 
-// The same through shared memory, for many columns: `raw` takes the queries as they come, each
-// thread's own. What would keep them in registers is more code than there is time to fetch.
-template <DType kKv, int kKeyDim, int kStagedDims, int kColumns, int kThreads>
+// The same through shared memory, for tiles of many packed rows: `raw` takes the queries as they
+// come, at a place of its own for every thread. Keeping them in registers would be more code than
+// there is time to fetch.
+template <DType kKv, int kKeyDim, int kStagedDims, int kTileRows, int kThreads>
 class QueryCopier {
  public:
-  // Of `raw`.
-  static constexpr int kRawBytes = kColumns * QueryLanes(kStagedDims) * 8 * 4;
+  // The bytes that `raw` has room for.
+  static constexpr int kRawBytes = kTileRows * QueryLanes(kStagedDims) * 8 * 4;
 
   // Asks L2 for what Ask will read.
   __device__ void Prefetch(const AttentionArgs& args, const WorkItem& item) {
     const int bytes = kKeyDim * static_cast<int>(SizeOf(args.q_dtype));
     const int lines = kKeyDim % 32 == 0 ? bytes / 64 : (bytes + 63) / 64;
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < item.column_count * lines; unit += kThreads) {
+    for (int unit = threadIdx.x; unit < item.packed_count * lines; unit += kThreads) {
       PrefetchToL2(static_cast<const std::byte*>(args.q) +
                    OutputIndex(args, item, unit / lines) * bytes + unit % lines * 64);
     }
-    if (threadIdx.x < item.column_count) {
-      PrefetchToL2(args.keys + item.row_begin + RowOfColumn(args, item, threadIdx.x));
+    if (threadIdx.x < item.packed_count) {
+      PrefetchToL2(args.keys + item.row_begin + QueryRowOf(args, item, threadIdx.x));
     }
   }
 
-  // Begins to copy; WaitForCopies ends it. Columns beyond the item's are zero. (Without branches:
-  // with them the compiler no longer takes it that a warp stays together, and so keeps the
-  // descriptors of products and the addresses of barriers in registers of each thread.)
+  // Begins to copy; WaitForCopies ends it. Packed rows beyond the item's are zero. (Without
+  // branches: with them the compiler no longer takes it that a warp stays together, and so keeps
+  // the descriptors of products and the addresses of barriers in registers of each thread.)
   __device__ void Ask(const AttentionArgs& args, const WorkItem& item, std::byte* raw,
-                      ColumnState<kColumns>& state) {
+                      PackedRowState<kTileRows>& state) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;  // of a vector: 16 or 32
-    // Where the warp's columns are: each lane finds it for one of them.
+    // Where the warp's packed rows are: each lane finds it for one of them.
     const int lane = threadIdx.x % 32;
     const int own = lane % kOfWarp / kAtOnce * (kThreads / kLanes) +
                     static_cast<int>(threadIdx.x) / 32 * kAtOnce + lane % kAtOnce;
     const int own_index =
-        own < item.column_count ? static_cast<int>(OutputIndex(args, item, own)) : -1;
+        own < item.packed_count ? static_cast<int>(OutputIndex(args, item, own)) : -1;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
@@ -231,24 +232,24 @@ class QueryCopier {
       CopyAsync16OrZero(raw + unit * bytes, from, alive);
       if (bytes == 32) CopyAsync16OrZero(raw + unit * bytes + 16, from + 16, alive);
     }
-    if (threadIdx.x < kColumns) {
-      const bool alive = threadIdx.x < item.column_count;
-      const int row = alive ? RowOfColumn(args, item, threadIdx.x) : 0;
+    if (threadIdx.x < kTileRows) {
+      const bool alive = threadIdx.x < item.packed_count;
+      const int row = alive ? QueryRowOf(args, item, threadIdx.x) : 0;
       CopyAsync8OrZero(&state.keys[threadIdx.x], args.keys + item.row_begin + row, alive);
     }
     k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
   }
 
-  // store(column, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a column; those from
-  // kKeyDim to kStagedDims are zero.
+  // store(packed_row, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a packed row;
+  // those from kKeyDim to kStagedDims are zero.
   template <typename Store>
   __device__ void Finish(const AttentionArgs& args, const std::byte* raw,
-                         ColumnState<kColumns>& state, Store store) {
+                         PackedRowState<kTileRows>& state, Store store) {
     const int bytes = static_cast<int>(SizeOf(args.q_dtype)) * 8;
 #pragma unroll 1
     for (int i = 0; i < kOfThread; ++i) {
       const int unit = i * kThreads + threadIdx.x;
-      const int column = unit / kLanes;
+      const int packed_row = unit / kLanes;
       const auto* from = reinterpret_cast<const uint4*>(raw + unit * bytes);
       uint4 words[2] = {from[0]};
       if (bytes == 32) words[1] = from[1];
@@ -256,10 +257,10 @@ class QueryCopier {
       const bool as_computed = args.q_dtype == ComputeType(kKv) && !RoundsQueries<kKv>(args);
       const uint4 x = as_computed ? words[0] : PackQuery<kKv, kLanes>(args, words, scale);
       if (kStagedDims == 8 * kLanes || unit % kLanes < kStagedDims / 8) {
-        store(column, unit % kLanes, x);
+        store(packed_row, unit % kLanes, x);
       }
       if (unit % kLanes == 0) {
-        state.scale[column] =
+        state.scale[packed_row] =
             args.soft_cap > 0.0f ? __fdividef(scale, args.soft_cap) : scale * kLog2E;
       }
     }
@@ -269,10 +270,10 @@ class QueryCopier {
   static_assert(kKeyDim % 8 == 0 && kStagedDims % 8 == 0 && kStagedDims >= kKeyDim);
   static constexpr int kVectors = kKeyDim / 8;  // of a query
   static constexpr int kLanes = QueryLanes(kStagedDims);
-  static constexpr int kOfThread = kColumns * kLanes / kThreads;
-  static constexpr int kAtOnce = 32 / kLanes;  // columns of a warp
+  static constexpr int kOfThread = kTileRows * kLanes / kThreads;
+  static constexpr int kAtOnce = 32 / kLanes;  // packed rows of a warp
   static constexpr int kOfWarp = kAtOnce * kOfThread;
-  static_assert(kLanes <= 32 && kOfThread * kThreads == kColumns * kLanes && kOfWarp <= 32);
+  static_assert(kLanes <= 32 && kOfThread * kThreads == kTileRows * kLanes && kOfWarp <= 32);
 
   float k_scale_ = 1.0f;
 };

@@ -24,7 +24,7 @@
 
 namespace tributary::cuda {
 
-inline constexpr int kGroupTokens = 16;
+inline constexpr int kStripSlots = 16;
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kKeyPanelBytes = 64;
 inline constexpr int kKeyTailBytes = 32;  // of a row in the tail panel
@@ -59,12 +59,12 @@ TRIBUTARY_HOST_DEVICE constexpr bool InKeyTail(int d, int key_dim, int element_b
 // the padding have offsets, too.
 TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int key_dim, int element_bytes) {
   const int stride = KeyStride(key_dim, element_bytes);
-  const size_t strip = size_t(token / kGroupTokens) * kGroupTokens * stride;
+  const size_t strip = size_t(token / kStripSlots) * kStripSlots * stride;
   const int byte = d * element_bytes;
-  const int row = KeyRow(token % kGroupTokens);
+  const int row = KeyRow(token % kStripSlots);
   const int panel = byte / kKeyPanelBytes;
   const int in_panel = byte % kKeyPanelBytes;
-  const size_t begin = strip + size_t(panel) * kGroupTokens * kKeyPanelBytes;
+  const size_t begin = strip + size_t(panel) * kStripSlots * kKeyPanelBytes;
   if (panel == stride / kKeyPanelBytes) {
     const int lane = row % 8 * 4 + in_panel / kTailLaneBytes;
     return begin + size_t(lane) * kVectorBytes + size_t(row / 8) * kTailLaneBytes +
@@ -78,11 +78,11 @@ TRIBUTARY_HOST_DEVICE constexpr size_t KeyOffset(int token, int d, int key_dim, 
 // The same for V.
 TRIBUTARY_HOST_DEVICE constexpr size_t ValueOffset(int token, int d, int head_dim,
                                                    int element_bytes) {
-  const int group = token / kGroupTokens;
+  const int group = token / kStripSlots;
   const int dims = ValueVectorDims(element_bytes);
-  const int quad = token % kGroupTokens / kQuadTokens;
+  const int quad = token % kStripSlots / kQuadTokens;
   const size_t vector = size_t(d / dims) * kQuadTokens + quad;
-  return size_t(group) * kGroupTokens * head_dim * element_bytes + vector * kVectorBytes +
+  return size_t(group) * kStripSlots * head_dim * element_bytes + vector * kVectorBytes +
          size_t(d % dims * kQuadTokens + token % kQuadTokens) * element_bytes;
 }
 

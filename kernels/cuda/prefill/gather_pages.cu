@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kDims = 8;        // that a thread takes of a token
 constexpr int kSliceDims = 64;  // that a warp takes of a token
-constexpr int kWarps = kGatherSlots / kGroupTokens;
-static_assert(kWarps * kGroupTokens == kGatherSlots);
+constexpr int kWarps = kGatherSlots / kStripSlots;
+static_assert(kWarps * kStripSlots == kGatherSlots);
 static_assert(kDims * (32 / kQuadTokens) == kSliceDims);
 
 // Where the planes of a page are, in bytes, and how many warps share the dimensions of a head.
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int head = blockIdx.y / planes.slices;
   const int lane = threadIdx.x % 32;
   const int d = blockIdx.y % planes.slices * kSliceDims + lane / 4 * kDims;
-  const int in_tile = threadIdx.x / 32 * kGroupTokens + lane % 4 * kQuadTokens;
+  const int in_tile = threadIdx.x / 32 * kStripSlots + lane % 4 * kQuadTokens;
   const int slot = gather.first_slot + in_tile;
   uint32_t k[kQuadTokens][kDims * SizeOf(kKv) / 4] = {};
   uint32_t v[kQuadTokens][kDims / 2] = {};

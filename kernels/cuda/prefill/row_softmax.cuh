@@ -5,13 +5,13 @@
 // like this.
 //
 // Weights are taken against a reference that follows the largest logit of a row only when that
-// exceeds it by 2^8, as in attention of few rows (columns.cuh). Until then no value crosses a lane
+// exceeds it by 2^8, as in attention of few rows (packed_rows.cuh). Until then no value crosses a lane
 // and the output need not be rescaled.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/prefill/prefill_kernel_args.h"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/lse.h"

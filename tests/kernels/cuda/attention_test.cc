@@ -158,7 +158,7 @@ class Call {
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
   struct Device {
-    Device(const Call& room, const KernelChoice& chosen, const PlanShape& planned,
+    Device(const Call& room, const KernelChoice& chosen, const DecodePlanShape& planned,
            const AttentionShape& shaped)
         : choice(chosen),
           plan_shape(planned),
@@ -174,8 +174,8 @@ class Call {
           v_scale(room.cache_->v_scale().size()),
           o(size_t(room.rows_) * shape.q_heads * shape.geometry.value_dim),
           lse(size_t(room.rows_) * shape.q_heads),
-          partial_o(size_t(bounds.partials) * choice.columns * shape.geometry.value_dim),
-          partial_lse(size_t(bounds.partials) * choice.columns),
+          partial_o(size_t(bounds.partials) * choice.tile_rows * shape.geometry.value_dim),
+          partial_lse(size_t(bounds.partials) * choice.tile_rows),
           arrivals(bounds.arrivals),
           block_keys(room.block_row_keys_),
           block_k(room.block_k_),
@@ -184,7 +184,7 @@ class Call {
     }
 
     KernelChoice choice;
-    PlanShape plan_shape;
+    DecodePlanShape plan_shape;
     AttentionShape shape;
     PlanBounds bounds;
     DeviceArray<WorkItem> items;
@@ -221,7 +221,8 @@ class Call {
                                         .batch_invariant = case_.batch_invariant,
                                         .fp8_queries = case_.fp8_queries});
     if (case_.cluster_size > 0 && choice.begins_early) choice.cluster_size = case_.cluster_size;
-    return std::make_unique<Device>(*this, choice, PlanShapeFor(choice, shape, device), shape);
+    return std::make_unique<Device>(*this, choice, DecodePlanShapeFor(choice, shape, device),
+                                    shape);
   }
 
   // Brings this call to buffers that another of the same shape may have used, and clears the
@@ -258,9 +259,9 @@ class Call {
       const int64_t length = case_.sequences[i].length;
       for (int64_t slot = std::max<int64_t>(0, length - tokens); slot < length; ++slot) {
         const size_t page = size_t(tables_[i][slot / kv.page_size]) * PageBytes(kv);
-        const size_t strip = static_cast<size_t>(slot % kv.page_size) / kGroupTokens;
-        const size_t key_bytes = kGroupTokens * KeyRowBytes(g);
-        const size_t value_bytes = kGroupTokens * ValueBytes(g);
+        const size_t strip = static_cast<size_t>(slot % kv.page_size) / kStripSlots;
+        const size_t key_bytes = kStripSlots * KeyRowBytes(g);
+        const size_t value_bytes = kStripSlots * ValueBytes(g);
         for (int32_t head = 0; head < g.kv_heads; ++head) {
           poison(page + KeyPlaneOffset(g, kv.page_size, head) + strip * key_bytes, key_bytes);
           poison(page + ValuePlaneOffset(g, kv.page_size, head) + strip * value_bytes, value_bytes);
@@ -270,7 +271,7 @@ class Call {
     d->cache.Set(bytes);
   }
 
-  Status Launch(const Device& d, cudaStream_t stream, int32_t late_groups = 0) {
+  Status Launch(const Device& d, cudaStream_t stream, int32_t late_strips = 0) {
     AttentionArgs args;
     args.items = d.items.data();
     args.keys = d.keys.data();
@@ -291,7 +292,7 @@ class Call {
     args.partial_o = d.partial_o.data();
     args.partial_lse = d.partial_lse.data();
     args.arrivals = d.arrivals.data();
-    args.late_groups = late_groups;
+    args.late_strips = late_strips;
     if (case_.draft) {
       EXPECT_TRUE(MayAttendBlock(d.choice, d.shape, case_.q, DType::kBf16, case_.soft_cap));
       args.block = {d.block_keys.data(), d.block_k.data(), d.block_v.data(), 0, case_.kv_heads};
@@ -804,7 +805,7 @@ TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
         ASSERT_EQ(LaunchSlowCopy(appended.data(), device->cache.data(), appended.size(),
                                  /*microseconds=*/100, nullptr),
                   cudaSuccess);
-        const Status status = call.Launch(*device, nullptr, LateGroupsOf(tokens));
+        const Status status = call.Launch(*device, nullptr, LateStripsOf(tokens));
         ASSERT_TRUE(status.ok()) << status.message();
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
         ExpectClose(device->o.Get(), expected.o, Tolerance(c), "o");

@@ -35,50 +35,49 @@ Batch CausalBatch(const std::vector<int64_t>& lengths, int32_t rows) {
 
 // Follows every block through its items and checks that each column of each sequence and kv head is
 // covered, key by key, exactly once.
-void ExpectCoversEverything(const PlanShape& shape, const Batch& batch, const Plan& plan) {
-  using Job = std::tuple<int32_t, int32_t, int32_t>;  // row_begin, column_begin, kv_head
+void ExpectCoversEverything(const DecodePlanShape& shape, const Batch& batch, const Plan& plan) {
+  using Job = std::tuple<int32_t, int32_t, int32_t>;  // row_begin, packed_begin, kv_head
   std::map<Job, std::vector<const WorkItem*>> pieces;
   ASSERT_GE(plan.items.size(), static_cast<size_t>(shape.blocks));
   for (int32_t block = 0; block < shape.blocks; ++block) {
-    if (plan.items[block].column_count == 0) continue;
+    if (plan.items[block].packed_count == 0) continue;
     for (int32_t i = block; i >= 0; i = plan.items[i].next) {
       const WorkItem& item = plan.items[i];
-      pieces[{item.row_begin, item.column_begin, item.kv_head}].push_back(&item);
+      pieces[{item.row_begin, item.packed_begin, item.kv_head}].push_back(&item);
     }
   }
   size_t jobs = 0;
   for (const PlanEntry& entry : batch.entries) {
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
-      for (int32_t c = 0; c < entry.row_count * shape.group; c += shape.columns_per_block) {
+      for (int32_t c = 0; c < entry.row_count * shape.gqa_ratio; c += shape.tile_rows) {
         ++jobs;
         auto& job = pieces[{entry.row_begin, c, head}];
         ASSERT_FALSE(job.empty());
         std::sort(job.begin(), job.end(), [](const WorkItem* a, const WorkItem* b) {
-          return a->partial_index < b->partial_index;
+          return a->split_index < b->split_index;
         });
-        int32_t group = job.front()->key_begin / kGroupTokens;
+        int32_t group = job.front()->key_begin / kStripSlots;
         for (size_t i = 0; i < job.size(); ++i) {
           const WorkItem& item = *job[i];
-          EXPECT_EQ(item.partial_count, static_cast<int32_t>(job.size()));
-          EXPECT_EQ(item.partial_index, static_cast<int32_t>(i));
+          EXPECT_EQ(item.split_count, static_cast<int32_t>(job.size()));
+          EXPECT_EQ(item.split_index, static_cast<int32_t>(i));
           EXPECT_EQ(item.page_table, entry.page_table);
-          EXPECT_EQ(item.group_begin, group);
-          group = item.group_end;
+          EXPECT_EQ(item.strip_begin, group);
+          group = item.strip_end;
         }
         int64_t last_key = 0;
         for (int32_t column = c;
-             column < std::min(c + shape.columns_per_block, entry.row_count * shape.group);
-             ++column) {
-          last_key = std::max(last_key, batch.keys[entry.row_begin + column / shape.group].hi);
+             column < std::min(c + shape.tile_rows, entry.row_count * shape.gqa_ratio); ++column) {
+          last_key = std::max(last_key, batch.keys[entry.row_begin + column / shape.gqa_ratio].hi);
         }
-        EXPECT_EQ(group, (last_key + kGroupTokens - 1) / kGroupTokens);
+        EXPECT_EQ(group, (last_key + kStripSlots - 1) / kStripSlots);
       }
     }
   }
   EXPECT_EQ(pieces.size(), jobs);
 }
 
-void ExpectWithinBounds(const PlanShape& shape, const Batch& batch, int64_t keys,
+void ExpectWithinBounds(const DecodePlanShape& shape, const Batch& batch, int64_t keys,
                         const Plan& plan) {
   const PlanBounds bounds = BoundPlan(shape, static_cast<int64_t>(batch.entries.size()),
                                       static_cast<int64_t>(batch.keys.size()), keys);
@@ -90,17 +89,17 @@ void ExpectWithinBounds(const PlanShape& shape, const Batch& batch, int64_t keys
 TEST(PlanTest, EveryKeyOfEveryRowOnce) {
   std::mt19937 random(1);
   for (bool batch_invariant : {false, true}) {
-    for (int32_t piece_cost : {0, 1, 10, 40}) {
+    for (int32_t split_cost : {0, 1, 10, 40}) {
       for (int32_t rows : {1, 5, 40}) {
         for (int32_t blocks : {1, 7, 132, 264}) {
           std::vector<int64_t> lengths = {0, 1, 17, 20000};
           for (int i = 0; i < 20; ++i) lengths.push_back(random() % 3000);
-          PlanShape shape;
-          shape.group = 3;
+          DecodePlanShape shape;
+          shape.gqa_ratio = 3;
           shape.kv_heads = 2;
-          shape.columns_per_block = 16;
+          shape.tile_rows = 16;
           shape.blocks = blocks;
-          shape.piece_cost = piece_cost;
+          shape.split_cost = split_cost;
           shape.batch_invariant = batch_invariant;
           const Batch batch = CausalBatch(lengths, rows);
           Plan plan;
@@ -114,14 +113,14 @@ TEST(PlanTest, EveryKeyOfEveryRowOnce) {
 }
 
 TEST(PlanTest, AnyNumberOfJobsOfOneSize) {
-  for (bool lone_pieces : {false, true}) {
+  for (bool lone_splits : {false, true}) {
     for (int32_t sequences = 1; sequences <= 70; ++sequences) {
       for (int64_t length : {1, 300, 5000, 20000}) {
-        PlanShape shape;
+        DecodePlanShape shape;
         shape.kv_heads = 4;
         shape.blocks = 132;
-        shape.piece_cost = 8;
-        shape.lone_pieces = lone_pieces;
+        shape.split_cost = 8;
+        shape.lone_splits = lone_splits;
         const Batch batch = CausalBatch(std::vector<int64_t>(sequences, length), 1);
         Plan plan;
         PlanAttention(shape, batch.entries, batch.keys, &plan);
@@ -135,11 +134,11 @@ TEST(PlanTest, AnyNumberOfJobsOfOneSize) {
 // Blocks of short sequences have ten pieces, others one: equal shares of the keys would let the
 // former end last.
 TEST(PlanTest, PiecesCostMoreThanTheirKeys) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
-  shape.share_groups = 8;
+  shape.share_strips = 8;
   shape.blocks = 264;
-  shape.piece_cost = 10;
+  shape.split_cost = 10;
   std::mt19937 random(5);
   std::lognormal_distribution<double> lognormal(8.0, 1.0);
   std::vector<int64_t> lengths;
@@ -154,21 +153,21 @@ TEST(PlanTest, PiecesCostMoreThanTheirKeys) {
     size_t pieces = 0;
     int64_t shares = 0;
     for (int32_t i = block; i >= 0; i = plan.items[i].next, ++pieces) {
-      const int32_t groups = plan.items[i].group_end - plan.items[i].group_begin;
-      shares += (groups + shape.share_groups - 1) / shape.share_groups;
+      const int32_t groups = plan.items[i].strip_end - plan.items[i].strip_begin;
+      shares += (groups + shape.share_strips - 1) / shape.share_strips;
     }
-    costs.push_back(static_cast<int64_t>(pieces) * shape.piece_cost + 4 * shares);
+    costs.push_back(static_cast<int64_t>(pieces) * shape.split_cost + 4 * shares);
     most_pieces = std::max(most_pieces, pieces);
   }
   EXPECT_GE(most_pieces, 6u);
   // Of about 350; a piece that does not fit is left to the next block.
   costs.pop_back();
   const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
-  EXPECT_LE(*most - *least, 2 * (shape.piece_cost + 4));
+  EXPECT_LE(*most - *least, 2 * (shape.split_cost + 4));
 }
 
 TEST(PlanTest, OneLongRowIsDealtOutLikeManyShortOnes) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 8;
   shape.blocks = 132;
   std::vector<int64_t> lengths(31, 4096);
@@ -181,16 +180,16 @@ TEST(PlanTest, OneLongRowIsDealtOutLikeManyShortOnes) {
   for (int32_t block = 0; block < shape.blocks; ++block) {
     int32_t groups = 0;
     for (int32_t i = block; i >= 0; i = plan.items[i].next) {
-      groups += plan.items[i].group_end - plan.items[i].group_begin;
+      groups += plan.items[i].strip_end - plan.items[i].strip_begin;
     }
     least = std::min(least, groups);
     most = std::max(most, groups);
   }
-  EXPECT_LE(most - least, shape.share_groups);
+  EXPECT_LE(most - least, shape.share_strips);
 }
 
 TEST(PlanTest, JobsThatNearlyFillTheBlocksAreNotCut) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
   shape.blocks = 132;
   const Batch batch = CausalBatch(std::vector<int64_t>(32, 4096), 1);  // 128 jobs
@@ -201,7 +200,7 @@ TEST(PlanTest, JobsThatNearlyFillTheBlocksAreNotCut) {
 }
 
 TEST(PlanTest, JobsOfOneSizeAreCutAlike) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
   shape.blocks = 132;
   const Batch batch = CausalBatch(std::vector<int64_t>(8, 16384), 1);  // 32 jobs, 128 blocks
@@ -216,29 +215,29 @@ TEST(PlanTest, JobsOfOneSizeAreCutAlike) {
 
 // 52 jobs of 32 shares: two pieces each would leave 28 blocks idle.
 TEST(PlanTest, JobsOfOneSizeAreCutElsewhereWhereThatIsCheap) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
   shape.blocks = 132;
-  shape.piece_cost = 8;
+  shape.split_cost = 8;
   const Batch batch = CausalBatch(std::vector<int64_t>(13, 8192), 1);
   Plan plan;
   PlanAttention(shape, batch.entries, batch.keys, &plan);
   EXPECT_EQ(plan.blocks, 104);
-  shape.lone_pieces = false;
+  shape.lone_splits = false;
   PlanAttention(shape, batch.entries, batch.keys, &plan);
   ExpectCoversEverything(shape, batch, plan);
   EXPECT_EQ(plan.blocks, 132);
-  shape.piece_cost = 20;
+  shape.split_cost = 20;
   PlanAttention(shape, batch.entries, batch.keys, &plan);
   EXPECT_EQ(plan.blocks, 104);
 }
 
 TEST(PlanTest, AClusterCountsItsArrivalsByBlock) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
   shape.blocks = 15;
   shape.cluster_size = 8;
-  shape.share_groups = 128;
+  shape.share_strips = 128;
   const Batch batch = CausalBatch({65536}, 1);
   Plan plan;
   PlanAttention(shape, batch.entries, batch.keys, &plan);
@@ -246,14 +245,14 @@ TEST(PlanTest, AClusterCountsItsArrivalsByBlock) {
   EXPECT_EQ(plan.arrivals, 4 * 8);
   std::vector<int32_t> first;
   for (const WorkItem& item : plan.items) {
-    if (item.partial_count > 1 && item.partial_index == 0) first.push_back(item.arrivals);
+    if (item.split_count > 1 && item.split_index == 0) first.push_back(item.arrivals);
   }
   std::sort(first.begin(), first.end());
   EXPECT_EQ(first, (std::vector<int32_t>{0, 8, 16, 24}));
 }
 
 TEST(PlanTest, AShortJobIsNotCut) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.kv_heads = 4;
   shape.blocks = 132;
   const Batch batch = CausalBatch({512}, 1);  // two shares
@@ -264,7 +263,7 @@ TEST(PlanTest, AShortJobIsNotCut) {
 }
 
 TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.batch_invariant = true;
   shape.blocks = 132;
   const auto cuts = [&](const std::vector<int64_t>& lengths) {
@@ -273,8 +272,8 @@ TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
     PlanAttention(shape, batch.entries, batch.keys, &plan);
     std::vector<std::pair<int32_t, int32_t>> of_first;
     for (const WorkItem& item : plan.items) {
-      if (item.column_count > 0 && item.row_begin == 0) {
-        of_first.emplace_back(item.group_begin, item.group_end);
+      if (item.packed_count > 0 && item.row_begin == 0) {
+        of_first.emplace_back(item.strip_begin, item.strip_end);
       }
     }
     std::sort(of_first.begin(), of_first.end());
@@ -284,12 +283,12 @@ TEST(PlanTest, InvariantPiecesDoNotDependOnTheBatch) {
 }
 
 TEST(PlanTest, NothingToDo) {
-  PlanShape shape;
+  DecodePlanShape shape;
   shape.blocks = 4;
   Plan plan;
   PlanAttention(shape, {}, {}, &plan);
   ASSERT_EQ(plan.items.size(), 4u);
-  for (const WorkItem& item : plan.items) EXPECT_EQ(item.column_count, 0);
+  for (const WorkItem& item : plan.items) EXPECT_EQ(item.packed_count, 0);
 }
 
 TEST(ArchitecturesTest, ADeviceRunsTheFirstEntryThatIsEnabledAndCoversIt) {
@@ -322,13 +321,13 @@ TEST(ArchitecturesTest, ADeviceRunsTheFirstEntryThatIsEnabledAndCoversIt) {
 TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
   AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const DeviceProperties hopper{90, 132};
-  EXPECT_EQ(ChooseKernel(hopper, shape).columns, 8);
+  EXPECT_EQ(ChooseKernel(hopper, shape).tile_rows, 8);
   EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 1);
   shape.sequences = 128;
   EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 2);
   shape.max_rows = 8;
   EXPECT_EQ(ChooseKernel(hopper, shape).kind, KernelKind::kWgmma);
-  EXPECT_EQ(ChooseKernel(hopper, shape).columns, 64);
+  EXPECT_EQ(ChooseKernel(hopper, shape).tile_rows, 64);
   EXPECT_EQ(ChooseKernel(hopper, shape, {.portable = true}).kind, KernelKind::kMma);
   EXPECT_EQ(ChooseKernel({89, 128}, shape).kind, KernelKind::kMma);
   // What a batch-invariant call runs on must not depend on the batch.
@@ -361,7 +360,7 @@ TEST(ChooseKernelTest, SixteenColumnsOfFp8InLongCalls) {
   };
   EXPECT_EQ(choose(256, 24 << 10).kind, KernelKind::kMma);
   EXPECT_EQ(choose(256, 32 << 10).kind, KernelKind::kWgmma);
-  EXPECT_EQ(choose(256, 32 << 10).columns, 32);
+  EXPECT_EQ(choose(256, 32 << 10).tile_rows, 32);
   EXPECT_EQ(choose(128, 128 << 10).kind, KernelKind::kMma);
   EXPECT_EQ(choose(128, 256 << 10).kind, KernelKind::kWgmma);
   EXPECT_EQ(choose(64, 1 << 20).kind, KernelKind::kMma);
@@ -393,11 +392,11 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_EQ(cluster_size(1, 4, 1, {.batch_invariant = true}), 1);
   const AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const KernelChoice choice = ChooseKernel(hopper, shape);
-  const PlanShape plan = PlanShapeFor(choice, shape, hopper);
+  const DecodePlanShape plan = DecodePlanShapeFor(choice, shape, hopper);
   EXPECT_EQ(plan.blocks, 15);
-  EXPECT_EQ(plan.share_groups, 8 * choice.share_groups);
-  EXPECT_EQ(plan.piece_cost, 8);  // 128 KB, of shares of 64
-  EXPECT_TRUE(plan.lone_pieces);
+  EXPECT_EQ(plan.share_strips, 8 * choice.share_strips);
+  EXPECT_EQ(plan.split_cost, 8);  // 128 KB, of shares of 64
+  EXPECT_TRUE(plan.lone_splits);
   EXPECT_TRUE(choice.begins_early);
   EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
 }
@@ -425,7 +424,7 @@ TEST(ChooseKernelTest, ClustersOfWideBlocks) {
 
 // What the products of wgmma_fp8_attention.cuh and the loads of mma_attention.cuh rest on.
 TEST(PageLayoutTest, KeysLieAsProductsTakeThem) {
-  for (int token = 0; token < kGroupTokens; ++token) {
+  for (int token = 0; token < kStripSlots; ++token) {
     const int row = KeyRow(token);
     EXPECT_EQ(token, row % 8 / 2 * 4 + row / 8 * 2 + row % 2);
     for (int chunk = 0; chunk < 4; ++chunk) {
@@ -443,8 +442,8 @@ TEST(PageLayoutTest, TheTailPanelLiesAsLanesTakeIt) {
   EXPECT_EQ(KeyStride(80, 2), 160);
   EXPECT_EQ(KeyStride(96, 1), 96);
   EXPECT_EQ(KeyStride(192, 1), 192);
-  constexpr size_t kTail = kGroupTokens * kKeyPanelBytes;  // behind one full panel
-  for (int token = 0; token < kGroupTokens; ++token) {
+  constexpr size_t kTail = kStripSlots * kKeyPanelBytes;  // behind one full panel
+  for (int token = 0; token < kStripSlots; ++token) {
     const int row = KeyRow(token);
     for (int byte = 0; byte < kKeyTailBytes; ++byte) {
       const int lane = row % 8 * 4 + byte / 8;
@@ -473,14 +472,14 @@ TEST(PageLayoutTest, IsAPermutationOfThePlane) {
   }
 }
 
-TEST(LateGroupsTest, HoldTheTokensWhereverTheyEnd) {
-  EXPECT_EQ(LateGroupsOf(0), 0);
+TEST(LateStripsTest, HoldTheTokensWhereverTheyEnd) {
+  EXPECT_EQ(LateStripsOf(0), 0);
   for (int32_t tokens = 1; tokens < 70; ++tokens) {
     int32_t most = 0;
-    for (int32_t end = tokens; end < tokens + kGroupTokens; ++end) {
-      most = std::max(most, (end - 1) / kGroupTokens - (end - tokens) / kGroupTokens + 1);
+    for (int32_t end = tokens; end < tokens + kStripSlots; ++end) {
+      most = std::max(most, (end - 1) / kStripSlots - (end - tokens) / kStripSlots + 1);
     }
-    EXPECT_EQ(LateGroupsOf(tokens), most) << tokens;
+    EXPECT_EQ(LateStripsOf(tokens), most) << tokens;
   }
 }
 

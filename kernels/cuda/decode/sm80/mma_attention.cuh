@@ -14,8 +14,8 @@
 // operand of K is 16 consecutive bytes of a token, and of V four consecutive tokens.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
 
@@ -25,14 +25,14 @@ namespace tributary::cuda {
 // launches ahead have ended, not for one: it gains more than the copies that come before it lose.
 inline constexpr int kLongItem = 7;
 
-template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnTiles, int kBlocks>
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kRowTiles, int kBlocks>
 struct MmaTraits {
   static constexpr DType kKv = kKvType;
   static constexpr DType kCompute = ComputeType(kKv);
   static constexpr int kKeyDim = kKeyDimension;
   static constexpr int kValueDim = kValueDimension;
-  static constexpr int kTiles = kColumnTiles;  // of 8 columns
-  static constexpr int kColumns = 8 * kTiles;
+  static constexpr int kTiles = kRowTiles;  // of 8 columns
+  static constexpr int kTileRows = 8 * kTiles;
   static constexpr int kElementBytes = int(SizeOf(kKv));
   static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
 
@@ -58,8 +58,8 @@ struct MmaTraits {
   static constexpr int kTilesPerVector = kDimTiles / kValueVectors;
   static_assert(kTilesPerVector * kValueVectors == kDimTiles && kValueDim % 16 == 0);
 
-  static constexpr size_t kKeyStripBytes = size_t(kGroupTokens) * kKeyBytes;
-  static constexpr size_t kValueStripBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
+  static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyBytes;
+  static constexpr size_t kValueStripBytes = size_t(kStripSlots) * kValueDim * kElementBytes;
   // Strips that a warp takes in a step: two where one is too little to keep memory busy.
   static constexpr int kGroups = kKeyStripBytes <= 1024 ? 2 : 1;
   static constexpr int kBlocksPerMultiprocessor = kBlocks;
@@ -72,16 +72,17 @@ struct MmaTraits {
                                 kBlocksPerMultiprocessor;
   static constexpr int kThreads = 32 * kWarps;
   // A reference is set so far below the logit that it follows, which saves adding the bias of
-  // columns.cuh to every weight; and so much may a logit exceed its reference.
+  // packed_rows.cuh to every weight; and so much may a logit exceed its reference.
   static constexpr float kBelow = kCompute == DType::kF16 ? kWeightBias : 0.0f;
   static constexpr float kLargest = kBelow + kHeadroom;
 
   struct Shared {
     uint4 q[kTiles][kSteps][32];  // operand B of K Q^T, as the lanes take it
     alignas(16) float o[kWarps][8][kPaddedValueDim + 4];  // one tile of columns at a time
-    alignas(16) float block_o[kColumns][kValueDim + 4];  // the block's, when its cluster has others
-    ColumnState<kColumns> columns;
-    WarpResults<kWarps, kColumns> warps;
+    alignas(
+        16) float block_o[kTileRows][kValueDim + 4];  // the block's, when its cluster has others
+    PackedRowState<kTileRows> columns;
+    WarpResults<kWarps, kTileRows> warps;
     WorkItem items[2];
     int is_last;
   };
@@ -131,7 +132,7 @@ class GroupCursor {
   __device__ bool Has(int i) const { return group_ + i * warps_ < end_; }
   // Whether the launch ahead may still be writing one of the groups.
   __device__ bool IsLate() const {
-    return group_ + (Traits::kGroups - 1) * warps_ + args_.late_groups >= end_;
+    return group_ + (Traits::kGroups - 1) * warps_ + args_.late_strips >= end_;
   }
 
   // The i-th group's K in the warp's page; V lies ValuesAfterKeys(i) bytes further.
@@ -220,13 +221,12 @@ __device__ __forceinline__ void LoadKeys(const std::byte* keys, KeyStrip<Traits>
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      k.panels[panel][half] =
-          LoadStreaming(at + (panel * kGroupTokens + half * 8) * kKeyPanelBytes);
+      k.panels[panel][half] = LoadStreaming(at + (panel * kStripSlots + half * 8) * kKeyPanelBytes);
     }
   }
   if constexpr (Traits::kHasTail) {
     k.tail =
-        LoadStreaming(keys + Traits::kPanels * kGroupTokens * kKeyPanelBytes + lane * kVectorBytes);
+        LoadStreaming(keys + Traits::kPanels * kStripSlots * kKeyPanelBytes + lane * kVectorBytes);
   }
 }
 
@@ -441,11 +441,11 @@ __device__ __forceinline__ void ScaleScores(const AttentionArgs& args,
 // Sets logits of keys outside their column's range, or behind the item's end, to -inf.
 template <typename Traits>
 __device__ __forceinline__ void MaskScores(const WorkItem& item,
-                                           const ColumnState<Traits::kColumns>& columns, int group,
-                                           float (&s)[Traits::kTiles][4]) {
+                                           const PackedRowState<Traits::kTileRows>& columns,
+                                           int group, float (&s)[Traits::kTiles][4]) {
   const int lane = threadIdx.x % 32;
-  const int first = group * kGroupTokens + TokenOfRow(lane / 4);
-  const bool missing = Traits::kGroups > 1 && group >= item.group_end;
+  const int first = group * kStripSlots + TokenOfRow(lane / 4);
+  const bool missing = Traits::kGroups > 1 && group >= item.strip_end;
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
@@ -465,7 +465,7 @@ __device__ __forceinline__ void MaskScores(const WorkItem& item,
 template <typename Traits>
 __device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int group,
                                                 uint4 (&v)[Traits::kValueVectors]) {
-  const uint32_t alive = AliveTokens(item, group * kGroupTokens + threadIdx.x % 4 * kQuadTokens);
+  const uint32_t alive = AliveTokens(item, group * kStripSlots + threadIdx.x % 4 * kQuadTokens);
 #pragma unroll
   for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v[i], alive);
 }
@@ -515,33 +515,33 @@ __device__ __forceinline__ void PublishSums(const Accumulator<Traits>& acc,
 template <typename Traits>
 __device__ __forceinline__ void StoreTile(const AttentionArgs& args, const WorkItem& item, int tile,
                                           bool of_cluster, typename Traits::Shared& shared) {
-  constexpr int kUnits = Traits::kValueDim / 4;  // of a column
+  constexpr int kUnits = Traits::kValueDim / 4;  // of a packed row
 #pragma unroll 1
   for (int i = threadIdx.x; i < 8 * kUnits; i += Traits::kThreads) {
-    const int column = tile * 8 + i / kUnits;
+    const int packed_row = tile * 8 + i / kUnits;
     const int d = i % kUnits * 4;
-    if (column >= item.column_count) continue;
+    if (packed_row >= item.packed_count) continue;
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int w = 0; w < Traits::kWarps; ++w) {
-      AddScaled(o, shared.warps.factor[w][column],
+      AddScaled(o, shared.warps.factor[w][packed_row],
                 *reinterpret_cast<const float4*>(&shared.o[w][i / kUnits][d]));
     }
     if (of_cluster) {
-      *reinterpret_cast<float4*>(&shared.block_o[column][d]) = o;
+      *reinterpret_cast<float4*>(&shared.block_o[packed_row][d]) = o;
     } else {
-      StoreColumn<Traits::kValueDim, Traits::kColumns>(args, item, column, d, o,
-                                                       shared.warps.lse2[column]);
+      StorePackedRow<Traits::kValueDim, Traits::kTileRows>(args, item, packed_row, d, o,
+                                                           shared.warps.lse2[packed_row]);
     }
   }
 }
 
 // Puts dimensions [8 * vector, 8 * vector + 8) of a column's query where the lanes will take them.
 template <typename Traits>
-__device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int column, int vector,
-                                           uint4 x) {
-  auto& q = shared.q[column / 8];
-  const int of_column = column % 8 * 4;
+__device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int packed_row,
+                                           int vector, uint4 x) {
+  auto& q = shared.q[packed_row / 8];
+  const int of_column = packed_row % 8 * 4;
   constexpr int kPanelVectors = Traits::kFullSteps * 4;  // of the full panels
   if constexpr (Traits::kHasTail) {
     const int in_tail = vector - kPanelVectors;
@@ -604,11 +604,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     load_keys();
     load_values();
   };
-  QueryStager<Traits::kKv, Traits::kKeyDim, Traits::kStagedDims, Traits::kColumns, Traits::kThreads>
+  QueryStager<Traits::kKv, Traits::kKeyDim, Traits::kStagedDims, Traits::kTileRows,
+              Traits::kThreads>
       queries;
   const auto stage_queries = [&] {
-    queries.Finish(args, shared.columns, [&](int column, int vector, uint4 x) {
-      StageQuery<Traits>(shared, column, vector, x);
+    queries.Finish(args, shared.columns, [&](int packed_row, int vector, uint4 x) {
+      StageQuery<Traits>(shared, packed_row, vector, x);
     });
   };
 
@@ -630,8 +631,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     }
   }
   queries.Prefetch(args, first);
-  if (args.late_groups == 0 || first.column_count == 0) WaitForLaunchesAhead();
-  if (first.column_count == 0) return;
+  if (args.late_strips == 0 || first.packed_count == 0) WaitForLaunchesAhead();
+  if (first.packed_count == 0) return;
   load_tokens();
   queries.Load(args, first);
   WaitForCopies();
@@ -654,8 +655,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     }
     Accumulator<Traits> acc;
     acc.Reset();
-    const int begin = item.group_begin + warp;
-    bool in_item = begin < item.group_end;
+    const int begin = item.strip_begin + warp;
+    bool in_item = begin < item.strip_end;
     // A warp that has nothing here has not asked for its part of the next item yet.
     if (!in_item && has_next) {
       next.Start(next_item);
@@ -674,9 +675,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       ScaleScores<Traits>(args, scale, s);
       const int last = group + (Traits::kGroups - 1) * warps;
       // There, and seen by every column.
-      const bool dense = group * kGroupTokens >= item.dense_begin &&
-                         (last + 1) * kGroupTokens <= item.dense_end &&
-                         (Traits::kGroups == 1 || last < item.group_end);
+      const bool dense = group * kStripSlots >= item.dense_begin &&
+                         (last + 1) * kStripSlots <= item.dense_end &&
+                         (Traits::kGroups == 1 || last < item.strip_end);
       if (!dense) {
 #pragma unroll
         for (int i = 0; i < Traits::kGroups; ++i) {
@@ -714,16 +715,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     if (of_cluster) {
       ArriveAtCluster(place);
       WaitForCluster(place);
-      MergeCluster<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
-          place, shared.block_o, shared.warps.lse2, [&](int column, int d, const ColumnPart& part) {
-            if (column >= item.column_count) return;
-            StoreColumn<Traits::kValueDim, Traits::kColumns>(args, item, column, d, part.o,
-                                                             part.lse2);
+      MergeCluster<Traits::kValueDim, Traits::kTileRows, Traits::kThreads>(
+          place, shared.block_o, shared.warps.lse2,
+          [&](int packed_row, int d, const PackedRowPart& part) {
+            if (packed_row >= item.packed_count) return;
+            StorePackedRow<Traits::kValueDim, Traits::kTileRows>(args, item, packed_row, d, part.o,
+                                                                 part.lse2);
           });
       ArriveAtCluster(place);
     }
-    if (item.partial_count > 1) {
-      MergeIfLast<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
+    if (item.split_count > 1) {
+      MergeIfLast<Traits::kValueDim, Traits::kTileRows, Traits::kThreads>(
           args, item, place, &shared.is_last, [] { SyncThreads<Traits::kThreads>(); });
     }
     WaitForCluster(place);  // the others have read block_o

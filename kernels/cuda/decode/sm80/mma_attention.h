@@ -12,11 +12,11 @@
 namespace tributary::cuda {
 
 // Launches, or says why it could not.
-template <DType kKv, int kKeyDim, int kValueDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
 cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
 
 // The warps of a block, each of which takes every so-many-th group of 16 tokens.
-template <DType kKv, int kKeyDim, int kValueDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
 int MmaWarps();
 
 }  // namespace tributary::cuda

@@ -5,16 +5,16 @@
 
 namespace tributary::cuda {
 
-template <DType kKv, int kKeyDim, int kValueDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
 cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  using Traits = MmaTraits<kKv, kKeyDim, kValueDim, kColumnTiles, kBlocksPerMultiprocessor>;
+  using Traits = MmaTraits<kKv, kKeyDim, kValueDim, kRowTiles, kBlocksPerMultiprocessor>;
   return LaunchGrid(MmaAttentionKernel<Traits>, args, grid, Traits::kThreads,
                     sizeof(typename Traits::Shared), stream);
 }
 
-template <DType kKv, int kKeyDim, int kValueDim, int kColumnTiles, int kBlocksPerMultiprocessor>
+template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
 int MmaWarps() {
-  return MmaTraits<kKv, kKeyDim, kValueDim, kColumnTiles, kBlocksPerMultiprocessor>::kWarps;
+  return MmaTraits<kKv, kKeyDim, kValueDim, kRowTiles, kBlocksPerMultiprocessor>::kWarps;
 }
 
 }  // namespace tributary::cuda

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/plan/work_item.h"
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -48,10 +48,10 @@ struct OutputRow {
 template <int kColumns>
 __device__ __forceinline__ OutputRow RowOfOutput(const AttentionArgs& args, const WorkItem& item,
                                                  int column) {
-  const bool whole = item.partial_count == 1;
-  if (column >= item.column_count) return {-1, whole};
+  const bool whole = item.split_count == 1;
+  if (column >= item.packed_count) return {-1, whole};
   return {whole ? static_cast<int>(OutputIndex(args, item, column))
-                : (item.partial_begin + item.partial_index) * kColumns + column,
+                : (item.partial_begin + item.split_index) * kColumns + column,
           whole};
 }
 __device__ __forceinline__ void StoreLse(const AttentionArgs& args, OutputRow row, float lse2) {

@@ -21,19 +21,19 @@ inline constexpr int kComputeWarpgroups = 2;            // a block's tiles are d
 struct TileRanges {
   int key_begin, key_end;
   int dense_begin, dense_end;
-  int group_end;
+  int strip_end;
 
   __device__ explicit TileRanges(const WorkItem& item)
       : key_begin(item.key_begin),
         key_end(item.key_end),
         dense_begin(item.dense_begin),
         dense_end(item.dense_end),
-        group_end(item.group_end) {}
+        strip_end(item.strip_end) {}
 
   // Whether every row of the block may see every slot of the tile that begins with this group.
   __device__ __forceinline__ bool Dense(int group) const {
-    const int first = group * kGroupTokens;
-    return first >= dense_begin && first + kTileGroups * kGroupTokens <= dense_end;
+    const int first = group * kStripSlots;
+    return first >= dense_begin && first + kTileGroups * kStripSlots <= dense_end;
   }
 };
 
@@ -45,7 +45,7 @@ struct SlotRange {
 // Whether these are all slots of the tile that begins with slot `first`.
 template <typename Range>
 __device__ __forceinline__ bool SeesTile(const Range& range, int first) {
-  return first >= range.key_begin && first + kTileGroups * kGroupTokens <= range.key_end;
+  return first >= range.key_begin && first + kTileGroups * kStripSlots <= range.key_end;
 }
 
 // The tiles of an item that fall to one warpgroup of a block: the cluster's blocks take tiles in
@@ -61,9 +61,9 @@ struct TileTurns {
 };
 
 // Whether any tile of an item's groups falls to this block of a cluster.
-__device__ __forceinline__ bool HasTiles(int group_begin, int group_end,
+__device__ __forceinline__ bool HasTiles(int strip_begin, int strip_end,
                                          const ClusterPlace& place) {
-  return group_begin + static_cast<int>(place.rank) * kTileGroups < group_end;
+  return strip_begin + static_cast<int>(place.rank) * kTileGroups < strip_end;
 }
 
 // Where the groups of K or of V of items lie: groups of K have kKeyStripBytes, those of V

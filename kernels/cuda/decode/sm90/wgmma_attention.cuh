@@ -18,8 +18,8 @@
 // says whether it holds.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
@@ -64,10 +64,10 @@ __device__ __forceinline__ void StoreOfCluster(const AttentionArgs& args, const 
   shared.published.Arrive(place, item_parity);
   shared.published.Wait(item_parity);
   MergeCluster<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
-      place, shared.o, shared.lse2, [&](int column, int d, const ColumnPart& part) {
+      place, shared.o, shared.lse2, [&](int column, int d, const PackedRowPart& part) {
         const int row = shared.target[column];
         if (row < 0) return;
-        const bool whole = item.partial_count == 1;
+        const bool whole = item.split_count == 1;
         float* const to = whole ? args.o : args.partial_o;
         StoreRelaxed(to + size_t(row) * Traits::kValueDim + d, part.o);
         if (d == 0) StoreLse(args, {row, whole}, part.lse2);
@@ -79,7 +79,7 @@ template <typename Traits>
 __device__ __forceinline__ void StoreOfBlock(const AttentionArgs& args, const WorkItem& item,
                                              const Warpgroup<Traits>& state,
                                              typename Traits::Shared& shared) {
-  float* const to = item.partial_count == 1 ? args.o : args.partial_o;
+  float* const to = item.split_count == 1 ? args.o : args.partial_o;
   ForEachOutput(state, [&](int column, int d, float2 x) {
     const int row = shared.target[column];
     if (row < 0) return;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     StageQueries<Traits>(args, item, queries, shared, static_cast<uint32_t>(item_parity));
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
-    AddTiles(state, item, item.group_begin + turns.first, turns.apart);
+    AddTiles(state, item, item.strip_begin + turns.first, turns.apart);
     WaitForCopies();
     Combine(state, item, of_cluster, meet);
     if (of_cluster) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     } else {
       StoreOfBlock<Traits>(args, item, state, shared);
     }
-    if (item.partial_count > 1) {
+    if (item.split_count > 1) {
       MergeIfLast<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(args, item, place,
                                                                          &shared.is_last, meet);
     }
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   // K or V of a ring to each of the four warps that copy.
   static_assert(2 * Traits::kWarpgroups == 4);
   TileCopier<Traits> copier(args, place, shared, __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0));
-  int4 copied_item = {};  // page_table, kv_head, group_begin, group_end
+  int4 copied_item = {};  // page_table, kv_head, strip_begin, strip_end
   int next_copied = -1;
   if (copies) {
     copied_item = __ldg(reinterpret_cast<const int4*>(args.items + index));
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   }
   __syncthreads();
   ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
-  if (shared.items[0].column_count == 0) return;
+  if (shared.items[0].packed_count == 0) return;
 
   if (copies) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));

@@ -9,7 +9,7 @@
 namespace tributary::cuda {
 
 // Groups of 16 tokens that a block of threads takes in one round.
-inline constexpr int kWgmmaShareGroups = 8;
+inline constexpr int kWgmmaShareStrips = 8;
 
 // Columns of the widest block: its accumulators fit the registers of two warpgroups.
 constexpr int32_t WidestWgmma(int32_t value_dim) { return value_dim > 128 ? 32 : 64; }

@@ -20,7 +20,7 @@
 // another but at the ends of an item.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
@@ -75,7 +75,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     if (threadIdx.x == 0) {
       shared.v_scale = ValueScale(args, item);
       Fp8Warpgroup<Traits>::ExpectOfCluster(shared, place);
-      if (item.partial_count > 1) CutJob(args, item, place).Begin();
+      if (item.split_count > 1) CutJob(args, item, place).Begin();
     }
     state.Begin();
     WaitForCopies();
@@ -86,19 +86,19 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     const bool has_next = item.next >= 0;
     if (has_next) CopyItem(args, item.next, &shared.items[item_parity ^ 1]);
     const bool adds_draft = warpgroup == 0 && has_draft;
-    if (HasTiles(item.group_begin, item.group_end, place)) {
-      state.AddTiles(item, item.group_begin + turns.first, turns.apart, adds_draft);
+    if (HasTiles(item.strip_begin, item.strip_end, place)) {
+      state.AddTiles(item, item.strip_begin + turns.first, turns.apart, adds_draft);
     } else if (adds_draft) {
       state.AddDraftBlock();
     }
     WaitForCopies();
     // (Looked at when it is here, after what comes now.)
     uint64_t job_state = 0;
-    if (!has_next && item.partial_count > 1) job_state = CutJob(args, item, place).State();
+    if (!has_next && item.split_count > 1) job_state = CutJob(args, item, place).State();
     state.Combine();
     StoreItem<Traits>(item, place, state, item_parity);
     if (!has_next) {
-      if (item.partial_count > 1) {
+      if (item.split_count > 1) {
         // (Keys have all been multiplied.)
         MergeTogether<Traits::kColumns, Traits::kThreads>(
             args, item, place, CutJob(args, item, place).AllBegun(job_state), shared.merge_notes,
@@ -106,7 +106,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
       }
       return;
     }
-    if (item.partial_count > 1) {
+    if (item.split_count > 1) {
       MergeIfLastToCome<Traits::kColumns, Traits::kThreads>(args, item, place, shared.merge_notes,
                                                             column_of);
     }
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   WaitForCopies();
   SyncBlock<Traits::kBlockThreads>();
   ArriveAtClusterRelaxed(place);
-  if (shared.items[0].column_count == 0) return;
+  if (shared.items[0].packed_count == 0) return;
   if (warpgroup == 2) {
     WaitForCluster(place);
     ValueWidener<Traits> widener(place, shared, warp);

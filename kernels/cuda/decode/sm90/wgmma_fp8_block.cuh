@@ -11,8 +11,8 @@
 #include <climits>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/draft_block.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
@@ -30,7 +30,7 @@ namespace tributary::cuda {
 __device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const WorkItem& item,
                                               const ClusterPlace& place) {
   const int head = item.kv_head - args.block.kv_head_begin;
-  return place.rank == 0 && item.partial_index == 0 && head >= 0 && head < args.block.kv_head_count;
+  return place.rank == 0 && item.split_index == 0 && head >= 0 && head < args.block.kv_head_count;
 }
 
 // Some of a block's tokens, as one warpgroup leaves them to another.
@@ -83,14 +83,14 @@ class Fp8DraftBlock {
         lane_(OpaqueLane()),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4) {
     const auto keys_of = [&](int column) {
-      column = min(column, item.column_count - 1);  // (nobody looks at what is beyond)
-      return args.block.keys[item.row_begin + RowOfColumn(args, item, column)];
+      column = min(column, item.packed_count - 1);  // (nobody looks at what is beyond)
+      return args.block.keys[item.row_begin + QueryRowOf(args, item, column)];
     };
     int begin = INT_MAX;
     int end = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      keys_[i] = keys_of(warp_ * kDraftColumns + lane_ / 4 + 8 * i);
+      keys_[i] = keys_of(warp_ * kDraftRows + lane_ / 4 + 8 * i);
       const RowKeys any = keys_of(lane_ + 32 * i);
       begin = min(begin, any.begin < any.end ? any.begin : INT_MAX);
       end = max(end, any.begin < any.end ? any.end : 0);
@@ -184,7 +184,7 @@ class Fp8DraftBlock {
   __device__ __forceinline__ void FindLogits(int first, int step) const {
     // Lane l gives the address of row l % 16 of the columns and chunk l / 16, and of row l % 8 of
     // the tokens, and eight further, and chunk l / 8 % 2.
-    const int column = warp_ * kDraftColumns + lane_ % 16;
+    const int column = warp_ * kDraftRows + lane_ % 16;
     const int token = step * kDraftTokens + lane_ / 16 * 8 + lane_ % 8;
     float s[2][4] = {}, odd[2][4] = {};  // (two sums: each product waits for the one before)
 #pragma unroll

@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -69,7 +69,7 @@ class PartSum {
       AddScaled(o_, weight, o[i]);
     }
   }
-  __device__ __forceinline__ ColumnPart Result() const {
+  __device__ __forceinline__ PackedRowPart Result() const {
     const float inverse = sum_ == 0.0f ? 0.0f : __fdividef(1.0f, sum_);
     return {make_float4(o_.x * inverse, o_.y * inverse, o_.z * inverse, o_.w * inverse),
             sum_ == 0.0f ? EmptyLse<float>() : max_ + __log2f(sum_)};
@@ -92,7 +92,7 @@ class ColumnMerger {
   ColumnMerger() = default;
   __device__ __forceinline__ ColumnMerger(const AttentionArgs& args, const WorkItem& item,
                                           int column)
-      : parts_(column < item.column_count ? item.partial_count : 0) {
+      : parts_(column < item.packed_count ? item.split_count : 0) {
     const size_t piece = static_cast<size_t>(item.partial_begin);
     from_lse2_ = args.partial_lse + piece * kColumns + column;
     from_o_ = args.partial_o + piece * PartialFragments::kFloats +
@@ -168,7 +168,7 @@ class ColumnMerger {
       sum.Add(mine ? __ldcg(from_lse2_ + part * kColumns) : EmptyLse<float>(), o);
     }
   }
-  __device__ __forceinline__ void Store(const ColumnPart& merged) const {
+  __device__ __forceinline__ void Store(const PackedRowPart& merged) const {
     if (parts_ == 0) return;
     StoreRelaxed(to_o_, make_float2(merged.o.x, merged.o.y));
     StoreRelaxed(to_o_ + 8, make_float2(merged.o.z, merged.o.w));
@@ -192,7 +192,7 @@ struct MergeNotes {
 };
 
 // The first of `columns` that fall to the index-th of `count` when they share them out evenly:
-// columns * index / count. (Exact: see RowOfColumn.)
+// columns * index / count. (Exact: see QueryRowOf.)
 __device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
   return static_cast<int>((static_cast<float>(columns * index) + 0.5f) *
                           __fdividef(1.0f, static_cast<float>(count)));
@@ -241,8 +241,8 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
   ColumnMerger<kColumns> merger;
   SyncThreads<kThreads>();
   if (warp < kMergers) {
-    i = ShareBegin(columns, item.partial_index, item.partial_count) + warp;
-    end = ShareBegin(columns, item.partial_index + 1, item.partial_count);
+    i = ShareBegin(columns, item.split_index, item.split_count) + warp;
+    end = ShareBegin(columns, item.split_index + 1, item.split_count);
     merger = ColumnMerger<kColumns>(args, item, column_of(min(i, columns - 1)));
     merger.Locate();
   } else if (speaks) {
@@ -268,7 +268,7 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
     }
     const int waited = job.Waited(state);
     if (speaks) job.Leave(waited);
-    if (waited == item.partial_count) {
+    if (waited == item.split_count) {
       if (!merges) return;
       merger.Finish(collected[warp]);
 #pragma unroll 1

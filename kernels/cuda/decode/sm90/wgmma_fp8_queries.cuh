@@ -2,7 +2,7 @@
 // pieces of e4m3.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -95,15 +95,15 @@ class PieceStager {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const int column = ColumnOf(i);
-      alive_[i] = column < item.column_count;
+      alive_[i] = column < item.packed_count;
       from_[i] =
           static_cast<const std::byte*>(args.q) +
           (OutputIndex(args, item, alive_[i] ? column : 0) * kVectors + threadIdx.x % kVectors) *
               kBytes;
     }
     const int column = threadIdx.x % Traits::kColumns;
-    keys_alive_ = column < item.column_count;
-    keys_ = args.keys + item.row_begin + RowOfColumn(args, item, keys_alive_ ? column : 0);
+    keys_alive_ = column < item.packed_count;
+    keys_ = args.keys + item.row_begin + QueryRowOf(args, item, keys_alive_ ? column : 0);
     scale_ = args.sm_scale * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
   }
   // Asks L2 for them.

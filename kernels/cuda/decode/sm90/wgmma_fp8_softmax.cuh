@@ -194,7 +194,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MaskScores(int group) {
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int slot = (group + j / 2) * kGroupTokens + lane_ % 4 * 4 + j % 2 * 2 + c;
+        const int slot = (group + j / 2) * kStripSlots + lane_ % 4 * 4 + j % 2 * 2 + c;
         if (slot < keys.begin || slot >= keys.end) s_[j * 4 + r * 2 + c] = -INFINITY;
       }
     }

@@ -2,7 +2,7 @@
 // the cache to shared memory, and widen V there.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
@@ -164,7 +164,7 @@ class ValueWidener {
         if (half_ == 0 && to_.stage == kDraftStage) draft.WaitUntilTaken(shared_);
       }
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
-                group * kGroupTokens, seen, lane);
+                group * kStripSlots, seen, lane);
       FenceSharedForWgmma();
       shared_.wide_full[half_][to_.stage].Arrive();
       shared_.values_empty[half_][from_.stage].Arrive();
@@ -192,7 +192,7 @@ class ValueWidener {
         uint4 x = from[quad];
         if (!whole) {
           KeepTokens<Traits::kKv>(
-              x, AliveTokens(seen, first + group * kGroupTokens + quad * kQuadTokens));
+              x, AliveTokens(seen, first + group * kStripSlots + quad * kQuadTokens));
         }
         words[quad][0] = x.x, words[quad][1] = x.y, words[quad][2] = x.z, words[quad][3] = x.w;
       }

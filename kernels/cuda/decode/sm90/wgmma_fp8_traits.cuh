@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/layout/page_layout.h"
@@ -23,8 +23,8 @@ struct WgmmaFp8Traits {
   static constexpr int kHeadDim = 128;
   static constexpr int kColumns = 64;
   static constexpr int kPieces = kQueryPieces;
-  static constexpr int kGroupBytes = kGroupTokens * kHeadDim;
-  static constexpr int kPanelBytes = kGroupTokens * kKeyPanelBytes;  // of a group
+  static constexpr int kGroupBytes = kStripSlots * kHeadDim;
+  static constexpr int kPanelBytes = kStripSlots * kKeyPanelBytes;  // of a group
   static constexpr int kPanels = kGroupBytes / kPanelBytes;
   static constexpr int kTileBytes = kTileGroups * kGroupBytes;
   // Groups of V lie this far apart in shared memory, so that lanes which read different groups read
@@ -73,7 +73,7 @@ struct WgmmaFp8Traits {
     float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
     float reference[kWarpgroups][kColumns];
     float sum[kWarpgroups][kColumns];  // of weights
-    ColumnState<kColumns> columns;
+    PackedRowState<kColumns> columns;
     WorkItem items[2];
     float v_scale;
     CopyBarrier keys_full[kWarpgroups][kKeyStages];

@@ -1,7 +1,7 @@
 // What a computing warpgroup does, for wgmma_fp8_attention.cuh.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
@@ -69,7 +69,7 @@ class Fp8Warpgroup {
 #pragma unroll
     for (int r = 0; r < 2; ++r) scale_[r] = shared_.columns.scale[column_ + 8 * r];
     const TileRanges ranges(item);
-    if (group < ranges.group_end) AddSomeTiles(ranges, group, apart, draft);
+    if (group < ranges.strip_end) AddSomeTiles(ranges, group, apart, draft);
   }
 
   // Adds a draft's block as the warps that widen find it.
@@ -148,7 +148,7 @@ class Fp8Warpgroup {
       if (raised_first) ScaleOutput(factors);
     }
     PackWeights();
-    for (group += apart; group < ranges.group_end; group += apart) {
+    for (group += apart; group < ranges.strip_end; group += apart) {
       WaitForKeys();
       FenceWeights();
       WgmmaFence();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_operands.cuh"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void FindFactors(Warpgroup<Traits>& wg, const WorkIte
     factors[c] = make_float2(sum.factors[0], sum.factors[1]);
     if (i == 0 && threadIdx.x < Traits::kColumns) {
       wg.shared.lse2[c] = sum.lse2;
-      if (!of_cluster) StoreLse(wg.args, {wg.shared.target[c], item.partial_count == 1}, sum.lse2);
+      if (!of_cluster) StoreLse(wg.args, {wg.shared.target[c], item.split_count == 1}, sum.lse2);
     }
   }
   __syncwarp();

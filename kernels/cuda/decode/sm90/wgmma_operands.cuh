@@ -2,7 +2,7 @@
 // registers, widened there, as operand A of warpgroup products.
 #pragma once
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
 #include "kernels/cuda/layout/page_layout.h"
@@ -97,20 +97,20 @@ __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
       keys + wg.lane / 4 * kKeyPanelBytes + KeyChunk(wg.lane / 4, wg.lane % 4) * kVectorBytes;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
-    const auto* low = reinterpret_cast<const uint4*>(at + panel * kGroupTokens * kKeyPanelBytes);
+    const auto* low = reinterpret_cast<const uint4*>(at + panel * kStripSlots * kKeyPanelBytes);
     wg.k[panel][0] = *low;
     wg.k[panel][1] = low[8 * kKeyPanelBytes / kVectorBytes];
   }
   if constexpr (Traits::kHasTail) {
     wg.tail = *reinterpret_cast<const uint4*>(
-        keys + Traits::kPanels * kGroupTokens * kKeyPanelBytes + wg.lane * kVectorBytes);
+        keys + Traits::kPanels * kStripSlots * kKeyPanelBytes + wg.lane * kVectorBytes);
   }
   LeaveStage(wg);
 }
 template <typename Traits>
 __device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRanges& item,
                                            int first_group) {
-  const int first = first_group * kGroupTokens;
+  const int first = first_group * kStripSlots;
   const bool whole = SeesTile(item, first);
   const std::byte* v = WaitForStage(wg);
 #pragma unroll
@@ -120,8 +120,7 @@ __device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRang
   if (!whole) {
 #pragma unroll
     for (int i = 0; i < kTileGroups; ++i) {
-      const uint32_t alive =
-          AliveTokens(item, first + i * kGroupTokens + wg.lane % 4 * kQuadTokens);
+      const uint32_t alive = AliveTokens(item, first + i * kStripSlots + wg.lane % 4 * kQuadTokens);
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
         KeepTokens<Traits::kKv>(wg.v[i][tile], alive);

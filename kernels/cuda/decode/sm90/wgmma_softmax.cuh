@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
@@ -54,7 +54,7 @@ __device__ __forceinline__ ColumnPair& PairOf(const Warpgroup<Traits>& wg, int t
 // The slot of this thread's row lane / 4 of a tile that begins at `group`.
 template <typename Traits>
 __device__ __forceinline__ int FirstSlot(const Warpgroup<Traits>& wg, int group) {
-  return (group + wg.warp) * kGroupTokens + TokenOfRow(wg.lane / 4);
+  return (group + wg.warp) * kStripSlots + TokenOfRow(wg.lane / 4);
 }
 // Whether the column of a tile's element i may see its slot.
 template <typename Traits>

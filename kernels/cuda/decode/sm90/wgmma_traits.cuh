@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/decode/columns.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
@@ -71,8 +71,8 @@ struct WgmmaShape {
   // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
   static constexpr int kValueWords = 2 * kElementBytes;
 
-  static constexpr size_t kKeyStripBytes = size_t(kGroupTokens) * kKeyRowBytes;
-  static constexpr size_t kValueStripBytes = size_t(kGroupTokens) * kValueDim * kElementBytes;
+  static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyRowBytes;
+  static constexpr size_t kValueStripBytes = size_t(kStripSlots) * kValueDim * kElementBytes;
   // A place in a ring takes a tile of K or of V.
   static constexpr int kTileBytes = kTileGroups * int(std::max(kKeyStripBytes, kValueStripBytes));
 
@@ -129,7 +129,7 @@ struct WgmmaFixedMemory {
   float of_warps[Shape::kWarps][kColumns];          // the warps' maxima, later their sums
   float lse2[kColumns];                             // of the block, in base 2
   int target[kColumns];                             // the row of O or of the workspace, -1 for none
-  ColumnState<kColumns> columns;
+  PackedRowState<kColumns> columns;
   WorkItem items[2];
   float v_scale;
   CopyBarrier weights_published[kWarpgroups];  // one arrival a thread

@@ -68,7 +68,7 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);  // the references
   WgmmaWait();
   FenceRegisters(wg.s);
-  bool more = group + apart < ranges.group_end;
+  bool more = group + apart < ranges.strip_end;
   ReadValues(wg, ranges, group);
   WidenValues(wg, values);
   if (Traits::kTogether) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
     FenceRegisters(values);
     if (!more) break;
     group += apart;
-    more = group + apart < ranges.group_end;
+    more = group + apart < ranges.strip_end;
     WgmmaFence();
     MultiplyValues(wg, values);
     if (!Traits::kTogether) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void AddTiles(Warpgroup<Traits>& wg, const WorkItem& 
   }
   BeginItem(wg);
   const TileRanges ranges(item);
-  if (group < ranges.group_end) AddSomeTiles(wg, ranges, group, apart);
+  if (group < ranges.strip_end) AddSomeTiles(wg, ranges, group, apart);
 }
 
 }  // namespace tributary::cuda

@@ -1,5 +1,9 @@
-// What all attention kernels do with a block of columns beside the keys: say which queries they
-// are, combine what warps found, and write the result or merge it with the job's other pieces.
+// What all decode kernels do with the packed rows of a query tile apart from attending: find the
+// queries they stand for, combine what the warps of a thread block computed, and write the result
+// or merge it with the job's other splits.
+//
+// A packed row is one query row of one of the query heads that share a KV head. The packed rows of
+// a sequence and KV head are numbered query row by query row, head by head.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,14 +30,15 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // weights 31 bits below the reference.
 inline constexpr float kHeadroom = 8.0f;
 inline constexpr float kWeightBias = 7.0f;
-// Of a column that has seen no key: below every logit, and finite, so that -inf minus it is -inf.
+// The reference of a packed row that has seen no key: it is below every logit, and finite, so that
+// -inf minus it is -inf.
 inline constexpr float kNoReference = -1e30f;
 
-// Row r of a tile of S^T is token 4 * (r / 2) + r % 2 of a group, row r + 8 the token two further:
-// so a thread of the second product holds four consecutive tokens.
+// Row r < 8 of a tile of S^T is slot 4 * (r / 2) + r % 2 of its strip, and row r + 8 is the slot
+// two further: so a thread of the second product holds four consecutive slots.
 __device__ __forceinline__ int TokenOfRow(int row) { return (row >> 1) * 4 + (row & 1); }
 
-// Which of four slots from `slot` on some row of the block may see, as bits.
+// Which of the four slots from `slot` on some row of the query tile may see: one bit per slot.
 template <typename Item>
 __device__ __forceinline__ uint32_t AliveTokens(const Item& item, int slot) {
   uint32_t alive = 0;
@@ -44,7 +49,8 @@ __device__ __forceinline__ uint32_t AliveTokens(const Item& item, int slot) {
   return alive;
 }
 
-// By the block's first threads: begins to copy an item to shared memory; WaitForCopies ends it.
+// The first threads of the thread block begin to copy an item to shared memory; WaitForCopies ends
+// that.
 __device__ __forceinline__ void CopyItem(const AttentionArgs& args, int index, WorkItem* to) {
   if (threadIdx.x < sizeof(WorkItem) / 16) {
     CopyAsync16(reinterpret_cast<uint4*>(to) + threadIdx.x,
@@ -52,13 +58,14 @@ __device__ __forceinline__ void CopyItem(const AttentionArgs& args, int index, W
   }
 }
 
-// A barrier of the block's first kThreads threads: those that compute.
+// A barrier of the kThreads threads of a thread block that compute.
 template <int kThreads>
 __device__ __forceinline__ void SyncThreads() {
   asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
 }
 
-// A barrier of all of a block's threads, or of so many, of which some only say that they have come.
+// A barrier of kThreads threads of a thread block. Those that call ArriveAtBlock do not wait for
+// it.
 template <int kThreads, int kBarrier = 0>
 __device__ __forceinline__ void SyncBlock() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
@@ -68,27 +75,29 @@ __device__ __forceinline__ void ArriveAtBlock() {
   asm volatile("bar.arrive %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
-// Per-column state in shared memory.
-template <int kColumns>
-struct ColumnState {
-  alignas(16) float scale[kColumns];  // from a raw product to the logit that enters the softmax
-                                      // (base 2), or the soft cap (base e)
-  alignas(16) RowKeys keys[kColumns];
+// What shared memory holds for each packed row of the query tile.
+template <int kTileRows>
+struct PackedRowState {
+  alignas(16) float scale[kTileRows];  // from a raw product to the logit that enters the softmax
+                                       // (base 2), or the soft cap (base e)
+  alignas(16) RowKeys keys[kTileRows];
 };
 
-// The query row of the item's sequence to which a column of its block belongs.
-__device__ __forceinline__ int RowOfColumn(const AttentionArgs& args, const WorkItem& item,
-                                           int column) {
+// The query row, counted from the first one of the item's sequence, that a packed row of the item's
+// query tile belongs to.
+__device__ __forceinline__ int QueryRowOf(const AttentionArgs& args, const WorkItem& item,
+                                          int packed_row) {
   // Exact: the half keeps the quotient as far from an integer as rounding can never bring it.
-  return static_cast<int>((static_cast<float>(item.column_begin + column) + 0.5f) *
-                          args.group_inverse);
+  return static_cast<int>((static_cast<float>(item.packed_begin + packed_row) + 0.5f) *
+                          args.inverse_gqa_ratio);
 }
 
-// Where a column of the item's block is in Q, O and LSE.
+// Where a packed row of the item's query tile is in Q, O and LSE: its index among [rows, q_heads].
 __device__ __forceinline__ size_t OutputIndex(const AttentionArgs& args, const WorkItem& item,
-                                              int column) {
-  const int row = RowOfColumn(args, item, column);
-  const int head = item.kv_head * args.group + item.column_begin + column - row * args.group;
+                                              int packed_row) {
+  const int row = QueryRowOf(args, item, packed_row);
+  const int head =
+      item.kv_head * args.gqa_ratio + item.packed_begin + packed_row - row * args.gqa_ratio;
   return size_t(item.row_begin + row) * args.q_heads + head;
 }
 
@@ -106,28 +115,28 @@ __device__ __forceinline__ float ValueScale(const AttentionArgs& args, const Wor
   return args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head];
 }
 
-// What the warps of a block found, each over its own keys, and what becomes of it.
-template <int kWarps, int kColumns>
+// What the warps of a thread block computed, each over its own keys, and how it is combined.
+template <int kWarps, int kTileRows>
 struct WarpResults {
-  float reference[kWarps][kColumns];
-  float sum[kWarps][kColumns];
-  // By these a warp's unnormalised output enters the block's.
-  float factor[kWarps][kColumns];
-  float lse2[kColumns];  // of the block, in base 2
+  float reference[kWarps][kTileRows];
+  float sum[kWarps][kTileRows];
+  float factor[kWarps][kTileRows];  // what a warp's unnormalised output is multiplied by
+  float lse2[kTileRows];            // LSE of all warps together, in base 2
 };
 
-// Fills factor and lse2; the caller synchronises before and after. Sixteen lanes take a column.
-template <int kWarps, int kColumns>
-__device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& results, float v_scale,
+// Fills factor and lse2; the caller synchronises before and after. Sixteen lanes take one packed
+// row.
+template <int kWarps, int kTileRows>
+__device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kTileRows>& results, float v_scale,
                                              float bias) {
   static_assert(kWarps <= 16);
   const int warp = threadIdx.x % 16;
 #pragma unroll 1
-  for (int begin = 0; begin < kColumns; begin += 2 * kWarps) {
-    const int column = begin + threadIdx.x / 16;
-    const bool alive = warp < kWarps && column < kColumns;
-    const float own = alive ? results.reference[warp][column] : kNoReference;
-    float sum = alive ? results.sum[warp][column] : 0.0f;
+  for (int begin = 0; begin < kTileRows; begin += 2 * kWarps) {
+    const int packed_row = begin + threadIdx.x / 16;
+    const bool alive = warp < kWarps && packed_row < kTileRows;
+    const float own = alive ? results.reference[warp][packed_row] : kNoReference;
+    float sum = alive ? results.sum[warp][packed_row] : 0.0f;
     float reference = own;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) {
@@ -137,30 +146,31 @@ __device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kColumns>& resu
     sum *= factor;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    if (alive) results.factor[warp][column] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
+    if (alive) results.factor[warp][packed_row] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
     if (alive && warp == 0) {
-      results.lse2[column] = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
+      results.lse2[packed_row] = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
     }
   }
 }
 
-// Four neighbouring dimensions of a column of the result and, once a column, its LSE in base 2. A
-// kernel beside this one may look at them before this one has ended, each word when it is there.
+// Writes four neighbouring dimensions of a row of the result and, for d = 0, its LSE (given in base
+// 2). A kernel that runs beside this one may poll these words before this one has ended, so every
+// word is written once and whole.
 __device__ __forceinline__ void StoreResult(const AttentionArgs& args, size_t at, int value_dim,
                                             int d, float4 o, float lse2) {
   StoreRelaxed(args.o + at * value_dim + d, o);
   if (d == 0) StoreRelaxed(args.lse + at, lse2 * kLn2);
 }
 
-// Writes four neighbouring dimensions of a column's normalised output and, once a column, its LSE
-// in base 2; to the result, or to the workspace when the job was cut.
-template <int kValueDim, int kColumns>
-__device__ __forceinline__ void StoreColumn(const AttentionArgs& args, const WorkItem& item,
-                                            int column, int d, float4 o, float lse2) {
-  if (item.partial_count == 1) {
-    StoreResult(args, OutputIndex(args, item, column), kValueDim, d, o, lse2);
+// Writes four neighbouring dimensions of a packed row's normalised output and, for d = 0, its LSE
+// in base 2: to the result, or to the workspace if the job was split.
+template <int kValueDim, int kTileRows>
+__device__ __forceinline__ void StorePackedRow(const AttentionArgs& args, const WorkItem& item,
+                                               int packed_row, int d, float4 o, float lse2) {
+  if (item.split_count == 1) {
+    StoreResult(args, OutputIndex(args, item, packed_row), kValueDim, d, o, lse2);
   } else {
-    const size_t at = size_t(item.partial_begin + item.partial_index) * kColumns + column;
+    const size_t at = size_t(item.partial_begin + item.split_index) * kTileRows + packed_row;
     __stcg(reinterpret_cast<float4*>(args.partial_o + at * kValueDim + d), o);
     if (d == 0) __stcg(args.partial_lse + at, lse2);
   }
@@ -173,8 +183,8 @@ __device__ __forceinline__ void AddScaled(float4& sum, float factor, float4 x) {
   sum.w += factor * x.w;
 }
 
-// Four dimensions of a column, and its LSE in base 2.
-struct ColumnPart {
+// Four dimensions of a packed row's output, and its LSE in base 2.
+struct PackedRowPart {
   float4 o;
   float lse2;
 };
@@ -183,7 +193,7 @@ struct ColumnPart {
 // unit u; kBatch of each are in flight.
 template <int kUnits, int kBatch, typename LoadLse, typename LoadO>
 __device__ __forceinline__ void MergeParts(int count, LoadLse load_lse, LoadO load_o,
-                                           ColumnPart (&merged)[kUnits]) {
+                                           PackedRowPart (&merged)[kUnits]) {
   float max[kUnits];
   float sum[kUnits];
 #pragma unroll
@@ -232,16 +242,17 @@ __device__ __forceinline__ void MergeParts(int count, LoadLse load_lse, LoadO lo
   }
 }
 
-// Merges what the blocks of a cluster found of an item: `o` and `lse2` (base 2) lie at the same
-// place in the shared memory of each. A block merges its share of the columns and
-// store(column, d, part) takes them.
-template <int kValueDim, int kColumns, int kThreads, typename Store>
+// Merges what the thread blocks of a cluster computed for one item. `o` and `lse2` (base 2) lie at
+// the same place in the shared memory of each block. Every block merges its share of the packed
+// rows and hands them to store(packed_row, d, part).
+template <int kValueDim, int kTileRows, int kThreads, typename Store>
 __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
                                              const float (*o)[kValueDim + 4], const float* lse2,
                                              Store store) {
-  constexpr int kUnits = kValueDim / 4;  // of a column
+  static_assert(kValueDim % 4 == 0);
+  constexpr int kUnits = kValueDim / 4;  // of a packed row
   const auto merge = [&]<int kSize>(std::integral_constant<int, kSize>) {
-    constexpr int kOfBlock = kColumns / kSize * kUnits;
+    constexpr int kOfBlock = kTileRows / kSize * kUnits;
     constexpr int kOfThread = (kOfBlock + kThreads - 1) / kThreads;
     // Whether every thread that goes on has a unit in every round.
     constexpr bool kFull = kOfBlock < kThreads || kOfBlock % kThreads == 0;
@@ -249,10 +260,10 @@ __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
       const int unit = u * kThreads + static_cast<int>(threadIdx.x);
       return kFull ? unit : min(unit, kOfBlock - 1);
     };
-    const auto column_of = [&](int u) {
-      return static_cast<int>(place.rank) * (kColumns / kSize) + unit_of(u) / kUnits;
+    const auto packed_row_of = [&](int u) {
+      return static_cast<int>(place.rank) * (kTileRows / kSize) + unit_of(u) / kUnits;
     };
-    // The same in every round where a round is a number of whole columns.
+    // It is the same in every round if a round takes whole packed rows.
     [[maybe_unused]] const int own_dim = threadIdx.x % kUnits * 4;
     const auto dim_of = [&](int u) {
       if constexpr (kThreads % kUnits == 0) {
@@ -262,15 +273,18 @@ __device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
       }
     };
     if (kOfBlock < kThreads && threadIdx.x >= kOfBlock) return;
-    ColumnPart merged[kOfThread];
+    PackedRowPart merged[kOfThread];
     MergeParts<kOfThread, kSize>(
-        kSize, [&](int u, int i) { return LoadFloatIn(SharedAddressIn(lse2 + column_of(u), i)); },
-        [&](int u, int i) { return LoadFloat4In(SharedAddressIn(&o[column_of(u)][dim_of(u)], i)); },
+        kSize,
+        [&](int u, int i) { return LoadFloatIn(SharedAddressIn(lse2 + packed_row_of(u), i)); },
+        [&](int u, int i) {
+          return LoadFloat4In(SharedAddressIn(&o[packed_row_of(u)][dim_of(u)], i));
+        },
         merged);
 #pragma unroll
     for (int u = 0; u < kOfThread; ++u) {
       if (!kFull && u * kThreads + static_cast<int>(threadIdx.x) >= kOfBlock) continue;
-      store(column_of(u), dim_of(u), merged[u]);
+      store(packed_row_of(u), dim_of(u), merged[u]);
     }
   };
   if (place.size == 2) merge(std::integral_constant<int, 2>{});

@@ -1,9 +1,8 @@
-#include "kernels/cuda/decode/attention.h"
-
 #include <algorithm>
 #include <bit>
 
 #include "kernels/cuda/architectures.h"
+#include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/sm80/mma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
@@ -31,10 +30,10 @@ int32_t Clusters(const DeviceProperties& device, int32_t size) {
 constexpr int64_t kPieceBytes = 128 * 1024;
 constexpr int64_t kPieceBytesOfTwo = 80 * 1024;
 
-// The same as PlanShape has it.
+// The same as DecodePlanShape has it.
 int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
   const int64_t share_bytes =
-      BytesPerTokenOfHead(shape.geometry) * kGroupTokens * choice.share_groups;
+      BytesPerTokenOfHead(shape.geometry) * kStripSlots * choice.share_strips;
   const int64_t bytes = choice.blocks_per_multiprocessor == 2 ? kPieceBytesOfTwo : kPieceBytes;
   return static_cast<int32_t>((bytes << kShareBits) / share_bytes);
 }
@@ -42,7 +41,7 @@ int32_t PieceCost(const KernelChoice& choice, const AttentionShape& shape) {
 // Calls f.operator()<tiles, blocks per multiprocessor>() for the choice.
 template <typename F>
 auto DispatchMma(const KernelChoice& choice, F f) {
-  if (choice.columns == 8) {
+  if (choice.tile_rows == 8) {
     return choice.blocks_per_multiprocessor == 1 ? f.template operator()<1, 1>()
                                                  : f.template operator()<1, 2>();
   }
@@ -50,7 +49,7 @@ auto DispatchMma(const KernelChoice& choice, F f) {
                                                : f.template operator()<2, 2>();
 }
 
-int32_t MmaShareGroups(const AttentionShape& shape, const KernelChoice& choice) {
+int32_t MmaShareStrips(const AttentionShape& shape, const KernelChoice& choice) {
   int32_t warps = 1;
   const KvGeometry& g = shape.geometry;
   const Status status = DispatchKvType(g.dtype, [&](auto kv) {
@@ -99,7 +98,7 @@ int32_t WidestMmaOnHopper(const DeviceProperties& device, const AttentionShape& 
 }
 
 // Slots of a sequence of which a block's warpgroups have four tiles each.
-constexpr int64_t kFewTiles = 4 * 16 * int64_t{kWgmmaShareGroups};
+constexpr int64_t kFewTiles = 4 * 16 * int64_t{kWgmmaShareStrips};
 
 // Whether a cluster to each job leaves so little to a block that cutting jobs would not be worth
 // the merging.
@@ -109,8 +108,8 @@ bool OneClusterAJob(const AttentionShape& shape, int32_t size) {
 
 // Whether the kernel of 64 columns is wgmma_fp8_attention.cuh's, for queries in bf16.
 bool IsWideFp8(const KernelChoice& choice, const AttentionShape& shape) {
-  return choice.kind == KernelKind::kWgmma && choice.columns == 64 && IsFp8(shape.geometry.dtype) &&
-         HasKernel<&HeadDims::decode_sm90_fp8>(shape.geometry);
+  return choice.kind == KernelKind::kWgmma && choice.tile_rows == 64 &&
+         IsFp8(shape.geometry.dtype) && HasKernel<&HeadDims::decode_sm90_fp8>(shape.geometry);
 }
 
 // Its blocks collect the pieces of a job as these come, so that there may be many: a pair only
@@ -131,7 +130,7 @@ int32_t ClusterSizeOfWideFp8(const DeviceProperties& device, const AttentionShap
 int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
                     const KernelChoice& choice, int32_t columns) {
   const int64_t jobs = int64_t{shape.sequences} * shape.geometry.kv_heads *
-                       ((columns + choice.columns - 1) / choice.columns);
+                       ((columns + choice.tile_rows - 1) / choice.tile_rows);
   if (IsWideFp8(choice, shape)) return ClusterSizeOfWideFp8(device, shape, jobs);
   const bool wide = choice.kind == KernelKind::kWgmma;
   for (int32_t size = IsLong(device, shape) ? 2 : kMaxClusterSize; size > 1; size /= 2) {
@@ -161,7 +160,7 @@ cudaError_t Run(const KernelChoice& choice, const AttentionShape& shape, const A
     }
   }
   if constexpr (HasKernel<&HeadDims::decode_sm90>(kKeyDim, kValueDim)) {
-    if (choice.columns == 32) {
+    if (choice.tile_rows == 32) {
       return RunWgmmaAttention<kKv, kKeyDim, kValueDim, 32>(args, grid, stream);
     }
     if constexpr (WidestWgmma(kValueDim) == 64) {
@@ -190,7 +189,7 @@ Status QueryDevice(int device, DeviceProperties* properties) {
 
 std::string ToString(const KernelChoice& choice) {
   return std::string(choice.kind == KernelKind::kMma ? "mma, " : "wgmma, ") +
-         std::to_string(choice.columns) + " columns" +
+         std::to_string(choice.tile_rows) + " columns" +
          (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "") +
          (choice.cluster_size > 1 ? ", clusters of " + std::to_string(choice.cluster_size) : "") +
          (choice.fp8_queries ? ", fp8 queries" : "");
@@ -207,14 +206,14 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   choice.begins_early = can.early_launch && options.begins_early;
   if (wgmma && columns > WidestMmaOnHopper(device, shape, options)) {
     choice.kind = KernelKind::kWgmma;
-    choice.columns = columns <= 32 ? 32 : WidestWgmma(shape.geometry.value_dim);
-    choice.share_groups = kWgmmaShareGroups;
+    choice.tile_rows = columns <= 32 ? 32 : WidestWgmma(shape.geometry.value_dim);
+    choice.share_strips = kWgmmaShareStrips;
   } else {
-    choice.columns = columns <= 8 ? 8 : kWidestMma;
+    choice.tile_rows = columns <= 8 ? 8 : kWidestMma;
     // The shape of a block decides in which order a row's keys are added up.
     choice.blocks_per_multiprocessor =
         options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, columns);
-    choice.share_groups = MmaShareGroups(shape, choice);
+    choice.share_strips = MmaShareStrips(shape, choice);
   }
   if (can.clusters && !options.batch_invariant && choice.blocks_per_multiprocessor == 1) {
     choice.cluster_size = ClusterSize(device, shape, choice, columns);
@@ -222,17 +221,17 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   return choice;
 }
 
-PlanShape PlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
-                       const DeviceProperties& device) {
-  PlanShape plan;
-  plan.group = shape.q_heads / shape.geometry.kv_heads;
+DecodePlanShape DecodePlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
+                                   const DeviceProperties& device) {
+  DecodePlanShape plan;
+  plan.gqa_ratio = shape.q_heads / shape.geometry.kv_heads;
   plan.kv_heads = shape.geometry.kv_heads;
-  plan.columns_per_block = choice.columns;
-  plan.share_groups = choice.share_groups * choice.cluster_size;
+  plan.tile_rows = choice.tile_rows;
+  plan.share_strips = choice.share_strips * choice.cluster_size;
   plan.blocks = Clusters(device, choice.cluster_size) * choice.blocks_per_multiprocessor;
   plan.cluster_size = choice.cluster_size;
-  plan.piece_cost = PieceCost(choice, shape);
-  plan.lone_pieces = choice.kind == KernelKind::kWgmma || choice.cluster_size > 1;
+  plan.split_cost = PieceCost(choice, shape);
+  plan.lone_splits = choice.kind == KernelKind::kWgmma || choice.cluster_size > 1;
   plan.batch_invariant = choice.batch_invariant;
   return plan;
 }
@@ -269,8 +268,8 @@ Status Validate(const AttentionShape& shape, const KernelOptions& options) {
   return Status::Ok();
 }
 
-int32_t LateGroupsOf(int32_t tokens) {
-  return tokens <= 0 ? 0 : (tokens + kGroupTokens - 2) / kGroupTokens + 1;
+int32_t LateStripsOf(int32_t tokens) {
+  return tokens <= 0 ? 0 : (tokens + kStripSlots - 2) / kStripSlots + 1;
 }
 
 bool MayAttendBlock(const KernelChoice& choice, const AttentionShape& shape, DType q,
@@ -292,8 +291,8 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   }
   AttentionArgs complete = args;
   complete.fp8_queries = choice.fp8_queries;
-  complete.group = args.q_heads / args.kv_heads;
-  complete.group_inverse = 1.0f / static_cast<float>(complete.group);
+  complete.gqa_ratio = args.q_heads / args.kv_heads;
+  complete.inverse_gqa_ratio = 1.0f / static_cast<float>(complete.gqa_ratio);
   const KvGeometry& g = shape.geometry;
   return DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::decode_sm80>(
