@@ -413,8 +413,7 @@ bool CudaOperations::ContextTakesBlock(const PassLaunch& launch) const {
   const bool applies_sinks = alone() && layer_.sinks != nullptr;
   return is_draft() && !launch.many_rows && !applies_sinks && heads.begin % group == 0 &&
          heads.count % group == 0 &&
-         cuda::MayAttendBlock(launch.few.choice, launch.few.shape, step_.q.dtype, step_.k.dtype,
-                              layer_.soft_cap);
+         cuda::MayAttendBlock(launch.few.choice, step_.q.dtype, step_.k.dtype, layer_.soft_cap);
 }
 
 cuda::BlockPart CudaOperations::BlockOf(const RowPass& pass) const {

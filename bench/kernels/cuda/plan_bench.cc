@@ -19,7 +19,7 @@ struct Case {
   const char* name;
   int32_t sequences;
   int32_t rows;
-  int32_t columns;  // a block of columns
+  int32_t tile_rows;  // packed rows of a query tile
   int32_t share_strips;
   int32_t blocks;
   bool even;  // all lengths alike
@@ -29,11 +29,11 @@ void Run(const Case& c, int repeats) {
   DecodePlanShape shape;
   shape.gqa_ratio = 8;
   shape.kv_heads = 4;
-  shape.tile_rows = c.columns;
+  shape.tile_rows = c.tile_rows;
   shape.share_strips = c.share_strips;
   shape.blocks = c.blocks;
   shape.split_cost = 10;
-  shape.lone_splits = c.columns == 64;
+  shape.lone_splits = c.tile_rows == 64;
   std::mt19937 random(5);
   std::lognormal_distribution<double> lengths(8.0, 1.0);
   std::vector<PlanEntry> entries;
@@ -61,7 +61,7 @@ void Run(const Case& c, int repeats) {
 
 int Main(int argc, char** argv) {
   const int repeats = argc > 1 ? std::max(1, std::atoi(argv[1])) : 2000;
-  std::printf("%-44s %8s %8s %8s\n", "plan, 4 kv heads", "us", "p99 us", "items");
+  std::printf("%-44s %8s %8s %8s\n", "plan, 4 KV heads", "us", "p99 us", "items");
   for (const Case& c : {
            Case{"1 sequence", 1, 1, 8, 16, 132, false},
            Case{"32 sequences", 32, 1, 8, 16, 132, false},

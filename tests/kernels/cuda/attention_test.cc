@@ -294,7 +294,7 @@ class Call {
     args.arrivals = d.arrivals.data();
     args.late_strips = late_strips;
     if (case_.draft) {
-      EXPECT_TRUE(MayAttendBlock(d.choice, d.shape, case_.q, DType::kBf16, case_.soft_cap));
+      EXPECT_TRUE(MayAttendBlock(d.choice, case_.q, DType::kBf16, case_.soft_cap));
       args.block = {d.block_keys.data(), d.block_k.data(), d.block_v.data(), 0, case_.kv_heads};
     }
     return LaunchAttention(d.choice, d.shape, args, d.plan_shape.blocks, stream);
@@ -657,9 +657,9 @@ TEST(AttentionTest, LogitsThatStayLarge) {
   }
 }
 
-// Jobs of 16, 26, 66 and 132 pieces: as many as a block collects while it waits, as are known one
-// by one, and more.
-TEST(AttentionTest, JobsOfManyPieces) {
+// Jobs of 16, 26, 66 and 132 splits: as many as a thread block collects while it waits, as are
+// known one by one, and more.
+TEST(AttentionTest, JobsOfManySplits) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const int32_t kv_heads : {8, 5, 2, 1}) {
     Case c;
@@ -669,7 +669,7 @@ TEST(AttentionTest, JobsOfManyPieces) {
     c.blocks = 132;
     c.sequences = {{20000, 16, -1, false}};
     ExpectMatchesReference(c);
-    c.sequences = {{20000, 13, -1, false}};  // 52 columns of 64
+    c.sequences = {{20000, 13, -1, false}};  // 52 packed rows of a tile of 64
     ExpectMatchesReference(c);
   }
 }
@@ -687,8 +687,9 @@ TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
   }
 }
 
-// Few enough blocks make them long: on sm_90 a kernel of 32 columns then takes them.
-TEST(AttentionTest, SixteenColumnsOfFp8InLongCalls) {
+// Few enough thread blocks make them long: on sm_90 a kernel with query tiles of 32 then takes
+// them.
+TEST(AttentionTest, SixteenPackedRowsOfFp8InLongCalls) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   DeviceProperties device;
   ASSERT_TRUE(QueryDevice(0, &device).ok());
@@ -926,7 +927,7 @@ TEST(AttentionTest, FewBlocksOfEveryKernel) {
 TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
   const AttentionShape shape{SquareGeometry(2, 128, DType::kBf16), 8, 16, 16};
   const KernelChoice choice = ChooseKernel({90, 132}, shape);
-  EXPECT_FALSE(MayAttendBlock(choice, shape, DType::kBf16, DType::kBf16, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(choice, DType::kBf16, DType::kBf16, 0.0f));
   const int block = 0;
   AttentionArgs args;
   args.q_heads = 8;
@@ -939,11 +940,11 @@ TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
   AttentionShape fp8 = shape;
   fp8.geometry.dtype = DType::kFp8E4M3;
   const KernelChoice wide = ChooseKernel({90, 132}, fp8);
-  EXPECT_TRUE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kBf16, 0.0f));
-  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kF16, DType::kBf16, 0.0f));
-  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kF32, 0.0f));
-  EXPECT_FALSE(MayAttendBlock(wide, fp8, DType::kBf16, DType::kBf16, 30.0f));
-  EXPECT_FALSE(MayAttendBlock(ChooseKernel({80, 108}, fp8), fp8, DType::kBf16, DType::kBf16, 0.0f));
+  EXPECT_TRUE(MayAttendBlock(wide, DType::kBf16, DType::kBf16, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, DType::kF16, DType::kBf16, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, DType::kBf16, DType::kF32, 0.0f));
+  EXPECT_FALSE(MayAttendBlock(wide, DType::kBf16, DType::kBf16, 30.0f));
+  EXPECT_FALSE(MayAttendBlock(ChooseKernel({80, 108}, fp8), DType::kBf16, DType::kBf16, 0.0f));
 }
 
 TEST(AttentionTest, BatchInvariantResultsDoNotDependOnTheBatch) {

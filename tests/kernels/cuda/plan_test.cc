@@ -12,6 +12,7 @@
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/layout/page_layout.h"
+#include "kernels/head_dims.h"
 
 namespace tributary::cuda {
 namespace {
@@ -318,7 +319,7 @@ TEST(ArchitecturesTest, ADeviceRunsTheFirstEntryThatIsEnabledAndCoversIt) {
   }
 }
 
-TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
+TEST(ChooseKernelTest, ByPackedRowsAndArchitecture) {
   AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const DeviceProperties hopper{90, 132};
   EXPECT_EQ(ChooseKernel(hopper, shape).tile_rows, 8);
@@ -326,7 +327,7 @@ TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
   shape.sequences = 128;
   EXPECT_EQ(ChooseKernel(hopper, shape).blocks_per_multiprocessor, 2);
   shape.max_rows = 8;
-  EXPECT_EQ(ChooseKernel(hopper, shape).kind, KernelKind::kWgmma);
+  EXPECT_EQ(ChooseKernel(hopper, shape).kind, KernelKind::kWgmmaFp8);
   EXPECT_EQ(ChooseKernel(hopper, shape).tile_rows, 64);
   EXPECT_EQ(ChooseKernel(hopper, shape, {.portable = true}).kind, KernelKind::kMma);
   EXPECT_EQ(ChooseKernel({89, 128}, shape).kind, KernelKind::kMma);
@@ -339,7 +340,7 @@ TEST(ChooseKernelTest, ByColumnsAndArchitecture) {
             blocks);
 }
 
-TEST(ChooseKernelTest, SixteenColumnsWhereTheyLeaveEnoughWarps) {
+TEST(ChooseKernelTest, SixteenPackedRowsWhereTheyLeaveEnoughWarps) {
   const DeviceProperties hopper{90, 132};
   const auto kind = [&](DType kv, int32_t head_dim, KernelOptions options = {}) {
     return ChooseKernel(hopper, {SquareGeometry(4, head_dim, kv), 64, 16}, options).kind;
@@ -350,7 +351,49 @@ TEST(ChooseKernelTest, SixteenColumnsWhereTheyLeaveEnoughWarps) {
   EXPECT_EQ(kind(DType::kBf16, 256, {.portable = true}), KernelKind::kMma);
 }
 
-TEST(ChooseKernelTest, SixteenColumnsOfFp8InLongCalls) {
+// Queries that kWgmmaFp8 does not take go to kWgmma, which runs the same plans.
+TEST(ChooseKernelTest, ALaunchTakesTheKernelThatItsQueriesAllow) {
+  const DeviceProperties hopper{90, 132};
+  const AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 16};
+  const KernelChoice fp8 = ChooseKernel(hopper, shape);
+  EXPECT_EQ(LaunchedKind(fp8, DType::kBf16, 0.0f), KernelKind::kWgmmaFp8);
+  EXPECT_EQ(LaunchedKind(fp8, DType::kF16, 0.0f), KernelKind::kWgmma);
+  EXPECT_EQ(LaunchedKind(fp8, DType::kBf16, 30.0f), KernelKind::kWgmma);
+  const KernelChoice portable = ChooseKernel(hopper, shape, {.portable = true});
+  EXPECT_EQ(LaunchedKind(portable, DType::kBf16, 0.0f), KernelKind::kMma);
+}
+
+// Whatever the table says, a row that mma_attention has is served, with any number of packed rows,
+// by a kernel that is instantiated for it.
+TEST(ChooseKernelTest, EveryRowOfTheTableHasAKernel) {
+  const DeviceProperties hopper{90, 132, {66, 30, 15}};
+  for (const HeadDims& dims : kHeadDims) {
+    if (!dims.decode_sm80) continue;
+    for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+      for (const int32_t rows : {1, 2, 4, 16, 100}) {
+        const KvGeometry geometry{
+            .kv_heads = 2, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = kv};
+        const AttentionShape shape{geometry, 16, 16, rows};
+        ASSERT_TRUE(Validate(shape).ok());
+        const KernelChoice choice = ChooseKernel(hopper, shape);
+        const int32_t most = choice.kind == KernelKind::kMma ? 16 : 64;
+        EXPECT_LE(choice.tile_rows, most);
+        EXPECT_GT(choice.share_strips, 1);
+        if (choice.kind != KernelKind::kMma) {
+          EXPECT_TRUE(dims.decode_sm90);
+        }
+        EXPECT_EQ(choice.kind == KernelKind::kWgmmaFp8,
+                  rows > 4 && dims.decode_sm90_fp8 && IsFp8(kv));
+        // A plan of it covers all packed rows.
+        const DecodePlanShape plan = DecodePlanShapeFor(choice, shape, hopper);
+        EXPECT_EQ(plan.tile_rows, choice.tile_rows);
+        EXPECT_GT(plan.split_cost, 0);
+      }
+    }
+  }
+}
+
+TEST(ChooseKernelTest, SixteenPackedRowsOfFp8InLongCalls) {
   const DeviceProperties hopper{90, 132};
   const auto choose = [&](int32_t head_dim, int64_t total_keys, KernelOptions options = {},
                           int32_t rows = 2) {
@@ -401,7 +444,7 @@ TEST(ChooseKernelTest, ClustersForFewJobs) {
   EXPECT_FALSE(ChooseKernel({89, 128}, shape).begins_early);
 }
 
-TEST(ChooseKernelTest, ClustersOfWideBlocks) {
+TEST(ChooseKernelTest, ClustersOfWideTiles) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   const auto cluster_size = [&](DType kv, int32_t sequences, int64_t total_keys) {
     const AttentionShape shape{SquareGeometry(8, 128, kv), 32, 16, 16, sequences, total_keys};

@@ -1,7 +1,8 @@
-// Attention of 8 or 16 columns at a time; see mma_attention.cuh. sm_80 and later.
+// Attention of query tiles of 8 or 16 packed rows; see mma_attention.cuh. sm_80 and later.
 //
-// In two shapes: one block to a multiprocessor, which cuts long rows into fewer pieces, or two of
-// half the warps, of which one keeps memory busy while the other ends an item.
+// Each comes in two shapes: one thread block per multiprocessor, which splits long sequences into
+// fewer parts, or two of half as many warps, of which one keeps memory busy while the other ends an
+// item. mma_config.h has the shapes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,12 +12,8 @@
 
 namespace tributary::cuda {
 
-// Launches, or says why it could not.
+// Launches the kernel, or returns why it could not.
 template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
 cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
-
-// The warps of a block, each of which takes every so-many-th group of 16 tokens.
-template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
-int MmaWarps();
 
 }  // namespace tributary::cuda

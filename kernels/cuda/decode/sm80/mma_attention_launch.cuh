@@ -12,19 +12,13 @@ cudaError_t RunMmaAttention(const AttentionArgs& args, const Grid& grid, cudaStr
                     sizeof(typename Traits::Shared), stream);
 }
 
-template <DType kKv, int kKeyDim, int kValueDim, int kRowTiles, int kBlocksPerMultiprocessor>
-int MmaWarps() {
-  return MmaTraits<kKv, kKeyDim, kValueDim, kRowTiles, kBlocksPerMultiprocessor>::kWarps;
-}
-
 }  // namespace tributary::cuda
 
 #define TRIBUTARY_MMA_ATTENTION_SHAPE(kv, key_dim, value_dim, tiles, blocks)   \
   template cudaError_t RunMmaAttention<kv, key_dim, value_dim, tiles, blocks>( \
-      const AttentionArgs&, const Grid&, cudaStream_t);                        \
-  template int MmaWarps<kv, key_dim, value_dim, tiles, blocks>();
+      const AttentionArgs&, const Grid&, cudaStream_t);
 
-// One kv dtype and pair of head dims: both widths in both shapes.
+// One type of cache and one row of the table of head dims: both tile heights in both shapes.
 #define TRIBUTARY_MMA_ATTENTION(kv, key_dim, value_dim)       \
   namespace tributary::cuda {                                 \
   TRIBUTARY_MMA_ATTENTION_SHAPE(kv, key_dim, value_dim, 1, 1) \

@@ -11,10 +11,10 @@ namespace tributary::cuda {
 // Groups of 16 tokens that a block of threads takes in one round.
 inline constexpr int kWgmmaShareStrips = 8;
 
-// Columns of the widest block: its accumulators fit the registers of two warpgroups.
-constexpr int32_t WidestWgmma(int32_t value_dim) { return value_dim > 128 ? 32 : 64; }
+// The packed rows of the tallest query tile whose accumulators fit the registers of two warpgroups.
+constexpr int32_t WidestWgmmaTile(int32_t value_dim) { return value_dim > 128 ? 32 : 64; }
 
-// Launches, or says why it could not. kColumns is 32, or WidestWgmma(kValueDim).
+// Launches, or says why it could not. kColumns is 32, or WidestWgmmaTile(kValueDim).
 template <DType kKv, int kKeyDim, int kValueDim, int kColumns>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream);
 
