@@ -50,7 +50,7 @@ int32_t MmaShareStrips(const AttentionShape& shape, const KernelChoice& choice) 
   const Status status = DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::decode_sm80>(
         g.key_dim, g.value_dim, [&](auto key_dim, auto value_dim) {
-          warps = DispatchMmaShape(choice, []<int kRowTiles, int kBlocks>() {
+          warps = DispatchMmaShape(choice, [&]<int kRowTiles, int kBlocks>() {
             return MmaConfig<kv(), key_dim(), value_dim(), kRowTiles, kBlocks>::kWarps;
           });
           return Status::Ok();
