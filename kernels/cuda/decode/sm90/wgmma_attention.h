@@ -1,4 +1,4 @@
-// Attention of 16 to 64 columns at a time; see wgmma_attention.cuh. sm_90a only.
+// Attention of query tiles of 32 or 64 packed rows; see wgmma_attention.cuh. sm_90a only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace tributary::cuda {
 
-// Groups of 16 tokens that a block of threads takes in one round.
+// Strips that a thread block takes in one round.
 inline constexpr int kWgmmaShareStrips = 8;
 
 // The packed rows of the tallest query tile whose accumulators fit the registers of two warpgroups.

@@ -8,7 +8,7 @@ namespace tributary::cuda {
 template <DType kKv, int kKeyDim, int kValueDim, int kColumns>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
   using Traits = WgmmaTraits<kKv, kKeyDim, kValueDim, kColumns>;
-  static_assert(kColumns <= WidestWgmma(kValueDim));
+  static_assert(kColumns <= WidestWgmmaTile(kValueDim));
   static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareStrips);
   return LaunchGrid(WgmmaAttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);
