@@ -20,8 +20,8 @@
 // another but at the ends of an item.
 #pragma once
 
-#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
+#include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
