@@ -1,15 +1,13 @@
 // tributary-coordinator: settings, workers, servers, and an orderly end.
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <future>
 #include <memory>
-#include <thread>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_join.h"
+#include "base/process/shutdown_signals.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/listening.h"
 #include "base/telemetry/families.h"
@@ -32,36 +30,6 @@ namespace {
 
 constexpr int kBadSettings = 2;
 constexpr int kCannotServe = 1;
-
-// Waits for SIGTERM and SIGINT on a thread of its own: nothing that takes a lock may run in a
-// handler. Made before any other thread, so that all of them inherit the blocked signals.
-class Signals {
- public:
-  explicit Signals(std::shared_ptr<const telemetry::Logger> log) : log_(std::move(log)) {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    std::thread([this] { Run(); }).detach();  // lives as long as the process
-  }
-
-  void Wait() { asked_.get_future().wait(); }
-
- private:
-  void Run() {
-    int signal = 0;
-    sigwait(&set_, &signal);
-    log_->Info("draining", {{"signal", signal}});
-    asked_.set_value();
-    sigwait(&set_, &signal);
-    log_->Warning("leaving at once", {{"signal", signal}});
-    std::_Exit(128 + signal);
-  }
-
-  const std::shared_ptr<const telemetry::Logger> log_;
-  sigset_t set_;
-  std::promise<void> asked_;
-};
 
 // The servers, once they are there. The coordinator tells its readiness from threads of its own,
 // and may do so before.
@@ -177,7 +145,7 @@ std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
 
 // Starts metrics and workers, and serves until a signal asks for the end and calls are drained.
 int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Telemetry& observer,
-                    Coordinator& coordinator, Signals& signals, Server& server) {
+                    Coordinator& coordinator, std::future<void> asked, Server& server) {
   // It asks the coordinator, and ends before that does.
   const auto metrics = StartMetrics(config, observer, coordinator);
   if (!metrics.ok()) {
@@ -194,7 +162,7 @@ int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Te
                          {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
                          {"embedded_workers", config.embedded_workers},
                          {"workers", config.workers}});
-  signals.Wait();
+  asked.wait();
   const bool drained = server.Drain(std::chrono::steady_clock::now() + config.drain_timeout);
   if (!drained) log.Warning("calls were still in flight when the drain timeout passed");
   return 0;
@@ -203,8 +171,10 @@ int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Te
 int Serve(const Config& config) {
   const auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
   LogLibrariesTo(log);
-  // Never destroyed: its thread waits for signals to the very end.
-  auto* const signals = new Signals(log);
+  // Before all that has threads, and destroyed after it: a second signal ends even the stopping.
+  std::promise<void> asked;
+  ShutdownSignals signals;
+  signals.Start(log, [&asked] { asked.set_value(); });
 
   WorkerServer workers;
   std::unique_ptr<WorkerGroup> group =
@@ -235,7 +205,8 @@ int Serve(const Config& config) {
   }
   Server& server = **started;  // `stop` ends it
   published.Set(*std::move(started));
-  const int code = ServeUntilAsked(config, *log, *observer, coordinator, *signals, server);
+  const int code =
+      ServeUntilAsked(config, *log, *observer, coordinator, asked.get_future(), server);
   if (code == 0 && !config.trace_file.empty() && spans != nullptr) {
     const absl::Status written = spans->WriteTo(config.trace_file);
     if (!written.ok()) log->Warning("trace not written", {{"error", written.message()}});
