@@ -1,23 +1,23 @@
-// Attention of 64 columns at a time over a paged FP8 cache with head dim 128, on sm_90a.
+// Attention of 64 packed rows at a time over a paged FP8 cache with head dim 128, on sm_90a.
 //
-// The products are turned around against wgmma_attention.cuh: columns are rows of operand A, tokens
-// the columns of operand B, S = Q K^T and O += P V.
+// The products are turned around against wgmma_attention.cuh: packed rows are the rows of operand
+// A, slots the columns of operand B, S = Q K^T and O += P V.
 //
-// K is multiplied as it lies in the cache. Operand A of that product is the queries, each cut into
-// two e4m3 pieces whose sum is a bf16, in registers for as long as an item lasts. So K is neither
-// read by a thread nor widened. (Of queries that may be rounded to e4m3 there is one piece.)
+// K is multiplied as it lies in the cache: no thread reads or widens it. The queries are operand A
+// of that product. Each query is cut into two e4m3 pieces whose sum is a bf16, and the pieces stay
+// in registers for as long as an item lasts. Queries that may be rounded to e4m3 have one piece.
 //
 // P stays in registers: what a thread holds of S is what it needs of operand A of the second
-// product. V has to be f16 for that, and a warpgroup of its own widens it, from shared memory to
-// shared memory, in the order in which a row of S counts the tokens.
+// product. V has to be f16 for that. A warpgroup of its own widens V, from shared memory to shared
+// memory, in the order in which a row of S counts the slots.
 //
-// The tensor cores keep some 13 bits of a sum of FP8 products. Tiles in which that could be seen,
-// those with large logits, are multiplied once more, by mma.sync in f16 with fp32 sums.
+// The tensor cores keep some 13 bits of a sum of FP8 products. KV tiles in which that could be
+// seen, those with large logits, are multiplied once more, by mma.sync in f16 with fp32 sums.
 //
-// A draft's block is attended to beside its context (wgmma_fp8_block.cuh).
+// A draft block is attended to beside its context (wgmma_fp8_block.cuh).
 //
-// A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and none waits for
-// another but at the ends of an item.
+// A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and a computing warp
+// waits for another one only at the ends of an item.
 #pragma once
 
 #include "kernels/cuda/decode/cut_job.cuh"
@@ -63,7 +63,8 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
   const TileTurns turns(place, warpgroup);
   PieceStager<Traits> queries;
   queries.Locate(args, shared.items[0]);
-  // (A draft's block is waited for. Otherwise it is quicker to wait for the queries alone.)
+  // Queries are asked of L2 early only where a draft block waits for them: otherwise waiting for
+  // the queries alone is quicker.
   if (Traits::kDraftBlock && HasDraftBlock(args, shared.items[0], place)) queries.Prefetch();
   WaitForLaunchesAhead();
   queries.Ask(shared);
@@ -92,14 +93,14 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
       state.AddDraftBlock();
     }
     WaitForCopies();
-    // (Looked at when it is here, after what comes now.)
+    // The state is looked at further below, when it has come.
     uint64_t job_state = 0;
     if (!has_next && item.split_count > 1) job_state = CutJob(args, item, place).State();
     state.Combine();
     StoreItem<Traits>(item, place, state, item_parity);
     if (!has_next) {
       if (item.split_count > 1) {
-        // (Keys have all been multiplied.)
+        // All keys have been multiplied, so `collected` may take their place.
         MergeTogether<Traits::kColumns, Traits::kThreads>(
             args, item, place, CutJob(args, item, place).AllBegun(job_state), shared.merge_notes,
             shared.collected, column_of);
@@ -110,8 +111,8 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
       MergeIfLastToCome<Traits::kColumns, Traits::kThreads>(args, item, place, shared.merge_notes,
                                                             column_of);
     }
-    // The output gives way to queries. (A cluster's barrier would do alone, but behind this one the
-    // compiler takes a warp's lanes to be together; otherwise it spills.)
+    // The next queries take the output's place. The cluster's barrier alone would do, but behind
+    // this one the compiler takes a warp's lanes to be together; without it, it spills.
     SyncThreads<Traits::kThreads>();
     if (of_cluster) {
       shared.read.Arrive(place, item_parity);
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {
       if constexpr (Traits::kDraftBlock) {
-        // (The first is at hand.)
+        // The first item is in shared memory already.
         const WorkItem& item = at == index ? shared.items[0] : args.items[at];
         if (HasDraftBlock(args, item, place)) {
           FindDraftBlock<Traits>(args, item, shared, widener, draft);

@@ -1,11 +1,12 @@
-// A draft's block beside its context, for wgmma_fp8_attention.cuh.
+// A draft block beside its context, for wgmma_fp8_attention.cuh.
 //
-// The warpgroup that widens V has nothing to do until an item's first values have come. Before that
-// it brings the block's tokens, if the item is a job's first piece, and finds their logits. These
-// it leaves as the accumulators, and the values as operand B, of one of the warpgroups that
-// compute, which begins its sums with them while the product of its first keys runs. So a block
-// costs a launch next to nothing, where a launch of its own waits for this one to end. What is
-// needed for it has its place among tiles of widened V, before the first of them.
+// The warpgroup that widens V has nothing to do until an item's first values have come. If the item
+// is a job's first split, it uses that time to copy the draft block's tokens to shared memory and
+// to compute their logits. It leaves the logits as accumulators, and the values as operand B, of
+// one computing warpgroup, which begins its sums with them while the product of its first keys
+// runs. So a draft block costs a launch next to nothing, whereas a launch of its own would wait
+// for this one to end. Until the first tile of widened V comes, its tokens lie in the places of
+// such tiles.
 #pragma once
 
 #include <climits>
@@ -26,14 +27,14 @@
 
 namespace tributary::cuda {
 
-// Whether this block of threads attends to a draft's block with an item.
+// Whether this thread block attends to a draft block together with an item.
 __device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const WorkItem& item,
                                               const ClusterPlace& place) {
   const int head = item.kv_head - args.block.kv_head_begin;
   return place.rank == 0 && item.split_index == 0 && head >= 0 && head < args.block.kv_head_count;
 }
 
-// Some of a block's tokens, as one warpgroup leaves them to another.
+// Some of a draft block's tokens, as the widening warpgroup leaves them to a computing one.
 struct DraftTile {
   static constexpr int kTokens = 32;
   static constexpr int kSteps = kTokens / kDraftTokens;
@@ -41,11 +42,12 @@ struct DraftTile {
 
   // Operand B, in bf16: rows are tokens, panels of 64 dimensions (ColumnMajorDescriptor).
   alignas(1024) std::byte values[2][kPanelBytes];
-  // In base 2, of eight tokens, and of each thread those that its accumulators of a product of 64
-  // columns and eight tokens would be.
+  // Logits in base 2. For each eight tokens a thread finds what its accumulators of a product of 64
+  // packed rows with eight tokens would be.
   float4 logits[kTokens / 8][128];
 };
-// In place of a tile of widened V of the warpgroup that takes them; and keys in that of the other.
+// The DraftTile lies in place of a tile of widened V of the warpgroup that takes it. The draft
+// block's keys lie in such a place of the other warpgroup.
 inline constexpr int kDraftStage = 2;
 template <typename Traits>
 __device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
@@ -53,8 +55,8 @@ __device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& share
   return *reinterpret_cast<DraftTile*>(shared.wide[0][kDraftStage]);
 }
 
-// How often the warps that widen have met the others over drafts' blocks: parities of the next
-// phases, and whether a tile has been left that they have not yet waited to see taken.
+// How far the widening warps are with draft blocks: the parities of the next phases of their
+// barriers, and whether there is a DraftTile of which they have not yet waited until it was taken.
 struct DraftPhases {
   uint32_t queries = 0;
   uint32_t taken = 0;
@@ -69,13 +71,14 @@ struct DraftPhases {
   }
 };
 
-// By all warps of a warpgroup, 16 columns each. (Without branches on the thread; see UniformZero.)
+// Computes the logits of a draft block. All warps of the warpgroup take part, with 16 packed rows
+// each. There is no branch on the thread; see UniformZero.
 template <typename Traits>
 class Fp8DraftBlock {
  public:
   using Shared = typename Traits::Shared;
 
-  // Needs nothing that a launch ahead writes.
+  // The constructor reads nothing that a launch ahead writes.
   __device__ __forceinline__ Fp8DraftBlock(const AttentionArgs& args, const WorkItem& item,
                                            Shared& shared)
       : args_(args),
@@ -83,7 +86,7 @@ class Fp8DraftBlock {
         lane_(OpaqueLane()),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4) {
     const auto keys_of = [&](int column) {
-      column = min(column, item.packed_count - 1);  // (nobody looks at what is beyond)
+      column = min(column, item.packed_count - 1);  // rows beyond it are not used
       return args.block.keys[item.row_begin + QueryRowOf(args, item, column)];
     };
     int begin = INT_MAX;
@@ -111,7 +114,7 @@ class Fp8DraftBlock {
     PrefetchToL2(static_cast<const uint16_t*>(of) + size_t(token) * stride_ + head_ + half);
   }
 
-  // The launches ahead have ended, and this warpgroup's tiles of V have been multiplied.
+  // Called when the launches ahead have ended and this warpgroup's tiles of V have been multiplied.
   __device__ __forceinline__ void Run(DraftPhases& phases) {
     Sync();
     int token = begin_;
@@ -142,28 +145,28 @@ class Fp8DraftBlock {
  private:
   static constexpr int kRowBytes = 2 * Traits::kHeadDim;
   static constexpr int kRowChunks = kRowBytes / 16;
-  static constexpr int kTokensOfThreads = 128 / kRowChunks;  // that the threads copy at once
+  static constexpr int kTokensOfThreads = 128 / kRowChunks;  // tokens that the threads copy at once
   static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
 
   static __device__ __forceinline__ void Sync() { SyncBlock<128, kDraftBlockBarrier>(); }
 
-  // Of kDraftTokens tokens, to the last one.
+  // How many steps of kDraftTokens tokens there are.
   __device__ __forceinline__ int StepsFrom(int token) const {
     return (end_ - token + kDraftTokens - 1) / kDraftTokens;
   }
-  // What this thread copies: of every kTokensOfThreads tokens one, 16 bytes of it.
+  // Where this thread copies from: it takes 16 bytes of one of every kTokensOfThreads tokens.
   __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
   __device__ __forceinline__ int Chunk() const { return lane_ % kRowChunks; }
   __device__ __forceinline__ bool AliveAt(int token, int i) const {
     return token + FirstToken() + i * kTokensOfThreads < end_;
   }
 
-  // Neighbouring tokens' keys are read from different banks.
+  // Where a chunk of a key lies, so that neighbouring tokens' keys are read from different banks.
   __device__ __forceinline__ std::byte* KeyPlace(int token, int chunk) const {
     return shared_.wide[1][kDraftStage] + token * kRowBytes + (chunk ^ token % 8) * 16;
   }
 
-  // Begins to bring tokens; zeros beyond the last.
+  // Begins to copy tokens. Places beyond the last token become zeros.
   __device__ __forceinline__ void CopyTokens(int token, int steps) const {
     const auto* const k = static_cast<const uint16_t*>(args_.block.k);
     const auto* const v = static_cast<const uint16_t*>(args_.block.v);
@@ -180,13 +183,13 @@ class Fp8DraftBlock {
     }
   }
 
-  // The logits of this warp's columns and sixteen tokens of the tile that begins with `first`.
+  // The logits of this warp's packed rows with sixteen tokens of the tile that begins with `first`.
   __device__ __forceinline__ void FindLogits(int first, int step) const {
-    // Lane l gives the address of row l % 16 of the columns and chunk l / 16, and of row l % 8 of
-    // the tokens, and eight further, and chunk l / 8 % 2.
+    // Lane l gives the addresses for ldmatrix: of packed row l % 16 and chunk l / 16, and of token
+    // l % 8 (and the one eight further) and chunk l / 8 % 2.
     const int column = warp_ * kDraftRows + lane_ % 16;
     const int token = step * kDraftTokens + lane_ / 16 * 8 + lane_ % 8;
-    float s[2][4] = {}, odd[2][4] = {};  // (two sums: each product waits for the one before)
+    float s[2][4] = {}, odd[2][4] = {};  // two sums, because each product waits for the one before
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
       uint32_t q[4], k[4];
@@ -211,14 +214,14 @@ class Fp8DraftBlock {
   Shared& shared_;
   const int lane_;
   const int warp_;   // of the warpgroup
-  int begin_, end_;  // the tokens that some row sees
+  int begin_, end_;  // the tokens that some row of the query tile sees
   int stride_;       // elements from a token to the next
   int head_;         // the first element of a token's
   size_t from_;      // the element that this thread copies first
   RowKeys keys_[2];
 };
 
-// The same for an item.
+// Computes and hands over the logits of an item's draft block.
 template <typename Traits, typename Widener>
 __device__ __forceinline__ void FindDraftBlock(const AttentionArgs& args, const WorkItem& item,
                                                typename Traits::Shared& shared,

@@ -1,13 +1,15 @@
-// How the pieces of a cut job are merged, for wgmma_fp8_attention.cuh.
+// The merge of a job's splits, for wgmma_fp8_attention.cuh.
 //
-// Blocks that end with their piece wait for the others, and each merges a share of the columns.
-// That cannot stand still: a block waits only when all pieces have been begun, by blocks that run
-// and wait for nothing but blocks that run as well. When one of them does not wait, as it has
-// further items or found a piece not begun, the last to arrive merges all.
+// Thread blocks whose last item is a split of the job wait for each other, and each merges a share
+// of the packed rows. This cannot deadlock: a thread block waits only when all splits have been
+// begun, by thread blocks that run and wait for nothing but thread blocks that run as well. When
+// one of them does not wait, because it has further items or found a split that was not begun, the
+// last one to arrive merges all packed rows.
 //
-// A warp takes a column. It asks for a part as soon as that is there, so that of the last one it
-// waits for a single trip to L2, and not for the parts of all columns at once. Who merges and what
-// came first changes nothing in the result: parts are added in the order of the pieces.
+// A warp takes one packed row. It asks for a split's partial as soon as that is there, so that for
+// the last one it waits for a single trip to L2, and not for the partials of all packed rows at
+// once. The result does not depend on who merges or what came first: partials are added in the
+// order of the splits.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +23,18 @@
 
 namespace tributary::cuda {
 
-// How a piece's output lies in the workspace: as the accumulators of the threads that have it, so
-// that these are stored, and a column's 32 vectors of four dimensions loaded, in whole sectors.
+// How the output of a split lies in the workspace: in the order of the accumulators of the threads
+// that hold it. So whole sectors are stored, and whole sectors are loaded for the 32 vectors (of
+// four dimensions) of a packed row.
 struct PartialFragments {
-  static constexpr int kFloats = 64 * 128;  // of a piece
+  static constexpr int kFloats = 64 * 128;  // of a split
 
-  // The vector that `thread` of the computing ones has of its column r: dimensions 16 v and those
-  // 1, 8 and 9 further, from the first that the thread has.
+  // The place of vector v that computing thread `thread` has of its packed row r. The vector holds
+  // dimensions 16 v, 16 v + 1, 16 v + 8 and 16 v + 9, counted from the thread's first.
   static __device__ __forceinline__ int Of(int thread, int r, int v) {
     return ((r * 4 + v) * 256 + thread) * 4;
   }
-  // The same by column and unit, 0 to 31.
+  // The place of a packed row's vector `unit`, 0 to 31.
   static __device__ __forceinline__ int OfColumn(int column, int unit) {
     const int thread = unit / 16 * 128 + column / 16 * 32 + column % 8 * 4 + unit % 4;
     return Of(thread, column / 8 % 2, unit / 4 % 4);
@@ -41,19 +44,19 @@ struct PartialFragments {
   }
 };
 
-// The largest of a warp's lanes.
+// The largest value of the warp's lanes.
 __device__ __forceinline__ float MaxOfWarp(float x) {
-  // (As integers of the same order.)
+  // The values are compared as integers of the same order.
   int ordered = __float_as_int(x);
   ordered ^= ordered >> 31 & 0x7fffffff;
   ordered = __reduce_max_sync(0xffffffffu, ordered);
   return __int_as_float(ordered ^ (ordered >> 31 & 0x7fffffff));
 }
 
-// The sum of parts of a column, by a warp, a lane to four dimensions.
+// The sum of the partials of one packed row. A warp computes it, each lane for four dimensions.
 class PartSum {
  public:
-  // Lane i gives the LSE of part i, in base 2; that of nothing beyond the last.
+  // Lane i gives the LSE of partial i, in base 2, and the LSE of no keys beyond the last one.
   template <int kParts>
   __device__ __forceinline__ void Add(float lse2, const float4 (&o)[kParts]) {
     const float max = fmaxf(max_, MaxOfWarp(lse2));
@@ -81,11 +84,11 @@ class PartSum {
   float4 o_ = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-// Of one column, by a warp.
+// Merges one packed row. One warp uses it.
 template <int kColumns>
 class ColumnMerger {
  public:
-  // Parts that a warp keeps in shared memory.
+  // How many partials a warp keeps in shared memory.
   static constexpr int kAtOnce = 16;
   using Collected = float4[kAtOnce][32];
 
@@ -102,14 +105,14 @@ class ColumnMerger {
     to_lse_ = args.lse + at;
   }
 
-  // Finds now where everything is, and not where that is first needed.
+  // Finds where everything lies ahead of time, while the arrival is in flight.
   __device__ __forceinline__ void Locate() {
     asm volatile("" : "+l"(from_lse2_), "+l"(from_o_), "+l"(to_o_), "+l"(to_lse_));
   }
 
-  // Until all parts are there, asks for the first of them as they come, beginning with those of
-  // `state`. (Not for registers: the next look at the state would wait for these.) Returns the last
-  // state seen.
+  // Waits until all partials are there, and begins to copy the first ones to shared memory as they
+  // come, beginning with those that `state` shows. (Loads into registers would make the next look
+  // at the state wait for them.) Returns the last state seen.
   __device__ __forceinline__ uint64_t Collect(const CutJob& job, uint64_t state,
                                               Collected& collected) {
     uint32_t wanted = (1u << min(parts_, kAtOnce)) - 1;
@@ -131,7 +134,7 @@ class ColumnMerger {
       state = __shfl_sync(0xffffffffu, job.Look(), 0);
     }
   }
-  // Adds the parts up that are all there, and stores the result.
+  // Adds up the partials, which are all there, and stores the result.
   __device__ __forceinline__ void Finish(const Collected& collected) {
     if (!collected_) return Finish();
     float4 o[kAtOnce];
@@ -175,20 +178,20 @@ class ColumnMerger {
     if (Lane() == 0) StoreRelaxed(to_lse_, merged.lse2 * kLn2);
   }
 
-  int parts_ = 0;  // 0: the item has no such column
+  int parts_ = 0;  // 0: the item has no such packed row
   const float* from_lse2_ = nullptr;
   const float* from_o_ = nullptr;
   float* to_o_ = nullptr;
   float* to_lse_ = nullptr;
   bool collected_ = false;
-  float lse2_ = 0.0f;  // of the part that is this lane's
+  float lse2_ = 0.0f;  // of this lane's partial
 };
 
-// What a block's threads tell each other.
+// What the threads of a thread block tell each other.
 struct MergeNotes {
-  bool waits;        // this block, for the others
-  uint64_t arrived;  // the job's state as this block's piece came
-  uint64_t all;      // and with all pieces
+  bool waits;        // whether this thread block waits for the others
+  uint64_t arrived;  // the job's state when this thread block's split arrived
+  uint64_t all;      // the job's state with all splits
 };
 
 // The first of `columns` that fall to the index-th of `count` when they share them out evenly:
@@ -198,7 +201,7 @@ __device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
                           __fdividef(1.0f, static_cast<float>(count)));
 }
 
-// Merges all columns of this block of a cluster.
+// Merges all packed rows of this thread block's share of the cluster.
 template <int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
                                          const ClusterPlace& place, ColumnOf column_of) {
@@ -209,9 +212,9 @@ __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkIt
   }
 }
 
-// Called by all computing threads after a piece has been stored whose block has further items: the
-// last to come merges all. A block of a cluster merges columns column_of(0), column_of(1) and so
-// on.
+// Called by all computing threads after a split has been stored by a thread block that has further
+// items: the last one to come merges all. A thread block of a cluster merges the packed rows
+// column_of(0), column_of(1) and so on.
 template <int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, const WorkItem& item,
                                                   const ClusterPlace& place, MergeNotes& notes,
@@ -223,15 +226,16 @@ __device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, con
   if (job.AllArrived(notes.arrived)) MergeAll<kColumns, kThreads>(args, item, place, column_of);
 }
 
-// The same after a block's last item. `waits`: of the last warp, whether this block may wait. Notes
-// and what each warp collects are in shared memory.
+// The same after a thread block's last item. `waits` says, in the last warp, whether this thread
+// block may wait. The notes, and what each warp collects, are in shared memory.
 template <int kColumns, int kThreads, typename ColumnOf>
 __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const WorkItem& item,
                                               const ClusterPlace& place, bool waits,
                                               MergeNotes& notes,
                                               typename ColumnMerger<kColumns>::Collected* collected,
                                               ColumnOf column_of) {
-  constexpr int kMergers = kThreads / 32 - 1;  // warps; the last one speaks to the other blocks
+  constexpr int kMergers =
+      kThreads / 32 - 1;  // warps; the last one speaks to the other thread blocks
   const CutJob job(args, item, place);
   const int columns = kColumns >> place.SizeLog2();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -246,7 +250,7 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
     merger = ColumnMerger<kColumns>(args, item, column_of(min(i, columns - 1)));
     merger.Locate();
   } else if (speaks) {
-    // (Before any warp asks for parts: the fence would wait for these.)
+    // This comes before any warp asks for partials, because the fence would wait for them.
     notes.waits = waits;
     notes.arrived = job.Arrive(waits);
   }

@@ -11,18 +11,19 @@
 
 namespace tributary::cuda {
 
-// Sixteen elements of a query in e4m3, and what that has lost of them, likewise.
+// Sixteen elements of a query: their e4m3 roundings, and what the rounding lost, in e4m3 too.
 struct QueryPieces {
   uint4 high;
   uint4 low;
 };
 
-// kVectors neighbouring lanes hold the whole of a query, in bf16: this lane's words are words[.][i]
-// of the i-th of kQueries. The pieces are of a query that a power of two has brought just below
-// 2^8: the sum of the two is then exactly what a bf16 was, but for elements that are less than
-// 2^-10 of the largest, which lose what is below 2^-18 of that.
+// Cuts kQueries queries into pieces. kVectors neighbouring lanes hold a whole query in bf16;
+// words[.][i] is this lane's part of the i-th one. A query is first multiplied by a power of two
+// that brings its largest element just below 2^8. The sum of the two pieces is then exactly the
+// bf16 element, except for elements under 2^-10 of the largest: these lose what is below 2^-18 of
+// it.
 //
-// (Queries side by side: what one waits for, the other fills.)
+// The queries are cut side by side, so that one fills the waits of the other.
 template <int kVectors, int kQueries>
 __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
                                            float (&scales)[kQueries],
@@ -53,7 +54,8 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
     const float max_abs =
         fmaxf(__uint_as_float(largest[n] << 16), __uint_as_float(largest[n] & 0xffff0000u));
     const PowerOfTwo normaliser = Fp8QueryNormaliser(max_abs);
-    // A negative scale goes to the query: the largest product is then the largest logit.
+    // The sign of a negative scale goes into the query, so that the largest product is the largest
+    // logit.
     factors[n] = scales[n] < 0.0f ? -normaliser.value : normaliser.value;
     scales[n] = fabsf(scales[n]) * normaliser.inverse;
   }
@@ -79,13 +81,14 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
 
 inline constexpr int kRawQueryBytes = 256;  // of head dim 128
 
-// Where 16 bytes of a query lie as it comes: so that eight columns' are read from different banks.
+// Where 16 bytes of an uncut query lie: eight packed rows' are read from different banks.
 __device__ __forceinline__ int RawQueryPlace(int column, int chunk) {
   return column * kRawQueryBytes + (chunk ^ column % 8) * 16;
 }
 
-// Brings an item's queries to shared memory, cut into pieces. Where they are is found first, what
-// needs no queries; a thread takes 16 dimensions of each of two columns.
+// Brings an item's queries to shared memory, cut into pieces. A thread takes 16 dimensions of each
+// of two packed rows. Locate finds where they are, which needs no query; Ask begins to copy them;
+// Finish cuts them.
 template <typename Traits>
 class PieceStager {
  public:
@@ -106,7 +109,7 @@ class PieceStager {
     keys_ = args.keys + item.row_begin + QueryRowOf(args, item, keys_alive_ ? column : 0);
     scale_ = args.sm_scale * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
   }
-  // Asks L2 for them.
+  // Asks L2 for the queries.
   __device__ __forceinline__ void Prefetch() const {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
@@ -120,12 +123,12 @@ class PieceStager {
       CopyAsync16OrZero(shared.raw + RawPlace(i, 0), from_[i], alive_[i]);
       CopyAsync16OrZero(shared.raw + RawPlace(i, 1), from_[i] + 16, alive_[i]);
     }
-    // (No branch on the thread; see UniformZero.)
+    // There is no branch on the thread here; see UniformZero.
     if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < Traits::kColumns / 32) {
       CopyAsync8OrZero(&shared.columns.keys[threadIdx.x % Traits::kColumns], keys_, keys_alive_);
     }
   }
-  // After WaitForCopies; the caller synchronises.
+  // Called after WaitForCopies. The caller synchronises the computing threads afterwards.
   __device__ __forceinline__ void Finish(Shared& shared) const {
     uint32_t words[kOfThread][8];
     float scales[kOfThread];
@@ -153,13 +156,13 @@ class PieceStager {
 
  private:
   static constexpr int kBytes = 32;
-  static constexpr int kVectors = Traits::kHeadDim / 16;  // lanes that share a column
+  static constexpr int kVectors = Traits::kHeadDim / 16;  // lanes that share a packed row
   static constexpr int kOfThread = Traits::kColumns * kVectors / Traits::kThreads;
 
   static __device__ __forceinline__ int ColumnOf(int i) {
     return (i * Traits::kThreads + static_cast<int>(threadIdx.x)) / kVectors;
   }
-  // Of the first or the second half of what this thread takes of its i-th column.
+  // The first or the second half of what this thread takes of its i-th packed row.
   static __device__ __forceinline__ int RawPlace(int i, int half) {
     static_assert(kBytes * kVectors == kRawQueryBytes);
     return RawQueryPlace(ColumnOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);

@@ -96,7 +96,7 @@ __device__ __forceinline__ bool Fp8Warpgroup<Traits>::IsUnusual(float sum, int r
   constexpr float kNothing = 1.0f / (1 << static_cast<int>(Traits::kNegligible - Traits::kBias));
   const bool large = (sum > kLargestF16) | (sum * (1 / kLargest) > unit_[r]);
   const bool small = (sum * (kLargest / 16) < unit_[r]) & (sum > kNothing);
-  return large | small;  // (NaN is not)
+  return large | small;  // NaN compares as neither
 }
 
 template <typename Traits>

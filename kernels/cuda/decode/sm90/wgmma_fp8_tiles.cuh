@@ -1,5 +1,5 @@
-// What the warps do that do not multiply, for wgmma_fp8_attention.cuh: copy tiles of K and V from
-// the cache to shared memory, and widen V there.
+// The warps of wgmma_fp8_attention.cuh that do not multiply: they copy tiles of K and V from the
+// cache to shared memory, and widen V there.
 #pragma once
 
 #include "kernels/cuda/decode/packed_rows.cuh"
@@ -13,7 +13,7 @@
 
 namespace tributary::cuda {
 
-// One of four warps that copy: K or V of one warpgroup's tiles, a lane to a group.
+// One of four copying warps. It copies K or V of one warpgroup's tiles, one strip per lane.
 template <typename Traits>
 class Fp8Copier {
  public:
@@ -27,8 +27,8 @@ class Fp8Copier {
         turns_(place, half_),
         source_(args, values_) {}
 
-  // By all lanes: readies the rings that this warp fills, that of widened values, and what else the
-  // block waits at.
+  // Initialises the barriers of the ring that this warp fills, of the ring of widened values, and
+  // whatever else the thread block waits for. Called by all lanes.
   __device__ __forceinline__ void InitBarriers(const ClusterPlace& place) const {
     if (threadIdx.x % 32 == 0) {
       if (values_) {
@@ -50,12 +50,12 @@ class Fp8Copier {
     FenceBarrierInit();
   }
 
-  // An item is given by its first 16 bytes. Its first pages, which CopyItem takes.
+  // The first pages of an item, which is given by its first 16 bytes. CopyItem takes them.
   __device__ __forceinline__ int FirstPages(int4 item) const {
     return source_.Pages(item, item.z + turns_.first, turns_);
   }
-  // Asks L2 for the first tiles: few, as all blocks begin at once, and what the others ask for
-  // comes before this block's first keys.
+  // Asks L2 for the first tiles. They are few: all thread blocks begin at once, and what the others
+  // ask for comes before this one's first keys.
   __device__ __forceinline__ void Prefetch(int4 item, int pages) const {
     source_.Prefetch(item, turns_, pages, values_ ? 2 : 1);
   }
@@ -73,8 +73,8 @@ class Fp8Copier {
   }
 
  private:
-  // (Of addresses that are one for the warp: those that depend on the lane would be gone through
-  // lane by lane.)
+  // The addresses are the same for all lanes of the warp. Addresses that depend on the lane would
+  // be worked off lane by lane.
   template <int kStages>
   static __device__ __forceinline__ void InitRing(CopyBarrier (&full)[kStages],
                                                   uint32_t arrivals_at_full,
@@ -87,7 +87,8 @@ class Fp8Copier {
     }
   }
 
-  // Copies groups in kPieces pieces, first those of all groups of a tile, kStride bytes apart.
+  // Copies every strip in kPieces pieces: first the first pieces of all strips of a tile, kStride
+  // bytes apart, then the second ones.
   template <int kStages, int kStride, int kPieces, typename Stage>
   __device__ __forceinline__ void Copy(int4 item, int pages, CopyBarrier* full, CopyBarrier* empty,
                                        Stage* stages, RingPlace<kStages>& place) {
@@ -133,7 +134,7 @@ class Fp8Copier {
   int copied_ = 0;  // tiles
 };
 
-// One of four warps that widen V, two to a warpgroup's tiles.
+// One of four widening warps. Two of them widen the tiles of V of one computing warpgroup.
 template <typename Traits>
 class ValueWidener {
  public:
@@ -175,7 +176,7 @@ class ValueWidener {
   }
 
  private:
-  // A lane takes four dimensions of a group: neighbouring lanes take different groups, so that each
+  // A lane takes four dimensions of a strip. Neighbouring lanes take different strips, so that any
   // eight of them read, and write, different banks.
   __device__ __forceinline__ void WidenTile(const std::byte* values, std::byte* wide, int first,
                                             SlotRange seen, int lane) const {

@@ -15,7 +15,8 @@
 
 namespace tributary::cuda {
 
-// kDraft: takes drafts' blocks along. kQueryPieces: one, if queries are to be rounded to e4m3.
+// kDraft: whether draft blocks are taken along. kQueryPieces: 1 if queries are rounded to e4m3,
+// else 2.
 template <DType kKvType, bool kDraft, int kQueryPieces>
 struct WgmmaFp8Traits {
   static constexpr DType kKv = kKvType;
@@ -24,53 +25,54 @@ struct WgmmaFp8Traits {
   static constexpr int kColumns = 64;
   static constexpr int kPieces = kQueryPieces;
   static constexpr int kGroupBytes = kStripSlots * kHeadDim;
-  static constexpr int kPanelBytes = kStripSlots * kKeyPanelBytes;  // of a group
+  static constexpr int kPanelBytes = kStripSlots * kKeyPanelBytes;  // of a strip
   static constexpr int kPanels = kGroupBytes / kPanelBytes;
   static constexpr int kTileBytes = kTileGroups * kGroupBytes;
-  // Groups of V lie this far apart in shared memory, so that lanes which read different groups read
-  // different banks.
+  // Bytes from one strip of V to the next in shared memory. Lanes that read different strips then
+  // read different banks.
   static constexpr int kValueGroupStride = kGroupBytes + 16;
   static constexpr int kWideBytes = 2 * kTileBytes;       // a tile of V in f16
-  static constexpr int kWarpgroups = kComputeWarpgroups;  // rings of their own
+  static constexpr int kWarpgroups = kComputeWarpgroups;  // each with rings of its own
   static constexpr int kThreads = 128 * kWarpgroups;
   static constexpr int kBlockThreads = kThreads + 2 * 128;
   static constexpr int kKeyStages = 4;
   static constexpr int kValueStages = 2;
   static constexpr int kWideStages = 3;
   static constexpr float kBias = kWeightBias;
-  // Sums of FP8 products keep some 13 bits, so that a logit is off by 2^-13 of itself: a logit (in
-  // base 2) above this is multiplied once more in f16, unless it is so far below its reference that
-  // its weight is nothing.
+  // Sums of FP8 products keep some 13 bits, so a logit is off by 2^-13 of itself. A logit (in base
+  // 2) above kLargeLogit is computed once more in f16, unless it is so far below its reference
+  // (kNegligible) that its weight does not count.
   static constexpr float kLargeLogit = 16.0f;
   static constexpr float kNegligible = 24.0f;
-  // Finding a draft's block takes more of the warps that widen: one spilt register there costs
-  // a trip to L2.
+  // The warps that widen need more registers when they also compute the logits of draft blocks: a
+  // spilt register there costs a trip to L2.
   static constexpr int kRegisters = kDraft ? 192 : 208;
   static constexpr int kWideningRegisters = kDraft ? 96 : 64;
   static constexpr int kCopyingRegisters = 32;
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
-  // What a warpgroup's rows of the output get from the other blocks of a cluster, in vectors: four
-  // for each of four lanes, of 64 / size rows, from size - 1 blocks.
+  // What a warpgroup's rows of the output get from the other thread blocks of a cluster, in vectors
+  // of four floats: four for each of four lanes, of 64 / size rows, from size - 1 thread blocks.
   static constexpr int kInboxVectors = 16 * kColumns / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
     union {
       alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
-      // After a block's last item, the parts of a cut job, a column to a warp.
+      // After the thread block's last item: the partials of a job's splits, one packed row per
+      // warp.
       ColumnMerger<kColumns>::Collected collected[kThreads / 32];
     };
-    // V in f16; before an item's, its queries, and after it, the halves of the output that a
-    // warpgroup gives to the other.
+    // V in f16. Before an item's tiles its queries lie here, and after them the halves of the
+    // output that the warpgroups give to each other.
     union {
       alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
       struct {
-        std::byte raw[kColumns * kHeadDim * 2];          // as they come
+        std::byte raw[kColumns * kHeadDim * 2];          // before they are cut
         std::byte q[kPieces][kColumns * kTileRowBytes];  // chunks as SwizzledChunk says
       };
     };
     alignas(128) std::byte values[kWarpgroups][kValueStages][kTileGroups * kValueGroupStride];
     alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
-    float block_lse2[kMaxClusterSize][kColumns];  // of the blocks of the cluster
+    float block_lse2[kMaxClusterSize][kColumns];  // of the thread blocks of the cluster
     float reference[kWarpgroups][kColumns];
     float sum[kWarpgroups][kColumns];  // of weights
     PackedRowState<kColumns> columns;
@@ -82,11 +84,11 @@ struct WgmmaFp8Traits {
     CopyBarrier values_empty[kWarpgroups][kValueStages];
     CopyBarrier wide_full[kWarpgroups][kWideStages];
     CopyBarrier wide_empty[kWarpgroups][kWideStages];
-    CopyBarrier queries_loaded;  // one arrival a thread that computes
-    CopyBarrier queries_here;    // likewise: as they come, for a draft's block
-    CopyBarrier draft_found;     // one arrival a thread that widens; a phase a DraftTile
-    CopyBarrier draft_taken;     // one arrival a thread that has taken it
-    int draft_steps;             // of kDraftTokens tokens, of the block last found
+    CopyBarrier queries_loaded;  // one arrival per computing thread
+    CopyBarrier queries_here;    // likewise: uncut queries, for a draft block
+    CopyBarrier draft_found;     // one arrival per widening thread, one phase per DraftTile
+    CopyBarrier draft_taken;     // one arrival per thread that has taken it
+    int draft_steps;             // steps of kDraftTokens tokens in the draft block found last
     InboxBarrier published;
     ClusterBarrier read;
     MergeNotes merge_notes;

@@ -1,4 +1,4 @@
-// What a computing warpgroup does, for wgmma_fp8_attention.cuh.
+// The computing warpgroups of wgmma_fp8_attention.cuh.
 #pragma once
 
 #include "kernels/cuda/decode/packed_rows.cuh"
@@ -17,24 +17,25 @@
 
 namespace tributary::cuda {
 
-// Which block of a cluster merges a column: eights of columns go to the blocks in turn, so that in
-// a pair each warp merges one of its two and gives the other away.
+// Which thread block of a cluster merges a packed row. They go to the thread blocks in turn, eight
+// at a time, so that in a cluster of two each warp merges one of a thread's two packed rows and
+// gives the other one away.
 template <int kSize>
 struct OwnedColumn {
   static __device__ __forceinline__ uint32_t Owner(int column) {
     return static_cast<uint32_t>(column) / 8 % kSize;
   }
-  // Among those of its block.
+  // Its index among those of its thread block.
   static __device__ __forceinline__ int Index(int column) {
     return column / (8 * kSize) * 8 + column % 8;
   }
 };
-// The index-th column that the block of a cluster merges.
+// The index-th packed row that this thread block of the cluster merges.
 __device__ __forceinline__ int ColumnOfOwner(int index, const ClusterPlace& place) {
   return (index / 8 * static_cast<int>(place.size) + static_cast<int>(place.rank)) * 8 + index % 8;
 }
 
-// A warpgroup's part of an item.
+// One computing warpgroup's part of an item.
 // (Weights are found in wgmma_fp8_softmax.cuh, the output in wgmma_fp8_output.cuh.)
 template <typename Traits>
 class Fp8Warpgroup {
@@ -50,7 +51,7 @@ class Fp8Warpgroup {
         warpgroup_(warpgroup),
         column_(warp_ * 16 + lane_ / 4) {}
 
-  // What needs no queries.
+  // Begins an item, as far as that needs no queries.
   __device__ __forceinline__ void Begin() {
 #pragma unroll
     for (int i = 0; i < 64; ++i) o_[i] = 0.0f;
@@ -62,8 +63,8 @@ class Fp8Warpgroup {
     }
   }
 
-  // Adds the tiles of an item of which the block has some: those from `group`, `apart` groups
-  // apart. `draft`: the item's draft's block as well.
+  // Adds this warpgroup's KV tiles of an item: the one that begins with strip `group` and those
+  // that follow `apart` strips apart. `draft`: adds the item's draft block as well.
   __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart, bool draft) {
     LoadQueries();
 #pragma unroll
@@ -72,9 +73,9 @@ class Fp8Warpgroup {
     if (group < ranges.strip_end) AddSomeTiles(ranges, group, apart, draft);
   }
 
-  // Adds a draft's block as the warps that widen find it.
+  // Adds a draft block, step by step as the widening warps hand it over.
   __device__ __forceinline__ void AddDraftBlock() {
-    // V there is not in the cache's scale.
+    // The values of a draft block do not have the cache's scale.
     const float weight = __fdividef(1.0f, shared_.v_scale);
     int steps;
     int step = 0;
@@ -107,15 +108,15 @@ class Fp8Warpgroup {
   __device__ __forceinline__ void StoreRow(OutputRow row, int r, const float (&x)[16],
                                            float lse2) const;
 
-  // The place of queries is then free for V.
+  // Loads the queries' pieces to registers. Their place is free for V afterwards.
   __device__ __forceinline__ void LoadQueries() {
-    // Lane l gives the address of row l % 16 and chunk l / 16 of what the warp reads.
+    // Lane l gives the address for ldmatrix of row l % 16 and chunk l / 16 of what the warp reads.
     const int first = SwizzledChunk(warp_ * 16 + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int piece = 0; piece < Traits::kPieces; ++piece) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int at = first ^ step * 32;  // (two chunks further)
+        const int at = first ^ step * 32;  // two chunks further
         LoadMatrices(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
       }
     }
@@ -178,7 +179,7 @@ class Fp8Warpgroup {
     LeaveValues();
   }
 
-  // Sixteen tokens of a draft's block. `first`: there is no output yet.
+  // Adds sixteen tokens of a draft block. `first`: there is no output yet.
   __device__ __forceinline__ void AddDraftStep(int step, bool first, float weight) {
     const DraftTile& tile = DraftTileOf<Traits>(shared_);
     float s[2][4];
@@ -215,7 +216,8 @@ class Fp8Warpgroup {
   __device__ __forceinline__ void WaitForKeys() {
     shared_.keys_full[warpgroup_][keys_.stage].Wait(keys_.parity);
   }
-  // `read`: they have been, by this warp's lanes, and not only multiplied.
+  // Gives the stage of the keys back. `read`: this warp's lanes have read them too, for a second
+  // product.
   __device__ __forceinline__ void LeaveKeys(bool read) {
     CopyBarrier& empty = shared_.keys_empty[warpgroup_][keys_.stage];
     if (read) {
@@ -237,8 +239,8 @@ class Fp8Warpgroup {
     for (int i = 0; i < 4; ++i) FenceRegisters(p_[i]);
   }
 
-  // Starts S of a tile. The smaller pieces first: what is added to a sum loses what is below its
-  // last place.
+  // Starts S of a tile, with the smaller pieces first: what is added to a large sum loses what is
+  // below the sum's last place.
   __device__ __forceinline__ void MultiplyKeys() {
     const uint64_t keys = KeyDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage]));
 #pragma unroll
@@ -285,7 +287,7 @@ class Fp8Warpgroup {
   const int lane_;
   const int warp_;
   const int warpgroup_;
-  const int column_;  // the first of this thread's two; the other is eight further
+  const int column_;  // the first of this thread's two packed rows; the other is eight further
   RingPlace<Traits::kKeyStages> keys_;
   RingPlace<Traits::kWideStages> values_;
   uint32_t q_[Traits::kPieces][kSteps][4];

@@ -50,7 +50,7 @@ struct WgmmaShape {
   static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
                 kRegistersAtBegin * kBlockThreads);
 
-  // K of 16 tokens: panels of 64 bytes, and a tail of 32 where these are left (page_layout.h).
+  // K of a strip: panels of 64 bytes per slot, and a tail of 32 where these remain (page_layout.h).
   static constexpr int kKeyRowBytes = KeyStride(kKeyDim, kElementBytes);
   static constexpr int kPanels = kKeyRowBytes / kKeyPanelBytes;
   static constexpr bool kHasTail = kKeyRowBytes % kKeyPanelBytes != 0;
@@ -68,7 +68,7 @@ struct WgmmaShape {
   static constexpr int kDimTiles = (kValueDim + 63) / 64;
   static constexpr bool kDimsPadded = kValueDim % 64 != 0;
   static_assert(kValueDim % 16 == 0);
-  // Words of V of a thread, a group and a tile of 64 dimensions: two dimensions of four tokens.
+  // Words of V per thread, strip and tile of 64 dimensions: two dimensions of four slots.
   static constexpr int kValueWords = 2 * kElementBytes;
 
   static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyRowBytes;
@@ -98,7 +98,7 @@ struct WgmmaShape {
   static_assert(2 * kOwnVectors == kDimTiles * kTiles);
 };
 
-// What a block's shared memory holds beside its rings.
+// What a thread block's shared memory holds beside its rings.
 template <typename Shape>
 struct WgmmaFixedMemory {
   static constexpr int kWarpgroups = Shape::kWarpgroups;
@@ -119,7 +119,7 @@ struct WgmmaFixedMemory {
         std::byte raw[Shape::Queries::kRawBytes];  // queries as they come
       };
     };
-    float o[kColumns][Shape::kValueDim + 4];  // the block's, for its cluster
+    float o[kColumns][Shape::kValueDim + 4];  // the thread block's, for its cluster
   };
   ColumnPair pairs[kWarpgroups][kColumns / 2];
   float reference[kWarpgroups][kColumns];
@@ -133,11 +133,11 @@ struct WgmmaFixedMemory {
   WorkItem items[2];
   float v_scale;
   CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
-  CopyBarrier queries_staged;                  // likewise, of all that compute; a phase an item
-  BlockBarrier met;                            // by all that compute
-  int exceeded[kWarpgroups][2];                // whether a logit outgrew the reference
-  ClusterBarrier published;                    // o, in all blocks of the cluster
-  ClusterBarrier read;                         // o, by all blocks of the cluster
+  CopyBarrier queries_staged;    // one arrival per computing thread, one phase per item
+  BlockBarrier met;              // by all that compute
+  int exceeded[kWarpgroups][2];  // whether a logit outgrew the reference
+  ClusterBarrier published;      // o, in all blocks of the cluster
+  ClusterBarrier read;           // o, by all blocks of the cluster
   int is_last;
 };
 
@@ -147,8 +147,8 @@ struct WgmmaTraits : WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumn
   using Fixed = WgmmaFixedMemory<Shape>;
   using Stage = std::byte[Shape::kTileBytes];
 
-  // A ring for each half of the tiles, of K and V in turn, of what a block's shared memory has
-  // left.
+  // One ring for each half of the tiles, with K and V in turn, in what the thread block's shared
+  // memory has left.
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kTilesOfRings =
       (kSharedBytes - int(sizeof(Fixed)) - 1024) / Shape::kTileBytes;
@@ -161,7 +161,7 @@ struct WgmmaTraits : WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumn
   struct Shared : Fixed {
     alignas(128) Stage stages[Shape::kWarpgroups][kStages];
     CopyBarrier full[Shape::kWarpgroups][kStages];
-    CopyBarrier empty[Shape::kWarpgroups][kStages];  // one arrival a thread that reads it
+    CopyBarrier empty[Shape::kWarpgroups][kStages];  // one arrival per thread that reads it
   };
   static_assert(sizeof(Shared) <= kSharedBytes);
 };
