@@ -35,7 +35,7 @@ class Shard {
  public:
   virtual ~Shard() = default;
 
-  // Of the pages.
+  // Bytes that the pages take.
   virtual size_t bytes() const = 0;
 
   // Copies pages in order, each in all layers. The ids must exist.

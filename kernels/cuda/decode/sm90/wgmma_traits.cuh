@@ -132,7 +132,7 @@ struct WgmmaFixedMemory {
   PackedRowState<kColumns> columns;
   WorkItem items[2];
   float v_scale;
-  CopyBarrier weights_published[kWarpgroups];  // one arrival a thread
+  CopyBarrier weights_published[kWarpgroups];  // one arrival per thread
   CopyBarrier queries_staged;    // one arrival per computing thread, one phase per item
   BlockBarrier met;              // by all that compute
   int exceeded[kWarpgroups][2];  // whether a logit outgrew the reference
