@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,8 +12,19 @@ namespace tributary::worker {
 namespace {
 
 template <typename T>
-bool Has(const std::vector<T>& values, T value) {
+bool Has(const std::vector<T>& values, const T& value) {
   return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+// Dimensions of keys and of values of the layers, each pair once.
+std::vector<std::pair<int32_t, int32_t>> DimsOf(const CacheSpec& spec) {
+  std::vector<std::pair<int32_t, int32_t>> dims;
+  for (const LayerSpec& layer : spec.layers) {
+    const KvGeometry g = GeometryOf(spec, layer).kv;
+    const std::pair of_layer(g.key_dim, g.value_dim);
+    if (!Has(dims, of_layer)) dims.push_back(of_layer);
+  }
+  return dims;
 }
 
 // What the layers keep K/V as, each once.
@@ -59,7 +71,7 @@ namespace {
 
 // The rows of the table of head dims that a backend serves.
 template <typename Serves>
-std::vector<HeadDims> DimsOf(Serves serves) {
+std::vector<HeadDims> RowsThat(Serves serves) {
   std::vector<HeadDims> dims;
   std::copy_if(kHeadDims.begin(), kHeadDims.end(), std::back_inserter(dims), serves);
   return dims;
@@ -84,7 +96,7 @@ const BackendCapabilities& CpuBackend() {
       .device = Device::kCpu,
       .arch = "x86-64, arm64",
       .modes = EveryMode(),
-      .head_dims = DimsOf([](const HeadDims& row) { return row.cpu; }),
+      .head_dims = RowsThat([](const HeadDims& row) { return row.cpu; }),
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_gqa_ratio = kMaxGqaRatio,
@@ -103,7 +115,7 @@ const BackendCapabilities& CudaBackend() {
       .arch = "sm_80 and later",
       .least_compute_capability = 80,
       .modes = EveryMode(),
-      .head_dims = DimsOf([](const HeadDims& row) { return row.cuda(); }),
+      .head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); }),
       .page_sizes = {16, 32, 64, 128},
       .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
       .max_gqa_ratio = kMaxGqaRatio,
@@ -131,17 +143,23 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
                                     [&](const auto& m) { return m.mode == needs.mode; });
   require(offered != backend.modes.end(), "mode ", Name(needs.mode), " is not offered");
   const ModeCapabilities mode = offered == backend.modes.end() ? ModeCapabilities() : *offered;
-  require(std::any_of(backend.head_dims.begin(), backend.head_dims.end(),
-                      [&](const HeadDims& d) {
-                        return d.key_dim == spec.head_dim && d.value_dim == spec.head_dim;
-                      }),
-          "head_dim ", spec.head_dim, " is not offered");
+  for (const auto& [key_dim, value_dim] : DimsOf(spec)) {
+    require(std::any_of(backend.head_dims.begin(), backend.head_dims.end(),
+                        [key_dim, value_dim](const HeadDims& d) {
+                          return d.key_dim == key_dim && d.value_dim == value_dim;
+                        }),
+            "head_dim ", HeadDimsName(key_dim, value_dim), " is not offered");
+  }
   require(Has(backend.page_sizes, spec.page_size), "page_size ", spec.page_size, " is not offered");
   for (const DType dtype : KvDTypes(spec)) {
     require(Has(backend.kv_dtypes, dtype), "kv_dtype ", tributary::Name(dtype), " is not offered");
   }
-  require(spec.kv_heads > 0 && spec.q_heads <= backend.max_gqa_ratio * spec.kv_heads, "more than ",
-          backend.max_gqa_ratio, " query heads per KV head");
+  require(std::all_of(spec.layers.begin(), spec.layers.end(),
+                      [&](const LayerSpec& layer) {
+                        const LayerGeometry g = GeometryOf(spec, layer);
+                        return g.q_heads <= backend.max_gqa_ratio * g.kv.kv_heads;
+                      }),
+          "more than ", backend.max_gqa_ratio, " query heads per KV head");
   const auto any = [&](auto has) {
     return std::any_of(spec.layers.begin(), spec.layers.end(), has);
   };

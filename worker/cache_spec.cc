@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -18,20 +19,30 @@ constexpr int32_t kMaxKvHeads = 1024;
 // Far beyond any sequence, and sums of it with a position stay inside 63 bits.
 constexpr int64_t kMaxWindow = int64_t{1} << 48;
 
-absl::Status CheckHeads(const CacheSpec& spec) {
-  if (spec.kv_heads < 1 || spec.kv_heads > kMaxKvHeads) {
-    return InvalidField("kv_heads",
-                        absl::StrCat("must be 1 to ", kMaxKvHeads, ", is ", spec.kv_heads));
+// `prefix` says whose they are: "" for the cache, "layer_specs[3]." for a layer.
+absl::Status CheckGeometry(absl::string_view prefix, const LayerGeometry& g) {
+  const auto refuse = [&](absl::string_view field, auto... reason) {
+    return InvalidField(absl::StrCat(prefix, field), absl::StrCat(reason...));
+  };
+  const int32_t kv_heads = g.kv.kv_heads;
+  if (kv_heads < 1 || kv_heads > kMaxKvHeads) {
+    return refuse("kv_heads", "must be 1 to ", kMaxKvHeads, ", is ", kv_heads);
   }
-  if (spec.q_heads < 1) return InvalidField("q_heads", absl::StrCat("is ", spec.q_heads));
-  if (spec.q_heads % spec.kv_heads != 0) {
-    return InvalidField("q_heads", absl::StrCat("must be a multiple of kv_heads (", spec.kv_heads,
-                                                "), is ", spec.q_heads));
+  if (g.q_heads < 1) return refuse("q_heads", "is ", g.q_heads);
+  if (g.q_heads % kv_heads != 0) {
+    return refuse("q_heads", "must be a multiple of kv_heads (", kv_heads, "), is ", g.q_heads);
   }
-  if (spec.q_heads / spec.kv_heads > kMaxGqaRatio) {
-    return InvalidField(
-        "q_heads", absl::StrCat("may be at most ", kMaxGqaRatio, " times kv_heads (", spec.kv_heads,
-                                "), is ", spec.q_heads));
+  if (g.gqa_ratio() > kMaxGqaRatio) {
+    return refuse("q_heads", "may be at most ", kMaxGqaRatio, " times kv_heads (", kv_heads,
+                  "), is ", g.q_heads);
+  }
+  const HeadDims* dims = FindHeadDims(g.kv.key_dim, g.kv.value_dim);
+  if (dims == nullptr || !IsServed(*dims)) {
+    return refuse("head_dim", "must be ", HeadDimsList(IsServed), ", is ",
+                  HeadDimsName(g.kv.key_dim, g.kv.value_dim));
+  }
+  if (!std::isfinite(g.sm_scale) || g.sm_scale <= 0) {
+    return refuse("sm_scale", "must be finite and > 0, is ", g.sm_scale);
   }
   return absl::OkStatus();
 }
@@ -104,10 +115,12 @@ absl::Status CheckLayer(absl::string_view field, const LayerSpec& layer, const C
       CheckWindowSide(absl::StrCat(field, ".window.right"), layer.window.right));
   TRIBUTARY_RETURN_IF_ERROR(CheckKvDType(absl::StrCat(field, ".kv_dtype"), KvDType(spec, layer)));
   TRIBUTARY_RETURN_IF_ERROR(CheckSoftCap(absl::StrCat(field, ".soft_cap"), SoftCap(spec, layer)));
-  TRIBUTARY_RETURN_IF_ERROR(CheckSinks(absl::StrCat(field, ".sinks"), layer.sinks, spec.q_heads));
+  const LayerGeometry g = GeometryOf(spec, layer);
+  TRIBUTARY_RETURN_IF_ERROR(CheckGeometry(absl::StrCat(field, "."), g));
+  TRIBUTARY_RETURN_IF_ERROR(CheckSinks(absl::StrCat(field, ".sinks"), layer.sinks, g.q_heads));
   TRIBUTARY_RETURN_IF_ERROR(
-      CheckScale(absl::StrCat(field, ".k_scale"), layer.k_scale, spec.kv_heads));
-  return CheckScale(absl::StrCat(field, ".v_scale"), layer.v_scale, spec.kv_heads);
+      CheckScale(absl::StrCat(field, ".k_scale"), layer.k_scale, g.kv.kv_heads));
+  return CheckScale(absl::StrCat(field, ".v_scale"), layer.v_scale, g.kv.kv_heads);
 }
 
 bool SameScale(const std::vector<float>& a, const std::vector<float>& b, int32_t kv_heads) {
@@ -117,20 +130,32 @@ bool SameScale(const std::vector<float>& a, const std::vector<float>& b, int32_t
   return true;
 }
 
-// Of two layers of the same heads.
 bool SameLayer(const CacheSpec& spec_a, const LayerSpec& a, const CacheSpec& spec_b,
                const LayerSpec& b) {
-  return a.window.left == b.window.left && a.window.right == b.window.right &&
-         a.window_base == b.window_base && a.causal_block == b.causal_block && a.sinks == b.sinks &&
-         KvDType(spec_a, a) == KvDType(spec_b, b) && SoftCap(spec_a, a) == SoftCap(spec_b, b) &&
-         SameScale(a.k_scale, b.k_scale, spec_a.kv_heads) &&
-         SameScale(a.v_scale, b.v_scale, spec_a.kv_heads);
+  const LayerGeometry g = GeometryOf(spec_a, a);
+  return g == GeometryOf(spec_b, b) && a.window.left == b.window.left &&
+         a.window.right == b.window.right && a.window_base == b.window_base &&
+         a.causal_block == b.causal_block && a.sinks == b.sinks &&
+         SoftCap(spec_a, a) == SoftCap(spec_b, b) &&
+         SameScale(a.k_scale, b.k_scale, g.kv.kv_heads) &&
+         SameScale(a.v_scale, b.v_scale, g.kv.kv_heads);
 }
 
 }  // namespace
 
-KvGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer) {
-  return SquareGeometry(spec.kv_heads, spec.head_dim, KvDType(spec, layer));
+LayerGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer) {
+  const auto first_given = [](std::initializer_list<int32_t> values) {
+    return *std::find_if(values.begin(), values.end() - 1, [](int32_t v) { return v != 0; });
+  };
+  LayerGeometry g;
+  g.q_heads = first_given({layer.q_heads, spec.q_heads});
+  g.kv.kv_heads = first_given({layer.kv_heads, spec.kv_heads});
+  g.kv.key_dim = first_given({layer.head_dim, spec.head_dim});
+  g.kv.value_dim =
+      first_given({layer.value_head_dim, layer.head_dim, spec.value_head_dim, spec.head_dim});
+  g.kv.dtype = KvDType(spec, layer);
+  g.sm_scale = layer.sm_scale != 0.0f ? layer.sm_scale : spec.sm_scale;
+  return g;
 }
 
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer) {
@@ -150,17 +175,9 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     return InvalidField("layers",
                         absl::StrCat("must be 1 to ", kMaxLayers, ", is ", spec.layers.size()));
   }
-  TRIBUTARY_RETURN_IF_ERROR(CheckHeads(spec));
-  const HeadDims* dims = FindHeadDims(spec.head_dim, spec.head_dim);
-  if (dims == nullptr || !IsServed(*dims)) {
-    return InvalidField("head_dim",
-                        absl::StrCat("must be ", HeadDimsList(IsServed), ", is ", spec.head_dim));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckGeometry("", GeometryOf(spec, LayerSpec())));
   TRIBUTARY_RETURN_IF_ERROR(CheckPaging(spec));
   TRIBUTARY_RETURN_IF_ERROR(CheckKvDType("kv_dtype", spec.kv_dtype));
-  if (!std::isfinite(spec.sm_scale) || spec.sm_scale <= 0) {
-    return InvalidField("sm_scale", absl::StrCat("must be finite and > 0, is ", spec.sm_scale));
-  }
   TRIBUTARY_RETURN_IF_ERROR(CheckSoftCap("soft_cap", spec.soft_cap));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     TRIBUTARY_RETURN_IF_ERROR(
@@ -174,10 +191,9 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
 }
 
 bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
-  if (a.q_heads != b.q_heads || a.kv_heads != b.kv_heads || a.head_dim != b.head_dim ||
-      a.page_size != b.page_size || a.interleave != b.interleave || a.sm_scale != b.sm_scale ||
-      a.fp8_queries != b.fp8_queries || a.num_pages != b.num_pages ||
-      a.layers.size() != b.layers.size()) {
+  if (GeometryOf(a, LayerSpec()) != GeometryOf(b, LayerSpec()) || a.page_size != b.page_size ||
+      a.interleave != b.interleave || a.fp8_queries != b.fp8_queries ||
+      a.num_pages != b.num_pages || a.layers.size() != b.layers.size()) {
     return false;
   }
   for (size_t i = 0; i < a.layers.size(); ++i) {
@@ -196,7 +212,7 @@ absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec) {
   // most 1024 layers cannot overflow, its product with the pages can.
   int64_t page = 0;  // of all layers
   for (const LayerSpec& layer : spec.layers) {
-    page += static_cast<int64_t>(PageBytes(GeometryOf(spec, layer), spec.page_size));
+    page += static_cast<int64_t>(PageBytes(GeometryOf(spec, layer).kv, spec.page_size));
   }
   int64_t bytes = 0;
   if (__builtin_mul_overflow(page, int64_t{spec.num_pages}, &bytes)) {

@@ -18,23 +18,34 @@ namespace tributary::worker {
 
 // What may differ from layer to layer.
 struct LayerSpec {
-  Window window;  // causal attention uses `left` only
+  // Heads and dimensions of the layer's own, where layers differ. 0: the cache's. A layer that
+  // states head_dim and not value_head_dim has values of as many dimensions as its keys.
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t value_head_dim = 0;
+  float sm_scale = 0.0f;  // 0: the cache's
+  Window window;          // causal attention uses `left` only
   // Of DFlash attention: what the window is laid around, and whether a row of a block sees the rows
   // after it (false) or not.
   WindowBase window_base = WindowBase::kQuery;
   bool causal_block = false;
-  std::vector<float> sinks;       // [q_heads] logits, or empty for none
+  std::vector<float> sinks;       // [q_heads of the layer] logits, or empty for none
   std::optional<DType> kv_dtype;  // absent: the cache's
   std::optional<float> soft_cap;  // absent: the cache's
-  // What a stored element is multiplied by; one value (per tensor) or [kv_heads].
+  // What a stored element is multiplied by; one value (per tensor) or [kv_heads of
+  // the layer].
   std::vector<float> k_scale = {1.0f};
   std::vector<float> v_scale = {1.0f};
 };
 
 struct CacheSpec {
   int32_t q_heads = 0;
-  int32_t kv_heads = 0;    // q_heads % kv_heads == 0, q_heads / kv_heads <= kMaxGqaRatio
-  int32_t head_dim = 0;    // a row of kernels/head_dims.h
+  int32_t kv_heads = 0;  // q_heads % kv_heads == 0, q_heads / kv_heads <= kMaxGqaRatio
+  // Dimensions of keys and queries, and of values and outputs; 0: the same as head_dim. Together
+  // they are a row of kernels/head_dims.h.
+  int32_t head_dim = 0;
+  int32_t value_head_dim = 0;
   int32_t page_size = 16;  // 16, 32, 64 or 128 local slots
   int32_t interleave = 0;  // tokens; divides page_size
   DType kv_dtype = DType::kFp8E4M3;
@@ -44,11 +55,21 @@ struct CacheSpec {
   // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
   // layers on every rank.
   int32_t num_pages = 0;
-  std::vector<LayerSpec> layers;  // one a layer
+  std::vector<LayerSpec> layers;  // one per layer
+};
+
+// Heads, dimensions and scale of one layer.
+struct LayerGeometry {
+  int32_t q_heads = 0;
+  KvGeometry kv;
+  float sm_scale = 0.0f;
+
+  int32_t gqa_ratio() const { return q_heads / kv.kv_heads; }
+  bool operator==(const LayerGeometry&) const = default;
 };
 
 // What holds for a layer: its own value, or else the cache's.
-KvGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer);
+LayerGeometry GeometryOf(const CacheSpec& spec, const LayerSpec& layer);
 DType KvDType(const CacheSpec& spec, const LayerSpec& layer);
 float SoftCap(const CacheSpec& spec, const LayerSpec& layer);
 // Whether queries are rounded to FP8 before they meet a layer's cache of that type.

@@ -119,7 +119,7 @@ struct StepEntry {
 struct RegionOutput {
   int32_t rows = 0;
   DType dtype = DType::kF32;  // of o: f32, bf16 or f16
-  RegionPart o;               // [rows, q_heads, head_dim], or none
+  RegionPart o;               // [rows, q_heads, value_dim], or none
   RegionPart lse;             // [rows, q_heads] of f32, or none
 };
 
@@ -130,9 +130,9 @@ struct StepCommand {
   std::vector<PageUpdate> page_updates;  // applied second
   std::vector<StepEntry> entries;        // a sequence appears once
   // Rows of all entries one after the other.
-  TensorView q;  // [query rows, q_heads, head_dim] of f32, bf16 or f16
-  TensorView k;  // [new tokens, kv_heads, head_dim]
-  TensorView v;  // [new tokens, kv_heads, head_dim]
+  TensorView q;  // [query rows, q_heads, key_dim] of f32, bf16 or f16
+  TensorView k;  // [new tokens, kv_heads, key_dim]
+  TensorView v;  // [new tokens, kv_heads, value_dim]
   // Empty, or for all query rows, in their order: rank 0 puts the result there. What lies there
   // when the step fails is undefined.
   std::vector<RegionOutput> outputs;
@@ -174,7 +174,7 @@ struct Reply {
   // Entries (by index) whose replayed K/V differ from what this rank holds.
   std::vector<int32_t> conflicts;
   // Rank 0 of a step with queries whose result is to be in the reply: merged output and LSE.
-  std::vector<float> o;    // [query rows, q_heads, head_dim]
+  std::vector<float> o;    // [query rows, q_heads, value_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   StepTimes times;
   // When a rank of the coordinator's own process began to execute the command, and when the

@@ -10,9 +10,8 @@ namespace tributary::worker {
 
 absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const StepOperands& operands,
                            const RankResources& rank, float* o, float* lse) {
-  const CacheSpec& spec = operands.spec;
-  const size_t row_elements =
-      static_cast<size_t>(spec.q_heads) * static_cast<size_t>(spec.head_dim);
+  const LayerGeometry& g = operands.geometry;
+  const size_t row_elements = static_cast<size_t>(g.q_heads) * static_cast<size_t>(g.kv.key_dim);
   const size_t row_bytes = BytesOf(operands.q.dtype, static_cast<int64_t>(row_elements));
   const auto rows = static_cast<size_t>(pass.row_count);
   const std::byte* const q = operands.q.data + static_cast<size_t>(pass.row_begin) * row_bytes;
@@ -20,16 +19,16 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
                          .q = q,
                          .q_dtype = operands.q.dtype,
                          .rows = pass.row_count,
-                         .q_heads = spec.q_heads,
+                         .q_heads = g.q_heads,
                          .entries = pass.entries,
                          .keys = plan.context_keys.data() + pass.row_begin,
-                         .sm_scale = spec.sm_scale,
+                         .sm_scale = g.sm_scale,
                          .soft_cap = operands.soft_cap(),
                          .o = o,
                          .lse = lse};
-  if (RoundsQueries(spec, operands.kv.geometry.dtype)) {
+  if (RoundsQueries(operands.spec, g.kv.dtype)) {
     float* const rounded = rank.workspace.rounded_q.Reserve(rows * row_elements);
-    RoundQueriesToFp8(operands.q.dtype, spec.head_dim, std::span(q, rows * row_bytes), rounded);
+    RoundQueriesToFp8(operands.q.dtype, g.kv.key_dim, std::span(q, rows * row_bytes), rounded);
     params.q = rounded;
     params.q_dtype = DType::kF32;
   }

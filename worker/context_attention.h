@@ -7,8 +7,8 @@
 
 namespace tributary::worker {
 
-// The partial of all query heads. o: [rows of the pass, q_heads, head_dim]; lse: the same without
-// head_dim.
+// The partial of all query heads. o: [rows of the pass, q_heads, value_dim]; lse: the same without
+// value_dim.
 absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const StepOperands& operands,
                            const RankResources& rank, float* o, float* lse);
 

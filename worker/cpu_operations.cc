@@ -18,6 +18,7 @@ CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const R
       rank_(rank),
       operands_{.spec = step.spec,
                 .layer = step.layer(),
+                .geometry = step.geometry(),
                 .kv = kv,
                 .q = step.q,
                 .k = step.k,
@@ -29,14 +30,14 @@ CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const R
 StepOperations::Partial CpuOperations::ReserveSlice(collective::HeadSlice heads) {
   const size_t row_heads =
       static_cast<size_t>(step_.plan.query_rows) * static_cast<size_t>(heads.count);
-  return {rank_.workspace.slice_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
+  return {rank_.workspace.slice_o.Reserve(row_heads * ValueDim()),
           rank_.workspace.slice_lse.Reserve(row_heads)};
 }
 
 StepOperations::Partial CpuOperations::ReservePass(const RowPass& pass) {
   const size_t row_heads =
-      static_cast<size_t>(pass.row_count) * static_cast<size_t>(step_.spec.q_heads);
-  return {rank_.workspace.partial_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
+      static_cast<size_t>(pass.row_count) * static_cast<size_t>(operands_.geometry.q_heads);
+  return {rank_.workspace.partial_o.Reserve(row_heads * ValueDim()),
           rank_.workspace.partial_lse.Reserve(row_heads)};
 }
 
@@ -52,36 +53,37 @@ absl::Status CpuOperations::AttendContext(const RowPass& pass, Partial out) {
 absl::Status CpuOperations::AttendNewTokens(collective::HeadSlice slice, Partial out) {
   const TimedSection timed(results_.times.attend);
   const StepPlan& plan = step_.plan;
-  const CacheSpec& spec = step_.spec;
+  const LayerGeometry& g = operands_.geometry;
   const size_t heads = static_cast<size_t>(slice.count);
   if (heads == 0) return absl::OkStatus();  // fewer heads than ranks
-  const size_t dim = static_cast<size_t>(spec.head_dim);
+  const size_t dim = ValueDim();
   const size_t rows = static_cast<size_t>(plan.query_rows);
   if (plan.runs.size() != 1 || plan.runs[0].count != plan.query_rows) {
     // Rows outside of every run have no new tokens: the identity of the merge.
     std::fill_n(out.o, rows * heads * dim, 0.0f);
     std::fill_n(out.lse, rows * heads, EmptyLse<float>());
   }
-  const size_t q_row = BytesOf(step_.q.dtype, int64_t{spec.q_heads} * spec.head_dim);
-  const size_t kv_row = BytesOf(step_.k.dtype, int64_t{spec.kv_heads} * spec.head_dim);
+  const size_t q_row = BytesOf(step_.q.dtype, int64_t{g.q_heads} * g.kv.key_dim);
+  const size_t k_row = BytesOf(step_.k.dtype, int64_t{g.kv.kv_heads} * g.kv.key_dim);
+  const size_t v_row = BytesOf(step_.v.dtype, int64_t{g.kv.kv_heads} * g.kv.value_dim);
   for (const NewTokensRun& run : plan.runs) {
     const size_t row = static_cast<size_t>(run.row_begin);
     const size_t token = static_cast<size_t>(run.token_begin);
     const NewTokensParams params{.q = step_.q.data + row * q_row,
-                                 .k = step_.k.data + token * kv_row,
-                                 .v = step_.v.data + token * kv_row,
+                                 .k = step_.k.data + token * k_row,
+                                 .v = step_.v.data + token * v_row,
                                  .q_dtype = step_.q.dtype,
                                  .kv_dtype = step_.k.dtype,
                                  .rows = run.count,
-                                 .q_heads = spec.q_heads,
-                                 .kv_heads = spec.kv_heads,
-                                 .key_dim = spec.head_dim,
-                                 .value_dim = spec.head_dim,
+                                 .q_heads = g.q_heads,
+                                 .kv_heads = g.kv.kv_heads,
+                                 .key_dim = g.kv.key_dim,
+                                 .value_dim = g.kv.value_dim,
                                  .head_begin = slice.begin,
                                  .head_count = slice.count,
                                  .entries = run.entries,
                                  .keys = plan.new_keys.data() + row,
-                                 .sm_scale = spec.sm_scale,
+                                 .sm_scale = g.sm_scale,
                                  .soft_cap = operands_.soft_cap(),
                                  .o = out.o + row * heads * dim,
                                  .lse = out.lse + row * heads};
@@ -100,11 +102,11 @@ absl::Status CpuOperations::AddBlock(const RowPass& pass, collective::HeadSlice 
   const TimedSection timed(results_.times.attend);
   const Partial added = RowsOf(pass, heads, *block_);
   // A rank with all heads has them alike in both; else a row's slice is part of a wider row.
-  const int32_t rows = heads.count == step_.spec.q_heads ? pass.row_count : 1;
-  const size_t dim = static_cast<size_t>(step_.spec.head_dim);
+  const int32_t rows = heads.count == operands_.geometry.q_heads ? pass.row_count : 1;
+  const size_t dim = ValueDim();
   for (int32_t row = 0; row < pass.row_count; row += rows) {
     const size_t from = static_cast<size_t>(row) * static_cast<size_t>(heads.count);
-    const size_t into = static_cast<size_t>(row) * static_cast<size_t>(step_.spec.q_heads) +
+    const size_t into = static_cast<size_t>(row) * static_cast<size_t>(operands_.geometry.q_heads) +
                         static_cast<size_t>(heads.begin);
     const std::array<const float*, 2> sources_o = {partial.o + into * dim, added.o + from * dim};
     const std::array<const float*, 2> sources_lse = {partial.lse + into, added.lse + from};
@@ -112,7 +114,7 @@ absl::Status CpuOperations::AddBlock(const RowPass& pass, collective::HeadSlice 
                              .lse = sources_lse,
                              .rows = rows,
                              .heads = heads.count,
-                             .value_dim = step_.spec.head_dim,
+                             .value_dim = operands_.geometry.kv.value_dim,
                              .out = partial.o + into * dim,
                              .lse_out = partial.lse + into};
     TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cpu::MergePartials(params, rank_.pool)));
@@ -126,12 +128,10 @@ absl::Status CpuOperations::MergeToRoot(const RowPass& pass, Partial partial) {
 
 absl::StatusOr<StepOperations::Partial> CpuOperations::MergeToSlices(const RowPass& pass,
                                                                      Partial partial) {
-  const collective::HeadSlice heads =
-      collective::SliceOfRank(step_.spec.q_heads, rank_.comm.size(), rank_.comm.rank());
+  const collective::HeadSlice heads = step_.own_heads();
   const size_t row_heads = static_cast<size_t>(pass.row_count) * static_cast<size_t>(heads.count);
-  const Partial out{
-      rank_.workspace.context_o.Reserve(row_heads * static_cast<size_t>(step_.spec.head_dim)),
-      rank_.workspace.context_lse.Reserve(row_heads)};
+  const Partial out{rank_.workspace.context_o.Reserve(row_heads * ValueDim()),
+                    rank_.workspace.context_lse.Reserve(row_heads)};
   TRIBUTARY_RETURN_IF_ERROR(exchange_.MergeToSlices(pass, partial, out));
   return out;
 }
@@ -150,7 +150,7 @@ absl::Status CpuOperations::AddToSlice(const RowPass& pass, collective::HeadSlic
       .lse = std::span(sources_lse).first(sources),
       .rows = pass.row_count,
       .heads = heads.count,
-      .value_dim = step_.spec.head_dim,
+      .value_dim = operands_.geometry.kv.value_dim,
       .sinks = operands_.sinks() == nullptr ? nullptr : operands_.sinks() + heads.begin,
       .out = rows.o,
       .lse_out = rows.lse};
@@ -165,7 +165,7 @@ absl::Status CpuOperations::GatherToRoot(const RowPass& pass, collective::HeadSl
 StepOperations::Partial CpuOperations::RowsOf(const RowPass& pass, collective::HeadSlice heads,
                                               Partial slice) const {
   const size_t before = static_cast<size_t>(pass.row_begin) * static_cast<size_t>(heads.count);
-  return {slice.o + before * static_cast<size_t>(step_.spec.head_dim), slice.lse + before};
+  return {slice.o + before * ValueDim(), slice.lse + before};
 }
 
 }  // namespace tributary::worker

@@ -29,6 +29,7 @@ class CpuOperations final : public StepOperations {
                             Partial slice) override;
 
  private:
+  size_t ValueDim() const { return static_cast<size_t>(operands_.geometry.kv.value_dim); }
   Partial RowsOf(const RowPass& pass, collective::HeadSlice heads, Partial slice) const;
 
   const PlannedStep& step_;

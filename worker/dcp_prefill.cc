@@ -6,8 +6,7 @@ namespace tributary::worker {
 
 absl::Status DcpPrefillWrapper::Run(const PlannedStep& step) {
   TRIBUTARY_RETURN_IF_ERROR(operations_.AppendOrCompare());
-  const collective::HeadSlice heads =
-      collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank());
+  const collective::HeadSlice heads = step.own_heads();
   const StepOperations::Partial slice = operations_.ReserveSlice(heads);
   TRIBUTARY_RETURN_IF_ERROR(operations_.AttendNewTokens(heads, slice));
   for (const RowPass& pass : step.plan.passes) {

@@ -5,8 +5,7 @@
 namespace tributary::worker {
 
 absl::Status DflashWrapper::Run(const PlannedStep& step) {
-  const collective::HeadSlice heads =
-      collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank());
+  const collective::HeadSlice heads = step.own_heads();
   for (const RowPass& pass : step.plan.passes) {
     const StepOperations::Partial partial = operations_.ReservePass(pass);
     TRIBUTARY_RETURN_IF_ERROR(operations_.AttendContext(pass, partial));

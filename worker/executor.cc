@@ -225,9 +225,11 @@ class Executor::Impl {
     StepResults results;
     results.times = reply->times;
     if (comm_->rank() == 0 && step.result_in_reply) {
+      const LayerGeometry g =
+          GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(step.layer)]);
       const size_t row_heads =
-          static_cast<size_t>(plan->query_rows) * static_cast<size_t>(cache.spec.q_heads);
-      reply->o.resize(row_heads * static_cast<size_t>(cache.spec.head_dim));
+          static_cast<size_t>(plan->query_rows) * static_cast<size_t>(g.q_heads);
+      reply->o.resize(row_heads * static_cast<size_t>(g.kv.value_dim));
       reply->lse.resize(row_heads);
       results.o = reply->o.data();
       results.lse = reply->lse.data();
@@ -253,13 +255,11 @@ class Executor::Impl {
       tables_of_entries_.push_back(table == nullptr ? &kNoPages : table);
     }
     const LayerSpec& layer = cache.spec.layers[static_cast<size_t>(step.layer)];
-    const PlanShape shape{
-        .kind = step.kind,
-        .mask = MaskOf(layer, step.kind),
-        .page_size = cache.spec.page_size,
-        .rows_per_pass = options_.rows_per_pass > 0
-                             ? options_.rows_per_pass
-                             : RowsPerPass(cache.spec.q_heads, cache.spec.head_dim)};
+    const PlanShape shape{.kind = step.kind,
+                          .mask = MaskOf(layer, step.kind),
+                          .page_size = cache.spec.page_size,
+                          .rows_per_pass = options_.rows_per_pass > 0 ? options_.rows_per_pass
+                                                                      : RowsPerPass(cache.spec)};
     return cache.plans.Get(shape, cache.layout, step.entries, tables_of_entries_);
   }
 

@@ -21,8 +21,8 @@ absl::Status HostExchange::Merge(const RowPass& pass, Partial partial, const flo
   const collective::ExchangeParams exchange{.o = partial.o,
                                             .lse = partial.lse,
                                             .rows = pass.row_count,
-                                            .heads = step_.spec.q_heads,
-                                            .value_dim = step_.spec.head_dim,
+                                            .heads = step_.geometry().q_heads,
+                                            .value_dim = step_.geometry().kv.value_dim,
                                             .sinks = sinks,
                                             .placement = placement,
                                             .strategy = strategy_,
@@ -36,8 +36,8 @@ absl::Status HostExchange::GatherToRoot(const RowPass& pass, Partial rows) {
   const TimedSection timed(results_.times.exchange);
   const Partial result = ResultOf(pass);
   const collective::ExchangeShape shape{.rows = pass.row_count,
-                                        .heads = step_.spec.q_heads,
-                                        .value_dim = step_.spec.head_dim,
+                                        .heads = step_.geometry().q_heads,
+                                        .value_dim = step_.geometry().kv.value_dim,
                                         .ranks = step_.comm.size(),
                                         .placement = collective::Placement::kGathered};
   return CollectiveStatus(collective::GatherSlices(rows.o, rows.lse, shape, step_.comm, workspace_,
@@ -47,8 +47,9 @@ absl::Status HostExchange::GatherToRoot(const RowPass& pass, Partial rows) {
 HostExchange::Partial HostExchange::ResultOf(const RowPass& pass) const {
   if (step_.comm.rank() != 0) return {};
   const size_t before =
-      static_cast<size_t>(pass.row_begin) * static_cast<size_t>(step_.spec.q_heads);
-  return {results_.o + before * static_cast<size_t>(step_.spec.head_dim), results_.lse + before};
+      static_cast<size_t>(pass.row_begin) * static_cast<size_t>(step_.geometry().q_heads);
+  return {results_.o + before * static_cast<size_t>(step_.geometry().kv.value_dim),
+          results_.lse + before};
 }
 
 }  // namespace tributary::worker

@@ -17,7 +17,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 constexpr size_t AlignUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// One value, or one a head, as one a head.
+// Expands one value, or one per head, to one per head.
 void Expand(const std::vector<float>& scale, int32_t kv_heads, float* out) {
   for (int32_t h = 0; h < kv_heads; ++h) out[h] = scale[scale.size() == 1 ? 0 : h];
 }
@@ -61,18 +61,24 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, 
 
 KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes)
     : mapping_(mapping), mapped_(mapped), bytes_(bytes) {
-  const size_t heads = static_cast<size_t>(spec.kv_heads);
-  scales_.resize(2 * heads * spec.layers.size());
+  size_t heads = 0;  // of all layers
+  for (const LayerSpec& layer : spec.layers) {
+    heads += static_cast<size_t>(GeometryOf(spec, layer).kv.kv_heads);
+  }
+  scales_.resize(2 * heads);
+  float* scales = scales_.data();
   layers_.resize(spec.layers.size());
   std::byte* base = bytes >= kHugePage ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    float* k_scale = scales_.data() + 2 * heads * i;
-    float* v_scale = k_scale + heads;
-    Expand(spec.layers[i].k_scale, spec.kv_heads, k_scale);
-    Expand(spec.layers[i].v_scale, spec.kv_heads, v_scale);
+    const KvGeometry geometry = GeometryOf(spec, spec.layers[i]).kv;
+    float* k_scale = scales;
+    float* v_scale = k_scale + geometry.kv_heads;
+    scales = v_scale + geometry.kv_heads;
+    Expand(spec.layers[i].k_scale, geometry.kv_heads, k_scale);
+    Expand(spec.layers[i].v_scale, geometry.kv_heads, v_scale);
     layers_[i] = PagedKv{.num_pages = spec.num_pages,
                          .page_size = spec.page_size,
-                         .geometry = GeometryOf(spec, spec.layers[i]),
+                         .geometry = geometry,
                          .k_scale = k_scale,
                          .v_scale = v_scale};
     layers_[i].base = base;

@@ -40,7 +40,7 @@ class KvShard {
   void* mapping_;
   size_t mapped_;
   size_t bytes_;
-  std::vector<float> scales_;  // per layer: k [kv_heads], v [kv_heads]
+  std::vector<float> scales_;  // per layer: k [its kv_heads], v [its kv_heads]
   std::vector<PagedKv> layers_;
 };
 

@@ -155,10 +155,15 @@ void PlanStep(const PlanShape& shape, const DcpLayout& layout, std::span<const S
   Planner(shape, layout, plan).Plan(entries, tables);
 }
 
-int32_t RowsPerPass(int32_t q_heads, int32_t head_dim) {
+int32_t RowsPerPass(const CacheSpec& spec) {
   constexpr int64_t kPassBytes = int64_t{16} << 20;
-  const int64_t row = int64_t{q_heads} * head_dim * static_cast<int64_t>(sizeof(float));
-  return static_cast<int32_t>(std::clamp<int64_t>(kPassBytes / row, 1, 1 << 20));
+  int64_t widest = 1;  // elements of a row's partial
+  for (const LayerSpec& layer : spec.layers) {
+    const LayerGeometry g = GeometryOf(spec, layer);
+    widest = std::max(widest, int64_t{g.q_heads} * g.kv.value_dim);
+  }
+  const int64_t row_bytes = widest * static_cast<int64_t>(sizeof(float));
+  return static_cast<int32_t>(std::clamp<int64_t>(kPassBytes / row_bytes, 1, 1 << 20));
 }
 
 }  // namespace tributary::worker

@@ -86,8 +86,8 @@ RowMask MaskOf(const LayerSpec& layer, StepKind kind);
 void PlanStep(const PlanShape& shape, const DcpLayout& layout, std::span<const StepEntry> entries,
               TableOfEntry tables, StepPlan* plan);
 
-// Rows whose fp32 partials, all heads, stay near 16 MiB: the exchange holds a few times that. The
-// same on all ranks, for it depends on the geometry only.
-int32_t RowsPerPass(int32_t q_heads, int32_t head_dim);
+// Rows whose fp32 partials, all heads of the widest layer, stay near 16 MiB: the exchange holds a
+// few times that. It is the same on all ranks and for all layers, so that layers share plans.
+int32_t RowsPerPass(const CacheSpec& spec);
 
 }  // namespace tributary::worker

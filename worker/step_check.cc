@@ -68,17 +68,17 @@ absl::Status CheckCovered(size_t i, const StepEntry& entry, StepKind kind, int64
 }
 
 absl::Status CheckTensor(absl::string_view field, const TensorView& tensor, int64_t rows,
-                         int64_t heads, int64_t head_dim) {
+                         int64_t heads, int64_t dim) {
   if (rows == 0) return absl::OkStatus();
   if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBf16 && tensor.dtype != DType::kF16) {
     return InvalidField(field,
                         absl::StrCat("dtype must be f32, bf16 or f16, is ", Name(tensor.dtype)));
   }
-  const auto bytes = static_cast<int64_t>(BytesOf(tensor.dtype, rows * heads * head_dim));
+  const auto bytes = static_cast<int64_t>(BytesOf(tensor.dtype, rows * heads * dim));
   if (tensor.bytes != static_cast<size_t>(bytes)) {
     return InvalidField(
-        field, absl::StrCat("must have ", bytes, " bytes: [", rows, ", ", heads, ", ", head_dim,
-                            "] of ", Name(tensor.dtype), ", has ", tensor.bytes));
+        field, absl::StrCat("must have ", bytes, " bytes: [", rows, ", ", heads, ", ", dim, "] of ",
+                            Name(tensor.dtype), ", has ", tensor.bytes));
   }
   if (tensor.data == nullptr && !tensor.in_regions()) return InvalidField(field, "has no data");
   return absl::OkStatus();
@@ -94,9 +94,10 @@ absl::Status CheckTensors(const CacheSpec& spec, const StepCommand& step) {
   if (std::max(rows, tokens) > std::numeric_limits<int32_t>::max()) {
     return InvalidField("entries", absl::StrCat("too many rows: ", std::max(rows, tokens)));
   }
-  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("q", step.q, rows, spec.q_heads, spec.head_dim));
-  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("k", step.k, tokens, spec.kv_heads, spec.head_dim));
-  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("v", step.v, tokens, spec.kv_heads, spec.head_dim));
+  const LayerGeometry g = GeometryOf(spec, spec.layers[static_cast<size_t>(step.layer)]);
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("q", step.q, rows, g.q_heads, g.kv.key_dim));
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("k", step.k, tokens, g.kv.kv_heads, g.kv.key_dim));
+  TRIBUTARY_RETURN_IF_ERROR(CheckTensor("v", step.v, tokens, g.kv.kv_heads, g.kv.value_dim));
   if (tokens > 0 && step.k.dtype != step.v.dtype) {
     return InvalidField("v", absl::StrCat("must have the dtype of k (", Name(step.k.dtype),
                                           "), has ", Name(step.v.dtype)));
@@ -185,6 +186,7 @@ absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
   TRIBUTARY_RETURN_IF_ERROR(CheckParts("k", step.k, reaches));
   TRIBUTARY_RETURN_IF_ERROR(CheckParts("v", step.v, reaches));
   if (step.outputs.empty()) return absl::OkStatus();
+  const LayerGeometry g = GeometryOf(spec, spec.layers[static_cast<size_t>(step.layer)]);
   int64_t rows_left = 0;
   for (const StepEntry& entry : step.entries) rows_left += entry.query_rows;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
@@ -198,11 +200,10 @@ absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
     if (IsFp8(output.dtype)) {
       return InvalidField(absl::StrCat(field, ".dtype"), "must be f32, bf16 or f16");
     }
-    const int64_t heads = int64_t{output.rows} * spec.q_heads;
-    const auto element = static_cast<int64_t>(SizeOf(output.dtype));
+    const int64_t heads = int64_t{output.rows} * g.q_heads;
+    const auto o_bytes = static_cast<int64_t>(BytesOf(output.dtype, heads * g.kv.value_dim));
     if (output.o.region != 0) {
-      TRIBUTARY_RETURN_IF_ERROR(
-          CheckPart(absl::StrCat(field, ".o"), output.o, heads * spec.head_dim * element, reaches));
+      TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".o"), output.o, o_bytes, reaches));
     }
     if (output.lse.region == 0) continue;
     TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".lse"), output.lse,

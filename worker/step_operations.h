@@ -38,11 +38,16 @@ struct PlannedStep {
   bool bf16_partials = false;                  // likewise
 
   const LayerSpec& layer() const { return spec.layers[static_cast<size_t>(layer_index)]; }
+  // The query heads of the layer that this rank computes where a part is split over heads.
+  collective::HeadSlice own_heads() const {
+    return collective::SliceOfRank(geometry().q_heads, comm.size(), comm.rank());
+  }
+  LayerGeometry geometry() const { return GeometryOf(spec, layer()); }
 };
 
 class StepOperations {
  public:
-  // In the memory of the device. o: [rows, heads, head_dim]; lse: [rows, heads].
+  // In the memory of the device. o: [rows, heads, value_dim]; lse: [rows, heads].
   struct Partial {
     float* o = nullptr;
     float* lse = nullptr;

@@ -37,14 +37,14 @@ class Scratch {
 
 // Of one rank, shared by its caches.
 struct StepWorkspace {
-  Scratch<float> partial_o;    // [rows of a pass, q_heads, head_dim]
+  Scratch<float> partial_o;    // [rows of a pass, q_heads, value_dim]
   Scratch<float> partial_lse;  // [rows of a pass, q_heads]
-  Scratch<float> context_o;    // [rows of a pass, heads of the rank, head_dim]
+  Scratch<float> context_o;    // [rows of a pass, heads of the rank, value_dim]
   Scratch<float> context_lse;  // [rows of a pass, heads of the rank]
-  Scratch<float> slice_o;      // [rows, heads of the rank, head_dim]
+  Scratch<float> slice_o;      // [rows, heads of the rank, value_dim]
   Scratch<float> slice_lse;    // [rows, heads of the rank]
   Scratch<uint8_t> matches;    // [new tokens]
-  Scratch<float> rounded_q;    // [rows of a pass, q_heads, head_dim]
+  Scratch<float> rounded_q;    // [rows of a pass, q_heads, key_dim]
   collective::ExchangeWorkspace exchange;
 };
 
@@ -60,6 +60,7 @@ struct RankResources {
 struct StepOperands {
   const CacheSpec& spec;
   const LayerSpec& layer;
+  LayerGeometry geometry;
   PagedKv kv;
   TensorView q;
   TensorView k;
@@ -73,7 +74,7 @@ struct StepOperands {
 // Where results go.
 struct StepResults {
   // Rank 0, where the reply carries the result; else null.
-  float* o = nullptr;              // [query rows, q_heads, head_dim]
+  float* o = nullptr;              // [query rows, q_heads, value_dim]
   float* lse = nullptr;            // [query rows, q_heads]
   std::vector<int32_t> conflicts;  // entries whose replayed tokens differ, ascending
   StepTimes times;

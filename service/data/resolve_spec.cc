@@ -48,6 +48,11 @@ absl::StatusOr<worker::LayerSpec> LayerFromProto(const v1::LayerSpec& in, int la
                                ReadDType(in.kv_dtype(), absl::StrCat(field, ".kv_dtype")));
   }
   if (in.has_soft_cap()) out.soft_cap = in.soft_cap();
+  out.q_heads = in.q_heads();
+  out.kv_heads = in.kv_heads();
+  out.head_dim = in.head_dim();
+  out.value_head_dim = in.value_head_dim();
+  out.sm_scale = in.sm_scale();
   return out;
 }
 
@@ -124,22 +129,35 @@ absl::StatusOr<CacheTerms> ResolveTerms(const v1::CacheSpec& asked) {
   return terms;
 }
 
+// A scale that nobody gives is 1 / sqrt(head_dim), of the cache and of every layer that has a
+// head_dim of its own.
+void ResolveScales(float asked, worker::CacheSpec* spec) {
+  const auto default_scale = [](int32_t head_dim) {
+    return head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(head_dim)) : 0.0f;
+  };
+  spec->sm_scale = asked != 0.0f ? asked : default_scale(spec->head_dim);
+  if (asked != 0.0f) return;
+  for (worker::LayerSpec& layer : spec->layers) {
+    if (layer.sm_scale == 0.0f && layer.head_dim != 0) {
+      layer.sm_scale = default_scale(layer.head_dim);
+    }
+  }
+}
+
 absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   worker::CacheSpec spec;
   TRIBUTARY_ASSIGN_OR_RETURN(spec.layers, ResolveLayers(asked));
   spec.q_heads = asked.q_heads();
   spec.kv_heads = asked.kv_heads();
   spec.head_dim = asked.head_dim();
+  spec.value_head_dim = asked.value_head_dim() == 0 ? spec.head_dim : asked.value_head_dim();
   spec.page_size = asked.page_size() == 0 ? kDefaultPageSize : asked.page_size();
   spec.interleave = asked.interleave() == 0 ? spec.page_size : asked.interleave();
   spec.kv_dtype = DType::kFp8E4M3;
   if (asked.kv_dtype() != v1::DTYPE_UNSPECIFIED) {
     TRIBUTARY_ASSIGN_OR_RETURN(spec.kv_dtype, ReadDType(asked.kv_dtype(), "kv_dtype"));
   }
-  spec.sm_scale = asked.sm_scale();
-  if (spec.sm_scale == 0.0f && spec.head_dim > 0) {
-    spec.sm_scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim));
-  }
+  ResolveScales(asked.sm_scale(), &spec);
   spec.soft_cap = asked.soft_cap();
   spec.fp8_queries = asked.fp8_queries();
   spec.num_pages = 1;
@@ -156,6 +174,10 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   shown.set_interleave(spec.interleave);
   shown.set_kv_dtype(ToProto(spec.kv_dtype));
   shown.set_sm_scale(spec.sm_scale);
+  shown.set_value_head_dim(spec.value_head_dim);
+  for (int i = 0; i < shown.layer_specs_size(); ++i) {
+    shown.mutable_layer_specs(i)->set_sm_scale(spec.layers[static_cast<size_t>(i)].sm_scale);
+  }
   shown.set_capacity_tokens(spec.num_pages * page_tokens);
   shown.set_rollback_tokens(terms.rollback_tokens);
   if (terms.window_pages > 0) shown.set_window_capacity_tokens(terms.window_pages * page_tokens);

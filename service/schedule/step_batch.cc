@@ -107,8 +107,11 @@ void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64
   const auto from = [](const std::vector<float>& values, int64_t first) {
     return values.empty() ? nullptr : values.data() + first;
   };
-  const int64_t first_head = first_row * spec.q_heads;
-  WriteOutput(*request.output, from(o, first_head * spec.head_dim), reply->mutable_output());
+  const worker::LayerGeometry geometry =
+      worker::GeometryOf(spec, spec.layers[static_cast<size_t>(request.key.layer)]);
+  const int64_t first_head = first_row * geometry.q_heads;
+  WriteOutput(*request.output, from(o, first_head * geometry.kv.value_dim),
+              reply->mutable_output());
   if (request.lse.has_value()) {
     WriteOutput(*request.lse, from(lse, first_head), reply->mutable_lse());
   }

@@ -79,12 +79,19 @@ absl::Status CheckMode(worker::AttentionMode mode, const StepContext& context) {
   return Unsupported(absl::StrCat("mode ", Name(mode)), selection.refusals);
 }
 
+// Of the layer that the request names, which was checked.
+worker::LayerGeometry GeometryOf(const StepRequest& request, const StepContext& context) {
+  const worker::CacheSpec& spec = *context.spec;
+  return worker::GeometryOf(spec, spec.layers[static_cast<size_t>(request.key.layer)]);
+}
+
 absl::Status ReadKv(const v1::Tensor& k, const v1::Tensor& v, const StepContext& context,
                     StepRequest* request) {
-  const std::vector<int64_t> shape = {request->new_tokens, context.spec->kv_heads,
-                                      context.spec->head_dim};
-  TRIBUTARY_ASSIGN_OR_RETURN(request->k, ReadTensor(k, "k", shape, *context.regions));
-  TRIBUTARY_ASSIGN_OR_RETURN(request->v, ReadTensor(v, "v", shape, *context.regions));
+  const KvGeometry geometry = GeometryOf(*request, context).kv;
+  const std::vector<int64_t> k_shape = {request->new_tokens, geometry.kv_heads, geometry.key_dim};
+  const std::vector<int64_t> v_shape = {request->new_tokens, geometry.kv_heads, geometry.value_dim};
+  TRIBUTARY_ASSIGN_OR_RETURN(request->k, ReadTensor(k, "k", k_shape, *context.regions));
+  TRIBUTARY_ASSIGN_OR_RETURN(request->v, ReadTensor(v, "v", v_shape, *context.regions));
   if (request->k->view.dtype != request->v->view.dtype) {
     return InvalidField("v.dtype", absl::StrCat("must be that of k, ", Name(request->k->view.dtype),
                                                 ", is ", Name(request->v->view.dtype)));
@@ -121,19 +128,19 @@ absl::Status AddAttendEntry(const v1::AttendEntry& entry, v1::AttendMode mode, i
 
 absl::Status PlaceResults(const v1::AttendRequest& message, const StepContext& context,
                           StepRequest* request) {
-  const worker::CacheSpec& spec = *context.spec;
+  const worker::LayerGeometry geometry = GeometryOf(*request, context);
   TRIBUTARY_ASSIGN_OR_RETURN(
-      request->output,
-      PlaceOutput(message.has_output() ? &message.output() : nullptr, "output",
-                  {request->query_rows, spec.q_heads, spec.head_dim}, request->q->view.dtype,
-                  v1::DTYPE_UNSPECIFIED, context.max_message_bytes, *context.regions));
+      request->output, PlaceOutput(message.has_output() ? &message.output() : nullptr, "output",
+                                   {request->query_rows, geometry.q_heads, geometry.kv.value_dim},
+                                   request->q->view.dtype, v1::DTYPE_UNSPECIFIED,
+                                   context.max_message_bytes, *context.regions));
   if (!message.return_lse()) {
     if (message.has_lse()) return InvalidField("lse", "is given, but return_lse is false");
     return absl::OkStatus();
   }
   TRIBUTARY_ASSIGN_OR_RETURN(
       request->lse, PlaceOutput(message.has_lse() ? &message.lse() : nullptr, "lse",
-                                {request->query_rows, spec.q_heads}, DType::kF32, v1::DTYPE_F32,
+                                {request->query_rows, geometry.q_heads}, DType::kF32, v1::DTYPE_F32,
                                 context.max_message_bytes, *context.regions));
   return absl::OkStatus();
 }
@@ -178,7 +185,8 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
   }
   request.key.kind =
       message->mode() == v1::ATTEND_MODE_DFLASH ? worker::StepKind::kDflash : entries.Kind();
-  const std::vector<int64_t> q_shape = {request.query_rows, spec.q_heads, spec.head_dim};
+  const worker::LayerGeometry geometry = GeometryOf(request, context);
+  const std::vector<int64_t> q_shape = {request.query_rows, geometry.q_heads, geometry.kv.key_dim};
   TRIBUTARY_ASSIGN_OR_RETURN(request.q, ReadTensor(message->q(), "q", q_shape, *context.regions));
   request.key.q_dtype = request.q->view.dtype;
   if (request.new_tokens > 0) {

@@ -123,7 +123,7 @@ grpc::Status SequenceHost::Truncate(int64_t length) {
   EXPECT_EQ(reply.length(), std::min(length, length_));
   length_ = std::min(length, length_);
   unsettled_.reset();
-  worker::testing::TruncateDense(spec_, length_, &dense_);
+  worker::testing::TruncateDense(spec_, spec_.layers[0], length_, &dense_);
   return status;
 }
 
@@ -141,7 +141,7 @@ grpc::Status SequenceHost::Fork(SequenceHost* child, int64_t length) {
   child->Forget();
   child->dense_ = dense_;
   child->length_ = length;
-  worker::testing::TruncateDense(spec_, length, &child->dense_);
+  worker::testing::TruncateDense(spec_, spec_.layers[0], length, &child->dense_);
   return status;
 }
 

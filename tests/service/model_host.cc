@@ -50,7 +50,7 @@ DenseLayer& ModelHost::Layer(uint64_t sequence, int32_t layer) {
 int64_t ModelHost::length(uint64_t sequence, int32_t layer) const {
   const auto it = layers_.find({sequence, layer});
   if (it == layers_.end()) return 0;
-  return static_cast<int64_t>(it->second.k.size()) / (spec_.kv_heads * spec_.head_dim);
+  return LengthOfDense(spec_, spec_.layers[layer], it->second);
 }
 
 std::vector<float> ModelHost::Values(size_t count) {
@@ -74,7 +74,7 @@ void ModelHost::Fork(uint64_t parent, uint64_t child, int64_t length) {
   EXPECT_EQ(reply.length(), length);
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     DenseLayer copy = Layer(parent, layer);
-    TruncateDense(spec_, length, &copy);
+    TruncateDense(spec_, spec_.layers[layer], length, &copy);
     Layer(child, layer) = std::move(copy);
   }
 }
@@ -88,7 +88,7 @@ void ModelHost::Truncate(uint64_t sequence, int64_t length) {
   ExpectOk("truncate", [&](auto* c) { return stub_->TruncateSequence(c, request, &reply); });
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     if (this->length(sequence, layer) > length) {
-      TruncateDense(spec_, length, &Layer(sequence, layer));
+      TruncateDense(spec_, spec_.layers[layer], length, &Layer(sequence, layer));
     }
   }
 }
@@ -115,10 +115,11 @@ v1::AttendRequest ModelHost::NewRequest(int32_t layer, v1::AttendMode mode) cons
 
 void ModelHost::Fill(int64_t rows, const std::vector<float>& k, const std::vector<float>& v,
                      v1::AttendRequest* request) {
-  *request->mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
-                                       Values(rows * spec_.q_heads * spec_.head_dim));
-  *request->mutable_k() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, k);
-  *request->mutable_v() = InlineTensor(dtype_, {rows, spec_.kv_heads, spec_.head_dim}, v);
+  const worker::LayerGeometry g = Geometry(request->layer());
+  *request->mutable_q() = InlineTensor(dtype_, {rows, g.q_heads, g.kv.key_dim},
+                                       Values(rows * g.q_heads * g.kv.key_dim));
+  *request->mutable_k() = InlineTensor(dtype_, {rows, g.kv.kv_heads, g.kv.key_dim}, k);
+  *request->mutable_v() = InlineTensor(dtype_, {rows, g.kv.kv_heads, g.kv.value_dim}, v);
 }
 
 v1::AttendRequest ModelHost::MakeDraft(int32_t layer,
@@ -134,21 +135,23 @@ v1::AttendRequest ModelHost::MakeDraft(int32_t layer,
     entry->set_new_tokens(block);
     rows += block;
   }
-  const size_t count = static_cast<size_t>(rows) * spec_.kv_heads * spec_.head_dim;
-  const std::vector<float> k = Values(count);
-  Fill(rows, k, Values(count), &request);
+  const KvGeometry g = Geometry(layer).kv;
+  const std::vector<float> k = Values(rows * g.kv_heads * g.key_dim);
+  Fill(rows, k, Values(rows * g.kv_heads * g.value_dim), &request);
   return request;
 }
 
 DenseLayer ModelHost::WithBlock(const v1::AttendRequest& request, int entry, int64_t token) {
   const v1::AttendEntry& of = request.entries(entry);
   DenseLayer dense = Layer(of.sequence_id(), request.layer());
-  TruncateDense(spec_, of.first_position(), &dense);
-  const int64_t size = spec_.kv_heads * spec_.head_dim;
+  const worker::LayerSpec& layer = spec_.layers[request.layer()];
+  TruncateDense(spec_, layer, of.first_position(), &dense);
+  const KvGeometry g = Geometry(request.layer()).kv;
+  const int64_t k_token = g.kv_heads * g.key_dim;
+  const int64_t v_token = g.kv_heads * g.value_dim;
   const std::vector<float> k = ValuesOf(request.k()), v = ValuesOf(request.v());
-  AppendDense(spec_, spec_.layers[request.layer()],
-              std::span(k).subspan(token * size, of.new_tokens() * size),
-              std::span(v).subspan(token * size, of.new_tokens() * size), &dense);
+  AppendDense(spec_, layer, std::span(k).subspan(token * k_token, of.new_tokens() * k_token),
+              std::span(v).subspan(token * v_token, of.new_tokens() * v_token), &dense);
   return dense;
 }
 
@@ -163,8 +166,10 @@ v1::AttendRequest ModelHost::MakeStep(int32_t layer,
     entry->set_first_position(length(sequence, layer));
     entry->set_query_rows(tokens);
     entry->set_new_tokens(tokens);
-    const size_t count = static_cast<size_t>(tokens) * spec_.kv_heads * spec_.head_dim;
-    const std::vector<float> new_k = Values(count), new_v = Values(count);
+    const KvGeometry g = Geometry(layer).kv;
+    const size_t heads = static_cast<size_t>(tokens) * g.kv_heads;
+    const std::vector<float> new_k = Values(heads * g.key_dim);
+    const std::vector<float> new_v = Values(heads * g.value_dim);
     AppendDense(spec_, spec_.layers[layer], new_k, new_v, &Layer(sequence, layer));
     k.insert(k.end(), new_k.begin(), new_k.end());
     v.insert(v.end(), new_v.begin(), new_v.end());
@@ -177,6 +182,7 @@ v1::AttendRequest ModelHost::MakeStep(int32_t layer,
 void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& reply) {
   ASSERT_EQ(reply.lengths_size(), request.entries_size());
   const worker::LayerSpec& layer = spec_.layers[request.layer()];
+  const worker::LayerGeometry g = Geometry(request.layer());
   const std::vector<float> q = ValuesOf(request.q());
   int32_t most_tokens = 0;
   for (const auto& entry : request.entries()) {
@@ -198,24 +204,24 @@ void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& r
       EXPECT_EQ(reply.lengths(i), entry.first_position() + entry.new_tokens());
     }
     for (int32_t row = 0; row < entry.query_rows(); ++row) {
-      const size_t at = lse.size() / spec_.q_heads;
-      o.resize(o.size() + spec_.q_heads * spec_.head_dim);
-      lse.resize(lse.size() + spec_.q_heads);
+      const size_t at = lse.size() / g.q_heads;
+      o.resize(o.size() + g.q_heads * g.kv.value_dim);
+      lse.resize(lse.size() + g.q_heads);
       DenseAttention(
           spec_, layer, dense,
-          {.q = q.data() + at * spec_.q_heads * spec_.head_dim,
+          {.q = q.data() + at * g.q_heads * g.kv.key_dim,
            .position = entry.first_position() + row,
            .given_from = given && entry.new_tokens() > 0 ? entry.first_position() : INT64_MAX,
            .anchor = draft ? entry.first_position() : -1},
-          o.data() + at * spec_.q_heads * spec_.head_dim, lse.data() + at * spec_.q_heads);
+          o.data() + at * g.q_heads * g.kv.value_dim, lse.data() + at * g.q_heads);
     }
   }
-  const int64_t rows = static_cast<int64_t>(lse.size()) / spec_.q_heads;
+  const int64_t rows = static_cast<int64_t>(lse.size()) / g.q_heads;
   EXPECT_TRUE(test::AllClose(ValuesOf(reply.output()), o, OutputTolerance(dtype_),
-                             {rows, spec_.q_heads, spec_.head_dim}))
+                             {rows, g.q_heads, g.kv.value_dim}))
       << "output of layer " << request.layer();
   EXPECT_TRUE(
-      test::AllClose(ValuesOf(reply.lse()), lse, test::kAttentionTolerance, {rows, spec_.q_heads}))
+      test::AllClose(ValuesOf(reply.lse()), lse, test::kAttentionTolerance, {rows, g.q_heads}))
       << "lse of layer " << request.layer();
 }
 
@@ -261,8 +267,9 @@ void ModelHost::LookBack(int32_t layer, uint64_t sequence, int32_t rows) {
   entry->set_sequence_id(sequence);
   entry->set_first_position(length(sequence, layer) - rows);
   entry->set_query_rows(rows);
-  *request.mutable_q() = InlineTensor(dtype_, {rows, spec_.q_heads, spec_.head_dim},
-                                      Values(rows * spec_.q_heads * spec_.head_dim));
+  const worker::LayerGeometry g = Geometry(layer);
+  *request.mutable_q() = InlineTensor(dtype_, {rows, g.q_heads, g.kv.key_dim},
+                                      Values(rows * g.q_heads * g.kv.key_dim));
   Send(request);
 }
 

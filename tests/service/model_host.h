@@ -53,6 +53,9 @@ class ModelHost {
 
  private:
   worker::testing::DenseLayer& Layer(uint64_t sequence, int32_t layer);
+  worker::LayerGeometry Geometry(int32_t layer) const {
+    return GeometryOf(spec_, spec_.layers[layer]);
+  }
   v1::AttendRequest NewRequest(int32_t layer, v1::AttendMode mode) const;
   // Puts K/V of `rows` tokens into the request and random queries beside them.
   void Fill(int64_t rows, const std::vector<float>& k, const std::vector<float>& v,

@@ -248,6 +248,36 @@ TEST(ResolveSpecTest, FillsDefaultsAndRoundsTheCapacityUp) {
   EXPECT_EQ(resolved->spec.layers.size(), 3u);
 }
 
+TEST(ResolveSpecTest, ValuesHaveTheDimsOfKeysUnlessTheSpecSaysOtherwise) {
+  v1::CacheSpec spec = Spec();
+  EXPECT_EQ(ResolveSpec(spec, 1)->public_spec.value_head_dim(), 128);
+  spec.set_head_dim(192);
+  EXPECT_EQ(ResolveSpec(spec, 1)->public_spec.value_head_dim(), 192);
+  spec.set_value_head_dim(128);
+  const auto resolved = ResolveSpec(spec, 1);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->public_spec.value_head_dim(), 128);
+  EXPECT_FLOAT_EQ(resolved->spec.sm_scale, 1 / std::sqrt(192.0f));
+}
+
+TEST(ResolveSpecTest, ALayerWithDimsOfItsOwnHasTheirScale) {
+  v1::CacheSpec spec = Spec();
+  for (int i = 0; i < 3; ++i) spec.add_layer_specs();
+  spec.mutable_layer_specs(1)->set_head_dim(64);
+  spec.mutable_layer_specs(1)->set_q_heads(12);
+  spec.mutable_layer_specs(2)->set_sm_scale(0.5f);
+  const auto scale = [&](size_t layer) {
+    const auto resolved = ResolveSpec(spec, 1);
+    return GeometryOf(resolved->spec, resolved->spec.layers[layer]).sm_scale;
+  };
+  EXPECT_FLOAT_EQ(scale(0), 1 / std::sqrt(128.0f));
+  EXPECT_FLOAT_EQ(scale(1), 1 / std::sqrt(64.0f));
+  EXPECT_FLOAT_EQ(scale(2), 0.5f);
+  spec.set_sm_scale(0.25f);  // given for the cache, it holds for every layer without one
+  EXPECT_FLOAT_EQ(scale(1), 0.25f);
+  EXPECT_FLOAT_EQ(scale(2), 0.5f);
+}
+
 TEST(ResolveSpecTest, NamesTheFieldAtFault) {
   const auto field = [](const std::function<void(v1::CacheSpec*)>& spoil) {
     v1::CacheSpec spec = Spec();
@@ -260,7 +290,7 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
   EXPECT_EQ(field([](auto* s) { s->set_layers(1 << 30); }), "spec.layers");
   EXPECT_EQ(field([](auto* s) { s->set_q_heads(7); }), "spec.q_heads");
   EXPECT_EQ(field([](auto* s) { s->set_kv_heads(0); }), "spec.kv_heads");
-  EXPECT_EQ(field([](auto* s) { s->set_head_dim(100); }), "spec.head_dim");
+  EXPECT_EQ(field([](auto* s) { s->set_head_dim(112); }), "spec.head_dim");
   EXPECT_EQ(field([](auto* s) { s->set_page_size(17); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_page_size(-16); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_interleave(3); }), "spec.interleave");

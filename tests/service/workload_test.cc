@@ -2,6 +2,7 @@
 // hosts at once.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <thread>
 
 #include "tests/service/model_host.h"
@@ -104,6 +105,47 @@ TEST_P(WorkloadTest, SeveralHostsGetWhatTheReferenceSays) {
     EXPECT_TRUE(service.stub().CloseSequence(&context, request, &reply).ok());
   }
   EXPECT_EQ(service.Topology().caches(0).pages_used(), 0);
+}
+
+// End to end over layers that differ: what calls carry, and get back, has the shape of their layer.
+TEST(LayersTest, LayersMayDifferInHeadsAndDims) {
+  TestService service({.workers = 3});
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_layers(4);
+  spec.set_interleave(4);
+  spec.set_kv_dtype(v1::DTYPE_BF16);
+  spec.set_head_dim(192);
+  spec.set_value_head_dim(128);
+  spec.add_layer_specs();
+  v1::LayerSpec* narrow = spec.add_layer_specs();
+  narrow->set_head_dim(80);
+  narrow->set_q_heads(3);
+  narrow->set_kv_heads(1);
+  narrow->set_kv_dtype(v1::DTYPE_FP8_E4M3);
+  for (int head = 0; head < 3; ++head) narrow->add_sinks(0.5f * head);
+  v1::LayerSpec* windowed = spec.add_layer_specs();
+  windowed->set_head_dim(96);
+  windowed->mutable_window()->set_left(21);
+  v1::LayerSpec* wide = spec.add_layer_specs();
+  wide->set_value_head_dim(192);
+  wide->set_kv_dtype(v1::DTYPE_FP8_E5M2);
+  ASSERT_TRUE(CreateCache(service.stub(), "m", spec).ok());
+  const v1::CacheSpec shown = service.Topology().caches(0).spec();
+  EXPECT_EQ(shown.value_head_dim(), 128);
+  EXPECT_EQ(shown.layer_specs(1).head_dim(), 80);
+  EXPECT_FLOAT_EQ(shown.layer_specs(1).sm_scale(), 1 / std::sqrt(80.0f));
+
+  ModelHost host(&service.stub(), "m", spec, DType::kF32, 17);
+  for (const uint64_t sequence : {1, 2}) host.Open(sequence);
+  for (int32_t layer = 0; layer < 4; ++layer) {
+    SCOPED_TRACE(layer);
+    host.Step(layer, {{1, 90}, {2, 7}});  // prefill
+    host.Append(layer, 2, 20);
+    host.Step(layer, {{2, 1}, {1, 5}});
+    host.RepeatLastStep();
+    host.LookBack(layer, 1, 9);
+    host.Draft(layer, {{1, 8}, {2, 16}}, -1);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, WorkloadTest,

@@ -63,12 +63,12 @@ TEST(Backends, TheCpuOffersEveryDflashMask) {
 
 TEST(Backends, EveryBackendSaysWhyNot) {
   CacheSpec spec = testing::SmallSpec();
-  spec.head_dim = 96;
+  spec.head_dim = 112;
   const Selection selection = SelectBackend(spec, {.device = Device::kCpu});
   EXPECT_FALSE(selection.ok());
   EXPECT_THAT(selection.refusals,
-              ElementsAre("cuda: the workers' device is cpu, head_dim 96 is not offered",
-                          "cpu: head_dim 96 is not offered"));
+              ElementsAre("cuda: the workers' device is cpu, head_dim 112 is not offered",
+                          "cpu: head_dim 112 is not offered"));
 }
 
 TEST(Backends, EveryLackIsAReason) {

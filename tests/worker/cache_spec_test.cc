@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/status/errors.h"
+#include "kernels/head_dims.h"
 #include "tests/worker/test_host.h"
 
 namespace tributary::worker {
@@ -42,7 +43,20 @@ const Case kCases[] = {
     {"NoQHeads", "q_heads", [](CacheSpec& s) { s.q_heads = 0; }},
     {"UnevenGroups", "q_heads", [](CacheSpec& s) { s.q_heads = 5; }},
     {"WideGroups", "q_heads", [](CacheSpec& s) { s.q_heads = 34; }},
-    {"HeadDim", "head_dim", [](CacheSpec& s) { s.head_dim = 96; }},
+    {"HeadDim", "head_dim", [](CacheSpec& s) { s.head_dim = 112; }},
+    {"ValueHeadDim", "head_dim", [](CacheSpec& s) { s.value_head_dim = 128; }},
+    {"HeadDimOfALayer", "layer_specs[0].head_dim",
+     [](CacheSpec& s) { s.layers[0].head_dim = 112; }},
+    {"ValueHeadDimOfALayer", "layer_specs[0].head_dim",
+     [](CacheSpec& s) { s.layers[0].value_head_dim = 96; }},
+    {"QHeadsOfALayer", "layer_specs[0].q_heads", [](CacheSpec& s) { s.layers[0].q_heads = 3; }},
+    {"KvHeadsOfALayer", "layer_specs[0].kv_heads", [](CacheSpec& s) { s.layers[0].kv_heads = -1; }},
+    {"ScaleOfALayer", "layer_specs[0].sm_scale", [](CacheSpec& s) { s.layers[0].sm_scale = -1; }},
+    {"SinksOfALayersOwnHeads", "layer_specs[0].sinks",
+     [](CacheSpec& s) {
+       s.layers[0].q_heads = 8;
+       s.layers[0].sinks = {0, 0, 0, 0};
+     }},
     {"PageSize", "page_size", [](CacheSpec& s) { s.page_size = 24; }},
     {"ZeroInterleave", "interleave", [](CacheSpec& s) { s.interleave = 0; }},
     {"InterleaveThatDoesNotDivide", "interleave", [](CacheSpec& s) { s.interleave = 6; }},
@@ -107,6 +121,43 @@ TEST(CacheSpec, LimitsThemselvesAreFine) {
   EXPECT_TRUE(ValidateCacheSpec(spec).ok());
 }
 
+TEST(CacheSpec, EveryRowOfTheTableOfHeadDimsIsFine) {
+  for (const HeadDims& dims : kHeadDims) {
+    CacheSpec spec = testing::SmallSpec();
+    spec.head_dim = dims.key_dim;
+    spec.value_head_dim = dims.value_dim;
+    EXPECT_TRUE(ValidateCacheSpec(spec).ok()) << HeadDimsName(dims.key_dim, dims.value_dim);
+  }
+}
+
+TEST(CacheSpec, ALayersOwnHeadsAndDimsComeBeforeTheCaches) {
+  CacheSpec spec = testing::SmallSpec();
+  spec.head_dim = 192;
+  spec.value_head_dim = 128;
+  LayerSpec layer;
+  EXPECT_EQ(
+      GeometryOf(spec, layer),
+      (LayerGeometry{.q_heads = 4,
+                     .kv = {.kv_heads = 2, .key_dim = 192, .value_dim = 128, .dtype = DType::kBf16},
+                     .sm_scale = 0.125f}));
+  layer.head_dim = 96;  // and values of as many dims
+  layer.q_heads = 12;
+  layer.kv_heads = 3;
+  layer.sm_scale = 0.5f;
+  layer.kv_dtype = DType::kF16;
+  const LayerGeometry own{
+      .q_heads = 12, .kv = SquareGeometry(3, 96, DType::kF16), .sm_scale = 0.5f};
+  EXPECT_EQ(GeometryOf(spec, layer), own);
+
+  CacheSpec other = spec;
+  spec.layers = {layer};
+  EXPECT_FALSE(SameSpec(spec, other));
+  other.layers = {layer};
+  EXPECT_TRUE(SameSpec(spec, other));
+  other.layers[0].value_head_dim = 96;  // as it is without
+  EXPECT_TRUE(SameSpec(spec, other));
+}
+
 TEST(CacheSpec, ShardBytesAreThoseOfAllPages) {
   CacheSpec spec = testing::SmallSpec();
   spec.layers.resize(3);
@@ -114,6 +165,13 @@ TEST(CacheSpec, ShardBytesAreThoseOfAllPages) {
   EXPECT_EQ(*ShardBytes(spec), size_t{2 * 2 * 16 * 64 * 2} * 64 * 3);
   spec.kv_dtype = DType::kFp8E4M3;
   EXPECT_EQ(*ShardBytes(spec), size_t{2 * 2 * 16 * 64} * 64 * 3);
+  // Keys of 80 bytes take 96; values do not.
+  spec.layers[1].head_dim = 80;
+  EXPECT_EQ(*ShardBytes(spec), size_t{2 * 16} * (128 + 96 + 80 + 128) * 64);
+  spec.layers[2].head_dim = 192;
+  spec.layers[2].value_head_dim = 128;
+  spec.layers[2].kv_heads = 1;
+  EXPECT_EQ(*ShardBytes(spec), size_t{16} * (2 * 128 + 2 * (96 + 80) + 192 + 128) * 64);
 }
 
 }  // namespace

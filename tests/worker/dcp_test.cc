@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/head_dims.h"
 #include "tests/support/compare.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
@@ -54,32 +55,42 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- geometry: KV types, head dims, groups ----------------------------------------------------
 
-class Geometry : public ::testing::TestWithParam<std::tuple<DType, int, int>> {};
+class Geometry : public ::testing::TestWithParam<std::tuple<DType, HeadDims, int>> {};
 
 TEST_P(Geometry, DecodeVerifyPrefill) {
-  const auto [kv_dtype, head_dim, group] = GetParam();
+  const auto [kv_dtype, dims, group] = GetParam();
 #ifdef TRIBUTARY_SHORT_GRID
   const int32_t many = 24;
 #else
   const int32_t many = 64;
 #endif
   ThreadRanks ranks(4, Poisoned());
-  RunDecodeVerifyPrefill(ranks, GeometrySpec(kv_dtype, head_dim, group),
-                         InputsInTurn(head_dim, group), many);
+  RunDecodeVerifyPrefill(ranks, GeometrySpec(kv_dtype, dims.key_dim, group, dims.value_dim),
+                         InputsInTurn(dims.key_dim, group), many);
 }
 
 std::string GeometryName(const ::testing::TestParamInfo<Geometry::ParamType>& info) {
-  const auto [kv_dtype, head_dim, group] = info.param;
-  return std::string(Name(kv_dtype)) + "_d" + std::to_string(head_dim) + "_g" +
-         std::to_string(group);
+  const auto& [kv_dtype, dims, group] = info.param;
+  return std::string(Name(kv_dtype)) + "_d" + std::to_string(dims.key_dim) + "_v" +
+         std::to_string(dims.value_dim) + "_g" + std::to_string(group);
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, Geometry,
                          ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
                                                               DType::kBf16, DType::kF16),
-                                            ::testing::Values(64, 128, 256),
+                                            ::testing::ValuesIn(kHeadDims),
                                             ::testing::Values(1, 4, 8, 16)),
                          GeometryName);
+
+// Layers that differ in heads and dims share sequences, pages and plans.
+TEST(Dcp, HeadsAndDimsDifferFromLayerToLayer) {
+  for (const int size : {1, 3, 4}) {
+    ThreadRanks ranks(size, Poisoned());
+    RunForkAndTruncate(ranks, LayersDifferSpec(), {});
+    ThreadRanks again(size, Poisoned());
+    RunDecodeVerifyPrefill(again, LayersDifferSpec(), {.q_dtype = DType::kF32}, 24);
+  }
+}
 
 // ---- windows, sinks, soft cap -----------------------------------------------------------------
 

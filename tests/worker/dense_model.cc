@@ -23,12 +23,13 @@ double ThroughCache(DType dtype, float value, double scale) {
   return static_cast<double>(LoadElement(dtype, stored, 0)) * scale;
 }
 
-void Quantise(const CacheSpec& spec, DType dtype, const std::vector<float>& scale,
+// `dim` elements to a head.
+void Quantise(const KvGeometry& g, int32_t dim, const std::vector<float>& scale,
               std::span<const float> given, std::vector<double>* cached) {
   for (size_t i = 0; i < given.size(); ++i) {
-    const auto head = static_cast<int32_t>(i / static_cast<size_t>(spec.head_dim) %
-                                           static_cast<size_t>(spec.kv_heads));
-    cached->push_back(ThroughCache(dtype, given[i], ScaleOf(scale, head)));
+    const auto head =
+        static_cast<int32_t>(i / static_cast<size_t>(dim) % static_cast<size_t>(g.kv_heads));
+    cached->push_back(ThroughCache(g.dtype, given[i], ScaleOf(scale, head)));
   }
 }
 
@@ -49,39 +50,48 @@ void AppendDense(const CacheSpec& spec, const LayerSpec& layer, std::span<const 
                  std::span<const float> v, DenseLayer* dense) {
   dense->k.insert(dense->k.end(), k.begin(), k.end());
   dense->v.insert(dense->v.end(), v.begin(), v.end());
-  const DType dtype = layer.kv_dtype.has_value() ? *layer.kv_dtype : spec.kv_dtype;
-  Quantise(spec, dtype, layer.k_scale, k, &dense->cached_k);
-  Quantise(spec, dtype, layer.v_scale, v, &dense->cached_v);
+  const KvGeometry g = GeometryOf(spec, layer).kv;
+  Quantise(g, g.key_dim, layer.k_scale, k, &dense->cached_k);
+  Quantise(g, g.value_dim, layer.v_scale, v, &dense->cached_v);
 }
 
-void TruncateDense(const CacheSpec& spec, int64_t length, DenseLayer* dense) {
-  const auto size = static_cast<size_t>(length * spec.kv_heads * spec.head_dim);
-  dense->k.resize(size);
-  dense->v.resize(size);
-  dense->cached_k.resize(size);
-  dense->cached_v.resize(size);
+void TruncateDense(const CacheSpec& spec, const LayerSpec& layer, int64_t length,
+                   DenseLayer* dense) {
+  const KvGeometry g = GeometryOf(spec, layer).kv;
+  const auto heads = static_cast<size_t>(length * g.kv_heads);
+  dense->k.resize(heads * static_cast<size_t>(g.key_dim));
+  dense->v.resize(heads * static_cast<size_t>(g.value_dim));
+  dense->cached_k.resize(dense->k.size());
+  dense->cached_v.resize(dense->v.size());
+}
+
+int64_t LengthOfDense(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense) {
+  const KvGeometry g = GeometryOf(spec, layer).kv;
+  return static_cast<int64_t>(dense.k.size()) / (g.kv_heads * g.key_dim);
 }
 
 void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLayer& dense,
                     const DenseRow& row, double* o, double* lse) {
-  const int64_t dim = spec.head_dim;
+  const LayerGeometry g = GeometryOf(spec, layer);
+  const int64_t key_dim = g.kv.key_dim;
+  const int64_t value_dim = g.kv.value_dim;
   const double soft_cap = layer.soft_cap.has_value() ? *layer.soft_cap : spec.soft_cap;
-  const auto keys = static_cast<int64_t>(dense.k.size()) / (spec.kv_heads * dim);
+  const int64_t keys = LengthOfDense(spec, layer, dense);
   std::vector<float> rounded;
-  if (RoundsQueries(spec, KvDType(spec, layer))) {
-    const auto elements = static_cast<size_t>(spec.q_heads * dim);
+  if (RoundsQueries(spec, g.kv.dtype)) {
+    const auto elements = static_cast<size_t>(g.q_heads * key_dim);
     rounded.resize(elements);
-    RoundQueriesToFp8(DType::kF32, spec.head_dim, std::as_bytes(std::span(row.q, elements)),
+    RoundQueriesToFp8(DType::kF32, g.kv.key_dim, std::as_bytes(std::span(row.q, elements)),
                       rounded.data());
   }
-  for (int32_t head = 0; head < spec.q_heads; ++head) {
-    const int32_t kv_head = head / (spec.q_heads / spec.kv_heads);
-    const float* q = row.q + head * dim;
-    const float* cached_q = rounded.empty() ? q : rounded.data() + head * dim;
-    double* out = o + head * dim;
-    std::fill_n(out, dim, 0.0);
-    const auto offset = [&](int64_t key) {
-      return static_cast<size_t>((key * spec.kv_heads + kv_head) * dim);
+  for (int32_t head = 0; head < g.q_heads; ++head) {
+    const int32_t kv_head = head / g.gqa_ratio();
+    const float* q = row.q + head * key_dim;
+    const float* cached_q = rounded.empty() ? q : rounded.data() + head * key_dim;
+    double* out = o + head * value_dim;
+    std::fill_n(out, value_dim, 0.0);
+    const auto offset = [&](int64_t key, int64_t dim) {
+      return static_cast<size_t>((key * g.kv.kv_heads + kv_head) * dim);
     };
     std::vector<std::pair<int64_t, double>> logits;
     double max = -std::numeric_limits<double>::infinity();
@@ -89,12 +99,12 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
       if (!Visible(layer, row, key)) continue;
       double logit = 0;
       const bool given = key >= row.given_from;
-      for (int64_t d = 0; d < dim; ++d) {
-        const size_t at = offset(key) + static_cast<size_t>(d);
+      for (int64_t d = 0; d < key_dim; ++d) {
+        const size_t at = offset(key, key_dim) + static_cast<size_t>(d);
         logit += given ? q[d] * static_cast<double>(dense.k[at])
                        : cached_q[d] * static_cast<double>(dense.cached_k[at]);
       }
-      logit *= spec.sm_scale;
+      logit *= g.sm_scale;
       if (soft_cap > 0) logit = soft_cap * std::tanh(logit / soft_cap);
       logits.emplace_back(key, logit);
       max = std::max(max, logit);
@@ -103,8 +113,8 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
     for (const auto& [key, logit] : logits) {
       const double weight = std::exp(logit - max);
       const bool given = key >= row.given_from;
-      for (int64_t d = 0; d < dim; ++d) {
-        const size_t at = offset(key) + static_cast<size_t>(d);
+      for (int64_t d = 0; d < value_dim; ++d) {
+        const size_t at = offset(key, value_dim) + static_cast<size_t>(d);
         out[d] += weight * (given ? static_cast<double>(dense.v[at]) : dense.cached_v[at]);
       }
       sum += weight;
@@ -114,7 +124,7 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
     if (!layer.sinks.empty()) {
       denominator += std::exp(static_cast<double>(layer.sinks[static_cast<size_t>(head)]) - max);
     }
-    for (int64_t d = 0; d < dim; ++d) out[d] /= denominator;
+    for (int64_t d = 0; d < value_dim; ++d) out[d] /= denominator;
   }
 }
 

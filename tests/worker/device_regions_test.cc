@@ -120,6 +120,7 @@ class StepRegionsTest : public ::testing::Test {
     spec_.q_heads = 4;
     spec_.kv_heads = 2;
     spec_.head_dim = 64;
+    spec_.layers.resize(1);
     step_.entries = {{.sequence = 1, .query_rows = 3, .new_tokens = 3}};
     step_.q = {.dtype = DType::kBf16, .bytes = 1536, .parts = {{5, 0, 1536}}};
     step_.k = {.dtype = DType::kBf16, .bytes = 768, .parts = {{5, 1536, 256}, {6, 0, 512}}};

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/head_dims.h"
 #include "tests/support/compare.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/scenarios.h"
@@ -73,12 +74,13 @@ INSTANTIATE_TEST_SUITE_P(All, Grid, ::testing::Combine(kSizes, ::testing::Values
 
 // ---- types and geometry -----------------------------------------------------------------------
 
-class Types : public ::testing::TestWithParam<std::tuple<DType, DType, int>> {};
+class Types : public ::testing::TestWithParam<std::tuple<DType, DType, HeadDims>> {};
 
 TEST_P(Types, QueriesAndBlockKeepTheirPrecision) {
-  const auto [kv_dtype, input, head_dim] = GetParam();
+  const auto& [kv_dtype, input, dims] = GetParam();
   ThreadRanks ranks(3, Poisoned());
-  RunTwoDrafts(ranks, DraftSliceSpec(kv_dtype, head_dim), {.q_dtype = input, .input_dtype = input});
+  RunTwoDrafts(ranks, DraftSliceSpec(kv_dtype, dims.key_dim, dims.value_dim),
+               {.q_dtype = input, .input_dtype = input});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Types,
@@ -86,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, Types,
                                                               DType::kBf16, DType::kF16),
                                             ::testing::Values(DType::kF32, DType::kBf16,
                                                               DType::kF16),
-                                            ::testing::Values(64, 128)));
+                                            ::testing::ValuesIn(kHeadDims)));
 
 TEST(Dflash, MoreRanksThanHeads) {
   CacheSpec spec = SmallSpec();
@@ -95,6 +97,13 @@ TEST(Dflash, MoreRanksThanHeads) {
   spec.interleave = 1;
   ThreadRanks ranks(4, Poisoned());
   RunDrafts(ranks, spec, {});
+}
+
+TEST(Dflash, HeadsAndDimsDifferFromLayerToLayer) {
+  for (const int size : {1, 3}) {
+    ThreadRanks ranks(size, Poisoned());
+    RunDrafts(ranks, LayersDifferSpec(), {});
+  }
 }
 
 TEST(Dflash, QueriesInFp8MeetTheirBlockAsTheyAre) {

@@ -115,7 +115,7 @@ TEST_F(ExecutorTest, AnotherSpecUnderTheSameIdIsRefused) {
 
 TEST_F(ExecutorTest, BadSpecsNeverTakeMemory) {
   CacheSpec spec = SmallSpec();
-  spec.head_dim = 96;
+  spec.head_dim = 112;
   const absl::Status status = Execute(CreateCacheCommand{spec});
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FieldOf(status), "head_dim");
@@ -436,7 +436,7 @@ TEST(ExecutorJoin, RanksMeetAfterAShardCameOrWent) {
   }
   // Refused by all, and they met all the same: nobody is left waiting.
   CacheSpec bad = SmallSpec();
-  bad.head_dim = 96;
+  bad.head_dim = 112;
   command.body = CreateCacheCommand{bad};
   for (const auto& [rank, reply] : ranks.Execute(command)) {
     EXPECT_EQ(reply.status.code(), absl::StatusCode::kInvalidArgument) << reply.status;

@@ -369,9 +369,27 @@ TEST(ChoosePath, ByNewTokens) {
 }
 
 TEST(RowsPerPass, BoundsThePartials) {
-  EXPECT_EQ(RowsPerPass(32, 128), 1024);
-  EXPECT_EQ(RowsPerPass(16384, 256), 1);  // never none
-  EXPECT_GE(RowsPerPass(1, 64), 4096);
+  const auto rows = [](int32_t q_heads, int32_t head_dim, int32_t value_dim = 0) {
+    CacheSpec spec;
+    spec.q_heads = spec.kv_heads = q_heads;
+    spec.head_dim = head_dim;
+    spec.value_head_dim = value_dim;
+    spec.layers.resize(1);
+    return RowsPerPass(spec);
+  };
+  EXPECT_EQ(rows(32, 128), 1024);
+  EXPECT_EQ(rows(32, 192, 128), 1024);  // partials have the dims of values
+  EXPECT_EQ(rows(16384, 256), 1);       // never none
+  EXPECT_GE(rows(1, 64), 4096);
+
+  // The widest layer decides for all, so that they share plans.
+  CacheSpec spec;
+  spec.q_heads = spec.kv_heads = 8;
+  spec.head_dim = 64;
+  spec.layers.resize(2);
+  spec.layers[1].q_heads = 32;
+  spec.layers[1].head_dim = 128;
+  EXPECT_EQ(RowsPerPass(spec), 1024);
 }
 
 // ---- drafts -----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/head_dims.h"
+
 namespace tributary::worker::testing {
 
 std::vector<float> SinksFor(int32_t q_heads) {
@@ -17,10 +19,12 @@ std::vector<float> ScalesFor(int32_t kv_heads, float base) {
   return scales;
 }
 
-void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim) {
+void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim,
+              int32_t value_dim) {
   spec->kv_heads = kv_heads;
   spec->q_heads = kv_heads * group;
   spec->head_dim = head_dim;
+  spec->value_head_dim = value_dim;
   spec->sm_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
 }
 
@@ -64,9 +68,9 @@ CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype) {
   return spec;
 }
 
-CacheSpec GeometrySpec(DType kv_dtype, int32_t head_dim, int32_t group) {
+CacheSpec GeometrySpec(DType kv_dtype, int32_t head_dim, int32_t group, int32_t value_dim) {
   CacheSpec spec = SmallSpec();
-  SetHeads(&spec, /*kv_heads=*/2, group, head_dim);
+  SetHeads(&spec, /*kv_heads=*/2, group, head_dim, value_dim);
   spec.kv_dtype = kv_dtype;
   spec.interleave = 4;
   spec.layers[0].k_scale = ScalesFor(spec.kv_heads, 0.02f);
@@ -123,15 +127,35 @@ CacheSpec Fp8QueriesSpec() {
   return spec;
 }
 
-CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim) {
+CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim, int32_t value_dim) {
   CacheSpec spec = SmallSpec();
-  SetHeads(&spec, /*kv_heads=*/2, /*group=*/5, head_dim);
+  SetHeads(&spec, /*kv_heads=*/2, /*group=*/5, head_dim, value_dim);
   spec.kv_dtype = kv_dtype;
   spec.interleave = 4;
   spec.layers = {DraftLayer({30, 30}, WindowBase::kQuery, false)};
   spec.layers[0].k_scale = {0.02f, 0.03f};
   spec.layers[0].v_scale = {0.04f};
   spec.layers[0].sinks = SinksFor(spec.q_heads);
+  return spec;
+}
+
+CacheSpec LayersDifferSpec() {
+  CacheSpec spec = SmallSpec();  // 4 query heads, 2 KV heads, dim 64
+  spec.interleave = 4;
+  for (const HeadDims& dims : kHeadDims) {
+    const size_t i = spec.layers.size() - 1;
+    LayerSpec layer;
+    layer.head_dim = dims.key_dim;
+    layer.value_head_dim = dims.value_dim == dims.key_dim ? 0 : dims.value_dim;
+    layer.sm_scale = 1.0f / std::sqrt(static_cast<float>(dims.key_dim));
+    layer.kv_dtype = kKvDTypes[i % kKvDTypes.size()];
+    layer.kv_heads = 1 + static_cast<int32_t>(i % 3);
+    layer.q_heads = layer.kv_heads * (1 + static_cast<int32_t>(i % 4));
+    if (i % 2 == 0) layer.window.left = 14;
+    if (i % 3 == 1) layer.sinks = SinksFor(layer.q_heads);
+    if (i % 3 == 2) layer.k_scale = ScalesFor(layer.kv_heads, 0.05f);
+    spec.layers.push_back(layer);
+  }
   return spec;
 }
 

@@ -18,7 +18,8 @@ inline constexpr std::array<DType, 4> kKvDTypes = {DType::kBf16, DType::kFp8E4M3
 // Different in every head, so that a mixed-up head shows.
 std::vector<float> SinksFor(int32_t q_heads);
 std::vector<float> ScalesFor(int32_t kv_heads, float base);
-void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim);
+void SetHeads(CacheSpec* spec, int32_t kv_heads, int32_t group, int32_t head_dim,
+              int32_t value_dim = 0);
 LayerSpec DraftLayer(Window window, WindowBase base, bool causal_block);
 
 // ---- caches -------------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ CacheSpec PagedSpec(int32_t page_size, int32_t interleave, DType kv_dtype);
 CacheSpec BoundarySpec(int32_t page_size, int32_t interleave, DType kv_dtype);
 
 // Two KV heads, scales of k by head and one of v.
-CacheSpec GeometrySpec(DType kv_dtype, int32_t head_dim, int32_t group);
+CacheSpec GeometrySpec(DType kv_dtype, int32_t head_dim, int32_t group, int32_t value_dim = 0);
 
 // Five heads of one group: over 3 ranks slices of 2, 2 and 1.
 CacheSpec MaskSpec(int32_t window, bool sinks, float soft_cap);
@@ -52,6 +53,10 @@ CacheSpec EveryLayerTypeSpec();
 CacheSpec Fp8QueriesSpec();
 
 // For drafts of heads whose slices, over 3 ranks, begin inside a group.
-CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim);
+CacheSpec DraftSliceSpec(DType kv_dtype, int32_t head_dim, int32_t value_dim = 0);
+
+// Layers with heads and head dims of their own, of all that the table of head dims serves, with
+// windows, sinks, scales and KV types here and there.
+CacheSpec LayersDifferSpec();
 
 }  // namespace tributary::worker::testing

@@ -79,12 +79,18 @@ void TestHost::Open(SequenceId sequence) {
   ExecuteOk(Wrap(SetTablesCommand{{dead}}));
 }
 
+void TestHost::TruncateLayers(int64_t length, std::vector<DenseLayer>* layers) const {
+  for (size_t i = 0; i < layers->size(); ++i) {
+    TruncateDense(spec_, spec_.layers[i], length, &(*layers)[i]);
+  }
+}
+
 void TestHost::Fork(SequenceId parent, SequenceId child, int64_t length) {
   const Sequence& from = sequences_.at(parent);
   Sequence& to = sequences_[child];
   to.length = length;
   to.layers = from.layers;
-  for (DenseLayer& layer : to.layers) TruncateDense(spec_, length, &layer);
+  TruncateLayers(length, &to.layers);
   const int64_t pages = CeilDiv(length, int64_t{spec_.page_size} * ranks_.size());
   to.pages.assign(from.pages.begin(), from.pages.begin() + pages);
   for (const int32_t page : to.pages) ++holders_[static_cast<size_t>(page)];
@@ -94,7 +100,7 @@ void TestHost::Fork(SequenceId parent, SequenceId child, int64_t length) {
 void TestHost::Truncate(SequenceId id, int64_t length) {
   Sequence& sequence = sequences_.at(id);
   sequence.length = length;
-  for (DenseLayer& layer : sequence.layers) TruncateDense(spec_, length, &layer);
+  TruncateLayers(length, &sequence.layers);
   const auto keep = static_cast<size_t>(CeilDiv(length, int64_t{spec_.page_size} * ranks_.size()));
   // The ranks are told nothing: their tables keep entries that are now dead.
   while (sequence.pages.size() > keep) {
@@ -160,7 +166,7 @@ void TestHost::Step(StepKind kind, const std::vector<Move>& moves) {
 }
 
 void TestHost::Encode(Tensor* tensor) {
-  tensor->bytes.resize(tensor->values.size() * SizeOf(tensor->dtype));
+  tensor->bytes.resize(BytesOf(tensor->dtype, static_cast<int64_t>(tensor->values.size())));
   for (size_t i = 0; i < tensor->values.size(); ++i) {
     StoreElement(tensor->dtype, tensor->bytes.data(), i, tensor->values[i]);
     tensor->values[i] = LoadElement(tensor->dtype, tensor->bytes.data(), i);
@@ -185,20 +191,22 @@ TestHost::Tensor TestHost::Random(DType dtype, const Prepared& prepared, int32_t
 // New tokens are random and enter the model; repeated ones are what the model has.
 void TestHost::FillTokens(const std::vector<Move>& moves, const Prepared& prepared, int32_t layer,
                           Tensor* k, Tensor* v) {
-  const auto token = static_cast<size_t>(spec_.kv_heads) * static_cast<size_t>(spec_.head_dim);
-  size_t at = 0;
+  const auto [k_token, v_token] = TokenElements(layer);
+  size_t token_at = 0;
   for (size_t i = 0; i < moves.size(); ++i) {
     const StepEntry& entry = prepared.entries[i];
-    const size_t count = static_cast<size_t>(entry.new_tokens) * token;
+    const auto count = static_cast<size_t>(entry.new_tokens);
     DenseLayer& dense = sequences_.at(entry.sequence).layers[static_cast<size_t>(layer)];
-    const std::span<float> new_k = std::span(k->values).subspan(at, count);
-    const std::span<float> new_v = std::span(v->values).subspan(at, count);
+    const auto new_k = std::span(k->values).subspan(token_at * k_token, count * k_token);
+    const auto new_v = std::span(v->values).subspan(token_at * v_token, count * v_token);
     if (entry.replay) {
-      const auto from = static_cast<size_t>(entry.first_position) * token;
-      std::copy_n(dense.k.begin() + static_cast<ptrdiff_t>(from), count, new_k.begin());
-      std::copy_n(dense.v.begin() + static_cast<ptrdiff_t>(from), count, new_v.begin());
+      const auto first = static_cast<size_t>(entry.first_position);
+      std::copy_n(dense.k.begin() + static_cast<ptrdiff_t>(first * k_token), new_k.size(),
+                  new_k.begin());
+      std::copy_n(dense.v.begin() + static_cast<ptrdiff_t>(first * v_token), new_v.size(),
+                  new_v.begin());
       if (moves[i].corrupt_token >= 0) {
-        new_v[static_cast<size_t>(moves[i].corrupt_token) * token + token - 1] += 8.0f;
+        new_v[(static_cast<size_t>(moves[i].corrupt_token) + 1) * v_token - 1] += 8.0f;
       }
     } else {
       if (nan_tokens_) {
@@ -207,21 +215,27 @@ void TestHost::FillTokens(const std::vector<Move>& moves, const Prepared& prepar
       }
       AppendDense(spec_, spec_.layers[static_cast<size_t>(layer)], new_k, new_v, &dense);
     }
-    at += count;
+    token_at += count;
   }
   Encode(k);
   Encode(v);
 }
 
+std::pair<size_t, size_t> TestHost::TokenElements(int32_t layer) const {
+  const KvGeometry g = Geometry(layer).kv;
+  const auto heads = static_cast<size_t>(g.kv_heads);
+  return {heads * static_cast<size_t>(g.key_dim), heads * static_cast<size_t>(g.value_dim)};
+}
+
 void TestHost::StepLayer(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
                          int32_t layer) {
-  const auto dim = static_cast<size_t>(spec_.head_dim);
-  const size_t q_row = static_cast<size_t>(spec_.q_heads) * dim;
-  const size_t kv_row = static_cast<size_t>(spec_.kv_heads) * dim;
+  const LayerGeometry g = Geometry(layer);
+  const size_t q_row = static_cast<size_t>(g.q_heads) * static_cast<size_t>(g.kv.key_dim);
+  const auto [k_token, v_token] = TokenElements(layer);
   const uint64_t salt = 3 * static_cast<uint64_t>(layer);
   const Tensor q = Random(options_.q_dtype, prepared, &StepEntry::query_rows, q_row, salt);
-  Tensor k = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, kv_row, salt + 1);
-  Tensor v = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, kv_row, salt + 2);
+  Tensor k = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, k_token, salt + 1);
+  Tensor v = Random(options_.input_dtype, prepared, &StepEntry::new_tokens, v_token, salt + 2);
   if (kind != StepKind::kDflash) FillTokens(moves, prepared, layer, &k, &v);
 
   StepCommand step{.layer = layer, .kind = kind, .entries = prepared.entries};
@@ -260,22 +274,24 @@ DenseLayer TestHost::ModelOf(StepKind kind, const StepEntry& entry, int32_t laye
                              const Tensor& k, const Tensor& v) const {
   DenseLayer dense = sequences_.at(entry.sequence).layers[static_cast<size_t>(layer)];
   if (kind != StepKind::kDflash) return dense;
-  const auto size = static_cast<size_t>(spec_.kv_heads) * static_cast<size_t>(spec_.head_dim);
-  const size_t count = static_cast<size_t>(entry.new_tokens) * size;
-  TruncateDense(spec_, entry.first_position, &dense);
-  AppendDense(spec_, spec_.layers[static_cast<size_t>(layer)],
-              std::span(k.values).subspan(token * size, count),
-              std::span(v.values).subspan(token * size, count), &dense);
+  const auto [k_token, v_token] = TokenElements(layer);
+  const auto count = static_cast<size_t>(entry.new_tokens);
+  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+  TruncateDense(spec_, spec, entry.first_position, &dense);
+  AppendDense(spec_, spec, std::span(k.values).subspan(token * k_token, count * k_token),
+              std::span(v.values).subspan(token * v_token, count * v_token), &dense);
   return dense;
 }
 
 void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
                          int32_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
                          const Reply& reply) const {
-  const auto heads = static_cast<size_t>(spec_.q_heads);
-  const size_t row_size = heads * static_cast<size_t>(spec_.head_dim);
-  ASSERT_EQ(reply.o.size(), q.values.size());
-  ASSERT_EQ(reply.lse.size() * static_cast<size_t>(spec_.head_dim), reply.o.size());
+  const LayerGeometry g = Geometry(layer);
+  const auto heads = static_cast<size_t>(g.q_heads);
+  const size_t q_size = heads * static_cast<size_t>(g.kv.key_dim);
+  const size_t row_size = heads * static_cast<size_t>(g.kv.value_dim);
+  ASSERT_EQ(reply.o.size() / row_size, q.values.size() / q_size);
+  ASSERT_EQ(reply.lse.size() * static_cast<size_t>(g.kv.value_dim), reply.o.size());
   std::vector<double> o(row_size);
   std::vector<double> lse(heads);
   size_t row = 0;
@@ -295,7 +311,7 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
       if (i % row_stride_ != 0 && i + 1 != entry.query_rows) continue;
       const int64_t position = entry.first_position + i;
       const DenseRow dense_row{
-          .q = q.values.data() + row * row_size,
+          .q = q.values.data() + row * q_size,
           .position = position,
           .given_from = full_precision ? entry.first_position : std::numeric_limits<int64_t>::max(),
           .anchor = draft ? entry.first_position : -1};
@@ -304,12 +320,12 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
       ASSERT_TRUE(
           test::AllClose(std::span(reply.o).subspan(row * row_size, row_size), o,
                          options_.o_tolerance.value_or(test::AttentionTolerance(options_.q_dtype)),
-                         {spec_.q_heads, spec_.head_dim}))
+                         {g.q_heads, g.kv.value_dim}))
           << "o [head, dim] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
       ASSERT_TRUE(test::AllClose(std::span(reply.lse).subspan(row * heads, heads), lse,
                                  options_.lse_tolerance.value_or(test::kAttentionTolerance),
-                                 {spec_.q_heads}))
+                                 {g.q_heads}))
           << "lse [head] of sequence " << entry.sequence << " layer " << layer << " position "
           << position;
     }

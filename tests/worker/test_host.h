@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tests/support/compare.h"
@@ -82,6 +83,12 @@ class TestHost {
     std::vector<PageUpdate> updates;
   };
 
+  LayerGeometry Geometry(int32_t layer) const {
+    return GeometryOf(spec_, spec_.layers[static_cast<size_t>(layer)]);
+  }
+  // Elements of a token's keys and of its values, all heads of the layer.
+  std::pair<size_t, size_t> TokenElements(int32_t layer) const;
+  void TruncateLayers(int64_t length, std::vector<DenseLayer>* layers) const;
   Prepared Prepare(StepKind kind, const std::vector<Move>& moves);
   void MakeWritable(SequenceId id, int64_t first, int64_t end, Prepared* prepared);
   void StepLayer(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,

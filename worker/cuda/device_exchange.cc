@@ -34,8 +34,8 @@ DType DeviceExchange::WireOf(const PlannedStep& step, collective::Strategy strat
 DeviceExchangeParams DeviceExchange::ParamsFor(int32_t rows, Placement placement) const {
   return {.o_dtype = DType::kF32,
           .rows = rows,
-          .heads = step_.spec.q_heads,
-          .value_dim = step_.spec.head_dim,
+          .heads = step_.geometry().q_heads,
+          .value_dim = step_.geometry().kv.value_dim,
           .placement = placement,
           .strategy = strategy_,
           .wire = wire_,
@@ -67,7 +67,7 @@ absl::Status DeviceExchange::MergeToRoot(int32_t rows, Partial partial, const fl
   DeviceExchangeParams params = ParamsFor(rows, Placement::kGathered);
   params.sinks = sinks;
   params.partial_arrives = arrives;
-  return Merge(params, step_.spec.q_heads, partial, out);
+  return Merge(params, step_.geometry().q_heads, partial, out);
 }
 
 absl::Status DeviceExchange::MergeToSlices(int32_t rows, Partial partial, Partial out) {
@@ -90,8 +90,8 @@ absl::Status DeviceExchange::Merge(DeviceExchangeParams params, int32_t out_head
 absl::Status DeviceExchange::GatherToRoot(int32_t rows, Partial slice, Partial out) {
   const DeviceGatherParams params{.dtype = DType::kF32,
                                   .rows = rows,
-                                  .heads = step_.spec.q_heads,
-                                  .value_dim = step_.spec.head_dim};
+                                  .heads = step_.geometry().q_heads,
+                                  .value_dim = step_.geometry().kv.value_dim};
   return InPieces(params, [&](DeviceGatherParams& piece, int32_t row) {
     const Partial from = Advance(slice, row, OwnHeads());
     const Partial to = Advance(out, row, piece.heads);
@@ -116,7 +116,7 @@ absl::Status DeviceExchange::InPieces(Params params, Enqueue enqueue) {
 }
 
 int32_t DeviceExchange::OwnHeads() const {
-  return collective::SliceOfRank(step_.spec.q_heads, group_.size(), group_.rank()).count;
+  return collective::SliceOfRank(step_.geometry().q_heads, group_.size(), group_.rank()).count;
 }
 
 // Where nothing is wanted, nothing is wanted further on either.
@@ -124,7 +124,8 @@ DeviceExchange::Partial DeviceExchange::Advance(Partial partial, int32_t rows,
                                                 int32_t heads) const {
   if (partial.o == nullptr) return {};
   const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(heads);
-  return {partial.o + pairs * static_cast<size_t>(step_.spec.head_dim), partial.lse + pairs};
+  return {partial.o + pairs * static_cast<size_t>(step_.geometry().kv.value_dim),
+          partial.lse + pairs};
 }
 
 }  // namespace tributary::worker

@@ -95,7 +95,7 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   block_keys_ = {};
   if (types.draft && any_new_keys) MakeBlocks(plan);
   has_new_tokens_ = !types.draft && any_new_keys;
-  if (has_new_tokens_) MakeNewTokens(spec, plan, options);
+  if (has_new_tokens_) MakeNewTokens(plan, options);
   id_ = plan.id;
 }
 
@@ -127,15 +127,15 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
 void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                              std::span<const KeyRange> keys, const DevicePlanOptions& options,
                              AttentionLaunch* launch, Host* host) {
-  launch->shape = {.geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.cache_kv),
-                   .q_heads = spec.q_heads,
+  launch->shape = {.geometry = types_.geometry.kv,
+                   .q_heads = types_.geometry.q_heads,
                    .page_size = spec.page_size,
                    // Batch-invariant results take the same kernel in every call.
                    .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
                    .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size())),
                    .total_keys = TotalKeys(pass, keys)};
   cuda::KernelOptions kernels = options.kernels;
-  kernels.fp8_queries = RoundsQueries(spec, types_.cache_kv);
+  kernels.fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
   launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
   const cuda::DecodePlanShape shape =
       cuda::DecodePlanShapeFor(launch->choice, launch->shape, options.device);
@@ -157,14 +157,15 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                               std::span<const KeyRange> keys, const DevicePlanOptions& options,
                               PrefillLaunch* launch, Host* host) {
   launch->shape = {.q = types_.q,
-                   .geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.cache_kv),
-                   .q_heads = spec.q_heads,
+                   .geometry = types_.geometry.kv,
+                   .q_heads = types_.geometry.q_heads,
                    .page_size = spec.page_size,
                    .head_begin = 0,
-                   .head_count = spec.q_heads};
-  launch->choice = cuda::ChoosePrefill(
-      options.device, launch->shape,
-      {.portable = options.kernels.portable, .fp8_queries = RoundsQueries(spec, types_.cache_kv)});
+                   .head_count = types_.geometry.q_heads};
+  launch->choice =
+      cuda::ChoosePrefill(options.device, launch->shape,
+                          {.portable = options.kernels.portable,
+                           .fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype)});
   launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
   const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
       launch->choice, launch->shape, options.device, launch->workspace_slots);
@@ -173,8 +174,7 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
   PlacePrefill(host->many, pass.row_count, launch);
 }
 
-void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
-                               const DevicePlanOptions& options) {
+void DevicePlan::MakeNewTokens(const StepPlan& plan, const DevicePlanOptions& options) {
   prefill_entries_.clear();
   int32_t row = 0;
   // Rows outside of every run have no keys here, and get the empty partial.
@@ -192,10 +192,12 @@ void DevicePlan::MakeNewTokens(const CacheSpec& spec, const StepPlan& plan,
     }
   }
   rows_without_tokens(plan.query_rows);
+  KvGeometry geometry = types_.geometry.kv;
+  geometry.dtype = types_.new_kv;
   PrefillLaunch& launch = new_tokens_;
   launch.shape = {.q = types_.q,
-                  .geometry = SquareGeometry(spec.kv_heads, spec.head_dim, types_.new_kv),
-                  .q_heads = spec.q_heads,
+                  .geometry = geometry,
+                  .q_heads = types_.geometry.q_heads,
                   .page_size = 0,
                   .head_begin = types_.heads.begin,
                   .head_count = types_.heads.count};

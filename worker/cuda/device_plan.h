@@ -71,12 +71,12 @@ struct PassLaunch {
 // What a device plan depends on besides the step's plan.
 struct StepTypes {
   DType q = DType::kBf16;
-  DType cache_kv = DType::kBf16;  // of the layer
-  DType new_kv = DType::kBf16;    // as the new tokens are attended to: bf16 or f16
-  collective::HeadSlice heads;    // of the new tokens' part
-  bool draft = false;             // new tokens are merged with the context of all heads
+  LayerGeometry geometry;       // of the layer
+  DType new_kv = DType::kBf16;  // as the new tokens are attended to: bf16 or f16
+  collective::HeadSlice heads;  // of the new tokens' part
+  bool draft = false;           // new tokens are merged with the context of all heads
   bool operator==(const StepTypes& other) const {
-    return q == other.q && cache_kv == other.cache_kv && new_kv == other.new_kv &&
+    return q == other.q && geometry == other.geometry && new_kv == other.new_kv &&
            heads.begin == other.heads.begin && heads.count == other.heads.count &&
            draft == other.draft;
   }
@@ -157,7 +157,7 @@ class DevicePlan {
                    const DevicePlanOptions& options, AttentionLaunch* launch, Host* host);
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
-  void MakeNewTokens(const CacheSpec& spec, const StepPlan& plan, const DevicePlanOptions& options);
+  void MakeNewTokens(const StepPlan& plan, const DevicePlanOptions& options);
   // The part of a draft's block of every pass.
   void MakeBlocks(const StepPlan& plan);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);

@@ -36,6 +36,7 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
                                const std::byte* block, const CudaLayer& layer, CudaRank& rank,
                                StepResults* results)
     : step_(step),
+      geometry_(step.geometry()),
       plan_(plan),
       block_(block),
       layer_(layer),
@@ -73,10 +74,6 @@ CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, int32_t 
   return input;
 }
 
-collective::HeadSlice CudaOperations::OwnHeads() const {
-  return collective::SliceOfRank(step_.spec.q_heads, step_.comm.size(), step_.comm.rank());
-}
-
 int32_t CudaOperations::ResultRows() const {
   return step_.plan.passes.size() == 1 ? plan_.padded_rows() : step_.plan.query_rows;
 }
@@ -101,8 +98,8 @@ int32_t CudaOperations::LateStrips() const {
 
 absl::Status CudaOperations::ReserveArriving(size_t row_heads) {
   CudaRank::ArrivingPartial& partial = memory_.arriving;
-  const bool fits = partial.o.bytes() >= row_heads * Dim() && partial.lse.bytes() >= row_heads;
-  TRIBUTARY_RETURN_IF_ERROR(partial.o.Reserve(row_heads * Dim()));
+  const bool fits = partial.o.bytes() >= row_heads * ValueDim() && partial.lse.bytes() >= row_heads;
+  TRIBUTARY_RETURN_IF_ERROR(partial.o.Reserve(row_heads * ValueDim()));
   TRIBUTARY_RETURN_IF_ERROR(partial.lse.Reserve(row_heads));
   if (!fits) partial.dirty = true;
   if (!partial_arrives_) return absl::OkStatus();
@@ -128,7 +125,7 @@ absl::Status CudaOperations::Reserve(size_t room) {
     reserve(*input.device, input.padded_bytes);
   }
   const size_t columns = static_cast<size_t>(plan_.partial_columns()) * room;
-  reserve(memory_.piece_o, columns * Dim() * sizeof(float));
+  reserve(memory_.piece_o, columns * ValueDim() * sizeof(float));
   reserve(memory_.piece_lse, columns * sizeof(float));
   TRIBUTARY_RETURN_IF_ERROR(status);
   TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
@@ -145,40 +142,41 @@ absl::Status CudaOperations::Reserve(size_t room) {
   const auto result_rows = static_cast<size_t>(plan_.padded_rows());
   reserve(memory_.prefill, plan_.workspace_bytes() * room);
   if (narrows()) {
-    const size_t bytes = inputs_[1].padded_bytes / 2;
-    for (PinnedMemory* staged : {&memory_.staged_k16, &memory_.staged_v16}) reserve(*staged, bytes);
-    for (DeviceMemory* device : {&memory_.k16, &memory_.v16}) reserve(*device, bytes);
+    reserve(memory_.staged_k16, inputs_[1].padded_bytes / 2);
+    reserve(memory_.staged_v16, inputs_[2].padded_bytes / 2);
+    reserve(memory_.k16, inputs_[1].padded_bytes / 2);
+    reserve(memory_.v16, inputs_[2].padded_bytes / 2);
   }
   const size_t row_heads = Heads() * sizeof(float);
-  reserve(memory_.pass_o, rows * row_heads * Dim());
+  reserve(memory_.pass_o, rows * row_heads * ValueDim());
   reserve(memory_.pass_lse, rows * row_heads);
   // Also where this step's rows do not arrive, being padded: the next one of its size may be exact.
   if (status.ok() && step_.kind == StepKind::kDecode && device_exchange_.has_value()) {
     status = ReserveArriving(rows * row_heads);
   }
   if (result_on_device() || has_outputs()) {
-    reserve(memory_.result_o, result_rows * row_heads * Dim());
+    reserve(memory_.result_o, result_rows * row_heads * ValueDim());
     reserve(memory_.result_lse, result_rows * row_heads);
   }
   if (exchanges_on_host() && has_outputs() && results_.o == nullptr) {
-    reserve(memory_.staged_result_o, result_rows * row_heads * Dim());
+    reserve(memory_.staged_result_o, result_rows * row_heads * ValueDim());
     reserve(memory_.staged_result_lse, result_rows * row_heads);
     results_.o = memory_.staged_result_o.as<float>();
     results_.lse = memory_.staged_result_lse.as<float>();
   }
   const size_t staged_rows = exchanges_on_host() ? rows : result_on_device() ? result_rows : 0;
-  reserve(memory_.staged_o, staged_rows * row_heads * Dim());
+  reserve(memory_.staged_o, staged_rows * row_heads * ValueDim());
   reserve(memory_.staged_lse, staged_rows * row_heads);
   if (step_.kind != StepKind::kPrefill || slice_is_result()) return status;
 
   // A rank without heads takes part with memory too: all ranks say alike what they exchange.
   const size_t own = static_cast<size_t>(std::max(OwnHeads().count, 1)) * sizeof(float);
-  reserve(memory_.slice_o, result_rows * own * Dim());
+  reserve(memory_.slice_o, result_rows * own * ValueDim());
   reserve(memory_.slice_lse, result_rows * own);
-  reserve(memory_.context_o, rows * own * Dim());
+  reserve(memory_.context_o, rows * own * ValueDim());
   reserve(memory_.context_lse, rows * own);
   if (exchanges_on_host()) {
-    reserve(memory_.staged_context_o, rows * own * Dim());
+    reserve(memory_.staged_context_o, rows * own * ValueDim());
     reserve(memory_.staged_context_lse, rows * own);
   }
   return status;
@@ -242,7 +240,7 @@ absl::Status CudaOperations::EnqueueRegionOutputs() {
   const NvtxRange range("outputs", step_.layer_index);
   if (exchanges_on_host()) {
     const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads() * sizeof(float);
-    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.result_o.data(), results_.o, row_heads * Dim(),
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.result_o.data(), results_.o, row_heads * ValueDim(),
                                       cudaMemcpyHostToDevice, stream_));
     TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.result_lse.data(), results_.lse, row_heads,
                                       cudaMemcpyHostToDevice, stream_));
@@ -256,8 +254,8 @@ absl::Status CudaOperations::EnqueueRegionOutputs() {
     args.lse[0] = rows.lse;
     args.sources = 1;
     args.rows = output.rows;
-    args.heads = step_.spec.q_heads;
-    args.value_dim = step_.spec.head_dim;
+    args.heads = geometry_.q_heads;
+    args.value_dim = geometry_.kv.value_dim;
     args.out = rank_.regions().Find(output.o).data;
     args.out_dtype = output.dtype;
     args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse).data);
@@ -305,8 +303,8 @@ absl::Status CudaOperations::StageAndEnqueueInputs() {
 
 // The prefill kernels multiply 16-bit elements.
 absl::Status CudaOperations::EnqueueNarrowedTokens() {
-  const size_t elements = step_.k.bytes / sizeof(float);
   const auto narrow = [&](const Input& input, PinnedMemory& staged, DeviceMemory& device) {
+    const size_t elements = input.from->bytes / sizeof(float);
     if (!input.from_host()) {
       return ToAbsl(cuda::LaunchNarrow(reinterpret_cast<const float*>(input.data()),
                                        device.as<uint16_t>(), static_cast<int64_t>(elements),
@@ -330,7 +328,7 @@ absl::Status CudaOperations::EnqueueResults() {
   if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(ResultRows()) * Heads() * sizeof(float);
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_o.data(), memory_.result_o.data(),
-                                    row_heads * Dim(), cudaMemcpyDeviceToHost, stream_));
+                                    row_heads * ValueDim(), cudaMemcpyDeviceToHost, stream_));
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_lse.data(), memory_.result_lse.data(), row_heads,
                                     cudaMemcpyDeviceToHost, stream_));
   return absl::OkStatus();
@@ -346,7 +344,7 @@ absl::Status CudaOperations::Finish() {
   }
   if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads();
-  std::copy_n(memory_.staged_o.as<float>(), row_heads * Dim(), results_.o);
+  std::copy_n(memory_.staged_o.as<float>(), row_heads * ValueDim(), results_.o);
   std::copy_n(memory_.staged_lse.as<float>(), row_heads, results_.lse);
   return absl::OkStatus();
 }
@@ -363,7 +361,7 @@ StepOperations::Partial CudaOperations::ResultOf(const RowPass& pass) const {
 
 StepOperations::Partial CudaOperations::Advance(Partial partial, int32_t row, size_t heads) const {
   const size_t before = static_cast<size_t>(row) * heads;
-  return {partial.o + before * Dim(), partial.lse + before};
+  return {partial.o + before * ValueDim(), partial.lse + before};
 }
 
 StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
@@ -381,7 +379,7 @@ StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
 
 cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
   return {.cache = layer_.pages,
-          .geometry = SquareGeometry(step_.spec.kv_heads, step_.spec.head_dim, layer_.kv_dtype),
+          .geometry = geometry_.kv,
           .page_size = step_.spec.page_size,
           .k_scale = layer_.k_scale,
           .v_scale = layer_.v_scale,
@@ -409,22 +407,22 @@ absl::Status CudaOperations::AppendOrCompare() {
 
 bool CudaOperations::ContextTakesBlock(const PassLaunch& launch) const {
   const collective::HeadSlice heads = OwnHeads();
-  const int32_t group = step_.spec.q_heads / step_.spec.kv_heads;
+  const int32_t gqa_ratio = geometry_.gqa_ratio();
   const bool applies_sinks = alone() && layer_.sinks != nullptr;
-  return is_draft() && !launch.many_rows && !applies_sinks && heads.begin % group == 0 &&
-         heads.count % group == 0 &&
+  return is_draft() && !launch.many_rows && !applies_sinks && heads.begin % gqa_ratio == 0 &&
+         heads.count % gqa_ratio == 0 &&
          cuda::MayAttendBlock(launch.few.choice, step_.q.dtype, step_.k.dtype, layer_.soft_cap);
 }
 
 cuda::BlockPart CudaOperations::BlockOf(const RowPass& pass) const {
   const collective::HeadSlice heads = OwnHeads();
-  const int32_t group = step_.spec.q_heads / step_.spec.kv_heads;
+  const int32_t gqa_ratio = geometry_.gqa_ratio();
   if (heads.count == 0) return {};  // fewer heads than ranks
   return {.keys = At<cuda::RowKeys>(plan_.block_keys()) + pass.row_begin,
           .k = k(),
           .v = v(),
-          .kv_head_begin = heads.begin / group,
-          .kv_head_count = heads.count / group};
+          .kv_head_begin = heads.begin / gqa_ratio,
+          .kv_head_count = heads.count / gqa_ratio};
 }
 
 absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
@@ -438,10 +436,10 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .v_scale = layer_.v_scale,
       .q = q,
       .q_dtype = step_.q.dtype,
-      .q_heads = step_.spec.q_heads,
-      .kv_heads = step_.spec.kv_heads,
+      .q_heads = geometry_.q_heads,
+      .kv_heads = geometry_.kv.kv_heads,
       .page_shift = std::countr_zero(static_cast<uint32_t>(step_.spec.page_size)),
-      .sm_scale = step_.spec.sm_scale,
+      .sm_scale = geometry_.sm_scale,
       .soft_cap = layer_.soft_cap,
       .o = out.o,
       .lse = out.lse,
@@ -460,7 +458,7 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
           .keys = At<cuda::RowKeys>(launch.keys),
           .rows = rows,
           .q = q,
-          .sm_scale = step_.spec.sm_scale,
+          .sm_scale = geometry_.sm_scale,
           .soft_cap = layer_.soft_cap,
           .o = out.o,
           .lse = out.lse,
@@ -470,7 +468,7 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
 
 absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
   const NvtxRange range("attend context", step_.layer_index);
-  const size_t q_row = Heads() * Dim() * SizeOf(step_.q.dtype);
+  const size_t q_row = QueryRowBytes();
   const std::byte* from = q() + static_cast<size_t>(pass.row_begin) * q_row;
   const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
   if (!launch.many_rows) {
@@ -508,7 +506,7 @@ absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sin
   args.sources = other.o == nullptr ? 1 : 2;
   args.rows = rows;
   args.heads = heads;
-  args.value_dim = step_.spec.head_dim;
+  args.value_dim = geometry_.kv.value_dim;
   args.sinks = sinks;
   args.out = out.o;
   args.lse_out = out.lse;
@@ -539,18 +537,18 @@ absl::Status CudaOperations::AddBlock(const RowPass& pass, collective::HeadSlice
        .entry_count = static_cast<int32_t>(launch.entries.count),
        .most_rows = launch.most_rows,
        .keys = At<cuda::RowKeys>(plan_.block_keys()) + first_row,
-       .q = q() + first_row * Heads() * Dim() * SizeOf(step_.q.dtype),
+       .q = q() + first_row * QueryRowBytes(),
        .q_dtype = step_.q.dtype,
        .k = k(),
        .v = v(),
        .kv_dtype = step_.k.dtype,
-       .q_heads = step_.spec.q_heads,
-       .kv_heads = step_.spec.kv_heads,
-       .key_dim = step_.spec.head_dim,
-       .value_dim = step_.spec.head_dim,
+       .q_heads = geometry_.q_heads,
+       .kv_heads = geometry_.kv.kv_heads,
+       .key_dim = geometry_.kv.key_dim,
+       .value_dim = geometry_.kv.value_dim,
        .head_begin = heads.begin,
        .head_count = heads.count,
-       .sm_scale = step_.spec.sm_scale,
+       .sm_scale = geometry_.sm_scale,
        .soft_cap = layer_.soft_cap,
        .sinks = alone() ? SinksFrom(heads.begin) : nullptr,
        .o = partial.o,
@@ -567,8 +565,8 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial part
   const size_t row_heads = static_cast<size_t>(rows) * heads * sizeof(float);
   const Partial host{memory_.staged_o.as<float>(), memory_.staged_lse.as<float>()};
   if (row_heads > 0) {
-    TRIBUTARY_CUDA_OK(
-        cudaMemcpyAsync(host.o, partial.o, row_heads * Dim(), cudaMemcpyDeviceToHost, stream_));
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(host.o, partial.o, row_heads * ValueDim(),
+                                      cudaMemcpyDeviceToHost, stream_));
     TRIBUTARY_CUDA_OK(
         cudaMemcpyAsync(host.lse, partial.lse, row_heads, cudaMemcpyDeviceToHost, stream_));
   }
@@ -582,7 +580,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   if (alone()) {
     // It lies where it belongs; AddBlock applied a draft's sinks.
     if (layer_.sinks == nullptr || is_draft()) return absl::OkStatus();
-    return Merge(plan_.RowsOf(pass), step_.spec.q_heads, layer_.sinks, partial, {}, partial);
+    return Merge(plan_.RowsOf(pass), geometry_.q_heads, layer_.sinks, partial, {}, partial);
   }
   if (device_exchange_.has_value()) {
     return device_exchange_->MergeToRoot(plan_.RowsOf(pass), partial, layer_.sinks, ResultOf(pass),
@@ -608,8 +606,8 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowP
   const size_t row_heads =
       static_cast<size_t>(pass.row_count) * static_cast<size_t>(OwnHeads().count) * sizeof(float);
   if (row_heads == 0) return context;
-  TRIBUTARY_CUDA_OK(
-      cudaMemcpyAsync(context.o, merged.o, row_heads * Dim(), cudaMemcpyHostToDevice, stream_));
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(context.o, merged.o, row_heads * ValueDim(),
+                                    cudaMemcpyHostToDevice, stream_));
   TRIBUTARY_CUDA_OK(
       cudaMemcpyAsync(context.lse, merged.lse, row_heads, cudaMemcpyHostToDevice, stream_));
   return context;

@@ -30,8 +30,7 @@ namespace tributary::worker {
 
 // One layer of a shard in device memory.
 struct CudaLayer {
-  std::byte* pages = nullptr;  // kernels/cuda/layout/page_layout.h
-  DType kv_dtype = DType::kFp8E4M3;
+  std::byte* pages = nullptr;      // kernels/cuda/layout/page_layout.h
   float soft_cap = 0.0f;           // 0 for none
   const float* k_scale = nullptr;  // [kv_heads]
   const float* v_scale = nullptr;  // [kv_heads]
@@ -126,9 +125,14 @@ class CudaOperations final : public StepOperations {
   const std::byte* q() const { return inputs_[0].data(); }
   const std::byte* k() const { return inputs_[1].data(); }
   const std::byte* v() const { return inputs_[2].data(); }
-  collective::HeadSlice OwnHeads() const;
-  size_t Dim() const { return static_cast<size_t>(step_.spec.head_dim); }
-  size_t Heads() const { return static_cast<size_t>(step_.spec.q_heads); }
+  collective::HeadSlice OwnHeads() const { return step_.own_heads(); }
+  // Of an output in one head, and query heads.
+  size_t ValueDim() const { return static_cast<size_t>(geometry_.kv.value_dim); }
+  size_t Heads() const { return static_cast<size_t>(geometry_.q_heads); }
+  // Bytes of the queries of one row.
+  size_t QueryRowBytes() const {
+    return BytesOf(step_.q.dtype, int64_t{geometry_.q_heads} * geometry_.kv.key_dim);
+  }
   // Rows of all passes, as launches are made for.
   int32_t ResultRows() const;
   int32_t IndexOf(const RowPass& pass) const;
@@ -161,6 +165,7 @@ class CudaOperations final : public StepOperations {
   absl::StatusOr<Partial> BringToHost(Partial partial, int32_t rows, size_t heads);
 
   const PlannedStep& step_;
+  const LayerGeometry geometry_;
   const DevicePlan& plan_;
   const std::byte* const block_;
   const CudaLayer& layer_;

@@ -43,9 +43,9 @@ void AddPerHead(const std::vector<float>& scale, int32_t kv_heads, std::vector<f
 
 StepTypes StepTypesOf(const PlannedStep& step) {
   return {.q = step.q.dtype,
-          .cache_kv = KvDType(step.spec, step.layer()),
+          .geometry = step.geometry(),
           .new_kv = step.k.dtype == DType::kF16 ? DType::kF16 : DType::kBf16,
-          .heads = collective::SliceOfRank(step.spec.q_heads, step.comm.size(), step.comm.rank()),
+          .heads = step.own_heads(),
           .draft = step.kind == StepKind::kDflash};
 }
 
@@ -71,8 +71,9 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
   std::vector<size_t> begins;
   for (const LayerSpec& layer : spec.layers) {
     begins.push_back(constants.size());
-    AddPerHead(layer.k_scale, spec.kv_heads, &constants);
-    AddPerHead(layer.v_scale, spec.kv_heads, &constants);
+    const int32_t kv_heads = GeometryOf(spec, layer).kv.kv_heads;
+    AddPerHead(layer.k_scale, kv_heads, &constants);
+    AddPerHead(layer.v_scale, kv_heads, &constants);
     constants.insert(constants.end(), layer.sinks.begin(), layer.sinks.end());
   }
   TRIBUTARY_RETURN_IF_ERROR(constants_.Reserve(constants.size() * sizeof(float)));
@@ -83,13 +84,13 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     const float* begin = constants_.as<float>() + begins[i];
+    const KvGeometry geometry = GeometryOf(spec, layer).kv;
     layers_.push_back({.pages = pages,
-                       .kv_dtype = KvDType(spec, layer),
                        .soft_cap = SoftCap(spec, layer),
                        .k_scale = begin,
-                       .v_scale = begin + spec.kv_heads,
-                       .sinks = layer.sinks.empty() ? nullptr : begin + 2 * spec.kv_heads});
-    const size_t page_bytes = PageBytes(GeometryOf(spec, layer), spec.page_size);
+                       .v_scale = begin + geometry.kv_heads,
+                       .sinks = layer.sinks.empty() ? nullptr : begin + 2 * geometry.kv_heads});
+    const size_t page_bytes = PageBytes(geometry, spec.page_size);
     if (runs_.empty() || runs_.back().page_bytes != page_bytes)
       runs_.push_back({pages, page_bytes});
     ++runs_.back().layers;
@@ -142,7 +143,7 @@ bool CudaShard::FirstOfItsSize(const PlannedStep& step) {
 }
 
 absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& step, size_t room) {
-  const PlanKey key{MaskOf(step.layer(), step.kind), KvDType(step.spec, step.layer())};
+  const PlanKey key{MaskOf(step.layer(), step.kind), step.geometry()};
   PlanSlot* slot = &plans_[0];
   for (PlanSlot& candidate : plans_) {
     if (candidate.used > 0 && candidate.key == key) {

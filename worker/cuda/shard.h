@@ -41,7 +41,7 @@ class CudaShard final : public Shard {
   // What layers differ in that plans depend on.
   struct PlanKey {
     RowMask mask;
-    DType kv_dtype = DType::kBf16;
+    LayerGeometry geometry;
     friend bool operator==(const PlanKey&, const PlanKey&) = default;
   };
   // A plan on the device. Layers of different kinds alternate between plans, so there is one for

@@ -21,28 +21,32 @@ namespace tributary::worker {
 
 // Equal for steps whose needs differ by less than a factor of two on every rank: nothing in it
 // depends on a rank's own share.
-using StepSize = std::array<uint64_t, 7>;
+using StepSize = std::array<uint64_t, 9>;
 
 inline StepSize StepSizeOf(const PlannedStep& step) {
   const auto magnitude = [](int64_t count) {
     return static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(count)));
   };
   const RowMask mask = MaskOf(step.layer(), step.kind);
+  const LayerGeometry geometry = step.geometry();
   uint64_t types = 0;
   for (const uint64_t value :
        {static_cast<uint64_t>(step.kind), static_cast<uint64_t>(step.q.dtype),
-        static_cast<uint64_t>(step.k.dtype),
-        static_cast<uint64_t>(KvDType(step.spec, step.layer())), static_cast<uint64_t>(mask.base),
-        static_cast<uint64_t>(mask.causal)}) {
+        static_cast<uint64_t>(step.k.dtype), static_cast<uint64_t>(geometry.kv.dtype),
+        static_cast<uint64_t>(mask.base), static_cast<uint64_t>(mask.causal)}) {
     types = types << 8 | value;
   }
-  return {types,
-          static_cast<uint64_t>(mask.window.left),
-          static_cast<uint64_t>(mask.window.right),
-          static_cast<uint64_t>(PaddedCount(step.plan.query_rows)),
-          static_cast<uint64_t>(PaddedCount(step.plan.new_tokens)),
-          magnitude(step.entries),
-          magnitude(step.reach)};
+  return {
+      types,
+      static_cast<uint64_t>(geometry.q_heads) << 32 | static_cast<uint32_t>(geometry.kv.kv_heads),
+      static_cast<uint64_t>(geometry.kv.key_dim) << 32 |
+          static_cast<uint32_t>(geometry.kv.value_dim),
+      static_cast<uint64_t>(mask.window.left),
+      static_cast<uint64_t>(mask.window.right),
+      static_cast<uint64_t>(PaddedCount(step.plan.query_rows)),
+      static_cast<uint64_t>(PaddedCount(step.plan.new_tokens)),
+      magnitude(step.entries),
+      magnitude(step.reach)};
 }
 
 }  // namespace tributary::worker

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "kernels/head_dims.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::worker {
@@ -72,6 +73,11 @@ void Encode(const CacheSpec& spec, const LayerSpec& layer, v1::LayerSpec* out) {
   out->set_causal_block(layer.causal_block);
   out->set_kv_dtype(ToProto(KvDType(spec, layer)));
   out->set_soft_cap(SoftCap(spec, layer));
+  out->set_q_heads(layer.q_heads);
+  out->set_kv_heads(layer.kv_heads);
+  out->set_head_dim(layer.head_dim);
+  out->set_value_head_dim(layer.value_head_dim);
+  out->set_sm_scale(layer.sm_scale);
 }
 
 absl::StatusOr<LayerSpec> Decode(const v1::LayerSpec& layer, absl::string_view field) {
@@ -86,6 +92,11 @@ absl::StatusOr<LayerSpec> Decode(const v1::LayerSpec& layer, absl::string_view f
   TRIBUTARY_ASSIGN_OR_RETURN(out.kv_dtype,
                              DecodeDType(layer.kv_dtype(), absl::StrCat(field, ".kv_dtype")));
   out.soft_cap = layer.soft_cap();
+  out.q_heads = layer.q_heads();
+  out.kv_heads = layer.kv_heads();
+  out.head_dim = layer.head_dim();
+  out.value_head_dim = layer.value_head_dim();
+  out.sm_scale = layer.sm_scale();
   return out;
 }
 
@@ -93,6 +104,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_q_heads(spec.q_heads);
   out->set_kv_heads(spec.kv_heads);
   out->set_head_dim(spec.head_dim);
+  out->set_value_head_dim(spec.value_head_dim);
   out->set_page_size(spec.page_size);
   out->set_interleave(spec.interleave);
   out->set_kv_dtype(ToProto(spec.kv_dtype));
@@ -108,6 +120,7 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   out.q_heads = spec.q_heads();
   out.kv_heads = spec.kv_heads();
   out.head_dim = spec.head_dim();
+  out.value_head_dim = spec.value_head_dim();
   out.page_size = spec.page_size();
   out.interleave = spec.interleave();
   TRIBUTARY_ASSIGN_OR_RETURN(out.kv_dtype, DecodeDType(spec.kv_dtype(), "create_cache.kv_dtype"));
@@ -347,7 +360,11 @@ size_t MostReplyBytes(const Command& command) {
   constexpr size_t kRest = 1024;  // number, rank, times and status
   const auto* step = std::get_if<StepCommand>(&command.body);
   if (step == nullptr || !step->result_in_reply || step->q.bytes == 0) return kRest;
-  // O has as many elements as Q, and an LSE comes with at least 64 of them (head_dim).
+  // O has at most as many elements as Q (the table of head dims has no value wider than its key),
+  // and an LSE comes with at least 64 of them.
+  static_assert(std::all_of(kHeadDims.begin(), kHeadDims.end(), [](const HeadDims& row) {
+    return row.key_dim >= 64 && row.value_dim <= row.key_dim;
+  }));
   const size_t elements = step->q.bytes * 8 / static_cast<size_t>(BitsOf(step->q.dtype));
   return kRest + sizeof(float) * (elements + elements / 64);
 }

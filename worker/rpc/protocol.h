@@ -6,7 +6,7 @@
 namespace tributary::worker {
 
 // Raised when worker.proto changes so that an older end would misread it.
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 
 // Of this build. Ranks of different builds may compute differently, so they never form a group.
 const char* BuildVersion();

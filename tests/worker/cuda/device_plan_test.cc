@@ -162,13 +162,13 @@ TEST_F(DevicePlanTest, QueriesAreRoundedWhereTheCacheIsFp8) {
   spec_.fp8_queries = true;
   EXPECT_FALSE(few().fp8_queries);
   const std::vector<uint64_t> plain = device_plan_.Signature();
-  types_.cache_kv = DType::kFp8E5M2;
+  types_.geometry.kv.dtype = DType::kFp8E5M2;
   EXPECT_TRUE(few().fp8_queries);
   EXPECT_NE(device_plan_.Signature(), plain);
   const DevicePlan made = many();
   EXPECT_TRUE(made.pass(0).many.choice.fp8_queries);
   EXPECT_FALSE(made.new_tokens()->choice.fp8_queries);
-  types_.cache_kv = DType::kBf16;
+  types_.geometry.kv.dtype = DType::kBf16;
   EXPECT_FALSE(many().pass(0).many.choice.fp8_queries);
 }
 

@@ -82,6 +82,12 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   spec.layers[2].causal_block = true;
   spec.layers[2].kv_dtype = DType::kBf16;
   spec.layers[2].soft_cap = 0.0f;
+  spec.value_head_dim = 96;
+  spec.layers[2].q_heads = 6;
+  spec.layers[2].kv_heads = 3;
+  spec.layers[2].head_dim = 192;
+  spec.layers[2].value_head_dim = 80;
+  spec.layers[2].sm_scale = 0.3f;
   sent->body = CreateCacheCommand{spec};
 
   const absl::StatusOr<Command> got = Travel(sent);
@@ -98,6 +104,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   EXPECT_EQ(s.soft_cap, spec.soft_cap);
   EXPECT_EQ(s.fp8_queries, spec.fp8_queries);
   EXPECT_EQ(s.num_pages, spec.num_pages);
+  EXPECT_EQ(s.value_head_dim, spec.value_head_dim);
   ASSERT_EQ(s.layers.size(), spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     EXPECT_EQ(s.layers[i].window.left, spec.layers[i].window.left) << i;
@@ -107,6 +114,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
     EXPECT_EQ(s.layers[i].v_scale, spec.layers[i].v_scale) << i;
     EXPECT_EQ(s.layers[i].window_base, spec.layers[i].window_base) << i;
     EXPECT_EQ(s.layers[i].causal_block, spec.layers[i].causal_block) << i;
+    EXPECT_EQ(GeometryOf(s, s.layers[i]), GeometryOf(spec, spec.layers[i])) << i;
     // The cache's own where the layer has none.
     EXPECT_EQ(s.layers[i].kv_dtype, KvDType(spec, spec.layers[i])) << i;
     EXPECT_EQ(s.layers[i].soft_cap, SoftCap(spec, spec.layers[i])) << i;
