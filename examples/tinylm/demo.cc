@@ -144,7 +144,8 @@ class Table {
     for (const std::string& window : windows_) bytes += window.size();
     std::printf(
         "Greedy decoding of %d tokens: how fast, and the share of the time that attention takes.\n"
-        "%zu bytes of held-out text, %d per call: perplexity per byte, and how often the most likely\n"
+        "%zu bytes of held-out text, %d per call: perplexity per byte, and how often the most "
+        "likely\n"
         "byte is that of the first row.\n\n",
         absl::GetFlag(FLAGS_table_tokens), bytes, static_cast<int>(kChunk));
     std::printf("%-18s %9s %11s %12s %11s\n", "attention", "tokens/s", "its share", "perplexity/B",

@@ -113,8 +113,8 @@ class AllowedNamesTest : public SharedMemoryTest {
   AllowedNamesTest() : SharedMemoryTest({"/of-nobody-", "/tributary-test-"}) {}
 };
 
-// An object that was only given a size has no pages yet. When the machine has none left, the process
-// that touches one first is killed.
+// An object that was only given a size has no pages yet. When the machine has none left, the
+// process that touches one first is killed.
 TEST_F(SharedMemoryTest, AnObjectThatTheMachineHasNoMemoryForIsRefused) {
   struct statvfs filesystem {};
   ASSERT_EQ(statvfs("/dev/shm", &filesystem), 0);

@@ -5,8 +5,8 @@
 // like this.
 //
 // Weights are taken against a reference that follows the largest logit of a row only when that
-// exceeds it by 2^8, as in attention of few rows (packed_rows.cuh). Until then no value crosses a lane
-// and the output need not be rescaled.
+// exceeds it by 2^8, as in attention of few rows (packed_rows.cuh). Until then no value crosses a
+// lane and the output need not be rescaled.
 #pragma once
 
 #include <cstdint>
