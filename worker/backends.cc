@@ -143,10 +143,11 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
                                     [&](const auto& m) { return m.mode == needs.mode; });
   require(offered != backend.modes.end(), "mode ", Name(needs.mode), " is not offered");
   const ModeCapabilities mode = offered == backend.modes.end() ? ModeCapabilities() : *offered;
-  for (const auto& [key_dim, value_dim] : DimsOf(spec)) {
+  for (const auto& dims : DimsOf(spec)) {
+    const auto [key_dim, value_dim] = dims;
     require(std::any_of(backend.head_dims.begin(), backend.head_dims.end(),
-                        [key_dim, value_dim](const HeadDims& d) {
-                          return d.key_dim == key_dim && d.value_dim == value_dim;
+                        [&dims](const HeadDims& d) {
+                          return d.key_dim == dims.first && d.value_dim == dims.second;
                         }),
             "head_dim ", HeadDimsName(key_dim, value_dim), " is not offered");
   }
