@@ -25,6 +25,7 @@ class DevicePlanTest : public ::testing::Test {
  protected:
   DevicePlanTest() {
     spec_.num_pages = 4096;
+    types_.geometry = GeometryOf(spec_, spec_.layers[0]);
     for (SequenceId id = 1; id <= 3; ++id) {
       PageUpdate table{.sequence = id};
       for (int32_t i = 0; i < 1000; ++i) table.pages.push_back(static_cast<int32_t>(id) + 4 * i);
