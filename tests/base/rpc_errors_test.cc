@@ -9,27 +9,14 @@
 #include "base/status/errors.h"
 #include "base/status/grpc_status.h"
 #include "google/rpc/error_details.pb.h"
+#include "tests/support/rpc_status.h"
 
 namespace tributary {
 namespace {
 
 using std::chrono::milliseconds;
-
-google::rpc::Status Rpc(int code, const std::string& message) {
-  google::rpc::Status status;
-  status.set_code(code);
-  status.set_message(message);
-  return status;
-}
-
-absl::Status UnavailableAfter(int64_t seconds, int32_t nanos) {
-  google::rpc::Status status = Rpc(14, "forming");
-  google::rpc::RetryInfo info;
-  info.mutable_retry_delay()->set_seconds(seconds);
-  info.mutable_retry_delay()->set_nanos(nanos);
-  status.add_details()->PackFrom(info);
-  return FromRpcStatus(status);
-}
+using test::Rpc;
+using test::UnavailableAfter;
 
 TEST(RpcErrors, DetailsOfTheWireStayReadable) {
   EXPECT_EQ(RetryDelayOf(UnavailableAfter(1, 500'000'000)), milliseconds(1500));

@@ -6,27 +6,14 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
+#include "tests/support/rpc_status.h"
 
 namespace tributary::client {
 namespace {
 
 using std::chrono::milliseconds;
-
-google::rpc::Status Rpc(int code, const std::string& message) {
-  google::rpc::Status status;
-  status.set_code(code);
-  status.set_message(message);
-  return status;
-}
-
-absl::Status UnavailableAfter(int64_t seconds, int32_t nanos) {
-  google::rpc::Status status = Rpc(14, "forming");
-  google::rpc::RetryInfo info;
-  info.mutable_retry_delay()->set_seconds(seconds);
-  info.mutable_retry_delay()->set_nanos(nanos);
-  status.add_details()->PackFrom(info);
-  return FromRpcStatus(status);
-}
+using test::Rpc;
+using test::UnavailableAfter;
 
 TEST(RetryDelay, DoublesUpToTheCapWithJitterBelow) {
   EXPECT_EQ(RetryDelay(1, std::nullopt, 0.0), milliseconds(50));
