@@ -1,0 +1,79 @@
+// Where things lie in the mailbox of a session. proto/tributary/v1/session.proto says what they are
+// for, and carries the same numbers from the service, which decides them, to the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tributary::mailbox {
+
+// Control words and tensors begin at multiples of this many bytes, so that no two of them share a
+// cache line of a CPU or a sector of a GPU.
+inline constexpr size_t kAlignment = 128;
+
+// Bytes that one slot has room for: the most that any layer of a step takes.
+struct SlotRoom {
+  size_t q = 0;
+  size_t k = 0;
+  size_t v = 0;
+  size_t output = 0;
+  size_t lse = 0;  // 0: the session returns no LSE
+};
+
+// Offsets in bytes. Those of control words and of the first slot count from the mailbox's begin,
+// those of tensors from the slot's.
+struct Layout {
+  size_t arrived = 0;         // uint32: layers that the host has handed over
+  size_t finished = 0;        // uint32: layers whose results are in their slots
+  size_t status = 0;          // uint32: 0, or the google.rpc.Code with which the session ended
+  size_t service_sleeps = 0;  // uint32: not 0 while the service sleeps on `arrived`
+  size_t host_sleeps = 0;     // uint32: not 0 while the host sleeps on `finished`
+  size_t first_slot = 0;
+  size_t slot_bytes = 0;
+  int32_t slots = 0;
+  size_t q = 0;
+  size_t k = 0;
+  size_t v = 0;
+  size_t output = 0;
+  size_t lse = 0;
+  size_t bytes = 0;  // of the whole mailbox
+  friend bool operator==(const Layout&, const Layout&) = default;
+
+  // Where the slot of the session's layer number `count` begins.
+  size_t SlotOf(uint32_t count) const {
+    return first_slot + (count % static_cast<uint32_t>(slots)) * slot_bytes;
+  }
+};
+
+inline Layout LayOut(int32_t slots, const SlotRoom& room) {
+  size_t end = 0;
+  const auto place = [&end](size_t bytes) {
+    const size_t begin = end;
+    end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  };
+  Layout layout;
+  layout.slots = slots;
+  layout.arrived = place(sizeof(uint32_t));
+  layout.finished = place(sizeof(uint32_t));
+  layout.status = place(sizeof(uint32_t));
+  layout.service_sleeps = place(sizeof(uint32_t));
+  layout.host_sleeps = place(sizeof(uint32_t));
+  layout.first_slot = end;
+  end = 0;
+  layout.q = place(room.q);
+  layout.k = place(room.k);
+  layout.v = place(room.v);
+  layout.output = place(room.output);
+  layout.lse = place(room.lse);
+  layout.slot_bytes = end;
+  layout.bytes = layout.first_slot + layout.slot_bytes * static_cast<size_t>(slots);
+  return layout;
+}
+
+// Whether a doorbell has reached a count, modulo 2^32.
+inline bool Reached(uint32_t doorbell, uint32_t count) {
+  return static_cast<int32_t>(doorbell - count) >= 0;
+}
+
+}  // namespace tributary::mailbox
