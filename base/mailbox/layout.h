@@ -5,6 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// These functions run on both sides.
+#ifdef __CUDACC__
+#define TRIBUTARY_MAILBOX_DEVICE __host__ __device__
+#else
+#define TRIBUTARY_MAILBOX_DEVICE
+#endif
+
 namespace tributary::mailbox {
 
 // Control words and tensors begin at multiples of this many bytes, so that no two of them share a
@@ -40,7 +47,7 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 
   // Where the slot of the session's layer number `count` begins.
-  size_t SlotOf(uint32_t count) const {
+  TRIBUTARY_MAILBOX_DEVICE size_t SlotOf(uint32_t count) const {
     return first_slot + (count % static_cast<uint32_t>(slots)) * slot_bytes;
   }
 };
@@ -72,7 +79,7 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
 }
 
 // Whether a doorbell has reached a count, modulo 2^32.
-inline bool Reached(uint32_t doorbell, uint32_t count) {
+TRIBUTARY_MAILBOX_DEVICE inline bool Reached(uint32_t doorbell, uint32_t count) {
   return static_cast<int32_t>(doorbell - count) >= 0;
 }
 

@@ -39,8 +39,9 @@ class Layers {
     for (int32_t i = 0; i < static_cast<int32_t>(step_.spec.layers.size()); ++i) {
       steps_.push_back(step_);
       steps_.back().layer_index = i;
-      operations_.push_back(std::make_unique<CudaOperations>(steps_.back(), plan_, block_.data(),
-                                                             shard_.layer(i), rank_, &results_));
+      const CudaPlace place{.stream = rank_.stream(), .memory = rank_.workspace()};
+      operations_.push_back(std::make_unique<CudaOperations>(
+          steps_.back(), plan_, block_.data(), shard_.layer(i), rank_, place, &results_));
       TRIBUTARY_RETURN_IF_ERROR(operations_.back()->Reserve(2));
     }
     return operations_.front()->StageAndEnqueueInputs();

@@ -13,22 +13,36 @@
 namespace tributary::worker {
 
 // Of the device that is current when it grows. What it holds is lost when it grows.
+//
+// With a stream, memory is taken and given back in the order of that stream: what was enqueued
+// before works on the old memory, what is enqueued afterwards on the new, and neither taking nor
+// giving back waits for what runs on the GPU. Other streams use it only where they are ordered
+// behind that one.
 class DeviceMemory {
  public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(cudaStream_t stream) : stream_(stream) {}
+  ~DeviceMemory() { Free(); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
   // Makes it at least `bytes` large. kResourceExhausted leaves it empty.
   absl::Status Reserve(size_t bytes);
   // The same; where it grew, all bytes are zero once `stream` has come so far.
   absl::Status ReserveZeroed(size_t bytes, cudaStream_t stream);
+  void Free();
 
-  std::byte* data() const { return buffer_.data(); }
-  size_t bytes() const { return buffer_.bytes(); }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
   template <typename T>
   T* as() const {
-    return buffer_.as<T>();
+    return static_cast<T*>(data_);
   }
 
  private:
-  cuda::DeviceBuffer buffer_;
+  cudaStream_t stream_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 // Pinned host memory, usable from every device.

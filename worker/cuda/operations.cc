@@ -34,22 +34,23 @@ uint64_t AsNumber(const void* pointer) { return reinterpret_cast<uintptr_t>(poin
 
 CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
                                const std::byte* block, const CudaLayer& layer, CudaRank& rank,
-                               StepResults* results)
+                               const CudaPlace& place, StepResults* results)
     : step_(step),
       geometry_(step.geometry()),
       plan_(plan),
       block_(block),
       layer_(layer),
       rank_(rank),
-      memory_(rank.workspace()),
+      place_(place),
+      memory_(place.memory),
       results_(*results),
-      stream_(rank.stream()),
-      inputs_{
-          InputOf(step.q, step.plan.query_rows, plan.padded_rows(), &memory_.staged_q, &memory_.q),
-          InputOf(step.k, step.plan.new_tokens, plan.padded_tokens(), &memory_.staged_k,
-                  &memory_.k),
-          InputOf(step.v, step.plan.new_tokens, plan.padded_tokens(), &memory_.staged_v,
-                  &memory_.v)},
+      stream_(place.stream),
+      inputs_{InputOf(step.q, place.q, step.plan.query_rows, plan.padded_rows(), &memory_.staged_q,
+                      &memory_.q),
+              InputOf(step.k, place.k, step.plan.new_tokens, plan.padded_tokens(),
+                      &memory_.staged_k, &memory_.k),
+              InputOf(step.v, place.v, step.plan.new_tokens, plan.padded_tokens(),
+                      &memory_.staged_v, &memory_.v)},
       host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {
   collective::DeviceGroup* group = rank.group();
   if (group != nullptr) {
@@ -59,11 +60,16 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
   }
 }
 
-CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, int32_t rows,
-                                              int32_t padded_rows, PinnedMemory* staged,
-                                              DeviceMemory* device) const {
-  Input input{&tensor, staged, device, PaddedBytes(tensor, rows, padded_rows), nullptr};
-  if (input.padded_bytes == 0 || !tensor.in_regions()) return input;
+CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, const std::byte* on_device,
+                                              int32_t rows, int32_t padded_rows,
+                                              PinnedMemory* staged, DeviceMemory* device) const {
+  Input input{.from = &tensor,
+              .staged = staged,
+              .device = device,
+              .padded_bytes = PaddedBytes(tensor, rows, padded_rows),
+              .in_place = on_device,
+              .on_device = on_device != nullptr};
+  if (input.on_device || input.padded_bytes == 0 || !tensor.in_regions()) return input;
   const DeviceRegions::Place place = rank_.regions().Find(tensor.parts.front());
   const InputUse use{.kind = step_.kind,
                      .parts = tensor.parts.size(),
@@ -120,7 +126,8 @@ absl::Status CudaOperations::Reserve(size_t room) {
     if (status.ok()) status = memory.Reserve(bytes);
   };
   for (const Input& input : inputs_) {
-    // Wherever it lies: what is taken must depend on the step's size alone (step_size.h).
+    if (input.on_device) continue;
+    // Wherever else it lies: what is taken must depend on the step's size alone (step_size.h).
     reserve(*input.staged, input.padded_bytes);
     reserve(*input.device, input.padded_bytes);
   }
@@ -154,7 +161,8 @@ absl::Status CudaOperations::Reserve(size_t room) {
   if (status.ok() && step_.kind == StepKind::kDecode && device_exchange_.has_value()) {
     status = ReserveArriving(rows * row_heads);
   }
-  if (result_on_device() || has_outputs()) {
+  const bool result_has_place = place_.result_o != nullptr;
+  if (!result_has_place && (result_on_device() || has_outputs())) {
     reserve(memory_.result_o, result_rows * row_heads * ValueDim());
     reserve(memory_.result_lse, result_rows * row_heads);
   }
@@ -164,7 +172,8 @@ absl::Status CudaOperations::Reserve(size_t room) {
     results_.o = memory_.staged_result_o.as<float>();
     results_.lse = memory_.staged_result_lse.as<float>();
   }
-  const size_t staged_rows = exchanges_on_host() ? rows : result_on_device() ? result_rows : 0;
+  const bool result_to_host = result_on_device() && !result_has_place;
+  const size_t staged_rows = exchanges_on_host() ? rows : result_to_host ? result_rows : 0;
   reserve(memory_.staged_o, staged_rows * row_heads * ValueDim());
   reserve(memory_.staged_lse, staged_rows * row_heads);
   if (step_.kind != StepKind::kPrefill || slice_is_result()) return status;
@@ -212,6 +221,8 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
     values->push_back(AsNumber(memory->data()));
   }
   values->push_back(AsNumber(block_));
+  values->push_back(AsNumber(place_.result_o));
+  values->push_back(AsNumber(place_.result_lse));
   values->push_back(AsNumber(layer_.pages));
   values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
   values->push_back(step_.bf16_partials);
@@ -352,6 +363,7 @@ absl::Status CudaOperations::Finish() {
 // ------------------------------------------------------------------------------- on the device
 
 StepOperations::Partial CudaOperations::Result() const {
+  if (place_.result_o != nullptr) return {place_.result_o, place_.result_lse};
   return {memory_.result_o.as<float>(), memory_.result_lse.as<float>()};
 }
 
@@ -388,6 +400,7 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
           .input_dtype = step_.k.dtype,
           .tokens = plan_.padded_tokens(),
           .slots = At<int64_t>(slots),
+          .gate = place_.gate,
           .begins_early = launches_begin_early()};
 }
 

@@ -37,11 +37,27 @@ struct CudaLayer {
   const float* sinks = nullptr;    // [q_heads], or null
 };
 
+// Where a step is computed: in which order with others, in which memory, from and to where.
+struct CudaPlace {
+  cudaStream_t stream = nullptr;
+  CudaRank::Workspace& memory;
+  // Tensors that lie on the device already; null: they come from the step's host memory or regions.
+  const std::byte* q = nullptr;
+  const std::byte* k = nullptr;
+  const std::byte* v = nullptr;
+  // Where rank 0's result goes, in f32; null: to the workspace.
+  float* result_o = nullptr;
+  float* result_lse = nullptr;
+  // Passed by the append, which is then the first launch.
+  mailbox::Gate gate;
+};
+
 class CudaOperations final : public StepOperations {
  public:
   // `plan` is the step's, and `block` its copy on the device. All references outlive the object.
   CudaOperations(const PlannedStep& step, const DevicePlan& plan, const std::byte* block,
-                 const CudaLayer& layer, CudaRank& rank, StepResults* results);
+                 const CudaLayer& layer, CudaRank& rank, const CudaPlace& place,
+                 StepResults* results);
 
   // Before everything else: takes all the memory of the step, so that nothing after it allocates.
   // What depends on the rank's own plan is taken for a plan `room` times as large.
@@ -93,12 +109,13 @@ class CudaOperations final : public StepOperations {
     DeviceMemory* device;
     size_t padded_bytes;        // what is reserved, and what a captured copy copies
     const std::byte* in_place;  // where kernels read it instead of in `device`, or null
+    bool on_device;             // it lay there when the step began (CudaPlace)
 
-    bool from_host() const { return padded_bytes > 0 && !from->in_regions(); }
+    bool from_host() const { return padded_bytes > 0 && !on_device && !from->in_regions(); }
     const std::byte* data() const { return in_place != nullptr ? in_place : device->data(); }
   };
-  Input InputOf(const TensorView& tensor, int32_t rows, int32_t padded_rows, PinnedMemory* staged,
-                DeviceMemory* device) const;
+  Input InputOf(const TensorView& tensor, const std::byte* on_device, int32_t rows,
+                int32_t padded_rows, PinnedMemory* staged, DeviceMemory* device) const;
 
   bool alone() const { return step_.comm.size() == 1; }
   bool launches_begin_early() const {
@@ -170,6 +187,7 @@ class CudaOperations final : public StepOperations {
   const std::byte* const block_;
   const CudaLayer& layer_;
   CudaRank& rank_;
+  const CudaPlace place_;
   CudaRank::Workspace& memory_;
   StepResults& results_;
   const cudaStream_t stream_;

@@ -172,7 +172,8 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
 absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot, bool meet,
                                    StepResults* results) {
   CudaOperations operations(step, slot.plan, slot.block.data(),
-                            layers_[static_cast<size_t>(step.layer_index)], rank_, results);
+                            layers_[static_cast<size_t>(step.layer_index)], rank_,
+                            {.stream = rank_.stream(), .memory = rank_.workspace()}, results);
   TRIBUTARY_RETURN_IF_ERROR(operations.Reserve(meet ? kRoom : 1));
   if (meet) TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(step.comm.Barrier(step.deadline)));
   TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionInputs());

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "base/mailbox/gate.cuh"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch/grid.h"
@@ -286,7 +287,15 @@ template <DType kKv, bool kWide>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     AppendKernel(const __grid_constant__ AppendArgs args) {
   // In this order: who begins behind it counts on all that is ahead (AttentionArgs::late_strips).
+  const bool gated = args.gate.arrived != nullptr;
+  mailbox::SessionCounter session;
+  if (gated && args.gate.layer > 0) session = mailbox::CounterOf(args.gate);
   WaitForLaunchesAhead();
+  if (gated) {
+    if (args.gate.layer == 0) session = mailbox::CounterOf(args.gate);
+    if (threadIdx.x == 0) mailbox::PassGate(args.gate, session, /*first=*/blockIdx.x == 0);
+    __syncthreads();
+  }
   LetNextLaunchBegin();
   const KvGeometry& g = args.geometry;
   const int lane = threadIdx.x % 32;
@@ -322,6 +331,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
 
 }  // namespace
 
+int32_t AppendBlocks(const KvGeometry& geometry, int32_t tokens) {
+  const int64_t units =
+      int64_t{(tokens + kStripSlots - 1) / kStripSlots} * geometry.kv_heads * Slices(geometry);
+  return static_cast<int32_t>((units + kWarps - 1) / kWarps);
+}
+
 Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   if (IsFp8(args.input_dtype)) {
     return Unsupported(std::string("input_dtype: ") + Name(args.input_dtype) +
@@ -329,9 +344,7 @@ Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   }
   if (args.tokens < 0) return InvalidArgument("tokens: must not be negative");
   if (args.tokens == 0) return Status::Ok();
-  const int64_t units = int64_t{(args.tokens + kStripSlots - 1) / kStripSlots} *
-                        args.geometry.kv_heads * Slices(args.geometry);
-  const auto blocks = static_cast<int32_t>((units + kWarps - 1) / kWarps);
+  const int32_t blocks = AppendBlocks(args.geometry, args.tokens);
   const KvGeometry& g = args.geometry;
   return DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::append>(g.key_dim, g.value_dim, [&](auto, auto) {

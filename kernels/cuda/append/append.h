@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/mailbox/gate.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_geometry.h"
 #include "kernels/status.h"
@@ -25,9 +26,16 @@ struct AppendArgs {
   // Where each token goes: page * page_size + slot in page, or kPadSlot (params.h) for tokens that
   // are not ours. Whole quads of slots (4i .. 4i + 3, as four neighbours of the call) are fastest.
   const int64_t* slots = nullptr;  // [tokens]
+  // Where the tokens are a layer of a session: passed before anything else. The launch is to have
+  // few blocks (kMostGatedBlocks), because all of them wait, and the host computes meanwhile.
+  mailbox::Gate gate;
   // On sm_90 and later: the launch begins while the one ahead of it ends.
   bool begins_early = false;
 };
+
+// Blocks of two warps that the launch has.
+int32_t AppendBlocks(const KvGeometry& geometry, int32_t tokens);
+inline constexpr int32_t kMostGatedBlocks = 32;
 
 Status LaunchAppend(const AppendArgs& args, cudaStream_t stream);
 

@@ -1,0 +1,282 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/mailbox/doorbell.cuh"
+#include "service/client/cuda/session_kernels.h"
+
+namespace tributary::client {
+namespace {
+
+constexpr int kThreads = 512;
+// Vectors of 16 bytes that a thread of a hand-over has in flight.
+constexpr int kVectors = 2;
+// A launch of no more blocks than this waits for the result and copies it, too. A larger one would
+// keep many multiprocessors from the attention that it waits for; then one warp waits, and the copy
+// is a launch of its own.
+constexpr int kMostWaitingBlocks = 1;
+constexpr int kCopyThreads = 256;
+constexpr int kElements = 8;  // that a thread of the copy takes at a time
+
+// Lets the launch behind this one begin, which still waits for the end of this one.
+__device__ __forceinline__ void LetNextLaunchBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void WaitForLaunchesAhead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+constexpr uint32_t kDeadlineExceeded = 4;  // google.rpc.Code
+
+// As it was when the launch began; read as a whole.
+__device__ __forceinline__ HostCounter CounterOf(const MailboxView& session) {
+  const uint4 words = *reinterpret_cast<const uint4*>(session.counter);
+  return {words.x, words.y, words.z, words.w};
+}
+
+// By one thread: whether the first `count` layers of the session are finished.
+__device__ bool AwaitFinished(const MailboxView& session, const HostCounter& counter,
+                              uint32_t count) {
+  if (counter.failure != 0) return false;
+  const auto* finished =
+      reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.finished);
+  const auto* status = reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.status);
+  const mailbox::Awaited awaited =
+      mailbox::Await(finished, count, status, session.bound, session.one_gpu);
+  if (awaited == mailbox::Awaited::kReached) return true;
+  const uint32_t code = mailbox::Look(status);
+  session.counter->failure = code != 0 ? code : kDeadlineExceeded;
+  session.failure->status = session.counter->failure;
+  return false;
+}
+
+// Whether this block is the last of its launch that comes here. What the others wrote is seen by
+// it, and by whoever it rings for. By one thread, behind a barrier.
+__device__ bool LastBlock(const MailboxView& session) {
+  if (gridDim.x == 1) return true;
+  mailbox::Fence(session.one_gpu);
+  const bool last = atomicAdd(&session.counter->tickets, 1) + 1 == gridDim.x;
+  if (last) session.counter->tickets = 0;
+  return last;
+}
+
+struct HandOverArgs {
+  MailboxView session;
+  StridedTensor tensors[3];  // q, k, v
+  size_t offsets[3];         // in the slot
+  uint32_t vectors[3];       // of 16 bytes
+  bool no_result = false;
+};
+
+__device__ __forceinline__ const uint4* VectorOf(const StridedTensor& tensor, uint32_t index) {
+  const uint32_t per_head = static_cast<uint32_t>(tensor.head_bytes) / 16;
+  const uint32_t head = index / per_head;
+  const uint32_t row = head / static_cast<uint32_t>(tensor.heads);
+  const int64_t at = row * tensor.row_stride +
+                     (head - row * static_cast<uint32_t>(tensor.heads)) * tensor.head_stride +
+                     (index - head * per_head) * 16;
+  return reinterpret_cast<const uint4*>(tensor.data + at);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    HandOverKernel(const __grid_constant__ HandOverArgs args) {
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
+  const MailboxView& session = args.session;
+  const HostCounter counter = CounterOf(session);
+  const uint32_t count = counter.count;
+  const uint32_t all = args.vectors[0] + args.vectors[1] + args.vectors[2];
+  uint4 values[kVectors];
+  size_t offsets[kVectors];
+  const uint32_t first = blockIdx.x * kVectors * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    uint32_t index = first + i * blockDim.x;
+    if (index >= all) break;
+    int t = 0;
+    if (index >= args.vectors[0]) index -= args.vectors[t++];
+    if (t == 1 && index >= args.vectors[1]) index -= args.vectors[t++];
+    values[i] = __ldcs(VectorOf(args.tensors[t], index));
+    offsets[i] = args.offsets[t] + static_cast<size_t>(index) * 16;
+  }
+  // Slots come free in the order of layers, mostly long before.
+  const auto slots = static_cast<uint32_t>(session.layout.slots);
+  __shared__ bool free;
+  if (threadIdx.x == 0) {
+    // What was taken back is finished.
+    free = counter.failure == 0 &&
+           (counter.unfinished < slots || AwaitFinished(session, counter, count + 1 - slots));
+  }
+  __syncthreads();
+  if (free) {
+    std::byte* slot = session.mailbox + session.layout.SlotOf(count);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (first + i * blockDim.x < all) *reinterpret_cast<uint4*>(slot + offsets[i]) = values[i];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0 || !LastBlock(session)) return;
+  if (free) {
+    mailbox::Ring(reinterpret_cast<uint32_t*>(session.mailbox + session.layout.arrived), count + 1,
+                  session.one_gpu);
+  }
+  if (!args.no_result) return;
+  session.counter->count = count + 1;
+  session.counter->unfinished = counter.unfinished < slots ? counter.unfinished + 1 : slots;
+}
+
+struct TakeBackArgs {
+  MailboxView session;
+  ResultTarget target;
+};
+
+// Of one warp, ahead of a copy of many blocks.
+__global__ void __launch_bounds__(32) AwaitKernel(const __grid_constant__ MailboxView session) {
+  WaitForLaunchesAhead();
+  const HostCounter counter = CounterOf(session);
+  if (threadIdx.x == 0) AwaitFinished(session, counter, counter.count + 1);
+  // All of the warp: what comes next may be large, and the result may need the room.
+  __syncwarp();
+  LetNextLaunchBegin();
+}
+
+__device__ __forceinline__ uint32_t Pair(Element element, float low, float high) {
+  uint32_t pair;
+  if (element == Element::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+__device__ __forceinline__ void CopyVector(const ResultTarget& target, const float* from,
+                                           int64_t vector, bool good) {
+  const int per_head = target.value_dim / kElements;
+  const int64_t head = vector / per_head;
+  const int64_t at = head / target.heads * target.row_stride +
+                     head % target.heads * target.head_stride + vector % per_head * kElements;
+  float4 x[2];
+  const auto* source = reinterpret_cast<const float4*>(from + vector * kElements);
+  const float nan = __int_as_float(0x7fffffff);
+  x[0] = good ? __ldcs(source) : make_float4(nan, nan, nan, nan);
+  x[1] = good ? __ldcs(source + 1) : make_float4(nan, nan, nan, nan);
+  if (target.element == Element::kF32) {
+    auto* to = reinterpret_cast<float4*>(static_cast<float*>(target.output) + at);
+    to[0] = x[0];
+    to[1] = x[1];
+    return;
+  }
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(target.output) + at) =
+      make_uint4(Pair(target.element, x[0].x, x[0].y), Pair(target.element, x[0].z, x[0].w),
+                 Pair(target.element, x[1].x, x[1].y), Pair(target.element, x[1].z, x[1].w));
+}
+
+template <bool kWaits>
+__global__ void __launch_bounds__(kThreads)
+    TakeBackKernel(const __grid_constant__ TakeBackArgs args) {
+  WaitForLaunchesAhead();
+  const MailboxView& session = args.session;
+  const ResultTarget& target = args.target;
+  const HostCounter counter = CounterOf(session);
+  const uint32_t count = counter.count;
+  __shared__ bool good;
+  if (threadIdx.x == 0) {
+    good = kWaits ? AwaitFinished(session, counter, count + 1) : counter.failure == 0;
+  }
+  __syncthreads();
+  LetNextLaunchBegin();
+  const std::byte* slot = session.mailbox + session.layout.SlotOf(count);
+  const auto* o = reinterpret_cast<const float*>(slot + session.layout.output);
+  const auto* lse = reinterpret_cast<const float*>(slot + session.layout.lse);
+  const int64_t row_heads = int64_t{target.rows} * target.heads;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (target.output != nullptr) {
+    for (int64_t i = first; i < row_heads * target.value_dim / kElements; i += step) {
+      CopyVector(target, o, i, good);
+    }
+  }
+  if (target.lse != nullptr) {
+    for (int64_t i = first; i < row_heads; i += step) {
+      target.lse[i] = good ? lse[i] : __int_as_float(0x7fffffff);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0 || !LastBlock(session)) return;
+  session.counter->count = count + 1;
+  session.counter->unfinished = 0;
+}
+
+uint32_t VectorsOf(const StridedTensor& tensor) {
+  return static_cast<uint32_t>(int64_t{tensor.rows} * tensor.heads * tensor.head_bytes / 16);
+}
+
+template <typename Args>
+cudaError_t Launch(void (*kernel)(Args), const Args& args, int64_t blocks, int threads,
+                   cudaStream_t stream) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+}  // namespace
+
+cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
+                           const StridedTensor& k, const StridedTensor& v, bool no_result,
+                           cudaStream_t stream) {
+  const HandOverArgs args{.session = session,
+                          .tensors = {q, k, v},
+                          .offsets = {session.layout.q, session.layout.k, session.layout.v},
+                          .vectors = {VectorsOf(q), VectorsOf(k), VectorsOf(v)},
+                          .no_result = no_result};
+  const uint32_t vectors = args.vectors[0] + args.vectors[1] + args.vectors[2];
+  constexpr uint32_t kOfBlock = kThreads * kVectors;
+  const uint32_t blocks = std::max(1u, (vectors + kOfBlock - 1) / kOfBlock);
+  return Launch(HandOverKernel, args, blocks, kThreads, stream);
+}
+
+cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
+                           cudaStream_t stream) {
+  const TakeBackArgs args{session, target};
+  const bool wanted = target.output != nullptr || target.lse != nullptr;
+  const int64_t vectors =
+      wanted ? int64_t{target.rows} * target.heads * target.value_dim / kElements : 0;
+  const int64_t fused = (vectors + kThreads * 2 - 1) / (kThreads * 2);
+  if (fused <= kMostWaitingBlocks) {
+    return Launch(TakeBackKernel<true>, args, std::max<int64_t>(fused, 1), kThreads, stream);
+  }
+  const cudaError_t awaited = Launch(AwaitKernel, session, 1, 32, stream);
+  if (awaited != cudaSuccess) return awaited;
+  const int64_t blocks = std::min<int64_t>((vectors + kCopyThreads - 1) / kCopyThreads, 1024);
+  return Launch(TakeBackKernel<false>, args, blocks, kCopyThreads, stream);
+}
+
+cudaError_t LoadSessionKernels() {
+  const void* kernels[] = {reinterpret_cast<const void*>(&HandOverKernel),
+                           reinterpret_cast<const void*>(&AwaitKernel),
+                           reinterpret_cast<const void*>(&TakeBackKernel<true>),
+                           reinterpret_cast<const void*>(&TakeBackKernel<false>)};
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace tributary::client

@@ -1,0 +1,82 @@
+// The two launches with which a host's GPU hands a layer over and gets it back.
+//
+// Nothing that changes from layer to layer is an argument: the number of the layer lies on the
+// device and advances there. So a CUDA graph that has captured these launches may be launched for
+// ever, as long as the shapes stay.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/mailbox/layout.h"
+
+namespace tributary::client {
+
+// What the host keeps on its GPU for a session.
+struct alignas(16) HostCounter {
+  uint32_t count = 0;    // the session's number of the layer that is handed over next
+  uint32_t tickets = 0;  // blocks of the launch under way that are through
+  // 0, or the google.rpc.Code that a wait ended with. From then on nothing is awaited, handed over
+  // or taken back.
+  uint32_t failure = 0;
+  uint32_t unfinished = 0;  // layers handed over without a result, and not known to be finished
+};
+
+// What the CPU sees without asking the GPU; in pinned memory.
+struct HostFailure {
+  uint32_t status = 0;  // HostCounter::failure
+};
+
+// A session as the host's launches see it. All pointers are the GPU's.
+struct MailboxView {
+  std::byte* mailbox = nullptr;
+  mailbox::Layout layout;
+  HostCounter* counter = nullptr;
+  HostFailure* failure = nullptr;
+  uint64_t bound = 0;    // of a wait, ns
+  bool one_gpu = false;  // the mailbox lies on the GPU that launches
+};
+
+// One tensor of a layer: `rows` rows of `heads` heads of `head_bytes` bytes. Rows and heads lie so
+// many bytes apart; within a head elements are dense. All are multiples of 16.
+struct StridedTensor {
+  const std::byte* data = nullptr;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_bytes = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Waits until the layer's slot is free, writes q, k and v into it, and rings. `no_result`: nothing
+// will be taken back (append-only), so this launch advances the counter.
+cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
+                           const StridedTensor& k, const StridedTensor& v, bool no_result,
+                           cudaStream_t stream);
+
+enum class Element : uint8_t { kF32, kBf16, kF16 };
+
+// Where results go: `rows` rows of `heads` heads of `value_dim` elements. Rows and heads lie so
+// many elements apart; within a head elements are dense, in vectors of 8. Slots hold f32, which is
+// rounded on the way. Null pointers: not wanted.
+struct ResultTarget {
+  void* output = nullptr;
+  float* lse = nullptr;              // dense, [rows, heads]
+  Element element = Element::kBf16;  // of `output`
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t value_dim = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Waits until the layer is finished, copies the results, and advances the counter. Where the
+// session has ended, or the bound passes, the results are NaN and HostFailure says why.
+cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
+                           cudaStream_t stream);
+
+// Loads the kernels, so that no launch has to.
+cudaError_t LoadSessionKernels();
+
+}  // namespace tributary::client
