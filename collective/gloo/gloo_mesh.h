@@ -1,4 +1,4 @@
-// A full mesh of Gloo TCP connections, one to every peer. Internal to gloo.cc.
+// A full mesh of Gloo TCP connections, one to every peer. Internal to this room.
 #pragma once
 
 #include <gloo/transport/context.h>

@@ -1,0 +1,89 @@
+// One operation over Gloo: messages to and from peers, and how it ends when it cannot go on.
+//
+// Every operation sends at most one message to each peer and receives at most one, all at once,
+// straight between the two ranks. Gloo's own collectives are not used: their rings multiply the
+// latency, and their waits cannot be ended from outside. A failed operation closes all connections:
+// peers that still wait for this rank learn of it without waiting for their deadline.
+#pragma once
+
+#include <gloo/transport/unbound_buffer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/communicator.h"
+#include "collective/gloo/gloo_mesh.h"
+#include "collective/gloo/gloo_watcher.h"
+#include "collective/op.h"
+#include "kernels/mutex.h"
+#include "kernels/status.h"
+
+namespace tributary::collective {
+
+// What goes to and comes from one peer. Both of the operation's size; nullptr also for no bytes.
+struct Transfer {
+  int peer = 0;
+  bool sends = false;
+  bool receives = false;
+  const std::byte* send = nullptr;
+  std::byte* recv = nullptr;
+};
+
+// Runs operations, one at a time. Owns the connections, and the first error, which all later
+// operations end with.
+class GlooTransfers {
+ public:
+  GlooTransfers(int rank, int size, uint64_t epoch, GlooMesh mesh);
+
+  // `bytes` is the size of every message. root: 0 where the operation has none. Errors are
+  // Communicator's.
+  Status Run(Op op, size_t bytes, int root, const std::vector<Transfer>& transfers,
+             Deadline deadline);
+  // Communicator::Abort; from any thread.
+  void Abort(const std::string& reason);
+
+ private:
+  using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
+  // A transfer under way. The memory belongs to the caller of the operation; when these buffers are
+  // gone Gloo no longer touches it.
+  struct Pending {
+    int peer;
+    Buffer send;  // nullptr when nothing is sent
+    Buffer recv;
+    bool received = false;
+  };
+
+  std::vector<Pending> CreateBuffers(const std::vector<Transfer>& transfers, size_t bytes);
+  Status Begin(std::vector<Pending>* pending);
+  static void Post(std::vector<Pending>& pending, uint64_t slot, int* waited_for);
+  Status AwaitAll(std::vector<Pending>& pending, Deadline deadline, int* waited_for);
+  Status End(Op op, std::vector<Pending>& pending, int waited_for, Status status,
+             Deadline deadline);
+  Status Explain(Op op, std::vector<Pending>& pending, int waited_for, const Status& status,
+                 Deadline deadline) const;
+  static bool Received(Pending& p);
+  static bool Sent(Pending& p);
+  static void EndWaits(Pending& p);
+  // The watcher's call.
+  void EndWaitsFor(int peer);
+  // What the watcher says of a wait that was ended, which is kUnavailable also where it names
+  // nobody: then Abort ended it.
+  Status LostPeers();
+
+  const int rank_;
+  const uint64_t epoch_;
+  GlooMesh mesh_;
+  uint64_t sequence_ = 0;  // of the next operation
+
+  Mutex mutex_;
+  Status error_ TRIBUTARY_GUARDED_BY(mutex_);  // the first one
+  // Of the operation under way, or null.
+  std::vector<Pending>* pending_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;
+
+  GlooWatcher watcher_;  // last: its thread uses the above
+};
+
+}  // namespace tributary::collective
