@@ -7,7 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,7 +49,50 @@ class Shard {
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;
 };
 
-// Of one rank; outlives its shards. Used from one thread at a time.
+// How far a session has come.
+struct SessionNews {
+  SessionId session = 0;
+  uint32_t ended = 0;  // its layers that are over, modulo 2^32
+  // Why the session is over: a wait for the host was in vain (kDeadlineExceeded), it was told to
+  // end (kAborted), or the device failed (kDataLoss). Nothing of it runs any more.
+  absl::Status status;
+  // Entries (by index) of steps that ended whose repeated tokens differ from what is held: the
+  // session's number of the step's first layer, and the entry.
+  std::vector<std::pair<uint32_t, int32_t>> conflicts;
+};
+// Called on a thread of the backend, one call at a time for each session.
+using OnSessionNews = std::function<void(const SessionNews&)>;
+
+// A session whose mailbox lies in the memory of a device. Used from the rank's thread, but for End.
+class DeviceSession {
+ public:
+  virtual ~DeviceSession() = default;  // ends it, and waits until nothing of it runs
+
+  virtual const DeviceMailbox& mailbox() const = 0;
+
+  // A layer's tensors in the slot of layer number `count`, for so many rows and tokens.
+  struct SlotTensors {
+    TensorView q;
+    TensorView k;
+    TensorView v;
+  };
+  virtual SlotTensors TensorsOf(const LayerGeometry& geometry, uint32_t count, int32_t rows,
+                                int32_t tokens) const = 0;
+
+  // Puts copies of pages into the session's stream, ahead of the next step.
+  virtual absl::Status CopyPages(Shard& shard, const std::vector<PageCopy>& copies) = 0;
+  // Puts the layers of a step into the session's stream, each behind its doorbell; waits for none.
+  // Layer i of `layers` is the session's number first_count + i and belongs to shards[i].
+  // Everything but the shards may go when this returns.
+  virtual absl::Status Enqueue(std::span<const PlannedStep> layers, std::span<Shard* const> shards,
+                               uint32_t first_count) = 0;
+
+  // Ends every wait, of both sides: the host finds `status`, a google.rpc.Code that is not 0. From
+  // any thread.
+  virtual void End(int32_t status) = 0;
+};
+
+// Of one rank; outlives its shards and its sessions. Used from one thread at a time.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -77,6 +123,17 @@ class Backend {
   // `available` bytes or the device refuses. The spec is valid.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
+
+  // Opens a session (OpenSessionCommand). kFailedPrecondition, open.memory: this backend has no
+  // such sessions, or not in the group as it is. kResourceExhausted: no room for the mailbox.
+  // `news` is called until the session is destroyed.
+  virtual absl::StatusOr<std::unique_ptr<DeviceSession>> OpenSession(
+      const OpenSessionCommand& command, OnSessionNews news) {
+    static_cast<void>(command);
+    static_cast<void>(news);
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "these workers have no GPU for a mailbox to lie on");
+  }
 
   // Makes memory that another process shares usable in steps, as `region`. Again with the same
   // memory: OK. Errors name fields of CudaIpcMemory (attention.proto): kFailedPrecondition: this

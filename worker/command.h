@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mailbox/layout.h"
 #include "base/telemetry/trace.h"
 #include "kernels/dtype.h"
 #include "worker/cache_spec.h"
@@ -23,7 +24,8 @@ namespace tributary::worker {
 
 using CacheId = uint32_t;
 using SequenceId = uint64_t;
-using RegionId = uint64_t;  // of memory of a GPU that a host shares; never used again
+using RegionId = uint64_t;   // of memory of a GPU that a host shares; never used again
+using SessionId = uint64_t;  // never used again
 
 // Bytes [offset, offset + bytes) of an open region.
 struct RegionPart {
@@ -85,6 +87,30 @@ struct CloseRegionCommand {
   RegionId region = 0;
 };
 
+// Opens a session whose mailbox lies in the memory of rank 0's GPU
+// (proto/tributary/v1/session.proto says what that is). The reply of rank 0 has the mailbox. Of no
+// cache: a session's steps name the caches of their layers.
+struct OpenSessionCommand {
+  SessionId session = 0;
+  int32_t max_rows = 0;        // query rows of a step
+  int32_t max_new_tokens = 0;  // new tokens of a step
+  int32_t max_steps = 2;       // that are in flight at once
+  DType q_dtype = DType::kBf16;
+  DType kv_dtype = DType::kBf16;
+  DType output_dtype = DType::kF32;
+  bool return_lse = false;
+  mailbox::Layout layout;
+  std::chrono::nanoseconds wait_timeout{0};  // of every wait for a doorbell
+  std::string host_gpu;                      // UUID of the GPU that rings
+};
+
+// Ends a session: its waits end, what is left of its steps is carried out on nothing, and the
+// mailbox is given back. Of a session that is not open: changes nothing.
+struct CloseSessionCommand {
+  SessionId session = 0;
+  int32_t status = 0;  // google.rpc.Code for the host to find
+};
+
 // Sets tables outright (after a fork, and for all sequences when a group re-forms).
 struct SetTablesCommand {
   std::vector<PageUpdate> tables;
@@ -142,6 +168,31 @@ struct StepCommand {
   bool bf16_partials = false;
 };
 
+// A layer of a session's step: of a cache, by its number there.
+struct SessionLayer {
+  CacheId cache = 0;
+  int32_t layer = 0;
+};
+
+// What a session's step changes in the pages of one cache, before its first layer.
+struct PageChanges {
+  CacheId cache = 0;
+  std::vector<PageCopy> page_copies;     // applied first
+  std::vector<PageUpdate> page_updates;  // applied second
+};
+
+// One submission of a session: entries for a range of layers. The ranks put all layers into the
+// session's stream and reply; each layer begins when its doorbell has been rung. What became of
+// them is told by the session's progress (Backend::OpenSession), not by the reply.
+struct SessionStepCommand {
+  SessionId session = 0;
+  StepKind kind = StepKind::kDecode;
+  uint32_t first_count = 0;  // the session's number of the first layer
+  std::vector<SessionLayer> layers;
+  std::vector<PageChanges> changes;
+  std::vector<StepEntry> entries;  // a sequence appears once
+};
+
 struct Command {
   uint64_t epoch = 0;   // a worker of another epoch refuses
   uint64_t number = 0;  // rises by one; for logs and matching replies
@@ -150,7 +201,8 @@ struct Command {
   // When the step must be over, by the worker's steady clock; collectives use it.
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
-               StepCommand, OpenRegionCommand, CloseRegionCommand>
+               StepCommand, OpenRegionCommand, CloseRegionCommand, OpenSessionCommand,
+               CloseSessionCommand, SessionStepCommand>
       body;
   // Keeps what the tensor views of the body point to.
   std::shared_ptr<const void> owner;
@@ -166,6 +218,21 @@ struct StepTimes {
   bool exchange_in_attend = false;
 };
 
+// How the two sides of a session wait for each other's doorbells.
+enum class Waiting : uint8_t {
+  kSpinningWarp,     // one warp polls the doorbell
+  kStreamMemoryOps,  // the front end of the GPU polls it
+};
+
+// The mailbox of a session in the memory of a GPU, as another process finds it.
+struct DeviceMailbox {
+  std::string handle;    // the bytes of a cudaIpcMemHandle_t
+  std::string gpu;       // UUID
+  uint64_t address = 0;  // in the process that owns it
+  Waiting waiting = Waiting::kSpinningWarp;
+  double round_trip_seconds = 0;
+};
+
 struct Reply {
   uint64_t epoch = 0;
   uint64_t number = 0;
@@ -177,6 +244,7 @@ struct Reply {
   std::vector<float> o;    // [query rows, q_heads, value_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   StepTimes times;
+  DeviceMailbox mailbox;  // rank 0 of an OpenSessionCommand
   // When a rank of the coordinator's own process began to execute the command, and when the
   // coordinator got the reply; not told over the network.
   std::chrono::steady_clock::time_point begun;

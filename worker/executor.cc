@@ -9,8 +9,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
@@ -42,12 +44,14 @@ class Executor::Impl {
       : options_(options), backend_(std::move(backend)) {}
 
   void Join(std::unique_ptr<collective::Communicator> comm) {
+    sessions_.clear();
     backend_->Leave();
     Use(std::move(comm));
   }
 
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
                     collective::Rendezvous& rendezvous, collective::Deadline deadline) {
+    sessions_.clear();  // a session is of one epoch
     backend_->Leave();
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> joined,
                                backend_->Join(std::move(comm), rendezvous, deadline));
@@ -143,6 +147,16 @@ class Executor::Impl {
       TRIBUTARY_RETURN_IF_ERROR(backend_->CloseRegion(close->region, command.deadline));
       return AwaitPeersMemory(command.deadline);
     }
+    if (const auto* open = std::get_if<OpenSessionCommand>(&command.body)) {
+      return OpenSession(*open, reply);
+    }
+    if (const auto* close = std::get_if<CloseSessionCommand>(&command.body)) {
+      CloseSession(*close);
+      return absl::OkStatus();
+    }
+    if (const auto* step = std::get_if<SessionStepCommand>(&command.body)) {
+      return SessionStep(*step, command.deadline);
+    }
     const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
       if (it != caches_.end()) {
@@ -191,6 +205,9 @@ class Executor::Impl {
   void Drop(CacheId id) {
     const auto it = caches_.find(id);
     if (it == caches_.end()) return;
+    // What works on its pages ends first.
+    absl::erase_if(sessions_,
+                   [id](const auto& opened) { return opened.second.caches.contains(id); });
     dropped_counts_.made += it->second->plans.made();
     dropped_counts_.reused += it->second->plans.reused();
     memory_used_.fetch_sub(it->second->shard->bytes(), std::memory_order_relaxed);
@@ -200,6 +217,97 @@ class Executor::Impl {
   void DropAll() {
     while (!caches_.empty()) Drop(caches_.begin()->first);
   }
+
+  // ------------------------------------------------------------------------------------- sessions
+
+  absl::Status OpenSession(const OpenSessionCommand& command, Reply* reply) {
+    if (sessions_.contains(command.session)) {
+      return absl::AlreadyExistsError(absl::StrCat("session ", command.session, " is open"));
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSession> session,
+                               backend_->OpenSession(command, options_.on_session_news));
+    reply->mailbox = session->mailbox();
+    sessions_.emplace(command.session, OpenedSession{std::move(session), {}});
+    return absl::OkStatus();
+  }
+
+  void CloseSession(const CloseSessionCommand& command) {
+    const auto it = sessions_.find(command.session);
+    if (it == sessions_.end()) return;
+    it->second.session->End(command.status);
+    sessions_.erase(it);
+  }
+
+  absl::Status SessionStep(const SessionStepCommand& command, collective::Deadline deadline) {
+    const auto found = sessions_.find(command.session);
+    if (found == sessions_.end()) {
+      return absl::NotFoundError(absl::StrCat("session ", command.session, " is not open"));
+    }
+    OpenedSession& opened = found->second;
+    for (const PageChanges& changes : command.changes) {
+      TRIBUTARY_ASSIGN_OR_RETURN(Cache* const cache, FindCache(changes.cache));
+      opened.caches.insert(changes.cache);
+      TRIBUTARY_RETURN_IF_ERROR(opened.session->CopyPages(*cache->shard, changes.page_copies));
+      for (const PageUpdate& update : changes.page_updates) cache->tables.Update(update);
+    }
+    std::vector<Shard*> shards;
+    std::vector<PlannedStep> layers;
+    absl::flat_hash_set<const StepPlan*> plans;
+    shards.reserve(command.layers.size());
+    layers.reserve(command.layers.size());
+    uint32_t count = command.first_count;
+    for (const SessionLayer& place : command.layers) {
+      TRIBUTARY_ASSIGN_OR_RETURN(Cache* const cache, FindCache(place.cache));
+      opened.caches.insert(place.cache);
+      TRIBUTARY_ASSIGN_OR_RETURN(const StepCommand step,
+                                 LayerStep(*cache, command, place.layer, count++, *opened.session));
+      // Layers of one kind have one plan, which is found, not made.
+      const StepPlan& plan = Plan(*cache, step);
+      if (plans.insert(&plan).second && plans.size() > PlanCache::kPlans) {
+        return InvalidField("layers", absl::StrCat("have more than ", PlanCache::kPlans,
+                                                   " kinds of masks: submit fewer at a time"));
+      }
+      layers.push_back(Planned(*cache, step, plan, deadline));
+      shards.push_back(cache->shard.get());
+    }
+    return opened.session->Enqueue(layers, shards, command.first_count);
+  }
+
+  // A layer of a session's step as a step of its own, checked.
+  absl::StatusOr<StepCommand> LayerStep(const Cache& cache, const SessionStepCommand& command,
+                                        int32_t layer, uint32_t count,
+                                        const DeviceSession& session) const {
+    if (layer < 0 || layer >= static_cast<int32_t>(cache.spec.layers.size())) {
+      return InvalidField("layers", absl::StrCat("layer ", layer, " is not in the cache"));
+    }
+    StepCommand step;
+    step.layer = layer;
+    step.kind = command.kind;
+    step.entries = command.entries;
+    int32_t rows = 0;
+    int32_t tokens = 0;
+    for (const StepEntry& entry : command.entries) {
+      rows += entry.query_rows;
+      tokens += entry.new_tokens;
+    }
+    const DeviceSession::SlotTensors tensors = session.TensorsOf(
+        GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(layer)]), count, rows, tokens);
+    if (rows > 0) step.q = tensors.q;
+    if (tokens > 0) {
+      step.k = tensors.k;
+      step.v = tensors.v;
+    }
+    TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
+    return step;
+  }
+
+  absl::StatusOr<Cache*> FindCache(CacheId id) {
+    const auto it = caches_.find(id);
+    if (it == caches_.end()) return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
+    return it->second.get();
+  }
+
+  // --------------------------------------------------------------------------------- tables, steps
 
   absl::Status SetTables(Cache& cache, const SetTablesCommand& command) {
     TRIBUTARY_RETURN_IF_ERROR(cache.tables.CheckReplace(command.tables, "tables"));
@@ -263,25 +371,31 @@ class Executor::Impl {
     return cache.plans.Get(shape, cache.layout, step.entries, tables_of_entries_);
   }
 
-  absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
-                   collective::Deadline deadline, StepResults* results) {
+  // `step` and `plan` stay while the result is in use; its tensors are copied.
+  PlannedStep Planned(const Cache& cache, const StepCommand& step, const StepPlan& plan,
+                      collective::Deadline deadline) const {
     int64_t reach = 0;
     for (const StepEntry& entry : step.entries) {
       reach += entry.first_position + std::max(entry.query_rows, entry.new_tokens);
     }
-    const PlannedStep planned{.kind = step.kind,
-                              .layer_index = step.layer,
-                              .spec = cache.spec,
-                              .q = step.q,
-                              .k = step.k,
-                              .v = step.v,
-                              .plan = plan,
-                              .comm = *comm_,
-                              .deadline = deadline,
-                              .entries = static_cast<int32_t>(step.entries.size()),
-                              .reach = reach,
-                              .outputs = step.outputs,
-                              .bf16_partials = step.bf16_partials};
+    return {.kind = step.kind,
+            .layer_index = step.layer,
+            .spec = cache.spec,
+            .q = step.q,
+            .k = step.k,
+            .v = step.v,
+            .plan = plan,
+            .comm = *comm_,
+            .deadline = deadline,
+            .entries = static_cast<int32_t>(step.entries.size()),
+            .reach = reach,
+            .outputs = step.outputs,
+            .bf16_partials = step.bf16_partials};
+  }
+
+  absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
+                   collective::Deadline deadline, StepResults* results) {
+    const PlannedStep planned = Planned(cache, step, plan, deadline);
     return cache.shard->Run(planned, results);
   }
 
@@ -293,7 +407,13 @@ class Executor::Impl {
   mutable absl::Mutex comm_mutex_;
   std::shared_ptr<collective::Communicator> shared_comm_ ABSL_GUARDED_BY(comm_mutex_);
 
+  struct OpenedSession {
+    std::unique_ptr<DeviceSession> session;
+    absl::flat_hash_set<CacheId> caches;  // whose pages its steps work on
+  };
+
   absl::flat_hash_map<CacheId, std::unique_ptr<Cache>> caches_;
+  absl::flat_hash_map<SessionId, OpenedSession> sessions_;  // of this epoch; after what they use
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;
 

@@ -25,6 +25,8 @@ struct ExecutorOptions {
   int32_t rows_per_pass = 0;
   // What new pages hold; poison is for tests.
   PageFill page_fill = PageFill::kZero;
+  // Told how sessions come along (OpenSessionCommand), on a thread of the backend.
+  OnSessionNews on_session_news = [](const SessionNews&) {};
 };
 
 // How often a step was planned, and how often it found the plan of an earlier layer.

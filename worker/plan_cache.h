@@ -13,8 +13,13 @@ namespace tributary::worker {
 // layer, and a model may have two windows: hence a few plans, not one.
 class PlanCache {
  public:
-  // The plan of a step: found, or made in place of the one unused longest. Valid until the next
-  // call. Arguments as for PlanStep.
+  // Plans of so many kinds are kept.
+  static constexpr size_t kPlans = 16;
+
+  PlanCache() { slots_.reserve(kPlans); }
+
+  // The plan of a step: found, or made in place of the one unused longest. Valid until plans of
+  // kPlans other kinds have been asked for. Arguments as for PlanStep.
   const StepPlan& Get(const PlanShape& shape, const DcpLayout& layout,
                       std::span<const StepEntry> entries, TableOfEntry tables);
 
@@ -23,8 +28,6 @@ class PlanCache {
   int64_t reused() const { return reused_; }
 
  private:
-  static constexpr size_t kPlans = 16;
-
   // A plan is a pure function of these (the layout and page size of a cache never change). A
   // table's version stands for its entries, so that finding a plan costs the batch, not the tables.
   struct Slot {
@@ -39,7 +42,7 @@ class PlanCache {
   static bool Matches(const Slot& slot, const PlanShape& shape, std::span<const StepEntry> entries,
                       TableOfEntry tables);
 
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_;  // never grows beyond what it has reserved
   int64_t clock_ = 0;
   int64_t made_ = 0;
   int64_t reused_ = 0;

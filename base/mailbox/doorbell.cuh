@@ -39,12 +39,6 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 
-enum class Awaited : uint32_t {
-  kReached = 0,
-  kEnded = 1,     // the status word is not 0
-  kTimedOut = 2,  // the bound passed first
-};
-
 // Waits until a doorbell has reached `count`, the session has ended, or `bound` nanoseconds have
 // passed. For one thread: what it then passes on at a barrier may be read by the others.
 __device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t count,

@@ -78,6 +78,13 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   return layout;
 }
 
+// How a wait for a doorbell ended.
+enum class Awaited : uint32_t {
+  kReached = 0,
+  kEnded = 1,     // the status word is not 0
+  kTimedOut = 2,  // the bound passed first
+};
+
 // Whether a doorbell has reached a count, modulo 2^32.
 TRIBUTARY_MAILBOX_DEVICE inline bool Reached(uint32_t doorbell, uint32_t count) {
   return static_cast<int32_t>(doorbell - count) >= 0;

@@ -172,7 +172,9 @@ absl::Status CudaOperations::Reserve(size_t room) {
     results_.o = memory_.staged_result_o.as<float>();
     results_.lse = memory_.staged_result_lse.as<float>();
   }
-  const bool result_to_host = result_on_device() && !result_has_place;
+  // A rank on its own need not take what others of the group would wait for.
+  const bool result_stays = result_has_place || (alone() && results_.o == nullptr);
+  const bool result_to_host = result_on_device() && !result_stays;
   const size_t staged_rows = exchanges_on_host() ? rows : result_to_host ? result_rows : 0;
   reserve(memory_.staged_o, staged_rows * row_heads * ValueDim());
   reserve(memory_.staged_lse, staged_rows * row_heads);

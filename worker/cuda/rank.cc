@@ -30,8 +30,30 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOption
   rank->plan_options_.kernels = {.portable = options.portable,
                                  .batch_invariant = options.batch_invariant};
   TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->stream_, cudaStreamNonBlocking));
+  rank->workspace_ = std::make_unique<Workspace>(rank->stream_);
   return rank;
 }
+
+CudaRank::Workspace::Workspace(cudaStream_t stream)
+    : q(stream),
+      k(stream),
+      v(stream),
+      pass_o(stream),
+      pass_lse(stream),
+      arriving(stream),
+      slice_o(stream),
+      slice_lse(stream),
+      context_o(stream),
+      context_lse(stream),
+      result_o(stream),
+      result_lse(stream),
+      piece_o(stream),
+      piece_lse(stream),
+      arrivals(stream),
+      differs(stream),
+      prefill(stream),
+      k16(stream),
+      v16(stream) {}
 
 CudaRank::~CudaRank() {
   // What may still be running works on memory that is about to go.
@@ -43,6 +65,7 @@ CudaRank::~CudaRank() {
   while (retired_->Sweep() > 0 && Clock::now() < moment) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  workspace_.reset();  // in the stream's order
   cudaStreamSynchronize(stream_);
   cudaStreamDestroy(stream_);
 }

@@ -71,12 +71,16 @@ class CudaRank {
   // A partial whose words are kNotArrived (collective/direct/direct_layout.h) whenever nobody works
   // on it.
   struct ArrivingPartial {
+    explicit ArrivingPartial(cudaStream_t stream) : o(stream), lse(stream) {}
     DeviceMemory o, lse;
     // A step began with it and has not ended well: what it holds is anybody's guess.
     bool dirty = true;
   };
-  // Of the step under way; they grow to the largest step. Host memory is staging only.
+  // Of the step under way; they grow to the largest step. Host memory is staging only. Memory of the
+  // device is taken and given back in the order of `stream`, on which all steps are that use it.
   struct Workspace {
+    explicit Workspace(cudaStream_t stream);
+
     PinnedMemory staged_q, staged_k, staged_v;
     DeviceMemory q, k, v;
     PinnedMemory staged_plan;
@@ -98,7 +102,7 @@ class CudaRank {
     DeviceMemory k16, v16;
     collective::ExchangeWorkspace exchange;
   };
-  Workspace& workspace() { return workspace_; }
+  Workspace& workspace() { return *workspace_; }
 
  private:
   explicit CudaRank(const CudaBackendOptions& options) : options_(options), opener_(options.gpu) {}
@@ -107,7 +111,7 @@ class CudaRank {
   DevicePlanOptions plan_options_;
   cudaStream_t stream_ = nullptr;
   bool unfinished_ = false;
-  Workspace workspace_;
+  std::unique_ptr<Workspace> workspace_;  // of steps that are not a session's
   StepGraphs graphs_;
   IpcOpener opener_;
   DeviceRegions regions_{opener_};

@@ -8,6 +8,8 @@
 
 #include "worker/backend.h"
 #include "worker/cuda/rank.h"
+#include "worker/cuda/session/session.h"
+#include "worker/cuda/session/watch.h"
 #include "worker/cuda/shard.h"
 
 namespace tributary::worker {
@@ -37,6 +39,11 @@ class CudaRankBackend : public Backend {
     return CudaShard::Create(*rank_, spec, available, fill);
   }
 
+  absl::StatusOr<std::unique_ptr<DeviceSession>> OpenSession(const OpenSessionCommand& command,
+                                                             OnSessionNews news) override {
+    return CudaSession::Open(*rank_, watch_, command, std::move(news));
+  }
+
   absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) override {
     return rank_->OpenRegion(region, memory);
   }
@@ -55,6 +62,7 @@ class CudaRankBackend : public Backend {
   static constexpr size_t kHeadroom = size_t{512} << 20;
 
   const std::unique_ptr<CudaRank> rank_;
+  SessionWatch watch_;  // frees what is of the rank
 };
 
 }  // namespace tributary::worker

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/append/copy_page.h"
 #include "kernels/kv_geometry.h"
+#include "worker/cuda/capture.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
@@ -107,6 +108,10 @@ CudaShard::~CudaShard() {
 }
 
 absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
+  return CopyPages(copies, rank_.stream());
+}
+
+absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies, cudaStream_t stream) {
   if (copies.empty()) return absl::OkStatus();
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   for (const PageCopy& copy : copies) {
@@ -117,7 +122,7 @@ absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {
                                     .layers = run.layers,
                                     .source = copy.source,
                                     .destination = copy.destination};
-      TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchCopyPage(args, rank_.stream())));
+      TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchCopyPage(args, stream)));
     }
   }
   return absl::OkStatus();
@@ -230,21 +235,12 @@ absl::Status CudaShard::EnqueueGraph(const PlannedStep& step, std::vector<uint64
 absl::StatusOr<cudaGraphExec_t> CudaShard::Capture(const PlannedStep& step,
                                                    CudaOperations& operations) {
   const NvtxRange range("capture graph", step.layer_index);
-  TRIBUTARY_CUDA_OK(cudaStreamBeginCapture(rank_.stream(), cudaStreamCaptureModeThreadLocal));
-  absl::Status captured = operations.EnqueueInputs();
-  if (captured.ok()) captured = RunStep(step, operations);
-  if (captured.ok()) captured = operations.EnqueueResults();
-  cudaGraph_t graph = nullptr;
-  const absl::Status ended =
-      FromCuda("cudaStreamEndCapture", cudaStreamEndCapture(rank_.stream(), &graph));
-  const absl::Cleanup destroy = [graph] {
-    if (graph != nullptr) cudaGraphDestroy(graph);
-  };
-  TRIBUTARY_RETURN_IF_ERROR(captured);
-  TRIBUTARY_RETURN_IF_ERROR(ended);
-  cudaGraphExec_t executable = nullptr;
-  TRIBUTARY_CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));
-  return executable;
+  return CaptureGraph(rank_.stream(), [&] {
+    absl::Status captured = operations.EnqueueInputs();
+    if (captured.ok()) captured = RunStep(step, operations);
+    if (captured.ok()) captured = operations.EnqueueResults();
+    return captured;
+  });
 }
 
 }  // namespace tributary::worker

@@ -34,6 +34,8 @@ class CudaShard final : public Shard {
   size_t bytes() const override { return bytes_; }
   absl::Status CopyPages(const std::vector<PageCopy>& copies) override;
   absl::Status Run(const PlannedStep& step, StepResults* results) override;
+  // CopyPages, in the order of a stream.
+  absl::Status CopyPages(const std::vector<PageCopy>& copies, cudaStream_t stream);
 
   const CudaLayer& layer(int32_t index) const { return layers_[static_cast<size_t>(index)]; }
 

@@ -236,6 +236,9 @@ struct BodyEncoder {
   // Never sent to other processes (RemoteGroup::CheckRegions); a command without a body is refused.
   void operator()(const OpenRegionCommand&) const {}
   void operator()(const CloseRegionCommand&) const {}
+  void operator()(const OpenSessionCommand&) const {}
+  void operator()(const CloseSessionCommand&) const {}
+  void operator()(const SessionStepCommand&) const {}
 };
 
 // Writes serialised fields one after the other. Fields of a message may follow each other in any

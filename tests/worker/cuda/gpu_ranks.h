@@ -44,8 +44,9 @@ inline std::vector<std::unique_ptr<Backend>> GpuBackends(int size,
 
 class GpuRanks : public ThreadRanks {
  public:
-  explicit GpuRanks(int size, const CudaBackendOptions& options = {})
-      : ThreadRanks(GpuBackends(size, options), Poisoned()) {}
+  explicit GpuRanks(int size, const CudaBackendOptions& options = {},
+                    const ExecutorOptions& executor = Poisoned())
+      : ThreadRanks(GpuBackends(size, options), executor) {}
 };
 
 // Products are of bf16 or f16, and weights are rounded to it. Values are about 1 in size and

@@ -1,0 +1,237 @@
+#include "tests/worker/cuda/session_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <variant>
+
+#include "base/cuda/device_memory.h"
+#include "worker/cuda/memory.h"
+
+namespace tributary::worker::testing {
+namespace {
+
+constexpr int32_t kMostRows = 1024;  // of any scenario
+constexpr std::chrono::seconds kPatience{4};
+
+ExecutorOptions WithLog(ExecutorOptions options, const std::shared_ptr<SessionLog>& log) {
+  options.on_session_news = [log](const SessionNews& news) { log->Add(news); };
+  return options;
+}
+
+client::StridedTensor Strided(const DeviceMemory& data, const TensorView& tensor, int32_t rows,
+                              int32_t heads) {
+  if (rows == 0) return {};
+  const auto head_bytes = static_cast<int32_t>(tensor.bytes / static_cast<size_t>(rows * heads));
+  return {.data = data.data(),
+          .rows = rows,
+          .heads = heads,
+          .head_bytes = head_bytes,
+          .row_stride = int64_t{heads} * head_bytes,
+          .head_stride = head_bytes};
+}
+
+// All in the order of the stream: giving memory back in any other way would wait for the worker's
+// launches, and these wait for the host.
+void Upload(const TensorView& tensor, cudaStream_t stream, DeviceMemory* to) {
+  ASSERT_TRUE(to->Reserve(tensor.bytes).ok());
+  ASSERT_EQ(cudaMemcpyAsync(to->data(), tensor.data, tensor.bytes, cudaMemcpyHostToDevice, stream),
+            cudaSuccess);
+}
+
+std::vector<float> Download(const DeviceMemory& from, size_t count, cudaStream_t stream) {
+  std::vector<float> values(count);
+  EXPECT_EQ(cudaMemcpyAsync(values.data(), from.data(), count * sizeof(float),
+                            cudaMemcpyDeviceToHost, stream),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  return values;
+}
+
+}  // namespace
+
+void SessionLog::Add(const SessionNews& news) {
+  const MutexLock lock(mutex_);
+  SessionNews& newest = newest_[news.session];
+  const auto conflicts = std::move(newest.conflicts);
+  newest = news;
+  newest.conflicts.insert(newest.conflicts.begin(), conflicts.begin(), conflicts.end());
+  changed_.NotifyAll();
+}
+
+SessionNews SessionLog::AwaitEnd(SessionId session, uint32_t count) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const MutexLock lock(mutex_);
+  while (true) {
+    const SessionNews& newest = newest_[session];
+    if (!newest.status.ok() || mailbox::Reached(newest.ended, count)) return newest;
+    if (!changed_.WaitUntil(mutex_, deadline)) {
+      ADD_FAILURE() << "session " << session << " came to " << newest.ended << ", not " << count;
+      return newest;
+    }
+  }
+}
+
+HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox) {
+  EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(counter_.Allocate(sizeof(client::HostCounter)), cudaSuccess);
+  EXPECT_EQ(cudaMemset(counter_.data(), 0, sizeof(client::HostCounter)), cudaSuccess);
+  EXPECT_EQ(failure_.Allocate(sizeof(client::HostFailure)), cudaSuccess);
+  *failure_.as<client::HostFailure>() = {};
+  EXPECT_EQ(client::LoadSessionKernels(), cudaSuccess);
+  view_ = {.mailbox = reinterpret_cast<std::byte*>(mailbox.address),
+           .layout = command.layout,
+           .counter = counter_.as<client::HostCounter>(),
+           .failure = failure_.as<client::HostFailure>(),
+           .bound = static_cast<uint64_t>(command.wait_timeout.count()),
+           .one_gpu = true};
+}
+
+HostSession::~HostSession() { cudaStreamDestroy(stream_); }
+
+HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const TensorView& q,
+                                        const TensorView& k, const TensorView& v, int32_t rows,
+                                        int32_t tokens) {
+  DeviceMemory q_device(stream_), k_device(stream_), v_device(stream_), o_device(stream_),
+      lse_device(stream_);
+  Upload(q, stream_, &q_device);
+  Upload(k, stream_, &k_device);
+  Upload(v, stream_, &v_device);
+  const KvGeometry& kv = geometry.kv;
+  EXPECT_EQ(client::LaunchHandOver(view_, Strided(q_device, q, rows, geometry.q_heads),
+                                   Strided(k_device, k, tokens, kv.kv_heads),
+                                   Strided(v_device, v, tokens, kv.kv_heads),
+                                   /*no_result=*/rows == 0, stream_),
+            cudaSuccess);
+  Results results;
+  const size_t heads = static_cast<size_t>(rows) * static_cast<size_t>(geometry.q_heads);
+  const size_t elements = heads * static_cast<size_t>(kv.value_dim);
+  if (rows > 0) {
+    EXPECT_TRUE(o_device.Reserve(elements * sizeof(float)).ok());
+    EXPECT_TRUE(lse_device.Reserve(heads * sizeof(float)).ok());
+    const client::ResultTarget target{.output = o_device.data(),
+                                      .lse = lse_device.as<float>(),
+                                      .element = client::Element::kF32,
+                                      .rows = rows,
+                                      .heads = geometry.q_heads,
+                                      .value_dim = kv.value_dim,
+                                      .row_stride = int64_t{geometry.q_heads} * kv.value_dim,
+                                      .head_stride = kv.value_dim};
+    EXPECT_EQ(client::LaunchTakeBack(view_, target, stream_), cudaSuccess);
+  }
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  if (rows > 0) {
+    results.o = Download(o_device, elements, stream_);
+    results.lse = Download(lse_device, heads, stream_);
+  }
+  results.failure = failure_.as<client::HostFailure>()->status;
+  return results;
+}
+
+SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output)
+    : ranks_(1, options, WithLog(Poisoned(), log_)), output_(output) {}
+
+Reply SessionRanks::Send(decltype(Command::body) body) {
+  Command command;
+  command.epoch = epoch();
+  command.number = ++number_;
+  command.cache = 1;
+  command.deadline = std::chrono::steady_clock::now() + kPatience;
+  command.body = std::move(body);
+  return ranks_.Execute(command).at(0);
+}
+
+OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, DType q, DType kv,
+                                      std::chrono::nanoseconds wait_timeout,
+                                      DeviceMailbox* mailbox) {
+  mailbox::SlotRoom room;
+  for (const LayerSpec& layer : spec.layers) {
+    const LayerGeometry g = GeometryOf(spec, layer);
+    const auto most = [&](size_t* bytes, DType dtype, int64_t elements) {
+      *bytes = std::max(*bytes, BytesOf(dtype, elements * max_rows));
+    };
+    most(&room.q, q, int64_t{g.q_heads} * g.kv.key_dim);
+    most(&room.k, kv, int64_t{g.kv.kv_heads} * g.kv.key_dim);
+    most(&room.v, kv, int64_t{g.kv.kv_heads} * g.kv.value_dim);
+    most(&room.output, DType::kF32, int64_t{g.q_heads} * g.kv.value_dim);
+    most(&room.lse, DType::kF32, g.q_heads);
+  }
+  OpenSessionCommand open{.session = ++last_session_,
+                          .max_rows = max_rows,
+                          .max_new_tokens = max_rows,
+                          .max_steps = 3,
+                          .q_dtype = q,
+                          .kv_dtype = kv,
+                          .output_dtype = output_,
+                          .return_lse = true,
+                          .layout = mailbox::LayOut(2, room),
+                          .wait_timeout = wait_timeout};
+  cudaDeviceProp properties;
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+  open.host_gpu = cuda::UuidOf(properties);
+  const Reply reply = Send(open);
+  EXPECT_TRUE(reply.status.ok()) << reply.status;
+  *mailbox = reply.mailbox;
+  return open;
+}
+
+SessionRanks::Session& SessionRanks::SessionFor(const StepCommand& step) {
+  Session& session = sessions_[{step.q.dtype, step.k.dtype}];
+  if (session.host == nullptr) {
+    DeviceMailbox mailbox;
+    session.command = Open(spec_, kMostRows, step.q.dtype, step.k.dtype, kPatience, &mailbox);
+    session.host = std::make_unique<HostSession>(session.command, mailbox);
+  }
+  return session;
+}
+
+Reply SessionRanks::Step(const Command& command, const StepCommand& step) {
+  Session& session = SessionFor(step);
+  const bool repeats = std::any_of(step.entries.begin(), step.entries.end(),
+                                   [](const StepEntry& entry) { return entry.replay; });
+  if (session.layers_left == 0) {
+    SessionStepCommand submit{.session = session.command.session,
+                              .kind = step.kind,
+                              .first_count = session.count,
+                              .changes = {{command.cache, step.page_copies, step.page_updates}},
+                              .entries = step.entries};
+    const auto end = repeats ? step.layer + 1 : static_cast<int32_t>(spec_.layers.size());
+    for (int32_t layer = step.layer; layer < end; ++layer) {
+      submit.layers.push_back({command.cache, layer});
+    }
+    Reply accepted = Send(submit);
+    if (!accepted.status.ok()) return accepted;
+    session.layers_left = end - step.layer;
+    session.count += static_cast<uint32_t>(session.layers_left);
+  }
+  int32_t rows = 0;
+  int32_t tokens = 0;
+  for (const StepEntry& entry : step.entries) {
+    rows += entry.query_rows;
+    tokens += entry.new_tokens;
+  }
+  const LayerGeometry geometry = GeometryOf(spec_, spec_.layers[static_cast<size_t>(step.layer)]);
+  HostSession::Results results =
+      session.host->Layer(geometry, step.q, step.k, step.v, rows, tokens);
+  EXPECT_EQ(results.failure, 0u);
+  Reply reply{.epoch = command.epoch, .number = command.number};
+  reply.o = std::move(results.o);
+  reply.lse = std::move(results.lse);
+  if (--session.layers_left > 0) return reply;
+  const SessionNews news = log_->AwaitEnd(session.command.session, session.count);
+  EXPECT_TRUE(news.status.ok()) << news.status;
+  for (const auto& [first, entry] : news.conflicts) {
+    if (first == session.count - 1) reply.conflicts.push_back(entry);
+  }
+  return reply;
+}
+
+std::map<int, Reply> SessionRanks::Execute(const Command& command) {
+  if (const auto* create = std::get_if<CreateCacheCommand>(&command.body)) spec_ = create->spec;
+  const auto* step = std::get_if<StepCommand>(&command.body);
+  if (step == nullptr) return ranks_.Execute(command);
+  std::map<int, Reply> replies;
+  replies.emplace(0, Step(command, *step));
+  return replies;
+}
+
+}  // namespace tributary::worker::testing

@@ -1,0 +1,95 @@
+// A rank whose steps go through a session: what the coordinator and a host's GPU do, in one
+// process.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/buffer.h"
+#include "kernels/mutex.h"
+#include "service/client/cuda/session_kernels.h"
+#include "tests/worker/cuda/gpu_ranks.h"
+
+namespace tributary::worker::testing {
+
+// What the backend told of a session, by number.
+class SessionLog {
+ public:
+  void Add(const SessionNews& news);
+  // Waits until the first `count` layers of the session are over, or it has failed.
+  SessionNews AwaitEnd(SessionId session, uint32_t count);
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<SessionId, SessionNews> newest_ TRIBUTARY_GUARDED_BY(mutex_);
+};
+
+// The host's end of a session, with launches on a stream of its own.
+class HostSession {
+ public:
+  HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox);
+  ~HostSession();
+
+  struct Results {
+    std::vector<float> o;
+    std::vector<float> lse;
+    uint32_t failure = 0;  // google.rpc.Code
+  };
+  // Hands one layer over, and takes its results back unless there are no rows.
+  Results Layer(const LayerGeometry& geometry, const TensorView& q, const TensorView& k,
+                const TensorView& v, int32_t rows, int32_t tokens);
+
+  const client::MailboxView& view() const { return view_; }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  client::MailboxView view_;
+  cudaStream_t stream_ = nullptr;
+  cuda::DeviceBuffer counter_;
+  cuda::PinnedBuffer failure_;
+};
+
+class SessionRanks final : public Ranks {
+ public:
+  explicit SessionRanks(const CudaBackendOptions& options = {}, DType output = DType::kF32);
+
+  int size() const override { return 1; }
+  uint64_t epoch() const override { return ranks_.epoch(); }
+  // A step goes through the session of its types: layer 0 submits all layers at once, unless tokens
+  // are repeated; then every layer is a step. All else goes as it is.
+  std::map<int, Reply> Execute(const Command& command) override;
+
+  // Opens a session; steps are then submitted by hand.
+  OpenSessionCommand Open(const CacheSpec& spec, int32_t max_rows, DType q, DType kv,
+                          std::chrono::nanoseconds wait_timeout, DeviceMailbox* mailbox);
+  Reply Send(decltype(Command::body) body);
+  SessionLog& log() { return *log_; }
+  GpuRanks& ranks() { return ranks_; }
+
+ private:
+  struct Session {
+    OpenSessionCommand command;
+    std::unique_ptr<HostSession> host;
+    uint32_t count = 0;       // layers submitted
+    int32_t layers_left = 0;  // of the step, to be handed over
+  };
+  Reply Step(const Command& command, const StepCommand& step);
+  Session& SessionFor(const StepCommand& step);
+
+  const std::shared_ptr<SessionLog> log_ = std::make_shared<SessionLog>();
+  GpuRanks ranks_;
+  const DType output_;
+  uint64_t number_ = 0;
+  SessionId last_session_ = 0;
+  CacheSpec spec_;
+  std::map<std::pair<DType, DType>, Session> sessions_;
+};
+
+}  // namespace tributary::worker::testing

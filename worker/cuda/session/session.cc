@@ -1,0 +1,327 @@
+#include "worker/cuda/session/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/cuda/device_memory.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+#include "kernels/cuda/append/append.h"
+#include "kernels/cuda/merge/merge.h"
+#include "worker/cuda/capture.h"
+#include "worker/cuda/nvtx_range.h"
+#include "worker/cuda/session/gate_kernel.h"
+#include "worker/cuda/shard.h"
+#include "worker/cuda/status.h"
+#include "worker/status_conversion.h"
+
+namespace tributary::worker {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Longer steps take so long that launching them costs nothing beside it.
+constexpr int32_t kMostGraphRows = 1024;
+// For what still runs of a session that was told to end.
+constexpr std::chrono::seconds kGrace{5};
+constexpr std::chrono::microseconds kNap{50};
+
+constexpr int32_t kAborted = 10;  // google.rpc.Code
+
+}  // namespace
+
+struct CudaSession::Layer {
+  PlannedStep step;
+  const DevicePlan& plan;
+  CudaPlace place;
+  uint32_t count = 0;
+  bool own_gate = false;  // the gate is a launch of its own
+  mailbox::Gate gate;
+  uint32_t* differs = nullptr;  // [entries] in pinned memory, where the layer repeats tokens
+  StepResults results;
+  std::unique_ptr<CudaOperations> operations;
+
+  bool MayBeCaptured() const {
+    return step.kind != StepKind::kPrefill && plan.repeatable() && differs == nullptr &&
+           !operations->narrows() &&
+           std::max(step.plan.query_rows, step.plan.new_tokens) <= kMostGraphRows;
+  }
+};
+
+absl::StatusOr<std::unique_ptr<CudaSession>> CudaSession::Open(CudaRank& rank, SessionWatch& watch,
+                                                               const OpenSessionCommand& command,
+                                                               OnSessionNews news) {
+  if (rank.group() != nullptr) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "a mailbox on a GPU needs a group of one rank; HOST serves any");
+  }
+  TRIBUTARY_RETURN_IF_ERROR(rank.Use());
+  TRIBUTARY_RETURN_IF_ERROR(LoadGate());
+  std::unique_ptr<CudaSession> session(new CudaSession(rank, watch, command));
+  TRIBUTARY_ASSIGN_OR_RETURN(session->memory_, SessionMemory::Take(rank, command));
+  TRIBUTARY_RETURN_IF_ERROR(session->Describe());
+  session->Watch(std::move(news));
+  return session;
+}
+
+absl::Status CudaSession::Describe() {
+  cudaIpcMemHandle_t handle;
+  TRIBUTARY_CUDA_OK(cudaIpcGetMemHandle(&handle, memory_->mailbox()));
+  cudaDeviceProp properties;
+  TRIBUTARY_CUDA_OK(cudaGetDeviceProperties(&properties, rank_.options().gpu));
+  mailbox_ = {.handle = std::string(reinterpret_cast<const char*>(&handle), sizeof(handle)),
+              .gpu = cuda::UuidOf(properties),
+              .address = reinterpret_cast<uint64_t>(memory_->mailbox())};
+  return absl::OkStatus();
+}
+
+void CudaSession::Watch(OnSessionNews news) {
+  watch_.Add(
+      command_.session, memory_->progress(),
+      [this, news = std::move(news)](SessionNews told) {
+        AddConflicts(&told);
+        news(told);
+      },
+      [memory = memory_.get()] {
+        const cudaError_t state = cudaStreamQuery(memory->stream());
+        if (state == cudaSuccess || state == cudaErrorNotReady) return absl::OkStatus();
+        return FromCuda("a layer of a session", state);
+      });
+  watched_ = true;
+}
+
+CudaSession::~CudaSession() {
+  if (watched_) watch_.Remove(command_.session);
+  End(kAborted);
+  if (memory_ == nullptr || !rank_.Use().ok()) return;
+  // Every wait has ended, so what is left of the steps is through in a moment.
+  const Clock::time_point grace = Clock::now() + kGrace;
+  while (cudaStreamQuery(memory_->stream()) == cudaErrorNotReady && Clock::now() < grace) {
+    std::this_thread::sleep_for(kNap);
+  }
+  watch_.FreeLater(std::move(memory_));
+}
+
+void CudaSession::End(int32_t status) {
+  const MutexLock lock(mutex_);
+  if (ended_ || memory_ == nullptr || !rank_.Use().ok()) return;
+  ended_ = true;
+  // An error means that the GPU is lost, and with it the host's wait.
+  memory_->WriteWord(command_.layout.status, static_cast<uint32_t>(status)).IgnoreError();
+}
+
+// ------------------------------------------------------------------------------------ in the slot
+
+DeviceSession::SlotTensors CudaSession::TensorsOf(const LayerGeometry& geometry, uint32_t count,
+                                                  int32_t rows, int32_t tokens) const {
+  const std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(count);
+  const auto view = [](const std::byte* data, DType dtype, int64_t elements) {
+    return TensorView{.data = data, .dtype = dtype, .bytes = BytesOf(dtype, elements)};
+  };
+  const KvGeometry& kv = geometry.kv;
+  return {.q = view(slot + command_.layout.q, command_.q_dtype,
+                    int64_t{rows} * geometry.q_heads * kv.key_dim),
+          .k = view(slot + command_.layout.k, command_.kv_dtype,
+                    int64_t{tokens} * kv.kv_heads * kv.key_dim),
+          .v = view(slot + command_.layout.v, command_.kv_dtype,
+                    int64_t{tokens} * kv.kv_heads * kv.value_dim)};
+}
+
+mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers) const {
+  const auto word = [this](size_t offset) {
+    return reinterpret_cast<uint32_t*>(memory_->mailbox() + offset);
+  };
+  return {.arrived = word(command_.layout.arrived),
+          .finished = word(command_.layout.finished),
+          .status = word(command_.layout.status),
+          .counter = memory_->counter(),
+          .progress = memory_->progress(),
+          .bound = static_cast<uint64_t>(command_.wait_timeout.count()),
+          .layer = layer,
+          .layers = layers,
+          .one_gpu = command_.host_gpu == mailbox_.gpu};
+}
+
+CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
+                               const mailbox::Gate& gate, uint32_t count) const {
+  CudaPlace place{.stream = memory_->stream(), .memory = memory_->workspace()};
+  place.q = step.q.data;
+  place.k = step.k.data;
+  place.v = step.v.data;
+  if (command_.output_dtype == DType::kF32) {
+    std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(count);
+    place.result_o = reinterpret_cast<float*>(slot + command_.layout.output);
+    place.result_lse = reinterpret_cast<float*>(slot + command_.layout.lse);
+  }
+  // What a prefill multiplies is narrowed before it is appended, and so behind the gate.
+  const bool narrows_first = plan.new_tokens() != nullptr && step.k.dtype == DType::kF32;
+  const bool small_append =
+      !narrows_first && step.kind != StepKind::kDflash && plan.write_slots().count > 0 &&
+      cuda::AppendBlocks(step.geometry().kv, plan.padded_tokens()) <= cuda::kMostGatedBlocks;
+  if (small_append) place.gate = gate;
+  return place;
+}
+
+// ----------------------------------------------------------------------------------------- steps
+
+absl::Status CudaSession::CopyPages(Shard& shard, const std::vector<PageCopy>& copies) {
+  if (copies.empty()) return absl::OkStatus();
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
+  TRIBUTARY_RETURN_IF_ERROR(memory_->FollowRank());
+  return static_cast<CudaShard&>(shard).CopyPages(copies, memory_->stream());
+}
+
+absl::Status CudaSession::Enqueue(std::span<const PlannedStep> steps,
+                                  std::span<Shard* const> shards, uint32_t first_count) {
+  const NvtxRange range("session step", 0);
+  TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
+  TRIBUTARY_RETURN_IF_ERROR(memory_->FollowRank());
+  std::deque<Layer> layers;
+  TRIBUTARY_RETURN_IF_ERROR(Prepare(steps, shards, first_count, &layers));
+  TRIBUTARY_RETURN_IF_ERROR(memory_->plans().Enqueue());
+  TRIBUTARY_RETURN_IF_ERROR(ExpectDifferences(first_count, &layers));
+  const bool may_be_graph = rank_.options().graphs && graphs_work_ &&
+                            std::all_of(layers.begin(), layers.end(),
+                                        [](const Layer& layer) { return layer.MayBeCaptured(); });
+  TRIBUTARY_RETURN_IF_ERROR(may_be_graph ? LaunchGraph(layers) : Launch(layers));
+  watch_.Expect(command_.session, first_count + static_cast<uint32_t>(steps.size()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaSession::Prepare(std::span<const PlannedStep> steps,
+                                  std::span<Shard* const> shards, uint32_t first_count,
+                                  std::deque<Layer>* layers) {
+  memory_->plans().BeginStep();
+  const auto count = static_cast<int32_t>(steps.size());
+  for (int32_t i = 0; i < count; ++i) {
+    const PlannedStep& step = steps[static_cast<size_t>(i)];
+    TRIBUTARY_ASSIGN_OR_RETURN(const SessionPlans::Slot* slot,
+                               memory_->plans().PlanOf(step, rank_.plan_options()));
+    const mailbox::Gate gate = GateOf(i, count);
+    const uint32_t number = first_count + static_cast<uint32_t>(i);
+    const CudaPlace place = PlaceOf(step, slot->plan, gate, number);
+    layers->push_back({.step = step,
+                       .plan = slot->plan,
+                       .place = place,
+                       .count = number,
+                       .own_gate = place.gate.arrived == nullptr,
+                       .gate = gate});
+    Layer& layer = layers->back();
+    const auto& shard = static_cast<const CudaShard&>(*shards[static_cast<size_t>(i)]);
+    layer.operations = std::make_unique<CudaOperations>(layer.step, slot->plan, slot->block.data(),
+                                                        shard.layer(step.layer_index), rank_,
+                                                        layer.place, &layer.results);
+    TRIBUTARY_RETURN_IF_ERROR(layer.operations->Reserve(2));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSession::LaunchLayer(Layer& layer) {
+  if (layer.own_gate) {
+    TRIBUTARY_RETURN_IF_ERROR(LaunchGate(layer.gate, early_launch_, memory_->stream()));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(layer.operations->StageAndEnqueueInputs());
+  TRIBUTARY_RETURN_IF_ERROR(RunStep(layer.step, *layer.operations));
+  if (layer.differs != nullptr) {
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(layer.differs, memory_->workspace().differs.data(),
+                                      static_cast<size_t>(layer.plan.entries()) * sizeof(uint32_t),
+                                      cudaMemcpyDeviceToHost, memory_->stream()));
+  }
+  if (command_.output_dtype == DType::kF32 || layer.step.plan.query_rows == 0) {
+    return absl::OkStatus();
+  }
+  const LayerGeometry geometry = layer.step.geometry();
+  std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(layer.count);
+  cuda::MergeArgs args;  // of one source: a copy that converts
+  args.o[0] = memory_->workspace().result_o.as<float>();
+  args.lse[0] = memory_->workspace().result_lse.as<float>();
+  args.sources = 1;
+  args.rows = layer.step.plan.query_rows;
+  args.heads = geometry.q_heads;
+  args.value_dim = geometry.kv.value_dim;
+  args.out = slot + command_.layout.output;
+  args.out_dtype = command_.output_dtype;
+  if (command_.return_lse) args.lse_out = reinterpret_cast<float*>(slot + command_.layout.lse);
+  return ToAbsl(cuda::LaunchMerge(args, memory_->stream()));
+}
+
+absl::Status CudaSession::Launch(std::deque<Layer>& layers) {
+  for (Layer& layer : layers) TRIBUTARY_RETURN_IF_ERROR(LaunchLayer(layer));
+  const auto count = static_cast<int32_t>(layers.size());
+  return LaunchGate(GateOf(count, count), early_launch_, memory_->stream());
+}
+
+absl::Status CudaSession::LaunchGraph(std::deque<Layer>& layers) {
+  std::vector<uint64_t> signature;
+  const DevicePlan* last = nullptr;
+  for (const Layer& layer : layers) {
+    signature.push_back(static_cast<uint64_t>(layer.step.layer_index) | uint64_t{layer.own_gate}
+                                                                            << 32);
+    layer.operations->AppendSignature(&signature);
+    if (&layer.plan == last) continue;
+    last = &layer.plan;
+    const std::vector<uint64_t> of_plan = layer.plan.Signature();
+    signature.insert(signature.end(), of_plan.begin(), of_plan.end());
+  }
+  cudaGraphExec_t* graph = memory_->graphs().Seen(std::move(signature));
+  if (graph == nullptr) return Launch(layers);
+  if (*graph == nullptr) {
+    const absl::StatusOr<cudaGraphExec_t> captured =
+        CaptureGraph(memory_->stream(), [&] { return Launch(layers); });
+    if (absl::IsDataLoss(captured.status())) return captured.status();
+    if (!captured.ok()) {
+      // Nothing ran. The same launches do without a graph, only more slowly.
+      graphs_work_ = false;
+      return Launch(layers);
+    }
+    *graph = *captured;
+  }
+  const NvtxRange range("launch session graph", 0);
+  TRIBUTARY_CUDA_OK(cudaGraphLaunch(*graph, memory_->stream()));
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------------- conflicts
+
+absl::Status CudaSession::ExpectDifferences(uint32_t first_count, std::deque<Layer>* layers) {
+  const int32_t entries = layers->front().plan.entries();
+  if (entries == 0) return absl::OkStatus();
+  Repeat repeat{.first_count = first_count,
+                .layers = static_cast<int32_t>(layers->size()),
+                .entries = entries,
+                .differs = std::make_shared<PinnedMemory>()};
+  const size_t words = layers->size() * static_cast<size_t>(entries);
+  TRIBUTARY_RETURN_IF_ERROR(repeat.differs->Reserve(words * sizeof(uint32_t)));
+  auto* differs = repeat.differs->as<uint32_t>();
+  std::fill_n(differs, words, 0);
+  for (Layer& layer : *layers) {
+    layer.differs = differs;
+    differs += entries;
+  }
+  const MutexLock lock(mutex_);
+  repeats_.push_back(std::move(repeat));
+  return absl::OkStatus();
+}
+
+void CudaSession::AddConflicts(SessionNews* news) {
+  const MutexLock lock(mutex_);
+  while (!repeats_.empty() && mailbox::Reached(news->ended, repeats_.front().end())) {
+    const Repeat& repeat = repeats_.front();
+    for (int32_t entry = 0; entry < repeat.entries; ++entry) {
+      const auto* differs = repeat.differs->as<uint32_t>() + entry;
+      bool any = false;
+      for (int32_t layer = 0; layer < repeat.layers; ++layer) {
+        any |= differs[static_cast<ptrdiff_t>(layer) * repeat.entries] != 0;
+      }
+      if (any) news->conflicts.emplace_back(repeat.first_count, entry);
+    }
+    watch_.FreeLater(repeat.differs);
+    repeats_.pop_front();
+  }
+}
+
+}  // namespace tributary::worker

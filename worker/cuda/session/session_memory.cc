@@ -1,0 +1,76 @@
+#include "worker/cuda/session/session_memory.h"
+
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/status_macros.h"
+#include "worker/cuda/status.h"
+
+namespace tributary::worker {
+namespace {
+
+// CUDA shares whole allocations of this size with other processes, so nothing else may lie in one.
+constexpr size_t kSharedUnit = size_t{2} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SessionMemory>> SessionMemory::Take(
+    CudaRank& rank, const OpenSessionCommand& command) {
+  std::shared_ptr<SessionMemory> memory(new SessionMemory(rank));
+  TRIBUTARY_RETURN_IF_ERROR(memory->TakeAll(command));
+  return memory;
+}
+
+absl::Status SessionMemory::TakeAll(const OpenSessionCommand& command) {
+  TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&control_, cudaStreamNonBlocking));
+  TRIBUTARY_CUDA_OK(cudaEventCreateWithFlags(&rank_work_, cudaEventDisableTiming));
+  TRIBUTARY_RETURN_IF_ERROR(pinned_.Reserve(sizeof(Pinned)));
+  new (pinned_.data()) Pinned();
+  // A unit more than the layout takes: kernels read padded rows behind the last one.
+  mailbox_bytes_ = (command.layout.bytes / kSharedUnit + 2) * kSharedUnit;
+  const absl::Status taken = FromCuda("taking the mailbox", cudaMalloc(&mailbox_, mailbox_bytes_));
+  if (!taken.ok()) {
+    return absl::Status(taken.code(),
+                        absl::StrCat("a mailbox of ", mailbox_bytes_, " bytes: ", taken.message()));
+  }
+  counter_.emplace(stream_);
+  TRIBUTARY_RETURN_IF_ERROR(counter_->ReserveZeroed(sizeof(mailbox::SessionCounter), stream_));
+  workspace_ = std::make_unique<CudaRank::Workspace>(stream_);
+  plans_ = std::make_unique<SessionPlans>(stream_, command.max_steps + 1);
+  TRIBUTARY_RETURN_IF_ERROR(plans_->Reserve());
+  TRIBUTARY_CUDA_OK(cudaMemsetAsync(mailbox_, 0, mailbox_bytes_, stream_));
+  TRIBUTARY_CUDA_OK(cudaStreamSynchronize(stream_));
+  return absl::OkStatus();
+}
+
+SessionMemory::~SessionMemory() {
+  if (!rank_.Use().ok()) return;
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  graphs_.Forget();
+  plans_.reset();
+  workspace_.reset();
+  counter_.reset();
+  if (control_ != nullptr) cudaStreamSynchronize(control_);
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  if (mailbox_ != nullptr) cudaFree(mailbox_);
+  if (rank_work_ != nullptr) cudaEventDestroy(rank_work_);
+  if (control_ != nullptr) cudaStreamDestroy(control_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+absl::Status SessionMemory::FollowRank() {
+  TRIBUTARY_CUDA_OK(cudaEventRecord(rank_work_, rank_.stream()));
+  TRIBUTARY_CUDA_OK(cudaStreamWaitEvent(stream_, rank_work_));
+  return absl::OkStatus();
+}
+
+absl::Status SessionMemory::WriteWord(size_t offset, uint32_t value) {
+  uint32_t* word = &pinned_.as<Pinned>()->word;
+  *word = value;
+  TRIBUTARY_CUDA_OK(
+      cudaMemcpyAsync(mailbox_ + offset, word, sizeof(value), cudaMemcpyHostToDevice, control_));
+  return absl::OkStatus();
+}
+
+}  // namespace tributary::worker

@@ -1,0 +1,140 @@
+#include "worker/cuda/session/watch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tributary::worker {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::milliseconds kDevicePause{20};
+
+uint32_t Read(const uint32_t& word) {
+  return std::atomic_ref<const uint32_t>(word).load(std::memory_order_acquire);
+}
+
+// Memory that a session left waits for the steps of others no longer than this.
+constexpr std::chrono::seconds kPatience{10};
+
+absl::Status FailureOf(uint32_t failure) {
+  switch (static_cast<mailbox::Awaited>(failure)) {
+    case mailbox::Awaited::kTimedOut:
+      return absl::DeadlineExceededError("the host did not hand the next layer over in time");
+    default:
+      return absl::AbortedError("the session was ended");
+  }
+}
+
+}  // namespace
+
+SessionWatch::SessionWatch() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+SessionWatch::~SessionWatch() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+void SessionWatch::Add(SessionId session, const mailbox::SessionProgress* progress,
+                       OnSessionNews told, std::function<absl::Status()> device_status) {
+  auto watched = std::make_shared<Watched>();
+  watched->session = session;
+  watched->progress = progress;
+  watched->told = std::move(told);
+  watched->device_status = std::move(device_status);
+  const MutexLock lock(mutex_);
+  sessions_.push_back(std::move(watched));
+}
+
+void SessionWatch::Expect(SessionId session, uint32_t end) {
+  const MutexLock lock(mutex_);
+  for (const WatchedPtr& watched : sessions_) {
+    if (watched->session == session) watched->expected = end;
+  }
+  changed_.NotifyAll();
+}
+
+void SessionWatch::Remove(SessionId session) {
+  const MutexLock lock(mutex_);
+  const auto of = [session](const WatchedPtr& w) { return w->session == session; };
+  sessions_.erase(std::remove_if(sessions_.begin(), sessions_.end(), of), sessions_.end());
+  while (telling_ != nullptr && telling_->session == session) changed_.Wait(mutex_);
+}
+
+bool SessionWatch::Busy() const {
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [](const WatchedPtr& w) { return w->seen != w->expected; });
+}
+
+void SessionWatch::Look(bool at_device) {
+  const std::vector<WatchedPtr> sessions = sessions_;
+  for (const WatchedPtr& watched : sessions) {
+    if (watched->seen == watched->expected) continue;
+    SessionNews news{.session = watched->session, .ended = Read(watched->progress->ended)};
+    const uint32_t failure = Read(watched->progress->failure);
+    if (failure != 0 && news.ended == watched->expected) news.status = FailureOf(failure);
+    if (at_device && news.status.ok()) news.status = watched->device_status();
+    const bool is_news = news.ended != watched->seen || !news.status.ok();
+    if (!is_news || watched->failed) continue;
+    watched->seen = news.ended;
+    if (!news.status.ok()) {
+      watched->failed = true;
+      watched->seen = watched->expected;
+    }
+    telling_ = watched.get();
+    mutex_.Unlock();
+    watched->told(news);
+    mutex_.Lock();
+    telling_ = nullptr;
+    changed_.NotifyAll();
+  }
+}
+
+void SessionWatch::FreeLater(std::shared_ptr<void> memory) {
+  const MutexLock lock(mutex_);
+  unused_.push_back({std::move(memory), Clock::now()});
+  changed_.NotifyAll();
+}
+
+void SessionWatch::FreeUnused() {
+  while (!unused_.empty() && (!Busy() || Clock::now() - unused_.front().since > kPatience)) {
+    std::shared_ptr<void> memory = std::move(unused_.front().memory);
+    unused_.pop_front();
+    mutex_.Unlock();
+    memory.reset();
+    mutex_.Lock();
+  }
+}
+
+void SessionWatch::Loop() {
+  const MutexLock lock(mutex_);
+  Clock::time_point next_device = Clock::now();
+  while (!stopping_) {
+    FreeUnused();
+    if (!Busy()) {
+      if (unused_.empty() && !stopping_) changed_.Wait(mutex_);
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    const bool at_device = now >= next_device;
+    if (at_device) next_device = now + kDevicePause;
+    Look(at_device);
+    if (!stopping_ && Busy()) changed_.WaitUntil(mutex_, Clock::now() + kPause);
+  }
+  // Whoever stops the watch has no sessions left.
+  sessions_.clear();
+  FreeUnused();
+}
+
+}  // namespace tributary::worker

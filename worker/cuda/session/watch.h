@@ -1,0 +1,74 @@
+// Tells the coordinator's side how far the sessions of a GPU have come, without asking the GPU:
+// each session writes its progress to pinned memory, and one thread per rank looks at it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/mailbox/gate.h"
+#include "kernels/mutex.h"
+#include "worker/backend.h"
+#include "worker/command.h"
+
+namespace tributary::worker {
+
+// Thread safe. Its thread looks every few tens of microseconds while a step of some session is in
+// flight, and sleeps otherwise.
+class SessionWatch {
+ public:
+  SessionWatch();
+  ~SessionWatch();
+  SessionWatch(const SessionWatch&) = delete;
+  SessionWatch& operator=(const SessionWatch&) = delete;
+
+  // From now on `told` is called, on the watch's thread, whenever more of the session's steps have
+  // ended, and when it has failed and nothing of it is left on the GPU. `progress` stays until
+  // Remove. `device_status` says whether the GPU still works; it is called now and then.
+  void Add(SessionId session, const mailbox::SessionProgress* progress, OnSessionNews told,
+           std::function<absl::Status()> device_status);
+  // The session's steps in flight will end with layer number `end` - 1.
+  void Expect(SessionId session, uint32_t end);
+  // `told` is not called any more when this returns. Not from within `told`.
+  void Remove(SessionId session);
+  // Destroys `memory` on the watch's thread, when no step of a session is in flight, or after a
+  // while: CUDA may make it wait for all that runs.
+  void FreeLater(std::shared_ptr<void> memory);
+
+ private:
+  struct Unused {
+    std::shared_ptr<void> memory;
+    std::chrono::steady_clock::time_point since;
+  };
+  struct Watched {
+    SessionId session = 0;
+    const mailbox::SessionProgress* progress = nullptr;
+    OnSessionNews told;
+    std::function<absl::Status()> device_status;
+    uint32_t expected = 0;  // number of layers that were enqueued
+    uint32_t seen = 0;      // number of layers that `told` knows to have ended
+    bool failed = false;    // `told` knows
+  };
+  using WatchedPtr = std::shared_ptr<Watched>;
+
+  void Loop();
+  bool Busy() const TRIBUTARY_REQUIRES(mutex_);
+  // Calls `told` where there is news; releases the lock meanwhile.
+  void Look(bool at_device) TRIBUTARY_REQUIRES(mutex_);
+  // Destroys what has become unused; releases the lock meanwhile.
+  void FreeUnused() TRIBUTARY_REQUIRES(mutex_);
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<WatchedPtr> sessions_ TRIBUTARY_GUARDED_BY(mutex_);
+  const Watched* telling_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;  // whose `told` is being called
+  std::deque<Unused> unused_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace tributary::worker
