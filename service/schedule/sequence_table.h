@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,6 +102,13 @@ struct StepReservation {
   std::vector<Change> changes;  // one an entry
 };
 
+// A sequence as it was, to put it back when a change of several sequences is refused half-way. Its
+// pages stay taken until PutBack or Forget.
+struct SavedSequence {
+  SequenceId id = 0;
+  std::optional<Sequence> was;  // absent: there was no such sequence
+};
+
 class SequenceTable {
  public:
   explicit SequenceTable(const TableGeometry& geometry);
@@ -119,6 +127,10 @@ class SequenceTable {
   // given up; nothing is changed then.
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
+  // No step may be reserved or settled between Save and the PutBack or Forget that ends it.
+  SavedSequence Save(SequenceId id);
+  void PutBack(std::vector<SavedSequence> saved);
+  void Forget(const std::vector<SavedSequence>& saved);
   // The cache is deleted: no client pays for its sequences any more. Reservations may yet be
   // settled.
   void DisownAll();
