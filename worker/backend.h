@@ -52,7 +52,7 @@ class Shard {
 // How far a session has come.
 struct SessionNews {
   SessionId session = 0;
-  uint32_t ended = 0;  // its layers that are over, modulo 2^32
+  uint32_t ended = 0;  // its layers that were carried out, modulo 2^32
   // Why the session is over: a wait for the host was in vain (kDeadlineExceeded), it was told to
   // end (kAborted), or the device failed (kDataLoss). Nothing of it runs any more.
   absl::Status status;

@@ -226,9 +226,10 @@ enum class Waiting : uint8_t {
 
 // The mailbox of a session in the memory of a GPU, as another process finds it.
 struct DeviceMailbox {
-  std::string handle;    // the bytes of a cudaIpcMemHandle_t
-  std::string gpu;       // UUID
-  uint64_t address = 0;  // in the process that owns it
+  std::string handle;         // the bytes of a cudaIpcMemHandle_t
+  std::string gpu;            // UUID
+  uint64_t address = 0;       // in the process that owns it
+  std::string process_nonce;  // of that process: random bytes
   Waiting waiting = Waiting::kSpinningWarp;
   double round_trip_seconds = 0;
 };

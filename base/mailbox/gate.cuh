@@ -38,7 +38,8 @@ __device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter&
   if (awaited == Awaited::kReached) return;
   if (awaited == Awaited::kTimedOut) Ring(gate.status, kDeadlineExceeded, /*one_gpu=*/false);
   gate.counter->failure = static_cast<uint32_t>(awaited);
-  gate.progress->failure = static_cast<uint32_t>(awaited);
+  gate.progress->failed_at = count;
+  Ring(&gate.progress->failure, static_cast<uint32_t>(awaited), /*one_gpu=*/false);
 }
 
 }  // namespace tributary::mailbox

@@ -15,8 +15,9 @@ struct alignas(8) SessionCounter {
 
 // What the host sees without asking the GPU; in pinned memory. Read `failure` after `ended`.
 struct SessionProgress {
-  uint32_t ended = 0;    // layers that the steps which have ended had together, served or not
-  uint32_t failure = 0;  // SessionCounter::failure
+  uint32_t ended = 0;      // layers that the steps which have ended had together, served or not
+  uint32_t failure = 0;    // SessionCounter::failure
+  uint32_t failed_at = 0;  // the layer that the wait in vain was for; written before `failure`
 };
 
 // The gate ahead of layer `layer` of a step of `layers`. There is one more, behind the last layer,

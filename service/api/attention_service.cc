@@ -5,8 +5,10 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "base/status/grpc_status.h"
 #include "base/status/status_macros.h"
+#include "service/api/session_stream.h"
 
 namespace tributary::service {
 namespace {
@@ -90,9 +92,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 };
 
 // A stream that ends before it begins.
-class RefusedStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply> {
+template <typename Request, typename Reply>
+class RefusedStream final : public grpc::ServerBidiReactor<Request, Reply> {
  public:
-  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  explicit RefusedStream(const grpc::Status& status) { this->Finish(status); }
   void OnDone() override { delete this; }
 };
 
@@ -146,7 +149,9 @@ size_t AttentionServiceFront::open_streams() const {
 grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFront::AttendStream(
     Context* context) {
   absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});
-  if (!caller.ok()) return new RefusedStream(ToGrpcStatus(caller.status()));
+  if (!caller.ok()) {
+    return new RefusedStream<v1::AttendRequest, v1::AttendReply>(ToGrpcStatus(caller.status()));
+  }
   CallContext call;
   call.deadline = DeadlineOf(*context);
   call.caller = *std::move(caller);
@@ -164,6 +169,18 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
                  streams_.end());
   streams_.push_back(stream);
   return stream.get();
+}
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* AttentionServiceFront::AttendSession(
+    Context* context) {
+  absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});
+  if (!caller.ok()) {
+    return new RefusedStream<v1::SessionRequest, v1::SessionReply>(ToGrpcStatus(caller.status()));
+  }
+  CallContext call;
+  call.caller = *std::move(caller);
+  const bool local = absl::StartsWith(context->peer(), "unix:");
+  return SessionStream::Begin(coordinator_, std::move(call), local).get();
 }
 
 // ------------------------------------------------------------------------------ unary methods

@@ -51,6 +51,8 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
                   v1::AttendReply* reply) override;
   grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttendStream(
       Context* context) override;
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* AttendSession(
+      Context* context) override;
   Reactor* GetTopology(Context* context, const v1::GetTopologyRequest* request,
                        v1::GetTopologyReply* reply) override;
   Reactor* RegisterSharedMemory(Context* context, const v1::RegisterSharedMemoryRequest* request,

@@ -23,7 +23,8 @@ Cache::Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec reso
       backends(std::move(cache_backends)),
       ranks(geometry.ranks),
       table(geometry),
-      ids(IdsFrom(first_id, table.groups().size())) {}
+      ids(IdsFrom(first_id, table.groups().size())),
+      layer_groups(table.groups()) {}
 
 worker::CacheSpec Cache::GroupSpec(int32_t group) const {
   return SpecOf(spec, table.groups()[group], table.pages(group).total());

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "service/data/coordinator_lock.h"
+#include "service/data/layer_groups.h"
 #include "service/data/resolve_spec.h"
 #include "service/schedule/sequence_order.h"
 #include "service/schedule/sequence_table.h"
@@ -40,6 +41,7 @@ struct Cache {
   SequenceTable table TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // [groups of layers]: what the workers call each group. An id is never used again.
   const std::vector<worker::CacheId> ids;
+  const LayerGroups layer_groups;  // the table's
   SequenceOrder order TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Every rank has it.
   bool created TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;

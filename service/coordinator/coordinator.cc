@@ -27,7 +27,9 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
       sequences_(options_, *log_, lock_, caches_, commands_, order_,
                  [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       steps_(options_, *observer_, lock_, serving_, commands_, order_, caches_, regions_),
-      setup_(options_, *log_, *observer_, lock_, serving_, commands_, order_, caches_, regions_),
+      sessions_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, sequences_),
+      setup_(options_, *log_, *observer_, lock_, serving_, commands_, order_, caches_, regions_,
+             sessions_),
       timer_(
           lock_, [this]() TRIBUTARY_LOCKED { return NextDue(); },
           [this](Clock::time_point now) TRIBUTARY_LOCKED { ActOnTime(now); }) {}
@@ -44,6 +46,7 @@ absl::Status Coordinator::Start() {
 void Coordinator::StartDraining() {
   const CriticalSection section(lock_);
   serving_.StartDraining();
+  sessions_.StartDraining();
 }
 
 bool Coordinator::WaitIdle(Clock::time_point until) { return lock_.WaitIdle(until); }
@@ -54,7 +57,10 @@ void Coordinator::Stop() {
     const CriticalSection section(lock_);
     if (std::exchange(stopped_, true)) return;
     timer_.Stop();
-    order_.FailAll(Unavailable("STOPPING", "the service is stopping", options_.retry_delay));
+    const absl::Status why =
+        Unavailable("STOPPING", "the service is stopping", options_.retry_delay);
+    order_.FailAll(why);
+    sessions_.EndAll(why);
   }
   group_->Stop();
   timer_.Join();
@@ -92,6 +98,13 @@ void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
 
 void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request,
                               Done<v1::DeleteCacheReply> done) {
+  {
+    const CriticalSection section(lock_);
+    const auto found = caches_.all().find(request.cache_id());
+    if (found != caches_.all().end()) {
+      sessions_.EndAllOf(*found->second, absl::NotFoundError("the cache was deleted"));
+    }
+  }
   caches_.Delete(request, std::move(done));
 }
 

@@ -21,6 +21,7 @@
 #include "service/coordinator/registered_regions.h"
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
+#include "service/coordinator/sessions.h"
 #include "service/coordinator/step_runner.h"
 #include "service/coordinator/timer.h"
 #include "service/observe/observer.h"
@@ -69,6 +70,8 @@ class Coordinator final : private EndOfSection {
               Done<v1::AttendReply> done);
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) const;
   Snapshot TakeSnapshot() const;
+  // Of every caller, one session per stream (sessions.h).
+  Sessions& sessions() { return sessions_; }
   void RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request,
                             Done<v1::RegisterSharedMemoryReply> done);
   void UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request,
@@ -99,6 +102,7 @@ class Coordinator final : private EndOfSection {
   RegisteredRegions regions_;
   SequenceCalls sequences_;
   StepRunner steps_;
+  Sessions sessions_;
   GroupSetup setup_;
   Timer timer_;
   bool stopped_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;

@@ -16,6 +16,11 @@
 
 namespace tributary::service {
 
+struct SessionLimits {
+  int64_t sessions = 64;                       // that are open at once
+  uint64_t mailbox_bytes = uint64_t{8} << 30;  // of all their mailboxes together
+};
+
 struct CoordinatorOptions {
   BatchLimits batch;
   // How many steps the workers are given at a time. With 2, the next step is ready when they finish
@@ -29,6 +34,7 @@ struct CoordinatorOptions {
   size_t max_message_bytes = size_t{64} << 20;
   int32_t max_sequences = 65'536;  // of one cache
   ClientLimits client_limits;      // what each caller may hold
+  SessionLimits session_limits;
   // Asks backends for results that do not depend on what shares a step.
   bool deterministic = false;
   // The backends that a cache's backend is chosen from, in order of preference. They live as long

@@ -35,7 +35,7 @@ std::vector<std::vector<worker::PageUpdate>> Chunks(std::vector<worker::PageUpda
 GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log,
                        Observer& observer, CoordinatorLock& lock, ServingState& serving,
                        GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
-                       RegisteredRegions& regions)
+                       RegisteredRegions& regions, Sessions& sessions)
     : options_(options),
       log_(log),
       observer_(observer),
@@ -44,7 +44,8 @@ GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logge
       commands_(commands),
       order_(order),
       caches_(caches),
-      regions_(regions) {}
+      regions_(regions),
+      sessions_(sessions) {}
 
 // --------------------------------------------------------------------------------- generations
 
@@ -64,6 +65,7 @@ void GroupSetup::OnBroken(const std::string& reason) {
   retry_at_.reset();
   serving_.SetNotReady(ServingState::Phase::kForming, reason);
   order_.FailAll(serving_.Check());
+  sessions_.OnGroupBroken(serving_.Check());
   lock_.Defer([this, epoch, reason] { observer_.OnGroupBroken(epoch, reason); });
 }
 

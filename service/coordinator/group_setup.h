@@ -19,6 +19,7 @@
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/registered_regions.h"
 #include "service/coordinator/serving_state.h"
+#include "service/coordinator/sessions.h"
 #include "service/observe/observer.h"
 #include "service/workers/worker_group.h"
 
@@ -29,11 +30,15 @@ class GroupSetup final : public GroupObserver {
   // All of them outlive this.
   GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log, Observer& observer,
              CoordinatorLock& lock, ServingState& serving, GroupCommands& commands,
-             CallOrder& order, CacheRegistry& caches, RegisteredRegions& regions);
+             CallOrder& order, CacheRegistry& caches, RegisteredRegions& regions,
+             Sessions& sessions);
 
   // The group calls these from its own thread, one at a time.
   void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) override TRIBUTARY_UNLOCKED;
   void OnBroken(const std::string& reason) override TRIBUTARY_UNLOCKED;
+  void OnSessionNews(const worker::SessionNews& news) override TRIBUTARY_UNLOCKED {
+    sessions_.OnNews(news);
+  }
 
   // Begins a round again if its time has come.
   void RetryIfDue(CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED;
@@ -61,6 +66,7 @@ class GroupSetup final : public GroupObserver {
   CallOrder& order_;
   CacheRegistry& caches_;
   RegisteredRegions& regions_;
+  Sessions& sessions_;
 
   // Commands of the round that have not been answered.
   int unanswered_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

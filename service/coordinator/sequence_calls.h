@@ -36,6 +36,11 @@ class SequenceCalls {
   void Close(const v1::CloseSequenceRequest& request, const CallContext& call,
              Done<v1::CloseSequenceReply> done);
 
+  // The account of what a caller's sequences hold; null when nothing is limited.
+  ClientAccountPtr AccountOf(const std::string& caller) TRIBUTARY_LOCKED {
+    return clients_.Of(caller);
+  }
+
  private:
   class SequenceOperation;
   // Takes effect, and answers the call; called with the lock held.

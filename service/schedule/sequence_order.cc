@@ -3,13 +3,23 @@
 #include <algorithm>
 
 namespace tributary::service {
+namespace {
+
+// Whether a member that stands behind a head of the queue heads it, too.
+bool StandTogether(const SequenceOrder::Member& head, const SequenceOrder::Member& member) {
+  return head.session != 0 && head.session == member.session;
+}
+
+}  // namespace
 
 bool SequenceOrder::Enter(Member* member) {
   member->blocked = 0;
   for (const worker::SequenceId id : member->sequences) {
-    std::deque<Member*>& queue = queues_[id];
-    if (!queue.empty()) ++member->blocked;
-    queue.push_back(member);
+    std::deque<Place>& queue = queues_[id];
+    const bool heads =
+        queue.empty() || (queue.back().heads && StandTogether(*queue.back().member, *member));
+    if (!heads) ++member->blocked;
+    queue.push_back({member, heads});
   }
   return member->blocked == 0;
 }
@@ -17,13 +27,18 @@ bool SequenceOrder::Enter(Member* member) {
 void SequenceOrder::Leave(Member* member, std::vector<Member*>* runnable) {
   for (const worker::SequenceId id : member->sequences) {
     const auto it = queues_.find(id);
-    std::deque<Member*>& queue = it->second;
-    const bool headed = queue.front() == member;
-    queue.erase(std::find(queue.begin(), queue.end(), member));
+    std::deque<Place>& queue = it->second;
+    queue.erase(std::find_if(queue.begin(), queue.end(),
+                             [member](const Place& place) { return place.member == member; }));
     if (queue.empty()) {
       queues_.erase(it);
-    } else if (headed && --queue.front()->blocked == 0) {
-      runnable->push_back(queue.front());
+      continue;
+    }
+    for (size_t i = 0; i < queue.size(); ++i) {
+      if (i > 0 && !StandTogether(*queue.front().member, *queue[i].member)) break;
+      if (queue[i].heads) continue;
+      queue[i].heads = true;
+      if (--queue[i].member->blocked == 0) runnable->push_back(queue[i].member);
     }
   }
 }

@@ -2,11 +2,14 @@
 // in which they were sent. Calls of different sequences do not wait for each other.
 //
 // A member stands in the queue of each of its sequences and may run once it heads all of them. It
-// enters all of its queues at once, so there is one order of arrival and no cycle of waiting.
+// enters all of its queues at once, so there is one order of arrival and no cycle of waiting. Steps
+// of one session are carried out in order anyway: members of one session that stand together at the
+// head of a queue all count as its head.
 //
 // Each cache has one, which CallOrder uses under the coordinator's lock. Not thread safe.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <vector>
 
@@ -19,6 +22,7 @@ class SequenceOrder {
  public:
   struct Member {
     std::vector<worker::SequenceId> sequences;  // each at most once
+    uint64_t session = 0;                       // 0: of none
     int blocked = 0;                            // how many of its queues it does not head yet
   };
 
@@ -31,7 +35,11 @@ class SequenceOrder {
   bool empty() const { return queues_.empty(); }
 
  private:
-  absl::flat_hash_map<worker::SequenceId, std::deque<Member*>> queues_;  // none is empty
+  struct Place {
+    Member* member = nullptr;
+    bool heads = false;
+  };
+  absl::flat_hash_map<worker::SequenceId, std::deque<Place>> queues_;  // none is empty
 };
 
 }  // namespace tributary::service

@@ -222,6 +222,10 @@ void SequenceTable::Retain(int32_t group, int32_t page, const ClientAccountPtr& 
 }
 
 void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr& owner) {
+  if (held_ != nullptr) {
+    held_->pages.push_back({group, page, owner});
+    return;
+  }
   pages_[group].Release(page);
   if (owner != nullptr) owner->Release(geometry_.first_id + group, page);
 }
@@ -385,6 +389,13 @@ absl::Status SequenceTable::ReservePages(int64_t begin, int64_t end,
 }
 
 void SequenceTable::Commit(const StepReservation& reservation) {
+  CommitAhead(reservation);
+  for (const StepReservation::Change& change : reservation.changes) {
+    if (!change.sequence->lost) GiveUpOld(change.sequence);
+  }
+}
+
+void SequenceTable::CommitAhead(const StepReservation& reservation) {
   for (const StepReservation::Change& change : reservation.changes) {
     Sequence& sequence = *change.sequence;
     if (sequence.lost) {  // since it was reserved
@@ -398,10 +409,12 @@ void SequenceTable::Commit(const StepReservation& reservation) {
     }
     list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
     list.unsynced.clear();
-    if (change.length == before) continue;
-    sequence.last_step[reservation.layer] = before;
-    for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, &sequence);
+    if (change.length != before) sequence.last_step[reservation.layer] = before;
   }
+}
+
+void SequenceTable::GiveUpOld(Sequence* sequence) {
+  for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, sequence);
 }
 
 void SequenceTable::Rollback(const StepReservation& reservation) {
@@ -415,6 +428,72 @@ void SequenceTable::Rollback(const StepReservation& reservation) {
       }
     }
   }
+}
+
+void SequenceTable::ReleaseHeld(HeldPages* held) {
+  for (const HeldPages::Page& page : held->pages) {
+    pages_[page.group].Release(page.page);
+    if (page.owner != nullptr) page.owner->Release(geometry_.first_id + page.group, page.page);
+  }
+  held->pages.clear();
+}
+
+void SequenceTable::UndoPages(const StepReservation::Change& change, int32_t group,
+                              const std::vector<int32_t>& replaced) {
+  Sequence* sequence = change.sequence;
+  PageList& list = sequence->groups[group];
+  for (size_t i = 0; i < replaced.size(); ++i) {
+    const auto [index, copy] = change.replaced[i];
+    Retain(group, replaced[i], sequence->owner);
+    Release(group, std::exchange(list.pages[index], replaced[i]), sequence->owner);
+    if (std::find(list.unsynced.begin(), list.unsynced.end(), index) == list.unsynced.end()) {
+      list.unsynced.push_back(index);
+    }
+  }
+  Shorten(group, CeilDiv(LongestOf(group, *sequence), page_tokens()), sequence);
+}
+
+absl::Status SequenceTable::CheckFork(absl::string_view field, const Sequence& from,
+                                      int64_t length) const {
+  const int64_t held = LeastLength(from);
+  if (length > held) return BeyondEnd(std::string(field), length, held);
+  return CheckCut(from, length);
+}
+
+void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* to) {
+  const int64_t shared = CeilDiv(length, page_tokens());
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const PageList& source = from.groups[g];
+    for (int64_t i = length > 0 ? source.given_up : shared; i < shared; ++i) {
+      Retain(g, source.pages[i], to->owner);
+    }
+  }
+  Empty(to);
+  to->parent = from.id;
+  to->fork_length = length;
+  to->lengths.assign(geometry_.layers, length);
+  to->last_step.assign(geometry_.layers, length);
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    const PageList& source = from.groups[g];
+    PageList& list = to->groups[g];
+    list.pages.assign(source.pages.begin(), source.pages.begin() + shared);
+    list.given_up = length > 0 ? source.given_up : 0;
+    list.unsynced.clear();
+  }
+}
+
+void SequenceTable::Restore(const Sequence& saved, Sequence* sequence) {
+  for (int32_t g = 0; g < groups_.size(); ++g) {
+    for (const int32_t page : saved.groups[g].pages) {
+      if (page != kNoPage) Retain(g, page, sequence->owner);
+    }
+  }
+  Empty(sequence);
+  sequence->lengths = saved.lengths;
+  sequence->last_step = saved.last_step;
+  sequence->groups = saved.groups;
+  sequence->parent = saved.parent;
+  sequence->fork_length = saved.fork_length;
 }
 
 void SequenceTable::MarkLost(Sequence* sequence) {

@@ -109,6 +109,17 @@ struct SavedSequence {
   std::optional<Sequence> was;  // absent: there was no such sequence
 };
 
+// Pages that sequences have let go of while steps in flight may still read them. They count as used
+// until SequenceTable::ReleaseHeld.
+struct HeldPages {
+  struct Page {
+    int32_t group = 0;
+    int32_t page = 0;
+    ClientAccountPtr owner;
+  };
+  std::vector<Page> pages;
+};
+
 class SequenceTable {
  public:
   explicit SequenceTable(const TableGeometry& geometry);
@@ -144,6 +155,32 @@ class SequenceTable {
   void Commit(const StepReservation& reservation);
   void Rollback(const StepReservation& reservation);
 
+  // For steps over several layers, which are committed before they are carried out (RangeSteps).
+  //
+  // From now on pages that sequences let go of go to `held`; null: they are free at once, as ever.
+  void HoldReleased(HeldPages* held) { held_ = held; }
+  void ReleaseHeld(HeldPages* held);
+  // Commit, but old tokens are not given up: GiveUpOld does that when the step has been carried
+  // out.
+  void CommitAhead(const StepReservation& reservation);
+  void GiveUpOld(Sequence* sequence);
+  // Undoes what CommitAhead did to the pages of one entry: `replaced` are the pages that stood
+  // where it put copies, whose references the caller gives back. Lengths have been set back
+  // already.
+  void UndoPages(const StepReservation::Change& change, int32_t group,
+                 const std::vector<int32_t>& replaced);
+  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
+  absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
+                          int64_t position) const;
+  // Makes `to`, which is open, a fork of what `from` describes: its first `length` tokens. `from`
+  // is a copy, so sequences may change places.
+  void BecomeFork(const Sequence& from, int64_t length, Sequence* to);
+  // OUT_OF_RANGE unless a fork of so many tokens may be made.
+  absl::Status CheckFork(absl::string_view field, const Sequence& from, int64_t length) const;
+  // Sets a sequence back to what `saved`, a copy of it, says. What it let go of since is in `held`,
+  // from which it is taken out.
+  void Restore(const Sequence& saved, Sequence* sequence);
+
   // Called when a group has formed: a sequence is lost when a rank that is fresh should hold any of
   // its tokens. Lost sequences give their pages back.
   void MarkLostOn(const std::vector<bool>& fresh);
@@ -175,9 +212,6 @@ class SequenceTable {
 
  private:
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
-  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
-  absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
-                          int64_t position) const;
   // Every layer that holds more than `length` tokens may begin there.
   absl::Status CheckCut(const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.
@@ -205,6 +239,7 @@ class SequenceTable {
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   int64_t lost_ = 0;
   int64_t given_up_ = 0;
+  HeldPages* held_ = nullptr;  // of whoever holds what is released now
 };
 
 }  // namespace tributary::service

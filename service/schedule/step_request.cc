@@ -1,64 +1,14 @@
 #include "service/schedule/step_request.h"
 
-#include <algorithm>
-#include <limits>
-
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/data/resolve_spec.h"
-#include "worker/choose_path.h"
+#include "service/schedule/entry_list.h"
 
 namespace tributary::service {
 namespace {
-
-// Sums of rows and tokens stay int32: they are in commands and kernels.
-absl::Status AddTo(int32_t count, absl::string_view field, int32_t* sum) {
-  if (__builtin_add_overflow(*sum, count, sum)) {
-    return InvalidField(field, "rows of all entries leave 31 bits");
-  }
-  return absl::OkStatus();
-}
-
-// Collects entries and what all of them must satisfy.
-class EntryList {
- public:
-  explicit EntryList(StepRequest* request) : request_(request) {}
-
-  absl::Status Add(uint64_t sequence, int64_t first_position, int32_t query_rows,
-                   int32_t new_tokens) {
-    const int index = static_cast<int>(request_->entries.size());
-    if (!sequences_.insert(sequence).second) {
-      return InvalidField(EntryField(index, "sequence_id"),
-                          absl::StrCat("sequence ", sequence, " appears twice"));
-    }
-    if (first_position < 0) {
-      return InvalidField(EntryField(index, "first_position"),
-                          absl::StrCat("must be >= 0, is ", first_position));
-    }
-    TRIBUTARY_RETURN_IF_ERROR(
-        AddTo(query_rows, EntryField(index, "query_rows"), &request_->query_rows));
-    TRIBUTARY_RETURN_IF_ERROR(
-        AddTo(new_tokens, EntryField(index, "new_tokens"), &request_->new_tokens));
-    request_->entries.push_back({.sequence = sequence,
-                                 .first_position = first_position,
-                                 .query_rows = query_rows,
-                                 .new_tokens = new_tokens});
-    most_rows_ = std::max(most_rows_, query_rows);
-    most_tokens_ = std::max(most_tokens_, new_tokens);
-    return absl::OkStatus();
-  }
-
-  worker::StepKind Kind() const { return worker::ChoosePath(most_rows_, most_tokens_); }
-
- private:
-  StepRequest* const request_;
-  absl::flat_hash_set<uint64_t> sequences_;
-  int32_t most_rows_ = 0;
-  int32_t most_tokens_ = 0;
-};
 
 absl::Status CheckLayer(int32_t layer, const worker::CacheSpec& spec) {
   if (layer < 0 || layer >= static_cast<int32_t>(spec.layers.size())) {
@@ -66,17 +16,6 @@ absl::Status CheckLayer(int32_t layer, const worker::CacheSpec& spec) {
                         absl::StrCat("must be 0 to ", spec.layers.size() - 1, ", is ", layer));
   }
   return absl::OkStatus();
-}
-
-// The cache's backends were chosen when it was created; not every mode need have one.
-absl::Status CheckMode(worker::AttentionMode mode, const StepContext& context) {
-  if (!context.terms->Allow(mode)) {
-    return Unsupported(absl::StrCat("mode ", Name(mode)),
-                       {"it is not among the modes that the cache was created for"});
-  }
-  const worker::Selection& selection = context.backends->of(mode);
-  if (selection.ok()) return absl::OkStatus();
-  return Unsupported(absl::StrCat("mode ", Name(mode)), selection.refusals);
 }
 
 // Of the layer that the request names, which was checked.
@@ -106,24 +45,11 @@ absl::Status CheckNoKv(const v1::AttendRequest& message) {
   return absl::OkStatus();
 }
 
-absl::Status AddAttendEntry(const v1::AttendEntry& entry, v1::AttendMode mode, int index,
-                            EntryList* entries) {
-  if (entry.query_rows() < 1) {
-    return InvalidField(EntryField(index, "query_rows"),
-                        absl::StrCat("must be >= 1, is ", entry.query_rows()));
-  }
-  if (mode == v1::ATTEND_MODE_DFLASH && entry.new_tokens() != entry.query_rows()) {
-    return InvalidField(EntryField(index, "new_tokens"),
-                        absl::StrCat("a draft brings the K/V of its block: must be query_rows (",
-                                     entry.query_rows(), "), is ", entry.new_tokens()));
-  }
-  if (entry.new_tokens() != 0 && entry.new_tokens() != entry.query_rows()) {
-    return InvalidField(EntryField(index, "new_tokens"),
-                        absl::StrCat("must be 0 or query_rows (", entry.query_rows(), "), is ",
-                                     entry.new_tokens()));
-  }
-  return entries->Add(entry.sequence_id(), entry.first_position(), entry.query_rows(),
-                      entry.new_tokens());
+void Take(const EntryList& entries, StepRequest* request) {
+  request->entries = entries.entries();
+  request->query_rows = entries.query_rows();
+  request->new_tokens = entries.new_tokens();
+  request->key.kind = entries.Kind();
 }
 
 absl::Status PlaceResults(const v1::AttendRequest& message, const StepContext& context,
@@ -174,17 +100,19 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
   const worker::CacheSpec& spec = *context.spec;
   TRIBUTARY_RETURN_IF_ERROR(CheckLayer(message->layer(), spec));
   TRIBUTARY_ASSIGN_OR_RETURN(const worker::AttentionMode mode, ReadMode(message->mode(), "mode"));
-  TRIBUTARY_RETURN_IF_ERROR(CheckMode(mode, context));
+  TRIBUTARY_RETURN_IF_ERROR(CheckMode(mode, *context.terms, *context.backends));
   if (message->entries().empty()) return InvalidField("entries", "must not be empty");
   StepRequest request;
   request.key.cache = context.cache;
   request.key.layer = message->layer();
-  EntryList entries(&request);
-  for (int i = 0; i < message->entries_size(); ++i) {
-    TRIBUTARY_RETURN_IF_ERROR(AddAttendEntry(message->entries(i), message->mode(), i, &entries));
+  const bool draft = message->mode() == v1::ATTEND_MODE_DFLASH;
+  EntryList entries;
+  for (const v1::AttendEntry& entry : message->entries()) {
+    TRIBUTARY_RETURN_IF_ERROR(entries.AddRows(entry.sequence_id(), entry.first_position(),
+                                              entry.query_rows(), entry.new_tokens(), draft));
   }
-  request.key.kind =
-      message->mode() == v1::ATTEND_MODE_DFLASH ? worker::StepKind::kDflash : entries.Kind();
+  Take(entries, &request);
+  if (draft) request.key.kind = worker::StepKind::kDflash;
   const worker::LayerGeometry geometry = GeometryOf(request, context);
   const std::vector<int64_t> q_shape = {request.query_rows, geometry.q_heads, geometry.kv.key_dim};
   TRIBUTARY_ASSIGN_OR_RETURN(request.q, ReadTensor(message->q(), "q", q_shape, *context.regions));
@@ -207,17 +135,12 @@ absl::StatusOr<StepRequest> CheckAppend(std::shared_ptr<const v1::AppendRequest>
   StepRequest request;
   request.key.cache = context.cache;
   request.key.layer = message->layer();
-  EntryList entries(&request);
-  for (int i = 0; i < message->entries_size(); ++i) {
-    const v1::AppendEntry& entry = message->entries(i);
-    if (entry.tokens() < 1) {
-      return InvalidField(EntryField(i, "tokens"),
-                          absl::StrCat("must be >= 1, is ", entry.tokens()));
-    }
+  EntryList entries;
+  for (const v1::AppendEntry& entry : message->entries()) {
     TRIBUTARY_RETURN_IF_ERROR(
-        entries.Add(entry.sequence_id(), entry.first_position(), 0, entry.tokens()));
+        entries.AddTokens(entry.sequence_id(), entry.first_position(), entry.tokens()));
   }
-  request.key.kind = entries.Kind();
+  Take(entries, &request);
   TRIBUTARY_RETURN_IF_ERROR(ReadKv(message->k(), message->v(), context, &request));
   request.key.on_device = OnDevice(request);
   request.message = std::move(message);

@@ -47,6 +47,13 @@ class EmbeddedGroup : public WorkerGroup {
     if (options_.device == worker::Device::kCuda) return absl::OkStatus();
     return NoRegions(absl::StrCat("the workers compute on the ", Name(options_.device)));
   }
+  absl::Status CheckDeviceSessions() const override {
+    if (options_.device != worker::Device::kCuda) {
+      return NoDeviceSessions(absl::StrCat("the workers compute on the ", Name(options_.device)));
+    }
+    if (size() > 1) return NoDeviceSessions("the group has more than one rank");
+    return absl::OkStatus();
+  }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -151,7 +158,10 @@ absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
                                MakeBackend(i, /*alone=*/false));
     auto executor = std::make_unique<worker::Executor>(
-        worker::ExecutorOptions{.memory_limit = options_.memory_limit / options_.workers},
+        worker::ExecutorOptions{
+            .memory_limit = options_.memory_limit / options_.workers,
+            .on_session_news =
+                [observer](const worker::SessionNews& news) { observer->OnSessionNews(news); }},
         std::move(backend));
     const MutexLock lock(mutex_);
     ranks_[i]->executor = std::move(executor);

@@ -38,6 +38,9 @@ class RemoteGroupImpl
   worker::Device device() const override { return core_->options().device; }
   // A process that was stopped and goes on after the group formed without it could still write the
   // result of its last step: epochs fence messages, not stores to a host's memory.
+  absl::Status CheckDeviceSessions() const override {
+    return NoDeviceSessions("the workers are processes of their own");
+  }
   absl::Status CheckRegions() const override {
     return NoRegions(
         "the workers are processes of their own; embedded workers with GPUs can "

@@ -25,4 +25,9 @@ absl::Status NoRegions(absl::string_view why) {
                     absl::StrCat("memory of GPUs cannot be registered here: ", why));
 }
 
+absl::Status NoDeviceSessions(absl::string_view why) {
+  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                    absl::StrCat("there are no mailboxes on GPUs here: ", why));
+}
+
 }  // namespace tributary::service

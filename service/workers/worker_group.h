@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "worker/backend.h"
 #include "worker/backends.h"
 #include "worker/command.h"
 
@@ -29,6 +30,8 @@ bool BreaksGroup(const absl::Status& reply);
 
 // What CheckRegions returns for a group that takes no regions.
 absl::Status NoRegions(absl::string_view why);
+// What CheckDeviceSessions returns for a group that takes no such sessions.
+absl::Status NoDeviceSessions(absl::string_view why);
 
 struct Member {
   int rank = 0;
@@ -51,6 +54,8 @@ class GroupObserver {
   virtual void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) = 0;
   // The group cannot execute; every command in flight has been or will be completed with kAborted.
   virtual void OnBroken(const std::string& reason) = 0;
+  // How a session has come along on the workers. On any thread, one call at a time per session.
+  virtual void OnSessionNews(const worker::SessionNews& news) { static_cast<void>(news); }
 };
 
 class WorkerGroup {
@@ -66,6 +71,9 @@ class WorkerGroup {
   // OK when its workers take OpenRegionCommand, or else kFailedPrecondition that names
   // CudaIpcMemory. Fixed by configuration.
   virtual absl::Status CheckRegions() const = 0;
+  // OK when its workers take OpenSessionCommand, or else kFailedPrecondition that names
+  // open.memory. Fixed by configuration.
+  virtual absl::Status CheckDeviceSessions() const = 0;
   // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
   virtual absl::Status Start(GroupObserver* observer) = 0;
   // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,

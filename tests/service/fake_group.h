@@ -23,6 +23,7 @@ class FakeGroup : public WorkerGroup {
 
   int size() const override { return size_; }
   worker::Device device() const override { return device_; }
+  absl::Status CheckDeviceSessions() const override { return absl::OkStatus(); }
   absl::Status CheckRegions() const override {
     return device_ == worker::Device::kCuda ? absl::OkStatus() : NoRegions("the group is a fake");
   }

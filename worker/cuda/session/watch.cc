@@ -83,7 +83,11 @@ void SessionWatch::Look(bool at_device) {
     if (watched->seen == watched->expected) continue;
     SessionNews news{.session = watched->session, .ended = Read(watched->progress->ended)};
     const uint32_t failure = Read(watched->progress->failure);
-    if (failure != 0 && news.ended == watched->expected) news.status = FailureOf(failure);
+    if (failure != 0 && news.ended != watched->expected) continue;  // until nothing runs
+    if (failure != 0) {
+      news.status = FailureOf(failure);
+      news.ended = Read(watched->progress->failed_at);
+    }
     if (at_device && news.status.ok()) news.status = watched->device_status();
     const bool is_news = news.ended != watched->seen || !news.status.ok();
     if (!is_news || watched->failed) continue;

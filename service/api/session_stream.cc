@@ -1,0 +1,128 @@
+#include "service/api/session_stream.h"
+
+#include <utility>
+
+#include "base/status/errors.h"
+#include "base/status/grpc_status.h"
+
+namespace tributary::service {
+
+std::shared_ptr<SessionStream> SessionStream::Begin(Coordinator* coordinator, CallContext call,
+                                                    bool local) {
+  std::shared_ptr<SessionStream> stream(new SessionStream(coordinator, std::move(call), local));
+  const MutexLock lock(stream->mutex_);
+  stream->self_ = stream;
+  stream->StartRead(&stream->reading_);
+  return stream;
+}
+
+void SessionStream::OnReadDone(bool ok) {
+  if (ok) {
+    Handle(reading_);
+    const MutexLock lock(mutex_);
+    if (finished_) return;
+    reading_.Clear();
+    return StartRead(&reading_);
+  }
+  // The host closed its side, or is gone: in both cases nobody hands layers over any more.
+  SessionPtr session;
+  {
+    const MutexLock lock(mutex_);
+    session = session_;
+    if (session == nullptr) {
+      over_ = true;
+      return FinishIfOver();
+    }
+  }
+  coordinator_->sessions().Abandon(session);
+}
+
+void SessionStream::Handle(const v1::SessionRequest& request) {
+  SessionPtr session;
+  {
+    const MutexLock lock(mutex_);
+    if (over_ || finished_) return;
+    session = session_;
+    const bool first = !std::exchange(opened_, true);
+    if (first != (request.body_case() == v1::SessionRequest::kOpen)) {
+      over_ = true;
+      why_ =
+          InvalidField("open", first ? "must be the first message" : "is the first message only");
+      if (session == nullptr) return FinishIfOver();
+    }
+  }
+  switch (request.body_case()) {
+    case v1::SessionRequest::kOpen: {
+      if (session != nullptr) return coordinator_->sessions().Abandon(session);
+      SessionPtr opened =
+          coordinator_->sessions().Open(request.open(), call_, local_, shared_from_this());
+      const MutexLock lock(mutex_);
+      session_ = std::move(opened);
+      return;
+    }
+    case v1::SessionRequest::kSubmit:
+      if (session != nullptr) coordinator_->sessions().Submit(session, request.submit());
+      return;
+    case v1::SessionRequest::kClose:
+      if (session != nullptr) coordinator_->sessions().Close(session);
+      return;
+    case v1::SessionRequest::kLayer:
+    case v1::SessionRequest::BODY_NOT_SET:
+      break;
+  }
+  Refuse(InvalidField("body", "is missing, or not of this kind of session"));
+}
+
+void SessionStream::Refuse(const absl::Status& why) {
+  SessionPtr session;
+  {
+    const MutexLock lock(mutex_);
+    why_ = why;
+    session = session_;
+    if (session == nullptr) {
+      over_ = true;
+      return FinishIfOver();
+    }
+  }
+  coordinator_->sessions().Abandon(session);
+}
+
+void SessionStream::OnReply(v1::SessionReply reply) {
+  const MutexLock lock(mutex_);
+  if (finished_) return;
+  replies_.push_back(std::make_unique<v1::SessionReply>(std::move(reply)));
+  if (replies_.size() == 1) StartWrite(replies_.front().get());
+}
+
+void SessionStream::OnEnd(const absl::Status& why) {
+  const MutexLock lock(mutex_);
+  over_ = true;
+  if (why_.ok()) why_ = why;
+  session_ = nullptr;
+  FinishIfOver();
+}
+
+void SessionStream::OnWriteDone(bool ok) {
+  const MutexLock lock(mutex_);
+  if (!ok) {
+    replies_.clear();  // the host is gone; the read says so, too
+  } else {
+    replies_.pop_front();
+    if (!replies_.empty()) StartWrite(replies_.front().get());
+  }
+  FinishIfOver();
+}
+
+void SessionStream::FinishIfOver() {
+  if (finished_ || !over_ || !replies_.empty()) return;
+  finished_ = true;
+  Finish(ToGrpcStatus(why_));
+}
+
+void SessionStream::OnDone() {
+  std::shared_ptr<SessionStream> self;
+  const MutexLock lock(mutex_);
+  self = std::move(self_);
+}
+
+}  // namespace tributary::service

@@ -1,0 +1,57 @@
+// One AttendSession: a session lives as long as its stream.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "kernels/mutex.h"
+#include "service/coordinator/coordinator.h"
+#include "tributary/v1/session.pb.h"
+
+namespace tributary::service {
+
+// Thread safe. It keeps itself alive until gRPC and the session are done with it.
+class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
+                            public SessionListener,
+                            public std::enable_shared_from_this<SessionStream> {
+ public:
+  // `local`: the caller is on this machine, behind the Unix socket.
+  static std::shared_ptr<SessionStream> Begin(Coordinator* coordinator, CallContext call,
+                                              bool local);
+
+ private:
+  SessionStream(Coordinator* coordinator, CallContext call, bool local)
+      : coordinator_(coordinator), call_(std::move(call)), local_(local) {}
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone() override;
+
+  void OnReply(v1::SessionReply reply) override;
+  void OnEnd(const absl::Status& why) override;
+
+  // What the host said; false: the stream ends.
+  void Handle(const v1::SessionRequest& request);
+  void Refuse(const absl::Status& why);
+  void FinishIfOver() TRIBUTARY_REQUIRES(mutex_);
+
+  Coordinator* const coordinator_;
+  const CallContext call_;
+  const bool local_;
+  v1::SessionRequest reading_;  // of the read in progress, and then of Handle
+
+  Mutex mutex_;
+  std::shared_ptr<SessionStream> self_ TRIBUTARY_GUARDED_BY(mutex_);  // until OnDone
+  SessionPtr session_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool opened_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // the first message has come
+  bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;      // OnEnd has been called, or nothing to end
+  bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish has been called
+  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);
+  // The first is being written.
+  std::deque<std::unique_ptr<v1::SessionReply>> replies_ TRIBUTARY_GUARDED_BY(mutex_);
+};
+
+}  // namespace tributary::service

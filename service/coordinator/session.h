@@ -1,0 +1,108 @@
+// A session as the coordinator knows it, and who is told of it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/mutex.h"
+#include "service/coordinator/cache.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/operation.h"
+#include "service/data/coordinator_lock.h"
+#include "service/data/session_terms.h"
+#include "service/schedule/session_step.h"
+#include "tributary/v1/session.pb.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// The host's end of a session. Called without the coordinator's lock, one call at a time, in order.
+class SessionListener {
+ public:
+  virtual ~SessionListener() = default;
+  virtual void OnReply(v1::SessionReply reply) = 0;
+  // The session is over, and this is the last call. OK: the host closed it.
+  virtual void OnEnd(const absl::Status& why) = 0;
+};
+
+// What a session has to say, in the order in which it was decided under the lock, however many
+// threads then say it. Thread safe.
+class SessionOutbox {
+ public:
+  explicit SessionOutbox(std::shared_ptr<SessionListener> listener)
+      : listener_(std::move(listener)) {}
+
+  void Reply(v1::SessionReply reply);
+  // The last thing said; what is added later is dropped.
+  void End(const absl::Status& why);
+  // Says what there is to say, or leaves that to the thread that is already doing it. Without the
+  // coordinator's lock.
+  void Drain();
+
+ private:
+  const std::shared_ptr<SessionListener> listener_;
+  Mutex mutex_;
+  std::deque<v1::SessionReply> replies_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool told_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // OnEnd was called
+  bool draining_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+};
+
+// One SubmitStep from its check to its end.
+struct SessionStep {
+  SessionStepRequest request;
+  OperationPtr operation;  // from when it takes its place among the calls of its sequences
+  // Once it has been accepted:
+  AcceptedRange accepted;
+  uint32_t first_count = 0;
+  uint32_t end() const { return first_count + static_cast<uint32_t>(request.range.count); }
+  std::vector<int32_t> conflicts;  // entries whose repeated tokens differ
+};
+using SessionStepPtr = std::shared_ptr<SessionStep>;
+
+// Owned by Sessions, and by commands and streams that refer to it.
+struct Session {
+  enum class Phase : uint8_t {
+    kOpening,  // the workers are making the mailbox
+    kOpen,
+    kEnding,  // nothing is accepted any more; the workers end what they were given
+    kEnded,   // all steps are settled and the host has been told
+  };
+
+  Session(worker::SessionId number, CachePtr in_cache, SessionTerms asked, CallContext of_call,
+          std::shared_ptr<SessionListener> listener)
+      : id(number),
+        cache(std::move(in_cache)),
+        terms(std::move(asked)),
+        call(std::move(of_call)),
+        outbox(std::move(listener)) {}
+
+  // Fixed, and therefore read without the lock.
+  const worker::SessionId id;
+  const CachePtr cache;
+  const SessionTerms terms;
+  const CallContext call;
+  SessionOutbox outbox;  // thread safe
+
+  uint64_t epoch TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  Phase phase TRIBUTARY_GUARDED_BY(kCoordinatorLock) = Phase::kOpening;
+  // The host asked for the end, which comes when the steps in flight are over.
+  bool closing TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  absl::Status why TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // it ends, from kEnding on
+  uint64_t last_step_id TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  bool submitted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;    // any step
+  uint32_t next_count TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;   // of the next layer accepted
+  uint32_t carried_out TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // layers, as far as is known
+  // Submitted and not accepted yet. The first waits for its sequences.
+  std::deque<SessionStepPtr> waiting TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Accepted and not settled, in order.
+  std::deque<SessionStepPtr> in_flight TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+};
+using SessionPtr = std::shared_ptr<Session>;
+
+}  // namespace tributary::service

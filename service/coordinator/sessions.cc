@@ -1,0 +1,385 @@
+#include "service/coordinator/sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/mailbox/layout.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "base/status/status_macros.h"
+
+namespace tributary::service {
+namespace {
+
+// What the workers are told of a step's pages and layers.
+worker::SessionStepCommand CommandOf(const Session& session, const SessionStep& step) {
+  const LayerGroups& groups = session.cache->layer_groups;
+  worker::SessionStepCommand command{.session = session.id,
+                                     .kind = step.request.kind,
+                                     .first_count = step.first_count,
+                                     .entries = step.accepted.entries};
+  for (int32_t layer = step.request.range.first; layer < step.request.range.end(); ++layer) {
+    const LayerPlace place = groups.PlaceOf(layer);
+    command.layers.push_back({session.cache->ids[place.group], place.index});
+  }
+  for (const GroupPages& pages : step.accepted.pages) {
+    command.changes.push_back(
+        {session.cache->ids[pages.group], pages.page_copies, pages.page_updates});
+  }
+  return command;
+}
+
+absl::Status ConflictOf(const SessionStep& step) {
+  if (step.conflicts.empty()) return absl::OkStatus();
+  return Conflict(EntryField(step.conflicts.front(), "first_position"),
+                  "the tokens that are held there are others");
+}
+
+v1::Waiting PublicWaiting(worker::Waiting waiting) {
+  return waiting == worker::Waiting::kSpinningWarp ? v1::WAITING_SPINNING_WARP
+                                                   : v1::WAITING_STREAM_MEMORY_OPS;
+}
+
+}  // namespace
+
+// A step that waits for its sequences, and then holds them until it is settled.
+class Sessions::StepOperation final : public Operation {
+ public:
+  StepOperation(Sessions* sessions, SessionPtr session, SessionStepPtr step)
+      : sessions_(*sessions), session_(std::move(session)), step_(std::move(step)) {
+    Member::session = session_->id;
+    sequences = step_->request.Sequences();
+    cache = session_->cache;
+    call = session_->call;
+    call.deadline = CoordinatorLock::Clock::now() + session_->terms.command.wait_timeout;
+  }
+
+  void OnTurn() override TRIBUTARY_LOCKED { sessions_.Accept(session_, step_); }
+  void OnFailed(const absl::Status& status) override TRIBUTARY_LOCKED {
+    sessions_.Refuse(session_, step_, status);
+  }
+
+ private:
+  Sessions& sessions_;
+  const SessionPtr session_;
+  const SessionStepPtr step_;
+};
+
+Sessions::Sessions(const CoordinatorOptions& options, const telemetry::Logger& log,
+                   const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
+                   GroupCommands& commands, CallOrder& order, const CacheRegistry& caches,
+                   SequenceCalls& sequences)
+    : options_(options),
+      log_(log),
+      group_(group),
+      lock_(lock),
+      serving_(serving),
+      commands_(commands),
+      order_(order),
+      caches_(caches),
+      sequences_(sequences) {}
+
+void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
+  session->outbox.Reply(std::move(reply));
+  lock_.Defer([session] { session->outbox.Drain(); });
+}
+
+// --------------------------------------------------------------------------------------- opening
+
+absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const CallContext& call,
+                                           bool local,
+                                           const std::shared_ptr<SessionListener>& listener) {
+  absl::StatusOr<CachePtr> cache = [&] {
+    const ReadSection section(lock_);
+    return caches_.Find(request.cache_id());
+  }();
+  TRIBUTARY_RETURN_IF_ERROR(cache.status());
+  TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
+  if (request.memory() != v1::SESSION_MEMORY_DEVICE) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "this service offers DEVICE alone");
+  }
+  TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
+  if (!local) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "a mailbox is shared with callers on this machine: use the Unix socket");
+  }
+  const CriticalSection section(lock_);
+  TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
+  if (open() >= options_.session_limits.sessions) {
+    return Exhausted("sessions",
+                     absl::StrCat("all ", options_.session_limits.sessions, " are open"));
+  }
+  const size_t bytes = terms.command.layout.bytes;
+  if (bytes > options_.session_limits.mailbox_bytes -
+                  std::min(options_.session_limits.mailbox_bytes, mailbox_bytes_)) {
+    return Exhausted("mailboxes", absl::StrCat("the session needs ", bytes, " bytes, of ",
+                                               options_.session_limits.mailbox_bytes, " ",
+                                               mailbox_bytes_, " are taken"));
+  }
+  terms.command.session = next_id_++;
+  mailbox_bytes_ += bytes;
+  const worker::OpenSessionCommand command = terms.command;
+  auto session =
+      std::make_shared<Session>(command.session, *cache, std::move(terms), call, listener);
+  session->epoch = serving_.epoch();
+  sessions_.emplace(session->id, session);
+  commands_.SendBody((*cache)->id(), command,
+                     [this, session](const Outcome& outcome) { OnOpened(session, outcome); });
+  return session;
+}
+
+SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& call, bool local,
+                          std::shared_ptr<SessionListener> listener) {
+  absl::StatusOr<SessionPtr> session = Admit(request, call, local, listener);
+  if (session.ok()) return *std::move(session);
+  listener->OnEnd(session.status());
+  return nullptr;
+}
+
+void Sessions::OnOpened(const SessionPtr& session, const Outcome& outcome) {
+  const CriticalSection section(lock_);
+  if (session->phase != Session::Phase::kOpening) return;
+  if (!outcome.status.ok()) {
+    session->why = FromOutcome(outcome.status, options_.retry_delay);
+    session->phase = Session::Phase::kEnding;
+    return FinishEnd(session);
+  }
+  session->phase = Session::Phase::kOpen;
+  const worker::DeviceMailbox& mailbox = outcome.replies.front().mailbox;
+  v1::SessionReply reply;
+  v1::SessionOpened* opened = reply.mutable_opened();
+  opened->set_session_id(session->id);
+  opened->set_epoch(session->epoch);
+  *opened->mutable_layout() = PublicLayout(session->terms.command.layout);
+  v1::DeviceMailbox* device = opened->mutable_device();
+  device->set_raw_handle(mailbox.handle);
+  device->set_device_uuid(mailbox.gpu);
+  device->set_address(mailbox.address);
+  device->set_process_nonce(mailbox.process_nonce);
+  opened->set_waiting(PublicWaiting(mailbox.waiting));
+  opened->set_round_trip_seconds(mailbox.round_trip_seconds);
+  *opened->mutable_terms() = session->terms.public_terms;
+  Tell(session, std::move(reply));
+  EndIfIdle(session);
+}
+
+// ----------------------------------------------------------------------------------------- steps
+
+void Sessions::Submit(const SessionPtr& session, const v1::SubmitStep& request) {
+  absl::StatusOr<SessionStepRequest> checked =
+      CheckSessionStep(request, session->terms, session->cache->spec, session->cache->terms,
+                       session->cache->backends);
+  const CriticalSection section(lock_);
+  if (session->phase != Session::Phase::kOpen) return;  // the host is about to hear why
+  auto step = std::make_shared<SessionStep>();
+  step->request.step_id = request.step_id();
+  absl::Status refused = checked.status();
+  if (refused.ok()) step->request = *std::move(checked);
+  if (refused.ok()) refused = serving_.Check();
+  if (refused.ok() && session->submitted && request.step_id() <= session->last_step_id) {
+    refused = InvalidField("step_id", absl::StrCat("must rise: is ", request.step_id(), " after ",
+                                                   session->last_step_id));
+  }
+  const size_t most = static_cast<size_t>(session->terms.command.max_steps);
+  if (refused.ok() && session->waiting.size() + session->in_flight.size() >= most) {
+    refused = Exhausted("session steps", absl::StrCat("all ", most, " are in flight"));
+  }
+  if (refused.ok() && session->closing) {
+    refused = absl::FailedPreconditionError("the session is being closed");
+  }
+  if (!refused.ok()) return Refuse(session, step, refused);
+  session->submitted = true;
+  session->last_step_id = request.step_id();
+  session->waiting.push_back(step);
+  if (session->waiting.size() == 1) EnterNext(session);
+}
+
+void Sessions::EnterNext(const SessionPtr& session) {
+  if (session->waiting.empty() || session->phase != Session::Phase::kOpen) return;
+  const SessionStepPtr& step = session->waiting.front();
+  step->operation = std::make_shared<StepOperation>(this, session, step);
+  order_.Enter(step->operation);
+}
+
+void Sessions::Accept(const SessionPtr& session, const SessionStepPtr& step) {
+  RangeSteps steps(session->cache->table);
+  absl::StatusOr<AcceptedRange> accepted =
+      steps.Accept(step->request.range, step->request.kind, step->request.entries,
+                   step->request.changes, sequences_.AccountOf(session->call.caller));
+  if (!accepted.ok()) return order_.Fail(*step->operation, accepted.status());
+  order_.StopWaiting(*step->operation);
+  step->accepted = *std::move(accepted);
+  step->first_count = session->next_count;
+  session->next_count = step->end();
+  session->in_flight.push_back(step);
+  session->waiting.pop_front();
+  Send(session, step);
+  v1::SessionReply reply;
+  v1::StepAccepted* told = reply.mutable_accepted();
+  told->set_step_id(step->request.step_id);
+  told->set_first_count(step->first_count);
+  told->mutable_lengths()->Add(step->accepted.lengths.begin(), step->accepted.lengths.end());
+  Tell(session, std::move(reply));
+  EnterNext(session);
+}
+
+void Sessions::Refuse(const SessionPtr& session, const SessionStepPtr& step,
+                      const absl::Status& why) {
+  v1::SessionReply reply;
+  reply.mutable_accepted()->set_step_id(step->request.step_id);
+  *reply.mutable_accepted()->mutable_status() = ToRpcStatus(why);
+  Tell(session, std::move(reply));
+  const bool was_first = !session->waiting.empty() && session->waiting.front() == step;
+  if (was_first) {
+    session->waiting.pop_front();
+    EnterNext(session);
+  }
+}
+
+void Sessions::Send(const SessionPtr& session, const SessionStepPtr& step) {
+  commands_.Send(
+      session->cache->id(),
+      [session, step](worker::Command* command) { command->body = CommandOf(*session, *step); },
+      [this, session](const Outcome& outcome) {
+        if (outcome.status.ok()) return;  // the workers will say how it goes on
+        const CriticalSection section(lock_);
+        BeginEnd(session, FromOutcome(outcome.status, options_.retry_delay));
+      });
+}
+
+void Sessions::OnNews(const worker::SessionNews& news) {
+  const CriticalSection section(lock_);
+  const auto found = sessions_.find(news.session);
+  if (found == sessions_.end()) return;
+  const SessionPtr session = found->second;
+  session->carried_out = news.ended;
+  for (const auto& [first_count, entry] : news.conflicts) {
+    for (const SessionStepPtr& step : session->in_flight) {
+      if (step->first_count == first_count) step->conflicts.push_back(entry);
+    }
+  }
+  SettleDone(session);
+  if (!news.status.ok()) return BeginEnd(session, news.status);
+  EndIfIdle(session);
+}
+
+void Sessions::SettleDone(const SessionPtr& session) {
+  RangeSteps steps(session->cache->table);
+  while (!session->in_flight.empty() &&
+         mailbox::Reached(session->carried_out, session->in_flight.front()->end())) {
+    const SessionStepPtr step = session->in_flight.front();
+    session->in_flight.pop_front();
+    steps.Settle(&step->accepted);
+    TellEnded(session, *step, ConflictOf(*step), static_cast<uint32_t>(step->request.range.count));
+    order_.Leave(step->operation.get());
+  }
+}
+
+void Sessions::TellEnded(const SessionPtr& session, const SessionStep& step,
+                         const absl::Status& status, uint32_t layers_done) {
+  v1::SessionReply reply;
+  v1::StepEnded* ended = reply.mutable_ended();
+  ended->set_step_id(step.request.step_id);
+  if (!status.ok()) *ended->mutable_status() = ToRpcStatus(status);
+  ended->set_layers_done(static_cast<int32_t>(layers_done));
+  Tell(session, std::move(reply));
+}
+
+// ---------------------------------------------------------------------------------------- ending
+
+void Sessions::Close(const SessionPtr& session) {
+  const CriticalSection section(lock_);
+  session->closing = true;
+  EndIfIdle(session);
+}
+
+void Sessions::Abandon(const SessionPtr& session) {
+  const CriticalSection section(lock_);
+  BeginEnd(session, absl::CancelledError("the host left"));
+}
+
+void Sessions::EndIfIdle(const SessionPtr& session) {
+  if (session->phase != Session::Phase::kOpen) return;
+  if (!session->in_flight.empty() || !session->waiting.empty()) return;
+  if (session->closing) return BeginEnd(session, absl::OkStatus());
+  if (serving_.draining()) BeginEnd(session, serving_.Check());
+}
+
+void Sessions::BeginEnd(const SessionPtr& session, const absl::Status& why) {
+  const bool open = session->phase == Session::Phase::kOpen;
+  if (!open && session->phase != Session::Phase::kOpening) return;
+  session->phase = Session::Phase::kEnding;
+  session->why = why;
+  while (!session->waiting.empty()) {
+    const SessionStepPtr step = session->waiting.back();
+    session->waiting.pop_back();
+    // The first has taken its place among the calls of its sequences.
+    if (step->operation != nullptr) {
+      order_.Fail(*step->operation, why);
+    } else {
+      Refuse(session, step, why);
+    }
+  }
+  if (session->epoch != serving_.epoch() || !serving_.ready()) return FinishEnd(session);
+  const absl::Status told = why.ok() ? absl::CancelledError() : why;
+  commands_.SendBody(session->cache->id(),
+                     worker::CloseSessionCommand{session->id, told.raw_code()},
+                     [this, session](const Outcome&) {
+                       const CriticalSection section(lock_);
+                       FinishEnd(session);
+                     });
+}
+
+void Sessions::FinishEnd(const SessionPtr& session) {
+  if (session->phase != Session::Phase::kEnding) return;
+  session->phase = Session::Phase::kEnded;
+  SettleDone(session);
+  RangeSteps steps(session->cache->table);
+  for (auto step = session->in_flight.rbegin(); step != session->in_flight.rend(); ++step) {
+    steps.Undo(&(*step)->accepted);
+  }
+  while (!session->in_flight.empty()) {
+    const SessionStepPtr step = session->in_flight.front();
+    session->in_flight.pop_front();
+    const uint32_t begun = session->carried_out - step->first_count;
+    const uint32_t done = mailbox::Reached(session->carried_out, step->first_count) ? begun : 0;
+    TellEnded(session, *step, session->why.ok() ? absl::CancelledError() : session->why, done);
+    order_.Leave(step->operation.get());
+  }
+  if (!session->why.ok()) {
+    log_.Info("session ended", {{"session", session->id}, {"why", session->why.message()}});
+  }
+  session->outbox.End(session->why);
+  lock_.Defer([session] { session->outbox.Drain(); });
+  mailbox_bytes_ -= session->terms.command.layout.bytes;
+  sessions_.erase(session->id);
+}
+
+void Sessions::OnGroupBroken(const absl::Status& why) {
+  const absl::flat_hash_map<worker::SessionId, SessionPtr> all = sessions_;
+  for (const auto& [id, session] : all) {
+    BeginEnd(session, StepAborted(why.message(), options_.retry_delay));
+    FinishEnd(session);
+  }
+}
+
+void Sessions::EndAll(const absl::Status& why) {
+  const absl::flat_hash_map<worker::SessionId, SessionPtr> all = sessions_;
+  for (const auto& [id, session] : all) BeginEnd(session, why);
+}
+
+void Sessions::EndAllOf(const Cache& cache, const absl::Status& why) {
+  const absl::flat_hash_map<worker::SessionId, SessionPtr> all = sessions_;
+  for (const auto& [id, session] : all) {
+    if (session->cache.get() == &cache) BeginEnd(session, why);
+  }
+}
+
+void Sessions::StartDraining() {
+  const absl::flat_hash_map<worker::SessionId, SessionPtr> all = sessions_;
+  for (const auto& [id, session] : all) EndIfIdle(session);
+}
+
+}  // namespace tributary::service

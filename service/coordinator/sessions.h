@@ -1,0 +1,103 @@
+// The sessions of a service: opened, given steps, settled as these are carried out, ended.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "base/telemetry/log.h"
+#include "service/coordinator/cache_registry.h"
+#include "service/coordinator/call_context.h"
+#include "service/coordinator/call_order.h"
+#include "service/coordinator/coordinator_options.h"
+#include "service/coordinator/critical_section.h"
+#include "service/coordinator/group_commands.h"
+#include "service/coordinator/sequence_calls.h"
+#include "service/coordinator/serving_state.h"
+#include "service/coordinator/session.h"
+#include "service/workers/worker_group.h"
+#include "tributary/v1/session.pb.h"
+#include "worker/backend.h"
+
+namespace tributary::service {
+
+class Sessions {
+ public:
+  // All of them outlive this.
+  Sessions(const CoordinatorOptions& options, const telemetry::Logger& log,
+           const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
+           GroupCommands& commands, CallOrder& order, const CacheRegistry& caches,
+           SequenceCalls& sequences);
+
+  // What the host says. The listener hears SessionOpened or the end, with the refusal. `local`: the
+  // caller is on this machine.
+  SessionPtr Open(const v1::OpenSession& request, const CallContext& call, bool local,
+                  std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
+  void Submit(const SessionPtr& session, const v1::SubmitStep& request) TRIBUTARY_UNLOCKED;
+  // Once the steps in flight are over.
+  void Close(const SessionPtr& session) TRIBUTARY_UNLOCKED;
+  // The host is gone: at once.
+  void Abandon(const SessionPtr& session) TRIBUTARY_UNLOCKED;
+
+  // What the workers say.
+  void OnNews(const worker::SessionNews& news) TRIBUTARY_UNLOCKED;
+
+  // All sessions end: what they had enqueued ends with the group that broke.
+  void OnGroupBroken(const absl::Status& why) TRIBUTARY_LOCKED;
+  // The cache is about to be deleted.
+  void EndAllOf(const Cache& cache, const absl::Status& why) TRIBUTARY_LOCKED;
+  // The service is stopping.
+  void EndAll(const absl::Status& why) TRIBUTARY_LOCKED;
+  // New sessions and steps are refused; a session ends when its steps are over.
+  void StartDraining() TRIBUTARY_LOCKED;
+
+  int64_t open() const TRIBUTARY_LOCKED { return static_cast<int64_t>(sessions_.size()); }
+
+ private:
+  class StepOperation;
+
+  absl::StatusOr<SessionPtr> Admit(const v1::OpenSession& request, const CallContext& call,
+                                   bool local, const std::shared_ptr<SessionListener>& listener)
+      TRIBUTARY_UNLOCKED;
+  void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
+
+  // The first step that waits takes its place among the calls of its sequences.
+  void EnterNext(const SessionPtr& session) TRIBUTARY_LOCKED;
+  // Its sequences are free.
+  void Accept(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
+  void Refuse(const SessionPtr& session, const SessionStepPtr& step,
+              const absl::Status& why) TRIBUTARY_LOCKED;
+  void Send(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
+  // Settles the steps whose layers have all been carried out.
+  void SettleDone(const SessionPtr& session) TRIBUTARY_LOCKED;
+  void TellEnded(const SessionPtr& session, const SessionStep& step, const absl::Status& status,
+                 uint32_t layers_done) TRIBUTARY_LOCKED;
+
+  // Nothing is accepted any more, and the workers are told to end it. When they have, FinishEnd.
+  void BeginEnd(const SessionPtr& session, const absl::Status& why) TRIBUTARY_LOCKED;
+  // Undoes what was not carried out and tells the host.
+  void FinishEnd(const SessionPtr& session) TRIBUTARY_LOCKED;
+  void EndIfIdle(const SessionPtr& session) TRIBUTARY_LOCKED;
+  // Says, when the critical section has ended, what has been added to the outbox.
+  void Tell(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
+
+  const CoordinatorOptions& options_;
+  const telemetry::Logger& log_;
+  const WorkerGroup& group_;
+  CoordinatorLock& lock_;
+  const ServingState& serving_;
+  GroupCommands& commands_;
+  CallOrder& order_;
+  const CacheRegistry& caches_;
+  SequenceCalls& sequences_;
+
+  worker::SessionId next_id_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 1;
+  uint64_t mailbox_bytes_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // Those that have not ended.
+  absl::flat_hash_map<worker::SessionId, SessionPtr> sessions_
+      TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+};
+
+}  // namespace tributary::service

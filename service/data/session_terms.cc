@@ -1,0 +1,114 @@
+#include "service/data/session_terms.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+#include "service/data/resolve_spec.h"
+
+namespace tributary::service {
+namespace {
+
+constexpr int32_t kMostRows = 1 << 20;
+constexpr int32_t kMostSlots = 16;
+constexpr int32_t kMostSteps = 16;
+constexpr uint32_t kDefaultWaitMs = 10'000;
+constexpr uint32_t kMostWaitMs = 300'000;
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return InvalidField(absl::StrCat("open.", field),
+                      absl::StrCat("must be ", least, " to ", most, ", is ", value));
+}
+
+absl::StatusOr<DType> ReadType(v1::DType dtype, absl::string_view field) {
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType read, ReadDType(dtype, absl::StrCat("open.", field)));
+  if (!IsFp8(read)) return read;
+  return InvalidField(absl::StrCat("open.", field), "must be f32, bf16 or f16");
+}
+
+void FillDefaults(v1::OpenSession* terms) {
+  if (terms->kv_dtype() == v1::DTYPE_UNSPECIFIED) terms->set_kv_dtype(terms->q_dtype());
+  if (terms->output_dtype() == v1::DTYPE_UNSPECIFIED) terms->set_output_dtype(terms->q_dtype());
+  if (terms->slots() == 0) terms->set_slots(2);
+  if (terms->max_steps() == 0) terms->set_max_steps(2);
+  if (terms->wait_timeout_ms() == 0) terms->set_wait_timeout_ms(kDefaultWaitMs);
+}
+
+absl::Status CheckNumbers(const v1::OpenSession& terms) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckRange("max_rows", terms.max_rows(), 1, kMostRows));
+  TRIBUTARY_RETURN_IF_ERROR(CheckRange("max_new_tokens", terms.max_new_tokens(), 0, kMostRows));
+  TRIBUTARY_RETURN_IF_ERROR(CheckRange("slots", terms.slots(), 1, kMostSlots));
+  if ((terms.slots() & (terms.slots() - 1)) != 0) {
+    return InvalidField("open.slots", absl::StrCat("must be a power of two, is ", terms.slots()));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckRange("max_steps", terms.max_steps(), 1, kMostSteps));
+  return CheckRange("wait_timeout_ms", terms.wait_timeout_ms(), 1, kMostWaitMs);
+}
+
+// Launches are made for a few rows more than there are, so that few graphs serve many steps.
+int64_t PaddedRows(int64_t rows) { return rows + rows / 4 + 8; }
+
+mailbox::SlotRoom RoomFor(const worker::CacheSpec& spec,
+                          const worker::OpenSessionCommand& command) {
+  mailbox::SlotRoom room;
+  const auto most = [](size_t* bytes, DType dtype, int64_t elements) {
+    *bytes = std::max(*bytes, BytesOf(dtype, elements));
+  };
+  const int64_t rows = PaddedRows(command.max_rows);
+  const int64_t tokens = PaddedRows(command.max_new_tokens);
+  for (const worker::LayerSpec& layer : spec.layers) {
+    const worker::LayerGeometry g = worker::GeometryOf(spec, layer);
+    most(&room.q, command.q_dtype, rows * g.q_heads * g.kv.key_dim);
+    most(&room.k, command.kv_dtype, tokens * g.kv.kv_heads * g.kv.key_dim);
+    most(&room.v, command.kv_dtype, tokens * g.kv.kv_heads * g.kv.value_dim);
+    most(&room.output, command.output_dtype, rows * g.q_heads * g.kv.value_dim);
+    most(&room.lse, DType::kF32, rows * g.q_heads);
+  }
+  return room;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
+                                                 const worker::CacheSpec& spec) {
+  SessionTerms terms{.public_terms = asked};
+  FillDefaults(&terms.public_terms);
+  const v1::OpenSession& open = terms.public_terms;
+  TRIBUTARY_RETURN_IF_ERROR(CheckNumbers(open));
+  worker::OpenSessionCommand& command = terms.command;
+  TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
+  TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
+  TRIBUTARY_ASSIGN_OR_RETURN(command.output_dtype, ReadType(open.output_dtype(), "output_dtype"));
+  command.max_rows = open.max_rows();
+  command.max_new_tokens = open.max_new_tokens();
+  command.max_steps = open.max_steps();
+  command.return_lse = open.return_lse();
+  command.wait_timeout = std::chrono::milliseconds(open.wait_timeout_ms());
+  command.host_gpu = open.device_uuid();
+  command.layout = mailbox::LayOut(open.slots(), RoomFor(spec, command));
+  return terms;
+}
+
+v1::MailboxLayout PublicLayout(const mailbox::Layout& layout) {
+  v1::MailboxLayout out;
+  out.set_arrived(layout.arrived);
+  out.set_finished(layout.finished);
+  out.set_status(layout.status);
+  out.set_service_sleeps(layout.service_sleeps);
+  out.set_host_sleeps(layout.host_sleeps);
+  out.set_first_slot(layout.first_slot);
+  out.set_slot_bytes(layout.slot_bytes);
+  out.set_slots(layout.slots);
+  out.set_q(layout.q);
+  out.set_k(layout.k);
+  out.set_v(layout.v);
+  out.set_output(layout.output);
+  out.set_lse(layout.lse);
+  out.set_byte_size(layout.bytes);
+  return out;
+}
+
+}  // namespace tributary::service

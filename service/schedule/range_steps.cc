@@ -1,0 +1,238 @@
+#include "service/schedule/range_steps.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
+#include "base/status/status_macros.h"
+
+namespace tributary::service {
+
+struct RangeSteps::Saved {
+  std::map<SequenceId, Sequence> sequences;  // that were open
+  std::vector<SequenceId> opened;            // by the step
+};
+
+absl::StatusOr<AcceptedRange> RangeSteps::Accept(const LayerRange& range, worker::StepKind kind,
+                                                 const std::vector<worker::StepEntry>& entries,
+                                                 const std::vector<EntryChange>& changes,
+                                                 const ClientAccountPtr& owner) {
+  AcceptedRange accepted;
+  accepted.range = range;
+  accepted.entries = entries;
+  for (int32_t layer = range.first; layer < range.end(); ++layer) {
+    const int32_t group = table_.groups().PlaceOf(layer).group;
+    const auto of = [group](const GroupPages& pages) { return pages.group == group; };
+    if (std::none_of(accepted.pages.begin(), accepted.pages.end(), of)) {
+      accepted.pages.push_back({.group = group});
+    }
+  }
+  Saved saved;
+  table_.HoldReleased(&accepted.held);
+  absl::Status status;
+  if (!changes.empty()) status = ApplyChanges(entries, changes, owner, &saved, &accepted);
+  if (status.ok()) status = ReserveLayers(kind, &accepted);
+  if (!status.ok()) Withdraw(saved);
+  table_.HoldReleased(nullptr);
+  if (!status.ok()) {
+    table_.ReleaseHeld(&accepted.held);
+    return status;
+  }
+  return accepted;
+}
+
+// ------------------------------------------------------------------------- truncations and forks
+
+absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entries,
+                                      const std::vector<EntryChange>& changes,
+                                      const ClientAccountPtr& owner, Saved* saved,
+                                      AcceptedRange* accepted) {
+  // All forks see the sequences as they were.
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto save = [&](SequenceId id) {
+      if (const Sequence* sequence = table_.Find(id)) saved->sequences.try_emplace(id, *sequence);
+    };
+    if (changes[i].fork_from.has_value()) save(*changes[i].fork_from);
+    if (changes[i].fork_from.has_value() || changes[i].truncate_to.has_value()) {
+      save(entries[i].sequence);
+    }
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto index = static_cast<int>(i);
+    const SequenceId id = entries[i].sequence;
+    if (changes[i].fork_from.has_value()) {
+      TRIBUTARY_RETURN_IF_ERROR(Fork(index, id, changes[i], owner, saved));
+      accepted->forked.push_back(id);
+    }
+    if (!changes[i].truncate_to.has_value()) continue;
+    const absl::Status truncated = table_.Truncate(id, *changes[i].truncate_to).status();
+    if (!truncated.ok()) {
+      return FieldError(truncated.code(), EntryField(index, "truncate_to"), truncated.message());
+    }
+  }
+  // Workers are told whole tables of forks. What a truncated sequence lost, they need not forget.
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!changes[i].fork_from.has_value()) continue;
+    const Sequence& sequence = *table_.Find(entries[i].sequence);
+    for (int32_t group = 0; group < table_.groups().size(); ++group) {
+      const auto of = [group](const GroupPages& pages) { return pages.group == group; };
+      auto told = std::find_if(accepted->pages.begin(), accepted->pages.end(), of);
+      if (told == accepted->pages.end()) {
+        told = accepted->pages.insert(told, {.group = group});
+      }
+      told->page_updates.push_back(
+          {sequence.id, 0, SequenceTable::ToldPages(sequence.groups[group])});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& change,
+                              const ClientAccountPtr& owner, Saved* saved) {
+  const auto found = saved->sequences.find(*change.fork_from);
+  if (found == saved->sequences.end()) {
+    return NotFound("sequence", absl::StrCat(*change.fork_from), EntryField(index, "fork_from"));
+  }
+  const Sequence& from = found->second;
+  if (from.lost) return Lost(from.id, EntryField(index, "fork_from"));
+  const int64_t length = change.fork_length < 0 ? LeastLength(from) : change.fork_length;
+  TRIBUTARY_RETURN_IF_ERROR(table_.CheckFork(EntryField(index, "fork_length"), from, length));
+  Sequence* to = table_.Find(id);
+  if (to == nullptr) {
+    bool reopened = false;
+    TRIBUTARY_RETURN_IF_ERROR(table_.Open(id, &reopened, owner).status());
+    saved->opened.push_back(id);
+    to = table_.Find(id);
+  }
+  if (to->lost) return Lost(id, EntryField(index, "sequence_id"));
+  table_.BecomeFork(from, length, to);
+  return absl::OkStatus();
+}
+
+void RangeSteps::Withdraw(const Saved& saved) {
+  for (const SequenceId id : saved.opened) table_.Close(id).IgnoreError();
+  for (const auto& [id, sequence] : saved.sequences) table_.Restore(sequence, table_.Find(id));
+}
+
+// ---------------------------------------------------------------------------------------- layers
+
+absl::Status RangeSteps::CheckLayers(int index, const Sequence& sequence, const LayerRange& range,
+                                     int64_t first_position) const {
+  for (int32_t layer = range.first; layer < range.end(); ++layer) {
+    const int64_t length = sequence.lengths[layer];
+    if (length != sequence.lengths[range.first]) {
+      return FieldError(absl::StatusCode::kOutOfRange, EntryField(index, "first_position"),
+                        absl::StrCat("layer ", range.first, " holds ",
+                                     sequence.lengths[range.first], " tokens and layer ", layer,
+                                     " holds ", length, ": a step needs layers of one length"));
+    }
+    TRIBUTARY_RETURN_IF_ERROR(
+        table_.CheckReach(EntryField(index, "first_position"), sequence, layer, first_position));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RangeSteps::ReserveLayers(worker::StepKind kind, AcceptedRange* accepted) {
+  const LayerRange& range = accepted->range;
+  std::vector<StepReservation> reservations;
+  absl::Status status;
+  for (const GroupPages& pages : accepted->pages) {
+    const std::vector<int32_t>& layers = table_.groups()[pages.group].layers;
+    const auto first = std::find_if(layers.begin(), layers.end(), [&](int32_t layer) {
+      return layer >= range.first && layer < range.end();
+    });
+    if (first == layers.end()) continue;  // told of a fork, but not of the step
+    absl::StatusOr<StepReservation> reserved = table_.Reserve(*first, kind, accepted->entries);
+    if (!reserved.ok()) {
+      status = reserved.status();
+      break;
+    }
+    reservations.push_back(*std::move(reserved));
+  }
+  for (size_t i = 0; i < accepted->entries.size() && status.ok(); ++i) {
+    const worker::StepEntry& entry = accepted->entries[i];
+    status =
+        CheckLayers(static_cast<int>(i), *table_.Find(entry.sequence), range, entry.first_position);
+  }
+  if (!status.ok()) {
+    for (const StepReservation& reservation : reservations) table_.Rollback(reservation);
+    return status;
+  }
+  CommitLayers(reservations, accepted);
+  return absl::OkStatus();
+}
+
+void RangeSteps::CommitLayers(const std::vector<StepReservation>& reservations,
+                              AcceptedRange* accepted) {
+  const LayerRange& range = accepted->range;
+  accepted->entries = reservations.front().entries;
+  for (const StepReservation::Change& change : reservations.front().changes) {
+    const Sequence& sequence = *change.sequence;
+    const auto in_range = [&range](const std::vector<int64_t>& of_layers) {
+      return std::vector<int64_t>(of_layers.begin() + range.first, of_layers.begin() + range.end());
+    };
+    accepted->before.push_back(
+        {change.sequence, in_range(sequence.lengths), in_range(sequence.last_step)});
+    accepted->lengths.push_back(change.length);
+  }
+  for (const StepReservation& reservation : reservations) {
+    const auto told =
+        std::find_if(accepted->pages.begin(), accepted->pages.end(),
+                     [&](const GroupPages& pages) { return pages.group == reservation.group; });
+    told->page_copies = reservation.page_copies;
+    told->page_updates.insert(told->page_updates.end(), reservation.page_updates.begin(),
+                              reservation.page_updates.end());
+    for (const StepReservation::Change& change : reservation.changes) {
+      AcceptedRange::Undo undo{.change = change, .group = reservation.group};
+      const PageList& list = change.sequence->groups[reservation.group];
+      for (const auto& [index, page] : change.replaced) undo.replaced.push_back(list.pages[index]);
+      accepted->undo.push_back(std::move(undo));
+    }
+    table_.CommitAhead(reservation);
+  }
+  for (size_t i = 0; i < accepted->before.size(); ++i) {
+    Sequence& sequence = *accepted->before[i].sequence;
+    const int64_t before = accepted->before[i].lengths.front();
+    if (accepted->lengths[i] == before) continue;
+    for (int32_t layer = range.first; layer < range.end(); ++layer) {
+      sequence.lengths[layer] = accepted->lengths[i];
+      sequence.last_step[layer] = before;
+    }
+  }
+}
+
+void RangeSteps::Settle(AcceptedRange* accepted) {
+  for (const AcceptedRange::Before& before : accepted->before) {
+    if (!before.sequence->lost) table_.GiveUpOld(before.sequence);
+  }
+  table_.ReleaseHeld(&accepted->held);
+}
+
+void RangeSteps::Undo(AcceptedRange* accepted) {
+  for (const AcceptedRange::Before& before : accepted->before) {
+    Sequence& sequence = *before.sequence;
+    if (sequence.lost) continue;
+    // A later step may have cut it shorter than it was.
+    for (int32_t i = 0; i < accepted->range.count; ++i) {
+      int64_t& length = sequence.lengths[accepted->range.first + i];
+      int64_t& last_step = sequence.last_step[accepted->range.first + i];
+      length = std::min(length, before.lengths[i]);
+      last_step = std::min({length, last_step, before.last_step[i]});
+    }
+  }
+  for (auto undo = accepted->undo.rbegin(); undo != accepted->undo.rend(); ++undo) {
+    if (!undo->change.sequence->lost) {
+      table_.UndoPages(undo->change, undo->group, undo->replaced);
+    }
+  }
+  // What they were forked from may have counted tokens of steps that failed.
+  for (const SequenceId id : accepted->forked) {
+    if (Sequence* sequence = table_.Find(id)) table_.MarkLost(sequence);
+  }
+  table_.ReleaseHeld(&accepted->held);
+}
+
+}  // namespace tributary::service
