@@ -200,6 +200,11 @@ size_t DeviceWorkspaceBytes(const DeviceExchangeLimits& l, int32_t ranks) {
 
 Status EnqueueExchange(const DeviceExchangeParams& p, Strategy strategy, DeviceCommunicator& comm,
                        std::byte* workspace, cudaStream_t stream) {
+  const bool merges = strategy == Strategy::kAllGather || strategy == Strategy::kA2a;
+  if (merges && comm.size() > cuda::kMaxMergeSources) {
+    return InvalidArgument("strategy: " + std::string(Name(strategy)) + " is for at most " +
+                           std::to_string(cuda::kMaxMergeSources) + " ranks");
+  }
   Carver c(workspace);
   const Space s = Carve(p, comm.size(), strategy, &c);
   switch (strategy) {

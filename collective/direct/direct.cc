@@ -43,6 +43,28 @@ Status StatusOfFailure(uint32_t word, int rank) {
   return {StatusCode::kInternal, "direct exchange: unknown failure " + std::to_string(word)};
 }
 
+// Frees memory that peers were told of, now or as soon as none of them can write to it any more.
+void Retire(RetiredMemory* retired, std::unique_ptr<SharedInbox> inbox) {
+  if (inbox->TryFree()) return;
+  if (retired == nullptr) {
+    // Ranks that leave together are through with it in a moment.
+    const Deadline deadline = In(kMoment);
+    do {
+      std::this_thread::sleep_for(milliseconds(1));
+      if (inbox->TryFree()) return;
+    } while (std::chrono::steady_clock::now() < deadline);
+    inbox->Leak();
+    return;
+  }
+  // std::function wants to copy; what cannot be freed in the end stays until the process ends.
+  auto held = std::shared_ptr<SharedInbox>(inbox.release(), [](SharedInbox* of_peers) {
+    if (of_peers->data() != nullptr) of_peers->Leak();
+    delete of_peers;
+  });
+  const size_t bytes = held->bytes();
+  retired->Add(bytes, [held] { return held->TryFree(); });
+}
+
 class PeerExchange final : public DirectExchange {
  public:
   PeerExchange(const DirectOptions& options, std::unique_ptr<SharedInbox> inbox)
@@ -66,7 +88,7 @@ class PeerExchange final : public DirectExchange {
       for (MappedInbox& m : mapped_) m.Leak();
     }
     Unmap();
-    Retire();
+    Retire(options_.retired.get(), std::move(inbox_));
   }
 
   void Unmap() {
@@ -161,27 +183,6 @@ class PeerExchange final : public DirectExchange {
            AwaitStream(inbox_->stream(), In(kMoment)).ok();
   }
 
-  void Retire() {
-    if (inbox_->TryFree()) return;
-    if (options_.retired == nullptr) {
-      // Ranks that leave together are through with it in a moment.
-      const Deadline deadline = In(kMoment);
-      do {
-        std::this_thread::sleep_for(milliseconds(1));
-        if (inbox_->TryFree()) return;
-      } while (std::chrono::steady_clock::now() < deadline);
-      inbox_->Leak();
-      return;
-    }
-    // std::function wants to copy; what cannot be freed in the end stays until the process ends.
-    auto held = std::shared_ptr<SharedInbox>(inbox_.release(), [](SharedInbox* inbox) {
-      if (inbox->data() != nullptr) inbox->Leak();
-      delete inbox;
-    });
-    const size_t bytes = held->bytes();
-    options_.retired->Add(bytes, [held] { return held->TryFree(); });
-  }
-
   const DirectOptions options_;
   std::unique_ptr<SharedInbox> inbox_;
   std::array<MappedInbox, kMaxDirectRanks> mapped_;
@@ -200,6 +201,16 @@ Status TellAll(const DirectOptions& options, Rendezvous& rendezvous, const std::
     if (!s.ok()) {
       return {s.code(),
               "direct exchange: waiting for rank " + std::to_string(r) + ": " + s.message()};
+    }
+  }
+  return Status::Ok();
+}
+
+Status DecodeAll(const std::vector<std::string>& words, std::vector<Announcement>* all) {
+  for (size_t r = 0; r < words.size(); ++r) {
+    if (!(*all)[r].Decode(words[r])) {
+      return {StatusCode::kInternal,
+              "direct exchange: rank " + std::to_string(r) + " announced itself in another form"};
     }
   }
   return Status::Ok();
@@ -246,15 +257,13 @@ Status CreateDirectExchange(const DirectOptions& options, Rendezvous& rendezvous
   auto inbox = std::make_unique<SharedInbox>();
   const Announcement self = Announce(options, inbox.get());
   std::vector<std::string> words;
-  if (Status s = TellAll(options, rendezvous, "rank", self.Encode(), deadline, &words); !s.ok()) {
-    return s;
-  }
   std::vector<Announcement> all(options.size);
-  for (int r = 0; r < options.size; ++r) {
-    if (!all[r].Decode(words[r])) {
-      return {StatusCode::kInternal,
-              "direct exchange: rank " + std::to_string(r) + " announced itself in another form"};
-    }
+  Status met = TellAll(options, rendezvous, "rank", self.Encode(), deadline, &words);
+  if (met.ok()) met = DecodeAll(words, &all);
+  if (!met.ok()) {
+    // Other ranks may have heard all, and have mapped this rank's memory by now.
+    if (self.why_not == "-") Retire(options.retired.get(), std::move(inbox));
+    return met;
   }
   // Memory that nobody has mapped goes with `inbox`.
   *why_not = WhyNot(options, all);

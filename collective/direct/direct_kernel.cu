@@ -43,7 +43,10 @@ __global__ void __launch_bounds__(kMaxWorkers + kWarp, 1)
     usable = books.MayWrite();
   }
   // Who sends nothing need not wait for being allowed to; a failure reaches its waits.
-  if (exchange.Sends() && __syncthreads_and(usable) == 0) return;
+  if (exchange.Sends() && __syncthreads_and(usable) == 0) {
+    if (kArrives) WaitForLaunchesAhead();  // as at the end
+    return;
+  }
   if (!worker) {
     if (usable && exchange.SendLse()) books.TellPeers();
     return;

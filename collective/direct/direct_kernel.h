@@ -54,7 +54,8 @@ struct PeerWords {
   uint32_t value[kMaxDirectRanks] = {};
 };
 
-// Stores each word where 0 stands: what is there first stays.
+// Stores each word where 0 stands. A rank may still store there between the look and the store:
+// either word ends the exchange, and each rank reports what it finds first.
 Status LaunchStoreIfZero(const PeerWords& words, cudaStream_t stream);
 
 // All kernels of this file (kernels/cuda/launch/load_kernels.h).

@@ -41,6 +41,8 @@ struct DirectLayout {
 
   // The word that says what broke the group (DirectFailureWord), 0 while it is whole.
   TRIBUTARY_HOST_DEVICE constexpr size_t failure() const { return 0; }
+  // The first failure that this rank found. No peer writes it.
+  TRIBUTARY_HOST_DEVICE constexpr size_t first_failure() const { return 64; }
   // Not 0 once rank `source` will not write to this rank's memory any more.
   TRIBUTARY_HOST_DEVICE constexpr size_t closed(int source) const { return 128 + 4 * source; }
   // Steps that this rank has begun on a channel.

@@ -28,15 +28,25 @@ constexpr uint32_t kLooks = 64;
 // ---------------------------------------------------------------------------------------------
 // Failure: the first one stays, and the peers and the host are told.
 
+// Tells the host of a failure, unless another came first: then of that one. Returns whether it is
+// the first. (Peers store to failure() whenever they like, and not every link has atomics. So what
+// this rank found first is kept in a word of its own.)
+inline __device__ bool Report(const DirectArgs& a, uint32_t word) {
+  auto* first = reinterpret_cast<uint32_t*>(a.memory[a.rank] + a.layout.first_failure());
+  const uint32_t before = atomicCAS(first, 0u, word);
+  StoreWord(a.host_failure, before == 0 ? word : before);
+  return before == 0;
+}
+
+// This rank found that the group is broken: the peers are told, too.
 inline __device__ void Fail(const DirectArgs& a, uint32_t word) {
-  std::byte* own = a.memory[a.rank];
-  auto* failure = reinterpret_cast<uint32_t*>(own + a.layout.failure());
-  const uint32_t before = atomicCAS_system(failure, 0u, word);
-  if (before != 0) {
-    StoreWord(a.host_failure, before);
+  std::byte* failure = a.memory[a.rank] + a.layout.failure();
+  if (const uint32_t before = LoadWord(failure); before != 0) {
+    Report(a, before);
     return;
   }
-  StoreWord(a.host_failure, word);
+  if (!Report(a, word)) return;
+  StoreWord(failure, word);
   const uint32_t told = DirectFailureWord(DirectFailure::kTold, 1u << a.rank);
   for (int r = 0; r < a.layout.ranks; ++r) {
     if (r != a.rank) StoreWord(a.memory[r] + a.layout.failure(), told);
@@ -51,7 +61,7 @@ class Patience {
     if (++looks_ % kLooks != 0) return false;
     const uint32_t failure = LoadWord(a.memory[a.rank] + a.layout.failure());
     if (failure != 0) {
-      Fail(a, failure);
+      Report(a, failure);
       return true;
     }
     const uint64_t now = Nanoseconds();
@@ -127,7 +137,7 @@ class Bookkeeping {
     const uint32_t failure = LoadWord(own + a_.layout.failure());
     uint32_t begun = AcquireWord(credit);
     if (failure != 0) {
-      if (lane == 0) Fail(a_, failure);
+      if (lane == 0) Report(a_, failure);
       return false;
     }
     if (!of_peer) return true;

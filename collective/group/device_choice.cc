@@ -5,6 +5,7 @@
 #include "collective/device/device_strategies.h"
 #include "collective/device/pack.h"
 #include "collective/direct/direct_layout.h"
+#include "kernels/cuda/merge/merge.h"
 
 namespace tributary::collective {
 namespace {
@@ -27,6 +28,11 @@ bool FitsDirect(const DirectShape& shape, const DeviceExchangeCapability& c) {
   DirectPlan plan;
   return PlanDirect(shape, LayOutDirect(c.ranks, l.rows, l.heads, l.value_dim, l.widest), {},
                     &plan);
+}
+
+// Whether one launch merges the partials of so many ranks. ag_rs merges by sums instead.
+bool Merges(Strategy strategy, int32_t ranks) {
+  return strategy == Strategy::kAgRs || ranks <= cuda::kMaxMergeSources;
 }
 
 // Half as many rows until they fit.
@@ -83,6 +89,12 @@ Status ChooseDeviceStrategy(const DeviceExchangeParams& p, const DeviceExchangeC
     if (!why.empty()) {
       return {StatusCode::kFailedPrecondition, std::string(Name(p.strategy)) + ": " + why};
     }
+    if (p.strategy != Strategy::kDirect && !Merges(p.strategy, c.ranks)) {
+      return {StatusCode::kFailedPrecondition, std::string(Name(p.strategy)) +
+                                                   ": merges the partials of at most " +
+                                                   std::to_string(cuda::kMaxMergeSources) +
+                                                   " ranks, not of " + std::to_string(c.ranks)};
+    }
     *out = p.strategy;
     return Status::Ok();
   }
@@ -95,6 +107,10 @@ Status ChooseDeviceStrategy(const DeviceExchangeParams& p, const DeviceExchangeC
   if (!c.no_nccl.empty()) {
     return {StatusCode::kFailedPrecondition,
             "direct: " + no_direct + "; all_gather, ag_rs, a2a: " + c.no_nccl};
+  }
+  if (!Merges(Strategy::kAllGather, c.ranks)) {
+    *out = Strategy::kAgRs;
+    return Status::Ok();
   }
   // a2a needs one operation for scattered heads and a second one to gather them; all_gather sends
   // rank 0 everything in one, which is faster while that is little.

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "collective/direct/direct.h"
+#include "collective/rendezvous/memory_rendezvous.h"
 #include "tests/multi_gpu/gpu_ranks.h"
 
 namespace tributary::collective {
@@ -636,6 +638,26 @@ INSTANTIATE_TEST_SUITE_P(Groups, ExchangeTest,
                                          GroupShape{3, false}, GroupShape{4, false},
                                          GroupShape{8, false}),
                          NameOf);
+
+// The other rank does not come, as far as this one knows; but it may have heard of this one's
+// memory, and map it.
+TEST(DirectExchange, MemoryThatWasAnnouncedOutlivesAFailedMeeting) {
+  TRIBUTARY_SKIP_BELOW_GPUS(1);
+  DirectOptions options;
+  options.rank = 0;
+  options.size = 2;
+  options.layout = LayOutDirect(2, 16, 32, 128, DType::kF32);
+  options.retired = std::make_shared<RetiredMemory>();
+  MemoryRendezvous rendezvous;
+  std::unique_ptr<DirectExchange> exchange;
+  std::string why_not;
+  const Status status =
+      CreateDirectExchange(options, rendezvous, std::chrono::steady_clock::now() + milliseconds(50),
+                           &exchange, &why_not);
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(exchange, nullptr);
+  EXPECT_GE(options.retired->Sweep(), options.layout.bytes(0));
+}
 
 }  // namespace
 }  // namespace tributary::collective

@@ -179,6 +179,22 @@ TEST(ChooseDeviceStrategy, RefusesWhatIsForcedAndMissing) {
   EXPECT_THAT(ChooseDeviceStrategy(p, c, &s).message(), HasSubstr("100000 rows"));
 }
 
+// One launch merges the partials of sixteen ranks, and no more.
+TEST(ChooseDeviceStrategy, OfManyRanksOnlySumsAreTaken) {
+  DeviceExchangeCapability c{.ranks = 17, .limits = {}, .no_nccl = "", .no_direct = "too many"};
+  DeviceExchangeParams p = Params(1, Placement::kScattered);
+  Strategy s = Strategy::kAuto;
+  ASSERT_TRUE(ChooseDeviceStrategy(p, c, &s).ok());
+  EXPECT_EQ(s, Strategy::kAgRs);
+  for (const Strategy forced : {Strategy::kAllGather, Strategy::kA2a}) {
+    p.strategy = forced;
+    EXPECT_THAT(ChooseDeviceStrategy(p, c, &s).message(), HasSubstr("at most 16 ranks"));
+    c.ranks = 16;
+    EXPECT_TRUE(ChooseDeviceStrategy(p, c, &s).ok());
+    c.ranks = 17;
+  }
+}
+
 // ---- calls that are larger than their group -----------------------------------------------------
 
 TEST(RowsAtOnce, TakesWhatFitsAndHalvesTheRest) {
