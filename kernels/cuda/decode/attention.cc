@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/decode/dispatch_mma.h"
+#include "kernels/cuda/decode/sm100/sm100_attention.h"
 #include "kernels/cuda/decode/sm80/mma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
@@ -47,6 +49,17 @@ cudaError_t RunWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_
 }
 
 template <DType kKv, int kKeyDim, int kValueDim>
+cudaError_t RunSm100(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
+                     cudaStream_t stream) {
+  if constexpr (kHasSm100Kernels && HasKernel<&HeadDims::decode_sm100>(kKeyDim, kValueDim)) {
+    return DispatchMmaShape(choice, [&]<int kRowTiles, int kBlocks>() {
+      return RunSm100Attention<kKv, kKeyDim, kValueDim, kRowTiles, kBlocks>(args, grid, stream);
+    });
+  }
+  return cudaErrorNotSupported;
+}
+
+template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
                 cudaStream_t stream) {
   switch (LaunchedKind(choice, args.q_dtype, args.soft_cap)) {
@@ -56,6 +69,8 @@ cudaError_t Run(const KernelChoice& choice, const AttentionArgs& args, const Gri
       return RunWgmma<kKv, kKeyDim, kValueDim>(choice, args, grid, stream);
     case KernelKind::kWgmmaFp8:
       return RunWgmmaFp8<kKv, kKeyDim, kValueDim>(args, grid, stream);
+    case KernelKind::kTcgen05:
+      return RunSm100<kKv, kKeyDim, kValueDim>(choice, args, grid, stream);
   }
   return cudaErrorNotSupported;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/decode/dispatch_mma.h"
 #include "kernels/cuda/decode/sm80/mma_config.h"
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
@@ -150,6 +149,8 @@ const char* Name(KernelKind kind) {
       return "wgmma";
     case KernelKind::kWgmmaFp8:
       return "wgmma_fp8";
+    case KernelKind::kTcgen05:
+      return "tcgen05";
   }
   return "unknown";
 }
@@ -165,8 +166,13 @@ std::string ToString(const KernelChoice& choice) {
 
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options) {
+  return ChooseKernelWith(FeaturesOf(device.compute_capability, options.portable), device, shape,
+                          options);
+}
+
+KernelChoice ChooseKernelWith(const Features& can, const DeviceProperties& device,
+                              const AttentionShape& shape, const KernelOptions& options) {
   const int32_t packed_rows = shape.max_rows * (shape.q_heads / shape.geometry.kv_heads);
-  const Features can = FeaturesOf(device.compute_capability, options.portable);
   const bool has_wgmma = can.wgmma && HasKernel<&HeadDims::decode_sm90>(shape.geometry);
   KernelChoice choice;
   choice.batch_invariant = options.batch_invariant;
@@ -175,6 +181,9 @@ KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& 
   if (has_wgmma && packed_rows > WidestMmaBesideWgmma(device, shape, options)) {
     ChooseWgmma(shape, packed_rows, &choice);
   } else {
+    if (can.tcgen05 && HasKernel<&HeadDims::decode_sm100>(shape.geometry)) {
+      choice.kind = KernelKind::kTcgen05;
+    }
     // (Without wgmma kernels for these head dims, any number of packed rows: in more tiles.)
     choice.tile_rows = packed_rows <= 8 ? 8 : kWidestMmaTile;
     // The shape of a thread block decides in which order the keys of a row are added up.
@@ -203,7 +212,8 @@ DecodePlanShape DecodePlanShapeFor(const KernelChoice& choice, const AttentionSh
   plan.blocks = Clusters(device, choice.cluster_size) * choice.blocks_per_multiprocessor;
   plan.cluster_size = choice.cluster_size;
   plan.split_cost = SplitCost(choice, shape);
-  plan.lone_splits = choice.kind != KernelKind::kMma || choice.cluster_size > 1;
+  const bool few_rows = choice.kind == KernelKind::kMma || choice.kind == KernelKind::kTcgen05;
+  plan.lone_splits = !few_rows || choice.cluster_size > 1;
   plan.batch_invariant = choice.batch_invariant;
   return plan;
 }

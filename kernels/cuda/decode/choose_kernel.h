@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/plan/plan.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_geometry.h"
@@ -48,6 +49,7 @@ enum class KernelKind {
   kMma,       // decode/sm80/mma_attention: sm_80 and later; query tiles of 8 or 16
   kWgmma,     // decode/sm90/wgmma_attention: wgmma; query tiles of 32 or 64
   kWgmmaFp8,  // decode/sm90/wgmma_fp8_attention: the same for FP8 caches; query tiles of 64
+  kTcgen05,   // decode/sm100, where there is tcgen05; query tiles as kMma's
 };
 
 struct KernelChoice {
@@ -66,6 +68,9 @@ std::string ToString(const KernelChoice& choice);
 // The kernel for calls of this shape.
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
                           const KernelOptions& options = {});
+// The same on a device whose code has these features.
+KernelChoice ChooseKernelWith(const Features& can, const DeviceProperties& device,
+                              const AttentionShape& shape, const KernelOptions& options = {});
 
 // The kernel that a launch of this choice runs. kWgmmaFp8 takes queries in bf16 without a soft cap;
 // others go to kWgmma, which runs the same plans.

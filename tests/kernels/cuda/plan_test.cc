@@ -319,6 +319,31 @@ TEST(ArchitecturesTest, ADeviceRunsTheFirstEntryThatIsEnabledAndCoversIt) {
   }
 }
 
+// sm_100's kernel is chosen when the table of architectures enables its entry, for the head dims it
+// is built for, and is left out where only portable code may run.
+TEST(ChooseKernelTest, TakesTheKernelOfSm100WhereItsEntryIsEnabled) {
+  auto table = kArchitectures;
+  const auto sm100 = std::find_if(table.begin(), table.end(),
+                                  [](const Architecture& a) { return a.features.tcgen05; });
+  ASSERT_NE(sm100, table.end());
+  const DeviceProperties device{100, 148};
+  AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16};
+  const auto choice = [&](bool enabled, bool portable) {
+    sm100->enabled = enabled;
+    return ChooseKernelWith(FeaturesOf(100, portable, table), device, shape);
+  };
+  EXPECT_EQ(choice(true, false).kind, KernelKind::kTcgen05);
+  EXPECT_TRUE(choice(true, false).begins_early);
+  EXPECT_EQ(choice(true, true).kind, KernelKind::kMma);
+  EXPECT_EQ(choice(false, false).kind, KernelKind::kMma);
+  EXPECT_EQ(ChooseKernel(device, shape).kind,
+            kHasSm100Kernels ? KernelKind::kTcgen05 : KernelKind::kMma);
+  EXPECT_EQ(LaunchedKind(choice(true, false), DType::kF32, 30.0f), KernelKind::kTcgen05);
+  shape.geometry = SquareGeometry(4, 96, DType::kBf16);
+  ASSERT_FALSE(HasKernel<&HeadDims::decode_sm100>(shape.geometry));
+  EXPECT_EQ(choice(true, false).kind, KernelKind::kMma);
+}
+
 TEST(ChooseKernelTest, ByPackedRowsAndArchitecture) {
   AttentionShape shape{SquareGeometry(4, 128, DType::kFp8E4M3), 32, 16, 1, 1};
   const DeviceProperties hopper{90, 132};
