@@ -36,12 +36,20 @@ inline constexpr float kLowest = std::numeric_limits<float>::lowest();
 // again.
 inline constexpr float kSlack = 8.0f;
 
-// Applies the soft cap, in units of log2. Not inlined, as the next: rarely needed.
+// Applies the soft cap to logits in units of log2: cap * tanh(logit / cap), as a multiple of the
+// logit, which keeps its precision under a large cap. Not inlined, as the next: rarely needed.
 HWY_NOINLINE inline void CapLogits(float* row, float soft_cap) {
   const hn::ScalableTag<float> d;
-  const auto cap = hn::Set(d, soft_cap * std::numbers::log2e_v<float>);
+  const float inverse = std::min(1.0f / soft_cap, std::numeric_limits<float>::max());
+  const auto to_argument = hn::Set(d, inverse * std::numbers::ln2_v<float>);
+  const auto cap = hn::Set(d, soft_cap);
+  const auto log2e = hn::Set(d, std::numbers::log2e_v<float>);
   for (int64_t i = 0; i < kTileKeys; i += HWY_LANES(float)) {
-    hn::Store(hn::Mul(cap, Tanh(d, hn::Load(d, row + i))), d, row + i);
+    const auto logit = hn::Load(d, row + i);
+    const auto x = hn::Mul(logit, to_argument);
+    const auto large = hn::Mul(cap, hn::Mul(log2e, Tanh(d, x)));
+    hn::Store(hn::IfThenElse(IsSmallForTanh(d, x), hn::Mul(logit, TanhRatio(d, x)), large), d,
+              row + i);
   }
 }
 
@@ -255,7 +263,7 @@ class ChunkPass {
     const float scale = p_.sm_scale * (p_.k_scale == nullptr ? 1.0f : p_.k_scale[head]);
     const bool capped = p_.soft_cap > 0;
     const bool all_seen = tile.uniform && tile.live == kWholeTile;
-    const float unit = capped ? scale / p_.soft_cap : scale * std::numbers::log2e_v<float>;
+    const float unit = scale * std::numbers::log2e_v<float>;
     ForEachBlock(0, vectors_, [&](auto block, int32_t i) HWY_ATTR {
       constexpr int kQueries = decltype(block)::value;
       const int32_t at = head * vectors_ + i;

@@ -36,6 +36,23 @@ HWY_INLINE V Exp2(D d, V x) {
   return hn::IfThenZeroElse(underflows, hn::Mul(y, hn::BitCast(d, exponent)));
 }
 
+// Whether tanh(x) is to be had from TanhRatio.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto IsSmallForTanh(D d, V x) {
+  return hn::Lt(hn::Abs(x), hn::Set(d, 0.25f));
+}
+// tanh(x) / x for small x, by its series: to the last place.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V TanhRatio(D d, V x) {
+  const V x2 = hn::Mul(x, x);
+  V y = hn::Set(d, 62.0f / 2835.0f);
+  y = hn::MulAdd(y, x2, hn::Set(d, -17.0f / 315.0f));
+  y = hn::MulAdd(y, x2, hn::Set(d, 2.0f / 15.0f));
+  y = hn::MulAdd(y, x2, hn::Set(d, -1.0f / 3.0f));
+  return hn::MulAdd(y, x2, hn::Set(d, 1.0f));
+}
+
+// tanh(x), with an error of the last place of 1, whatever x is.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
   const V one = hn::Set(d, 1.0f);

@@ -182,6 +182,23 @@ TEST_P(AttentionTest, SoftCap) {
   }
 }
 
+// Logits far below the cap keep their precision: their results are those without a cap.
+TEST_P(AttentionTest, SoftCapOfAnySize) {
+  for (const float cap : {1e-40f, 1e-30f, 65.0f, 1e3f, 1e6f, 1e8f, 1e30f, 3e38f}) {
+    for (const DType kv_dtype : {DType::kBf16, DType::kF16}) {
+      AttentionShape shape;
+      shape.kv_dtype = kv_dtype;
+      shape.soft_cap = cap;
+      shape.q_deviation = 4.0f;
+      AttentionCase c(shape, {CausalRows(300, 2)});
+      ASSERT_TRUE(cpu::Attention(c.params(), pool_).ok());
+      const ReferenceResult expected = ReferenceAttention(c.plain_params());
+      SCOPED_TRACE(cap);
+      EXPECT_TRUE(AllClose(c.lse, expected.lse, {2e-5, 2e-5}, c.lse_shape()));
+    }
+  }
+}
+
 TEST_P(AttentionTest, HugeLogitsBehaveAsSoftmaxDoes) {
   AttentionShape shape;
   shape.q_dtype = DType::kF32;

@@ -88,7 +88,7 @@ Status QueryDevice(int device, DeviceProperties* properties) {
       "cudaDeviceGetAttribute");
   if (!status.ok()) return status;
   properties->compute_capability = 10 * major + minor;
-  if (major >= 9) status = CudaStatus(QueryClusters(properties->clusters), "cluster query");
+  if (major >= 9) status = CudaStatus(QueryClusters(device, properties->clusters), "cluster query");
   return status;
 }
 
@@ -107,6 +107,12 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   }
   if (IsFp8(args.q_dtype)) {
     return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
+  }
+  if (args.q_heads != shape.q_heads || args.kv_heads != shape.geometry.kv_heads) {
+    return InvalidArgument("q_heads, kv_heads: " + std::to_string(args.q_heads) + " and " +
+                           std::to_string(args.kv_heads) + " are not those of the shape, " +
+                           std::to_string(shape.q_heads) + " and " +
+                           std::to_string(shape.geometry.kv_heads));
   }
   if (args.block.k != nullptr &&
       !MayAttendBlock(choice, args.q_dtype, DType::kBf16, args.soft_cap)) {

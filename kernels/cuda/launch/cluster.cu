@@ -9,9 +9,13 @@ __global__ void TakesAMultiprocessor() {}
 
 }  // namespace
 
-cudaError_t QueryClusters(int32_t (&clusters)[3]) {
-  cudaError_t error = cudaFuncSetAttribute(
-      TakesAMultiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+cudaError_t QueryClusters(int device, int32_t (&clusters)[3]) {
+  int current = 0;
+  cudaError_t error = cudaGetDevice(&current);
+  if (error == cudaSuccess && current != device) error = cudaSetDevice(device);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(TakesAMultiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               kSharedBytes);
   for (int i = 0; i < 3 && error == cudaSuccess; ++i) {
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -24,7 +28,8 @@ cudaError_t QueryClusters(int32_t (&clusters)[3]) {
     config.numAttrs = 1;
     error = cudaOccupancyMaxActiveClusters(&clusters[i], TakesAMultiprocessor, &config);
   }
-  return error;
+  const cudaError_t restored = current != device ? cudaSetDevice(current) : cudaSuccess;
+  return error != cudaSuccess ? error : restored;
 }
 
 }  // namespace tributary::cuda

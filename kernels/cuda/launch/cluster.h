@@ -7,7 +7,8 @@
 
 namespace tributary::cuda {
 
-// Of the current device, for clusters of 2, 4 and 8 blocks that each take a multiprocessor.
-cudaError_t QueryClusters(int32_t (&clusters)[3]);
+// For clusters of 2, 4 and 8 blocks that each take a multiprocessor. Leaves the current device as
+// it was.
+cudaError_t QueryClusters(int device, int32_t (&clusters)[3]);
 
 }  // namespace tributary::cuda

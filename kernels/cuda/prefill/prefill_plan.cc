@@ -200,8 +200,9 @@ class Planner {
 void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEntry> entries,
                         std::span<const KeyRange> keys, PrefillPlan* plan) {
   Planner planner(shape, keys, plan);
-  const auto capacity =
-      static_cast<int32_t>(std::min<int64_t>(shape.workspace_slots, INT32_MAX) / kGatherSlots);
+  // A workspace that takes no gather at all takes none of the passes either: LaunchPrefill says so.
+  const auto capacity = std::max(
+      1, static_cast<int32_t>(std::min<int64_t>(shape.workspace_slots, INT32_MAX) / kGatherSlots));
   int32_t used = 0;  // gathers of the current pass
   planner.BeginPass();
   for (const PrefillEntry& entry : entries) {

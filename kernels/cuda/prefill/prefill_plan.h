@@ -86,7 +86,8 @@ struct PrefillPlanShape {
   int32_t head_count = 1;
   int32_t blocks = 1;       // thread blocks of the grid
   bool accumulate = false;  // merge with the result that is already there
-  // For context only: how many slots fit the workspace, at least kGatherSlots.
+  // For context only: how many slots fit the workspace. With fewer than kGatherSlots, LaunchPrefill
+  // refuses the plan.
   int64_t workspace_slots = 0;
 };
 

@@ -924,6 +924,17 @@ TEST(AttentionTest, FewBlocksOfEveryKernel) {
   }
 }
 
+TEST(AttentionTest, RefusesHeadsThatAreNotThoseOfTheShape) {
+  const AttentionShape shape{SquareGeometry(2, 128, DType::kBf16), 8, 16, 16};
+  const KernelChoice choice = ChooseKernel({90, 132}, shape);
+  for (const auto& [q_heads, kv_heads] : {std::pair{8, 0}, {8, 4}, {0, 2}, {16, 2}}) {
+    const Status status =
+        LaunchAttention(choice, shape, {.q_heads = q_heads, .kv_heads = kv_heads}, 1, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), ::testing::StartsWith("q_heads, kv_heads:"));
+  }
+}
+
 TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
   const AttentionShape shape{SquareGeometry(2, 128, DType::kBf16), 8, 16, 16};
   const KernelChoice choice = ChooseKernel({90, 132}, shape);

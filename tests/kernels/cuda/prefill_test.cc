@@ -841,6 +841,29 @@ TEST(PrefillPlanTest, FewItemsAreSplitOverTheirKeys) {
   EXPECT_EQ(plan.passes[0].splits, 1);
 }
 
+// A workspace that holds no gather makes a plan that no launch takes.
+TEST(PrefillPlanTest, AWorkspaceOfNothingEndsAllTheSame) {
+  const std::vector<PrefillEntry> entries = {{.row_begin = 0, .row_count = 2}};
+  const std::vector<KeyRange> keys = {{0, 300}, {0, 301}};
+  for (const int64_t slots : {0, 1, 127}) {
+    PrefillPlanShape shape;
+    shape.workspace_slots = slots;
+    PrefillPlan plan;
+    PlanPrefillContext(shape, entries, keys, &plan);
+    EXPECT_EQ(plan.passes.size(), 3u);
+    PrefillShape of_call;
+    of_call.geometry = SquareGeometry(1, 128, DType::kBf16);
+    of_call.q_heads = of_call.head_count = 1;
+    of_call.page_size = 16;
+    PrefillArgs args;
+    args.workspace_slots = slots;
+    const Status status =
+        LaunchPrefill(ChoosePrefillWith({}, of_call), of_call, plan.passes, args, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), ::testing::StartsWith("workspace_slots:"));
+  }
+}
+
 TEST(PrefillPlanTest, ContextIsGatheredWithinTheWorkspace) {
   PrefillPlanShape shape;
   shape.blocks = 4;
