@@ -12,20 +12,20 @@
 
 namespace tributary::cuda {
 
-// What the warpgroups of a block found in a column.
-struct ColumnSum {
+// What the warpgroups of a block found in a packed row.
+struct PackedRowSum {
   float factors[kComputeWarpgroups];  // by these their outputs enter the normalised sum
   float lse2;                         // in base 2
 };
 struct PerWarpgroup {
   float of[kComputeWarpgroups];
 };
-__device__ __forceinline__ ColumnSum SumOfWarpgroups(PerWarpgroup sums, PerWarpgroup references,
-                                                     float v_scale, float bias) {
+__device__ __forceinline__ PackedRowSum SumOfWarpgroups(PerWarpgroup sums, PerWarpgroup references,
+                                                        float v_scale, float bias) {
   float reference = kNoReference;
 #pragma unroll
   for (const float r : references.of) reference = fmaxf(reference, r);
-  ColumnSum result;
+  PackedRowSum result;
   float sum = 0.0f;
 #pragma unroll
   for (int g = 0; g < kComputeWarpgroups; ++g) {
@@ -39,19 +39,19 @@ __device__ __forceinline__ ColumnSum SumOfWarpgroups(PerWarpgroup sums, PerWarpg
   return result;
 }
 
-// Where a column of a block's output goes: the row of O, or of the workspace when the job was cut;
-// -1 for none.
+// Where a packed row of a block's output goes: the row of O, or of the workspace when the job was
+// cut; -1 for none.
 struct OutputRow {
   int index;
   bool whole;
 };
-template <int kColumns>
+template <int kTileRows>
 __device__ __forceinline__ OutputRow RowOfOutput(const AttentionArgs& args, const WorkItem& item,
-                                                 int column) {
+                                                 int packed_row) {
   const bool whole = item.split_count == 1;
-  if (column >= item.packed_count) return {-1, whole};
-  return {whole ? static_cast<int>(OutputIndex(args, item, column))
-                : (item.partial_begin + item.split_index) * kColumns + column,
+  if (packed_row >= item.packed_count) return {-1, whole};
+  return {whole ? static_cast<int>(OutputIndex(args, item, packed_row))
+                : (item.partial_begin + item.split_index) * kTileRows + packed_row,
           whole};
 }
 __device__ __forceinline__ void StoreLse(const AttentionArgs& args, OutputRow row, float lse2) {

@@ -1,4 +1,4 @@
-// Attention of many columns (16 to 64: verified drafts, DFlash blocks) over a paged cache, on
+// Attention of many packed rows (16 to 64: verified drafts, DFlash blocks) over a paged cache, on
 // sm_90a.
 //
 // The same products as in mma_attention.cuh, S^T = K Q^T and O^T += V^T P^T, by warpgroups of four
@@ -10,8 +10,8 @@
 // flight.)
 //
 // A warp that multiplies does little else: an operand in registers keeps it until the tensor cores
-// have taken it. So it is other warpgroups, at other tiles or other columns, that make use of the
-// time.
+// have taken it. So it is other warpgroups, at other tiles or other packed rows, that make use of
+// the time.
 //
 // Weights are taken against a reference that follows the maximum only when it is exceeded by 2^8:
 // until then nothing needs to be reduced between threads, and the barrier that publishes P also
@@ -50,7 +50,7 @@ __device__ __forceinline__ void InitBarriers(const ClusterPlace& place,
 }
 
 // Brings what the block found of an item to the blocks of its cluster, and merges its share of the
-// columns. The cluster has more than one block.
+// packed rows. The cluster has more than one block.
 template <typename Traits, typename Meet>
 __device__ __forceinline__ void StoreOfCluster(const AttentionArgs& args, const WorkItem& item,
                                                const ClusterPlace& place,
@@ -58,14 +58,14 @@ __device__ __forceinline__ void StoreOfCluster(const AttentionArgs& args, const 
                                                typename Traits::Shared& shared, int item_parity,
                                                Meet meet) {
   meet();  // the halves give way to o
-  ForEachOutput(state, [&](int column, int d, float2 x) {
-    *reinterpret_cast<float2*>(&shared.o[column][d]) = x;
+  ForEachOutput(state, [&](int packed_row, int d, float2 x) {
+    *reinterpret_cast<float2*>(&shared.o[packed_row][d]) = x;
   });
   shared.published.Arrive(place, item_parity);
   shared.published.Wait(item_parity);
-  MergeCluster<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(
-      place, shared.o, shared.lse2, [&](int column, int d, const PackedRowPart& part) {
-        const int row = shared.target[column];
+  MergeCluster<Traits::kValueDim, Traits::kTileRows, Traits::kThreads>(
+      place, shared.o, shared.lse2, [&](int packed_row, int d, const PackedRowPart& part) {
+        const int row = shared.target[packed_row];
         if (row < 0) return;
         const bool whole = item.split_count == 1;
         float* const to = whole ? args.o : args.partial_o;
@@ -80,8 +80,8 @@ __device__ __forceinline__ void StoreOfBlock(const AttentionArgs& args, const Wo
                                              const Warpgroup<Traits>& state,
                                              typename Traits::Shared& shared) {
   float* const to = item.split_count == 1 ? args.o : args.partial_o;
-  ForEachOutput(state, [&](int column, int d, float2 x) {
-    const int row = shared.target[column];
+  ForEachOutput(state, [&](int packed_row, int d, float2 x) {
+    const int row = shared.target[packed_row];
     if (row < 0) return;
     StoreRelaxed(to + size_t(row) * Traits::kValueDim + d, x);
   });
@@ -101,7 +101,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
 
   queries.Prefetch(args, shared.items[0]);
   WaitForLaunchesAhead();
-  queries.Ask(args, shared.items[0], shared.raw, shared.columns);
+  queries.Ask(args, shared.items[0], shared.raw, shared.packed_rows);
   WaitForCluster(place);
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
@@ -119,8 +119,8 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
       StoreOfBlock<Traits>(args, item, state, shared);
     }
     if (item.split_count > 1) {
-      MergeIfLast<Traits::kValueDim, Traits::kColumns, Traits::kThreads>(args, item, place,
-                                                                         &shared.is_last, meet);
+      MergeIfLast<Traits::kValueDim, Traits::kTileRows, Traits::kThreads>(args, item, place,
+                                                                          &shared.is_last, meet);
     }
     if (!has_next) break;
     // The output gives way to queries.
@@ -132,7 +132,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     // For the compiler: behind a named barrier it takes a warp's lanes to be together, and the
     // loop's addresses stay in uniform registers.
     SyncThreads<Traits::kThreads>();
-    queries.Ask(args, next, shared.raw, shared.columns);
+    queries.Ask(args, next, shared.raw, shared.packed_rows);
   }
   // No block ends while others may read its shared memory.
   ArriveAtClusterRelaxed(place);

@@ -5,11 +5,11 @@
 
 namespace tributary::cuda {
 
-template <DType kKv, int kKeyDim, int kValueDim, int kColumns>
+template <DType kKv, int kKeyDim, int kValueDim, int kTileRows>
 cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  using Traits = WgmmaTraits<kKv, kKeyDim, kValueDim, kColumns>;
-  static_assert(kColumns <= WidestWgmmaTile(kValueDim));
-  static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareStrips);
+  using Traits = WgmmaTraits<kKv, kKeyDim, kValueDim, kTileRows>;
+  static_assert(kTileRows <= WidestWgmmaTile(kValueDim));
+  static_assert(kComputeWarpgroups * kTileStrips == kWgmmaShareStrips);
   return LaunchGrid(WgmmaAttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);
 }
@@ -17,9 +17,8 @@ cudaError_t RunWgmmaAttention(const AttentionArgs& args, const Grid& grid, cudaS
 }  // namespace tributary::cuda
 
 // One type of cache, the dimensions of its keys and values, and one width.
-#define TRIBUTARY_WGMMA_ATTENTION(kv, key_dim, value_dim, columns)                              \
-  namespace tributary::cuda {                                                                   \
-  template cudaError_t RunWgmmaAttention<kv, key_dim, value_dim, columns>(const AttentionArgs&, \
-                                                                          const Grid&,          \
-                                                                          cudaStream_t);        \
+#define TRIBUTARY_WGMMA_ATTENTION(kv, key_dim, value_dim, packed_rows)         \
+  namespace tributary::cuda {                                                  \
+  template cudaError_t RunWgmmaAttention<kv, key_dim, value_dim, packed_rows>( \
+      const AttentionArgs&, const Grid&, cudaStream_t);                        \
   }

@@ -10,7 +10,7 @@
 
 namespace tributary::cuda {
 
-// A copying warp: brings K or V of one half of the tiles of every item, in order, a lane to a group
+// A copying warp: brings K or V of one half of the tiles of every item, in order, a lane to a strip
 // of 16 tokens. Each such ring and half has a warp of its own: the hardware takes the copies of a
 // warp's lanes one by one, and a single warp is too slow for all.
 template <typename Traits>
@@ -47,11 +47,11 @@ class TileCopier {
 
   __device__ void CopyItem(int4 item) {
     const int lane = threadIdx.x % 32;
-    int group = item.z + turns_.first;
-    const bool copies = lane < kTileGroups;
-    int page = copies && group + lane < item.w ? source_.Page(item, group + lane) : 0;
-    for (; group < item.w; group += turns_.apart) {
-      const int next = group + turns_.apart + lane;
+    int strip = item.z + turns_.first;
+    const bool copies = lane < kTileStrips;
+    int page = copies && strip + lane < item.w ? source_.Page(item, strip + lane) : 0;
+    for (; strip < item.w; strip += turns_.apart) {
+      const int next = strip + turns_.apart + lane;
       const int next_page = copies && next < item.w ? source_.Page(item, next) : 0;
       // The stage's previous use ended with the phase before this one.
       const int use = 2 * copied_ + (values_ ? 1 : 0);
@@ -61,14 +61,14 @@ class TileCopier {
       }
       if (use >= Traits::kUnderWay && Traits::kUnderWay < Traits::kStages) WaitForEarlierTile();
       constexpr bool kAlike = Traits::kKeyStripBytes == Traits::kValueStripBytes;
-      const size_t group_bytes =
+      const size_t strip_bytes =
           kAlike || !values_ ? Traits::kKeyStripBytes : Traits::kValueStripBytes;
       CopyBarrier& full = shared_.full[half_][place_.stage];
-      if (lane == 0) full.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(group_bytes));
+      if (lane == 0) full.ArriveAndExpect(min(kTileStrips, item.w - strip) * uint32_t(strip_bytes));
       __syncwarp();
-      if (copies && group + lane < item.w) {
-        BulkCopy(shared_.stages[half_][place_.stage] + lane * group_bytes,
-                 source_.At(item, group + lane, page), uint32_t(group_bytes), full, ReadOnce());
+      if (copies && strip + lane < item.w) {
+        BulkCopy(shared_.stages[half_][place_.stage] + lane * strip_bytes,
+                 source_.At(item, strip + lane, page), uint32_t(strip_bytes), full, ReadOnce());
       }
       place_.Advance();
       place_.Advance();
@@ -88,7 +88,7 @@ class TileCopier {
   const int half_;
   const bool values_;
   const TileTurns turns_;
-  const GroupSource<int(Traits::kKeyStripBytes), int(Traits::kValueStripBytes)> source_;
+  const StripSource<int(Traits::kKeyStripBytes), int(Traits::kValueStripBytes)> source_;
   RingPlace<Traits::kStages> place_;
   int copied_ = 0;  // tiles
 };

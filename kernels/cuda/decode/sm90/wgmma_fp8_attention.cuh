@@ -69,7 +69,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
   WaitForLaunchesAhead();
   queries.Ask(shared);
   WaitForCluster(place);
-  const auto column_of = [&](int i) { return ColumnOfOwner(i, place); };
+  const auto packed_row_of = [&](int i) { return PackedRowOfOwner(i, place); };
   for (int item_parity = 0;; item_parity ^= 1) {
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
@@ -101,15 +101,15 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     if (!has_next) {
       if (item.split_count > 1) {
         // All keys have been multiplied, so `collected` may take their place.
-        MergeTogether<Traits::kColumns, Traits::kThreads>(
+        MergeTogether<Traits::kTileRows, Traits::kThreads>(
             args, item, place, CutJob(args, item, place).AllBegun(job_state), shared.merge_notes,
-            shared.collected, column_of);
+            shared.collected, packed_row_of);
       }
       return;
     }
     if (item.split_count > 1) {
-      MergeIfLastToCome<Traits::kColumns, Traits::kThreads>(args, item, place, shared.merge_notes,
-                                                            column_of);
+      MergeIfLastToCome<Traits::kTileRows, Traits::kThreads>(args, item, place, shared.merge_notes,
+                                                             packed_row_of);
     }
     // The next queries take the output's place. The cluster's barrier alone would do, but behind
     // this one the compiler takes a warp's lanes to be together; without it, it spills.

@@ -8,7 +8,7 @@ namespace tributary::cuda {
 
 template <typename Traits>
 cudaError_t LaunchWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  static_assert(kComputeWarpgroups * kTileGroups == kWgmmaShareStrips);
+  static_assert(kComputeWarpgroups * kTileStrips == kWgmmaShareStrips);
   static_assert(sizeof(typename Traits::Shared) <= Traits::kSharedBytes);
   return LaunchGrid(WgmmaFp8AttentionKernel<Traits>, args, grid, Traits::kBlockThreads,
                     sizeof(typename Traits::Shared), stream);

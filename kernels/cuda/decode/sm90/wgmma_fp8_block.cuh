@@ -85,9 +85,9 @@ class Fp8DraftBlock {
         shared_(shared),
         lane_(OpaqueLane()),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4) {
-    const auto keys_of = [&](int column) {
-      column = min(column, item.packed_count - 1);  // rows beyond it are not used
-      return args.block.keys[item.row_begin + QueryRowOf(args, item, column)];
+    const auto keys_of = [&](int packed_row) {
+      packed_row = min(packed_row, item.packed_count - 1);  // rows beyond it are not used
+      return args.block.keys[item.row_begin + QueryRowOf(args, item, packed_row)];
     };
     int begin = INT_MAX;
     int end = 0;
@@ -187,13 +187,13 @@ class Fp8DraftBlock {
   __device__ __forceinline__ void FindLogits(int first, int step) const {
     // Lane l gives the addresses for ldmatrix: of packed row l % 16 and chunk l / 16, and of token
     // l % 8 (and the one eight further) and chunk l / 8 % 2.
-    const int column = warp_ * kDraftRows + lane_ % 16;
+    const int packed_row = warp_ * kDraftRows + lane_ % 16;
     const int token = step * kDraftTokens + lane_ / 16 * 8 + lane_ % 8;
     float s[2][4] = {}, odd[2][4] = {};  // two sums, because each product waits for the one before
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
       uint32_t q[4], k[4];
-      LoadMatrices(SharedAddress(shared_.raw + RawQueryPlace(column, 2 * i + lane_ / 16)), q);
+      LoadMatrices(SharedAddress(shared_.raw + RawQueryPlace(packed_row, 2 * i + lane_ / 16)), q);
       LoadMatrices(SharedAddress(KeyPlace(token, 2 * i + lane_ / 8 % 2)), k);
       auto& sum = i % 2 == 0 ? s : odd;
       Mma16x8x16<DType::kBf16>(sum[0], q, k[0], k[1]);

@@ -35,9 +35,9 @@ struct PartialFragments {
     return ((r * 4 + v) * 256 + thread) * 4;
   }
   // The place of a packed row's vector `unit`, 0 to 31.
-  static __device__ __forceinline__ int OfColumn(int column, int unit) {
-    const int thread = unit / 16 * 128 + column / 16 * 32 + column % 8 * 4 + unit % 4;
-    return Of(thread, column / 8 % 2, unit / 4 % 4);
+  static __device__ __forceinline__ int OfPackedRow(int packed_row, int unit) {
+    const int thread = unit / 16 * 128 + packed_row / 16 * 32 + packed_row % 8 * 4 + unit % 4;
+    return Of(thread, packed_row / 8 % 2, unit / 4 % 4);
   }
   static __device__ __forceinline__ int FirstDimension(int unit) {
     return unit / 4 * 16 + unit % 4 * 2;
@@ -85,22 +85,22 @@ class PartSum {
 };
 
 // Merges one packed row. One warp uses it.
-template <int kColumns>
-class ColumnMerger {
+template <int kTileRows>
+class RowMerger {
  public:
   // How many partials a warp keeps in shared memory.
   static constexpr int kAtOnce = 16;
   using Collected = float4[kAtOnce][32];
 
-  ColumnMerger() = default;
-  __device__ __forceinline__ ColumnMerger(const AttentionArgs& args, const WorkItem& item,
-                                          int column)
-      : parts_(column < item.packed_count ? item.split_count : 0) {
+  RowMerger() = default;
+  __device__ __forceinline__ RowMerger(const AttentionArgs& args, const WorkItem& item,
+                                       int packed_row)
+      : parts_(packed_row < item.packed_count ? item.split_count : 0) {
     const size_t piece = static_cast<size_t>(item.partial_begin);
-    from_lse2_ = args.partial_lse + piece * kColumns + column;
+    from_lse2_ = args.partial_lse + piece * kTileRows + packed_row;
     from_o_ = args.partial_o + piece * PartialFragments::kFloats +
-              PartialFragments::OfColumn(column, Lane());
-    const size_t at = OutputIndex(args, item, column);
+              PartialFragments::OfPackedRow(packed_row, Lane());
+    const size_t at = OutputIndex(args, item, packed_row);
     to_o_ = args.o + at * 128 + PartialFragments::FirstDimension(Lane());
     to_lse_ = args.lse + at;
   }
@@ -125,7 +125,7 @@ class ColumnMerger {
           CopyAsync16(&collected[i][Lane()], from_o_ + i * PartialFragments::kFloats);
         }
       }
-      if (come >> Lane() & 1) lse2_ = __ldcg(from_lse2_ + Lane() * kColumns);
+      if (come >> Lane() & 1) lse2_ = __ldcg(from_lse2_ + Lane() * kTileRows);
       wanted &= ~come;
       if (job.AllArrived(state)) {
         collected_ = wanted == 0;
@@ -168,7 +168,7 @@ class ColumnMerger {
       }
       const int part = begin + Lane();
       const bool mine = Lane() < kAtOnce && part < parts_;
-      sum.Add(mine ? __ldcg(from_lse2_ + part * kColumns) : EmptyLse<float>(), o);
+      sum.Add(mine ? __ldcg(from_lse2_ + part * kTileRows) : EmptyLse<float>(), o);
     }
   }
   __device__ __forceinline__ void Store(const PackedRowPart& merged) const {
@@ -194,60 +194,61 @@ struct MergeNotes {
   uint64_t all;      // the job's state with all splits
 };
 
-// The first of `columns` that fall to the index-th of `count` when they share them out evenly:
-// columns * index / count. (Exact: see QueryRowOf.)
-__device__ __forceinline__ int ShareBegin(int columns, int index, int count) {
-  return static_cast<int>((static_cast<float>(columns * index) + 0.5f) *
+// The first of `packed_rows` that fall to the index-th of `count` when they share them out evenly:
+// packed_rows * index / count. (Exact: see QueryRowOf.)
+__device__ __forceinline__ int ShareBegin(int packed_rows, int index, int count) {
+  return static_cast<int>((static_cast<float>(packed_rows * index) + 0.5f) *
                           __fdividef(1.0f, static_cast<float>(count)));
 }
 
 // Merges all packed rows of this thread block's share of the cluster.
-template <int kColumns, int kThreads, typename ColumnOf>
+template <int kTileRows, int kThreads, typename PackedRowOf>
 __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
-                                         const ClusterPlace& place, ColumnOf column_of) {
-  const int columns = kColumns >> place.SizeLog2();
+                                         const ClusterPlace& place, PackedRowOf packed_row_of) {
+  const int packed_rows = kTileRows >> place.SizeLog2();
 #pragma unroll 1
-  for (int i = threadIdx.x / 32; i < columns; i += kThreads / 32) {
-    ColumnMerger<kColumns>(args, item, column_of(i)).Finish();
+  for (int i = threadIdx.x / 32; i < packed_rows; i += kThreads / 32) {
+    RowMerger<kTileRows>(args, item, packed_row_of(i)).Finish();
   }
 }
 
 // Called by all computing threads after a split has been stored by a thread block that has further
 // items: the last one to come merges all. A thread block of a cluster merges the packed rows
 // column_of(0), column_of(1) and so on.
-template <int kColumns, int kThreads, typename ColumnOf>
+template <int kTileRows, int kThreads, typename PackedRowOf>
 __device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, const WorkItem& item,
                                                   const ClusterPlace& place, MergeNotes& notes,
-                                                  ColumnOf column_of) {
+                                                  PackedRowOf packed_row_of) {
   SyncThreads<kThreads>();
   const CutJob job(args, item, place);
   if (threadIdx.x == 0) notes.arrived = job.Arrive(/*waits=*/false);
   SyncThreads<kThreads>();
-  if (job.AllArrived(notes.arrived)) MergeAll<kColumns, kThreads>(args, item, place, column_of);
+  if (job.AllArrived(notes.arrived))
+    MergeAll<kTileRows, kThreads>(args, item, place, packed_row_of);
 }
 
 // The same after a thread block's last item. `waits` says, in the last warp, whether this thread
 // block may wait. The notes, and what each warp collects, are in shared memory.
-template <int kColumns, int kThreads, typename ColumnOf>
+template <int kTileRows, int kThreads, typename PackedRowOf>
 __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const WorkItem& item,
                                               const ClusterPlace& place, bool waits,
                                               MergeNotes& notes,
-                                              typename ColumnMerger<kColumns>::Collected* collected,
-                                              ColumnOf column_of) {
+                                              typename RowMerger<kTileRows>::Collected* collected,
+                                              PackedRowOf packed_row_of) {
   constexpr int kMergers =
       kThreads / 32 - 1;  // warps; the last one speaks to the other thread blocks
   const CutJob job(args, item, place);
-  const int columns = kColumns >> place.SizeLog2();
+  const int packed_rows = kTileRows >> place.SizeLog2();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const bool speaks = threadIdx.x == kMergers * 32;
   int i = 0;
   int end = 0;
-  ColumnMerger<kColumns> merger;
+  RowMerger<kTileRows> merger;
   SyncThreads<kThreads>();
   if (warp < kMergers) {
-    i = ShareBegin(columns, item.split_index, item.split_count) + warp;
-    end = ShareBegin(columns, item.split_index + 1, item.split_count);
-    merger = ColumnMerger<kColumns>(args, item, column_of(min(i, columns - 1)));
+    i = ShareBegin(packed_rows, item.split_index, item.split_count) + warp;
+    end = ShareBegin(packed_rows, item.split_index + 1, item.split_count);
+    merger = RowMerger<kTileRows>(args, item, packed_row_of(min(i, packed_rows - 1)));
     merger.Locate();
   } else if (speaks) {
     // This comes before any warp asks for partials, because the fence would wait for them.
@@ -277,12 +278,12 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
       merger.Finish(collected[warp]);
 #pragma unroll 1
       for (i += kMergers; i < end; i += kMergers) {
-        ColumnMerger<kColumns>(args, item, column_of(i)).Finish();
+        RowMerger<kTileRows>(args, item, packed_row_of(i)).Finish();
       }
       return;
     }
   }
-  if (job.AllArrived(arrived)) MergeAll<kColumns, kThreads>(args, item, place, column_of);
+  if (job.AllArrived(arrived)) MergeAll<kTileRows, kThreads>(args, item, place, packed_row_of);
 }
 
 }  // namespace tributary::cuda

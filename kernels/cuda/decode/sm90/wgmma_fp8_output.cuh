@@ -16,8 +16,8 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::Combine() {
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (lane_ % 4 == 0) {
-      shared_.sum[warpgroup_][column_ + 8 * r] = sum;
-      shared_.reference[warpgroup_][column_ + 8 * r] = reference_[r];
+      shared_.sum[warpgroup_][packed_row_ + 8 * r] = sum;
+      shared_.reference[warpgroup_][packed_row_ + 8 * r] = reference_[r];
     }
   }
   SyncWarpgroup(kFp8WarpgroupBarrier +
@@ -40,9 +40,9 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::Combine() {
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::ExpectOfCluster(Shared& shared,
                                                                       const ClusterPlace& place) {
-  constexpr uint32_t kColumnBytes = (Traits::kHeadDim + 1) * sizeof(float);
-  const uint32_t own = Traits::kColumns / place.size;
-  if (place.size > 1) shared.published.Expect((Traits::kColumns - own) * kColumnBytes);
+  constexpr uint32_t kPackedRowBytes = (Traits::kHeadDim + 1) * sizeof(float);
+  const uint32_t own = Traits::kTileRows / place.size;
+  if (place.size > 1) shared.published.Expect((Traits::kTileRows - own) * kPackedRowBytes);
 }
 
 // Writes the block's output, or its piece's partial.
@@ -57,24 +57,24 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::Store(const WorkItem& item
   }
 }
 
-// The same of the cluster: its blocks share the columns out, and each is given what the others
+// The same of the cluster: its blocks share the packed rows out, and each is given what the others
 // found of its own. The caller has waited for these to have read what they were given before.
 template <typename Traits>
 template <int kSize>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkItem& item,
                                                                     const ClusterPlace& place,
                                                                     uint32_t parity) const {
-  constexpr int kOwnRows = Traits::kColumns / kSize;
+  constexpr int kOwnRows = Traits::kTileRows / kSize;
   constexpr int kRowVectors = 4 * kOwnRows;  // of a source, each quarter
   const auto entry_of = [&](int r) {
-    return OwnedColumn<kSize>::Index(column_ + 8 * r) * 4 + lane_ % 4;
+    return OwnedPackedRow<kSize>::Index(packed_row_ + 8 * r) * 4 + lane_ % 4;
   };
-  const auto owner_of = [&](int r) { return OwnedColumn<kSize>::Owner(column_ + 8 * r); };
+  const auto owner_of = [&](int r) { return OwnedPackedRow<kSize>::Owner(packed_row_ + 8 * r); };
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t owner = owner_of(r);
     if (warpgroup_ == 0 && lane_ % 4 == 0) {
-      float* const lse2 = &shared_.block_lse2[place.rank][column_ + 8 * r];
+      float* const lse2 = &shared_.block_lse2[place.rank][packed_row_ + 8 * r];
       if (owner == place.rank) {
         *lse2 = lse2_[r];
       } else {
@@ -98,15 +98,15 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkIt
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (owner_of(r) != place.rank) continue;
-    const int column = column_ + 8 * r;
+    const int packed_row = packed_row_ + 8 * r;
     float max = kNoReference;
 #pragma unroll
-    for (int s = 0; s < kSize; ++s) max = fmaxf(max, shared_.block_lse2[s][column]);
+    for (int s = 0; s < kSize; ++s) max = fmaxf(max, shared_.block_lse2[s][packed_row]);
     float weights[kSize];
     float sum = 0.0f;
 #pragma unroll
     for (int s = 0; s < kSize; ++s) {
-      weights[s] = Exp2(shared_.block_lse2[s][column] - max);
+      weights[s] = Exp2(shared_.block_lse2[s][packed_row] - max);
       sum += weights[s];
     }
     const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
@@ -132,19 +132,20 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkIt
   }
 }
 
-// Of this thread's column r.
+// Of this thread's packed row r.
 template <typename Traits>
 __device__ __forceinline__ OutputRow Fp8Warpgroup<Traits>::RowOf(const WorkItem& item,
                                                                  int r) const {
-  return RowOfOutput<Traits::kColumns>(args_, item, column_ + 8 * r);
+  return RowOfOutput<Traits::kTileRows>(args_, item, packed_row_ + 8 * r);
 }
 
-// A column's half of the dimensions, two of every eight in a lane; of column r of this thread.
+// A packed row's half of the dimensions, two of every eight in a lane; of packed row r of this
+// thread.
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::StoreRow(OutputRow row, int r,
                                                                const float (&x)[16],
                                                                float lse2) const {
-  static_assert(Traits::kColumns * Traits::kHeadDim == PartialFragments::kFloats);
+  static_assert(Traits::kTileRows * Traits::kHeadDim == PartialFragments::kFloats);
   if (row.index < 0) return;
   if (row.whole) {
     float* const to =
@@ -155,7 +156,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::StoreRow(OutputRow row, in
     }
   } else {
     float* const to = args_.partial_o +
-                      size_t(row.index / Traits::kColumns) * PartialFragments::kFloats +
+                      size_t(row.index / Traits::kTileRows) * PartialFragments::kFloats +
                       PartialFragments::Of(threadIdx.x, r, 0);
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
@@ -191,10 +192,10 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::Take() {
   float kept[2], added[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int c = column_ + 8 * r;
-    const ColumnSum sum = SumOfWarpgroups({shared_.sum[0][c], shared_.sum[1][c]},
-                                          {shared_.reference[0][c], shared_.reference[1][c]},
-                                          shared_.v_scale, Traits::kBias);
+    const int c = packed_row_ + 8 * r;
+    const PackedRowSum sum = SumOfWarpgroups({shared_.sum[0][c], shared_.sum[1][c]},
+                                             {shared_.reference[0][c], shared_.reference[1][c]},
+                                             shared_.v_scale, Traits::kBias);
     kept[r] = sum.factors[1 - kGiven];
     added[r] = sum.factors[kGiven];
     lse2_[r] = sum.lse2;

@@ -82,8 +82,8 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
 inline constexpr int kRawQueryBytes = 256;  // of head dim 128
 
 // Where 16 bytes of an uncut query lie: eight packed rows' are read from different banks.
-__device__ __forceinline__ int RawQueryPlace(int column, int chunk) {
-  return column * kRawQueryBytes + (chunk ^ column % 8) * 16;
+__device__ __forceinline__ int RawQueryPlace(int packed_row, int chunk) {
+  return packed_row * kRawQueryBytes + (chunk ^ packed_row % 8) * 16;
 }
 
 // Brings an item's queries to shared memory, cut into pieces. A thread takes 16 dimensions of each
@@ -97,16 +97,16 @@ class PieceStager {
   __device__ __forceinline__ void Locate(const AttentionArgs& args, const WorkItem& item) {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      const int column = ColumnOf(i);
-      alive_[i] = column < item.packed_count;
-      from_[i] =
-          static_cast<const std::byte*>(args.q) +
-          (OutputIndex(args, item, alive_[i] ? column : 0) * kVectors + threadIdx.x % kVectors) *
-              kBytes;
+      const int packed_row = PackedRowOf(i);
+      alive_[i] = packed_row < item.packed_count;
+      from_[i] = static_cast<const std::byte*>(args.q) +
+                 (OutputIndex(args, item, alive_[i] ? packed_row : 0) * kVectors +
+                  threadIdx.x % kVectors) *
+                     kBytes;
     }
-    const int column = threadIdx.x % Traits::kColumns;
-    keys_alive_ = column < item.packed_count;
-    keys_ = args.keys + item.row_begin + QueryRowOf(args, item, keys_alive_ ? column : 0);
+    const int packed_row = threadIdx.x % Traits::kTileRows;
+    keys_alive_ = packed_row < item.packed_count;
+    keys_ = args.keys + item.row_begin + QueryRowOf(args, item, keys_alive_ ? packed_row : 0);
     scale_ = args.sm_scale * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
   }
   // Asks L2 for the queries.
@@ -124,8 +124,9 @@ class PieceStager {
       CopyAsync16OrZero(shared.raw + RawPlace(i, 1), from_[i] + 16, alive_[i]);
     }
     // There is no branch on the thread here; see UniformZero.
-    if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < Traits::kColumns / 32) {
-      CopyAsync8OrZero(&shared.columns.keys[threadIdx.x % Traits::kColumns], keys_, keys_alive_);
+    if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < Traits::kTileRows / 32) {
+      CopyAsync8OrZero(&shared.packed_rows.keys[threadIdx.x % Traits::kTileRows], keys_,
+                       keys_alive_);
     }
   }
   // Called after WaitForCopies. The caller synchronises the computing threads afterwards.
@@ -145,27 +146,27 @@ class PieceStager {
     CutQueries<kVectors>(words, scales, pieces);
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      const int column = ColumnOf(i);
-      const int at = SwizzledChunk(column, threadIdx.x % kVectors);
+      const int packed_row = PackedRowOf(i);
+      const int at = SwizzledChunk(packed_row, threadIdx.x % kVectors);
       *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
       if constexpr (Traits::kPieces == 2)
         *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
-      if (threadIdx.x % kVectors == 0) shared.columns.scale[column] = scales[i] * kLog2E;
+      if (threadIdx.x % kVectors == 0) shared.packed_rows.scale[packed_row] = scales[i] * kLog2E;
     }
   }
 
  private:
   static constexpr int kBytes = 32;
   static constexpr int kVectors = Traits::kHeadDim / 16;  // lanes that share a packed row
-  static constexpr int kOfThread = Traits::kColumns * kVectors / Traits::kThreads;
+  static constexpr int kOfThread = Traits::kTileRows * kVectors / Traits::kThreads;
 
-  static __device__ __forceinline__ int ColumnOf(int i) {
+  static __device__ __forceinline__ int PackedRowOf(int i) {
     return (i * Traits::kThreads + static_cast<int>(threadIdx.x)) / kVectors;
   }
   // The first or the second half of what this thread takes of its i-th packed row.
   static __device__ __forceinline__ int RawPlace(int i, int half) {
     static_assert(kBytes * kVectors == kRawQueryBytes);
-    return RawQueryPlace(ColumnOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
+    return RawQueryPlace(PackedRowOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
   }
 
   const std::byte* from_[kOfThread];

@@ -14,9 +14,9 @@ namespace tributary::cuda {
 // was too large. Other tiles are multiplied again, as weights have taken the scores' place.
 template <typename Traits>
 template <bool kFirst>
-__device__ __forceinline__ bool Fp8Warpgroup<Traits>::Weigh(const TileRanges& ranges, int group,
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::Weigh(const TileRanges& ranges, int strip,
                                                             float (&factors)[2]) {
-  const bool dense = ranges.Dense(group);
+  const bool dense = ranges.Dense(strip);
   float sums[2];
   bool exact = false;
   if (!kFirst && __builtin_expect(dense && sums_tell_, 1)) {
@@ -32,14 +32,14 @@ __device__ __forceinline__ bool Fp8Warpgroup<Traits>::Weigh(const TileRanges& ra
   float peaks[2];
   bool raise = true;
   if (!exact) {
-    if (!dense) MaskScores(group);
+    if (!dense) MaskScores(strip);
     FindPeaks(peaks);
     raise = __any_sync(0xffffffffu, Exceeds(peaks[0], 0) || Exceeds(peaks[1], 1));
     exact = raise && __any_sync(0xffffffffu, IsLarge(peaks[0]) || IsLarge(peaks[1]));
   }
   if (exact) {
     MultiplyKeysExactly();
-    if (!dense) MaskScores(group);
+    if (!dense) MaskScores(strip);
     FindPeaks(peaks);
   }
   LeaveKeys(/*read=*/exact);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MultiplyKeysExactly() {
       a[i] = WholeQuery<false>(step / 2, step % 2 * 2 + i);
       a[i + 2] = WholeQuery<true>(step / 2, step % 2 * 2 + i);
     }
-    const std::byte* at = keys + step / 4 * (kTileGroups * Traits::kPanelBytes) +
+    const std::byte* at = keys + step / 4 * (kTileStrips * Traits::kPanelBytes) +
                           row * kKeyPanelBytes + KeyChunk(row, step % 4) * kVectorBytes +
                           lane_ % 4 * 4;
 #pragma unroll
@@ -183,18 +183,18 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MultiplyKeysExactly() {
   }
 }
 
-// Puts -inf where a column may not see a slot. Rows 8j to 8j + 7 of the panels are tokens of
-// group j / 2 (KeyRow).
+// Puts -inf where a packed row may not see a slot. Rows 8j to 8j + 7 of the panels are tokens of
+// strip j / 2 (KeyRow).
 template <typename Traits>
-__device__ __forceinline__ void Fp8Warpgroup<Traits>::MaskScores(int group) {
+__device__ __forceinline__ void Fp8Warpgroup<Traits>::MaskScores(int strip) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const RowKeys keys = shared_.columns.keys[column_ + 8 * r];
+    const RowKeys keys = shared_.packed_rows.keys[packed_row_ + 8 * r];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int slot = (group + j / 2) * kStripSlots + lane_ % 4 * 4 + j % 2 * 2 + c;
+        const int slot = (strip + j / 2) * kStripSlots + lane_ % 4 * 4 + j % 2 * 2 + c;
         if (slot < keys.begin || slot >= keys.end) s_[j * 4 + r * 2 + c] = -INFINITY;
       }
     }
@@ -202,15 +202,15 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MaskScores(int group) {
 }
 
 // Weights as operand A, in the order in which V is widened: the first eight rows of the panels of
-// each group, then the others.
+// each strip, then the others.
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::PackWeights() {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int group = step % 2 * 2 + i / 2;
-      const float* s = s_ + (group * 2 + step / 2) * 4 + i % 2 * 2;
+      const int strip = step % 2 * 2 + i / 2;
+      const float* s = s_ + (strip * 2 + step / 2) * 4 + i % 2 * 2;
       p_[step][i] = Pack<DType::kF16>(s[0], s[1]);
     }
   }

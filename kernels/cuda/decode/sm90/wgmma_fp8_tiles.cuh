@@ -62,7 +62,7 @@ class Fp8Copier {
 
   __device__ __forceinline__ void CopyItem(int4 item, int pages) {
     if (values_) {
-      Copy<Traits::kValueStages, Traits::kValueGroupStride, 1>(
+      Copy<Traits::kValueStages, Traits::kValueStripStride, 1>(
           item, pages, shared_.values_full[half_], shared_.values_empty[half_],
           shared_.values[half_], value_place_);
     } else {
@@ -92,27 +92,27 @@ class Fp8Copier {
   template <int kStages, int kStride, int kPieces, typename Stage>
   __device__ __forceinline__ void Copy(int4 item, int pages, CopyBarrier* full, CopyBarrier* empty,
                                        Stage* stages, RingPlace<kStages>& place) {
-    constexpr uint32_t kBytes = Traits::kGroupBytes / kPieces;
-    const int lane = threadIdx.x % kTileGroups;
-    const int piece = threadIdx.x % 32 / kTileGroups;
+    constexpr uint32_t kBytes = Traits::kStripBytes / kPieces;
+    const int lane = threadIdx.x % kTileStrips;
+    const int piece = threadIdx.x % 32 / kTileStrips;
     int next_pages = 0;
     int tile = 0;
-    for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
+    for (int strip = item.z + turns_.first; strip < item.w; strip += turns_.apart) {
       if (tile == 0) {
-        next_pages = source_.Pages(item, group + kTilesOfLanes * turns_.apart, turns_);
+        next_pages = source_.Pages(item, strip + kTilesOfLanes * turns_.apart, turns_);
       }
-      const int page = __shfl_sync(0xffffffffu, pages, tile * kTileGroups + lane);
+      const int page = __shfl_sync(0xffffffffu, pages, tile * kTileStrips + lane);
       // The stage's previous use ended with the phase before this one.
       if (copied_ == kStages) WaitForCluster(ThisCluster());
       if (copied_ >= kStages) empty[place.stage].Wait(place.parity ^ 1);
       CopyBarrier& barrier = full[place.stage];
       if (threadIdx.x % 32 == 0) {
-        barrier.ArriveAndExpect(min(kTileGroups, item.w - group) * uint32_t(Traits::kGroupBytes));
+        barrier.ArriveAndExpect(min(kTileStrips, item.w - strip) * uint32_t(Traits::kStripBytes));
       }
       __syncwarp();
-      if (piece < kPieces && group + lane < item.w) {
-        BulkCopy(stages[place.stage] + (piece * kTileGroups + lane) * kStride,
-                 source_.At(item, group + lane, page) + piece * kBytes, kBytes, barrier,
+      if (piece < kPieces && strip + lane < item.w) {
+        BulkCopy(stages[place.stage] + (piece * kTileStrips + lane) * kStride,
+                 source_.At(item, strip + lane, page) + piece * kBytes, kBytes, barrier,
                  ReadOnce());
       }
       place.Advance();
@@ -128,7 +128,7 @@ class Fp8Copier {
   const int half_;  // of the tiles
   const bool values_;
   const TileTurns turns_;
-  const GroupSource<Traits::kGroupBytes, Traits::kGroupBytes> source_;
+  const StripSource<Traits::kStripBytes, Traits::kStripBytes> source_;
   RingPlace<Traits::kKeyStages> key_place_;
   RingPlace<Traits::kValueStages> value_place_;
   int copied_ = 0;  // tiles
@@ -156,7 +156,7 @@ class ValueWidener {
   // row sees.
   __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen, DraftPhases& draft) {
     const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
-    for (int group = item.z + turns_.first; group < item.w; group += turns_.apart) {
+    for (int strip = item.z + turns_.first; strip < item.w; strip += turns_.apart) {
       shared_.values_full[half_][from_.stage].Wait(from_.parity);
       if (widened_ >= Traits::kWideStages) {
         shared_.wide_empty[half_][to_.stage].Wait(to_.parity ^ 1);
@@ -165,7 +165,7 @@ class ValueWidener {
         if (half_ == 0 && to_.stage == kDraftStage) draft.WaitUntilTaken(shared_);
       }
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
-                group * kStripSlots, seen, lane);
+                strip * kStripSlots, seen, lane);
       FenceSharedForWgmma();
       shared_.wide_full[half_][to_.stage].Arrive();
       shared_.values_empty[half_][from_.stage].Arrive();
@@ -180,12 +180,12 @@ class ValueWidener {
   // eight of them read, and write, different banks.
   __device__ __forceinline__ void WidenTile(const std::byte* values, std::byte* wide, int first,
                                             SlotRange seen, int lane) const {
-    const int group = lane % 4;
+    const int strip = lane % 4;
     const bool whole = SeesTile(seen, first);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int four = (2 * part_ + i) * 8 + lane / 4;  // of dimensions
-      const auto* from = reinterpret_cast<const uint4*>(values + group * Traits::kValueGroupStride +
+      const auto* from = reinterpret_cast<const uint4*>(values + strip * Traits::kValueStripStride +
                                                         four * 4 * kVectorBytes);
       uint32_t words[4][4];  // quads of tokens of a dimension
 #pragma unroll
@@ -193,7 +193,7 @@ class ValueWidener {
         uint4 x = from[quad];
         if (!whole) {
           KeepTokens<Traits::kKv>(
-              x, AliveTokens(seen, first + group * kStripSlots + quad * kQuadTokens));
+              x, AliveTokens(seen, first + strip * kStripSlots + quad * kQuadTokens));
         }
         words[quad][0] = x.x, words[quad][1] = x.y, words[quad][2] = x.z, words[quad][3] = x.w;
       }
@@ -206,9 +206,9 @@ class ValueWidener {
           WidenQuad<Traits::kKv>(vector, quad, low[quad], high[quad]);
         }
         const int row = four * 4 + d;
-        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, group)) =
+        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, strip)) =
             make_uint4(low[0], low[1], low[2], low[3]);
-        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, 4 + group)) =
+        *reinterpret_cast<uint4*>(wide + SwizzledChunk(row, 4 + strip)) =
             make_uint4(high[0], high[1], high[2], high[3]);
       }
     }

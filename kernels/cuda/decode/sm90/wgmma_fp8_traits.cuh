@@ -22,15 +22,15 @@ struct WgmmaFp8Traits {
   static constexpr DType kKv = kKvType;
   static constexpr bool kDraftBlock = kDraft;
   static constexpr int kHeadDim = 128;
-  static constexpr int kColumns = 64;
+  static constexpr int kTileRows = 64;
   static constexpr int kPieces = kQueryPieces;
-  static constexpr int kGroupBytes = kStripSlots * kHeadDim;
+  static constexpr int kStripBytes = kStripSlots * kHeadDim;
   static constexpr int kPanelBytes = kStripSlots * kKeyPanelBytes;  // of a strip
-  static constexpr int kPanels = kGroupBytes / kPanelBytes;
-  static constexpr int kTileBytes = kTileGroups * kGroupBytes;
+  static constexpr int kPanels = kStripBytes / kPanelBytes;
+  static constexpr int kTileBytes = kTileStrips * kStripBytes;
   // Bytes from one strip of V to the next in shared memory. Lanes that read different strips then
   // read different banks.
-  static constexpr int kValueGroupStride = kGroupBytes + 16;
+  static constexpr int kValueStripStride = kStripBytes + 16;
   static constexpr int kWideBytes = 2 * kTileBytes;       // a tile of V in f16
   static constexpr int kWarpgroups = kComputeWarpgroups;  // each with rings of its own
   static constexpr int kThreads = 128 * kWarpgroups;
@@ -52,30 +52,30 @@ struct WgmmaFp8Traits {
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
   // What a warpgroup's rows of the output get from the other thread blocks of a cluster, in vectors
   // of four floats: four for each of four lanes, of 64 / size rows, from size - 1 thread blocks.
-  static constexpr int kInboxVectors = 16 * kColumns / kMaxClusterSize * (kMaxClusterSize - 1);
+  static constexpr int kInboxVectors = 16 * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
     union {
       alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
       // After the thread block's last item: the partials of a job's splits, one packed row per
       // warp.
-      ColumnMerger<kColumns>::Collected collected[kThreads / 32];
+      RowMerger<kTileRows>::Collected collected[kThreads / 32];
     };
     // V in f16. Before an item's tiles its queries lie here, and after them the halves of the
     // output that the warpgroups give to each other.
     union {
       alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
       struct {
-        std::byte raw[kColumns * kHeadDim * 2];          // before they are cut
-        std::byte q[kPieces][kColumns * kTileRowBytes];  // chunks as SwizzledChunk says
+        std::byte raw[kTileRows * kHeadDim * 2];          // before they are cut
+        std::byte q[kPieces][kTileRows * kTileRowBytes];  // chunks as SwizzledChunk says
       };
     };
-    alignas(128) std::byte values[kWarpgroups][kValueStages][kTileGroups * kValueGroupStride];
+    alignas(128) std::byte values[kWarpgroups][kValueStages][kTileStrips * kValueStripStride];
     alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
-    float block_lse2[kMaxClusterSize][kColumns];  // of the thread blocks of the cluster
-    float reference[kWarpgroups][kColumns];
-    float sum[kWarpgroups][kColumns];  // of weights
-    PackedRowState<kColumns> columns;
+    float block_lse2[kMaxClusterSize][kTileRows];  // of the thread blocks of the cluster
+    float reference[kWarpgroups][kTileRows];
+    float sum[kWarpgroups][kTileRows];  // of weights
+    PackedRowState<kTileRows> packed_rows;
     WorkItem items[2];
     float v_scale;
     CopyBarrier keys_full[kWarpgroups][kKeyStages];

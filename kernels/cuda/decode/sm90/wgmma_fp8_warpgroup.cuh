@@ -21,17 +21,17 @@ namespace tributary::cuda {
 // at a time, so that in a cluster of two each warp merges one of a thread's two packed rows and
 // gives the other one away.
 template <int kSize>
-struct OwnedColumn {
-  static __device__ __forceinline__ uint32_t Owner(int column) {
-    return static_cast<uint32_t>(column) / 8 % kSize;
+struct OwnedPackedRow {
+  static __device__ __forceinline__ uint32_t Owner(int packed_row) {
+    return static_cast<uint32_t>(packed_row) / 8 % kSize;
   }
   // Its index among those of its thread block.
-  static __device__ __forceinline__ int Index(int column) {
-    return column / (8 * kSize) * 8 + column % 8;
+  static __device__ __forceinline__ int Index(int packed_row) {
+    return packed_row / (8 * kSize) * 8 + packed_row % 8;
   }
 };
 // The index-th packed row that this thread block of the cluster merges.
-__device__ __forceinline__ int ColumnOfOwner(int index, const ClusterPlace& place) {
+__device__ __forceinline__ int PackedRowOfOwner(int index, const ClusterPlace& place) {
   return (index / 8 * static_cast<int>(place.size) + static_cast<int>(place.rank)) * 8 + index % 8;
 }
 
@@ -49,7 +49,7 @@ class Fp8Warpgroup {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32 % 4),
         warpgroup_(warpgroup),
-        column_(warp_ * 16 + lane_ / 4) {}
+        packed_row_(warp_ * 16 + lane_ / 4) {}
 
   // Begins an item, as far as that needs no queries.
   __device__ __forceinline__ void Begin() {
@@ -63,14 +63,14 @@ class Fp8Warpgroup {
     }
   }
 
-  // Adds this warpgroup's KV tiles of an item: the one that begins with strip `group` and those
+  // Adds this warpgroup's KV tiles of an item: the one that begins with strip `strip` and those
   // that follow `apart` strips apart. `draft`: adds the item's draft block as well.
-  __device__ __forceinline__ void AddTiles(const WorkItem& item, int group, int apart, bool draft) {
+  __device__ __forceinline__ void AddTiles(const WorkItem& item, int strip, int apart, bool draft) {
     LoadQueries();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) scale_[r] = shared_.columns.scale[column_ + 8 * r];
+    for (int r = 0; r < 2; ++r) scale_[r] = shared_.packed_rows.scale[packed_row_ + 8 * r];
     const TileRanges ranges(item);
-    if (group < ranges.strip_end) AddSomeTiles(ranges, group, apart, draft);
+    if (strip < ranges.strip_end) AddSomeTiles(ranges, strip, apart, draft);
   }
 
   // Adds a draft block, step by step as the widening warps hand it over.
@@ -131,7 +131,7 @@ class Fp8Warpgroup {
   __device__ __forceinline__ void Take();
 
   // While a tile is weighed, the tensor cores multiply the values of the tile before it.
-  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int group, int apart,
+  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int strip, int apart,
                                                bool draft) {
     WaitForKeys();
     WgmmaFence();
@@ -143,13 +143,13 @@ class Fp8Warpgroup {
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
-    const bool raised_first = Weigh</*kFirst=*/true>(ranges, group, factors);
+    const bool raised_first = Weigh</*kFirst=*/true>(ranges, strip, factors);
     FindUnits();
     if constexpr (Traits::kDraftBlock) {  // otherwise there is no output yet
       if (raised_first) ScaleOutput(factors);
     }
     PackWeights();
-    for (group += apart; group < ranges.strip_end; group += apart) {
+    for (strip += apart; strip < ranges.strip_end; strip += apart) {
       WaitForKeys();
       FenceWeights();
       WgmmaFence();
@@ -161,7 +161,7 @@ class Fp8Warpgroup {
       WgmmaCommit();
       WgmmaWaitFor<1>();
       FenceRegisters(s_);
-      const bool raised = Weigh</*kFirst=*/false>(ranges, group, factors);
+      const bool raised = Weigh</*kFirst=*/false>(ranges, strip, factors);
       WgmmaWait();
       FenceRegisters(o_);
       FenceWeights();
@@ -262,7 +262,7 @@ class Fp8Warpgroup {
   }
 
   template <bool kFirst>
-  __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int group, float (&factors)[2]);
+  __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int strip, float (&factors)[2]);
   __device__ __forceinline__ void TakeWeights(float (&sums)[2]);
   __device__ __forceinline__ void AddSums(const float (&sums)[2]);
 
@@ -279,7 +279,7 @@ class Fp8Warpgroup {
   template <bool kHigh>
   __device__ __forceinline__ uint32_t WholeQuery(int step, int i) const;
   __device__ __forceinline__ void MultiplyKeysExactly();
-  __device__ __forceinline__ void MaskScores(int group);
+  __device__ __forceinline__ void MaskScores(int strip);
   __device__ __forceinline__ void PackWeights();
 
   const AttentionArgs& args_;
@@ -287,7 +287,7 @@ class Fp8Warpgroup {
   const int lane_;
   const int warp_;
   const int warpgroup_;
-  const int column_;  // the first of this thread's two packed rows; the other is eight further
+  const int packed_row_;  // the first of this thread's two packed rows; the other is eight further
   RingPlace<Traits::kKeyStages> keys_;
   RingPlace<Traits::kWideStages> values_;
   uint32_t q_[Traits::kPieces][kSteps][4];

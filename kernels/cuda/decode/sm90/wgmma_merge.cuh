@@ -18,19 +18,19 @@ __device__ __forceinline__ void FindFactors(Warpgroup<Traits>& wg, const WorkIte
                                             bool of_cluster) {
   float2* const factors = wg.shared.factors[wg.warpgroup * 4 + wg.warp];
 #pragma unroll
-  for (int i = 0; i < Traits::kColumns; i += 32) {
-    const int c = (threadIdx.x + i) % Traits::kColumns;
+  for (int i = 0; i < Traits::kTileRows; i += 32) {
+    const int c = (threadIdx.x + i) % Traits::kTileRows;
     PerWarpgroup sums = {};
 #pragma unroll
     for (int g = 0; g < Traits::kWarpgroups; ++g) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) sums.of[g] += wg.shared.of_warps[4 * g + w][c];
     }
-    const ColumnSum sum =
+    const PackedRowSum sum =
         SumOfWarpgroups(sums, {wg.shared.reference[0][c], wg.shared.reference[1][c]},
                         wg.shared.v_scale, Traits::kBias);
     factors[c] = make_float2(sum.factors[0], sum.factors[1]);
-    if (i == 0 && threadIdx.x < Traits::kColumns) {
+    if (i == 0 && threadIdx.x < Traits::kTileRows) {
       wg.shared.lse2[c] = sum.lse2;
       if (!of_cluster) StoreLse(wg.args, {wg.shared.target[c], item.split_count == 1}, sum.lse2);
     }
@@ -65,11 +65,11 @@ __device__ __forceinline__ void Take(Warpgroup<Traits>& wg) {
   constexpr int kOther = 1 - kHalf;
 #pragma unroll
   for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
-    const int column =
-        ColumnOfTile(wg.lane, tile + (Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles));
-    const float4 x =
-        *reinterpret_cast<const float4*>(&wg.shared.factors[wg.warpgroup * 4 + wg.warp][column]);
-    const float factors[2][2] = {{x.x, x.y}, {x.z, x.w}};  // of a column, of a warpgroup
+    const int packed_row =
+        PackedRowOfTile(wg.lane, tile + (Traits::kDimsSplit ? 0 : kHalf * Traits::kOwnTiles));
+    const float4 x = *reinterpret_cast<const float4*>(
+        &wg.shared.factors[wg.warpgroup * 4 + wg.warp][packed_row]);
+    const float factors[2][2] = {{x.x, x.y}, {x.z, x.w}};  // of a packed row, of a warpgroup
 #pragma unroll
     for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
       const float4 given =
@@ -91,14 +91,14 @@ __device__ __forceinline__ void Take(Warpgroup<Traits>& wg) {
 template <typename Traits, typename Meet>
 __device__ __forceinline__ void Combine(Warpgroup<Traits>& wg, const WorkItem& item,
                                         bool of_cluster, Meet meet) {
-  const int column = ReduceRows(wg.sum, [](float a, float b) { return a + b; });
+  const int packed_row = ReduceRows(wg.sum, [](float a, float b) { return a + b; });
 #pragma unroll
   for (int i = 0; i < Traits::kCells / 8; ++i) {
-    wg.shared.of_warps[wg.warpgroup * 4 + wg.warp][column + i] = wg.sum[i];
+    wg.shared.of_warps[wg.warpgroup * 4 + wg.warp][packed_row + i] = wg.sum[i];
   }
   const int c = threadIdx.x;
-  if (c < Traits::kColumns) {
-    wg.shared.target[c] = RowOfOutput<Traits::kColumns>(wg.args, item, c).index;
+  if (c < Traits::kTileRows) {
+    wg.shared.target[c] = RowOfOutput<Traits::kTileRows>(wg.args, item, c).index;
   }
   // The last product is done, and the weights give way.
   SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);
@@ -116,10 +116,11 @@ __device__ __forceinline__ void Combine(Warpgroup<Traits>& wg, const WorkItem& i
   }
 }
 
-// store(column, d, x) takes dimensions d and d + 1 of a column of the block's normalised output.
+// store(packed_row, d, x) takes dimensions d and d + 1 of a packed row of the block's normalised
+// output.
 template <typename Store, typename Traits>
 __device__ __forceinline__ void ForEachOutput(const Warpgroup<Traits>& wg, Store store) {
-  const int first_column = Traits::kDimsSplit ? 0 : wg.warpgroup * Traits::kOwnColumns;
+  const int first_packed_row = Traits::kDimsSplit ? 0 : wg.warpgroup * Traits::kOwnTileRows;
   const int first_tile = Traits::kDimsSplit ? wg.warpgroup * Traits::kOwnDimTiles : 0;
 #pragma unroll
   for (int dims = 0; dims < Traits::kOwnDimTiles; ++dims) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void ForEachOutput(const Warpgroup<Traits>& wg, Store
     for (int tile = 0; tile < Traits::kOwnTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        store(first_column + ColumnOfTile(wg.lane, tile) + c, d,
+        store(first_packed_row + PackedRowOfTile(wg.lane, tile) + c, d,
               make_float2(wg.own[dims][tile * 4 + c], wg.own[dims][tile * 4 + c + 2]));
       }
     }

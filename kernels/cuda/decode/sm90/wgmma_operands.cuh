@@ -26,7 +26,7 @@ __device__ __forceinline__ int DimsOfTile(int tile) {
   return 32 * (4 * (tile / 2) + warp) + 4 * lane_row + 2 * (tile % 2);
 }
 
-// Where a thread's vector of V of a tile of dimensions lies in a group of 16 tokens. Beyond the
+// Where a thread's vector of V of a tile of dimensions lies in a strip of 16 tokens. Beyond the
 // last dimension it is the last vector's: what comes of it is not stored.
 template <typename Traits>
 __device__ __forceinline__ size_t ValuesOfTile(int tile) {
@@ -37,14 +37,14 @@ __device__ __forceinline__ size_t ValuesOfTile(int tile) {
   return ValueOffset(threadIdx.x % 4 * kQuadTokens, d, Traits::kValueDim, Traits::kElementBytes);
 }
 
-// A thread's words of V of one group of 16 tokens.
+// A thread's words of V of one strip of 16 tokens.
 template <typename Traits>
 __device__ __forceinline__ void ReadValueWords(
-    const std::byte* group, uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
+    const std::byte* strip, uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
   constexpr int kTilesOfVector = kVectorBytes / (4 * Traits::kValueWords);
 #pragma unroll
   for (int tile = 0; tile < Traits::kDimTiles; tile += kTilesOfVector) {
-    const std::byte* at = group + ValuesOfTile<Traits>(tile);
+    const std::byte* at = strip + ValuesOfTile<Traits>(tile);
     if (tile + kTilesOfVector <= Traits::kDimTiles) {
       const uint4 x = *reinterpret_cast<const uint4*>(at);
       const uint32_t of_vector[4] = {x.x, x.y, x.z, x.w};
@@ -89,7 +89,7 @@ __device__ __forceinline__ void LeaveStage(Warpgroup<Traits>& wg) {
 }
 
 // Bring K and V of the next tile into registers, when they are there. Of V, the tile that begins
-// with `first_group`, slots that no row sees are cleared.
+// with `first_strip`, slots that no row sees are cleared.
 template <typename Traits>
 __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
   const std::byte* const keys = WaitForStage(wg) + wg.warp * Traits::kKeyStripBytes;
@@ -109,17 +109,17 @@ __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
 }
 template <typename Traits>
 __device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRanges& item,
-                                           int first_group) {
-  const int first = first_group * kStripSlots;
+                                           int first_strip) {
+  const int first = first_strip * kStripSlots;
   const bool whole = SeesTile(item, first);
   const std::byte* v = WaitForStage(wg);
 #pragma unroll
-  for (int i = 0; i < kTileGroups; ++i) {
+  for (int i = 0; i < kTileStrips; ++i) {
     ReadValueWords<Traits>(v + i * Traits::kValueStripBytes, wg.v[i]);
   }
   if (!whole) {
 #pragma unroll
-    for (int i = 0; i < kTileGroups; ++i) {
+    for (int i = 0; i < kTileStrips; ++i) {
       const uint32_t alive = AliveTokens(item, first + i * kStripSlots + wg.lane % 4 * kQuadTokens);
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
@@ -153,9 +153,9 @@ __device__ __forceinline__ void WidenKeys(const Warpgroup<Traits>& wg,
 }
 template <typename Traits>
 __device__ __forceinline__ void WidenValues(const Warpgroup<Traits>& wg,
-                                            uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
+                                            uint32_t (&a)[kTileStrips][Traits::kDimTiles][4]) {
 #pragma unroll
-  for (int i = 0; i < kTileGroups; ++i) {
+  for (int i = 0; i < kTileStrips; ++i) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
       WidenValueWords<Traits>(wg.v[i][tile], a[i][tile]);

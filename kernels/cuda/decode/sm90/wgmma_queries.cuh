@@ -42,12 +42,12 @@ __device__ __forceinline__ void StageQueries(const AttentionArgs& args, const Wo
                                              typename Traits::Queries& queries,
                                              typename Traits::Shared& shared, uint32_t parity) {
   WaitForCopies();
-  queries.Finish(args, shared.raw, shared.columns, [&](int column, int vector, uint4 x) {
+  queries.Finish(args, shared.raw, shared.packed_rows, [&](int packed_row, int vector, uint4 x) {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const QueryQuad at = QuadOfVector<Traits>(vector, i / 2);
-      std::byte* to = shared.q[at.step / 4] + SwizzledChunk(column, at.step % 4 * 2 + i % 2);
+      std::byte* to = shared.q[at.step / 4] + SwizzledChunk(packed_row, at.step % 4 * 2 + i % 2);
       *reinterpret_cast<uint32_t*>(to + at.lane * 4) = words[i];
     }
   });

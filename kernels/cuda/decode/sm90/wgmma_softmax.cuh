@@ -16,9 +16,9 @@
 
 namespace tributary::cuda {
 
-// Reduces, over the eight lanes that hold a tile's rows, the values of a thread's kCount columns
-// (two of each tile of eight). Each of these lanes is left with kCount / 8 of the columns, from the
-// one returned on; they are neighbours.
+// Reduces, over the eight lanes that hold a tile's rows, the values of a thread's kCount packed
+// rows (two of each tile of eight). Each of these lanes is left with kCount / 8 of the packed rows,
+// from the one returned on; they are neighbours.
 template <int kCount, typename Op>
 __device__ __forceinline__ int ReduceRows(float (&x)[kCount], Op op) {
   static_assert(kCount % 8 == 0);
@@ -40,45 +40,47 @@ __device__ __forceinline__ int ReduceRows(float (&x)[kCount], Op op) {
   return first / 2 * 8 + lane % 4 * 2 + first % 2;
 }
 
-// The first of the two columns that a lane holds of a tile of eight.
-__device__ __forceinline__ int ColumnOfTile(int lane, int tile) { return tile * 8 + lane % 4 * 2; }
+// The first of the two packed rows that a lane holds of a tile of eight.
+__device__ __forceinline__ int PackedRowOfTile(int lane, int tile) {
+  return tile * 8 + lane % 4 * 2;
+}
 
 // What a tile's scores are: raw products, all of them visible or not, or logits, -inf where a
-// column may not see a slot.
+// packed row may not see a slot.
 enum class Scores { kDenseProducts, kProducts, kLogits };
 
 template <typename Traits>
-__device__ __forceinline__ ColumnPair& PairOf(const Warpgroup<Traits>& wg, int tile) {
+__device__ __forceinline__ PackedRowPair& PairOf(const Warpgroup<Traits>& wg, int tile) {
   return wg.shared.pairs[wg.warpgroup][tile * 4 + wg.lane % 4];
 }
-// The slot of this thread's row lane / 4 of a tile that begins at `group`.
+// The slot of this thread's row lane / 4 of a tile that begins at `strip`.
 template <typename Traits>
-__device__ __forceinline__ int FirstSlot(const Warpgroup<Traits>& wg, int group) {
-  return (group + wg.warp) * kStripSlots + TokenOfRow(wg.lane / 4);
+__device__ __forceinline__ int FirstSlot(const Warpgroup<Traits>& wg, int strip) {
+  return (strip + wg.warp) * kStripSlots + TokenOfRow(wg.lane / 4);
 }
-// Whether the column of a tile's element i may see its slot.
+// Whether the packed row of a tile's element i may see its slot.
 template <typename Traits>
 __device__ __forceinline__ bool Visible(const Warpgroup<Traits>& wg, int tile, int i,
                                         int first_slot) {
-  const RowKeys keys = wg.shared.columns.keys[ColumnOfTile(wg.lane, tile) + i % 2];
+  const RowKeys keys = wg.shared.packed_rows.keys[PackedRowOfTile(wg.lane, tile) + i % 2];
   const int slot = first_slot + i / 2 * 2;
   return slot >= keys.begin && slot < keys.end;
 }
 
-// Turns products into logits in base 2, -inf where a column may not see a slot.
+// Turns products into logits in base 2, -inf where a packed row may not see a slot.
 template <typename Traits>
 __device__ __forceinline__ void MakeLogits(Warpgroup<Traits>& wg, const TileRanges& item,
-                                           int group) {
+                                           int strip) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
-    const float2 scale =
-        *reinterpret_cast<const float2*>(&wg.shared.columns.scale[ColumnOfTile(wg.lane, tile)]);
+    const float2 scale = *reinterpret_cast<const float2*>(
+        &wg.shared.packed_rows.scale[PackedRowOfTile(wg.lane, tile)]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) wg.s[tile * 4 + i] *= i % 2 == 0 ? scale.x : scale.y;
   }
   if (wg.args.soft_cap > 0.0f) CapLogits(wg.args.soft_cap, wg.s);
-  if (item.Dense(group)) return;
-  const int slot = FirstSlot(wg, group);
+  if (item.Dense(strip)) return;
+  const int slot = FirstSlot(wg, strip);
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
@@ -88,7 +90,7 @@ __device__ __forceinline__ void MakeLogits(Warpgroup<Traits>& wg, const TileRang
   }
 }
 
-// The largest of a tile's logits in every column, in shared memory.
+// The largest of a tile's logits in every packed row, in shared memory.
 template <typename Traits>
 __device__ __forceinline__ void FindPeaks(Warpgroup<Traits>& wg) {
   float peaks[Traits::kCells];
@@ -96,10 +98,10 @@ __device__ __forceinline__ void FindPeaks(Warpgroup<Traits>& wg) {
   for (int i = 0; i < Traits::kCells; ++i) {
     peaks[i] = fmaxf(wg.s[i / 2 * 4 + i % 2], wg.s[i / 2 * 4 + i % 2 + 2]);
   }
-  const int column = ReduceRows(peaks, [](float a, float b) { return fmaxf(a, b); });
+  const int packed_row = ReduceRows(peaks, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
   for (int i = 0; i < Traits::kCells / 8; ++i) {
-    wg.shared.of_warps[wg.warpgroup * 4 + wg.warp][column + i] = peaks[i];
+    wg.shared.of_warps[wg.warpgroup * 4 + wg.warp][packed_row + i] = peaks[i];
   }
   SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);
 }
@@ -109,7 +111,7 @@ template <typename Traits>
 __device__ __forceinline__ void WithdrawWeights(Warpgroup<Traits>& wg) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
-    const ColumnPair pair = PairOf(wg, tile);
+    const PackedRowPair pair = PairOf(wg, tile);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float withdrawn =
@@ -127,7 +129,7 @@ __device__ __forceinline__ void ScaleByFactors(Warpgroup<Traits>& wg) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
     const float2 factors = *reinterpret_cast<const float2*>(
-        &wg.shared.factor[wg.warpgroup][ColumnOfTile(wg.lane, tile)]);
+        &wg.shared.factor[wg.warpgroup][PackedRowOfTile(wg.lane, tile)]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float factor = c == 0 ? factors.x : factors.y;
@@ -147,9 +149,9 @@ __device__ __forceinline__ void BeginItem(Warpgroup<Traits>& wg) {
 #pragma unroll
   for (int i = 0; i < Traits::kCells; ++i) wg.sum[i] = 0.0f;
   const int c = threadIdx.x % 128;
-  if (c < Traits::kColumns) {
+  if (c < Traits::kTileRows) {
     wg.shared.reference[wg.warpgroup][c] = kNoReference;
-    wg.shared.pairs[wg.warpgroup][c / 2].scale[c % 2] = wg.shared.columns.scale[c];
+    wg.shared.pairs[wg.warpgroup][c / 2].scale[c % 2] = wg.shared.packed_rows.scale[c];
   }
 }
 
@@ -157,7 +159,7 @@ __device__ __forceinline__ void BeginItem(Warpgroup<Traits>& wg) {
 template <typename Traits>
 __device__ __forceinline__ uint64_t Weights(const Warpgroup<Traits>& wg) {
   return TileDescriptor(SharedAddress(wg.shared.scratch[wg.warpgroup].p) +
-                        wg.parity * (Traits::kColumns * kTileRowBytes));
+                        wg.parity * (Traits::kTileRows * kTileRowBytes));
 }
 // Says that this warp's weights are in shared memory, and whether they hold.
 template <typename Traits>
@@ -180,12 +182,12 @@ __device__ __forceinline__ bool Exceeded(const Warpgroup<Traits>& wg) {
 // Stores P^T against the references; true when this thread found a logit that outgrew them.
 // Keeps the scores: they are needed again then.
 template <Scores kScores, typename Traits>
-__device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, int group) {
-  const int slot = FirstSlot(wg, group);
-  const uint32_t p = wg.weights_at + wg.parity * (Traits::kColumns * kTileRowBytes);
+__device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, int strip) {
+  const int slot = FirstSlot(wg, strip);
+  const uint32_t p = wg.weights_at + wg.parity * (Traits::kTileRows * kTileRowBytes);
   uint32_t largest = 0;
   // All loads come before the first store: the hardware would keep their order.
-  ColumnPair pairs[Traits::kTiles];
+  PackedRowPair pairs[Traits::kTiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) pairs[tile] = PairOf(wg, tile);
   uint32_t packed[Traits::kTiles][2];
@@ -225,12 +227,12 @@ __device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, int group) {
 // tile, again when it was weighed.
 template <typename Traits>
 __device__ __forceinline__ void RaiseReferences(Warpgroup<Traits>& wg, const TileRanges& item,
-                                                int group, bool weighed) {
-  MakeLogits(wg, item, group);
+                                                int strip, bool weighed) {
+  MakeLogits(wg, item, strip);
   if (weighed) WithdrawWeights(wg);
   FindPeaks(wg);
   const int c = threadIdx.x % 128;
-  if (c < Traits::kColumns) {
+  if (c < Traits::kTileRows) {
     float& reference = wg.shared.reference[wg.warpgroup][c];
     float raised = reference;
 #pragma unroll
@@ -242,7 +244,7 @@ __device__ __forceinline__ void RaiseReferences(Warpgroup<Traits>& wg, const Til
   if (c == 0) wg.shared.exceeded[wg.warpgroup][wg.parity] = 0;
   SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);
   ScaleByFactors(wg);
-  PublishWeights(wg, StoreWeights<Scores::kLogits>(wg, group));
+  PublishWeights(wg, StoreWeights<Scores::kLogits>(wg, strip));
   WaitForWeights(wg);
 }
 

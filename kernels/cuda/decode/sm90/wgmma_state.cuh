@@ -38,12 +38,12 @@ struct Warpgroup {
   RingPlace<Traits::kStages> place;  // of the next tile
   uint32_t parity = 0;               // of the weights' two places
   uint32_t weights_parity = 0;       // of the phase of weights_published
-  float s[Traits::kColumns / 2];     // the tile's scores
-  float o[Traits::kDimTiles][Traits::kColumns / 2];
-  float own[Traits::kOwnDimTiles][Traits::kOwnColumns / 2];  // of the block's output
+  float s[Traits::kTileRows / 2];    // the tile's scores
+  float o[Traits::kDimTiles][Traits::kTileRows / 2];
+  float own[Traits::kOwnDimTiles][Traits::kOwnTileRows / 2];  // of the block's output
   uint4 k[Traits::kPanels][2] = {};
   uint4 tail = {};  // of K
-  uint32_t v[kTileGroups][Traits::kDimTiles][Traits::kValueWords];
+  uint32_t v[kTileStrips][Traits::kDimTiles][Traits::kValueWords];
   float sum[Traits::kCells];  // of weights, over this thread's rows only
 };
 

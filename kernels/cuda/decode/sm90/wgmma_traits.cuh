@@ -19,20 +19,20 @@
 
 namespace tributary::cuda {
 
-// The raw products of two neighbouring columns become exponents of weights: each product is
+// The raw products of two neighbouring packed rows become exponents of weights: each product is
 // multiplied by the scale, and the offset is added.
-struct alignas(16) ColumnPair {
+struct alignas(16) PackedRowPair {
   float scale[2];
   float offset[2];  // the bias less the reference
 };
 
-template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnCount>
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kTileRowCount>
 struct WgmmaShape {
   static constexpr DType kKv = kKvType;
   static constexpr DType kCompute = ComputeType(kKv);
   static constexpr int kKeyDim = kKeyDimension;
   static constexpr int kValueDim = kValueDimension;
-  static constexpr int kColumns = kColumnCount;
+  static constexpr int kTileRows = kTileRowCount;
   static constexpr int kElementBytes = int(SizeOf(kKv));
 
   // The thread block: warpgroups that compute, with a ring of tiles each, and one that copies and
@@ -74,26 +74,26 @@ struct WgmmaShape {
   static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyRowBytes;
   static constexpr size_t kValueStripBytes = size_t(kStripSlots) * kValueDim * kElementBytes;
   // A place in a ring takes a tile of K or of V.
-  static constexpr int kTileBytes = kTileGroups * int(std::max(kKeyStripBytes, kValueStripBytes));
+  static constexpr int kTileBytes = kTileStrips * int(std::max(kKeyStripBytes, kValueStripBytes));
 
   // Brings queries to shared memory.
-  using Queries = QueryCopier<kKv, kKeyDim, kStagedDims, kColumns, kThreads>;
+  using Queries = QueryCopier<kKv, kKeyDim, kStagedDims, kTileRows, kThreads>;
 
   // Accumulators: S^T of 64 tokens, O^T of kDimTiles * 64 dimensions.
-  static constexpr int kTiles = kColumns / 8;  // of 8 columns
-  static constexpr int kCells = kColumns / 4;  // columns of a thread, two of each tile
-  static_assert(kColumns % 16 == 0);           // weights are stored two tiles at a time
+  static constexpr int kTiles = kTileRows / 8;  // of 8 packed rows
+  static constexpr int kCells = kTileRows / 4;  // packed rows of a thread, two of each tile
+  static_assert(kTileRows % 16 == 0);           // weights are stored two tiles at a time
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
   // The next tile's scores are multiplied right behind this tile's values, where registers allow
   // it: FP8 needs them for widening.
   static constexpr bool kTogether = kElementBytes == 2 && kKeyDim <= 128 && kValueDim <= 128;
 
   // The warpgroups' outputs are added up half by half: the dimensions' halves, or, where their
-  // tiles cannot be halved, the columns'.
+  // tiles cannot be halved, the packed rows'.
   static constexpr bool kDimsSplit = kDimTiles % 2 == 0;
   static constexpr int kOwnDimTiles = kDimsSplit ? kDimTiles / 2 : kDimTiles;
-  static constexpr int kOwnColumns = kDimsSplit ? kColumns : kColumns / 2;
-  static constexpr int kOwnTiles = kOwnColumns / 8;
+  static constexpr int kOwnTileRows = kDimsSplit ? kTileRows : kTileRows / 2;
+  static constexpr int kOwnTiles = kOwnTileRows / 8;
   static constexpr int kOwnVectors = kOwnDimTiles * kOwnTiles;  // of four floats
   static_assert(2 * kOwnVectors == kDimTiles * kTiles);
 };
@@ -102,34 +102,34 @@ struct WgmmaShape {
 template <typename Shape>
 struct WgmmaFixedMemory {
   static constexpr int kWarpgroups = Shape::kWarpgroups;
-  static constexpr int kColumns = Shape::kColumns;
+  static constexpr int kTileRows = Shape::kTileRows;
 
   // A warpgroup's weights, and, when its last product is done, what it gives away.
   union Scratch {
-    alignas(1024) std::byte p[2][kColumns * kTileRowBytes];
+    alignas(1024) std::byte p[2][kTileRows * kTileRowBytes];
     float4 half[Shape::kOwnVectors][128];  // of O
   };
 
   union {
     // Tiles of operand B; see wgmma.cuh.
     struct {
-      alignas(1024) std::byte q[Shape::kQueryPanels][kColumns * kTileRowBytes];
+      alignas(1024) std::byte q[Shape::kQueryPanels][kTileRows * kTileRowBytes];
       union {
         Scratch scratch[kWarpgroups];
         std::byte raw[Shape::Queries::kRawBytes];  // queries as they come
       };
     };
-    float o[kColumns][Shape::kValueDim + 4];  // the thread block's, for its cluster
+    float o[kTileRows][Shape::kValueDim + 4];  // the thread block's, for its cluster
   };
-  ColumnPair pairs[kWarpgroups][kColumns / 2];
-  float reference[kWarpgroups][kColumns];
-  alignas(16) float factor[kWarpgroups][kColumns];
+  PackedRowPair pairs[kWarpgroups][kTileRows / 2];
+  float reference[kWarpgroups][kTileRows];
+  alignas(16) float factor[kWarpgroups][kTileRows];
   alignas(
-      16) float2 factors[Shape::kWarps][kColumns];  // by which the outputs enter the sum; a warp's
-  float of_warps[Shape::kWarps][kColumns];          // the warps' maxima, later their sums
-  float lse2[kColumns];                             // of the block, in base 2
-  int target[kColumns];                             // the row of O or of the workspace, -1 for none
-  PackedRowState<kColumns> columns;
+      16) float2 factors[Shape::kWarps][kTileRows];  // by which the outputs enter the sum; a warp's
+  float of_warps[Shape::kWarps][kTileRows];          // the warps' maxima, later their sums
+  float lse2[kTileRows];                             // of the block, in base 2
+  int target[kTileRows];  // the row of O or of the workspace, -1 for none
+  PackedRowState<kTileRows> packed_rows;
   WorkItem items[2];
   float v_scale;
   CopyBarrier weights_published[kWarpgroups];  // one arrival per thread
@@ -141,9 +141,9 @@ struct WgmmaFixedMemory {
   int is_last;
 };
 
-template <DType kKvType, int kKeyDimension, int kValueDimension, int kColumnCount>
-struct WgmmaTraits : WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumnCount> {
-  using Shape = WgmmaShape<kKvType, kKeyDimension, kValueDimension, kColumnCount>;
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kTileRowCount>
+struct WgmmaTraits : WgmmaShape<kKvType, kKeyDimension, kValueDimension, kTileRowCount> {
+  using Shape = WgmmaShape<kKvType, kKeyDimension, kValueDimension, kTileRowCount>;
   using Fixed = WgmmaFixedMemory<Shape>;
   using Stage = std::byte[Shape::kTileBytes];
 

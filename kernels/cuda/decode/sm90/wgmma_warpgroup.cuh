@@ -18,21 +18,21 @@ __device__ __forceinline__ void MultiplyKeys(Warpgroup<Traits>& wg,
 #pragma unroll
   for (int step = 0; step < Traits::kKeySteps; ++step) {
     const uint64_t tile = TileDescriptor(SharedAddress(wg.shared.q[step * 16 / kTileSlots]));
-    Wgmma<Traits::kCompute, Traits::kColumns>(
+    Wgmma<Traits::kCompute, Traits::kTileRows>(
         wg.s, a[step], DescriptorOfStep(tile, step % (kTileSlots / 16)), step > 0);
   }
 }
 // Starts O^T += V^T P^T.
 template <typename Traits>
 __device__ __forceinline__ void MultiplyValues(
-    Warpgroup<Traits>& wg, const uint32_t (&a)[kTileGroups][Traits::kDimTiles][4]) {
+    Warpgroup<Traits>& wg, const uint32_t (&a)[kTileStrips][Traits::kDimTiles][4]) {
   const uint64_t p = Weights(wg);
 #pragma unroll
-  for (int i = 0; i < kTileGroups; ++i) {
+  for (int i = 0; i < kTileStrips; ++i) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-      Wgmma<Traits::kCompute, Traits::kColumns>(wg.o[tile], a[i][tile], DescriptorOfStep(p, i),
-                                                true);
+      Wgmma<Traits::kCompute, Traits::kTileRows>(wg.o[tile], a[i][tile], DescriptorOfStep(p, i),
+                                                 true);
     }
   }
 }
@@ -41,13 +41,13 @@ __device__ __forceinline__ void MultiplyValues(
 // between the slow instructions.
 template <typename Traits>
 __device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, const TileRanges& item,
-                                             int group, uint32_t (&keys)[Traits::kKeySteps][4]) {
+                                             int strip, uint32_t (&keys)[Traits::kKeySteps][4]) {
   bool exceeded;
-  if (wg.args.soft_cap == 0.0f && item.Dense(group)) {
-    exceeded = StoreWeights<Scores::kDenseProducts>(wg, group);
+  if (wg.args.soft_cap == 0.0f && item.Dense(strip)) {
+    exceeded = StoreWeights<Scores::kDenseProducts>(wg, strip);
     if (Traits::kTogether) WidenKeys(wg, keys);
   } else {
-    exceeded = StoreWeights<Scores::kProducts>(wg, group);
+    exceeded = StoreWeights<Scores::kProducts>(wg, strip);
     if (Traits::kTogether) WidenKeys(wg, keys);
   }
   return exceeded;
@@ -56,9 +56,9 @@ __device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, const TileRa
 // There is at least one tile.
 template <typename Traits>
 __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRanges& ranges,
-                                             int group, int apart) {
+                                             int strip, int apart) {
   uint32_t keys[Traits::kKeySteps][4];
-  uint32_t values[kTileGroups][Traits::kDimTiles][4];
+  uint32_t values[kTileStrips][Traits::kDimTiles][4];
   ReadKeys(wg);
   WidenKeys(wg, keys);
   FenceRegisters(keys);
@@ -68,8 +68,8 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   SyncWarpgroup(kWarpgroupBarrier + wg.warpgroup);  // the references
   WgmmaWait();
   FenceRegisters(wg.s);
-  bool more = group + apart < ranges.strip_end;
-  ReadValues(wg, ranges, group);
+  bool more = strip + apart < ranges.strip_end;
+  ReadValues(wg, ranges, strip);
   WidenValues(wg, values);
   if (Traits::kTogether) {
     if (more) ReadKeys(wg);
@@ -78,12 +78,12 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   // The first tile is weighed where the references are raised, the others behind their products.
   for (bool weighed = false;; weighed = true) {
     if (weighed) WaitForWeights(wg);
-    if (!weighed || Exceeded(wg)) RaiseReferences(wg, ranges, group, weighed);
+    if (!weighed || Exceeded(wg)) RaiseReferences(wg, ranges, strip, weighed);
     if (Traits::kTogether) FenceRegisters(keys);
     FenceRegisters(values);
     if (!more) break;
-    group += apart;
-    more = group + apart < ranges.strip_end;
+    strip += apart;
+    more = strip + apart < ranges.strip_end;
     WgmmaFence();
     MultiplyValues(wg, values);
     if (!Traits::kTogether) {
@@ -100,10 +100,10 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
     WgmmaWait();
     FenceRegisters(wg.s);
     FenceRegisters(wg.o);
-    ReadValues(wg, ranges, group);
+    ReadValues(wg, ranges, strip);
     if (Traits::kTogether && more) ReadKeys(wg);
     wg.parity ^= 1;
-    PublishWeights(wg, StoreWeights(wg, ranges, group, keys));
+    PublishWeights(wg, StoreWeights(wg, ranges, strip, keys));
     WidenValues(wg, values);
     FenceRegisters(values);
   }
@@ -115,18 +115,18 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   wg.parity ^= 1;
 }
 
-// Adds the tiles of an item that fall to this warpgroup: from `group`, `apart` groups apart.
+// Adds the tiles of an item that fall to this warpgroup: from `strip`, `apart` strips apart.
 template <typename Traits>
-__device__ __forceinline__ void AddTiles(Warpgroup<Traits>& wg, const WorkItem& item, int group,
+__device__ __forceinline__ void AddTiles(Warpgroup<Traits>& wg, const WorkItem& item, int strip,
                                          int apart) {
 #pragma unroll
   for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
 #pragma unroll
-    for (int i = 0; i < Traits::kColumns / 2; ++i) wg.o[tile][i] = 0.0f;
+    for (int i = 0; i < Traits::kTileRows / 2; ++i) wg.o[tile][i] = 0.0f;
   }
   BeginItem(wg);
   const TileRanges ranges(item);
-  if (group < ranges.strip_end) AddSomeTiles(wg, ranges, group, apart);
+  if (strip < ranges.strip_end) AddSomeTiles(wg, ranges, strip, apart);
 }
 
 }  // namespace tributary::cuda
