@@ -18,11 +18,11 @@ std::shared_ptr<SessionStream> SessionStream::Begin(Coordinator* coordinator, Ca
 
 void SessionStream::OnReadDone(bool ok) {
   if (ok) {
-    Handle(reading_);
+    Handle(std::move(reading_));
     const MutexLock lock(mutex_);
-    if (finished_) return;
     reading_.Clear();
-    return StartRead(&reading_);
+    paused_ = true;
+    return ReadOn();
   }
   // The host closed its side, or is gone: in both cases nobody hands layers over any more.
   SessionPtr session;
@@ -37,7 +37,7 @@ void SessionStream::OnReadDone(bool ok) {
   coordinator_->sessions().Abandon(session);
 }
 
-void SessionStream::Handle(const v1::SessionRequest& request) {
+void SessionStream::Handle(v1::SessionRequest request) {
   SessionPtr session;
   {
     const MutexLock lock(mutex_);
@@ -66,11 +66,39 @@ void SessionStream::Handle(const v1::SessionRequest& request) {
     case v1::SessionRequest::kClose:
       if (session != nullptr) coordinator_->sessions().Close(session);
       return;
-    case v1::SessionRequest::kLayer:
+    case v1::SessionRequest::kLayer: {
+      if (session == nullptr) return;
+      const absl::Status taken =
+          coordinator_->sessions().Layer(session, std::move(*request.mutable_layer()));
+      if (!taken.ok()) Refuse(taken);
+      return;
+    }
     case v1::SessionRequest::BODY_NOT_SET:
       break;
   }
   Refuse(InvalidField("body", "is missing, or not of this kind of session"));
+}
+
+void SessionStream::ReadOn() {
+  if (!paused_ || finished_) return;
+  if (session_ != nullptr && !Sessions::HasRoom(session_)) return;
+  paused_ = false;
+  StartRead(&reading_);
+}
+
+void SessionStream::OnRoom() {
+  const MutexLock lock(mutex_);
+  ReadOn();
+}
+
+// A stream that is not being read learns of it only here.
+void SessionStream::OnCancel() {
+  SessionPtr session;
+  {
+    const MutexLock lock(mutex_);
+    session = session_;
+  }
+  if (session != nullptr) coordinator_->sessions().Abandon(session);
 }
 
 void SessionStream::Refuse(const absl::Status& why) {

@@ -27,14 +27,18 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       : coordinator_(coordinator), call_(std::move(call)), local_(local) {}
 
   void OnReadDone(bool ok) override;
+  void OnCancel() override;
   void OnWriteDone(bool ok) override;
   void OnDone() override;
 
   void OnReply(v1::SessionReply reply) override;
   void OnEnd(const absl::Status& why) override;
+  void OnRoom() override;
 
   // What the host said; false: the stream ends.
-  void Handle(const v1::SessionRequest& request);
+  void Handle(v1::SessionRequest request);
+  // Reads the next message once there is room for it.
+  void ReadOn() TRIBUTARY_REQUIRES(mutex_);
   void Refuse(const absl::Status& why);
   void FinishIfOver() TRIBUTARY_REQUIRES(mutex_);
 
@@ -48,6 +52,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   SessionPtr session_ TRIBUTARY_GUARDED_BY(mutex_);
   bool opened_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // the first message has come
   bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;      // OnEnd has been called, or nothing to end
+  bool paused_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // a read is to be started
   bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish has been called
   absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);
   // The first is being written.

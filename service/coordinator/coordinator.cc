@@ -63,6 +63,7 @@ void Coordinator::Stop() {
     sessions_.EndAll(why);
   }
   group_->Stop();
+  sessions_.Join();
   timer_.Join();
   const CriticalSection section(lock_);
   regions_.OnWorkersGone();

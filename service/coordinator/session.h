@@ -12,6 +12,7 @@
 #include "service/coordinator/cache.h"
 #include "service/coordinator/call_context.h"
 #include "service/coordinator/operation.h"
+#include "service/coordinator/sessions/session_runner.h"
 #include "service/data/coordinator_lock.h"
 #include "service/data/session_terms.h"
 #include "service/schedule/session_step.h"
@@ -27,6 +28,8 @@ class SessionListener {
   virtual void OnReply(v1::SessionReply reply) = 0;
   // The session is over, and this is the last call. OK: the host closed it.
   virtual void OnEnd(const absl::Status& why) = 0;
+  // There is room for another LayerInput. On any thread, beside the other calls.
+  virtual void OnRoom() {}
 };
 
 // What a session has to say, in the order in which it was decided under the lock, however many
@@ -88,6 +91,8 @@ struct Session {
   const SessionTerms terms;
   const CallContext call;
   SessionOutbox outbox;  // thread safe
+  // Set when it is opened; null where its steps are commands to the workers.
+  std::unique_ptr<SessionRunner> runner;  // thread safe
 
   uint64_t epoch TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   Phase phase TRIBUTARY_GUARDED_BY(kCoordinatorLock) = Phase::kOpening;

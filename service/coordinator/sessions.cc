@@ -8,6 +8,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
+#include "service/coordinator/sessions/sequenced_runner.h"
 
 namespace tributary::service {
 namespace {
@@ -87,6 +88,19 @@ void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
 
 // --------------------------------------------------------------------------------------- opening
 
+absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
+  if (memory == v1::SESSION_MEMORY_MESSAGES) return absl::OkStatus();
+  if (memory == v1::SESSION_MEMORY_UNSPECIFIED) return InvalidField("open.memory", "is missing");
+  if (memory != v1::SESSION_MEMORY_DEVICE) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "this service offers DEVICE and MESSAGES");
+  }
+  TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
+  if (local) return absl::OkStatus();
+  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                    "a mailbox is shared with callers on this machine: use the Unix socket");
+}
+
 absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const CallContext& call,
                                            bool local,
                                            const std::shared_ptr<SessionListener>& listener) {
@@ -96,21 +110,14 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   }();
   TRIBUTARY_RETURN_IF_ERROR(cache.status());
   TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
-  if (request.memory() != v1::SESSION_MEMORY_DEVICE) {
-    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                      "this service offers DEVICE alone");
-  }
-  TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
-  if (!local) {
-    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                      "a mailbox is shared with callers on this machine: use the Unix socket");
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckMemory(request.memory(), local));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
   if (open() >= options_.session_limits.sessions) {
     return Exhausted("sessions",
                      absl::StrCat("all ", options_.session_limits.sessions, " are open"));
   }
+  const bool messages = request.memory() == v1::SESSION_MEMORY_MESSAGES;
   const size_t bytes = terms.command.layout.bytes;
   if (bytes > options_.session_limits.mailbox_bytes -
                   std::min(options_.session_limits.mailbox_bytes, mailbox_bytes_)) {
@@ -125,13 +132,42 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
       std::make_shared<Session>(command.session, *cache, std::move(terms), call, listener);
   session->epoch = serving_.epoch();
   sessions_.emplace(session->id, session);
+  if (messages) {
+    OpenRunner(session, listener);
+    return session;
+  }
   commands_.SendBody((*cache)->id(), command,
                      [this, session](const Outcome& outcome) { OnOpened(session, outcome); });
   return session;
 }
 
+void Sessions::OpenRunner(const SessionPtr& session,
+                          const std::shared_ptr<SessionListener>& listener) {
+  // The session outlives its runner: it is in sessions_ or unjoined_ until that has ended.
+  RunnerEvents events{
+      .on_news = [this](const worker::SessionNews& news) { OnNews(news); },
+      .send =
+          [session = session.get()](v1::SessionReply reply) {
+            session->outbox.Reply(std::move(reply));
+            session->outbox.Drain();
+          },
+      .on_room = [listener] { listener->OnRoom(); },
+  };
+  session->runner =
+      CreateMessageRunner({lock_, serving_, commands_, options_.retry_delay}, session->cache,
+                          session->epoch, session->terms, std::move(events));
+  session->phase = Session::Phase::kOpen;
+  v1::SessionReply reply;
+  v1::SessionOpened* opened = reply.mutable_opened();
+  opened->set_session_id(session->id);
+  opened->set_epoch(session->epoch);
+  *opened->mutable_terms() = session->terms.public_terms;
+  Tell(session, std::move(reply));
+}
+
 SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& call, bool local,
                           std::shared_ptr<SessionListener> listener) {
+  Reap();
   absl::StatusOr<SessionPtr> session = Admit(request, call, local, listener);
   if (session.ok()) return *std::move(session);
   listener->OnEnd(session.status());
@@ -215,13 +251,13 @@ void Sessions::Accept(const SessionPtr& session, const SessionStepPtr& step) {
   session->next_count = step->end();
   session->in_flight.push_back(step);
   session->waiting.pop_front();
-  Send(session, step);
   v1::SessionReply reply;
   v1::StepAccepted* told = reply.mutable_accepted();
   told->set_step_id(step->request.step_id);
   told->set_first_count(step->first_count);
   told->mutable_lengths()->Add(step->accepted.lengths.begin(), step->accepted.lengths.end());
   Tell(session, std::move(reply));
+  Send(session, step);
   EnterNext(session);
 }
 
@@ -231,6 +267,9 @@ void Sessions::Refuse(const SessionPtr& session, const SessionStepPtr& step,
   reply.mutable_accepted()->set_step_id(step->request.step_id);
   *reply.mutable_accepted()->mutable_status() = ToRpcStatus(why);
   Tell(session, std::move(reply));
+  if (session->runner != nullptr) {
+    lock_.Defer([session, id = step->request.step_id] { session->runner->OnStepRefused(id); });
+  }
   const bool was_first = !session->waiting.empty() && session->waiting.front() == step;
   if (was_first) {
     session->waiting.pop_front();
@@ -239,6 +278,18 @@ void Sessions::Refuse(const SessionPtr& session, const SessionStepPtr& step,
 }
 
 void Sessions::Send(const SessionPtr& session, const SessionStepPtr& step) {
+  if (session->runner != nullptr) {
+    const SessionStepRequest& request = step->request;
+    return session->runner->Begin(
+        std::make_shared<const AcceptedStep>(AcceptedStep{.step_id = request.step_id,
+                                                          .kind = request.kind,
+                                                          .range = request.range,
+                                                          .query_rows = request.query_rows,
+                                                          .new_tokens = request.new_tokens,
+                                                          .first_count = step->first_count,
+                                                          .entries = step->accepted.entries,
+                                                          .pages = step->accepted.pages}));
+  }
   commands_.Send(
       session->cache->id(),
       [session, step](worker::Command* command) { command->body = CommandOf(*session, *step); },
@@ -261,7 +312,11 @@ void Sessions::OnNews(const worker::SessionNews& news) {
     }
   }
   SettleDone(session);
-  if (!news.status.ok()) return BeginEnd(session, news.status);
+  if (!news.status.ok()) {
+    BeginEnd(session, news.status);
+    if (session->runner != nullptr) FinishEnd(session);  // it has ended already
+    return;
+  }
   EndIfIdle(session);
 }
 
@@ -322,8 +377,10 @@ void Sessions::BeginEnd(const SessionPtr& session, const absl::Status& why) {
       Refuse(session, step, why);
     }
   }
+  const absl::Status told = why.ok() ? absl::CancelledError("the session was closed") : why;
+  if (session->runner != nullptr) session->runner->Close(told);
   if (session->epoch != serving_.epoch() || !serving_.ready()) return FinishEnd(session);
-  const absl::Status told = why.ok() ? absl::CancelledError() : why;
+  if (session->runner != nullptr) return;  // its news ends it
   commands_.SendBody(session->cache->id(),
                      worker::CloseSessionCommand{session->id, told.raw_code()},
                      [this, session](const Outcome&) {
@@ -354,7 +411,35 @@ void Sessions::FinishEnd(const SessionPtr& session) {
   session->outbox.End(session->why);
   lock_.Defer([session] { session->outbox.Drain(); });
   mailbox_bytes_ -= session->terms.command.layout.bytes;
+  if (session->runner != nullptr) unjoined_.push_back(session);
   sessions_.erase(session->id);
+}
+
+void Sessions::Join() {
+  std::vector<SessionPtr> closed;
+  {
+    const CriticalSection section(lock_);
+    for (const auto& [id, session] : sessions_) {
+      if (session->runner != nullptr) closed.push_back(session);
+    }
+  }
+  // Each of them moves to unjoined_ when its runner tells that it has ended.
+  for (const SessionPtr& session : closed) session->runner->Join();
+  Reap();
+}
+
+void Sessions::Reap() {
+  std::vector<SessionPtr> ended;
+  {
+    const CriticalSection section(lock_);
+    ended.swap(unjoined_);
+  }
+  for (const SessionPtr& session : ended) session->runner->Join();
+}
+
+absl::Status Sessions::Layer(const SessionPtr& session, v1::LayerInput layer) {
+  if (session->runner != nullptr) return session->runner->OnLayer(std::move(layer));
+  return InvalidField("layer", "the session's layers go through its mailbox");
 }
 
 void Sessions::OnGroupBroken(const absl::Status& why) {

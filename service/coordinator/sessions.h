@@ -36,6 +36,11 @@ class Sessions {
   SessionPtr Open(const v1::OpenSession& request, const CallContext& call, bool local,
                   std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
   void Submit(const SessionPtr& session, const v1::SubmitStep& request) TRIBUTARY_UNLOCKED;
+  // A layer in a message, and whether there is room for another.
+  absl::Status Layer(const SessionPtr& session, v1::LayerInput layer) TRIBUTARY_UNLOCKED;
+  static bool HasRoom(const SessionPtr& session) {
+    return session->runner == nullptr || session->runner->HasRoom();
+  }
   // Once the steps in flight are over.
   void Close(const SessionPtr& session) TRIBUTARY_UNLOCKED;
   // The host is gone: at once.
@@ -52,6 +57,8 @@ class Sessions {
   void EndAll(const absl::Status& why) TRIBUTARY_LOCKED;
   // New sessions and steps are refused; a session ends when its steps are over.
   void StartDraining() TRIBUTARY_LOCKED;
+  // After EndAll: waits until nothing of any session runs in this process.
+  void Join() TRIBUTARY_UNLOCKED;
 
   int64_t open() const TRIBUTARY_LOCKED { return static_cast<int64_t>(sessions_.size()); }
 
@@ -61,7 +68,14 @@ class Sessions {
   absl::StatusOr<SessionPtr> Admit(const v1::OpenSession& request, const CallContext& call,
                                    bool local, const std::shared_ptr<SessionListener>& listener)
       TRIBUTARY_UNLOCKED;
+  // Waits for the runners of sessions that have ended, which takes no longer than a layer.
+  void Reap() TRIBUTARY_UNLOCKED;
+  // OK when the group and the caller can share such memory.
+  absl::Status CheckMemory(v1::SessionMemory memory, bool local) const;
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
+  // Of a session whose layers are messages: it is open at once.
+  void OpenRunner(const SessionPtr& session,
+                  const std::shared_ptr<SessionListener>& listener) TRIBUTARY_LOCKED;
 
   // The first step that waits takes its place among the calls of its sequences.
   void EnterNext(const SessionPtr& session) TRIBUTARY_LOCKED;
@@ -98,6 +112,8 @@ class Sessions {
   // Those that have not ended.
   absl::flat_hash_map<worker::SessionId, SessionPtr> sessions_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Those that have ended and whose runners may not have.
+  std::vector<SessionPtr> unjoined_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 
 }  // namespace tributary::service

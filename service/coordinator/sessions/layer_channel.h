@@ -1,0 +1,62 @@
+// How the layers of one session come from the host and how their results go back to it.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/data/session_terms.h"
+#include "worker/cache_spec.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+// One layer of a step.
+struct LayerCall {
+  uint64_t step_id = 0;
+  int32_t layer = 0;   // of the cache
+  uint32_t count = 0;  // the session's number of it
+  worker::LayerGeometry geometry;
+  int32_t query_rows = 0;
+  int32_t new_tokens = 0;
+};
+
+// Bytes of a layer's tensors.
+struct LayerBytes {
+  size_t q = 0;
+  size_t k = 0;
+  size_t v = 0;
+  size_t output = 0;
+  size_t lse = 0;
+};
+LayerBytes BytesOf(const LayerCall& call, const SessionTerms& terms);
+
+// What the host handed over, and where it wants the results.
+struct LayerTensors {
+  worker::TensorView q;
+  worker::TensorView k;
+  worker::TensorView v;
+  std::byte* output = nullptr;        // null in an append-only step
+  std::byte* lse = nullptr;           // null where none is wanted
+  std::shared_ptr<const void> owner;  // keeps all of them
+};
+
+// Take and Deliver are called by the thread that carries out the steps, End from any thread.
+class LayerChannel {
+ public:
+  virtual ~LayerChannel() = default;
+
+  // Waits until the host has handed over the layer. DEADLINE_EXCEEDED when `until` came first, or
+  // the status that End was given.
+  virtual absl::StatusOr<LayerTensors> Take(const LayerCall& call,
+                                            std::chrono::steady_clock::time_point until) = 0;
+  // The layer that was taken last is done, and its results lie where they are wanted.
+  virtual void Deliver(const LayerCall& call) = 0;
+  // Ends every wait of both sides. Only the first call counts.
+  virtual void End(const absl::Status& why) = 0;
+};
+
+}  // namespace tributary::service

@@ -1,0 +1,113 @@
+#include "service/coordinator/sessions/message_channel.h"
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+
+namespace tributary::service {
+namespace {
+
+absl::Status CheckSize(const std::string& bytes, size_t wanted, const char* field) {
+  if (bytes.size() == wanted) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("must have ", wanted, " bytes, has ", bytes.size()));
+}
+
+worker::TensorView ViewOf(const std::string& bytes, DType dtype) {
+  if (bytes.empty()) return {};
+  return {.data = reinterpret_cast<const std::byte*>(bytes.data()),
+          .dtype = dtype,
+          .bytes = bytes.size()};
+}
+
+}  // namespace
+
+absl::StatusOr<LayerTensors> MessageChannel::Take(const LayerCall& call,
+                                                  std::chrono::steady_clock::time_point until) {
+  LayerPtr layer;
+  {
+    const MutexLock lock(mutex_);
+    while (layers_.empty() && ended_.ok()) {
+      if (changed_.WaitUntil(mutex_, until)) continue;
+      return absl::DeadlineExceededError(
+          absl::StrCat("the host did not hand over layer ", call.layer, " of step ", call.step_id,
+                       " within ", terms_.public_terms.wait_timeout_ms(), " ms"));
+    }
+    if (!ended_.ok()) return ended_;
+    layer = std::move(layers_.front());
+    layers_.pop_front();
+  }
+  on_room_();
+  TRIBUTARY_RETURN_IF_ERROR(Check(call, *layer));
+  taken_ = std::make_shared<Taken>(Taken{.input = layer});
+  LayerTensors tensors{.q = ViewOf(layer->q(), terms_.command.q_dtype),
+                       .k = ViewOf(layer->k(), terms_.command.kv_dtype),
+                       .v = ViewOf(layer->v(), terms_.command.kv_dtype),
+                       .owner = taken_};
+  const LayerBytes bytes = BytesOf(call, terms_);
+  v1::LayerOutput* output = taken_->result.mutable_layer();
+  output->set_step_id(call.step_id);
+  output->set_layer(call.layer);
+  const auto place = [](std::string* to, size_t size) {
+    to->resize(size);
+    return size == 0 ? nullptr : reinterpret_cast<std::byte*>(to->data());
+  };
+  tensors.output = place(output->mutable_output(), bytes.output);
+  tensors.lse = place(output->mutable_lse(), bytes.lse);
+  return tensors;
+}
+
+absl::Status MessageChannel::Check(const LayerCall& call, const v1::LayerInput& layer) const {
+  if (layer.step_id() != call.step_id) {
+    return InvalidField("layer.step_id", absl::StrCat("the next layer is of step ", call.step_id,
+                                                      ", not ", layer.step_id()));
+  }
+  if (layer.layer() != call.layer) {
+    return InvalidField("layer.layer",
+                        absl::StrCat("the next is layer ", call.layer, ", not ", layer.layer()));
+  }
+  const LayerBytes bytes = BytesOf(call, terms_);
+  TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.q(), bytes.q, "layer.q"));
+  TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.k(), bytes.k, "layer.k"));
+  return CheckSize(layer.v(), bytes.v, "layer.v");
+}
+
+void MessageChannel::Deliver(const LayerCall& call) {
+  send_(std::move(taken_->result));
+  taken_.reset();
+}
+
+void MessageChannel::End(const absl::Status& why) {
+  const MutexLock lock(mutex_);
+  if (!ended_.ok()) return;
+  ended_ = why;
+  layers_.clear();
+  changed_.NotifyAll();
+}
+
+void MessageChannel::Put(v1::LayerInput layer) {
+  const MutexLock lock(mutex_);
+  if (!ended_.ok() || refused_.contains(layer.step_id())) return;
+  layers_.push_back(std::make_shared<const v1::LayerInput>(std::move(layer)));
+  changed_.NotifyAll();
+}
+
+bool MessageChannel::HasRoom() const {
+  const MutexLock lock(mutex_);
+  return layers_.size() < static_cast<size_t>(terms_.public_terms.slots());
+}
+
+void MessageChannel::Refuse(uint64_t step_id) {
+  {
+    const MutexLock lock(mutex_);
+    refused_.insert(step_id);
+    if (refused_.size() > kRemembered) refused_.erase(refused_.begin());
+    std::erase_if(layers_, [&](const LayerPtr& layer) { return layer->step_id() == step_id; });
+  }
+  on_room_();
+}
+
+}  // namespace tributary::service
