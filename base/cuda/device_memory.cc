@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <random>
 
 namespace tributary::cuda {
 namespace {
@@ -31,6 +32,16 @@ std::string UuidOf(const cudaDeviceProp& device) {
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+const std::string& ProcessNonce() {
+  static const std::string nonce = [] {
+    std::random_device dice;
+    std::string bytes(16, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(dice());
+    return bytes;
+  }();
+  return nonce;
 }
 
 absl::StatusOr<Allocation> FindAllocation(const void* data) {

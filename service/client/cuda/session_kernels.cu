@@ -13,6 +13,9 @@ namespace {
 constexpr int kThreads = 512;
 // Vectors of 16 bytes that a thread of a hand-over has in flight.
 constexpr int kVectors = 2;
+// A launch of no more blocks than this waits for its slot itself. Larger ones would keep the GPU from
+// the attention that frees it.
+constexpr uint32_t kMostHandOverBlocks = 8;
 // A launch of no more blocks than this waits for the result and copies it, too. A larger one would
 // keep many multiprocessors from the attention that it waits for; then one warp waits, and the copy
 // is a launch of its own.
@@ -137,11 +140,21 @@ struct TakeBackArgs {
   ResultTarget target;
 };
 
-// Of one warp, ahead of a copy of many blocks.
-__global__ void __launch_bounds__(32) AwaitKernel(const __grid_constant__ MailboxView session) {
+// What a launch of one warp waits for, ahead of one of many blocks.
+struct AwaitArgs {
+  MailboxView session;
+  bool slot = false;  // that the layer's slot is free; or else its result
+};
+
+__global__ void __launch_bounds__(32) AwaitKernel(const __grid_constant__ AwaitArgs args) {
   WaitForLaunchesAhead();
+  const MailboxView& session = args.session;
   const HostCounter counter = CounterOf(session);
-  if (threadIdx.x == 0) AwaitFinished(session, counter, counter.count + 1);
+  const auto slots = static_cast<uint32_t>(session.layout.slots);
+  const bool free = args.slot && counter.unfinished < slots;  // what was taken back is finished
+  if (threadIdx.x == 0 && !free) {
+    AwaitFinished(session, counter, counter.count + 1 - (args.slot ? slots : 0));
+  }
   // All of the warp: what comes next may be large, and the result may need the room.
   __syncwarp();
   LetNextLaunchBegin();
@@ -247,6 +260,10 @@ cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
   const uint32_t vectors = args.vectors[0] + args.vectors[1] + args.vectors[2];
   constexpr uint32_t kOfBlock = kThreads * kVectors;
   const uint32_t blocks = std::max(1u, (vectors + kOfBlock - 1) / kOfBlock);
+  if (no_result || blocks > kMostHandOverBlocks) {
+    const AwaitArgs slot{.session = session, .slot = true};
+    if (const cudaError_t e = Launch(AwaitKernel, slot, 1, 32, stream); e != cudaSuccess) return e;
+  }
   return Launch(HandOverKernel, args, blocks, kThreads, stream);
 }
 
@@ -260,7 +277,7 @@ cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& targe
   if (fused <= kMostWaitingBlocks) {
     return Launch(TakeBackKernel<true>, args, std::max<int64_t>(fused, 1), kThreads, stream);
   }
-  const cudaError_t awaited = Launch(AwaitKernel, session, 1, 32, stream);
+  const cudaError_t awaited = Launch(AwaitKernel, AwaitArgs{.session = session}, 1, 32, stream);
   if (awaited != cudaSuccess) return awaited;
   const int64_t blocks = std::min<int64_t>((vectors + kCopyThreads - 1) / kCopyThreads, 1024);
   return Launch(TakeBackKernel<false>, args, blocks, kCopyThreads, stream);

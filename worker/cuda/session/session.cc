@@ -75,7 +75,8 @@ absl::Status CudaSession::Describe() {
   TRIBUTARY_CUDA_OK(cudaGetDeviceProperties(&properties, rank_.options().gpu));
   mailbox_ = {.handle = std::string(reinterpret_cast<const char*>(&handle), sizeof(handle)),
               .gpu = cuda::UuidOf(properties),
-              .address = reinterpret_cast<uint64_t>(memory_->mailbox())};
+              .address = reinterpret_cast<uint64_t>(memory_->mailbox()),
+              .process_nonce = cuda::ProcessNonce()};
   return absl::OkStatus();
 }
 

@@ -1,0 +1,20 @@
+// The channel to a service.
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/client/client.h"
+
+namespace tributary::client {
+
+// INVALID_ARGUMENT naming a field of the options.
+absl::Status CheckConnectOptions(const ConnectOptions& options);
+
+// A channel with a connection of its own, which is made when it is first used.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options);
+
+}  // namespace tributary::client

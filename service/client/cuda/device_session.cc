@@ -1,0 +1,277 @@
+#include "service/client/cuda/device_session.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/cuda/device_memory.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+#include "service/client/connect.h"
+#include "service/client/cuda/session_kernels.h"
+#include "service/client/session_stream.h"
+#include "tributary/v1/attention.grpc.pb.h"
+
+namespace tributary::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+absl::Status FromCuda(absl::string_view what, cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
+}
+
+int32_t BytesOf(v1::DType dtype) { return dtype == v1::DTYPE_F32 ? 4 : 2; }
+
+Element ElementOf(v1::DType dtype) {
+  if (dtype == v1::DTYPE_F32) return Element::kF32;
+  return dtype == v1::DTYPE_BF16 ? Element::kBf16 : Element::kF16;
+}
+
+mailbox::Layout ReadLayout(const v1::MailboxLayout& layout) {
+  return {.arrived = layout.arrived(),
+          .finished = layout.finished(),
+          .status = layout.status(),
+          .service_sleeps = layout.service_sleeps(),
+          .host_sleeps = layout.host_sleeps(),
+          .first_slot = layout.first_slot(),
+          .slot_bytes = layout.slot_bytes(),
+          .slots = layout.slots(),
+          .q = layout.q(),
+          .k = layout.k(),
+          .v = layout.v(),
+          .output = layout.output(),
+          .lse = layout.lse(),
+          .bytes = layout.byte_size()};
+}
+
+absl::Status CheckRows(absl::string_view field, const HeadRows& rows, int32_t element_bytes) {
+  if (rows.data == nullptr) return absl::OkStatus();
+  if (rows.rows < 1 || rows.heads < 1 || rows.dim < 1) {
+    return InvalidField(field, "has data, but no rows, heads or dimensions");
+  }
+  const auto odd = [element_bytes](int64_t elements) { return elements * element_bytes % 16 != 0; };
+  if (odd(rows.dim) || odd(rows.row_stride) || odd(rows.head_stride) ||
+      reinterpret_cast<uintptr_t>(rows.data) % 16 != 0) {
+    return InvalidField(field, "address, dim and strides must be multiples of 16 bytes");
+  }
+  return absl::OkStatus();
+}
+
+class CudaDeviceSession final : public DeviceSession {
+ public:
+  CudaDeviceSession(const ConnectOptions& connect, const DeviceSessionOptions& options)
+      : options_(options), timeout_(connect.timeout) {}
+
+  ~CudaDeviceSession() override {
+    stream_.reset();  // the service ends every wait, and so does EndWaits
+    if (mailbox_ == nullptr || cudaSetDevice(gpu_) != cudaSuccess) return;
+    cudaDeviceSynchronize();
+    if (opened_here_) cudaIpcCloseMemHandle(mailbox_);
+    cudaFree(counter_);
+    cudaFreeHost(pinned_);
+    cudaStreamDestroy(control_);
+  }
+
+  absl::Status Start(const ConnectOptions& connect) {
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("the current GPU", cudaGetDevice(&gpu_)));
+    cudaDeviceProp properties;
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("the current GPU", cudaGetDeviceProperties(&properties, gpu_)));
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("loading kernels", LoadSessionKernels()));
+    const std::string gpu = cuda::UuidOf(properties);
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
+    TRIBUTARY_RETURN_IF_ERROR(channel.status());
+    stub_ = v1::AttentionService::NewStub(*channel);
+    v1::OpenSession open;
+    open.set_cache_id(options_.cache_id);
+    open.set_memory(v1::SESSION_MEMORY_DEVICE);
+    open.set_max_rows(options_.max_rows);
+    open.set_max_new_tokens(options_.max_new_tokens);
+    open.set_q_dtype(options_.dtype);
+    open.set_kv_dtype(options_.dtype);
+    open.set_output_dtype(v1::DTYPE_F32);  // rounded on the way out of the slot
+    open.set_return_lse(options_.return_lse);
+    open.set_max_steps(options_.max_steps);
+    open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
+    open.set_device_uuid(gpu);
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, Until()));
+    TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(gpu));
+    stream_->OnEnd([this](const absl::Status& why) { EndWaits(why); });
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint64_t> Submit(const SessionStep& step) override {
+    v1::SubmitStep message;
+    message.set_step_id(++last_step_);
+    message.set_mode(step.mode);
+    message.set_first_layer(step.first_layer);
+    message.set_layers(step.layers);
+    message.set_append_only(step.append_only);
+    for (const SessionEntry& entry : step.entries) {
+      v1::SessionStepEntry* out = message.add_entries();
+      out->set_sequence_id(entry.sequence_id);
+      out->set_first_position(entry.first_position);
+      out->set_query_rows(entry.query_rows);
+      out->set_new_tokens(entry.new_tokens);
+      if (entry.truncate_to.has_value()) out->set_truncate_to(*entry.truncate_to);
+      if (entry.fork_from.has_value()) out->set_fork_from(*entry.fork_from);
+      if (entry.fork_length.has_value()) out->set_fork_length(*entry.fork_length);
+    }
+    TRIBUTARY_RETURN_IF_ERROR(stream_->Submit(message, Until()).status());
+    return last_step_;
+  }
+
+  absl::Status Attend(cudaStream_t stream, const SessionLayer& layer) override {
+    const int32_t bytes = BytesOf(options_.dtype);
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("q", layer.q, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", layer.k, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", layer.v, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("output", layer.output, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRoom(layer.q.rows, layer.k.rows));
+    if (layer.q.data == nullptr) return InvalidField("q", "has no data: see Append");
+    if (layer.lse != nullptr && !options_.return_lse) {
+      return InvalidField("lse", "is given, but the session was opened without return_lse");
+    }
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("handing a layer over", LaunchHandOver(view_, Strided(layer.q), Strided(layer.k),
+                                                        Strided(layer.v), false, stream)));
+    const HeadRows& to = layer.output;
+    const bool has_output = to.data != nullptr;
+    const ResultTarget target{.output = to.data,
+                              .lse = layer.lse,
+                              .element = ElementOf(options_.dtype),
+                              .rows = layer.q.rows,
+                              .heads = layer.q.heads,
+                              .value_dim = has_output ? to.dim : 8,
+                              .row_stride = has_output ? RowStride(to) : 0,
+                              .head_stride = has_output ? HeadStride(to) : 0};
+    return FromCuda("taking a layer back", LaunchTakeBack(view_, target, stream));
+  }
+
+  absl::Status Append(cudaStream_t stream, const HeadRows& k, const HeadRows& v) override {
+    const int32_t bytes = BytesOf(options_.dtype);
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", k, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", v, bytes));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRoom(0, k.rows));
+    return FromCuda("handing a layer over",
+                    LaunchHandOver(view_, {}, Strided(k), Strided(v), true, stream));
+  }
+
+  absl::Status Await(uint64_t step) override { return stream_->Await(step, Until()); }
+
+  absl::Status status() const override {
+    if (absl::Status said = stream_->status(); !said.ok()) return said;
+    const uint32_t failure = pinned_->failure.status;
+    if (failure == 0) return absl::OkStatus();
+    return absl::Status(static_cast<absl::StatusCode>(failure), "a wait for the service ended");
+  }
+
+  const v1::SessionOpened& opened() const override { return stream_->opened(); }
+
+ private:
+  struct Pinned {
+    HostFailure failure;
+    uint32_t end_status = 0;  // what EndWaits writes
+  };
+
+  Clock::time_point Until() const { return Clock::now() + timeout_; }
+
+  absl::Status OpenMailbox(const std::string& gpu) {
+    const v1::SessionOpened& opened = stream_->opened();
+    const v1::DeviceMailbox& device = opened.device();
+    view_.layout = ReadLayout(opened.layout());
+    if (device.process_nonce() == cuda::ProcessNonce()) {
+      mailbox_ = reinterpret_cast<void*>(device.address());
+    } else {
+      cudaIpcMemHandle_t handle;
+      if (device.raw_handle().size() != sizeof(handle)) {
+        return absl::InternalError("the service sent no handle of a mailbox");
+      }
+      std::memcpy(&handle, device.raw_handle().data(), sizeof(handle));
+      TRIBUTARY_RETURN_IF_ERROR(
+          FromCuda("opening the mailbox",
+                   cudaIpcOpenMemHandle(&mailbox_, handle, cudaIpcMemLazyEnablePeerAccess)));
+      opened_here_ = true;
+    }
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("a counter", cudaMalloc(&counter_, sizeof(HostCounter))));
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("a counter", cudaMemset(counter_, 0, sizeof(HostCounter))));
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("pinned memory", cudaHostAlloc(&pinned_, sizeof(Pinned), cudaHostAllocMapped)));
+    *pinned_ = {};
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("a stream", cudaStreamCreateWithFlags(&control_, cudaStreamNonBlocking)));
+    view_.mailbox = static_cast<std::byte*>(mailbox_);
+    view_.counter = counter_;
+    view_.failure = &pinned_->failure;
+    view_.bound = static_cast<uint64_t>(std::chrono::nanoseconds(options_.wait_timeout).count());
+    view_.one_gpu = device.device_uuid() == gpu;
+    return absl::OkStatus();
+  }
+
+  // On the stream's thread: a service that died ends no wait.
+  void EndWaits(const absl::Status& why) {
+    if (cudaSetDevice(gpu_) != cudaSuccess) return;
+    pinned_->end_status = static_cast<uint32_t>(why.ok() ? 1 : why.raw_code());
+    cudaMemcpyAsync(view_.mailbox + view_.layout.status, &pinned_->end_status, sizeof(uint32_t),
+                    cudaMemcpyHostToDevice, control_);
+  }
+
+  absl::Status CheckRoom(int32_t rows, int32_t tokens) const {
+    if (rows > options_.max_rows) {
+      return InvalidField(
+          "q.rows", absl::StrCat("is ", rows, ", the session was opened for ", options_.max_rows));
+    }
+    if (tokens > options_.max_new_tokens) {
+      return InvalidField("k.rows", absl::StrCat("is ", tokens, ", the session was opened for ",
+                                                 options_.max_new_tokens));
+    }
+    return absl::OkStatus();
+  }
+
+  static int64_t RowStride(const HeadRows& rows) {
+    return rows.row_stride != 0 ? rows.row_stride : int64_t{rows.heads} * rows.dim;
+  }
+  static int64_t HeadStride(const HeadRows& rows) {
+    return rows.head_stride != 0 ? rows.head_stride : rows.dim;
+  }
+  StridedTensor Strided(const HeadRows& rows) const {
+    if (rows.data == nullptr) return {};
+    const int32_t bytes = BytesOf(options_.dtype);
+    return {.data = static_cast<const std::byte*>(rows.data),
+            .rows = rows.rows,
+            .heads = rows.heads,
+            .head_bytes = rows.dim * bytes,
+            .row_stride = RowStride(rows) * bytes,
+            .head_stride = HeadStride(rows) * bytes};
+  }
+
+  const DeviceSessionOptions options_;
+  const std::chrono::milliseconds timeout_;
+  int gpu_ = 0;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+  void* mailbox_ = nullptr;
+  bool opened_here_ = false;  // by its handle
+  HostCounter* counter_ = nullptr;
+  Pinned* pinned_ = nullptr;
+  cudaStream_t control_ = nullptr;
+  MailboxView view_;
+  uint64_t last_step_ = 0;
+  std::unique_ptr<SessionStream> stream_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceSession>> DeviceSession::Open(
+    const ConnectOptions& connect, const DeviceSessionOptions& options) {
+  auto session = std::make_unique<CudaDeviceSession>(connect, options);
+  TRIBUTARY_RETURN_IF_ERROR(session->Start(connect));
+  return session;
+}
+
+}  // namespace tributary::client

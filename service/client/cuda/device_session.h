@@ -1,0 +1,112 @@
+// A session for hosts that compute with CUDA: the host submits a whole model step, and its GPU
+// drives the layers. docs/sessions.md shows how.
+//
+// clang-format off
+//   auto session = DeviceSession::Open({.target = "unix:/run/tributary.sock"},
+//                                      {.cache_id = "my-model", .max_rows = 32, ...});
+//   (*session)->Submit({.first_layer = 0, .layers = 32, .entries = {...}});
+//   for (int layer = 0; layer < 32; ++layer) {
+//     ... q, k, v on `stream` ...
+//     (*session)->Attend(stream, {.q = q, .k = k, .v = v, .output = output});
+//   }
+// clang-format on
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/client/client.h"
+#include "tributary/v1/session.pb.h"
+
+namespace tributary::client {
+
+struct DeviceSessionOptions {
+  std::string cache_id;
+  int32_t max_rows = 1;              // query rows of a step
+  int32_t max_new_tokens = 1;        // new tokens of a step
+  v1::DType dtype = v1::DTYPE_BF16;  // of q, k, v and output: F32, BF16 or F16
+  bool return_lse = false;
+  int32_t max_steps = 2;  // submitted and not over, at a time
+  // How long a launch waits for the service, and the service for a launch, before the session is
+  // given up.
+  std::chrono::milliseconds wait_timeout{10'000};
+};
+
+struct SessionEntry {
+  uint64_t sequence_id = 0;
+  int64_t first_position = 0;
+  int32_t query_rows = 0;  // 0 in an append-only step
+  int32_t new_tokens = 0;
+  std::optional<int64_t> truncate_to;  // first rolls the sequence back
+  std::optional<uint64_t> fork_from;   // first makes it a fork of another
+  std::optional<int64_t> fork_length;
+};
+
+struct SessionStep {
+  v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
+  int32_t first_layer = 0;
+  int32_t layers = 1;
+  std::vector<SessionEntry> entries;
+  bool append_only = false;
+};
+
+// Rows of heads on the device. Within a head elements are dense; rows and heads lie so many
+// elements apart, so a view of a fused projection or of a transposed tensor is taken as it is.
+// Strides are multiples of 16 bytes. `data` null: none.
+struct HeadRows {
+  void* data = nullptr;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t dim = 0;
+  int64_t row_stride = 0;   // 0: heads * dim
+  int64_t head_stride = 0;  // 0: dim
+};
+
+// One layer of a submitted step.
+struct SessionLayer {
+  HeadRows q;
+  HeadRows k;  // as many rows as the step has new tokens
+  HeadRows v;
+  HeadRows output;       // of q's rows and heads; without data: the results are left in the slot
+  float* lse = nullptr;  // [rows, heads] on the device, with return_lse
+};
+
+// Used from one thread at a time. Its launches are made on the device that was current when it was
+// opened.
+class DeviceSession {
+ public:
+  // FAILED_PRECONDITION, open.memory: the service has no mailbox on a GPU for this host.
+  static absl::StatusOr<std::unique_ptr<DeviceSession>> Open(const ConnectOptions& connect,
+                                                             const DeviceSessionOptions& options);
+  // Ends the session, and waits for what it has launched.
+  virtual ~DeviceSession() = default;
+
+  // Returns when the service has accepted the step, or refused it: then nothing has changed, and
+  // none of its layers may be launched. May be called while earlier steps run. The step's number,
+  // for Await.
+  virtual absl::StatusOr<uint64_t> Submit(const SessionStep& step) = 0;
+  // Puts two small launches into `stream`: one hands the layer over, one waits and takes the
+  // results back. They may be captured in a CUDA graph, which may be launched again for every later
+  // step of the same shape. Layers are launched in the order of steps and layers.
+  //
+  // When the session ends before its time, results are NaN, and status() says why.
+  virtual absl::Status Attend(cudaStream_t stream, const SessionLayer& layer) = 0;
+  // The same for a layer of an append-only step: one launch, which waits for no result.
+  virtual absl::Status Append(cudaStream_t stream, const HeadRows& k, const HeadRows& v) = 0;
+
+  // What became of a step; waits until it is over.
+  virtual absl::Status Await(uint64_t step) = 0;
+  // OK while the session works: as far as the stream and the GPU have said.
+  virtual absl::Status status() const = 0;
+  virtual const v1::SessionOpened& opened() const = 0;
+};
+
+}  // namespace tributary::client

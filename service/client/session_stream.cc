@@ -1,0 +1,145 @@
+#include "service/client/session_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/grpc_status.h"
+#include "base/status/rpc_errors.h"
+#include "base/sync/wait_until.h"
+
+namespace tributary::client {
+namespace {
+
+// Outcomes that nobody asks for are forgotten, the oldest first.
+constexpr size_t kMostOutcomes = 256;
+
+absl::Status Late(absl::string_view what) {
+  return absl::DeadlineExceededError(absl::StrCat("the service did not ", what, " in time"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
+    v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
+    std::chrono::steady_clock::time_point deadline) {
+  std::unique_ptr<SessionStream> session(new SessionStream);
+  session->stream_ = stub->AttendSession(&session->context_);
+  v1::SessionRequest first;
+  *first.mutable_open() = request;
+  session->stream_->Write(first);  // the read says what came of it
+  session->reader_ = std::thread([s = session.get()] { s->Read(); });
+  const absl::MutexLock lock(&session->mutex_);
+  while (!session->is_open_ && !session->over_) {
+    if (WaitUntil(session->changed_, session->mutex_, deadline)) return Late("open the session");
+  }
+  if (!session->is_open_) return session->why_;
+  return session;
+}
+
+SessionStream::~SessionStream() {
+  context_.TryCancel();
+  if (reader_.joinable()) reader_.join();
+}
+
+void SessionStream::Read() {
+  v1::SessionReply reply;
+  while (stream_->Read(&reply)) {
+    const absl::MutexLock lock(&mutex_);
+    Handle(reply);
+    changed_.SignalAll();
+  }
+  const absl::Status why = FromGrpcStatus(stream_->Finish());
+  std::function<void(const absl::Status&)> on_end;
+  {
+    const absl::MutexLock lock(&mutex_);
+    over_ = true;
+    why_ = why.ok() ? absl::CancelledError("the session was closed") : why;
+    on_end = on_end_;
+    changed_.SignalAll();
+  }
+  if (on_end) on_end(why);
+}
+
+void SessionStream::Handle(const v1::SessionReply& reply) {
+  switch (reply.body_case()) {
+    case v1::SessionReply::kOpened:
+      opened_ = reply.opened();
+      is_open_ = true;
+      return;
+    case v1::SessionReply::kAccepted:
+      accepted_[reply.accepted().step_id()] = reply.accepted();
+      return;
+    case v1::SessionReply::kEnded:
+      ended_[reply.ended().step_id()] =
+          reply.ended().has_status() ? FromRpcStatus(reply.ended().status()) : absl::OkStatus();
+      if (ended_.size() > kMostOutcomes) ended_.erase(ended_.begin());
+      return;
+    case v1::SessionReply::kLayer:
+    case v1::SessionReply::BODY_NOT_SET:
+      return;
+  }
+}
+
+void SessionStream::OnEnd(std::function<void(const absl::Status&)> ended) {
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (!over_) {
+      on_end_ = std::move(ended);
+      return;
+    }
+  }
+  ended(status());
+}
+
+absl::Status SessionStream::Write(const v1::SessionRequest& request) {
+  const absl::MutexLock lock(&write_mutex_);
+  if (stream_->Write(request)) return absl::OkStatus();
+  const absl::Status why = status();
+  return why.ok() ? absl::UnavailableError("the session's stream is broken") : why;
+}
+
+absl::StatusOr<v1::StepAccepted> SessionStream::Submit(
+    const v1::SubmitStep& step, std::chrono::steady_clock::time_point deadline) {
+  v1::SessionRequest request;
+  *request.mutable_submit() = step;
+  if (absl::Status written = Write(request); !written.ok()) return written;
+  const absl::MutexLock lock(&mutex_);
+  while (true) {
+    if (const auto found = accepted_.find(step.step_id()); found != accepted_.end()) {
+      v1::StepAccepted accepted = std::move(found->second);
+      accepted_.erase(found);
+      if (accepted.has_status()) return FromRpcStatus(accepted.status());
+      return accepted;
+    }
+    if (over_) return why_;
+    if (WaitUntil(changed_, mutex_, deadline)) return Late("answer a step");
+  }
+}
+
+absl::Status SessionStream::Await(uint64_t step_id,
+                                  std::chrono::steady_clock::time_point deadline) {
+  const absl::MutexLock lock(&mutex_);
+  while (true) {
+    if (const auto found = ended_.find(step_id); found != ended_.end()) return found->second;
+    if (over_) return why_;
+    if (WaitUntil(changed_, mutex_, deadline)) return Late("end a step");
+  }
+}
+
+absl::Status SessionStream::status() const {
+  const absl::MutexLock lock(&mutex_);
+  return over_ ? why_ : absl::OkStatus();
+}
+
+absl::Status SessionStream::Close(std::chrono::steady_clock::time_point deadline) {
+  v1::SessionRequest request;
+  request.mutable_close();
+  Write(request).IgnoreError();  // the end says why
+  const absl::MutexLock lock(&mutex_);
+  while (!over_) {
+    if (WaitUntil(changed_, mutex_, deadline)) return Late("close the session");
+  }
+  return absl::IsCancelled(why_) ? absl::OkStatus() : why_;
+}
+
+}  // namespace tributary::client

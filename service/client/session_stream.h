@@ -1,0 +1,72 @@
+// The stream of a session: steps are submitted on it, and it lives as long as the session.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "tributary/v1/attention.grpc.pb.h"
+#include "tributary/v1/session.pb.h"
+
+namespace tributary::client {
+
+// Thread safe. One thread of its own reads what the service says.
+class SessionStream {
+ public:
+  // Opens the session; `deadline` is for that alone. The service's refusal, or DEADLINE_EXCEEDED.
+  static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
+      v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
+      std::chrono::steady_clock::time_point deadline);
+  // Ends the session at once, if it has not ended.
+  ~SessionStream();
+  SessionStream(const SessionStream&) = delete;
+  SessionStream& operator=(const SessionStream&) = delete;
+
+  const v1::SessionOpened& opened() const { return opened_; }
+  // `ended` is called once, on the stream's thread, as soon as the session is over; at once if it
+  // is.
+  void OnEnd(std::function<void(const absl::Status&)> ended);
+
+  // The service's answer to a step: accepted, or why not. Steps are submitted one after the other.
+  absl::StatusOr<v1::StepAccepted> Submit(const v1::SubmitStep& step,
+                                          std::chrono::steady_clock::time_point deadline);
+  // What became of an accepted step: OK when it was carried out.
+  absl::Status Await(uint64_t step_id, std::chrono::steady_clock::time_point deadline);
+  // Why the session is over; OK while it is not.
+  absl::Status status() const;
+  // Ends the session when its steps are over. The status with which it ended.
+  absl::Status Close(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  SessionStream() = default;
+  void Read();
+  absl::Status Write(const v1::SessionRequest& request);
+  void Handle(const v1::SessionReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriterInterface<v1::SessionRequest, v1::SessionReply>> stream_;
+  v1::SessionOpened opened_;  // set before Open returns
+  std::thread reader_;
+
+  absl::Mutex write_mutex_;  // one write at a time
+
+  mutable absl::Mutex mutex_;
+  absl::CondVar changed_;
+  bool is_open_ ABSL_GUARDED_BY(mutex_) = false;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status why_ ABSL_GUARDED_BY(mutex_);
+  std::function<void(const absl::Status&)> on_end_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, v1::StepAccepted> accepted_ ABSL_GUARDED_BY(mutex_);  // not asked for yet
+  std::map<uint64_t, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tributary::client
