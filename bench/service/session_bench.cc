@@ -123,7 +123,7 @@ class Host {
     spec.set_kv_heads(kv_heads_);
     spec.set_head_dim(dim_);
     spec.set_page_size(64);
-    spec.set_capacity_tokens(size.batch * (size.tokens + rows_each_ + 128));
+    spec.set_capacity_tokens(size.batch * (size.tokens + rows_each_ + 512));
     client_.DeleteCache(kCache).IgnoreError();  // of a run that failed
     Check(client_.CreateCache(kCache, spec).status(), "creating the cache");
     for (int32_t i = 0; i < size.batch; ++i) {
@@ -140,11 +140,11 @@ class Host {
 
   Figures Measure() {
     Fill();
-    session_ = Value(
-        DeviceSession::Open(
-            connect_,
-            {.cache_id = kCache, .max_rows = rows_, .max_new_tokens = rows_, .return_lse = false}),
-        "opening a session");
+    session_ =
+        Value(DeviceSession::Open(
+                  connect_,
+                  {.cache_id = kCache, .max_rows = rows_, .max_new_tokens = rows_, .max_steps = 4}),
+              "opening a session");
     Figures figures;
     figures.worst_error = FirstStep();
     Time(&figures);
@@ -258,6 +258,8 @@ class Host {
     const int steps = absl::GetFlag(FLAGS_steps);
     std::vector<double> us;
     std::chrono::steady_clock::time_point wall_begin;
+    // Two steps are submitted ahead of the one that runs.
+    Value(session_->Submit(Step()), "a step");
     uint64_t step = Value(session_->Submit(Step()), "a step");
     for (int i = -kWarm; i < steps; ++i) {
       if (i == 0) wall_begin = std::chrono::steady_clock::now();
@@ -273,7 +275,8 @@ class Host {
     }
     const std::chrono::duration<double, std::micro> wall =
         std::chrono::steady_clock::now() - wall_begin;
-    Check(cudaGraphLaunch(replay, stream_), "the last step");
+    Check(cudaGraphLaunch(replay, stream_), "the last steps");
+    Check(cudaGraphLaunch(replay, stream_), "the last steps");
     Check(session_->Await(step), "the last step");
     std::sort(us.begin(), us.end());
     figures->us_per_layer = us[us.size() / 2];

@@ -13,9 +13,9 @@ namespace {
 constexpr int kThreads = 512;
 // Vectors of 16 bytes that a thread of a hand-over has in flight.
 constexpr int kVectors = 2;
-// A launch of no more blocks than this waits for its slot itself. Larger ones would keep the GPU from
-// the attention that frees it.
-constexpr uint32_t kMostHandOverBlocks = 8;
+// A launch of no more blocks than this waits for its slot itself, which is seldom: when it follows
+// an append-only step. What frees the slot then is small, and finds room beside so many blocks.
+constexpr uint32_t kMostHandOverBlocks = 128;
 // A launch of no more blocks than this waits for the result and copies it, too. A larger one would
 // keep many multiprocessors from the attention that it waits for; then one warp waits, and the copy
 // is a launch of its own.
