@@ -12,8 +12,7 @@ absl::StatusOr<cudaGraphExec_t> CaptureGraph(cudaStream_t stream,
   TRIBUTARY_CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   const absl::Status captured = enqueue();
   cudaGraph_t graph = nullptr;
-  const absl::Status ended =
-      FromCuda("cudaStreamEndCapture", cudaStreamEndCapture(stream, &graph));
+  const absl::Status ended = FromCuda("cudaStreamEndCapture", cudaStreamEndCapture(stream, &graph));
   const absl::Cleanup destroy = [graph] {
     if (graph != nullptr) cudaGraphDestroy(graph);
   };

@@ -10,8 +10,8 @@
 
 namespace tributary::worker {
 
-// What `enqueue` puts into the stream, which does not run. The caller destroys the graph. kDataLoss:
-// the device failed; after any other error the stream is as before.
+// What `enqueue` puts into the stream, which does not run. The caller destroys the graph.
+// kDataLoss: the device failed; after any other error the stream is as before.
 absl::StatusOr<cudaGraphExec_t> CaptureGraph(cudaStream_t stream,
                                              const std::function<absl::Status()>& enqueue);
 

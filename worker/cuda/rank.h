@@ -76,8 +76,9 @@ class CudaRank {
     // A step began with it and has not ended well: what it holds is anybody's guess.
     bool dirty = true;
   };
-  // Of the step under way; they grow to the largest step. Host memory is staging only. Memory of the
-  // device is taken and given back in the order of `stream`, on which all steps are that use it.
+  // Of the step under way; they grow to the largest step. Host memory is staging only. Memory of
+  // the device is taken and given back in the order of `stream`, on which all steps are that use
+  // it.
   struct Workspace {
     explicit Workspace(cudaStream_t stream);
 
