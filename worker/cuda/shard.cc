@@ -15,8 +15,6 @@
 namespace tributary::worker {
 namespace {
 
-// Longer steps take so long that launching them costs nothing beside it.
-constexpr int32_t kMostGraphRows = 1024;
 // For steps of one size (step_size.h).
 constexpr size_t kRoom = 2;
 

@@ -12,6 +12,9 @@
 
 namespace tributary::worker {
 
+// Rows or tokens of a step. Longer ones take so long that launching them costs nothing beside it.
+inline constexpr int32_t kMostGraphRows = 1024;
+
 // Of one rank. A signature holds everything that the launches of a step depend on, addresses
 // included: forget all before memory is given back, and before a group goes whose exchange they
 // captured.

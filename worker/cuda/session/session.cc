@@ -24,11 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Longer steps take so long that launching them costs nothing beside it.
-constexpr int32_t kMostGraphRows = 1024;
 // For what still runs of a session that was told to end.
-constexpr std::chrono::seconds kGrace{5};
-constexpr std::chrono::microseconds kNap{50};
+constexpr std::chrono::seconds kEndGrace{5};
+constexpr std::chrono::microseconds kEndNap{50};
 
 constexpr int32_t kAborted = 10;  // google.rpc.Code
 
@@ -100,9 +98,9 @@ CudaSession::~CudaSession() {
   End(kAborted);
   if (memory_ == nullptr || !rank_.Use().ok()) return;
   // Every wait has ended, so what is left of the steps is through in a moment.
-  const Clock::time_point grace = Clock::now() + kGrace;
+  const Clock::time_point grace = Clock::now() + kEndGrace;
   while (cudaStreamQuery(memory_->stream()) == cudaErrorNotReady && Clock::now() < grace) {
-    std::this_thread::sleep_for(kNap);
+    std::this_thread::sleep_for(kEndNap);
   }
   watch_.FreeLater(std::move(memory_));
 }
