@@ -232,6 +232,14 @@ AttentionServiceFront::Reactor* AttentionServiceFront::CloseSequence(
                });
 }
 
+AttentionServiceFront::Reactor* AttentionServiceFront::UpdateSequences(
+    Context* context, const v1::UpdateSequencesRequest* request, v1::UpdateSequencesReply* reply) {
+  return Serve(context, Method::kUpdateSequences, {Role::kClient}, *request, reply,
+               [&](const CallContext& call, auto done) {
+                 coordinator_->UpdateSequences(*request, call, std::move(done));
+               });
+}
+
 AttentionServiceFront::Reactor* AttentionServiceFront::Append(Context* context,
                                                               const v1::AppendRequest* request,
                                                               v1::AppendReply* reply) {

@@ -45,6 +45,8 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
                             v1::TruncateSequenceReply* reply) override;
   Reactor* CloseSequence(Context* context, const v1::CloseSequenceRequest* request,
                          v1::CloseSequenceReply* reply) override;
+  Reactor* UpdateSequences(Context* context, const v1::UpdateSequencesRequest* request,
+                           v1::UpdateSequencesReply* reply) override;
   Reactor* Append(Context* context, const v1::AppendRequest* request,
                   v1::AppendReply* reply) override;
   Reactor* Attend(Context* context, const v1::AttendRequest* request,

@@ -57,7 +57,7 @@ void SessionStream::Handle(v1::SessionRequest request) {
       SessionPtr opened =
           coordinator_->sessions().Open(request.open(), call_, local_, shared_from_this());
       const MutexLock lock(mutex_);
-      session_ = std::move(opened);
+      if (!over_) session_ = std::move(opened);  // it may have ended meanwhile
       return;
     }
     case v1::SessionRequest::kSubmit:

@@ -129,6 +129,11 @@ void Coordinator::CloseSequence(const v1::CloseSequenceRequest& request, const C
   sequences_.Close(request, call, std::move(done));
 }
 
+void Coordinator::UpdateSequences(const v1::UpdateSequencesRequest& request,
+                                  const CallContext& call, Done<v1::UpdateSequencesReply> done) {
+  sequences_.Update(request, call, std::move(done));
+}
+
 void Coordinator::Append(std::shared_ptr<const v1::AppendRequest> request, const CallContext& call,
                          Done<v1::AppendReply> done) {
   steps_.Append(std::move(request), call, std::move(done));

@@ -64,6 +64,8 @@ class Coordinator final : private EndOfSection {
                         Done<v1::TruncateSequenceReply> done);
   void CloseSequence(const v1::CloseSequenceRequest& request, const CallContext& call,
                      Done<v1::CloseSequenceReply> done);
+  void UpdateSequences(const v1::UpdateSequencesRequest& request, const CallContext& call,
+                       Done<v1::UpdateSequencesReply> done);
   void Append(std::shared_ptr<const v1::AppendRequest> request, const CallContext& call,
               Done<v1::AppendReply> done);
   void Attend(std::shared_ptr<const v1::AttendRequest> request, const CallContext& call,

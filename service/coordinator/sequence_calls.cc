@@ -1,6 +1,7 @@
 #include "service/coordinator/sequence_calls.h"
 
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -8,6 +9,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/operation.h"
+#include "service/schedule/sequence_updates.h"
 
 namespace tributary::service {
 namespace {
@@ -18,6 +20,48 @@ Reply SequenceReply(worker::SequenceId id) {
   Reply reply;
   reply.set_sequence_id(id);
   return reply;
+}
+
+absl::StatusOr<SequenceUpdate> ReadUpdate(const v1::SequenceUpdate& update, int index) {
+  const auto refuse = [index](absl::string_view field, int64_t length) {
+    return InvalidField(absl::StrCat("updates[", index, "].", field),
+                        absl::StrCat("must be >= 0, is ", length));
+  };
+  switch (update.update_case()) {
+    case v1::SequenceUpdate::kOpen:
+      return SequenceUpdate{.kind = SequenceUpdate::Kind::kOpen, .sequence = update.open()};
+    case v1::SequenceUpdate::kFork: {
+      const v1::SequenceFork& fork = update.fork();
+      if (fork.has_length() && fork.length() < 0) return refuse("fork.length", fork.length());
+      return SequenceUpdate{.kind = SequenceUpdate::Kind::kFork,
+                            .sequence = fork.sequence_id(),
+                            .parent = fork.parent_id(),
+                            .length = fork.has_length() ? fork.length() : -1};
+    }
+    case v1::SequenceUpdate::kTruncate: {
+      const v1::SequenceTruncate& cut = update.truncate();
+      if (cut.length() < 0) return refuse("truncate.length", cut.length());
+      return SequenceUpdate{.kind = SequenceUpdate::Kind::kTruncate,
+                            .sequence = cut.sequence_id(),
+                            .length = cut.length()};
+    }
+    case v1::SequenceUpdate::kClose:
+      return SequenceUpdate{.kind = SequenceUpdate::Kind::kClose, .sequence = update.close()};
+    case v1::SequenceUpdate::UPDATE_NOT_SET:
+      break;
+  }
+  return InvalidField(absl::StrCat("updates[", index, "]"), "has no update");
+}
+
+// Those that updates name, each once: the call waits for all of them.
+std::vector<worker::SequenceId> SequencesOf(const std::vector<SequenceUpdate>& updates) {
+  std::set<worker::SequenceId> all;
+  for (const SequenceUpdate& update : updates) {
+    all.insert(update.sequence);
+    if (update.kind == SequenceUpdate::Kind::kFork) all.insert(update.parent);
+  }
+  all.erase(0);
+  return {all.begin(), all.end()};
 }
 
 }  // namespace
@@ -168,6 +212,38 @@ void SequenceCalls::Close(const v1::CloseSequenceRequest& request, const CallCon
     lock_.Answer([done] { done(v1::CloseSequenceReply()); });
   };
   Enter(request.cache_id(), call, {id}, apply, done);
+}
+
+void SequenceCalls::Update(const v1::UpdateSequencesRequest& request, const CallContext& call,
+                           Done<v1::UpdateSequencesReply> done) {
+  if (request.updates().empty()) return done(InvalidField("updates", "must not be empty"));
+  std::vector<SequenceUpdate> updates;
+  for (int i = 0; i < request.updates_size(); ++i) {
+    absl::StatusOr<SequenceUpdate> update = ReadUpdate(request.updates(i), i);
+    if (!update.ok()) return done(update.status());
+    updates.push_back(*std::move(update));
+  }
+  std::vector<worker::SequenceId> order = SequencesOf(updates);
+  const auto apply = [this, updates = std::move(updates), caller = call.caller,
+                      done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const absl::StatusOr<UpdatedSequences> updated =
+        ApplyUpdates(updates, clients_.Of(caller), &cache->table);
+    if (!updated.ok()) {
+      return lock_.Answer([done, status = updated.status()] { done(status); });
+    }
+    for (const worker::SequenceId id : updated->closed) TellClosed(cache, id);
+    for (const worker::SequenceId id : updated->forked) {
+      if (const Sequence* forked = cache->table.Find(id)) TellFork(cache, *forked);
+    }
+    v1::UpdateSequencesReply reply;
+    for (const UpdatedSequences::State& state : updated->states) {
+      v1::SequenceState* out = reply.add_states();
+      out->set_sequence_id(state.sequence);
+      out->set_length(state.length);
+    }
+    lock_.Answer([done, reply] { done(reply); });
+  };
+  Enter(request.cache_id(), call, std::move(order), apply, done);
 }
 
 void SequenceCalls::TellClosed(const CachePtr& cache, worker::SequenceId id) {

@@ -36,6 +36,10 @@ class SequenceCalls {
   void Close(const v1::CloseSequenceRequest& request, const CallContext& call,
              Done<v1::CloseSequenceReply> done);
 
+  // Many of the above for one cache, all of them or none.
+  void Update(const v1::UpdateSequencesRequest& request, const CallContext& call,
+              Done<v1::UpdateSequencesReply> done);
+
   // The account of what a caller's sequences hold; null when nothing is limited.
   ClientAccountPtr AccountOf(const std::string& caller) TRIBUTARY_LOCKED {
     return clients_.Of(caller);

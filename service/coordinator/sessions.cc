@@ -86,6 +86,11 @@ void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
   lock_.Defer([session] { session->outbox.Drain(); });
 }
 
+void Sessions::TellLast(const SessionPtr& session, v1::SessionReply reply) {
+  session->outbox.Reply(std::move(reply));
+  lock_.Answer([session] { session->outbox.Drain(); });
+}
+
 // --------------------------------------------------------------------------------------- opening
 
 absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
@@ -209,6 +214,7 @@ void Sessions::Submit(const SessionPtr& session, const v1::SubmitStep& request) 
                        session->cache->backends);
   const CriticalSection section(lock_);
   if (session->phase != Session::Phase::kOpen) return;  // the host is about to hear why
+  lock_.AcceptCall();                                   // a drain waits for it
   auto step = std::make_shared<SessionStep>();
   step->request.step_id = request.step_id();
   absl::Status refused = checked.status();
@@ -266,7 +272,7 @@ void Sessions::Refuse(const SessionPtr& session, const SessionStepPtr& step,
   v1::SessionReply reply;
   reply.mutable_accepted()->set_step_id(step->request.step_id);
   *reply.mutable_accepted()->mutable_status() = ToRpcStatus(why);
-  Tell(session, std::move(reply));
+  TellLast(session, std::move(reply));
   if (session->runner != nullptr) {
     lock_.Defer([session, id = step->request.step_id] { session->runner->OnStepRefused(id); });
   }
@@ -339,7 +345,7 @@ void Sessions::TellEnded(const SessionPtr& session, const SessionStep& step,
   ended->set_step_id(step.request.step_id);
   if (!status.ok()) *ended->mutable_status() = ToRpcStatus(status);
   ended->set_layers_done(static_cast<int32_t>(layers_done));
-  Tell(session, std::move(reply));
+  TellLast(session, std::move(reply));
 }
 
 // ---------------------------------------------------------------------------------------- ending

@@ -96,6 +96,8 @@ class Sessions {
   void EndIfIdle(const SessionPtr& session) TRIBUTARY_LOCKED;
   // Says, when the critical section has ended, what has been added to the outbox.
   void Tell(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
+  // The same for the last that is said of a step: it refuses the step, or tells its end.
+  void TellLast(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
 
   const CoordinatorOptions& options_;
   const telemetry::Logger& log_;

@@ -14,7 +14,8 @@ const char* Name(Method method) {
                                             "AttendStream",
                                             "GetTopology",
                                             "RegisterSharedMemory",
-                                            "UnregisterSharedMemory"};
+                                            "UnregisterSharedMemory",
+                                            "UpdateSequences"};
   return kNames[static_cast<int>(method)];
 }
 

@@ -33,8 +33,9 @@ enum class Method : uint8_t {
   kGetTopology,
   kRegisterSharedMemory,
   kUnregisterSharedMemory,
+  kUpdateSequences,
 };
-inline constexpr int kMethods = 12;
+inline constexpr int kMethods = 13;
 const char* Name(Method method);
 
 // What a client may have only so much of.

@@ -513,6 +513,33 @@ TEST_F(BrokenGroupTest, ANewGroupIsToldCachesAndTablesBeforeItServes) {
 
 // ----------------------------------------------------------------- sequences, pages, the topology
 
+TEST_F(ApiTest, ManyChangesOfSequencesInOneCall) {
+  v1::UpdateSequencesRequest request;
+  request.set_cache_id("m");
+  v1::SequenceFork* fork = request.add_updates()->mutable_fork();
+  fork->set_parent_id(1);
+  fork->set_sequence_id(7);
+  request.add_updates()->mutable_truncate()->set_sequence_id(7);
+  request.mutable_updates(1)->mutable_truncate()->set_length(5);
+  request.add_updates()->set_open(8);
+  request.add_updates()->set_close(1);
+  v1::UpdateSequencesReply reply;
+  const auto update = [&] {
+    return Call(&v1::AttentionService::Stub::UpdateSequences, request, &reply).error_code();
+  };
+  ASSERT_EQ(update(), grpc::StatusCode::OK);
+  ASSERT_EQ(reply.states_size(), 4);
+  EXPECT_EQ(reply.states(0).length(), 10);
+  EXPECT_EQ(reply.states(1).length(), 5);
+  EXPECT_EQ(reply.states(2).sequence_id(), 8u);
+  v1::AttendReply attended;
+  ASSERT_TRUE(Attend(stub(), AttendOf(spec_, "m", 7, 5, 5), &attended).ok());
+  // 1 is gone, so nothing of the call happens again.
+  EXPECT_EQ(update(), grpc::StatusCode::NOT_FOUND);
+  request.clear_updates();
+  EXPECT_EQ(update(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(ApiTest, PagesAreAccountedForThroughForkWriteTruncateAndClose) {
   const auto cache = [&] { return service_.Topology().caches(0); };
   EXPECT_EQ(cache().pages_used(), 1);
