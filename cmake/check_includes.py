@@ -66,7 +66,11 @@ RULES = (
 )
 
 # What a model host includes. These and all that they include must stand alone.
-PUBLIC_HEADERS = ("service/client/client.h", "service/client/cuda_memory.h")
+PUBLIC_HEADERS = (
+    "service/client/client.h",
+    "service/client/cuda/device_session.h",
+    "service/client/cuda_memory.h",
+)
 NOT_FOR_HOSTS = ("grpc", "grpcpp", "openssl", "kernels", "collective", "worker")
 
 # Clang's thread-safety analysis does not see the locks of the standard library: they carry no annotations.
