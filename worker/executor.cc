@@ -244,11 +244,13 @@ class Executor::Impl {
       return absl::NotFoundError(absl::StrCat("session ", command.session, " is not open"));
     }
     OpenedSession& opened = found->second;
+    StepCommand step{.kind = command.kind, .entries = command.entries};
+    TRIBUTARY_RETURN_IF_ERROR(CheckSessionStep(command, *opened.session, &step));
     for (const PageChanges& changes : command.changes) {
-      TRIBUTARY_ASSIGN_OR_RETURN(Cache* const cache, FindCache(changes.cache));
+      Cache& cache = *caches_.at(changes.cache);
       opened.caches.insert(changes.cache);
-      TRIBUTARY_RETURN_IF_ERROR(opened.session->CopyPages(*cache->shard, changes.page_copies));
-      for (const PageUpdate& update : changes.page_updates) cache->tables.Update(update);
+      TRIBUTARY_RETURN_IF_ERROR(opened.session->CopyPages(*cache.shard, changes.page_copies));
+      for (const PageUpdate& update : changes.page_updates) cache.tables.Update(update);
     }
     std::vector<Shard*> shards;
     std::vector<PlannedStep> layers;
@@ -257,51 +259,73 @@ class Executor::Impl {
     layers.reserve(command.layers.size());
     uint32_t count = command.first_count;
     for (const SessionLayer& place : command.layers) {
-      TRIBUTARY_ASSIGN_OR_RETURN(Cache* const cache, FindCache(place.cache));
+      Cache& cache = *caches_.at(place.cache);
       opened.caches.insert(place.cache);
-      TRIBUTARY_ASSIGN_OR_RETURN(const StepCommand step,
-                                 LayerStep(*cache, command, place.layer, count++, *opened.session));
+      SetLayer(cache, place.layer, count++, *opened.session, &step);
       // Layers of one kind have one plan, which is found, not made.
-      const StepPlan& plan = Plan(*cache, step);
+      const StepPlan& plan = Plan(cache, step);
       if (plans.insert(&plan).second && plans.size() > PlanCache::kPlans) {
         return InvalidField("layers", absl::StrCat("have more than ", PlanCache::kPlans,
                                                    " kinds of masks: submit fewer at a time"));
       }
-      layers.push_back(Planned(*cache, step, plan, deadline));
-      shards.push_back(cache->shard.get());
+      layers.push_back(Planned(cache, step, plan, deadline));
+      shards.push_back(cache.shard.get());
     }
     return opened.session->Enqueue(layers, shards, command.first_count);
   }
 
-  // A layer of a session's step as a step of its own, checked.
-  absl::StatusOr<StepCommand> LayerStep(const Cache& cache, const SessionStepCommand& command,
-                                        int32_t layer, uint32_t count,
-                                        const DeviceSession& session) const {
-    if (layer < 0 || layer >= static_cast<int32_t>(cache.spec.layers.size())) {
-      return InvalidField("layers", absl::StrCat("layer ", layer, " is not in the cache"));
+  // CheckStep, once per cache, with what the command changes in its pages; `step` has the kind and
+  // the entries. Layers of one cache differ in nothing else that it looks at: the session gives
+  // their tensors the right sizes.
+  absl::Status CheckSessionStep(const SessionStepCommand& command, const DeviceSession& session,
+                                StepCommand* step) const {
+    absl::flat_hash_set<CacheId> checked;
+    for (const SessionLayer& place : command.layers) {
+      TRIBUTARY_ASSIGN_OR_RETURN(const Cache* const cache, FindCache(place.cache));
+      if (place.layer < 0 || place.layer >= static_cast<int32_t>(cache->spec.layers.size())) {
+        return InvalidField("layers", absl::StrCat("layer ", place.layer, " is not in the cache"));
+      }
+      if (!checked.insert(place.cache).second) continue;
+      for (const PageChanges& changes : command.changes) {
+        if (changes.cache != place.cache) continue;
+        step->page_copies = changes.page_copies;
+        step->page_updates = changes.page_updates;
+      }
+      SetLayer(*cache, place.layer, command.first_count, session, step);
+      TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache->spec, cache->layout.size, cache->tables, *step));
+      step->page_copies.clear();
+      step->page_updates.clear();
     }
-    StepCommand step;
-    step.layer = layer;
-    step.kind = command.kind;
-    step.entries = command.entries;
+    for (const PageChanges& changes : command.changes) {
+      if (checked.contains(changes.cache)) continue;
+      TRIBUTARY_ASSIGN_OR_RETURN(const Cache* const cache, FindCache(changes.cache));
+      PageTables::Sizes updated;
+      TRIBUTARY_RETURN_IF_ERROR(cache->tables.Check(changes.page_updates, "changes", &updated));
+    }
+    return absl::OkStatus();
+  }
+
+  // Makes `step` the step of one layer, whose tensors lie in the slot of layer number `count`.
+  static void SetLayer(const Cache& cache, int32_t layer, uint32_t count,
+                       const DeviceSession& session, StepCommand* step) {
     int32_t rows = 0;
     int32_t tokens = 0;
-    for (const StepEntry& entry : command.entries) {
+    for (const StepEntry& entry : step->entries) {
       rows += entry.query_rows;
       tokens += entry.new_tokens;
     }
-    const DeviceSession::SlotTensors tensors = session.TensorsOf(
-        GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(layer)]), count, rows, tokens);
-    if (rows > 0) step.q = tensors.q;
+    step->layer = layer;
+    const LayerGeometry geometry =
+        GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(layer)]);
+    const DeviceSession::SlotTensors tensors = session.TensorsOf(geometry, count, rows, tokens);
+    if (rows > 0) step->q = tensors.q;
     if (tokens > 0) {
-      step.k = tensors.k;
-      step.v = tensors.v;
+      step->k = tensors.k;
+      step->v = tensors.v;
     }
-    TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
-    return step;
   }
 
-  absl::StatusOr<Cache*> FindCache(CacheId id) {
+  absl::StatusOr<Cache*> FindCache(CacheId id) const {
     const auto it = caches_.find(id);
     if (it == caches_.end()) return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
     return it->second.get();

@@ -24,7 +24,6 @@ __device__ __forceinline__ SessionCounter CounterOf(const Gate& gate) {
 // is finished. The host learns of it by the status, before any doorbell tells it otherwise.
 __device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter& counter,
                                          bool first) {
-  constexpr uint32_t kDeadlineExceeded = 4;  // google.rpc.Code
   const uint32_t count = counter.first_count + static_cast<uint32_t>(gate.layer);
   const bool failed = counter.failure != 0;
   if (first && gate.layer > 0 && !failed) Ring(gate.finished, count, gate.one_gpu);

@@ -78,6 +78,9 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   return layout;
 }
 
+// google.rpc.Code of the status word and of hosts' failures when a wait was in vain.
+inline constexpr uint32_t kDeadlineExceeded = 4;
+
 // How a wait for a doorbell ended.
 enum class Awaited : uint32_t {
   kReached = 0,

@@ -1,12 +1,12 @@
 #include "service/data/session_terms.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "service/data/resolve_spec.h"
+#include "worker/slot_bytes.h"
 
 namespace tributary::service {
 namespace {
@@ -51,25 +51,6 @@ absl::Status CheckNumbers(const v1::OpenSession& terms) {
 // Launches are made for a few rows more than there are, so that few graphs serve many steps.
 int64_t PaddedRows(int64_t rows) { return rows + rows / 4 + 8; }
 
-mailbox::SlotRoom RoomFor(const worker::CacheSpec& spec,
-                          const worker::OpenSessionCommand& command) {
-  mailbox::SlotRoom room;
-  const auto most = [](size_t* bytes, DType dtype, int64_t elements) {
-    *bytes = std::max(*bytes, BytesOf(dtype, elements));
-  };
-  const int64_t rows = PaddedRows(command.max_rows);
-  const int64_t tokens = PaddedRows(command.max_new_tokens);
-  for (const worker::LayerSpec& layer : spec.layers) {
-    const worker::LayerGeometry g = worker::GeometryOf(spec, layer);
-    most(&room.q, command.q_dtype, rows * g.q_heads * g.kv.key_dim);
-    most(&room.k, command.kv_dtype, tokens * g.kv.kv_heads * g.kv.key_dim);
-    most(&room.v, command.kv_dtype, tokens * g.kv.kv_heads * g.kv.value_dim);
-    most(&room.output, command.output_dtype, rows * g.q_heads * g.kv.value_dim);
-    most(&room.lse, DType::kF32, rows * g.q_heads);
-  }
-  return room;
-}
-
 }  // namespace
 
 absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
@@ -88,7 +69,9 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   command.return_lse = open.return_lse();
   command.wait_timeout = std::chrono::milliseconds(open.wait_timeout_ms());
   command.host_gpu = open.device_uuid();
-  command.layout = mailbox::LayOut(open.slots(), RoomFor(spec, command));
+  command.layout = mailbox::LayOut(
+      open.slots(), worker::MostSlotBytes(spec, command, PaddedRows(command.max_rows),
+                                          PaddedRows(command.max_new_tokens)));
   return terms;
 }
 

@@ -1,7 +1,7 @@
 #include "service/schedule/range_steps.h"
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +10,6 @@
 #include "base/status/status_macros.h"
 
 namespace tributary::service {
-
-struct RangeSteps::Saved {
-  std::map<SequenceId, Sequence> sequences;  // that were open
-  std::vector<SequenceId> opened;            // by the step
-};
 
 absl::StatusOr<AcceptedRange> RangeSteps::Accept(const LayerRange& range, worker::StepKind kind,
                                                  const std::vector<worker::StepEntry>& entries,
@@ -30,12 +25,12 @@ absl::StatusOr<AcceptedRange> RangeSteps::Accept(const LayerRange& range, worker
       accepted.pages.push_back({.group = group});
     }
   }
-  Saved saved;
+  SavedSequences saved;  // that truncations and forks change
   table_.HoldReleased(&accepted.held);
   absl::Status status;
   if (!changes.empty()) status = ApplyChanges(entries, changes, owner, &saved, &accepted);
   if (status.ok()) status = ReserveLayers(kind, &accepted);
-  if (!status.ok()) Withdraw(saved);
+  if (!status.ok()) table_.PutBack(saved);
   table_.HoldReleased(nullptr);
   if (!status.ok()) {
     table_.ReleaseHeld(&accepted.held);
@@ -48,23 +43,20 @@ absl::StatusOr<AcceptedRange> RangeSteps::Accept(const LayerRange& range, worker
 
 absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entries,
                                       const std::vector<EntryChange>& changes,
-                                      const ClientAccountPtr& owner, Saved* saved,
+                                      const ClientAccountPtr& owner, SavedSequences* saved,
                                       AcceptedRange* accepted) {
   // All forks see the sequences as they were.
   for (size_t i = 0; i < entries.size(); ++i) {
-    const auto save = [&](SequenceId id) {
-      if (const Sequence* sequence = table_.Find(id)) saved->sequences.try_emplace(id, *sequence);
-    };
-    if (changes[i].fork_from.has_value()) save(*changes[i].fork_from);
+    if (changes[i].fork_from.has_value()) table_.Save(*changes[i].fork_from, saved);
     if (changes[i].fork_from.has_value() || changes[i].truncate_to.has_value()) {
-      save(entries[i].sequence);
+      table_.Save(entries[i].sequence, saved);
     }
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto index = static_cast<int>(i);
     const SequenceId id = entries[i].sequence;
     if (changes[i].fork_from.has_value()) {
-      TRIBUTARY_RETURN_IF_ERROR(Fork(index, id, changes[i], owner, saved));
+      TRIBUTARY_RETURN_IF_ERROR(Fork(index, id, changes[i], owner, *saved));
       accepted->forked.push_back(id);
     }
     if (!changes[i].truncate_to.has_value()) continue;
@@ -91,12 +83,12 @@ absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entr
 }
 
 absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& change,
-                              const ClientAccountPtr& owner, Saved* saved) {
-  const auto found = saved->sequences.find(*change.fork_from);
-  if (found == saved->sequences.end()) {
+                              const ClientAccountPtr& owner, const SavedSequences& saved) {
+  const std::optional<Sequence>& found = saved.at(*change.fork_from);
+  if (!found.has_value()) {
     return NotFound("sequence", absl::StrCat(*change.fork_from), EntryField(index, "fork_from"));
   }
-  const Sequence& from = found->second;
+  const Sequence& from = *found;
   if (from.lost) return Lost(from.id, EntryField(index, "fork_from"));
   const int64_t length = change.fork_length < 0 ? LeastLength(from) : change.fork_length;
   TRIBUTARY_RETURN_IF_ERROR(table_.CheckFork(EntryField(index, "fork_length"), from, length));
@@ -104,17 +96,11 @@ absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& chang
   if (to == nullptr) {
     bool reopened = false;
     TRIBUTARY_RETURN_IF_ERROR(table_.Open(id, &reopened, owner).status());
-    saved->opened.push_back(id);
     to = table_.Find(id);
   }
   if (to->lost) return Lost(id, EntryField(index, "sequence_id"));
   table_.BecomeFork(from, length, to);
   return absl::OkStatus();
-}
-
-void RangeSteps::Withdraw(const Saved& saved) {
-  for (const SequenceId id : saved.opened) table_.Close(id).IgnoreError();
-  for (const auto& [id, sequence] : saved.sequences) table_.Restore(sequence, table_.Find(id));
 }
 
 // ---------------------------------------------------------------------------------------- layers

@@ -83,20 +83,15 @@ class RangeSteps {
   void Undo(AcceptedRange* accepted);
 
  private:
-  // The sequences that truncations and forks change, as they were.
-  struct Saved;
-
   absl::Status ApplyChanges(const std::vector<worker::StepEntry>& entries,
                             const std::vector<EntryChange>& changes, const ClientAccountPtr& owner,
-                            Saved* saved, AcceptedRange* accepted);
+                            SavedSequences* saved, AcceptedRange* accepted);
   absl::Status Fork(int index, SequenceId id, const EntryChange& change,
-                    const ClientAccountPtr& owner, Saved* saved);
+                    const ClientAccountPtr& owner, const SavedSequences& saved);
   absl::Status CheckLayers(int index, const Sequence& sequence, const LayerRange& range,
                            int64_t first_position) const;
   absl::Status ReserveLayers(worker::StepKind kind, AcceptedRange* accepted);
   void CommitLayers(const std::vector<StepReservation>& reservations, AcceptedRange* accepted);
-  // As everything was before Accept.
-  void Withdraw(const Saved& saved);
 
   SequenceTable& table_;
 };

@@ -138,10 +138,8 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   Sequence* parent = Find(parent_id);
   if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
   if (parent->lost) return Lost(parent_id, "parent_id");
-  const int64_t held = LeastLength(*parent);
-  if (length < 0) length = held;
-  if (length > held) return BeyondEnd("length", length, held);
-  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*parent, length));
+  if (length < 0) length = LeastLength(*parent);
+  TRIBUTARY_RETURN_IF_ERROR(CheckFork("length", *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
     if (!child->lost && child->parent == parent_id && child->fork_length == length &&
         LeastLength(*child) == length && GreatestLength(*child) == length) {
@@ -162,17 +160,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   bool reopened = false;
   TRIBUTARY_ASSIGN_OR_RETURN(child_id, Open(child_id, &reopened, std::move(owner)));
   Sequence* child = Find(child_id);
-  child->parent = parent_id;
-  child->fork_length = length;
-  child->lengths.assign(geometry_.layers, length);
-  child->last_step.assign(geometry_.layers, length);
-  for (int32_t g = 0; g < groups_.size(); ++g) {
-    const PageList& from = parent->groups[g];
-    PageList& to = child->groups[g];
-    to.pages.assign(from.pages.begin(), from.pages.begin() + shared);
-    to.given_up = length > 0 ? from.given_up : 0;
-    for (int64_t i = to.given_up; i < shared; ++i) Retain(g, to.pages[i], child->owner);
-  }
+  BecomeFork(*parent, length, child);
   return child;
 }
 
@@ -180,7 +168,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
   if (sequence->lost) return Lost(id, "sequence_id");
-  TRIBUTARY_RETURN_IF_ERROR(CheckCut(*sequence, length));
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut("length", *sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   for (int32_t g = 0; g < groups_.size(); ++g) {
@@ -222,12 +210,12 @@ void SequenceTable::Retain(int32_t group, int32_t page, const ClientAccountPtr& 
 }
 
 void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr& owner) {
-  if (held_ != nullptr) {
-    held_->pages.push_back({group, page, owner});
-    return;
-  }
-  pages_[group].Release(page);
   if (owner != nullptr) owner->Release(geometry_.first_id + group, page);
+  if (held_ != nullptr) {
+    held_->pages.push_back({group, page});
+  } else {
+    pages_[group].Release(page);
+  }
 }
 
 void SequenceTable::Return(int32_t group, const StepReservation::Change& change) {
@@ -275,11 +263,12 @@ absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& 
   return GivenUp(field, position, FirstHeld(list) + left);
 }
 
-absl::Status SequenceTable::CheckCut(const Sequence& sequence, int64_t length) const {
+absl::Status SequenceTable::CheckCut(absl::string_view field, const Sequence& sequence,
+                                     int64_t length) const {
   if (length == 0) return absl::OkStatus();
   for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
     if (sequence.lengths[layer] <= length) continue;
-    TRIBUTARY_RETURN_IF_ERROR(CheckReach("length", sequence, layer, length));
+    TRIBUTARY_RETURN_IF_ERROR(CheckReach(field, sequence, layer, length));
   }
   return absl::OkStatus();
 }
@@ -431,10 +420,7 @@ void SequenceTable::Rollback(const StepReservation& reservation) {
 }
 
 void SequenceTable::ReleaseHeld(HeldPages* held) {
-  for (const HeldPages::Page& page : held->pages) {
-    pages_[page.group].Release(page.page);
-    if (page.owner != nullptr) page.owner->Release(geometry_.first_id + page.group, page.page);
-  }
+  for (const HeldPages::Page& page : held->pages) pages_[page.group].Release(page.page);
   held->pages.clear();
 }
 
@@ -457,7 +443,7 @@ absl::Status SequenceTable::CheckFork(absl::string_view field, const Sequence& f
                                       int64_t length) const {
   const int64_t held = LeastLength(from);
   if (length > held) return BeyondEnd(std::string(field), length, held);
-  return CheckCut(from, length);
+  return CheckCut(field, from, length);
 }
 
 void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* to) {
@@ -480,20 +466,6 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
     list.given_up = length > 0 ? source.given_up : 0;
     list.unsynced.clear();
   }
-}
-
-void SequenceTable::Restore(const Sequence& saved, Sequence* sequence) {
-  for (int32_t g = 0; g < groups_.size(); ++g) {
-    for (const int32_t page : saved.groups[g].pages) {
-      if (page != kNoPage) Retain(g, page, sequence->owner);
-    }
-  }
-  Empty(sequence);
-  sequence->lengths = saved.lengths;
-  sequence->last_step = saved.last_step;
-  sequence->groups = saved.groups;
-  sequence->parent = saved.parent;
-  sequence->fork_length = saved.fork_length;
 }
 
 void SequenceTable::MarkLost(Sequence* sequence) {

@@ -102,20 +102,17 @@ struct StepReservation {
   std::vector<Change> changes;  // one an entry
 };
 
-// A sequence as it was, to put it back when a change of several sequences is refused half-way. Its
-// pages stay taken until PutBack or Forget.
-struct SavedSequence {
-  SequenceId id = 0;
-  std::optional<Sequence> was;  // absent: there was no such sequence
-};
+// Sequences as they were, to put them back when a change of several of them is refused half-way.
+// Absent: there was no such sequence.
+using SavedSequences = absl::flat_hash_map<SequenceId, std::optional<Sequence>>;
 
-// Pages that sequences have let go of while steps in flight may still read them. They count as used
-// until SequenceTable::ReleaseHeld.
+// Pages that sequences have let go of while somebody may still need them: a step in flight, or a
+// change that may yet be refused. They count as used until SequenceTable::ReleaseHeld; the client
+// that held them pays for them no longer.
 struct HeldPages {
   struct Page {
     int32_t group = 0;
     int32_t page = 0;
-    ClientAccountPtr owner;
   };
   std::vector<Page> pages;
 };
@@ -138,10 +135,12 @@ class SequenceTable {
   // given up; nothing is changed then.
   absl::StatusOr<int64_t> Truncate(SequenceId id, int64_t length);
   absl::Status Close(SequenceId id);
-  // No step may be reserved or settled between Save and the PutBack or Forget that ends it.
-  SavedSequence Save(SequenceId id);
-  void PutBack(std::vector<SavedSequence> saved);
-  void Forget(const std::vector<SavedSequence>& saved);
+  // Adds a sequence to `saved` as it is, unless it is there already.
+  void Save(SequenceId id, SavedSequences* saved);
+  // Makes the sequences what they were, pages and accounts included. Everything since they were
+  // saved was done while released pages are held (HoldReleased), and PutBack is, too. No step was
+  // reserved or settled since.
+  void PutBack(const SavedSequences& saved);
   // The cache is deleted: no client pays for its sequences any more. Reservations may yet be
   // settled.
   void DisownAll();
@@ -155,11 +154,12 @@ class SequenceTable {
   void Commit(const StepReservation& reservation);
   void Rollback(const StepReservation& reservation);
 
-  // For steps over several layers, which are committed before they are carried out (RangeSteps).
-  //
   // From now on pages that sequences let go of go to `held`; null: they are free at once, as ever.
   void HoldReleased(HeldPages* held) { held_ = held; }
   void ReleaseHeld(HeldPages* held);
+
+  // For steps over several layers, which are committed before they are carried out (RangeSteps).
+  //
   // Commit, but old tokens are not given up: GiveUpOld does that when the step has been carried
   // out.
   void CommitAhead(const StepReservation& reservation);
@@ -173,13 +173,10 @@ class SequenceTable {
   absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
   // Makes `to`, which is open, a fork of what `from` describes: its first `length` tokens. `from`
-  // is a copy, so sequences may change places.
+  // may be a copy, so that sequences may change places.
   void BecomeFork(const Sequence& from, int64_t length, Sequence* to);
   // OUT_OF_RANGE unless a fork of so many tokens may be made.
   absl::Status CheckFork(absl::string_view field, const Sequence& from, int64_t length) const;
-  // Sets a sequence back to what `saved`, a copy of it, says. What it let go of since is in `held`,
-  // from which it is taken out.
-  void Restore(const Sequence& saved, Sequence* sequence);
 
   // Called when a group has formed: a sequence is lost when a rank that is fresh should hold any of
   // its tokens. Lost sequences give their pages back.
@@ -212,8 +209,8 @@ class SequenceTable {
 
  private:
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
-  // Every layer that holds more than `length` tokens may begin there.
-  absl::Status CheckCut(const Sequence& sequence, int64_t length) const;
+  // OUT_OF_RANGE unless every layer that holds more than `length` tokens may begin there.
+  absl::Status CheckCut(absl::string_view field, const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.
   void GiveUp(int32_t group, Sequence* sequence);
   absl::Status ReservePages(int64_t begin, int64_t end, StepReservation::Change* change,

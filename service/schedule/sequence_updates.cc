@@ -74,24 +74,27 @@ std::vector<SequenceId> Touched(const std::vector<SequenceUpdate>& updates,
 
 absl::StatusOr<UpdatedSequences> ApplyUpdates(const std::vector<SequenceUpdate>& updates,
                                               const ClientAccountPtr& owner, SequenceTable* table) {
-  std::vector<SavedSequence> saved;
-  absl::flat_hash_set<SequenceId> seen;
+  SavedSequences saved;
   for (const SequenceUpdate& update : updates) {
-    if (update.sequence == 0 || !seen.insert(update.sequence).second) continue;
-    saved.push_back(table->Save(update.sequence));
+    if (update.sequence != 0) table->Save(update.sequence, &saved);
   }
+  HeldPages held;
+  table->HoldReleased(&held);
   UpdatedSequences updated;
+  absl::Status refused;
   for (size_t i = 0; i < updates.size(); ++i) {
     absl::StatusOr<State> state = Apply(updates[i], owner, table);
     if (!state.ok()) {
-      table->PutBack(std::move(saved));
-      return Named(static_cast<int>(i), updates[i].kind, state.status());
+      table->PutBack(saved);
+      refused = Named(static_cast<int>(i), updates[i].kind, state.status());
+      break;
     }
-    // An id that the table chose was nobody's before.
-    if (seen.insert(state->sequence).second) saved.push_back({.id = state->sequence});
+    saved.try_emplace(state->sequence);  // an id that the table chose was nobody's before
     updated.states.push_back(*state);
   }
-  table->Forget(saved);
+  table->HoldReleased(nullptr);
+  table->ReleaseHeld(&held);
+  TRIBUTARY_RETURN_IF_ERROR(refused);
   updated.closed = Touched(updates, updated.states, Kind::kClose);
   for (const SequenceId id : Touched(updates, updated.states, Kind::kFork)) {
     if (table->Find(id) != nullptr) updated.forked.push_back(id);

@@ -187,7 +187,8 @@ class RandomSteps {
         FailAll();
       }
     }
-    while (!flight_.empty()) Settle();
+    while (!flight_.empty() && !::testing::Test::HasFailure()) Settle();
+    if (::testing::Test::HasFailure()) return;
     Check();
     for (SequenceId id = 1; id <= kSequences; ++id) EXPECT_TRUE(table_.Close(id).ok());
     EXPECT_EQ(table_.pages().used(), 0);
@@ -200,11 +201,11 @@ class RandomSteps {
     std::map<SequenceId, std::vector<int>> before;  // tokens of its sequences
     std::map<SequenceId, std::vector<int>> cut;     // the same, once cut by the step itself
     struct Seen {
+      SequenceId sequence;
       int32_t page;
       int64_t slot;
-      int token;
     };
-    std::vector<Seen> seen;  // what its rows read
+    std::vector<Seen> seen;  // where its rows read
   };
 
   int Below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
@@ -228,8 +229,9 @@ class RandomSteps {
       changes.push_back(change);
       written.emplace_back();
       for (int r = 0; r < rows; ++r) {
-        written.back().push_back(++last_token_);
-        after[id].push_back(last_token_);
+        written.back().push_back(static_cast<int>(writer_.size()));
+        after[id].push_back(static_cast<int>(writer_.size()));
+        writer_.push_back(id);
       }
     }
     if (entries.empty()) return;
@@ -245,21 +247,23 @@ class RandomSteps {
     tokens_ = after;
     for (const worker::StepEntry& entry : entries) {
       const PageList& list = table_.Find(entry.sequence)->groups[0];
-      const std::vector<int>& tokens = tokens_[entry.sequence];
-      for (size_t at = 0; at < tokens.size(); ++at) {
+      for (size_t at = 0; at < tokens_[entry.sequence].size(); ++at) {
         flight.seen.push_back(
-            {list.pages[at / kPageTokens], static_cast<int64_t>(at % kPageTokens), tokens[at]});
+            {entry.sequence, list.pages[at / kPageTokens], static_cast<int64_t>(at % kPageTokens)});
       }
     }
     flight_.push_back(std::move(flight));
     Check();
   }
 
+  // Later steps of the session run after this one, so they may have cut a sequence and written its
+  // tokens anew. Nobody else may have been given a page that this step reads.
   void Settle() {
     if (flight_.empty()) return;
     Flight& flight = flight_.front();
     for (const Flight::Seen& seen : flight.seen) {
-      ASSERT_EQ(workers_.At(seen.page, seen.slot), seen.token) << "somebody else wrote there";
+      const int token = workers_.At(seen.page, seen.slot);
+      ASSERT_EQ(writer_[static_cast<size_t>(token)], seen.sequence) << "somebody else wrote there";
     }
     steps_.Settle(&flight.accepted);
     flight_.pop_front();
@@ -301,7 +305,7 @@ class RandomSteps {
   Workers workers_;
   std::map<SequenceId, std::vector<int>> tokens_;
   std::deque<Flight> flight_;
-  int last_token_ = 0;
+  std::vector<SequenceId> writer_{0};  // [tokens]; token 0 is nobody's
 };
 
 TEST(RangeSteps, TokensLieWhereTheTableSaysWhateverIsUndone) {

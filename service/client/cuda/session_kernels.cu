@@ -35,8 +35,6 @@ __device__ __forceinline__ void WaitForLaunchesAhead() {
 #endif
 }
 
-constexpr uint32_t kDeadlineExceeded = 4;  // google.rpc.Code
-
 // As it was when the launch began; read as a whole.
 __device__ __forceinline__ HostCounter CounterOf(const MailboxView& session) {
   const uint4 words = *reinterpret_cast<const uint4*>(session.counter);
@@ -54,7 +52,7 @@ __device__ bool AwaitFinished(const MailboxView& session, const HostCounter& cou
       mailbox::Await(finished, count, status, session.bound, session.one_gpu);
   if (awaited == mailbox::Awaited::kReached) return true;
   const uint32_t code = mailbox::Look(status);
-  session.counter->failure = code != 0 ? code : kDeadlineExceeded;
+  session.counter->failure = code != 0 ? code : mailbox::kDeadlineExceeded;
   session.failure->status = session.counter->failure;
   return false;
 }

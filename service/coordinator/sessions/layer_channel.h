@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "service/data/session_terms.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 
@@ -23,16 +22,6 @@ struct LayerCall {
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
 };
-
-// Bytes of a layer's tensors.
-struct LayerBytes {
-  size_t q = 0;
-  size_t k = 0;
-  size_t v = 0;
-  size_t output = 0;
-  size_t lse = 0;
-};
-LayerBytes BytesOf(const LayerCall& call, const SessionTerms& terms);
 
 // What the host handed over, and where it wants the results.
 struct LayerTensors {

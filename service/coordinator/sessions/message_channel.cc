@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "worker/slot_bytes.h"
 
 namespace tributary::service {
 namespace {
@@ -47,7 +48,7 @@ absl::StatusOr<LayerTensors> MessageChannel::Take(const LayerCall& call,
                        .k = ViewOf(layer->k(), terms_.command.kv_dtype),
                        .v = ViewOf(layer->v(), terms_.command.kv_dtype),
                        .owner = taken_};
-  const LayerBytes bytes = BytesOf(call, terms_);
+  const mailbox::SlotRoom bytes = BytesOf(call);
   v1::LayerOutput* output = taken_->result.mutable_layer();
   output->set_step_id(call.step_id);
   output->set_layer(call.layer);
@@ -56,8 +57,12 @@ absl::StatusOr<LayerTensors> MessageChannel::Take(const LayerCall& call,
     return size == 0 ? nullptr : reinterpret_cast<std::byte*>(to->data());
   };
   tensors.output = place(output->mutable_output(), bytes.output);
-  tensors.lse = place(output->mutable_lse(), bytes.lse);
+  tensors.lse = place(output->mutable_lse(), terms_.command.return_lse ? bytes.lse : 0);
   return tensors;
+}
+
+mailbox::SlotRoom MessageChannel::BytesOf(const LayerCall& call) const {
+  return worker::SlotBytes(call.geometry, terms_.command, call.query_rows, call.new_tokens);
 }
 
 absl::Status MessageChannel::Check(const LayerCall& call, const v1::LayerInput& layer) const {
@@ -69,7 +74,7 @@ absl::Status MessageChannel::Check(const LayerCall& call, const v1::LayerInput& 
     return InvalidField("layer.layer",
                         absl::StrCat("the next is layer ", call.layer, ", not ", layer.layer()));
   }
-  const LayerBytes bytes = BytesOf(call, terms_);
+  const mailbox::SlotRoom bytes = BytesOf(call);
   TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.q(), bytes.q, "layer.q"));
   TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.k(), bytes.k, "layer.k"));
   return CheckSize(layer.v(), bytes.v, "layer.v");

@@ -7,8 +7,10 @@
 #include <memory>
 #include <set>
 
+#include "base/mailbox/layout.h"
 #include "kernels/mutex.h"
 #include "service/coordinator/sessions/layer_channel.h"
+#include "service/data/session_terms.h"
 #include "tributary/v1/session.pb.h"
 
 namespace tributary::service {
@@ -46,6 +48,7 @@ class MessageChannel final : public LayerChannel {
   // Steps that were refused lately are remembered: a host may have sent layers before it knew.
   static constexpr size_t kRemembered = 64;
 
+  mailbox::SlotRoom BytesOf(const LayerCall& call) const;
   absl::Status Check(const LayerCall& call, const v1::LayerInput& layer) const;
 
   const SessionTerms terms_;

@@ -15,6 +15,7 @@
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions/layer_channel.h"
 #include "service/coordinator/sessions/session_runner.h"
+#include "service/data/session_terms.h"
 
 namespace tributary::service {
 

@@ -6,6 +6,7 @@
 
 #include "base/cuda/device_memory.h"
 #include "worker/cuda/memory.h"
+#include "worker/slot_bytes.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -143,18 +144,6 @@ Reply SessionRanks::Send(decltype(Command::body) body) {
 OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, DType q, DType kv,
                                       std::chrono::nanoseconds wait_timeout,
                                       DeviceMailbox* mailbox) {
-  mailbox::SlotRoom room;
-  for (const LayerSpec& layer : spec.layers) {
-    const LayerGeometry g = GeometryOf(spec, layer);
-    const auto most = [&](size_t* bytes, DType dtype, int64_t elements) {
-      *bytes = std::max(*bytes, BytesOf(dtype, elements * max_rows));
-    };
-    most(&room.q, q, int64_t{g.q_heads} * g.kv.key_dim);
-    most(&room.k, kv, int64_t{g.kv.kv_heads} * g.kv.key_dim);
-    most(&room.v, kv, int64_t{g.kv.kv_heads} * g.kv.value_dim);
-    most(&room.output, DType::kF32, int64_t{g.q_heads} * g.kv.value_dim);
-    most(&room.lse, DType::kF32, g.q_heads);
-  }
   OpenSessionCommand open{.session = ++last_session_,
                           .max_rows = max_rows,
                           .max_new_tokens = max_rows,
@@ -163,8 +152,9 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
                           .kv_dtype = kv,
                           .output_dtype = output_,
                           .return_lse = true,
-                          .layout = mailbox::LayOut(2, room),
                           .wait_timeout = wait_timeout};
+  // Results lie there in f32 while they are computed, whatever their type is in the end.
+  open.layout = mailbox::LayOut(2, MostSlotBytes(spec, open, max_rows, max_rows));
   cudaDeviceProp properties;
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   open.host_gpu = cuda::UuidOf(properties);

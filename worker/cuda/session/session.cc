@@ -17,6 +17,7 @@
 #include "worker/cuda/session/gate_kernel.h"
 #include "worker/cuda/shard.h"
 #include "worker/cuda/status.h"
+#include "worker/slot_bytes.h"
 #include "worker/status_conversion.h"
 
 namespace tributary::worker {
@@ -27,8 +28,6 @@ using Clock = std::chrono::steady_clock;
 // For what still runs of a session that was told to end.
 constexpr std::chrono::seconds kEndGrace{5};
 constexpr std::chrono::microseconds kEndNap{50};
-
-constexpr int32_t kAborted = 10;  // google.rpc.Code
 
 }  // namespace
 
@@ -95,7 +94,7 @@ void CudaSession::Watch(OnSessionNews news) {
 
 CudaSession::~CudaSession() {
   if (watched_) watch_.Remove(command_.session);
-  End(kAborted);
+  End(static_cast<int32_t>(absl::StatusCode::kAborted));
   if (memory_ == nullptr || !rank_.Use().ok()) return;
   // Every wait has ended, so what is left of the steps is through in a moment.
   const Clock::time_point grace = Clock::now() + kEndGrace;
@@ -118,16 +117,10 @@ void CudaSession::End(int32_t status) {
 DeviceSession::SlotTensors CudaSession::TensorsOf(const LayerGeometry& geometry, uint32_t count,
                                                   int32_t rows, int32_t tokens) const {
   const std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(count);
-  const auto view = [](const std::byte* data, DType dtype, int64_t elements) {
-    return TensorView{.data = data, .dtype = dtype, .bytes = BytesOf(dtype, elements)};
-  };
-  const KvGeometry& kv = geometry.kv;
-  return {.q = view(slot + command_.layout.q, command_.q_dtype,
-                    int64_t{rows} * geometry.q_heads * kv.key_dim),
-          .k = view(slot + command_.layout.k, command_.kv_dtype,
-                    int64_t{tokens} * kv.kv_heads * kv.key_dim),
-          .v = view(slot + command_.layout.v, command_.kv_dtype,
-                    int64_t{tokens} * kv.kv_heads * kv.value_dim)};
+  const mailbox::SlotRoom bytes = SlotBytes(geometry, command_, rows, tokens);
+  return {.q = {.data = slot + command_.layout.q, .dtype = command_.q_dtype, .bytes = bytes.q},
+          .k = {.data = slot + command_.layout.k, .dtype = command_.kv_dtype, .bytes = bytes.k},
+          .v = {.data = slot + command_.layout.v, .dtype = command_.kv_dtype, .bytes = bytes.v}};
 }
 
 mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers) const {
