@@ -50,7 +50,12 @@ absl::Status AddEntry(const v1::SessionStepEntry& entry, bool append_only, bool 
     }
     change.truncate_to = entry.truncate_to();
   }
-  if (entry.has_fork_from()) change.fork_from = entry.fork_from();
+  if (entry.has_fork_from()) {
+    if (entry.sequence_id() == 0) {
+      return InvalidField(EntryField(index, "sequence_id"), "must be given with fork_from");
+    }
+    change.fork_from = entry.fork_from();
+  }
   if (entry.has_fork_length()) {
     if (!entry.has_fork_from()) {
       return InvalidField(EntryField(index, "fork_length"), "is given, but fork_from is not");

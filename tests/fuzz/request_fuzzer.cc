@@ -6,15 +6,20 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/telemetry/trace.h"
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/cpu/backend.h"
 #include "service/data/resolve_spec.h"
+#include "service/data/session_terms.h"
 #include "service/data/shared_memory.h"
+#include "service/schedule/range_steps.h"
 #include "service/schedule/sequence_table.h"
+#include "service/schedule/session_step.h"
 #include "service/schedule/step_request.h"
 #include "tributary/v1/attention.pb.h"
+#include "tributary/v1/session.pb.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
@@ -36,6 +41,16 @@ void Require(bool holds) {
   if (!holds) __builtin_trap();
 }
 
+service::TableGeometry FuzzedTable(const worker::CacheSpec& spec) {
+  return {.layers = 2,
+          .ranks = kRanks,
+          .page_size = spec.page_size,
+          .interleave = spec.interleave,
+          .pages = spec.num_pages,
+          .max_sequences = 16,
+          .name = "fuzzed"};
+}
+
 worker::CacheSpec FuzzedSpec() {
   v1::CacheSpec asked;
   asked.set_layers(2);
@@ -49,6 +64,64 @@ worker::CacheSpec FuzzedSpec() {
   if (!resolved.ok()) std::abort();
   return resolved->spec;
 }
+
+// What the messages of a session's stream may ask: a session, or a step of one that is open.
+class SessionMessages {
+ public:
+  void Take(const uint8_t* data, size_t size) {
+    v1::SessionRequest message;
+    if (!message.ParseFromArray(data, static_cast<int>(size))) return;
+    if (message.has_open()) TakeOpen(message.open());
+    if (message.has_submit()) TakeStep(message.submit());
+  }
+
+ private:
+  void TakeOpen(const v1::OpenSession& asked) const {
+    const auto terms = service::ResolveSessionTerms(asked, spec_);
+    if (!terms.ok()) return;
+    const mailbox::Layout& layout = terms->command.layout;
+    Require(layout.slots > 0 && terms->command.max_rows >= 0 && terms->command.max_new_tokens >= 0);
+    // What is shown can be asked for, and is the same.
+    const auto again = service::ResolveSessionTerms(terms->public_terms, spec_);
+    Require(again.ok() && again->command.layout.bytes == layout.bytes);
+  }
+
+  // Two steps on top of each other, of which the second fails: then nothing is held.
+  void TakeStep(const v1::SubmitStep& asked) const {
+    const auto step = service::CheckSessionStep(asked, terms_, spec_, {}, backends_);
+    if (!step.ok()) return;
+    service::SequenceTable table(FuzzedTable(spec_));
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      bool reopened = false;
+      Require(table.Open(id, &reopened).ok());
+    }
+    service::RangeSteps steps(table);
+    auto first = steps.Accept(step->range, step->kind, step->entries, step->changes, nullptr);
+    auto second = steps.Accept(step->range, step->kind, step->entries, step->changes, nullptr);
+    if (second.ok()) steps.Undo(&*second);
+    if (first.ok()) steps.Settle(&*first);
+    std::vector<worker::SequenceId> open;
+    for (const auto& [id, sequence] : table.sequences()) open.push_back(id);
+    for (const worker::SequenceId id : open) Require(table.Close(id).ok());
+    Require(table.pages().used() == 0);
+  }
+
+  static service::SessionTerms FuzzedTerms(const worker::CacheSpec& spec) {
+    v1::OpenSession asked;
+    asked.set_cache_id("fuzzed");
+    asked.set_memory(v1::SESSION_MEMORY_MESSAGES);
+    asked.set_max_rows(64);
+    asked.set_max_new_tokens(64);
+    asked.set_q_dtype(v1::DTYPE_BF16);
+    const auto terms = service::ResolveSessionTerms(asked, spec);
+    if (!terms.ok()) std::abort();
+    return *terms;
+  }
+
+  const worker::CacheSpec spec_ = FuzzedSpec();
+  const worker::CacheBackends backends_{worker::RegisteredBackends(), spec_, {}};
+  const service::SessionTerms terms_ = FuzzedTerms(spec_);
+};
 
 // Checks a request, and what the sequence table makes of it: all of it, or nothing.
 class Requests {
@@ -97,13 +170,7 @@ class Requests {
   }
 
   void CheckPlan(const service::StepRequest& request) {
-    service::SequenceTable table({.layers = 2,
-                                  .ranks = kRanks,
-                                  .page_size = spec_.page_size,
-                                  .interleave = spec_.interleave,
-                                  .pages = spec_.num_pages,
-                                  .max_sequences = 16,
-                                  .name = "fuzzed"});
+    service::SequenceTable table(FuzzedTable(spec_));
     for (uint64_t id = 1; id <= kSequences; ++id) {
       bool reopened = false;
       Require(table.Open(id, &reopened).ok());
@@ -177,10 +244,11 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tributary;  // NOLINT(google-build-using-namespace)
   static Requests* const requests = new Requests;
+  static SessionMessages* const session = new SessionMessages;
   if (size == 0) return 0;
   const uint8_t kind = data[0];
   ++data, --size;
-  switch (kind % 5) {
+  switch (kind % 6) {
     case 0:
       requests->Take<v1::AttendRequest>(data, size, service::CheckAttend);
       break;
@@ -193,8 +261,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 3:
       TakeCommand(data, size);
       break;
-    default:
+    case 4:
       TakeTraceparent(data, size);
+      break;
+    default:
+      session->Take(data, size);
   }
   return 0;
 }

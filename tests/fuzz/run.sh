@@ -24,6 +24,7 @@ for file in "$here"/corpus/*.textproto; do
     append) kind='\x01' message=AppendRequest ;;
     spec) kind='\x02' message=CacheSpec ;;
     command) kind='\x03' message=CoordinatorMessage ;;
+    session) kind='\x05' message=SessionRequest ;;
     *)
       echo "$file: of no known kind" >&2
       exit 1
@@ -31,7 +32,7 @@ for file in "$here"/corpus/*.textproto; do
   esac
   printf '%b' "$kind" >"$build/seeds/$name"
   protoc --proto_path="$here/../../proto" --encode="tributary.v1.$message" \
-    tributary/v1/attention.proto tributary/v1/worker.proto <"$file" >>"$build/seeds/$name"
+    tributary/v1/attention.proto tributary/v1/session.proto tributary/v1/worker.proto <"$file" >>"$build/seeds/$name"
 done
 printf '\x0400-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' >"$build/seeds/traceparent"
 

@@ -175,6 +175,12 @@ TEST_F(SessionTest, RefusalsNameTheFieldAndChangeNothing) {
           "entries[0].first_position");
   refused([](auto* s) { s->mutable_entries(0)->set_sequence_id(9); }, StatusCode::NOT_FOUND,
           "entries[0].sequence_id");
+  refused(
+      [](auto* s) {
+        s->mutable_entries(0)->set_fork_from(1);
+        s->mutable_entries(0)->clear_sequence_id();
+      },
+      invalid, "entries[0].sequence_id");
   refused([](auto* s) { s->mutable_entries(0)->set_fork_from(9); }, StatusCode::NOT_FOUND,
           "entries[0].fork_from");
   id -= 2;
