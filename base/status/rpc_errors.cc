@@ -15,6 +15,7 @@ namespace tributary {
 namespace {
 
 constexpr char kTypePrefix[] = "type.googleapis.com/";
+constexpr char kWrongResult[] = "WRONG_RESULT";
 
 template <typename Detail>
 void Attach(const Detail& detail, absl::Status* status) {
@@ -49,6 +50,14 @@ void AttachRetry(std::chrono::milliseconds delay, absl::Status* status) {
   retry.mutable_retry_delay()->set_seconds(delay.count() / 1000);
   retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(delay.count() % 1000 * 1'000'000));
   Attach(retry, status);
+}
+
+void AttachQuota(absl::string_view subject, absl::string_view description, absl::Status* status) {
+  google::rpc::QuotaFailure quota;
+  auto* violation = quota.add_violations();
+  violation->set_subject(std::string(subject));
+  violation->set_description(std::string(description));
+  Attach(quota, status);
 }
 
 }  // namespace
@@ -90,11 +99,7 @@ absl::Status Conflict(absl::string_view field, absl::string_view message) {
 
 absl::Status Exhausted(absl::string_view subject, absl::string_view message) {
   absl::Status status = absl::ResourceExhaustedError(absl::StrCat(subject, ": ", message));
-  google::rpc::QuotaFailure quota;
-  auto* violation = quota.add_violations();
-  violation->set_subject(std::string(subject));
-  violation->set_description(std::string(message));
-  Attach(quota, &status);
+  AttachQuota(subject, message, &status);
   return status;
 }
 
@@ -136,16 +141,31 @@ absl::Status StepAborted(absl::string_view why, std::chrono::milliseconds retry_
   return status;
 }
 
+absl::Status WrongResult(absl::string_view message) {
+  absl::Status status = absl::InternalError(message);
+  AttachReason(kWrongResult, {}, &status);
+  return status;
+}
+
 absl::Status FromOutcome(const absl::Status& outcome, std::chrono::milliseconds retry_delay) {
   switch (outcome.code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnimplemented:
       return outcome;
-    default:
+    case absl::StatusCode::kResourceExhausted: {
+      if (FindDetail<google::rpc::QuotaFailure>(outcome).has_value()) return outcome;
+      absl::Status detailed = outcome;
+      AttachQuota(kWorkerMemory, outcome.message(), &detailed);
+      return detailed;
+    }
+    default: {
+      // A repetition would be answered as wrongly.
+      const auto info = FindDetail<google::rpc::ErrorInfo>(outcome);
+      if (info.has_value() && info->reason() == kWrongResult) return outcome;
       return StepAborted(outcome.message(), retry_delay);
+    }
   }
 }
 

@@ -56,8 +56,13 @@ absl::Status Unavailable(absl::string_view reason, absl::string_view message,
 // was.
 absl::Status StepAborted(absl::string_view why, std::chrono::milliseconds retry_delay);
 
+// INTERNAL: a worker's reply is not what its command asked for. Nothing of it was used.
+absl::Status WrongResult(absl::string_view message);
+
 // What a command's failure means to the caller: collective failures become StepAborted, errors
-// about the command itself stay.
+// about the command itself, and WrongResult, stay. RESOURCE_EXHAUSTED of workers, who know no
+// details, gets a QuotaFailure whose subject is kWorkerMemory.
+inline constexpr char kWorkerMemory[] = "memory of the workers";
 absl::Status FromOutcome(const absl::Status& outcome, std::chrono::milliseconds retry_delay);
 
 // The form in which an error leaves the process, all details included.

@@ -4,8 +4,26 @@
 #include <vector>
 
 #include "service/coordinator/operation.h"
+#include "service/schedule/step_batch.h"
 
 namespace tributary::service {
+namespace {
+
+// Of a step that all ranks carried out: whether the result is the one that was asked for.
+absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
+  int64_t rows = 0;
+  bool wanted = false;
+  for (const StepMember* member : step.members) {
+    rows += member->request.query_rows;
+    wanted |= member->request.wants_result_on_host();
+  }
+  if (!wanted) return absl::OkStatus();
+  const worker::CacheSpec& spec = step.cache->spec;
+  const auto layer = static_cast<size_t>(step.members.front()->reservation.layer);
+  return CheckResult(worker::GeometryOf(spec, spec.layers[layer]), rows, outcome.replies.front());
+}
+
+}  // namespace
 
 // A request that waits for its sequences, and then in the batcher for its step.
 class StepRunner::StepOperation final : public Operation {
@@ -186,6 +204,7 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   if (step->epoch != serving_.epoch()) {
     outcome.status = absl::AbortedError("the group has re-formed");
   }
+  if (outcome.status.ok()) outcome.status = CheckAnswer(*step, outcome);
   if (outcome.status.ok()) {
     CountStep(outcome, &statistics_);
   } else {

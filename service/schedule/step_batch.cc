@@ -3,6 +3,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/status/rpc_errors.h"
+
 namespace tributary::service {
 namespace {
 
@@ -98,6 +101,16 @@ BuiltStep BuildStep(const std::vector<ReservedRequest>& requests) {
   step.v = Gather(requests, &StepRequest::v, first.key.kv_dtype, &gathered->v);
   built.owner = std::move(gathered);
   return built;
+}
+
+absl::Status CheckResult(const worker::LayerGeometry& geometry, int64_t query_rows,
+                         const worker::Reply& merged) {
+  const size_t lse = static_cast<size_t>(query_rows) * static_cast<size_t>(geometry.q_heads);
+  const size_t o = lse * static_cast<size_t>(geometry.kv.value_dim);
+  if (merged.o.size() == o && merged.lse.size() == lse) return absl::OkStatus();
+  return WrongResult(absl::StrCat("rank ", merged.rank, " answered a step of ", query_rows,
+                                  " rows with ", merged.o.size(), " elements of output and ",
+                                  merged.lse.size(), " LSEs; it has ", o, " and ", lse));
 }
 
 void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,

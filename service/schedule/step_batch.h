@@ -1,11 +1,14 @@
 // Requests that share a step, as one command, and the command's result as their replies.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "service/schedule/sequence_table.h"
 #include "service/schedule/step_request.h"
+#include "worker/cache_spec.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -25,8 +28,15 @@ struct BuiltStep {
 };
 BuiltStep BuildStep(const std::vector<ReservedRequest>& requests);
 
+// Whether rank 0's reply holds the result of a step of `query_rows` rows in a layer of this
+// geometry, no more and no less. INTERNAL (WRONG_RESULT) with both sizes otherwise: what a worker
+// sends is not read, nor given to a host, before this said OK.
+absl::Status CheckResult(const worker::LayerGeometry& geometry, int64_t query_rows,
+                         const worker::Reply& merged);
+
 // Writes rows [first_row, ...) of a step's result as the reply to one request. `o` and `lse` are
-// the step's, as in worker::Reply.
+// the step's, as in worker::Reply; they passed CheckResult, or are empty when no result is wanted
+// on the host.
 void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
                 const std::vector<float>& o, const std::vector<float>& lse, v1::AttendReply* reply);
 

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/status/errors.h"
+#include "base/status/rpc_errors.h"
 #include "service/coordinator/coordinator.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
@@ -216,6 +217,41 @@ TEST_F(StepsTest, AConflictFailsItsCallOnly) {
   EXPECT_TRUE(answers_->Wait("fresh").ok());
 }
 
+// Of another size than the step's: shorter ones would be read beyond their end, longer ones would
+// bring rows of nobody.
+TEST_F(StepsTest, AResultOfAnotherSizeFailsItsStepAndIsNotRead) {
+  const auto size = [](size_t o, size_t lse) {
+    return [o, lse](const worker::StepCommand&, Outcome* outcome) {
+      outcome->replies[0].o.resize(o);
+      outcome->replies[0].lse.resize(lse);
+    };
+  };
+  const size_t lse = spec_.q_heads(), o = lse * spec_.head_dim();
+  group_->Hold();
+  int number = 0;
+  for (const auto& [wrong_o, wrong_lse] : {std::pair{o - 1, lse},
+                                           {o + 1, lse},
+                                           {o, lse - 1},
+                                           {o, lse + 1},
+                                           {o * 1000, lse * 1000},
+                                           {size_t{0}, size_t{0}},
+                                           {size_t{0}, lse},
+                                           {o, size_t{0}}}) {
+    const std::string name = "wrong" + std::to_string(number++);
+    v1::AttendRequest request = Token(1, 0);
+    request.set_return_lse(true);
+    Attend(name, request);
+    group_->ReleaseOne(size(wrong_o, wrong_lse));
+    const absl::Status status = answers_->Wait(name);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << wrong_o << ", " << wrong_lse;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("rank 0 answered a step of 1 rows"));
+  }
+  group_->Release();
+  Attend("right", Token(1, 0));
+  EXPECT_TRUE(answers_->Wait("right").ok()) << "no token of a failed step is held";
+}
+
 TEST_F(StepsTest, ACallThatFailsPlanningDoesNotSpoilItsBatch) {
   group_->Hold();
   Attend("x", Token(1, 0));
@@ -317,7 +353,12 @@ TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
     const std::string name = "refused" + std::to_string(i);
     create.set_cache_id(name);
     coordinator_->CreateCache(create, answers_->For<v1::CreateCacheReply>(name));
-    EXPECT_EQ(answers_->Wait(name).code(), absl::StatusCode::kResourceExhausted);
+    const absl::Status refused = answers_->Wait(name);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    google::rpc::QuotaFailure quota;
+    ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota));
+    EXPECT_EQ(quota.violations(0).subject(), kWorkerMemory);
+    EXPECT_EQ(quota.violations(0).description(), "full");
   }
   group_->AnswerCreateCache(absl::OkStatus());
   const int once = drops();
