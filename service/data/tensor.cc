@@ -106,7 +106,10 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
   OutputTensor output;
   output.dtype = default_dtype;
   output.shape = std::move(shape);
-  if (asked != nullptr && asked->dtype() != v1::DTYPE_UNSPECIFIED) {
+  if (asked != nullptr) {
+    if (asked->dtype() == v1::DTYPE_UNSPECIFIED) {
+      return InvalidField(absl::StrCat(field, ".dtype"), "must be stated");
+    }
     TRIBUTARY_ASSIGN_OR_RETURN(output.dtype, FloatDType(asked->dtype(), field));
     if (only_dtype != v1::DTYPE_UNSPECIFIED && asked->dtype() != only_dtype) {
       return InvalidField(absl::StrCat(field, ".dtype"),
@@ -121,9 +124,6 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
     return InvalidField(absl::StrCat(field, ".inline"), "results are not written into the request");
   }
   if (asked != nullptr && asked->has_shared_memory()) {
-    if (asked->dtype() == v1::DTYPE_UNSPECIFIED) {
-      return InvalidField(absl::StrCat(field, ".dtype"), "must be stated");
-    }
     TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found, FindBytes(asked->shared_memory(), output.dtype,
                                                             output.bytes, field, regions));
     output.region = found.data;

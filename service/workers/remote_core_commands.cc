@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status/rpc_errors.h"
 #include "service/workers/remote_core.h"
 #include "worker/rpc/conversion.h"
 
@@ -18,13 +19,15 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
   std::vector<Stream> streams;
   absl::Status admitted;
   if (message.Length() > options_.max_message_bytes) {
-    admitted = absl::ResourceExhaustedError(
-        absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
-                     options_.max_message_bytes, " a message to a worker may have"));
+    admitted =
+        Exhausted("worker messages",
+                  absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
+                               options_.max_message_bytes, " a message to a worker may have"));
   } else if (reply_bytes > options_.max_message_bytes) {
-    admitted = absl::ResourceExhaustedError(absl::StrCat(
-        "a step whose result takes ", reply_bytes, " bytes is beyond the ",
-        options_.max_message_bytes, " a message from a worker may have: send fewer rows a call"));
+    admitted = Exhausted("worker messages",
+                         absl::StrCat("a step whose result takes ", reply_bytes,
+                                      " bytes is beyond the ", options_.max_message_bytes,
+                                      " a message from a worker may have: send fewer rows a call"));
   } else {
     const MutexLock lock(mutex_);
     admitted = Admit(number, pending, &done);

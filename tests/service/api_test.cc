@@ -121,6 +121,11 @@ TEST_F(ApiTest, BadTensorsAreRefusedAndNamed) {
   });
   refuse("output.inline", [](Request r) { *r->mutable_output() = r->q(); });
   refuse("output.dtype", [](Request r) { r->mutable_output()->set_dtype(v1::DTYPE_FP8_E5M2); });
+  refuse("output.dtype", [](Request r) { r->mutable_output(); });
+  refuse("lse.dtype", [](Request r) {
+    r->set_return_lse(true);
+    r->mutable_lse();
+  });
   refuse("lse", [](Request r) { r->mutable_lse()->set_dtype(v1::DTYPE_F32); });
   refuse("lse.dtype", [](Request r) {
     r->set_return_lse(true);
