@@ -1,6 +1,7 @@
 #include "base/telemetry/log.h"
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/telemetry/json_string.h"
@@ -20,6 +21,18 @@ const char* Name(LogLevel level) {
       return "error";
   }
   return "unknown";
+}
+
+// Adds text with every byte that is not printable ASCII as \xHH: a name that a client chose can
+// neither begin a line of its own nor steer the terminal of whoever reads the log.
+void AppendPrintable(absl::string_view text, std::string* line) {
+  for (const char c : text) {
+    if (absl::ascii_isprint(static_cast<unsigned char>(c))) {
+      *line += c;
+    } else {
+      absl::StrAppend(line, "\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    }
+  }
 }
 
 }  // namespace
@@ -54,8 +67,12 @@ std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view ti
     line += "}\n";
     return line;
   }
-  line = absl::StrCat(timestamp, " ", Name(level), " ", message);
-  for (const LogField& f : fields) absl::StrAppend(&line, " ", f.key, "=", f.value);
+  line = absl::StrCat(timestamp, " ", Name(level), " ");
+  AppendPrintable(message, &line);
+  for (const LogField& f : fields) {
+    absl::StrAppend(&line, " ", f.key, "=");
+    AppendPrintable(f.value, &line);
+  }
   line += '\n';
   return line;
 }

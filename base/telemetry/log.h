@@ -69,7 +69,8 @@ class Logger {
   std::FILE* const sink_;
 };
 
-// The line Write() writes, newline included; for tests.
+// The line Write() writes, newline included; for tests. In text, bytes that are not printable ASCII
+// are written as \xHH; in JSON they are escaped as JSON has it.
 std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view timestamp,
                           absl::string_view message, std::initializer_list<LogField> fields);
 

@@ -15,6 +15,12 @@ TEST(LogTest, JsonIsEscapedAndTextIsPlain) {
             "T error m k=v\n");
 }
 
+TEST(LogTest, ClientsStringsNeitherBeginLinesNorSteerTerminals) {
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, LogLevel::kInfo, "T", "a\nb",
+                          {{"k", "v\r\nT error forged\x1b[2J\xc2\x9b"}}),
+            "T info a\\x0ab k=v\\x0d\\x0aT error forged\\x1b[2J\\xc2\\x9b\n");
+}
+
 TEST(LogTest, NumbersAreNumbersInJson) {
   const std::string line =
       FormatLogLine(LogFormat::kJson, LogLevel::kWarning, "T", "m",
