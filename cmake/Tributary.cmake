@@ -36,8 +36,8 @@ macro(tributary_folder_without_arithmetic)
   endif()
 endmacro()
 
-# ThreadSanitizer does not see the locks of the system's Abseil: a file that tells it is linked into every
-# program of such a build.
+# ThreadSanitizer does not see the locks of the system's Abseil, which gRPC's headers use: a file that tells it
+# is linked into every program of such a build.
 function(_tributary_program_settings target)
   if(NOT TRIBUTARY_SANITIZE MATCHES "thread")
     return()

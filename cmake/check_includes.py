@@ -36,10 +36,16 @@ RULES = (
         "kernels",
         above("kernels"),
         "kernels/ is the lowest floor",
-        allowed=("base/mailbox",),  # headers that stand alone: a kernel may be the gate of a session's layer
+        # Headers that stand alone: the mutex, and what makes a kernel the gate of a session's layer.
+        allowed=("base/mailbox", "base/sync/mutex.h"),
     ),
     Rule("kernels", ("absl",) + RPC, "kernels/ builds where there is no gRPC, Protobuf or Abseil"),
-    Rule("collective", above("collective", "kernels"), "collective/ knows kernels/ only"),
+    Rule(
+        "collective",
+        above("collective", "kernels"),
+        "collective/ knows kernels/ only",
+        allowed=("base/sync/mutex.h",),
+    ),
     Rule("collective", ("absl",) + RPC, "collective/ builds where there is no gRPC, Protobuf or Abseil"),
     Rule("base", above("base"), "base/ knows nothing of attention"),
     Rule("worker", above("worker", "base", "collective", "kernels"), "worker/ lies below service/"),
@@ -54,6 +60,7 @@ RULES = (
             "base/telemetry/trace.h",
             "base/cuda",
             "base/mailbox",
+            "base/sync/mutex.h",
         ),
     ),
     Rule("service", OTHERS, "the service does not depend on its tests, benchmarks or examples"),
@@ -73,12 +80,14 @@ PUBLIC_HEADERS = (
 )
 NOT_FOR_HOSTS = ("grpc", "grpcpp", "openssl", "kernels", "collective", "worker")
 
-# Clang's thread-safety analysis does not see the locks of the standard library: they carry no annotations.
+# One mutex for all floors. Clang's thread-safety analysis does not see the locks of the standard library,
+# which carry no annotations.
 UNSEEN_LOCKS = re.compile(
     r"\bstd::(?:recursive_|shared_|timed_)?(?:mutex|lock_guard|unique_lock|scoped_lock|shared_lock)\b"
     r"|\bstd::condition_variable"
+    r"|\babsl::(?:Mutex|MutexLock|CondVar)\b"
 )
-ANNOTATED_FOLDERS = ("base", "worker", "service")
+THE_MUTEX = "base/sync/mutex.h"
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 SOURCES = (".h", ".cc", ".cu", ".cuh")
@@ -120,14 +129,14 @@ def check_rules(path, text):
 
 
 def check_locks(path, text):
-    if not lies_in_any(path, ANNOTATED_FOLDERS):
+    if path == THE_MUTEX:
         return
     for lock in UNSEEN_LOCKS.finditer(text):
         line = text[text.rfind("\n", 0, lock.start()) + 1 : lock.start()]
         if "//" not in line:
             yield (
                 f"{path}:{line_of(text, lock.start())}: {lock[0]} is a lock that the thread-safety analysis "
-                "does not see: use absl::Mutex (or kernels/mutex.h), and ABSL_GUARDED_BY for what it guards"
+                "does not see: use base/sync/mutex.h, and TRIBUTARY_GUARDED_BY for what it guards"
             )
 
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/sync/mutex.h"
 #include "collective/op.h"
-#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {

@@ -7,13 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "base/sync/mutex.h"
 #include "worker/cpu_backend.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
@@ -67,12 +66,12 @@ class Executor::Impl {
     // lock.
     const std::shared_ptr<collective::Communicator> last = comm_;
     comm_ = std::move(comm);
-    const absl::MutexLock lock(&comm_mutex_);
+    const MutexLock lock(comm_mutex_);
     shared_comm_ = comm_;
   }
 
   std::shared_ptr<collective::Communicator> communicator() const {
-    const absl::MutexLock lock(&comm_mutex_);
+    const MutexLock lock(comm_mutex_);
     return shared_comm_;
   }
 
@@ -428,8 +427,8 @@ class Executor::Impl {
 
   std::shared_ptr<collective::Communicator> comm_;  // used by the executing thread only
   // The same communicator, for other threads that want to abort it.
-  mutable absl::Mutex comm_mutex_;
-  std::shared_ptr<collective::Communicator> shared_comm_ ABSL_GUARDED_BY(comm_mutex_);
+  mutable Mutex comm_mutex_;
+  std::shared_ptr<collective::Communicator> shared_comm_ TRIBUTARY_GUARDED_BY(comm_mutex_);
 
   struct OpenedSession {
     std::unique_ptr<DeviceSession> session;

@@ -6,13 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/rpc/tls.h"
 #include "base/rpc/watched_file.h"
 #include "base/status/errors.h"
+#include "base/sync/mutex.h"
 
 namespace tributary {
 namespace {
@@ -40,7 +39,7 @@ class TokenSource {
  public:
   explicit TokenSource(const std::string& path) : file_(path, kTokenLook) { (void)Current(); }
   std::string Current() {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     const absl::StatusOr<std::string> content = file_.Read();
     if (content.ok()) {
       std::string token = FirstLine(*content);
@@ -50,9 +49,9 @@ class TokenSource {
   }
 
  private:
-  absl::Mutex mutex_;
-  WatchedFile file_ ABSL_GUARDED_BY(mutex_);
-  std::string token_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex_;
+  WatchedFile file_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::string token_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 // Adds the token to every call of a channel. A call credential would do the same, but gRPC takes

@@ -23,7 +23,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t most) 
 }
 
 absl::StatusOr<std::string> WatchedFile::Read(bool* changed) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (changed != nullptr) *changed = false;
   const auto now = std::chrono::steady_clock::now();
   if (known_ && now < next_look_) return content_;

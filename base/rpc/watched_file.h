@@ -5,9 +5,8 @@
 #include <cstddef>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary {
 
@@ -27,10 +26,10 @@ class WatchedFile {
  private:
   const std::string path_;
   const std::chrono::milliseconds interval_;
-  absl::Mutex mutex_;
-  std::string content_ ABSL_GUARDED_BY(mutex_);
-  bool known_ ABSL_GUARDED_BY(mutex_) = false;
-  std::chrono::steady_clock::time_point next_look_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex_;
+  std::string content_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool known_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point next_look_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 // The whole of a file of at most `most` bytes. INVALID_ARGUMENT or NOT_FOUND with the path.

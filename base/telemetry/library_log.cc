@@ -7,8 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary {
 namespace {
@@ -18,8 +17,8 @@ using telemetry::LogLevel;
 // Both libraries take a function without context, hence a variable of the process. Never destroyed:
 // a thread of gRPC's may be writing to the log at any time.
 struct Target {
-  absl::Mutex mutex;
-  std::shared_ptr<const telemetry::Logger> log ABSL_GUARDED_BY(mutex);
+  Mutex mutex;
+  std::shared_ptr<const telemetry::Logger> log TRIBUTARY_GUARDED_BY(mutex);
 };
 Target& ProcessTarget() {
   static auto* const target = new Target;
@@ -28,7 +27,7 @@ Target& ProcessTarget() {
 
 std::shared_ptr<const telemetry::Logger> ProcessLog() {
   Target& target = ProcessTarget();
-  const absl::MutexLock lock(&target.mutex);
+  const MutexLock lock(target.mutex);
   return target.log;
 }
 
@@ -58,7 +57,7 @@ void OnGrpc(gpr_log_func_args* args) {
 void LogLibrariesTo(std::shared_ptr<const telemetry::Logger> log) {
   {
     Target& target = ProcessTarget();
-    const absl::MutexLock lock(&target.mutex);
+    const MutexLock lock(target.mutex);
     target.log = std::move(log);
   }
   google::protobuf::SetLogHandler(&OnProtobuf);

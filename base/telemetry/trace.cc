@@ -137,7 +137,7 @@ TraceContext TraceBuffer::Begin(std::optional<TraceContext> caller) {
 
 void TraceBuffer::Add(const Span& span) {
   if (capacity_ == 0) return;
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (spans_.size() < capacity_) {
     spans_.push_back(span);
   } else {
@@ -147,14 +147,14 @@ void TraceBuffer::Add(const Span& span) {
 }
 
 uint64_t TraceBuffer::dropped() const {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   return added_ - spans_.size();
 }
 
 std::string TraceBuffer::Json() const {
   std::vector<Span> spans;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     spans = spans_;
   }
   // Wall time, so that the files of several processes can be laid on top of each other.

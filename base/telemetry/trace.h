@@ -11,10 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::telemetry {
 
@@ -80,9 +79,9 @@ class TraceBuffer {
   const std::string process_;
   std::atomic<uint64_t> random_state_;
 
-  mutable absl::Mutex mutex_;
-  std::vector<Span> spans_ ABSL_GUARDED_BY(mutex_);  // a ring once it is full
-  uint64_t added_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable Mutex mutex_;
+  std::vector<Span> spans_ TRIBUTARY_GUARDED_BY(mutex_);  // a ring once it is full
+  uint64_t added_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tributary::telemetry

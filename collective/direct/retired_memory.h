@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::collective {
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::collective {
 namespace {

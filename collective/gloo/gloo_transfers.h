@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "collective/communicator.h"
 #include "collective/gloo/gloo_mesh.h"
 #include "collective/gloo/gloo_watcher.h"
 #include "collective/op.h"
-#include "kernels/mutex.h"
 #include "kernels/status.h"
 
 namespace tributary::collective {

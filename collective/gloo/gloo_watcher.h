@@ -13,8 +13,8 @@
 #include <string>
 #include <thread>
 
+#include "base/sync/mutex.h"
 #include "collective/gloo/gloo_mesh.h"
-#include "kernels/mutex.h"
 #include "kernels/status.h"
 
 namespace tributary::collective {

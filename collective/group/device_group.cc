@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "collective/device/cuda_resources.h"
 #include "collective/device/device_communicator.h"
 #include "collective/device/device_strategies.h"
@@ -14,7 +15,6 @@
 #include "collective/nccl/nccl.h"
 #include "kernels/cuda/buffer.h"
 #include "kernels/cuda/merge/merge.h"
-#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {

@@ -6,9 +6,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/sync/mutex.h"
 #include "collective/device/cuda_resources.h"
 #include "collective/rendezvous/hex.h"
-#include "kernels/mutex.h"
 
 namespace tributary::collective {
 namespace {

@@ -4,8 +4,8 @@
 #include <map>
 #include <string>
 
+#include "base/sync/mutex.h"
 #include "collective/rendezvous/rendezvous.h"
-#include "kernels/mutex.h"
 
 namespace tributary::collective {
 

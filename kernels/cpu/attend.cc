@@ -4,10 +4,10 @@
 #include <atomic>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "kernels/cpu/page_layout.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/lse.h"
@@ -140,24 +140,24 @@ class OrderedFold {
   // Task `i` is done. Calls fold(task) for every task that is due.
   template <typename Body>
   void Bring(size_t i, const Body& fold) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     brought_[i] = true;
     if (folding_) return;  // that thread looks again before it leaves
     folding_ = true;
     for (; next_ < brought_.size() && brought_[next_]; ++next_) {
       const size_t due = next_;
-      lock.unlock();
+      lock.Unlock();
       fold(due);
-      lock.lock();
+      lock.Lock();
     }
     folding_ = false;
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<bool> brought_;  // guarded by mutex_, as all that follows
-  size_t next_ = 0;
-  bool folding_ = false;
+  Mutex mutex_;
+  std::vector<bool> brought_ TRIBUTARY_GUARDED_BY(mutex_);
+  size_t next_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  bool folding_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 };
 
 // Memory for partials. What was folded is taken again first, while it is still in a cache.
@@ -167,21 +167,21 @@ class PartialPool {
   explicit PartialPool(int64_t floats) : floats_(floats) {}
 
   Partial Take() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (free_.empty()) return std::make_unique_for_overwrite<float[]>(floats_);
     Partial partial = std::move(free_.back());
     free_.pop_back();
     return partial;
   }
   void GiveBack(Partial partial) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     free_.push_back(std::move(partial));
   }
 
  private:
   const int64_t floats_;
-  std::mutex mutex_;
-  std::vector<Partial> free_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Partial> free_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 // Runs tasks in parallel and folds them in order.

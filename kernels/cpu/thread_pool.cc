@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "hwy/cache_control.h"
 
 namespace tributary::cpu {
@@ -37,16 +36,17 @@ void Spin(const Done& done) {
 // joined. A helper that wakes late finds no parts and changes nothing. Spinning only delays the
 // waits: what is waited for is decided under the mutex.
 struct ThreadPool::Impl {
-  std::mutex caller;  // one job at a time
+  Mutex caller;  // one job at a time
 
-  std::mutex mutex;
-  std::condition_variable started;
-  std::condition_variable finished;
-  std::atomic<uint64_t> generation{0};             // written under mutex
-  const std::function<void(int)>* body = nullptr;  // guarded by mutex; null between jobs
-  int parts = 0;                                   // guarded by mutex
-  std::atomic<int> active{0};                      // helpers in the job; written under mutex
-  std::atomic<bool> stopping{false};               // written under mutex
+  Mutex mutex;
+  CondVar started;
+  CondVar finished;
+  std::atomic<uint64_t> generation{0};  // written under mutex
+  // Null between jobs.
+  const std::function<void(int)>* body TRIBUTARY_GUARDED_BY(mutex) = nullptr;
+  int parts TRIBUTARY_GUARDED_BY(mutex) = 0;
+  std::atomic<int> active{0};         // helpers in the job; written under mutex
+  std::atomic<bool> stopping{false};  // written under mutex
   std::atomic<int> next{0};
 
   std::vector<std::thread> helpers;
@@ -57,21 +57,21 @@ struct ThreadPool::Impl {
 
   void Help() {
     uint64_t seen = 0;
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     while (true) {
-      started.wait(lock, [&] { return stopping || (generation != seen && body != nullptr); });
+      while (!stopping && (generation == seen || body == nullptr)) started.Wait(mutex);
       if (stopping) return;
       seen = generation;
       const std::function<void(int)>& work = *body;
       const int count = parts;
       ++active;
-      lock.unlock();
+      lock.Unlock();
       TakeParts(work, count);
-      lock.lock();
-      if (--active == 0) finished.notify_one();
-      lock.unlock();
+      lock.Lock();
+      if (--active == 0) finished.NotifyOne();
+      lock.Unlock();
       Spin([&] { return stopping || generation != seen; });
-      lock.lock();
+      lock.Lock();
     }
   }
 };
@@ -82,10 +82,10 @@ ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
 
 ThreadPool::~ThreadPool() {
   {
-    std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->stopping = true;
   }
-  impl_->started.notify_all();
+  impl_->started.NotifyAll();
   for (std::thread& helper : impl_->helpers) helper.join();
 }
 
@@ -98,23 +98,23 @@ void ThreadPool::Run(int parts, const std::function<void(int part)>& body) {
     for (int part = 0; part < parts; ++part) body(part);
     return;
   }
-  std::lock_guard one_job(impl_->caller);
+  const MutexLock one_job(impl_->caller);
   {
-    std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->body = &body;
     impl_->parts = parts;
     impl_->next.store(0);
     ++impl_->generation;
   }
-  impl_->started.notify_all();
+  impl_->started.NotifyAll();
   impl_->TakeParts(body, parts);
   {
-    std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->body = nullptr;  // helpers that have not joined yet no longer can
   }
   Spin([&] { return impl_->active == 0; });
-  std::unique_lock lock(impl_->mutex);
-  impl_->finished.wait(lock, [&] { return impl_->active == 0; });
+  const MutexLock lock(impl_->mutex);
+  while (impl_->active != 0) impl_->finished.Wait(impl_->mutex);
 }
 
 }  // namespace tributary::cpu

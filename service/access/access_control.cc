@@ -14,7 +14,7 @@
 #include "base/rpc/watched_file.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::service {
 namespace {

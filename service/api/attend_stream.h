@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/container/flat_hash_set.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/api/call_quota.h"
 #include "service/coordinator/coordinator.h"
 #include "tributary/v1/attention.pb.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/access/access_control.h"
 #include "service/api/attend_stream.h"
 #include "service/api/call_quota.h"

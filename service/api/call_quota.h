@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/observe/observer.h"
 
 namespace tributary::service {

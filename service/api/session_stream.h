@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/coordinator.h"
 #include "tributary/v1/session.pb.h"
 

@@ -89,6 +89,10 @@ class Bench final : public Command {
     flags.Add("kv_heads", &load_.kv_heads, "The model has this many key and value heads.");
     flags.Add("head_dim", &load_.head_dim,
               "Each head has this many dimensions: 64, 80, 96, 128, 192 or 256.");
+    flags.Add(
+        "value_head_dim", &load_.value_head_dim,
+        "Values and outputs have this many dimensions per head; 0 means head_dim. Keys of 192 "
+        "may have values of 128.");
     flags.Add("page_size", &load_.page_size,
               "A page holds this many local slots: 16, 32, 64 or 128.");
     flags.Add("dtype", &dtype_,

@@ -21,11 +21,17 @@ double PerSecond(const LoadResult& result, double amount) {
   return result.seconds > 0 ? amount / result.seconds : 0;
 }
 
+// "128", or "192/128" where values have dimensions of their own.
+std::string HeadDims(const LoadOptions& o) {
+  return o.value_head_dim == 0 ? absl::StrCat(o.head_dim)
+                               : absl::StrCat(o.head_dim, "/", o.value_head_dim);
+}
+
 std::string SetUp(const LoadOptions& o, const LoadResult& r, bool embedded, const Style& style) {
   const int loops = o.sequences / o.batch;
   return absl::StrCat(style.Bold(embedded ? "embedded service" : o.target), ", ", r.cache.ranks(),
                       " x ", r.cache.backend(), "\n", "cache     ", o.layers, " layers, ",
-                      o.q_heads, "/", o.kv_heads, " heads, dim ", o.head_dim, ", ",
+                      o.q_heads, "/", o.kv_heads, " heads, dim ", HeadDims(o), ", ",
                       Name(o.kv_dtype), ", page ", r.cache.spec().page_size(), ", interleave ",
                       r.cache.spec().interleave(), "\n", "load      ", loops, " loops on ",
                       o.connections, " connections, batch ", o.batch, ", ", o.rows,
@@ -129,6 +135,7 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
                                    {"q_heads", absl::StrCat(o.q_heads)},
                                    {"kv_heads", absl::StrCat(o.kv_heads)},
                                    {"head_dim", absl::StrCat(o.head_dim)},
+                                   {"value_head_dim", absl::StrCat(o.value_head_dim)},
                                    {"dtype", telemetry::JsonString(Name(o.dtype))},
                                    {"kv_dtype", telemetry::JsonString(Name(o.kv_dtype))},
                                    {"shared_memory", o.shared_memory_bytes > 0 ? "true" : "false"},

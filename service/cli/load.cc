@@ -36,6 +36,10 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+int32_t ValueDim(const LoadOptions& o) {
+  return o.value_head_dim == 0 ? o.head_dim : o.value_head_dim;
+}
+
 int64_t WindowTokens(const LoadOptions& options) { return kWindowSteps * options.rows; }
 
 v1::CacheSpec SpecOf(const LoadOptions& options, int64_t capacity_tokens) {
@@ -44,6 +48,7 @@ v1::CacheSpec SpecOf(const LoadOptions& options, int64_t capacity_tokens) {
   spec.set_q_heads(options.q_heads);
   spec.set_kv_heads(options.kv_heads);
   spec.set_head_dim(options.head_dim);
+  spec.set_value_head_dim(options.value_head_dim);
   spec.set_page_size(options.page_size);
   spec.set_kv_dtype(ToProto(options.kv_dtype));
   spec.set_capacity_tokens(capacity_tokens);
@@ -84,10 +89,10 @@ class Loop {
   Loop(Shared& shared, Client& client, uint32_t seed) : shared_(shared), client_(client) {
     const LoadOptions& o = shared.options;
     const size_t rows = static_cast<size_t>(o.batch) * o.rows;
-    const size_t kv_row = static_cast<size_t>(o.kv_heads) * o.head_dim;
+    const size_t kv_row = static_cast<size_t>(o.kv_heads) * std::max(o.head_dim, ValueDim(o));
     q_ = RandomTensor(rows * o.q_heads * o.head_dim, o.dtype, seed);
     kv_ = RandomTensor(std::max<size_t>(rows, kFillTokens) * kv_row, o.dtype, seed + 1);
-    output_.resize(q_.size());
+    output_.resize(rows * o.q_heads * ValueDim(o) * SizeOf(o.dtype));
   }
 
   void Run() {
@@ -120,7 +125,8 @@ class Loop {
                                                 .k = kv_.data(),
                                                 .v = kv_.data(),
                                                 .kv_heads = o.kv_heads,
-                                                .head_dim = o.head_dim});
+                                                .head_dim = o.head_dim,
+                                                .value_head_dim = o.value_head_dim});
           if (!status.ok()) return status;
         }
         shared_.filled += tokens;
@@ -164,6 +170,7 @@ class Loop {
                             .q_heads = o.q_heads,
                             .kv_heads = o.kv_heads,
                             .head_dim = o.head_dim,
+                            .value_head_dim = o.value_head_dim,
                             .output = output_.data()};
     for (const uint64_t sequence : sequences_) {
       call.entries.push_back({sequence, position_, o.rows, o.rows});
@@ -174,8 +181,8 @@ class Loop {
   // K and V that one request's rows see.
   double KvBytes() const {
     const LoadOptions& o = shared_.options;
-    return 2.0 * static_cast<double>(position_ + o.rows) * o.batch * o.kv_heads * o.head_dim *
-           static_cast<double>(SizeOf(o.kv_dtype));
+    return static_cast<double>(position_ + o.rows) * o.batch * o.kv_heads *
+           (o.head_dim + ValueDim(o)) * static_cast<double>(SizeOf(o.kv_dtype));
   }
 
   void RollBack() {
@@ -277,6 +284,10 @@ absl::Status CheckLoad(const LoadOptions& o) {
       {"page_size", o.page_size},     {"duration", o.duration.count()}};
   for (const auto& [flag, value] : counts) {
     if (absl::Status status = positive(flag, value); !status.ok()) return status;
+  }
+  if (o.value_head_dim < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--value_head_dim must be >= 0, is ", o.value_head_dim));
   }
   if (o.sequences % o.batch != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

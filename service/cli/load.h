@@ -35,6 +35,7 @@ struct LoadOptions {
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;
+  int32_t value_head_dim = 0;  // 0: head_dim
   int32_t page_size = 16;
   DType dtype = DType::kBf16;                     // of q, k, v and output
   DType kv_dtype = DType::kFp8E4M3;               // of the cache

@@ -13,6 +13,13 @@
 namespace tributary::cli {
 namespace {
 
+// "128", or "192/128" where values have dimensions of their own.
+std::string HeadDims(const v1::CacheSpec& spec) {
+  return spec.value_head_dim() == 0 || spec.value_head_dim() == spec.head_dim()
+             ? absl::StrCat(spec.head_dim())
+             : absl::StrCat(spec.head_dim(), "/", spec.value_head_dim());
+}
+
 // "DTYPE_FP8_E4M3" as flags and docs spell it.
 std::string DTypeName(v1::DType dtype) {
   constexpr size_t kPrefix = sizeof("DTYPE_") - 1;
@@ -73,7 +80,7 @@ std::string Caches(const v1::GetTopologyReply& topology, const Style& style) {
     const std::string lost = Count(cache.sequences_lost());
     table.AddRow(
         {cache.cache_id(), DTypeName(spec.kv_dtype()), absl::StrCat(spec.layers()),
-         absl::StrCat(spec.q_heads(), "/", spec.kv_heads()), absl::StrCat(spec.head_dim()),
+         absl::StrCat(spec.q_heads(), "/", spec.kv_heads()), HeadDims(spec),
          absl::StrCat(spec.page_size()), absl::StrCat(spec.interleave()),
          Count(cache.pages_total()), Count(cache.pages_used()),
          Percent(static_cast<double>(cache.pages_used()), static_cast<double>(cache.pages_total())),

@@ -46,6 +46,11 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+template <typename Call>
+int32_t ValueDim(const Call& call) {
+  return call.value_head_dim == 0 ? call.head_dim : call.value_head_dim;
+}
+
 // Bytes of each tensor of a call, in the order in which they lie in a slot.
 struct Sizes {
   uint64_t q, k, v, output, lse;
@@ -54,13 +59,20 @@ struct Sizes {
 Sizes SizesOf(const AttendCall& call) {
   const int64_t rows = Rows(call);
   const uint64_t q = Bytes(rows, call.q_heads, call.head_dim, call.dtype);
-  const uint64_t kv = Bytes(NewTokens(call), call.kv_heads, call.head_dim, call.dtype);
+  const uint64_t k = Bytes(NewTokens(call), call.kv_heads, call.head_dim, call.dtype);
+  const uint64_t v = Bytes(NewTokens(call), call.kv_heads, ValueDim(call), call.dtype);
+  const uint64_t output = Bytes(rows, call.q_heads, ValueDim(call), call.dtype);
   const uint64_t lse = call.lse == nullptr ? 0 : Bytes(rows, call.q_heads, 1, v1::DTYPE_F32);
-  return {q, kv, kv, q, lse};
+  return {q, k, v, output, lse};
 }
 
-uint64_t SizeOfKv(const AppendCall& call) {
-  return Bytes(Tokens(call), call.kv_heads, call.head_dim, call.dtype);
+struct KvSizes {
+  uint64_t k, v;
+};
+
+KvSizes SizesOf(const AppendCall& call) {
+  return {Bytes(Tokens(call), call.kv_heads, call.head_dim, call.dtype),
+          Bytes(Tokens(call), call.kv_heads, ValueDim(call), call.dtype)};
 }
 
 void Describe(int64_t rows, int32_t heads, int32_t head_dim, v1::DType dtype, v1::Tensor& tensor) {
@@ -123,6 +135,13 @@ absl::Status CheckPositive(absl::string_view field, int64_t value) {
   return InvalidField(field, absl::StrCat("must be > 0, is ", value));
 }
 
+template <typename Call>
+absl::Status CheckDims(const Call& call) {
+  if (auto s = CheckPositive("head_dim", call.head_dim); !s.ok()) return s;
+  if (call.value_head_dim == 0) return absl::OkStatus();
+  return CheckPositive("value_head_dim", call.value_head_dim);
+}
+
 absl::Status CheckBytes(absl::string_view field, int64_t rows, int32_t heads, int32_t head_dim) {
   uint64_t elements = 0;
   if (__builtin_mul_overflow(static_cast<uint64_t>(rows),
@@ -177,13 +196,15 @@ absl::Status CheckCall(const AttendCall& call) {
   }
   if (auto s = CheckDType(call.dtype); !s.ok()) return s;
   if (auto s = CheckPositive("q_heads", call.q_heads); !s.ok()) return s;
-  if (auto s = CheckPositive("head_dim", call.head_dim); !s.ok()) return s;
+  if (auto s = CheckDims(call); !s.ok()) return s;
   if (auto s = CheckBytes("q", Rows(call), call.q_heads, call.head_dim); !s.ok()) return s;
+  if (auto s = CheckBytes("output", Rows(call), call.q_heads, ValueDim(call)); !s.ok()) return s;
   if (call.q == nullptr) return InvalidField("q", "is missing");
   if (call.output == nullptr) return InvalidField("output", "there is no place for it");
   if (const int64_t tokens = NewTokens(call); tokens > 0) {
     if (auto s = CheckPositive("kv_heads", call.kv_heads); !s.ok()) return s;
     if (auto s = CheckBytes("k", tokens, call.kv_heads, call.head_dim); !s.ok()) return s;
+    if (auto s = CheckBytes("v", tokens, call.kv_heads, ValueDim(call)); !s.ok()) return s;
     if (call.k == nullptr) return InvalidField("k", "is missing: entries have new tokens");
     if (call.v == nullptr) return InvalidField("v", "is missing: entries have new tokens");
   }
@@ -206,13 +227,14 @@ absl::Status CheckCall(const AppendCall& call) {
   }
   if (auto s = CheckDType(call.dtype); !s.ok()) return s;
   if (auto s = CheckPositive("kv_heads", call.kv_heads); !s.ok()) return s;
-  if (auto s = CheckPositive("head_dim", call.head_dim); !s.ok()) return s;
+  if (auto s = CheckDims(call); !s.ok()) return s;
   if (auto s = CheckBytes("k", Tokens(call), call.kv_heads, call.head_dim); !s.ok()) return s;
+  if (auto s = CheckBytes("v", Tokens(call), call.kv_heads, ValueDim(call)); !s.ok()) return s;
   if (call.k == nullptr) return InvalidField("k", "is missing");
   if (call.v == nullptr) return InvalidField("v", "is missing");
-  const uint64_t bytes = SizeOfKv(call);
-  if (auto s = CheckInside(call.device, "k", call.k, bytes); !s.ok()) return s;
-  return CheckInside(call.device, "v", call.v, bytes);
+  const KvSizes sizes = SizesOf(call);
+  if (auto s = CheckInside(call.device, "k", call.k, sizes.k); !s.ok()) return s;
+  return CheckInside(call.device, "v", call.v, sizes.v);
 }
 
 v1::AttendRequest DescribeCall(const AttendCall& call) {
@@ -231,7 +253,7 @@ v1::AttendRequest DescribeCall(const AttendCall& call) {
   Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_q());
   if (const int64_t tokens = NewTokens(call); tokens > 0) {
     Describe(tokens, call.kv_heads, call.head_dim, call.dtype, *request.mutable_k());
-    *request.mutable_v() = request.k();
+    Describe(tokens, call.kv_heads, ValueDim(call), call.dtype, *request.mutable_v());
   }
   return request;
 }
@@ -247,7 +269,7 @@ v1::AppendRequest DescribeCall(const AppendCall& call) {
     added.set_tokens(entry.tokens);
   }
   Describe(Tokens(call), call.kv_heads, call.head_dim, call.dtype, *request.mutable_k());
-  *request.mutable_v() = request.k();
+  Describe(Tokens(call), call.kv_heads, ValueDim(call), call.dtype, *request.mutable_v());
   return request;
 }
 
@@ -257,7 +279,10 @@ uint64_t SharedBytes(const AttendCall& call) {
          Aligned(sizes.lse);
 }
 
-uint64_t SharedBytes(const AppendCall& call) { return 2 * Aligned(SizeOfKv(call)); }
+uint64_t SharedBytes(const AppendCall& call) {
+  const KvSizes sizes = SizesOf(call);
+  return Aligned(sizes.k) + Aligned(sizes.v);
+}
 
 void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
                   v1::AttendRequest& request) {
@@ -272,7 +297,7 @@ void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
   request.clear_output();
   request.clear_lse();
   if (!placer.has_room()) return;
-  Describe(Rows(call), call.q_heads, call.head_dim, call.dtype, *request.mutable_output());
+  Describe(Rows(call), call.q_heads, ValueDim(call), call.dtype, *request.mutable_output());
   placer.Output(call.output, sizes.output, *request.mutable_output());
   if (call.lse == nullptr) return;
   Describe(Rows(call), call.q_heads, 0, v1::DTYPE_F32, *request.mutable_lse());
@@ -281,10 +306,10 @@ void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
 
 void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot,
                   v1::AppendRequest& request) {
-  const uint64_t bytes = SizeOfKv(call);
+  const KvSizes sizes = SizesOf(call);
   Placer placer(call.device.get(), slot);
-  placer.Input(call.k, bytes, *request.mutable_k());
-  placer.Input(call.v, bytes, *request.mutable_v());
+  placer.Input(call.k, sizes.k, *request.mutable_k());
+  placer.Input(call.v, sizes.v, *request.mutable_v());
 }
 
 absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request, uint64_t limit) {

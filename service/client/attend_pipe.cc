@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
-#include "base/sync/wait_until.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/client_callback.h"
 #include "service/client/attend_message.h"
@@ -57,22 +56,18 @@ class AttendPipe::Stream final
 
   // The pipe's lock guards a stream's state. The pipe, which holds the lock when it calls what
   // follows, says so with this.
-  void AssertLocked() const ABSL_ASSERT_EXCLUSIVE_LOCK(pipe_->mutex_) {
-    pipe_->mutex_.AssertHeld();
-  }
+  void AssertLocked() const TRIBUTARY_ASSERTS_HELD(pipe_->mutex_) {}
 
-  bool writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
-    return !ended_ && writing_ == nullptr;
-  }
-  bool answered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) { return answered_; }
+  bool writable() const TRIBUTARY_REQUIRES(pipe_->mutex_) { return !ended_ && writing_ == nullptr; }
+  bool answered() const TRIBUTARY_REQUIRES(pipe_->mutex_) { return answered_; }
 
   // No new writes; the stream goes when those that are just being started are.
-  void End(bool cancel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
+  void End(bool cancel) TRIBUTARY_REQUIRES(pipe_->mutex_) {
     if (cancel) context_.TryCancel();
     ended_ = true;
     ReleaseWhenIdle();
   }
-  void ReleaseWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(pipe_->mutex_) {
+  void ReleaseWhenIdle() TRIBUTARY_REQUIRES(pipe_->mutex_) {
     if (!ended_ || starting_ > 0 || released_) return;
     released_ = true;
     RemoveHold();
@@ -87,7 +82,7 @@ class AttendPipe::Stream final
     if (!ok) return pipe_->OnReadEnd(this);
     const v1::AttendReply reply = std::move(reply_);
     {
-      const absl::MutexLock lock(&pipe_->mutex_);
+      const MutexLock lock(pipe_->mutex_);
       answered_ = true;
     }
     // Before the reply is handled: copying results and callbacks do not hold up the next one.
@@ -109,12 +104,12 @@ class AttendPipe::Stream final
   grpc::ClientContext context_;
   v1::AttendReply reply_;
   // The call being written; it keeps the message until that is done.
-  CallPtr writing_ ABSL_GUARDED_BY(pipe_->mutex_);
+  CallPtr writing_ TRIBUTARY_GUARDED_BY(pipe_->mutex_);
   // Threads that have taken a call and not yet begun its write.
-  int starting_ ABSL_GUARDED_BY(pipe_->mutex_) = 0;
-  bool ended_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
-  bool released_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
-  bool answered_ ABSL_GUARDED_BY(pipe_->mutex_) = false;
+  int starting_ TRIBUTARY_GUARDED_BY(pipe_->mutex_) = 0;
+  bool ended_ TRIBUTARY_GUARDED_BY(pipe_->mutex_) = false;
+  bool released_ TRIBUTARY_GUARDED_BY(pipe_->mutex_) = false;
+  bool answered_ TRIBUTARY_GUARDED_BY(pipe_->mutex_) = false;
 };
 
 AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
@@ -129,7 +124,7 @@ AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
 
 AttendPipe::~AttendPipe() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     if (stream_ != nullptr) {
       stream_->AssertLocked();
@@ -151,7 +146,7 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
     status = placing.status();
     pending->placed = placing.ok() && *placing == Placing::kDone;
   }
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (stopping_) status = Closed();
   if (!status.ok()) {
     finished_.push_back({std::move(pending), std::move(status)});
@@ -191,11 +186,11 @@ void AttendPipe::Finish(Finished finished) {
 
 void AttendPipe::Wake() {
   changed_ = true;
-  wake_.SignalAll();
+  wake_.NotifyAll();
 }
 
 void AttendPipe::KeepTime() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (!stopping_) {
     changed_ = false;
     const Clock::time_point now = Clock::now();
@@ -213,7 +208,7 @@ void AttendPipe::KeepTime() {
     // No call that comes while this thread sleeps is due sooner than a timeout from now.
     const Clock::time_point next = std::min(queue_.NextEvent(now), now + options_.timeout);
     while (!changed_ && !stopping_) {
-      if (WaitUntil(wake_, mutex_, next)) break;
+      if (!wake_.WaitUntil(mutex_, next)) break;
     }
   }
   CancelAll();
@@ -256,7 +251,7 @@ void AttendPipe::CollectOverdue(Clock::time_point now) {
 
 void AttendPipe::CancelAll() {
   // gRPC ends a cancelled stream promptly; until then it may touch calls.
-  while (live_streams_ > 0) wake_.Wait(&mutex_);
+  while (live_streams_ > 0) wake_.Wait(mutex_);
   for (CallPtr& call : queue_.TakeAll()) finished_.push_back({std::move(call), Closed()});
   while (!finished_.empty()) FinishAll();
 }
@@ -285,7 +280,7 @@ void AttendPipe::WriteNext() {
 }
 
 void AttendPipe::OnWritten(Stream* stream, bool ok) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   stream->AssertLocked();
   stream->writing_ = nullptr;
   if (!ok) return stream->End(/*cancel=*/true);
@@ -293,7 +288,7 @@ void AttendPipe::OnWritten(Stream* stream, bool ok) {
 }
 
 void AttendPipe::OnReadEnd(Stream* stream) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   stream->AssertLocked();
   stream->End(/*cancel=*/false);
 }
@@ -301,7 +296,7 @@ void AttendPipe::OnReadEnd(Stream* stream) {
 void AttendPipe::OnReply(const v1::AttendReply& reply) {
   absl::Status status = FromRpcStatus(reply.status());
   std::optional<RegionPool::Slot> unused;  // returned after the lock
-  absl::ReleasableMutexLock lock(&mutex_);
+  MutexLock lock(mutex_);
   CallPtr call = queue_.TakeSent(reply.request_id());
   if (call == nullptr) {
     if (auto node = abandoned_.extract(reply.request_id()); !node.empty()) {
@@ -326,7 +321,7 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
   }
   // A later call of its sequences may have waited for this one.
   WriteNext();
-  lock.Release();
+  lock.Unlock();
   if (status.ok()) {
     status = TakeResults(call->call, call->slot.has_value() ? &*call->slot : nullptr, reply);
   }
@@ -336,7 +331,7 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
 void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
   std::vector<CallPtr> final;
   std::vector<RegionPool::Slot> slots;  // returned after the lock
-  absl::ReleasableMutexLock lock(&mutex_);
+  MutexLock lock(mutex_);
   stream->AssertLocked();
   status = stopping_ ? Closed() : StreamFailure(std::move(status));
   const Clock::time_point now = Clock::now();
@@ -354,16 +349,16 @@ void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
   for (const RegionPool::Slot& slot : slots) regions_->Retire(slot);
   if (stream_ == stream) stream_ = nullptr;
   Wake();
-  lock.Release();
+  lock.Unlock();
 
   slots.clear();
   for (CallPtr& call : final) Finish({std::move(call), status});
 }
 
 void AttendPipe::OnStreamGone() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   --live_streams_;
-  wake_.SignalAll();
+  wake_.NotifyAll();
 }
 
 }  // namespace tributary::client

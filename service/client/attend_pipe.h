@@ -14,10 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/client/attend_queue.h"
 #include "service/client/client.h"
 #include "service/client/device_regions.h"
@@ -61,15 +60,15 @@ class AttendPipe {
   // The thread that keeps time runs KeepTime, which calls the others. PlaceNext and FinishAll
   // release the lock while they copy tensors or run callbacks.
   void KeepTime();
-  void PlaceNext(const CallPtr& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CollectOverdue(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FinishAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PlaceNext(const CallPtr& call) TRIBUTARY_REQUIRES(mutex_);
+  void CollectOverdue(Clock::time_point now) TRIBUTARY_REQUIRES(mutex_);
+  void CancelAll() TRIBUTARY_REQUIRES(mutex_);
+  void FinishAll() TRIBUTARY_REQUIRES(mutex_);
 
-  void StartStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartStream() TRIBUTARY_REQUIRES(mutex_);
   // Releases the lock while it writes.
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteNext() TRIBUTARY_REQUIRES(mutex_);
+  void Wake() TRIBUTARY_REQUIRES(mutex_);
 
   // Called by the stream, on gRPC's threads.
   void OnWritten(Stream* stream, bool ok);
@@ -83,19 +82,19 @@ class AttendPipe {
   DeviceRegions* const devices_;
   const AttendPipeOptions options_;
 
-  absl::Mutex mutex_;
-  absl::CondVar wake_;
-  bool changed_ ABSL_GUARDED_BY(mutex_) =
+  Mutex mutex_;
+  CondVar wake_;
+  bool changed_ TRIBUTARY_GUARDED_BY(mutex_) =
       false;  // something the thread that keeps time must look at
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  AttendQueue queue_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  AttendQueue queue_ TRIBUTARY_GUARDED_BY(mutex_);
   // Their callbacks wait to be run by the thread that keeps time.
-  std::vector<Finished> finished_ ABSL_GUARDED_BY(mutex_);
-  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // owns itself until its end
-  int live_streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Finished> finished_ TRIBUTARY_GUARDED_BY(mutex_);
+  Stream* stream_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;  // owns itself until its end
+  int live_streams_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   // Slots of calls that were given up while in flight, by request id: the service may still use
   // them until it answers.
-  std::map<uint64_t, RegionPool::Slot> abandoned_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, RegionPool::Slot> abandoned_ TRIBUTARY_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -204,7 +204,9 @@ class GrpcClient final : public Client {
 
   absl::Status AppendOnce(const AppendCall& call, v1::AppendRequest& request, Deadline deadline) {
     const bool on_device = call.device != nullptr;
-    const int registration = on_device ? devices_.AwaitRegistration(*call.device, deadline) : 0;
+    const auto until =
+        std::chrono::steady_clock::now() + (deadline - std::chrono::system_clock::now());
+    const int registration = on_device ? devices_.AwaitRegistration(*call.device, until) : 0;
     bool coming = false;
     const auto slot = on_device ? std::nullopt : regions_.Acquire(SharedBytes(call), &coming);
     PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);

@@ -83,12 +83,13 @@ struct AttendCall {
   v1::DType dtype = v1::DTYPE_F32;  // of q, k, v and output: F32, BF16 or F16
   const void* q = nullptr;          // [rows, q_heads, head_dim]
   const void* k = nullptr;          // [new tokens, kv_heads, head_dim], or nullptr
-  const void* v = nullptr;          // like k
+  const void* v = nullptr;          // [new tokens, kv_heads, value_head_dim], or nullptr
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
-  int32_t head_dim = 0;
-  void* output = nullptr;  // [rows, q_heads, head_dim]
-  float* lse = nullptr;    // [rows, q_heads], or nullptr when not wanted
+  int32_t head_dim = 0;        // of queries and keys
+  int32_t value_head_dim = 0;  // of values and outputs; 0: head_dim
+  void* output = nullptr;      // [rows, q_heads, value_head_dim]
+  float* lse = nullptr;        // [rows, q_heads], or nullptr when not wanted
   // Not null: all of the above are device pointers into this memory, each aligned to 16 bytes. What
   // they hold must have been written before the call, and they are the service's until a call with
   // these results has been answered: after a deadline or a cancellation too.
@@ -106,9 +107,10 @@ struct AppendCall {
   std::vector<Entry> entries;
   v1::DType dtype = v1::DTYPE_F32;
   const void* k = nullptr;  // [tokens, kv_heads, head_dim]
-  const void* v = nullptr;
+  const void* v = nullptr;  // [tokens, kv_heads, value_head_dim]
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
+  int32_t value_head_dim = 0;                  // 0: head_dim
   std::shared_ptr<const DeviceRegion> device;  // as in AttendCall
 };
 

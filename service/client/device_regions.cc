@@ -3,9 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
+#include "base/sync/mutex.h"
 #include "service/client/retry.h"
 #include "service/client/shared_region.h"
 
@@ -29,14 +27,14 @@ v1::RegisterSharedMemoryRequest RegistrationOf(const DeviceRegion& region,
 }  // namespace
 
 struct DeviceRegions::Sharing {
-  mutable absl::Mutex mutex;
-  mutable absl::CondVar changed;
+  mutable Mutex mutex;
+  mutable CondVar changed;
   // Empty files whose locks tell the service that this process lives: one file per registration.
   // All are kept, because the service goes on looking at the one that it was told first.
-  std::vector<std::shared_ptr<SharedRegion>> lives ABSL_GUARDED_BY(mutex);
-  int registration ABSL_GUARDED_BY(mutex) = 0;
-  bool renewing ABSL_GUARDED_BY(mutex) = false;
-  bool closed ABSL_GUARDED_BY(mutex) = false;
+  std::vector<std::shared_ptr<SharedRegion>> lives TRIBUTARY_GUARDED_BY(mutex);
+  int registration TRIBUTARY_GUARDED_BY(mutex) = 0;
+  bool renewing TRIBUTARY_GUARDED_BY(mutex) = false;
+  bool closed TRIBUTARY_GUARDED_BY(mutex) = false;
 };
 
 class DeviceRegions::Shared final : public DeviceRegion {
@@ -46,7 +44,7 @@ class DeviceRegions::Shared final : public DeviceRegion {
         name_(life->name()),
         memory_(std::move(memory)),
         sharing_(std::make_shared<Sharing>()) {
-    const absl::MutexLock lock(&sharing_->mutex);
+    const MutexLock lock(sharing_->mutex);
     sharing_->lives.push_back(std::move(life));
   }
 
@@ -79,7 +77,7 @@ absl::Status DeviceRegions::Register(const DeviceRegion& region,
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   std::shared_ptr<SharedRegion> life;
   {
-    const absl::MutexLock lock(&sharing->mutex);
+    const MutexLock lock(sharing->mutex);
     life = sharing->lives.front();
   }
   absl::Status status = registrar_.RegisterNow(RegistrationOf(region, *life), deadline);
@@ -90,28 +88,27 @@ absl::Status DeviceRegions::Register(const DeviceRegion& region,
 void DeviceRegions::Close(const DeviceRegion& region) {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return;
-  const absl::MutexLock lock(&sharing->mutex);
+  const MutexLock lock(sharing->mutex);
   sharing->closed = true;
   // This ends, because the RPC that renews has a deadline.
-  while (sharing->renewing) sharing->changed.Wait(&sharing->mutex);
+  while (sharing->renewing) sharing->changed.Wait(sharing->mutex);
 }
 
 std::optional<int> DeviceRegions::Registration(const DeviceRegion& region) const {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return 0;
-  const absl::MutexLock lock(&sharing->mutex);
+  const MutexLock lock(sharing->mutex);
   if (sharing->renewing) return std::nullopt;
   return sharing->registration;
 }
 
 int DeviceRegions::AwaitRegistration(const DeviceRegion& region,
-                                     std::chrono::system_clock::time_point deadline) const {
+                                     std::chrono::steady_clock::time_point deadline) const {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return 0;
-  const absl::Time until = absl::FromChrono(deadline);
-  const absl::MutexLock lock(&sharing->mutex);
+  const MutexLock lock(sharing->mutex);
   while (sharing->renewing) {
-    if (sharing->changed.WaitWithDeadline(&sharing->mutex, until)) break;
+    if (!sharing->changed.WaitUntil(sharing->mutex, deadline)) break;
   }
   return sharing->registration;
 }
@@ -120,17 +117,17 @@ void DeviceRegions::Renew(const DeviceRegion& region, int forgotten) {
   const std::shared_ptr<Sharing> sharing = SharingOf(region);
   if (sharing == nullptr) return;
   {
-    const absl::MutexLock lock(&sharing->mutex);
+    const MutexLock lock(sharing->mutex);
     if (sharing->closed || sharing->renewing || sharing->registration != forgotten) return;
     sharing->renewing = true;
   }
   const auto finish = [sharing](std::shared_ptr<SharedRegion> life, const absl::Status& status) {
-    const absl::MutexLock lock(&sharing->mutex);
+    const MutexLock lock(sharing->mutex);
     sharing->renewing = false;
     if (status.ok()) ++sharing->registration;
     // After an answer that was lost, the service may be looking at it.
     if (status.ok() || IsOutcomeUnknown(status)) sharing->lives.push_back(std::move(life));
-    sharing->changed.SignalAll();
+    sharing->changed.NotifyAll();
   };
   // The name of the one before is gone, so that nothing is left behind when this process dies.
   absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(1);

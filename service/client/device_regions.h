@@ -37,7 +37,7 @@ class DeviceRegions {
   std::optional<int> Registration(const DeviceRegion& region) const;
   // The same, for a caller that can wait for it, until the deadline at most.
   int AwaitRegistration(const DeviceRegion& region,
-                        std::chrono::system_clock::time_point deadline) const;
+                        std::chrono::steady_clock::time_point deadline) const;
   // The service has forgotten this registration. Many calls may say so of one.
   void Renew(const DeviceRegion& region, int forgotten);
 

@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/client/offset_allocator.h"
 #include "service/client/region_registrar.h"
 #include "service/client/shared_region.h"
@@ -33,19 +32,19 @@ class RegionPool::Region {
 
   const SharedRegion& memory() const { return *memory_; }
   std::optional<uint64_t> Allocate(uint64_t bytes) {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     return room_.Allocate(bytes);
   }
   void Free(uint64_t offset, uint64_t bytes) {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     room_.Free(offset, bytes);
   }
 
  private:
   const std::shared_ptr<SharedRegion> memory_;
   const std::shared_ptr<RegionRegistrar> registrar_;
-  absl::Mutex mutex_;
-  OffsetAllocator room_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex_;
+  OffsetAllocator room_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 RegionPool::Slot::Slot(std::shared_ptr<Region> region, uint64_t offset, uint64_t bytes)
@@ -71,7 +70,7 @@ RegionPool::~RegionPool() {
   registrar_->AwaitNone();
   std::shared_ptr<Region> last;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     last = std::move(current_);
   }
   last.reset();
@@ -87,7 +86,7 @@ absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
     return status;
   }
   (*memory)->Unlink();
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   current_ = std::make_shared<Region>(*std::move(memory), registrar_);
   return absl::OkStatus();
 }
@@ -97,7 +96,7 @@ std::optional<RegionPool::Slot> RegionPool::Acquire(uint64_t bytes, bool* coming
   if (size_ == 0) return std::nullopt;
   std::shared_ptr<Region> region;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     region = current_;
     *coming = region == nullptr && !refused_;
   }
@@ -112,13 +111,13 @@ std::optional<RegionPool::Slot> RegionPool::Acquire(uint64_t bytes, bool* coming
 
 void RegionPool::Retire(const Slot& slot) {
   // The slot keeps the region, so that no RPC is begun here.
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (current_ == slot.region_) current_.reset();
 }
 
 void RegionPool::Renew() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     const bool early = std::chrono::steady_clock::now() < next_renewal_;
     if (renewing_ || current_ != nullptr || early) return;
     renewing_ = true;
@@ -135,7 +134,7 @@ void RegionPool::Renew() {
 }
 
 void RegionPool::FinishRenewal(std::shared_ptr<Region> region, bool refused) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   refused_ = refused;
   renewing_ = false;
   if (region == nullptr) next_renewal_ = std::chrono::steady_clock::now() + kRenewalPause;

@@ -14,9 +14,8 @@
 #include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -72,12 +71,13 @@ class RegionPool {
   const uint64_t size_;
   const std::shared_ptr<RegionRegistrar> registrar_;
 
-  mutable absl::Mutex mutex_;
-  std::shared_ptr<Region> current_ ABSL_GUARDED_BY(mutex_);
-  bool renewing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool refused_ ABSL_GUARDED_BY(mutex_) = false;  // whether the service refused the last renewal
+  mutable Mutex mutex_;
+  std::shared_ptr<Region> current_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool renewing_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool refused_ TRIBUTARY_GUARDED_BY(mutex_) =
+      false;  // whether the service refused the last renewal
   // After a renewal that failed, the next one does not begin sooner.
-  std::chrono::steady_clock::time_point next_renewal_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point next_renewal_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::client

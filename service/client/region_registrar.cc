@@ -63,20 +63,20 @@ void RegionRegistrar::Unregister(const std::string& name) {
 }
 
 void RegionRegistrar::AwaitNone() {
-  const absl::MutexLock lock(&mutex_);
-  while (under_way_ > 0) none_.Wait(&mutex_);
+  const MutexLock lock(mutex_);
+  while (under_way_ > 0) none_.Wait(mutex_);
 }
 
 void RegionRegistrar::Begin() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   ++under_way_;
 }
 
 // The last touch of this object by an RPC: told under the lock, so that AwaitNone cannot return
 // before it is over.
 void RegionRegistrar::End() {
-  const absl::MutexLock lock(&mutex_);
-  if (--under_way_ == 0) none_.SignalAll();
+  const MutexLock lock(mutex_);
+  if (--under_way_ == 0) none_.NotifyAll();
 }
 
 }  // namespace tributary::client

@@ -6,9 +6,8 @@
 #include <functional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
@@ -34,9 +33,9 @@ class RegionRegistrar {
   void End();
 
   v1::AttentionService::Stub* const stub_;
-  absl::Mutex mutex_;
-  absl::CondVar none_;
-  int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  Mutex mutex_;
+  CondVar none_;
+  int under_way_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tributary::client

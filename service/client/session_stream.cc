@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
-#include "base/sync/wait_until.h"
 
 namespace tributary::client {
 namespace {
@@ -28,9 +27,9 @@ absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
   *first.mutable_open() = request;
   session->stream_->Write(first);  // the read says what came of it
   session->reader_ = std::thread([s = session.get()] { s->Read(); });
-  const absl::MutexLock lock(&session->mutex_);
-  while (!session->is_open_ && !session->over_) {
-    if (WaitUntil(session->changed_, session->mutex_, deadline)) return Late("open the session");
+  const MutexLock lock(session->mutex_);
+  while (!session->is_open_ && session->why_.ok()) {
+    if (!session->changed_.WaitUntil(session->mutex_, deadline)) return Late("open the session");
   }
   if (!session->is_open_) return session->why_;
   return session;
@@ -44,18 +43,17 @@ SessionStream::~SessionStream() {
 void SessionStream::Read() {
   v1::SessionReply reply;
   while (stream_->Read(&reply)) {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     Handle(reply);
-    changed_.SignalAll();
+    changed_.NotifyAll();
   }
   const absl::Status why = FromGrpcStatus(stream_->Finish());
   std::function<void(const absl::Status&)> on_end;
   {
-    const absl::MutexLock lock(&mutex_);
-    over_ = true;
+    const MutexLock lock(mutex_);
     why_ = why.ok() ? absl::CancelledError("the session was closed") : why;
     on_end = on_end_;
-    changed_.SignalAll();
+    changed_.NotifyAll();
   }
   if (on_end) on_end(why);
 }
@@ -82,8 +80,8 @@ void SessionStream::Handle(const v1::SessionReply& reply) {
 
 void SessionStream::OnEnd(std::function<void(const absl::Status&)> ended) {
   {
-    const absl::MutexLock lock(&mutex_);
-    if (!over_) {
+    const MutexLock lock(mutex_);
+    if (why_.ok()) {
       on_end_ = std::move(ended);
       return;
     }
@@ -92,7 +90,7 @@ void SessionStream::OnEnd(std::function<void(const absl::Status&)> ended) {
 }
 
 absl::Status SessionStream::Write(const v1::SessionRequest& request) {
-  const absl::MutexLock lock(&write_mutex_);
+  const MutexLock lock(write_mutex_);
   if (stream_->Write(request)) return absl::OkStatus();
   const absl::Status why = status();
   return why.ok() ? absl::UnavailableError("the session's stream is broken") : why;
@@ -103,7 +101,7 @@ absl::StatusOr<v1::StepAccepted> SessionStream::Submit(
   v1::SessionRequest request;
   *request.mutable_submit() = step;
   if (absl::Status written = Write(request); !written.ok()) return written;
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (true) {
     if (const auto found = accepted_.find(step.step_id()); found != accepted_.end()) {
       v1::StepAccepted accepted = std::move(found->second);
@@ -111,33 +109,33 @@ absl::StatusOr<v1::StepAccepted> SessionStream::Submit(
       if (accepted.has_status()) return FromRpcStatus(accepted.status());
       return accepted;
     }
-    if (over_) return why_;
-    if (WaitUntil(changed_, mutex_, deadline)) return Late("answer a step");
+    if (!why_.ok()) return why_;
+    if (!changed_.WaitUntil(mutex_, deadline)) return Late("answer a step");
   }
 }
 
 absl::Status SessionStream::Await(uint64_t step_id,
                                   std::chrono::steady_clock::time_point deadline) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (true) {
     if (const auto found = ended_.find(step_id); found != ended_.end()) return found->second;
-    if (over_) return why_;
-    if (WaitUntil(changed_, mutex_, deadline)) return Late("end a step");
+    if (!why_.ok()) return why_;
+    if (!changed_.WaitUntil(mutex_, deadline)) return Late("end a step");
   }
 }
 
 absl::Status SessionStream::status() const {
-  const absl::MutexLock lock(&mutex_);
-  return over_ ? why_ : absl::OkStatus();
+  const MutexLock lock(mutex_);
+  return why_;
 }
 
 absl::Status SessionStream::Close(std::chrono::steady_clock::time_point deadline) {
   v1::SessionRequest request;
   request.mutable_close();
   Write(request).IgnoreError();  // the end says why
-  const absl::MutexLock lock(&mutex_);
-  while (!over_) {
-    if (WaitUntil(changed_, mutex_, deadline)) return Late("close the session");
+  const MutexLock lock(mutex_);
+  while (why_.ok()) {
+    if (!changed_.WaitUntil(mutex_, deadline)) return Late("close the session");
   }
   return absl::IsCancelled(why_) ? absl::OkStatus() : why_;
 }

@@ -10,10 +10,9 @@
 #include <memory>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 #include "tributary/v1/session.pb.h"
 
@@ -50,23 +49,22 @@ class SessionStream {
   SessionStream() = default;
   void Read();
   absl::Status Write(const v1::SessionRequest& request);
-  void Handle(const v1::SessionReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(const v1::SessionReply& reply) TRIBUTARY_REQUIRES(mutex_);
 
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriterInterface<v1::SessionRequest, v1::SessionReply>> stream_;
   v1::SessionOpened opened_;  // set before Open returns
   std::thread reader_;
 
-  absl::Mutex write_mutex_;  // one write at a time
+  Mutex write_mutex_;  // one write at a time
 
-  mutable absl::Mutex mutex_;
-  absl::CondVar changed_;
-  bool is_open_ ABSL_GUARDED_BY(mutex_) = false;
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status why_ ABSL_GUARDED_BY(mutex_);
-  std::function<void(const absl::Status&)> on_end_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, v1::StepAccepted> accepted_ ABSL_GUARDED_BY(mutex_);  // not asked for yet
-  std::map<uint64_t, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool is_open_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);  // OK until the session is over
+  std::function<void(const absl::Status&)> on_end_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::map<uint64_t, v1::StepAccepted> accepted_ TRIBUTARY_GUARDED_BY(mutex_);  // not asked for yet
+  std::map<uint64_t, absl::Status> ended_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::client

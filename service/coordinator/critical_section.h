@@ -10,7 +10,7 @@
 #include <functional>
 #include <utility>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/deferred_calls.h"
 #include "service/data/coordinator_lock.h"
 

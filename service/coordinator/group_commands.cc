@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::service {
 namespace {

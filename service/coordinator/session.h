@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/cache.h"
 #include "service/coordinator/call_context.h"
 #include "service/coordinator/operation.h"

@@ -8,6 +8,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
+#include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/sequenced_runner.h"
 
 namespace tributary::service {
@@ -33,8 +34,17 @@ worker::SessionStepCommand CommandOf(const Session& session, const SessionStep& 
 
 absl::Status ConflictOf(const SessionStep& step) {
   if (step.conflicts.empty()) return absl::OkStatus();
-  return Conflict(EntryField(step.conflicts.front(), "first_position"),
-                  "the tokens that are held there are others");
+  return OtherTokensHeld(step.conflicts.front());
+}
+
+// What the host is told when its session is open, but for where its mailbox lies.
+v1::SessionReply OpenedReply(const Session& session) {
+  v1::SessionReply reply;
+  v1::SessionOpened* opened = reply.mutable_opened();
+  opened->set_session_id(session.id);
+  opened->set_epoch(session.epoch);
+  *opened->mutable_terms() = session.terms.public_terms;
+  return reply;
 }
 
 v1::Waiting PublicWaiting(worker::Waiting waiting) {
@@ -47,8 +57,8 @@ v1::Waiting PublicWaiting(worker::Waiting waiting) {
 // A step that waits for its sequences, and then holds them until it is settled.
 class Sessions::StepOperation final : public Operation {
  public:
-  StepOperation(Sessions* sessions, SessionPtr session, SessionStepPtr step)
-      : sessions_(*sessions), session_(std::move(session)), step_(std::move(step)) {
+  StepOperation(Sessions* sessions, SessionPtr owner, SessionStepPtr step)
+      : sessions_(*sessions), session_(std::move(owner)), step_(std::move(step)) {
     Member::session = session_->id;
     sequences = step_->request.Sequences();
     cache = session_->cache;
@@ -162,12 +172,7 @@ void Sessions::OpenRunner(const SessionPtr& session,
       CreateMessageRunner({lock_, serving_, commands_, options_.retry_delay}, session->cache,
                           session->epoch, session->terms, std::move(events));
   session->phase = Session::Phase::kOpen;
-  v1::SessionReply reply;
-  v1::SessionOpened* opened = reply.mutable_opened();
-  opened->set_session_id(session->id);
-  opened->set_epoch(session->epoch);
-  *opened->mutable_terms() = session->terms.public_terms;
-  Tell(session, std::move(reply));
+  Tell(session, OpenedReply(*session));
 }
 
 SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& call, bool local,
@@ -189,10 +194,8 @@ void Sessions::OnOpened(const SessionPtr& session, const Outcome& outcome) {
   }
   session->phase = Session::Phase::kOpen;
   const worker::DeviceMailbox& mailbox = outcome.replies.front().mailbox;
-  v1::SessionReply reply;
+  v1::SessionReply reply = OpenedReply(*session);
   v1::SessionOpened* opened = reply.mutable_opened();
-  opened->set_session_id(session->id);
-  opened->set_epoch(session->epoch);
   *opened->mutable_layout() = PublicLayout(session->terms.command.layout);
   v1::DeviceMailbox* device = opened->mutable_device();
   device->set_raw_handle(mailbox.handle);
@@ -201,7 +204,6 @@ void Sessions::OnOpened(const SessionPtr& session, const Outcome& outcome) {
   device->set_process_nonce(mailbox.process_nonce);
   opened->set_waiting(PublicWaiting(mailbox.waiting));
   opened->set_round_trip_seconds(mailbox.round_trip_seconds);
-  *opened->mutable_terms() = session->terms.public_terms;
   Tell(session, std::move(reply));
   EndIfIdle(session);
 }

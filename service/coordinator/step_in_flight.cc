@@ -8,19 +8,11 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
+#include "service/coordinator/conflicts.h"
 #include "service/schedule/step_batch.h"
 
 namespace tributary::service {
 namespace {
-
-// Entries of the whole step whose repeated tokens differ on some rank.
-absl::flat_hash_set<int32_t> Conflicts(const Outcome& outcome) {
-  absl::flat_hash_set<int32_t> conflicts;
-  for (const worker::Reply& reply : outcome.replies) {
-    conflicts.insert(reply.conflicts.begin(), reply.conflicts.end());
-  }
-  return conflicts;
-}
 
 void CountCommitted(const StepMember& member, v1::Statistics* statistics) {
   statistics->set_query_rows(statistics->query_rows() + member.request.query_rows);
@@ -38,17 +30,14 @@ void CountCommitted(const StepMember& member, v1::Statistics* statistics) {
 void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
             v1::Statistics* statistics) {
   const absl::Status common = FromOutcome(outcome.status, retry_delay);
-  const absl::flat_hash_set<int32_t> conflicts = Conflicts(outcome);
+  const absl::flat_hash_set<int32_t> conflicts = ConflictsOf(outcome);
   SequenceTable& table = step->cache->table;
   int32_t first = 0;  // entry of the command
   for (StepMember* member : step->members) {
     member->settled = common;
     const int32_t count = static_cast<int32_t>(member->reservation.entries.size());
     for (int32_t i = 0; i < count && member->settled.ok(); ++i) {
-      if (!conflicts.contains(first + i)) continue;
-      member->settled =
-          Conflict(absl::StrCat("entries[", i, "].first_position"),
-                   "other K/V are held at these positions; truncate the sequence to replace them");
+      if (conflicts.contains(first + i)) member->settled = OtherTokensHeld(i);
     }
     first += count;
     if (member->settled.ok()) {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/critical_section.h"
 
 namespace tributary::service {

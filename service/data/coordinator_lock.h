@@ -6,7 +6,7 @@
 // It has no state and costs nothing at run time.
 #pragma once
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::service {
 

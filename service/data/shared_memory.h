@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/data/registered_region.h"
 #include "worker/command.h"
 

@@ -32,7 +32,7 @@ v1::StepFlight::Kind KindOf(worker::StepKind kind) {
 
 FlightRecorder::FlightRecorder(int ranks) {
   for (Slot& slot : slots_) {
-    const absl::MutexLock lock(&slot.mutex);
+    const MutexLock lock(slot.mutex);
     slot.replied.resize(ranks);
     slot.times.resize(ranks);
   }
@@ -40,7 +40,7 @@ FlightRecorder::FlightRecorder(int ranks) {
 
 void FlightRecorder::Submitted(const StepRecord& step) {
   Slot& slot = SlotOf(step.number);
-  const absl::MutexLock lock(&slot.mutex);
+  const MutexLock lock(slot.mutex);
   slot.number = step.number;
   slot.epoch = step.epoch;
   slot.cache = step.cache;
@@ -65,7 +65,7 @@ void FlightRecorder::Submitted(const StepRecord& step) {
 void FlightRecorder::Ended(const StepRecord& step, const absl::Status& status,
                            const std::vector<worker::Reply>& replies) {
   Slot& slot = SlotOf(step.number);
-  const absl::MutexLock lock(&slot.mutex);
+  const MutexLock lock(slot.mutex);
   if (slot.number != step.number) return;  // a later one has the slot
   slot.ended = true;
   slot.code = status.code();
@@ -111,7 +111,7 @@ v1::FlightRecord FlightRecorder::Read(size_t most) const {
   const Clock::time_point now = Clock::now();
   v1::FlightRecord record;
   for (const Slot& slot : slots_) {
-    const absl::MutexLock lock(&slot.mutex);
+    const MutexLock lock(slot.mutex);
     if (slot.number != 0) Describe(slot, now, record.add_steps());
   }
   auto* steps = record.mutable_steps();

@@ -9,9 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/observe/observer.h"
 #include "tributary/v1/diagnostics.pb.h"
 
@@ -32,29 +31,29 @@ class FlightRecorder {
 
  private:
   struct Slot {
-    mutable absl::Mutex mutex;
-    uint64_t number ABSL_GUARDED_BY(mutex) = 0;  // 0: nothing yet
-    uint64_t epoch ABSL_GUARDED_BY(mutex) = 0;
-    worker::CacheId cache ABSL_GUARDED_BY(mutex) = 0;
-    int32_t layer ABSL_GUARDED_BY(mutex) = 0;
-    worker::StepKind kind ABSL_GUARDED_BY(mutex) = worker::StepKind::kDecode;
-    int32_t calls ABSL_GUARDED_BY(mutex) = 0;
-    int32_t entries ABSL_GUARDED_BY(mutex) = 0;
-    int32_t query_rows ABSL_GUARDED_BY(mutex) = 0;
-    int32_t new_tokens ABSL_GUARDED_BY(mutex) = 0;
-    std::chrono::steady_clock::time_point oldest_call ABSL_GUARDED_BY(mutex);
-    std::chrono::steady_clock::time_point begun ABSL_GUARDED_BY(mutex);
-    std::chrono::steady_clock::time_point submitted ABSL_GUARDED_BY(mutex);
-    std::chrono::steady_clock::time_point done ABSL_GUARDED_BY(mutex);
-    std::chrono::steady_clock::time_point answered ABSL_GUARDED_BY(mutex);
-    bool ended ABSL_GUARDED_BY(mutex) = false;
-    absl::StatusCode code ABSL_GUARDED_BY(mutex) = absl::StatusCode::kOk;
-    std::vector<bool> replied ABSL_GUARDED_BY(mutex);             // by rank
-    std::vector<worker::StepTimes> times ABSL_GUARDED_BY(mutex);  // by rank
+    mutable Mutex mutex;
+    uint64_t number TRIBUTARY_GUARDED_BY(mutex) = 0;  // 0: nothing yet
+    uint64_t epoch TRIBUTARY_GUARDED_BY(mutex) = 0;
+    worker::CacheId cache TRIBUTARY_GUARDED_BY(mutex) = 0;
+    int32_t layer TRIBUTARY_GUARDED_BY(mutex) = 0;
+    worker::StepKind kind TRIBUTARY_GUARDED_BY(mutex) = worker::StepKind::kDecode;
+    int32_t calls TRIBUTARY_GUARDED_BY(mutex) = 0;
+    int32_t entries TRIBUTARY_GUARDED_BY(mutex) = 0;
+    int32_t query_rows TRIBUTARY_GUARDED_BY(mutex) = 0;
+    int32_t new_tokens TRIBUTARY_GUARDED_BY(mutex) = 0;
+    std::chrono::steady_clock::time_point oldest_call TRIBUTARY_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point begun TRIBUTARY_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point submitted TRIBUTARY_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point done TRIBUTARY_GUARDED_BY(mutex);
+    std::chrono::steady_clock::time_point answered TRIBUTARY_GUARDED_BY(mutex);
+    bool ended TRIBUTARY_GUARDED_BY(mutex) = false;
+    absl::StatusCode code TRIBUTARY_GUARDED_BY(mutex) = absl::StatusCode::kOk;
+    std::vector<bool> replied TRIBUTARY_GUARDED_BY(mutex);             // by rank
+    std::vector<worker::StepTimes> times TRIBUTARY_GUARDED_BY(mutex);  // by rank
   };
 
   static void Describe(const Slot& slot, std::chrono::steady_clock::time_point now,
-                       v1::StepFlight* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(slot.mutex);
+                       v1::StepFlight* out) TRIBUTARY_REQUIRES(slot.mutex);
   Slot& SlotOf(uint64_t number) { return slots_[number % kSlots]; }
 
   std::array<Slot, kSlots> slots_;

@@ -10,7 +10,7 @@
 #include <deque>
 #include <functional>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/workers/worker_group.h"
 #include "worker/command.h"
 

@@ -4,7 +4,7 @@
 #include <deque>
 #include <thread>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/workers/worker_group.h"
 
 namespace tributary::service {

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/status_macros.h"
+#include "base/sync/mutex.h"
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/mutex.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/workers/completions.h"
 #include "service/workers/remote_group.h"
 #include "service/workers/worker_group.h"

@@ -11,7 +11,7 @@ import unittest
 SOURCE = pathlib.Path(os.environ.get("TRIBUTARY_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
 
 COUNTER = """
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 
 class Counter {
  public:
@@ -21,8 +21,8 @@ class Counter {
   }
 
  private:
-  absl::Mutex mutex_;
-  int count_ ABSL_GUARDED_BY(mutex_) = 0;
+  tributary::Mutex mutex_;
+  int count_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
 };
 
 int Use(Counter& counter) { return counter.Add(); }
@@ -36,12 +36,12 @@ class ThreadSafety(unittest.TestCase):
             source.write_text(COUNTER % statement, encoding="utf-8")
             config = f"--config-file={SOURCE / '.clang-tidy'}"
             return subprocess.run(
-                ["clang-tidy", "--quiet", config, str(source), "--", "-std=c++20"],
+                ["clang-tidy", "--quiet", config, str(source), "--", "-std=c++20", f"-I{SOURCE}"],
                 capture_output=True, text=True, check=False,
             )
 
     def test_a_lock_that_is_held(self):
-        done = self.lint("const absl::MutexLock lock(&mutex_);")
+        done = self.lint("const tributary::MutexLock lock(mutex_);")
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_a_lock_that_is_forgotten(self):

@@ -1,7 +1,8 @@
 // Tells ThreadSanitizer about the locks of Abseil.
 //
 // The system's Abseil is not instrumented, so ThreadSanitizer does not see that absl::Mutex orders
-// threads, and would call every use of what a mutex guards a race. This file is linked into every
+// threads. gRPC's headers use it in code that is compiled into this project's programs, and every
+// use of what such a mutex guards would be called a race. This file is linked into every
 // program of a ThreadSanitizer build. Its functions take the place of Abseil's in the whole
 // process, call Abseil's, and say what they do. Nothing here exists in other builds.
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-// What is put into a stream, as a CUDA graph.
+// Captures what a function puts into a stream as a CUDA graph.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,8 +10,8 @@
 
 namespace tributary::worker {
 
-// What `enqueue` puts into the stream, which does not run. The caller destroys the graph.
-// kDataLoss: the device failed; after any other error the stream is as before.
+// The graph of what `enqueue` puts into the stream. None of it runs. The caller destroys the graph.
+// kDataLoss: the device failed. After any other error the stream is as it was before.
 absl::StatusOr<cudaGraphExec_t> CaptureGraph(cudaStream_t stream,
                                              const std::function<absl::Status()>& enqueue);
 

@@ -12,9 +12,10 @@
 
 namespace tributary::worker {
 
-// Of one step. Rows, heads and the strategy are the same on every rank, and so are the pieces that
-// a call is made in. O travels as f32: the result is the one that the host's exchange gives, up to
-// the order of what is added. Where all of it is rounded to bf16 in the end, O travels as that.
+// The exchange of one step. Rows, heads and the strategy are the same on every rank, and so are the
+// pieces that a call is made in. O travels as f32: the result is the one that the host's exchange
+// gives, up to the order of what is added. Where all of it is rounded to bf16 in the end, O travels
+// as that.
 //
 // An error is CollectiveStatus'.
 class DeviceExchange {
@@ -33,10 +34,10 @@ class DeviceExchange {
 
   uint64_t epoch() const { return group_.epoch(); }
 
-  // Whether MergeToRoot of so many rows may be captured in a CUDA graph: when it is `direct`. Then
-  // it is one and the same kernel in a graph and outside of one, with all that it counts in device
-  // memory, so that ranks need not capture the same steps: what one has seen before may be new to
-  // another, whose plan differs. NCCL wants all ranks to capture alike.
+  // Whether MergeToRoot of so many rows may be captured in a CUDA graph, which is so when it goes
+  // by `direct`. That is the same kernel in a graph and outside of one, and it keeps its counts in
+  // device memory. So ranks need not capture the same steps: a step that one rank has seen before
+  // may be new to another, whose plan differs. NCCL wants all ranks to capture alike.
   bool MayBeCaptured(int32_t rows) const;
 
   // Whether MergeToRoot of so many rows is one `direct` call, which can take a partial as it
@@ -52,14 +53,14 @@ class DeviceExchange {
   // slice: [rows, heads of the rank]; out: [rows, q_heads] on rank 0.
   absl::Status GatherToRoot(int32_t rows, Partial slice, Partial out);
 
-  // What O travels as. A pure function.
+  // The type that O travels as. This is a pure function.
   static DType WireOf(const PlannedStep& step, collective::Strategy strategy, bool batch_invariant);
 
  private:
   collective::DeviceExchangeParams ParamsFor(int32_t rows, collective::Placement placement) const;
   absl::Status Merge(collective::DeviceExchangeParams params, int32_t out_heads, Partial partial,
                      Partial out);
-  // Rows of the pieces that MergeToRoot of so many is made in; 0 when that is not by `direct`.
+  // How many rows each `direct` call of MergeToRoot has; 0 when it does not go by `direct`.
   int32_t RowsOfDirect(int32_t rows) const;
   // Calls enqueue(params of a piece, its first row) until all rows of the call are dealt with.
   template <typename Params, typename Enqueue>

@@ -12,9 +12,9 @@
 
 namespace tributary::worker {
 
-// What a group takes memory for: 17 MB a rank of 4, and twice that on rank 0. Larger calls are made
-// in pieces (collective::RowsAtOnce); 512 rows are the largest batch that was measured, and a piece
-// of so many costs what its bytes do.
+// The largest call that a group takes memory for: 17 MB on each of 4 ranks, and twice that on rank
+// 0. Larger calls are made in pieces (collective::RowsAtOnce). 512 rows are the largest batch that
+// was measured, and a piece of so many rows costs what its bytes cost.
 inline constexpr collective::DeviceExchangeLimits kDeviceGroupLimits{
     .rows = 512, .heads = 32, .value_dim = 128, .widest = DType::kF32};
 
@@ -27,7 +27,7 @@ struct DeviceGroupWishes {
 
 struct FormedDeviceGroup {
   std::unique_ptr<collective::DeviceGroup> group;  // null: partials meet in host memory
-  std::string how;  // for people: the way that is used, or why there is none
+  std::string how;  // says to people which way is used, or why there is none
 };
 
 // Called by all ranks of `comm` at once; all of them get a group, or none does. Ranks agree over

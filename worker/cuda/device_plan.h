@@ -1,9 +1,9 @@
-// A step's plan as the device takes it: one block of bytes that the host fills and copies over once
-// a step, whatever the number of layers.
+// A step's plan as the device takes it: one block of bytes, which the host fills and copies to the
+// device once per step, whatever the number of layers.
 //
-// Pure host arithmetic over a StepPlan; no GPU is looked at. Sections of the block have room for a
-// little more than is in them, in coarse steps, so that the next steps find theirs in the same
-// places: a captured graph goes on fitting.
+// The plan is made by host arithmetic over a StepPlan alone; no GPU is looked at. Sections of the
+// block have room for a little more than they hold, in coarse steps. The sections of the next steps
+// then lie in the same places, and a captured graph goes on fitting.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@
 
 namespace tributary::worker {
 
-// `count`, or a little more: at most a quarter, in steps of which a doubling has four. Up to 8 it
-// is exact.
+// Rounds `count` up to one of four sizes per doubling, so by less than a quarter. Counts up to 8
+// stay as they are.
 int32_t PaddedCount(int32_t count);
 
-// Elements of a section in the block.
+// Where a section lies in the block, and how many elements it holds.
 struct Section {
   size_t offset = 0;  // bytes
   size_t count = 0;
@@ -40,8 +40,8 @@ struct AttentionLaunch {
   Section tables;  // int32
 };
 
-// One launch of the prefill kernels: over the context of a pass, or the new tokens of the step over
-// each other.
+// One launch of the prefill kernels: over the context of a pass, or over the new tokens of the
+// step, which see each other.
 struct PrefillLaunch {
   cuda::PrefillShape shape;
   cuda::PrefillChoice choice;
@@ -49,31 +49,32 @@ struct PrefillLaunch {
   Section items;    // PrefillItem
   Section gathers;  // PrefillGather
   Section keys;     // RowKeys
-  Section tables;   // int32; context only
+  Section tables;   // int32; a launch over new tokens has none
   int64_t workspace_slots = 0;
   size_t workspace_bytes = 0;
 };
 
-// A draft's block over itself, the rows of a pass.
+// The launch in which the rows of a draft's block see each other.
 struct BlockLaunch {
-  Section entries;        // BlockEntry, rows counted from the pass's first
-  int32_t most_rows = 0;  // of an entry
+  Section entries;        // BlockEntry; rows are counted from the pass's first
+  int32_t most_rows = 0;  // the most rows of one entry
 };
 
-// The rows of a pass over the context: few of each sequence, or many.
+// How the rows of a pass see the context: by the kernels for few rows of each sequence, or by those
+// for many.
 struct PassLaunch {
   bool many_rows = false;
   AttentionLaunch few;
   PrefillLaunch many;
-  BlockLaunch block;  // of a draft
+  BlockLaunch block;  // where the step is a draft
 };
 
 // What a device plan depends on besides the step's plan.
 struct StepTypes {
   DType q = DType::kBf16;
-  LayerGeometry geometry;       // of the layer
-  DType new_kv = DType::kBf16;  // as the new tokens are attended to: bf16 or f16
-  collective::HeadSlice heads;  // of the new tokens' part
+  LayerGeometry geometry;       // the layer's
+  DType new_kv = DType::kBf16;  // what new tokens are attended to in: bf16 or f16
+  collective::HeadSlice heads;  // for which this rank attends to new tokens
   bool draft = false;           // new tokens are merged with the context of all heads
   bool operator==(const StepTypes& other) const {
     return q == other.q && geometry == other.geometry && new_kv == other.new_kv &&
@@ -93,7 +94,7 @@ bool ManyRows(int32_t most_rows, const cuda::KernelOptions& kernels);
 
 class DevicePlan {
  public:
-  // Makes the plan in place; memory is reused.
+  // Makes the plan in place. The memory of the plan before is used again.
   void Make(const CacheSpec& spec, const StepPlan& plan, const StepTypes& types,
             const DevicePlanOptions& options);
 
@@ -104,35 +105,40 @@ class DevicePlan {
   // Forgets what it was made from.
   void Clear() { id_ = 0; }
 
-  // Tokens and rows that launches are made for; slots of tokens beyond the plan's are kPadSlot, and
-  // no work item has rows beyond.
+  // How many tokens and rows launches are made for. Slots of tokens beyond the plan's own are
+  // kPadSlot, and no work item has rows beyond the plan's own.
   int32_t padded_tokens() const { return padded_tokens_; }
   int32_t padded_rows() const { return padded_rows_; }
-  // The rows of a pass that launches are made for: more than it has only when it is the only one.
+  // How many rows of a pass launches are made for. They are more than the pass has only when it is
+  // the only one.
   int32_t RowsOf(const RowPass& pass) const {
     return passes_.size() == 1 ? padded_rows_ : pass.row_count;
   }
 
-  const Section& write_slots() const { return write_slots_; }        // int64; empty: no writing
-  const Section& compare_slots() const { return compare_slots_; }    // int64; empty: no comparing
-  const Section& entry_of_token() const { return entry_of_token_; }  // int32; with compare_slots
-  int32_t entries() const { return entries_; }                       // with compare_slots
+  // int64. Empty: the step writes nothing.
+  const Section& write_slots() const { return write_slots_; }
+  // int64. Empty: the step compares nothing. The two below belong to it.
+  const Section& compare_slots() const { return compare_slots_; }
+  const Section& entry_of_token() const { return entry_of_token_; }  // int32
+  int32_t entries() const { return entries_; }
   const PassLaunch& pass(size_t index) const { return passes_[index]; }
-  // Of a prefill. Null when the step has no such part, or no heads of it on this rank.
+  // The new tokens of a prefill. Null when the step has none, or this rank has no heads of them.
   const PrefillLaunch* new_tokens() const { return has_new_tokens_ ? &new_tokens_ : nullptr; }
-  const Section& block_keys() const { return block_keys_; }  // RowKeys [rows], tokens; a draft's
-  // The most that any launch needs.
+  // RowKeys [rows]: the tokens of a draft's block that each row sees.
+  const Section& block_keys() const { return block_keys_; }
+  // The most that any launch of the plan needs.
   int64_t partial_columns() const { return partial_columns_; }
   int32_t arrivals() const { return arrivals_; }
   size_t workspace_bytes() const { return workspace_bytes_; }
 
-  // The block. Write fills it; `to` has bytes() bytes.
+  // The size of the block in bytes. Write fills it; `to` has room for so many.
   size_t bytes() const { return bytes_; }
   void Write(std::byte* to) const;
 
-  // Whether launches depend on nothing but the block and the signature: then a step can be a graph.
+  // Whether launches depend on nothing but the block and the signature. Then a step can be a graph.
   bool repeatable() const;
-  // Of a repeatable plan: equal for two whose launches are the same but for what the block holds.
+  // For repeatable plans. Two plans have the same signature when their launches differ in nothing
+  // but what the block holds.
   std::vector<uint64_t> Signature() const;
 
  private:
@@ -158,7 +164,7 @@ class DevicePlan {
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
   void MakeNewTokens(const StepPlan& plan, const DevicePlanOptions& options);
-  // The part of a draft's block of every pass.
+  // For a draft: which rows of each pass see which tokens of the block.
   void MakeBlocks(const StepPlan& plan);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);
   template <typename T>
@@ -182,7 +188,7 @@ class DevicePlan {
   size_t workspace_bytes_ = 0;
   size_t bytes_ = 0;
 
-  std::vector<Host> hosts_;  // of the passes, then of the new tokens
+  std::vector<Host> hosts_;  // one per pass, then one for the new tokens
   std::vector<cuda::PlanEntry> plan_entries_;
   std::vector<cuda::PrefillEntry> prefill_entries_;
   std::vector<Copy> copies_;

@@ -16,16 +16,16 @@ struct InputUse {
   bool read_often = false;  // by many blocks of threads (queries), or once (new tokens)
 };
 
-// Otherwise it is copied to the GPU's own memory first, which costs a launch or two. A pure
-// function of its argument.
+// Whether kernels read the tensor in place. Otherwise it is copied to the GPU's own memory first,
+// which costs a launch or two. This is a pure function of its argument.
 constexpr bool MayBeReadInPlace(const InputUse& use) {
-  // Beside many rows a copy is nothing, and their kernels read through tensor maps, which are made
-  // of memory of one's own only.
+  // Beside the work of many rows a copy costs nothing, and their kernels read through tensor maps,
+  // which are made for a process's own memory only.
   const bool few_rows = use.kind == StepKind::kDecode || use.kind == StepKind::kAppend;
   if (!few_rows || use.parts != 1) return false;
   // What lies behind the tensor is not ours to read.
   if (use.padded) return false;
-  // Over a link once, not once a block.
+  // Every block of threads reads the queries. They cross the link once, not once per block.
   return use.same_gpu || !use.read_often;
 }
 

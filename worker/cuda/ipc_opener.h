@@ -5,14 +5,14 @@
 
 namespace tributary::worker {
 
-// The GPU is the calling thread's when Open and Close are called.
+// Callers of Open and Close have made the GPU their thread's (CudaRank::Use).
 class IpcOpener final : public RegionOpener {
  public:
   // `gpu`: CUDA's ordinal in this process.
   explicit IpcOpener(int gpu) : gpu_(gpu) {}
 
-  // Also where the memory lies on another GPU that this one has peer access to, which is then
-  // enabled. kFailedPrecondition, cuda_ipc.device_uuid: this process does not see that GPU, or has
+  // The memory may lie on another GPU to which this one has peer access, which is then enabled.
+  // kFailedPrecondition, cuda_ipc.device_uuid: this process does not see that GPU, or has
   // no peer access to it. kInvalidArgument, cuda_ipc.raw_handle: no such memory, or memory of this
   // very process.
   absl::StatusOr<Mapping> Open(const SharedDeviceMemory& memory) override;

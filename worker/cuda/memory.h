@@ -1,6 +1,6 @@
-// Memory of a rank that grows to the largest step and is kept: of its GPU, and of the host where
-// the GPU can copy from and to it. What frees itself is kernels/cuda/buffer.h; here is when to take
-// more.
+// Memory of a rank that grows to the largest step and is then kept: memory of its GPU, and pinned
+// host memory, which the GPU copies from and to. The buffers of kernels/cuda/buffer.h free
+// themselves; the classes here decide when to take more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,9 +12,9 @@
 
 namespace tributary::worker {
 
-// Of the device that is current when it grows. What it holds is lost when it grows.
+// Memory of the device that is current when it grows. What it holds is lost when it grows.
 //
-// With a stream, memory is taken and given back in the order of that stream: what was enqueued
+// With a stream, it is taken and given back in the order of that stream: what was enqueued
 // before works on the old memory, what is enqueued afterwards on the new, and neither taking nor
 // giving back waits for what runs on the GPU. Other streams use it only where they are ordered
 // behind that one.

@@ -25,7 +25,7 @@
 
 namespace tributary::worker {
 
-// Used from one thread at a time, which need not be the same one always.
+// A rank is used from one thread at a time, which need not always be the same one.
 class CudaRank {
  public:
   // kFailedPrecondition when there is no such GPU or it is older than the backend asks for.
@@ -34,7 +34,7 @@ class CudaRank {
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
 
-  // Makes the GPU the calling thread's. Before anything else on a thread.
+  // Makes the GPU the calling thread's. Every thread calls this before anything else.
   absl::Status Use() const;
 
   cudaStream_t stream() const { return stream_; }
@@ -47,20 +47,22 @@ class CudaRank {
       std::unique_ptr<collective::Communicator> comm, collective::Rendezvous& rendezvous,
       collective::Deadline deadline);
   void Leave();
-  // Of the epoch; null where partials meet in host memory.
+  // The group of GPUs of this epoch; null where partials meet in host memory.
   collective::DeviceGroup* group() const { return group_.get(); }
 
   StepGraphs& graphs() { return graphs_; }
 
-  // Memory of other processes.
+  // Memory that other processes share with this one.
   const DeviceRegions& regions() const { return regions_; }
   absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory);
-  // Once nothing works on it: waits for a step that failed, or passed its deadline.
+  // Closes it once nothing works on it: a step that failed, or that passed its deadline, is waited
+  // for.
   absl::Status CloseRegion(RegionId region, collective::Deadline deadline);
 
-  // Until the stream is through with what it was given. kDeadlineExceeded leaves it at work, and
-  // what it works on in use. With a group every error, the deadline included, breaks it; then the
-  // error is CollectiveStatus', and the stream is through as a rule.
+  // Waits until the stream has done all that it was given. After kDeadlineExceeded it is still at
+  // work, and what it works on is in use. Where there is a group of GPUs, every error breaks it,
+  // the deadline included. The error is then that of CollectiveStatus, and the stream has as a rule
+  // ended its work.
   absl::Status Await(collective::Deadline deadline) const;
 
   // A step that failed, or passed its deadline, may have left the device at work on what the next
@@ -76,9 +78,9 @@ class CudaRank {
     // A step began with it and has not ended well: what it holds is anybody's guess.
     bool dirty = true;
   };
-  // Of the step under way; they grow to the largest step. Host memory is staging only. Memory of
-  // the device is taken and given back in the order of `stream`, on which all steps are that use
-  // it.
+  // Memory for the step under way, which grows to the largest step. What lies in host memory is
+  // staging only. Memory of the device is taken and given back in the order of `stream`, and all
+  // steps that use it run on that stream.
   struct Workspace {
     explicit Workspace(cudaStream_t stream);
 
@@ -86,17 +88,17 @@ class CudaRank {
     DeviceMemory q, k, v;
     PinnedMemory staged_plan;
     DeviceMemory pass_o, pass_lse;        // partials of a pass, all heads
-    ArrivingPartial arriving;             // of a pass that is exchanged as it comes
-    DeviceMemory slice_o, slice_lse;      // of a slice of the heads, all rows
+    ArrivingPartial arriving;             // the partial of a pass that is exchanged as it comes
+    DeviceMemory slice_o, slice_lse;      // a slice of the heads, all rows
     DeviceMemory context_o, context_lse;  // the slice of a pass that came back from the exchange
     DeviceMemory result_o, result_lse;    // rank 0, where the device merges
     PinnedMemory staged_o, staged_lse;    // results, and partials that the host exchanges
     // What the host merged, on its way to regions, where no reply carries it.
     PinnedMemory staged_result_o, staged_result_lse;
     PinnedMemory staged_context_o, staged_context_lse;
-    DeviceMemory piece_o, piece_lse;  // of attention's cut jobs
+    DeviceMemory piece_o, piece_lse;  // partials of jobs that attention cuts
     DeviceMemory arrivals;            // zero between launches
-    DeviceMemory differs;             // by entry
+    DeviceMemory differs;             // [entries]: whether a repeat brings other tokens
     PinnedMemory staged_differs;
     DeviceMemory prefill;                 // the prefill kernels' own
     PinnedMemory staged_k16, staged_v16;  // new tokens that come as f32, for those kernels

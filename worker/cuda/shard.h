@@ -15,7 +15,7 @@
 #include "worker/backend.h"
 #include "worker/cuda/device_plan.h"
 #include "worker/cuda/memory.h"
-#include "worker/cuda/operations.h"
+#include "worker/cuda/operations/operations.h"
 #include "worker/cuda/rank.h"
 #include "worker/cuda/step_size.h"
 
@@ -26,7 +26,7 @@ StepTypes StepTypesOf(const PlannedStep& step);
 
 class CudaShard final : public Shard {
  public:
-  // As Backend::CreateShard. `rank` outlives the shard.
+  // See Backend::CreateShard. `rank` outlives the shard.
   static absl::StatusOr<std::unique_ptr<Shard>> Create(CudaRank& rank, const CacheSpec& spec,
                                                        size_t available, PageFill fill);
   ~CudaShard() override;
@@ -40,14 +40,14 @@ class CudaShard final : public Shard {
   const CudaLayer& layer(int32_t index) const { return layers_[static_cast<size_t>(index)]; }
 
  private:
-  // What layers differ in that plans depend on.
+  // The differences between layers that plans depend on.
   struct PlanKey {
     RowMask mask;
     LayerGeometry geometry;
     friend bool operator==(const PlanKey&, const PlanKey&) = default;
   };
-  // A plan on the device. Layers of different kinds alternate between plans, so there is one for
-  // each of a few kinds; steps that follow each other use the same memory.
+  // A plan on the device, and what it was made for. Layers of different kinds need plans of their
+  // own, so there is one for each of a few kinds. Steps that follow each other use the same memory.
   struct PlanSlot {
     PlanKey key;
     int64_t used = 0;
@@ -57,12 +57,12 @@ class CudaShard final : public Shard {
   CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {}
 
   absl::Status TakeMemory(const CacheSpec& spec, PageFill fill);
-  // Whether ranks meet before the step: whether it is the first of its size in this epoch
-  // (step_size.h). The same on all ranks; false without a group of GPUs.
+  // Whether ranks meet before the step, which they do before the first of its size in this epoch
+  // (step_size.h). The answer is the same on all ranks. It is false without a group of GPUs.
   bool FirstOfItsSize(const PlannedStep& step);
-  // Memory is taken for `room` times as much.
+  // Takes memory for a step `room` times as large.
   absl::StatusOr<PlanSlot*> PlanOnDevice(const PlannedStep& step, size_t room);
-  // `meet`: waits for the other ranks before anything that they could have to wait for.
+  // `meet`: this rank waits for the others before it enqueues anything that they may wait for.
   absl::Status RunPlanned(const PlannedStep& step, const PlanSlot& slot, bool meet,
                           StepResults* results);
   // Puts the whole step into the stream, one call at a time.
@@ -72,7 +72,7 @@ class CudaShard final : public Shard {
                             CudaOperations& operations);
   absl::StatusOr<cudaGraphExec_t> Capture(const PlannedStep& step, CudaOperations& operations);
 
-  // Layers one after the other whose pages are of one size.
+  // Neighbouring layers whose pages have the same size.
   struct LayerRun {
     std::byte* pages = nullptr;
     size_t page_bytes = 0;
@@ -90,7 +90,7 @@ class CudaShard final : public Shard {
   std::array<PlanSlot, 4> plans_;
   int64_t clock_ = 0;
   bool graphs_work_ = true;
-  absl::flat_hash_set<StepSize> sizes_;  // met before
+  absl::flat_hash_set<StepSize> sizes_;  // for which ranks have met in this epoch
   uint64_t sizes_epoch_ = 0;
 };
 

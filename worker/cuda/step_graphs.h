@@ -12,12 +12,13 @@
 
 namespace tributary::worker {
 
-// Rows or tokens of a step. Longer ones take so long that launching them costs nothing beside it.
+// Steps of more rows or tokens than this do not become graphs: they take so long that launching
+// them costs nothing beside it.
 inline constexpr int32_t kMostGraphRows = 1024;
 
-// Of one rank. A signature holds everything that the launches of a step depend on, addresses
-// included: forget all before memory is given back, and before a group goes whose exchange they
-// captured.
+// The graphs of one rank, or of one session. A signature holds everything that the launches of a
+// step depend on, addresses included. So the owner calls Forget before it gives back memory that
+// graphs use, and before a group ends whose exchange they captured.
 class StepGraphs {
  public:
   StepGraphs() = default;
@@ -25,8 +26,9 @@ class StepGraphs {
   StepGraphs(const StepGraphs&) = delete;
   StepGraphs& operator=(const StepGraphs&) = delete;
 
-  // The place for the graph of a step that was seen before, null until it is captured. No place for
-  // a step that is seen for the first time, which is then noted. Valid until the next call.
+  // For a step that was seen before: the place of its graph, which is null until it is captured.
+  // For a step that is seen for the first time: null, and the step is noted. The place is valid
+  // until the next call.
   cudaGraphExec_t* Seen(std::vector<uint64_t> signature) {
     const auto [it, first] = graphs_.try_emplace(std::move(signature), nullptr);
     if (!first) return &it->second;
@@ -47,9 +49,9 @@ class StepGraphs {
   // A graph of a step takes a few tens of kilobytes.
   static constexpr size_t kMost = 4096;
 
-  // What came only once goes first. Of steps whose tensors lie elsewhere every time there is no
-  // end, and the graphs of other steps are not to go for them. Where graphs are many all go: by
-  // then most are of lengths and batches gone by.
+  // Steps that came only once go first: a host whose tensors lie elsewhere every time brings new
+  // ones without end, and they must not drive out the graphs of other steps. Where graphs are still
+  // many, all go: most of them are then of lengths and batches that will not come again.
   void MakeRoom() {
     absl::erase_if(graphs_, [](const auto& seen) { return seen.second == nullptr; });
     if (graphs_.size() > kMost / 2) Forget();

@@ -1,10 +1,11 @@
-// How large a step is, as all ranks know it alike.
+// How large a step is, in terms that are the same on all ranks.
 //
-// Taking memory, or giving it back, may wait for every GPU that reaches it, and so for the kernels
-// of peers that wait for this rank. Where partials meet in device memory, ranks therefore meet on
-// the host, once they have their memory, in the first step of each size: no kernel waits for a rank
-// that is still at it. Memory is then taken for twice the size, so that later steps of that size
-// take none; should one all the same, the worst is a wait that ends in its bound.
+// To take memory, or to give it back, may wait for every GPU that reaches it, and so for kernels of
+// peers that wait for this rank. Where partials meet in device memory, ranks therefore meet on the
+// host in the first step of each size, once each has taken its memory. Then no kernel waits for a
+// rank that is still taking memory. Each takes memory for twice the size, so that later steps of
+// that size take none. Should a step take some all the same, the worst is a wait that ends by its
+// bound.
 #pragma once
 
 #include <array>
@@ -19,8 +20,8 @@
 
 namespace tributary::worker {
 
-// Equal for steps whose needs differ by less than a factor of two on every rank: nothing in it
-// depends on a rank's own share.
+// Steps whose needs differ by less than a factor of two on every rank have the same size. Nothing
+// in it depends on a rank's own share.
 using StepSize = std::array<uint64_t, 9>;
 
 inline StepSize StepSizeOf(const PlannedStep& step) {

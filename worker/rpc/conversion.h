@@ -1,4 +1,4 @@
-// Commands and replies as messages (worker.proto), and back. Exact: what is decoded equals what was
+// Commands and replies as messages (worker.proto), and back. What is decoded equals what was
 // encoded, bit for bit.
 #pragma once
 
@@ -28,11 +28,11 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
 
 v1::WorkerMessage EncodeReply(const Reply& reply);
 
-// Bytes that rank 0's reply to a command takes at most, encoded, without its conflicts.
+// The most bytes that rank 0's reply to a command takes when it is encoded, without its conflicts.
 size_t MostReplyBytes(const Command& command);
 absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message);
 
-// With payloads, so that a field named by an error survives the journey.
+// Statuses travel with their payloads, so the field that an error names arrives, too.
 google::rpc::Status EncodeStatus(const absl::Status& status);
 absl::Status DecodeStatus(const google::rpc::Status& message);
 

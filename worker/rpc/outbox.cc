@@ -5,15 +5,15 @@
 namespace tributary::worker {
 
 void Outbox::Push(v1::WorkerMessage message) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (closed_) return;
   messages_.push_back(std::move(message));
-  changed_.Signal();
+  changed_.NotifyOne();
 }
 
 std::optional<v1::WorkerMessage> Outbox::Pop() {
-  const absl::MutexLock lock(&mutex_);
-  while (!closed_ && messages_.empty()) changed_.Wait(&mutex_);
+  const MutexLock lock(mutex_);
+  while (!closed_ && messages_.empty()) changed_.Wait(mutex_);
   if (closed_) return std::nullopt;
   v1::WorkerMessage message = std::move(messages_.front());
   messages_.pop_front();
@@ -21,10 +21,10 @@ std::optional<v1::WorkerMessage> Outbox::Pop() {
 }
 
 void Outbox::Close() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   closed_ = true;
   messages_.clear();
-  changed_.SignalAll();
+  changed_.NotifyAll();
 }
 
 }  // namespace tributary::worker

@@ -5,8 +5,7 @@
 #include <deque>
 #include <optional>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "tributary/v1/worker.pb.h"
 
 namespace tributary::worker {
@@ -21,10 +20,10 @@ class Outbox {
   void Close();
 
  private:
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
-  std::deque<v1::WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<v1::WorkerMessage> messages_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool closed_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tributary::worker

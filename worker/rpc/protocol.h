@@ -5,10 +5,11 @@
 
 namespace tributary::worker {
 
-// Raised when worker.proto changes so that an older end would misread it.
+// The version of worker.proto. It is raised by a change that an older end would misread.
 inline constexpr uint32_t kProtocolVersion = 4;
 
-// Of this build. Ranks of different builds may compute differently, so they never form a group.
+// The version of this build. Ranks of different builds may compute differently, so they never form
+// a group.
 const char* BuildVersion();
 
 }  // namespace tributary::worker

@@ -18,16 +18,16 @@ RankThread::RankThread(const RankOptions& options) : options_(options) {
 RankThread::~RankThread() {
   Abort("the worker is leaving");
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
-    changed_.SignalAll();
+    changed_.NotifyAll();
   }
   thread_.join();
 }
 
 void RankThread::Form(Formation formation, std::function<void(absl::Status)> done) {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     rendezvous_ = formation.rendezvous;
   }
   Post([this, formation = std::move(formation), done = std::move(done)] {
@@ -65,7 +65,7 @@ void RankThread::Abort(const std::string& reason) {
   std::shared_ptr<collective::Communicator> communicator;
   std::deque<std::function<void()>> forgotten;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     forgotten.swap(work_);
     if (rendezvous_ != nullptr) rendezvous_->Cancel(reason);
     communicator = communicator_;
@@ -74,17 +74,17 @@ void RankThread::Abort(const std::string& reason) {
 }
 
 void RankThread::Post(std::function<void()> work) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   work_.push_back(std::move(work));
-  changed_.Signal();
+  changed_.NotifyOne();
 }
 
 void RankThread::Loop() {
   for (;;) {
     std::function<void()> work;
     {
-      const absl::MutexLock lock(&mutex_);
-      while (!stopping_ && work_.empty()) changed_.Wait(&mutex_);
+      const MutexLock lock(mutex_);
+      while (!stopping_ && work_.empty()) changed_.Wait(mutex_);
       if (stopping_) return;
       work = std::move(work_.front());
       work_.pop_front();
@@ -138,7 +138,7 @@ absl::Status RankThread::FormNow(const Formation& formation) {
   TRIBUTARY_RETURN_IF_ERROR(
       executor_->Join(std::move(communicator), *formation.rendezvous, formation.deadline));
   memory_bytes_ = executor_->memory_used();
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   communicator_ = executor_->communicator();
   return absl::OkStatus();
 }

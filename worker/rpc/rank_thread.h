@@ -1,4 +1,4 @@
-// Owns the executor and the one thread that uses it.
+// The thread of a rank, and the executor, which no other thread uses.
 //
 // The shards outlive sessions: a worker that lost its coordinator, or whose group broke, keeps what
 // it holds until it is told to start empty.
@@ -13,10 +13,9 @@
 #include <string>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "collective/communicator.h"
 #include "collective/gloo/gloo.h"
 #include "worker/backend.h"
@@ -30,13 +29,13 @@
 namespace tributary::worker {
 
 struct RankOptions {
-  int threads = 1;          // that take part in a step's computation, on the CPU
-  size_t memory_limit = 0;  // as in ExecutorOptions
+  int threads = 1;          // CPU threads that take part in a step's computation
+  size_t memory_limit = 0;  // see ExecutorOptions
   Device device = Device::kCpu;
-  // The device failed with all it held (kDataLoss); called on the rank's thread.
+  // Called on the rank's thread when the device has failed with all it held (kDataLoss).
   std::function<void(const absl::Status&)> on_lost;
   std::shared_ptr<WorkerObserver> observer = std::make_shared<WorkerObserver>();  // never null
-  int gpu = -1;  // CUDA's ordinal; -1: the rank, counted over the GPUs this process sees
+  int gpu = -1;  // CUDA's ordinal; -1: ranks are dealt out over the GPUs that this process sees
 };
 
 class RankThread {
@@ -44,10 +43,11 @@ class RankThread {
   struct Formation {
     collective::GlooOptions place;
     collective::Strategy strategy = collective::Strategy::kAuto;
-    bool deterministic = false;                               // CudaBackendOptions::batch_invariant
-    ExchangePlace exchange = ExchangePlace::kHost;            // as there
-    std::function<void(const std::string& how)> on_exchange;  // as there
-    bool fresh = false;                                       // start with empty shards
+    // See CudaBackendOptions: batch_invariant, exchange and on_exchange.
+    bool deterministic = false;
+    ExchangePlace exchange = ExchangePlace::kHost;
+    std::function<void(const std::string& how)> on_exchange;
+    bool fresh = false;  // the shards start empty
     std::shared_ptr<SessionRendezvous> rendezvous;
     collective::Deadline deadline;
   };
@@ -57,14 +57,14 @@ class RankThread {
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;
 
-  // Connects to the other ranks. Work posted is done in order; `done` runs on the thread.
+  // Connects to the other ranks. What is posted is done in order; `done` runs on the rank's thread.
   void Form(Formation formation, std::function<void(absl::Status)> done);
   void Execute(Command command, std::function<void(Reply)> done);
   // Empties the shards.
   void Reset();
 
-  // Breaks the communicator, ends what runs as soon as it notices, and forgets what has not begun
-  // (whose `done` never runs). From any thread.
+  // Breaks the communicator. What runs ends as soon as it notices. What has not begun is forgotten,
+  // and its `done` never runs. May be called from any thread.
   void Abort(const std::string& reason);
 
   uint64_t memory_bytes() const { return memory_bytes_; }
@@ -75,7 +75,7 @@ class RankThread {
   void Loop();
   absl::Status FormNow(const Formation& formation);
   absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Formation& formation) const;
-  // Once a process: whether the device computes rightly.
+  // Checks, once per process, that the device computes rightly.
   absl::Status TestDevice(const Formation& formation);
 
   const RankOptions options_;
@@ -83,13 +83,13 @@ class RankThread {
   std::unique_ptr<Executor> executor_;
   bool tested_ = false;  // whether the device has passed its self test
 
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
-  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<SessionRendezvous> rendezvous_
-      ABSL_GUARDED_BY(mutex_);  // of the formation posted last
-  std::shared_ptr<collective::Communicator> communicator_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> work_ TRIBUTARY_GUARDED_BY(mutex_);
+  // The rendezvous of the formation that was posted last.
+  std::shared_ptr<SessionRendezvous> rendezvous_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::shared_ptr<collective::Communicator> communicator_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
 
   std::atomic<uint64_t> memory_bytes_ = 0;
   std::atomic<double> busy_seconds_ = 0;

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/grpc_status.h"
-#include "base/sync/wait_until.h"
 #include "collective/exchange/exchange.h"
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/protocol.h"
@@ -36,7 +35,7 @@ Session::~Session() = default;
 Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   const auto stub = v1::GroupService::NewStub(channel);
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     heard_ = Clock::now();
   }
   // Before the call: to connect may take longer than a worker has that drains.
@@ -52,7 +51,7 @@ Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   v1::CoordinatorMessage message;
   while (stream->Read(&message)) {
     {
-      const absl::MutexLock lock(&mutex_);
+      const MutexLock lock(mutex_);
       heard_ = Clock::now();
     }
     Handle(std::move(message));
@@ -62,9 +61,9 @@ Session::End Session::Run(const std::shared_ptr<grpc::Channel>& channel) {
   rank_.Abort("the session with the coordinator ended");
   outbox_->Close();
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     finished_ = true;
-    changed_.SignalAll();
+    changed_.NotifyAll();
   }
   writer.join();
   pulse.join();
@@ -77,9 +76,9 @@ void Session::Drain(Clock::time_point deadline) {
   v1::WorkerMessage message;
   message.mutable_drain();
   outbox_->Push(std::move(message));
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   drain_deadline_ = deadline;
-  changed_.SignalAll();
+  changed_.NotifyAll();
 }
 
 void Session::Register() {
@@ -129,10 +128,10 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
   logged_rank_ = welcome.rank();
   Log(LogLevel::kInfo, absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
   options_.observer->OnWelcome(welcome.rank(), welcome.size());
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   interval_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_interval_ms(), 1));
   silence_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_timeout_ms(), 1));
-  changed_.SignalAll();
+  changed_.NotifyAll();
 }
 
 void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
@@ -213,7 +212,7 @@ void Session::OnCommand(v1::CoordinatorMessage message) {
 }
 
 void Session::Pulse() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (!finished_) {
     v1::WorkerMessage message;
     message.mutable_heartbeat()->set_memory_bytes(rank_.memory_bytes());
@@ -222,7 +221,7 @@ void Session::Pulse() {
 
     Clock::time_point wake = Clock::now() + interval_;
     if (drain_deadline_.has_value()) wake = std::min(wake, *drain_deadline_);
-    WaitUntil(changed_, mutex_, std::min(wake, heard_ + silence_));
+    changed_.WaitUntil(mutex_, std::min(wake, heard_ + silence_));
 
     const Clock::time_point now = Clock::now();
     const bool silent = now >= heard_ + silence_;
@@ -230,7 +229,7 @@ void Session::Pulse() {
     if (finished_ || !(silent || overdue)) continue;
     Log(LogLevel::kWarning, silent ? "the coordinator is silent" : "draining took too long");
     context_.TryCancel();
-    while (!finished_) changed_.Wait(&mutex_);
+    while (!finished_) changed_.Wait(mutex_);
   }
 }
 

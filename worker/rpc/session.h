@@ -12,9 +12,8 @@
 #include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "base/telemetry/log.h"
 #include "tributary/v1/worker.grpc.pb.h"
 #include "worker/rpc/outbox.h"
@@ -28,19 +27,19 @@ namespace tributary::worker {
 struct SessionOptions {
   std::string host = "127.0.0.1";  // where peers reach this worker, and where it listens for them
   std::string backend = "cpu";
-  std::optional<int> rank;  // asked for
-  int world_size = 0;       // stated; 0: any
-  // Until Welcome tells better: the coordinator that says nothing for so long is gone.
+  std::optional<int> rank;  // that the worker asks for
+  int world_size = 0;       // that the worker expects; 0: any
+  // A coordinator that says nothing for so long is gone. Its Welcome states another time.
   std::chrono::milliseconds welcome_timeout{10'000};
   std::shared_ptr<const telemetry::Logger> log;                                   // null: silent
   std::shared_ptr<WorkerObserver> observer = std::make_shared<WorkerObserver>();  // never null
 };
 
-// What a worker is to a coordinator; kept from session to session.
+// What a worker is to a coordinator. It outlives sessions.
 struct Identity {
   uint64_t instance_id = 0;
   uint64_t group_id = 0;  // whose shards these are; 0: they are empty
-  uint64_t epoch = 0;     // configured last
+  uint64_t epoch = 0;     // the last one that it was configured for
 };
 
 class Session {
@@ -49,7 +48,7 @@ class Session {
   struct End {
     grpc::Status status;
     bool welcomed = false;  // the coordinator had accepted the registration
-    std::string field;      // of a refusal: what was wrong
+    std::string field;      // the field that a refusal names
   };
 
   // All references outlive the session.
@@ -60,7 +59,8 @@ class Session {
   // Returns when the stream is over; the communicator is aborted by then.
   End Run(const std::shared_ptr<grpc::Channel>& channel);
 
-  // Asks to leave: Run returns once the coordinator agreed, or at `deadline`. From any thread.
+  // Asks the coordinator to let this worker leave. Run returns when it has agreed, or at
+  // `deadline`. May be called from any thread.
   void Drain(std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -70,8 +70,8 @@ class Session {
   void OnConfigure(uint64_t epoch, const v1::Configure& configure);
   void OnAbort(const std::string& reason);
   void OnCommand(v1::CoordinatorMessage message);
-  // Says that this end lives, and ends the session when the other is silent or draining takes too
-  // long. Runs until `finished`.
+  // Tells the coordinator regularly that this worker lives. Ends the session when the coordinator
+  // is silent, or when draining takes too long. Runs until `finished_`.
   void Pulse();
   void Log(telemetry::LogLevel level, absl::string_view event) const;
 
@@ -82,20 +82,21 @@ class Session {
 
   grpc::ClientContext context_;
   const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>();
-  // Of the epoch being formed or in use; of the reader.
+  // Used by the thread that reads the stream only. The rendezvous is that of the epoch which is
+  // being formed, or which is in use.
   std::shared_ptr<SessionRendezvous> rendezvous_;
-  std::optional<v1::Welcome> welcome_;  // of the reader
-  // Of both above, for log lines of any thread.
+  std::optional<v1::Welcome> welcome_;
+  // The rank and epoch for log lines, which any thread may write.
   std::atomic<int> logged_rank_ = -1;
   std::atomic<uint64_t> logged_epoch_ = 0;
 
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  std::chrono::steady_clock::time_point heard_ ABSL_GUARDED_BY(mutex_);
-  std::chrono::milliseconds interval_ ABSL_GUARDED_BY(mutex_){1'000};
-  std::chrono::milliseconds silence_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::chrono::steady_clock::time_point> drain_deadline_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex_;
+  CondVar changed_;
+  bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point heard_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::chrono::milliseconds interval_ TRIBUTARY_GUARDED_BY(mutex_){1'000};
+  std::chrono::milliseconds silence_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::optional<std::chrono::steady_clock::time_point> drain_deadline_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::worker

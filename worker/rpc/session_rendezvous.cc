@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "base/sync/wait_until.h"
-
 namespace tributary::worker {
 
 SessionRendezvous::SessionRendezvous(uint64_t epoch, std::shared_ptr<Outbox> outbox)
@@ -25,9 +23,9 @@ tributary::Status SessionRendezvous::Get(const std::string& key, std::string* va
   message.mutable_rendezvous_get()->set_key(key);
   outbox_->Push(std::move(message));
 
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (cancelled_.empty() && values_.count(key) == 0) {
-    if (WaitUntil(changed_, mutex_, deadline)) break;
+    if (!changed_.WaitUntil(mutex_, deadline)) break;
   }
   if (!cancelled_.empty()) return {tributary::StatusCode::kAborted, cancelled_};
   const auto found = values_.find(key);
@@ -39,15 +37,15 @@ tributary::Status SessionRendezvous::Get(const std::string& key, std::string* va
 }
 
 void SessionRendezvous::Deliver(v1::RendezvousValue value) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   values_[value.key()] = std::move(*value.mutable_value());
-  changed_.SignalAll();
+  changed_.NotifyAll();
 }
 
 void SessionRendezvous::Cancel(std::string reason) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (cancelled_.empty()) cancelled_ = reason.empty() ? "cancelled" : std::move(reason);
-  changed_.SignalAll();
+  changed_.NotifyAll();
 }
 
 }  // namespace tributary::worker

@@ -6,8 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 #include "collective/rendezvous/rendezvous.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/rpc/outbox.h"
@@ -22,18 +21,18 @@ class SessionRendezvous : public collective::Rendezvous {
   tributary::Status Get(const std::string& key, std::string* value,
                         collective::Deadline deadline) override;
 
-  // From the session's reader.
+  // Called by the thread that reads the session's stream.
   void Deliver(v1::RendezvousValue value);
-  // Every Get, waiting or to come, is kAborted.
+  // Every Get that waits, or that comes later, returns kAborted.
   void Cancel(std::string reason);
 
  private:
   const uint64_t epoch_;
   const std::shared_ptr<Outbox> outbox_;
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
-  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
-  std::string cancelled_ ABSL_GUARDED_BY(mutex_);  // why; empty while in use
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::string> values_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::string cancelled_ TRIBUTARY_GUARDED_BY(mutex_);  // why; empty while in use
 };
 
 }  // namespace tributary::worker

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/sync/wait_until.h"
 
 namespace tributary::worker {
 
@@ -90,34 +89,34 @@ absl::Status Worker::Run() {
     }
     Pause(ReconnectPause(options_, attempt++, uniform(random)));
   }
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   return lost_;
 }
 
 // The coordinator is told by the end of the session; there is nothing to wait for.
 void Worker::Lose(const absl::Status& why) {
   Log(LogLevel::kError, absl::StrCat("leaving: ", why.message()));
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (draining_) return;
   lost_ = why;
   draining_ = true;
-  changed_.SignalAll();
+  changed_.NotifyAll();
   if (session_ != nullptr) session_->Drain(std::chrono::steady_clock::now());
 }
 
 void Worker::Drain() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (draining_) return;
   draining_ = true;
   readiness_.Close();  // before anything else is done about it
-  changed_.SignalAll();
+  changed_.NotifyAll();
   if (session_ != nullptr) {
     session_->Drain(std::chrono::steady_clock::now() + options_.drain_timeout);
   }
 }
 
 std::shared_ptr<Session> Worker::BeginSession() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   session_ = draining_ ? nullptr
                        : std::make_shared<Session>(options_.session, identity_, rank_, readiness_);
   return session_;
@@ -130,9 +129,9 @@ void Worker::ForgetShards() {
 
 void Worker::Pause(std::chrono::milliseconds duration) {
   const auto end = std::chrono::steady_clock::now() + duration;
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   while (!draining_) {
-    if (WaitUntil(changed_, mutex_, end)) break;
+    if (!changed_.WaitUntil(mutex_, end)) break;
   }
 }
 

@@ -30,7 +30,7 @@ class WorkerMetrics final : public WorkerObserver, public prometheus::Collectabl
                   Clock::time_point end) override;
   std::vector<prometheus::MetricFamily> Collect() const override;
 
-  // Who knows what the shards take; called by Collect.
+  // Collect calls this to learn how many bytes the shards hold.
   void set_shard_bytes(std::function<uint64_t()> shard_bytes) {
     shard_bytes_ = std::move(shard_bytes);
   }

@@ -16,14 +16,14 @@ WorkerStream::WorkerStream(grpc::CallbackServerContext* context, std::shared_ptr
     : context_(context), events_(std::move(events)), peer_(context->peer()) {}
 
 void WorkerStream::Send(grpc::ByteBuffer message) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (closed_) return;
   outgoing_.push_back(std::move(message));
   if (!write_under_way_) Proceed();
 }
 
 void WorkerStream::Close(grpc::Status status) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (closed_) return;
   closed_ = true;
   status_ = std::move(status);
@@ -31,7 +31,7 @@ void WorkerStream::Close(grpc::Status status) {
 }
 
 void WorkerStream::Cancel(grpc::Status status) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (gone_) return;
   if (!closed_) {
     closed_ = true;
@@ -66,7 +66,7 @@ void WorkerStream::OnReadDone(bool ok) {
 }
 
 void WorkerStream::OnWriteDone(bool ok) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   write_under_way_ = false;
   writing_.Clear();
   // The stream is broken; reading ends too, and that is where it is told.
@@ -76,7 +76,7 @@ void WorkerStream::OnWriteDone(bool ok) {
 
 void WorkerStream::OnDone() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     gone_ = true;
     closed_ = true;
     outgoing_.clear();

@@ -11,8 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace tributary::worker {
 
@@ -56,7 +55,7 @@ class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
   WorkerStream(grpc::CallbackServerContext* context, std::shared_ptr<Events> events);
 
   // Writes the next message, or finishes. No write is under way.
-  void Proceed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Proceed() TRIBUTARY_REQUIRES(mutex_);
 
   grpc::CallbackServerContext* const context_;  // valid until OnDone
   const std::shared_ptr<Events> events_;
@@ -64,14 +63,14 @@ class WorkerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
   std::shared_ptr<WorkerStream> self_;
   grpc::ByteBuffer incoming_;
 
-  absl::Mutex mutex_;
-  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);
-  grpc::ByteBuffer writing_ ABSL_GUARDED_BY(mutex_);
-  bool write_under_way_ ABSL_GUARDED_BY(mutex_) = false;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;    // nothing more is queued
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // Finish() was called
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex_;
+  std::deque<grpc::ByteBuffer> outgoing_ TRIBUTARY_GUARDED_BY(mutex_);
+  grpc::ByteBuffer writing_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool write_under_way_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool closed_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // nothing more is queued
+  bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish() was called
+  bool gone_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::worker

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/mailbox/layout.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/sessions/layer_channel.h"
 #include "service/data/session_terms.h"
 #include "tributary/v1/session.pb.h"

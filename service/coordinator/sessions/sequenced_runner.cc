@@ -5,10 +5,12 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
+#include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/message_channel.h"
 
 namespace tributary::service {
@@ -41,13 +43,10 @@ class Answer {
 
 // Adds the entries of a step whose repeated tokens differ on some rank, each once.
 void AddConflicts(const Outcome& outcome, uint32_t first_count, worker::SessionNews* news) {
-  for (const worker::Reply& reply : outcome.replies) {
-    for (const int32_t entry : reply.conflicts) {
-      const std::pair<uint32_t, int32_t> conflict = {first_count, entry};
-      if (std::find(news->conflicts.begin(), news->conflicts.end(), conflict) ==
-          news->conflicts.end()) {
-        news->conflicts.push_back(conflict);
-      }
+  for (const int32_t entry : ConflictsOf(outcome)) {
+    const std::pair<uint32_t, int32_t> conflict = {first_count, entry};
+    if (absl::c_find(news->conflicts, conflict) == news->conflicts.end()) {
+      news->conflicts.push_back(conflict);
     }
   }
 }
@@ -63,28 +62,24 @@ void WriteResult(const worker::Reply& reply, DType dtype, const LayerTensors& to
 class MessageRunner final : public SequencedRunner {
  public:
   MessageRunner(const SequencedContext& context, CachePtr cache, uint64_t epoch,
-                const SessionTerms& terms, std::unique_ptr<MessageChannel> channel,
+                const SessionTerms& terms, std::unique_ptr<MessageChannel> messages,
                 RunnerEvents events)
-      : SequencedRunner(context, std::move(cache), epoch, terms, std::move(channel),
-                        std::move(events)) {}
+      : SequencedRunner(context, std::move(cache), epoch, terms, std::move(messages),
+                        std::move(events)),
+        messages_(static_cast<MessageChannel&>(channel())) {}
 
   absl::Status OnLayer(v1::LayerInput layer) override {
-    messages().Put(std::move(layer));
+    messages_.Put(std::move(layer));
     return absl::OkStatus();
   }
-  bool HasRoom() const override { return const_cast<MessageRunner*>(this)->messages().HasRoom(); }
-  void OnStepRefused(uint64_t step_id) override { messages().Refuse(step_id); }
+  bool HasRoom() const override { return messages_.HasRoom(); }
+  void OnStepRefused(uint64_t step_id) override { messages_.Refuse(step_id); }
 
  private:
-  MessageChannel& messages() { return static_cast<MessageChannel&>(channel()); }
+  MessageChannel& messages_;
 };
 
 }  // namespace
-
-absl::Status SessionRunner::OnLayer(v1::LayerInput layer) {
-  return FieldError(absl::StatusCode::kFailedPrecondition, "layer",
-                    "the session's layers go through its mailbox");
-}
 
 SequencedRunner::SequencedRunner(const SequencedContext& context, CachePtr cache, uint64_t epoch,
                                  SessionTerms terms, std::unique_ptr<LayerChannel> channel,

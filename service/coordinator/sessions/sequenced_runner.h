@@ -1,4 +1,4 @@
-// Runs a session's layers from this process, one command a layer. It works with every group of
+// Runs a session's layers from this process, one command per layer. It works with every group of
 // workers, and no rank ever waits for a host.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "service/coordinator/cache.h"
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"

@@ -46,21 +46,21 @@ struct RunnerEvents {
 class SessionRunner {
  public:
   virtual ~SessionRunner() = default;
-  // The next step, in the order in which steps were accepted. Quick, as the next.
+  // Takes the next step, in the order in which steps were accepted. Does not wait, nor does Close.
   virtual void Begin(AcceptedStepPtr step) TRIBUTARY_LOCKED = 0;
   // Ends the session: every wait of either side ends, and the host finds why. `why` is not OK.
   // Changes nothing when the runner has ended.
   virtual void Close(absl::Status why) TRIBUTARY_LOCKED = 0;
-  // Waits until nothing of it runs any more and no event follows; Close came before. From one
-  // thread, which is not the runner's own.
+  // Waits until nothing of it runs any more and no event follows. Called after Close, by one thread
+  // that is not the runner's own.
   virtual void Join() TRIBUTARY_UNLOCKED = 0;
 
-  // Of sessions whose layers are messages; others refuse them.
-  virtual absl::Status OnLayer(v1::LayerInput layer);
+  // A layer came in a message.
+  virtual absl::Status OnLayer(v1::LayerInput layer) = 0;
   // Whether another LayerInput may be read from the stream.
-  virtual bool HasRoom() const { return true; }
+  virtual bool HasRoom() const = 0;
   // A step was refused: layers that were sent for it are left out.
-  virtual void OnStepRefused(uint64_t step_id) TRIBUTARY_UNLOCKED { static_cast<void>(step_id); }
+  virtual void OnStepRefused(uint64_t step_id) TRIBUTARY_UNLOCKED = 0;
 };
 
 }  // namespace tributary::service

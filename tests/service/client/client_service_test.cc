@@ -53,12 +53,18 @@ class RealService {
   std::unique_ptr<service::Server> server_;
 };
 
-v1::CacheSpec Spec() {
+struct Dims {
+  int key = kHeadDim;
+  int value = kHeadDim;
+};
+
+v1::CacheSpec Spec(Dims dims = {}) {
   v1::CacheSpec spec;
   spec.set_layers(2);
   spec.set_q_heads(kQHeads);
   spec.set_kv_heads(kKvHeads);
-  spec.set_head_dim(kHeadDim);
+  spec.set_head_dim(dims.key);
+  spec.set_value_head_dim(dims.value);
   spec.set_kv_dtype(v1::DTYPE_BF16);
   spec.set_capacity_tokens(1 << 16);
   return spec;
@@ -66,20 +72,22 @@ v1::CacheSpec Spec() {
 
 // K, V and Q of a sequence, bf16, so that a bf16 cache holds them exactly.
 struct Tokens {
-  Tokens(int n, uint32_t seed) : count(n) {
+  Tokens(int n, uint32_t seed, Dims of_heads = {}) : count(n), dims(of_heads) {
     std::mt19937 dice(seed);
     std::normal_distribution<float> normal;
-    const auto fill = [&](std::vector<uint16_t>& values, int heads) {
-      values.resize(static_cast<size_t>(count) * heads * kHeadDim);
+    const auto fill = [&](std::vector<uint16_t>& values, int heads, int dim) {
+      values.resize(static_cast<size_t>(count) * heads * dim);
       for (uint16_t& value : values) value = Bf16FromFloat(normal(dice));
     };
-    fill(q, kQHeads);
-    fill(k, kKvHeads);
-    fill(v, kKvHeads);
+    fill(q, kQHeads, dims.key);
+    fill(k, kKvHeads, dims.key);
+    fill(v, kKvHeads, dims.value);
   }
-  const uint16_t* Q(int t) const { return q.data() + static_cast<size_t>(t) * kQHeads * kHeadDim; }
-  const uint16_t* K(int t) const { return k.data() + static_cast<size_t>(t) * kKvHeads * kHeadDim; }
-  const uint16_t* V(int t) const { return v.data() + static_cast<size_t>(t) * kKvHeads * kHeadDim; }
+  const uint16_t* Q(int t) const { return q.data() + static_cast<size_t>(t) * kQHeads * dims.key; }
+  const uint16_t* K(int t) const { return k.data() + static_cast<size_t>(t) * kKvHeads * dims.key; }
+  const uint16_t* V(int t) const {
+    return v.data() + static_cast<size_t>(t) * kKvHeads * dims.value;
+  }
 
   // Causal attention of all tokens.
   ReferenceResult Reference() const {
@@ -93,31 +101,36 @@ struct Tokens {
     p.rows = count;
     p.q_heads = kQHeads;
     p.kv_heads = kKvHeads;
-    p.key_dim = p.value_dim = kHeadDim;
+    p.key_dim = dims.key;
+    p.value_dim = dims.value;
     p.head_count = kQHeads;
     p.entries = {&entry, 1};
     p.keys = keys.data();
-    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(dims.key));
     return ReferenceNewTokens(p);
   }
 
   int count;
+  Dims dims;
   std::vector<uint16_t> q, k, v;
 };
 
 struct Results {
-  explicit Results(int count)
-      : output(static_cast<size_t>(count) * kQHeads * kHeadDim),
-        lse(static_cast<size_t>(count) * kQHeads) {}
-  uint16_t* Output(int t) { return output.data() + static_cast<size_t>(t) * kQHeads * kHeadDim; }
+  explicit Results(const Tokens& tokens)
+      : row(static_cast<size_t>(kQHeads) * tokens.dims.value),
+        output(static_cast<size_t>(tokens.count) * row),
+        lse(static_cast<size_t>(tokens.count) * kQHeads) {}
+  uint16_t* Output(int t) { return output.data() + static_cast<size_t>(t) * row; }
   float* Lse(int t) { return lse.data() + static_cast<size_t>(t) * kQHeads; }
 
+  size_t row;  // elements of an output
   std::vector<uint16_t> output;
   std::vector<float> lse;
 };
 
-AttendCall CallOf(const Tokens& tokens, Results& results, uint64_t sequence, int first, int rows) {
-  return {.cache_id = kCache,
+AttendCall CallOf(const Tokens& tokens, Results& results, uint64_t sequence, int first, int rows,
+                  const char* cache = kCache) {
+  return {.cache_id = cache,
           .layer = 1,
           .entries = {{sequence, first, rows, rows}},
           .dtype = v1::DTYPE_BF16,
@@ -126,7 +139,8 @@ AttendCall CallOf(const Tokens& tokens, Results& results, uint64_t sequence, int
           .v = tokens.V(first),
           .q_heads = kQHeads,
           .kv_heads = kKvHeads,
-          .head_dim = kHeadDim,
+          .head_dim = tokens.dims.key,
+          .value_head_dim = tokens.dims.value,
           .output = results.Output(first),
           .lse = results.Lse(first)};
 }
@@ -149,7 +163,7 @@ class ClientServiceTest : public ::testing::Test {
 
   // A prompt, then token by token.
   Results Generate(Client& client, const Tokens& tokens) {
-    Results results(tokens.count);
+    Results results(tokens);
     const auto sequence = client.OpenSequence(kCache);
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     const int prompt = tokens.count / 2;
@@ -182,6 +196,44 @@ TEST_F(ClientServiceTest, ResultsAreTheReferencesInlineAndInSharedMemory) {
   EXPECT_EQ(inline_results.lse, shared_results.lse);
 }
 
+TEST_F(ClientServiceTest, ValuesMayBeNarrowerThanKeys) {
+  const Dims dims{.key = 192, .value = 128};
+  const Tokens tokens(50, 4, dims);
+  const ReferenceResult expected = tokens.Reference();
+  const test::Tolerance tolerance =
+      test::RoundedTo(DType::kBf16, test::AttentionTolerance(DType::kBf16));
+  for (const size_t shared_memory_bytes : {size_t{0}, size_t{4} << 20}) {
+    SCOPED_TRACE(shared_memory_bytes);
+    const auto client = Connect(shared_memory_bytes);
+    ASSERT_TRUE(client->CreateCache("narrow", Spec(dims)).ok());
+    const auto sequence = client->OpenSequence("narrow");
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    constexpr int kPrompt = 30;
+    ASSERT_EQ(client->Append({.cache_id = "narrow",
+                              .layer = 1,
+                              .entries = {{*sequence, 0, kPrompt}},
+                              .dtype = v1::DTYPE_BF16,
+                              .k = tokens.K(0),
+                              .v = tokens.V(0),
+                              .kv_heads = kKvHeads,
+                              .head_dim = dims.key,
+                              .value_head_dim = dims.value}),
+              absl::OkStatus());
+    Results results(tokens);
+    const int rows = tokens.count - kPrompt;
+    ASSERT_EQ(client->Attend(CallOf(tokens, results, *sequence, kPrompt, rows, "narrow")),
+              absl::OkStatus());
+    std::vector<float> output;
+    const std::vector<float> last(expected.o.end() - static_cast<int64_t>(rows * results.row),
+                                  expected.o.end());
+    for (size_t i = kPrompt * results.row; i < results.output.size(); ++i) {
+      output.push_back(FloatFromBf16(results.output[i]));
+    }
+    EXPECT_TRUE(test::AllClose(output, last, tolerance, {rows, kQHeads, dims.value}));
+    EXPECT_EQ(client->DeleteCache("narrow"), absl::OkStatus());
+  }
+}
+
 TEST_F(ClientServiceTest, ARegionThatIsTooSmallChangesNothing) {
   const Tokens tokens(90, 2);
   const Results inline_results = Generate(*Connect(), tokens);
@@ -203,7 +255,7 @@ TEST_F(ClientServiceTest, ThousandsOfCallsInFlight) {
     std::vector<uint64_t> sequences;
     for (int s = 0; s < kSequences; ++s) {
       tokens.emplace_back(kTokens, 100 + s);
-      results.emplace_back(kTokens);
+      results.emplace_back(tokens.back());
       sequences.push_back(*client->OpenSequence(kCache));
     }
     std::atomic<int> failed = 0;
@@ -248,7 +300,7 @@ TEST_F(ClientServiceTest, ManyThreadsShareAClient) {
 TEST_F(ClientServiceTest, SequencesForkRollBackAndClose) {
   const auto client = Connect(1 << 20);
   const Tokens tokens(40, 3);
-  Results results(40), forked(40);
+  Results results(tokens), forked(tokens);
   const auto parent = client->OpenSequence(kCache);
   ASSERT_TRUE(parent.ok());
   for (const int layer : {0, 1}) {
@@ -297,7 +349,7 @@ TEST_F(ClientServiceTest, RefusalsNameTheFieldWhicheverWayTensorsTravel) {
   for (const size_t shared_memory_bytes : {size_t{0}, size_t{1} << 20}) {
     const auto client = Connect(shared_memory_bytes);
     const Tokens tokens(4, 4);
-    Results results(4);
+    Results results(tokens);
     const auto sequence = client->OpenSequence(kCache);
     ASSERT_TRUE(sequence.ok());
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "kernels/cuda/buffer.h"
-#include "kernels/mutex.h"
 #include "service/client/cuda/session_kernels.h"
 #include "tests/worker/cuda/gpu_ranks.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/mailbox/gate.h"
-#include "kernels/mutex.h"
+#include "base/sync/mutex.h"
 #include "worker/backend.h"
 #include "worker/command.h"
 

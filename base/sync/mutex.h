@@ -1,8 +1,11 @@
-// A mutex whose rules are part of its users' types, for the floors that may not use Abseil.
+// The mutex of every floor: its rules are part of its users' types.
 //
 // Clang checks the annotations when it compiles with -Wthread-safety; other compilers see a plain
-// std::mutex. (std::mutex itself carries no annotations in libstdc++, and absl::Mutex would bring
-// Abseil to a floor that must build where only CUDA, NCCL and CMake are installed.)
+// std::mutex. std::mutex itself carries no annotations in libstdc++. absl::Mutex would bring Abseil
+// to floors that must build where only CUDA, NCCL and CMake are installed, its timed waits follow
+// the wall clock, and ThreadSanitizer does not see the locks of a library that is not instrumented.
+//
+// This header needs the standard library alone, so every floor may include it.
 //
 //   class Counter {
 //    public:
@@ -31,6 +34,8 @@
 #define TRIBUTARY_GUARDED_BY(mutex) TRIBUTARY_THREAD_ANNOTATION(guarded_by(mutex))
 // A function that is called with the mutex held, and returns with it held.
 #define TRIBUTARY_REQUIRES(...) TRIBUTARY_THREAD_ANNOTATION(exclusive_locks_required(__VA_ARGS__))
+// A function that tells the analysis that the mutex is held, where it cannot see that itself.
+#define TRIBUTARY_ASSERTS_HELD(...) TRIBUTARY_THREAD_ANNOTATION(assert_exclusive_lock(__VA_ARGS__))
 // A function that takes the mutex itself: the caller must not hold it.
 #define TRIBUTARY_EXCLUDES(...) TRIBUTARY_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 

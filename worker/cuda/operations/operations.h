@@ -3,9 +3,9 @@
 // Tensors come from and results go to host memory, by way of staging memory, or regions: memory of
 // GPUs that other processes share, which nothing is staged for.
 //
-// Everything is put into the rank's stream and nothing is waited for before Finish, save one thing:
-// of several ranks without a group of GPUs, partials are exchanged through host memory, over the
-// group's host communicator.
+// Everything is put into the stream, and nothing is waited for before Finish, with one exception:
+// several ranks without a group of GPUs exchange partials through host memory, over the group's
+// host communicator.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,7 +37,7 @@ struct CudaLayer {
   const float* sinks = nullptr;    // [q_heads], or null
 };
 
-// Where a step is computed: in which order with others, in which memory, from and to where.
+// Where a step is computed: on which stream, in which memory, and where its tensors lie.
 struct CudaPlace {
   cudaStream_t stream = nullptr;
   CudaRank::Workspace& memory;
@@ -48,7 +48,7 @@ struct CudaPlace {
   // Where rank 0's result goes, in f32; null: to the workspace.
   float* result_o = nullptr;
   float* result_lse = nullptr;
-  // Passed by the append, which is then the first launch.
+  // The append passes this gate; it is then the first launch of the layer.
   mailbox::Gate gate;
 };
 
@@ -59,33 +59,36 @@ class CudaOperations final : public StepOperations {
                  const CudaLayer& layer, CudaRank& rank, const CudaPlace& place,
                  StepResults* results);
 
-  // Before everything else: takes all the memory of the step, so that nothing after it allocates.
-  // What depends on the rank's own plan is taken for a plan `room` times as large.
+  // Takes all the memory of the step, so that nothing after it allocates. It is called before
+  // everything else. Memory whose size depends on the rank's own plan is taken for a plan `room`
+  // times as large.
   absl::Status Reserve(size_t room);
-  // What launches and copies of the step depend on, apart from what memory holds.
+  // Appends everything that launches and copies of the step depend on, apart from what memory
+  // holds.
   void AppendSignature(std::vector<uint64_t>* values) const;
 
-  // Whether the host brings the new tokens to another type on their way: not what a graph can do.
+  // Whether the host converts the new tokens on their way to the device, which a graph cannot do.
   bool narrows() const { return plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32; }
 
-  // Puts copies of what lies in regions and is not used in place into the stream. First, and not
-  // part of a graph: what regions hold where changes from step to step.
+  // Puts copies of tensors that lie in regions, and are not read there, into the stream. This comes
+  // first and is not part of a graph: where tensors lie in regions changes from step to step.
   absl::Status EnqueueRegionInputs();
-  // The result to the regions that it is wanted in. Last, and not part of a graph either.
+  // Copies the result to the regions that it is wanted in. This comes last and is not part of a
+  // graph either.
   absl::Status EnqueueRegionOutputs();
 
-  // Brings q, k and v from the host to staging memory.
+  // Copies q, k and v from the step's host memory to staging memory.
   void StageInputs();
   // Whether the step may be captured in a graph as far as its exchange goes: EnqueueInputs, RunStep
   // and EnqueueResults, one after the other.
   bool MayBeCaptured() const;
-  // From staging memory to the device, and results to staging memory.
+  // Copies inputs from staging memory to the device, and results from the device to staging memory.
   absl::Status EnqueueInputs();
   absl::Status EnqueueResults();
-  // StageInputs and EnqueueInputs piece by piece, the one beside the other.
+  // Does what StageInputs and EnqueueInputs do, in pieces: one is staged while another is copied.
   absl::Status StageAndEnqueueInputs();
 
-  // Waits, and hands the results over.
+  // Waits for the stream, and hands the results over.
   absl::Status Finish();
 
   Partial ReserveSlice(collective::HeadSlice heads) override;
@@ -122,19 +125,19 @@ class CudaOperations final : public StepOperations {
     return cuda::FeaturesOf(rank_.plan_options().device.compute_capability).early_launch;
   }
   bool is_draft() const { return step_.kind == StepKind::kDflash; }
-  // A rank on its own has the whole slice of a prefill, and it lies where the result is wanted.
+  // A rank on its own computes the whole slice of a prefill, where the result is wanted.
   bool slice_is_result() const { return alone() && step_.kind == StepKind::kPrefill; }
-  // Of several ranks, whether partials meet in host memory.
+  // Whether there are several ranks whose partials meet in host memory.
   bool exchanges_on_host() const { return !alone() && !device_exchange_.has_value(); }
   // Whether results are merged in this rank's device memory, and copied to the host at the end.
   bool result_on_device() const {
     return !exchanges_on_host() && step_.comm.rank() == 0 && step_.plan.query_rows > 0;
   }
-  // Whether rows of the partial are exchanged as they come, beside the end of attention: when all
-  // of them are real ones that one launch writes, and that one comes after the append, which lets
-  // it begin when everything before has ended.
+  // Whether rows of the partial are exchanged as they come, while attention still runs. That is so
+  // when one launch writes all of them, none is padding, and the launch comes behind an append,
+  // which lets it begin only when everything before has ended.
   bool PartialArrives() const;
-  // AttentionArgs::late_strips of the launch over the context.
+  // What AttentionArgs::late_strips is for the launch over the context.
   int32_t LateStrips() const;
   absl::Status ReserveArriving(size_t row_heads);
   // Whether this rank puts the result into regions.
@@ -143,24 +146,24 @@ class CudaOperations final : public StepOperations {
   const std::byte* k() const { return inputs_[1].data(); }
   const std::byte* v() const { return inputs_[2].data(); }
   collective::HeadSlice OwnHeads() const { return step_.own_heads(); }
-  // Of an output in one head, and query heads.
+  // Dimensions of an output in one head, and the number of query heads.
   size_t ValueDim() const { return static_cast<size_t>(geometry_.kv.value_dim); }
   size_t Heads() const { return static_cast<size_t>(geometry_.q_heads); }
   // Bytes of the queries of one row.
   size_t QueryRowBytes() const {
     return BytesOf(step_.q.dtype, int64_t{geometry_.q_heads} * geometry_.kv.key_dim);
   }
-  // Rows of all passes, as launches are made for.
+  // How many rows of all passes launches are made for.
   int32_t ResultRows() const;
   int32_t IndexOf(const RowPass& pass) const;
   template <typename T>
   const T* At(const Section& section) const {
     return reinterpret_cast<const T*>(block_ + section.offset);
   }
-  // [rows x heads] rows of something with `heads` heads a row, `row` rows on.
+  // The part of [rows, heads] that begins `row` rows further on.
   Partial Advance(Partial partial, int32_t row, size_t heads) const;
   Partial Result() const;
-  // The pass's rows of it; null where results do not lie on this rank's device.
+  // The rows of a pass in it. Null where results do not lie on this rank's device.
   Partial ResultOf(const RowPass& pass) const;
 
   absl::Status EnqueueNarrowedTokens();
@@ -170,7 +173,7 @@ class CudaOperations final : public StepOperations {
   cuda::BlockPart BlockOf(const RowPass& pass) const;
   absl::Status LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
                              const cuda::BlockPart& block, Partial out) const;
-  // What both launches of the prefill kernels take.
+  // The arguments that both launches of the prefill kernels take.
   cuda::PrefillArgs PrefillArgsFor(const PrefillLaunch& launch, const std::byte* q, int32_t rows,
                                    Partial out) const;
   absl::Status Merge(int32_t rows, int32_t heads, const float* sinks, Partial in, Partial other,
@@ -178,7 +181,7 @@ class CudaOperations final : public StepOperations {
   const float* SinksFrom(int32_t head) const {
     return layer_.sinks == nullptr ? nullptr : layer_.sinks + head;
   }
-  // Brings rows [rows, heads] of a partial to staging memory and waits for them.
+  // Copies [rows, heads] of a partial to staging memory and waits for it.
   absl::StatusOr<Partial> BringToHost(Partial partial, int32_t rows, size_t heads);
 
   const PlannedStep& step_;
