@@ -350,6 +350,25 @@ TEST_F(SessionTest, ABrokenGroupEndsItsSessions) {
   EXPECT_EQ(LengthOf(service, 1), 0);
 }
 
+TEST_F(SessionTest, AResultOfAnotherSizeEndsTheSessionAndIsNotRead) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 1);
+  SessionDriver session(service.stub(), MessagesSession(16));
+  const v1::AttendRequest request = AttendOf(spec_, "m", 1, 0, 2);
+  session.Submit(SessionDriver::StepOf(1, {request, request}));
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  group->Hold();
+  session.SendLayer(1, request);
+  group->ReleaseOne([](const worker::StepCommand&, Outcome* outcome) {
+    outcome->replies[0].o.resize(1 << 20);
+    outcome->replies[0].lse.resize(1 << 20);
+  });
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INTERNAL) << status.error_message();
+  group->Release();
+}
+
 TEST_F(SessionTest, ARepeatedStepIsComparedAndHoldsItsSequences) {
   TestService service({.workers = 2});
   Prepare(service, 1);

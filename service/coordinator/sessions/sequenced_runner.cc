@@ -12,6 +12,7 @@
 #include "kernels/cpu/backend.h"
 #include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/message_channel.h"
+#include "service/schedule/step_batch.h"
 
 namespace tributary::service {
 namespace {
@@ -199,6 +200,9 @@ absl::Status SequencedRunner::RunLayer(const AcceptedStep& step, int32_t index,
     command->owner = tensors.owner;
   });
   TRIBUTARY_RETURN_IF_ERROR(outcome.status);
+  if (call.query_rows > 0) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckResult(call.geometry, call.query_rows, outcome.replies.front()));
+  }
   AddConflicts(outcome, step.first_count, news);
   WriteResult(outcome.replies.front(), terms_.command.output_dtype, tensors);
   channel_->Deliver(call);
