@@ -38,7 +38,7 @@ absl::Status ConflictOf(const SessionStep& step) {
 }
 
 // What the host is told when its session is open, but for where its mailbox lies.
-v1::SessionReply OpenedReply(const Session& session) {
+v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
   v1::SessionReply reply;
   v1::SessionOpened* opened = reply.mutable_opened();
   opened->set_session_id(session.id);
