@@ -9,7 +9,7 @@ DEVICE ?= cpu
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test test-asan test-tsan test-multi-gpu soak build install setup format lint bench-cpu bench-exchange bench-dcp-step clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -26,13 +26,23 @@ install: setup ## build the three programs and install them under PREFIX (/usr/l
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
 
+install-client: setup ## build the client for hosts outside of this tree and install it under PREFIX (/usr/local)
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary_client tributary_c
+	cmake --install $(BUILD) --prefix $(PREFIX) --component development
+
+wheel: setup ## build the Python package as a wheel, in build/wheel
+	@deploy/install-packages.sh python
+	python3 -m venv build/wheel/venv
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel/venv/bin/pip wheel --no-deps ./python -w build/wheel
+
 demo: setup ## generate text with attention computed by four CPU workers, or by GPUs (DEVICE=cuda)
 	cmake --preset $(DEVICE)
 	cmake --build --preset $(DEVICE) -j $(JOBS) --target tributary tinylm_demo
 	build/$(DEVICE)/bin/tributary demo --device=$(DEVICE)
 
 test: build ## build and run all tests
-	@deploy/install-packages.sh deploy fuzz
+	@deploy/install-packages.sh deploy fuzz python
 	ctest --preset $(PRESET)
 
 test-asan: ## the suite under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -51,6 +61,11 @@ soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descr
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target fault_soak
 	$(BUILD)/bin/fault_soak
+
+hostile: setup ## a hostile client beside two honest hosts, one attack after the other: their p99, the coordinator's memory
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target fault_hostile_load
+	$(BUILD)/bin/fault_hostile_load
 
 format: ## format all sources in place
 	@deploy/install-packages.sh lint

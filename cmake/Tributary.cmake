@@ -54,7 +54,7 @@ endfunction()
 
 function(_tributary_settings target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TRIBUTARY_WARNINGS}>)
-  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
   if(TRIBUTARY_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${TRIBUTARY_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${TRIBUTARY_SANITIZE})

@@ -36,8 +36,9 @@ RULES = (
         "kernels",
         above("kernels"),
         "kernels/ is the lowest floor",
-        # Headers that stand alone: the mutex, and what makes a kernel the gate of a session's layer.
-        allowed=("base/mailbox", "base/sync/mutex.h"),
+        # Headers that stand alone: the mutex, how launches begin early, and what makes a kernel the gate of a
+        # session's layer.
+        allowed=("base/cuda/early_launch.cuh", "base/mailbox", "base/sync/mutex.h"),
     ),
     Rule("kernels", ("absl",) + RPC, "kernels/ builds where there is no gRPC, Protobuf or Abseil"),
     Rule(

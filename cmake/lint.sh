@@ -16,7 +16,7 @@ listed '\.sh$|^\.ci/run$' | xargs shellcheck
 listed '\.ya?ml$' | grep -vE '^deploy/helm/.*/templates/' | xargs yamllint --strict
 listed '\.(md|h|cc|proto|py)$' | xargs codespell --quiet-level=2
 
-# Generated headers must exist before clang-tidy reads the sources that include them.
+# What is generated must exist before clang-tidy reads it.
 cmake --preset lint
 cmake --build --preset lint
 # Tests are left to the compiler's warnings: the same checks there find style, not bugs. So is what this

@@ -12,6 +12,7 @@ enum class DType : uint8_t {
   kF16 = 2,
   kFp8E4M3 = 3,  // OCP e4m3fn: no infinities, NaN = S.1111.111, largest finite 448
   kFp8E5M2 = 4,  // OCP e5m2: infinities as in IEEE, largest finite 57344
+  kNvfp4 = 5,    // e2m1 elements; each 16 share an e4m3 scale that lies elsewhere (nvfp4.h)
 };
 
 // Bits of one element.
@@ -25,6 +26,8 @@ constexpr int32_t BitsOf(DType t) {
     case DType::kFp8E4M3:
     case DType::kFp8E5M2:
       return 8;
+    case DType::kNvfp4:
+      return 4;
   }
   return 0;
 }
@@ -37,9 +40,16 @@ constexpr size_t BytesOf(DType t, int64_t elements) {
 // Bytes of one element. Only for kernels that are built for types of whole bytes.
 constexpr size_t SizeOf(DType t) { return BytesOf(t, 1); }
 
+// Whether an element is a number by itself, as in the tensors that callers hand over: f32, bf16,
+// f16.
+constexpr bool IsUnscaled(DType t) {
+  return t == DType::kF32 || t == DType::kBf16 || t == DType::kF16;
+}
+
 constexpr bool IsFp8(DType t) { return t == DType::kFp8E4M3 || t == DType::kFp8E5M2; }
 
-// The name users write in flags, protos and metrics: "f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2".
+// The name users write in flags, protos and metrics: "f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2",
+// "nvfp4".
 constexpr const char* Name(DType t) {
   switch (t) {
     case DType::kF32:
@@ -52,6 +62,8 @@ constexpr const char* Name(DType t) {
       return "fp8_e4m3";
     case DType::kFp8E5M2:
       return "fp8_e5m2";
+    case DType::kNvfp4:
+      return "nvfp4";
   }
   return "unknown";
 }

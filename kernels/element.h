@@ -8,15 +8,16 @@
 #include <limits>
 
 #include "kernels/dtype.h"
+#include "kernels/float4.h"
 #include "kernels/float8.h"
 #include "kernels/half.h"
 
 namespace tributary {
 
-// Element `index` of `data`, exactly.
+// Element `index` of `data`, exactly; of NVFP4 without its scales.
 inline float LoadElement(DType type, const void* data, size_t index) {
   const auto* bytes =
-      static_cast<const unsigned char*>(data) + BytesOf(type, static_cast<int64_t>(index));
+      static_cast<const unsigned char*>(data) + index * static_cast<size_t>(BitsOf(type)) / 8;
   uint16_t half = 0;
   float single = 0;
   switch (type) {
@@ -33,13 +34,15 @@ inline float LoadElement(DType type, const void* data, size_t index) {
       return FloatFromFloat8E4M3(*bytes);
     case DType::kFp8E5M2:
       return FloatFromFloat8E5M2(*bytes);
+    case DType::kNvfp4:
+      return FloatFromFloat4E2M1(index % 2 == 0 ? *bytes & 0xfu : *bytes >> 4);
   }
   return std::numeric_limits<float>::quiet_NaN();
 }
 
-// Rounds to nearest even; FP8 saturates, the 16-bit types overflow to infinity.
+// Rounds to nearest even; FP8 and e2m1 saturate, the 16-bit types overflow to infinity.
 inline void StoreElement(DType type, void* data, size_t index, float value) {
-  auto* bytes = static_cast<unsigned char*>(data) + BytesOf(type, static_cast<int64_t>(index));
+  auto* bytes = static_cast<unsigned char*>(data) + index * static_cast<size_t>(BitsOf(type)) / 8;
   uint16_t half = 0;
   switch (type) {
     case DType::kF32:
@@ -58,6 +61,11 @@ inline void StoreElement(DType type, void* data, size_t index, float value) {
       return;
     case DType::kFp8E5M2:
       *bytes = Float8E5M2FromFloat(value);
+      return;
+    case DType::kNvfp4:
+      *bytes = static_cast<unsigned char>(
+          index % 2 == 0 ? (*bytes & 0xf0u) | Float4E2M1FromFloat(value)
+                         : (*bytes & 0x0fu) | uint32_t{Float4E2M1FromFloat(value)} << 4);
       return;
   }
 }

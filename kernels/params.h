@@ -1,10 +1,11 @@
-// What the kernels take: plain structs, one an operation, shared by every backend and the
+// What the kernels take: plain structs, one per operation, shared by every backend and the
 // reference. Pointers are borrowed for the call. All sizes are in elements unless the name says
 // bytes.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/dtype.h"
 #include "kernels/key_range.h"
@@ -35,6 +36,15 @@ struct AttentionEntry {
   std::span<const int32_t> pages;
 };
 
+// Runs of pages that entries share begin and end at multiples of so many slots.
+inline constexpr int64_t kSharedSlots = 1024;
+
+// Slots whose pages several entries of a call have alike, because their sequences were forked.
+struct SharedPages {
+  KeyRange slots;                // multiples of kSharedSlots
+  std::vector<int32_t> entries;  // two or more, rising
+};
+
 // Attention of query rows over the paged cache of one rank. Every row has its own range of local
 // slots; row r of query head h uses kv head h / (q_heads / kv_heads).
 struct AttentionParams {
@@ -45,10 +55,14 @@ struct AttentionParams {
   int32_t q_heads = 0;
   std::span<const AttentionEntry> entries;
   const KeyRange* keys = nullptr;  // [rows], local slots
-  float sm_scale = 1.0f;           // logits = sm_scale * q.k
-  float soft_cap = 0.0f;           // > 0: logits = soft_cap * tanh(logits / soft_cap)
-  float* o = nullptr;              // [rows, q_heads, value_dim]; 0 for a row without keys
-  float* lse = nullptr;            // [rows, q_heads]; natural log; -inf for a row without keys
+  // What entries share, those nearer to slot 0 first: the runs that name an entry follow one
+  // another from slot 0 on. A backend may read these pages once for all rows; the result is the
+  // same.
+  std::span<const SharedPages> shared = {};
+  float sm_scale = 1.0f;  // logits = sm_scale * q.k
+  float soft_cap = 0.0f;  // > 0: logits = soft_cap * tanh(logits / soft_cap)
+  float* o = nullptr;     // [rows, q_heads, value_dim]; 0 for a row without keys
+  float* lse = nullptr;   // [rows, q_heads]; natural log; -inf for a row without keys
 };
 
 // One sequence of a NewTokensParams call. Row i of the entry is at position i relative to the first

@@ -46,8 +46,6 @@ std::string Indexed(const char* name, int64_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
-bool IsInputType(DType t) { return t == DType::kF32 || t == DType::kBf16 || t == DType::kF16; }
-
 void CheckHeadDims(Checker& check, std::string_view prefix, int32_t key_dim, int32_t value_dim) {
   const HeadDims* row = FindHeadDims(key_dim, value_dim);
   if (row != nullptr && IsServed(*row)) return;
@@ -145,12 +143,33 @@ void CheckPages(Checker& check, const AttentionParams& p, size_t index) {
   }
 }
 
+// Runs of slots that entries share lie one behind the other from slot 0 on, for each entry.
+void CheckShared(Checker& check, const AttentionParams& p) {
+  if (p.shared.empty()) return;
+  std::vector<int64_t> end(p.entries.size(), 0);
+  for (size_t i = 0; i < p.shared.size() && check.ok(); ++i) {
+    const SharedPages& run = p.shared[i];
+    const std::string name = Indexed("shared", i);
+    check.Require(
+        !Empty(run.slots) && run.slots.lo % kSharedSlots == 0 && run.slots.hi % kSharedSlots == 0,
+        name + ".slots", run.slots.lo, " to ", run.slots.hi, " is not in units of ", kSharedSlots);
+    for (const int32_t entry : run.entries) {
+      const bool exists = entry >= 0 && size_t(entry) < p.entries.size();
+      check.Require(exists, name + ".entries", entry, " is no entry");
+      if (!check.ok()) return;
+      check.Require(end[entry] == run.slots.lo, name + ".slots", run.slots.lo, " is not ",
+                    end[entry], ", where entry ", entry, " shared last");
+      end[entry] = run.slots.hi;
+    }
+  }
+}
+
 }  // namespace
 
 Status Validate(const AppendParams& p) {
   Checker check;
   CheckCache(check, p.kv);
-  check.Require(IsInputType(p.input_dtype), "input_dtype", Name(p.input_dtype),
+  check.Require(IsUnscaled(p.input_dtype), "input_dtype", Name(p.input_dtype),
                 " is not f32, bf16 or f16");
   check.Require(p.tokens >= 0, "tokens", p.tokens, " is negative");
   if (!check.ok() || p.tokens == 0) return check.status();
@@ -169,7 +188,7 @@ Status Validate(const AppendParams& p) {
 Status Validate(const AttentionParams& p) {
   Checker check;
   CheckCache(check, p.kv);
-  check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
+  check.Require(IsUnscaled(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
   check.Require(p.rows >= 0, "rows", p.rows, " is negative");
   CheckGqaRatio(check, p.q_heads, p.kv.geometry.kv_heads);
   CheckLogits(check, p.sm_scale, p.soft_cap);
@@ -180,13 +199,14 @@ Status Validate(const AttentionParams& p) {
   check.Require(p.o != nullptr, "o", "is null");
   check.Require(p.lse != nullptr, "lse", "is null");
   for (size_t i = 0; i < p.entries.size() && check.ok(); ++i) CheckPages(check, p, i);
+  CheckShared(check, p);
   return check.status();
 }
 
 Status Validate(const NewTokensParams& p) {
   Checker check;
-  check.Require(IsInputType(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
-  check.Require(IsInputType(p.kv_dtype), "kv_dtype", Name(p.kv_dtype), " is not f32, bf16 or f16");
+  check.Require(IsUnscaled(p.q_dtype), "q_dtype", Name(p.q_dtype), " is not f32, bf16 or f16");
+  check.Require(IsUnscaled(p.kv_dtype), "kv_dtype", Name(p.kv_dtype), " is not f32, bf16 or f16");
   check.Require(p.rows >= 0, "rows", p.rows, " is negative");
   CheckGqaRatio(check, p.q_heads, p.kv_heads);
   CheckHeadDims(check, "", p.key_dim, p.value_dim);

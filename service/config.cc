@@ -3,17 +3,14 @@
 #include <limits>
 #include <optional>
 
-#include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "base/config/config_file.h"
+#include "base/config/command_line.h"
 #include "base/config/flag_help.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
@@ -69,6 +66,8 @@ ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
 ABSL_FLAG(absl::Duration, drain_settle, absl::Milliseconds(500),
           "After the last accepted call, callers that come back are told UNAVAILABLE for this long "
           "before connections close.");
+ABSL_FLAG(absl::Duration, reply_timeout, absl::Minutes(1),
+          "A stream whose client has not taken a reply for this long ends.");
 ABSL_FLAG(absl::Duration, retry_delay, absl::Milliseconds(200),
           "UNAVAILABLE and ABORTED ask callers to wait this long before they try again.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20,
@@ -94,9 +93,43 @@ ABSL_FLAG(int64_t, max_sequences_per_client, 0,
 ABSL_FLAG(int64_t, max_pages_per_client, 0,
           "One client's sequences may hold this many pages over all caches; a page that several of "
           "them share counts once. A page is page_size * workers tokens; 0 means no limit.");
+ABSL_FLAG(int64_t, max_streams_per_client, 1024,
+          "One client may have this many streams open; 0 means no limit.");
+ABSL_FLAG(int64_t, max_bytes_per_client, int64_t{512} << 20,
+          "While one client's calls in flight have this many bytes of messages, requests and "
+          "replies, its streams are not read and its other calls are refused; 0 means no limit.");
+ABSL_FLAG(int64_t, max_bytes_in_flight, int64_t{1} << 30,
+          "The same, for the calls of all clients together.");
+ABSL_FLAG(int64_t, max_caches_per_client, 256,
+          "One client may have created this many caches that were not deleted; 0 means no limit.");
+ABSL_FLAG(int64_t, max_cache_bytes_per_client, 0,
+          "The caches that one client created may take this many bytes on all workers together; 0 "
+          "means no limit.");
+ABSL_FLAG(int64_t, max_sessions, 256, "This many sessions may be open at a time.");
+ABSL_FLAG(int64_t, max_sessions_per_client, 64,
+          "One client may have this many sessions open; 0 means no limit.");
+ABSL_FLAG(int64_t, max_mailbox_bytes, int64_t{8} << 30,
+          "The mailboxes of all sessions together may take this many bytes.");
+ABSL_FLAG(int64_t, max_mailbox_bytes_per_client, int64_t{4} << 30,
+          "The mailboxes of one client's sessions may take this many bytes; 0 means no limit.");
+ABSL_FLAG(absl::Duration, session_spin, absl::Microseconds(50),
+          "For this long a session that waits for its host looks at shared memory without pause; "
+          "then it sleeps until it is woken.");
 ABSL_FLAG(std::vector<std::string>, shared_memory_prefixes, {},
           "Names of the hosts' shared memory objects must begin with one of these, such as "
           "/tributary; when empty, any name will do.");
+ABSL_FLAG(
+    bool, shared_memory_from_anywhere, false,
+    "Callers that came neither through a Unix socket nor over loopback may name shared memory "
+    "too. Containers that share /dev/shm with the service and call it over a network of their "
+    "own need this.");
+ABSL_FLAG(std::string, state_dir, "",
+          "The coordinator keeps a journal in this directory, which no other coordinator may use. "
+          "When it restarts, it goes on with its group, and sequences go on where they were. When "
+          "empty, a restart loses them. It takes effect with worker processes (--workers).");
+ABSL_FLAG(std::string, join_secret_file, "",
+          "Worker processes must show the secret on the first line of this file, at least 16 "
+          "characters, when they register. The file is read again when it changes.");
 ABSL_FLAG(
     std::string, tls_cert, "",
     "The server shows the certificate chain in this PEM file to hosts and workers alike. This file "
@@ -145,35 +178,6 @@ constexpr char kUsage[] =
     "SIGTERM or SIGINT drains and exits 0; a second one exits at once. Exit code 2: bad settings.\n"
     "A setting in the --config file has the flag's name: `embedded_workers: 8`.";
 
-// Abseil ends the program with code 1 on a flag it cannot take; ours are checked before, so that
-// every bad setting is reported alike.
-absl::Status CheckArgument(absl::string_view argument) {
-  if (!absl::ConsumePrefix(&argument, "--")) return absl::OkStatus();
-  const size_t equals = argument.find('=');
-  const absl::string_view name = argument.substr(0, equals);
-  // Abseil's own are not in the registry of flags.
-  if (name.empty() || absl::StartsWith(name, "help") || name == "version" || name == "flagfile" ||
-      name == "undefok") {
-    return absl::OkStatus();
-  }
-  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-  if (flag == nullptr) {
-    absl::string_view positive = name;
-    if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
-      return absl::OkStatus();
-    }
-    return InvalidField(name, "no such setting; --help lists them");
-  }
-  if (equals == absl::string_view::npos) return absl::OkStatus();
-  std::string error;
-  const absl::string_view value = argument.substr(equals + 1);
-  if (!flag->ParseFrom(value, &error)) {
-    return InvalidField(name,
-                        absl::StrCat("cannot be '", value, "'", error.empty() ? "" : ": ", error));
-  }
-  return absl::OkStatus();
-}
-
 template <typename T>
 absl::StatusOr<T> AtLeast(absl::string_view name, T value, T least) {
   if (value < least) {
@@ -212,6 +216,11 @@ absl::Status ReadWorkers(Config* config) {
   if (config->workers > 1024 || config->embedded_workers > 1024) {
     return InvalidField(config->workers > 0 ? "workers" : "embedded_workers",
                         "must be at most 1024");
+  }
+  config->state_dir = absl::GetFlag(FLAGS_state_dir);
+  if (!config->state_dir.empty() && config->workers == 0) {
+    return InvalidField("state_dir",
+                        "needs worker processes (workers): embedded ones end with the coordinator");
   }
   config->worker_listen = absl::GetFlag(FLAGS_worker_listen);
   if (config->workers > 0) {
@@ -289,6 +298,11 @@ absl::Status ReadAccess(Config* config) {
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->access, AccessControl::Create(access));
   config->shared_memory_prefixes = absl::GetFlag(FLAGS_shared_memory_prefixes);
+  config->shared_memory_from_anywhere = absl::GetFlag(FLAGS_shared_memory_from_anywhere);
+  const std::string join_secret_file = absl::GetFlag(FLAGS_join_secret_file);
+  if (!join_secret_file.empty()) {
+    TRIBUTARY_ASSIGN_OR_RETURN(config->join_secret, JoinSecret::Create(join_secret_file));
+  }
   for (const std::string& address : config->listen) {
     TRIBUTARY_RETURN_IF_ERROR(CheckReach(*config, "listen", address));
   }
@@ -306,6 +320,43 @@ absl::Status ReadClientLimits(Config* config) {
   TRIBUTARY_ASSIGN_OR_RETURN(
       config->max_pages_per_client,
       AtLeast("max_pages_per_client", absl::GetFlag(FLAGS_max_pages_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_streams_per_client,
+      AtLeast("max_streams_per_client", absl::GetFlag(FLAGS_max_streams_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_bytes_per_client,
+      AtLeast("max_bytes_per_client", absl::GetFlag(FLAGS_max_bytes_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_bytes_in_flight,
+      AtLeast("max_bytes_in_flight", absl::GetFlag(FLAGS_max_bytes_in_flight), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_caches_per_client,
+      AtLeast("max_caches_per_client", absl::GetFlag(FLAGS_max_caches_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->max_cache_bytes_per_client,
+                             AtLeast("max_cache_bytes_per_client",
+                                     absl::GetFlag(FLAGS_max_cache_bytes_per_client), int64_t{0}));
+  return absl::OkStatus();
+}
+
+absl::Status ReadSessionLimits(Config* config) {
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_sessions, AtLeast("max_sessions", absl::GetFlag(FLAGS_max_sessions), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_sessions_per_client,
+      AtLeast("max_sessions_per_client", absl::GetFlag(FLAGS_max_sessions_per_client), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_mailbox_bytes,
+      AtLeast("max_mailbox_bytes", absl::GetFlag(FLAGS_max_mailbox_bytes), int64_t{0}));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      config->max_mailbox_bytes_per_client,
+      AtLeast("max_mailbox_bytes_per_client", absl::GetFlag(FLAGS_max_mailbox_bytes_per_client),
+              int64_t{0}));
+  const absl::Duration spin = absl::GetFlag(FLAGS_session_spin);
+  if (spin < absl::ZeroDuration() || spin > absl::Milliseconds(10)) {
+    return InvalidField("session_spin",
+                        absl::StrCat("must be 0 to 10ms, is ", absl::FormatDuration(spin)));
+  }
+  config->session_spin = absl::ToChronoNanoseconds(spin);
   return absl::OkStatus();
 }
 
@@ -320,6 +371,8 @@ absl::Status ReadTimeouts(Config* config) {
                              Positive("drain_timeout", absl::GetFlag(FLAGS_drain_timeout)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->drain_settle,
                              Positive("drain_settle", absl::GetFlag(FLAGS_drain_settle)));
+  TRIBUTARY_ASSIGN_OR_RETURN(config->reply_timeout,
+                             Positive("reply_timeout", absl::GetFlag(FLAGS_reply_timeout)));
   TRIBUTARY_ASSIGN_OR_RETURN(config->retry_delay,
                              Positive("retry_delay", absl::GetFlag(FLAGS_retry_delay)));
   const absl::Duration window = absl::GetFlag(FLAGS_batch_window);
@@ -389,22 +442,14 @@ absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
     return absl::EndsWith(file, "service/config.cc");
   };
   absl::SetFlagsUsageConfig(usage);
-  TRIBUTARY_ASSIGN_OR_RETURN(std::vector<std::string> arguments,
-                             ArgumentsWithConfigFile(argc, argv));
-  for (size_t i = 1; i < arguments.size(); ++i) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckArgument(arguments[i]));
-  }
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  const std::vector<char*> rest =
-      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
-  if (rest.size() > 1) return InvalidField(rest[1], "is not a flag");
+  TRIBUTARY_RETURN_IF_ERROR(ParseCommandLine(argc, argv));
 
   Config config;
   TRIBUTARY_RETURN_IF_ERROR(ReadListeners(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadWorkers(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadAccess(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadClientLimits(&config));
+  TRIBUTARY_RETURN_IF_ERROR(ReadSessionLimits(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadTimeouts(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLimits(&config));
   TRIBUTARY_RETURN_IF_ERROR(ReadLogging(&config));

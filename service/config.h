@@ -15,6 +15,7 @@
 #include "base/telemetry/log.h"
 #include "collective/exchange/exchange.h"
 #include "service/access/access_control.h"
+#include "service/access/join_secret.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"
 
@@ -39,6 +40,7 @@ struct Config {
   std::chrono::milliseconds max_call_timeout{0};
   std::chrono::milliseconds drain_timeout{0};
   std::chrono::milliseconds drain_settle{0};
+  std::chrono::milliseconds reply_timeout{0};
   std::chrono::milliseconds retry_delay{0};
   int64_t max_message_bytes = 0;
   int32_t max_calls_per_stream = 0;
@@ -51,10 +53,23 @@ struct Config {
   int64_t max_calls_per_client = 0;
   int64_t max_sequences_per_client = 0;
   int64_t max_pages_per_client = 0;
+  int64_t max_caches_per_client = 0;
+  int64_t max_streams_per_client = 0;
+  int64_t max_bytes_per_client = 0;
+  int64_t max_bytes_in_flight = 0;
+  int64_t max_cache_bytes_per_client = 0;
+  int64_t max_sessions = 0;
+  int64_t max_sessions_per_client = 0;
+  int64_t max_mailbox_bytes = 0;
+  int64_t max_mailbox_bytes_per_client = 0;
+  std::chrono::nanoseconds session_spin{0};
   std::vector<std::string> shared_memory_prefixes;
+  bool shared_memory_from_anywhere = false;
   bool reflection = true;
   TlsFiles tls;
   std::shared_ptr<AccessControl> access;
+  std::string state_dir;                    // empty: nothing outlives the process
+  std::shared_ptr<JoinSecret> join_secret;  // null: workers need not show one
   telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;
   std::string trace_file;

@@ -1,15 +1,23 @@
 // tributary-coordinator: settings, workers, servers, and an orderly end.
 #include <grpcpp/grpcpp.h>
 
-#include <cstdio>
 #include <future>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/config/command_line.h"
+#include "base/config/settings_reload.h"
 #include "base/process/shutdown_signals.h"
+#include "base/process/version.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/listening.h"
+#include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
 #include "base/telemetry/families.h"
 #include "base/telemetry/library_log.h"
@@ -28,8 +36,8 @@
 namespace tributary::service {
 namespace {
 
-constexpr int kBadSettings = 2;
 constexpr int kCannotServe = 1;
+constexpr int kLostDevice = 1;
 
 // The servers, once they are there. The coordinator tells its readiness from threads of its own,
 // and may do so before.
@@ -61,14 +69,36 @@ CoordinatorOptions OptionsOf(const Config& config) {
   options.max_message_bytes = static_cast<size_t>(config.max_message_bytes);
   options.max_sequences = config.max_sequences;
   options.client_limits = {.sequences = config.max_sequences_per_client,
-                           .pages = config.max_pages_per_client};
+                           .pages = config.max_pages_per_client,
+                           .caches = config.max_caches_per_client,
+                           .cache_bytes = config.max_cache_bytes_per_client,
+                           .sessions = config.max_sessions_per_client,
+                           .mailbox_bytes = config.max_mailbox_bytes_per_client};
+  options.session_limits = {.sessions = config.max_sessions,
+                            .mailbox_bytes = static_cast<uint64_t>(config.max_mailbox_bytes),
+                            .spin = config.session_spin};
   options.shared_memory_prefixes = config.shared_memory_prefixes;
   options.deterministic = config.deterministic;
   return options;
 }
 
+// Why the process is to end, told by whoever is first.
+class End {
+ public:
+  // The process ends with `code`.
+  void Ask(int code) {
+    std::call_once(once_, [&] { asked_.set_value(code); });
+  }
+  std::future<int> asked() { return asked_.get_future(); }
+
+ private:
+  std::once_flag once_;
+  std::promise<int> asked_;
+};
+
 std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config,
-                                             const std::shared_ptr<const telemetry::Logger>& log) {
+                                             const std::shared_ptr<const telemetry::Logger>& log,
+                                             End* end) {
   return CreateEmbeddedGroup({.workers = config.embedded_workers,
                               .threads = config.threads,
                               .strategy = config.exchange,
@@ -77,7 +107,13 @@ std::unique_ptr<WorkerGroup> EmbeddedWorkers(const Config& config,
                               .first_gpu = config.first_gpu,
                               .deterministic = config.deterministic,
                               .exchange_place = config.device_exchange,
-                              .on_exchange = [log](const std::string& how) { log->Info(how); }});
+                              .on_exchange = [log](const std::string& how) { log->Info(how); },
+                              .on_lost =
+                                  [log, end](const absl::Status& status) {
+                                    log->Error("a device is lost; ending, to be started again",
+                                               {{"error", status.message()}});
+                                    end->Ask(kLostDevice);
+                                  }});
 }
 
 // Where worker processes register. Ends after the group has been stopped and before it is
@@ -91,14 +127,19 @@ struct WorkerServer {
   }
 };
 
-std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config, WorkerServer* workers) {
+std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
+                                           const std::shared_ptr<Journal>& journal,
+                                           WorkerServer* workers) {
   auto group = CreateRemoteGroup({.size = config.workers,
                                   .strategy = config.exchange,
                                   .exchange_place = config.device_exchange,
                                   .device = config.device,
                                   .deterministic = config.deterministic,
                                   .form_timeout = config.form_timeout,
-                                  .access = config.access});
+                                  .access = config.access,
+                                  .join_secret = config.join_secret,
+                                  .identity = journal ? journal->identity() : GroupIdentity(),
+                                  .store = journal});
   if (!CheckFree(config.worker_listen).ok()) return nullptr;
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
@@ -121,7 +162,12 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
                         .reflection = config.reflection,
                         .tls = config.tls,
                         .access = config.access,
+                        .shared_memory_from_anywhere = config.shared_memory_from_anywhere,
                         .max_calls_per_client = config.max_calls_per_client,
+                        .max_streams_per_client = config.max_streams_per_client,
+                        .bytes_in_flight = {.per_caller = config.max_bytes_per_client,
+                                            .in_all = config.max_bytes_in_flight},
+                        .streams = {.reply_timeout = config.reply_timeout},
                         .more_services = {diagnostics},
                         .drain_settle = config.drain_settle},
                        coordinator);
@@ -143,9 +189,10 @@ std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
                                                   "coordinator");
 }
 
-// Starts metrics and workers, and serves until a signal asks for the end and calls are drained.
+// Starts metrics and workers, and serves until the end is asked for, by a signal for example, and
+// calls are drained. Returns the exit code.
 int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Telemetry& observer,
-                    Coordinator& coordinator, std::future<void> asked, Server& server) {
+                    Coordinator& coordinator, std::future<int> asked, Server& server) {
   // It asks the coordinator, and ends before that does.
   const auto metrics = StartMetrics(config, observer, coordinator);
   if (!metrics.ok()) {
@@ -162,23 +209,70 @@ int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Te
                          {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
                          {"embedded_workers", config.embedded_workers},
                          {"workers", config.workers}});
-  asked.wait();
+  const int code = asked.get();
   const bool drained = server.Drain(std::chrono::steady_clock::now() + config.drain_timeout);
   if (!drained) log.Warning("calls were still in flight when the drain timeout passed");
-  return 0;
+  return code;
 }
 
-int Serve(const Config& config) {
-  const auto log = std::make_shared<const telemetry::Logger>(config.log_level, config.log_format);
+// A whole number of at least 0.
+absl::StatusOr<int64_t> Limit(const std::string& text) {
+  int64_t limit = 0;
+  if (absl::SimpleAtoi(text, &limit) && limit >= 0) return limit;
+  return absl::InvalidArgumentError(absl::StrCat("must be a whole number >= 0, is '", text, "'"));
+}
+
+// The settings that count without a restart, and how each is applied.
+std::map<std::string, SettingsReload::Apply> Reloadable(
+    const std::shared_ptr<telemetry::Logger>& log,
+    const std::shared_ptr<telemetry::TraceBuffer>& spans, Server& server) {
+  return {
+      {"log_level", [log](const std::string& text) { return telemetry::SetLevel(text, *log); }},
+      {"trace_sample",
+       [spans](const std::string& text) {
+         double ratio = 0;
+         if (!absl::SimpleAtod(text, &ratio) || !(ratio >= 0 && ratio <= 1)) {
+           return absl::InvalidArgumentError(absl::StrCat("must be 0 to 1, is '", text, "'"));
+         }
+         if (spans != nullptr) spans->SetSampleRatio(ratio);
+         return absl::OkStatus();
+       }},
+      {"max_calls_per_client",
+       [&server](const std::string& text) -> absl::Status {
+         TRIBUTARY_ASSIGN_OR_RETURN(const int64_t calls, Limit(text));
+         server.SetMaxCallsPerClient(calls);
+         return absl::OkStatus();
+       }},
+      {"max_streams_per_client",
+       [&server](const std::string& text) -> absl::Status {
+         TRIBUTARY_ASSIGN_OR_RETURN(const int64_t streams, Limit(text));
+         server.SetMaxStreamsPerClient(streams);
+         return absl::OkStatus();
+       }},
+  };
+}
+
+int Serve(const Config& config, SettingsReload& reload) {
+  const auto log = std::make_shared<telemetry::Logger>(config.log_level, config.log_format);
   LogLibrariesTo(log);
   // Before all that has threads, and destroyed after it: a second signal ends even the stopping.
-  std::promise<void> asked;
+  End end;
   ShutdownSignals signals;
-  signals.Start(log, [&asked] { asked.set_value(); });
+  signals.Start(log, [&end] { end.Ask(0); });
 
+  std::shared_ptr<Journal> journal;
+  if (!config.state_dir.empty()) {
+    absl::StatusOr<std::shared_ptr<Journal>> opened =
+        Journal::Open(config.state_dir, config.workers, log);
+    if (!opened.ok()) {
+      log->Error(opened.status().message());
+      return kCannotServe;
+    }
+    journal = *std::move(opened);
+  }
   WorkerServer workers;
-  std::unique_ptr<WorkerGroup> group =
-      config.workers > 0 ? RemoteWorkers(config, &workers) : EmbeddedWorkers(config, log);
+  std::unique_ptr<WorkerGroup> group = config.workers > 0 ? RemoteWorkers(config, journal, &workers)
+                                                          : EmbeddedWorkers(config, log, &end);
   if (group == nullptr) {
     log->Error("cannot listen for workers: the address is in use, unknown or not permitted",
                {{"address", config.worker_listen}});
@@ -190,10 +284,12 @@ int Serve(const Config& config) {
   const std::shared_ptr<telemetry::TraceBuffer> spans = SpansOf(config);
   const auto observer = std::make_shared<Telemetry>(group->size(), log, spans);
   options.observer = observer;
+  options.journal = journal;
   options.on_readiness = [&published](bool ready) { published.SetReady(ready); };
   DiagnosticsService diagnostics(observer, config.access);
   Coordinator coordinator(options, std::move(group), log);
   const absl::Cleanup stop = [&] {
+    reload.Stop();
     coordinator.Stop();
     workers.Stop();
     published.Set(nullptr);
@@ -205,8 +301,8 @@ int Serve(const Config& config) {
   }
   Server& server = **started;  // `stop` ends it
   published.Set(*std::move(started));
-  const int code =
-      ServeUntilAsked(config, *log, *observer, coordinator, asked.get_future(), server);
+  reload.Start(log, Reloadable(log, spans, server));
+  const int code = ServeUntilAsked(config, *log, *observer, coordinator, end.asked(), server);
   if (code == 0 && !config.trace_file.empty() && spans != nullptr) {
     const absl::Status written = spans->WriteTo(config.trace_file);
     if (!written.ok()) log->Warning("trace not written", {{"error", written.message()}});
@@ -220,13 +316,14 @@ int Serve(const Config& config) {
 
 int main(int argc, char** argv) {
   if (tributary::service::PrintsHelp(argc, argv)) return 0;
+  if (tributary::PrintsVersion(argc, argv, "tributary-coordinator")) return 0;
   tributary::worker::LoadKernelsAtStart();
   const absl::StatusOr<tributary::service::Config> config =
       tributary::service::LoadConfig(argc, argv);
   if (!config.ok()) {
-    std::fprintf(stderr, "tributary-coordinator: %s\n",
-                 std::string(config.status().message()).c_str());
-    return tributary::service::kBadSettings;
+    tributary::PrintStartError("tributary-coordinator", config.status());
+    return tributary::kExitWrongUsage;
   }
-  return tributary::service::Serve(*config);
+  tributary::SettingsReload reload(argc, argv);
+  return tributary::service::Serve(*config, reload);
 }

@@ -5,6 +5,7 @@
 // (step_operations.h).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,6 +41,13 @@ class Shard {
 
   // Bytes that the pages take.
   virtual size_t bytes() const = 0;
+
+  // Takes memory that it does not have yet, until all is there (true) or it is `until`; in between
+  // commands of other caches may be executed. An error: it is of no use. No step runs before.
+  virtual absl::StatusOr<bool> TakeMemory(std::chrono::steady_clock::time_point until) {
+    static_cast<void>(until);
+    return true;
+  }
 
   // Copies pages in order, each in all layers. The ids must exist.
   virtual absl::Status CopyPages(const std::vector<PageCopy>& copies) = 0;
@@ -119,8 +127,8 @@ class Backend {
   // other after they did.
   virtual bool MemoryHoldsUpPeers() const { return false; }
 
-  // Takes the memory at once. kResourceExhausted, with the sizes, when it needs more than
-  // `available` bytes or the device refuses. The spec is valid.
+  // Takes the memory, or claims it for Shard::TakeMemory. kResourceExhausted, with the sizes, when
+  // it needs more than `available` bytes or the device refuses. The spec is valid.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
 

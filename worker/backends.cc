@@ -104,6 +104,7 @@ const BackendCapabilities& CpuBackend() {
       .lse = true,
       .batch_invariant = true,
       .fp8_queries = true,
+      .shares_pages = true,
   };
   return cpu;
 }

@@ -56,6 +56,8 @@ struct BackendCapabilities {
   bool batch_invariant = false;
   // Can round queries to FP8 where the cache is FP8.
   bool fp8_queries = false;
+  // Reads pages that sequences of a step share (RowPass::shared) once for all of them.
+  bool shares_pages = false;
 };
 
 const BackendCapabilities& CpuBackend();

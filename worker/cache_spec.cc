@@ -14,8 +14,6 @@
 namespace tributary::worker {
 namespace {
 
-constexpr int32_t kMaxLayers = 1024;
-constexpr int32_t kMaxKvHeads = 1024;
 // Far beyond any sequence, and sums of it with a position stay inside 63 bits.
 constexpr int64_t kMaxWindow = int64_t{1} << 48;
 
@@ -120,7 +118,11 @@ absl::Status CheckLayer(absl::string_view field, const LayerSpec& layer, const C
   TRIBUTARY_RETURN_IF_ERROR(CheckSinks(absl::StrCat(field, ".sinks"), layer.sinks, g.q_heads));
   TRIBUTARY_RETURN_IF_ERROR(
       CheckScale(absl::StrCat(field, ".k_scale"), layer.k_scale, g.kv.kv_heads));
-  return CheckScale(absl::StrCat(field, ".v_scale"), layer.v_scale, g.kv.kv_heads);
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckScale(absl::StrCat(field, ".v_scale"), layer.v_scale, g.kv.kv_heads));
+  if (std::isfinite(layer.o_scale) && layer.o_scale > 0) return absl::OkStatus();
+  return InvalidField(absl::StrCat(field, ".o_scale"),
+                      absl::StrCat("must be finite and > 0, is ", layer.o_scale));
 }
 
 bool SameScale(const std::vector<float>& a, const std::vector<float>& b, int32_t kv_heads) {
@@ -136,7 +138,7 @@ bool SameLayer(const CacheSpec& spec_a, const LayerSpec& a, const CacheSpec& spe
   return g == GeometryOf(spec_b, b) && a.window.left == b.window.left &&
          a.window.right == b.window.right && a.window_base == b.window_base &&
          a.causal_block == b.causal_block && a.sinks == b.sinks &&
-         SoftCap(spec_a, a) == SoftCap(spec_b, b) &&
+         SoftCap(spec_a, a) == SoftCap(spec_b, b) && a.o_scale == b.o_scale &&
          SameScale(a.k_scale, b.k_scale, g.kv.kv_heads) &&
          SameScale(a.v_scale, b.v_scale, g.kv.kv_heads);
 }

@@ -16,6 +16,10 @@
 
 namespace tributary::worker {
 
+// What a cache may have at most.
+inline constexpr int32_t kMaxLayers = 1024;
+inline constexpr int32_t kMaxKvHeads = 1024;
+
 // What may differ from layer to layer.
 struct LayerSpec {
   // Heads and dimensions of the layer's own, where layers differ. 0: the cache's. A layer that
@@ -37,6 +41,8 @@ struct LayerSpec {
   // the layer].
   std::vector<float> k_scale = {1.0f};
   std::vector<float> v_scale = {1.0f};
+  // What an element of an FP8 or NVFP4 output is multiplied by, where the call does not say.
+  float o_scale = 1.0f;
 };
 
 struct CacheSpec {

@@ -18,6 +18,7 @@
 #include "base/mailbox/layout.h"
 #include "base/telemetry/trace.h"
 #include "kernels/dtype.h"
+#include "kernels/output_format.h"
 #include "worker/cache_spec.h"
 
 namespace tributary::worker {
@@ -61,6 +62,17 @@ struct PageCopy {
   int32_t destination = 0;
 };
 
+// What has become of a sequence by other means than steps: it was truncated, forked, put back, or
+// gave up old tokens. Kept for a coordinator that restarts (worker/holdings.h).
+struct Standing {
+  SequenceId sequence = 0;
+  int32_t given_up = 0;  // leading entries of its table that are not its own any more
+  // [layers of the cache], tokens; one: that of all layers; none: as they were.
+  std::vector<int64_t> lengths;
+};
+
+// Repeated until no rank has more memory to take (Reply::more_memory); before, no other command may
+// name the cache, but for DropCacheCommand.
 struct CreateCacheCommand {
   CacheSpec spec;
 };
@@ -114,6 +126,7 @@ struct CloseSessionCommand {
 // Sets tables outright (after a fork, and for all sequences when a group re-forms).
 struct SetTablesCommand {
   std::vector<PageUpdate> tables;
+  std::vector<Standing> standings = {};
 };
 
 // Forgets tables. Their pages are the coordinator's business.
@@ -124,7 +137,7 @@ struct DropTablesCommand {
 enum class StepKind : uint8_t {
   kAppend,   // K/V only
   kDecode,   // few rows: K/V are written first, rows see [.., position] of the cache
-  kPrefill,  // many rows: context over the cache, new tokens in full precision
+  kPrefill,  // entries with many rows see new tokens in full precision; others as in kDecode
   kDflash,   // a draft's block: as a prefill, but under the layer's DFlash mask; K/V are not kept
 };
 
@@ -144,9 +157,9 @@ struct StepEntry {
 // Rows of a step's result that go to regions.
 struct RegionOutput {
   int32_t rows = 0;
-  DType dtype = DType::kF32;  // of o: f32, bf16 or f16
-  RegionPart o;               // [rows, q_heads, value_dim], or none
-  RegionPart lse;             // [rows, q_heads] of f32, or none
+  OutputFormat format;  // of o
+  RegionPart o;         // [rows, q_heads, value_dim], or none
+  RegionPart lse;       // [rows, q_heads] of f32, or none
 };
 
 struct StepCommand {
@@ -166,6 +179,7 @@ struct StepCommand {
   bool result_in_reply = true;
   // The result is rounded to bf16 wherever it goes, so partials may travel as that. LSEs do not.
   bool bf16_partials = false;
+  std::vector<Standing> standings = {};  // as of before the step; of other sequences, too
 };
 
 // A layer of a session's step: of a cache, by its number there.
@@ -196,6 +210,9 @@ struct SessionStepCommand {
 struct Command {
   uint64_t epoch = 0;   // a worker of another epoch refuses
   uint64_t number = 0;  // rises by one; for logs and matching replies
+  // All ranks have carried out the commands of this epoch up to this number. 0 where nobody keeps
+  // count, as in a group of embedded workers.
+  uint64_t settled = 0;
   CacheId cache = 0;
   telemetry::TraceContext trace;  // what to trace it as; its span_id: the coordinator's of the step
   // When the step must be over, by the worker's steady clock; collectives use it.
@@ -244,6 +261,8 @@ struct Reply {
   // Rank 0 of a step with queries whose result is to be in the reply: merged output and LSE.
   std::vector<float> o;    // [query rows, q_heads, value_dim]
   std::vector<float> lse;  // [query rows, q_heads]
+  // Of a CreateCacheCommand: it is to be repeated, for the rank has yet to take memory.
+  bool more_memory = false;
   StepTimes times;
   DeviceMailbox mailbox;  // rank 0 of an OpenSessionCommand
   // When a rank of the coordinator's own process began to execute the command, and when the

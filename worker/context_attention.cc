@@ -22,6 +22,7 @@ absl::Status AttendContext(const StepPlan& plan, const RowPass& pass, const Step
                          .q_heads = g.q_heads,
                          .entries = pass.entries,
                          .keys = plan.context_keys.data() + pass.row_begin,
+                         .shared = pass.shared,
                          .sm_scale = g.sm_scale,
                          .soft_cap = operands.soft_cap(),
                          .o = o,

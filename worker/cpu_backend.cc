@@ -4,11 +4,15 @@
 
 #include "base/status/status_macros.h"
 #include "worker/cpu_operations.h"
-#include "worker/host_memory.h"
 #include "worker/kv_shard.h"
 
 namespace tributary::worker {
 namespace {
+
+// What is taken on each thread between two looks at the clock, about a millisecond's worth, and how
+// often until the machine's memory is looked at again.
+constexpr size_t kPieceOfThread = size_t{2} << 20;
+constexpr size_t kPiecesBetweenChecks = 8;
 
 // What the shards of a rank share: they never work at the same time.
 struct CpuRank {
@@ -19,9 +23,28 @@ struct CpuRank {
 
 class CpuShard final : public Shard {
  public:
-  CpuShard(CpuRank& rank, std::unique_ptr<KvShard> pages) : rank_(rank), pages_(std::move(pages)) {}
+  CpuShard(CpuRank& rank, std::unique_ptr<KvShard> pages,
+           std::unique_ptr<HostMemoryLedger::Claim> claim)
+      : rank_(rank), pages_(std::move(pages)), claim_(std::move(claim)) {}
 
   size_t bytes() const override { return pages_->bytes(); }
+
+  absl::StatusOr<bool> TakeMemory(std::chrono::steady_clock::time_point until) override {
+    while (claim_ != nullptr) {
+      TRIBUTARY_RETURN_IF_ERROR(claim_->CheckRoom());
+      const size_t piece = kPieceOfThread * static_cast<size_t>(rank_.pool->threads());
+      for (size_t i = 0; i < kPiecesBetweenChecks; ++i) {
+        TRIBUTARY_ASSIGN_OR_RETURN(const size_t taken, pages_->TakeMemory(piece, *rank_.pool));
+        claim_->Taken(taken);
+        if (taken == 0) {
+          claim_.reset();
+          return true;
+        }
+        if (std::chrono::steady_clock::now() >= until) return false;
+      }
+    }
+    return true;
+  }
 
   absl::Status CopyPages(const std::vector<PageCopy>& copies) override {
     pages_->CopyPages(copies, *rank_.pool);
@@ -37,32 +60,39 @@ class CpuShard final : public Shard {
  private:
   CpuRank& rank_;
   const std::unique_ptr<KvShard> pages_;
+  std::unique_ptr<HostMemoryLedger::Claim> claim_;  // null: all is taken
 };
 
 class CpuRankBackend final : public Backend {
  public:
-  CpuRankBackend(std::shared_ptr<cpu::ThreadPool> pool, collective::Strategy strategy)
-      : rank_{.pool = std::move(pool), .strategy = strategy} {}
+  CpuRankBackend(std::shared_ptr<cpu::ThreadPool> pool, collective::Strategy strategy,
+                 std::shared_ptr<HostMemoryLedger> memory)
+      : rank_{.pool = std::move(pool), .strategy = strategy}, memory_(std::move(memory)) {}
 
   const BackendCapabilities& capabilities() const override { return CpuBackend(); }
-  size_t AvailableMemory() const override { return AvailableHostMemory(); }
+  size_t AvailableMemory() const override { return memory_->Available(); }
 
   absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
                                                      PageFill fill) override {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<KvShard> pages,
                                KvShard::Create(spec, available, fill));
-    return std::make_unique<CpuShard>(rank_, std::move(pages));
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<HostMemoryLedger::Claim> claim,
+                               memory_->Take(pages->bytes()));
+    return std::make_unique<CpuShard>(rank_, std::move(pages), std::move(claim));
   }
 
  private:
   CpuRank rank_;
+  const std::shared_ptr<HostMemoryLedger> memory_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> CreateCpuBackend(std::shared_ptr<cpu::ThreadPool> pool,
-                                          collective::Strategy strategy) {
-  return std::make_unique<CpuRankBackend>(std::move(pool), strategy);
+                                          collective::Strategy strategy,
+                                          std::shared_ptr<HostMemoryLedger> memory) {
+  if (memory == nullptr) memory = HostMemoryLedger::Create();
+  return std::make_unique<CpuRankBackend>(std::move(pool), strategy, std::move(memory));
 }
 
 }  // namespace tributary::worker

@@ -10,6 +10,12 @@ absl::Status DcpPrefillWrapper::Run(const PlannedStep& step) {
   const StepOperations::Partial slice = operations_.ReserveSlice(heads);
   TRIBUTARY_RETURN_IF_ERROR(operations_.AttendNewTokens(heads, slice));
   for (const RowPass& pass : step.plan.passes) {
+    if (!pass.in_two_parts) {  // as in a decode
+      const StepOperations::Partial partial = operations_.ReservePass(pass);
+      TRIBUTARY_RETURN_IF_ERROR(operations_.AttendContext(pass, partial));
+      TRIBUTARY_RETURN_IF_ERROR(operations_.MergeToRoot(pass, partial));
+      continue;
+    }
     StepOperations::Partial context;
     if (pass.any_context) {  // on every rank alike
       const StepOperations::Partial partial = operations_.ReservePass(pass);

@@ -7,9 +7,10 @@
 //   new tokens  over each other, from the K/V of the call in full precision: each rank computes its
 //               own slice of the heads, so the work that grows with the square of the chunk is
 //               split and nothing of it crosses ranks
-// Sinks enter when the two are merged, not in the exchange. Rows that bring no tokens see the cache
-// up to their own position and have no second part. The same cut as vLLM's BatchDCPPrefillWrapper
-// makes, with one difference: the mask of the context part is a range, never a bitmap.
+// Sinks enter when the two are merged, not in the exchange. Rows of entries that bring few tokens
+// or none (SeesTokensAsTheyCame) see the cache up to their own position, have no second part, and
+// are computed as in a decode, to the bit. The same cut as vLLM's BatchDCPPrefillWrapper makes,
+// with one difference: the mask of the context part is a range, never a bitmap.
 #pragma once
 
 #include "absl/status/status.h"

@@ -14,6 +14,7 @@
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
 #include "worker/cpu_backend.h"
+#include "worker/holdings.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
 #include "worker/status_conversion.h"
@@ -25,14 +26,22 @@ namespace {
 
 // One cache on this rank.
 struct Cache {
-  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in)
-      : spec(spec_in), layout(layout_in), shard(std::move(shard_in)), tables(spec_in.num_pages) {}
+  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in,
+        bool shares_pages)
+      : spec(spec_in),
+        layout(layout_in),
+        shard(std::move(shard_in)),
+        tables(spec_in.num_pages,
+               shares_pages ? static_cast<int32_t>(kSharedSlots / spec_in.page_size) : 0),
+        records(static_cast<int32_t>(spec_in.layers.size())) {}
 
   CacheSpec spec;
   DcpLayout layout;
   std::unique_ptr<Shard> shard;
   PageTables tables;
+  SequenceRecords records;  // kept up to date if ExecutorOptions says so
   PlanCache plans;
+  bool complete = false;  // the shard has all its memory
 };
 
 }  // namespace
@@ -80,8 +89,27 @@ class Executor::Impl {
     reply.epoch = command.epoch;
     reply.number = command.number;
     reply.rank = comm_ == nullptr ? 0 : comm_->rank();
+    if (options_.keeps_records) {
+      for (auto& [id, cache] : caches_) cache->records.SettleUpTo({command.epoch, command.settled});
+    }
     reply.status = Guarded(command, &reply);
+    // A command that failed here may have been carried out elsewhere; the next ones fail, too.
+    if (reply.status.ok()) last_ = {command.epoch, command.number};
     return reply;
+  }
+
+  Holdings Report() const {
+    Holdings holdings;
+    if (comm_ == nullptr || !lost_.ok()) return holdings;
+    holdings.rank = comm_->rank();
+    holdings.joined_epoch = comm_->epoch();
+    holdings.last = last_;
+    for (const auto& [id, cache] : caches_) {
+      HeldCache held{.id = id, .spec = cache->spec, .sequences = {}, .undo = {}};
+      cache->records.Report(cache->tables, &held);
+      holdings.caches.push_back(std::move(held));
+    }
+    return holdings;
   }
 
   size_t memory_used() const { return memory_used_.load(std::memory_order_relaxed); }
@@ -110,7 +138,8 @@ class Executor::Impl {
     // A device that lost its memory has lost it for good: nothing is computed over what is left.
     if (absl::IsDataLoss(status)) lost_ = status;
     if (step_begun_ && !status.ok()) {
-      comm_->Abort(absl::StrCat("rank ", comm_->rank(), ": ", status.ToString()));
+      comm_->Abort(absl::StrCat("rank ", comm_->rank(), ": ",
+                                absl::StatusCodeToString(status.code()), ": ", status.message()));
     }
     step_begun_ = false;
     if (!status.ok()) {
@@ -129,7 +158,7 @@ class Executor::Impl {
                                              ", this worker is in epoch ", comm_->epoch()));
     }
     if (const auto* create = std::get_if<CreateCacheCommand>(&command.body)) {
-      const absl::Status created = CreateCache(command.cache, create->spec);
+      const absl::Status created = CreateCache(command.cache, create->spec, reply);
       TRIBUTARY_RETURN_IF_ERROR(AwaitPeersMemory(command.deadline));
       return created;
     }
@@ -159,30 +188,49 @@ class Executor::Impl {
     const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
       if (it != caches_.end()) {
-        for (const SequenceId sequence : drop->sequences) it->second->tables.Drop(sequence);
+        for (const SequenceId sequence : drop->sequences) {
+          it->second->tables.Drop(sequence);
+          it->second->records.Drop(sequence);
+        }
       }
       return absl::OkStatus();
     }
-    if (it == caches_.end()) {
+    if (it == caches_.end() || !it->second->complete) {
       return absl::NotFoundError(absl::StrCat("cache ", command.cache, " is unknown"));
     }
     if (const auto* set = std::get_if<SetTablesCommand>(&command.body)) {
       return SetTables(*it->second, *set);
     }
-    return Step(*it->second, std::get<StepCommand>(command.body), command.deadline, reply);
+    return Step(*it->second, std::get<StepCommand>(command.body), command, reply);
   }
 
-  absl::Status CreateCache(CacheId id, const CacheSpec& spec) {
+  absl::Status CreateCache(CacheId id, const CacheSpec& spec, Reply* reply) {
     TRIBUTARY_RETURN_IF_ERROR(ValidateCacheSpec(spec));
     const auto it = caches_.find(id);
-    if (it != caches_.end()) {
-      if (SameSpec(it->second->spec, spec)) return absl::OkStatus();
+    if (it == caches_.end()) {
+      TRIBUTARY_RETURN_IF_ERROR(AddCache(id, spec));
+    } else if (!SameSpec(it->second->spec, spec)) {
       return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
     }
+    Cache& cache = *caches_.at(id);
+    if (cache.complete) return absl::OkStatus();
+    const absl::StatusOr<bool> complete =
+        cache.shard->TakeMemory(std::chrono::steady_clock::now() + options_.memory_slice);
+    if (!complete.ok()) {
+      Drop(id);
+      return complete.status();
+    }
+    cache.complete = *complete;
+    reply->more_memory = !*complete;
+    return absl::OkStatus();
+  }
+
+  absl::Status AddCache(CacheId id, const CacheSpec& spec) {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Shard> shard,
                                backend_->CreateShard(spec, AvailableMemory(), options_.page_fill));
     const DcpLayout layout{comm_->rank(), comm_->size(), spec.interleave};
-    auto cache = std::make_unique<Cache>(spec, layout, std::move(shard));
+    auto cache = std::make_unique<Cache>(spec, layout, std::move(shard),
+                                         backend_->capabilities().shares_pages);
     const size_t bytes = cache->shard->bytes();
     caches_.emplace(id, std::move(cache));
     memory_used_.fetch_add(bytes, std::memory_order_relaxed);
@@ -326,7 +374,9 @@ class Executor::Impl {
 
   absl::StatusOr<Cache*> FindCache(CacheId id) const {
     const auto it = caches_.find(id);
-    if (it == caches_.end()) return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
+    if (it == caches_.end() || !it->second->complete) {
+      return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
+    }
     return it->second.get();
   }
 
@@ -334,12 +384,21 @@ class Executor::Impl {
 
   absl::Status SetTables(Cache& cache, const SetTablesCommand& command) {
     TRIBUTARY_RETURN_IF_ERROR(cache.tables.CheckReplace(command.tables, "tables"));
+    TRIBUTARY_RETURN_IF_ERROR(cache.records.Check(command.standings, "standings"));
     for (const PageUpdate& table : command.tables) cache.tables.Replace(table);
+    if (!options_.keeps_records) return absl::OkStatus();
+    for (const PageUpdate& table : command.tables) cache.records.Settle(table.sequence);
+    // Lengths are told of sequences that no command in flight changes.
+    for (const Standing& standing : command.standings) {
+      if (!standing.lengths.empty()) cache.records.Settle(standing.sequence);
+    }
+    cache.records.Tell(command.standings);
     return absl::OkStatus();
   }
 
-  absl::Status Step(Cache& cache, const StepCommand& step, collective::Deadline deadline,
-                    Reply* reply) {
+  absl::Status Step(Cache& cache, const StepCommand& step, const Command& command, Reply* reply) {
+    const collective::Deadline deadline = command.deadline;
+    const CommandMark mark{command.epoch, command.number};
     const StepPlan* plan = nullptr;
     {
       const TimedSection timed(reply->times.plan);
@@ -350,6 +409,10 @@ class Executor::Impl {
         return check;
       }
       TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
+      if (options_.keeps_records) {
+        cache.records.Tell(step.standings);
+        cache.records.BeforeUpdates(mark, step.page_updates, cache.tables);
+      }
       for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
       plan = &Plan(cache, step);
     }
@@ -366,6 +429,7 @@ class Executor::Impl {
       results.lse = reply->lse.data();
     }
     TRIBUTARY_RETURN_IF_ERROR(Run(cache, step, *plan, deadline, &results));
+    if (options_.keeps_records) cache.records.AfterStep(mark, step);
     reply->conflicts = std::move(results.conflicts);
     reply->times = results.times;
     return absl::OkStatus();
@@ -373,6 +437,7 @@ class Executor::Impl {
 
   absl::Status Check(const Cache& cache, const StepCommand& step) const {
     TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
+    TRIBUTARY_RETURN_IF_ERROR(cache.records.Check(step.standings, "step.standings"));
     return CheckStepRegions(cache.spec, step,
                             [this](const RegionPart& part) { return backend_->Reaches(part); });
   }
@@ -441,6 +506,7 @@ class Executor::Impl {
   PlanCounts dropped_counts_;
 
   std::vector<const PageTable*> tables_of_entries_;
+  CommandMark last_;  // that was carried out
   bool step_begun_ = false;
   absl::Status lost_;  // why every command fails, once the device failed
 };
@@ -467,6 +533,8 @@ std::shared_ptr<collective::Communicator> Executor::communicator() const {
 }
 
 Reply Executor::Execute(const Command& command) { return impl_->Execute(command); }
+
+Holdings Executor::Report() const { return impl_->Report(); }
 
 size_t Executor::memory_used() const { return impl_->memory_used(); }
 

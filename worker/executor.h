@@ -1,6 +1,7 @@
 // Executes commands on one rank: owns its shards, page tables and plans.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,8 +14,12 @@
 #include "kernels/cpu/thread_pool.h"
 #include "worker/backend.h"
 #include "worker/command.h"
+#include "worker/holdings.h"
 
 namespace tributary::worker {
+
+// For how long a cache that is being created may keep a step of another waiting.
+inline constexpr std::chrono::milliseconds kMemorySlice{4};
 
 struct ExecutorOptions {
   collective::Strategy strategy = collective::Strategy::kAuto;  // of the CPU backend
@@ -23,6 +28,11 @@ struct ExecutorOptions {
   // Query rows that attend and exchange at a time; 0 bounds their memory (worker/plan.h). The same
   // on all ranks.
   int32_t rows_per_pass = 0;
+  // For how long one CreateCacheCommand takes memory. What is missing then is taken when the
+  // command is repeated (Reply::more_memory), so that commands of other caches come in between.
+  std::chrono::nanoseconds memory_slice = std::chrono::hours(1);
+  // Whether Report says what sequences hold. Commands must then say what is settled.
+  bool keeps_records = false;
   // What new pages hold; poison is for tests.
   PageFill page_fill = PageFill::kZero;
   // Told how sessions come along (OpenSessionCommand), on a thread of the backend.
@@ -61,6 +71,9 @@ class Executor {
   // ranks never part ways before a collective. kDataLoss: the device failed and took every shard
   // along; from then on every command is answered so.
   Reply Execute(const Command& command);
+
+  // What this rank holds, for a coordinator that has restarted. Nothing after the device failed.
+  Holdings Report() const;
 
   // Bytes held by shards. From any thread.
   size_t memory_used() const;

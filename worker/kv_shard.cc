@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -27,6 +29,22 @@ std::byte* AlignedBase(void* mapping) {
   return reinterpret_cast<std::byte*>(AlignUp(reinterpret_cast<uintptr_t>(mapping), kHugePage));
 }
 
+// Gives the pages memory. An errno, or 0.
+int Populate(std::byte* begin, size_t bytes, PageFill fill) {
+  if (fill == PageFill::kPoison) {
+    std::memset(begin, 0xff, bytes);
+    return 0;
+  }
+#ifdef MADV_POPULATE_WRITE
+  // It wants the begin of a page. A part begins at one unless the shard is small and the mapping's
+  // only part, which does, too.
+  if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno == ENOMEM || errno == EFAULT) return errno;
+#endif
+  std::memset(begin, 0, bytes);  // a kernel too old to know the call
+  return 0;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, size_t available,
@@ -41,26 +59,19 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Create(const CacheSpec& spec, 
   void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return ShardOutOfMemory(bytes, std::strerror(errno));
   absl::Cleanup unmap = [mapping, mapped] { munmap(mapping, mapped); };
-  std::byte* base = huge ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
-  if (huge) madvise(base, AlignUp(bytes, kHugePage), MADV_HUGEPAGE);  // advice: may be refused
-  if (fill == PageFill::kPoison) {
-    std::memset(base, 0xff, bytes);
-  } else {
-#ifdef MADV_POPULATE_WRITE
-    // Finds out now, not at some later append, that the memory is not there. A kernel too old to
-    // know the call populates on first use.
-    if (madvise(base, bytes, MADV_POPULATE_WRITE) != 0 && (errno == ENOMEM || errno == EFAULT)) {
-      return ShardOutOfMemory(bytes, std::strerror(errno));
-    }
-#endif
-  }
-  auto shard = std::unique_ptr<KvShard>(new KvShard(spec, mapping, mapped, bytes));
+  // Advice: may be refused.
+  if (huge) madvise(AlignedBase(mapping), AlignUp(bytes, kHugePage), MADV_HUGEPAGE);
+  auto shard = std::unique_ptr<KvShard>(new KvShard(spec, mapping, mapped, bytes, fill));
   std::move(unmap).Cancel();
   return shard;
 }
 
-KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes)
-    : mapping_(mapping), mapped_(mapped), bytes_(bytes) {
+KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes, PageFill fill)
+    : mapping_(mapping),
+      mapped_(mapped),
+      bytes_(bytes),
+      fill_(fill),
+      base_(bytes >= kHugePage ? AlignedBase(mapping) : static_cast<std::byte*>(mapping)) {
   size_t heads = 0;  // of all layers
   for (const LayerSpec& layer : spec.layers) {
     heads += static_cast<size_t>(GeometryOf(spec, layer).kv.kv_heads);
@@ -68,7 +79,7 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
   scales_.resize(2 * heads);
   float* scales = scales_.data();
   layers_.resize(spec.layers.size());
-  std::byte* base = bytes >= kHugePage ? AlignedBase(mapping) : static_cast<std::byte*>(mapping);
+  std::byte* base = base_;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const KvGeometry geometry = GeometryOf(spec, spec.layers[i]).kv;
     float* k_scale = scales;
@@ -84,6 +95,21 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
     layers_[i].base = base;
     base += static_cast<size_t>(spec.num_pages) * PageBytes(layers_[i]);
   }
+}
+
+absl::StatusOr<size_t> KvShard::TakeMemory(size_t bytes, cpu::ThreadPool& pool) {
+  const size_t begin = taken_;
+  const size_t end = begin + std::min(bytes, bytes_ - begin);
+  const size_t parts = (end - begin + kHugePage - 1) / kHugePage;
+  std::atomic<int> refused = 0;  // errno
+  pool.Run(static_cast<int>(parts), [&](int part) {
+    const size_t from = begin + static_cast<size_t>(part) * kHugePage;
+    const int error = Populate(base_ + from, std::min(kHugePage, end - from), fill_);
+    if (error != 0) refused = error;
+  });
+  if (refused != 0) return ShardOutOfMemory(bytes_, std::strerror(refused));
+  taken_ = end;
+  return end - begin;
 }
 
 KvShard::~KvShard() { munmap(mapping_, mapped_); }

@@ -16,13 +16,19 @@ namespace tributary::worker {
 
 class KvShard {
  public:
-  // Takes the memory at once, on huge pages where the system gives them. kResourceExhausted, with
-  // the sizes, when it needs more than `available` bytes or the system refuses. The spec is valid.
+  // Takes addresses, for huge pages where the system gives them; the memory is taken by
+  // TakeMemory. kResourceExhausted, with the sizes, when it needs more than `available` bytes or
+  // the system refuses. The spec is valid.
   static absl::StatusOr<std::unique_ptr<KvShard>> Create(const CacheSpec& spec, size_t available,
                                                          PageFill fill);
   ~KvShard();
   KvShard(const KvShard&) = delete;
   KvShard& operator=(const KvShard&) = delete;
+
+  // Takes at most `bytes` more, on the threads of the pool, so that no later step finds out that
+  // they are not there. Returns how many it took; 0: it has all. No page is used before.
+  // kResourceExhausted when the system refuses.
+  absl::StatusOr<size_t> TakeMemory(size_t bytes, cpu::ThreadPool& pool);
 
   // Valid as long as the shard.
   const PagedKv& layer(int32_t layer) const { return layers_[static_cast<size_t>(layer)]; }
@@ -35,11 +41,14 @@ class KvShard {
   size_t bytes() const { return bytes_; }
 
  private:
-  KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes);
+  KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes, PageFill fill);
 
   void* mapping_;
   size_t mapped_;
   size_t bytes_;
+  const PageFill fill_;
+  std::byte* base_;  // of the first page
+  size_t taken_ = 0;
   std::vector<float> scales_;  // per layer: k [its kv_heads], v [its kv_heads]
   std::vector<PagedKv> layers_;
 };

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "worker/command.h"
+#include "worker/prefix_ids.h"
 
 namespace tributary::worker {
 
@@ -22,18 +23,23 @@ class PageTable {
   // table was dropped and made again. A plan made at a version stays good while the version lasts,
   // and so does the memory behind pages().
   uint64_t version() const { return version_; }
+  // Of the table's beginnings (prefix_ids.h); empty where nobody asks for them.
+  std::span<const uint64_t> prefix_ids() const { return prefix_ids_; }
 
  private:
   friend class PageTables;
   std::vector<int32_t> pages_;
   uint64_t version_ = 0;
+  std::vector<uint64_t> prefix_ids_;
 };
 
 // The tables of one cache. Every operation costs what it touches, not what the tables hold: a step
 // that adds a page to a sequence of a million tokens writes one entry.
 class PageTables {
  public:
-  explicit PageTables(int32_t num_pages) : num_pages_(num_pages) {}
+  // `unit_pages`: of what the tables' prefix ids count; 0: they have none.
+  explicit PageTables(int32_t num_pages, int32_t unit_pages = 0)
+      : num_pages_(num_pages), prefixes_(unit_pages) {}
 
   // Pages a sequence's table has.
   using Sizes = absl::flat_hash_map<SequenceId, int64_t>;
@@ -51,7 +57,7 @@ class PageTables {
   absl::Status CheckReplace(const std::vector<PageUpdate>& tables, const char* field) const;
   void Replace(const PageUpdate& table);
 
-  void Drop(SequenceId sequence) { tables_.erase(sequence); }
+  void Drop(SequenceId sequence);
   // nullptr when there is none.
   const PageTable* Find(SequenceId sequence) const;
   size_t size() const { return tables_.size(); }
@@ -61,6 +67,7 @@ class PageTables {
                          Sizes* after) const;
 
   int32_t num_pages_;
+  PrefixIds prefixes_;
   uint64_t last_version_ = 0;
   absl::flat_hash_map<SequenceId, PageTable> tables_;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "worker/shared_prefixes.h"
+
 namespace tributary::worker {
 namespace {
 
@@ -18,6 +20,7 @@ class Planner {
       plan_.new_tokens += entries[i].new_tokens;
       plan_.query_rows += entries[i].query_rows;
     }
+    ShareLastPass();
   }
 
  private:
@@ -59,21 +62,28 @@ class Planner {
 
   bool keeps_tokens() const { return shape_.kind != StepKind::kDflash; }
 
-  // Whether rows see the tokens of their call as they came, beside the cache.
-  bool in_two_parts() const {
+  // Whether any row may see the tokens of its entry as they came, beside the cache.
+  bool any_in_two_parts() const {
     return shape_.kind == StepKind::kPrefill || shape_.kind == StepKind::kDflash;
   }
 
+  // Whether those of an entry do. Of a draft nothing is in the cache.
+  bool InTwoParts(const StepEntry& entry) const {
+    if (shape_.kind == StepKind::kDflash) return entry.new_tokens > 0 && entry.query_rows > 0;
+    return shape_.kind == StepKind::kPrefill &&
+           SeesTokensAsTheyCame(entry.query_rows, entry.new_tokens, shape_.max_decode_rows);
+  }
+
   void AddRows(const StepEntry& entry, const PageTable& table) {
-    const bool new_part = in_two_parts() && entry.new_tokens > 0 && entry.query_rows > 0;
+    const bool new_part = InTwoParts(entry);
     int32_t row = 0;
     while (row < entry.query_rows) {
-      RowPass& pass = PassWithRoom();
+      RowPass& pass = PassWithRoom(entry.query_rows > kMaxDecodeRows, new_part);
       const int32_t count = std::min(entry.query_rows - row, shape_.rows_per_pass - pass.row_count);
       AddContextRows(entry, table, row, count, new_part, &pass);
       row += count;
     }
-    if (!in_two_parts()) return;
+    if (!any_in_two_parts()) return;
     for (int32_t i = 0; i < entry.query_rows; ++i) {
       plan_.new_keys.push_back(new_part ? Visible(entry, i).block : KeyRange{});
     }
@@ -103,16 +113,30 @@ class Planner {
     // Handing on no more of the table than the rows may see: what lies beyond is not ours to read.
     const size_t pages = static_cast<size_t>((last_key + shape_.page_size - 1) / shape_.page_size);
     pass->entries.push_back({pass->row_count, count, table.pages().first(pages)});
+    users_.push_back({table.prefix_ids(), {0, last_key}});
     pass->row_count += count;
   }
 
-  RowPass& PassWithRoom() {
-    if (plan_.passes.empty() || plan_.passes.back().row_count == shape_.rows_per_pass) {
-      const int32_t begin =
-          plan_.passes.empty() ? 0 : plan_.passes.back().row_begin + plan_.passes.back().row_count;
-      plan_.passes.push_back({.row_begin = begin});
+  RowPass& PassWithRoom(bool many_rows, bool in_two_parts) {
+    int32_t begin = 0;
+    if (!plan_.passes.empty()) {
+      RowPass& last = plan_.passes.back();
+      if (last.row_count < shape_.rows_per_pass && last.many_rows == many_rows &&
+          last.in_two_parts == in_two_parts) {
+        return last;
+      }
+      begin = last.row_begin + last.row_count;
     }
+    ShareLastPass();
+    plan_.passes.push_back(
+        {.row_begin = begin, .many_rows = many_rows, .in_two_parts = in_two_parts});
     return plan_.passes.back();
+  }
+
+  // The last pass has all its entries.
+  void ShareLastPass() {
+    if (!plan_.passes.empty()) plan_.passes.back().shared = FindSharedPages(users_);
+    users_.clear();
   }
 
   void AddToRun(const StepEntry& entry) {
@@ -131,6 +155,7 @@ class Planner {
   const PlanShape& shape_;
   const DcpLayout& layout_;
   StepPlan& plan_;
+  std::vector<PrefixUser> users_;  // of the entries of the last pass
   bool any_write_ = false;
   bool any_replay_ = false;
 };

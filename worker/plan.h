@@ -3,7 +3,7 @@
 // Planning is host arithmetic over positions and page tables: no tensor is looked at, nothing is
 // copied from a device, and its cost is the step's rows and tokens, whatever the length of the
 // sequences. A plan depends on the layer only through its mask, so the layers of a model share one
-// or two plans a step (worker/plan_cache.h).
+// or two plans per step (worker/plan_cache.h).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "kernels/key_range.h"
 #include "kernels/params.h"
 #include "kernels/row_mask.h"
+#include "worker/choose_path.h"
 #include "worker/command.h"
 #include "worker/page_tables.h"
 
@@ -25,20 +26,28 @@ struct PlanShape {
   int32_t page_size = 0;
   // Rows a pass may take, which bounds the memory of partials (RowsPerPass).
   int32_t rows_per_pass = 0;
+  // In a kPrefill step: see SeesTokensAsTheyCame.
+  int32_t max_decode_rows = kMaxDecodeRows;
 };
 
-// Query rows that attend over the cache and exchange partials together: consecutive rows of a call.
+// Query rows that attend over the cache and exchange partials together: consecutive rows of a call,
+// all served in one way, so that none depends on what else is in the call.
 struct RowPass {
   int32_t row_begin = 0;
   int32_t row_count = 0;
+  // Whether its rows are of entries with more than kMaxDecodeRows rows.
+  bool many_rows = false;
+  // Whether its rows see the tokens of their entries as they came, apart from the cache.
+  bool in_two_parts = false;
   // Whether any of its rows sees a key of the cache on any rank. Decided on global positions, so
   // that all ranks skip a pass or none does.
   bool any_context = false;
   std::vector<AttentionEntry> entries;  // rows counted from row_begin
+  std::vector<SharedPages> shared;      // of these entries (worker/shared_prefixes.h)
 };
 
-// Consecutive entries that bring both rows and tokens: their rows and tokens are numbered alike
-// from row_begin and token_begin on.
+// Consecutive entries whose rows see the tokens that they bring as they came: their rows and tokens
+// are numbered alike from row_begin and token_begin on.
 struct NewTokensRun {
   int32_t row_begin = 0;
   int32_t token_begin = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/output_format.h"
+
 namespace tributary::worker {
 
 mailbox::SlotRoom SlotBytes(const LayerGeometry& geometry, const OpenSessionCommand& session,
@@ -10,7 +12,7 @@ mailbox::SlotRoom SlotBytes(const LayerGeometry& geometry, const OpenSessionComm
   return {.q = BytesOf(session.q_dtype, rows * geometry.q_heads * kv.key_dim),
           .k = BytesOf(session.kv_dtype, tokens * kv.kv_heads * kv.key_dim),
           .v = BytesOf(session.kv_dtype, tokens * kv.kv_heads * kv.value_dim),
-          .output = BytesOf(session.output_dtype, rows * geometry.q_heads * kv.value_dim),
+          .output = OutputBytes(session.output_dtype, rows * geometry.q_heads * kv.value_dim),
           .lse = BytesOf(DType::kF32, rows * geometry.q_heads)};
 }
 

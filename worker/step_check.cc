@@ -70,7 +70,7 @@ absl::Status CheckCovered(size_t i, const StepEntry& entry, StepKind kind, int64
 absl::Status CheckTensor(absl::string_view field, const TensorView& tensor, int64_t rows,
                          int64_t heads, int64_t dim) {
   if (rows == 0) return absl::OkStatus();
-  if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBf16 && tensor.dtype != DType::kF16) {
+  if (!IsUnscaled(tensor.dtype)) {
     return InvalidField(field,
                         absl::StrCat("dtype must be f32, bf16 or f16, is ", Name(tensor.dtype)));
   }
@@ -197,11 +197,13 @@ absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
                           absl::StrCat("is ", output.rows, ", ", rows_left, " are left"));
     }
     rows_left -= output.rows;
-    if (IsFp8(output.dtype)) {
-      return InvalidField(absl::StrCat(field, ".dtype"), "must be f32, bf16 or f16");
+    if (!IsOutputType(output.format.dtype)) {
+      return InvalidField(absl::StrCat(field, ".dtype"),
+                          "must be f32, bf16, f16, fp8_e4m3 or nvfp4");
     }
     const int64_t heads = int64_t{output.rows} * g.q_heads;
-    const auto o_bytes = static_cast<int64_t>(BytesOf(output.dtype, heads * g.kv.value_dim));
+    const auto o_bytes =
+        static_cast<int64_t>(OutputBytes(output.format.dtype, heads * g.kv.value_dim));
     if (output.o.region != 0) {
       TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".o"), output.o, o_bytes, reaches));
     }

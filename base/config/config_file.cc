@@ -53,7 +53,17 @@ absl::StatusOr<std::string> ScalarOrList(const YAML::Node& node) {
   return absl::InvalidArgumentError("must be a scalar or a list of scalars");
 }
 
-absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
+std::vector<std::string> WithUnderscores(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    UnderscoresInName(&arguments[i]);
+  }
+  return arguments;
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> SettingsOfFile(const std::string& path) {
   YAML::Node root;
   try {
     root = YAML::LoadFile(path);
@@ -62,8 +72,8 @@ absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": ", error.what()));
   }
-  std::vector<std::string> flags;
-  if (root.IsNull()) return flags;
+  Settings settings;
+  if (root.IsNull()) return settings;
   if (!root.IsMap()) {
     return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": must be a mapping"));
   }
@@ -79,21 +89,38 @@ absl::StatusOr<std::vector<std::string>> FlagsOfFile(const std::string& path) {
       return absl::InvalidArgumentError(
           absl::StrCat("config: ", path, ": ", name, ": ", value.status().message()));
     }
-    flags.push_back(absl::StrCat("--", name, "=", *value));
+    settings[name] = *std::move(value);
   }
-  return flags;
+  return settings;
 }
 
-}  // namespace
+std::string ConfigFileOf(int argc, char** argv) {
+  return ConfigPath(WithUnderscores(argc, argv)).value_or("");
+}
+
+std::set<std::string> FlagsGiven(int argc, char** argv) {
+  std::set<std::string> names;
+  for (const std::string& argument : WithUnderscores(argc, argv)) {
+    absl::string_view name = argument;
+    if (argument == "--") break;
+    if (!absl::ConsumePrefix(&name, "--")) continue;
+    name = name.substr(0, name.find('='));
+    absl::string_view positive = name;
+    if (absl::FindCommandLineFlag(name) == nullptr && absl::ConsumePrefix(&positive, "no")) {
+      name = positive;
+    }
+    names.emplace(name);
+  }
+  return names;
+}
 
 absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv) {
-  std::vector<std::string> arguments(argv, argv + argc);
-  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    UnderscoresInName(&arguments[i]);
-  }
+  std::vector<std::string> arguments = WithUnderscores(argc, argv);
   const std::optional<std::string> path = ConfigPath(arguments);
   if (!path.has_value() || path->empty()) return arguments;
-  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<std::string> flags, FlagsOfFile(*path));
+  TRIBUTARY_ASSIGN_OR_RETURN(const Settings settings, SettingsOfFile(*path));
+  std::vector<std::string> flags;
+  for (const auto& [name, value] : settings) flags.push_back(absl::StrCat("--", name, "=", value));
   arguments.insert(arguments.begin() + 1, flags.begin(), flags.end());
   return arguments;
 }

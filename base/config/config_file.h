@@ -9,6 +9,8 @@
 // may.
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,5 +22,16 @@ namespace tributary {
 // ready for absl::ParseCommandLine: what is on the command line wins. kInvalidArgument names the
 // file and the setting that is not a flag or not a scalar; kNotFound a file that cannot be read.
 absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv);
+
+// Settings of a file: flag name, with '_', to value as the flag would be given it.
+using Settings = std::map<std::string, std::string>;
+absl::StatusOr<Settings> SettingsOfFile(const std::string& path);
+
+// The file that --config names; empty when there is none.
+std::string ConfigFileOf(int argc, char** argv);
+
+// The names of the flags on the command line, with '_'; "no" of a flag that is turned off is not
+// part of its name.
+std::set<std::string> FlagsGiven(int argc, char** argv);
 
 }  // namespace tributary

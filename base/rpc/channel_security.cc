@@ -54,18 +54,19 @@ class TokenSource {
   std::string token_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
-// Adds the token to every call of a channel. A call credential would do the same, but gRPC takes
-// those over TLS only, and a Unix socket is as safe.
+// Adds a line of a file to the metadata of every call of a channel. A call credential would do the
+// same, but gRPC takes those over TLS only, and a Unix socket is as safe.
 class AddToken final : public grpc::experimental::Interceptor {
  public:
-  explicit AddToken(TokenSource* tokens) : tokens_(tokens) {}
+  // `before`: what comes before the line in the header.
+  AddToken(TokenSource* tokens, std::string header, std::string before)
+      : tokens_(tokens), header_(std::move(header)), before_(std::move(before)) {}
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_INITIAL_METADATA)) {
       const std::string token = tokens_->Current();
       if (!token.empty()) {
-        methods->GetSendInitialMetadata()->insert(
-            {"authorization", absl::StrCat("Bearer ", token)});
+        methods->GetSendInitialMetadata()->insert({header_, absl::StrCat(before_, token)});
       }
     }
     methods->Proceed();
@@ -73,30 +74,37 @@ class AddToken final : public grpc::experimental::Interceptor {
 
  private:
   TokenSource* const tokens_;
+  const std::string header_;
+  const std::string before_;
 };
 
 class AddTokenFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
  public:
-  explicit AddTokenFactory(const std::string& path) : tokens_(path) {}
+  AddTokenFactory(const std::string& path, std::string header, std::string before)
+      : tokens_(path), header_(std::move(header)), before_(std::move(before)) {}
   grpc::experimental::Interceptor* CreateClientInterceptor(
       grpc::experimental::ClientRpcInfo*) override {
-    return new AddToken(&tokens_);  // gRPC takes it
+    return new AddToken(&tokens_, header_, before_);  // gRPC takes it
   }
 
  private:
   TokenSource tokens_;
+  const std::string header_;
+  const std::string before_;
 };
 
-absl::Status CheckToken(const std::string& target, const ChannelSecurity& security) {
-  if (security.token_file.empty()) return absl::OkStatus();
-  const absl::StatusOr<std::string> content = ReadSmallFile(security.token_file);
-  if (!content.ok()) return InvalidField("token_file", content.status().message());
+// `field` names the setting that names the file; an empty `file` is none.
+absl::Status CheckToken(const std::string& target, const ChannelSecurity& security,
+                        absl::string_view field, const std::string& file) {
+  if (file.empty()) return absl::OkStatus();
+  const absl::StatusOr<std::string> content = ReadSmallFile(file);
+  if (!content.ok()) return InvalidField(field, content.status().message());
   if (absl::Status usable = CheckTokenText(FirstLine(*content)); !usable.ok()) {
-    return InvalidField("token_file", absl::StrCat(security.token_file, ": ", usable.message()));
+    return InvalidField(field, absl::StrCat(file, ": ", usable.message()));
   }
   if (security.tls.authorities.empty() && !IsLocalAddress(target)) {
-    return InvalidField("token_file", absl::StrCat("would travel in plain text to ", target,
-                                                   "; give the authorities of its certificate"));
+    return InvalidField(field, absl::StrCat("would travel in plain text to ", target,
+                                            "; give the authorities of its certificate"));
   }
   return absl::OkStatus();
 }
@@ -110,13 +118,29 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> DialSecurely(
   if (security.tls.authorities.empty() && !security.tls.certificate.empty()) {
     return InvalidField("tls_ca", "is missing; tls_cert is given");
   }
-  if (absl::Status s = CheckToken(target, security); !s.ok()) return s;
+  if (security.tls.authorities.empty() && !security.server_name.empty()) {
+    return InvalidField("tls_ca", "is missing; tls_server_name is given");
+  }
+  if (absl::Status s = CheckToken(target, security, "token_file", security.token_file); !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = CheckToken(target, security, "join_secret_file", security.join_secret_file);
+      !s.ok()) {
+    return s;
+  }
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
   if (!security.token_file.empty()) {
-    interceptors.push_back(std::make_unique<AddTokenFactory>(security.token_file));
+    interceptors.push_back(
+        std::make_unique<AddTokenFactory>(security.token_file, "authorization", "Bearer "));
   }
+  if (!security.join_secret_file.empty()) {
+    interceptors.push_back(
+        std::make_unique<AddTokenFactory>(security.join_secret_file, kJoinSecretHeader, ""));
+  }
+  grpc::ChannelArguments own = arguments;
+  if (!security.server_name.empty()) own.SetSslTargetNameOverride(security.server_name);
   return grpc::experimental::CreateCustomChannelWithInterceptors(
-      target, ChannelCredentialsFrom(security.tls), arguments, std::move(interceptors));
+      target, ChannelCredentialsFrom(security.tls), own, std::move(interceptors));
 }
 
 }  // namespace tributary

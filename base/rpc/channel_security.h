@@ -14,8 +14,8 @@
 namespace tributary {
 
 // A channel to `target`. INVALID_ARGUMENT naming the field ("tls_ca", "tls_cert", "tls_key",
-// "token_file") when a file cannot be used, or when a token would travel in plain text beyond this
-// machine. Connecting is the channel's own business.
+// "tls_server_name", "token_file") when a file cannot be used, or when a token would travel in
+// plain text beyond this machine. Connecting is the channel's own business.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> DialSecurely(
     const std::string& target, const ChannelSecurity& security,
     const grpc::ChannelArguments& arguments);

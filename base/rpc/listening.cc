@@ -1,31 +1,15 @@
 #include "base/rpc/listening.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "base/rpc/unix_address.h"
 
 namespace tributary {
 namespace {
-
-// A path that fits.
-bool SomebodyListensAt(absl::string_view path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return connected;
-}
 
 // "host:0" as bound.
 std::string Bound(const std::string& address, int port) {
@@ -41,17 +25,16 @@ void ForbidSharedPorts(grpc::ServerBuilder* builder) {
 }
 
 absl::Status CheckFree(const std::string& address) {
-  absl::string_view path = address;
-  if (!absl::ConsumePrefix(&path, "unix:")) return absl::OkStatus();
-  if (absl::StartsWith(path, "///")) path.remove_prefix(2);
-  if (path.size() >= sizeof(sockaddr_un{}.sun_path)) {
+  const absl::string_view path = UnixPath(address);
+  if (path.empty()) return absl::OkStatus();
+  const absl::StatusOr<int> connected = ConnectToUnix(path, 0);
+  if (absl::IsInvalidArgument(connected.status())) {
     return absl::InvalidArgumentError(absl::StrCat("the path of ", address, " is too long"));
   }
-  if (SomebodyListensAt(path)) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen at ", address, ": another process does"));
-  }
-  return absl::OkStatus();
+  if (!connected.ok()) return absl::OkStatus();
+  close(*connected);
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen at ", address, ": another process does"));
 }
 
 absl::StatusOr<std::unique_ptr<grpc::Server>> ListenAt(

@@ -20,9 +20,17 @@ struct ChannelSecurity {
   // by one of them and name the host dialled. Certificate and key are shown to servers that ask
   // (mTLS). When all are empty, the connection is plain text.
   TlsFiles tls;
+  // The name that the server's certificate must have in place of the host dialled: of a Unix
+  // socket, an address, a tunnel. When empty, the host's.
+  std::string server_name;
   // The file's first line is sent with every call as "authorization: Bearer <line>"; the file is
   // read again when it changes. When empty, no token is sent.
   std::string token_file;
+  // The same for the secret of a group that a worker joins, as kJoinSecretHeader.
+  std::string join_secret_file;
 };
+
+// Metadata, and so in small letters.
+inline constexpr char kJoinSecretHeader[] = "tributary-join-secret";
 
 }  // namespace tributary

@@ -5,9 +5,12 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/status/errors.h"
 #include "google/rpc/error_details.pb.h"
 
@@ -117,11 +120,21 @@ absl::Status Unsupported(absl::string_view subject, const std::vector<std::strin
   return status;
 }
 
-absl::Status Lost(uint64_t sequence, absl::string_view field) {
-  absl::Status status = FieldError(
-      absl::StatusCode::kDataLoss, field,
-      absl::StrCat("sequence ", sequence, " had tokens on a worker that was lost; open it again"));
-  AttachReason("SHARD_LOST", {{"sequence", absl::StrCat(sequence)}}, &status);
+absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field) {
+  // Details travel in a trailer, which has room for a few kilobytes.
+  constexpr size_t kMostNamed = 100;
+  const auto named = absl::MakeConstSpan(sequences).first(std::min(kMostNamed, sequences.size()));
+  const std::string others =
+      sequences.size() > 1 ? absl::StrCat(" and ", sequences.size() - 1, " more of the call") : "";
+  absl::Status status =
+      FieldError(absl::StatusCode::kDataLoss, field,
+                 absl::StrCat("sequence ", sequences.front(), others,
+                              " had tokens on a worker that was lost; open it again"));
+  AttachReason("SHARD_LOST",
+               {{"sequence", absl::StrCat(sequences.front())},
+                {"sequences", absl::StrJoin(named, ",")},
+                {"count", absl::StrCat(sequences.size())}},
+               &status);
   return status;
 }
 
@@ -204,6 +217,30 @@ absl::Status FromRpcStatus(const google::rpc::Status& rpc) {
   return status;
 }
 
+std::string StatusText(const absl::Status& status) {
+  std::vector<std::string> details;
+  const std::string field = FieldOf(status);
+  if (!field.empty() && !absl::StrContains(status.message(), field)) {
+    details.push_back(absl::StrCat("field ", field));
+  }
+  if (const auto info = FindDetail<google::rpc::ErrorInfo>(status); info.has_value()) {
+    std::string reason = absl::StrCat("reason ", absl::CHexEscape(info->reason()));
+    const std::map<std::string, std::string> metadata(info->metadata().begin(),
+                                                      info->metadata().end());
+    for (const auto& [key, value] : metadata) {
+      absl::StrAppend(&reason, ", ", absl::CHexEscape(key), " ", absl::CHexEscape(value));
+    }
+    details.push_back(std::move(reason));
+  }
+  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
+    details.push_back(absl::StrCat("retry after ", delay->count(), " ms"));
+  }
+  const std::string code = absl::StatusCodeToString(status.code());
+  std::string text = status.message().empty() ? code : absl::StrCat(code, ": ", status.message());
+  if (!details.empty()) absl::StrAppend(&text, " (", absl::StrJoin(details, "; "), ")");
+  return text;
+}
+
 std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status) {
   const auto detail = FindDetail<google::rpc::RetryInfo>(status);
   if (!detail.has_value() || !detail->has_retry_delay()) return std::nullopt;
@@ -212,6 +249,17 @@ std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status
       std::chrono::seconds(delay.seconds()) + std::chrono::nanoseconds(delay.nanos());
   return std::max(std::chrono::milliseconds(0),
                   std::chrono::ceil<std::chrono::milliseconds>(exact));
+}
+
+std::optional<int64_t> LengthOf(const absl::Status& status) {
+  const auto info = FindDetail<google::rpc::ErrorInfo>(status);
+  if (!info.has_value() || info->domain() != kErrorDomain) return std::nullopt;
+  const auto length = info->metadata().find("length");
+  int64_t tokens = 0;
+  if (length == info->metadata().end() || !absl::SimpleAtoi(length->second, &tokens)) {
+    return std::nullopt;
+  }
+  return tokens;
 }
 
 }  // namespace tributary

@@ -45,8 +45,10 @@ absl::Status Exhausted(absl::string_view subject, absl::string_view message);
 // FAILED_PRECONDITION: a well-formed combination that nothing here can do; one violation a reason.
 absl::Status Unsupported(absl::string_view subject, const std::vector<std::string>& reasons);
 
-// DATA_LOSS of a sequence that had tokens on a lost shard.
-absl::Status Lost(uint64_t sequence, absl::string_view field);
+// DATA_LOSS of sequences that had tokens on a lost shard; `field` is where the first was named.
+// ErrorInfo.metadata has the first as "sequence", the first hundred as "sequences" ("3,7"), and how
+// many there are as "count".
+absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field);
 
 // UNAVAILABLE with RetryInfo.
 absl::Status Unavailable(absl::string_view reason, absl::string_view message,
@@ -70,8 +72,15 @@ google::rpc::Status ToRpcStatus(const absl::Status& status);
 // The inverse, for what receives errors: FieldOf and RetryDelayOf read what they carry.
 absl::Status FromRpcStatus(const google::rpc::Status& status);
 
+// An error for people: "CODE: message", and in brackets what the details say besides (the reason
+// and its metadata, the delay before the call is repeated). Never the bytes of a message.
+std::string StatusText(const absl::Status& status);
+
 // The delay the service asks for before the call is repeated, rounded up to milliseconds; nothing
 // when it asks for none.
 std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status);
+
+// How many tokens are held, where an error says so: BeyondEnd does.
+std::optional<int64_t> LengthOf(const absl::Status& status);
 
 }  // namespace tributary

@@ -27,7 +27,7 @@ std::span<const double> CountBounds();
 
 struct HistogramValues {
   std::vector<uint64_t>
-      counts;  // one a bound, and one for what lies above the last; not cumulative
+      counts;  // one per bound, and one for what lies above the last; not cumulative
   double sum = 0;
   uint64_t count = 0;
 };

@@ -8,32 +8,39 @@
 #include <utility>
 
 #include "base/sync/mutex.h"
+#include "base/telemetry/line_throttle.h"
 
 namespace tributary {
 namespace {
 
 using telemetry::LogLevel;
 
+constexpr int kLinesPerSecond = 10;
+
 // Both libraries take a function without context, hence a variable of the process. Never destroyed:
 // a thread of gRPC's may be writing to the log at any time.
 struct Target {
   Mutex mutex;
   std::shared_ptr<const telemetry::Logger> log TRIBUTARY_GUARDED_BY(mutex);
+  // What clients send may make the libraries write a line for each message.
+  telemetry::LineThrottle throttle TRIBUTARY_GUARDED_BY(mutex){kLinesPerSecond};
 };
 Target& ProcessTarget() {
   static auto* const target = new Target;
   return *target;
 }
 
-std::shared_ptr<const telemetry::Logger> ProcessLog() {
-  Target& target = ProcessTarget();
-  const MutexLock lock(target.mutex);
-  return target.log;
-}
-
 void Write(LogLevel level, absl::string_view library, absl::string_view file, int line,
            absl::string_view message) {
-  const std::shared_ptr<const telemetry::Logger> log = ProcessLog();
+  std::shared_ptr<const telemetry::Logger> log;
+  int64_t skipped = 0;
+  {
+    Target& target = ProcessTarget();
+    const MutexLock lock(target.mutex);
+    if (!target.throttle.Admit(telemetry::LineThrottle::Clock::now(), &skipped)) return;
+    log = target.log;
+  }
+  if (skipped > 0) log->Warning("lines of libraries were left out", {{"lines", skipped}});
   log->Write(level, message, {{"library", library}, {"file", file}, {"line", line}});
 }
 

@@ -77,6 +77,15 @@ std::string FormatLogLine(LogFormat format, LogLevel level, absl::string_view ti
   return line;
 }
 
+absl::Status SetLevel(absl::string_view text, Logger& log) {
+  LogLevel level = LogLevel::kInfo;
+  if (!Parse(text, &level)) {
+    return absl::InvalidArgumentError("must be debug, info, warning or error");
+  }
+  log.SetLevel(level);
+  return absl::OkStatus();
+}
+
 void Logger::Write(LogLevel level, absl::string_view message,
                    std::initializer_list<LogField> fields) const {
   if (!Logs(level)) return;

@@ -2,6 +2,7 @@
 // contents.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -45,8 +47,10 @@ class Logger {
   Logger(LogLevel level, LogFormat format, std::FILE* sink = stderr)
       : level_(level), format_(format), sink_(sink) {}
 
+  // From now on, on any thread.
+  void SetLevel(LogLevel level) { level_.store(level, std::memory_order_relaxed); }
   // Whether Write() would write; spares the making of fields.
-  bool Logs(LogLevel level) const { return level >= level_; }
+  bool Logs(LogLevel level) const { return level >= level_.load(std::memory_order_relaxed); }
   void Write(LogLevel level, absl::string_view message,
              std::initializer_list<LogField> fields = {}) const;
 
@@ -64,10 +68,13 @@ class Logger {
   }
 
  private:
-  const LogLevel level_;
+  std::atomic<LogLevel> level_;
   const LogFormat format_;
   std::FILE* const sink_;
 };
+
+// As --log_level says it. INVALID_ARGUMENT leaves the level as it was.
+absl::Status SetLevel(absl::string_view text, Logger& log);
 
 // The line Write() writes, newline included; for tests. In text, bytes that are not printable ASCII
 // are written as \xHH; in JSON they are escaped as JSON has it.

@@ -124,9 +124,10 @@ uint64_t TraceBuffer::NewSpanId() {
 TraceContext TraceBuffer::Begin(std::optional<TraceContext> caller) {
   if (caller.has_value()) return *caller;
   TraceContext context;
-  if (sample_ratio_ <= 0) return context;
+  const double ratio = sample_ratio_.load(std::memory_order_relaxed);
+  if (ratio <= 0) return context;
   constexpr double kScale = 1.0 / 18446744073709551616.0;  // 2^-64
-  context.sampled = static_cast<double>(Random()) * kScale < sample_ratio_;
+  context.sampled = static_cast<double>(Random()) * kScale < ratio;
   if (!context.sampled) return context;
   for (size_t half = 0; half < 2; ++half) {
     const uint64_t bits = NewSpanId();

@@ -61,6 +61,9 @@ class TraceBuffer {
   // viewers.
   TraceBuffer(size_t capacity, double sample_ratio, std::string process);
 
+  // From now on, on any thread.
+  void SetSampleRatio(double ratio) { sample_ratio_.store(ratio, std::memory_order_relaxed); }
+
   // What a call is traced as: its caller's trace, or one of its own when it is picked.
   TraceContext Begin(std::optional<TraceContext> caller);
   uint64_t NewSpanId();
@@ -75,7 +78,7 @@ class TraceBuffer {
   uint64_t Random();
 
   const size_t capacity_;
-  const double sample_ratio_;
+  std::atomic<double> sample_ratio_;
   const std::string process_;
   std::atomic<uint64_t> random_state_;
 

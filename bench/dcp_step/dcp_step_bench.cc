@@ -63,12 +63,13 @@ struct Flags {
   int32_t kv_heads = 4;
   int32_t head_dim = 128;
   int32_t page_size = 64;
-  int32_t block = 0;        // rows of a draft's block; 0: decode
+  int32_t query_rows = 1;   // of each sequence, causal: more than one verify a draft
+  int32_t block = 0;        // rows of a draft's block instead; 0: none
   int64_t window = -1;      // tokens ahead of its own that a row sees; -1: all
   bool f32_output = false;  // else the result is for bf16
   std::string json;
 
-  int32_t rows() const { return std::max(block, 1); }  // of a sequence
+  int32_t rows() const { return block > 0 ? block : query_rows; }  // of a sequence
 };
 
 std::vector<std::string> Split(const std::string& list) {
@@ -109,6 +110,8 @@ Flags ParseFlags(int argc, char** argv) {
       f.f32_output = value == "f32";
     } else if (flag == "--page_size") {
       f.page_size = std::stoi(value);
+    } else if (flag == "--rows") {
+      f.query_rows = std::max(1, std::stoi(value));
     } else if (flag == "--block") {
       f.block = std::stoi(value);
     } else if (flag == "--window") {
@@ -242,8 +245,8 @@ class Problem {
     std::vector<double> scores;
     double largest = -std::numeric_limits<double>::infinity();
     const int64_t tokens = case_.tokens + flags_.rows();
-    const KeyRange seen =
-        VisibleKeys(case_.tokens + row % flags_.rows(), {flags_.window, -1}, tokens);
+    const KeyRange seen = VisibleKeys(case_.tokens + row % flags_.rows(),
+                                      {flags_.window, flags_.block > 0 ? -1 : 0}, tokens);
     const auto each = [&](const auto& visit) {
       for (int64_t t = seen.lo; t < std::min(seen.hi, case_.tokens); ++t) {
         visit(pool_k_, pool_v_, PoolToken(sequence, t) * Row() + kv_head * dim);
@@ -490,8 +493,9 @@ void WriteJson(const Flags& f, const std::vector<Figure>& figures) {
   if (file == nullptr) Fail("cannot write " + f.json);
   std::fprintf(file,
                "{\"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"kv_dtype\": \"fp8_e4m3\", "
-               "\"steps\": %d, \"block\": %d, \"output\": \"%s\", \"results\": [\n",
-               f.q_heads, f.kv_heads, f.head_dim, f.steps, f.block, f.f32_output ? "f32" : "bf16");
+               "\"steps\": %d, \"rows\": %d, \"block\": %d, \"output\": \"%s\", \"results\": [\n",
+               f.q_heads, f.kv_heads, f.head_dim, f.steps, f.query_rows, f.block,
+               f.f32_output ? "f32" : "bf16");
   for (size_t i = 0; i < figures.size(); ++i) {
     const Figure& r = figures[i];
     std::fprintf(file,

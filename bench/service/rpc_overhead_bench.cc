@@ -260,7 +260,7 @@ class Service {
     spec->set_head_dim(absl::GetFlag(FLAGS_head_dim));
     // The runs' own tokens: two sequences each, closed with the process.
     spec->set_capacity_tokens(context + 40 * (absl::GetFlag(FLAGS_calls) + 4096));
-    Await<v1::CreateCacheReply>([&](auto done) { coordinator_->CreateCache(create, done); });
+    Await<v1::CreateCacheReply>([&](auto done) { coordinator_->CreateCache(create, {}, done); });
     v1::OpenSequenceRequest open;
     open.set_cache_id(kCache);
     open.set_sequence_id(kParent);

@@ -48,7 +48,7 @@ class Subject {
     spec->set_kv_heads(kKvHeads);
     spec->set_head_dim(kHeadDim);
     spec->set_capacity_tokens(length + (int64_t{1} << 26));
-    coordinator_.CreateCache(create, MustSucceed<v1::CreateCacheReply>());
+    coordinator_.CreateCache(create, {}, MustSucceed<v1::CreateCacheReply>());
     v1::OpenSequenceRequest open;
     open.set_cache_id("m");
     open.set_sequence_id(1);

@@ -25,16 +25,18 @@ Status CheckArray(const void* p, const char* name) {
 
 }  // namespace
 
-bool MayTravelAs(DType o, DType wire) { return !IsFp8(wire) && (o == wire || o == DType::kF32); }
+bool MayTravelAs(DType o, DType wire) {
+  return IsUnscaled(wire) && (o == wire || o == DType::kF32);
+}
 
 Status CheckDeviceExchange(const DeviceExchangeParams& p, int32_t rank, int32_t ranks) {
   if (Status s = CheckDims(p.rows, p.heads, p.value_dim); !s.ok()) return s;
-  if (IsFp8(p.wire)) return InvalidArgument("wire must be f32, bf16 or f16");
+  if (!IsUnscaled(p.wire)) return InvalidArgument("wire must be f32, bf16 or f16");
   if (!MayTravelAs(p.o_dtype, p.wire)) {
     return InvalidArgument(std::string("o_dtype must be f32 or the wire's, not ") +
                            Name(p.o_dtype));
   }
-  if (IsFp8(p.out_dtype)) return InvalidArgument("out_dtype must be f32, bf16 or f16");
+  if (!IsUnscaled(p.out_dtype)) return InvalidArgument("out_dtype must be f32, bf16 or f16");
   if (p.partial_arrives && p.o_dtype != DType::kF32) {
     return InvalidArgument("partial_arrives: o_dtype must be f32");
   }
@@ -48,7 +50,7 @@ Status CheckDeviceExchange(const DeviceExchangeParams& p, int32_t rank, int32_t 
 
 Status CheckDeviceGather(const DeviceGatherParams& p, int32_t rank, int32_t ranks) {
   if (Status s = CheckDims(p.rows, p.heads, p.value_dim); !s.ok()) return s;
-  if (IsFp8(p.dtype)) return InvalidArgument("dtype must be f32, bf16 or f16");
+  if (!IsUnscaled(p.dtype)) return InvalidArgument("dtype must be f32, bf16 or f16");
   if (p.rows == 0 || p.heads == 0) return Status::Ok();
   if (SliceOfRank(p.heads, ranks, rank).count > 0) {
     if (Status s = CheckArray(p.slice, "slice"); !s.ok()) return s;

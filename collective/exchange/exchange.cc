@@ -126,8 +126,8 @@ Status AllGatherAndMerge(const ExchangeParams& p, const MessageSizes& d, Communi
   return status;
 }
 
-// Scales the own O by its weight in the union, cut into one part a rank, and writes the merged LSE
-// of this rank's slice.
+// Scales the own O by its weight in the union, cut into one part per rank, and writes the merged
+// LSE of this rank's slice.
 void ScaleIntoParts(const ExchangeParams& p, const MessageSizes& d, int rank, const float* all_lse,
                     float* weights, float* parts, float* slice_lse) {
   std::fill(parts, parts + d.ranks * d.part_o_floats(), 0.0f);

@@ -227,7 +227,7 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   Status ReduceScatter(const void* send, void* recv, size_t count, DType type,
                        cudaStream_t stream) override {
-    if (IsFp8(type)) return InvalidArgument("reduce_scatter: type must be f32, bf16 or f16");
+    if (!IsUnscaled(type)) return InvalidArgument("reduce_scatter: type must be f32, bf16 or f16");
     return Enqueue("reduce_scatter", [&](ncclComm_t comm) {
       return Nccl().reduce_scatter(send, recv, count, TypeOf(type), ncclSum, comm, stream);
     });

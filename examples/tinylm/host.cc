@@ -28,6 +28,7 @@ absl::StatusOr<Host> ConnectTo(const std::string& target,
   absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
   if (!client.ok()) return client.status();
   host.client = *std::move(client);
+  host.target = options.target;
   return host;
 }
 

@@ -18,6 +18,7 @@ namespace tributary::tinylm {
 struct Host {
   std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
   std::unique_ptr<client::Client> client;
+  std::string target;
 };
 
 // To the service at `target`; where that is empty, to one that is started in this process.

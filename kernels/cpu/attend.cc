@@ -25,6 +25,11 @@ int64_t PartialFloats(const AttendJob& job) {
   return int64_t{Vectors(job)} * (job.params.value_dim + 1);
 }
 
+// Where the first head of a row of the job's block lies in o (in units of value_dim) and lse.
+size_t RowAt(const AttendJob& job, int32_t row) {
+  return size_t(job.rows == nullptr ? row : job.rows[row]) * job.o_heads;
+}
+
 // The slots some row of the job sees lie within this.
 KeyRange Hull(const QueryBlock& queries) {
   KeyRange hull;
@@ -62,9 +67,9 @@ bool RunChunk(const AttendJob& job, int64_t chunk, const Workspace& workspace, f
 void Clear(const AttendJob& job) {
   const QueryBlock& queries = job.params.queries;
   for (int32_t r = 0; r < queries.rows; ++r) {
-    std::fill_n(job.o + size_t(r) * job.o_heads * job.params.value_dim,
+    std::fill_n(job.o + RowAt(job, r) * job.params.value_dim,
                 size_t(Heads(job)) * job.params.value_dim, 0.0f);
-    std::fill_n(job.lse + size_t(r) * job.o_heads, Heads(job), EmptyLse<float>());
+    std::fill_n(job.lse + RowAt(job, r), Heads(job), EmptyLse<float>());
   }
 }
 
@@ -82,7 +87,7 @@ void Fold(const AttendJob& job, const float* o, const float* lse) {
     if (*lse == EmptyLse<float>()) continue;
     const int32_t kv_head = vector / (queries.rows * queries.heads);
     const int32_t row = vector / queries.heads % queries.rows;
-    const size_t at = size_t(row) * job.o_heads + kv_head * queries.heads + vector % queries.heads;
+    const size_t at = RowAt(job, row) + kv_head * queries.heads + vector % queries.heads;
     const MergeWeights<float> w = Merge(job.lse[at], *lse);
     float* out = job.o + at * value_dim;
     int32_t d = 0;
@@ -233,11 +238,13 @@ void RunSplitJobs(std::span<const AttendJob> jobs, const std::vector<int32_t>& w
 }  // namespace
 
 void Attend(std::span<const AttendJob> jobs, ThreadPool& pool) {
+  for (const AttendJob& job : jobs) Clear(job);
+  AttendFurther(jobs, pool);
+}
+
+void AttendFurther(std::span<const AttendJob> jobs, ThreadPool& pool) {
   int64_t total = 0;
-  for (const AttendJob& job : jobs) {
-    Clear(job);
-    total += ChunksOf(Hull(job.params.queries)).count;
-  }
+  for (const AttendJob& job : jobs) total += ChunksOf(Hull(job.params.queries)).count;
   std::vector<int32_t> whole, split;
   for (size_t i = 0; i < jobs.size(); ++i) {
     const int64_t chunks = ChunksOf(Hull(jobs[i].params.queries)).count;

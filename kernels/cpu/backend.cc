@@ -77,15 +77,163 @@ KeyValueSource SourceOf(const PagedKv& kv, const AttentionEntry& entry, int32_t 
   return source;
 }
 
+// Rows that read the same pages: those of an entry, or those of several brought together.
+struct RowGroup {
+  const AttentionEntry* pages = nullptr;  // whose pages
+  const std::byte* q = nullptr;           // [row_count, q_heads, key_dim]
+  const KeyRange* keys = nullptr;         // [row_count]
+  int32_t row_count = 0;
+  int32_t row_begin = 0;          // in o and lse
+  const int32_t* rows = nullptr;  // [row_count] in o and lse; then row_begin is 0
+};
+
+RowGroup GroupOf(const AttentionParams& p, const AttentionEntry& entry, const KeyRange* keys) {
+  const size_t first = size_t(entry.row_begin) * p.q_heads * p.kv.geometry.key_dim;
+  return {.pages = &entry,
+          .q = At(p.q, first, p.q_dtype),
+          .keys = keys + entry.row_begin,
+          .row_count = entry.row_count,
+          .row_begin = entry.row_begin};
+}
+
 // Chunks of every block of rows and every kv head.
-int64_t HeadChunks(const AttentionParams& p, int32_t gqa_ratio) {
+int64_t HeadChunks(const AttentionParams& p, std::span<const RowGroup> groups) {
+  const int32_t step = RowsPerBlock(p.q_heads / p.kv.geometry.kv_heads);
   int64_t chunks = 0;
-  for (const AttentionEntry& entry : p.entries) {
-    for (int32_t row = 0; row < entry.row_count; row += RowsPerBlock(gqa_ratio)) {
-      chunks += ChunksOf(p.keys[entry.row_begin + row]).count;
+  for (const RowGroup& group : groups) {
+    for (int32_t row = 0; row < group.row_count; row += step) {
+      chunks += ChunksOf(group.keys[row]).count;
     }
   }
   return chunks * p.kv.geometry.kv_heads;
+}
+
+// The jobs of a group, cut into blocks of rows and of heads.
+void AddJobs(const AttentionParams& p, const RowGroup& group, int64_t head_chunks, int threads,
+             std::vector<AttendJob>* jobs) {
+  const KvGeometry& g = p.kv.geometry;
+  const int32_t gqa_ratio = p.q_heads / g.kv_heads;
+  const size_t row_bytes = BytesOf(p.q_dtype, int64_t{p.q_heads} * g.key_dim);
+  for (int32_t first = 0; first < group.row_count; first += RowsPerBlock(gqa_ratio)) {
+    const int32_t rows = std::min(RowsPerBlock(gqa_ratio), group.row_count - first);
+    const int32_t heads = HeadsPerJob(g.kv_heads, rows * gqa_ratio, head_chunks, threads);
+    for (int32_t head = 0; head < g.kv_heads; head += heads) {
+      const size_t query_head = size_t(head) * gqa_ratio;
+      const size_t row = group.rows == nullptr ? size_t(group.row_begin) + first : 0;
+      AttendJob& job = jobs->emplace_back();
+      job.params.kv = SourceOf(p.kv, *group.pages, head);
+      job.params.kv_dtype = g.dtype;
+      job.params.kv_heads = std::min(heads, g.kv_heads - head);
+      job.params.key_dim = g.key_dim;
+      job.params.value_dim = g.value_dim;
+      job.params.queries = {.q = At(group.q + first * row_bytes, query_head * g.key_dim, p.q_dtype),
+                            .row_bytes = row_bytes,
+                            .dtype = p.q_dtype,
+                            .rows = rows,
+                            .heads = gqa_ratio,
+                            .keys = group.keys + first};
+      job.params.sm_scale = p.sm_scale;
+      job.params.soft_cap = p.soft_cap;
+      job.params.k_scale = p.kv.k_scale == nullptr ? nullptr : p.kv.k_scale + head;
+      job.params.v_scale = p.kv.v_scale == nullptr ? nullptr : p.kv.v_scale + head;
+      job.o = p.o + (row * p.q_heads + query_head) * g.value_dim;
+      job.lse = p.lse + row * p.q_heads + query_head;
+      job.o_heads = p.q_heads;
+      job.rows = group.rows == nullptr ? nullptr : group.rows + first;
+    }
+  }
+}
+
+std::vector<AttendJob> JobsOf(const AttentionParams& p, std::span<const RowGroup> groups,
+                              int threads) {
+  const int64_t head_chunks = HeadChunks(p, groups);
+  std::vector<AttendJob> jobs;
+  for (const RowGroup& group : groups) AddJobs(p, group, head_chunks, threads, &jobs);
+  return jobs;
+}
+
+// The rows of the entries of a run, brought together.
+struct SharedRows {
+  std::vector<std::byte> q;
+  std::vector<KeyRange> keys;
+  std::vector<int32_t> rows;
+  const AttentionEntry* pages = nullptr;
+};
+
+// Rows that see nothing of the run are left out.
+SharedRows Bring(const AttentionParams& p, const SharedPages& run) {
+  const size_t row_bytes = BytesOf(p.q_dtype, int64_t{p.q_heads} * p.kv.geometry.key_dim);
+  SharedRows together;
+  for (const int32_t index : run.entries) {
+    const AttentionEntry& entry = p.entries[index];
+    // A list of pages ends where its rows' keys end: the longest has them all.
+    if (together.pages == nullptr || entry.pages.size() > together.pages->pages.size()) {
+      together.pages = &entry;
+    }
+    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+      const KeyRange seen = {std::max(p.keys[row].lo, run.slots.lo),
+                             std::min(p.keys[row].hi, run.slots.hi)};
+      if (Empty(seen)) continue;
+      together.keys.push_back(seen);
+      together.rows.push_back(row);
+    }
+  }
+  together.q.resize(together.rows.size() * row_bytes);
+  for (size_t i = 0; i < together.rows.size(); ++i) {
+    std::memcpy(together.q.data() + i * row_bytes,
+                static_cast<const std::byte*>(p.q) + together.rows[i] * row_bytes, row_bytes);
+  }
+  return together;
+}
+
+// Attends to the runs that are worth it, level by level of their tree. What is left of each row's
+// keys is in `keys`.
+void AttendShared(const AttentionParams& p, ThreadPool& pool, std::vector<KeyRange>* keys) {
+  const int32_t gqa_ratio = p.q_heads / p.kv.geometry.kv_heads;
+  std::vector<int64_t> taken(p.entries.size(), 0);  // slots before this
+  std::vector<SharedRows> level;
+  const auto run_level = [&] {
+    std::vector<RowGroup> groups;
+    for (const SharedRows& rows : level) {
+      groups.push_back({.pages = rows.pages,
+                        .q = rows.q.data(),
+                        .keys = rows.keys.data(),
+                        .row_count = static_cast<int32_t>(rows.rows.size()),
+                        .rows = rows.rows.data()});
+    }
+    AttendFurther(JobsOf(p, groups, pool.threads()), pool);
+    level.clear();
+  };
+  std::vector<char> in_level(p.entries.size(), 0);
+  for (const SharedPages& run : p.shared) {
+    std::vector<int32_t> rows;
+    bool follows = true;  // on what was taken
+    bool next_level = false;
+    for (const int32_t entry : run.entries) {
+      rows.push_back(p.entries[entry].row_count);
+      follows &= taken[entry] == run.slots.lo;
+      next_level |= in_level[entry] != 0;
+    }
+    if (!follows || !WorthSharing(rows, gqa_ratio)) continue;
+    if (next_level) {
+      run_level();
+      std::fill(in_level.begin(), in_level.end(), 0);
+    }
+    level.push_back(Bring(p, run));
+    for (const int32_t entry : run.entries) {
+      taken[entry] = run.slots.hi;
+      in_level[entry] = 1;
+    }
+  }
+  if (!level.empty()) run_level();
+  for (size_t i = 0; i < p.entries.size(); ++i) {
+    const AttentionEntry& entry = p.entries[i];
+    for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
+      KeyRange& left = (*keys)[row];
+      left.lo = std::max(left.lo, taken[i]);
+      if (Empty(left)) left = {};
+    }
+  }
 }
 
 // What each source's output counts for in the union of row-head `at`; returns the union's LSE. The
@@ -158,41 +306,20 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
 
 Status Attention(const AttentionParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
-  const KvGeometry& g = p.kv.geometry;
-  const int32_t gqa_ratio = p.q_heads / g.kv_heads;
-  const int64_t head_chunks = HeadChunks(p, gqa_ratio);
-  std::vector<AttendJob> jobs;
-  for (const AttentionEntry& entry : p.entries) {
-    for (int32_t first = 0; first < entry.row_count; first += RowsPerBlock(gqa_ratio)) {
-      const int32_t row = entry.row_begin + first;
-      const int32_t rows = std::min(RowsPerBlock(gqa_ratio), entry.row_count - first);
-      const int32_t heads = HeadsPerJob(g.kv_heads, rows * gqa_ratio, head_chunks, pool.threads());
-      for (int32_t head = 0; head < g.kv_heads; head += heads) {
-        const size_t at =
-            size_t(row) * p.q_heads + head * gqa_ratio;  // first (row, head) of the block
-        AttendJob& job = jobs.emplace_back();
-        job.params.kv = SourceOf(p.kv, entry, head);
-        job.params.kv_dtype = g.dtype;
-        job.params.kv_heads = std::min(heads, g.kv_heads - head);
-        job.params.key_dim = g.key_dim;
-        job.params.value_dim = g.value_dim;
-        job.params.queries = {.q = At(p.q, at * g.key_dim, p.q_dtype),
-                              .row_bytes = BytesOf(p.q_dtype, int64_t{p.q_heads} * g.key_dim),
-                              .dtype = p.q_dtype,
-                              .rows = rows,
-                              .heads = gqa_ratio,
-                              .keys = p.keys + row};
-        job.params.sm_scale = p.sm_scale;
-        job.params.soft_cap = p.soft_cap;
-        job.params.k_scale = p.kv.k_scale == nullptr ? nullptr : p.kv.k_scale + head;
-        job.params.v_scale = p.kv.v_scale == nullptr ? nullptr : p.kv.v_scale + head;
-        job.o = p.o + at * g.value_dim;
-        job.lse = p.lse + at;
-        job.o_heads = p.q_heads;
-      }
-    }
+  std::vector<KeyRange> own;  // what is left of keys behind what is shared
+  const KeyRange* keys = p.keys;
+  if (!p.shared.empty() && p.rows > 0) {
+    const size_t row_heads = size_t(p.rows) * p.q_heads;
+    std::fill_n(p.o, row_heads * p.kv.geometry.value_dim, 0.0f);
+    std::fill_n(p.lse, row_heads, EmptyLse<float>());
+    own.assign(p.keys, p.keys + p.rows);
+    AttendShared(p, pool, &own);
+    keys = own.data();
   }
-  Attend(jobs, pool);
+  std::vector<RowGroup> groups;
+  for (const AttentionEntry& entry : p.entries) groups.push_back(GroupOf(p, entry, keys));
+  const std::vector<AttendJob> jobs = JobsOf(p, groups, pool.threads());
+  p.shared.empty() ? Attend(jobs, pool) : AttendFurther(jobs, pool);
   return Status::Ok();
 }
 
@@ -258,6 +385,16 @@ Status MergePartials(const MergeParams& p, ThreadPool& pool) {
 
 void Convert(DType from, const void* src, DType to, void* dst, size_t n) {
   QuantizeRow(from, src, 1.0f, to, dst, n);
+}
+
+void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to) {
+  if (format.dtype == DType::kNvfp4) {
+    auto* bytes = static_cast<std::byte*>(to);
+    const size_t scales = Nvfp4ScalesOffset(static_cast<int64_t>(n));
+    return QuantizeNvfp4(values, format.scale, bytes, bytes + scales, n);
+  }
+  const float scale = IsUnscaled(format.dtype) ? 1.0f : format.scale;
+  QuantizeRow(DType::kF32, values, scale, format.dtype, to, n);
 }
 
 }  // namespace tributary::cpu

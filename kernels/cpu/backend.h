@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/output_format.h"
 #include "kernels/params.h"
 #include "kernels/status.h"
 
@@ -23,6 +24,9 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches /*
 
 // Converts n elements between f32, bf16 and f16 (nearest even).
 void Convert(DType from, const void* src, DType to, void* dst, size_t n);
+
+// Stores n elements of an output (NVFP4: whole blocks), OutputBytes(format.dtype, n) bytes.
+void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to);
 
 // The instruction set in use, for logs and benchmarks: "AVX3_ZEN4", "AVX2", ...
 const char* InstructionSet();

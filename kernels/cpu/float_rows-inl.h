@@ -86,7 +86,8 @@ HWY_INLINE void UnpackPlane(DType type, const std::byte* plane, ptrdiff_t ahead,
     case DType::kFp8E5M2:
       return UnpackPlane<DType::kFp8E5M2>(plane, ahead, columns, pairs, rows, stride);
     case DType::kF32:
-      return;  // no cache holds it
+    case DType::kNvfp4:
+      return;  // no cache holds them
   }
 }
 

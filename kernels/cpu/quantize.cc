@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/element.h"
+#include "kernels/nvfp4.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/quantize.cc"
@@ -17,7 +18,8 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Vector forms of Float8FromFloat, Bf16FromFloat and F16FromFloat, lane for lane the same steps.
+// Vector forms of Float8FromFloat (of Float4E2M1Format too), Bf16FromFloat and F16FromFloat, lane
+// for lane the same steps.
 template <class Format, class D, class V = hn::Vec<D>>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> EncodeFloat8(D d, V x) {
   const hn::RebindToUnsigned<D> du;
@@ -107,8 +109,34 @@ HWY_INLINE void EncodeRow(DType to, const float* src, std::byte* dst, size_t n) 
       case DType::kFp8E5M2:
         hn::StoreU(narrow8(EncodeFloat8<Float8E5M2Format>(d, x)), d8, bytes + i);
         break;
+      case DType::kNvfp4:
+        break;  // QuantizeNvfp4
     }
   }
+}
+
+// The e2m1 codes of a block, one to a byte, and its scale.
+HWY_INLINE uint8_t EncodeNvfp4Block(const float* src, float tensor_scale, uint8_t* codes) {
+  const hn::CappedTag<float, kNvfp4Block> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  auto largest = hn::Zero(du);
+  for (size_t i = 0; i < kNvfp4Block; i += hn::Lanes(d)) {
+    const auto bits = hn::BitCast(du, hn::LoadU(d, src + i));
+    largest = hn::Max(largest, hn::And(bits, hn::Set(du, 0x7fffffffu)));
+  }
+  const uint8_t scale = Nvfp4BlockScale(hn::GetLane(hn::MaxOfLanes(du, largest)), tensor_scale);
+  const auto divisor = hn::Set(d, Nvfp4Divisor(scale, tensor_scale));
+  // As Nvfp4Element.
+  for (size_t i = 0; i < kNvfp4Block; i += hn::Lanes(d)) {
+    const auto x = hn::LoadU(d, src + i);
+    const auto magnitude = EncodeFloat8<Float4E2M1Format>(d, hn::Div(x, divisor));
+    const auto sign = hn::And(hn::ShiftRight<28>(hn::BitCast(du, x)), hn::Set(du, 0x8u));
+    const auto code = hn::Or(hn::And(magnitude, hn::Set(du, 0x7u)), sign);
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<decltype(d)>(), code)), d8,
+               codes + i);
+  }
+  return scale;
 }
 
 }  // namespace
@@ -131,6 +159,17 @@ void QuantizeRowImpl(DType from, const std::byte* src, float scale, DType to, st
   for (; done < n; ++done) StoreElement(to, dst, done, LoadElement(from, src, done) / scale);
 }
 
+void QuantizeNvfp4Impl(const float* src, float tensor_scale, uint8_t* elements, uint8_t* scales,
+                       size_t n) {
+  HWY_ALIGN uint8_t codes[kNvfp4Block];
+  for (size_t done = 0; done + kNvfp4Block <= n; done += kNvfp4Block) {
+    *scales++ = EncodeNvfp4Block(src + done, tensor_scale, codes);
+    for (size_t i = 0; i < kNvfp4Block; i += 2) {
+      *elements++ = static_cast<uint8_t>(codes[i] | uint32_t{codes[i + 1]} << 4);
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace tributary::cpu
 HWY_AFTER_NAMESPACE();
@@ -143,6 +182,13 @@ HWY_EXPORT(QuantizeRowImpl);
 void QuantizeRow(DType from, const void* src, float scale, DType to, void* dst, size_t n) {
   HWY_DYNAMIC_DISPATCH(QuantizeRowImpl)
   (from, static_cast<const std::byte*>(src), scale, to, static_cast<std::byte*>(dst), n);
+}
+
+HWY_EXPORT(QuantizeNvfp4Impl);
+
+void QuantizeNvfp4(const float* src, float tensor_scale, void* elements, void* scales, size_t n) {
+  HWY_DYNAMIC_DISPATCH(QuantizeNvfp4Impl)
+  (src, tensor_scale, static_cast<uint8_t*>(elements), static_cast<uint8_t*>(scales), n);
 }
 
 }  // namespace tributary::cpu

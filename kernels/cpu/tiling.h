@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/key_range.h"
 
@@ -60,6 +61,23 @@ constexpr int32_t HeadsPerJob(int32_t kv_heads, int32_t query_vectors, int64_t h
   const int64_t most = std::max(1, kMaxQueryVectors / query_vectors);
   const int64_t fair = threads == 1 ? kv_heads : head_chunks / (int64_t{2} * threads);
   return static_cast<int32_t>(std::clamp<int64_t>(fair, 1, std::min<int64_t>(kv_heads, most)));
+}
+
+// How often the pages of a run are read by entries with so many rows each.
+constexpr int64_t ReadsOf(int64_t rows, int32_t group) {
+  return (rows + RowsPerBlock(group) - 1) / RowsPerBlock(group);
+}
+
+// Whether entries that share pages should be taken together there: whether that reads the pages
+// less often than if each read them for itself. A part of the entries gains less than all of them.
+constexpr bool WorthSharing(std::span<const int32_t> rows_of_entries, int32_t group) {
+  int64_t rows = 0;
+  int64_t apart = 0;
+  for (const int32_t of_entry : rows_of_entries) {
+    rows += of_entry;
+    apart += ReadsOf(of_entry, group);
+  }
+  return ReadsOf(rows, group) < apart;
 }
 
 struct ChunkSpan {

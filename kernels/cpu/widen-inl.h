@@ -107,6 +107,9 @@ HWY_INLINE void WidenRow(DType type, const std::byte* src, float* HWY_RESTRICT d
       return WidenRow<DType::kFp8E4M3>(src, dst, n);
     case DType::kFp8E5M2:
       return WidenRow<DType::kFp8E5M2>(src, dst, n);
+    case DType::kNvfp4:
+      for (size_t i = 0; i < n; ++i) dst[i] = LoadElement(type, src, i);
+      return;
   }
 }
 

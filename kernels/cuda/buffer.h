@@ -9,13 +9,28 @@
 namespace tributary::cuda {
 
 // Memory of the device that is current when it is allocated.
-class DeviceBuffer {
+struct OnDevice {
+  static cudaError_t Allocate(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+  static void Free(void* data) { (void)cudaFree(data); }
+};
+
+// Pinned host memory, which every GPU of the process can read and write.
+struct Pinned {
+  static cudaError_t Allocate(void** data, size_t bytes) {
+    return cudaHostAlloc(data, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  }
+  static void Free(void* data) { (void)cudaFreeHost(data); }
+};
+
+// The owner of one allocation. Where says which kind of memory it is: OnDevice or Pinned.
+template <typename Where>
+class Buffer {
  public:
-  DeviceBuffer() = default;
-  ~DeviceBuffer() { Free(); }
-  DeviceBuffer(DeviceBuffer&& o) noexcept
+  Buffer() = default;
+  ~Buffer() { Free(); }
+  Buffer(Buffer&& o) noexcept
       : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
+  Buffer& operator=(Buffer&& o) noexcept {
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
     return *this;
@@ -25,7 +40,7 @@ class DeviceBuffer {
   // leaves it empty. No bytes are taken as one byte: data() is then not null either.
   cudaError_t Allocate(size_t bytes) {
     Free();
-    const cudaError_t error = cudaMalloc(&data_, bytes == 0 ? 1 : bytes);
+    const cudaError_t error = Where::Allocate(&data_, bytes == 0 ? 1 : bytes);
     if (error == cudaSuccess) {
       bytes_ = bytes;
     } else {
@@ -48,7 +63,7 @@ class DeviceBuffer {
 
  private:
   void Free() {
-    if (data_ != nullptr) (void)cudaFree(data_);
+    if (data_ != nullptr) Where::Free(data_);
     Leak();
   }
 
@@ -56,46 +71,7 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
-// Pinned host memory, which every GPU of the process can read and write.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  ~PinnedBuffer() { Free(); }
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-
-  // As DeviceBuffer::Allocate.
-  cudaError_t Allocate(size_t bytes) {
-    Free();
-    const cudaError_t error =
-        cudaHostAlloc(&data_, bytes == 0 ? 1 : bytes, cudaHostAllocPortable | cudaHostAllocMapped);
-    if (error == cudaSuccess) {
-      bytes_ = bytes;
-    } else {
-      data_ = nullptr;
-    }
-    return error;
-  }
-  void Leak() {
-    data_ = nullptr;
-    bytes_ = 0;
-  }
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  size_t bytes() const { return bytes_; }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void Free() {
-    if (data_ != nullptr) (void)cudaFreeHost(data_);
-    Leak();
-  }
-
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
+using DeviceBuffer = Buffer<OnDevice>;
+using PinnedBuffer = Buffer<Pinned>;
 
 }  // namespace tributary::cuda

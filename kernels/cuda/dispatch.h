@@ -32,6 +32,7 @@ Status DispatchKvType(DType kv, F f) {
     case DType::kF16:
       return f(Constant<DType::kF16>{});
     case DType::kF32:
+    case DType::kNvfp4:
       break;
   }
   return Unsupported(std::string("kv.dtype: a GPU cache cannot be ") + Name(kv));

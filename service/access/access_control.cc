@@ -23,16 +23,6 @@ constexpr size_t kShortestToken = 16;
 constexpr std::chrono::milliseconds kTokenLook{1'000};
 constexpr char kAnonymous[] = "anonymous";
 
-// In a time that depends on the lengths only, so that a token cannot be found out letter by letter.
-bool SameToken(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  }
-  return difference == 0;
-}
-
 absl::Status BadLine(int line, absl::string_view why) {
   return InvalidField("token_file", absl::StrCat("line ", line, ": ", why));
 }
@@ -73,10 +63,11 @@ class AccessControlImpl final : public AccessControl {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::string> Authorize(const Presented& presented,
-                                        std::initializer_list<Role> roles) override {
+  absl::StatusOr<Caller> Authorize(const Presented& presented,
+                                   std::initializer_list<Role> roles) override {
     if (open()) {
-      return presented.names.empty() ? std::string(kAnonymous) : presented.names.front();
+      return Caller{.name = presented.names.empty() ? kAnonymous : presented.names.front(),
+                    .manages_all = true};
     }
     std::string name;
     const RoleSet held = Identify(presented, &name);
@@ -87,7 +78,7 @@ class AccessControlImpl final : public AccessControl {
     }
     std::vector<std::string> wanted;
     for (const Role role : roles) {
-      if (held.Has(role)) return name;
+      if (held.Has(role)) return Caller{.name = name, .manages_all = held.Has(Role::kAdmin)};
       wanted.push_back(Name(role));
     }
     return absl::PermissionDeniedError(
@@ -106,7 +97,7 @@ class AccessControlImpl final : public AccessControl {
     if (!presented.token.empty() && file_ != nullptr) {
       const auto tokens = Tokens();
       for (const TokenEntry& entry : *tokens) {
-        if (!SameToken(entry.token, presented.token)) continue;
+        if (!SameSecret(entry.token, presented.token)) continue;
         roles = entry.roles;
         *name = entry.name;
       }
@@ -150,6 +141,15 @@ class AccessControlImpl final : public AccessControl {
 };
 
 }  // namespace
+
+bool SameSecret(absl::string_view a, absl::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  }
+  return difference == 0;
+}
 
 const char* Name(Role role) {
   switch (role) {
@@ -201,8 +201,7 @@ absl::StatusOr<std::shared_ptr<AccessControl>> AccessControl::Create(const Acces
   return std::shared_ptr<AccessControl>(std::move(access));
 }
 
-absl::StatusOr<std::string> AccessControl::Authorize(const grpc::ServerContextBase& context,
-                                                     std::initializer_list<Role> roles) {
+Presented AccessControl::ShownBy(const grpc::ServerContextBase& context) {
   Presented presented;
   const auto header = context.client_metadata().find("authorization");
   if (header != context.client_metadata().end()) {
@@ -217,7 +216,12 @@ absl::StatusOr<std::string> AccessControl::Authorize(const grpc::ServerContextBa
       presented.names.emplace_back(name.data(), name.size());
     }
   }
-  return Authorize(presented, roles);
+  return presented;
+}
+
+absl::StatusOr<Caller> AccessControl::Authorize(const grpc::ServerContextBase& context,
+                                                std::initializer_list<Role> roles) {
+  return Authorize(ShownBy(context), roles);
 }
 
 }  // namespace tributary::service

@@ -39,6 +39,10 @@ class RoleSet {
   uint32_t bits_ = 0;
 };
 
+// Whether the two are the same, in a time that depends on their lengths only, so that a secret
+// cannot be found out letter by letter.
+bool SameSecret(absl::string_view a, absl::string_view b);
+
 // One line of the token file.
 struct TokenEntry {
   std::string name;  // of the caller, for limits and logs
@@ -68,6 +72,13 @@ struct Presented {
   std::vector<std::string> names;  // of its verified certificate
 };
 
+// Who calls, once he was let in.
+struct Caller {
+  std::string name;  // "anonymous" when it showed nothing and needs nothing
+  // It sees and deletes what others made: it has the role admin, or everybody may do everything.
+  bool manages_all = false;
+};
+
 // Thread safe.
 class AccessControl {
  public:
@@ -75,14 +86,15 @@ class AccessControl {
   static absl::StatusOr<std::shared_ptr<AccessControl>> Create(const AccessOptions& options);
   virtual ~AccessControl() = default;
 
-  // The caller's name ("anonymous" when it showed nothing and needs nothing). UNAUTHENTICATED when
-  // it showed nothing that is known here, PERMISSION_DENIED when what it showed has other roles
-  // than any of `roles`.
-  virtual absl::StatusOr<std::string> Authorize(const Presented& presented,
-                                                std::initializer_list<Role> roles) = 0;
+  // UNAUTHENTICATED when the caller showed nothing that is known here, PERMISSION_DENIED when what
+  // it showed has other roles than any of `roles`.
+  virtual absl::StatusOr<Caller> Authorize(const Presented& presented,
+                                           std::initializer_list<Role> roles) = 0;
 
-  absl::StatusOr<std::string> Authorize(const grpc::ServerContextBase& context,
-                                        std::initializer_list<Role> roles);
+  // What a caller shows with a call. A stream asks again with it, as long as it is open.
+  static Presented ShownBy(const grpc::ServerContextBase& context);
+  absl::StatusOr<Caller> Authorize(const grpc::ServerContextBase& context,
+                                   std::initializer_list<Role> roles);
 };
 
 }  // namespace tributary::service

@@ -1,5 +1,7 @@
 #include "service/api/attention_service.h"
 
+#include <google/protobuf/descriptor.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "base/status/grpc_status.h"
 #include "base/status/status_macros.h"
+#include "service/access/peer.h"
+#include "service/api/raw_methods.h"
 #include "service/api/session_stream.h"
 
 namespace tributary::service {
@@ -22,6 +26,12 @@ std::chrono::steady_clock::time_point DeadlineOf(const grpc::CallbackServerConte
   // gRPC's "no deadline" is centuries away, beyond what may be added to a steady time.
   if (left > std::chrono::hours(24 * 365)) return steady_clock::time_point::max();
   return steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(left);
+}
+
+// Whether the caller may name shared memory.
+bool SharesMemory(const grpc::CallbackServerContext& context,
+                  const AttentionServiceFront::Limits& limits) {
+  return limits.shared_memory_from_anywhere || IsOnThisMachine(context.peer());
 }
 
 // Empty when there is none, or nobody wants to know.
@@ -44,11 +54,9 @@ uint64_t RequestIdOf(const Request& request) {
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(const grpc::CallbackServerContext& context, Observer& observer, Method method,
-            const google::protobuf::Message& request, uint64_t request_id)
+            size_t request_bytes)
       : observer_(observer),
-        record_(observer.OnCallBegun(method, TraceparentOf(context, observer),
-                                     request.ByteSizeLong())) {
-    record_.request_id = request_id;
+        record_(observer.OnCallBegun(method, TraceparentOf(context, observer), request_bytes)) {
     call_.deadline = DeadlineOf(context);
     call_.cancelled = cancelled_;
     call_.trace = record_.trace;
@@ -57,22 +65,44 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   const CallContext& call() const { return call_; }
 
+  // Kept until the call is over.
+  template <typename Request>
+  void Keep(std::shared_ptr<const Request> request) {
+    record_.request_id = RequestIdOf(*request);
+    request_ = std::move(request);
+  }
+
   // Whether the caller may make this call now.
-  absl::Status Admit(const grpc::ServerContextBase& context, std::initializer_list<Role> roles,
-                     AccessControl& access, CallQuota& quota) {
-    TRIBUTARY_ASSIGN_OR_RETURN(call_.caller, access.Authorize(context, roles));
-    TRIBUTARY_ASSIGN_OR_RETURN(admission_, quota.Admit(call_.caller));
+  absl::Status Admit(const grpc::CallbackServerContext& context,
+                     AttentionServiceFront::Callers callers, AccessControl& access,
+                     const AttentionServiceFront::Limits& limits, size_t request_bytes) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const Caller caller,
+                               callers == AttentionServiceFront::Callers::kClients
+                                   ? access.Authorize(context, {Role::kClient})
+                                   : access.Authorize(context, {Role::kClient, Role::kAdmin}));
+    call_.caller = caller.name;
+    call_.manages_all = caller.manages_all;
+    call_.shares_memory = SharesMemory(context, limits);
+    TRIBUTARY_RETURN_IF_ERROR(CheckMessage(request_bytes, limits.max_message_bytes));
+    TRIBUTARY_ASSIGN_OR_RETURN(admission_, limits.calls->Admit(call_.caller));
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        bytes_, limits.bytes->Take(call_.caller, static_cast<int64_t>(request_bytes)));
+    call_.charge_reply = [bytes = bytes_](size_t more) {
+      return bytes->Add(static_cast<int64_t>(more));
+    };
     return absl::OkStatus();
   }
 
   // The callback that ends this call with a result.
   template <typename Reply>
-  std::function<void(absl::StatusOr<Reply>)> ReplyInto(Reply* reply) {
+  std::function<void(absl::StatusOr<Reply>)> ReplyInto(grpc::ByteBuffer* reply) {
     return [this, reply](absl::StatusOr<Reply> result) {
       const absl::Status status = result.status();
-      if (status.ok()) *reply = *std::move(result);
+      if (status.ok()) *reply = SerializeMessage(*result);
+      const size_t reply_bytes = status.ok() ? reply->Length() : 0;
       admission_.reset();  // before the caller can know, who may call again at once
-      End(status, status.ok() ? reply->ByteSizeLong() : 0);
+      bytes_->Reduce(static_cast<int64_t>(reply_bytes));
+      End(status, reply_bytes);
     };
   }
   void End(const absl::Status& status, size_t reply_bytes = 0) {
@@ -88,7 +118,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   CallRecord record_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_;
+  std::shared_ptr<const void> request_;
   CallQuota::Admission admission_;
+  ByteBudget::ChargePtr bytes_;  // until the reply has been sent
 };
 
 // A stream that ends before it begins.
@@ -99,31 +131,63 @@ class RefusedStream final : public grpc::ServerBidiReactor<Request, Reply> {
   void OnDone() override { delete this; }
 };
 
+// Where gRPC keeps a method's handler.
+int IndexOf(const char* method) {
+  const google::protobuf::FileDescriptor& file = *v1::AttendRequest::descriptor()->file();
+  return file.FindServiceByName("AttentionService")->FindMethodByName(method)->index();
+}
+
 }  // namespace
 
-AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, int max_calls_per_stream,
+AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, Limits limits,
                                              std::shared_ptr<AccessControl> access,
-                                             std::shared_ptr<CallQuota> quota)
+                                             const StreamWatch::Options& watch)
     : coordinator_(coordinator),
-      max_calls_per_stream_(max_calls_per_stream),
+      limits_(std::move(limits)),
       access_(std::move(access)),
-      quota_(std::move(quota)) {
-  SetMessageAllocatorFor_Append(&append_messages_);
-  SetMessageAllocatorFor_Attend(&attend_messages_);
+      watch_(watch) {
+  AddCacheMethods();
+  AddSequenceMethods();
+  AddOtherMethods();
+  MarkMethodRawCallback(IndexOf("AttendStream"),
+                        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
+                            [this](Context* context) { return OpenStream(context); }));
+}
+
+template <typename Request, typename Reply, typename Begin>
+void AttentionServiceFront::Add(const char* name, Method method, Callers callers,
+                                const Begin& begin) {
+  MarkMethodRawCallback(
+      IndexOf(name),
+      new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
+          [this, method, callers, begin](Context* context, const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* reply) {
+            // gRPC made it for this call alone, and looks at it no more.
+            auto* const bytes = const_cast<grpc::ByteBuffer*>(request);
+            return Serve<Request, Reply>(context, method, callers, bytes, reply, begin);
+          }));
 }
 
 template <typename Request, typename Reply, typename Begin>
 AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, Method method,
-                                                             std::initializer_list<Role> roles,
-                                                             const Request& request, Reply* reply,
+                                                             Callers callers,
+                                                             grpc::ByteBuffer* request,
+                                                             grpc::ByteBuffer* reply,
                                                              const Begin& begin) {
-  auto* call =
-      new UnaryCall(*context, coordinator_->observer(), method, request, RequestIdOf(request));
-  if (absl::Status refused = call->Admit(*context, roles, *access_, *quota_); !refused.ok()) {
-    call->End(refused);
-  } else {
-    begin(call->call(), call->ReplyInto(reply));
+  const size_t bytes = request->Length();
+  auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes);
+  absl::Status refused = call->Admit(*context, callers, *access_, limits_, bytes);
+  if (refused.ok()) {
+    absl::StatusOr<std::shared_ptr<Request>> parsed = ParseMessage<Request>(request);
+    if (parsed.ok()) {
+      const std::shared_ptr<const Request> message = *std::move(parsed);
+      call->Keep(message);
+      begin(message, call->call(), call->ReplyInto<Reply>(reply));
+      return call;
+    }
+    refused = parsed.status();
   }
+  call->End(refused);
   return call;
 }
 
@@ -146,18 +210,26 @@ size_t AttentionServiceFront::open_streams() const {
          static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), expired));
 }
 
-grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFront::AttendStream(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceFront::OpenStream(
     Context* context) {
-  absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});
-  if (!caller.ok()) {
-    return new RefusedStream<v1::AttendRequest, v1::AttendReply>(ToGrpcStatus(caller.status()));
-  }
+  using Refused = RefusedStream<grpc::ByteBuffer, grpc::ByteBuffer>;
+  absl::StatusOr<Caller> caller = access_->Authorize(*context, {Role::kClient});
+  if (!caller.ok()) return new Refused(ToGrpcStatus(caller.status()));
   CallContext call;
   call.deadline = DeadlineOf(*context);
-  call.caller = *std::move(caller);
+  call.shares_memory = SharesMemory(*context, limits_);
+  call.caller = caller->name;
+  absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
+  if (!place.ok()) return new Refused(ToGrpcStatus(place.status()));
   const auto stream =
-      service::AttendStream::Begin(coordinator_, std::move(call), max_calls_per_stream_, quota_,
+      service::AttendStream::Begin(coordinator_, context, std::move(call),
+                                   {.max_message_bytes = limits_.max_message_bytes,
+                                    .max_in_flight = limits_.max_calls_per_stream,
+                                    .calls = limits_.calls,
+                                    .bytes = limits_.bytes,
+                                    .place = *std::move(place)},
                                    TraceparentOf(*context, coordinator_->observer()));
+  Watch(*context, stream);
   MutexLock lock(mutex_);
   if (draining_) {
     lock.Unlock();
@@ -173,115 +245,109 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* AttentionServiceFro
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* AttentionServiceFront::AttendSession(
     Context* context) {
-  absl::StatusOr<std::string> caller = access_->Authorize(*context, {Role::kClient});
+  absl::StatusOr<Caller> caller = access_->Authorize(*context, {Role::kClient});
   if (!caller.ok()) {
     return new RefusedStream<v1::SessionRequest, v1::SessionReply>(ToGrpcStatus(caller.status()));
   }
   CallContext call;
-  call.caller = *std::move(caller);
+  call.caller = caller->name;
+  absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
+  if (!place.ok()) {
+    return new RefusedStream<v1::SessionRequest, v1::SessionReply>(ToGrpcStatus(place.status()));
+  }
   const bool local = absl::StartsWith(context->peer(), "unix:");
-  return SessionStream::Begin(coordinator_, std::move(call), local).get();
+  const auto stream = SessionStream::Begin(coordinator_, std::move(call), local, *std::move(place));
+  Watch(*context, stream);
+  return stream.get();
+}
+
+void AttentionServiceFront::Watch(const Context& context, std::weak_ptr<WatchedStream> stream) {
+  watch_.Add(std::move(stream), [access = access_, shown = AccessControl::ShownBy(context)] {
+    return access->Authorize(shown, {Role::kClient}).status();
+  });
 }
 
 // ------------------------------------------------------------------------------ unary methods
 
-AttentionServiceFront::Reactor* AttentionServiceFront::CreateCache(
-    Context* context, const v1::CreateCacheRequest* request, v1::CreateCacheReply* reply) {
-  return Serve(
-      context, Method::kCreateCache, {Role::kClient}, *request, reply,
-      [&](const CallContext&, auto done) { coordinator_->CreateCache(*request, std::move(done)); });
+void AttentionServiceFront::AddCacheMethods() {
+  Add<v1::CreateCacheRequest, v1::CreateCacheReply>(
+      "CreateCache", Method::kCreateCache, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->CreateCache(*request, call, std::move(done));
+      });
+  Add<v1::DeleteCacheRequest, v1::DeleteCacheReply>(
+      "DeleteCache", Method::kDeleteCache, Callers::kClientsAndAdmins,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->DeleteCache(*request, call, std::move(done));
+      });
+  Add<v1::AppendRequest, v1::AppendReply>(
+      "Append", Method::kAppend, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->Append(request, call, std::move(done));
+      });
+  Add<v1::AttendRequest, v1::AttendReply>(
+      "Attend", Method::kAttend, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->Attend(request, call, std::move(done));
+      });
 }
 
-AttentionServiceFront::Reactor* AttentionServiceFront::DeleteCache(
-    Context* context, const v1::DeleteCacheRequest* request, v1::DeleteCacheReply* reply) {
-  return Serve(
-      context, Method::kDeleteCache, {Role::kClient, Role::kAdmin}, *request, reply,
-      [&](const CallContext&, auto done) { coordinator_->DeleteCache(*request, std::move(done)); });
+void AttentionServiceFront::AddSequenceMethods() {
+  Add<v1::OpenSequenceRequest, v1::OpenSequenceReply>(
+      "OpenSequence", Method::kOpenSequence, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->OpenSequence(*request, call, std::move(done));
+      });
+  Add<v1::ForkSequenceRequest, v1::ForkSequenceReply>(
+      "ForkSequence", Method::kForkSequence, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->ForkSequence(*request, call, std::move(done));
+      });
+  Add<v1::TruncateSequenceRequest, v1::TruncateSequenceReply>(
+      "TruncateSequence", Method::kTruncateSequence, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->TruncateSequence(*request, call, std::move(done));
+      });
+  Add<v1::CloseSequenceRequest, v1::CloseSequenceReply>(
+      "CloseSequence", Method::kCloseSequence, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->CloseSequence(*request, call, std::move(done));
+      });
+  Add<v1::UpdateSequencesRequest, v1::UpdateSequencesReply>(
+      "UpdateSequences", Method::kUpdateSequences, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->UpdateSequences(*request, call, std::move(done));
+      });
 }
 
-AttentionServiceFront::Reactor* AttentionServiceFront::OpenSequence(
-    Context* context, const v1::OpenSequenceRequest* request, v1::OpenSequenceReply* reply) {
-  return Serve(context, Method::kOpenSequence, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->OpenSequence(*request, call, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::ForkSequence(
-    Context* context, const v1::ForkSequenceRequest* request, v1::ForkSequenceReply* reply) {
-  return Serve(context, Method::kForkSequence, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->ForkSequence(*request, call, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::TruncateSequence(
-    Context* context, const v1::TruncateSequenceRequest* request,
-    v1::TruncateSequenceReply* reply) {
-  return Serve(context, Method::kTruncateSequence, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->TruncateSequence(*request, call, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::CloseSequence(
-    Context* context, const v1::CloseSequenceRequest* request, v1::CloseSequenceReply* reply) {
-  return Serve(context, Method::kCloseSequence, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->CloseSequence(*request, call, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::UpdateSequences(
-    Context* context, const v1::UpdateSequencesRequest* request, v1::UpdateSequencesReply* reply) {
-  return Serve(context, Method::kUpdateSequences, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->UpdateSequences(*request, call, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::Append(Context* context,
-                                                              const v1::AppendRequest* request,
-                                                              v1::AppendReply* reply) {
-  return Serve(context, Method::kAppend, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->Append(decltype(append_messages_)::RequestOf(context), call,
-                                      std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::Attend(Context* context,
-                                                              const v1::AttendRequest* request,
-                                                              v1::AttendReply* reply) {
-  return Serve(context, Method::kAttend, {Role::kClient}, *request, reply,
-               [&](const CallContext& call, auto done) {
-                 coordinator_->Attend(decltype(attend_messages_)::RequestOf(context), call,
-                                      std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::GetTopology(
-    Context* context, const v1::GetTopologyRequest* request, v1::GetTopologyReply* reply) {
-  return Serve(context, Method::kGetTopology, {Role::kClient, Role::kAdmin}, *request, reply,
-               [&](const CallContext&, auto done) { done(coordinator_->GetTopology(*request)); });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::RegisterSharedMemory(
-    Context* context, const v1::RegisterSharedMemoryRequest* request,
-    v1::RegisterSharedMemoryReply* reply) {
-  return Serve(context, Method::kRegisterSharedMemory, {Role::kClient}, *request, reply,
-               [&](const CallContext&, auto done) {
-                 coordinator_->RegisterSharedMemory(*request, std::move(done));
-               });
-}
-
-AttentionServiceFront::Reactor* AttentionServiceFront::UnregisterSharedMemory(
-    Context* context, const v1::UnregisterSharedMemoryRequest* request,
-    v1::UnregisterSharedMemoryReply* reply) {
-  return Serve(context, Method::kUnregisterSharedMemory, {Role::kClient}, *request, reply,
-               [&](const CallContext&, auto done) {
-                 coordinator_->UnregisterSharedMemory(*request, std::move(done));
-               });
+void AttentionServiceFront::AddOtherMethods() {
+  Add<v1::GetTopologyRequest, v1::GetTopologyReply>(
+      "GetTopology", Method::kGetTopology, Callers::kClientsAndAdmins,
+      [this](const auto& request, const CallContext& call, auto done) {
+        done(coordinator_->GetTopology(*request, call));
+      });
+  Add<v1::GetLimitsRequest, v1::GetLimitsReply>(
+      "GetLimits", Method::kGetLimits, Callers::kClientsAndAdmins,
+      [this](const auto&, const CallContext& call, auto done) {
+        v1::GetLimitsReply limits = coordinator_->GetLimits();
+        v1::PerClientLimits* client = limits.mutable_per_client();
+        client->set_calls(limits_.calls->most());
+        client->set_streams(limits_.streams->most());
+        client->set_message_bytes(limits_.bytes->limits().per_caller);
+        limits.set_max_calls_per_stream(limits_.max_calls_per_stream);
+        limits.set_shared_memory(call.shares_memory);
+        done(std::move(limits));
+      });
+  Add<v1::RegisterSharedMemoryRequest, v1::RegisterSharedMemoryReply>(
+      "RegisterSharedMemory", Method::kRegisterSharedMemory, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->RegisterSharedMemory(*request, call, std::move(done));
+      });
+  Add<v1::UnregisterSharedMemoryRequest, v1::UnregisterSharedMemoryReply>(
+      "UnregisterSharedMemory", Method::kUnregisterSharedMemory, Callers::kClients,
+      [this](const auto& request, const CallContext& call, auto done) {
+        coordinator_->UnregisterSharedMemory(*request, call, std::move(done));
+      });
 }
 
 }  // namespace tributary::service

@@ -5,20 +5,22 @@
 
 namespace tributary::service {
 
-std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller, OnRefused on_refused) {
-  return std::shared_ptr<CallQuota>(new CallQuota(most_per_caller, std::move(on_refused)));
+std::shared_ptr<CallQuota> CallQuota::Create(int64_t most_per_caller, OnRefused on_refused,
+                                             ClientLimit what) {
+  return std::shared_ptr<CallQuota>(new CallQuota(most_per_caller, std::move(on_refused), what));
 }
 
 absl::StatusOr<CallQuota::Admission> CallQuota::Admit(const std::string& caller) {
-  if (most_ == 0) return Admission();
+  const int64_t most = most_.load();
+  if (most == 0) return Admission();
   {
     const MutexLock lock(mutex_);
     int64_t& in_flight = in_flight_[caller];
-    if (in_flight >= most_) {
-      if (on_refused_) on_refused_(ClientLimit::kCalls);
-      return Exhausted(absl::StrCat("client:", caller, " calls"),
-                       absl::StrCat("'", caller, "' has ", most_,
-                                    " calls in flight, the most a client may have"));
+    if (in_flight >= most) {
+      if (on_refused_) on_refused_(what_);
+      return Exhausted(absl::StrCat("client:", caller, " ", Name(what_)),
+                       absl::StrCat("'", caller, "' has ", most, " ", Name(what_),
+                                    " in flight, the most a client may have"));
     }
     ++in_flight;
   }

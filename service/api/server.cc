@@ -3,16 +3,20 @@
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
 #include "base/rpc/admin_server.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/listening.h"
+#include "base/rpc/unix_address.h"
 #include "base/status/status_macros.h"
 #include "service/api/attention_service.h"
+#include "service/api/mailbox_socket.h"
 
 namespace tributary::service {
 namespace {
@@ -27,6 +31,19 @@ std::chrono::system_clock::time_point ToSystem(Clock::time_point time) {
          std::chrono::duration_cast<std::chrono::system_clock::duration>(time - Clock::now());
 }
 
+AttentionServiceFront::Limits LimitsOf(const ServerOptions& options, Coordinator* coordinator) {
+  const OnRefused on_refused = [coordinator](ClientLimit limit) {
+    coordinator->observer().OnLimitReached(limit);
+  };
+  return {.max_message_bytes = static_cast<size_t>(options.max_message_bytes),
+          .shared_memory_from_anywhere = options.shared_memory_from_anywhere,
+          .max_calls_per_stream = options.max_calls_per_stream,
+          .calls = CallQuota::Create(options.max_calls_per_client, on_refused),
+          .streams =
+              CallQuota::Create(options.max_streams_per_client, on_refused, ClientLimit::kStreams),
+          .bytes = ByteBudget::Create(options.bytes_in_flight, on_refused)};
+}
+
 class GrpcServer final : public Server {
  public:
   GrpcServer(const ServerOptions& options, Coordinator* coordinator,
@@ -34,11 +51,11 @@ class GrpcServer final : public Server {
       : settle_(options.drain_settle),
         keepalive_(options.keepalive),
         coordinator_(coordinator),
-        front_(coordinator, options.max_calls_per_stream, std::move(access),
-               CallQuota::Create(options.max_calls_per_client, [coordinator](ClientLimit limit) {
-                 coordinator->observer().OnLimitReached(limit);
-               })) {}
+        limits_(LimitsOf(options, coordinator)),
+        front_(coordinator, limits_, std::move(access), options.streams) {}
   ~GrpcServer() override {
+    // First: who comes next may take their names as soon as it can take the server's.
+    mailbox_sockets_.clear();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   }
 
@@ -46,6 +63,8 @@ class GrpcServer final : public Server {
 
   std::vector<std::string> addresses() const override { return addresses_; }
   std::string admin_address() const override { return admin_ == nullptr ? "" : admin_->address(); }
+  void SetMaxCallsPerClient(int64_t calls) override { limits_.calls->SetMost(calls); }
+  void SetMaxStreamsPerClient(int64_t streams) override { limits_.streams->SetMost(streams); }
   void SetReady(bool ready) override {
     if (admin_ != nullptr) admin_->SetReady(ready);
   }
@@ -54,13 +73,17 @@ class GrpcServer final : public Server {
 
  private:
   absl::Status StartPublic(const ServerOptions& options);
+  // Beside each Unix socket. Where none can be, sessions have no mailboxes in shared memory.
+  void StartMailboxSockets(const ServerOptions& options);
 
   const std::chrono::milliseconds settle_;
   const ServerKeepalive keepalive_;
   Coordinator* const coordinator_;
+  const AttentionServiceFront::Limits limits_;
   AttentionServiceFront front_;
   std::vector<std::string> addresses_;
   std::unique_ptr<AdminServer> admin_;
+  std::vector<std::unique_ptr<MailboxSocket>> mailbox_sockets_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -69,7 +92,24 @@ absl::Status GrpcServer::StartAll(const ServerOptions& options) {
     TRIBUTARY_ASSIGN_OR_RETURN(admin_, AdminServer::Start(options.admin_listen, keepalive_));
     SetReady(coordinator_->ready());
   }
-  return StartPublic(options);
+  TRIBUTARY_RETURN_IF_ERROR(StartPublic(options));
+  StartMailboxSockets(options);
+  return absl::OkStatus();
+}
+
+void GrpcServer::StartMailboxSockets(const ServerOptions& options) {
+  for (const std::string& address : options.listen) {
+    const absl::string_view path = UnixPath(address);
+    if (path.empty()) continue;
+    absl::StatusOr<std::unique_ptr<MailboxSocket>> socket =
+        MailboxSocket::Listen(path, &coordinator_->mailboxes());
+    if (!socket.ok()) {
+      if (mailbox_sockets_.empty()) coordinator_->mailboxes().SetSocket(socket.status());
+      continue;
+    }
+    if (mailbox_sockets_.empty()) coordinator_->mailboxes().SetSocket((*socket)->path());
+    mailbox_sockets_.push_back(*std::move(socket));
+  }
 }
 
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
@@ -82,7 +122,17 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   }
   // No health here: its Watch streams would outlast the drain.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
-  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  // gRPC ends a stream over a message that it finds too large, without details. So it takes some
+  // that are, and they are refused one by one (CheckMessage).
+  builder.SetMaxReceiveMessageSize(
+      options.max_message_bytes > INT32_MAX / 2 ? INT32_MAX : 2 * options.max_message_bytes);
+  // What has not been read yet, and replies that have not left, are gRPC's.
+  if (options.bytes_in_flight.in_all > 0) {
+    grpc::ResourceQuota quota("tributary");
+    quota.Resize(static_cast<size_t>(options.bytes_in_flight.in_all) +
+                 2 * static_cast<size_t>(options.max_message_bytes));
+    builder.SetResourceQuota(quota);
+  }
   // A message is limited as it comes over the wire; what it inflates to is not, so none may
   // inflate.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
@@ -106,6 +156,7 @@ bool GrpcServer::Drain(Clock::time_point deadline) {
   std::this_thread::sleep_until(std::min(deadline, Clock::now() + settle_));
   // What is open now is a reply on its way, or a stream without calls: it may not hold us longer.
   const Clock::time_point flushed = Clock::now() + kFlushTime;
+  mailbox_sockets_.clear();
   server_->Shutdown(ToSystem(idle ? flushed : std::min(deadline, flushed)));
   return idle;
 }

@@ -11,6 +11,8 @@
 #include "base/rpc/keepalive.h"
 #include "base/rpc/tls.h"
 #include "service/access/access_control.h"
+#include "service/api/byte_budget.h"
+#include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
 
 namespace grpc {
@@ -28,7 +30,12 @@ struct ServerOptions {
   // For all addresses but the admin server's, which is plain text.
   TlsFiles tls;
   std::shared_ptr<AccessControl> access;  // null: whoever can connect may do everything
-  int64_t max_calls_per_client = 0;       // calls in flight; 0: no limit
+  // Whether callers that are not known to be on this machine may name shared memory.
+  bool shared_memory_from_anywhere = false;
+  int64_t max_calls_per_client = 0;    // calls in flight; 0: no limit
+  int64_t max_streams_per_client = 0;  // 0: no limit
+  ByteLimits bytes_in_flight;          // of messages
+  StreamWatch::Options streams;
   ServerKeepalive keepalive;
   // Services that are served at the public addresses besides the API. They outlive the server.
   std::vector<grpc::Service*> more_services;
@@ -51,6 +58,10 @@ class Server {
   virtual std::vector<std::string> addresses() const = 0;
   virtual std::string admin_address() const = 0;
   virtual void SetReady(bool ready) = 0;
+
+  // Calls and streams that one client may have in flight from now on; 0: no limit.
+  virtual void SetMaxCallsPerClient(int64_t calls) = 0;
+  virtual void SetMaxStreamsPerClient(int64_t streams) = 0;
   // How many streams have not ended.
   virtual size_t open_streams() const = 0;
   // Refuses new calls, waits until the deadline for accepted calls to finish, and cancels the rest.

@@ -8,8 +8,9 @@
 namespace tributary::service {
 
 std::shared_ptr<SessionStream> SessionStream::Begin(Coordinator* coordinator, CallContext call,
-                                                    bool local) {
-  std::shared_ptr<SessionStream> stream(new SessionStream(coordinator, std::move(call), local));
+                                                    bool local, CallQuota::Admission place) {
+  std::shared_ptr<SessionStream> stream(
+      new SessionStream(coordinator, std::move(call), local, std::move(place)));
   const MutexLock lock(stream->mutex_);
   stream->self_ = stream;
   stream->StartRead(&stream->reading_);
@@ -105,6 +106,7 @@ void SessionStream::Refuse(const absl::Status& why) {
   SessionPtr session;
   {
     const MutexLock lock(mutex_);
+    if (over_ || finished_) return;
     why_ = why;
     session = session_;
     if (session == nullptr) {

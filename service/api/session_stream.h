@@ -3,11 +3,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <deque>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "base/sync/mutex.h"
+#include "service/api/call_quota.h"
+#include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
 #include "tributary/v1/session.pb.h"
 
@@ -16,15 +19,24 @@ namespace tributary::service {
 // Thread safe. It keeps itself alive until gRPC and the session are done with it.
 class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
                             public SessionListener,
+                            public WatchedStream,
                             public std::enable_shared_from_this<SessionStream> {
  public:
-  // `local`: the caller is on this machine, behind the Unix socket.
+  // `local`: the caller is on this machine, behind the Unix socket. `place`: among its caller's
+  // streams; kept as long as the stream.
   static std::shared_ptr<SessionStream> Begin(Coordinator* coordinator, CallContext call,
-                                              bool local);
+                                              bool local, CallQuota::Admission place);
+
+  void End(const absl::Status& why) override { Refuse(why); }
+  // Its replies are small, and as many as its steps.
+  void EndIfStuckSince(std::chrono::steady_clock::time_point) override {}
 
  private:
-  SessionStream(Coordinator* coordinator, CallContext call, bool local)
-      : coordinator_(coordinator), call_(std::move(call)), local_(local) {}
+  SessionStream(Coordinator* coordinator, CallContext call, bool local, CallQuota::Admission place)
+      : coordinator_(coordinator),
+        call_(std::move(call)),
+        local_(local),
+        place_(std::move(place)) {}
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -45,6 +57,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   Coordinator* const coordinator_;
   const CallContext call_;
   const bool local_;
+  const CallQuota::Admission place_;
   v1::SessionRequest reading_;  // of the read in progress, and then of Handle
 
   Mutex mutex_;

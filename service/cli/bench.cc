@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status/rpc_errors.h"
 #include "service/cli/bench_report.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
@@ -104,6 +105,9 @@ class Bench final : public Command {
         "Tensors travel in shared memory; the service must run on this machine, as this user.");
     flags.Add("shm_bytes", &load_.shared_memory_bytes,
               "Each connection's shared memory region has this many bytes.");
+    flags.Add("session", &load_.session,
+              "Each step is submitted to a session, and its layers go through shared memory over a "
+              "Unix socket, or in messages over TCP, instead of a call each.");
     flags.Add("warmup", &warmup_, "The load runs for this long before it is measured.");
     flags.Add("duration", &duration_, "The load is measured for this long.");
     flags.Add("timeout", &timeout_, "A call, its repeats included, may take this long.");
@@ -114,7 +118,7 @@ class Bench final : public Command {
     if (!ParseDType(dtype_, &load_.dtype)) return WrongDType("dtype", dtype_);
     if (!ParseDType(kv_dtype_, &load_.kv_dtype)) return WrongDType("kv_dtype", kv_dtype_);
     if (!worker::Parse(device_, &embedded_.device)) {
-      Fail(name(), absl::StrCat("--device cannot be '", device_, "', only cpu or cuda"));
+      Fail(name(), absl::StrCat("--device: cannot be '", device_, "', only cpu or cuda"));
       return kWrongUsage;
     }
     load_.warmup = absl::ToChronoMilliseconds(warmup_);
@@ -129,7 +133,7 @@ class Bench final : public Command {
     std::unique_ptr<EmbeddedService> service;
     if (load_.target.empty()) {
       auto started = EmbeddedService::Start(embedded_);
-      if (!started.ok()) return Fail(name(), started.status().ToString());
+      if (!started.ok()) return Fail(name(), StatusText(started.status()));
       service = *std::move(started);
       load_.target = service->target();
     }
@@ -140,7 +144,11 @@ class Bench final : public Command {
                                   progress.Show(what, done, note);
                                 });
     progress.Clear();
-    if (!result.ok()) return Fail(name(), result.status().ToString());
+    if (NamesConnectFlag(result.status())) {
+      Fail(name(), absl::StrCat("--", result.status().message()));
+      return kWrongUsage;
+    }
+    if (!result.ok()) return Fail(name(), StatusText(result.status()));
     LoadResult measured = *result;
     const std::string report =
         json_ ? BenchJson(load_, measured)
@@ -151,7 +159,7 @@ class Bench final : public Command {
 
  private:
   int WrongDType(const std::string& flag, const std::string& value) const {
-    Fail(name(), absl::StrCat("--", flag, " cannot be '", value, "'; see tributary help bench"));
+    Fail(name(), absl::StrCat("--", flag, ": cannot be '", value, "'; see tributary help bench"));
     return kWrongUsage;
   }
 

@@ -27,6 +27,12 @@ std::string HeadDims(const LoadOptions& o) {
                                : absl::StrCat(o.head_dim, "/", o.value_head_dim);
 }
 
+// How they travel.
+std::string Tensors(const LoadOptions& o) {
+  if (o.session) return ", session";
+  return o.shared_memory_bytes > 0 ? ", shared memory" : ", inline";
+}
+
 std::string SetUp(const LoadOptions& o, const LoadResult& r, bool embedded, const Style& style) {
   const int loops = o.sequences / o.batch;
   return absl::StrCat(style.Bold(embedded ? "embedded service" : o.target), ", ", r.cache.ranks(),
@@ -35,8 +41,7 @@ std::string SetUp(const LoadOptions& o, const LoadResult& r, bool embedded, cons
                       Name(o.kv_dtype), ", page ", r.cache.spec().page_size(), ", interleave ",
                       r.cache.spec().interleave(), "\n", "load      ", loops, " loops on ",
                       o.connections, " connections, batch ", o.batch, ", ", o.rows,
-                      " rows, context ", Count(o.context), ", ", Name(o.dtype),
-                      o.shared_memory_bytes > 0 ? ", shared memory\n" : ", inline\n");
+                      " rows, context ", Count(o.context), ", ", Name(o.dtype), Tensors(o), "\n");
 }
 
 std::string Throughput(const LoadResult& r) {
@@ -139,6 +144,7 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
                                    {"dtype", telemetry::JsonString(Name(o.dtype))},
                                    {"kv_dtype", telemetry::JsonString(Name(o.kv_dtype))},
                                    {"shared_memory", o.shared_memory_bytes > 0 ? "true" : "false"},
+                                   {"session", o.session ? "true" : "false"},
                                    {"ranks", absl::StrCat(r.cache.ranks())},
                                    {"backend", telemetry::JsonString(r.cache.backend())}});
   const std::string service = Object({{"steps", absl::StrCat(r.service.steps())},

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "base/status/rpc_errors.h"
 #include "service/cli/commands.h"
 #include "service/cli/self_check.h"
 #include "service/cli/service_command.h"
@@ -29,9 +30,9 @@ class Check final : public ServiceCommand {
 
   int Run() override {
     const auto client = Connect();
-    if (!client.ok()) return FailWith(std::string(client.status().message()));
+    if (!client.ok()) return FailToAsk(client.status());
     const auto check = RunSelfCheck(**client);
-    if (!check.ok()) return FailWith(check.status().ToString());
+    if (!check.ok()) return FailWith(StatusText(check.status()));
     const Style style = Style::For(stdout);
     Table table({{"CHECK"}, {"EXPECTED", Align::kRight}, {"FOUND", Align::kRight}, {""}});
     for (const Finding& finding : check->findings) {

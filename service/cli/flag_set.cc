@@ -77,19 +77,20 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments) const {
       if (flag != nullptr && !std::holds_alternative<bool*>(flag->target)) flag = nullptr;
       value = "false";
     }
-    if (flag == nullptr) return absl::InvalidArgumentError(absl::StrCat("no flag --", name));
+    if (flag == nullptr)
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": no such flag"));
     if (!value.has_value()) {
       if (std::holds_alternative<bool*>(flag->target)) {
         value = "true";
       } else if (i + 1 < arguments.size()) {
         value = arguments[++i];
       } else {
-        return absl::InvalidArgumentError(absl::StrCat("--", name, " wants a value"));
+        return absl::InvalidArgumentError(absl::StrCat("--", name, ": wants a value"));
       }
     }
     if (!std::visit([&](auto* t) { return ParseValue(*value, t); }, flag->target)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--", flag->name, " wants ", Kind(flag->target), ", not '", *value, "'"));
+          absl::StrCat("--", flag->name, ": wants ", Kind(flag->target), ", not '", *value, "'"));
     }
   }
   return absl::OkStatus();

@@ -36,7 +36,7 @@ class Flight final : public ServiceCommand {
     const absl::Status status = Diagnose([&](v1::DiagnosticsService::Stub& stub, auto* context) {
       return stub.GetFlightRecord(context, request, &record);
     });
-    if (!status.ok()) return FailWith(std::string(status.message()));
+    if (!status.ok()) return FailToAsk(status);
     if (json_) return PrintJson(name(), record);
     std::fputs(FlightReport(record, Style::For(stdout)).c_str(), stdout);
     return kDone;

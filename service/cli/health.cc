@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/rpc/connection_failure.h"
+#include "base/status/rpc_errors.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "service/cli/commands.h"
@@ -54,8 +56,13 @@ class Health final : public ServiceCommand {
     for (const std::string what : {"liveness", "readiness"}) {
       const absl::StatusOr<bool> serving =
           CheckHealth(channel, what, absl::ToChronoMilliseconds(timeout()));
-      Add(what, admin_, serving.ok() && *serving,
-          serving.ok() ? "" : std::string(serving.status().message()));
+      std::string note;
+      if (absl::IsUnavailable(serving.status())) {
+        note = ExplainConnectionFailure(admin_, {}, serving.status().message());
+      } else if (!serving.ok()) {
+        note = StatusText(serving.status());
+      }
+      Add(what, admin_, serving.ok() && *serving, note);
     }
   }
 

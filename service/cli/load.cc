@@ -13,9 +13,11 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/status/rpc_errors.h"
 #include "kernels/half.h"
 #include "service/cli/units.h"
 #include "service/client/client.h"
+#include "service/client/host_session.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::cli {
@@ -98,7 +100,7 @@ class Loop {
   void Run() {
     absl::Status status = Fill();
     if (!status.ok()) {
-      result_.first_error = status.ToString();
+      result_.first_error = StatusText(status);
       shared_.failed = true;
       return;
     }
@@ -141,9 +143,11 @@ class Loop {
     if (position_ - o.context >= WindowTokens(o)) RollBack();
     const bool recording = shared_.recording;
     const Clock::time_point start = Clock::now();
+    if (const absl::Status status = Submit(); !status.ok()) return Recover(status);
     for (int layer = 0; layer < o.layers; ++layer) {
       const Clock::time_point asked = Clock::now();
-      const absl::Status status = client_.Attend(CallOf(layer));
+      const absl::Status status =
+          o.session ? session_->Attend(Layer()) : client_.Attend(CallOf(layer));
       if (!status.ok()) return Recover(status);
       ++shared_.requests;
       // What straddles the beginning or the end is not counted.
@@ -157,6 +161,46 @@ class Loop {
     result_.step_latency.Add(SecondsSince(start));
     ++result_.steps;
     result_.tokens += static_cast<uint64_t>(o.batch) * o.rows;
+  }
+
+  absl::Status OpenSession() {
+    const LoadOptions& o = shared_.options;
+    auto session = client::HostSession::Open(
+        {.target = o.target, .security = o.security, .timeout = o.timeout},
+        {.cache_id = shared_.cache_id,
+         .max_rows = o.batch * o.rows,
+         .max_new_tokens = o.batch * o.rows,
+         .dtype = ToProto(o.dtype)});
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    return absl::OkStatus();
+  }
+
+  // The step that begins at position_, where steps go through a session.
+  absl::Status Submit() {
+    const LoadOptions& o = shared_.options;
+    if (!o.session) return absl::OkStatus();
+    if (session_ == nullptr) {
+      if (absl::Status opened = OpenSession(); !opened.ok()) return opened;
+    }
+    client::SessionStep step{.layers = o.layers};
+    for (const uint64_t sequence : sequences_) {
+      step.entries.push_back({.sequence_id = sequence,
+                              .first_position = position_,
+                              .query_rows = o.rows,
+                              .new_tokens = o.rows});
+      if (position_ == o.context) step.entries.back().truncate_to = position_;
+    }
+    return session_->Submit(step).status();
+  }
+
+  client::SessionLayer Layer() {
+    const LoadOptions& o = shared_.options;
+    const int32_t rows = o.batch * o.rows;
+    return {.q = {q_.data(), rows, o.q_heads, o.head_dim},
+            .k = {kv_.data(), rows, o.kv_heads, o.head_dim},
+            .v = {kv_.data(), rows, o.kv_heads, ValueDim(o)},
+            .output = {output_.data(), rows, o.q_heads, ValueDim(o)}};
   }
 
   client::AttendCall CallOf(int layer) {
@@ -186,20 +230,22 @@ class Loop {
   }
 
   void RollBack() {
+    position_ = shared_.options.context;
+    if (shared_.options.session) return;  // the next step does
     for (const uint64_t sequence : sequences_) {
       const auto length =
           client_.TruncateSequence(shared_.cache_id, sequence, shared_.options.context);
       if (!length.ok()) return Recover(length.status());
     }
-    position_ = shared_.options.context;
   }
 
   // Counts the error and makes the sequences whole again: some layers may be a step ahead.
   void Recover(const absl::Status& status) {
     if (shared_.ended()) return;
     ++result_.errors[absl::StatusCodeToString(status.code())];
-    if (result_.first_error.empty()) result_.first_error = status.ToString();
+    if (result_.first_error.empty()) result_.first_error = StatusText(status);
     std::this_thread::sleep_for(kErrorPause);
+    session_.reset();  // it ended with its first step that failed
     for (const uint64_t sequence : sequences_) {
       const auto length =
           client_.TruncateSequence(shared_.cache_id, sequence, shared_.options.context);
@@ -213,7 +259,8 @@ class Loop {
   Client& client_;
   std::vector<std::byte> q_, kv_, output_;
   std::vector<uint64_t> sequences_;
-  int64_t position_ = 0;  // tokens held by all layers
+  std::unique_ptr<client::HostSession> session_;  // opened by the step that finds none
+  int64_t position_ = 0;                          // tokens held by all layers
   LoadResult result_;
 };
 
@@ -263,7 +310,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Client>>> ConnectAll(const LoadOption
     auto client = Client::Connect({.target = options.target,
                                    .security = options.security,
                                    .timeout = options.timeout,
-                                   .shared_memory_bytes = options.shared_memory_bytes});
+                                   .shared_memory_bytes = options.shared_memory_bytes,
+                                   .wait_for_service = false});
     if (!client.ok()) return client.status();
     clients.push_back(*std::move(client));
   }
@@ -305,7 +353,7 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options, const std::atomic
 
   const auto topology = first.GetTopology({});
   if (!topology.ok()) return topology.status();
-  // Whole virtual pages, of page_size tokens a rank, for each sequence.
+  // Whole virtual pages, of page_size tokens per rank, for each sequence.
   const int64_t page =
       static_cast<int64_t>(options.page_size) * std::max(1, topology->workers_size());
   const int64_t most = options.context + WindowTokens(options);

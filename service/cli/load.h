@@ -2,7 +2,8 @@
 // one is answered, as a model host does.
 //
 // A loop generates for `batch` sequences at once: a step is one Attend of every layer, in order,
-// each with `rows` new tokens (and as many query rows) a sequence. When a window of steps is full
+// each with `rows` new tokens (and as many query rows) a sequence. With a session the step is
+// submitted first. When a window of steps is full
 // the sequences are rolled back to the context's length, so that the length of a run does not
 // change what is measured.
 #pragma once
@@ -40,6 +41,8 @@ struct LoadOptions {
   DType dtype = DType::kBf16;                     // of q, k, v and output
   DType kv_dtype = DType::kFp8E4M3;               // of the cache
   size_t shared_memory_bytes = size_t{64} << 20;  // of each connection; 0: tensors in messages
+  // Steps go through a session of each loop: in shared memory, or in messages over TCP.
+  bool session = false;
   std::chrono::milliseconds warmup{1'000};
   std::chrono::milliseconds duration{10'000};
   std::chrono::milliseconds timeout{30'000};  // of a call

@@ -1,5 +1,8 @@
 // tributary: the command line. `tributary help` lists what it can do.
+#include <grpc/support/log.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/process/version.h"
 #include "service/cli/command.h"
 #include "service/cli/commands.h"
 #include "service/cli/terminal.h"
@@ -46,6 +50,8 @@ void PrintOverview(std::FILE* to) {
   }
   std::fprintf(to, "  %s %s\n", style.Bold(absl::StrFormat("%-9s", "help")).c_str(),
                "what a command does and its flags: tributary help bench");
+  std::fprintf(to, "  %s %s\n", style.Bold(absl::StrFormat("%-9s", "version")).c_str(),
+               "the version and the commit it was built from");
 }
 
 void PrintHelp(Command& command) {
@@ -82,6 +88,10 @@ int Main(Arguments arguments) {
   const std::string name = arguments.front();
   arguments.erase(arguments.begin());
   if (name == "help" || AsksForHelp(name)) return Help(arguments);
+  if (name == "version" || name == "--version") {
+    std::fputs(VersionLine("tributary").c_str(), stdout);
+    return kDone;
+  }
   const std::unique_ptr<Command> command = Find(name);
   if (command == nullptr) {
     Fail(name, "no such command; see tributary help");
@@ -114,5 +124,8 @@ int Fail(const std::string& command, const std::string& message) {
 }  // namespace tributary::cli
 
 int main(int argc, char** argv) {
+  // What gRPC logs of a connection that fails, the command says in words. GRPC_VERBOSITY brings it
+  // back.
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   return tributary::cli::Main(tributary::cli::Arguments(argv + 1, argv + argc));
 }

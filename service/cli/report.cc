@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "service/cli/group_report.h"
+#include "service/cli/interval.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
 
@@ -26,29 +28,10 @@ std::string DTypeName(v1::DType dtype) {
   return absl::AsciiStrToLower(v1::DType_Name(dtype).substr(kPrefix));
 }
 
-std::string GroupLine(const v1::GetTopologyReply& topology, const Style& style) {
-  const bool ready = topology.state() == v1::GROUP_STATE_READY;
-  const auto connected = std::count_if(topology.workers().begin(), topology.workers().end(),
-                                       [](const auto& worker) { return worker.connected(); });
-  return absl::StrCat(ready ? style.Green("ready") : style.Yellow("forming"), "  epoch ",
-                      topology.epoch(), "  ", connected, " of ", topology.workers_size(),
-                      " workers", topology.version().empty() ? "" : "  version ",
-                      topology.version(), "\n");
-}
-
 std::string Workers(const v1::GetTopologyReply& topology, const Style& style) {
-  Table table({{"RANK", Align::kRight},
-               {"ADDRESS"},
-               {"BACKEND"},
-               {"STATE"},
-               {"MEMORY", Align::kRight},
-               {"TOKENS", Align::kRight},
-               {"BUSY", Align::kRight}});
+  Table table(WorkerColumns());
   for (const v1::WorkerInfo& worker : topology.workers()) {
-    table.AddRow({absl::StrCat(worker.rank()), worker.address(), worker.backend(),
-                  worker.connected() ? style.Green("connected") : style.Red("lost"),
-                  Bytes(static_cast<double>(worker.memory_bytes())), Count(worker.tokens()),
-                  Seconds(worker.busy_seconds())});
+    table.AddRow(WorkerCells(worker, Seconds(worker.busy_seconds()), style));
   }
   return table.Render(style);
 }
@@ -123,10 +106,6 @@ std::string Sequences(const v1::CacheInfo& cache, const Style& style) {
   return out;
 }
 
-std::string Mean(double seconds, uint64_t count) {
-  return count == 0 ? "-" : Seconds(seconds / static_cast<double>(count));
-}
-
 // Of `stat --watch`.
 constexpr char kRatesFormat[] = "%9s %10s %9s %10s %9s %9s %9s %9s %9s %9s %9s\n";
 
@@ -168,14 +147,15 @@ std::string StatisticsReport(const v1::GetTopologyReply& topology, const Style& 
 
   Table times({{"TIME"}, {"PER STEP", Align::kRight}, {"TOTAL", Align::kRight}});
   const auto time = [&](const char* what, double seconds) {
-    times.AddRow({what, Mean(seconds, s.steps()), Seconds(seconds)});
+    times.AddRow({what, MeanSeconds(seconds, static_cast<double>(s.steps())), Seconds(seconds)});
   };
   time("plan", s.plan_seconds());
   time("append", s.append_seconds());
   time("attend", s.attend_seconds());
   time("exchange", s.exchange_seconds());
-  times.AddRow(
-      {"queue (per request)", Mean(s.queue_seconds(), s.requests()), Seconds(s.queue_seconds())});
+  times.AddRow({"queue (per request)",
+                MeanSeconds(s.queue_seconds(), static_cast<double>(s.requests())),
+                Seconds(s.queue_seconds())});
   return absl::StrCat(totals.Render(style), "\n", times.Render(style));
 }
 
@@ -185,28 +165,20 @@ std::string RatesTitle(const Style& style) {
                                     "queue"));
 }
 
-std::string RatesLine(const v1::Statistics& a, const v1::Statistics& b, double seconds) {
-  // A service that was restarted in between begins at 0.
-  const auto since = [](auto before, auto after) {
-    return after >= before ? after - before : after;
-  };
-  const auto rate = [&](uint64_t before, uint64_t after) {
-    return Rate(static_cast<double>(since(before, after)) / seconds);
-  };
-  const uint64_t steps = since(a.steps(), b.steps());
-  const uint64_t requests = since(a.requests(), b.requests());
-  const auto mean = [&](double before, double after, uint64_t count) {
-    return Mean(since(before, after), count);
-  };
-  return absl::StrFormat(
-      kRatesFormat, rate(a.steps(), b.steps()), rate(a.requests(), b.requests()),
-      rate(a.requests_failed(), b.requests_failed()), rate(a.query_rows(), b.query_rows()),
-      rate(a.tokens_appended(), b.tokens_appended()), rate(a.steps_aborted(), b.steps_aborted()),
-      mean(a.plan_seconds(), b.plan_seconds(), steps),
-      mean(a.append_seconds(), b.append_seconds(), steps),
-      mean(a.attend_seconds(), b.attend_seconds(), steps),
-      mean(a.exchange_seconds(), b.exchange_seconds(), steps),
-      mean(a.queue_seconds(), b.queue_seconds(), requests));
+std::string RatesLine(const v1::Statistics& before, const v1::Statistics& after, double seconds) {
+  const Interval interval(before, after, seconds);
+  using S = v1::Statistics;
+  return absl::StrFormat(kRatesFormat, interval.PerSecond([](const S& s) { return s.steps(); }),
+                         interval.PerSecond([](const S& s) { return s.requests(); }),
+                         interval.PerSecond([](const S& s) { return s.requests_failed(); }),
+                         interval.PerSecond([](const S& s) { return s.query_rows(); }),
+                         interval.PerSecond([](const S& s) { return s.tokens_appended(); }),
+                         interval.PerSecond([](const S& s) { return s.steps_aborted(); }),
+                         interval.MeanOverSteps([](const S& s) { return s.plan_seconds(); }),
+                         interval.MeanOverSteps([](const S& s) { return s.append_seconds(); }),
+                         interval.MeanOverSteps([](const S& s) { return s.attend_seconds(); }),
+                         interval.MeanOverSteps([](const S& s) { return s.exchange_seconds(); }),
+                         interval.MeanQueue());
 }
 
 std::string FlightReport(const v1::FlightRecord& record, const Style& style) {

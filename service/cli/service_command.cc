@@ -1,9 +1,11 @@
 #include "service/cli/service_command.h"
 
 #include <chrono>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/rpc/channel_security.h"
+#include "base/rpc/connection_failure.h"
 #include "base/status/grpc_status.h"
 #include "service/cli/connect_flags.h"
 
@@ -19,7 +21,8 @@ absl::StatusOr<std::unique_ptr<client::Client>> ServiceCommand::Connect() const 
   return client::Client::Connect({.target = target_,
                                   .security = security_,
                                   .timeout = absl::ToChronoMilliseconds(timeout_),
-                                  .max_attempts = defaults_.max_attempts});
+                                  .max_attempts = defaults_.max_attempts,
+                                  .wait_for_service = false});
 }
 
 absl::Status ServiceCommand::Diagnose(const DiagnosticsCall& call) const {
@@ -32,8 +35,18 @@ absl::Status ServiceCommand::Diagnose(const DiagnosticsCall& call) const {
   context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout_));
   const grpc::Status status = call(*stub, &context);
   if (status.ok()) return absl::OkStatus();
-  return absl::Status(FromGrpcStatus(status).code(),
-                      absl::StrCat(target_, ": ", status.error_message()));
+  const absl::Status answer = FromGrpcStatus(status);
+  if (absl::IsUnavailable(answer)) {
+    return absl::UnavailableError(
+        ExplainConnectionFailure(target_, security_, status.error_message()));
+  }
+  return absl::Status(answer.code(), absl::StrCat(target_, ": ", status.error_message()));
+}
+
+int ServiceCommand::FailToAsk(const absl::Status& status) const {
+  const std::string message(status.message());
+  if (!NamesConnectFlag(status)) return FailWith(message);
+  return WrongUsage(absl::StrCat("--", message));
 }
 
 int ServiceCommand::WrongUsage(const std::string& message) const {

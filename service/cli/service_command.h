@@ -47,6 +47,8 @@ class ServiceCommand : public Command {
 
   // Prints why the command failed, and returns its exit code.
   int FailWith(const std::string& message) const { return Fail(name(), message); }
+  // The same of Connect and Diagnose. A flag by which the service was to be reached is wrong usage.
+  int FailToAsk(const absl::Status& status) const;
   int WrongUsage(const std::string& message) const;
 
   const std::string& target() const { return target_; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "base/status/rpc_errors.h"
 #include "service/cli/commands.h"
 #include "service/cli/report.h"
 #include "service/cli/service_command.h"
@@ -36,9 +37,9 @@ class Stat final : public ServiceCommand {
 
   int Run() override {
     auto client = Connect();
-    if (!client.ok()) return FailWith(std::string(client.status().message()));
+    if (!client.ok()) return FailToAsk(client.status());
     const auto first = (*client)->GetTopology({});
-    if (!first.ok()) return FailWith(first.status().ToString());
+    if (!first.ok()) return FailWith(StatusText(first.status()));
     if (watch_ > absl::ZeroDuration()) return Watch(**client, first->statistics());
     std::fputs(StatisticsReport(*first, style_).c_str(), stdout);
     return kDone;
@@ -51,7 +52,7 @@ class Stat final : public ServiceCommand {
     for (int line = 0; lines_ == 0 || line < lines_; ++line) {
       std::this_thread::sleep_until(asked + interval);
       const auto reply = client.GetTopology({});
-      if (!reply.ok()) return FailWith(reply.status().ToString());
+      if (!reply.ok()) return FailWith(StatusText(reply.status()));
       const Clock::time_point now = Clock::now();
       const double seconds = std::chrono::duration<double>(now - asked).count();
       if (line % kLinesBetweenTitles == 0) std::fputs(RatesTitle(style_).c_str(), stdout);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "base/status/rpc_errors.h"
 #include "service/cli/commands.h"
 #include "service/cli/service_command.h"
 #include "service/cli/terminal.h"
@@ -84,9 +85,9 @@ class Top final : public ServiceCommand {
     // Before the client's threads begin, so that they inherit what is blocked.
     const Interrupts interrupts;
     auto client = Connect();
-    if (!client.ok()) return FailWith(std::string(client.status().message()));
+    if (!client.ok()) return FailToAsk(client.status());
     auto before = (*client)->GetTopology({});
-    if (!before.ok()) return FailWith(before.status().ToString());
+    if (!before.ok()) return FailWith(StatusText(before.status()));
     const bool live = !once_ && IsTerminal(stdout);
     std::unique_ptr<FullScreen> screen = live ? std::make_unique<FullScreen>() : nullptr;
     Clock::time_point asked = Clock::now();
@@ -96,7 +97,7 @@ class Top final : public ServiceCommand {
       const double seconds = std::chrono::duration<double>(answered - asked).count();
       asked = answered;
       if (!now.ok()) {
-        if (!live) return FailWith(now.status().ToString());
+        if (!live) return FailWith(StatusText(now.status()));
         screen->Show(absl::StrCat(style_.Red("no answer: "), now.status().message(), "\n"));
         continue;
       }

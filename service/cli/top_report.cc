@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/telemetry/histogram.h"
+#include "service/cli/group_report.h"
+#include "service/cli/interval.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
 
@@ -14,71 +16,6 @@ namespace tributary::cli {
 namespace {
 
 constexpr int kBarWidth = 20;
-
-// Totals of a service that was restarted in between begin at 0.
-template <typename T>
-T Since(T before, T after) {
-  return after >= before ? after - before : after;
-}
-
-// What happened between two replies.
-class Interval {
- public:
-  Interval(const v1::Statistics& before, const v1::Statistics& after, double seconds)
-      : before_(before), after_(after), seconds_(seconds) {}
-
-  template <typename Get>
-  double Rise(Get get) const {
-    return static_cast<double>(Since(get(before_), get(after_)));
-  }
-  template <typename Get>
-  std::string PerSecond(Get get) const {
-    return Rate(seconds_ > 0 ? Rise(get) / seconds_ : 0);
-  }
-  template <typename Get>
-  std::string MeanOverSteps(Get get) const {
-    return Mean(Rise(get), steps());
-  }
-  double steps() const {
-    return Rise([](const v1::Statistics& s) { return s.steps(); });
-  }
-  double requests() const {
-    return Rise([](const v1::Statistics& s) { return s.requests(); });
-  }
-  static std::string Mean(double sum, double count) {
-    return count > 0 ? Seconds(sum / count) : "-";
-  }
-  // Of the calls of the interval.
-  std::string Latency(double quantile) const {
-    std::vector<uint64_t> counts;
-    uint64_t total = 0;
-    for (int i = 0; i < after_.call_seconds_count_size(); ++i) {
-      const uint64_t before =
-          i < before_.call_seconds_count_size() ? before_.call_seconds_count(i) : 0;
-      counts.push_back(Since(before, after_.call_seconds_count(i)));
-      total += counts.back();
-    }
-    if (total == 0 || after_.call_seconds_bound().empty()) return "-";
-    const std::vector<double> bounds(after_.call_seconds_bound().begin(),
-                                     after_.call_seconds_bound().end());
-    return Seconds(telemetry::Quantile(bounds, counts, quantile));
-  }
-
- private:
-  const v1::Statistics& before_;
-  const v1::Statistics& after_;
-  const double seconds_;
-};
-
-std::string Group(const v1::GetTopologyReply& now, const Style& style) {
-  const bool ready = now.state() == v1::GROUP_STATE_READY;
-  const auto connected = std::count_if(now.workers().begin(), now.workers().end(),
-                                       [](const auto& worker) { return worker.connected(); });
-  return absl::StrCat(ready ? style.Green("ready") : style.Yellow("forming"), "  epoch ",
-                      now.epoch(), "  ", connected, " of ", now.workers_size(), " workers  up ",
-                      Seconds(now.statistics().uptime_seconds()), "  version ", now.version(),
-                      "\n");
-}
 
 std::string Rates(const Interval& interval, const v1::Statistics& now, const Style& style) {
   const auto steps = [](const v1::Statistics& s) { return s.steps(); };
@@ -119,9 +56,7 @@ std::string Phases(const Interval& interval, const Style& style) {
                {"ATTEND", Align::kRight},
                {"EXCHANGE", Align::kRight}});
   table.AddRow(
-      {"mean",
-       Interval::Mean(interval.Rise([](const v1::Statistics& s) { return s.queue_seconds(); }),
-                      interval.requests()),
+      {"mean", interval.MeanQueue(),
        interval.MeanOverSteps([](const v1::Statistics& s) { return s.plan_seconds(); }),
        interval.MeanOverSteps([](const v1::Statistics& s) { return s.append_seconds(); }),
        interval.MeanOverSteps([](const v1::Statistics& s) { return s.attend_seconds(); }),
@@ -131,27 +66,21 @@ std::string Phases(const Interval& interval, const Style& style) {
 
 std::string Workers(const v1::GetTopologyReply& before, const v1::GetTopologyReply& after,
                     const Interval& interval, double seconds, const Style& style) {
-  Table table({{"RANK", Align::kRight},
-               {"ADDRESS"},
-               {"BACKEND"},
-               {"STATE"},
-               {"MEMORY", Align::kRight},
-               {"TOKENS", Align::kRight},
-               {"BUSY", Align::kRight},
-               {"SLOWEST", Align::kRight}});
+  std::vector<Table::Column> columns = WorkerColumns();
+  columns.push_back({"SLOWEST", Align::kRight});
+  Table table(std::move(columns));
   for (int i = 0; i < after.workers_size(); ++i) {
     const v1::WorkerInfo& worker = after.workers(i);
     const double was = i < before.workers_size() ? before.workers(i).busy_seconds() : 0;
-    // Remote workers say how busy they were once a heartbeat, so that a short interval may see more
-    // than itself.
+    // Remote workers say how busy they were once per heartbeat, so that a short interval may see
+    // more than itself.
     const double busy = std::min(seconds, Since(was, worker.busy_seconds()));
     const double slowest = interval.Rise([i](const v1::Statistics& s) {
       return i < s.slowest_steps_size() ? s.slowest_steps(i) : uint64_t{0};
     });
-    table.AddRow({absl::StrCat(worker.rank()), worker.address(), worker.backend(),
-                  worker.connected() ? style.Green("connected") : style.Red("lost"),
-                  Bytes(static_cast<double>(worker.memory_bytes())), Count(worker.tokens()),
-                  Percent(busy, seconds), Percent(slowest, interval.steps())});
+    std::vector<std::string> cells = WorkerCells(worker, Percent(busy, seconds), style);
+    cells.push_back(Percent(slowest, interval.steps()));
+    table.AddRow(std::move(cells));
   }
   return table.Render(style);
 }
@@ -189,8 +118,9 @@ std::string CacheUse(const v1::GetTopologyReply& now, const Style& style) {
 std::string TopReport(const v1::GetTopologyReply& before, const v1::GetTopologyReply& after,
                       double seconds, const Style& style) {
   const Interval interval(before.statistics(), after.statistics(), seconds);
-  return absl::StrCat(Group(after, style), "\n", Rates(interval, after.statistics(), style), "\n",
-                      Phases(interval, style), "\n",
+  const std::string up = absl::StrCat("  up ", Seconds(after.statistics().uptime_seconds()));
+  return absl::StrCat(GroupLine(after, style, up), "\n", Rates(interval, after.statistics(), style),
+                      "\n", Phases(interval, style), "\n",
                       Workers(before, after, interval, seconds, style), "\n",
                       CacheUse(after, style));
 }

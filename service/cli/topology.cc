@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "base/status/rpc_errors.h"
 #include "service/cli/commands.h"
 #include "service/cli/print_json.h"
 #include "service/cli/report.h"
@@ -29,13 +30,13 @@ class Topology final : public ServiceCommand {
 
   int Run() override {
     const auto client = Connect();
-    if (!client.ok()) return FailWith(std::string(client.status().message()));
+    if (!client.ok()) return FailToAsk(client.status());
     v1::GetTopologyRequest request;
     request.set_cache_id(cache_);
     request.set_with_sequences(sequences_);
     request.set_max_sequences(max_sequences_);
     const auto topology = (*client)->GetTopology(request);
-    if (!topology.ok()) return FailWith(topology.status().ToString());
+    if (!topology.ok()) return FailWith(StatusText(topology.status()));
     if (json_) return PrintJson(name(), *topology);
     std::fputs(TopologyReport(*topology, Style::For(stdout)).c_str(), stdout);
     return kDone;

@@ -30,7 +30,7 @@ class Trace final : public ServiceCommand {
     const absl::Status status = Diagnose([&](v1::DiagnosticsService::Stub& stub, auto* context) {
       return stub.GetTrace(context, {}, &reply);
     });
-    if (!status.ok()) return FailWith(std::string(status.message()));
+    if (!status.ok()) return FailToAsk(status);
     if (reply.spans_dropped() > 0) {
       std::fprintf(stderr, "%llu older spans are no longer kept; see --trace_spans\n",
                    static_cast<unsigned long long>(reply.spans_dropped()));

@@ -51,6 +51,10 @@ int32_t ValueDim(const Call& call) {
   return call.value_head_dim == 0 ? call.head_dim : call.value_head_dim;
 }
 
+v1::DType OutputDType(const AttendCall& call) {
+  return call.output_dtype == v1::DTYPE_UNSPECIFIED ? call.dtype : call.output_dtype;
+}
+
 // Bytes of each tensor of a call, in the order in which they lie in a slot.
 struct Sizes {
   uint64_t q, k, v, output, lse;
@@ -61,7 +65,9 @@ Sizes SizesOf(const AttendCall& call) {
   const uint64_t q = Bytes(rows, call.q_heads, call.head_dim, call.dtype);
   const uint64_t k = Bytes(NewTokens(call), call.kv_heads, call.head_dim, call.dtype);
   const uint64_t v = Bytes(NewTokens(call), call.kv_heads, ValueDim(call), call.dtype);
-  const uint64_t output = Bytes(rows, call.q_heads, ValueDim(call), call.dtype);
+  const uint64_t output = OutputBytes(OutputDType(call), static_cast<uint64_t>(rows) *
+                                                             static_cast<uint64_t>(call.q_heads) *
+                                                             static_cast<uint64_t>(ValueDim(call)));
   const uint64_t lse = call.lse == nullptr ? 0 : Bytes(rows, call.q_heads, 1, v1::DTYPE_F32);
   return {q, k, v, output, lse};
 }
@@ -181,7 +187,36 @@ absl::Status TakeTensor(absl::string_view field, const v1::Tensor& tensor, v1::D
   return absl::OkStatus();
 }
 
+// A size is needed; whether the service has such outputs is for it to say.
+absl::Status CheckOutputDType(const AttendCall& call) {
+  if (OutputBytes(OutputDType(call), 16) == 0) {
+    return InvalidField("output_dtype",
+                        absl::StrCat("no output is ", v1::DType_Name(call.output_dtype)));
+  }
+  if (call.output_dtype == v1::DTYPE_NVFP4 && ValueDim(call) % 16 != 0) {
+    return InvalidField("output_dtype", absl::StrCat("NVFP4 has blocks of 16, a head has ",
+                                                     ValueDim(call), " dimensions"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+uint64_t OutputBytes(v1::DType dtype, uint64_t elements) {
+  switch (dtype) {
+    case v1::DTYPE_F32:
+      return 4 * elements;
+    case v1::DTYPE_BF16:
+    case v1::DTYPE_F16:
+      return 2 * elements;
+    case v1::DTYPE_FP8_E4M3:
+      return elements;
+    case v1::DTYPE_NVFP4:
+      return elements / 2 + elements / 16;
+    default:
+      return 0;
+  }
+}
 
 absl::Status CheckCall(const AttendCall& call) {
   if (call.entries.empty()) return InvalidField("entries", "must not be empty");
@@ -197,6 +232,7 @@ absl::Status CheckCall(const AttendCall& call) {
   if (auto s = CheckDType(call.dtype); !s.ok()) return s;
   if (auto s = CheckPositive("q_heads", call.q_heads); !s.ok()) return s;
   if (auto s = CheckDims(call); !s.ok()) return s;
+  if (auto s = CheckOutputDType(call); !s.ok()) return s;
   if (auto s = CheckBytes("q", Rows(call), call.q_heads, call.head_dim); !s.ok()) return s;
   if (auto s = CheckBytes("output", Rows(call), call.q_heads, ValueDim(call)); !s.ok()) return s;
   if (call.q == nullptr) return InvalidField("q", "is missing");
@@ -243,6 +279,7 @@ v1::AttendRequest DescribeCall(const AttendCall& call) {
   request.set_layer(call.layer);
   request.set_mode(call.mode);
   request.set_return_lse(call.lse != nullptr);
+  if (call.o_scale.has_value()) request.set_o_scale(*call.o_scale);
   for (const AttendEntry& entry : call.entries) {
     v1::AttendEntry& added = *request.add_entries();
     added.set_sequence_id(entry.sequence_id);
@@ -293,11 +330,14 @@ void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
     placer.Input(call.k, sizes.k, *request.mutable_k());
     placer.Input(call.v, sizes.v, *request.mutable_v());
   }
-  // Inline results are what the service gives unasked.
   request.clear_output();
   request.clear_lse();
-  if (!placer.has_room()) return;
-  Describe(Rows(call), call.q_heads, ValueDim(call), call.dtype, *request.mutable_output());
+  if (!placer.has_room()) {
+    // Inline results, the output in q's type, are what the service gives unasked.
+    if (OutputDType(call) != call.dtype) request.mutable_output()->set_dtype(OutputDType(call));
+    return;
+  }
+  Describe(Rows(call), call.q_heads, ValueDim(call), OutputDType(call), *request.mutable_output());
   placer.Output(call.output, sizes.output, *request.mutable_output());
   if (call.lse == nullptr) return;
   Describe(Rows(call), call.q_heads, 0, v1::DTYPE_F32, *request.mutable_lse());
@@ -316,7 +356,7 @@ absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request,
   if (const uint64_t bytes = request.ByteSizeLong(); bytes > limit) {
     return TooLarge("a request", bytes, limit);
   }
-  if (request.has_output()) return absl::OkStatus();
+  if (request.output().has_shared_memory()) return absl::OkStatus();
   const Sizes sizes = SizesOf(call);
   const uint64_t reply = sizes.output + sizes.lse + 10 * call.entries.size() + kReplyOverhead;
   return reply > limit ? TooLarge("a reply", reply, limit) : absl::OkStatus();
@@ -339,7 +379,8 @@ absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
     }
     return absl::OkStatus();
   }
-  absl::Status status = TakeTensor("output", reply.output(), call.dtype, sizes.output, call.output);
+  absl::Status status =
+      TakeTensor("output", reply.output(), OutputDType(call), sizes.output, call.output);
   if (!status.ok() || call.lse == nullptr) return status;
   return TakeTensor("lse", reply.lse(), v1::DTYPE_F32, sizes.lse, call.lse);
 }

@@ -124,7 +124,8 @@ bool AttendQueue::MayRepeat(PendingCall& call, const absl::Status& failure, Cloc
   }
   const bool region_lost = IsForgottenRegion(failure);
   if (!region_lost && !IsTransient(failure)) return false;
-  if (++call.failures >= max_attempts_) return false;
+  if (region_lost && ++call.regions_lost >= kRegionAttempts) return false;
+  if (!MayAttempt(++call.failures, max_attempts_)) return false;
   call.not_before =
       region_lost ? now : now + RetryDelay(call.failures, RetryDelayOf(failure), dice_());
   // An answer now is worth more than a deadline later.

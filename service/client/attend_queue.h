@@ -43,6 +43,7 @@ struct PendingCall {
   // The queue's.
   std::vector<uint64_t> sequences;  // hashes of (cache, sequence), sorted
   int failures = 0;
+  int regions_lost = 0;  // of the failures
   Clock::time_point not_before;
   bool overtaken = false;  // an earlier call of a sequence was repeated while this was in flight
   bool alone = false;      // not to be sent while an earlier call of a sequence is in flight

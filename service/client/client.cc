@@ -48,10 +48,7 @@ class GrpcClient final : public Client {
 
   absl::Status Start() {
     const Deadline deadline = std::chrono::system_clock::now() + options_.timeout;
-    if (!channel_->WaitForConnected(deadline)) {
-      return absl::UnavailableError(absl::StrCat("nobody answers at ", options_.target, " within ",
-                                                 options_.timeout.count(), " ms"));
-    }
+    if (absl::Status s = AwaitConnection(*channel_, options_, deadline); !s.ok()) return s;
     return Repeating([&](Deadline until) { return regions_.Start(until); });
   }
 
@@ -167,17 +164,24 @@ class GrpcClient final : public Client {
     return Call<v1::GetTopologyReply>(&Stub::GetTopology, request);
   }
 
+  absl::StatusOr<v1::GetLimitsReply> GetLimits() override {
+    return Call<v1::GetLimitsReply>(&Stub::GetLimits, v1::GetLimitsRequest());
+  }
+
  private:
   // Calls `attempt` until it succeeds, fails for good, or has no time or attempts left. `failures`,
   // if wanted, is how many attempts failed before the one whose outcome is returned.
   template <typename Attempt>
   absl::Status Repeating(const Attempt& attempt, int* failures = nullptr) {
     const Deadline deadline = std::chrono::system_clock::now() + options_.timeout;
+    int forgotten = 0;  // regions
     for (int failed = 0;;) {
       absl::Status status = attempt(deadline);
       if (failures != nullptr) *failures = failed;
-      const bool again = IsTransient(status) || IsForgottenRegion(status);
-      if (!again || ++failed >= options_.max_attempts) return status;
+      const bool region = IsForgottenRegion(status);
+      if (region && ++forgotten >= kRegionAttempts) return status;
+      const bool again = IsTransient(status) || region;
+      if (!again || !MayAttempt(++failed, options_.max_attempts)) return status;
       absl::BitGen dice;
       const auto delay = RetryDelay(failed, RetryDelayOf(status), absl::Uniform(dice, 0.0, 1.0));
       // An answer now is worth more than a deadline later.

@@ -43,11 +43,15 @@ struct ConnectOptions {
   // travels inside its message. 0: all do.
   size_t shared_memory_bytes = 0;
   // How often a call that is safe to repeat (all but those the caller must decide on) is repeated
-  // on UNAVAILABLE and ABORTED, after the delay the service asks for. 1: never.
-  int max_attempts = 4;
+  // on UNAVAILABLE and ABORTED, after the delay the service asks for. 1: never. 0: as often as the
+  // timeout allows, so that calls outlast a group that forms anew and a service that restarts.
+  int max_attempts = 0;
   // The service's limit for one message. A larger call is refused before it is sent; tensors in
   // shared memory do not count.
   size_t max_message_bytes = size_t{64} << 20;
+  // Whether Connect waits for a service that does not answer yet, up to the timeout. Otherwise the
+  // first attempt that fails ends it, with the reason.
+  bool wait_for_service = true;
 };
 
 // Memory of a GPU, allocated with cudaMalloc. cuda_memory.h fills this in.
@@ -80,7 +84,7 @@ struct AttendCall {
   int32_t layer = 0;
   v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
   std::vector<AttendEntry> entries;
-  v1::DType dtype = v1::DTYPE_F32;  // of q, k, v and output: F32, BF16 or F16
+  v1::DType dtype = v1::DTYPE_F32;  // of q, k and v: F32, BF16 or F16
   const void* q = nullptr;          // [rows, q_heads, head_dim]
   const void* k = nullptr;          // [new tokens, kv_heads, head_dim], or nullptr
   const void* v = nullptr;          // [new tokens, kv_heads, value_head_dim], or nullptr
@@ -88,13 +92,21 @@ struct AttendCall {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;        // of queries and keys
   int32_t value_head_dim = 0;  // of values and outputs; 0: head_dim
-  void* output = nullptr;      // [rows, q_heads, value_head_dim]
-  float* lse = nullptr;        // [rows, q_heads], or nullptr when not wanted
+  void* output = nullptr;      // [rows, q_heads, value_head_dim]; NVFP4: see DTYPE_NVFP4
+  // Of the output: `dtype` by default, or one of the other types of numbers, or FP8_E4M3 or NVFP4
+  // with one scale for the call (default: the layer's). OutputBytes says how large it is.
+  v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
+  std::optional<float> o_scale;
+  float* lse = nullptr;  // [rows, q_heads], or nullptr when not wanted
   // Not null: all of the above are device pointers into this memory, each aligned to 16 bytes. What
   // they hold must have been written before the call, and they are the service's until a call with
   // these results has been answered: after a deadline or a cancellation too.
   std::shared_ptr<const DeviceRegion> device;
 };
+
+// Bytes of a call's output, of so many elements: rows * q_heads * value_head_dim. 0 for a type that
+// no output has.
+uint64_t OutputBytes(v1::DType dtype, uint64_t elements);
 
 struct AppendCall {
   std::string cache_id;
@@ -153,12 +165,16 @@ class Client {
 
   virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(
       const v1::GetTopologyRequest& request) = 0;
+  // What the service can do, and how much of it this host may ask for.
+  virtual absl::StatusOr<v1::GetLimitsReply> GetLimits() = 0;
 };
 
 // What the details of an error say. FieldOf(status) is the path of the request's field that the
 // service or the client refused, "" when the error names none; RetryDelayOf(status) is the delay
-// that the service asks for before a retry.
+// that the service asks for before a retry; LengthOf(status) is how many tokens are held, of a
+// position beyond them.
 using tributary::FieldOf;
+using tributary::LengthOf;
 using tributary::RetryDelayOf;
 
 }  // namespace tributary::client

@@ -2,11 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/rpc/channel_security.h"
+#include "base/rpc/connection_failure.h"
 #include "base/rpc/keepalive.h"
 #include "base/status/errors.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
 #include "grpcpp/support/channel_arguments.h"
+#include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
 namespace {
@@ -20,6 +27,21 @@ constexpr int kMostReconnectMs = 1'000;
 // How long one attempt may take until the server has spoken, a TLS handshake included. gRPC calls
 // it the least back-off; it does not delay the next attempt.
 constexpr int kConnectTimeoutMs = 10'000;
+// How long the reason of a failed attempt may take: a call on a channel that has just failed fails
+// with it at once, unless the next attempt has begun.
+constexpr std::chrono::milliseconds kReasonTimeout{1'000};
+
+// Why the last attempt to connect failed, in words; empty when that cannot be said.
+std::string WhyNotConnected(grpc::Channel& channel, const ConnectOptions& options) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kReasonTimeout);
+  v1::GetTopologyReply reply;
+  const auto stub = v1::AttentionService::NewStub(
+      std::shared_ptr<grpc::Channel>(std::shared_ptr<void>(), &channel));  // owned by the caller
+  const grpc::Status status = stub->GetTopology(&context, {}, &reply);
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
+  return ExplainConnectionFailure(options.target, options.security, status.error_message());
+}
 
 }  // namespace
 
@@ -40,13 +62,30 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions&
   return DialSecurely(options.target, options.security, arguments);
 }
 
+absl::Status AwaitConnection(grpc::Channel& channel, const ConnectOptions& options,
+                             std::chrono::system_clock::time_point deadline) {
+  std::string why;
+  for (;;) {
+    const grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
+    if (state == GRPC_CHANNEL_READY) return absl::OkStatus();
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && why.empty()) {
+      why = WhyNotConnected(channel, options);
+      if (!options.wait_for_service && !why.empty()) return absl::UnavailableError(why);
+    }
+    if (channel.WaitForStateChange(state, deadline)) continue;
+    return absl::UnavailableError(absl::StrCat("nobody answers at ", options.target, " within ",
+                                               options.timeout.count(), " ms",
+                                               why.empty() ? "" : ": ", why));
+  }
+}
+
 absl::Status CheckConnectOptions(const ConnectOptions& options) {
   if (options.target.empty()) return InvalidField("target", "is missing");
   if (options.timeout.count() <= 0) return InvalidField("timeout", "must be > 0");
   if (options.timeout > std::chrono::hours(24)) {
     return InvalidField("timeout", "must be 24 hours at most");
   }
-  if (options.max_attempts < 1) return InvalidField("max_attempts", "must be >= 1");
+  if (options.max_attempts < 0) return InvalidField("max_attempts", "must be >= 0");
   if (options.max_message_bytes == 0) return InvalidField("max_message_bytes", "must be > 0");
   return absl::OkStatus();
 }

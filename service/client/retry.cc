@@ -38,6 +38,10 @@ bool IsForgottenRegion(const absl::Status& status) {
   return absl::IsNotFound(status) && absl::EndsWith(FieldOf(status), ".shared_memory.region");
 }
 
+bool MayAttempt(int failed_attempts, int max_attempts) {
+  return max_attempts == 0 || failed_attempts < max_attempts;
+}
+
 std::chrono::milliseconds RetryDelay(int failed_attempts,
                                      std::optional<std::chrono::milliseconds> asked,
                                      double uniform) {

@@ -19,6 +19,12 @@ bool IsOutcomeUnknown(const absl::Status& status);
 // NOT_FOUND of a shared memory region: the service has forgotten it, as after a restart. Repeated
 // with the tensors placed elsewhere.
 bool IsForgottenRegion(const absl::Status& status);
+// How often a call is tried that ends so each time: a region that is not shared any more does not
+// come back.
+inline constexpr int kRegionAttempts = 4;
+
+// Whether there is another attempt after `failed_attempts` of them; `max_attempts` 0: always.
+bool MayAttempt(int failed_attempts, int max_attempts);
 
 // The delay before the attempt after `failed_attempts` (>= 1) failed ones. `uniform` in [0, 1).
 //

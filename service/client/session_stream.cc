@@ -58,7 +58,7 @@ void SessionStream::Read() {
   if (on_end) on_end(why);
 }
 
-void SessionStream::Handle(const v1::SessionReply& reply) {
+void SessionStream::Handle(v1::SessionReply& reply) {
   switch (reply.body_case()) {
     case v1::SessionReply::kOpened:
       opened_ = reply.opened();
@@ -73,6 +73,8 @@ void SessionStream::Handle(const v1::SessionReply& reply) {
       if (ended_.size() > kMostOutcomes) ended_.erase(ended_.begin());
       return;
     case v1::SessionReply::kLayer:
+      layers_.push_back(std::move(*reply.mutable_layer()));
+      return;
     case v1::SessionReply::BODY_NOT_SET:
       return;
   }
@@ -122,6 +124,34 @@ absl::Status SessionStream::Await(uint64_t step_id,
     if (!why_.ok()) return why_;
     if (!changed_.WaitUntil(mutex_, deadline)) return Late("end a step");
   }
+}
+
+absl::Status SessionStream::SendLayer(v1::LayerInput layer) {
+  v1::SessionRequest request;
+  *request.mutable_layer() = std::move(layer);
+  return Write(request);
+}
+
+absl::StatusOr<v1::LayerOutput> SessionStream::AwaitLayer(
+    uint64_t step_id, int32_t layer, std::chrono::steady_clock::time_point deadline) {
+  const MutexLock lock(mutex_);
+  while (true) {
+    while (!layers_.empty()) {
+      v1::LayerOutput output = std::move(layers_.front());
+      layers_.pop_front();
+      if (output.step_id() == step_id && output.layer() == layer) return output;
+    }
+    if (!why_.ok()) return why_;
+    if (!changed_.WaitUntil(mutex_, deadline)) return Late("finish a layer");
+  }
+}
+
+absl::Status SessionStream::AwaitEnd(std::chrono::steady_clock::time_point deadline) const {
+  const MutexLock lock(mutex_);
+  while (why_.ok()) {
+    if (!changed_.WaitUntil(mutex_, deadline)) break;
+  }
+  return why_;
 }
 
 absl::Status SessionStream::status() const {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,8 +41,17 @@ class SessionStream {
                                           std::chrono::steady_clock::time_point deadline);
   // What became of an accepted step: OK when it was carried out.
   absl::Status Await(uint64_t step_id, std::chrono::steady_clock::time_point deadline);
+  // Hands over a layer, where the session's memory is MESSAGES.
+  absl::Status SendLayer(v1::LayerInput layer);
+  // The results of that layer. Those of earlier ones, if nobody asked for them, are dropped.
+  absl::StatusOr<v1::LayerOutput> AwaitLayer(uint64_t step_id, int32_t layer,
+                                             std::chrono::steady_clock::time_point deadline);
   // Why the session is over; OK while it is not.
   absl::Status status() const;
+  // The same; waits for the end.
+  absl::Status AwaitEnd(std::chrono::steady_clock::time_point deadline) const;
+  // Ends the session at once.
+  void Cancel() { context_.TryCancel(); }
   // Ends the session when its steps are over. The status with which it ended.
   absl::Status Close(std::chrono::steady_clock::time_point deadline);
 
@@ -49,7 +59,7 @@ class SessionStream {
   SessionStream() = default;
   void Read();
   absl::Status Write(const v1::SessionRequest& request);
-  void Handle(const v1::SessionReply& reply) TRIBUTARY_REQUIRES(mutex_);
+  void Handle(v1::SessionReply& reply) TRIBUTARY_REQUIRES(mutex_);
 
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriterInterface<v1::SessionRequest, v1::SessionReply>> stream_;
@@ -59,12 +69,13 @@ class SessionStream {
   Mutex write_mutex_;  // one write at a time
 
   mutable Mutex mutex_;
-  CondVar changed_;
+  mutable CondVar changed_;
   bool is_open_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);  // OK until the session is over
   std::function<void(const absl::Status&)> on_end_ TRIBUTARY_GUARDED_BY(mutex_);
   std::map<uint64_t, v1::StepAccepted> accepted_ TRIBUTARY_GUARDED_BY(mutex_);  // not asked for yet
   std::map<uint64_t, absl::Status> ended_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::deque<v1::LayerOutput> layers_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::client

@@ -14,9 +14,11 @@ std::vector<worker::CacheId> IdsFrom(worker::CacheId first, int32_t count) {
 
 }  // namespace
 
-Cache::Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec resolved,
-             worker::CacheBackends cache_backends, const TableGeometry& geometry)
+Cache::Cache(std::string cache_name, std::string cache_owner, worker::CacheId first_id,
+             ResolvedSpec resolved, worker::CacheBackends cache_backends,
+             const TableGeometry& geometry)
     : name(std::move(cache_name)),
+      owner(std::move(cache_owner)),
       spec(std::move(resolved.spec)),
       terms(std::move(resolved.terms)),
       public_spec(std::move(resolved.public_spec)),

@@ -1,12 +1,15 @@
 // A cache as the coordinator knows it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "service/coordinator/call_context.h"
 #include "service/data/coordinator_lock.h"
 #include "service/data/layer_groups.h"
 #include "service/data/resolve_spec.h"
@@ -22,16 +25,21 @@ namespace tributary::service {
 // Owned by CacheRegistry, and by the operations that use it while it is being deleted.
 struct Cache {
   // Takes one worker cache id per group of layers, from `first_id` on.
-  Cache(std::string cache_name, worker::CacheId first_id, ResolvedSpec resolved,
-        worker::CacheBackends cache_backends, const TableGeometry& geometry);
+  Cache(std::string cache_name, std::string cache_owner, worker::CacheId first_id,
+        ResolvedSpec resolved, worker::CacheBackends cache_backends, const TableGeometry& geometry);
 
   // The first of `ids`. It stands for the whole cache in logs, batches and accounts.
   worker::CacheId id() const { return ids.front(); }
   // What the workers are told of a group of layers.
   worker::CacheSpec GroupSpec(int32_t group) const TRIBUTARY_LOCKED;
+  // Whether a caller may know of it.
+  bool VisibleTo(const CallContext& call) const TRIBUTARY_LOCKED {
+    return call.manages_all || users.contains(call.caller);
+  }
 
   // Fixed, and therefore read without the lock.
   const std::string name;
+  const std::string owner;       // the client that created it, and whose limits it counts for
   const worker::CacheSpec spec;  // all layers
   const CacheTerms terms;
   const v1::CacheSpec public_spec;
@@ -43,8 +51,17 @@ struct Cache {
   const std::vector<worker::CacheId> ids;
   const LayerGroups layer_groups;  // the table's
   SequenceOrder order TRIBUTARY_GUARDED_BY(kCoordinatorLock);
-  // Every rank has it.
+  // Its pages, on all ranks together. Set before the cache is known to others.
+  uint64_t bytes TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // As its creator asked for it. Set before the cache is known to others.
+  v1::CacheSpec asked TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // The clients that have asked for it, the owner among them.
+  absl::flat_hash_set<std::string> users TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Every rank has it, or had it in some epoch.
   bool created TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  // UNAVAILABLE with the reason while workers of this epoch refuse to hold it (GroupSetup). It can
+  // be deleted all the same.
+  absl::Status not_held TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Callers that wait until it is created.
   std::vector<std::function<void(absl::StatusOr<v1::CreateCacheReply>)>> creators
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);

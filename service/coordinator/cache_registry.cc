@@ -4,10 +4,12 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
+#include "service/coordinator/adopt_sequences.h"
 #include "service/data/resolve_spec.h"
 #include "service/data/shared_memory.h"
 
@@ -60,32 +62,58 @@ absl::Status CheckBackends(const worker::CacheBackends& backends, const CacheTer
 
 CacheRegistry::CacheRegistry(const CoordinatorOptions& options, const telemetry::Logger& log,
                              const WorkerGroup& group, CoordinatorLock& lock,
-                             const ServingState& serving, GroupCommands& commands, CallOrder& order)
+                             const ServingState& serving, GroupCommands& commands, CallOrder& order,
+                             OnRefused on_refused)
     : options_(options),
       log_(log),
       group_(group),
       lock_(lock),
       serving_(serving),
       commands_(commands),
-      order_(order) {}
+      order_(order),
+      on_refused_(std::move(on_refused)) {}
 
 absl::StatusOr<CachePtr> CacheRegistry::Find(const std::string& name) const {
+  TRIBUTARY_ASSIGN_OR_RETURN(CachePtr cache, Lookup(name));
+  TRIBUTARY_RETURN_IF_ERROR(cache->not_held);
+  return cache;
+}
+
+absl::StatusOr<CachePtr> CacheRegistry::Lookup(const std::string& name) const {
   TRIBUTARY_RETURN_IF_ERROR(serving_.Check());
   const auto it = caches_.find(name);
   if (it == caches_.end() || !it->second->created) return NotFound("cache", name, "cache_id");
   return it->second;
 }
 
+absl::StatusOr<CachePtr> CacheRegistry::FindToDelete(const std::string& name,
+                                                     const CallContext& call) const {
+  TRIBUTARY_ASSIGN_OR_RETURN(CachePtr cache, Lookup(name));
+  if (!cache->VisibleTo(call)) return NotFound("cache", name, "cache_id");
+  if (call.manages_all || call.caller == cache->owner) return cache;
+  return FieldError(absl::StatusCode::kPermissionDenied, "cache_id",
+                    absl::StrCat("cache '", name, "' was created by another client"));
+}
+
+std::vector<CachePtr> CacheRegistry::VisibleTo(const CallContext& call) const {
+  std::vector<CachePtr> caches;
+  for (const auto& [name, cache] : caches_) {
+    if (cache->created && cache->VisibleTo(call)) caches.push_back(cache);
+  }
+  std::sort(caches.begin(), caches.end(),
+            [](const CachePtr& a, const CachePtr& b) { return a->name < b->name; });
+  return caches;
+}
+
 // ----------------------------------------------------------------------------------------- create
 
-void CacheRegistry::Create(const v1::CreateCacheRequest& request, Done<v1::CreateCacheReply> done) {
+void CacheRegistry::Create(const v1::CreateCacheRequest& request, const CallContext& call,
+                           Done<v1::CreateCacheReply> done) {
   absl::Status named = CheckName("cache_id", request.cache_id());
   if (!named.ok()) return done(std::move(named));
   absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(request.spec(), group_.size());
   if (!resolved.ok()) return done(resolved.status());
-  worker::CacheBackends backends(
-      options_.backends, resolved->spec,
-      {.device = group_.device(), .batch_invariant = options_.deterministic});
+  worker::CacheBackends backends = BackendsFor(*resolved);
   absl::Status usable = CheckBackends(backends, resolved->terms);
   if (!usable.ok()) return done(std::move(usable));
 
@@ -102,28 +130,89 @@ void CacheRegistry::Create(const v1::CreateCacheRequest& request, Done<v1::Creat
                       absl::StrCat("cache '", cache->name, "' exists with another spec")));
       });
     }
+    cache->users.insert(call.caller);
+    if (!cache->not_held.ok()) {
+      return lock_.Answer([done, status = cache->not_held] { done(status); });
+    }
     if (cache->created) return lock_.Answer([done, cache] { done(CreatedReply(*cache)); });
     cache->creators.push_back(std::move(done));
     return;
   }
-  const CachePtr cache = Add(request.cache_id(), *std::move(resolved), std::move(backends));
+  const absl::StatusOr<CachePtr> added =
+      Admit(request.cache_id(), call.caller, *std::move(resolved), std::move(backends));
+  if (!added.ok()) {
+    return lock_.Answer([done, status = added.status()] { done(status); });
+  }
+  const CachePtr cache = *added;
+  cache->asked = request.spec();
   cache->creators.push_back(std::move(done));
-  commands_.SendToLayerGroups(
-      *cache,
-      [&cache](int32_t group)
-          TRIBUTARY_LOCKED { return worker::CreateCacheCommand{cache->GroupSpec(group)}; },
-      [this, cache](const absl::Status& status) { OnCreated(cache, status); });
+  CreateGroup(cache, 0);
 }
 
-CachePtr CacheRegistry::Add(const std::string& name, ResolvedSpec resolved,
-                            worker::CacheBackends backends) {
+void CacheRegistry::CreateGroup(const CachePtr& cache, int32_t group) {
+  commands_.CreateCache(cache->ids[group], cache->GroupSpec(group),
+                        [this, cache, next = group + 1](const absl::Status& status) {
+                          if (!status.ok() || next == static_cast<int32_t>(cache->ids.size())) {
+                            return OnCreated(cache, status);
+                          }
+                          const CriticalSection section(lock_);
+                          CreateGroup(cache, next);
+                        });
+}
+
+worker::CacheBackends CacheRegistry::BackendsFor(const ResolvedSpec& resolved) const {
+  return {options_.backends,
+          resolved.spec,
+          {.device = group_.device(), .batch_invariant = options_.deterministic}};
+}
+
+absl::StatusOr<CachePtr> CacheRegistry::Make(const std::string& name, const std::string& client,
+                                             worker::CacheId first_id, ResolvedSpec resolved,
+                                             worker::CacheBackends backends) const {
   const TableGeometry geometry =
-      GeometryOf(name, next_id_, resolved, group_.size(), options_.max_sequences);
-  auto cache =
-      std::make_shared<Cache>(name, next_id_, std::move(resolved), std::move(backends), geometry);
+      GeometryOf(name, first_id, resolved, group_.size(), options_.max_sequences);
+  auto cache = std::make_shared<Cache>(name, client, first_id, std::move(resolved),
+                                       std::move(backends), geometry);
+  for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, worker::ShardBytes(cache->GroupSpec(group)));
+    cache->bytes += uint64_t{bytes} * static_cast<uint64_t>(cache->ranks);
+  }
+  cache->users.insert(client);
+  return cache;
+}
+
+absl::StatusOr<CachePtr> CacheRegistry::Admit(const std::string& name, const std::string& client,
+                                              ResolvedSpec resolved,
+                                              worker::CacheBackends backends) {
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      CachePtr cache, Make(name, client, next_id_, std::move(resolved), std::move(backends)));
+  TRIBUTARY_RETURN_IF_ERROR(CheckLimits(client, cache->bytes));
   next_id_ += static_cast<worker::CacheId>(cache->ids.size());
   caches_.emplace(cache->name, cache);
   return cache;
+}
+
+absl::Status CacheRegistry::CheckLimits(const std::string& client, uint64_t bytes) const {
+  const ClientLimits& limits = options_.client_limits;
+  int64_t count = 0;
+  uint64_t held = 0;
+  for (const auto& [name, cache] : caches_) {
+    if (cache->owner != client) continue;
+    ++count;
+    held += cache->bytes;
+  }
+  const auto refuse = [&](ClientLimit limit, int64_t has, int64_t wanted, int64_t most) {
+    if (on_refused_) on_refused_(limit);
+    return LimitReached(client, limit, has, wanted, most);
+  };
+  if (limits.caches > 0 && count >= limits.caches) {
+    return refuse(ClientLimit::kCaches, count, 1, limits.caches);
+  }
+  if (limits.cache_bytes > 0 && held + bytes > static_cast<uint64_t>(limits.cache_bytes)) {
+    return refuse(ClientLimit::kCacheBytes, static_cast<int64_t>(held), static_cast<int64_t>(bytes),
+                  limits.cache_bytes);
+  }
+  return absl::OkStatus();
 }
 
 void CacheRegistry::OnCreated(const CachePtr& cache, const absl::Status& status) {
@@ -135,16 +224,28 @@ void CacheRegistry::OnCreated(const CachePtr& cache, const absl::Status& status)
                                 {"pages", cache->spec.num_pages},
                                 {"layers", cache->spec.layers.size()},
                                 {"backend", cache->backends.first()->name}});
-  } else {
-    caches_.erase(cache->name);
-    // Some ranks may have it.
-    if (serving_.ready()) {
-      Drop(*cache, [] {});
-    } else {
-      undropped_.insert(undropped_.end(), cache->ids.begin(), cache->ids.end());
-    }
-    log_.Warning("cache not created", {{"cache", cache->name}, {"error", failure.message()}});
+    if (options_.journal == nullptr) return AnswerCreators(cache, failure);
+    // If the journal cannot write it, the log says so, and the cache lasts as long as this process.
+    options_.journal->PutCache(
+        {.name = cache->name, .owner = cache->owner, .first_id = cache->id(), .spec = cache->asked},
+        [this, cache](const absl::Status&) {
+          const CriticalSection written(lock_);
+          AnswerCreators(cache, absl::OkStatus());
+        });
+    return;
   }
+  caches_.erase(cache->name);
+  // Some ranks may have it.
+  if (serving_.ready()) {
+    Drop(*cache, [] {});
+  } else {
+    undropped_.insert(undropped_.end(), cache->ids.begin(), cache->ids.end());
+  }
+  log_.Warning("cache not created", {{"cache", cache->name}, {"error", failure.message()}});
+  AnswerCreators(cache, failure);
+}
+
+void CacheRegistry::AnswerCreators(const CachePtr& cache, const absl::Status& failure) {
   for (auto& creator : std::exchange(cache->creators, {})) {
     lock_.Answer([creator = std::move(creator), cache, failure] {
       if (failure.ok()) {
@@ -158,10 +259,11 @@ void CacheRegistry::OnCreated(const CachePtr& cache, const absl::Status& status)
 
 // ----------------------------------------------------------------------------------------- delete
 
-void CacheRegistry::Delete(const v1::DeleteCacheRequest& request, Done<v1::DeleteCacheReply> done) {
+void CacheRegistry::Delete(const v1::DeleteCacheRequest& request, const CallContext& call,
+                           Done<v1::DeleteCacheReply> done) {
   const CriticalSection section(lock_);
   lock_.AcceptCall();
-  const absl::StatusOr<CachePtr> found = Find(request.cache_id());
+  const absl::StatusOr<CachePtr> found = FindToDelete(request.cache_id(), call);
   if (!found.ok()) {
     return lock_.Answer([done, status = found.status()] { done(status); });
   }
@@ -169,8 +271,16 @@ void CacheRegistry::Delete(const v1::DeleteCacheRequest& request, Done<v1::Delet
   caches_.erase(request.cache_id());
   order_.FailAllOf(*cache, NotFound("cache", request.cache_id(), "cache_id"));
   cache->table.DisownAll();
-  Drop(*cache,
-       [this, done]() TRIBUTARY_LOCKED { lock_.Answer([done] { done(v1::DeleteCacheReply()); }); });
+  const auto answer = [this, done]() TRIBUTARY_LOCKED {
+    lock_.Answer([done] { done(v1::DeleteCacheReply()); });
+  };
+  if (options_.journal == nullptr) return Drop(*cache, answer);
+  Drop(*cache, [this, answer, name = cache->name]() {
+    options_.journal->DropCache(name, [this, answer](const absl::Status&) {
+      const CriticalSection written(lock_);
+      answer();
+    });
+  });
 }
 
 void CacheRegistry::Drop(const Cache& cache, std::function<void()> done) {
@@ -184,6 +294,55 @@ void CacheRegistry::Drop(const Cache& cache, std::function<void()> done) {
 }
 
 // ------------------------------------------------------------------------------------- new groups
+
+absl::StatusOr<CachePtr> CacheRegistry::AddAgain(const JournaledCache& journaled) {
+  TRIBUTARY_ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(journaled.spec, group_.size()));
+  worker::CacheBackends backends = BackendsFor(resolved);
+  TRIBUTARY_RETURN_IF_ERROR(CheckBackends(backends, resolved.terms));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      CachePtr cache, Make(journaled.name, journaled.owner, journaled.first_id, std::move(resolved),
+                           std::move(backends)));
+  cache->asked = journaled.spec;
+  cache->created = true;
+  next_id_ = std::max(next_id_, cache->ids.back() + 1);
+  caches_.emplace(cache->name, cache);
+  return cache;
+}
+
+void CacheRegistry::Adopt(const std::vector<std::optional<worker::Holdings>>& held) {
+  if (options_.journal == nullptr) return;
+  for (const JournaledCache& journaled : options_.journal->caches()) {
+    const absl::StatusOr<CachePtr> cache = AddAgain(journaled);
+    if (!cache.ok()) {
+      log_.Error("a cache of the journal cannot be made again",
+                 {{"cache", journaled.name}, {"error", cache.status().message()}});
+      continue;
+    }
+    const AdoptedSequences adopted = AdoptSequences(**cache, held);
+    (*cache)->undropped = adopted.absent;
+    log_.Info("cache adopted", {{"cache", journaled.name},
+                                {"sequences", adopted.whole},
+                                {"lost", adopted.lost.size()},
+                                {"forgotten", adopted.absent.size()}});
+    for (const auto& [sequence, why] : adopted.lost) {
+      log_.Warning("sequence lost",
+                   {{"cache", journaled.name}, {"sequence", sequence}, {"reason", why}});
+    }
+  }
+  LeaveOthers(held);
+}
+
+void CacheRegistry::LeaveOthers(const std::vector<std::optional<worker::Holdings>>& held) {
+  absl::flat_hash_set<worker::CacheId> ours;
+  for (const auto& [name, cache] : caches_) ours.insert(cache->ids.begin(), cache->ids.end());
+  for (const std::optional<worker::Holdings>& holdings : held) {
+    if (!holdings.has_value()) continue;
+    for (const worker::HeldCache& cache : holdings->caches) {
+      next_id_ = std::max(next_id_, cache.id + 1);
+      if (ours.insert(cache.id).second) undropped_.push_back(cache.id);
+    }
+  }
+}
 
 void CacheRegistry::MarkLost(const std::vector<bool>& fresh) {
   for (const auto& [name, cache] : caches_) {

@@ -1,6 +1,7 @@
 // The caches of a service: created on the workers, found by name, deleted.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/serving_state.h"
+#include "service/observe/observer.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -27,20 +29,30 @@ class CacheRegistry {
   // All of them outlive this.
   CacheRegistry(const CoordinatorOptions& options, const telemetry::Logger& log,
                 const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
-                GroupCommands& commands, CallOrder& order);
+                GroupCommands& commands, CallOrder& order, OnRefused on_refused);
 
   // The calls of the API.
-  void Create(const v1::CreateCacheRequest& request,
+  void Create(const v1::CreateCacheRequest& request, const CallContext& call,
               Done<v1::CreateCacheReply> done) TRIBUTARY_UNLOCKED;
-  void Delete(const v1::DeleteCacheRequest& request,
+  void Delete(const v1::DeleteCacheRequest& request, const CallContext& call,
               Done<v1::DeleteCacheReply> done) TRIBUTARY_UNLOCKED;
 
-  // UNAVAILABLE when the service does not serve, NOT_FOUND for caches that do not exist or are
-  // still being created.
+  // UNAVAILABLE when the service does not serve or the workers do not hold the cache, NOT_FOUND for
+  // caches that do not exist or are still being created.
   absl::StatusOr<CachePtr> Find(const std::string& name) const TRIBUTARY_LOCKED;
+  // Find, for a caller that wants to delete it, whether the workers hold it or not.
+  // PERMISSION_DENIED for a cache that another client created, NOT_FOUND for one that the caller
+  // has nothing to do with.
+  absl::StatusOr<CachePtr> FindToDelete(const std::string& name,
+                                        const CallContext& call) const TRIBUTARY_LOCKED;
+  // What a caller may know of, in the order of their names.
+  std::vector<CachePtr> VisibleTo(const CallContext& call) const TRIBUTARY_LOCKED;
   // Caches that are still being created are among them.
   const ByName& all() const TRIBUTARY_LOCKED { return caches_; }
 
+  // A coordinator that has restarted goes on: makes the caches of the journal again, with the
+  // sequences that all ranks hold. `held`: [ranks], nothing for ranks that are fresh.
+  void Adopt(const std::vector<std::optional<worker::Holdings>>& held) TRIBUTARY_LOCKED;
   // The group has formed anew, and the ranks that are `fresh` hold nothing: marks the sequences of
   // which they held something as lost.
   void MarkLost(const std::vector<bool>& fresh) TRIBUTARY_LOCKED;
@@ -48,8 +60,26 @@ class CacheRegistry {
   void DropAgain() TRIBUTARY_LOCKED;
 
  private:
-  CachePtr Add(const std::string& name, ResolvedSpec resolved,
-               worker::CacheBackends backends) TRIBUTARY_LOCKED;
+  // Find, whether the workers hold it or not.
+  absl::StatusOr<CachePtr> Lookup(const std::string& name) const TRIBUTARY_LOCKED;
+  // RESOURCE_EXHAUSTED when the client has as many caches, or bytes of them, as it may have.
+  absl::StatusOr<CachePtr> Admit(const std::string& name, const std::string& client,
+                                 ResolvedSpec resolved,
+                                 worker::CacheBackends backends) TRIBUTARY_LOCKED;
+  absl::Status CheckLimits(const std::string& client, uint64_t bytes) const TRIBUTARY_LOCKED;
+  // Creates the groups of layers on the workers, from this one on.
+  void CreateGroup(const CachePtr& cache, int32_t group) TRIBUTARY_LOCKED;
+  // A cache that nobody knows of yet.
+  absl::StatusOr<CachePtr> Make(const std::string& name, const std::string& client,
+                                worker::CacheId first_id, ResolvedSpec resolved,
+                                worker::CacheBackends backends) const TRIBUTARY_LOCKED;
+  worker::CacheBackends BackendsFor(const ResolvedSpec& resolved) const;
+  // Adds a cache of the journal, without sequences.
+  absl::StatusOr<CachePtr> AddAgain(const JournaledCache& journaled) TRIBUTARY_LOCKED;
+  // Workers hold caches that are not among ours: they are told to drop them, and their ids are not
+  // used again.
+  void LeaveOthers(const std::vector<std::optional<worker::Holdings>>& held) TRIBUTARY_LOCKED;
+  void AnswerCreators(const CachePtr& cache, const absl::Status& failure) TRIBUTARY_LOCKED;
   void OnCreated(const CachePtr& cache, const absl::Status& status) TRIBUTARY_UNLOCKED;
   // Tells the workers that a cache is gone. `done` is called with the lock held, whatever comes of
   // it: workers that miss the command are told again.
@@ -62,6 +92,7 @@ class CacheRegistry {
   const ServingState& serving_;
   GroupCommands& commands_;
   CallOrder& order_;
+  const OnRefused on_refused_;
 
   ByName caches_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   worker::CacheId next_id_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 1;

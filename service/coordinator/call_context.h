@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/telemetry/trace.h"
 
@@ -20,16 +22,28 @@ using Done = std::function<void(absl::StatusOr<Reply>)>;
 struct CallContext {
   // The caller's name (service/access/access_control.h).
   std::string caller;
+  // Whether it sees and deletes what others made.
+  bool manages_all = true;
+  // Whether it may name shared memory: it is on this machine, or trusted to see the same memory.
+  bool shares_memory = true;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   // Set when the caller is no longer interested; may be null. A call that has not taken effect is
   // then dropped; of a call that has, only the result is.
   std::shared_ptr<const std::atomic<bool>> cancelled;
+  // The same, where several calls share the one above.
+  std::shared_ptr<const std::atomic<bool>> cancelled_alone;
+  // Asks for room for the bytes that the reply's message is going to have, once they are known and
+  // before the call takes effect; RESOURCE_EXHAUSTED when there is none. Empty: nobody counts.
+  std::function<absl::Status(size_t bytes)> charge_reply;
   // Its span_id is the call's own span.
   telemetry::TraceContext trace;
 };
 
 inline bool Cancelled(const CallContext& call) {
-  return call.cancelled != nullptr && call.cancelled->load(std::memory_order_acquire);
+  const auto set = [](const std::shared_ptr<const std::atomic<bool>>& flag) {
+    return flag != nullptr && flag->load(std::memory_order_acquire);
+  };
+  return set(call.cancelled) || set(call.cancelled_alone);
 }
 
 }  // namespace tributary::service

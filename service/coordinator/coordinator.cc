@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/coordinator/topology.h"
+#include "service/data/shared_memory.h"
 
 namespace tributary::service {
 
@@ -20,14 +22,16 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
       group_(std::move(group)),
       lock_(this),
       serving_(lock_, options_.retry_delay, options_.on_readiness),
-      commands_(group_.get(), serving_, options_.step_timeout),
+      commands_(group_.get(), lock_, serving_, options_.step_timeout),
       order_(options_.max_call_timeout),
-      caches_(options_, *log_, *group_, lock_, serving_, commands_, order_),
+      caches_(options_, *log_, *group_, lock_, serving_, commands_, order_,
+              [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       regions_(options_, *log_, *group_, lock_, serving_, commands_),
       sequences_(options_, *log_, lock_, caches_, commands_, order_,
                  [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
-      steps_(options_, *observer_, lock_, serving_, commands_, order_, caches_, regions_),
-      sessions_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, sequences_),
+      steps_(options_, *observer_, lock_, serving_, commands_, order_, caches_, regions_, *group_),
+      sessions_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, sequences_,
+                mailboxes_, [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       setup_(options_, *log_, *observer_, lock_, serving_, commands_, order_, caches_, regions_,
              sessions_),
       timer_(
@@ -63,6 +67,7 @@ void Coordinator::Stop() {
     sessions_.EndAll(why);
   }
   group_->Stop();
+  if (options_.journal != nullptr) options_.journal->Flush();  // it calls parts of this
   sessions_.Join();
   timer_.Join();
   const CriticalSection section(lock_);
@@ -82,31 +87,31 @@ void Coordinator::BeforeRelease() {
 void Coordinator::AfterRelease() { commands_.Submit(); }
 
 Coordinator::Clock::time_point Coordinator::NextDue() const {
-  return std::min({order_.NextDeadline(), setup_.NextDue(), steps_.NextDue()});
+  return std::min(
+      {order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep()});
 }
 
 void Coordinator::ActOnTime(Clock::time_point now) {
   order_.FailExpired(now);
   setup_.RetryIfDue(now);
+  regions_.SweepIfDue(now);
 }
 
 // ----------------------------------------------------------------------------------------- calls
 
-void Coordinator::CreateCache(const v1::CreateCacheRequest& request,
+void Coordinator::CreateCache(const v1::CreateCacheRequest& request, const CallContext& call,
                               Done<v1::CreateCacheReply> done) {
-  caches_.Create(request, std::move(done));
+  caches_.Create(request, call, std::move(done));
 }
 
-void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request,
+void Coordinator::DeleteCache(const v1::DeleteCacheRequest& request, const CallContext& call,
                               Done<v1::DeleteCacheReply> done) {
   {
     const CriticalSection section(lock_);
-    const auto found = caches_.all().find(request.cache_id());
-    if (found != caches_.all().end()) {
-      sessions_.EndAllOf(*found->second, absl::NotFoundError("the cache was deleted"));
-    }
+    const absl::StatusOr<CachePtr> found = caches_.FindToDelete(request.cache_id(), call);
+    if (found.ok()) sessions_.EndAllOf(**found, absl::NotFoundError("the cache was deleted"));
   }
-  caches_.Delete(request, std::move(done));
+  caches_.Delete(request, call, std::move(done));
 }
 
 void Coordinator::OpenSequence(const v1::OpenSequenceRequest& request, const CallContext& call,
@@ -145,12 +150,16 @@ void Coordinator::Attend(std::shared_ptr<const v1::AttendRequest> request, const
 }
 
 void Coordinator::RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request,
+                                       const CallContext& call,
                                        Done<v1::RegisterSharedMemoryReply> done) {
+  if (!call.shares_memory) return done(NotOnThisMachine("kind"));
   regions_.Register(request, std::move(done));
 }
 
 void Coordinator::UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request,
+                                         const CallContext& call,
                                          Done<v1::UnregisterSharedMemoryReply> done) {
+  if (!call.shares_memory) return done(NotOnThisMachine("name"));
   regions_.Unregister(request, std::move(done));
 }
 
@@ -162,23 +171,27 @@ v1::Statistics Coordinator::Statistics() const {
   return statistics;
 }
 
-absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(
-    const v1::GetTopologyRequest& request) const {
+absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(const v1::GetTopologyRequest& request,
+                                                              const CallContext& call) const {
   if (request.max_sequences() < 0) {
     return InvalidField("max_sequences", "must be >= 0");
   }
   v1::GetTopologyReply reply;
   AddWorkers(group_->members(), &reply);
-  const ReadSection section(lock_);
-  reply.set_epoch(serving_.epoch());
-  reply.set_state(serving_.ready() ? v1::GROUP_STATE_READY : v1::GROUP_STATE_FORMING);
   reply.set_version(Version());
-  v1::Statistics* statistics = reply.mutable_statistics();
-  *statistics = Statistics();
-  statistics->set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
-  statistics->set_calls_open(static_cast<uint64_t>(lock_.open_calls()));
-  observer_->Fill(statistics);
-  TRIBUTARY_RETURN_IF_ERROR(AddCaches(caches_.all(), request, &reply));
+  std::vector<CachePtr> caches;
+  {
+    const ReadSection section(lock_);
+    reply.set_epoch(serving_.epoch());
+    reply.set_state(serving_.ready() ? v1::GROUP_STATE_READY : v1::GROUP_STATE_FORMING);
+    v1::Statistics* statistics = reply.mutable_statistics();
+    *statistics = Statistics();
+    statistics->set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
+    statistics->set_calls_open(static_cast<uint64_t>(lock_.open_calls()));
+    observer_->Fill(statistics);
+    caches = caches_.VisibleTo(call);
+  }
+  TRIBUTARY_RETURN_IF_ERROR(AddCaches(lock_, caches, request, &reply));
   return reply;
 }
 

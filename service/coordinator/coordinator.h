@@ -18,12 +18,14 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/group_setup.h"
+#include "service/coordinator/limits.h"
 #include "service/coordinator/registered_regions.h"
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions.h"
 #include "service/coordinator/step_runner.h"
 #include "service/coordinator/timer.h"
+#include "service/data/mailbox_handout.h"
 #include "service/observe/observer.h"
 #include "service/observe/snapshot.h"
 #include "service/workers/worker_group.h"
@@ -54,8 +56,10 @@ class Coordinator final : private EndOfSection {
   // The one in CoordinatorOptions, or one that does nothing.
   Observer& observer() const { return *observer_; }
 
-  void CreateCache(const v1::CreateCacheRequest& request, Done<v1::CreateCacheReply> done);
-  void DeleteCache(const v1::DeleteCacheRequest& request, Done<v1::DeleteCacheReply> done);
+  void CreateCache(const v1::CreateCacheRequest& request, const CallContext& call,
+                   Done<v1::CreateCacheReply> done);
+  void DeleteCache(const v1::DeleteCacheRequest& request, const CallContext& call,
+                   Done<v1::DeleteCacheReply> done);
   void OpenSequence(const v1::OpenSequenceRequest& request, const CallContext& call,
                     Done<v1::OpenSequenceReply> done);
   void ForkSequence(const v1::ForkSequenceRequest& request, const CallContext& call,
@@ -70,14 +74,21 @@ class Coordinator final : private EndOfSection {
               Done<v1::AppendReply> done);
   void Attend(std::shared_ptr<const v1::AttendRequest> request, const CallContext& call,
               Done<v1::AttendReply> done);
-  absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) const;
+  // Caches are looked at one after the other, and sequences some at a time: what changes meanwhile
+  // is told as it is when its turn comes.
+  absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request,
+                                                   const CallContext& call) const;
+  // Without the lock: it is as it was configured.
+  v1::GetLimitsReply GetLimits() const { return LimitsOf(options_, *group_); }
   Snapshot TakeSnapshot() const;
   // Of every caller, one session per stream (sessions.h).
   Sessions& sessions() { return sessions_; }
-  void RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request,
+  // Their mailboxes that wait for their hosts.
+  MailboxHandout& mailboxes() { return mailboxes_; }
+  void RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request, const CallContext& call,
                             Done<v1::RegisterSharedMemoryReply> done);
   void UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request,
-                              Done<v1::UnregisterSharedMemoryReply> done);
+                              const CallContext& call, Done<v1::UnregisterSharedMemoryReply> done);
 
  private:
   // EndOfSection.
@@ -104,6 +115,7 @@ class Coordinator final : private EndOfSection {
   RegisteredRegions regions_;
   SequenceCalls sequences_;
   StepRunner steps_;
+  MailboxHandout mailboxes_;
   Sessions sessions_;
   GroupSetup setup_;
   Timer timer_;

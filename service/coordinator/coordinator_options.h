@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "service/journal/journal.h"
 #include "service/observe/observer.h"
 #include "service/schedule/batcher.h"
 #include "service/schedule/client_quota.h"
@@ -17,8 +18,11 @@
 namespace tributary::service {
 
 struct SessionLimits {
-  int64_t sessions = 64;                       // that are open at once
+  int64_t sessions = 256;                      // that are open at once
   uint64_t mailbox_bytes = uint64_t{8} << 30;  // of all their mailboxes together
+  // How long a session waits with eyes open for a host that writes to shared memory, before it
+  // sleeps.
+  std::chrono::nanoseconds spin{std::chrono::microseconds(50)};
 };
 
 struct CoordinatorOptions {
@@ -32,6 +36,8 @@ struct CoordinatorOptions {
   // After what delay callers are asked to retry on UNAVAILABLE and ABORTED.
   std::chrono::milliseconds retry_delay{200};
   size_t max_message_bytes = size_t{64} << 20;
+  // Of the queries, results and new tokens of a step, in f32.
+  int64_t max_step_bytes = int64_t{512} << 20;
   int32_t max_sequences = 65'536;  // of one cache
   ClientLimits client_limits;      // what each caller may hold
   SessionLimits session_limits;
@@ -43,10 +49,14 @@ struct CoordinatorOptions {
                                                            worker::RegisteredBackends().end()};
   // The key of a shared memory object must begin with one of these. Empty: any key.
   std::vector<std::string> shared_memory_prefixes;
+  // How often it is looked whether the owners of registered regions live.
+  std::chrono::milliseconds region_sweep{1'000};
   // Called when the service becomes able to serve and when it ceases to be; may be empty.
   std::function<void(bool ready)> on_readiness;
   // Measures, records and traces calls and steps. Null: nobody does.
   std::shared_ptr<Observer> observer;
+  // What outlives the process. Null: nothing does.
+  std::shared_ptr<Journal> journal;
 };
 
 }  // namespace tributary::service

@@ -1,5 +1,6 @@
 #include "service/coordinator/group_commands.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -34,15 +35,23 @@ class Answers {
 
 }  // namespace
 
-void GroupCommands::Send(worker::CacheId cache, Fill fill, WorkerGroup::Done done) {
+void GroupCommands::Send(worker::CacheId cache, Fill fill, WorkerGroup::Done done,
+                         std::chrono::milliseconds more_time) {
+  if (more_time.count() > 0) {
+    more_time_ += more_time.count();
+    done = [this, more_time, done = std::move(done)](Outcome outcome) {
+      more_time_ -= more_time.count();
+      done(std::move(outcome));
+    };
+  }
   queue_.Enqueue(
-      [cache, epoch = serving_.epoch(), timeout = timeout_,
-       fill = std::move(fill)](uint64_t number) {
+      [this, cache, epoch = serving_.epoch(), fill = std::move(fill)](uint64_t number) {
         worker::Command command;
         command.number = number;
         command.cache = cache;
         command.epoch = epoch;
-        command.deadline = CoordinatorLock::Clock::now() + timeout;
+        command.deadline =
+            CoordinatorLock::Clock::now() + timeout_ + std::chrono::milliseconds(more_time_.load());
         fill(&command);
         return command;
       },
@@ -58,6 +67,10 @@ void GroupCommands::SendBody(worker::CacheId cache, Body body, WorkerGroup::Done
       std::move(done));
 }
 
+void GroupCommands::TellAgain(worker::CacheId cache, std::vector<worker::Standing> standings) {
+  SendBody(cache, worker::SetTablesCommand{{}, std::move(standings)}, [](const Outcome&) {});
+}
+
 void GroupCommands::SendToLayerGroups(const Cache& cache, const std::function<Body(int32_t)>& body,
                                       std::function<void(const absl::Status&)> done) {
   const auto answers = std::make_shared<Answers>(cache.ids.size(), std::move(done));
@@ -65,6 +78,35 @@ void GroupCommands::SendToLayerGroups(const Cache& cache, const std::function<Bo
     SendBody(cache.ids[group], body(static_cast<int32_t>(group)),
              [answers](const Outcome& outcome) { answers->Add(outcome.status); });
   }
+}
+
+void GroupCommands::CreateCache(worker::CacheId cache, worker::CacheSpec spec,
+                                std::function<void(const absl::Status&)> done) {
+  creations_.push_back(
+      std::make_shared<Creation>(Creation{cache, std::move(spec), std::move(done)}));
+  CreateMore();
+}
+
+void GroupCommands::CreateMore() {
+  if (creating_ || creations_.empty()) return;
+  creating_ = true;
+  const CreationPtr creation = std::move(creations_.front());
+  creations_.pop_front();
+  SendBody(creation->cache, worker::CreateCacheCommand{creation->spec},
+           [this, creation](const Outcome& outcome) { OnCreateAnswer(creation, outcome); });
+}
+
+void GroupCommands::OnCreateAnswer(const CreationPtr& creation, const Outcome& outcome) {
+  const bool more = outcome.status.ok() &&
+                    std::any_of(outcome.replies.begin(), outcome.replies.end(),
+                                [](const worker::Reply& reply) { return reply.more_memory; });
+  {
+    const CriticalSection section(lock_);
+    creating_ = false;
+    if (more) creations_.push_back(creation);
+    CreateMore();
+  }
+  if (!more) creation->done(outcome.status);
 }
 
 }  // namespace tributary::service

@@ -3,29 +3,34 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 
 namespace tributary::service {
 namespace {
 
-// How long after workers refused their set-up it is tried again.
-constexpr std::chrono::seconds kRetryPause{1};
+// How long after workers refused a cache they are asked again, the first time and at most.
+constexpr std::chrono::seconds kFirstPause{1};
+constexpr std::chrono::seconds kLongestPause{30};
 
-// The most page numbers in one SetTables command. It bounds the size of the command however many
-// sequences are open.
-constexpr size_t kPagesPerCommand = 1 << 18;
+// The most page numbers, and lengths, in one SetTables command. It bounds the size of the command
+// however many sequences are open.
+constexpr size_t kNumbersPerCommand = 1 << 18;
 
-// Cuts tables into commands; a long table may span several.
-std::vector<std::vector<worker::PageUpdate>> Chunks(std::vector<worker::PageUpdate> tables) {
-  std::vector<std::vector<worker::PageUpdate>> chunks;
+// Cuts what is to be told into commands. What is told of one sequence goes into one.
+std::vector<worker::SetTablesCommand> Chunks(std::vector<SequenceTable::Told> all) {
+  std::vector<worker::SetTablesCommand> chunks;
   size_t room = 0;
-  for (worker::PageUpdate& table : tables) {
-    if (table.pages.size() > room) {
+  for (SequenceTable::Told& told : all) {
+    const size_t size =
+        1 + told.standing.lengths.size() + (told.table ? told.table->pages.size() : 0);
+    if (size > room) {
       chunks.emplace_back();
-      room = std::max(kPagesPerCommand, table.pages.size());
+      room = std::max(kNumbersPerCommand, size);
     }
-    room -= table.pages.size();
-    chunks.back().push_back(std::move(table));
+    room -= size;
+    if (told.table.has_value()) chunks.back().tables.push_back(*std::move(told.table));
+    chunks.back().standings.push_back(std::move(told.standing));
   }
   return chunks;
 }
@@ -58,10 +63,16 @@ void GroupSetup::OnFormed(uint64_t epoch, const std::vector<bool>& fresh) {
   BeginRound();
 }
 
+void GroupSetup::OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) {
+  const CriticalSection section(lock_);
+  caches_.Adopt(held);
+}
+
 void GroupSetup::OnBroken(const std::string& reason) {
   const CriticalSection section(lock_);
   const uint64_t epoch = serving_.epoch();
   log_.Warning("group broken", {{"epoch", epoch}, {"reason", reason}});
+  ++round_;
   retry_at_.reset();
   serving_.SetNotReady(ServingState::Phase::kForming, reason);
   order_.FailAll(serving_.Check());
@@ -72,58 +83,111 @@ void GroupSetup::OnBroken(const std::string& reason) {
 // ------------------------------------------------------------------------------- set-up rounds
 
 void GroupSetup::BeginRound() {
+  ++round_;
   retry_at_.reset();
+  retry_pause_ = kFirstPause;
   serving_.SetNotReady(ServingState::Phase::kSettingUp,
                        "bringing caches and tables to the workers");
-  unanswered_ = 1;  // the deferred call below
+  unsettled_ = 1;  // the deferred call below
   caches_.DropAgain();
   regions_.CloseAgain();
   for (const auto& [name, cache] : caches_.all()) {
-    if (cache->created) SendCache(*cache);
+    if (cache->created) SendCache(cache);
   }
-  lock_.Defer([this, epoch = serving_.epoch()] { OnAnswer(epoch, absl::OkStatus()); });
+  lock_.Defer([this, round = round_] {
+    const CriticalSection section(lock_);
+    if (round == round_) OnSettled();
+  });
 }
 
-void GroupSetup::SendCache(Cache& cache) {
-  const std::vector<worker::SequenceId> undropped = std::exchange(cache.undropped, {});
-  for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
-    const worker::CacheId id = cache.ids[group];
-    SendCounted(id, worker::CreateCacheCommand{cache.GroupSpec(group)});
-    if (!undropped.empty()) SendCounted(id, worker::DropTablesCommand{undropped});
-    for (auto& tables : Chunks(cache.table.Snapshot(group))) {
-      SendCounted(id, worker::SetTablesCommand{std::move(tables)});
+void GroupSetup::SendCache(const CachePtr& cache) {
+  ++unsettled_;
+  const auto attempt = std::make_shared<Attempt>(Attempt{.round = round_, .cache = cache});
+  attempt->undropped = std::exchange(cache->undropped, {});
+  for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
+    ++attempt->unanswered;
+    commands_.CreateCache(
+        cache->ids[group], cache->GroupSpec(group),
+        [this, attempt, group](const absl::Status& status) { OnHeld(attempt, group, status); });
+  }
+}
+
+void GroupSetup::OnHeld(const AttemptPtr& attempt, int32_t group, const absl::Status& status) {
+  {
+    const CriticalSection section(lock_);
+    if (attempt->round != round_) return;
+    const worker::CacheId id = attempt->cache->ids[group];
+    if (status.ok() && !attempt->undropped.empty()) {
+      SendCounted(attempt, id, worker::DropTablesCommand{attempt->undropped});
+    }
+    if (status.ok()) {
+      for (auto& tables : Chunks(attempt->cache->table.Snapshot(group))) {
+        SendCounted(attempt, id, std::move(tables));
+      }
     }
   }
+  OnAnswer(attempt, status);
 }
 
-void GroupSetup::SendCounted(worker::CacheId cache, GroupCommands::Body body) {
-  ++unanswered_;
-  commands_.SendBody(cache, std::move(body),
-                     [this, epoch = serving_.epoch()](const Outcome& outcome) {
-                       OnAnswer(epoch, outcome.status);
-                     });
+void GroupSetup::SendCounted(const AttemptPtr& attempt, worker::CacheId cache,
+                             GroupCommands::Body body) {
+  ++attempt->unanswered;
+  commands_.SendBody(cache, std::move(body), [this, attempt](const Outcome& outcome) {
+    OnAnswer(attempt, outcome.status);
+  });
 }
 
-void GroupSetup::OnAnswer(uint64_t epoch, const absl::Status& status) {
+void GroupSetup::OnAnswer(const AttemptPtr& attempt, const absl::Status& status) {
   const CriticalSection section(lock_);
-  if (epoch != serving_.epoch() || serving_.phase() != ServingState::Phase::kSettingUp) return;
+  if (attempt->round != round_) return;
   if (FromOutcome(status, options_.retry_delay).code() == absl::StatusCode::kAborted) {
     return;  // the group is about to say that it broke
   }
-  if (!status.ok()) {
-    log_.Error("workers refused their set-up", {{"epoch", epoch}, {"error", status.message()}});
-    serving_.SetNotReady(ServingState::Phase::kSettingUp, std::string(status.message()));
-    retry_at_ = CoordinatorLock::Clock::now() + kRetryPause;
+  attempt->failure.Update(status);
+  if (--attempt->unanswered > 0) return;
+  Conclude(*attempt);
+  OnSettled();
+}
+
+void GroupSetup::Conclude(const Attempt& attempt) {
+  Cache& cache = *attempt.cache;
+  if (attempt.failure.ok()) {
+    if (!cache.not_held.ok()) log_.Info("the workers hold a cache again", {{"cache", cache.name}});
+    cache.not_held = absl::OkStatus();
+    return;
   }
-  if (--unanswered_ > 0 || retry_at_.has_value()) return;
-  ++formations_;
-  log_.Info("ready", {{"epoch", epoch}, {"caches", caches_.all().size()}});
-  lock_.Defer([this, epoch] { observer_.OnGroupReady(epoch); });
-  serving_.SetReady();
+  const std::string reason(attempt.failure.message());
+  if (cache.not_held.ok()) {
+    log_.Error("the workers cannot hold a cache", {{"cache", cache.name}, {"error", reason}});
+  }
+  cache.not_held = Unavailable(
+      "CACHE_NOT_HELD", absl::StrCat("the workers cannot hold cache '", cache.name, "': ", reason),
+      std::chrono::duration_cast<std::chrono::milliseconds>(retry_pause_));
+}
+
+void GroupSetup::OnSettled() {
+  if (--unsettled_ > 0) return;
+  if (!serving_.ready()) {
+    ++formations_;
+    const uint64_t epoch = serving_.epoch();
+    log_.Info("ready", {{"epoch", epoch}, {"caches", caches_.all().size()}});
+    lock_.Defer([this, epoch] { observer_.OnGroupReady(epoch); });
+    serving_.SetReady();
+  }
+  const bool all_held =
+      std::all_of(caches_.all().begin(), caches_.all().end(),
+                  [](const auto& named) TRIBUTARY_LOCKED { return named.second->not_held.ok(); });
+  if (all_held) return;
+  retry_at_ = CoordinatorLock::Clock::now() + retry_pause_;
+  retry_pause_ = std::min(2 * retry_pause_, kLongestPause);
 }
 
 void GroupSetup::RetryIfDue(CoordinatorLock::Clock::time_point now) {
-  if (retry_at_.has_value() && *retry_at_ <= now) BeginRound();
+  if (!retry_at_.has_value() || *retry_at_ > now) return;
+  retry_at_.reset();
+  for (const auto& [name, cache] : caches_.all()) {
+    if (!cache->not_held.ok()) SendCache(cache);
+  }
 }
 
 }  // namespace tributary::service

@@ -1,11 +1,14 @@
 // What the coordinator does when its group of workers breaks and forms again.
 //
 // A group that has formed is brought, in one round of commands, to what the coordinator knows:
-// caches, tables, what was dropped meanwhile. When all of them are answered the service is ready.
-// If the workers refuse a command, the round is begun again after a pause.
+// caches, tables, what was dropped meanwhile. When all of them are answered the service is ready. A
+// cache that the workers refuse is set aside (Cache::not_held), so that the others are served, and
+// tried again after pauses that grow.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,13 +37,15 @@ class GroupSetup final : public GroupObserver {
              Sessions& sessions);
 
   // The group calls these from its own thread, one at a time.
+  void OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) override
+      TRIBUTARY_UNLOCKED;
   void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) override TRIBUTARY_UNLOCKED;
   void OnBroken(const std::string& reason) override TRIBUTARY_UNLOCKED;
   void OnSessionNews(const worker::SessionNews& news) override TRIBUTARY_UNLOCKED {
     sessions_.OnNews(news);
   }
 
-  // Begins a round again if its time has come.
+  // Brings the workers what they refused, if its time has come.
   void RetryIfDue(CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED;
   // When that is, or max().
   CoordinatorLock::Clock::time_point NextDue() const TRIBUTARY_LOCKED {
@@ -51,11 +56,29 @@ class GroupSetup final : public GroupObserver {
   uint64_t formations() const TRIBUTARY_LOCKED { return formations_; }
 
  private:
+  // One cache's set-up.
+  struct Attempt {
+    uint64_t round = 0;
+    CachePtr cache;
+    std::vector<worker::SequenceId> undropped;  // Cache::undropped as it was
+    int unanswered = 0;                         // commands
+    absl::Status failure;                       // the first
+  };
+  using AttemptPtr = std::shared_ptr<Attempt>;
+
   void BeginRound() TRIBUTARY_LOCKED;
-  void SendCache(Cache& cache) TRIBUTARY_LOCKED;
-  // Sends a command whose answer the round waits for.
-  void SendCounted(worker::CacheId cache, GroupCommands::Body body) TRIBUTARY_LOCKED;
-  void OnAnswer(uint64_t epoch, const absl::Status& status) TRIBUTARY_UNLOCKED;
+  void SendCache(const CachePtr& cache) TRIBUTARY_LOCKED;
+  // Sends a command whose answer the attempt waits for.
+  void SendCounted(const AttemptPtr& attempt, worker::CacheId cache,
+                   GroupCommands::Body body) TRIBUTARY_LOCKED;
+  // The workers hold a group of layers, or cannot.
+  void OnHeld(const AttemptPtr& attempt, int32_t group,
+              const absl::Status& status) TRIBUTARY_UNLOCKED;
+  void OnAnswer(const AttemptPtr& attempt, const absl::Status& status) TRIBUTARY_UNLOCKED;
+  // All its commands are answered.
+  void Conclude(const Attempt& attempt) TRIBUTARY_LOCKED;
+  // One less is unsettled.
+  void OnSettled() TRIBUTARY_LOCKED;
 
   const CoordinatorOptions& options_;
   const telemetry::Logger& log_;
@@ -68,11 +91,14 @@ class GroupSetup final : public GroupObserver {
   RegisteredRegions& regions_;
   Sessions& sessions_;
 
-  // Commands of the round that have not been answered.
-  int unanswered_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  // When a refused round is begun again.
+  // Answers to an earlier round count for nothing. Rises with every group, and when one breaks.
+  uint64_t round_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // Attempts of the round that are not concluded, and one more until all of them are begun.
+  int unsettled_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // When caches that were refused are tried again, and how long it is to the time after that.
   std::optional<CoordinatorLock::Clock::time_point> retry_at_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  std::chrono::seconds retry_pause_ TRIBUTARY_GUARDED_BY(kCoordinatorLock){1};
   uint64_t formations_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "service/coordinator/registered_regions.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -51,9 +52,12 @@ void RegisteredRegions::Register(const v1::RegisterSharedMemoryRequest& request,
                                  Done<v1::RegisterSharedMemoryReply> done) {
   ForgetOwnerless();
   switch (request.kind_case()) {
-    case v1::RegisterSharedMemoryRequest::kSystem:
-      return Answering<v1::RegisterSharedMemoryReply>(std::move(done))(registry_.RegisterSystem(
-          request.name(), request.system().key(), request.system().offset(), request.byte_size()));
+    case v1::RegisterSharedMemoryRequest::kSystem: {
+      const absl::Status registered = registry_.RegisterSystem(
+          request.name(), request.system().key(), request.system().offset(), request.byte_size());
+      ExpectSweep();
+      return Answering<v1::RegisterSharedMemoryReply>(std::move(done))(registered);
+    }
     case v1::RegisterSharedMemoryRequest::kCudaIpc:
       return RegisterDevice(request, std::move(done));
     case v1::RegisterSharedMemoryRequest::KIND_NOT_SET:
@@ -69,6 +73,7 @@ void RegisteredRegions::RegisterDevice(const v1::RegisterSharedMemoryRequest& re
       registry_.RegisterDevice(request.name(), MemoryOf(request), request.cuda_ipc().owner_key());
   if (!registered.ok()) return done(registered.status());
   const RegisteredRegionPtr region = *std::move(registered);
+  ExpectSweep();
   const CriticalSection section(lock_);
   lock_.AcceptCall();
   region->waiting.push_back(Answering<v1::RegisterSharedMemoryReply>(std::move(done)));
@@ -105,6 +110,21 @@ void RegisteredRegions::Unregister(const v1::UnregisterSharedMemoryRequest& requ
   if (!refused.ok()) return lock_.Answer([answer, refused] { answer(refused); });
   region->waiting.push_back(answer);
   Retire(region);
+}
+
+void RegisteredRegions::ExpectSweep() {
+  if (!registry_.HasOwners()) return;
+  const CriticalSection section(lock_);
+  next_sweep_ = std::min(next_sweep_, CoordinatorLock::Clock::now() + options_.region_sweep);
+}
+
+void RegisteredRegions::SweepIfDue(std::chrono::steady_clock::time_point now) {
+  if (now < next_sweep_) return;
+  next_sweep_ = std::chrono::steady_clock::time_point::max();
+  lock_.Defer([this] {
+    ForgetOwnerless();
+    ExpectSweep();
+  });
 }
 
 void RegisteredRegions::ForgetOwnerless() {

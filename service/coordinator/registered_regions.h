@@ -5,6 +5,7 @@
 // the first step that names it, and is closed after the last one.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,11 @@ class RegisteredRegions {
   absl::Status Use(const StepRequest& request) TRIBUTARY_LOCKED;
   void Release(const StepRequest& request) TRIBUTARY_LOCKED;
 
+  // When SweepIfDue has something to do; max() when no region has an owner.
+  std::chrono::steady_clock::time_point NextSweep() const TRIBUTARY_LOCKED { return next_sweep_; }
+  // Forgets the regions of owners that died, after this critical section.
+  void SweepIfDue(std::chrono::steady_clock::time_point now) TRIBUTARY_LOCKED;
+
   // Sends again what workers of an earlier epoch may not have heard of.
   void CloseAgain() TRIBUTARY_LOCKED;
   // The workers are gone, and with them what they had open: answers those who wait for that.
@@ -53,6 +59,8 @@ class RegisteredRegions {
   // Memory of GPUs.
   void RegisterDevice(const v1::RegisterSharedMemoryRequest& request,
                       Done<v1::RegisterSharedMemoryReply> done) TRIBUTARY_UNLOCKED;
+  // A region may have been registered that has an owner.
+  void ExpectSweep() TRIBUTARY_UNLOCKED;
   // A client that dies unregisters nothing: SharedMemoryRegistry knows who died.
   void ForgetOwnerless() TRIBUTARY_UNLOCKED;
   void Open(const RegisteredRegionPtr& region) TRIBUTARY_LOCKED;
@@ -74,6 +82,8 @@ class RegisteredRegions {
   SharedMemoryRegistry registry_;  // thread safe
   // Regions whose closing did not reach all workers. Somebody may wait for it.
   std::vector<RegisteredRegionPtr> unclosed_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  std::chrono::steady_clock::time_point next_sweep_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) =
+      std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace tributary::service

@@ -162,7 +162,7 @@ void SequenceCalls::Fork(const v1::ForkSequenceRequest& request, const CallConte
     TellFork(cache, child);
     v1::ForkSequenceReply reply = SequenceReply<v1::ForkSequenceReply>(child.id);
     reply.set_length(child.fork_length);
-    lock_.Answer([done, reply] { done(reply); });
+    AnswerWhenSafe(cache, [done, reply] { done(reply); });
   };
   Enter(request.cache_id(), call, std::move(order), apply, done);
 }
@@ -171,9 +171,11 @@ void SequenceCalls::Fork(const v1::ForkSequenceRequest& request, const CallConte
 void SequenceCalls::TellFork(const CachePtr& cache, const Sequence& child) {
   commands_.SendToLayerGroups(
       *cache,
-      [&child](int32_t group) {
+      [&cache, &child](int32_t group) TRIBUTARY_LOCKED {
+        cache->table.TakeLengths(group, child.id);
         return worker::SetTablesCommand{
-            {{child.id, 0, SequenceTable::ToldPages(child.groups[group])}}};
+            {{child.id, 0, SequenceTable::ToldPages(child.groups[group])}},
+            {cache->table.StandingOf(group, child, true)}};
       },
       [this, cache, id = child.id](const absl::Status& status) {
         if (FromOutcome(status, options_.retry_delay).code() == absl::StatusCode::kAborted) return;
@@ -192,8 +194,8 @@ void SequenceCalls::Truncate(const v1::TruncateSequenceRequest& request, const C
   const auto apply = [this, request, done](const CachePtr& cache) TRIBUTARY_LOCKED {
     const absl::StatusOr<int64_t> held =
         cache->table.Truncate(request.sequence_id(), request.length());
-    lock_.Answer([done, held] {
-      if (!held.ok()) return done(held.status());
+    if (!held.ok()) return lock_.Answer([done, held] { done(held.status()); });
+    AnswerWhenSafe(cache, [done, held] {
       v1::TruncateSequenceReply reply;
       reply.set_length(*held);
       done(reply);
@@ -209,7 +211,7 @@ void SequenceCalls::Close(const v1::CloseSequenceRequest& request, const CallCon
     const absl::Status closed = cache->table.Close(id);
     if (!closed.ok()) return lock_.Answer([done, closed] { done(closed); });
     TellClosed(cache, id);
-    lock_.Answer([done] { done(v1::CloseSequenceReply()); });
+    AnswerWhenSafe(cache, [done] { done(v1::CloseSequenceReply()); });
   };
   Enter(request.cache_id(), call, {id}, apply, done);
 }
@@ -241,9 +243,24 @@ void SequenceCalls::Update(const v1::UpdateSequencesRequest& request, const Call
       out->set_sequence_id(state.sequence);
       out->set_length(state.length);
     }
-    lock_.Answer([done, reply] { done(reply); });
+    AnswerWhenSafe(cache, [done, reply] { done(reply); });
   };
   Enter(request.cache_id(), call, std::move(order), apply, done);
+}
+
+// Workers that were told keep the change for a coordinator that restarts. If the group breaks
+// first, this coordinator lives, and tells the next group.
+void SequenceCalls::AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer) {
+  if (options_.journal == nullptr) return lock_.Answer(std::move(answer));
+  commands_.SendToLayerGroups(
+      *cache,
+      [&cache](int32_t group) TRIBUTARY_LOCKED {
+        return worker::SetTablesCommand{{}, cache->table.TakeStandings(group)};
+      },
+      [this, answer = std::move(answer)](const absl::Status&) {
+        const CriticalSection section(lock_);
+        lock_.Answer(answer);
+      });
 }
 
 void SequenceCalls::TellClosed(const CachePtr& cache, worker::SequenceId id) {

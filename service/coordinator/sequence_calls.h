@@ -55,6 +55,8 @@ class SequenceCalls {
              std::vector<worker::SequenceId> sequences, Apply apply,
              std::function<void(absl::Status)> fail) TRIBUTARY_UNLOCKED;
   void TellFork(const CachePtr& cache, const Sequence& child) TRIBUTARY_LOCKED;
+  // Answers a call that has changed sequences when no restart can undo the change.
+  void AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer) TRIBUTARY_LOCKED;
   void TellClosed(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
 
   const CoordinatorOptions& options_;

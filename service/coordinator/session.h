@@ -85,6 +85,9 @@ struct Session {
         call(std::move(of_call)),
         outbox(std::move(listener)) {}
 
+  // Its steps are commands to the workers, whose mailbox it has; it has no runner.
+  bool on_workers() const { return terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE; }
+
   // Fixed, and therefore read without the lock.
   const worker::SessionId id;
   const CachePtr cache;

@@ -9,7 +9,8 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/coordinator/conflicts.h"
-#include "service/coordinator/sessions/sequenced_runner.h"
+#include "service/coordinator/sessions/session_runner.h"
+#include "service/schedule/client_quota.h"
 
 namespace tributary::service {
 namespace {
@@ -37,6 +38,22 @@ absl::Status ConflictOf(const SessionStep& step) {
   return OtherTokensHeld(step.conflicts.front());
 }
 
+// One shape for all layers where they are alike.
+void AddShapes(const worker::CacheSpec& spec, v1::SessionOpened* opened) {
+  bool alike = true;
+  for (const worker::LayerSpec& layer : spec.layers) {
+    const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
+    v1::LayerShape shape;
+    shape.set_q_heads(geometry.q_heads);
+    shape.set_kv_heads(geometry.kv.kv_heads);
+    shape.set_head_dim(geometry.kv.key_dim);
+    shape.set_value_head_dim(geometry.kv.value_dim);
+    *opened->add_shapes() = shape;
+    alike = alike && shape.SerializeAsString() == opened->shapes(0).SerializeAsString();
+  }
+  if (alike) opened->mutable_shapes()->DeleteSubrange(1, opened->shapes_size() - 1);
+}
+
 // What the host is told when its session is open, but for where its mailbox lies.
 v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
   v1::SessionReply reply;
@@ -44,6 +61,7 @@ v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
   opened->set_session_id(session.id);
   opened->set_epoch(session.epoch);
   *opened->mutable_terms() = session.terms.public_terms;
+  AddShapes(session.cache->spec, opened);
   return reply;
 }
 
@@ -80,7 +98,7 @@ class Sessions::StepOperation final : public Operation {
 Sessions::Sessions(const CoordinatorOptions& options, const telemetry::Logger& log,
                    const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
                    GroupCommands& commands, CallOrder& order, const CacheRegistry& caches,
-                   SequenceCalls& sequences)
+                   SequenceCalls& sequences, MailboxHandout& mailboxes, OnRefused on_refused)
     : options_(options),
       log_(log),
       group_(group),
@@ -89,7 +107,9 @@ Sessions::Sessions(const CoordinatorOptions& options, const telemetry::Logger& l
       commands_(commands),
       order_(order),
       caches_(caches),
-      sequences_(sequences) {}
+      sequences_(sequences),
+      mailboxes_(mailboxes),
+      on_refused_(std::move(on_refused)) {}
 
 void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
   session->outbox.Reply(std::move(reply));
@@ -106,14 +126,48 @@ void Sessions::TellLast(const SessionPtr& session, v1::SessionReply reply) {
 absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
   if (memory == v1::SESSION_MEMORY_MESSAGES) return absl::OkStatus();
   if (memory == v1::SESSION_MEMORY_UNSPECIFIED) return InvalidField("open.memory", "is missing");
-  if (memory != v1::SESSION_MEMORY_DEVICE) {
-    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                      "this service offers DEVICE and MESSAGES");
+  if (memory == v1::SESSION_MEMORY_DEVICE) {
+    TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
+  } else if (memory != v1::SESSION_MEMORY_HOST) {
+    return InvalidField("open.memory", absl::StrCat("is unknown: ", memory));
+  } else if (const absl::Status served = mailboxes_.socket().status(); !served.ok()) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory", served.message());
   }
-  TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
   if (local) return absl::OkStatus();
   return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
                     "a mailbox is shared with callers on this machine: use the Unix socket");
+}
+
+absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_bytes) const {
+  const SessionLimits& limits = options_.session_limits;
+  if (open() >= limits.sessions) {
+    return Exhausted("sessions", absl::StrCat("all ", limits.sessions, " are open"));
+  }
+  if (mailbox_bytes > limits.mailbox_bytes - std::min(limits.mailbox_bytes, mailbox_bytes_)) {
+    return Exhausted("mailboxes",
+                     absl::StrCat("the session needs ", mailbox_bytes, " bytes, of ",
+                                  limits.mailbox_bytes, " ", mailbox_bytes_, " are taken"));
+  }
+  int64_t count = 0;
+  int64_t held = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (session->call.caller != client) continue;
+    ++count;
+    held += static_cast<int64_t>(session->terms.command.layout.bytes);
+  }
+  const auto refuse = [&](ClientLimit limit, int64_t has, int64_t wanted, int64_t most) {
+    if (on_refused_) on_refused_(limit);
+    return LimitReached(client, limit, has, wanted, most);
+  };
+  const ClientLimits& each = options_.client_limits;
+  if (each.sessions > 0 && count >= each.sessions) {
+    return refuse(ClientLimit::kSessions, count, 1, each.sessions);
+  }
+  const auto wanted = static_cast<int64_t>(mailbox_bytes);
+  if (each.mailbox_bytes > 0 && wanted > each.mailbox_bytes - std::min(each.mailbox_bytes, held)) {
+    return refuse(ClientLimit::kMailboxBytes, held, wanted, each.mailbox_bytes);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const CallContext& call,
@@ -128,18 +182,8 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   TRIBUTARY_RETURN_IF_ERROR(CheckMemory(request.memory(), local));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
-  if (open() >= options_.session_limits.sessions) {
-    return Exhausted("sessions",
-                     absl::StrCat("all ", options_.session_limits.sessions, " are open"));
-  }
-  const bool messages = request.memory() == v1::SESSION_MEMORY_MESSAGES;
   const size_t bytes = terms.command.layout.bytes;
-  if (bytes > options_.session_limits.mailbox_bytes -
-                  std::min(options_.session_limits.mailbox_bytes, mailbox_bytes_)) {
-    return Exhausted("mailboxes", absl::StrCat("the session needs ", bytes, " bytes, of ",
-                                               options_.session_limits.mailbox_bytes, " ",
-                                               mailbox_bytes_, " are taken"));
-  }
+  TRIBUTARY_RETURN_IF_ERROR(CheckLimits(call.caller, bytes));
   terms.command.session = next_id_++;
   mailbox_bytes_ += bytes;
   const worker::OpenSessionCommand command = terms.command;
@@ -147,41 +191,77 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
       std::make_shared<Session>(command.session, *cache, std::move(terms), call, listener);
   session->epoch = serving_.epoch();
   sessions_.emplace(session->id, session);
-  if (messages) {
-    OpenRunner(session, listener);
-    return session;
+  if (session->on_workers()) {
+    commands_.SendBody((*cache)->id(), command,
+                       [this, session](const Outcome& outcome) { OnOpened(session, outcome); });
+  } else if (request.memory() == v1::SESSION_MEMORY_MESSAGES) {
+    OpenRunner(session,
+               CreateMessageRunner(RunnerContext(), session->cache, session->epoch, session->terms,
+                                   EventsOf(session.get(), listener)),
+               OpenedReply(*session));
   }
-  commands_.SendBody((*cache)->id(), command,
-                     [this, session](const Outcome& outcome) { OnOpened(session, outcome); });
   return session;
 }
 
-void Sessions::OpenRunner(const SessionPtr& session,
-                          const std::shared_ptr<SessionListener>& listener) {
-  // The session outlives its runner: it is in sessions_ or unjoined_ until that has ended.
-  RunnerEvents events{
+RunnerEvents Sessions::EventsOf(Session* session,
+                                const std::shared_ptr<SessionListener>& listener) {
+  return {
       .on_news = [this](const worker::SessionNews& news) { OnNews(news); },
       .send =
-          [session = session.get()](v1::SessionReply reply) {
+          [session](v1::SessionReply reply) {
             session->outbox.Reply(std::move(reply));
             session->outbox.Drain();
           },
       .on_room = [listener] { listener->OnRoom(); },
   };
-  session->runner =
-      CreateMessageRunner({lock_, serving_, commands_, options_.retry_delay}, session->cache,
-                          session->epoch, session->terms, std::move(events));
+}
+
+void Sessions::OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunner> runner,
+                          v1::SessionReply opened) {
+  // From now on the session is in sessions_ or unjoined_ until its runner has ended.
+  session->runner = std::move(runner);
   session->phase = Session::Phase::kOpen;
-  Tell(session, OpenedReply(*session));
+  Tell(session, std::move(opened));
+  EndIfIdle(session);
+}
+
+void Sessions::OpenHostMailbox(const SessionPtr& session,
+                               const std::shared_ptr<SessionListener>& listener) {
+  const absl::StatusOr<std::string> socket = mailboxes_.socket();
+  absl::StatusOr<std::shared_ptr<HostMailbox>> mailbox =
+      HostMailbox::Create(session->terms.command.layout);
+  const absl::StatusOr<std::string> token =
+      mailbox.ok() ? mailboxes_.Offer(*mailbox, CoordinatorLock::Clock::now()) : mailbox.status();
+  const CriticalSection section(lock_);
+  if (session->phase != Session::Phase::kOpening) return;  // it was ended meanwhile
+  if (!token.ok()) {
+    session->why = token.status();
+    session->phase = Session::Phase::kEnding;
+    return FinishEnd(session);
+  }
+  v1::SessionReply reply = OpenedReply(*session);
+  v1::SessionOpened* opened = reply.mutable_opened();
+  *opened->mutable_layout() = PublicLayout(session->terms.command.layout);
+  opened->mutable_host()->set_socket(socket.value_or(""));
+  opened->mutable_host()->set_token(*token);
+  opened->set_waiting(v1::WAITING_FUTEX);
+  OpenRunner(session,
+             CreateMailboxRunner(RunnerContext(), session->cache, session->epoch, session->terms,
+                                 *std::move(mailbox), options_.session_limits.spin,
+                                 EventsOf(session.get(), listener)),
+             std::move(reply));
 }
 
 SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& call, bool local,
                           std::shared_ptr<SessionListener> listener) {
   Reap();
   absl::StatusOr<SessionPtr> session = Admit(request, call, local, listener);
-  if (session.ok()) return *std::move(session);
-  listener->OnEnd(session.status());
-  return nullptr;
+  if (!session.ok()) {
+    listener->OnEnd(session.status());
+    return nullptr;
+  }
+  if (request.memory() == v1::SESSION_MEMORY_HOST) OpenHostMailbox(*session, listener);
+  return *std::move(session);
 }
 
 void Sessions::OnOpened(const SessionPtr& session, const Outcome& outcome) {
@@ -271,6 +351,7 @@ void Sessions::Accept(const SessionPtr& session, const SessionStepPtr& step) {
 
 void Sessions::Refuse(const SessionPtr& session, const SessionStepPtr& step,
                       const absl::Status& why) {
+  step->operation = nullptr;  // it holds the step, and has had its turn
   v1::SessionReply reply;
   reply.mutable_accepted()->set_step_id(step->request.step_id);
   *reply.mutable_accepted()->mutable_status() = ToRpcStatus(why);
@@ -328,6 +409,11 @@ void Sessions::OnNews(const worker::SessionNews& news) {
   EndIfIdle(session);
 }
 
+void Sessions::LeaveOrder(SessionStep* step) {
+  const OperationPtr operation = std::move(step->operation);  // which holds the step
+  order_.Leave(operation.get());
+}
+
 void Sessions::SettleDone(const SessionPtr& session) {
   RangeSteps steps(session->cache->table);
   while (!session->in_flight.empty() &&
@@ -336,7 +422,7 @@ void Sessions::SettleDone(const SessionPtr& session) {
     session->in_flight.pop_front();
     steps.Settle(&step->accepted);
     TellEnded(session, *step, ConflictOf(*step), static_cast<uint32_t>(step->request.range.count));
-    order_.Leave(step->operation.get());
+    LeaveOrder(step.get());
   }
 }
 
@@ -388,7 +474,8 @@ void Sessions::BeginEnd(const SessionPtr& session, const absl::Status& why) {
   const absl::Status told = why.ok() ? absl::CancelledError("the session was closed") : why;
   if (session->runner != nullptr) session->runner->Close(told);
   if (session->epoch != serving_.epoch() || !serving_.ready()) return FinishEnd(session);
-  if (session->runner != nullptr) return;  // its news ends it
+  if (session->runner != nullptr) return;                 // its news ends it
+  if (!session->on_workers()) return FinishEnd(session);  // its mailbox is being made
   commands_.SendBody(session->cache->id(),
                      worker::CloseSessionCommand{session->id, told.raw_code()},
                      [this, session](const Outcome&) {
@@ -411,7 +498,7 @@ void Sessions::FinishEnd(const SessionPtr& session) {
     const uint32_t begun = session->carried_out - step->first_count;
     const uint32_t done = mailbox::Reached(session->carried_out, step->first_count) ? begun : 0;
     TellEnded(session, *step, session->why.ok() ? absl::CancelledError() : session->why, done);
-    order_.Leave(step->operation.get());
+    LeaveOrder(step.get());
   }
   if (!session->why.ok()) {
     log_.Info("session ended", {{"session", session->id}, {"why", session->why.message()}});
@@ -447,7 +534,7 @@ void Sessions::Reap() {
 
 absl::Status Sessions::Layer(const SessionPtr& session, v1::LayerInput layer) {
   if (session->runner != nullptr) return session->runner->OnLayer(std::move(layer));
-  return InvalidField("layer", "the session's layers go through its mailbox");
+  return LayersGoThroughMailbox();
 }
 
 void Sessions::OnGroupBroken(const absl::Status& why) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -17,6 +18,9 @@
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/session.h"
+#include "service/coordinator/sessions/sequenced_runner.h"
+#include "service/data/mailbox_handout.h"
+#include "service/observe/observer.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/session.pb.h"
 #include "worker/backend.h"
@@ -29,7 +33,7 @@ class Sessions {
   Sessions(const CoordinatorOptions& options, const telemetry::Logger& log,
            const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
            GroupCommands& commands, CallOrder& order, const CacheRegistry& caches,
-           SequenceCalls& sequences);
+           SequenceCalls& sequences, MailboxHandout& mailboxes, OnRefused on_refused);
 
   // What the host says. The listener hears SessionOpened or the end, with the refusal. `local`: the
   // caller is on this machine.
@@ -72,10 +76,19 @@ class Sessions {
   void Reap() TRIBUTARY_UNLOCKED;
   // OK when the group and the caller can share such memory.
   absl::Status CheckMemory(v1::SessionMemory memory, bool local) const;
+  // RESOURCE_EXHAUSTED when one session more is too many, for the service or for the client.
+  absl::Status CheckLimits(const std::string& client,
+                           uint64_t mailbox_bytes) const TRIBUTARY_LOCKED;
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
-  // Of a session whose layers are messages: it is open at once.
-  void OpenRunner(const SessionPtr& session,
-                  const std::shared_ptr<SessionListener>& listener) TRIBUTARY_LOCKED;
+  // Makes the mailbox in shared memory, which takes long where it is large.
+  void OpenHostMailbox(const SessionPtr& session,
+                       const std::shared_ptr<SessionListener>& listener) TRIBUTARY_UNLOCKED;
+  // What a runner tells of the session. The session outlives its runner.
+  RunnerEvents EventsOf(Session* session, const std::shared_ptr<SessionListener>& listener);
+  SequencedContext RunnerContext() { return {lock_, serving_, commands_, options_.retry_delay}; }
+  // A session whose steps are carried out by `runner` is open.
+  void OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunner> runner,
+                  v1::SessionReply opened) TRIBUTARY_LOCKED;
 
   // The first step that waits takes its place among the calls of its sequences.
   void EnterNext(const SessionPtr& session) TRIBUTARY_LOCKED;
@@ -84,6 +97,8 @@ class Sessions {
   void Refuse(const SessionPtr& session, const SessionStepPtr& step,
               const absl::Status& why) TRIBUTARY_LOCKED;
   void Send(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
+  // The step's place among the calls of its sequences is free.
+  void LeaveOrder(SessionStep* step) TRIBUTARY_LOCKED;
   // Settles the steps whose layers have all been carried out.
   void SettleDone(const SessionPtr& session) TRIBUTARY_LOCKED;
   void TellEnded(const SessionPtr& session, const SessionStep& step, const absl::Status& status,
@@ -108,6 +123,8 @@ class Sessions {
   CallOrder& order_;
   const CacheRegistry& caches_;
   SequenceCalls& sequences_;
+  MailboxHandout& mailboxes_;
+  const OnRefused on_refused_;
 
   worker::SessionId next_id_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 1;
   uint64_t mailbox_bytes_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

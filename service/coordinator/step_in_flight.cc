@@ -35,6 +35,7 @@ void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::millisecond
   int32_t first = 0;  // entry of the command
   for (StepMember* member : step->members) {
     member->settled = common;
+    member->settled.Update(member->request.CheckInputsWhole());
     const int32_t count = static_cast<int32_t>(member->reservation.entries.size());
     for (int32_t i = 0; i < count && member->settled.ok(); ++i) {
       if (conflicts.contains(first + i)) member->settled = OtherTokensHeld(i);
@@ -65,13 +66,15 @@ void CountStep(const Outcome& outcome, v1::Statistics* statistics) {
   statistics->set_exchange_seconds(statistics->exchange_seconds() + slowest.exchange);
 }
 
-void BuildCommand(const StepInFlight& step, int32_t layer_in_group, worker::Command* command) {
+void BuildCommand(const StepInFlight& step, int32_t layer_in_group, bool copy_shared,
+                  worker::Command* command) {
   std::vector<ReservedRequest> requests;
   for (const StepMember* member : step.members) {
     requests.push_back({&member->request, &member->reservation});
   }
-  BuiltStep built = BuildStep(requests);
+  BuiltStep built = BuildStep(requests, copy_shared);
   built.command.layer = layer_in_group;
+  built.command.standings = step.standings;
   command->body = std::move(built.command);
   command->owner = std::move(built.owner);
 }
@@ -115,6 +118,11 @@ void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
     if (request.output.has_value()) {
       const worker::Reply& merged = outcome.replies.front();
       WriteReply(request, step.cache->spec, row, merged.o, merged.lse, &reply);
+    }
+    // Its tokens are held. The caller repeats the call with another place for the result.
+    if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) {
+      member->done(std::move(lost));
+      continue;
     }
     for (const StepReservation::Change& change : member->reservation.changes) {
       reply.add_lengths(change.length);

@@ -31,20 +31,22 @@ struct StepInFlight {
   CachePtr cache;
   uint64_t epoch = 0;
   StepRecord record;
-  std::vector<StepMember*> members;      // in the order of their entries in the command
-  std::vector<OperationPtr> operations;  // own the members, in the same order
+  std::vector<worker::Standing> standings;  // that the workers are told with the step
+  std::vector<StepMember*> members;         // in the order of their entries in the command
+  std::vector<OperationPtr> operations;     // own the members, in the same order
 };
 
-// Commits or rolls back each member by itself: a request that conflicts takes nothing from the
-// others. Counts the results in `statistics`.
+// Commits or rolls back each member by itself: a request that conflicts, or whose shared memory was
+// cut short, takes nothing from the others. Counts the results in `statistics`.
 void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
             v1::Statistics* statistics) TRIBUTARY_LOCKED;
 
 // Counts a step that all ranks carried out.
 void CountStep(const Outcome& outcome, v1::Statistics* statistics);
 
-// Builds the command's body from the members' tensors. Without the lock.
-void BuildCommand(const StepInFlight& step, int32_t layer_in_group, worker::Command* command);
+// Builds the command's body from the members' tensors, as BuildStep does. Without the lock.
+void BuildCommand(const StepInFlight& step, int32_t layer_in_group, bool copy_shared,
+                  worker::Command* command);
 
 // Notes in `step` what its command turned out to be, and tells the observer. Without the lock.
 void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* command);

@@ -40,7 +40,9 @@ class StepRunner::StepOperation final : public Operation {
     runner_.batcher_.Add(request.key, {.request = this,
                                        .rows = request.rows(),
                                        .entries = static_cast<int32_t>(request.entries.size()),
-                                       .arrival = accepted});
+                                       .arrival = accepted,
+                                       .share = runner_.CostOf(*this).Share(runner_.limits_),
+                                       .yield = request.yield});
   }
 
   void OnFailed(const absl::Status& status) override TRIBUTARY_LOCKED {
@@ -59,7 +61,8 @@ class StepRunner::StepOperation final : public Operation {
 
 StepRunner::StepRunner(const CoordinatorOptions& options, Observer& observer, CoordinatorLock& lock,
                        const ServingState& serving, GroupCommands& commands, CallOrder& order,
-                       const CacheRegistry& caches, RegisteredRegions& regions)
+                       const CacheRegistry& caches, RegisteredRegions& regions,
+                       const WorkerGroup& group)
     : options_(options),
       observer_(observer),
       lock_(lock),
@@ -68,6 +71,9 @@ StepRunner::StepRunner(const CoordinatorOptions& options, Observer& observer, Co
       order_(order),
       caches_(caches),
       regions_(regions),
+      group_(group),
+      limits_(StepLimitsFor(group.device(), group.size(), options.max_step_bytes,
+                            options.step_timeout)),
       batcher_(options.batch) {}
 
 // ------------------------------------------------------------------------------------- admission
@@ -110,9 +116,12 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
                   .spec = &(*cache)->spec,
                   .terms = &(*cache)->terms,
                   .backends = &(*cache)->backends,
-                  .regions = &regions_.registry(),
+                  .regions = call.shares_memory ? &regions_.registry() : nullptr,
                   .max_message_bytes = options_.max_message_bytes});
   }();
+  if (request.ok() && call.charge_reply) {
+    if (absl::Status full = call.charge_reply(request->reply_bytes()); !full.ok()) request = full;
+  }
   const CriticalSection section(lock_);
   lock_.AcceptCall();
   // Meanwhile the cache may have been deleted, or the group may have broken.
@@ -154,10 +163,12 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   const auto step = std::make_shared<StepInFlight>();
   step->epoch = serving_.epoch();
   step->record.begun = now;
+  double flops = 0;
   for (void* request : batch.requests) {
     auto* operation = static_cast<StepOperation*>(request);
     OperationPtr owner = order_.Waiting(*operation);
     if (!Join(operation, now)) continue;
+    flops += CostOf(*operation).flops;
     step->members.push_back(&operation->member);
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(owner));
@@ -166,13 +177,22 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   step->cache = step->operations.front()->cache;
   ++in_flight_;
   const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
+  step->standings = step->cache->table.TakeStandings(place.group);
   commands_.Send(
       step->cache->ids[place.group],
       [this, step, place](worker::Command* command) {
-        BuildCommand(*step, place.index, command);
+        BuildCommand(*step, place.index, group_.sends_tensors(), command);
         TellSubmitted(observer_, step.get(), command);
       },
-      [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); });
+      [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); },
+      MoreTimeFor(flops, limits_, options_.step_timeout));
+}
+
+StepCost StepRunner::CostOf(const StepOperation& operation) const {
+  const StepRequest& request = operation.member.request;
+  const worker::CacheSpec& spec = operation.cache->spec;
+  const worker::LayerSpec& layer = spec.layers[static_cast<size_t>(request.key.layer)];
+  return service::CostOf(worker::GeometryOf(spec, layer), layer.window.left, request.entries);
 }
 
 bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
@@ -189,6 +209,11 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
   absl::StatusOr<StepReservation> reservation = operation->cache->table.Reserve(
       member.request.key.layer, member.request.key.kind, member.request.entries);
   if (!reservation.ok()) return fail(reservation.status());
+  // Now that its positions are known to be right.
+  if (absl::Status cost = CheckCost(CostOf(*operation), limits_); !cost.ok()) {
+    operation->cache->table.Rollback(*reservation);
+    return fail(cost);
+  }
   member.reservation = *std::move(reservation);
   order_.StopWaiting(*operation);
   statistics_.set_queue_seconds(statistics_.queue_seconds() +
@@ -209,6 +234,10 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
     CountStep(outcome, &statistics_);
   } else {
     statistics_.set_steps_aborted(statistics_.steps_aborted() + 1);
+  }
+  if (!outcome.status.ok() && step->epoch == serving_.epoch() && !step->standings.empty()) {
+    const LayerPlace place = step->cache->table.groups().PlaceOf(step->record.layer);
+    commands_.TellAgain(step->cache->ids[place.group], std::move(step->standings));
   }
   Settle(step.get(), outcome, options_.retry_delay, &statistics_);
   // This is deferred before the answers of calls that follow: replies of one sequence come in the

@@ -19,7 +19,9 @@
 #include "service/coordinator/step_in_flight.h"
 #include "service/observe/observer.h"
 #include "service/schedule/batcher.h"
+#include "service/schedule/step_cost.h"
 #include "service/schedule/step_request.h"
+#include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 
 namespace tributary::service {
@@ -31,7 +33,7 @@ class StepRunner {
   // All of them outlive this.
   StepRunner(const CoordinatorOptions& options, Observer& observer, CoordinatorLock& lock,
              const ServingState& serving, GroupCommands& commands, CallOrder& order,
-             const CacheRegistry& caches, RegisteredRegions& regions);
+             const CacheRegistry& caches, RegisteredRegions& regions, const WorkerGroup& group);
 
   // The calls of the API.
   void Append(std::shared_ptr<const v1::AppendRequest> request, const CallContext& call,
@@ -59,6 +61,7 @@ class StepRunner {
   // Fixes who takes part. From here on a caller that loses interest changes nothing for the
   // workers.
   void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
+  StepCost CostOf(const StepOperation& operation) const;
   // Whether the operation takes part; it has failed if not.
   bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
   void OnStepDone(const StepPtr& step, Outcome outcome) TRIBUTARY_UNLOCKED;
@@ -71,6 +74,8 @@ class StepRunner {
   CallOrder& order_;
   const CacheRegistry& caches_;
   RegisteredRegions& regions_;
+  const WorkerGroup& group_;
+  const StepLimits limits_;
 
   Batcher batcher_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

@@ -9,6 +9,8 @@ namespace tributary::service {
 namespace {
 
 constexpr int32_t kDefaultSequences = 100;
+// That are looked at without letting go of the lock.
+constexpr size_t kSequencesAtATime = 256;
 
 void FillSequence(const SequenceTable& table, const Sequence& sequence, v1::SequenceInfo* info) {
   const int64_t length = LeastLength(sequence);
@@ -22,31 +24,16 @@ void FillSequence(const SequenceTable& table, const Sequence& sequence, v1::Sequ
   }
 }
 
-// The first sequences by id.
-std::vector<const Sequence*> FirstById(const SequenceTable& table, size_t count) {
-  std::vector<const Sequence*> all;
-  for (const auto& [id, sequence] : table.sequences()) all.push_back(sequence.get());
-  count = std::min(count, all.size());
-  std::partial_sort(all.begin(), all.begin() + count, all.end(),
-                    [](const Sequence* a, const Sequence* b) { return a->id < b->id; });
-  all.resize(count);
-  return all;
-}
-
-// The tokens that each rank holds of a cache.
-void AddTokens(const Cache& cache, v1::GetTopologyReply* reply) TRIBUTARY_LOCKED {
-  for (const auto& [id, sequence] : cache.table.sequences()) {
-    if (sequence->lost) continue;
-    const int64_t length = LeastLength(*sequence);
-    for (v1::WorkerInfo& worker : *reply->mutable_workers()) {
-      worker.set_tokens(worker.tokens() +
-                        cache.table.LocalTokens(worker.rank(), *sequence, length));
-    }
+// The tokens of a sequence that each rank holds.
+void AddTokens(const SequenceTable& table, const Sequence& sequence, v1::GetTopologyReply* reply) {
+  if (sequence.lost) return;
+  const int64_t length = LeastLength(sequence);
+  for (v1::WorkerInfo& worker : *reply->mutable_workers()) {
+    worker.set_tokens(worker.tokens() + table.LocalTokens(worker.rank(), sequence, length));
   }
 }
 
-void FillCache(const Cache& cache, const v1::GetTopologyRequest& request,
-               v1::CacheInfo* info) TRIBUTARY_LOCKED {
+void FillCache(const Cache& cache, v1::CacheInfo* info) TRIBUTARY_LOCKED {
   info->set_cache_id(cache.name);
   *info->mutable_spec() = cache.public_spec;
   for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
@@ -61,10 +48,25 @@ void FillCache(const Cache& cache, const v1::GetTopologyRequest& request,
   info->set_sequences(static_cast<int64_t>(cache.table.sequences().size()));
   info->set_sequences_lost(cache.table.lost());
   info->set_pages_given_up(cache.table.given_up());
-  if (!request.with_sequences()) return;
-  const int32_t most = request.max_sequences() == 0 ? kDefaultSequences : request.max_sequences();
-  for (const Sequence* sequence : FirstById(cache.table, most)) {
-    FillSequence(cache.table, *sequence, info->add_sequence());
+  info->set_not_held_because(std::string(cache.not_held.message()));
+}
+
+// All sequences of a cache, by id. The first `most` are listed in `info`, unless that is null.
+void AddSequences(CoordinatorLock& lock, const Cache& cache, int32_t most, v1::CacheInfo* info,
+                  v1::GetTopologyReply* reply) TRIBUTARY_UNLOCKED {
+  worker::SequenceId last = 0;
+  for (size_t seen = kSequencesAtATime; seen == kSequencesAtATime;) {
+    const ReadSection section(lock);
+    const SequenceTable& table = cache.table;
+    const std::vector<const Sequence*> some = table.Next(last, kSequencesAtATime);
+    seen = some.size();
+    for (const Sequence* sequence : some) {
+      last = sequence->id;
+      AddTokens(table, *sequence, reply);
+      if (info != nullptr && info->sequence_size() < most) {
+        FillSequence(table, *sequence, info->add_sequence());
+      }
+    }
   }
 }
 
@@ -82,20 +84,19 @@ void AddWorkers(const std::vector<Member>& members, v1::GetTopologyReply* reply)
   }
 }
 
-absl::Status AddCaches(const CacheRegistry::ByName& all, const v1::GetTopologyRequest& request,
-                       v1::GetTopologyReply* reply) {
-  std::vector<const Cache*> caches;
-  for (const auto& [name, cache] : all) {
-    if (cache->created) caches.push_back(cache.get());
-  }
-  std::sort(caches.begin(), caches.end(),
-            [](const Cache* a, const Cache* b) { return a->name < b->name; });
+absl::Status AddCaches(CoordinatorLock& lock, const std::vector<CachePtr>& caches,
+                       const v1::GetTopologyRequest& request, v1::GetTopologyReply* reply) {
+  const int32_t most = request.max_sequences() == 0 ? kDefaultSequences : request.max_sequences();
   bool found = request.cache_id().empty();
-  for (const Cache* cache : caches) {
-    AddTokens(*cache, reply);
-    if (!request.cache_id().empty() && cache->name != request.cache_id()) continue;
-    found = true;
-    FillCache(*cache, request, reply->add_caches());
+  for (const CachePtr& cache : caches) {
+    v1::CacheInfo* info = nullptr;
+    if (request.cache_id().empty() || cache->name == request.cache_id()) {
+      found = true;
+      info = reply->add_caches();
+      const ReadSection section(lock);
+      FillCache(*cache, info);
+    }
+    AddSequences(lock, *cache, most, request.with_sequences() ? info : nullptr, reply);
   }
   if (!found) return NotFound("cache", request.cache_id(), "cache_id");
   return absl::OkStatus();

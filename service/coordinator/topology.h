@@ -15,10 +15,12 @@ namespace tributary::service {
 // Adds the workers, one per rank.
 void AddWorkers(const std::vector<Member>& members, v1::GetTopologyReply* reply);
 
-// Adds the caches that the request asks for, by name, and the tokens that each worker holds.
-// NOT_FOUND when the request names a cache that does not exist.
-absl::Status AddCaches(const CacheRegistry::ByName& caches, const v1::GetTopologyRequest& request,
-                       v1::GetTopologyReply* reply) TRIBUTARY_LOCKED;
+// Adds those of `caches` that the request asks for, in their order, and the tokens of all of them
+// that each worker holds. The lock is taken for some sequences at a time, so that calls of hosts
+// come in between. NOT_FOUND when the request names a cache that is not among them.
+absl::Status AddCaches(CoordinatorLock& lock, const std::vector<CachePtr>& caches,
+                       const v1::GetTopologyRequest& request,
+                       v1::GetTopologyReply* reply) TRIBUTARY_UNLOCKED;
 
 // Adds the sums over all caches.
 void CountCaches(const CacheRegistry::ByName& caches, Snapshot* snapshot) TRIBUTARY_LOCKED;

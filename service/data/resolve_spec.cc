@@ -53,6 +53,7 @@ absl::StatusOr<worker::LayerSpec> LayerFromProto(const v1::LayerSpec& in, int la
   out.head_dim = in.head_dim();
   out.value_head_dim = in.value_head_dim();
   out.sm_scale = in.sm_scale();
+  if (in.has_o_scale()) out.o_scale = in.o_scale();
   return out;
 }
 
@@ -69,8 +70,9 @@ absl::Status CheckWindow(const v1::Window& window, int layer) {
 }
 
 absl::StatusOr<std::vector<worker::LayerSpec>> ResolveLayers(const v1::CacheSpec& asked) {
-  if (asked.layers() < 1 || asked.layers() > 1024) {
-    return InvalidField("layers", absl::StrCat("must be 1 to 1024, is ", asked.layers()));
+  if (asked.layers() < 1 || asked.layers() > worker::kMaxLayers) {
+    return InvalidField("layers",
+                        absl::StrCat("must be 1 to ", worker::kMaxLayers, ", is ", asked.layers()));
   }
   const int given = asked.layer_specs_size();
   if (given > 1 && given != asked.layers()) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "kernels/output_format.h"
 #include "service/data/resolve_spec.h"
 #include "worker/slot_bytes.h"
 
@@ -25,8 +26,17 @@ absl::Status CheckRange(absl::string_view field, int64_t value, int64_t least, i
 
 absl::StatusOr<DType> ReadType(v1::DType dtype, absl::string_view field) {
   TRIBUTARY_ASSIGN_OR_RETURN(const DType read, ReadDType(dtype, absl::StrCat("open.", field)));
-  if (!IsFp8(read)) return read;
+  if (IsUnscaled(read)) return read;
   return InvalidField(absl::StrCat("open.", field), "must be f32, bf16 or f16");
+}
+
+absl::StatusOr<DType> ReadOutputType(const v1::OpenSession& open) {
+  if (open.memory() == v1::SESSION_MEMORY_DEVICE) {
+    return ReadType(open.output_dtype(), "output_dtype");
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType read, ReadDType(open.output_dtype(), "open.output_dtype"));
+  if (IsOutputType(read)) return read;
+  return InvalidField("open.output_dtype", "must be f32, bf16, f16, fp8_e4m3 or nvfp4");
 }
 
 void FillDefaults(v1::OpenSession* terms) {
@@ -62,7 +72,7 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
-  TRIBUTARY_ASSIGN_OR_RETURN(command.output_dtype, ReadType(open.output_dtype(), "output_dtype"));
+  TRIBUTARY_ASSIGN_OR_RETURN(command.output_dtype, ReadOutputType(open));
   command.max_rows = open.max_rows();
   command.max_new_tokens = open.max_new_tokens();
   command.max_steps = open.max_steps();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -17,6 +18,7 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "worker/device_regions.h"
+#include "worker/host_memory_ledger.h"
 
 namespace tributary::service {
 
@@ -24,8 +26,8 @@ namespace tributary::service {
 //
 // A client that dies unregisters nothing. So it holds a lock on an object (fcntl, of any kind) for
 // as long as it lives: the system lets go of it however a process ends. A region whose object was
-// locked when it was registered and is no longer is forgotten when the next one is registered.
-// Regions whose objects were never locked stay until they are unregistered.
+// locked when it was registered and is no longer is forgotten a second later, or when the next one
+// is registered. Regions whose objects were never locked stay until they are unregistered.
 class SharedMemoryRegistry::Object {
  public:
   explicit Object(std::string key) : key_(std::move(key)) {}
@@ -53,6 +55,11 @@ class SharedMemoryRegistry::Object {
     return fstat(fd_, &info) == 0 && info.st_size >= 0 &&
            static_cast<uint64_t>(info.st_size) >= bytes;
   }
+  // How much of the machine's memory the object has taken already.
+  uint64_t BytesHeld() const {
+    struct stat info;
+    return fstat(fd_, &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * 512 : 0;
+  }
 
  private:
   bool SomebodyHoldsLock() const {
@@ -74,35 +81,35 @@ class SharedMemoryRegistry::Object {
   bool had_owner_ = false;
 };
 
-// A part of an object, mapped. The object stays open: its size is asked for at every use, because
-// reading beyond the end of an object that its owner has cut short kills the process.
+// A part of an object, mapped. The object stays open: its size is asked for at every use. That
+// finds most objects that their owners have cut short; GuardedMapping finds the others.
 class SharedMemoryRegistry::Mapping {
  public:
   Mapping(std::shared_ptr<const Object> object, uint64_t offset, uint64_t size)
       : object_(std::move(object)), offset_(offset), size_(size) {}
+
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() {
-    if (base_ != MAP_FAILED) munmap(base_, offset_ + size_);
-  }
 
-  absl::Status Map() {
+  // `available`: bytes that the machine would still give.
+  absl::Status Map(const std::function<size_t()>& available) {
     if (!Whole()) {
       return InvalidField("byte_size", absl::StrCat("the object '", object_->key(),
                                                     "' ends before ", offset_, " + ", size_));
     }
-    // All of it is taken now: a page that cannot be had when it is first touched kills the process.
-    while (fallocate(object_->fd(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_),
-                     static_cast<off_t>(size_)) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EOPNOTSUPP) break;
-      return FieldError(absl::StatusCode::kResourceExhausted, "byte_size",
-                        absl::StrCat("cannot take ", size_, " bytes of '", object_->key(),
-                                     "': ", std::strerror(errno)));
+    // All of it is taken now: the owner is told here, and not by a call, that there is not enough.
+    // What the machine cannot hold is refused before any of it is taken. Others take memory at the
+    // same time, so each piece is checked again.
+    const uint64_t held = object_->BytesHeld();
+    TRIBUTARY_RETURN_IF_ERROR(CheckLeft(size_ - std::min(size_, held), available()));
+    for (uint64_t taken = 0; taken < size_; taken += kPiece) {
+      const uint64_t piece = std::min(kPiece, size_ - taken);
+      TRIBUTARY_RETURN_IF_ERROR(CheckLeft(piece, available()));
+      if (!Take(offset_ + taken, piece)) return CannotTake(std::strerror(errno));
     }
     // From the start of the object: an offset need not be a multiple of the machine's page.
-    base_ = mmap(nullptr, offset_ + size_, PROT_READ | PROT_WRITE, MAP_SHARED, object_->fd(), 0);
-    if (base_ != MAP_FAILED) return absl::OkStatus();
+    memory_ = GuardedMapping::Create(object_->fd(), offset_ + size_);
+    if (memory_ != nullptr) return absl::OkStatus();
     return absl::InternalError(
         absl::StrCat("cannot map '", object_->key(), "': ", std::strerror(errno)));
   }
@@ -112,14 +119,39 @@ class SharedMemoryRegistry::Mapping {
   }
   // Whether the object still reaches to the region's end.
   bool Whole() const { return object_->ReachesTo(offset_ + size_); }
-  std::byte* data() const { return static_cast<std::byte*>(base_) + offset_; }
+  // Once it is mapped.
+  const GuardedMapping& memory() const { return *memory_; }
+  std::byte* data() const { return memory_->data() + offset_; }
   uint64_t size() const { return size_; }
 
  private:
+  static constexpr uint64_t kPiece = uint64_t{64} << 20;
+
+  // `left`: bytes that the machine would still give.
+  absl::Status CheckLeft(uint64_t bytes, size_t left) const {
+    const size_t margin = worker::MemoryMargin(left);
+    if (margin <= left && bytes <= left - margin) return absl::OkStatus();
+    return CannotTake(absl::StrCat(left, " bytes are left on the machine"));
+  }
+  // False, and errno, when the system refuses.
+  bool Take(uint64_t begin, uint64_t bytes) const {
+    while (fallocate(object_->fd(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                     static_cast<off_t>(bytes)) != 0) {
+      if (errno == EOPNOTSUPP) return true;
+      if (errno != EINTR) return false;
+    }
+    return true;
+  }
+  absl::Status CannotTake(absl::string_view why) const {
+    return FieldError(
+        absl::StatusCode::kResourceExhausted, "byte_size",
+        absl::StrCat("cannot take ", size_, " bytes of '", object_->key(), "': ", why));
+  }
+
   const std::shared_ptr<const Object> object_;
   const uint64_t offset_;
   const uint64_t size_;
-  void* base_ = MAP_FAILED;
+  std::unique_ptr<GuardedMapping> memory_;
 };
 
 namespace {
@@ -145,14 +177,20 @@ absl::StatusOr<RegionBytes> OfDevice(const RegisteredRegionPtr& device, uint64_t
   return RegionBytes{.device = device, .part = {device->id, offset, bytes}};
 }
 
+absl::Status CutShort(absl::string_view field) {
+  return InvalidField(absl::StrCat(field, ".shared_memory.region"),
+                      "the shared memory object has been cut short");
+}
+
 absl::Status RegisteredOtherwise(absl::string_view name) {
   return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));
 }
 
 }  // namespace
 
-SharedMemoryRegistry::SharedMemoryRegistry(std::vector<std::string> prefixes)
-    : prefixes_(std::move(prefixes)) {}
+SharedMemoryRegistry::SharedMemoryRegistry(std::vector<std::string> prefixes,
+                                           std::function<size_t()> available)
+    : prefixes_(std::move(prefixes)), available_(std::move(available)) {}
 
 SharedMemoryRegistry::~SharedMemoryRegistry() = default;
 
@@ -203,7 +241,7 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
   auto object = std::make_shared<Object>(key);
   TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
   auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
-  TRIBUTARY_RETURN_IF_ERROR(mapping->Map());
+  TRIBUTARY_RETURN_IF_ERROR(mapping->Map(available_));
   const MutexLock lock(mutex_);
   const auto [it, added] =
       regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
@@ -258,6 +296,14 @@ RegisteredRegionPtr SharedMemoryRegistry::FindDevice(const std::string& name) co
   return it == regions_.end() ? nullptr : it->second.device;
 }
 
+bool SharedMemoryRegistry::HasOwners() const {
+  const MutexLock lock(mutex_);
+  return std::any_of(regions_.begin(), regions_.end(), [](const auto& region) {
+    const auto& owner = region.second.owner;
+    return owner != nullptr && owner->had_owner();
+  });
+}
+
 std::vector<RegisteredRegionPtr> SharedMemoryRegistry::ForgetOwnerless() {
   std::vector<Region> ownerless;  // unmapped when the lock is free again
   std::vector<RegisteredRegionPtr> devices;
@@ -285,11 +331,21 @@ absl::StatusOr<RegionBytes> SharedMemoryRegistry::Find(const std::string& name, 
     mapping = it->second.mapping;
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, mapping->size(), field));
-  if (!mapping->Whole()) {
-    return InvalidField(absl::StrCat(field, ".shared_memory.region"),
-                        "the shared memory object has been cut short");
-  }
-  return RegionBytes{.data = mapping->data() + offset, .owner = mapping};
+  RegionBytes found{.data = mapping->data() + offset,
+                    .owner = std::shared_ptr<const GuardedMapping>(mapping, &mapping->memory())};
+  TRIBUTARY_RETURN_IF_ERROR(CheckWhole(found.owner.get(), field));
+  if (!mapping->Whole()) return CutShort(field);
+  return found;
+}
+
+absl::Status NotOnThisMachine(absl::string_view field) {
+  return FieldError(absl::StatusCode::kPermissionDenied, field,
+                    "shared memory is for callers on this machine: those that come through a Unix "
+                    "socket or over loopback");
+}
+
+absl::Status CheckWhole(const GuardedMapping* memory, absl::string_view field) {
+  return memory == nullptr || !memory->cut_short() ? absl::OkStatus() : CutShort(field);
 }
 
 }  // namespace tributary::service

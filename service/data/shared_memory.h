@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,16 +15,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/sync/mutex.h"
+#include "service/data/guarded_mapping.h"
 #include "service/data/registered_region.h"
 #include "worker/command.h"
+#include "worker/host_memory.h"
 
 namespace tributary::service {
 
 // A part of a region, in host memory or in memory of a GPU.
 struct RegionBytes {
   std::byte* data = nullptr;
-  std::shared_ptr<const void>
-      owner;  // keeps `data`, even when the region is unregistered meanwhile
+  // Keeps `data`, even when the region is unregistered meanwhile. Null of a GPU.
+  std::shared_ptr<const GuardedMapping> owner;
 
   RegisteredRegionPtr device;  // null: of host memory
   worker::RegionPart part;
@@ -33,7 +36,10 @@ struct RegionBytes {
 class SharedMemoryRegistry {
  public:
   // Only objects whose key begins with one of `prefixes` may be opened; any when there is none.
-  explicit SharedMemoryRegistry(std::vector<std::string> prefixes = {});
+  // `available`: bytes that the machine would still give.
+  explicit SharedMemoryRegistry(
+      std::vector<std::string> prefixes = {},
+      std::function<size_t()> available = [] { return worker::AvailableHostMemory(); });
   ~SharedMemoryRegistry();
 
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
@@ -53,6 +59,8 @@ class SharedMemoryRegistry {
   // Null when no region of that name exists, or when it is not memory of a GPU.
   RegisteredRegionPtr FindDevice(const std::string& name) const;
 
+  // Whether ForgetOwnerless may ever have something to forget.
+  bool HasOwners() const;
   // Forgets regions whose owners died. Returns those in memory of GPUs, which the caller must have
   // closed.
   std::vector<RegisteredRegionPtr> ForgetOwnerless();
@@ -74,10 +82,19 @@ class SharedMemoryRegistry {
   absl::Status CheckKey(absl::string_view field, const std::string& key) const;
 
   const std::vector<std::string> prefixes_;
+  const std::function<size_t()> available_;
   mutable Mutex mutex_;
   absl::flat_hash_map<std::string, Region> regions_ TRIBUTARY_GUARDED_BY(mutex_);
   worker::RegionId next_id_ TRIBUTARY_GUARDED_BY(mutex_) = 1;
 };
+
+// PERMISSION_DENIED: who names shared memory must be on this machine. `field` is where it was
+// named.
+absl::Status NotOnThisMachine(absl::string_view field);
+
+// INVALID_ARGUMENT when bytes of the mapping were used and it turned out to be cut short; `field`
+// names the tensor that lies there. `memory` may be null: OK.
+absl::Status CheckWhole(const GuardedMapping* memory, absl::string_view field);
 
 // 1..128 of [A-Za-z0-9._-], the form of cache ids and region names.
 absl::Status CheckName(absl::string_view field, absl::string_view name);

@@ -7,6 +7,7 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/output_format.h"
 #include "service/data/resolve_spec.h"
 #include "worker/rpc/dtype_conversion.h"
 
@@ -16,10 +17,16 @@ namespace {
 absl::StatusOr<DType> FloatDType(v1::DType dtype, absl::string_view field) {
   const std::string name = absl::StrCat(field, ".dtype");
   TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
-  if (IsFp8(type)) {
-    return InvalidField(name, absl::StrCat("must be f32, bf16 or f16, is ", Name(type)));
-  }
-  return type;
+  if (IsUnscaled(type)) return type;
+  return InvalidField(name, absl::StrCat("must be f32, bf16 or f16, is ", Name(type)));
+}
+
+absl::StatusOr<DType> OutputDType(v1::DType dtype, absl::string_view field) {
+  const std::string name = absl::StrCat(field, ".dtype");
+  TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
+  if (IsOutputType(type)) return type;
+  return InvalidField(name,
+                      absl::StrCat("must be f32, bf16, f16, fp8_e4m3 or nvfp4, is ", Name(type)));
 }
 
 absl::Status CheckShape(const v1::Tensor& tensor, absl::string_view field,
@@ -41,20 +48,29 @@ absl::Status CheckShape(const v1::Tensor& tensor, absl::string_view field,
 // Bytes of a shape that is the service's own, so that no dimension is negative.
 absl::StatusOr<size_t> Bytes(const std::vector<int64_t>& shape, DType dtype,
                              absl::string_view field) {
-  int64_t bytes = static_cast<int64_t>(SizeOf(dtype));
+  int64_t elements = 1;
+  int64_t bits = 0;
   for (const int64_t dimension : shape) {
-    if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
+    if (__builtin_mul_overflow(elements, dimension, &elements) ||
+        __builtin_mul_overflow(elements, int64_t{BitsOf(DType::kF32)}, &bits)) {
       return InvalidField(absl::StrCat(field, ".shape"), "its size leaves 63 bits");
     }
   }
-  return static_cast<size_t>(bytes);
+  return OutputBytes(dtype, elements);
+}
+
+size_t Elements(const OutputTensor& output) {
+  int64_t elements = 1;
+  for (const int64_t dimension : output.shape) elements *= dimension;
+  return static_cast<size_t>(elements);
 }
 
 absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference, DType dtype,
                                       size_t bytes, absl::string_view field,
-                                      const SharedMemoryRegistry& regions) {
+                                      const SharedMemoryRegistry* regions) {
+  if (regions == nullptr) return NotOnThisMachine(absl::StrCat(field, ".shared_memory.region"));
   TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found,
-                             regions.Find(reference.region(), reference.offset(), bytes, field));
+                             regions->Find(reference.region(), reference.offset(), bytes, field));
   if (reinterpret_cast<uintptr_t>(found.data) % SizeOf(dtype) != 0) {
     return InvalidField(
         absl::StrCat(field, ".shared_memory.offset"),
@@ -67,7 +83,7 @@ absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference
 
 absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
                                        const std::vector<int64_t>& shape,
-                                       const SharedMemoryRegistry& regions) {
+                                       const SharedMemoryRegistry* regions) {
   InputTensor input;
   TRIBUTARY_ASSIGN_OR_RETURN(input.view.dtype, FloatDType(tensor.dtype(), field));
   TRIBUTARY_RETURN_IF_ERROR(CheckShape(tensor, field, shape));
@@ -102,7 +118,7 @@ absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_vi
 absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
                                          std::vector<int64_t> shape, DType default_dtype,
                                          v1::DType only_dtype, size_t max_inline_bytes,
-                                         const SharedMemoryRegistry& regions) {
+                                         const SharedMemoryRegistry* regions) {
   OutputTensor output;
   output.dtype = default_dtype;
   output.shape = std::move(shape);
@@ -110,7 +126,7 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
     if (asked->dtype() == v1::DTYPE_UNSPECIFIED) {
       return InvalidField(absl::StrCat(field, ".dtype"), "must be stated");
     }
-    TRIBUTARY_ASSIGN_OR_RETURN(output.dtype, FloatDType(asked->dtype(), field));
+    TRIBUTARY_ASSIGN_OR_RETURN(output.dtype, OutputDType(asked->dtype(), field));
     if (only_dtype != v1::DTYPE_UNSPECIFIED && asked->dtype() != only_dtype) {
       return InvalidField(absl::StrCat(field, ".dtype"),
                           absl::StrCat("must be ", Name(default_dtype)));
@@ -156,7 +172,7 @@ void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* re
   } else {
     *reply->mutable_shared_memory() = output.reference;
   }
-  cpu::Convert(DType::kF32, values, output.dtype, destination, output.bytes / SizeOf(output.dtype));
+  cpu::StoreOutput({output.dtype, output.scale}, values, Elements(output), destination);
 }
 
 }  // namespace tributary::service

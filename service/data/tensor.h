@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "service/data/guarded_mapping.h"
 #include "service/data/shared_memory.h"
 #include "tributary/v1/types.pb.h"
 #include "worker/command.h"
@@ -18,7 +19,7 @@ namespace tributary::service {
 // which the request itself keeps.
 struct InputTensor {
   worker::TensorView view;
-  std::shared_ptr<const void> owner;
+  std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;  // of the view's one part, or null
 };
 
@@ -26,9 +27,10 @@ struct InputTensor {
 // neither, into the reply.
 struct OutputTensor {
   DType dtype = DType::kF32;
+  float scale = 1.0f;  // of FP8 and NVFP4
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
-  std::shared_ptr<const void> owner;
+  std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;
   worker::RegionPart part;              // of `device`
   v1::SharedMemoryReference reference;  // echoed in the reply
@@ -36,18 +38,19 @@ struct OutputTensor {
 };
 
 // Checks dtype (f32, bf16 or f16), shape and size; an error names the field ("q.shape[1]").
-// NOT_FOUND for an unknown region. Offsets must be multiples of the element's size.
+// `regions` null: the caller may not name any (PERMISSION_DENIED). NOT_FOUND for an unknown region.
+// Offsets must be multiples of the element's size.
 absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
                                        const std::vector<int64_t>& shape,
-                                       const SharedMemoryRegistry& regions);
+                                       const SharedMemoryRegistry* regions);
 
 // `asked` may be null or without source: inline in its dtype, or in `default_dtype` if it states
-// none. `only_dtype` (UNSPECIFIED for any of f32, bf16, f16) is the one dtype allowed.
+// none. `only_dtype` (UNSPECIFIED for any that outputs may have) is the one dtype allowed.
 // RESOURCE_EXHAUSTED when an inline result is larger than `max_inline_bytes`.
 absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
                                          std::vector<int64_t> shape, DType default_dtype,
                                          v1::DType only_dtype, size_t max_inline_bytes,
-                                         const SharedMemoryRegistry& regions);
+                                         const SharedMemoryRegistry* regions);
 
 // Converts `values` into the region or into reply->inline. A result in memory of a GPU lies there
 // already: `values` may be null, and the reply only refers to it.

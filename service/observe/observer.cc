@@ -15,12 +15,15 @@ const char* Name(Method method) {
                                             "GetTopology",
                                             "RegisterSharedMemory",
                                             "UnregisterSharedMemory",
-                                            "UpdateSequences"};
+                                            "UpdateSequences",
+                                            "GetLimits"};
   return kNames[static_cast<int>(method)];
 }
 
 const char* Name(ClientLimit limit) {
-  constexpr const char* kNames[kClientLimits] = {"calls", "sequences", "pages"};
+  constexpr const char* kNames[kClientLimits] = {"calls",  "sequences",   "pages",
+                                                 "caches", "cache_bytes", "streams",
+                                                 "bytes",  "sessions",    "mailbox_bytes"};
   return kNames[static_cast<int>(limit)];
 }
 

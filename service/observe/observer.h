@@ -34,13 +34,24 @@ enum class Method : uint8_t {
   kRegisterSharedMemory,
   kUnregisterSharedMemory,
   kUpdateSequences,
+  kGetLimits,
 };
-inline constexpr int kMethods = 13;
+inline constexpr int kMethods = 14;
 const char* Name(Method method);
 
 // What a client may have only so much of.
-enum class ClientLimit : uint8_t { kCalls, kSequences, kPages };
-inline constexpr int kClientLimits = 3;
+enum class ClientLimit : uint8_t {
+  kCalls,
+  kSequences,
+  kPages,
+  kCaches,
+  kCacheBytes,
+  kStreams,
+  kBytes,
+  kSessions,
+  kMailboxBytes
+};
+inline constexpr int kClientLimits = 9;
 const char* Name(ClientLimit limit);  // "calls"
 // Told of each refusal for that reason.
 using OnRefused = std::function<void(ClientLimit)>;

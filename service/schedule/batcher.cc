@@ -13,7 +13,8 @@ class Fill {
   bool Add(const Batcher::Candidate& c) {
     rows_ += c.rows;
     entries_ += c.entries;
-    return rows_ <= limits_.max_rows && entries_ <= limits_.max_entries;
+    share_ += c.share;
+    return rows_ <= limits_.max_rows && entries_ <= limits_.max_entries && share_ <= 1;
   }
   bool full() const { return rows_ >= limits_.max_rows || entries_ >= limits_.max_entries; }
 
@@ -21,6 +22,7 @@ class Fill {
   const BatchLimits& limits_;
   int64_t rows_ = 0;
   int64_t entries_ = 0;
+  double share_ = 0;
 };
 
 }  // namespace
@@ -33,7 +35,9 @@ size_t Batcher::FittingPrefix(std::span<const Candidate> oldest_first, const Bat
 }
 
 void Batcher::Add(const BatchKey& key, const Candidate& candidate) {
-  queues_[key].push_back(candidate);
+  std::deque<Candidate>& queue = queues_[key];
+  const auto later = [](const Candidate& a, const Candidate& b) { return a.turn() < b.turn(); };
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), candidate, later), candidate);
 }
 
 bool Batcher::Remove(const BatchKey& key, const void* request) {
@@ -61,7 +65,7 @@ std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now) {
   auto oldest = queues_.end();
   for (auto it = queues_.begin(); it != queues_.end(); ++it) {
     if (DueAt(it->second) > now) continue;
-    if (oldest == queues_.end() || it->second.front().arrival < oldest->second.front().arrival) {
+    if (oldest == queues_.end() || it->second.front().turn() < oldest->second.front().turn()) {
       oldest = it;
     }
   }

@@ -2,8 +2,8 @@
 //
 // Requests for the same layer of the same cache share a step if they take the same path and have
 // the same dtypes; they may come from several hosts. A request waits here only while the pipeline
-// of steps is full or its batch window is open. Older requests go first; nothing else gives
-// precedence.
+// of steps is full or its batch window is open. Older requests go first; a request may have itself
+// counted as younger than it is, by a bounded time, so that others go first.
 //
 // StepRunner owns it and holds the coordinator's lock. Not thread safe.
 #pragma once
@@ -50,6 +50,10 @@ class Batcher {
     int32_t rows = 0;
     int32_t entries = 0;
     Clock::time_point arrival;
+    double share = 0;                    // of what a step may take (StepCost::Share)
+    std::chrono::milliseconds yield{0};  // those go first that came so much later
+
+    Clock::time_point turn() const { return arrival + yield; }
   };
 
   // How many of the oldest candidates fit into one step. It is a prefix, so that nobody is
@@ -78,7 +82,7 @@ class Batcher {
   Clock::time_point DueAt(const std::deque<Candidate>& queue) const;
 
   const BatchLimits limits_;
-  std::map<BatchKey, std::deque<Candidate>> queues_;  // none is empty; by arrival
+  std::map<BatchKey, std::deque<Candidate>> queues_;  // none is empty; by turn
 };
 
 }  // namespace tributary::service

@@ -7,13 +7,18 @@
 
 namespace tributary::service {
 
+absl::Status LimitReached(const std::string& client, ClientLimit limit, int64_t held,
+                          int64_t wanted, int64_t most) {
+  return Exhausted(
+      absl::StrCat("client:", client, " ", Name(limit)),
+      absl::StrCat("'", client, "' holds ", held, " and needs ", wanted, " more; ", most,
+                   " is the most a client may hold (max_", Name(limit), "_per_client)"));
+}
+
 absl::Status ClientAccount::Refuse(ClientLimit limit, int64_t held, int64_t wanted,
                                    int64_t most) const {
   if (on_refused_) on_refused_(limit);
-  return Exhausted(
-      absl::StrCat("client:", client_, " ", Name(limit)),
-      absl::StrCat("'", client_, "' holds ", held, " and needs ", wanted, " more; ", most,
-                   " is the most a client may hold (max_", Name(limit), "_per_client)"));
+  return LimitReached(client_, limit, held, wanted, most);
 }
 
 absl::Status ClientAccount::TakeSequence() {

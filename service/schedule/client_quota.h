@@ -24,10 +24,20 @@
 
 namespace tributary::service {
 
+// 0: no limit.
 struct ClientLimits {
-  int64_t sequences = 0;  // 0: no limit
-  int64_t pages = 0;      // 0: no limit
+  int64_t sequences = 0;
+  int64_t pages = 0;
+  int64_t caches = 0;
+  int64_t cache_bytes = 0;  // of their pages, on all ranks together
+  int64_t sessions = 0;
+  int64_t mailbox_bytes = 0;  // of its sessions
 };
+
+// RESOURCE_EXHAUSTED, as whatever a client may hold only so much of: it holds `held`, needs
+// `wanted` more, and `most` is what it may hold.
+absl::Status LimitReached(const std::string& client, ClientLimit limit, int64_t held,
+                          int64_t wanted, int64_t most);
 
 // What one client holds.
 class ClientAccount {

@@ -23,6 +23,20 @@ int32_t PageAllocator::Take() {
   return page;
 }
 
+bool PageAllocator::Claim(int32_t page) {
+  if (page < 0 || page >= total_) return false;
+  if (page >= static_cast<int32_t>(references_.size())) references_.resize(page + 1);
+  Retain(page);
+  return true;
+}
+
+void PageAllocator::FinishClaims() {
+  returned_.clear();
+  for (int32_t page = 0; page < static_cast<int32_t>(references_.size()); ++page) {
+    if (references_[page] == 0) returned_.push_back(page);
+  }
+}
+
 void PageAllocator::Retain(int32_t page) {
   if (++references_[page] == 2) ++shared_;
 }

@@ -19,6 +19,11 @@ class PageAllocator {
   // Drops a reference. The last one frees the page.
   void Release(int32_t page);
 
+  // For a table that is rebuilt: takes a reference to a page, taken or not. FinishClaims follows
+  // the last of them, and nothing else comes between. False: there is no such page.
+  bool Claim(int32_t page);
+  void FinishClaims();
+
   // More than one sequence holds the page, so that none of them may write to it.
   bool IsShared(int32_t page) const { return references_[page] > 1; }
 

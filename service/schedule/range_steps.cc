@@ -25,13 +25,23 @@ absl::StatusOr<AcceptedRange> RangeSteps::Accept(const LayerRange& range, worker
       accepted.pages.push_back({.group = group});
     }
   }
+  std::vector<std::vector<bool>> untold;
+  for (const worker::StepEntry& entry : entries) {
+    untold.push_back(table_.UntoldLengths(entry.sequence));
+  }
   SavedSequences saved;  // that truncations and forks change
   table_.HoldReleased(&accepted.held);
   absl::Status status;
   if (!changes.empty()) status = ApplyChanges(entries, changes, owner, &saved, &accepted);
-  if (status.ok()) status = ReserveLayers(kind, &accepted);
+  if (status.ok()) {
+    TellStandings(&accepted);
+    status = ReserveLayers(kind, &accepted);
+  }
   if (!status.ok()) table_.PutBack(saved);
   table_.HoldReleased(nullptr);
+  for (size_t i = 0; i < entries.size() && !status.ok(); ++i) {
+    table_.SetUntoldLengths(entries[i].sequence, untold[i]);
+  }
   if (!status.ok()) {
     table_.ReleaseHeld(&accepted.held);
     return status;
@@ -82,6 +92,21 @@ absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entr
   return absl::OkStatus();
 }
 
+void RangeSteps::TellStandings(AcceptedRange* accepted) {
+  for (int32_t group = 0; group < table_.groups().size(); ++group) {
+    for (const worker::StepEntry& entry : accepted->entries) {
+      std::optional<worker::Standing> standing = table_.TakeLengths(group, entry.sequence);
+      if (!standing.has_value()) continue;
+      const auto of = [group](const GroupPages& pages) { return pages.group == group; };
+      auto told = std::find_if(accepted->pages.begin(), accepted->pages.end(), of);
+      if (told == accepted->pages.end()) {
+        told = accepted->pages.insert(told, GroupPages{.group = group});
+      }
+      told->standings.push_back(*std::move(standing));
+    }
+  }
+}
+
 absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& change,
                               const ClientAccountPtr& owner, const SavedSequences& saved) {
   const std::optional<Sequence>& found = saved.at(*change.fork_from);
@@ -89,7 +114,7 @@ absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& chang
     return NotFound("sequence", absl::StrCat(*change.fork_from), EntryField(index, "fork_from"));
   }
   const Sequence& from = *found;
-  if (from.lost) return Lost(from.id, EntryField(index, "fork_from"));
+  if (from.lost) return Lost({from.id}, EntryField(index, "fork_from"));
   const int64_t length = change.fork_length < 0 ? LeastLength(from) : change.fork_length;
   TRIBUTARY_RETURN_IF_ERROR(table_.CheckFork(EntryField(index, "fork_length"), from, length));
   Sequence* to = table_.Find(id);
@@ -98,7 +123,7 @@ absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& chang
     TRIBUTARY_RETURN_IF_ERROR(table_.Open(id, &reopened, owner).status());
     to = table_.Find(id);
   }
-  if (to->lost) return Lost(id, EntryField(index, "sequence_id"));
+  if (to->lost) return Lost({id}, EntryField(index, "sequence_id"));
   table_.BecomeFork(from, length, to);
   return absl::OkStatus();
 }
@@ -208,6 +233,7 @@ void RangeSteps::Undo(AcceptedRange* accepted) {
       length = std::min(length, before.lengths[i]);
       last_step = std::min({length, last_step, before.last_step[i]});
     }
+    table_.TellLengthsLater(sequence.id);
   }
   for (auto undo = accepted->undo.rbegin(); undo != accepted->undo.rend(); ++undo) {
     if (!undo->change.sequence->lost) {

@@ -39,6 +39,7 @@ struct GroupPages {
   int32_t group = 0;
   std::vector<worker::PageCopy> page_copies;
   std::vector<worker::PageUpdate> page_updates;
+  std::vector<worker::Standing> standings;
 };
 
 // Made by Accept; ends with Settle or Undo.
@@ -88,6 +89,8 @@ class RangeSteps {
                             SavedSequences* saved, AcceptedRange* accepted);
   absl::Status Fork(int index, SequenceId id, const EntryChange& change,
                     const ClientAccountPtr& owner, const SavedSequences& saved);
+  // What was decided before the step about how its sequences stand.
+  void TellStandings(AcceptedRange* accepted);
   absl::Status CheckLayers(int index, const Sequence& sequence, const LayerRange& range,
                            int64_t first_position) const;
   absl::Status ReserveLayers(worker::StepKind kind, AcceptedRange* accepted);

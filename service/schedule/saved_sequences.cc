@@ -21,12 +21,15 @@ void SequenceTable::PutBack(const SavedSequences& saved) {
     if (sequence->lost) --lost_;
     Empty(sequence);
     Disown(sequence);
-    if (!was.has_value()) sequences_.erase(id);
+    if (was.has_value()) continue;
+    sequences_.erase(id);
+    ids_.erase(id);
   }
   for (const auto& [id, was] : saved) {
     if (!was.has_value()) continue;
     std::unique_ptr<Sequence>& sequence = sequences_[id];
     if (sequence == nullptr) sequence = std::make_unique<Sequence>();
+    ids_.insert(id);
     *sequence = *was;
     if (sequence->lost) ++lost_;
     if (sequence->owner != nullptr) sequence->owner->TakeSequence().IgnoreError();  // as before

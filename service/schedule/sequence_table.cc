@@ -84,6 +84,7 @@ SequenceTable::SequenceTable(const TableGeometry& geometry)
     const bool own = geometry.window_pages > 0 && groups_[g].reach.has_value();
     pages_.emplace_back(own ? geometry.window_pages : geometry.pages);
   }
+  untold_.resize(groups_.size());
 }
 
 Sequence* SequenceTable::Find(SequenceId id) {
@@ -114,6 +115,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
     held->owner = std::move(owner);
     held->lost = false;
     held->parent = 0;
+    TellLengthsLater(id);
     *reopened = true;
     return id;
   }
@@ -130,6 +132,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
   sequence->last_step.assign(geometry_.layers, 0);
   sequence->groups.resize(groups_.size());
   sequences_.emplace(id, std::move(sequence));
+  ids_.insert(id);
   return id;
 }
 
@@ -137,7 +140,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
                                               int64_t length, ClientAccountPtr owner) {
   Sequence* parent = Find(parent_id);
   if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
-  if (parent->lost) return Lost(parent_id, "parent_id");
+  if (parent->lost) return Lost({parent_id}, "parent_id");
   if (length < 0) length = LeastLength(*parent);
   TRIBUTARY_RETURN_IF_ERROR(CheckFork("length", *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
@@ -167,14 +170,23 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
 absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
-  if (sequence->lost) return Lost(id, "sequence_id");
+  if (sequence->lost) return Lost({id}, "sequence_id");
   TRIBUTARY_RETURN_IF_ERROR(CheckCut("length", *sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   for (int32_t g = 0; g < groups_.size(); ++g) {
     Shorten(g, CeilDiv(LongestOf(g, *sequence), page_tokens()), sequence);
   }
+  TellLengthsLater(id);
   return LeastLength(*sequence);
+}
+
+std::vector<const Sequence*> SequenceTable::Next(SequenceId after, size_t most) const {
+  std::vector<const Sequence*> next;
+  for (auto id = ids_.upper_bound(after); id != ids_.end() && next.size() < most; ++id) {
+    next.push_back(sequences_.at(*id).get());
+  }
+  return next;
 }
 
 absl::Status SequenceTable::Close(SequenceId id) {
@@ -184,6 +196,8 @@ absl::Status SequenceTable::Close(SequenceId id) {
   Empty(sequence);
   Disown(sequence);
   sequences_.erase(id);
+  ids_.erase(id);
+  for (auto& untold : untold_) untold.erase(id);
   return absl::OkStatus();
 }
 
@@ -286,6 +300,7 @@ void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
     Release(group, std::exchange(list.pages[list.given_up], kNoPage), sequence->owner);
     ++list.given_up;
     ++given_up_;
+    TellLater(group, sequence->id, false);
   }
   KeepBetween(list.given_up, static_cast<int64_t>(list.pages.size()), &list.unsynced);
 }
@@ -301,10 +316,20 @@ absl::StatusOr<StepReservation> SequenceTable::Reserve(
     if (absl::Status status = ReserveEntry(i, kind, &reservation); !status.ok()) {
       for (const StepReservation::Change& change : reservation.changes)
         Return(reservation.group, change);
+      if (absl::IsDataLoss(status)) return Lost(LostOf(entries), FieldOf(status));
       return status;
     }
   }
   return reservation;
+}
+
+std::vector<SequenceId> SequenceTable::LostOf(const std::vector<worker::StepEntry>& entries) {
+  std::vector<SequenceId> lost;
+  for (const worker::StepEntry& entry : entries) {
+    const Sequence* sequence = Find(entry.sequence);
+    if (sequence != nullptr && sequence->lost) lost.push_back(entry.sequence);
+  }
+  return lost;
 }
 
 absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
@@ -314,7 +339,7 @@ absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
   if (sequence == nullptr) {
     return NotFound("sequence", absl::StrCat(entry.sequence), EntryField(index, "sequence_id"));
   }
-  if (sequence->lost) return Lost(entry.sequence, EntryField(index, "sequence_id"));
+  if (sequence->lost) return Lost({entry.sequence}, EntryField(index, "sequence_id"));
   const int64_t length = sequence->lengths[reservation->layer];
   TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
   TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence,
@@ -409,6 +434,11 @@ void SequenceTable::GiveUpOld(Sequence* sequence) {
 void SequenceTable::Rollback(const StepReservation& reservation) {
   for (const StepReservation::Change& change : reservation.changes) {
     Return(reservation.group, change);
+    // Workers that did the step count its tokens.
+    const Sequence& sequence = *change.sequence;
+    if (!sequence.lost && change.length != sequence.lengths[reservation.layer]) {
+      TellLater(reservation.group, sequence.id, true);
+    }
     for (const auto& [index, page] : change.replaced) {
       // Some workers may now point at the copy, whose page is no longer ours.
       auto& unsynced = change.sequence->groups[reservation.group].unsynced;
@@ -437,6 +467,7 @@ void SequenceTable::UndoPages(const StepReservation::Change& change, int32_t gro
     }
   }
   Shorten(group, CeilDiv(LongestOf(group, *sequence), page_tokens()), sequence);
+  TellLengthsLater(sequence->id);
 }
 
 absl::Status SequenceTable::CheckFork(absl::string_view field, const Sequence& from,
@@ -466,6 +497,7 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
     list.given_up = length > 0 ? source.given_up : 0;
     list.unsynced.clear();
   }
+  TellLengthsLater(to->id);
 }
 
 void SequenceTable::MarkLost(Sequence* sequence) {
@@ -476,6 +508,7 @@ void SequenceTable::MarkLost(Sequence* sequence) {
   sequence->lengths = lengths;  // what the caller must bring again
   sequence->lost = true;
   ++lost_;
+  TellLengthsLater(sequence->id);
 }
 
 void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
@@ -497,14 +530,17 @@ std::vector<int32_t> SequenceTable::ToldPages(const PageList& list) {
   return pages;
 }
 
-std::vector<worker::PageUpdate> SequenceTable::Snapshot(int32_t group) {
-  std::vector<worker::PageUpdate> tables;
+std::vector<SequenceTable::Told> SequenceTable::Snapshot(int32_t group) {
+  std::vector<Told> all;
   for (auto& [id, sequence] : sequences_) {
     PageList& list = sequence->groups[group];
     list.unsynced.clear();
-    if (!list.pages.empty()) tables.push_back({id, 0, ToldPages(list)});
+    Told& told = all.emplace_back();
+    if (!list.pages.empty()) told.table = worker::PageUpdate{id, 0, ToldPages(list)};
+    told.standing = StandingOf(group, *sequence, true);
   }
-  return tables;
+  untold_[group].clear();
+  return all;
 }
 
 int64_t SequenceTable::LocalTokens(int rank, const Sequence& sequence, int64_t length) const {

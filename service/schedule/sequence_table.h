@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -183,18 +184,44 @@ class SequenceTable {
   void MarkLostOn(const std::vector<bool>& fresh);
   // One sequence is lost, because the workers could not be told its table.
   void MarkLost(Sequence* sequence);
+  // For a coordinator that has restarted: adds a sequence as the workers hold it. `sequence` has an
+  // id that is not open, and pages that exist. FinishRestoring follows the last of them.
+  void Restore(Sequence sequence);
+  void FinishRestoring();
+
+  // What has become of sequences of one group of layers by other means than steps, since workers
+  // were told last (worker/holdings.h). The next command about the group carries it. Lengths are
+  // only told of sequences that take part in no reservation and no step that was accepted ahead.
+  std::vector<worker::Standing> TakeStandings(int32_t group);
+  // The same for one sequence, and only if its lengths are to be told. For steps that are accepted
+  // ahead: what was decided before them goes out with them.
+  std::optional<worker::Standing> TakeLengths(int32_t group, SequenceId id);
+  // [groups]: whether the lengths of a sequence are to be told; and sets that back.
+  std::vector<bool> UntoldLengths(SequenceId id) const;
+  void SetUntoldLengths(SequenceId id, const std::vector<bool>& untold);
+  // The lengths of a sequence are to be told for all its layers.
+  void TellLengthsLater(SequenceId id);
+  worker::Standing StandingOf(int32_t group, const Sequence& sequence, bool lengths) const;
+
   // A table as workers are told it. Page 0 stands for pages that were given up: no row's keys lie
   // in them, but a kernel may load a whole tile of the table.
   static std::vector<int32_t> ToldPages(const PageList& list);
   // The tables of one group of layers as workers must hold them, for all sequences that hold pages
-  // of the group. Afterwards nothing of the group is unsynced.
-  std::vector<worker::PageUpdate> Snapshot(int32_t group = 0);
+  // of the group, and how all its sequences stand. Afterwards nothing of the group is unsynced.
+  struct Told {
+    std::optional<worker::PageUpdate> table;
+    worker::Standing standing;
+  };
+  std::vector<Told> Snapshot(int32_t group = 0);
 
   const LayerGroups& groups() const { return groups_; }
   const PageAllocator& pages(int32_t group = 0) const { return pages_[group]; }
   const absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>>& sequences() const {
     return sequences_;
   }
+  // The first sequences, by id, whose ids are above `after`; at most `most` of them. 0 is nobody's
+  // id. It costs what it returns, and no more.
+  std::vector<const Sequence*> Next(SequenceId after, size_t most) const;
   int64_t lost() const { return lost_; }
   const TableGeometry& geometry() const { return geometry_; }
   // Tokens a virtual page stands for.
@@ -208,6 +235,8 @@ class SequenceTable {
   int64_t given_up() const { return given_up_; }
 
  private:
+  // Which of the sequences of entries are lost, in their order.
+  std::vector<SequenceId> LostOf(const std::vector<worker::StepEntry>& entries);
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
   // OUT_OF_RANGE unless every layer that holds more than `length` tokens may begin there.
   absl::Status CheckCut(absl::string_view field, const Sequence& sequence, int64_t length) const;
@@ -222,6 +251,8 @@ class SequenceTable {
   void Shorten(int32_t group, int64_t keep, Sequence* sequence);
   void Empty(Sequence* sequence);
   SequenceId UnusedId();
+  // Workers are to be told how a sequence stands in a group of layers.
+  void TellLater(int32_t group, SequenceId id, bool lengths) { untold_[group][id] |= lengths; }
   // A sequence of `owner`'s holds a page of the group, or one of them ceases to.
   void Retain(int32_t group, int32_t page, const ClientAccountPtr& owner);
   void Release(int32_t group, int32_t page, const ClientAccountPtr& owner);
@@ -234,8 +265,11 @@ class SequenceTable {
   std::vector<PageAllocator> pages_;  // [groups]
   // Pointers to sequences stay valid while others come and go.
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  absl::btree_set<SequenceId> ids_;  // of all of them
   int64_t lost_ = 0;
   int64_t given_up_ = 0;
+  // [groups]: of which sequences workers are to be told, and whether their lengths, too.
+  std::vector<absl::flat_hash_map<SequenceId, bool>> untold_;
   HeldPages* held_ = nullptr;  // of whoever holds what is released now
 };
 

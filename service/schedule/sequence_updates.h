@@ -23,7 +23,7 @@ struct UpdatedSequences {
     SequenceId sequence = 0;
     int64_t length = 0;  // the least over its layers; 0 of a closed one
   };
-  std::vector<State> states;  // one an update, as each left its sequence
+  std::vector<State> states;  // one per update, as each left its sequence
   // What the workers must be told: first that tables of `closed` are dropped, then the tables of
   // `forked` as they are in the end. Sequences may be in both. Each is named once in each.
   std::vector<SequenceId> closed;

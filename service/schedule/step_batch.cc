@@ -51,9 +51,16 @@ worker::TensorView Gather(const std::vector<ReservedRequest>& requests, Field fi
   return all;
 }
 
+// Whether inputs lie in memory of the host's own process.
+bool SharesMemory(const StepRequest& request) {
+  return OwnerOf(request.q) != nullptr || OwnerOf(request.k) != nullptr ||
+         OwnerOf(request.v) != nullptr;
+}
+
 // Of a request that wants results in memory of a GPU.
 worker::RegionOutput OutputOf(const StepRequest& request) {
-  worker::RegionOutput output{.rows = request.query_rows, .dtype = request.output->dtype};
+  worker::RegionOutput output{.rows = request.query_rows,
+                              .format = {request.output->dtype, request.output->scale}};
   if (request.output->device != nullptr) output.o = request.output->part;
   if (request.lse.has_value() && request.lse->device != nullptr) output.lse = request.lse->part;
   return output;
@@ -66,7 +73,7 @@ void AppendTo(const std::vector<T>& from, std::vector<T>* to) {
 
 }  // namespace
 
-BuiltStep BuildStep(const std::vector<ReservedRequest>& requests) {
+BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared) {
   BuiltStep built;
   worker::StepCommand& step = built.command;
   const StepRequest& first = *requests.front().request;
@@ -87,7 +94,7 @@ BuiltStep BuildStep(const std::vector<ReservedRequest>& requests) {
       step.outputs.push_back(OutputOf(*r.request));
     }
   }
-  if (requests.size() == 1) {
+  if (requests.size() == 1 && !(copy_shared && SharesMemory(first))) {
     step.q = ViewOf(first.q);
     step.k = ViewOf(first.k);
     step.v = ViewOf(first.v);

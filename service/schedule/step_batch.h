@@ -20,13 +20,14 @@ struct ReservedRequest {
 };
 
 // The step of all requests, which have one BatchKey; its layer is left to the caller. The tensors
-// of a single request are not copied; those of several are copied into one buffer. The owner keeps
-// alive what the command's tensors point to: request messages and regions, or the buffer.
+// of a single request are not copied, except that those in memory that a host shares are with
+// `copy_shared`; those of several are copied into one buffer. The owner keeps alive what the
+// command's tensors point to: request messages and regions, or the buffer.
 struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;
 };
-BuiltStep BuildStep(const std::vector<ReservedRequest>& requests);
+BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared);
 
 // Whether rank 0's reply holds the result of a step of `query_rows` rows in a layer of this
 // geometry, no more and no less. INTERNAL (WRONG_RESULT) with both sizes otherwise: what a worker

@@ -1,6 +1,8 @@
 // One Attend or Append call, checked as far as it can be without looking at any sequence.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "service/data/registered_region.h"
 #include "service/data/resolve_spec.h"
@@ -35,12 +38,27 @@ struct StepRequest {
   std::optional<InputTensor> q;
   std::optional<InputTensor> k;
   std::optional<InputTensor> v;
-  std::optional<OutputTensor> output;   // of an Attend
-  std::optional<OutputTensor> lse;      // when wanted
+  std::optional<OutputTensor> output;  // of an Attend
+  std::optional<OutputTensor> lse;     // when wanted
+  // By how much it counts as younger than it is, for Batcher.
+  std::chrono::milliseconds yield{0};
   std::shared_ptr<const void> message;  // keeps inline bytes
 
   // The tensors that lie in memory of GPUs.
   absl::InlinedVector<RegionTensor, 5> RegionTensors() const;
+  // Of the results that the reply's message is going to have.
+  size_t reply_bytes() const {
+    const auto inline_bytes = [](const std::optional<OutputTensor>& result) {
+      const bool in_message =
+          result.has_value() && result->region == nullptr && result->device == nullptr;
+      return in_message ? result->bytes : size_t{0};
+    };
+    return inline_bytes(output) + inline_bytes(lse);
+  }
+  // INVALID_ARGUMENT naming the first input, or result, whose shared memory turned out to be cut
+  // short while it was used: what was computed or written counts for nothing then.
+  absl::Status CheckInputsWhole() const;
+  absl::Status CheckResultsWhole() const;
   // Whether any result is needed on the host.
   bool wants_result_on_host() const {
     const auto on_host = [](const std::optional<OutputTensor>& result) {
@@ -59,7 +77,7 @@ struct StepContext {
   const worker::CacheSpec* spec = nullptr;
   const CacheTerms* terms = nullptr;
   const worker::CacheBackends* backends = nullptr;
-  const SharedMemoryRegistry* regions = nullptr;
+  const SharedMemoryRegistry* regions = nullptr;  // null: the caller may not name any
   size_t max_message_bytes = 0;
 };
 

@@ -87,6 +87,8 @@ class EmbeddedGroup : public WorkerGroup {
   // Completes what is in flight, waits until no rank is busy with it, and forms the next group.
   // Releases the lock while it calls out.
   void Recover() TRIBUTARY_REQUIRES(mutex_);
+  // Tells that a device is lost, and waits for the end.
+  void WaitLost() TRIBUTARY_REQUIRES(mutex_);
   void FinishOnRank(const SubmissionPtr& submission, worker::Reply reply, double seconds);
   // Ranks that wait in a collective wake up with an error.
   void Break(const std::string& reason) TRIBUTARY_REQUIRES(mutex_);
@@ -94,6 +96,8 @@ class EmbeddedGroup : public WorkerGroup {
   Clock::time_point EarliestDeadline() const TRIBUTARY_REQUIRES(mutex_);
 
   const EmbeddedGroupOptions options_;
+  // All ranks are on this machine.
+  const std::shared_ptr<worker::HostMemoryLedger> host_memory_ = worker::HostMemoryLedger::Create();
   std::vector<std::unique_ptr<Rank>> ranks_;  // none comes or goes
   GroupObserver* observer_ = nullptr;         // set by Start
   std::thread control_thread_;
@@ -111,7 +115,10 @@ class EmbeddedGroup : public WorkerGroup {
   // Why the group broke; empty while it can execute.
   std::string broken_ TRIBUTARY_GUARDED_BY(mutex_);
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  // The control thread ends; and once it has, which may be forming a group, the ranks' threads.
   bool stopped_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool ranks_end_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  absl::Status lost_ TRIBUTARY_GUARDED_BY(mutex_);  // a device's; no group forms any more
 };
 
 EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options)
@@ -121,6 +128,7 @@ EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options)
 
 absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank,
                                                                             bool alone) const {
+  if (options_.make_backend) return options_.make_backend(rank);
   if (options_.device == worker::Device::kCuda) {
     if (alone) return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank});
     worker::CudaBackendOptions cuda{.gpu = options_.first_gpu + rank,
@@ -133,8 +141,8 @@ absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int 
   const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = options_.threads > 0 ? options_.threads : machine;
   return worker::CreateCpuBackend(
-      std::make_shared<cpu::ThreadPool>(std::max(1, threads / options_.workers)),
-      options_.strategy);
+      std::make_shared<cpu::ThreadPool>(std::max(1, threads / options_.workers)), options_.strategy,
+      host_memory_);
 }
 
 absl::Status EmbeddedGroup::TestDevices() const {
@@ -160,6 +168,7 @@ absl::Status EmbeddedGroup::Start(GroupObserver* observer) {
     auto executor = std::make_unique<worker::Executor>(
         worker::ExecutorOptions{
             .memory_limit = options_.memory_limit / options_.workers,
+            .memory_slice = worker::kMemorySlice,
             .on_session_news =
                 [observer](const worker::SessionNews& news) { observer->OnSessionNews(news); }},
         std::move(backend));
@@ -199,7 +208,7 @@ void EmbeddedGroup::RunRank(int index) {
   MutexLock lock(mutex_);
   std::deque<SubmissionPtr>& queue = work_[index].queue;
   while (true) {
-    while (!stopped_ && queue.empty()) rank.wake.Wait(mutex_);
+    while (!ranks_end_ && queue.empty()) rank.wake.Wait(mutex_);
     if (queue.empty()) {
       // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
       std::unique_ptr<worker::Executor> executor = std::move(rank.executor);
@@ -234,6 +243,7 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
   {
     const MutexLock lock(mutex_);
     work_[reply.rank].busy_seconds += seconds;
+    if (absl::IsDataLoss(reply.status)) lost_.Update(reply.status);
     const bool breaks = BreaksGroup(reply.status) && submission->done;
     if (breaks) Break(absl::StrCat("rank ", reply.rank, ": ", reply.status.message()));
     submission->replies[reply.rank] = std::move(reply);
@@ -301,6 +311,10 @@ void EmbeddedGroup::Form() {
       observer_->OnFormed(epoch, std::vector<bool>(size(), first));
       return mutex_.Lock();
     }
+    if (absl::IsDataLoss(joined)) {
+      lost_.Update(joined);
+      return WaitLost();
+    }
     const Clock::time_point next_try = Clock::now() + options_.form_pause;
     while (!stopping_ && !stopped_ && control_.WaitUntil(mutex_, next_try)) {
     }
@@ -340,11 +354,21 @@ void EmbeddedGroup::Recover() {
   mutex_.Lock();
   // Ranks leave collectives at once and computations when they are through.
   while (!in_flight_.empty() && !stopped_) control_.Wait(mutex_);
+  if (!lost_.ok()) return WaitLost();
   if (!stopped_ && !stopping_) {
     Form();
   } else {
     while (!stopped_) control_.Wait(mutex_);
   }
+}
+
+void EmbeddedGroup::WaitLost() {
+  const absl::Status lost = lost_;
+  broken_ = std::string(lost.message());
+  mutex_.Unlock();
+  if (options_.on_lost) options_.on_lost(lost);
+  mutex_.Lock();
+  while (!stopped_) control_.Wait(mutex_);
 }
 
 std::vector<Member> EmbeddedGroup::members() const {
@@ -371,9 +395,14 @@ void EmbeddedGroup::Stop() {
     while (!in_flight_.empty()) control_.Wait(mutex_);
     stopped_ = true;
     control_.NotifyAll();
+  }
+  // It may be bringing the executors into a group: they stay until it is through.
+  control_thread_.join();
+  {
+    const MutexLock lock(mutex_);
+    ranks_end_ = true;
     for (auto& rank : ranks_) rank->wake.NotifyAll();
   }
-  control_thread_.join();
   for (auto& rank : ranks_) rank->thread.join();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status/grpc_status.h"
 #include "worker/rpc/conversion.h"
+#include "worker/rpc/holdings_conversion.h"
 
 namespace tributary::service {
 namespace {
@@ -25,7 +26,16 @@ uint64_t RandomId() {
 }  // namespace
 
 RemoteCore::RemoteCore(const RemoteGroupOptions& options)
-    : options_(options), group_id_(RandomId()), ranks_(options.size) {}
+    : options_(options),
+      group_id_(options.identity.group_id == 0 ? RandomId() : options.identity.group_id),
+      ranks_(options.size) {
+  const MutexLock lock(mutex_);
+  epoch_ = options.identity.epoch;
+  adopting_ = options.identity.group_id != 0;
+  for (size_t rank = 0; rank < options.identity.holders.size() && rank < ranks_.size(); ++rank) {
+    ranks_[rank].known.instance_id = ranks_[rank].holder = options.identity.holders[rank];
+  }
+}
 
 // ------------------------------------------------------------------------------ streams and ranks
 
@@ -50,6 +60,8 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     reply = worker::DecodeReply(message.epoch(), message.reply());
     if (reply.ok()) reply->arrived = Clock::now();
   }
+  absl::StatusOr<worker::Holdings> held = absl::NotFoundError("not holdings");
+  if (message.has_holdings()) held = worker::DecodeHoldings(message.holdings());
 
   const MutexLock lock(mutex_);
   const auto found = peers_.find(stream);
@@ -66,6 +78,7 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     ranks_[peer.rank].busy_seconds = message.heartbeat().busy_seconds();
     return;
   }
+  if (message.has_holdings()) return TakeHoldings(peer.rank, std::move(held));
   // Fencing: what was said in another epoch means nothing now.
   if (message.epoch() != epoch_) return;
   if (!message.has_reply()) return Take(peer.rank, std::move(message));
@@ -91,6 +104,9 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   if (stopping_) return refuse(absl::UnavailableError("the coordinator is stopping"));
   if (peers_[stream].rank >= 0) {
     return refuse(absl::FailedPreconditionError("registration: must be the first message only"));
+  }
+  if (Replaced(epoch, registration)) {
+    return refuse(absl::UnavailableError("another coordinator goes on with this group"));
   }
   const worker::GroupFacts facts = {.size = options_.size,
                                     .group_id = group_id_,
@@ -118,6 +134,8 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   state.ready = false;
   state.aborting = false;
   state.backend = registration.backend();
+  state.held.reset();
+  state.reporting = adopting_ && state.holder == registration.instance_id();
   peers_[stream].rank = *rank;
 
   v1::CoordinatorMessage message = Message();
@@ -130,7 +148,40 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   welcome->set_device_exchange(options_.exchange_place == worker::ExchangePlace::kAuto);
   welcome->set_heartbeat_interval_ms(options_.heartbeat_interval.count());
   welcome->set_heartbeat_timeout_ms(options_.heartbeat_timeout.count());
+  welcome->set_report_holdings(state.reporting);
   stream->Send(worker::EncodeMessage(message));
+  former_wakes_.NotifyOne();
+}
+
+bool RemoteCore::Replaced(uint64_t epoch, const v1::Registration& registration) {
+  if (options_.store == nullptr || registration.group_id() != group_id_ || epoch <= epoch_) {
+    return replaced_;
+  }
+  if (!configured_) {
+    epoch_ = epoch;
+    return replaced_;
+  }
+  if (std::exchange(replaced_, true)) return true;
+  const std::string reason = absl::StrCat(
+      "a worker comes from epoch ", epoch,
+      ", which this coordinator has not given out: another one goes on with the group");
+  if (state_ == State::kServing) {
+    Break(reason);
+  } else {
+    broken_.push_back(reason);
+    former_wakes_.NotifyOne();
+  }
+  return true;
+}
+
+void RemoteCore::TakeHoldings(int rank, absl::StatusOr<worker::Holdings> held) {
+  RankState& state = ranks_[rank];
+  if (!std::exchange(state.reporting, false)) return;
+  if (held.ok() && held->rank == rank) {
+    state.held = *std::move(held);
+  } else {
+    state.holder = 0;  // it starts empty
+  }
   former_wakes_.NotifyOne();
 }
 
@@ -187,6 +238,8 @@ void RemoteCore::Vacate(const Stream& stream, const std::string& why) {
   RankState& state = ranks_[rank];
   state.stream = nullptr;
   state.ready = false;
+  state.reporting = false;
+  state.held.reset();
   state.known.connected = false;
   state.known.left = ++leavings_;
   Break(absl::StrCat("rank ", rank, " is gone: ", why));
@@ -278,7 +331,7 @@ std::vector<Member> RemoteCore::members() const {
 
 bool RemoteCore::AllCanForm() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& state) {
-    return state.stream != nullptr && !state.aborting;
+    return state.stream != nullptr && !state.aborting && !state.reporting;
   });
 }
 

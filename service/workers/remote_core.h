@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "service/workers/remote_group.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/worker.pb.h"
+#include "worker/holdings.h"
 #include "worker/rpc/registration.h"
 #include "worker/rpc/worker_stream.h"
 
@@ -72,7 +74,10 @@ class RemoteCore : public worker::WorkerStream::Events,
     // worker dies, its peers may be the first to notice. The group waits for an answer, so that it
     // does not spend an epoch on a worker that is dead.
     bool aborting = false;
-    uint64_t holder = 0;  // the instance whose shard the group counts on; 0: none
+    uint64_t holder = 0;     // the instance whose shard the group counts on; 0: none
+    bool reporting = false;  // it has been asked what it holds, and has not answered
+    // What it holds, until the first group of this life has formed.
+    std::optional<worker::Holdings> held;
     std::string backend;
     uint64_t memory_bytes = 0;
     double busy_seconds = 0;
@@ -90,6 +95,10 @@ class RemoteCore : public worker::WorkerStream::Events,
   // Streams, ranks and the rendezvous.
   void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration)
       TRIBUTARY_REQUIRES(mutex_);
+  // Whether a worker that wants to register belongs to a coordinator that has replaced this one.
+  // Before the first group of this life forms, epochs that the journal missed are caught up with.
+  bool Replaced(uint64_t epoch, const v1::Registration& registration) TRIBUTARY_REQUIRES(mutex_);
+  void TakeHoldings(int rank, absl::StatusOr<worker::Holdings> held) TRIBUTARY_REQUIRES(mutex_);
   void Take(int rank, v1::WorkerMessage message) TRIBUTARY_REQUIRES(mutex_);
   void Put(v1::RendezvousPut put) TRIBUTARY_REQUIRES(mutex_);
   void Get(int rank, const std::string& key) TRIBUTARY_REQUIRES(mutex_);
@@ -99,6 +108,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   // The worker of this stream is gone, or must be taken for gone: its rank is free.
   void Vacate(const Stream& stream, const std::string& why) TRIBUTARY_REQUIRES(mutex_);
   // Commands.
+  // All ranks have answered the commands up to this number.
+  uint64_t Settled() const TRIBUTARY_EXCLUDES(mutex_);
   // Whether the command may be sent. If so, it takes `done`.
   absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done)
       TRIBUTARY_REQUIRES(mutex_);
@@ -108,6 +119,10 @@ class RemoteCore : public worker::WorkerStream::Events,
   // Ends the group that serves or forms, if there is one. Commands in flight end with kAborted.
   void Break(const std::string& reason) TRIBUTARY_REQUIRES(mutex_);
   void Form() TRIBUTARY_REQUIRES(mutex_);
+  // What is adopted must be of the last group that was given commands.
+  void LeaveOutStale() TRIBUTARY_REQUIRES(mutex_);
+  // All ranks are ready: tells the store and the observer.
+  void Serve() TRIBUTARY_REQUIRES(mutex_);
   bool AllCanForm() const TRIBUTARY_REQUIRES(mutex_);
   bool AllReady() const TRIBUTARY_REQUIRES(mutex_);
   std::string RanksThat(const std::function<bool(int rank)>& predicate) const
@@ -140,8 +155,14 @@ class RemoteCore : public worker::WorkerStream::Events,
   bool started_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // no new commands, no new groups
   bool stopped_ TRIBUTARY_GUARDED_BY(mutex_) = false;   // the threads end
+  // An earlier life's group is to be gone on with; until the first group of this one has formed.
+  bool adopting_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  bool configured_ TRIBUTARY_GUARDED_BY(mutex_) = false;   // this life has given out an epoch
+  bool replaced_ TRIBUTARY_GUARDED_BY(mutex_) = false;     // by another coordinator: forms no group
+  uint64_t last_number_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // of a command that was admitted
   // The epoch of the group that serves or forms; that of the last group while waiting.
   uint64_t epoch_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  uint64_t stored_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // the last epoch that the store was told
   Clock::time_point form_deadline_ TRIBUTARY_GUARDED_BY(mutex_);
   Clock::time_point abort_deadline_ TRIBUTARY_GUARDED_BY(mutex_);  // of workers that are aborting
   Clock::time_point form_not_before_ TRIBUTARY_GUARDED_BY(mutex_);

@@ -13,7 +13,8 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
   const uint64_t number = command->number;
   const size_t reply_bytes = worker::MostReplyBytes(*command);
   const Pending pending = {.epoch = command->epoch, .deadline = command->deadline};
-  const grpc::ByteBuffer message = worker::EncodeCommand(std::move(command), Clock::now());
+  const grpc::ByteBuffer message =
+      worker::EncodeCommand(std::move(command), Clock::now(), Settled());
 
   MutexLock in_order(submit_mutex_);
   std::vector<Stream> streams;
@@ -24,10 +25,11 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
                   absl::StrCat("a step of ", message.Length(), " bytes is beyond the ",
                                options_.max_message_bytes, " a message to a worker may have"));
   } else if (reply_bytes > options_.max_message_bytes) {
-    admitted = Exhausted("worker messages",
-                         absl::StrCat("a step whose result takes ", reply_bytes,
-                                      " bytes is beyond the ", options_.max_message_bytes,
-                                      " a message from a worker may have: send fewer rows a call"));
+    admitted =
+        Exhausted("worker messages",
+                  absl::StrCat("a step whose result takes ", reply_bytes, " bytes is beyond the ",
+                               options_.max_message_bytes,
+                               " a message from a worker may have: send fewer rows per call"));
   } else {
     const MutexLock lock(mutex_);
     admitted = Admit(number, pending, &done);
@@ -39,6 +41,11 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
   }
   // The group may break meanwhile; workers drop commands of an epoch they have left.
   for (const Stream& stream : streams) stream->Send(message);
+}
+
+uint64_t RemoteCore::Settled() const {
+  const MutexLock lock(mutex_);
+  return pending_.empty() ? last_number_ : pending_.begin()->first - 1;
 }
 
 absl::Status RemoteCore::Admit(uint64_t number, Pending pending, WorkerGroup::Done* done) {
@@ -55,6 +62,7 @@ absl::Status RemoteCore::Admit(uint64_t number, Pending pending, WorkerGroup::Do
   pending.answered.resize(ranks_.size());
   pending.missing = options_.size;
   if (pending.deadline < watch_until_) watch_wakes_.NotifyOne();
+  last_number_ = number;
   pending_.emplace(number, std::move(pending));
   return absl::OkStatus();
 }

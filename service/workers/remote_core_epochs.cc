@@ -45,8 +45,21 @@ void RemoteCore::Break(const std::string& reason) {
   drained_.NotifyAll();
 }
 
+void RemoteCore::LeaveOutStale() {
+  uint64_t last = options_.identity.formed_epoch;
+  for (const RankState& state : ranks_) {
+    if (state.held.has_value()) last = std::max(last, state.held->last.epoch);
+  }
+  for (RankState& state : ranks_) {
+    // A group is given commands when all of its ranks have joined.
+    if (!state.held.has_value() || state.held->joined_epoch < last) state.holder = 0;
+  }
+}
+
 void RemoteCore::Form() {
+  if (adopting_) LeaveOutStale();
   ++epoch_;
+  configured_ = true;
   state_ = State::kForming;
   form_deadline_ = Clock::now() + options_.form_timeout;
   rendezvous_.clear();
@@ -70,33 +83,52 @@ void RemoteCore::FormerLoop() {
       lock.Unlock();
       observer_->OnBroken(reason);
       lock.Lock();
-    } else if (state_ == State::kWaiting && AllCanForm() && !stopping_) {
-      if (Clock::now() >= form_not_before_) {
+    } else if (state_ == State::kWaiting && AllCanForm() && !stopping_ && !replaced_) {
+      if (Clock::now() >= form_not_before_ && options_.store != nullptr && stored_ <= epoch_) {
+        // Without the lock: the store's thread may want it for something else first.
+        const uint64_t next = epoch_ + 1;
+        lock.Unlock();
+        options_.store->OnEpoch(next);
+        lock.Lock();
+        stored_ = next;
+      } else if (Clock::now() >= form_not_before_) {
         Form();
       } else {
         former_wakes_.WaitUntil(mutex_, form_not_before_);
       }
     } else if (state_ == State::kForming && AllReady()) {
-      const uint64_t epoch = epoch_;
-      std::vector<bool> fresh;
-      for (RankState& state : ranks_) {
-        fresh.push_back(state.holder != state.known.instance_id);
-        // From here on tokens may be written that whoever held the rank before does not have.
-        if (fresh.back()) state.holder = 0;
-      }
-      state_ = State::kServing;
-      form_failures_ = 0;
-      lock.Unlock();
-      observer_->OnFormed(epoch, fresh);
-      lock.Lock();
-      // A rank counts as holding something once the observer has set it up. If the group broke
-      // before that, the rank starts empty again.
-      if (state_ == State::kServing && epoch_ == epoch) {
-        for (RankState& state : ranks_) state.holder = state.known.instance_id;
-      }
+      Serve();
     } else {
       former_wakes_.Wait(mutex_);
     }
+  }
+}
+
+void RemoteCore::Serve() {
+  const uint64_t epoch = epoch_;
+  std::vector<bool> fresh;
+  std::vector<uint64_t> holders;
+  std::vector<std::optional<worker::Holdings>> held;
+  const bool adopting = std::exchange(adopting_, false);
+  for (RankState& state : ranks_) {
+    fresh.push_back(state.holder != state.known.instance_id);
+    holders.push_back(state.known.instance_id);
+    // From here on tokens may be written that whoever held the rank before does not have.
+    if (fresh.back()) state.holder = 0;
+    held.push_back(fresh.back() ? std::nullopt : std::move(state.held));
+    state.held.reset();
+  }
+  state_ = State::kServing;
+  form_failures_ = 0;
+  mutex_.Unlock();
+  if (options_.store != nullptr) options_.store->OnFormed(epoch, holders);
+  if (adopting) observer_->OnAdopted(held);
+  observer_->OnFormed(epoch, fresh);
+  mutex_.Lock();
+  // A rank counts as holding something once the observer has set it up. If the group broke before
+  // that, the rank starts empty again.
+  if (state_ == State::kServing && epoch_ == epoch) {
+    for (RankState& state : ranks_) state.holder = state.known.instance_id;
   }
 }
 
@@ -129,7 +161,7 @@ RemoteCore::Clock::time_point RemoteCore::WatchOnce(Clock::time_point now) {
   for (const Stream& stream : silent) {
     Vacate(stream, "it is silent");
     stream->Cancel({grpc::StatusCode::UNAVAILABLE, "silent for too long"});
-    peers_[stream].heard = now;  // so that the stream is cancelled once a timeout, not in a loop
+    peers_[stream].heard = now;  // so that the stream is cancelled once per timeout, not in a loop
   }
   for (const Stream& stream : stuck) {
     Vacate(stream, "it does not leave the epoch");

@@ -36,6 +36,7 @@ class RemoteGroupImpl
   }
   int size() const override { return core_->options().size; }
   worker::Device device() const override { return core_->options().device; }
+  bool sends_tensors() const override { return true; }
   // A process that was stopped and goes on after the group formed without it could still write the
   // result of its last step: epochs fence messages, not stores to a host's memory.
   absl::Status CheckDeviceSessions() const override {
@@ -59,6 +60,10 @@ class RemoteGroupImpl
     if (const auto& access = core_->options().access; access != nullptr) {
       const absl::Status allowed = access->Authorize(*context, {Role::kWorker}).status();
       if (!allowed.ok()) return new RefusedRegistration(ToGrpcStatus(allowed));
+    }
+    if (const auto& secret = core_->options().join_secret; secret != nullptr) {
+      const absl::Status shown = secret->Check(*context);
+      if (!shown.ok()) return new RefusedRegistration(ToGrpcStatus(shown));
     }
     RemoteCore::Stream stream;
     if (!core_->Accept(context, &stream)) {

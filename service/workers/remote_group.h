@@ -20,6 +20,8 @@
 
 #include "collective/exchange/exchange.h"
 #include "service/access/access_control.h"
+#include "service/access/join_secret.h"
+#include "service/workers/group_store.h"
 #include "service/workers/worker_group.h"
 #include "worker/exchange_choice.h"
 
@@ -46,6 +48,13 @@ struct RemoteGroupOptions {
   size_t max_message_bytes = size_t{1} << 30;
   // Decides who may register (Role::kWorker). Null: whoever reaches the address may.
   std::shared_ptr<AccessControl> access;
+  // What they must show besides. Null: nothing.
+  std::shared_ptr<JoinSecret> join_secret;
+  // How an earlier life of the coordinator left the group; group_id 0: there is none, or it is not
+  // known. Then the group is a new one, and workers forget what they hold.
+  GroupIdentity identity = {};
+  // What a next life must know is told to it. Null: there will be none.
+  std::shared_ptr<GroupStore> store;
 };
 
 class RemoteGroup : public WorkerGroup {

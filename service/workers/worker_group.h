@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "worker/backend.h"
 #include "worker/backends.h"
 #include "worker/command.h"
+#include "worker/holdings.h"
 
 namespace tributary::service {
 
@@ -50,6 +52,11 @@ struct Member {
 class GroupObserver {
  public:
   virtual ~GroupObserver() = default;
+  // The group goes on from an earlier life of the coordinator: [ranks], what each holds; nothing
+  // for ranks that are fresh. Called before the first OnFormed, and once.
+  virtual void OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) {
+    static_cast<void>(held);
+  }
   // All ranks are connected under `epoch`. fresh[rank]: the rank is new and holds nothing.
   virtual void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) = 0;
   // The group cannot execute; every command in flight has been or will be completed with kAborted.
@@ -74,6 +81,9 @@ class WorkerGroup {
   // OK when its workers take OpenSessionCommand, or else kFailedPrecondition that names
   // open.memory. Fixed by configuration.
   virtual absl::Status CheckDeviceSessions() const = 0;
+  // Whether tensors of commands are handed to the system, to be sent. Fixed by configuration. They
+  // are then not to lie in memory that a host shares: see GuardedMapping.
+  virtual bool sends_tensors() const { return false; }
   // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
   virtual absl::Status Start(GroupObserver* observer) = 0;
   // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,

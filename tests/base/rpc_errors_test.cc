@@ -43,6 +43,20 @@ TEST(RpcErrors, WhatTheServiceSaysIsWhatTheClientReads) {
   EXPECT_EQ(FieldOf(heard), "entries[1].new_tokens");
 }
 
+TEST(RpcErrors, TheLengthHeldTravelsWithAPositionBeyondIt) {
+  const absl::Status beyond = BeyondEnd("entries[0].first_position", 9, 4);
+  EXPECT_EQ(LengthOf(FromRpcStatus(ToRpcStatus(beyond))), 4);
+  EXPECT_EQ(LengthOf(GivenUp("entries[0].first_position", 9, 4)), std::nullopt);
+  EXPECT_EQ(LengthOf(absl::OutOfRangeError("bare")), std::nullopt);
+
+  google::rpc::ErrorInfo of_others;
+  of_others.set_domain("elsewhere");
+  (*of_others.mutable_metadata())["length"] = "4";
+  google::rpc::Status status = Rpc(11, "theirs");
+  status.add_details()->PackFrom(of_others);
+  EXPECT_EQ(LengthOf(FromRpcStatus(status)), std::nullopt);
+}
+
 TEST(RpcErrors, UnaryErrorsCarryTheirTrailer) {
   google::rpc::Status full = Rpc(5, "no sequence 7");
   google::rpc::BadRequest bad;
@@ -61,6 +75,23 @@ TEST(RpcErrors, AnUnreadableTrailerCostsOnlyTheDetails) {
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_EQ(status.message(), "lost");
   EXPECT_EQ(FieldOf(status), "");
+}
+
+TEST(RpcErrors, AreTextForPeople) {
+  EXPECT_EQ(StatusText(absl::NotFoundError("no cache")), "NOT_FOUND: no cache");
+  EXPECT_EQ(StatusText(absl::UnknownError("")), "UNKNOWN");
+  EXPECT_EQ(StatusText(Unavailable("FORMING", "the group forms", milliseconds(200))),
+            "UNAVAILABLE: the group forms (reason FORMING; retry after 200 ms)");
+  EXPECT_EQ(StatusText(BeyondEnd("entries[0].first_position", 9, 4)),
+            "OUT_OF_RANGE: entries[0].first_position: 9 is beyond the 4 tokens held (reason "
+            "BEYOND_END, length 4)");
+  absl::Status field = absl::InvalidArgumentError("must be 8");
+  field.SetPayload(kFieldPayloadUrl, absl::Cord("q"));
+  EXPECT_EQ(StatusText(field), "INVALID_ARGUMENT: must be 8 (field q)");
+  // What peers send is theirs to choose: none of its bytes reach a terminal as they are.
+  absl::Status unknown = absl::InternalError("broken");
+  unknown.SetPayload("type.googleapis.com/of.somebody.else", absl::Cord("\x01\x02\xff"));
+  EXPECT_EQ(StatusText(unknown), "INTERNAL: broken");
 }
 
 }  // namespace

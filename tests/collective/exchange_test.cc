@@ -136,7 +136,7 @@ struct Shard {
 
 struct Problem {
   int32_t rows, heads, value_dim;
-  std::vector<Shard> shards;  // one a rank
+  std::vector<Shard> shards;  // one per rank
   std::vector<float> sinks;   // [heads]
 
   size_t lse_size() const { return static_cast<size_t>(rows) * heads; }

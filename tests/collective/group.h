@@ -33,7 +33,7 @@ inline std::string Text(const Status& s) {
 
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
-// Runs body(rank) on a thread a rank and waits for all.
+// Runs body(rank) on one thread per rank and waits for all.
 inline void OnEveryRank(int size, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) threads.emplace_back([&body, r] { body(r); });

@@ -48,27 +48,30 @@ class File(unittest.TestCase):
         workers = [f"worker-{i}" for i in range(4)]
         self.assertEqual(sorted(self.services("cpu")), ["coordinator", *workers])
         self.assertEqual(sorted(self.services("gpu")), ["gpu-coordinator", *[f"gpu-{name}" for name in workers]])
+        self.assertEqual(sorted(self.services("node")), ["node"])
+        self.assertEqual(sorted(self.services("host")), ["node", "node-host"])
 
     def test_own_services_are_hardened(self):
-        for name, service in self.services("cpu", "gpu").items():
+        for name, service in self.services("cpu", "gpu", "host").items():
             with self.subTest(name):
                 self.assertTrue(service["read_only"])
                 self.assertEqual(service["cap_drop"], ["ALL"])
                 self.assertIn("no-new-privileges:true", service["security_opt"])
                 self.assertEqual(service["stop_signal"], "SIGTERM")
-                self.assertIn("healthcheck", service)
-                self.assertIn("stop_grace_period", service)
                 self.assertNotIn("privileged", service)
+                if name != "node-host":  # what runs there is the user's
+                    self.assertIn("healthcheck", service)
+                    self.assertIn("stop_grace_period", service)
 
     def test_ports_are_published_on_loopback_only(self):
-        for name, service in self.services("cpu", "gpu", "metrics").items():
+        for name, service in self.services("cpu", "gpu", "host", "metrics").items():
             for port in service.get("ports", []):
                 self.assertTrue(str(port).startswith("127.0.0.1:"), f"{name}: {port}")
 
     def test_every_image_is_ours_or_pinned(self):
-        for name, service in self.services("cpu", "gpu", "metrics").items():
+        for name, service in self.services("cpu", "gpu", "node", "metrics").items():
             if "build" not in service:
-                self.assertRegex(service["image"], r":v?\d+\.\d+\.\d+$", name)
+                self.assertRegex(service["image"], r":v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}$", name)
 
     def test_each_gpu_worker_has_a_gpu_of_its_own(self):
         gpus = []
@@ -91,6 +94,24 @@ class File(unittest.TestCase):
         services = self.services("gpu", variables=(("TRIBUTARY_WORKERS", "2"),))
         self.assertIn("--workers=2", services["gpu-coordinator"]["command"])
         self.assertIn("--world_size=2", services["gpu-worker-0"]["command"])
+
+    def test_any_number_of_gpus_in_one_process(self):
+        node = self.services("node", variables=(("TRIBUTARY_GPUS", "8"),))["node"]
+        self.assertIn("--embedded_workers=8", node["command"])
+        self.assertIn("--device=cuda", node["command"])
+        device, = node["deploy"]["resources"]["reservations"]["devices"]
+        self.assertIn(device["count"], ("all", -1))
+
+    def test_a_host_shares_what_cuda_asks_for(self):
+        services = self.services("host")
+        node, host = services["node"], services["node-host"]
+        self.assertEqual((node["ipc"], host["ipc"], host["pid"]), ("shareable", "service:node", "service:node"))
+        self.assertEqual(node["volumes"], host["volumes"])
+        self.assertIn("node-run:/run/tributary", " ".join(str(one) for one in node["volumes"]))
+        self.assertEqual(host["user"], "65532:65532")
+        with_mps = self.services("host", variables=(("TRIBUTARY_MPS", "/tmp/nvidia-mps"), ("TRIBUTARY_IPC", "host")))
+        self.assertEqual(with_mps["node"]["ipc"], "host")
+        self.assertTrue(any(str(one).startswith("/tmp/nvidia-mps:") for one in with_mps["node-host"]["volumes"]))
 
     def test_ranks_are_the_services_own(self):
         for name, service in self.services("cpu", "gpu").items():
@@ -130,7 +151,7 @@ class File(unittest.TestCase):
         config = yaml.safe_load((COMPOSE.parent / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
         scraped = {name: job["dns_sd_configs"][0]["port"] for job in config["scrape_configs"]
                    for name in job["dns_sd_configs"][0]["names"]}
-        for name, service in self.services("cpu", "gpu").items():
+        for name, service in self.services("cpu", "gpu", "node").items():
             aliases = service.get("networks", {}).get("default", {}).get("aliases", [name])
             port = next(int(word.split("=")[1]) for word in service["command"] if word.startswith("--metrics_port="))
             self.assertEqual([scraped[alias] for alias in aliases], [port], name)
@@ -187,6 +208,30 @@ class CpuProfile(unittest.TestCase):
         test = self.topology.services["coordinator"]["healthcheck"]["test"]
         lines = support.run(*self.topology.local("coordinator", test[1:])).stdout.splitlines()
         return [line.split()[0] for line in lines if " SERVING" in line]
+
+
+class HostProfile(unittest.TestCase):
+    """The coordinator of the profile with CPU workers for its GPUs, and the host's command beside it."""
+
+    def test_the_host_finds_the_service_by_its_socket(self):
+        document, complaint = resolved("host", variables=(("TRIBUTARY_GPUS", "3"),))
+        self.assertIsNotNone(document, complaint)
+        services = document["services"]
+        with tempfile.TemporaryDirectory() as folder:
+            def here(words):
+                return [word.replace("/run/tributary", folder) for word in words if word != "--device=cuda"]
+
+            host = services.pop("node-host")["command"]
+            services["node"]["command"] = here(services["node"]["command"])
+            topology = Topology(services)
+            self.addCleanup(topology.kill)
+            topology.start_in_order()
+            topology.wait_until_healthy(60)
+            words = host.split() if isinstance(host, str) else host
+            result = support.run(*topology.local("node", here(words)))
+            self.assertEqual(result.returncode, 0, result.stdout)
+            self.assertIn("3 ranks", result.stdout)
+            self.assertEqual(topology.stop(), {"node": 0})
 
 
 if __name__ == "__main__":

@@ -93,6 +93,11 @@ class Alerts(unittest.TestCase):
             result = support.run(promtool, *command)
             self.assertEqual(result.returncode, 0, result.stdout)
 
+    def test_alerts_ask_for_our_jobs_alone(self):
+        for rule in metrics_doc.rules():
+            bare = re.sub(r'\b(?:tributary|process)_\w+\{job=~"tributary-\.\*"[^}]*\}', "", rule["expr"])
+            self.assertNotRegex(bare, r"\b(tributary|process)_\w+", rule["alert"])
+
     def test_each_alert_is_tested_both_ways(self):
         document = yaml.safe_load(TESTS.read_text(encoding="utf-8"))
         cases = [case for test in document["tests"] for case in test.get("alert_rule_test", [])]
@@ -103,9 +108,15 @@ class Alerts(unittest.TestCase):
         self.assertEqual(rests, names)
 
     def test_each_alert_is_explained(self):
-        guide = (support.SOURCE / "docs/operations.md").read_text(encoding="utf-8")
+        guide = (support.SOURCE / "docs/runbook.md").read_text(encoding="utf-8")
+        sections = dict(re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", guide))
+        self.assertEqual(set(sections), {rule["alert"] for rule in metrics_doc.rules()})
         for rule in metrics_doc.rules():
-            self.assertIn(f"`{rule['alert']}`", guide)
+            self.assertEqual(rule["annotations"]["runbook_url"], f"docs/runbook.md#{rule['alert'].lower()}")
+            asked = set(re.findall(r"\b(?:tributary|process)_\w+\b", rule["expr"]))
+            asked = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
+            named = set(re.findall(r"`(\w+)", sections[rule["alert"]]))
+            self.assertTrue(asked & named, f"{rule['alert']}: its section names none of {sorted(asked)}")
             self.assertIn(rule["labels"]["severity"], ("warning", "critical"))
             self.assertIn("summary", rule["annotations"])
 

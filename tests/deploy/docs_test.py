@@ -1,7 +1,7 @@
 """The documentation: every link leads somewhere, and the commands marked `checked` do what the page says.
 
 A fenced block that opens with ```sh checked is run; the blocks of a page in order, in one shell, in a folder that looks
-like a checkout whose build/cpu is this build, with its programs on the PATH. Where the machine allows it the shell has a
+like a checkout whose build/cpu is this build; nothing else is on the PATH than a user has. Where the machine allows it the shell has a
 network of its own, so that the pages' well-known ports are free. Of the other blocks (they need a cluster, an image
 engine, a GPU) every flag, value, profile and service that they name must exist.
 """
@@ -126,26 +126,24 @@ def ports_in_use():
 
 class Commands(unittest.TestCase):
     def scratch(self):
-        """A folder like a checkout, with this build as build/cpu and build/cuda."""
+        """A folder like a checkout in which `make build PRESET=cpu` has built."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         top = pathlib.Path(folder.name)
         for entry in support.SOURCE.iterdir():
             if entry.name not in ("build", ".git"):
                 (top / entry.name).symlink_to(entry)
-        for preset in ("cpu", "cuda"):
-            (top / "build" / preset).mkdir(parents=True)
-            (top / "build" / preset / "bin").symlink_to(support.BIN)
+        (top / "build/cpu").mkdir(parents=True)
+        (top / "build/cpu/bin").symlink_to(support.BIN)
         return top
 
     def run_script(self, script, prefix):
         """(exit code, output); everything it left running is ended."""
         # A page's background programs end with it.
         script = "trap 'kill $(jobs -p) 2>/dev/null || true; wait || true' EXIT\n" + script
-        environment = {**os.environ, "PATH": f"{support.BIN}:{os.environ['PATH']}"}
         with tempfile.TemporaryFile("w+") as output:
             child = subprocess.Popen([*prefix, *BASH, "-c", script], stdout=output, stderr=subprocess.STDOUT,
-                                     stdin=subprocess.DEVNULL, cwd=self.scratch(), env=environment,
+                                     stdin=subprocess.DEVNULL, cwd=self.scratch(),
                                      start_new_session=True)
             try:
                 code = child.wait(PAGE_TIMEOUT)

@@ -3,10 +3,12 @@
 import functools
 import itertools
 import json
+import os
 import pathlib
 import re
 import tempfile
 import unittest
+import urllib.request
 
 import yaml
 
@@ -17,6 +19,8 @@ CHART = support.SOURCE / "deploy/helm/tributary"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 # The oldest version the chart is for, and the newest the validator knows.
 KUBERNETES = ["1.28.0", "1.34.0"]
+# Values that need what came later: containers of MPS that go on running, resource claims.
+NEED_NEWEST = {"node-values.yaml", "nodes-values.yaml"}
 OPERATORS = ["monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v1/PrometheusRule",
              "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet"]
 # Kinds of operators have no schema in the validator: the fields their APIs know, of the objects the chart makes.
@@ -33,6 +37,8 @@ OWN_KINDS = {
         "spec.groups.rules": {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "record"}},
     "LeaderWorkerSet": {
         "spec": {"leaderWorkerTemplate", "networkConfig", "replicas", "rolloutStrategy", "startupPolicy"},
+        "spec.rolloutStrategy": {"rollingUpdateConfiguration", "type"},
+        "spec.rolloutStrategy.rollingUpdateConfiguration": {"maxSurge", "maxUnavailable", "partition"},
         "spec.leaderWorkerTemplate": {"leaderTemplate", "restartPolicy", "size", "subGroupPolicy", "workerTemplate"}},
 }
 
@@ -97,8 +103,19 @@ def container(pod):
     return pod["spec"]["containers"][0]
 
 
+def containers(pod):
+    """The chart's own: those of hosts are the user's."""
+    return [one for one in pod["spec"]["containers"] if one["name"] != "host"]
+
+
 def ports_of(pod):
-    return {port["name"]: port["containerPort"] for port in container(pod).get("ports", [])}
+    return {port["name"]: port["containerPort"] for one in pod["spec"]["containers"] for port in one.get("ports", [])}
+
+
+def settings_of(documents):
+    """{file: settings} of the release."""
+    data = by_kind(documents, "ConfigMap")["tributary"]["data"]
+    return {file: yaml.safe_load(text) for file, text in data.items()}
 
 
 def matches(selector, pod):
@@ -122,6 +139,8 @@ class Rendered(unittest.TestCase):
 
     def test_objects_are_what_kubernetes_takes(self):
         for values, version in itertools.product(CI_VALUES, KUBERNETES):
+            if values.name in NEED_NEWEST and version != KUBERNETES[-1]:
+                continue
             with self.subTest(values=values.name, kubernetes=version):
                 documents = objects(values, apis=OPERATORS, kubernetes=version)
                 self.assertGreater(len(documents), 5)
@@ -144,15 +163,16 @@ class Rendered(unittest.TestCase):
                     self.assertLessEqual(set(one), fields, f"{document['kind']} {path}")
 
     def test_pods_of_other_kinds_too(self):
-        documents = objects(CHART / "ci/lws-values.yaml", apis=OPERATORS)
-        lws = by_kind(documents, "LeaderWorkerSet")["tributary-worker"]
-        self.assertEqual(lws["spec"]["leaderWorkerTemplate"]["size"], 2)
-        self.assertNotIn("StatefulSet", [d["kind"] for d in documents])
-        self.assertNotIn("tributary-worker", by_kind(documents, "Service"), "the set makes one of that name itself")
-        template = lws["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-        template["metadata"]["name"] = "worker"
-        pod = {"apiVersion": "v1", "kind": "Pod", **template}
-        self.assertEqual(validate([pod], KUBERNETES[0]), "")
+        for values, version in (("lws", KUBERNETES[0]), ("nodes", KUBERNETES[-1])):
+            documents = objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS)
+            lws = by_kind(documents, "LeaderWorkerSet")["tributary-worker"]
+            self.assertEqual(lws["spec"]["leaderWorkerTemplate"]["size"], 2)
+            self.assertNotIn("StatefulSet", [d["kind"] for d in documents])
+            self.assertNotIn("tributary-worker", by_kind(documents, "Service"), "the set makes one of that name itself")
+            template = lws["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+            template["metadata"]["name"] = "worker"
+            pod = {"apiVersion": "v1", "kind": "Pod", **template}
+            self.assertEqual(validate([pod], version), "")
 
     def test_rendered_yaml_is_clean(self):
         rules = "{rules: {key-duplicates: enable, indentation: disable, line-length: disable, trailing-spaces: disable}}"
@@ -178,6 +198,8 @@ class Rendered(unittest.TestCase):
             self.assertEqual(len(found), 1, service["metadata"]["name"])
             for port in service["spec"]["ports"]:
                 self.assertEqual(ports_of(found[0])[port["targetPort"]], port["port"])
+            names = [port["name"] for port in service["spec"]["ports"]]
+            self.assertEqual(len(names), len(set(names)))
         for kind in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
             for one in by_kind(documents, kind).values():
                 selector = one["spec"]["selector"]["matchLabels"]
@@ -191,34 +213,38 @@ class Rendered(unittest.TestCase):
             self.assertTrue(pod["spec"]["securityContext"]["runAsNonRoot"], component)
             self.assertEqual(pod["spec"]["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
             self.assertFalse(pod["spec"]["automountServiceAccountToken"], component)
-            context = container(pod)["securityContext"]
-            self.assertTrue(context["readOnlyRootFilesystem"])
-            self.assertFalse(context["allowPrivilegeEscalation"])
-            self.assertEqual(context["capabilities"], {"drop": ["ALL"]})
-            self.assertIn("resources", container(pod))
+            for one in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+                context = one["securityContext"]
+                self.assertTrue(context["readOnlyRootFilesystem"])
+                self.assertFalse(context["allowPrivilegeEscalation"])
+                self.assertEqual(context["capabilities"], {"drop": ["ALL"]})
+                self.assertIn("resources", one)
 
     @for_every_values
     def test_probes_ask_the_admin_port(self, documents):
-        for component in ("coordinator", "worker"):
-            pod = pod_templates(documents)[component]
-            for probe, service in [("startupProbe", "liveness"), ("livenessProbe", "liveness"),
-                                   ("readinessProbe", "readiness")]:
-                asked = container(pod)[probe]["grpc"]
-                self.assertEqual(asked, {"port": ports_of(pod)["admin"], "service": service}, probe)
+        for component, pod in pod_templates(documents).items():
+            if component == "test":
+                continue
+            for index, one in enumerate(containers(pod)):
+                for probe, service in [("startupProbe", "liveness"), ("livenessProbe", "liveness"),
+                                       ("readinessProbe", "readiness")]:
+                    port = ports_of(pod)[f"admin-{index}" if index else "admin"]
+                    self.assertEqual(one[probe]["grpc"], {"port": port, "service": service}, probe)
 
     @for_every_values
     def test_volumes_are_there_and_used(self, documents):
         for component, pod in pod_templates(documents).items():
             volumes = [volume["name"] for volume in pod["spec"].get("volumes", [])]
-            mounts = [mount["name"] for mount in container(pod).get("volumeMounts", [])]
+            self.assertEqual(len(volumes), len(set(volumes)), component)
+            everybody = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
+            mounts = {mount["name"] for one in everybody for mount in one.get("volumeMounts", [])}
             self.assertEqual(sorted(volumes), sorted(mounts), component)
 
     @for_every_values
     def test_grace_is_longer_than_the_drain(self, documents):
-        settings = by_kind(documents, "ConfigMap")["tributary"]["data"]
-        for component in ("coordinator", "worker"):
-            drain = yaml.safe_load(settings[f"{component}.yaml"])["drain_timeout"]
-            pod = pod_templates(documents)[component]
+        for file, settings in settings_of(documents).items():
+            drain = settings["drain_timeout"]
+            pod = pod_templates(documents)[file.removesuffix(".yaml")]
             self.assertGreater(pod["spec"]["terminationGracePeriodSeconds"], int(drain.rstrip("s")))
 
 
@@ -247,6 +273,7 @@ class Sections(unittest.TestCase):
             self.assertEqual(self.kinds(documents), self.SMALLEST | {kind})
         self.assertEqual(self.kinds(objects(cpu, apis=OPERATORS, sets=["worker.controller=lws"])),
                          self.SMALLEST - {"StatefulSet"} | {"LeaderWorkerSet"})
+        self.assertEqual(self.kinds(objects(cpu, sets=["worker.controller=embedded"])), self.SMALLEST - {"StatefulSet"})
         self.assertEqual(self.kinds(objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS)),
                          self.SMALLEST | set(on.values()))
 
@@ -318,11 +345,26 @@ class Group(unittest.TestCase):
         deployment = by_kind(self.documents, "Deployment")["tributary-coordinator"]["spec"]
         self.assertEqual((deployment["replicas"], deployment["strategy"]), (1, {"type": "Recreate"}))
 
+    def test_the_journal_outlives_the_container_and_with_a_claim_the_pod(self):
+        settings = settings_of(self.documents)["coordinator.yaml"]
+        spec = self.pods["coordinator"]["spec"]
+        mounts = {m["name"]: m["mountPath"] for m in container(self.pods["coordinator"])["volumeMounts"]}
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        self.assertEqual(mounts["state"], settings["state_dir"])
+        self.assertIn("emptyDir", volumes["state"])
+        claimed = pod_templates(objects(CHART / "ci/cpu-values.yaml",
+                                        sets=["coordinator.state.existingClaim=journal"]))["coordinator"]
+        self.assertIn({"name": "state", "persistentVolumeClaim": {"claimName": "journal"}}, claimed["spec"]["volumes"])
+        for change in ("coordinator.state.enabled=false", "worker.controller=embedded"):
+            documents = objects(CHART / "ci/cpu-values.yaml", sets=[change])
+            self.assertNotIn("state_dir", settings_of(documents)["coordinator.yaml"], change)
+            self.assertNotIn("/var/lib/tributary", yaml.safe_dump_all(documents), change)
+
     def test_rank_is_the_pods_index(self):
         env = {e["name"]: e for e in container(self.pods["worker"])["env"]}
-        self.assertEqual(env["RANK"]["valueFrom"]["fieldRef"]["fieldPath"],
+        self.assertEqual(env["POD_INDEX"]["valueFrom"]["fieldRef"]["fieldPath"],
                          "metadata.labels['apps.kubernetes.io/pod-index']")
-        self.assertIn("--rank=$(RANK)", container(self.pods["worker"])["args"])
+        self.assertIn("--rank=$(POD_INDEX)", container(self.pods["worker"])["args"])
 
     def test_coordinator_and_workers_agree_on_the_device(self):
         data = by_kind(self.documents, "ConfigMap")["tributary"]["data"]
@@ -406,11 +448,50 @@ class Group(unittest.TestCase):
 
     def test_rules_and_dashboards_are_the_files_as_they_stand(self):
         rule = by_kind(self.documents, "PrometheusRule")["tributary"]
-        self.assertEqual(rule["spec"], yaml.safe_load((CHART / "rules/tributary.yaml").read_text(encoding="utf-8")))
+        text = (CHART / "rules/tributary.yaml").read_text(encoding="utf-8")
+        ours = 'namespace="default", job=~"tributary-(coordinator|worker)-metrics"'
+        self.assertEqual(rule["spec"], yaml.safe_load(text.replace('job=~"tributary-.*"', ours)))
         for file in (CHART / "dashboards").glob("*.json"):
             dashboard = by_kind(self.documents, "ConfigMap")[f"tributary-dashboard-{file.stem}"]
             self.assertEqual(dashboard["metadata"]["labels"]["grafana_dashboard"], "1")
             self.assertEqual(json.loads(dashboard["data"][file.name]), json.loads(file.read_text(encoding="utf-8")))
+
+    def test_alerts_are_of_this_release_and_lead_to_the_runbook(self):
+        documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS,
+                            sets=["metrics.prometheusRule.runbook=https://docs.example.com/runbook"])
+        spec = by_kind(documents, "PrometheusRule")["tributary"]["spec"]
+        services = by_kind(documents, "Service")
+        for rule in spec["groups"][0]["rules"]:
+            link = f"https://docs.example.com/runbook#{rule['alert'].lower()}"
+            self.assertEqual(rule["annotations"]["runbook_url"], link)
+            selectors = re.findall(r"\b(?:tributary|process)_\w+\{([^}]*)\}", rule["expr"])
+            self.assertTrue(selectors, rule["expr"])
+            for selector in selectors:
+                self.assertIn('namespace="default"', selector)
+                jobs = re.compile(re.search(r'job=~"([^"]*)"', selector)[1])
+                self.assertEqual(sorted(name for name in services if jobs.fullmatch(name)),
+                                 ["tributary-coordinator-metrics", "tributary-worker-metrics"])
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(spec, file)
+            file.flush()
+            result = support.run(support.need("promtool"), "check", "rules", file.name)
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+    def test_what_can_change_under_a_running_pod_replaces_none(self):
+        def pods(*sets):
+            documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets)
+            return (by_kind(documents, "Deployment")["tributary-coordinator"]["spec"]["template"],
+                    by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]["template"])
+
+        before = pods()
+        for change in ("logging.level=debug", "tracing.sample=0.5", "coordinator.settings.max_calls_per_client=7",
+                       "coordinator.settings.max_streams_per_client=7"):
+            self.assertEqual(pods(change), before, change)
+        for change in ("logging.format=text", "coordinator.settings.batch_max_rows=7"):
+            self.assertNotEqual(pods(change)[0], before[0], change)
+        self.assertIn("log_level: debug", by_kind(objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS,
+                                                          sets=["logging.level=debug"]),
+                                                  "ConfigMap")["tributary"]["data"]["worker.yaml"])
 
     def test_image_and_notes(self):
         self.assertEqual(container(self.pods["worker"])["image"],
@@ -421,7 +502,194 @@ class Group(unittest.TestCase):
         code, notes = render(CHART / "ci/cpu-values.yaml", notes=True)
         self.assertEqual(code, 0, notes)
         self.assertIn("Node drains will block", notes)
+        self.assertIn("delete pod -l", notes)
+        code, of_set = render(CHART / "ci/lws-values.yaml", apis=OPERATORS, notes=True)
+        self.assertEqual(code, 0, of_set)
+        self.assertIn("partition=0", of_set)
         self.assertIn("plain text", notes)
+
+
+class NodePods(unittest.TestCase):
+    """Pods that have several GPUs of a node: the coordinator's, or those of workers."""
+
+    def of(self, values, **options):
+        documents = objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS, **options)
+        return documents, pod_templates(documents)
+
+    def test_one_node_is_one_pod(self):
+        documents, pods = self.of("node")
+        self.assertEqual(sorted(pods), ["coordinator", "test"])
+        self.assertEqual(set(settings_of(documents)), {"coordinator.yaml"})
+        settings = settings_of(documents)["coordinator.yaml"]
+        self.assertEqual((settings["embedded_workers"], settings["device"]), (8, "cuda"))
+        for of_processes in ("workers", "worker_listen"):
+            self.assertNotIn(of_processes, settings)
+        self.assertEqual(set(by_kind(documents, "Service")), {"tributary", "tributary-coordinator-metrics"})
+        self.assertEqual(set(by_kind(documents, "PodDisruptionBudget")), {"tributary-coordinator"})
+        self.assertEqual(set(by_kind(documents, "NetworkPolicy")), {"tributary-coordinator"})
+
+    def test_gpus_of_the_device_plugin_or_of_a_claim(self):
+        _, pods = self.of("node")
+        spec = pods["coordinator"]["spec"]
+        self.assertEqual(spec["resourceClaims"], [{"name": "gpus", "resourceClaimTemplateName": "eight-gpus"}])
+        for one in spec["containers"] + spec["initContainers"]:
+            self.assertEqual(one["resources"]["claims"], [{"name": "gpus"}], one["name"])
+            self.assertNotIn("nvidia.com/gpu", json.dumps(one["resources"]))
+        _, pods = self.of("node", sets=["worker.resourceClaims=[]"])
+        limits = {one["name"]: one.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
+                  for one in pods["coordinator"]["spec"]["containers"]}
+        self.assertEqual(limits, {"coordinator": "8", "host": None})
+        self.assertIn({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+                      pods["coordinator"]["spec"]["tolerations"])
+        self.assertEqual(pods["coordinator"]["spec"]["runtimeClassName"], "nvidia")
+
+    def test_a_host_in_the_pod_shares_what_it_must(self):
+        documents, pods = self.of("node")
+        spec = pods["coordinator"]["spec"]
+        self.assertTrue(spec["shareProcessNamespace"])
+        coordinator, host = spec["containers"]
+        mounts = [{m["mountPath"]: m["name"] for m in one["volumeMounts"]} for one in (coordinator, host)]
+        for path in ("/run/tributary", "/dev/shm", "/run/nvidia-mps"):
+            self.assertEqual(mounts[0][path], mounts[1][path])
+        self.assertEqual(mounts[1]["/weights"], "weights")
+        self.assertNotIn("/etc/tributary/settings", mounts[1])
+        shm = next(v for v in spec["volumes"] if v["name"] == "shm")
+        self.assertEqual(shm["emptyDir"], {"medium": "Memory", "sizeLimit": "16Gi"})
+        listen = settings_of(documents)["coordinator.yaml"]["listen"]
+        self.assertEqual(listen, ["0.0.0.0:7400", "unix:/run/tributary/tributary.sock"])
+        env = {e["name"]: e.get("value") for e in host["env"]}
+        self.assertEqual(env, {"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps", "MODEL": "large"})
+        policy = by_kind(documents, "NetworkPolicy")["tributary-coordinator"]["spec"]
+        self.assertIn({"from": [{"podSelector": {}}], "ports": [{"protocol": "TCP", "port": "http"}]}, policy["ingress"])
+        self.assertEqual(policy["egress"], [])
+        documents, _ = self.of("node", sets=["networkPolicy.extraEgress=[{ports: [{protocol: TCP, port: 443}]}]"])
+        policy = by_kind(documents, "NetworkPolicy")["tributary-coordinator"]["spec"]
+        self.assertEqual(policy["egress"], [{"ports": [{"protocol": "TCP", "port": 443}]}])
+        self.assertEqual(validate(documents, KUBERNETES[-1]), "")
+
+    def test_no_namespace_is_shared_unasked(self):
+        for values in ("cpu", "gpu", "lws"):
+            for pod in self.of(values)[1].values():
+                for key in ("shareProcessNamespace", "hostIPC", "hostPID", "hostNetwork"):
+                    self.assertNotIn(key, pod["spec"])
+
+    def test_mps_is_there_before_its_clients(self):
+        _, pods = self.of("node")
+        mps = pods["coordinator"]["spec"]["initContainers"][0]
+        self.assertEqual((mps["name"], mps["restartPolicy"]), ("mps", "Always"))
+        self.assertIn("startupProbe", mps)
+        _, pods = self.of("gpu", sets=["mps.enabled=true", 'mps.activeThreadPercentage="50"'])
+        self.assertNotIn("initContainers", pods["coordinator"]["spec"], "it has no GPU")
+        self.assertIn({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "50"}, container(pods["worker"])["env"])
+
+    def test_a_socket_for_hosts_of_the_node(self):
+        documents, pods = self.of("cpu", sets=["coordinator.socket.enabled=true",
+                                               "coordinator.socket.hostPath=/run/tributary-hosts",
+                                               "coordinator.hostIPC=true"])
+        spec = pods["coordinator"]["spec"]
+        self.assertIn({"name": "run", "hostPath": {"path": "/run/tributary-hosts", "type": "Directory"}},
+                      spec["volumes"])
+        self.assertTrue(spec["hostIPC"] and spec["hostPID"])
+        self.assertNotIn("shareProcessNamespace", spec)
+        self.assertNotIn("/dev/shm", [m["mountPath"] for m in container(pods["coordinator"])["volumeMounts"]],
+                         "the node's /dev/shm comes with its IPC namespace")
+        self.assertNotIn("hostIPC", pods["worker"]["spec"])
+        self.assertEqual(validate(documents, KUBERNETES[0]), "")
+
+    def test_ranks_count_over_pods(self):
+        documents, pods = self.of("nodes")
+        template = by_kind(documents, "LeaderWorkerSet")["tributary-worker"]["spec"]["leaderWorkerTemplate"]
+        self.assertEqual(template["size"], 2)
+        self.assertEqual(settings_of(documents)["worker.yaml"]["world_size"], 16)
+        ranks = pods["worker"]["spec"]["containers"]
+        self.assertEqual([one["name"] for one in ranks], ["worker"] + [f"worker-{i}" for i in range(1, 8)])
+        for rank, one in enumerate(ranks):
+            for word in ("--node=$(POD_INDEX)", "--ranks_per_node=8", f"--rank={rank}"):
+                self.assertIn(word, one["args"])
+        ports = [port["containerPort"] for one in ranks for port in one["ports"]]
+        self.assertEqual(len(ports), len(set(ports)), "they share the pod's network")
+        self.assertTrue(pods["worker"]["spec"]["shareProcessNamespace"])
+
+    def test_two_nodes_of_the_device_plugin(self):
+        documents, pods = self.of("gpu", sets=["worker.gpusPerPod=4"])
+        self.assertEqual(by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]["replicas"], 2)
+        limits = [one["resources"]["limits"]["nvidia.com/gpu"] for one in pods["worker"]["spec"]["containers"]]
+        self.assertEqual(limits, ["1"] * 4)
+        env = {e["name"]: e.get("value") for e in container(pods["worker"])["env"]}
+        self.assertEqual(env["NCCL_P2P_DISABLE"], "1", "neighbours' GPUs are hidden")
+        for values in ("gpu", "nodes"):
+            env = {e["name"] for e in container(self.of(values)[1]["worker"])["env"]}
+            self.assertNotIn("NCCL_P2P_DISABLE", env, values)
+        for name, monitor in by_kind(documents, "ServiceMonitor").items():
+            ports = [one["port"] for one in monitor["spec"]["endpoints"]]
+            expected = ["metrics", "metrics-1", "metrics-2", "metrics-3"] if name.endswith("worker") else ["metrics"]
+            self.assertEqual(ports, expected)
+        self.assertEqual(validate(documents, KUBERNETES[0]), "")
+
+    def test_nccl_takes_for_one_host_what_shares_memory(self):
+        def host_ids(*sets):
+            env = {e["name"]: e for e in container(self.of("gpu", sets=sets)[1]["worker"])["env"]}
+            return env["NCCL_HOSTID"]["valueFrom"]["fieldRef"]["fieldPath"]
+        self.assertEqual(host_ids(), "metadata.uid")
+        self.assertEqual(host_ids("worker.hostNetwork=true"), "metadata.uid")
+        self.assertEqual(host_ids("worker.hostNetwork=true", "worker.hostIPC=true"), "spec.nodeName")
+        own = "[{name: NCCL_HOSTID, value: mine}]"
+        _, pods = self.of("gpu", sets=[f"worker.extraEnv={own}"])
+        self.assertEqual([e for e in container(pods["worker"])["env"] if e["name"] == "NCCL_HOSTID"],
+                         [{"name": "NCCL_HOSTID", "value": "mine"}])
+
+    def test_embedded_cpu_workers_stay_within_their_container(self):
+        documents, _ = self.of("cpu", sets=["worker.controller=embedded", "coordinator.resources.limits.memory=8Gi"])
+        settings = settings_of(documents)["coordinator.yaml"]
+        self.assertEqual((settings["threads"], settings["memory_limit_bytes"]), (2, 7730941132))
+
+
+class Placement(unittest.TestCase):
+    """Where pods go, and how they are reached there."""
+
+    def worker(self, values, *sets):
+        return pod_templates(objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS, sets=sets))["worker"]["spec"]
+
+    def test_pods_spread_over_nodes(self):
+        term = self.worker("cpu")["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]
+        pods = pod_templates(objects(CHART / "ci/cpu-values.yaml"))
+        selector = term["podAffinityTerm"]["labelSelector"]["matchLabels"]
+        self.assertTrue(matches(selector, pods["worker"]))
+        self.assertFalse(matches(selector, pods["coordinator"]))
+        required = self.worker("cpu", "worker.spread=required")["affinity"]["podAntiAffinity"]
+        self.assertEqual(list(required), ["requiredDuringSchedulingIgnoredDuringExecution"])
+        self.assertNotIn("affinity", self.worker("cpu", "worker.spread=none"))
+        both = self.worker("cpu", "worker.affinity={nodeAffinity: {}}")["affinity"]
+        self.assertEqual(set(both), {"nodeAffinity", "podAntiAffinity"})
+
+    def test_the_nodes_network(self):
+        spec = self.worker("nodes")
+        self.assertTrue(spec["hostNetwork"])
+        self.assertEqual(spec["dnsPolicy"], "ClusterFirstWithHostNet")
+        self.assertEqual(self.worker("cpu", "worker.dnsPolicy=None", "worker.dnsConfig={nameservers: [10.0.0.1]}")
+                         ["dnsPolicy"], "None")
+        policies = by_kind(objects(CHART / "ci/nodes-values.yaml", apis=OPERATORS), "NetworkPolicy")
+        registration = [rule for rule in policies["tributary-coordinator"]["spec"]["ingress"]
+                        if {"protocol": "TCP", "port": "registration"} in rule["ports"]]
+        self.assertNotIn("from", registration[0], "no selector finds pods of the nodes' network")
+
+    def test_address_families(self):
+        documents = objects(CHART / "ci/nodes-values.yaml", apis=OPERATORS)
+        for service in by_kind(documents, "Service").values():
+            self.assertEqual(service["spec"]["ipFamilies"], ["IPv6", "IPv4"])
+            self.assertEqual(service["spec"]["ipFamilyPolicy"], "RequireDualStack")
+        settings = settings_of(documents)
+        self.assertEqual(settings["coordinator.yaml"]["listen"], "[::]:7400")
+        self.assertNotIn("0.0.0.0", json.dumps(documents))
+        for service in by_kind(objects(CHART / "ci/cpu-values.yaml"), "Service").values():
+            self.assertNotIn("ipFamilies", service["spec"])
+
+    def test_groups_take_a_topology_for_themselves(self):
+        lws = by_kind(objects(CHART / "ci/nodes-values.yaml", apis=OPERATORS), "LeaderWorkerSet")["tributary-worker"]
+        self.assertEqual(lws["metadata"]["annotations"],
+                         {"leaderworkerset.sigs.k8s.io/exclusive-topology": "example.com/rack"})
+        self.assertEqual(lws["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"], 1)
+        self.assertEqual(lws["spec"]["networkConfig"], {"subdomainPolicy": "Shared"})
 
 
 class Refused(unittest.TestCase):
@@ -446,7 +714,27 @@ class Refused(unittest.TestCase):
             (tls % "testSecret: s", "tls.testSecret counts only with tls.clientAuth=true"),
             (ok + "auth: {workerTokenSecret: s}\n", "auth: tokens are not sent in plain text"),
             (ok + "coordinator: {replicas: 2}\n", "coordinator.replicas must be 1"),
-            (ok + "worker: {gpusPerPod: 2, backend: gpu}\n", "worker.gpusPerPod must be 1"),
+            (ok + "worker: {gpusPerPod: 3, backend: gpu}\n", "set it to a multiple of worker.gpusPerPod (3)"),
+            (ok + "worker: {gpusPerPod: 2, controller: embedded}\n", "worker.controller=embedded has none: leave it at 1"),
+            (ok + "worker: {controller: embedded, settings: {threads: 2}}\n", "use coordinator.settings"),
+            (ok + "worker: {controller: embedded, hostIPC: true}\n", "set coordinator.hostIPC"),
+            (ok + "worker: {count: 64, gpusPerPod: 64}\ngrpc: {adminPort: 9440}\n", "set them further apart"),
+            (ok + "worker: {resourceClaims: [{name: a}]}\n", "set worker.backend=gpu"),
+            (ok + "worker: {resourceClaims: [{source: a}]}\n", "name is required"),
+            (ok + "mps: {enabled: true}\n", "mps.enabled is for GPUs"),
+            (ok + "coordinator: {socket: {hostPath: /run/a}}\n", "only with coordinator.socket.enabled=true"),
+            (ok + "coordinator: {socket: {enabled: true, hostPath: run/a}}\n", "hostPath: Does not match pattern"),
+            (ok + "coordinator: {socket: {enabled: true, hostPath: /run/a}, hostContainers: [{name: a, image: b}]}\n",
+             "Set one of them"),
+            (ok + "coordinator: {hostContainers: [{name: coordinator, image: b}]}\n",
+             "coordinator is the name of a container of the chart"),
+            (ok + "coordinator: {hostContainers: [{name: a}]}\n", "image is required"),
+            (ok + "worker: {spread: far}\n", "worker.spread must be one of"),
+            (ok + "worker: {dnsPolicy: None_}\n", "worker.dnsPolicy must be one of"),
+            (ok + "network: {ipFamilies: [IPv5]}\n", "network.ipFamilies.0 must be one of"),
+            (ok + "worker: {lws: {rolloutStrategy: {rollingUpdateConfiguration: {maxUnavailable: 0}}}, controller: lws}\n",
+             "no upgrade could begin"),
+            (ok + "worker: {settings: {node: 1}}\n", "worker.settings.node is set by the chart"),
             (ok + 'worker: {resources: {limits: {nvidia.com/gpu: "1"}}}\n', "set worker.backend=gpu"),
             (ok + "terminationGracePeriodSeconds: 60\n", "set it above timeouts.drainSeconds + timeouts.stepSeconds (60)"),
             (ok + "grpc: {adminPort: 7400}\n", "must differ, are 7400, 7400, 7402, 9464"),
@@ -492,15 +780,22 @@ class Refused(unittest.TestCase):
                 self.assertIn(reason, said)
 
     def test_several_reasons_at_once(self):
-        code, said = render(text="coordinator: {replicas: 2}\nworker: {gpusPerPod: 0}\n")
+        code, said = render(text="coordinator: {replicas: 2}\nworker: {gpusPerPod: 3}\n")
         self.assertEqual(code, 1)
-        for reason in ("tls:", "coordinator.replicas", "worker.gpusPerPod"):
+        for reason in ("tls:", "coordinator.replicas", "worker.count"):
             self.assertIn(f"- {reason}", said)
 
     def test_old_kubernetes(self):
         code, said = render(CI_VALUES[0], kubernetes="1.27.9")
         self.assertEqual(code, 1)
         self.assertIn("chart requires kubeVersion: >=1.28-0", said)
+        code, said = render(CHART / "ci/node-values.yaml", apis=OPERATORS, kubernetes="1.28.0")
+        self.assertEqual(code, 1)
+        for reason in ("mps.enabled needs Kubernetes 1.29", "the cluster (v1.28.0) has no ResourceClaim"):
+            self.assertIn(reason, said)
+        code, said = render(CHART / "ci/nodes-values.yaml", kubernetes="1.33.0",
+                            apis=[*OPERATORS, "resource.k8s.io/v1beta2/ResourceClaim"])
+        self.assertEqual(code, 0, said)
 
     def test_what_kubernetes_would_refuse(self):
         documents = objects(text="tls: {insecure: true}\nworker: {extraEnv: [{name: A, worth: b}]}\n")
@@ -534,49 +829,100 @@ class Release(unittest.TestCase):
                 files |= {item["path"]: data[item["key"]] for item in items}
         return files
 
-    def start_of(self, name, pod, rank, topology, maps):
-        """The command of a pod's container, with its mounted files laid out in a folder of its own."""
+    def start_of(self, name, pod, one, index, topology, maps):
+        """The command of a pod's container, with its mounted files laid out in a folder of its own. What is mounted
+        empty, containers of a pod share."""
         root = self.folder / name
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
-        for mount in container(pod).get("volumeMounts", []):
+        empty = {}
+        for mount in one.get("volumeMounts", []):
+            if mount["mountPath"].startswith(("/run/", "/var/lib/")):
+                empty[mount["mountPath"]] = str(self.folder / f"pod-{index}{mount['mountPath']}")
+                os.makedirs(empty[mount["mountPath"]], exist_ok=True)
+        for mount in one.get("volumeMounts", []):
             place = root / mount["mountPath"].lstrip("/")
             place.mkdir(parents=True, exist_ok=True)
             for file, text in self.files_of(volumes[mount["name"]], maps).items():
                 text = topology.translate(name, text).replace("/etc/tributary/", f"{root}/etc/tributary/")
+                for path, shared in empty.items():
+                    text = text.replace(path, shared)
+                # A name that became an address in brackets, which YAML takes for a list.
+                text = re.sub(r"(?m)^(\w+: )(\[::1\]:\d+)$", r"\1'\2'", text)
                 (place / file).write_text(text, encoding="utf-8")
-        variables = {"$(POD_IP)": "127.0.0.1", "$(RANK)": str(rank)}
-        words = [re.sub(r"\$\(\w+\)", lambda m: variables[m[0]], word) for word in container(pod)["args"]]
-        return [word.replace("/etc/tributary/", f"{root}/etc/tributary/") for word in words]
+        variables = {"$(POD_IP)": topology.loopback.strip("[]"), "$(POD_INDEX)": str(index)}
+        words = [re.sub(r"\$\(\w+\)", lambda m: variables[m[0]], word) for word in one["args"]]
+        for path, place in {**empty, "/etc/tributary": f"{root}/etc/tributary"}.items():
+            words = [word.replace(path + "/", place + "/") for word in words]
+        return words
 
-    def serve(self, documents, workers, secrets):
-        """Starts the release, runs the pod of `helm test`, and ends it."""
+    def serve(self, documents, secrets, loopback="127.0.0.1"):
+        """Starts the release, runs the pod of `helm test` and hosts of the coordinator's pod, and ends it."""
         pods = pod_templates(documents)
         maps = secrets | {name: one["data"] for name, one in by_kind(documents, "ConfigMap").items()}
-        ranks = {"coordinator": 0} | {f"worker-{rank}": rank for rank in range(workers)}
-        topology = Topology({name: {} for name in [*ranks, "test"]},
-                            {"tributary": "coordinator", "tributary-registration": "coordinator"})
+        started = [("coordinator", pods["coordinator"], container(pods["coordinator"]), 0)]
+        replicas = sum(one["spec"]["replicas"] for one in by_kind(documents, "StatefulSet").values())
+        started += [(f"worker-{index}-{one['name']}", pods["worker"], one, index)
+                    for index in range(replicas) for one in containers(pods["worker"])]
+        hosts = [("host", pods["coordinator"], one, 0) for one in pods["coordinator"]["spec"]["containers"]
+                 if one["name"] == "host"]
+        asked = [("test", pods["test"], container(pods["test"]), 0), *hosts]
+        topology = Topology({name: {} for name, *_ in [*started, *asked]},
+                            {"tributary": "coordinator", "tributary-registration": "coordinator"}, loopback)
         self.addCleanup(topology.kill)
-        for name, rank in ranks.items():
-            pod = pods[name.split("-")[0]]
-            admin = f"--admin=127.0.0.1:{container(pod)['readinessProbe']['grpc']['port']}"
+        for name, pod, one, index in started:
+            admin = f"--admin=localhost:{one['readinessProbe']['grpc']['port']}"
             topology.services[name] = {
-                "command": self.start_of(name, pod, rank, topology, maps),
+                "command": self.start_of(name, pod, one, index, topology, maps),
                 "healthcheck": {"test": ["CMD", "tributary", "health", admin]},
                 "stop_grace_period": f"{pod['spec']['terminationGracePeriodSeconds']}s"}
-        check = self.start_of("test", pods["test"], 0, topology, maps)
-        del topology.services["test"]
+        checks = [self.start_of(*each, topology, maps) for each in asked]
+        for name, *_ in asked:
+            del topology.services[name]
         topology.start_in_order()
         topology.wait_until_healthy(60)
-        result = support.run(*topology.local("coordinator", check))
-        logs = "\n".join(process.output() for process in topology.processes.values())
-        self.assertEqual(result.returncode, 0, f"{result.stdout}\n{logs}")
-        self.assertIn(f"{workers} ranks", result.stdout)
-        self.assertEqual(topology.stop(), {name: 0 for name in ranks})
+        ranks = max(1, len(started) - 1)
+        for check in checks:
+            result = support.run(*topology.local("coordinator", check))
+            logs = "\n".join(process.output() for process in topology.processes.values())
+            self.assertEqual(result.returncode, 0, f"{result.stdout}\n{logs}")
+            expected = settings_of(documents)["coordinator.yaml"].get("embedded_workers", ranks)
+            self.assertIn(f"{expected} ranks", result.stdout)
+        for name in topology.services:
+            with urllib.request.urlopen(f"http://{loopback}:{self.metrics_port(topology, name)}/metrics") as page:
+                self.assertIn("tributary_build_info{", page.read().decode(), name)
+        self.assertEqual(topology.stop(), {name: 0 for name, *_ in started})
         return topology
+
+    @staticmethod
+    def metrics_port(topology, name):
+        """The one that a command names, or else its settings."""
+        words = " ".join(topology.services[name]["command"])
+        if named := re.search(r"--metrics_port=(\d+)", words):
+            return topology.port(name, named[1])
+        return topology.port(name, 9464)
 
     def test_the_smallest(self):
         documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.count=2", 'worker.resources.requests.cpu="1"'])
-        self.serve(documents, 2, {})
+        self.serve(documents, {})
+
+    HOST = "[{name: host, image: a, args: [tributary, check, '--target=unix:/run/tributary/tributary.sock']}]"
+
+    def test_one_pod_with_a_host_in_it(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.controller=embedded", "worker.count=3",
+                                                                f"coordinator.hostContainers={self.HOST}"])
+        self.serve(documents, {})
+
+    def test_several_ranks_in_each_pod(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.count=4", "worker.gpusPerPod=2",
+                                                                'worker.resources.requests.cpu="1"'])
+        topology = self.serve(documents, {})
+        self.assertEqual(len(topology.services), 5)
+
+    @unittest.skipUnless(support.ISOLATED in os.environ, "needs a network of its own")
+    def test_over_ipv6_alone(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.count=2", "network.ipFamilies=[IPv6]",
+                                                                'worker.resources.requests.cpu="1"'])
+        self.serve(documents, {}, loopback="[::1]")
 
     def certificate(self, name, names, authority=None):
         """{tls.crt, tls.key} signed by an authority of this test; without one, the authority itself."""
@@ -603,7 +949,7 @@ class Release(unittest.TestCase):
             "tributary-tokens": {"tokens": f"helm-test client {token}\n"},
             "tributary-test-token": {"token": token + "\n"},
         }
-        self.serve(documents, 2, secrets)
+        self.serve(documents, secrets)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,13 @@ def package_list(name):
     return [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
 
 
+def loaded_or_run():
+    """Packages of the runtime list that no program is linked with, as their lines say."""
+    lines = (PACKAGES / "runtime.txt").read_text(encoding="utf-8").splitlines()
+    return {line.split()[0] for line in lines if re.search(r"# (loaded|run): ", line)}
+
+
+OF_NO_PROGRAM = loaded_or_run()
 LISTS = {path.stem: package_list(path.stem) for path in PACKAGES.glob("*.txt")}
 
 
@@ -83,6 +90,14 @@ class DockerfileRules(unittest.TestCase):
             self.assertIn(f"make install PRESET={target} PREFIX=/opt/tributary", steps)
             self.assertTrue(any("build-" + target in o for i in stages[target].all("COPY") for o in i.options))
 
+    def test_nothing_names_an_architecture(self):
+        instructions = re.sub(r"(?m)^#.*$", "", self.text)
+        for name in ("x86_64", "amd64", "aarch64", "arm64"):
+            self.assertNotIn(name, instructions)
+
+    def test_nccl_finds_infiniband(self):
+        self.assertEqual(OF_NO_PROGRAM, {"ibverbs-providers", "libibverbs1", "librdmacm1", "tini"})
+
     def test_make_install_builds_and_installs_programs_only(self):
         # The suite itself is often started by make, whose own flags would change what this one prints.
         environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
@@ -121,9 +136,25 @@ class InstalledPrograms(unittest.TestCase):
             result = support.run(self.program(name), "help" if name == "tributary" else "--version", cwd="/")
             self.assertEqual(result.returncode, 0, f"{name}: {result.stdout}")
 
+    def test_they_name_the_commit(self):
+        for name in PROGRAMS:
+            result = support.run(self.program(name), "--version", cwd="/")
+            self.assertRegex(result.stdout, rf"^{name} [\d.]+ \(commit ([0-9a-f]{{12}}|unknown)\)\n$")
+
+    def test_bad_flags_end_each_with_one_code_and_one_form(self):
+        for name, flag in (("tributary-coordinator", "workers"), ("tributary-worker", "rank"),
+                           ("tributary bench", "sequences")):
+            program, *command = name.split()
+            for words in (["--no_such_flag=1"], [f"--{flag}=many"], [f"--{flag}"], ["word"]):
+                result = support.run(self.program(program), *command, *words, cwd="/")
+                self.assertEqual(result.returncode, 2, f"{name} {words}: {result.stdout}")
+                self.assertEqual(len(result.stdout.splitlines()), 1, result.stdout)
+                form = "unexpected" if words == ["word"] else words[0].split("=")[0] + ": "
+                self.assertTrue(result.stdout.startswith(f"{name}: {form}"), result.stdout)
+
     @unittest.skipIf(os.environ.get("TRIBUTARY_SANITIZE"), "a build with sanitizers needs their libraries besides")
     def test_runtime_list_is_what_they_are_linked_with(self):
-        listed = set(LISTS["runtime"]) - {"tini"}
+        listed = set(LISTS["runtime"]) - OF_NO_PROGRAM
         needed, unowned = self.packages_needed()
         self.assertEqual(sorted(needed - listed - ESSENTIAL), [], "missing in deploy/packages/runtime.txt")
         self.assertEqual(sorted(listed - needed), [], "in deploy/packages/runtime.txt, but nothing needs them")

@@ -1,6 +1,6 @@
 """Starts the services of a compose file, or what amounts to them, as plain processes of this machine.
 
-A service's name and port stand for one free port of 127.0.0.1; everything else of its command is taken as it stands, so
+A service's name and port stand for one free port of a loopback address; everything else of its command is taken as it stands, so
 that what is tested is what a container would be given.
 """
 
@@ -11,7 +11,7 @@ import support
 
 PROGRAMS = ("tributary", "tributary-coordinator", "tributary-worker")
 # What a service may call itself in its own command.
-OWN_NAMES = ("0.0.0.0", "127.0.0.1", "localhost")
+OWN_NAMES = ("0.0.0.0", "[::]", "127.0.0.1", "localhost")
 
 
 def seconds(duration):
@@ -21,8 +21,9 @@ def seconds(duration):
 
 
 class Topology:
-    def __init__(self, services, aliases=None):
+    def __init__(self, services, aliases=None, loopback="127.0.0.1"):
         """`services`: as of a resolved compose file, those to start. `aliases`: {other name: service}."""
+        self.loopback = loopback
         self.services = services
         self.aliases = {name: name for name in services} | (aliases or {})
         self.processes = {}
@@ -43,12 +44,12 @@ class Topology:
         def address(match):
             owner = service if match[1] in OWN_NAMES else self.aliases[match[1]]
             # Listening beyond loopback is part of what is tested, where it reaches nobody.
-            everywhere = match[1] == "0.0.0.0" and support.ISOLATED in os.environ
-            return f"{'0.0.0.0' if everywhere else '127.0.0.1'}:{self.port(owner, match[2])}"
+            everywhere = match[1] in ("0.0.0.0", "[::]") and support.ISOLATED in os.environ
+            return f"{match[1] if everywhere else self.loopback}:{self.port(owner, match[2])}"
 
         text = re.sub(rf"(?<![\w.-])({names}):(\d+)\b", address, text)
         text = re.sub(r"(metrics_port(?:=|: ))(\d+)", lambda m: f"{m[1]}{self.port(service, m[2])}", text)
-        return re.sub(rf"=({names})$", "=127.0.0.1", text)
+        return re.sub(rf"=({names})$", f"={self.loopback}", text)
 
     def local(self, service, words):
         """A command of the service, for this machine."""

@@ -18,7 +18,7 @@ TEST(AcceptanceLength, IsTokensOverStepsOfAllTexts) {
   const Estimate estimate =
       AcceptanceLength({{.steps = 10, .tokens = 50}, {.steps = 30, .tokens = 70}});
   EXPECT_DOUBLE_EQ(estimate.value, 3.0);
-  // The texts are 20 tokens above and below 3 a step; of 40 steps.
+  // The texts are 20 tokens above and below 3 per step; of 40 steps.
   EXPECT_DOUBLE_EQ(estimate.standard_error, std::sqrt(2.0 / 1.0 * (20 * 20 + 20 * 20)) / 40);
 }
 
@@ -51,7 +51,7 @@ TEST(AcceptanceRatio, WeighsDifferencesOfPairs) {
   const Texts baseline = {{.steps = 20, .tokens = 60}, {.steps = 10, .tokens = 60}};
   const Estimate ratio = AcceptanceRatio(texts, baseline);
   EXPECT_DOUBLE_EQ(ratio.value, 1.0);
-  // Each text is 20 of 120 tokens above or below 4 a step, its partner as much the other way.
+  // Each text is 20 of 120 tokens above or below 4 per step, its partner as much the other way.
   EXPECT_DOUBLE_EQ(ratio.standard_error, std::sqrt(2.0 * 2 * std::pow(40.0 / 120, 2)));
 }
 

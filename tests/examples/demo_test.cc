@@ -61,16 +61,20 @@ TEST(Demo, ComparesTheSetUpsRowByRow) {
   // tokens/s, attention's share of the time, perplexity, agreement; in this order of rows.
   const std::string figures = " +[0-9.]+ +[0-9]+% +([0-9.]+) +([0-9.]+)%\n";
   std::string table;
-  for (const char* row : {"local f32", "DCP1 bf16", "DCP4 bf16", "DCP4 fp8_e4m3"}) {
+  for (const char* row :
+       {"local f32", "DCP1 bf16", "DCP4 bf16", "DCP4 fp8_e4m3", "  over a session"}) {
     table += row + figures;
   }
   std::smatch match;
   ASSERT_TRUE(std::regex_search(demo.out, match, std::regex(table))) << demo.out;
   const double exact = std::stod(match[1]);
   EXPECT_EQ(match[2], "100.00");
-  for (int row = 1; row < 4; ++row) {
+  for (int row = 1; row < 5; ++row) {
     EXPECT_NEAR(std::stod(match[2 * row + 1]) / exact, 1.0, 0.02) << demo.out;
     EXPECT_GT(std::stod(match[2 * row + 2]), 95.0) << demo.out;
+  }
+  for (int figure = 0; figure < 2; ++figure) {  // a session computes what calls do
+    EXPECT_EQ(match[9 + figure], match[7 + figure]) << demo.out;
   }
 }
 #endif

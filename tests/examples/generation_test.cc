@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(KvDTypes, Generation, testing::Values(DType::kF16, DTyp
                            return std::string(Name(param.param));
                          });
 
-// GPUs, one a worker, that exchange in host memory or in their own.
+// GPUs, one per worker, that exchange in host memory or in their own.
 class GpuGeneration : public testing::TestWithParam<std::tuple<int, worker::ExchangePlace>> {};
 
 TEST_P(GpuGeneration, WritesWhatLocalFp32AttentionWrites) {

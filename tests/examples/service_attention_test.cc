@@ -6,7 +6,9 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "examples/tinylm/generate.h"
 #include "examples/tinylm/local_attention.h"
+#include "examples/tinylm/session_attention.h"
 #include "tests/examples/fixtures.h"
 
 namespace tributary::tinylm {
@@ -67,6 +69,39 @@ INSTANTIATE_TEST_SUITE_P(Groups, ServiceAttentionTest,
                            return "Dcp" + std::to_string(param.param.workers) + "_" +
                                   Name(param.param.kv_dtype);
                          });
+
+// Calls and sessions are two ways to the same numbers, over shared memory and over messages, with
+// tokens that are taken back.
+TEST(SessionAttention, GivesWhatCallsGive) {
+  const Service service = StartService(3);
+  const RemoteAttention calls = OpenAttention(service, {});
+  const RemoteAttention cache = OpenAttention(service, {});
+  const absl::StatusOr<std::unique_ptr<SessionAttention>> session =
+      SessionAttention::Open(cache.cache.get(), {.target = service.embedded->target()});
+  ASSERT_TRUE(session.ok()) << session.status();
+  const Sampler greedy;
+  for (const char* prompt : {"And it came to pass", "In the beginning"}) {
+    const auto expected = Generate(ShippedModel(), prompt, 40, greedy, *calls.attention);
+    const auto actual = Generate(ShippedModel(), prompt, 40, greedy, **session);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    ASSERT_TRUE(actual.ok()) << actual.status();
+    EXPECT_EQ(*actual, *expected);
+    ASSERT_TRUE(calls.attention->Truncate(7).ok());
+    ASSERT_TRUE((*session)->Truncate(7).ok());
+    const ModelConfig& config = ShippedModel().config();
+    const Matrix q = Matrix::Random(2, config.q_heads * config.head_dim);
+    const Matrix kv = Matrix::Random(2, config.kv_heads * config.head_dim);
+    for (int32_t layer = 0; layer < config.layers; ++layer) {
+      Matrix one(2, q.cols());
+      Matrix other(2, q.cols());
+      ASSERT_TRUE(calls.attention->Attend(layer, 7, q, kv, kv, one).ok());
+      ASSERT_TRUE((*session)->Attend(layer, 7, q, kv, kv, other).ok());
+      EXPECT_EQ(one, other);
+    }
+    ASSERT_TRUE(calls.attention->Reset().ok());
+    ASSERT_TRUE((*session)->Reset().ok());
+  }
+}
 
 TEST(ServiceAttention, PassesTheServicesRefusalOn) {
   const Service service = StartService(2);

@@ -3,6 +3,7 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <stdexcept>
@@ -106,6 +107,10 @@ std::map<int, worker::Reply> RemoteRanks::Execute(const worker::Command& command
     caches_.insert(command.cache);
   }
   service::Outcome outcome = harness_.Execute(command);
+  const auto more = [](const worker::Reply& reply) { return reply.more_memory; };
+  while (outcome.status.ok() && std::any_of(outcome.replies.begin(), outcome.replies.end(), more)) {
+    outcome = harness_.Execute(command);
+  }
   std::map<int, worker::Reply> replies;
   for (int rank = 0; rank < size(); ++rank) {
     if (outcome.replies.empty()) {  // the group broke

@@ -36,8 +36,7 @@ using ::testing::Ne;
 
 constexpr std::chrono::seconds kPatience{60};
 constexpr int kMessageLimit = 256 << 10;
-// What gRPC's callback API says of a request that it cannot parse; no handler runs.
-constexpr StatusCode kUnparsable = StatusCode::UNIMPLEMENTED;
+constexpr StatusCode kUnparsable = StatusCode::INVALID_ARGUMENT;
 constexpr char kAttend[] = "/tributary.v1.AttentionService/Attend";
 
 class HostileClient : public ::testing::Test {

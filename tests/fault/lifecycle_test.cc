@@ -83,6 +83,16 @@ class Lifecycle : public ::testing::Test {
 
 // ----------------------------------------------------------------------------------------- health
 
+// Hosts and workers connect to different addresses, and both answer whoever mixes them up.
+TEST_F(Lifecycle, AWorkerThatDialsTheAddressOfHostsIsToldWhichOneItIs) {
+  Coordinate();
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Live("coordinator"); }));
+  const auto worker = StartWorker(directory_, PublicAddress(directory_), 0, {});
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return worker->Log().find("must be the coordinator's --worker_listen") != std::string::npos;
+  }));
+}
+
 TEST_F(Lifecycle, LivenessIsOnesOwnAndReadinessTheGroups) {
   workers_.push_back(Worker(0));
   ASSERT_TRUE(Eventually(kPatience, [&] { return Live("0"); })) << "nobody else is there";

@@ -29,7 +29,7 @@ namespace tributary {
 
 // Replies are not written here, so that the kernels need not be built.
 namespace cpu {
-void Convert(DType, const void*, DType, void*, size_t) { std::abort(); }
+void StoreOutput(const OutputFormat&, const float*, size_t, void*) { std::abort(); }
 }  // namespace cpu
 
 namespace {

@@ -226,6 +226,38 @@ class DeviceMemoryTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Client> client_;
 };
 
+// The GPU's bytes are those that the CPU makes of the same f32 result.
+TEST_P(DeviceMemoryTest, QuantisedOutputsAreTheF32ResultRounded) {
+  Allocation memory(kBytes, GetParam().gpu);
+  const auto region = Share(memory);
+  ASSERT_NE(region, nullptr);
+  constexpr float kScale = 0.013f;
+  const uint64_t sequence = Open();
+  int64_t position = 0;
+  for (const int32_t rows : {100, 1, 5}) {
+    Values values(rows, DType::kBf16, static_cast<uint64_t>(rows));
+    const size_t elements = size_t(rows) * kQHeads * kHeadDim;
+    for (const int32_t layer : {0, 1}) {
+      AttendCall call = Call(sequence, layer, position, rows, DType::kBf16);
+      call.output_dtype = v1::DTYPE_F32;
+      values.output.assign(elements * sizeof(float), std::byte{0});
+      ASSERT_EQ(OnDevice(call, region, memory, 0, values), absl::OkStatus());
+      const std::vector<float> exact = FromType(values.output, DType::kF32);
+      for (const DType type : {DType::kFp8E4M3, DType::kNvfp4}) {
+        const size_t bytes = OutputBytes(type, static_cast<int64_t>(elements));
+        std::vector<std::byte> expected(bytes);
+        cpu::StoreOutput({type, kScale}, exact.data(), elements, expected.data());
+        call.output_dtype = ToProto(type);
+        call.o_scale = kScale;
+        values.output.assign(bytes, std::byte{0});
+        ASSERT_EQ(OnDevice(call, region, memory, 0, values), absl::OkStatus());
+        EXPECT_TRUE(values.output == expected) << Name(type) << ", " << rows << " rows";
+      }
+    }
+    position += rows;
+  }
+}
+
 // Decode that repeats at one place (and so becomes a graph that reads there), at places that
 // change, at counts that are padded; prefills; in every type; layers with and without sinks.
 TEST_P(DeviceMemoryTest, ResultsAreThoseOfTensorsInMessages) {

@@ -424,6 +424,52 @@ TEST_F(SelectionTest, AModeThatNoBackendOfTheCacheCoversIsRefusedWithReasons) {
   EXPECT_EQ(service_->State(), before);
 }
 
+TEST(Limits, AreToldWithWhatEachBackendServes) {
+  TestService::Options options{.workers = 2, .max_calls_per_stream = 7};
+  options.coordinator.max_message_bytes = 150'000;
+  options.coordinator.max_sequences = 11;
+  options.coordinator.client_limits = {.sequences = 5, .caches = 3};
+  options.server.max_calls_per_client = 9;
+  options.server.bytes_in_flight = {.per_caller = 1'000'000};
+  TestService service(options);
+  grpc::ClientContext context;
+  v1::GetLimitsReply reply;
+  ASSERT_TRUE(service.stub().GetLimits(&context, {}, &reply).ok());
+  EXPECT_EQ(reply.max_message_bytes(), 150'000);
+  EXPECT_EQ(reply.max_calls_per_stream(), 7);
+  EXPECT_EQ(reply.max_sequences(), 11);
+  EXPECT_EQ(reply.max_call_seconds(), 300);
+  EXPECT_EQ(reply.per_client().sequences(), 5);
+  EXPECT_EQ(reply.per_client().caches(), 3);
+  EXPECT_EQ(reply.per_client().calls(), 9);
+  EXPECT_EQ(reply.per_client().message_bytes(), 1'000'000);
+  EXPECT_EQ(reply.per_client().pages(), 0);
+  EXPECT_TRUE(reply.shared_memory());
+  EXPECT_EQ(reply.ranks(), 2);
+  EXPECT_EQ(reply.device(), "cpu");
+  ASSERT_EQ(reply.backends_size(), 1) << "those of other devices serve nothing here";
+  const v1::BackendLimits& cpu = reply.backends(0);
+  EXPECT_EQ(cpu.name(), "cpu");
+  EXPECT_EQ(cpu.modes_size(), 2);
+  // A cache of every pair of dimensions and type that is told can be created.
+  int caches = 0;
+  for (const v1::HeadDimLimits& dims : cpu.head_dims()) {
+    v1::CacheSpec spec = SmallSpec();
+    spec.set_head_dim(dims.head_dim());
+    spec.set_value_head_dim(dims.value_head_dim());
+    spec.set_kv_dtype(static_cast<v1::DType>(cpu.kv_dtypes(caches++ % cpu.kv_dtypes_size())));
+    spec.set_page_size(cpu.page_sizes(0));
+    v1::DeleteCacheRequest request;
+    request.set_cache_id("m");
+    v1::DeleteCacheReply deleted;
+    grpc::ClientContext deleting;
+    const grpc::Status created = CreateCache(service.stub(), "m", spec);
+    EXPECT_TRUE(created.ok()) << created.error_message();
+    EXPECT_TRUE(service.stub().DeleteCache(&deleting, request, &deleted).ok());
+  }
+  EXPECT_GE(caches, 7);
+}
+
 // ------------------------------------------------------------ DATA_LOSS, UNAVAILABLE and ABORTED
 
 class BrokenGroupTest : public ::testing::Test {
@@ -475,6 +521,33 @@ TEST_F(BrokenGroupTest, AStepThatBreaksIsAbortedChangesNothingAndMayBeRepeated) 
   EXPECT_EQ(reply.lengths(0), 60);
   EXPECT_EQ(service_.Topology().statistics().steps_aborted(), 1u);
   EXPECT_EQ(service_.Topology().statistics().group_formations(), 2u);
+}
+
+TEST_F(BrokenGroupTest, DataLossNamesAllLostSequencesOfTheCall) {
+  v1::AttendReply reply;
+  ASSERT_TRUE(Open(service_.stub(), "m", 3).ok());
+  ASSERT_TRUE(Attend(service_.stub(), AttendOf(spec_, "m", 3, 0, 20), &reply).ok());
+  group_->Break("rank 1 is gone");
+  service_.WaitNotReady();
+  group_->Form({false, true});
+  service_.WaitReady();
+  v1::AppendRequest request = AppendOf(spec_, "m", 2, 0, 3);
+  request.mutable_entries(0)->set_tokens(1);
+  for (const uint64_t id : {1, 3}) {
+    v1::AppendEntry* entry = request.add_entries();
+    entry->set_sequence_id(id);
+    entry->set_first_position(20);
+    entry->set_tokens(1);
+  }
+  v1::AppendReply appended;
+  const grpc::Status lost = Append(service_.stub(), request, &appended);
+  EXPECT_EQ(lost.error_code(), StatusCode::DATA_LOSS);
+  EXPECT_EQ(FieldOf(lost), "entries[1].sequence_id");
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(DetailOf(lost, &info));
+  EXPECT_EQ(info.metadata().at("sequence"), "1");
+  EXPECT_EQ(info.metadata().at("sequences"), "1,3");
+  EXPECT_EQ(info.metadata().at("count"), "2");
 }
 
 TEST_F(BrokenGroupTest, AfterALostRankItsSequencesSayDataLossUntilOpenedAgain) {

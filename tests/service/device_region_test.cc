@@ -205,10 +205,20 @@ TEST_F(DeviceRegionTest, StepsSayWhereTensorsLie) {
   EXPECT_EQ(step.q.data, nullptr);
   ASSERT_THAT(step.outputs, SizeIs(1));
   EXPECT_EQ(step.outputs[0].rows, 1);
-  EXPECT_EQ(step.outputs[0].dtype, DType::kBf16);
+  EXPECT_EQ(step.outputs[0].format.dtype, DType::kBf16);
   EXPECT_EQ(step.outputs[0].o, (Part{region, 16 + 3072, 512}));
   EXPECT_EQ(step.outputs[0].lse, (Part{region, 16 + 4096, 16}));
   EXPECT_FALSE(step.result_in_reply);
+
+  // In a quantised type, with its scale.
+  v1::AttendRequest quantised = Everything(2, 32);
+  quantised.mutable_output()->set_dtype(v1::DTYPE_NVFP4);
+  quantised.set_o_scale(0.5f);
+  ASSERT_TRUE(Attend(stub(), quantised, &reply).ok());
+  const worker::RegionOutput output = Told<worker::StepCommand>().back().outputs[0];
+  EXPECT_EQ(output.format.dtype, DType::kNvfp4);
+  EXPECT_EQ(output.format.scale, 0.5f);
+  EXPECT_EQ(output.o.bytes, 144u);
 
   // The output there, the LSE in the reply.
   v1::AttendRequest request = Everything(2);

@@ -38,7 +38,10 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
   }
   if (const auto* create = std::get_if<worker::CreateCacheCommand>(&command.body)) {
     specs_[command.cache] = create->spec;
-    outcome.replies.back().status = outcome.status = create_cache_;
+    const auto own = create_caches_.find(command.cache);
+    outcome.status = own == create_caches_.end() ? create_cache_ : own->second;
+    outcome.replies.back().status = outcome.status;
+    outcome.replies.back().more_memory = ++taken_[command.cache] < pieces_;
   } else if (std::holds_alternative<worker::OpenRegionCommand>(command.body)) {
     outcome.replies.back().status = outcome.status = open_region_;
   } else if (const auto* step = std::get_if<worker::StepCommand>(&command.body)) {
@@ -76,6 +79,17 @@ void FakeGroup::AnswerOpenRegion(absl::Status status) {
 void FakeGroup::AnswerCreateCache(absl::Status status) {
   std::lock_guard lock(mutex_);
   create_cache_ = std::move(status);
+}
+
+void FakeGroup::AnswerCreateCache(worker::CacheId cache, absl::Status status) {
+  std::lock_guard lock(mutex_);
+  create_caches_.erase(cache);
+  if (!status.ok()) create_caches_.emplace(cache, std::move(status));
+}
+
+void FakeGroup::TakeMemoryInPieces(int pieces) {
+  std::lock_guard lock(mutex_);
+  pieces_ = pieces;
 }
 
 void FakeGroup::WaitForHeld(size_t count) {

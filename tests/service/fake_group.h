@@ -44,6 +44,10 @@ class FakeGroup : public WorkerGroup {
   // What opening a region, or creating a cache, ends with from now on, on the last rank.
   void AnswerOpenRegion(absl::Status status);
   void AnswerCreateCache(absl::Status status);
+  // The same for one cache; OK: as for all.
+  void AnswerCreateCache(worker::CacheId cache, absl::Status status);
+  // From now on the last rank takes the memory of a cache in so many pieces.
+  void TakeMemoryInPieces(int pieces);
 
   // Commands end with kAborted until the group is formed again.
   void Break(const std::string& reason);
@@ -67,6 +71,9 @@ class FakeGroup : public WorkerGroup {
   std::condition_variable held_changed_;
   bool holding_ = false;
   absl::Status open_region_, create_cache_;
+  std::map<worker::CacheId, absl::Status> create_caches_;
+  int pieces_ = 1;
+  std::map<worker::CacheId, int> taken_;  // pieces
   bool broken_ = true;
   uint64_t epoch_ = 0;
   std::deque<Held> held_;

@@ -184,17 +184,13 @@ void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& r
   const worker::LayerSpec& layer = spec_.layers[request.layer()];
   const worker::LayerGeometry g = Geometry(request.layer());
   const std::vector<float> q = ValuesOf(request.q());
-  int32_t most_tokens = 0;
-  for (const auto& entry : request.entries()) {
-    most_tokens = std::max(most_tokens, entry.new_tokens());
-  }
-  // Prefill sees its own tokens as they were given, decode as the cache keeps them.
   const bool draft = request.mode() == v1::ATTEND_MODE_DFLASH;
-  const bool given = draft || worker::ChoosePath(1, most_tokens) == worker::StepKind::kPrefill;
   std::vector<double> o, lse;
   int64_t token = 0;
   for (int i = 0; i < request.entries_size(); ++i) {
     const auto& entry = request.entries(i);
+    const bool given =
+        draft || worker::SeesTokensAsTheyCame(entry.query_rows(), entry.new_tokens());
     const DenseLayer dense =
         draft ? WithBlock(request, i, token) : Layer(entry.sequence_id(), request.layer());
     token += entry.new_tokens();

@@ -127,6 +127,41 @@ TEST_F(ProcessTest, TheFileIsReadAndTheCommandLineWins) {
   EXPECT_EQ(process->Wait(kPatience), 0);
 }
 
+TEST_F(ProcessTest, SettingsOfTheFileChangeWithoutARestart) {
+  const std::string file = directory_.File("config.yaml");
+  std::ofstream(file) << "log_level: info\nbatch_max_rows: 64\n";
+  auto process = StartServing({"--config=" + file, "--max_calls_per_client=5"});
+  const auto asked = [&](const std::string& settings, const std::string& expected) {
+    std::ofstream(file) << settings;
+    process->Signal(SIGHUP);
+    EXPECT_TRUE(test::Eventually(
+        kPatience, [&] { return process->Log().find(expected) != std::string::npos; }))
+        << expected << " is not in\n"
+        << process->Log();
+  };
+  asked("log_level: debug\nbatch_max_rows: 64\n", "setting changed setting=log_level value=debug");
+  asked("log_level: loud\nbatch_max_rows: 64\n",
+        "setting not changed setting=log_level error=must");
+  asked("log_level: debug\nbatch_max_rows: 32\n",
+        "setting counts from the next start setting=batch_max_rows");
+  asked("log_level: [\n", "the settings stay as they are");
+  asked("batch_max_rows: 32\ntrace_sample: 0.5\nmax_streams_per_client: 2\n",
+        "setting changed setting=trace_sample value=0.5");
+  EXPECT_THAT(process->Log(), HasSubstr("setting=max_streams_per_client value=2"));
+  EXPECT_THAT(process->Log(), HasSubstr("setting=log_level value=info")) << "the flag's default";
+  asked("batch_max_rows: 32\ntrace_sample: 0.5\nmax_streams_per_client: 2\n",
+        "settings read again: nothing has changed");
+  EXPECT_EQ(process->Log().find("max_calls_per_client"), std::string::npos);
+  EXPECT_EQ(Health("readiness"), kServing) << "all the while";
+  // Without being asked, it looks by itself.
+  std::ofstream(file) << "batch_max_rows: 32\ntrace_sample: 0.25\nmax_streams_per_client: 2\n";
+  EXPECT_TRUE(test::Eventually(kPatience, [&] {
+    return process->Log().find("setting=trace_sample value=0.25") != std::string::npos;
+  }));
+  process->Signal(SIGTERM);
+  EXPECT_EQ(process->Wait(kPatience), 0);
+}
+
 TEST_F(ProcessTest, AnAddressInUseIsSaidAndEndsWithAnError) {
   auto first = StartServing({"--listen=" + address_ + ",127.0.0.1:0"});
   // It may be ready before it has said where.

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
@@ -69,7 +70,7 @@ class StepsTest : public ::testing::Test {
     v1::CreateCacheRequest create;
     create.set_cache_id("m");
     *create.mutable_spec() = spec_;
-    coordinator_->CreateCache(create, answers_->For<v1::CreateCacheReply>("create"));
+    coordinator_->CreateCache(create, {}, answers_->For<v1::CreateCacheReply>("create"));
     ASSERT_TRUE(answers_->Wait("create").ok());
     for (uint64_t id = 1; id <= 8; ++id) {
       v1::OpenSequenceRequest open;
@@ -107,7 +108,7 @@ class StepsTest : public ::testing::Test {
   v1::CacheInfo Cache() {
     v1::GetTopologyRequest request;
     request.set_with_sequences(true);
-    return coordinator_->GetTopology(request)->caches(0);
+    return coordinator_->GetTopology(request, {})->caches(0);
   }
 
   const v1::CacheSpec spec_ = SmallSpec();
@@ -115,6 +116,62 @@ class StepsTest : public ::testing::Test {
   std::unique_ptr<Answers> answers_;
   std::unique_ptr<Coordinator> coordinator_;
 };
+
+TEST_F(StepsTest, WhoIsElsewhereNamesNoSharedMemory) {
+  const CallContext elsewhere{.shares_memory = false};
+  const auto answer = [&](const std::string& name) {
+    const absl::Status status = answers_->Wait(name);
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+    return tributary::FieldOf(status);
+  };
+  v1::RegisterSharedMemoryRequest registration;
+  registration.set_name("r");
+  registration.mutable_system()->set_key("/no-such-object");
+  coordinator_->RegisterSharedMemory(registration, elsewhere,
+                                     answers_->For<v1::RegisterSharedMemoryReply>("register"));
+  EXPECT_EQ(answer("register"), "kind");
+  coordinator_->UnregisterSharedMemory({}, elsewhere,
+                                       answers_->For<v1::UnregisterSharedMemoryReply>("undo"));
+  EXPECT_EQ(answer("undo"), "name");
+  v1::AttendRequest request = Token(1, 0);
+  request.mutable_k()->mutable_shared_memory()->set_region("r");
+  Attend("attend", request, elsewhere);
+  EXPECT_EQ(answer("attend"), "k.shared_memory.region");
+  request = Token(1, 0);
+  request.mutable_output()->set_dtype(v1::DTYPE_F32);
+  for (const int64_t extent : {1, 4, 64}) request.mutable_output()->add_shape(extent);
+  request.mutable_output()->mutable_shared_memory()->set_region("r");
+  Attend("output", request, elsewhere);
+  EXPECT_EQ(answer("output"), "output.shared_memory.region");
+  Attend("inline", Token(1, 0), elsewhere);
+  EXPECT_TRUE(answers_->Wait("inline").ok());
+}
+
+TEST_F(StepsTest, TheTopologyCountsAllSequencesAndListsTheFirst) {
+  constexpr int kSequences = 600;  // more than are looked at in one go
+  for (uint64_t id = 9; id <= kSequences; ++id) {
+    v1::OpenSequenceRequest open;
+    open.set_cache_id("m");
+    open.set_sequence_id(id);
+    coordinator_->OpenSequence(open, {},
+                               answers_->For<v1::OpenSequenceReply>("open" + std::to_string(id)));
+  }
+  for (const uint64_t id : {1, 300, 600}) {
+    for (const int32_t layer : {0, 1}) {
+      Attend("a" + std::to_string(id) + "." + std::to_string(layer), Token(id, 0, layer));
+    }
+  }
+  v1::GetTopologyRequest request;
+  request.set_with_sequences(true);
+  request.set_max_sequences(300);
+  const v1::GetTopologyReply reply = *coordinator_->GetTopology(request, {});
+  EXPECT_EQ(reply.caches(0).sequences(), kSequences);
+  ASSERT_EQ(reply.caches(0).sequence_size(), 300);
+  for (int i = 0; i < 300; ++i) EXPECT_EQ(reply.caches(0).sequence(i).sequence_id(), i + 1u);
+  int64_t tokens = 0;
+  for (const v1::WorkerInfo& worker : reply.workers()) tokens += worker.tokens();
+  EXPECT_EQ(tokens, 3) << "those beyond the listed ones, too";
+}
 
 TEST_F(StepsTest, CallsThatWaitForASlotShareTheNextStep) {
   group_->Hold();
@@ -128,7 +185,7 @@ TEST_F(StepsTest, CallsThatWaitForASlotShareTheNextStep) {
   for (uint64_t id = 1; id <= 6; ++id) EXPECT_TRUE(answers_->Wait("a" + std::to_string(id)).ok());
   EXPECT_TRUE(answers_->Wait("other layer").ok());
   EXPECT_THAT(Steps(), SizeIs(4));
-  const auto statistics = coordinator_->GetTopology({})->statistics();
+  const auto statistics = coordinator_->GetTopology({}, {})->statistics();
   EXPECT_EQ(statistics.requests(), 7u);
   EXPECT_EQ(statistics.steps(), 4u);
 }
@@ -352,7 +409,7 @@ TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
   for (int i = 0; i < 5; ++i) {
     const std::string name = "refused" + std::to_string(i);
     create.set_cache_id(name);
-    coordinator_->CreateCache(create, answers_->For<v1::CreateCacheReply>(name));
+    coordinator_->CreateCache(create, {}, answers_->For<v1::CreateCacheReply>(name));
     const absl::Status refused = answers_->Wait(name);
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
     google::rpc::QuotaFailure quota;
@@ -366,6 +423,162 @@ TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
   group_->Break("a worker died");
   group_->Form({true, false});
   EXPECT_EQ(drops(), once);
+}
+
+// One call may not take all memory, nor a step so long that the group breaks.
+TEST_F(StepsTest, ACallBeyondWhatAStepMayTakeIsRefusedAndChangesNothing) {
+  TearDown();
+  // SmallSpec: 4/2 heads of 64 and 64.
+  constexpr int64_t kRowBytes = 4 * 128 * (4 + 2);
+  Begin({.max_step_bytes = 10 * kRowBytes});
+  Attend("most", AttendOf(spec_, "m", 1, 0, 10));
+  EXPECT_TRUE(answers_->Wait("most").ok());
+  Attend("more", AttendOf(spec_, "m", 2, 0, 11));
+  const absl::Status refused = answers_->Wait("more");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  google::rpc::QuotaFailure quota;
+  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota));
+  EXPECT_EQ(quota.violations(0).subject(), "max_step_bytes");
+  Attend("again", AttendOf(spec_, "m", 2, 0, 10));
+  EXPECT_TRUE(answers_->Wait("again").ok()) << "nothing was taken";
+  EXPECT_EQ(Cache().pages_used(), 2);
+}
+
+TEST_F(StepsTest, ACallOfTooMuchWorkIsRefused) {
+  TearDown();
+  // 2e10 operations a second and rank: 4e7, where a row takes 1024 for each token it sees.
+  Begin({.step_timeout = std::chrono::milliseconds(1)});
+  v1::AppendRequest append = AppendOf(spec_, "m", 1, 0, 2000);
+  coordinator_->Append(std::make_shared<const v1::AppendRequest>(append), {},
+                       answers_->For<v1::AppendReply>("append"));
+  ASSERT_TRUE(answers_->Wait("append").ok());
+  Attend("few", QueryOf(spec_, "m", 1, 1990, 10));
+  EXPECT_TRUE(answers_->Wait("few").ok());
+  Attend("many", QueryOf(spec_, "m", 1, 1900, 100));
+  const absl::Status refused = answers_->Wait("many");
+  google::rpc::QuotaFailure quota;
+  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota)) << refused;
+  EXPECT_EQ(quota.violations(0).subject(), "max_step_flops");
+  // What is not there is said first.
+  Attend("gap", QueryOf(spec_, "m", 1, int64_t{1} << 60, 100));
+  EXPECT_EQ(answers_->Wait("gap").code(), absl::StatusCode::kOutOfRange);
+}
+
+// Calls that fit together by rows do not share a step that would take too much.
+TEST_F(StepsTest, CallsShareAStepUpToWhatItMayTake) {
+  TearDown();
+  constexpr int64_t kRowBytes = 4 * 128 * (4 + 2);
+  Begin({.pipeline_depth = 1, .max_step_bytes = 2 * kRowBytes});
+  group_->Hold();
+  for (uint64_t id = 1; id <= 5; ++id) Attend("c" + std::to_string(id), Token(id, 0));
+  group_->Release();
+  for (uint64_t id = 1; id <= 5; ++id) {
+    EXPECT_TRUE(answers_->Wait("c" + std::to_string(id)).ok());
+  }
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1), ElementsAre(2, 3), ElementsAre(4, 5)));
+}
+
+// The deadline of a step is as far away as its work asks for, and so are those behind it.
+TEST_F(StepsTest, ALongStepHasMoreTime) {
+  TearDown();
+  Begin({.step_timeout = std::chrono::seconds(10)});
+  const auto left = [&] {
+    return group_->commands().back()->deadline - std::chrono::steady_clock::now();
+  };
+  Attend("short", Token(1, 0));
+  ASSERT_TRUE(answers_->Wait("short").ok());
+  EXPECT_LT(left(), std::chrono::milliseconds(10'050));
+  EXPECT_EQ(MoreTimeFor(0.5, {.flops = 1}, std::chrono::seconds(10)), std::chrono::seconds(50));
+  EXPECT_EQ(MoreTimeFor(7, {.flops = 1}, std::chrono::seconds(10)), std::chrono::seconds(100));
+}
+
+// A large cache is created a piece at a time, two of them in turns, and nobody waits for them.
+TEST_F(StepsTest, CachesTakeTheirMemoryInPiecesAndInTurns) {
+  group_->TakeMemoryInPieces(3);
+  const size_t before = group_->commands().size();
+  v1::CreateCacheRequest create;
+  *create.mutable_spec() = spec_;
+  group_->Hold();
+  Attend("step", Token(1, 0));  // the workers are busy with something else
+  for (const std::string name : {"a", "b"}) {
+    create.set_cache_id(name);
+    coordinator_->CreateCache(create, {}, answers_->For<v1::CreateCacheReply>(name));
+  }
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("a").ok());
+  EXPECT_TRUE(answers_->Wait("b").ok());
+  std::map<worker::CacheId, int> pieces;
+  const auto commands = group_->commands();
+  for (size_t i = before; i < commands.size(); ++i) {
+    if (std::holds_alternative<worker::CreateCacheCommand>(commands[i]->body)) {
+      ++pieces[commands[i]->cache];
+    }
+  }
+  EXPECT_THAT(pieces,
+              ElementsAre(::testing::Pair(::testing::_, 3), ::testing::Pair(::testing::_, 3)));
+  Attend("after", Token(1, 1));
+  EXPECT_TRUE(answers_->Wait("after").ok());
+
+  // A rank that begins empty takes it again, before it is told tables.
+  group_->TakeMemoryInPieces(5);
+  group_->Break("a worker died");
+  group_->Form({false, true});
+  ASSERT_TRUE(coordinator_->ready());
+  Attend("formed", Token(2, 0));
+  EXPECT_TRUE(answers_->Wait("formed").ok());
+}
+
+// A replacement may have less memory than the worker before it. What it cannot hold is set aside.
+TEST_F(StepsTest, ACacheThatTheNewGroupCannotHoldLeavesTheOthersServed) {
+  v1::CreateCacheRequest create;
+  create.set_cache_id("large");
+  *create.mutable_spec() = spec_;
+  coordinator_->CreateCache(create, {}, answers_->For<v1::CreateCacheReply>("large"));
+  ASSERT_TRUE(answers_->Wait("large").ok());
+  const worker::CacheId large = group_->commands().back()->cache;
+
+  group_->AnswerCreateCache(large, absl::ResourceExhaustedError("too large for rank 1"));
+  group_->Break("a worker died");
+  group_->Form({true, false});
+  ASSERT_TRUE(coordinator_->ready());
+  Attend("other", Token(1, 0));
+  EXPECT_TRUE(answers_->Wait("other").ok());
+  const auto open = [&](const std::string& name, uint64_t id) {
+    v1::OpenSequenceRequest request;
+    request.set_cache_id("large");
+    request.set_sequence_id(id);
+    coordinator_->OpenSequence(request, {}, answers_->For<v1::OpenSequenceReply>(name));
+    return answers_->Wait(name);
+  };
+  const absl::Status refused = open("refused", 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("too large for rank 1"));
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &info));
+  EXPECT_EQ(info.reason(), "CACHE_NOT_HELD");
+  coordinator_->CreateCache(create, {}, answers_->For<v1::CreateCacheReply>("again"));
+  EXPECT_EQ(answers_->Wait("again").code(), absl::StatusCode::kUnavailable);
+  v1::GetTopologyRequest request;
+  request.set_cache_id("large");
+  EXPECT_THAT(coordinator_->GetTopology(request, {})->caches(0).not_held_because(),
+              ::testing::HasSubstr("too large for rank 1"));
+
+  // It is tried again by itself.
+  group_->AnswerCreateCache(large, absl::OkStatus());
+  while (coordinator_->GetTopology(request, {})->caches(0).not_held_because() != "") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_TRUE(open("held", 2).ok());
+
+  // Or it is deleted, in whatever state it is.
+  group_->AnswerCreateCache(large, absl::ResourceExhaustedError("too large for rank 1"));
+  group_->Break("a worker died");
+  group_->Form({true, false});
+  v1::DeleteCacheRequest deletion;
+  deletion.set_cache_id("large");
+  coordinator_->DeleteCache(deletion, {}, answers_->For<v1::DeleteCacheReply>("delete"));
+  EXPECT_TRUE(answers_->Wait("delete").ok());
+  EXPECT_EQ(open("deleted", 3).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(StepsTest, ADeadlineEndsTheWaitForATurn) {
@@ -431,7 +644,7 @@ TEST_F(StepsTest, DeletingACacheEndsWhatWaitsForIt) {
   Attend("waiting", Token(1, 1));
   v1::DeleteCacheRequest request;
   request.set_cache_id("m");
-  coordinator_->DeleteCache(request, answers_->For<v1::DeleteCacheReply>("delete"));
+  coordinator_->DeleteCache(request, {}, answers_->For<v1::DeleteCacheReply>("delete"));
   EXPECT_EQ(answers_->Wait("waiting").code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(answers_->Wait("delete").ok());
   group_->Release();

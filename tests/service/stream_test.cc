@@ -1,5 +1,6 @@
 // AttendStream: many calls in flight, order, errors inside, backpressure, cancellation.
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,6 +9,7 @@
 
 #include "tests/service/fake_group.h"
 #include "tests/service/model_host.h"
+#include "tests/service/raw_call.h"
 #include "tests/service/test_service.h"
 
 namespace tributary::service::testing {
@@ -150,6 +152,227 @@ TEST_F(StreamTest, AStreamIsReadNoFurtherThanItsCallsInFlightAllow) {
   while (stream->Read(&reply)) ++replies;
   writer.join();
   EXPECT_EQ(replies, 10);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+// Streams of a client whose calls have many bytes in flight wait, and its unary calls are refused.
+TEST_F(StreamTest, AStreamIsReadNoFurtherThanItsBytesInFlightAllow) {
+  auto* group = new FakeGroup(2);
+  TestService::Options options;
+  options.server.bytes_in_flight = {.per_caller = 40'000};
+  TestService service(options, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 10);
+  const auto request_of = [&](uint64_t id) {  // about 16 KB, and 8 KB of its reply
+    v1::AttendRequest request = AttendOf(spec_, "m", id, 0, 8);
+    request.set_request_id(id);
+    return request;
+  };
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  std::thread writer([&] {
+    for (uint64_t id = 1; id <= 9; ++id) ASSERT_TRUE(stream->Write(request_of(id)));
+    stream->WritesDone();
+  });
+  group->WaitForHeld(2);
+  const auto requests = [&] { return service.Topology().statistics().requests(); };
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(60), [&] {
+    v1::AttendReply refused;
+    const grpc::Status status = Attend(service.stub(), request_of(10), &refused);
+    google::rpc::QuotaFailure quota;
+    return status.error_code() == StatusCode::RESOURCE_EXHAUSTED && DetailOf(status, &quota) &&
+           quota.violations(0).subject() == "client:anonymous bytes";
+  }));
+  EXPECT_LE(requests(), 4u);
+  group->Release();
+  v1::AttendReply reply;
+  int replies = 0;
+  while (stream->Read(&reply)) replies += reply.has_status() ? 0 : 1;
+  writer.join();
+  EXPECT_GE(replies, 9);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(StreamTest, AStreamWhoseRepliesNobodyTakesEnds) {
+  TestService::Options options;
+  options.server.streams = {.interval = std::chrono::milliseconds(20),
+                            .reply_timeout = std::chrono::milliseconds(300)};
+  TestService service(options, std::make_unique<FakeGroup>(2));
+  Prepare(service, 1);
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  for (int call = 0; call < 100; ++call) {  // of 1 MB each
+    v1::AttendRequest request = AttendOf(spec_, "m", 1, 0, 1'000);
+    request.set_request_id(call + 1);
+    if (!stream->Write(request)) break;
+  }
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(60),
+                               [&] { return service.server().open_streams() == 0; }));
+  v1::AttendReply reply;
+  while (stream->Read(&reply)) continue;  // those that were on their way
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+}
+
+TEST_F(StreamTest, ARequestThatIsTooLargeIsRefusedAndTheStreamGoesOn) {
+  TestService::Options options;
+  options.coordinator.max_message_bytes = 10'000;
+  TestService service(options, std::make_unique<FakeGroup>(2));
+  Prepare(service, 1);
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  v1::AttendRequest large = AttendOf(spec_, "m", 1, 0, 8);  // 16 KB
+  large.set_request_id(1);
+  v1::AttendRequest small = AttendOf(spec_, "m", 1, 0, 2);
+  small.set_request_id(2);
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream->Write(large));
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.request_id(), 1u);
+  EXPECT_EQ(reply.status().code(), StatusCode::RESOURCE_EXHAUSTED);
+  google::rpc::QuotaFailure quota;
+  ASSERT_TRUE(DetailOf(reply.status(), &quota));
+  EXPECT_EQ(quota.violations(0).subject(), "max_message_bytes");
+  ASSERT_TRUE(stream->Write(small));
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_FALSE(reply.has_status());
+  // The same in a call of its own.
+  const grpc::Status status = Attend(service.stub(), large, &reply);
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  ASSERT_TRUE(DetailOf(status, &quota));
+  EXPECT_EQ(quota.violations(0).subject(), "max_message_bytes");
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+// A stream whose messages are bytes.
+class RawStream {
+ public:
+  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) : stub_(channel) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    call_ = stub_.PrepareCall(&context_, "/tributary.v1.AttentionService/AttendStream", &queue_);
+    call_->StartCall(nullptr);
+    Done();
+  }
+  bool Write(const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    call_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    return Done();
+  }
+  bool Read(v1::AttendReply* reply) {
+    grpc::ByteBuffer bytes;
+    call_->Read(&bytes, nullptr);
+    grpc::Slice whole;
+    return Done() && bytes.DumpToSingleSlice(&whole).ok() &&
+           reply->ParseFromArray(whole.begin(), static_cast<int>(whole.size()));
+  }
+  grpc::Status Finish() {
+    grpc::Status status;
+    call_->Finish(&status, nullptr);
+    Done();
+    return status;
+  }
+
+ private:
+  bool Done() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+};
+
+TEST_F(StreamTest, WhatCannotBeParsedEndsTheStreamWithAStatusAfterTheCallsBefore) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 1);
+  group->Hold();
+  RawStream stream(service.NewChannel());
+  v1::AttendRequest good = AttendOf(spec_, "m", 1, 0, 1);
+  good.set_request_id(7);
+  ASSERT_TRUE(stream.Write(good.SerializeAsString()));
+  ASSERT_TRUE(stream.Write("\x0a"));
+  group->WaitForHeld(1);
+  group->Release();
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream.Read(&reply));
+  EXPECT_EQ(reply.request_id(), 7u);
+  EXPECT_FALSE(reply.has_status());
+  EXPECT_FALSE(stream.Read(&reply));
+  const grpc::Status status = stream.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+  // A unary call likewise.
+  EXPECT_EQ(RawCall(service.NewChannel(), "/tributary.v1.AttentionService/OpenSequence", "\x0a",
+                    std::chrono::seconds(60))
+                .status.error_code(),
+            StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(StreamTest, ACallIsCancelledByItself) {
+  auto* group = new FakeGroup(2);
+  TestService service({}, std::unique_ptr<WorkerGroup>(group));
+  Prepare(service, 1);
+  group->Hold();
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  for (uint64_t id = 1; id <= 3; ++id) {
+    v1::AttendRequest request =
+        AttendOf(spec_, "m", 1, id == 3 ? 1 : static_cast<int64_t>(id) - 1, 1);
+    request.set_request_id(id);
+    ASSERT_TRUE(stream->Write(request));
+  }
+  v1::AttendRequest cancel;
+  cancel.set_cancel(true);
+  for (const uint64_t id : {2, 99}) {
+    cancel.set_request_id(id);
+    ASSERT_TRUE(stream->Write(cancel));
+  }
+  // What is sent next is read after those.
+  v1::AttendRequest late = AttendOf(spec_, "m", 1, 2, 1);
+  late.set_request_id(4);
+  late.set_timeout_ms(1);
+  ASSERT_TRUE(stream->Write(late));
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.request_id(), 4u);
+  EXPECT_EQ(reply.status().code(), StatusCode::DEADLINE_EXCEEDED);
+  group->Release();
+  std::map<uint64_t, int> codes;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(stream->Read(&reply));
+    codes[reply.request_id()] = reply.status().code();
+  }
+  EXPECT_EQ(codes, (std::map<uint64_t, int>{{1, 0}, {2, StatusCode::CANCELLED}, {3, 0}}));
+  late.set_timeout_ms(-1);
+  ASSERT_TRUE(stream->Write(late));
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(reply.status().code(), StatusCode::INVALID_ARGUMENT);
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  v1::AttendRequest unary = AttendOf(spec_, "m", 1, 2, 1);
+  unary.set_cancel(true);
+  EXPECT_EQ(FieldOf(Attend(service.stub(), unary, &reply)), "cancel");
+}
+
+TEST_F(StreamTest, AClientHasAsManyStreamsAsItMayHave) {
+  TestService::Options options;
+  options.server.max_streams_per_client = 1;
+  TestService service(options, std::make_unique<FakeGroup>(2));
+  Prepare(service, 1);
+  grpc::ClientContext first, second;
+  const auto stream = service.stub().AttendStream(&first);
+  SendTokens(*stream, 1);
+  v1::AttendReply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  const grpc::Status status = service.stub().AttendStream(&second)->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  google::rpc::QuotaFailure quota;
+  ASSERT_TRUE(DetailOf(status, &quota));
+  EXPECT_EQ(quota.violations(0).subject(), "client:anonymous streams");
+  stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
 }
 

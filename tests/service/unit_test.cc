@@ -156,6 +156,22 @@ TEST_F(BatcherTest, RequestsOfOneKeyShareAStepAndTheOldestKeyGoesFirst) {
   EXPECT_FALSE(batcher.Take(At(10)).has_value());
 }
 
+TEST_F(BatcherTest, ARequestThatYieldsLetsThoseGoFirstThatComeSoMuchLater) {
+  Batcher batcher({.max_rows = 100, .max_entries = 1});
+  Batcher::Candidate yields = Candidate(&a_, 1, 1, 0);
+  yields.yield = std::chrono::milliseconds(1);
+  batcher.Add(layer0_, yields);
+  batcher.Add(layer0_, Candidate(&b_, 1, 1, 500));
+  batcher.Add(layer0_, Candidate(&c_, 1, 1, 1500));
+  batcher.Add(layer1_, Candidate(&d_, 1, 1, 999));
+  std::vector<void*> order;
+  while (const auto batch = batcher.Take(At(2000))) order.push_back(batch->requests.front());
+  EXPECT_THAT(order, ElementsAre(&b_, &d_, &a_, &c_));
+  // It waits for nobody who is not there.
+  batcher.Add(layer0_, yields);
+  EXPECT_TRUE(batcher.Take(At(0)).has_value());
+}
+
 TEST_F(BatcherTest, AWindowHoldsABatchUntilItClosesOrTheBatchIsFull) {
   Batcher batcher({.max_rows = 2, .max_entries = 100, .window = std::chrono::microseconds(50)});
   batcher.Add(layer0_, Candidate(&a_, 1, 1, 0));

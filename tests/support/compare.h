@@ -35,6 +35,8 @@ inline double RoundingError(DType type) {
       return 0x1p-4;
     case DType::kFp8E5M2:
       return 0x1p-3;
+    case DType::kNvfp4:
+      return 0x1p-2;
   }
   return 0;
 }

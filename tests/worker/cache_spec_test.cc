@@ -105,6 +105,8 @@ const Case kCases[] = {
     {"NoVScale", "layer_specs[0].v_scale", [](CacheSpec& s) { s.layers[0].v_scale.clear(); }},
     {"InfiniteVScale", "layer_specs[0].v_scale[0]",
      [](CacheSpec& s) { s.layers[0].v_scale = {kInf}; }},
+    {"ZeroOScale", "layer_specs[0].o_scale", [](CacheSpec& s) { s.layers[0].o_scale = 0; }},
+    {"NanOScale", "layer_specs[0].o_scale", [](CacheSpec& s) { s.layers[0].o_scale = kNan; }},
 };
 
 INSTANTIATE_TEST_SUITE_P(CacheSpec, BadSpec, ::testing::ValuesIn(kCases),

@@ -253,5 +253,41 @@ TEST(Dcp, BatchCompanionsDoNotChangeResults) {
   EXPECT_EQ(run(false), run(true));
 }
 
+// Nor do a prompt beside them, with or without tokens of its own, and sinks, change the bits of
+// rows that decode or verify; and a prompt's rows do not depend on those.
+TEST(Dcp, APromptBesideThemDoesNotChangeResults) {
+  CacheSpec spec = SmallSpec();
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  const size_t row = static_cast<size_t>(spec.q_heads * spec.head_dim);
+  const Move decode{1, 3, 3}, verify{2, 64, 64}, prompt{3, 65, 65}, look_back{4, 70, 0, 2};
+  const auto run = [&](int size, StepKind kind, const std::vector<Move>& moves,
+                       const Move& of_interest) {
+    ThreadRanks ranks(size, Poisoned());
+    TestHost host(ranks, spec, {});
+    for (SequenceId id = 1; id <= 4; ++id) host.Open(id);
+    host.Step(StepKind::kPrefill, {{1, 90, 90}});
+    host.Step(StepKind::kAppend, {{2, 0, 33}, {4, 0, 72}});
+    host.Step(kind, moves);
+    size_t first = 0;
+    for (const Move& move : moves) {
+      if (move.sequence == of_interest.sequence) break;
+      first += static_cast<size_t>(move.query_rows) * row;
+    }
+    const auto begin = host.last_o().begin() + static_cast<std::ptrdiff_t>(first);
+    return std::vector<float>(begin,
+                              begin + static_cast<std::ptrdiff_t>(of_interest.query_rows * row));
+  };
+  for (const int size : {1, 2, 4}) {
+    for (const Move& of_interest : {decode, verify, look_back}) {
+      EXPECT_EQ(run(size, StepKind::kDecode, {of_interest}, of_interest),
+                run(size, StepKind::kPrefill, {decode, prompt, verify, look_back}, of_interest))
+          << "sequence " << of_interest.sequence << " on " << size << " ranks";
+    }
+    EXPECT_EQ(run(size, StepKind::kPrefill, {prompt}, prompt),
+              run(size, StepKind::kPrefill, {decode, verify, prompt, look_back}, prompt))
+        << size << " ranks";
+  }
+}
+
 }  // namespace
 }  // namespace tributary::worker::testing

@@ -22,7 +22,7 @@ SharedDeviceMemory Memory(char handle = 'h', uint64_t offset = 256, uint64_t byt
   return {.handle = std::string(64, handle), .offset = offset, .bytes = bytes, .gpu = kGpu};
 }
 
-// Allocations of 4096 bytes, one a handle; counts what is open.
+// Allocations of 4096 bytes, one per handle; counts what is open.
 class FakeOpener final : public RegionOpener {
  public:
   absl::StatusOr<Mapping> Open(const SharedDeviceMemory& memory) override {
@@ -124,8 +124,9 @@ class StepRegionsTest : public ::testing::Test {
     step_.entries = {{.sequence = 1, .query_rows = 3, .new_tokens = 3}};
     step_.q = {.dtype = DType::kBf16, .bytes = 1536, .parts = {{5, 0, 1536}}};
     step_.k = {.dtype = DType::kBf16, .bytes = 768, .parts = {{5, 1536, 256}, {6, 0, 512}}};
-    step_.outputs = {{.rows = 2, .dtype = DType::kBf16, .o = {5, 4096, 1024}, .lse = {6, 512, 32}},
-                     {.rows = 1, .dtype = DType::kF32, .o = {5, 8192, 1024}}};
+    step_.outputs = {
+        {.rows = 2, .format = {DType::kBf16}, .o = {5, 4096, 1024}, .lse = {6, 512, 32}},
+        {.rows = 1, .format = {DType::kF32}, .o = {5, 8192, 1024}}};
   }
   absl::Status Check() const {
     return CheckStepRegions(spec_, step_, [](const RegionPart& part) {
@@ -156,8 +157,14 @@ TEST_F(StepRegionsTest, OutputsCoverEveryRowOnce) {
   EXPECT_EQ(FieldOf(Check()), "outputs[1].lse");
   step_.outputs[1] = {.rows = 2, .o = {5, 8192, 2048}};
   EXPECT_EQ(FieldOf(Check()), "outputs[1].rows");
-  step_.outputs[1] = {.rows = 1, .dtype = DType::kFp8E4M3, .o = {5, 8192, 256}};
+  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E5M2}, .o = {5, 8192, 256}};
   EXPECT_EQ(FieldOf(Check()), "outputs[1].dtype");
+  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E4M3}, .o = {5, 8192, 256}};
+  EXPECT_EQ(Check(), absl::OkStatus());
+  step_.outputs[1] = {.rows = 1, .format = {DType::kNvfp4}, .o = {5, 8192, 144}};
+  EXPECT_EQ(Check(), absl::OkStatus());
+  step_.outputs[1].o.bytes = 128;
+  EXPECT_EQ(FieldOf(Check()), "outputs[1].o") << "without its scales";
   step_.outputs.pop_back();
   EXPECT_EQ(FieldOf(Check()), "outputs");
   step_.outputs = {{.rows = 3, .lse = {6, 512, 48}}};

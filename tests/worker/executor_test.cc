@@ -160,6 +160,41 @@ TEST(ExecutorMemory, ACacheBeyondTheLimitIsRefusedWithTheSizes) {
   EXPECT_TRUE(ranks.Execute(command).at(0).status.ok());
 }
 
+// A large cache is no step's delay: its memory is taken a piece a command, and steps of others come
+// in between. What is not complete is no cache yet.
+TEST(ExecutorMemory, MemoryIsTakenAPieceACommand) {
+  CacheSpec spec = SmallSpec();
+  spec.num_pages = 2048;
+  ASSERT_GT(*ShardBytes(spec), size_t{8} << 20);
+  ExecutorOptions options;
+  options.memory_slice = std::chrono::nanoseconds(0);
+  ThreadRanks ranks(1, options);
+  Command create;
+  create.epoch = ranks.epoch();
+  create.body = CreateCacheCommand{spec};
+  Reply reply = ranks.Execute(create).at(0);
+  ASSERT_TRUE(reply.status.ok()) << reply.status;
+  EXPECT_TRUE(reply.more_memory);
+  Command tables = create;
+  tables.body = SetTablesCommand{{{1, 0, {4, 2}}}};
+  EXPECT_EQ(ranks.Execute(tables).at(0).status.code(), absl::StatusCode::kNotFound);
+
+  // Dropped half-way, and begun again.
+  Command drop = create;
+  drop.body = DropCacheCommand{};
+  EXPECT_TRUE(ranks.Execute(drop).at(0).status.ok());
+  EXPECT_EQ(ranks.executor(0).memory_used(), 0u);
+  int pieces = 0;
+  do {
+    reply = ranks.Execute(create).at(0);
+    ASSERT_TRUE(reply.status.ok()) << reply.status;
+    ++pieces;
+  } while (reply.more_memory);
+  EXPECT_GT(pieces, 4);
+  EXPECT_TRUE(ranks.Execute(tables).at(0).status.ok());
+  EXPECT_FALSE(ranks.Execute(create).at(0).more_memory);
+}
+
 TEST(ExecutorMemory, ACacheThatNoMachineHoldsIsRefused) {
   CacheSpec spec = SmallSpec();
   spec.num_pages = 1 << 30;

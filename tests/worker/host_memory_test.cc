@@ -1,10 +1,14 @@
 #include "worker/host_memory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
+
+#include "worker/host_memory_ledger.h"
 
 namespace tributary::worker {
 namespace {
@@ -100,6 +104,50 @@ TEST_F(HostMemoryTest, LinesThatAreNoGroupsAreLetBe) {
 TEST(HostMemory, ThisMachineHasSome) {
   EXPECT_GT(AvailableHostMemory(), size_t{1} << 20);
   EXPECT_LT(AvailableHostMemory(), SIZE_MAX) << "Linux says how much";
+}
+
+// ---- claims -------------------------------------------------------------------------------------
+
+TEST(HostMemoryLedgerTest, LeavesAMargin) {
+  EXPECT_EQ(MemoryMargin(0), size_t{64} << 20);
+  EXPECT_EQ(MemoryMargin(size_t{8} << 30), size_t{256} << 20);
+  EXPECT_EQ(MemoryMargin(size_t{1} << 40), size_t{1} << 30);
+}
+
+// Three ranks of a machine that has room for two, as they look at the same moment.
+TEST(HostMemoryLedgerTest, WhatOthersAreTakingIsNotThereForTheNext) {
+  size_t available = 24 * kGiB;
+  const auto ledger = HostMemoryLedger::Create([&] { return available; });
+  auto first = ledger->Take(10 * kGiB);
+  ASSERT_TRUE(first.ok());
+  auto second = ledger->Take(10 * kGiB);
+  ASSERT_TRUE(second.ok());
+  const absl::Status third = ledger->Take(10 * kGiB).status();
+  EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(third.message()), ::testing::HasSubstr(std::to_string(20 * kGiB)));
+  // What is taken shows in the machine's memory, and is not counted twice.
+  (*first)->Taken(10 * kGiB);
+  available -= 10 * kGiB;
+  EXPECT_EQ(ledger->Available(), 4 * kGiB - MemoryMargin(available));
+  // A claim that is given up, or was never more than a claim, is room again.
+  second->reset();
+  EXPECT_EQ(ledger->Available(), 14 * kGiB - MemoryMargin(available));
+  EXPECT_TRUE(ledger->Take(10 * kGiB).ok());
+}
+
+TEST(HostMemoryLedgerTest, StopsWhenOtherProcessesAreFaster) {
+  size_t available = size_t{8} << 30;
+  const auto ledger = HostMemoryLedger::Create([&] { return available; });
+  auto claim = ledger->Take(size_t{4} << 30);
+  ASSERT_TRUE(claim.ok());
+  EXPECT_TRUE((*claim)->CheckRoom().ok());
+  available = size_t{100} << 20;
+  EXPECT_EQ((*claim)->CheckRoom().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(HostMemoryLedgerTest, KnowsNoBoundWhereTheMachineSaysNone) {
+  const auto ledger = HostMemoryLedger::Create([] { return std::numeric_limits<size_t>::max(); });
+  EXPECT_TRUE(ledger->Take(size_t{1} << 60).ok());
 }
 
 }  // namespace

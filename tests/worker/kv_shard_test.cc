@@ -84,6 +84,17 @@ TEST(KvShard, PoisonFillsEveryByte) {
   spec.num_pages = 1024;  // beyond a huge page: the aligned mapping
   auto shard = KvShard::Create(spec, kAnySize, PageFill::kPoison);
   ASSERT_TRUE(shard.ok());
+  // In pieces, the last of which is smaller.
+  cpu::ThreadPool pool(2);
+  size_t taken = 0;
+  while (true) {
+    const absl::StatusOr<size_t> piece = (*shard)->TakeMemory(size_t{6} << 20, pool);
+    ASSERT_TRUE(piece.ok());
+    EXPECT_LE(*piece, size_t{6} << 20);
+    if (*piece == 0) break;
+    taken += *piece;
+  }
+  EXPECT_EQ(taken, (*shard)->bytes());
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*shard)->layer(0).base) % (size_t{2} << 20), 0u);
   EXPECT_TRUE(AllAre(Page(**shard, 0, 0), 0xff));
   EXPECT_TRUE(AllAre(Page(**shard, 0, 1023), 0xff));

@@ -94,6 +94,8 @@ const std::vector<StepEntry> kMixed = {
     {.sequence = 3, .first_position = 15, .query_rows = 0, .new_tokens = 20},
     {.sequence = 4, .first_position = 60, .query_rows = 3, .new_tokens = 0},
     {.sequence = 5, .first_position = 33, .query_rows = 9, .new_tokens = 9, .replay = true},
+    {.sequence = 6, .first_position = 21, .query_rows = 65, .new_tokens = 65},
+    {.sequence = 7, .first_position = 21, .query_rows = 64, .new_tokens = 64},
 };
 
 int64_t End(const StepEntry& entry) {
@@ -106,7 +108,7 @@ std::set<int64_t> CacheKeysOf(const StepEntry& entry, int32_t row, const Geometr
   std::set<int64_t> keys;
   for (int64_t key = 0; key <= position; ++key) {
     if (g.window_left >= 0 && key < position - g.window_left) continue;
-    if (g.kind == StepKind::kPrefill && entry.new_tokens > 0 && key >= entry.first_position) {
+    if (g.kind == StepKind::kPrefill && entry.new_tokens > 64 && key >= entry.first_position) {
       continue;
     }
     keys.insert(key);
@@ -252,7 +254,8 @@ TEST(Plan, RunsBreakWhereRowsAndTokensPart) {
       {.sequence = 4, .first_position = 0, .query_rows = 1, .new_tokens = 1},
       {.sequence = 5, .first_position = 0, .query_rows = 0, .new_tokens = 7},
       {.sequence = 6, .first_position = 1, .query_rows = 2, .new_tokens = 2}};
-  Planned planned({0, 1, 16}, {.kind = StepKind::kPrefill, .mask = CausalMask(1)});
+  Planned planned({0, 1, 16},
+                  {.kind = StepKind::kPrefill, .mask = CausalMask(1), .max_decode_rows = 0});
   for (const StepEntry& entry : entries) planned.AddTable(entry.sequence, End(entry));
   const StepPlan& plan = planned.Make(entries);
   const auto run = [](int32_t row, int32_t token, int32_t count) {
@@ -267,6 +270,35 @@ TEST(Plan, RunsBreakWhereRowsAndTokensPart) {
   EXPECT_EQ(keys(1), std::pair(int64_t{0}, int64_t{2}));
   EXPECT_EQ(keys(4), std::pair(int64_t{1}, int64_t{3}));  // the window has left the first behind
   EXPECT_EQ(keys(5), std::pair(int64_t{0}, int64_t{0}));  // brings nothing
+}
+
+// How an entry's rows see what it brings is the entry's own affair.
+TEST(Plan, EntriesWithFewTokensSeeThemInTheCacheBesideOnesWithMany) {
+  const std::vector<StepEntry> entries = {
+      {.sequence = 1, .first_position = 7, .query_rows = 11, .new_tokens = 11},
+      {.sequence = 2, .first_position = 0, .query_rows = 64, .new_tokens = 64},
+      {.sequence = 3, .first_position = 5, .query_rows = 65, .new_tokens = 65},
+      {.sequence = 4, .first_position = 400, .query_rows = 100, .new_tokens = 0},
+      {.sequence = 5, .first_position = 0, .query_rows = 1, .new_tokens = 1}};
+  Planned planned({0, 1, 16}, {.kind = StepKind::kPrefill, .mask = CausalMask(-1)});
+  for (const StepEntry& entry : entries) planned.AddTable(entry.sequence, End(entry));
+  const StepPlan& plan = planned.Make(entries);
+  ASSERT_EQ(plan.runs.size(), 1u);
+  EXPECT_EQ(plan.runs[0].row_begin, 75);
+  EXPECT_EQ(plan.runs[0].token_begin, 75);
+  EXPECT_EQ(plan.runs[0].count, 65);
+  EXPECT_EQ(plan.context_keys[10].hi, 18) << "its own token too";
+  EXPECT_TRUE(Empty(plan.new_keys[10]));
+  EXPECT_EQ(plan.context_keys[75].hi, 5);
+  // Passes are of one way each, so none of a decode's rows goes another.
+  const auto pass = [](int32_t begin, int32_t count, bool many, bool parts) {
+    return ::testing::AllOf(::testing::Field(&RowPass::row_begin, begin),
+                            ::testing::Field(&RowPass::row_count, count),
+                            ::testing::Field(&RowPass::many_rows, many),
+                            ::testing::Field(&RowPass::in_two_parts, parts));
+  };
+  EXPECT_THAT(plan.passes, ElementsAre(pass(0, 75, false, false), pass(75, 65, true, true),
+                                       pass(140, 100, true, false), pass(240, 1, false, false)));
 }
 
 TEST(Plan, AppendsHaveNoRows) {
@@ -366,6 +398,10 @@ TEST(ChoosePath, ByNewTokens) {
   EXPECT_EQ(ChoosePath(64, 64), StepKind::kDecode);
   EXPECT_EQ(ChoosePath(65, 65), StepKind::kPrefill);
   EXPECT_EQ(ChoosePath(500, 0), StepKind::kDecode);
+  EXPECT_FALSE(SeesTokensAsTheyCame(64, 64));
+  EXPECT_TRUE(SeesTokensAsTheyCame(65, 65));
+  EXPECT_FALSE(SeesTokensAsTheyCame(500, 0));
+  EXPECT_FALSE(SeesTokensAsTheyCame(0, 500));
 }
 
 TEST(RowsPerPass, BoundsThePartials) {
@@ -465,6 +501,41 @@ TEST(Drafts, PlansDifferByMaskAndAreFoundAgain) {
   EXPECT_EQ(MaskOf(sliding, StepKind::kDecode), MaskOf(anchored, StepKind::kPrefill));
   EXPECT_FALSE(MaskOf(sliding, StepKind::kDecode) == MaskOf(full, StepKind::kDecode));
   EXPECT_EQ(MaskOf(sliding, StepKind::kAppend), MaskOf(full, StepKind::kAppend));
+}
+
+// ---- shared beginnings
+// ---------------------------------------------------------------------------
+
+// Forks are planned together as far as they have the same pages, on every rank alike.
+TEST(PlanTest, PassesSayWhatTheirEntriesShare) {
+  for (const int32_t ranks : {1, 4}) {
+    constexpr int32_t kUnit = static_cast<int32_t>(kSharedSlots / kPageSize);
+    PageTables tables(1 << 30, kUnit);
+    PageUpdate parent{1, 0, {}};
+    for (int32_t page = 0; page < 3 * kUnit; ++page) parent.pages.push_back(page);
+    tables.Update(parent);
+    PageUpdate fork = parent;
+    fork.sequence = 2;
+    fork.pages[2 * kUnit + 5] = 5000;  // copied when it was written to
+    tables.Update(fork);
+    const PageUpdate stranger{3, 0, {7000, 7001}};
+    tables.Update(stranger);
+    const int64_t tokens = int64_t{ranks} * kPageSize;  // of a virtual page
+    const std::vector<StepEntry> entries = {
+        {.sequence = 1, .first_position = 3 * kUnit * tokens - 1, .query_rows = 1, .new_tokens = 1},
+        {.sequence = 3, .first_position = tokens, .query_rows = 1, .new_tokens = 1},
+        {.sequence = 2, .first_position = 3 * kUnit * tokens - 9, .query_rows = 2, .new_tokens = 2},
+    };
+    const std::vector<const PageTable*> found = {tables.Find(1), tables.Find(3), tables.Find(2)};
+    StepPlan plan;
+    PlanStep({.mask = CausalMask(-1), .page_size = kPageSize, .rows_per_pass = 1000},
+             {.rank = ranks - 1, .size = ranks, .interleave = kPageSize}, entries, found, &plan);
+    ASSERT_EQ(plan.passes.size(), 1u);
+    ASSERT_EQ(plan.passes[0].shared.size(), 1u);
+    EXPECT_EQ(plan.passes[0].shared[0].slots.lo, 0);
+    EXPECT_EQ(plan.passes[0].shared[0].slots.hi, 2 * kSharedSlots);
+    EXPECT_THAT(plan.passes[0].shared[0].entries, ElementsAre(0, 2));
+  }
 }
 
 }  // namespace

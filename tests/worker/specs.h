@@ -45,8 +45,8 @@ CacheSpec LifecycleSpec(int32_t interleave);
 // Two layers of FP8, one with a window and sinks.
 CacheSpec Fp8Spec(int32_t kv_heads, int32_t group, int32_t window);
 
-// Alternating windows, a KV type a layer, and sinks and soft caps here and there. Its right windows
-// and anchors are of DFlash only: no causal step may look at them.
+// Alternating windows, a KV type per layer, and sinks and soft caps here and there. Its right
+// windows and anchors are of DFlash only: no causal step may look at them.
 CacheSpec EveryLayerTypeSpec();
 
 // The same, queries rounded to FP8 where a layer's cache is FP8.

@@ -11,6 +11,7 @@
 #include "base/status/errors.h"
 #include "kernels/element.h"
 #include "tests/support/compare.h"
+#include "worker/choose_path.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -301,7 +302,10 @@ void TestHost::CheckRows(StepKind kind, const std::vector<Move>& moves, const Pr
     const DenseLayer dense = ModelOf(kind, entry, layer, token, k, v);
     token += static_cast<size_t>(entry.new_tokens);
     const bool draft = kind == StepKind::kDflash;
-    const bool full_precision = (kind == StepKind::kPrefill || draft) && entry.new_tokens > 0;
+    const bool full_precision = draft
+                                    ? entry.new_tokens > 0
+                                    : kind == StepKind::kPrefill &&
+                                          SeesTokensAsTheyCame(entry.query_rows, entry.new_tokens);
     if (full_precision && moves[e].corrupt_token >= 0) {
       row += static_cast<size_t>(entry.query_rows);  // attended to what it brought: no one's answer
       continue;

@@ -4,8 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "worker/choose_path.h"
-
 namespace tributary::worker {
 namespace {
 
@@ -18,6 +16,7 @@ size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 // Room for a section: doublings, so that a sequence that grows seldom moves what comes after it.
 size_t RoomFor(size_t count) { return std::bit_ceil(std::max<size_t>(count, 16)); }
 
+// Of what is in the pass, which may be the rest of an entry.
 int32_t MostRows(const RowPass& pass) {
   int32_t most = 1;
   for (const AttentionEntry& entry : pass.entries) most = std::max(most, entry.row_count);
@@ -53,8 +52,8 @@ int32_t PaddedCount(int32_t count) {
   return (count + step - 1) / step * step;
 }
 
-bool ManyRows(int32_t most_rows, const cuda::KernelOptions& kernels) {
-  return most_rows > kMaxDecodeRows && !kernels.batch_invariant;
+bool ManyRows(const RowPass& pass, const cuda::KernelOptions& kernels) {
+  return pass.many_rows && !kernels.batch_invariant;
 }
 
 template <typename T>
@@ -116,7 +115,7 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
       std::span(plan.context_keys)
           .subspan(static_cast<size_t>(pass.row_begin), static_cast<size_t>(pass.row_count));
   PassLaunch& launch = passes_[index];
-  launch.many_rows = ManyRows(MostRows(pass), options.kernels);
+  launch.many_rows = ManyRows(pass, options.kernels);
   if (launch.many_rows) {
     MakeManyRows(spec, pass, keys, options, &launch.many, &host);
   } else {

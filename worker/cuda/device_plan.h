@@ -88,9 +88,9 @@ struct DevicePlanOptions {
   cuda::KernelOptions kernels;
 };
 
-// Whether a pass with so many rows of one sequence is one of many rows. Batch-invariant results
-// take the same kernel whoever is in the batch.
-bool ManyRows(int32_t most_rows, const cuda::KernelOptions& kernels);
+// Whether kernels for many rows serve a pass. Batch-invariant results take the same kernel however
+// many there are.
+bool ManyRows(const RowPass& pass, const cuda::KernelOptions& kernels);
 
 class DevicePlan {
  public:

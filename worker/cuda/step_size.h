@@ -8,6 +8,7 @@
 // bound.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace tributary::worker {
 
 // Steps whose needs differ by less than a factor of two on every rank have the same size. Nothing
 // in it depends on a rank's own share.
-using StepSize = std::array<uint64_t, 9>;
+using StepSize = std::array<uint64_t, 11>;
 
 inline StepSize StepSizeOf(const PlannedStep& step) {
   const auto magnitude = [](int64_t count) {
@@ -37,6 +38,13 @@ inline StepSize StepSizeOf(const PlannedStep& step) {
         static_cast<uint64_t>(mask.base), static_cast<uint64_t>(mask.causal)}) {
     types = types << 8 | value;
   }
+  // Rows of the largest pass, and of the largest that kernels for many rows may serve.
+  int32_t pass_rows = 0;
+  int32_t many_rows = 0;
+  for (const RowPass& pass : step.plan.passes) {
+    pass_rows = std::max(pass_rows, pass.row_count);
+    if (pass.many_rows) many_rows = std::max(many_rows, pass.row_count);
+  }
   return {
       types,
       static_cast<uint64_t>(geometry.q_heads) << 32 | static_cast<uint32_t>(geometry.kv.kv_heads),
@@ -46,6 +54,8 @@ inline StepSize StepSizeOf(const PlannedStep& step) {
       static_cast<uint64_t>(mask.window.right),
       static_cast<uint64_t>(PaddedCount(step.plan.query_rows)),
       static_cast<uint64_t>(PaddedCount(step.plan.new_tokens)),
+      static_cast<uint64_t>(PaddedCount(pass_rows)),
+      static_cast<uint64_t>(PaddedCount(many_rows)),
       magnitude(step.entries),
       magnitude(step.reach)};
 }

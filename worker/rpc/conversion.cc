@@ -78,6 +78,7 @@ void Encode(const CacheSpec& spec, const LayerSpec& layer, v1::LayerSpec* out) {
   out->set_head_dim(layer.head_dim);
   out->set_value_head_dim(layer.value_head_dim);
   out->set_sm_scale(layer.sm_scale);
+  out->set_o_scale(layer.o_scale);
 }
 
 absl::StatusOr<LayerSpec> Decode(const v1::LayerSpec& layer, absl::string_view field) {
@@ -97,6 +98,7 @@ absl::StatusOr<LayerSpec> Decode(const v1::LayerSpec& layer, absl::string_view f
   out.head_dim = layer.head_dim();
   out.value_head_dim = layer.value_head_dim();
   out.sm_scale = layer.sm_scale();
+  if (layer.has_o_scale()) out.o_scale = layer.o_scale();
   return out;
 }
 
@@ -154,6 +156,23 @@ std::vector<PageUpdate> Decode(const google::protobuf::RepeatedPtrField<v1::Page
   return out;
 }
 
+void Encode(const Standing& standing, v1::Standing* out) {
+  out->set_sequence(standing.sequence);
+  out->set_given_up(standing.given_up);
+  out->mutable_lengths()->Add(standing.lengths.begin(), standing.lengths.end());
+}
+
+std::vector<Standing> Decode(const google::protobuf::RepeatedPtrField<v1::Standing>& standings) {
+  std::vector<Standing> out;
+  out.reserve(standings.size());
+  for (const v1::Standing& standing : standings) {
+    out.push_back({.sequence = standing.sequence(),
+                   .given_up = standing.given_up(),
+                   .lengths = {standing.lengths().begin(), standing.lengths().end()}});
+  }
+  return out;
+}
+
 void Encode(const StepCommand& step, v1::StepCommand* out) {
   out->set_layer(step.layer);
   out->set_kind(EncodeKind(step.kind));
@@ -175,6 +194,7 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
   out->set_k_dtype(ToProto(step.k.dtype));
   out->set_v_dtype(ToProto(step.v.dtype));
   out->set_bf16_partials(step.bf16_partials);
+  for (const Standing& standing : step.standings) Encode(standing, out->add_standings());
 }
 
 // What a step's tensor views point to.
@@ -214,6 +234,7 @@ absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& t
   out.k = View(tensors.k, k);
   out.v = View(tensors.v, v);
   out.bf16_partials = step.bf16_partials();
+  out.standings = Decode(step.standings());
   return out;
 }
 
@@ -228,6 +249,7 @@ struct BodyEncoder {
   void operator()(const SetTablesCommand& c) const {
     v1::SetTablesCommand* tables = out->mutable_set_tables();
     for (const PageUpdate& table : c.tables) Encode(table, tables->add_tables());
+    for (const Standing& standing : c.standings) Encode(standing, tables->add_standings());
   }
   void operator()(const DropTablesCommand& c) const {
     out->mutable_drop_tables()->mutable_sequences()->Add(c.sequences.begin(), c.sequences.end());
@@ -292,7 +314,12 @@ class SliceWriter {
 
 }  // namespace
 
-grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now) {
+void EncodeSpec(const CacheSpec& spec, v1::CreateCacheCommand* out) { Encode(spec, out); }
+
+absl::StatusOr<CacheSpec> DecodeSpec(const v1::CreateCacheCommand& spec) { return Decode(spec); }
+
+grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now,
+                               uint64_t settled) {
   using std::chrono::duration_cast;
   using std::chrono::microseconds;
   v1::CoordinatorMessage message;
@@ -300,6 +327,7 @@ grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint
   v1::Command* out = message.mutable_command();
   out->set_number(command->number);
   out->set_cache(command->cache);
+  out->set_settled(settled);
   out->set_timeout_us(
       std::max<int64_t>(0, duration_cast<microseconds>(command->deadline - now).count()));
   if (command->trace.sampled) {
@@ -323,6 +351,7 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
   out.epoch = message.epoch();
   out.number = in.number();
   out.cache = in.cache();
+  out.settled = in.settled();
   out.trace = telemetry::ParseTraceparent(in.traceparent()).value_or(telemetry::TraceContext());
   // A timeout too large for the clock means "never"; a day is never here.
   constexpr uint64_t kLongest = 24ull * 3600 * 1'000'000;
@@ -337,7 +366,8 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
       out.body = DropCacheCommand{};
       return out;
     case v1::Command::kSetTables:
-      out.body = SetTablesCommand{Decode(in.set_tables().tables())};
+      out.body =
+          SetTablesCommand{Decode(in.set_tables().tables()), Decode(in.set_tables().standings())};
       return out;
     case v1::Command::kDropTables:
       out.body = DropTablesCommand{
@@ -387,6 +417,7 @@ v1::WorkerMessage EncodeReply(const Reply& reply) {
   out->set_attend_seconds(reply.times.attend);
   out->set_exchange_seconds(reply.times.exchange);
   out->set_exchange_in_attend(reply.times.exchange_in_attend);
+  out->set_more_memory(reply.more_memory);
   return message;
 }
 
@@ -403,6 +434,7 @@ absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& messag
   out.conflicts.assign(message.conflicts().begin(), message.conflicts().end());
   out.o.assign(message.o().begin(), message.o().end());
   out.lse.assign(message.lse().begin(), message.lse().end());
+  out.more_memory = message.more_memory();
   out.times = {.plan = message.plan_seconds(),
                .append = message.append_seconds(),
                .attend = message.attend_seconds(),

@@ -20,11 +20,17 @@ using TimePoint = std::chrono::steady_clock::time_point;
 // The serialised CoordinatorMessage of a command. Large tensors are not copied: the buffer refers
 // to them and keeps the command alive until the last copy of the buffer is gone. So one buffer
 // serves all ranks.
-grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now);
+// `settled`: see Command::settled; the command's own is not looked at.
+grpc::ByteBuffer EncodeCommand(std::shared_ptr<const Command> command, TimePoint now,
+                               uint64_t settled = 0);
 
 // The tensors move into Command::owner. kInvalidArgument names the field that is missing or
 // unknown; shapes are the executor's to check.
 absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint now);
+
+// A cache's geometry, as workers are told it.
+void EncodeSpec(const CacheSpec& spec, v1::CreateCacheCommand* out);
+absl::StatusOr<CacheSpec> DecodeSpec(const v1::CreateCacheCommand& spec);
 
 v1::WorkerMessage EncodeReply(const Reply& reply);
 

@@ -20,6 +20,8 @@ inline v1::DType ToProto(DType dtype) {
       return v1::DTYPE_FP8_E4M3;
     case DType::kFp8E5M2:
       return v1::DTYPE_FP8_E5M2;
+    case DType::kNvfp4:
+      return v1::DTYPE_NVFP4;
   }
   return v1::DTYPE_UNSPECIFIED;
 }
@@ -37,6 +39,8 @@ inline std::optional<DType> FromProto(v1::DType dtype) {
       return DType::kFp8E4M3;
     case v1::DTYPE_FP8_E5M2:
       return DType::kFp8E5M2;
+    case v1::DTYPE_NVFP4:
+      return DType::kNvfp4;
     default:
       return std::nullopt;
   }

@@ -2,24 +2,24 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/config/config_file.h"
+#include "base/config/command_line.h"
 #include "base/config/flag_help.h"
+#include "base/config/settings_reload.h"
 #include "base/process/shutdown_signals.h"
+#include "base/process/version.h"
 #include "base/rpc/admin_server.h"
+#include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "base/telemetry/families.h"
 #include "base/telemetry/library_log.h"
@@ -28,6 +28,7 @@
 #include "base/telemetry/trace.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
+#include "worker/rpc/place_in_group.h"
 #include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
@@ -42,6 +43,13 @@ ABSL_FLAG(std::string, host, "127.0.0.1", "The other workers reach this machine 
 ABSL_FLAG(int, rank, -1,
           "The worker asks for this place in the group, the ordinal of a StatefulSet for example; "
           "-1 means any.");
+ABSL_FLAG(int, ranks_per_node, 0,
+          "Each node runs this many workers of the group, and --rank is the place among them: the "
+          "place in the group is node * ranks_per_node + rank. 0 means that --rank is the place in "
+          "the group.");
+ABSL_FLAG(int, node, 0,
+          "The worker's node has this index among the nodes of the group, from 0; it counts with "
+          "--ranks_per_node.");
 ABSL_FLAG(int, world_size, 0,
           "The worker is meant for a group of this size, and other groups refuse it; 0 means any.");
 ABSL_FLAG(std::string, device, "cpu",
@@ -79,15 +87,24 @@ ABSL_FLAG(absl::Duration, reconnect_max, absl::Seconds(5),
           "No pause before dialling again takes longer than this.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
           "After SIGTERM, the worker waits this long for the coordinator to let it go.");
+ABSL_FLAG(absl::Duration, orphan_timeout, absl::Minutes(10),
+          "The worker keeps its shards this long while the coordinator is away. A coordinator with "
+          "a --state_dir that comes back meanwhile goes on with them.");
 ABSL_FLAG(std::string, coordinator_ca, "",
           "One of the authorities in this PEM file must have signed the coordinator's certificate; "
           "when empty, the worker speaks plain text.");
+ABSL_FLAG(std::string, tls_server_name, "",
+          "The coordinator's certificate must have this name; when empty, that of the host in "
+          "--coordinator.");
 ABSL_FLAG(
     std::string, tls_cert, "",
     "The worker shows the certificate chain in this PEM file to coordinators that ask for one.");
 ABSL_FLAG(std::string, tls_key, "", "This PEM file holds the key of the worker's certificate.");
 ABSL_FLAG(std::string, token_file, "",
           "The worker shows the coordinator the bearer token on the first line of this file.");
+ABSL_FLAG(std::string, join_secret_file, "",
+          "The worker shows the coordinator the secret on the first line of this file, as its "
+          "--join_secret_file asks for.");
 ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
           "No message from or to the coordinator may be larger than this.");
 
@@ -120,12 +137,11 @@ absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const LoggerPtr& log) {
 absl::Status ReadDevice(WorkerOptions* options) {
   const std::string name = absl::GetFlag(FLAGS_device);
   if (!Parse(name, &options->rank.device)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device: must be cpu or cuda, is '", name, "'"));
+    return InvalidField("device", absl::StrCat("must be cpu or cuda, is '", name, "'"));
   }
   options->session.backend = Name(options->rank.device);
   options->rank.gpu = absl::GetFlag(FLAGS_gpu);
-  if (options->rank.gpu < -1) return absl::InvalidArgumentError("--gpu: must be >= -1");
+  if (options->rank.gpu < -1) return InvalidField("gpu", "must be >= -1");
   if (options->rank.device == Device::kCpu) return absl::OkStatus();
   const absl::Status found = CheckGpus(std::max(0, options->rank.gpu), 1);
   if (found.ok()) return found;
@@ -136,23 +152,29 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   WorkerOptions options;
   options.coordinator = absl::GetFlag(FLAGS_coordinator);
   if (options.coordinator.empty()) {
-    return absl::InvalidArgumentError("--coordinator: must be given");
+    return InvalidField("coordinator", "must be given");
   }
   TRIBUTARY_RETURN_IF_ERROR(ReadDevice(&options));
   options.security = {.tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                               .key = absl::GetFlag(FLAGS_tls_key),
                               .authorities = absl::GetFlag(FLAGS_coordinator_ca)},
-                      .token_file = absl::GetFlag(FLAGS_token_file)};
+                      .server_name = absl::GetFlag(FLAGS_tls_server_name),
+                      .token_file = absl::GetFlag(FLAGS_token_file),
+                      .join_secret_file = absl::GetFlag(FLAGS_join_secret_file)};
+  if (!options.security.server_name.empty() && options.security.tls.authorities.empty()) {
+    return InvalidField("coordinator_ca", "is missing; tls_server_name is given");
+  }
   options.session.host = absl::GetFlag(FLAGS_host);
-  const int rank = absl::GetFlag(FLAGS_rank);
-  if (rank < -1) return absl::InvalidArgumentError("--rank: must be >= -1");
-  if (rank >= 0) options.session.rank = rank;
+  TRIBUTARY_ASSIGN_OR_RETURN(options.session.rank,
+                             PlaceInGroup({.rank = absl::GetFlag(FLAGS_rank),
+                                           .ranks_per_node = absl::GetFlag(FLAGS_ranks_per_node),
+                                           .node = absl::GetFlag(FLAGS_node)}));
   options.session.world_size = absl::GetFlag(FLAGS_world_size);
   if (options.session.world_size < 0) {
-    return absl::InvalidArgumentError("--world_size: must be >= 0");
+    return InvalidField("world_size", "must be >= 0");
   }
   options.rank.threads = absl::GetFlag(FLAGS_threads);
-  if (options.rank.threads < 0) return absl::InvalidArgumentError("--threads: must be >= 0");
+  if (options.rank.threads < 0) return InvalidField("threads", "must be >= 0");
   if (options.rank.threads == 0) {
     options.rank.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
@@ -161,27 +183,31 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   options.reconnect_min = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_min));
   options.reconnect_max = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_reconnect_max));
   if (options.reconnect_min.count() < 1 || options.reconnect_max < options.reconnect_min) {
-    return absl::InvalidArgumentError(
-        "--reconnect_min: must be at least 1ms and at most --reconnect_max");
+    return InvalidField("reconnect_min", "must be at least 1ms and at most --reconnect_max");
   }
   const absl::Duration drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   if (drain_timeout < absl::Milliseconds(1) || drain_timeout > absl::Hours(24)) {
-    return absl::InvalidArgumentError("--drain_timeout: must be 1ms to 24h");
+    return InvalidField("drain_timeout", "must be 1ms to 24h");
   }
   options.drain_timeout = absl::ToChronoMilliseconds(drain_timeout);
+  const absl::Duration orphan_timeout = absl::GetFlag(FLAGS_orphan_timeout);
+  if (orphan_timeout < absl::ZeroDuration() || orphan_timeout > absl::Hours(24 * 365)) {
+    return InvalidField("orphan_timeout", "must be 0 to 8760h");
+  }
+  options.orphan_timeout = absl::ToChronoMilliseconds(orphan_timeout);
   return options;
 }
 
-absl::StatusOr<LoggerPtr> LoggerFromFlags() {
+absl::StatusOr<std::shared_ptr<telemetry::Logger>> LoggerFromFlags() {
   telemetry::LogLevel level = telemetry::LogLevel::kInfo;
   telemetry::LogFormat format = telemetry::LogFormat::kText;
   if (!telemetry::Parse(absl::GetFlag(FLAGS_log_level), &level)) {
-    return absl::InvalidArgumentError("--log_level: must be debug, info, warning or error");
+    return InvalidField("log_level", "must be debug, info, warning or error");
   }
   if (!telemetry::Parse(absl::GetFlag(FLAGS_log_format), &format)) {
-    return absl::InvalidArgumentError("--log_format: must be text or json");
+    return InvalidField("log_format", "must be text or json");
   }
-  return std::make_shared<const telemetry::Logger>(level, format);
+  return std::make_shared<telemetry::Logger>(level, format);
 }
 
 // Null when none is wanted.
@@ -195,30 +221,30 @@ absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
 }
 
 int Fail(const absl::Status& status, int code) {
-  std::fprintf(stderr, "tributary-worker: %s\n", std::string(status.message()).c_str());
+  PrintStartError("tributary-worker", status);
   return code;
 }
 
-constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 1;
 
-int Main() {
+int Main(int argc, char** argv) {
   ShutdownSignals signals;
+  SettingsReload reload(argc, argv);
   signal(SIGPIPE, SIG_IGN);
   absl::StatusOr<WorkerOptions> options = OptionsFromFlags();
   if (!options.ok()) {
     const bool usage = absl::IsInvalidArgument(options.status());
-    return Fail(options.status(), usage ? kExitUsage : kExitRefused);
+    return Fail(options.status(), usage ? kExitWrongUsage : kExitRefused);
   }
-  const absl::StatusOr<LoggerPtr> log = LoggerFromFlags();
-  if (!log.ok()) return Fail(log.status(), kExitUsage);
+  const absl::StatusOr<std::shared_ptr<telemetry::Logger>> log = LoggerFromFlags();
+  if (!log.ok()) return Fail(log.status(), kExitWrongUsage);
   LogLibrariesTo(*log);
   const int32_t metrics_port = absl::GetFlag(FLAGS_metrics_port).value_or(0);
   if (metrics_port < 0 || metrics_port > 65535) {
-    return Fail(absl::InvalidArgumentError("--metrics_port: must be 0 to 65535"), kExitUsage);
+    return Fail(InvalidField("metrics_port", "must be 0 to 65535"), kExitWrongUsage);
   }
   if (absl::GetFlag(FLAGS_trace_spans) < 0) {
-    return Fail(absl::InvalidArgumentError("--trace_spans: must be >= 0"), kExitUsage);
+    return Fail(InvalidField("trace_spans", "must be >= 0"), kExitWrongUsage);
   }
 
   const absl::StatusOr<std::unique_ptr<AdminServer>> admin = StartAdmin(*log);
@@ -242,6 +268,9 @@ int Main() {
   if (*metrics_server != nullptr) {
     (*log)->Info("serving metrics", {{"port", (*metrics_server)->port()}});
   }
+  reload.Start(*log, {{"log_level", [log = *log](const std::string& text) {
+                         return telemetry::SetLevel(text, *log);
+                       }}});
   signals.Start(*log, [&worker] { worker.Drain(); });
   const absl::Status status = worker.Run();
   signals.Stop();
@@ -262,27 +291,13 @@ int main(int argc, char** argv) {
   if (tributary::PrintsHelp(argc, argv, tributary::worker::kUsage, "worker/rpc/main.cc")) {
     return 0;
   }
+  if (tributary::PrintsVersion(argc, argv, "tributary-worker")) return 0;
   tributary::worker::LoadKernelsAtStart();
   absl::SetProgramUsageMessage(tributary::worker::kUsage);
   absl::FlagsUsageConfig usage;
-  usage.version_string = [] {
-    return absl::StrCat("tributary-worker ", tributary::worker::BuildVersion(), "\n");
-  };
   absl::SetFlagsUsageConfig(usage);
-  absl::StatusOr<std::vector<std::string>> arguments =
-      tributary::ArgumentsWithConfigFile(argc, argv);
-  if (!arguments.ok()) {
-    std::fprintf(stderr, "tributary-worker: %s\n",
-                 std::string(arguments.status().message()).c_str());
-    return tributary::worker::kExitUsage;
+  if (const absl::Status parsed = tributary::ParseCommandLine(argc, argv); !parsed.ok()) {
+    return tributary::worker::Fail(parsed, tributary::kExitWrongUsage);
   }
-  std::vector<char*> pointers;
-  for (std::string& argument : *arguments) pointers.push_back(argument.data());
-  const std::vector<char*> rest =
-      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
-  if (rest.size() > 1) {
-    std::fprintf(stderr, "tributary-worker: unexpected argument '%s'\n", rest[1]);
-    return tributary::worker::kExitUsage;
-  }
-  return tributary::worker::Main();
+  return tributary::worker::Main(argc, argv);
 }

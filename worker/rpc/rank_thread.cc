@@ -54,6 +54,12 @@ void RankThread::Execute(Command command, std::function<void(Reply)> done) {
   });
 }
 
+void RankThread::Report(std::function<void(Holdings)> done) {
+  Post([this, done = std::move(done)] {
+    done(executor_ == nullptr ? Holdings() : executor_->Report());
+  });
+}
+
 void RankThread::Reset() {
   Post([this] {
     executor_.reset();
@@ -129,7 +135,9 @@ absl::Status RankThread::FormNow(const Formation& formation) {
     memory_bytes_ = 0;
     TRIBUTARY_RETURN_IF_ERROR(TestDevice(formation));
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(formation));
-    executor_ = std::make_unique<Executor>(ExecutorOptions{.memory_limit = options_.memory_limit},
+    executor_ = std::make_unique<Executor>(ExecutorOptions{.memory_limit = options_.memory_limit,
+                                                           .memory_slice = kMemorySlice,
+                                                           .keeps_records = true},
                                            std::move(backend));
   }
   std::unique_ptr<collective::Communicator> communicator;

@@ -60,6 +60,8 @@ class RankThread {
   // Connects to the other ranks. What is posted is done in order; `done` runs on the rank's thread.
   void Form(Formation formation, std::function<void(absl::Status)> done);
   void Execute(Command command, std::function<void(Reply)> done);
+  // Says what the shards hold.
+  void Report(std::function<void(Holdings)> done);
   // Empties the shards.
   void Reset();
 

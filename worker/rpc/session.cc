@@ -9,6 +9,7 @@
 #include "base/status/grpc_status.h"
 #include "collective/exchange/exchange.h"
 #include "worker/rpc/conversion.h"
+#include "worker/rpc/holdings_conversion.h"
 #include "worker/rpc/protocol.h"
 
 namespace tributary::worker {
@@ -128,6 +129,13 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
   logged_rank_ = welcome.rank();
   Log(LogLevel::kInfo, absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
   options_.observer->OnWelcome(welcome.rank(), welcome.size());
+  if (welcome.report_holdings()) {
+    rank_.Report([outbox = outbox_](const Holdings& holdings) {
+      v1::WorkerMessage message;
+      *message.mutable_holdings() = EncodeHoldings(holdings);
+      outbox->Push(std::move(message));
+    });
+  }
   const MutexLock lock(mutex_);
   interval_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_interval_ms(), 1));
   silence_ = milliseconds(std::max<uint32_t>(welcome.heartbeat_timeout_ms(), 1));
@@ -135,6 +143,16 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
 }
 
 void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
+  // Fencing: a coordinator that was replaced, and does not know it, has no say any more.
+  if (welcome_.has_value() && identity_.group_id == welcome_->group_id() &&
+      epoch <= identity_.epoch) {
+    Log(LogLevel::kError, absl::StrCat("epoch ", epoch, " of this group is over: not joined"));
+    v1::WorkerMessage message;
+    message.set_epoch(epoch);
+    *message.mutable_form_failed()->mutable_status() = EncodeStatus(absl::FailedPreconditionError(
+        absl::StrCat("this worker has been in epoch ", identity_.epoch, " already")));
+    return outbox_->Push(std::move(message));
+  }
   readiness_.Expect(epoch);
   rank_.Abort(absl::StrCat("the group forms again under epoch ", epoch));
   const auto answer = [outbox = outbox_, &readiness = readiness_, epoch](absl::Status status) {

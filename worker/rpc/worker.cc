@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/rpc/connection_failure.h"
+#include "base/status/grpc_status.h"
 
 namespace tributary::worker {
 
@@ -37,6 +39,22 @@ RankOptions RankOptionsOf(const WorkerOptions& worker,
   return options;
 }
 
+// What a session that was not closed by the coordinator ended with, for whoever reads the log.
+std::string WhyOver(const WorkerOptions& options, const Session::End& end) {
+  const grpc::Status& status = end.status;
+  if (end.welcomed) return status.error_message();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return ExplainConnectionFailure(options.coordinator, options.security, status.error_message(),
+                                    "--coordinator_ca");
+  }
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return absl::StrCat("no workers register at ", options.coordinator,
+                        ": --coordinator must be the coordinator's --worker_listen, not the "
+                        "address that hosts connect to");
+  }
+  return FromGrpcStatus(status).ToString();
+}
+
 }  // namespace
 
 std::chrono::milliseconds ReconnectPause(const WorkerOptions& options, int attempt, double random) {
@@ -57,11 +75,18 @@ Worker::Worker(WorkerOptions options)
   identity_.instance_id = RandomId();
 }
 
+void Worker::LogEnd(const Session::End& end, bool refused) const {
+  if (refused) return Log(LogLevel::kError, absl::StrCat("refused: ", end.status.error_message()));
+  if (end.status.ok()) return Log(LogLevel::kInfo, "session over: closed by the coordinator");
+  Log(LogLevel::kWarning, absl::StrCat("session over: ", WhyOver(options_, end)));
+}
+
 absl::Status Worker::Run() {
   std::mt19937_64 random(identity_.instance_id);
   std::uniform_real_distribution<double> uniform(0, 1);
   int attempt = 0;
   bool dialled = false;
+  std::chrono::steady_clock::time_point last_welcome = std::chrono::steady_clock::now();
   while (const std::shared_ptr<Session> session = BeginSession()) {
     const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Dial(options_);
     if (!channel.ok()) {
@@ -73,11 +98,13 @@ absl::Status Worker::Run() {
     }
     dialled = true;
     const Session::End end = session->Run(*channel);
-    if (end.welcomed) attempt = 0;
+    if (end.welcomed) {
+      attempt = 0;
+      last_welcome = std::chrono::steady_clock::now();
+    }
+    ForgetOrphans(last_welcome);
     const bool refused = end.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
-    Log(refused ? LogLevel::kError : LogLevel::kWarning,
-        absl::StrCat(refused ? "refused: " : "session over: ",
-                     end.status.ok() ? "closed by the coordinator" : end.status.error_message()));
+    LogEnd(end, refused);
     if (refused && end.field == "epoch") {
       // Shards of a group that is no more: nobody knows what they mean.
       ForgetShards();
@@ -125,6 +152,13 @@ std::shared_ptr<Session> Worker::BeginSession() {
 void Worker::ForgetShards() {
   identity_ = Identity{.instance_id = RandomId()};
   rank_.Reset();
+}
+
+void Worker::ForgetOrphans(std::chrono::steady_clock::time_point last_welcome) {
+  if (identity_.group_id == 0) return;
+  if (std::chrono::steady_clock::now() < last_welcome + options_.orphan_timeout) return;
+  Log(LogLevel::kWarning, "the coordinator has been away for --orphan_timeout: shards are dropped");
+  ForgetShards();
 }
 
 void Worker::Pause(std::chrono::milliseconds duration) {

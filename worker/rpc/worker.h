@@ -27,6 +27,8 @@ struct WorkerOptions {
   // How long the worker waits for the coordinator to agree to its leaving.
   std::chrono::milliseconds drain_timeout{10'000};
   // The limit of one message in either direction. It is at least the coordinator's.
+  // How long shards are kept while no coordinator is there that knows of them.
+  std::chrono::milliseconds orphan_timeout{600'000};
   size_t max_message_bytes = size_t{1} << 30;
   std::function<void(bool ready)> on_ready;  // see Readiness; session.observer is told, too
 };
@@ -55,10 +57,14 @@ class Worker {
   // Null when the worker drains: no session begins any more.
   std::shared_ptr<Session> BeginSession();
   void ForgetShards();
+  // Forgets the shards if the last session in which somebody counted on them is too long ago.
+  void ForgetOrphans(std::chrono::steady_clock::time_point last_welcome);
   void Lose(const absl::Status& why);
   // Ends early when the worker drains.
   void Pause(std::chrono::milliseconds duration);
   void Log(telemetry::LogLevel level, const std::string& event) const;
+  // How a session ended.
+  void LogEnd(const Session::End& end, bool refused) const;
 
   const WorkerOptions options_;
   Identity identity_;

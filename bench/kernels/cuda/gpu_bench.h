@@ -106,6 +106,7 @@ inline __device__ double ElementAt(DType type, const void* data, size_t index) {
     case DType::kFp8E5M2:
       return FloatFromFloat8E5M2(byte);
     case DType::kF32:
+    case DType::kNvfp4:
       break;
   }
   return static_cast<const float*>(data)[index];

@@ -338,7 +338,7 @@ int32_t AppendBlocks(const KvGeometry& geometry, int32_t tokens) {
 }
 
 Status LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
-  if (IsFp8(args.input_dtype)) {
+  if (!IsUnscaled(args.input_dtype)) {
     return Unsupported(std::string("input_dtype: ") + Name(args.input_dtype) +
                        " is not f32, bf16 or f16");
   }

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status LaunchMatchesCache(const AppendArgs& args, const int32_t* entry_of_token, uint32_t* differs,
                           cudaStream_t stream) {
-  if (IsFp8(args.input_dtype)) {
+  if (!IsUnscaled(args.input_dtype)) {
     return Unsupported(std::string("input_dtype: ") + Name(args.input_dtype) +
                        " is not f32, bf16 or f16");
   }

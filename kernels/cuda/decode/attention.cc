@@ -14,6 +14,7 @@
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/status.h"
 #include "kernels/head_dims.h"
+#include "kernels/soft_cap.h"
 
 namespace tributary::cuda {
 namespace {
@@ -105,7 +106,7 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   if (Status status = Validate(shape, {.fp8_queries = choice.fp8_queries}); !status.ok()) {
     return status;
   }
-  if (IsFp8(args.q_dtype)) {
+  if (!IsUnscaled(args.q_dtype)) {
     return Unsupported(std::string("q_dtype: ") + Name(args.q_dtype) + " is not f32, bf16 or f16");
   }
   if (args.q_heads != shape.q_heads || args.kv_heads != shape.geometry.kv_heads) {
@@ -120,6 +121,7 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
   }
   AttentionArgs complete = args;
   complete.fp8_queries = choice.fp8_queries;
+  complete.soft_cap = BoundedSoftCap(args.soft_cap);
   complete.gqa_ratio = args.q_heads / args.kv_heads;
   complete.inverse_gqa_ratio = 1.0f / static_cast<float>(complete.gqa_ratio);
   const KvGeometry& g = shape.geometry;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/status.h"
 #include "kernels/lse.h"
+#include "kernels/soft_cap.h"
 
 namespace tributary::cuda {
 namespace {
@@ -344,7 +345,8 @@ __global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ 
 }
 
 template <DType kCompute, bool kSame>
-Status Launch(const BlockArgs& args, cudaStream_t stream) {
+Status Launch(BlockArgs args, cudaStream_t stream) {
+  args.soft_cap = BoundedSoftCap(args.soft_cap);
   const int gqa_ratio = args.q_heads / args.kv_heads;
   const int first = args.head_begin / gqa_ratio;
   const int last = (args.head_begin + args.head_count - 1) / gqa_ratio;
@@ -375,8 +377,8 @@ Status Launch(const BlockArgs& args, cudaStream_t stream) {
 }  // namespace
 
 Status LaunchBlockAttention(const BlockArgs& args, cudaStream_t stream) {
-  if (IsFp8(args.q_dtype)) return InvalidArgument("q_dtype: must be f32, bf16 or f16");
-  if (IsFp8(args.kv_dtype)) return InvalidArgument("kv_dtype: must be f32, bf16 or f16");
+  if (!IsUnscaled(args.q_dtype)) return InvalidArgument("q_dtype: must be f32, bf16 or f16");
+  if (!IsUnscaled(args.kv_dtype)) return InvalidArgument("kv_dtype: must be f32, bf16 or f16");
   if (args.kv_heads < 1 || args.q_heads % args.kv_heads != 0) {
     return InvalidArgument("q_heads: must be a multiple of kv_heads");
   }

@@ -101,13 +101,30 @@ __device__ __forceinline__ size_t OutputIndex(const AttentionArgs& args, const W
   return size_t(item.row_begin + row) * args.q_heads + head;
 }
 
-// Caps scaled products; what comes out are logits in base 2.
+// Up to this cap, a tanh with an absolute error of fp32 gives logits with one of 4e-6.
+inline constexpr float kMostSoftCapOfQuickTanh = 64.0f;
+
+// tanh(x) = 1 - 2 / (1 + e^2x), exact at both ends, with an absolute error of fp32.
+__device__ __forceinline__ float QuickTanh(float x) {
+  return 1.0f - __fdividef(2.0f, 1.0f + Exp2(2.0f * kLog2E * x));
+}
+// The same with a relative error of fp32: near 0 by its series.
+__device__ __forceinline__ float PreciseTanh(float x) {
+  const float x2 = x * x;
+  float ratio = fmaf(62.0f / 2835.0f, x2, -17.0f / 315.0f);
+  ratio = fmaf(ratio, x2, 2.0f / 15.0f);
+  ratio = fmaf(ratio, x2, -1.0f / 3.0f);
+  return fabsf(x) < 0.25f ? fmaf(ratio * x2, x, x) : QuickTanh(x);
+}
+
+// Caps products that were scaled and divided by the cap; what comes out are logits in base 2. A cap
+// that is far above all logits leaves them their precision. soft_cap: a BoundedSoftCap.
 template <int kCount>
 __device__ __forceinline__ void CapLogits(float soft_cap, float (&s)[kCount]) {
+  const bool quick = soft_cap <= kMostSoftCapOfQuickTanh;  // the same for the whole launch
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    // tanh(x) = 1 - 2 / (1 + e^2x), exact at both ends.
-    s[i] = soft_cap * kLog2E * (1.0f - __fdividef(2.0f, 1.0f + Exp2(2.0f * kLog2E * s[i])));
+    s[i] = soft_cap * kLog2E * (quick ? QuickTanh(s[i]) : PreciseTanh(s[i]));
   }
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/status.h"
 #include "kernels/lse.h"
+#include "kernels/nvfp4.h"
 
 namespace tributary::cuda {
 namespace {
@@ -28,6 +29,30 @@ __device__ __forceinline__ void Store(void* out, size_t element, const float (&x
   } else {
     *to = words[0];
   }
+}
+
+// The lanes of four neighbouring threads, who hold a block of NVFP4 between them.
+__device__ __forceinline__ unsigned BlockLanes() { return 0xfu << (threadIdx.x % 32 & ~3u); }
+
+// Like Store, of a block's quarter: the same operations as cpu::StoreOutput. The first thread of
+// the block stores its scale. All four come here.
+__device__ __forceinline__ void StoreNvfp4(const MergeArgs& args, bool alive, size_t element,
+                                           const float (&x)[kDims]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) largest = max(largest, MagnitudeBits(x[i]));
+  largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, 1));
+  largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, 2));
+  if (!alive) return;
+  const uint8_t scale = Nvfp4BlockScale(largest, args.out_scale);
+  const float divisor = Nvfp4Divisor(scale, args.out_scale);
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) {
+    codes |= uint32_t{Nvfp4Element(x[i], divisor)} << (4 * i);
+  }
+  static_cast<uint16_t*>(args.out)[element / kDims] = static_cast<uint16_t>(codes);
+  if (threadIdx.x % 4 == 0) args.out_block_scales[element / kNvfp4Block] = scale;
 }
 
 // Elements [element, element + kDims) of a source.
@@ -81,13 +106,16 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
 #pragma unroll
   for (int i = 0; i < kDims; ++i) {
     x[i] *= scale;
-    if (args.out_scale != 1.0f) x[i] /= args.out_scale;
+    if (kOut != DType::kNvfp4 && args.out_scale != 1.0f) x[i] /= args.out_scale;
   }
   __syncthreads();  // lse_out may be a source, read by the other threads of the row
-  if (!alive) return;
   const int64_t to = row * args.out_heads + head;
-  Store<kOut>(args.out, to * args.value_dim + d, x);
-  if (d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
+  if constexpr (kOut == DType::kNvfp4) {
+    StoreNvfp4(args, alive, to * args.value_dim + d, x);
+  } else if (alive) {
+    Store<kOut>(args.out, to * args.value_dim + d, x);
+  }
+  if (alive && d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
 }
 
 template <DType kOut>
@@ -127,8 +155,14 @@ Status LaunchMerge(const MergeArgs& given, cudaStream_t stream) {
                          args.heads);
     }
   }
-  if (IsFp8(args.source_dtype)) return InvalidArgument("source_dtype: must be f32, bf16 or f16");
+  if (!IsUnscaled(args.source_dtype))
+    return InvalidArgument("source_dtype: must be f32, bf16 or f16");
+  if (args.out_dtype == DType::kNvfp4 &&
+      (args.value_dim % kNvfp4Block != 0 || args.out_block_scales == nullptr)) {
+    return InvalidArgument("out_block_scales: NVFP4 has a scale for each 16 of value_dim");
+  }
   if (args.rows == 0 || args.heads == 0) return Status::Ok();
+  if (args.out_dtype == DType::kNvfp4) return Run<DType::kNvfp4>(args, stream);
   if (args.out_dtype == DType::kF32) return Run<DType::kF32>(args, stream);
   return DispatchKvType(args.out_dtype, [&](auto out) { return Run<out()>(args, stream); });
 }
@@ -138,7 +172,8 @@ Status LoadMergeKernels() {
                                  reinterpret_cast<const void*>(MergeKernel<DType::kBf16>),
                                  reinterpret_cast<const void*>(MergeKernel<DType::kF16>),
                                  reinterpret_cast<const void*>(MergeKernel<DType::kFp8E4M3>),
-                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E5M2>)};
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kFp8E5M2>),
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kNvfp4>)};
   return LoadKernels(kernels, "the merge");
 }
 

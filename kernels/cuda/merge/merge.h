@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
+#include "kernels/output_format.h"
 #include "kernels/status.h"
 
 namespace tributary::cuda {
@@ -30,10 +31,22 @@ struct MergeArgs {
   // Result: [rows, heads, value_dim] of out_dtype; may be a source of the same type and heads in a
   // row.
   void* out = nullptr;
-  DType out_dtype = DType::kF32;  // f32, bf16, f16, fp8_e4m3 or fp8_e5m2
-  float out_scale = 1.0f;         // stored = real / out_scale; FP8 saturates
-  float* lse_out = nullptr;       // [rows, heads] or nullptr; LSE without the sink; may be a source
+  DType out_dtype = DType::kF32;  // f32, bf16, f16, fp8_e4m3, fp8_e5m2 or nvfp4
+  float out_scale = 1.0f;         // stored = real / out_scale; FP8 saturates; of NVFP4 the tensor's
+  // Of NVFP4 (kernels/nvfp4.h; value_dim a multiple of 16): [rows, out_heads, value_dim / 16].
+  uint8_t* out_block_scales = nullptr;
+  float* lse_out = nullptr;  // [rows, heads] or nullptr; LSE without the sink; may be a source
 };
+
+// Stores the result as an output of its own: rows x heads x value_dim, which are set, at `to`.
+inline void SetOutput(const OutputFormat& format, std::byte* to, MergeArgs* args) {
+  args->out = to;
+  args->out_dtype = format.dtype;
+  if (!IsUnscaled(format.dtype)) args->out_scale = format.scale;
+  if (format.dtype != DType::kNvfp4) return;
+  args->out_block_scales = reinterpret_cast<uint8_t*>(
+      to + Nvfp4ScalesOffset(int64_t{args->rows} * args->heads * args->value_dim));
+}
 
 Status LaunchMerge(const MergeArgs& args, cudaStream_t stream);
 

@@ -15,6 +15,7 @@
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill_config.h"
 #include "kernels/cuda/status.h"
+#include "kernels/soft_cap.h"
 
 namespace tributary::cuda {
 namespace {
@@ -156,7 +157,7 @@ PrefillKernelArgs KernelArgsOf(const PrefillShape& shape, const PrefillArgs& arg
   kernel.k_scale = context ? args.k_scale : nullptr;
   kernel.v_scale = context ? args.v_scale : nullptr;
   kernel.sm_scale = args.sm_scale;
-  kernel.soft_cap = args.soft_cap;
+  kernel.soft_cap = BoundedSoftCap(args.soft_cap);
   kernel.o_dtype = args.o_dtype;
   kernel.o = args.o;
   kernel.lse = args.lse;
@@ -278,7 +279,7 @@ Status Validate(const PrefillShape& shape) {
   attention.q_heads = shape.q_heads;
   attention.page_size = shape.page_size == 0 ? 16 : shape.page_size;
   if (Status status = Validate(attention); !status.ok()) return status;
-  if (IsFp8(shape.q)) {
+  if (!IsUnscaled(shape.q)) {
     return Unsupported(std::string("q_dtype: ") + Name(shape.q) + " is not f32, bf16 or f16");
   }
   if (shape.page_size == 0 && IsFp8(shape.geometry.dtype)) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/cuda/early_launch.cuh"
 #include "kernels/cuda/ptx/bulk_copy.cuh"
 
 namespace tributary::cuda {
@@ -29,21 +30,6 @@ __device__ __forceinline__ ClusterPlace ThisCluster() {
   place.cluster = blockIdx.x;
 #endif
   return place;
-}
-
-// Lets the next launch of the stream begin, when it was launched to begin early.
-__device__ __forceinline__ void LetNextLaunchBegin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Waits until the launches ahead have ended and what they wrote can be read. Before it, only what
-// no kernel writes may be read, and nothing may be written.
-__device__ __forceinline__ void WaitForLaunchesAhead() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // Brings 128 bytes towards this GPU's processors. No value is read: it may be written meanwhile.

@@ -12,6 +12,7 @@
 #include "base/status/status_macros.h"
 #include "service/client/connect.h"
 #include "service/client/cuda/session_kernels.h"
+#include "service/client/session_messages.h"
 #include "service/client/session_stream.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -26,28 +27,9 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
 }
 
-int32_t BytesOf(v1::DType dtype) { return dtype == v1::DTYPE_F32 ? 4 : 2; }
-
 Element ElementOf(v1::DType dtype) {
   if (dtype == v1::DTYPE_F32) return Element::kF32;
   return dtype == v1::DTYPE_BF16 ? Element::kBf16 : Element::kF16;
-}
-
-mailbox::Layout ReadLayout(const v1::MailboxLayout& layout) {
-  return {.arrived = layout.arrived(),
-          .finished = layout.finished(),
-          .status = layout.status(),
-          .service_sleeps = layout.service_sleeps(),
-          .host_sleeps = layout.host_sleeps(),
-          .first_slot = layout.first_slot(),
-          .slot_bytes = layout.slot_bytes(),
-          .slots = layout.slots(),
-          .q = layout.q(),
-          .k = layout.k(),
-          .v = layout.v(),
-          .output = layout.output(),
-          .lse = layout.lse(),
-          .bytes = layout.byte_size()};
 }
 
 absl::Status CheckRows(absl::string_view field, const HeadRows& rows, int32_t element_bytes) {
@@ -107,23 +89,7 @@ class CudaDeviceSession final : public DeviceSession {
   }
 
   absl::StatusOr<uint64_t> Submit(const SessionStep& step) override {
-    v1::SubmitStep message;
-    message.set_step_id(++last_step_);
-    message.set_mode(step.mode);
-    message.set_first_layer(step.first_layer);
-    message.set_layers(step.layers);
-    message.set_append_only(step.append_only);
-    for (const SessionEntry& entry : step.entries) {
-      v1::SessionStepEntry* out = message.add_entries();
-      out->set_sequence_id(entry.sequence_id);
-      out->set_first_position(entry.first_position);
-      out->set_query_rows(entry.query_rows);
-      out->set_new_tokens(entry.new_tokens);
-      if (entry.truncate_to.has_value()) out->set_truncate_to(*entry.truncate_to);
-      if (entry.fork_from.has_value()) out->set_fork_from(*entry.fork_from);
-      if (entry.fork_length.has_value()) out->set_fork_length(*entry.fork_length);
-    }
-    TRIBUTARY_RETURN_IF_ERROR(stream_->Submit(message, Until()).status());
+    TRIBUTARY_RETURN_IF_ERROR(stream_->Submit(MessageOf(step, ++last_step_), Until()).status());
     return last_step_;
   }
 
@@ -234,12 +200,6 @@ class CudaDeviceSession final : public DeviceSession {
     return absl::OkStatus();
   }
 
-  static int64_t RowStride(const HeadRows& rows) {
-    return rows.row_stride != 0 ? rows.row_stride : int64_t{rows.heads} * rows.dim;
-  }
-  static int64_t HeadStride(const HeadRows& rows) {
-    return rows.head_stride != 0 ? rows.head_stride : rows.dim;
-  }
   StridedTensor Strided(const HeadRows& rows) const {
     if (rows.data == nullptr) return {};
     const int32_t bytes = BytesOf(options_.dtype);

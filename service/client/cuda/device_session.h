@@ -17,13 +17,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "service/client/client.h"
+#include "service/client/session.h"
 #include "tributary/v1/session.pb.h"
 
 namespace tributary::client {
@@ -38,45 +37,6 @@ struct DeviceSessionOptions {
   // How long a launch waits for the service, and the service for a launch, before the session is
   // given up.
   std::chrono::milliseconds wait_timeout{10'000};
-};
-
-struct SessionEntry {
-  uint64_t sequence_id = 0;
-  int64_t first_position = 0;
-  int32_t query_rows = 0;  // 0 in an append-only step
-  int32_t new_tokens = 0;
-  std::optional<int64_t> truncate_to;  // first rolls the sequence back
-  std::optional<uint64_t> fork_from;   // first makes it a fork of another
-  std::optional<int64_t> fork_length;
-};
-
-struct SessionStep {
-  v1::AttendMode mode = v1::ATTEND_MODE_CAUSAL;
-  int32_t first_layer = 0;
-  int32_t layers = 1;
-  std::vector<SessionEntry> entries;
-  bool append_only = false;
-};
-
-// Rows of heads on the device. Within a head elements are dense; rows and heads lie so many
-// elements apart, so a view of a fused projection or of a transposed tensor is taken as it is.
-// Strides are multiples of 16 bytes. `data` null: none.
-struct HeadRows {
-  void* data = nullptr;
-  int32_t rows = 0;
-  int32_t heads = 0;
-  int32_t dim = 0;
-  int64_t row_stride = 0;   // 0: heads * dim
-  int64_t head_stride = 0;  // 0: dim
-};
-
-// One layer of a submitted step.
-struct SessionLayer {
-  HeadRows q;
-  HeadRows k;  // as many rows as the step has new tokens
-  HeadRows v;
-  HeadRows output;       // of q's rows and heads; without data: the results are left in the slot
-  float* lse = nullptr;  // [rows, heads] on the device, with return_lse
 };
 
 // Used from one thread at a time. Its launches are made on the device that was current when it was

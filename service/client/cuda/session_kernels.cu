@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/cuda/early_launch.cuh"
 #include "base/mailbox/doorbell.cuh"
 #include "service/client/cuda/session_kernels.h"
 
 namespace tributary::client {
 namespace {
+
+using cuda::LetNextLaunchBegin;
+using cuda::WaitForLaunchesAhead;
 
 constexpr int kThreads = 512;
 // Vectors of 16 bytes that a thread of a hand-over has in flight.
@@ -22,18 +26,6 @@ constexpr uint32_t kMostHandOverBlocks = 128;
 constexpr int kMostWaitingBlocks = 1;
 constexpr int kCopyThreads = 256;
 constexpr int kElements = 8;  // that a thread of the copy takes at a time
-
-// Lets the launch behind this one begin, which still waits for the end of this one.
-__device__ __forceinline__ void LetNextLaunchBegin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void WaitForLaunchesAhead() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // As it was when the launch began; read as a whole.
 __device__ __forceinline__ HostCounter CounterOf(const MailboxView& session) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "service/data/session_terms.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
 
@@ -32,6 +33,9 @@ struct LayerTensors {
   std::byte* lse = nullptr;           // null where none is wanted
   std::shared_ptr<const void> owner;  // keeps all of them
 };
+
+// What Take returns when `until` came first.
+absl::Status NotHandedOver(const LayerCall& call, const SessionTerms& terms);
 
 // Take and Deliver are called by the thread that carries out the steps, End from any thread.
 class LayerChannel {

@@ -33,9 +33,7 @@ absl::StatusOr<LayerTensors> MessageChannel::Take(const LayerCall& call,
     const MutexLock lock(mutex_);
     while (layers_.empty() && ended_.ok()) {
       if (changed_.WaitUntil(mutex_, until)) continue;
-      return absl::DeadlineExceededError(
-          absl::StrCat("the host did not hand over layer ", call.layer, " of step ", call.step_id,
-                       " within ", terms_.public_terms.wait_timeout_ms(), " ms"));
+      return NotHandedOver(call, terms_);
     }
     if (!ended_.ok()) return ended_;
     layer = std::move(layers_.front());

@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
 #include "service/coordinator/conflicts.h"
+#include "service/coordinator/sessions/mailbox_channel.h"
 #include "service/coordinator/sessions/message_channel.h"
 #include "service/schedule/step_batch.h"
 
@@ -43,20 +45,24 @@ class Answer {
 };
 
 // Adds the entries of a step whose repeated tokens differ on some rank, each once.
-void AddConflicts(const Outcome& outcome, uint32_t first_count, worker::SessionNews* news) {
+absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
+                          worker::SessionNews* news) {
   for (const int32_t entry : ConflictsOf(outcome)) {
-    const std::pair<uint32_t, int32_t> conflict = {first_count, entry};
+    if (entry < 0 || static_cast<size_t>(entry) >= step.entries.size()) {
+      return absl::InternalError(
+          absl::StrCat("a rank speaks of entry ", entry, " of a step of ", step.entries.size()));
+    }
+    const std::pair<uint32_t, int32_t> conflict = {step.first_count, entry};
     if (absl::c_find(news->conflicts, conflict) == news->conflicts.end()) {
       news->conflicts.push_back(conflict);
     }
   }
+  return absl::OkStatus();
 }
 
-// Rounds a result to the host's dtype, where the host wants it.
-void WriteResult(const worker::Reply& reply, DType dtype, const LayerTensors& to) {
-  if (to.output != nullptr) {
-    cpu::Convert(DType::kF32, reply.o.data(), dtype, to.output, reply.o.size());
-  }
+// Rounds a result to the host's format, where the host wants it.
+void WriteResult(const worker::Reply& reply, const OutputFormat& format, const LayerTensors& to) {
+  if (to.output != nullptr) cpu::StoreOutput(format, reply.o.data(), reply.o.size(), to.output);
   if (to.lse != nullptr) std::memcpy(to.lse, reply.lse.data(), reply.lse.size() * sizeof(float));
 }
 
@@ -80,7 +86,20 @@ class MessageRunner final : public SequencedRunner {
   MessageChannel& messages_;
 };
 
+class MailboxRunner final : public SequencedRunner {
+ public:
+  using SequencedRunner::SequencedRunner;
+
+  absl::Status OnLayer(v1::LayerInput) override { return LayersGoThroughMailbox(); }
+  bool HasRoom() const override { return true; }
+  void OnStepRefused(uint64_t) override {}
+};
+
 }  // namespace
+
+absl::Status LayersGoThroughMailbox() {
+  return InvalidField("layer", "the session's layers go through its mailbox");
+}
 
 SequencedRunner::SequencedRunner(const SequencedContext& context, CachePtr cache, uint64_t epoch,
                                  SessionTerms terms, std::unique_ptr<LayerChannel> channel,
@@ -160,10 +179,12 @@ absl::Status SequencedRunner::TellOtherGroups(const AcceptedStep& step) {
     const bool in_range = std::any_of(layers.begin(), layers.end(), [&](int32_t layer) {
       return layer >= step.range.first && layer < step.range.end();
     });
-    if (in_range || pages.page_updates.empty()) continue;
-    const Outcome outcome = Execute(cache_->ids[pages.group], [&pages](worker::Command* command) {
-      command->body = worker::SetTablesCommand{pages.page_updates};
-    });
+    if (in_range || (pages.page_updates.empty() && pages.standings.empty())) continue;
+    const Outcome outcome = Execute(
+        pages.group, [&pages](std::vector<worker::Standing> standings, worker::Command* command) {
+          standings.insert(standings.end(), pages.standings.begin(), pages.standings.end());
+          command->body = worker::SetTablesCommand{pages.page_updates, std::move(standings)};
+        });
     TRIBUTARY_RETURN_IF_ERROR(outcome.status);
   }
   return absl::OkStatus();
@@ -189,37 +210,51 @@ absl::Status SequencedRunner::RunLayer(const AcceptedStep& step, int32_t index,
     if (pages.group != place.group || *first != layer) continue;
     body.page_copies = pages.page_copies;
     body.page_updates = pages.page_updates;
+    body.standings = pages.standings;
   }
   body.q = tensors.q;
   body.k = tensors.k;
   body.v = tensors.v;
   body.result_in_reply = call.query_rows > 0;
   body.bf16_partials = terms_.command.output_dtype == DType::kBf16;
-  const Outcome outcome = Execute(cache_->ids[place.group], [&](worker::Command* command) {
-    command->body = std::move(body);
-    command->owner = tensors.owner;
-  });
+  const Outcome outcome = Execute(
+      place.group, [&](const std::vector<worker::Standing>& standings, worker::Command* command) {
+        body.standings.insert(body.standings.end(), standings.begin(), standings.end());
+        command->body = std::move(body);
+        command->owner = tensors.owner;
+      });
   TRIBUTARY_RETURN_IF_ERROR(outcome.status);
   if (call.query_rows > 0) {
     TRIBUTARY_RETURN_IF_ERROR(CheckResult(call.geometry, call.query_rows, outcome.replies.front()));
   }
-  AddConflicts(outcome, step.first_count, news);
-  WriteResult(outcome.replies.front(), terms_.command.output_dtype, tensors);
+  TRIBUTARY_RETURN_IF_ERROR(AddConflicts(outcome, step, news));
+  WriteResult(outcome.replies.front(),
+              {terms_.command.output_dtype, cache_->spec.layers[layer].o_scale}, tensors);
   channel_->Deliver(call);
   return absl::OkStatus();
 }
 
-Outcome SequencedRunner::Execute(worker::CacheId cache, GroupCommands::Fill fill) {
+Outcome SequencedRunner::Execute(int32_t group, const FillWith& fill) {
   const auto answer = std::make_shared<Answer>();
+  std::vector<worker::Standing> standings;
   {
     const CriticalSection section(context_.lock);
     if (context_.serving.epoch() != epoch_ || !context_.serving.ready()) {
       return {StepAborted("the group of workers has changed", context_.retry_delay), {}};
     }
-    context_.commands.Send(cache, std::move(fill),
-                           [answer](Outcome outcome) { answer->Set(std::move(outcome)); });
+    standings = cache_->table.TakeStandings(group);
+    context_.commands.Send(
+        cache_->ids[group],
+        [fill, standings](worker::Command* command) { fill(standings, command); },
+        [answer](Outcome outcome) { answer->Set(std::move(outcome)); });
   }
   Outcome outcome = answer->Wait();
+  if (!outcome.status.ok() && !standings.empty()) {
+    const CriticalSection section(context_.lock);
+    if (context_.serving.epoch() == epoch_) {
+      context_.commands.TellAgain(cache_->ids[group], std::move(standings));
+    }
+  }
   outcome.status = FromOutcome(outcome.status, context_.retry_delay);
   return outcome;
 }
@@ -230,6 +265,16 @@ std::unique_ptr<SessionRunner> CreateMessageRunner(const SequencedContext& conte
   auto channel = std::make_unique<MessageChannel>(terms, events.send, events.on_room);
   return std::make_unique<MessageRunner>(context, std::move(cache), epoch, terms,
                                          std::move(channel), std::move(events));
+}
+
+std::unique_ptr<SessionRunner> CreateMailboxRunner(const SequencedContext& context, CachePtr cache,
+                                                   uint64_t epoch, const SessionTerms& terms,
+                                                   std::shared_ptr<HostMailbox> mailbox,
+                                                   std::chrono::nanoseconds spin,
+                                                   RunnerEvents events) {
+  return std::make_unique<MailboxRunner>(
+      context, std::move(cache), epoch, terms,
+      std::make_unique<MailboxChannel>(terms, std::move(mailbox), spin), std::move(events));
 }
 
 }  // namespace tributary::service

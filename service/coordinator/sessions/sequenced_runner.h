@@ -15,6 +15,7 @@
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions/layer_channel.h"
 #include "service/coordinator/sessions/session_runner.h"
+#include "service/data/host_mailbox.h"
 #include "service/data/session_terms.h"
 
 namespace tributary::service {
@@ -54,9 +55,11 @@ class SequencedRunner : public SessionRunner {
   absl::Status RunLayer(const AcceptedStep& step, int32_t index, worker::SessionNews* news);
   // Tells the workers the tables of groups that have no layer in the step.
   absl::Status TellOtherGroups(const AcceptedStep& step);
+  // Fills a command of a group of layers, with how sequences of the group stand by now.
+  using FillWith = std::function<void(std::vector<worker::Standing> standings, worker::Command*)>;
   // Gives a command to the workers and waits until all ranks have replied. The status is what the
   // host is told.
-  Outcome Execute(worker::CacheId cache, GroupCommands::Fill fill);
+  Outcome Execute(int32_t group, const FillWith& fill);
 
   const SequencedContext context_;
   const CachePtr cache_;
@@ -75,6 +78,12 @@ class SequencedRunner : public SessionRunner {
 // Layers as messages.
 std::unique_ptr<SessionRunner> CreateMessageRunner(const SequencedContext& context, CachePtr cache,
                                                    uint64_t epoch, const SessionTerms& terms,
+                                                   RunnerEvents events);
+// Layers through a mailbox in shared memory; `spin` as MailboxChannel has it.
+std::unique_ptr<SessionRunner> CreateMailboxRunner(const SequencedContext& context, CachePtr cache,
+                                                   uint64_t epoch, const SessionTerms& terms,
+                                                   std::shared_ptr<HostMailbox> mailbox,
+                                                   std::chrono::nanoseconds spin,
                                                    RunnerEvents events);
 
 }  // namespace tributary::service

@@ -42,6 +42,9 @@ struct RunnerEvents {
   std::function<void()> on_room;
 };
 
+// What a layer in a message is refused with where it belongs into the mailbox.
+absl::Status LayersGoThroughMailbox();
+
 // Thread safe.
 class SessionRunner {
  public:

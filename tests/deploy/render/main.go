@@ -227,6 +227,11 @@ func functions(t *template.Template) template.FuncMap {
 		err := yaml.Unmarshal([]byte(text), &parsed)
 		return parsed, err
 	}
+	f["fromYamlArray"] = func(text string) ([]interface{}, error) {
+		parsed := []interface{}{}
+		err := yaml.Unmarshal([]byte(text), &parsed)
+		return parsed, err
+	}
 	f["include"] = func(name string, data interface{}) (string, error) {
 		var out bytes.Buffer
 		err := t.ExecuteTemplate(&out, name, data)

@@ -510,6 +510,19 @@ TEST_P(EveryCacheType, PageSizesScalesSoftCapAndQueryTypes) {
   }
 }
 
+// Logits far below the cap keep their precision.
+TEST_P(EveryCacheType, SoftCapsOfAnySize) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float soft_cap : {1e-40f, 1e-30f, 65.0f, 1e6f, 1e8f, 1e30f, 3e38f}) {
+    for (const int32_t rows : {1, 12}) {
+      Case c = Base();
+      c.soft_cap = soft_cap;
+      c.sequences = {{200, rows}, {1000, rows}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
 TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int64_t window : {0, 5, 16, 100}) {

@@ -215,7 +215,9 @@ TEST(BlockAttention, GqaRatiosAndSlicesOfHeads) {
 
 TEST(BlockAttention, SoftCapAndPartsOfBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  ExpectMatchesReference({.blocks = {16, 32}, .soft_cap = 2.0f, .sinks = true});
+  for (const float soft_cap : {2.0f, 1e-40f, 65.0f, 1e6f, 1e8f, 3e38f}) {
+    ExpectMatchesReference({.blocks = {16, 32}, .soft_cap = soft_cap, .sinks = true});
+  }
   ExpectMatchesReference({.blocks = {16, 32}, .skipped = 6});
   ExpectMatchesReference({.blocks = {16, 32}, .begins_early = false});
 }

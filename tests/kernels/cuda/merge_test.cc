@@ -8,7 +8,9 @@
 #include <limits>
 #include <memory>
 
+#include "kernels/cpu/backend.h"
 #include "kernels/lse.h"
+#include "kernels/output_format.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
 
@@ -148,6 +150,67 @@ TEST(MergeTest, EveryOutputType) {
   ExpectMatchesReference({.out = DType::kFp8E4M3, .out_scale = 1.0f / 64});
 }
 
+// One source without sinks: what is stored is the source's numbers, rounded. The CPU's bytes are
+// the definition's (kernels_output_format_test).
+void ExpectStoresWhatTheCpuStores(const OutputFormat& format, int32_t value_dim,
+                                  const std::vector<float>& values) {
+  SCOPED_TRACE(std::string(Name(format.dtype)) + " / " + std::to_string(format.scale) + ", d" +
+               std::to_string(value_dim));
+  constexpr int32_t kHeads = 3;
+  const auto pairs = static_cast<int64_t>(values.size()) / value_dim;
+  ASSERT_EQ(pairs % kHeads, 0);
+  const DeviceArray<float> o(values), lse(std::vector<float>(static_cast<size_t>(pairs), 0.0f));
+  std::vector<uint8_t> expected(OutputBytes(format.dtype, pairs * value_dim));
+  cpu::StoreOutput(format, values.data(), values.size(), expected.data());
+  DeviceArray<uint8_t> out(expected.size());
+  out.Fill(0xee);
+  MergeArgs args;
+  args.o[0] = o.data();
+  args.lse[0] = lse.data();
+  args.sources = 1;
+  args.rows = static_cast<int32_t>(pairs / kHeads);
+  args.heads = kHeads;
+  args.value_dim = value_dim;
+  args.out = out.data();
+  args.out_dtype = format.dtype;
+  args.out_scale = format.scale;
+  args.out_block_scales = out.data() + Nvfp4ScalesOffset(pairs * value_dim);
+  const Status status = LaunchMerge(args, nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint8_t> got = out.Get();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(int{got[i]}, int{expected[i]}) << "byte " << i << " of " << expected.size();
+  }
+}
+
+TEST(MergeTest, QuantisedOutputsHaveTheBytesOfTheCpu) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const int32_t value_dim : {64, 80, 96, 128, 192, 256}) {
+    // From what vanishes to what saturates, with ties. (A merge makes -0 of a source +0.)
+    std::vector<float> values;
+    for (int i = 0; i < 3 * 64; ++i) {
+      for (int32_t d = 0; d < value_dim; ++d) {
+        const float x = std::ldexp(normal(random), i % 40 - 30);
+        values.push_back(d % 7 == 0 ? std::round(4 * std::abs(x)) / 4 : x);
+      }
+    }
+    std::fill_n(values.begin() + 5 * value_dim, 16, 0.0f);
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      ExpectStoresWhatTheCpuStores({dtype, 1.0f}, value_dim, values);
+    }
+    values[5] = std::numeric_limits<float>::quiet_NaN();
+    values[value_dim + 3] = std::numeric_limits<float>::infinity();
+    for (const DType dtype : {DType::kFp8E4M3, DType::kNvfp4}) {
+      for (const float scale : {1.0f, 0.37f, 3e-4f, 1e30f}) {
+        ExpectStoresWhatTheCpuStores({dtype, scale}, value_dim, values);
+      }
+    }
+  }
+}
+
 TEST(MergeTest, EverySourceTypeAndSlicesOfHeads) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType source : {DType::kF32, DType::kBf16, DType::kF16}) {
@@ -219,6 +282,9 @@ TEST(MergeTest, RefusesWhatItCannotMerge) {
   args.out_heads = 0;
   args.value_dim = 6;
   EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("value_dim: 6"));
+  args.value_dim = 64;
+  args.out_dtype = DType::kNvfp4;
+  EXPECT_THAT(LaunchMerge(args, nullptr).message(), ::testing::HasSubstr("out_block_scales"));
 }
 
 }  // namespace

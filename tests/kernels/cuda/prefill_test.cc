@@ -410,6 +410,19 @@ TEST_P(Prefill, ResultsInSixteenBitsAndSoftCap) {
   }
 }
 
+// Logits far below the cap keep their precision.
+TEST_P(Prefill, SoftCapsOfAnySize) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float soft_cap : {1e-40f, 65.0f, 1e6f, 1e8f, 3e38f}) {
+    for (const bool context : {false, true}) {
+      Case c = Base(context, DType::kBf16);
+      c.soft_cap = soft_cap;
+      c.sequences = {{200, 200}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
 TEST_P(Prefill, ContextOfEveryCacheType) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {

@@ -12,6 +12,8 @@
 #include "base/rpc/tls.h"
 #include "base/rpc/watched_file.h"
 #include "base/status/errors.h"
+#include "service/access/join_secret.h"
+#include "service/access/peer.h"
 #include "service/api/call_quota.h"
 #include "tests/support/process.h"
 
@@ -80,24 +82,52 @@ class Access : public ::testing::Test {
   const std::string file_ = directory_.File("tokens");
 };
 
+TEST(Peer, IsOnThisMachineBehindASocketOrOverLoopback) {
+  for (const char* here :
+       {"unix:/run/tributary.sock", "unix:", "ipv4:127.0.0.1:41000", "ipv4:127.8.0.1:1",
+        "ipv6:%5B::1%5D:41000", "ipv6:[::1]:1", "ipv6:%5B::ffff:127.0.0.1%5D:41000"}) {
+    EXPECT_TRUE(IsOnThisMachine(here)) << here;
+  }
+  for (const char* elsewhere :
+       {"ipv4:10.0.0.1:41000", "ipv4:128.0.0.1:1", "ipv6:%5B2001:db8::1%5D:1",
+        "ipv6:%5B::ffff:10.0.0.1%5D:41000", "", "unknown"}) {
+    EXPECT_FALSE(IsOnThisMachine(elsewhere)) << elsewhere;
+  }
+}
+
+TEST_F(Access, AJoinSecretIsTheFirstLineOfItsFile) {
+  EXPECT_EQ(FieldOf(JoinSecret::Create(directory_.File("none")).status()), "join_secret_file");
+  Write("too short\n");
+  EXPECT_EQ(FieldOf(JoinSecret::Create(file_).status()), "join_secret_file");
+  Write("0123456789abcdef\nsomething else\n");
+  const auto secret = JoinSecret::Create(file_);
+  ASSERT_TRUE(secret.ok()) << secret.status();
+  EXPECT_TRUE((*secret)->CheckShown("0123456789abcdef").ok());
+  for (const char* wrong : {"", "0123456789abcdeg", "0123456789abcdef0", "something else"}) {
+    EXPECT_EQ((*secret)->CheckShown(wrong).code(), absl::StatusCode::kUnauthenticated) << wrong;
+  }
+}
+
 TEST_F(Access, WithoutSettingsEverybodyMayDoEverything) {
   const auto access = Make({});
-  EXPECT_EQ(*access->Authorize(Presented{}, {Role::kClient}), "anonymous");
-  EXPECT_EQ(*access->Authorize(Presented{.token = "", .names = {"host"}}, {Role::kAdmin}), "host");
+  EXPECT_EQ(access->Authorize(Presented{}, {Role::kClient})->name, "anonymous");
+  EXPECT_EQ(access->Authorize(Presented{.token = "", .names = {"host"}}, {Role::kAdmin})->name,
+            "host");
 }
 
 TEST_F(Access, ATokenHasItsRolesAndNoOthers) {
   Write(kTokens);
   const auto access = Make({.token_file = file_});
-  EXPECT_EQ(*access->Authorize({.token = "0123456789abcdef-a", .names = {}}, {Role::kClient}),
+  EXPECT_EQ(access->Authorize({.token = "0123456789abcdef-a", .names = {}}, {Role::kClient})->name,
             "model-a");
   EXPECT_EQ(access->Authorize({.token = "0123456789abcdef-a", .names = {}}, {Role::kWorker})
                 .status()
                 .code(),
             absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(*access->Authorize({.token = "0123456789abcdef-o", .names = {}},
-                               {Role::kWorker, Role::kAdmin}),
-            "ops");
+  EXPECT_EQ(
+      access->Authorize({.token = "0123456789abcdef-o", .names = {}}, {Role::kWorker, Role::kAdmin})
+          ->name,
+      "ops");
   for (const char* token : {"", "0123456789abcdef-x", "0123456789abcdef-"}) {
     EXPECT_EQ(access->Authorize({.token = token, .names = {}}, {Role::kClient}).status().code(),
               absl::StatusCode::kUnauthenticated)
@@ -110,10 +140,12 @@ TEST_F(Access, ANameInACertificateHasItsRole) {
                             .client_names = {"model.example"},
                             .worker_names = {"*.workers.example"},
                             .admin_names = {}});
-  EXPECT_EQ(*access->Authorize({.token = "", .names = {"x", "model.example"}}, {Role::kClient}),
-            "model.example");
-  EXPECT_EQ(*access->Authorize({.token = "", .names = {"w1.workers.example"}}, {Role::kWorker}),
-            "w1.workers.example");
+  EXPECT_EQ(
+      access->Authorize({.token = "", .names = {"x", "model.example"}}, {Role::kClient})->name,
+      "model.example");
+  EXPECT_EQ(
+      access->Authorize({.token = "", .names = {"w1.workers.example"}}, {Role::kWorker})->name,
+      "w1.workers.example");
   EXPECT_EQ(access->Authorize({.token = "", .names = {"w1.workers.example"}}, {Role::kClient})
                 .status()
                 .code(),
@@ -133,7 +165,7 @@ TEST_F(Access, TokensAreRotatedWithoutARestartAndABrokenFileChangesNothing) {
   EXPECT_TRUE(test::Eventually(std::chrono::seconds(20), [&] {
     return works("0123456789abcdef-2") && !works("0123456789abcdef-1");
   }));
-  // Looked at and refused: at least once an interval, and the tokens stay.
+  // Looked at and refused: at least once per interval, and the tokens stay.
   Write("nonsense\n");
   WatchedFile file(file_, std::chrono::milliseconds(0));
   ASSERT_EQ(*file.Read(), "nonsense\n");

@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "base/rpc/channel_security.h"
+#include "service/data/resolve_spec.h"
 #include "service/observe/telemetry.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
+#include "worker/cache_spec.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -80,7 +82,6 @@ class Host {
     return grpc::Status::OK;
   }
 
- private:
   template <typename Request, typename Reply>
   grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
                     const Request& request, Reply* reply) {
@@ -89,6 +90,7 @@ class Host {
     return (stub_.get()->*method)(&context, request, reply);
   }
 
+ private:
   std::unique_ptr<Stub> stub_;
 };
 
@@ -103,8 +105,9 @@ class ClientLimitsTest : public ::testing::Test {
  protected:
   void Serve(const ClientLimits& limits) {
     std::ofstream(directory_.File("tokens")) << "alice client 0123456789abcdef-alice\n"
-                                                "bob client,admin 0123456789abcdef-bob\n";
-    for (const char* name : {"alice", "bob"}) {
+                                                "bob client,admin 0123456789abcdef-bob\n"
+                                                "carol client 0123456789abcdef-carol\n";
+    for (const char* name : {"alice", "bob", "carol"}) {
       std::ofstream(directory_.File(name)) << "0123456789abcdef-" << name << "\n";
     }
     const auto access = AccessControl::Create({.token_file = directory_.File("tokens")});
@@ -123,12 +126,13 @@ class ClientLimitsTest : public ::testing::Test {
     service_.emplace(options, std::move(group));
     alice_.emplace(service_->address(), directory_.File("alice"));
     bob_.emplace(service_->address(), directory_.File("bob"));
+    carol_.emplace(service_->address(), directory_.File("carol"));
     ASSERT_TRUE(CreateCache(alice_->stub(), "m", SmallSpec()).ok());
   }
   v1::CacheInfo Cache() {
     v1::GetTopologyRequest request;
     request.set_with_sequences(true);
-    return service_->coordinator().GetTopology(request)->caches(0);
+    return service_->coordinator().GetTopology(request, {})->caches(0);
   }
   // As Prometheus sees it.
   double Refusals(const std::string& limit) {
@@ -147,7 +151,74 @@ class ClientLimitsTest : public ::testing::Test {
   std::optional<TestService> service_;
   std::optional<Host> alice_;
   std::optional<Host> bob_;
+  std::optional<Host> carol_;
 };
+
+TEST_F(ClientLimitsTest, AClientAtItsLimitOfCachesIsRefusedAndOthersAreNot) {
+  Serve({.caches = 2});
+  EXPECT_TRUE(CreateCache(alice_->stub(), "n", SmallSpec()).ok());
+  EXPECT_EQ(SubjectOf(CreateCache(alice_->stub(), "o", SmallSpec())), "client:alice caches");
+  EXPECT_TRUE(CreateCache(alice_->stub(), "n", SmallSpec()).ok()) << "a repeat takes nothing";
+  EXPECT_TRUE(CreateCache(bob_->stub(), "o", SmallSpec()).ok());
+  EXPECT_TRUE(CreateCache(alice_->stub(), "o", SmallSpec()).ok()) << "it counts for bob";
+  EXPECT_TRUE(alice_->DeleteCache("n").ok());
+  EXPECT_TRUE(CreateCache(alice_->stub(), "p", SmallSpec()).ok());
+  EXPECT_EQ(Refusals("caches"), 1);
+}
+
+TEST_F(ClientLimitsTest, AClientAtItsLimitOfBytesIsRefused) {
+  const auto resolved = ResolveSpec(SmallSpec(), 2);
+  ASSERT_TRUE(resolved.ok());
+  const auto bytes = static_cast<int64_t>(2 * *worker::ShardBytes(resolved->spec));
+  Serve({.cache_bytes = 2 * bytes});
+  EXPECT_TRUE(CreateCache(alice_->stub(), "n", SmallSpec()).ok());
+  EXPECT_EQ(SubjectOf(CreateCache(alice_->stub(), "o", SmallSpec())), "client:alice cache_bytes");
+  EXPECT_TRUE(CreateCache(bob_->stub(), "o", SmallSpec()).ok());
+  EXPECT_TRUE(alice_->DeleteCache("m").ok());
+  EXPECT_TRUE(CreateCache(alice_->stub(), "m", SmallSpec()).ok());
+}
+
+TEST_F(ClientLimitsTest, AStreamEndsWhenItsCallersTokenIsTakenAway) {
+  Serve({});
+  ASSERT_TRUE(alice_->Open(1).ok());
+  group_->Hold();
+  grpc::ClientContext context;
+  const auto stream = alice_->stub().AttendStream(&context);
+  ASSERT_TRUE(stream->Write(AttendOf(SmallSpec(), "m", 1, 0, 1)));
+  group_->WaitForHeld(1);
+  std::ofstream(directory_.File("tokens")) << "bob client,admin 0123456789abcdef-bob\n";
+  v1::AttendReply reply;
+  EXPECT_FALSE(stream->Read(&reply));
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAUTHENTICATED);
+  group_->Release();
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(60),
+                               [&] { return service_->server().open_streams() == 0; }));
+}
+
+TEST_F(ClientLimitsTest, CachesAreSeenByThoseWhoAskedForThemAndDeletedByWhoCreatedThem) {
+  Serve({});
+  const auto seen_by = [](Host& host, const std::string& cache) {
+    v1::GetTopologyRequest request;
+    request.set_cache_id(cache);
+    v1::GetTopologyReply reply;
+    const grpc::Status status = host.Call(&Stub::GetTopology, request, &reply);
+    return status.ok() ? reply.caches_size() : -1;
+  };
+  EXPECT_EQ(seen_by(*alice_, ""), 1);
+  EXPECT_EQ(seen_by(*carol_, ""), 0);
+  EXPECT_EQ(seen_by(*carol_, "m"), -1);
+  EXPECT_EQ(carol_->DeleteCache("m").error_code(), StatusCode::NOT_FOUND);
+  EXPECT_EQ(seen_by(*bob_, "m"), 1) << "an admin sees all";
+  // Another host of the same model.
+  ASSERT_TRUE(CreateCache(carol_->stub(), "m", SmallSpec()).ok());
+  EXPECT_EQ(seen_by(*carol_, "m"), 1);
+  const grpc::Status refused = carol_->DeleteCache("m");
+  EXPECT_EQ(refused.error_code(), StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(FieldOf(refused), "cache_id");
+  EXPECT_TRUE(alice_->DeleteCache("m").ok());
+  ASSERT_TRUE(CreateCache(carol_->stub(), "m", SmallSpec()).ok());
+  EXPECT_TRUE(bob_->DeleteCache("m").ok()) << "an admin deletes what others made";
+}
 
 TEST_F(ClientLimitsTest, AClientAtItsLimitOfSequencesIsRefusedAndOthersAreNot) {
   Serve({.sequences = 2});

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -133,6 +134,33 @@ TEST_F(AccessProcess, CallersShowTheTokenThatTheirFileHasNow) {
       << "the same connection, with what its file says now";
 }
 
+TEST_F(AccessProcess, OnlyAWorkerWithTheGroupsSecretJoins) {
+  Write("secret", "0123456789abcdef-group\n");
+  Write("other", "0123456789abcdef-other\n");
+  coordinator_ = StartCoordinator(directory_, 1, {"--join_secret_file=" + File("secret")});
+  const auto joined = [&] {
+    const auto client = client::Client::Connect({.target = PublicAddress(directory_)});
+    if (!client.ok()) return false;
+    const auto topology = (*client)->GetTopology({});
+    return topology.ok() && topology->workers(0).connected();
+  };
+  {
+    const auto without = StartWorker(directory_, WorkerAddress(directory_), 0);
+    EXPECT_TRUE(Eventually(kPatience, [&] {
+      return without->Log().find("wants a join secret") != std::string::npos;
+    })) << without->Log();
+    const auto wrong = StartWorker(directory_, WorkerAddress(directory_), 0,
+                                   {"--join_secret_file=" + File("other")});
+    EXPECT_TRUE(Eventually(kPatience, [&] {
+      return wrong->Log().find("is not this group's") != std::string::npos;
+    })) << wrong->Log();
+    EXPECT_FALSE(joined());
+  }
+  const auto right = StartWorker(directory_, WorkerAddress(directory_), 0,
+                                 {"--join_secret_file=" + File("secret")});
+  EXPECT_TRUE(Eventually(kPatience, joined)) << right->Log();
+}
+
 // gRPC ends the process that gives it metadata of other bytes, and a file that is being written is
 // empty for a moment.
 TEST_F(AccessProcess, AFileWithoutAUsableTokenLeavesTheCallersAsItWas) {
@@ -169,7 +197,9 @@ TEST_F(AccessProcess, EveryMethodHasItsRoles) {
     if (service == "GroupService") return std::set<std::string>{"worker.token"};
     if (service == "DiagnosticsService") return std::set<std::string>{"ops.token"};
     std::set<std::string> roles = {"model.token"};
-    if (method == "DeleteCache" || method == "GetTopology") roles.insert("ops.token");
+    if (method == "DeleteCache" || method == "GetTopology" || method == "GetLimits") {
+      roles.insert("ops.token");
+    }
     return roles;
   };
   int methods = 0;
@@ -248,6 +278,43 @@ TEST_F(AccessProcess, TheCommandLineShowsItsToken) {
   EXPECT_EQ(run({"--token_file=" + File("ops.token")}), 0);
   EXPECT_NE(run({}), 0);
   EXPECT_THAT(ReadWholeFile(directory_.File("cli.log")), HasSubstr("no token"));
+}
+
+// Which of name, trust, certificate and plain text it was, and by which name a service is known.
+TEST_F(AccessProcess, TheCommandLineSaysWhyTlsFailed) {
+  const TlsFiles server = authority_.Issue("server", {.names = {"service.example"}});
+  const TlsFiles operators = authority_.Issue("ops", {.names = {"ops.example"}});
+  const Authority other;
+  const TemporaryDirectory plain_directory;
+  coordinator_ = StartCoordinator(directory_, 1,
+                                  {"--tls_cert=" + server.certificate, "--tls_key=" + server.key,
+                                   "--tls_client_ca=" + authority_.file()});
+  const auto plain = StartCoordinator(plain_directory, 1, {});
+  const auto said = [&](const TemporaryDirectory& where, std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {TRIBUTARY_CLI_PROGRAM, "topology", "--target=" + PublicAddress(where)});
+    std::filesystem::remove(directory_.File("cli.log"));
+    EXPECT_EQ(ChildProcess(std::move(flags), directory_.File("cli.log")).Wait(kPatience), 1);
+    return ReadWholeFile(directory_.File("cli.log"));
+  };
+  const std::string trusting = "--tls_ca=" + authority_.file();
+  const std::string named = "--tls_server_name=service.example";
+  const std::vector<std::string> own = {"--tls_cert=" + operators.certificate,
+                                        "--tls_key=" + operators.key};
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    return ChildProcess({TRIBUTARY_CLI_PROGRAM, "topology", "--target=" + PublicAddress(directory_),
+                         trusting, named, own[0], own[1]},
+                        directory_.File("cli.log"))
+               .Wait(kPatience) == 0;
+  })) << ReadWholeFile(directory_.File("cli.log"));
+  EXPECT_THAT(said(directory_, {trusting, own[0], own[1]}), HasSubstr("does not name"));
+  EXPECT_THAT(said(directory_, {"--tls_ca=" + other.file(), named, own[0], own[1]}),
+              HasSubstr("is not trusted"));
+  EXPECT_THAT(said(directory_, {trusting, named}), HasSubstr("it may want a certificate"));
+  EXPECT_THAT(said(directory_, {}), HasSubstr("it may want TLS"));
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return said(plain_directory, {trusting, named}).find("speaks plain text") != std::string::npos;
+  }));
 }
 
 struct Refused {

@@ -56,17 +56,17 @@ TEST_F(FlagSetTest, TakesBothSpellings) {
 }
 
 TEST_F(FlagSetTest, NamesWhatItCannotTake) {
-  EXPECT_EQ(Error({"--tarhet=x"}), "no flag --tarhet");
+  EXPECT_EQ(Error({"--tarhet=x"}), "--tarhet: no such flag");
   EXPECT_EQ(Error({"stray"}), "unexpected 'stray'");
   EXPECT_EQ(Error({"--"}), "unexpected '--'");
-  EXPECT_EQ(Error({"--target"}), "--target wants a value");
-  EXPECT_EQ(Error({"--notarget"}), "no flag --notarget");
+  EXPECT_EQ(Error({"--target"}), "--target: wants a value");
+  EXPECT_EQ(Error({"--notarget"}), "--notarget: no such flag");
   EXPECT_EQ(Error({"--max_count=2147483648"}),
-            "--max_count wants a whole number that fits, not '2147483648'");
-  EXPECT_EQ(Error({"--size=-1"}), "--size wants a whole number that fits, not '-1'");
-  EXPECT_EQ(Error({"--ratio=nan"}), "--ratio wants a number, not 'nan'");
-  EXPECT_EQ(Error({"--json=maybe"}), "--json wants true or false, not 'maybe'");
-  EXPECT_EQ(Error({"--timeout=5"}), "--timeout wants a duration such as 500ms, 10s, 2m, not '5'");
+            "--max_count: wants a whole number that fits, not '2147483648'");
+  EXPECT_EQ(Error({"--size=-1"}), "--size: wants a whole number that fits, not '-1'");
+  EXPECT_EQ(Error({"--ratio=nan"}), "--ratio: wants a number, not 'nan'");
+  EXPECT_EQ(Error({"--json=maybe"}), "--json: wants true or false, not 'maybe'");
+  EXPECT_EQ(Error({"--timeout=5"}), "--timeout: wants a duration such as 500ms, 10s, 2m, not '5'");
 }
 
 TEST_F(FlagSetTest, HelpShowsDefaults) {

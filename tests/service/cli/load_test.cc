@@ -79,6 +79,23 @@ TEST_F(LoadTest, MeasuresAndCleansUp) {
   }
 }
 
+TEST_F(LoadTest, SessionsMeasureTheSame) {
+  options_.session = true;
+  options_.layers = 3;
+  options_.context = 16;
+  options_.rows = 2;
+  options_.duration = std::chrono::milliseconds(500);  // several windows
+  const auto result = Run();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->errors.empty()) << result->first_error;
+  EXPECT_GT(result->steps, 0u);
+  EXPECT_EQ(result->tokens, result->steps * 4);
+  EXPECT_EQ(CachesLeft(), 0);
+  LoadResult shown = *result;
+  EXPECT_THAT(BenchReport(options_, shown, true, Style(false)), HasSubstr(", session"));
+  EXPECT_THAT(BenchJson(options_, shown), HasSubstr("\"session\": true"));
+}
+
 TEST_F(LoadTest, RollsBackWhenItsWindowIsFull) {
   options_.rows = 4;
   options_.layers = 1;

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,11 +10,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "service/cli/embedded_service.h"
+#include "service/client/client.h"
+#include "tests/support/process.h"
 
 namespace tributary::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
@@ -77,6 +81,43 @@ TEST(Program, NobodyThereIsOne) {
   EXPECT_THAT(admin.out, HasSubstr("NOT_SERVING"));
 }
 
+// The reason, at once: scripts and people wait for nothing else.
+TEST(Program, ADeadAddressFailsAtOnceWithTheReason) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const std::string command :
+       {"topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
+    const Outcome socket = RunProgram(command + " --target=unix:/tmp/tributary-nobody");
+    EXPECT_EQ(socket.code, 1) << command;
+    EXPECT_THAT(socket.out,
+                HasSubstr("nobody listens at unix:/tmp/tributary-nobody (no such socket)"));
+    const Outcome port = RunProgram(command + " --target=127.0.0.1:1");
+    EXPECT_EQ(port.code, 1) << command;
+    EXPECT_THAT(port.out, HasSubstr("nobody listens at 127.0.0.1:1 (connection refused)"));
+  }
+  EXPECT_THAT(RunProgram("health --admin=127.0.0.1:1").out, HasSubstr("connection refused"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20))
+      << "17 commands, whose own limits are 3 to 30 s each";
+}
+
+TEST(Program, AFlagByWhichTheServiceIsReachedIsWrongUsage) {
+  for (const std::string command :
+       {"topology", "stat", "top", "flight", "trace", "check", "bench"}) {
+    const Outcome outcome =
+        RunProgram(command + " --target=127.0.0.1:1 --tls_server_name=a.example");
+    EXPECT_EQ(outcome.code, 2) << command;
+    EXPECT_THAT(outcome.out, HasSubstr("--tls_ca: is missing; tls_server_name is given"));
+  }
+}
+
+TEST(Program, SaysWhichBuildItIs) {
+  for (const char* spelling : {"version", "--version"}) {
+    const Outcome outcome = RunProgram(spelling);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out,
+                MatchesRegex("tributary [0-9.]+ \\(commit ([0-9a-f]{12}|unknown)\\)\n"));
+  }
+}
+
 TEST(Program, LooksAtAService) {
   const auto service = EmbeddedService::Start({.workers = 3, .threads = 1});
   ASSERT_TRUE(service.ok()) << service.status();
@@ -116,6 +157,37 @@ TEST(Program, BenchBringsItsOwnService) {
   EXPECT_EQ(outcome.code, 0) << outcome.out;
   EXPECT_THAT(outcome.out, StartsWith("{\"load\": {"));
   EXPECT_THAT(outcome.out, HasSubstr("\"shared_memory\": false"));
+}
+
+// A host that is killed in the midst of its steps holds nothing back: its stream ends with it.
+TEST(Program, AHostOfASessionThatIsKilledGivesItsSequencesBack) {
+  const auto service = EmbeddedService::Start({.workers = 2, .threads = 2});
+  ASSERT_TRUE(service.ok()) << service.status();
+  const test::TemporaryDirectory directory;
+  test::ChildProcess host(
+      {TRIBUTARY_CLI, "bench", "--session", "--target=" + (*service)->target(), "--context=64",
+       "--warmup=0s", "--duration=1h", "--q_heads=4", "--kv_heads=2", "--head_dim=64"},
+      directory.File("log"));
+  const auto client = client::Client::Connect({.target = (*service)->target()});
+  ASSERT_TRUE(client.ok()) << client.status();
+  v1::GetTopologyRequest request;
+  request.set_with_sequences(true);
+  v1::GetTopologyReply topology;
+  // Past what it was filled with: its session is at work.
+  ASSERT_TRUE(test::Eventually(std::chrono::seconds(60), [&] {
+    const auto reply = (*client)->GetTopology(request);
+    if (!reply.ok() || reply->caches_size() == 0) return false;
+    topology = *reply;
+    const auto& sequences = topology.caches(0).sequence();
+    return !sequences.empty() && sequences[0].length() > 64;
+  }));
+  host.Signal(SIGKILL);
+  const std::string cache = topology.caches(0).cache_id();
+  for (const v1::SequenceInfo& sequence : topology.caches(0).sequence()) {
+    const auto length = (*client)->TruncateSequence(cache, sequence.sequence_id(), 10);
+    EXPECT_TRUE(length.ok()) << length.status();
+  }
+  EXPECT_TRUE((*client)->DeleteCache(cache).ok());
 }
 
 }  // namespace

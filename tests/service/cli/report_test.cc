@@ -177,7 +177,7 @@ TEST(TopReport, ShowsTheInterval) {
            "forming",
            "1 of 2 workers",
            "200",       // steps a second
-           "400",       // calls a second
+           "400",       // calls per second
            "1.51 ms",   // p50: in the second bucket
            "3.00 ms",   // p99: half way through the third
            "200.0 us",  // skew

@@ -43,6 +43,7 @@ class MockClient : public client::Client {
   MOCK_METHOD(absl::Status, UnshareDeviceMemory, (const client::DeviceRegion&), (override));
   MOCK_METHOD(absl::StatusOr<v1::GetTopologyReply>, GetTopology, (const v1::GetTopologyRequest&),
               (override));
+  MOCK_METHOD(absl::StatusOr<v1::GetLimitsReply>, GetLimits, (), (override));
 };
 
 constexpr int kRanks = 4;

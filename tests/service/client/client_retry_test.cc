@@ -83,6 +83,7 @@ std::vector<UnaryCall> UnaryCalls() {
       {"TruncateSequence", [](Client& c) { return c.TruncateSequence("cache", 5, 1).status(); }},
       {"CloseSequence", [](Client& c) { return c.CloseSequence("cache", 5); }},
       {"GetTopology", [](Client& c) { return c.GetTopology({}).status(); }},
+      {"GetLimits", [](Client& c) { return c.GetLimits().status(); }},
       {"Append",
        [](Client& c) {
          return c.Append({.cache_id = "cache",
@@ -144,6 +145,23 @@ TEST_F(ClientRetryTest, AttemptsAreBounded) {
   OwnedCall call(1);
   EXPECT_TRUE(absl::IsAborted(client->Attend(call.call)));
   EXPECT_EQ(attends, 3);
+}
+
+TEST_F(ClientRetryTest, ByDefaultCallsOutlastAGroupThatFormsAnew) {
+  const auto client = Connect();
+  std::atomic<int> unary = 0;
+  service_.on_unary = [&](const std::string&, int) {
+    return ++unary <= 50 ? GrpcError(grpc::StatusCode::UNAVAILABLE, 1) : grpc::Status::OK;
+  };
+  std::atomic<int> attends = 0;
+  service_.on_attend = [&](const v1::AttendRequest&) {
+    return ++attends <= 50 ? Fails(grpc::StatusCode::ABORTED) : Verdict();
+  };
+  EXPECT_TRUE(client->GetTopology({}).ok());
+  OwnedCall call(1);
+  EXPECT_TRUE(client->Attend(call.call).ok());
+  EXPECT_EQ(unary, 51);
+  EXPECT_EQ(attends, 51);
 }
 
 // The second attempt begins 1,200 to 1,440 ms behind the first answer, long enough before the end
@@ -739,7 +757,7 @@ TEST(ClientConnect, BadOptionsAreNamed) {
   EXPECT_EQ(FieldOf(Client::Connect({}).status()), "target");
   EXPECT_EQ(FieldOf(Client::Connect({.target = "unix:/x", .timeout = milliseconds(0)}).status()),
             "timeout");
-  EXPECT_EQ(FieldOf(Client::Connect({.target = "unix:/x", .max_attempts = 0}).status()),
+  EXPECT_EQ(FieldOf(Client::Connect({.target = "unix:/x", .max_attempts = -1}).status()),
             "max_attempts");
 }
 

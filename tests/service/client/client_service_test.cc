@@ -19,6 +19,7 @@
 #include "service/workers/embedded_group.h"
 #include "tests/service/client/fake_service.h"
 #include "tests/support/compare.h"
+#include "tests/support/quantized_output.h"
 
 namespace tributary::client {
 namespace {
@@ -231,6 +232,35 @@ TEST_F(ClientServiceTest, ValuesMayBeNarrowerThanKeys) {
     }
     EXPECT_TRUE(test::AllClose(output, last, tolerance, {rows, kQHeads, dims.value}));
     EXPECT_EQ(client->DeleteCache("narrow"), absl::OkStatus());
+  }
+}
+
+TEST_F(ClientServiceTest, OutputsMayBeOfAnotherType) {
+  const Tokens tokens(20, 5);
+  for (const size_t shared_memory_bytes : {size_t{0}, size_t{1} << 20}) {
+    SCOPED_TRACE(shared_memory_bytes);
+    const auto client = Connect(shared_memory_bytes);
+    const auto sequence = client->OpenSequence(kCache);
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    Results results(tokens);
+    AttendCall call = CallOf(tokens, results, *sequence, 0, tokens.count);
+    std::vector<float> exact(results.output.size());
+    call.output_dtype = v1::DTYPE_F32;
+    call.output = exact.data();
+    ASSERT_EQ(client->Attend(call), absl::OkStatus());
+    EXPECT_TRUE(test::AllClose(exact, tokens.Reference().o, test::AttentionTolerance(DType::kBf16),
+                               {tokens.count, kQHeads, kHeadDim}));
+    for (const auto& [proto, dtype] : {std::pair{v1::DTYPE_FP8_E4M3, DType::kFp8E4M3},
+                                       std::pair{v1::DTYPE_NVFP4, DType::kNvfp4}}) {
+      std::vector<uint8_t> bytes(OutputBytes(proto, exact.size()));
+      call.output_dtype = proto;
+      call.o_scale = 0.03f;
+      call.output = bytes.data();
+      ASSERT_EQ(client->Attend(call), absl::OkStatus());
+      EXPECT_EQ(bytes, test::QuantizedOutput({dtype, 0.03f}, exact)) << Name(dtype);
+    }
+    call.output_dtype = v1::DTYPE_FP8_E5M2;
+    EXPECT_EQ(FieldOf(client->Attend(call)), "output_dtype");
   }
 }
 

@@ -171,6 +171,10 @@ class FakeService final : public v1::AttentionService::Service {
     reply->set_epoch(9);
     return Unary("GetTopology");
   }
+  grpc::Status GetLimits(grpc::ServerContext*, const v1::GetLimitsRequest*,
+                         v1::GetLimitsReply*) override {
+    return Unary("GetLimits");
+  }
   grpc::Status RegisterSharedMemory(grpc::ServerContext*,
                                     const v1::RegisterSharedMemoryRequest* request,
                                     v1::RegisterSharedMemoryReply*) override {

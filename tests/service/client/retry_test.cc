@@ -25,6 +25,13 @@ TEST(RetryDelay, DoublesUpToTheCapWithJitterBelow) {
   EXPECT_LT(RetryDelay(1'000'000, std::nullopt, 0.999), milliseconds(2000));
 }
 
+TEST(Retry, AttemptsAreBoundedOnlyWhereTheHostSaysSo) {
+  EXPECT_TRUE(MayAttempt(1, 2));
+  EXPECT_FALSE(MayAttempt(2, 2));
+  EXPECT_FALSE(MayAttempt(1, 1));
+  EXPECT_TRUE(MayAttempt(1'000'000'000, 0));
+}
+
 TEST(RetryDelay, NeverComesSoonerThanAsked) {
   EXPECT_EQ(RetryDelay(1, milliseconds(300), 0.0), milliseconds(300));
   EXPECT_EQ(RetryDelay(9, milliseconds(300), 0.0), milliseconds(300));

@@ -262,6 +262,10 @@ TEST_F(DeviceExchangeTest, StepsOfOneSizeDifferByLessThanTwo) {
   EXPECT_NE(size(4, 4, 4095), size(4, 4, 4096));
   EXPECT_NE(size(4, 4, 4096), size(5, 4, 4096));
   EXPECT_NE(size(8, 8, 4096), size(8, 2, 4096));
+  const StepSize few = size(100, 2, 4096);
+  plan_.passes = {{.row_count = 1}, {.row_begin = 1, .row_count = 99, .many_rows = true}};
+  EXPECT_NE(size(100, 2, 4096), few) << "kernels for many rows take other memory";
+  plan_.passes.clear();
   const StepSize wide = size(4, 4, 4096);
   spec_.layers[0].window.left = 100;
   EXPECT_NE(size(4, 4, 4096), wide) << "other layers have other plans";

@@ -229,10 +229,21 @@ TEST_F(DevicePlanTest, APrefillWritesEveryRowOfTheSlice) {
   EXPECT_GE(made.workspace_bytes(), context.workspace_bytes);
 }
 
-TEST(ManyRowsTest, IsDecidedByRowsExceptWhenTheBatchMustNotMatter) {
-  EXPECT_FALSE(ManyRows(64, {}));
-  EXPECT_TRUE(ManyRows(65, {}));
-  EXPECT_FALSE(ManyRows(65, {.batch_invariant = true}));
+TEST(ManyRowsTest, IsDecidedByThePassExceptWhenTheBatchMustNotMatter) {
+  EXPECT_FALSE(ManyRows({}, {}));
+  EXPECT_TRUE(ManyRows({.many_rows = true}, {}));
+  EXPECT_FALSE(ManyRows({.many_rows = true}, {.batch_invariant = true}));
+}
+
+// What serves a row does not depend on the rows beside it, nor on where a pass ends.
+TEST_F(DevicePlanTest, EachEntryIsServedByTheKernelsForItsOwnRows) {
+  const DevicePlan& made =
+      Make(StepKind::kDecode, {{1, 100, 3, 3}, {2, 500, 148, 0}, {3, 10, 64, 64}});
+  ASSERT_EQ(plan_->passes.size(), 4u);
+  EXPECT_FALSE(made.pass(0).many_rows);
+  EXPECT_TRUE(made.pass(1).many_rows);
+  EXPECT_TRUE(made.pass(2).many_rows) << "the last 20 of 148 rows";
+  EXPECT_FALSE(made.pass(3).many_rows);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ inline std::string NoGpu() {
   if (const std::string reason = ::tributary::worker::testing::NoGpu(); !reason.empty()) \
   GTEST_SKIP() << reason
 
-// One backend a rank, dealt out over the GPUs there are.
+// One backend per rank, dealt out over the GPUs there are.
 inline std::vector<std::unique_ptr<Backend>> GpuBackends(int size,
                                                          const CudaBackendOptions& options) {
   std::vector<std::unique_ptr<Backend>> backends;

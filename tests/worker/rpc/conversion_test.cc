@@ -88,6 +88,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   spec.layers[2].head_dim = 192;
   spec.layers[2].value_head_dim = 80;
   spec.layers[2].sm_scale = 0.3f;
+  spec.layers[2].o_scale = 0.013f;
   sent->body = CreateCacheCommand{spec};
 
   const absl::StatusOr<Command> got = Travel(sent);
@@ -108,6 +109,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   ASSERT_EQ(s.layers.size(), spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     EXPECT_EQ(s.layers[i].window.left, spec.layers[i].window.left) << i;
+    EXPECT_EQ(s.layers[i].o_scale, spec.layers[i].o_scale) << i;
     EXPECT_EQ(s.layers[i].window.right, spec.layers[i].window.right) << i;
     EXPECT_EQ(s.layers[i].sinks, spec.layers[i].sinks) << i;
     EXPECT_EQ(s.layers[i].k_scale, spec.layers[i].k_scale) << i;
@@ -252,6 +254,7 @@ TEST(Commands, RefusesWhatItDoesNotKnow) {
 TEST(Replies, KeepEveryBit) {
   Reply sent{.epoch = 3, .number = 1u << 31, .rank = 0};
   sent.conflicts = {0, 7};
+  sent.more_memory = true;
   sent.o = {0.1f, -0.0f, std::numeric_limits<float>::infinity(),
             std::numeric_limits<float>::denorm_min()};
   sent.lse = {-std::numeric_limits<float>::infinity(), 1e-30f};
@@ -270,6 +273,7 @@ TEST(Replies, KeepEveryBit) {
   EXPECT_EQ(got->number, sent.number);
   EXPECT_EQ(got->rank, sent.rank);
   EXPECT_EQ(got->status, absl::OkStatus());
+  EXPECT_TRUE(got->more_memory);
   EXPECT_EQ(got->conflicts, sent.conflicts);
   ASSERT_EQ(got->o.size(), sent.o.size());
   EXPECT_EQ(std::memcmp(got->o.data(), sent.o.data(), sent.o.size() * sizeof(float)), 0);

@@ -30,7 +30,9 @@ StepOperations::Partial CudaOperations::ReserveSlice(collective::HeadSlice) {
 }
 
 StepOperations::Partial CudaOperations::ReservePass(const RowPass& pass) {
-  if (alone() && !slice_is_result()) return ResultOf(pass);
+  // Not what is merged into the slice, which is the result.
+  const bool is_merged = slice_is_result() && pass.in_two_parts;
+  if (alone() && !is_merged) return ResultOf(pass);
   if (partial_arrives_) {
     return {memory_.arriving.o.as<float>(), memory_.arriving.lse.as<float>()};
   }

@@ -53,8 +53,9 @@ absl::Status CudaOperations::EnqueueRegionOutputs() {
     args.rows = output.rows;
     args.heads = geometry_.q_heads;
     args.value_dim = geometry_.kv.value_dim;
-    args.out = rank_.regions().Find(output.o).data;
-    args.out_dtype = output.dtype;
+    if (output.o.region != 0) {
+      cuda::SetOutput(output.format, rank_.regions().Find(output.o).data, &args);
+    }
     args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse).data);
     if (args.out == nullptr) {
       if (args.lse_out == nullptr) continue;

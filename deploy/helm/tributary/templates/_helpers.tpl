@@ -52,18 +52,169 @@ app.kubernetes.io/managed-by: {{ $top.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* A probe of the admin server. Call with (list . "readiness"). */}}
+{{/* A probe of an admin server. Call with (list PORT "readiness"). */}}
 {{- define "tributary.probe" -}}
 grpc:
-  port: {{ (index . 0).Values.grpc.adminPort | int }}
+  port: {{ index . 0 | int }}
   service: {{ index . 1 }}
 timeoutSeconds: 3
 {{- end -}}
 
-{{/* What both kinds of pods say alike. Call with (list . .Values.worker). */}}
+{{/* Where the workers are: "yes" when they are threads of the coordinator. */}}
+{{- define "tributary.embedded" -}}{{ if eq .Values.worker.controller "embedded" }}yes{{ end }}{{- end -}}
+
+{{/* "yes" when the pods of a component have GPUs. Call with (list . "worker"). */}}
+{{- define "tributary.hasGpus" -}}
+{{- $top := index . 0 -}}
+{{- $owner := ternary "coordinator" "worker" (eq (include "tributary.embedded" $top) "yes") -}}
+{{- if and (eq $top.Values.worker.backend "gpu") (eq (index . 1) $owner) }}yes{{ end -}}
+{{- end -}}
+
+{{/* "yes" when hosts of the pod or the node find a Unix socket. */}}
+{{- define "tributary.hasSocket" -}}
+{{- if or .Values.coordinator.socket.enabled .Values.coordinator.hostContainers }}yes{{ end -}}
+{{- end -}}
+
+{{/* "yes" when the coordinator keeps a journal. */}}
+{{- define "tributary.hasState" -}}
+{{- if and .Values.coordinator.state.enabled (not (include "tributary.embedded" .)) }}yes{{ end -}}
+{{- end -}}
+
+{{/* How a program says "every address of mine". */}}
+{{- define "tributary.anyAddress" -}}
+{{- if eq (first .Values.network.ipFamilies | default "") "IPv6" }}[::]{{ else }}0.0.0.0{{ end -}}
+{{- end -}}
+
+{{/* Address families of a service, where values say so. */}}
+{{- define "tributary.ipFamilies" -}}
+{{- with .Values.network.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.network.ipFamilies }}
+ipFamilies: [{{ join ", " . }}]
+{{- end }}
+{{- end -}}
+
+{{/* What a container asks for: its resources, and its GPUs by claim or by number.
+     Call with (list . RESOURCES GPUS), GPUS 0 for none. */}}
+{{- define "tributary.resources" -}}
+{{- $top := index . 0 -}}
+{{- $resources := deepCopy (index . 1) -}}
+{{- if and (index . 2) $top.Values.worker.resourceClaims -}}
+{{- $_ := set $resources "claims" (include "tributary.claims" $top | fromYaml).claims -}}
+{{- else if index . 2 -}}
+{{- $gpus := dict "nvidia.com/gpu" (index . 2 | int | toString) -}}
+{{- $_ := set $resources "limits" (merge $gpus (default dict (get $resources "limits"))) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "tributary.claims" -}}
+claims:
+  {{- range .Values.worker.resourceClaims }}
+  - name: {{ .name }}
+  {{- end }}
+{{- end -}}
+
+{{/* Variables of whatever computes on GPUs. Those that a user gives win. Call with (list . .Values.worker). */}}
+{{- define "tributary.gpuEnv" -}}
+{{- $top := index . 0 -}}
+{{- $role := index . 1 -}}
+{{- $named := dict -}}
+{{- range $role.extraEnv }}{{ $_ := set $named .name true }}{{ end -}}
+{{- if not (hasKey $named "NCCL_HOSTID") }}
+# What NCCL takes for one host: what shares memory and abstract sockets. By itself it goes by the host's name, which
+# pods on the node's network have in common though they may share no memory.
+- name: NCCL_HOSTID
+  valueFrom: {fieldRef: {fieldPath: {{ ternary "spec.nodeName" "metadata.uid" (and $role.hostIPC $role.hostNetwork) }}}}
+{{- end }}
+{{- if not (or $role.hostNetwork (hasKey $named "NCCL_SOCKET_IFNAME")) }}
+# The pod's own interface; NCCL would otherwise try others it finds.
+- {name: NCCL_SOCKET_IFNAME, value: eth0}
+{{- end }}
+{{- if and (gt (get $role "gpusPerPod" | default 1 | int) 1) (not $top.Values.worker.resourceClaims) (not (hasKey $named "NCCL_P2P_DISABLE")) }}
+# Of the device plugin's GPUs a container has its own only. NCCL would take its neighbours' for reachable, since the pod is
+# one host, and fail: it is to go over the pod's /dev/shm.
+- {name: NCCL_P2P_DISABLE, value: "1"}
+{{- end }}
+{{- if $top.Values.mps.enabled }}
+{{ include "tributary.mpsEnv" $top }}
+{{- end }}
+{{- end -}}
+
+{{- define "tributary.mpsEnv" -}}
+- {name: CUDA_MPS_PIPE_DIRECTORY, value: /run/nvidia-mps}
+{{- with .Values.mps.activeThreadPercentage }}
+- {name: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, value: {{ . | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Init containers: the user's, and MPS, which is one that goes on running, so that it is there before its clients. Call
+     with (list . .Values.worker "worker" GPUS). */}}
+{{- define "tributary.initContainers" -}}
+{{- $top := index . 0 -}}
+{{- $role := index . 1 -}}
+{{- with $role.initContainers }}
+{{ toYaml . }}
+{{- end }}
+{{- if and $top.Values.mps.enabled (include "tributary.hasGpus" (list $top (index . 2))) }}
+- name: mps
+  image: {{ include "tributary.image" $top }}
+  imagePullPolicy: {{ $top.Values.image.pullPolicy }}
+  restartPolicy: Always
+  # The container toolkit brings the program with the driver.
+  command: [nvidia-cuda-mps-control, -f]
+  env:
+    {{- include "tributary.mpsEnv" $top | nindent 4 }}
+    - {name: CUDA_MPS_LOG_DIRECTORY, value: /run/nvidia-mps}
+    {{- if not $top.Values.worker.resourceClaims }}
+    # The device plugin gives a GPU to one container only. This one asks the container toolkit, which may refuse.
+    - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+    {{- end }}
+  securityContext:
+    {{- toYaml $top.Values.securityContext | nindent 4 }}
+  startupProbe:
+    exec: {command: [test, -e, /run/nvidia-mps/control]}
+    periodSeconds: 1
+    failureThreshold: 60
+  resources:
+    {{- $claims := ternary 1 0 (not (empty $top.Values.worker.resourceClaims)) }}
+    {{- include "tributary.resources" (list $top $top.Values.mps.resources $claims) | nindent 4 }}
+  volumeMounts:
+    - {name: mps, mountPath: /run/nvidia-mps}
+    - {name: tmp, mountPath: /tmp}
+    {{- if not $role.hostIPC }}
+    - {name: shm, mountPath: /dev/shm}
+    {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where pods go: apart, by `spread`, with what the user says on top. Call with (list . .Values.worker "worker"). */}}
+{{- define "tributary.affinity" -}}
+{{- $top := index . 0 -}}
+{{- $role := index . 1 -}}
+{{- $affinity := dict -}}
+{{- $spread := get $role "spread" | default "none" -}}
+{{- if ne $spread "none" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector"
+     (dict "matchLabels" (include "tributary.selectorLabels" (list $top (index . 2)) | fromYaml)) -}}
+{{- if eq $spread "required" -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- else -}}
+{{- $weighted := dict "weight" 100 "podAffinityTerm" $term -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $weighted)) -}}
+{{- end -}}
+{{- end -}}
+{{- $merged := mergeOverwrite $affinity $role.affinity -}}
+{{- if $merged }}{{ toYaml $merged }}{{ end -}}
+{{- end -}}
+
+{{/* What both kinds of pods say alike. Call with (list . .Values.worker "worker"). */}}
 {{- define "tributary.podCommon" -}}
 {{- $top := index . 0 -}}
 {{- $role := index . 1 -}}
+{{- $component := index . 2 -}}
+{{- $gpus := include "tributary.hasGpus" (list $top $component) -}}
 serviceAccountName: {{ include "tributary.serviceAccountName" $top }}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -81,9 +232,47 @@ priorityClassName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $role.affinity }}
+{{- with include "tributary.affinity" . }}
 affinity:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- if $gpus }}
+{{- with $top.Values.worker.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $top.Values.worker.resourceClaims }}
+resourceClaims:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- if $role.hostIPC }}
+hostIPC: true
+hostPID: true
+{{- else if or (get $role "hostContainers") (gt (get $role "gpusPerPod" | default 1 | int) 1) }}
+# CUDA hands memory from process to process only where they see each other.
+shareProcessNamespace: true
+{{- end }}
+{{- if $role.hostNetwork }}
+hostNetwork: true
+{{- end }}
+{{- if or $role.dnsPolicy $role.hostNetwork }}
+dnsPolicy: {{ $role.dnsPolicy | default "ClusterFirstWithHostNet" }}
+{{- end }}
+{{- with $role.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $tolerations := $role.tolerations }}
+{{- if $gpus }}
+{{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+{{- with $tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "tributary.initContainers" . | trim }}
+initContainers:
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with $role.topologySpreadConstraints }}
 topologySpreadConstraints:
@@ -91,7 +280,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Files that a program reads: its settings, certificates and tokens. Call with (list . .Values.worker). */}}
+{{/* Files that a program reads: its settings, certificates and tokens. Call with (list . .Values.worker "worker"). */}}
 {{- define "tributary.volumes" -}}
 {{- $top := index . 0 -}}
 {{- $role := index . 1 -}}
@@ -100,18 +289,30 @@ topologySpreadConstraints:
     name: {{ include "tributary.fullname" $top }}
 - name: tmp
   emptyDir: {sizeLimit: 64Mi}
+{{- if not $role.hostIPC }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ $role.shmSize }}}
+{{- end }}
+{{- if and $top.Values.mps.enabled (include "tributary.hasGpus" (list $top (index . 2))) }}
+- name: mps
+  emptyDir: {sizeLimit: 64Mi}
+{{- end }}
 {{- with $role.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
 {{- define "tributary.volumeMounts" -}}
+{{- $top := index . 0 -}}
 {{- $role := index . 1 -}}
 - {name: settings, mountPath: /etc/tributary/settings, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- if not $role.hostIPC }}
 - {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- if and $top.Values.mps.enabled (include "tributary.hasGpus" (list $top (index . 2))) }}
+- {name: mps, mountPath: /run/nvidia-mps}
+{{- end }}
 {{- with $role.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -143,7 +344,119 @@ topologySpreadConstraints:
 {{- if or .Values.tls.enabled .Values.auth.workerTokenSecret }}yes{{ end -}}
 {{- end -}}
 
-{{/* The pod of a worker: of the StatefulSet, and of the LeaderWorkerSet. */}}
+{{/* What hosts of the coordinator's pod get besides their own: the socket, /dev/shm, the GPUs, MPS. */}}
+{{- define "tributary.hostContainers" -}}
+{{- $top := . -}}
+{{- $gpus := include "tributary.hasGpus" (list . "coordinator") -}}
+{{- $mounts := list (dict "name" "run" "mountPath" "/run/tributary") -}}
+{{- if not .Values.coordinator.hostIPC }}
+{{- $mounts = append $mounts (dict "name" "shm" "mountPath" "/dev/shm") }}
+{{- end -}}
+{{- $env := list -}}
+{{- if and .Values.mps.enabled $gpus -}}
+{{- $mounts = append $mounts (dict "name" "mps" "mountPath" "/run/nvidia-mps") -}}
+{{- $env = include "tributary.mpsEnv" . | fromYamlArray -}}
+{{- end -}}
+{{- $containers := list -}}
+{{- range .Values.coordinator.hostContainers -}}
+{{- $one := deepCopy . -}}
+{{- $_ := set $one "volumeMounts" (concat $mounts (get $one "volumeMounts" | default list)) -}}
+{{- with concat $env (get $one "env" | default list) }}{{ $_ := set $one "env" . }}{{ end -}}
+{{- if not (hasKey $one "securityContext") }}{{ $_ := set $one "securityContext" $top.Values.securityContext }}{{ end -}}
+{{- $resources := deepCopy (get $one "resources" | default dict) -}}
+{{- if and $gpus $top.Values.worker.resourceClaims (not (hasKey $resources "claims")) -}}
+{{- $_ := set $resources "claims" (include "tributary.claims" $top | fromYaml).claims -}}
+{{- end -}}
+{{- $_ := set $one "resources" $resources -}}
+{{- $containers = append $containers $one -}}
+{{- end -}}
+{{- toYaml $containers -}}
+{{- end -}}
+
+{{/* The port of a rank of a pod: they share its network. Call with (list FIRST_PORT RANK). */}}
+{{- define "tributary.portOf" -}}{{ add (index . 0 | int) (index . 1 | int) }}{{- end -}}
+{{- define "tributary.portName" -}}{{ index . 0 }}{{ if index . 1 }}-{{ index . 1 }}{{ end }}{{- end -}}
+
+{{/* One rank of a pod as a container. Call with (list . RANK), the rank within the pod. */}}
+{{- define "tributary.workerContainer" -}}
+{{- $top := index . 0 -}}
+{{- $rank := index . 1 | int -}}
+{{- $worker := $top.Values.worker -}}
+{{- $perPod := $worker.gpusPerPod | int -}}
+{{- $admin := include "tributary.portOf" (list $top.Values.grpc.adminPort $rank) | int -}}
+{{- $metrics := include "tributary.portOf" (list $top.Values.metrics.port $rank) | int -}}
+- name: {{ include "tributary.portName" (list "worker" $rank) }}
+  image: {{ include "tributary.image" $top }}
+  imagePullPolicy: {{ $top.Values.image.pullPolicy }}
+  args:
+    - tributary-worker
+    - --config=/etc/tributary/settings/worker.yaml
+    - --host=$(POD_IP)
+    {{- if gt $perPod 1 }}
+    - --node=$(POD_INDEX)
+    - --ranks_per_node={{ $perPod }}
+    - --rank={{ $rank }}
+    {{- if $rank }}
+    - --admin_listen={{ include "tributary.anyAddress" $top }}:{{ $admin }}
+    {{- if $top.Values.metrics.enabled }}
+    - --metrics_port={{ $metrics }}
+    {{- end }}
+    {{- end }}
+    {{- else }}
+    - --rank=$(POD_INDEX)
+    {{- end }}
+  env:
+    - name: POD_IP
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    # The pod's place in the group: the StatefulSet's ordinal, or the LeaderWorkerSet's index.
+    - name: POD_INDEX
+      valueFrom:
+        fieldRef:
+          {{- if eq $worker.controller "lws" }}
+          fieldPath: metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']
+          {{- else }}
+          fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
+          {{- end }}
+    {{- if eq $worker.backend "gpu" }}
+    {{- include "tributary.gpuEnv" (list $top $worker) | trim | nindent 4 }}
+    {{- end }}
+    {{- with $worker.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    - {name: {{ include "tributary.portName" (list "admin" $rank) }}, containerPort: {{ $admin }}}
+    {{- if $top.Values.metrics.enabled }}
+    - {name: {{ include "tributary.portName" (list "metrics" $rank) }}, containerPort: {{ $metrics }}}
+    {{- end }}
+  securityContext:
+    {{- toYaml $top.Values.securityContext | nindent 4 }}
+  # Covers allocation and the start of the GPU; liveness says nothing about other workers, so that the restart of
+  # one does not spread.
+  startupProbe:
+    {{- include "tributary.probe" (list $admin "liveness") | nindent 4 }}
+    periodSeconds: 5
+    failureThreshold: 60
+  livenessProbe:
+    {{- include "tributary.probe" (list $admin "liveness") | nindent 4 }}
+    periodSeconds: 10
+    failureThreshold: 6
+  readinessProbe:
+    {{- include "tributary.probe" (list $admin "readiness") | nindent 4 }}
+    periodSeconds: 5
+  resources:
+    {{- $gpus := ternary 1 0 (eq $worker.backend "gpu") }}
+    {{- include "tributary.resources" (list $top $worker.resources $gpus) | nindent 4 }}
+  volumeMounts:
+    {{- include "tributary.volumeMounts" (list $top $worker "worker") | nindent 4 }}
+    {{- if include "tributary.workerHasIdentity" $top }}
+    - {name: identity, mountPath: /etc/tributary/identity, readOnly: true}
+    {{- end }}
+{{- end -}}
+
+{{/* How many pods the workers are. */}}
+{{- define "tributary.workerPods" -}}{{ div (.Values.worker.count | int) (.Values.worker.gpusPerPod | int) }}{{- end -}}
+
+{{/* The pod of a worker, or of the workers of a node: of the StatefulSet, and of the LeaderWorkerSet. */}}
 {{- define "tributary.workerPodTemplate" -}}
 metadata:
   labels:
@@ -152,100 +465,39 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    checksum/settings: {{ include "tributary.workerSettings" . | sha256sum }}
+    checksum/settings: {{ include "tributary.settingsOfTheStart" (include "tributary.workerSettings" .) | sha256sum }}
     {{- with .Values.worker.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "tributary.podCommon" (list . .Values.worker) | nindent 2 }}
-  {{- with .Values.worker.runtimeClassName }}
-  runtimeClassName: {{ . }}
-  {{- end }}
-  {{- $tolerations := .Values.worker.tolerations }}
-  {{- if eq .Values.worker.backend "gpu" }}
-  {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
-  {{- end }}
-  {{- with $tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "tributary.podCommon" (list . .Values.worker "worker") | nindent 2 }}
   containers:
-    - name: worker
-      image: {{ include "tributary.image" . }}
-      imagePullPolicy: {{ .Values.image.pullPolicy }}
-      args:
-        - tributary-worker
-        - --config=/etc/tributary/settings/worker.yaml
-        - --host=$(POD_IP)
-        - --rank=$(RANK)
-      env:
-        - name: POD_IP
-          valueFrom: {fieldRef: {fieldPath: status.podIP}}
-        # The place in the group: the StatefulSet's ordinal, or the LeaderWorkerSet's index.
-        - name: RANK
-          valueFrom:
-            fieldRef:
-              {{- if eq .Values.worker.controller "lws" }}
-              fieldPath: metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']
-              {{- else }}
-              fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
-              {{- end }}
-        {{- $named := dict }}
-        {{- range .Values.worker.extraEnv }}{{ $_ := set $named .name true }}{{ end }}
-        {{- if and (eq .Values.worker.backend "gpu") (not (hasKey $named "NCCL_SOCKET_IFNAME")) }}
-        # The pod's own interface; NCCL would otherwise try others it finds.
-        - {name: NCCL_SOCKET_IFNAME, value: eth0}
-        {{- end }}
-        {{- with .Values.worker.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      ports:
-        - {name: admin, containerPort: {{ .Values.grpc.adminPort | int }}}
-        {{- if .Values.metrics.enabled }}
-        - {name: metrics, containerPort: {{ .Values.metrics.port | int }}}
-        {{- end }}
-      securityContext:
-        {{- toYaml .Values.securityContext | nindent 8 }}
-      # Covers allocation and the start of the GPU; liveness says nothing about other workers, so that the restart of
-      # one does not spread.
-      startupProbe:
-        {{- include "tributary.probe" (list . "liveness") | nindent 8 }}
-        periodSeconds: 5
-        failureThreshold: 60
-      livenessProbe:
-        {{- include "tributary.probe" (list . "liveness") | nindent 8 }}
-        periodSeconds: 10
-        failureThreshold: 6
-      readinessProbe:
-        {{- include "tributary.probe" (list . "readiness") | nindent 8 }}
-        periodSeconds: 5
-      {{- $resources := deepCopy .Values.worker.resources }}
-      {{- if eq .Values.worker.backend "gpu" }}
-      {{- $gpus := dict "nvidia.com/gpu" (.Values.worker.gpusPerPod | int | toString) }}
-      {{- $limits := merge $gpus (default dict (get $resources "limits")) }}
-      {{- $_ := set $resources "limits" $limits }}
-      {{- end }}
-      resources:
-        {{- toYaml $resources | nindent 8 }}
-      volumeMounts:
-        {{- include "tributary.volumeMounts" (list . .Values.worker) | nindent 8 }}
-        {{- if include "tributary.workerHasIdentity" . }}
-        - {name: identity, mountPath: /etc/tributary/identity, readOnly: true}
-        {{- end }}
+    {{- range $rank := until (.Values.worker.gpusPerPod | int) }}
+    {{- include "tributary.workerContainer" (list $ $rank) | nindent 4 }}
+    {{- end }}
   volumes:
-    {{- include "tributary.volumes" (list . .Values.worker) | nindent 4 }}
+    {{- include "tributary.volumes" (list . .Values.worker "worker") | nindent 4 }}
     {{- if include "tributary.workerHasIdentity" . }}
     {{- include "tributary.identityVolume" (list . .Values.tls.workerSecret .Values.auth.workerTokenSecret) | nindent 4 }}
     {{- end }}
 {{- end -}}
 
+{{/* Settings that a program reads at its start only. The others change under a running pod: Kubernetes renews the file and
+     the program looks at it. Call with a settings file. */}}
+{{- define "tributary.settingsOfTheStart" -}}
+{{- omit (fromYaml .) "log_level" "trace_sample" "max_calls_per_client" "max_streams_per_client" | toYaml -}}
+{{- end -}}
+
 {{/* Settings files: flag names of the programs. What a user sets by name wins. */}}
 {{- define "tributary.coordinatorSettings" -}}
+{{- $any := include "tributary.anyAddress" . -}}
+{{- $listen := printf "%s:%d" $any (.Values.grpc.port | int) -}}
+{{- if include "tributary.hasSocket" . }}
+{{- $listen = list $listen "unix:/run/tributary/tributary.sock" }}
+{{- end -}}
 {{- $settings := dict
-  "listen" (printf "0.0.0.0:%d" (.Values.grpc.port | int))
-  "admin_listen" (printf "0.0.0.0:%d" (.Values.grpc.adminPort | int))
-  "worker_listen" (printf "0.0.0.0:%d" (.Values.grpc.workerPort | int))
-  "workers" (.Values.worker.count | int)
+  "listen" $listen
+  "admin_listen" (printf "%s:%d" $any (.Values.grpc.adminPort | int))
   "max_message_bytes" (.Values.grpc.maxMessageBytes | int64)
   "reflection" .Values.grpc.reflection
   "step_timeout" (printf "%ds" (.Values.timeouts.stepSeconds | int))
@@ -256,6 +508,14 @@ spec:
   "trace_sample" .Values.tracing.sample
   "trace_spans" (.Values.tracing.spans | int)
 -}}
+{{- if include "tributary.embedded" . -}}
+{{- $_ := set $settings "embedded_workers" (.Values.worker.count | int) -}}
+{{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.coordinator.resources "memory_limit_bytes") | fromYaml) -}}
+{{- else -}}
+{{- $_ := set $settings "workers" (.Values.worker.count | int) -}}
+{{- $_ := set $settings "worker_listen" (printf "%s:%d" $any (.Values.grpc.workerPort | int)) -}}
+{{- if .Values.coordinator.state.enabled }}{{ $_ := set $settings "state_dir" "/var/lib/tributary" }}{{ end -}}
+{{- end -}}
 {{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
 {{- if .Values.tls.insecure }}{{ $_ := set $settings "insecure" true }}{{ end -}}
@@ -286,10 +546,27 @@ spec:
 {{- ceil (ternary (divf $number 1000) $number (hasSuffix "m" .)) | int -}}
 {{- end -}}
 
+{{/* What CPU workers may take of their container: a mapping of settings. Call with (list . RESOURCES MEMORY_FLAG). */}}
+{{- define "tributary.cpuShare" -}}
+{{- $resources := index . 1 -}}
+{{- $settings := dict -}}
+{{- /* A worker that took the machine's memory for its own would be killed instead of refusing a cache. */ -}}
+{{- $memory := dig "limits" "memory" "" $resources -}}
+{{- if and $memory (eq (index . 0).Values.worker.backend "cpu") -}}
+{{- $_ := set $settings (index . 2) (mulf (include "tributary.bytes" $memory) 0.9 | int64) -}}
+{{- end -}}
+{{- /* By itself a worker would start a thread for every core of the node. */ -}}
+{{- $cpus := dig "limits" "cpu" (dig "requests" "cpu" "" $resources) $resources -}}
+{{- if and $cpus (eq (index . 0).Values.worker.backend "cpu") -}}
+{{- $_ := set $settings "threads" (include "tributary.cpus" $cpus | int) -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
 {{- define "tributary.workerSettings" -}}
 {{- $settings := dict
   "coordinator" (printf "%s:%d" (include "tributary.registrationName" .) (.Values.grpc.workerPort | int))
-  "admin_listen" (printf "0.0.0.0:%d" (.Values.grpc.adminPort | int))
+  "admin_listen" (printf "%s:%d" (include "tributary.anyAddress" .) (.Values.grpc.adminPort | int))
   "world_size" (.Values.worker.count | int)
   "drain_timeout" (printf "%ds" (.Values.timeouts.drainSeconds | int))
   "log_level" .Values.logging.level
@@ -297,16 +574,7 @@ spec:
 -}}
 {{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
-{{- /* A worker that took the machine's memory for its own would be killed instead of refusing a cache. */ -}}
-{{- $memory := dig "limits" "memory" "" .Values.worker.resources -}}
-{{- if and $memory (eq .Values.worker.backend "cpu") -}}
-{{- $_ := set $settings "memory_limit" (mulf (include "tributary.bytes" $memory) 0.9 | int64) -}}
-{{- end -}}
-{{- /* By itself a worker would start a thread for every core of the node. */ -}}
-{{- $cpus := dig "limits" "cpu" (dig "requests" "cpu" "" .Values.worker.resources) .Values.worker.resources -}}
-{{- if and $cpus (eq .Values.worker.backend "cpu") -}}
-{{- $_ := set $settings "threads" (include "tributary.cpus" $cpus | int) -}}
-{{- end -}}
+{{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.worker.resources "memory_limit") | fromYaml) -}}
 {{- if .Values.tls.enabled }}{{ $_ := set $settings "coordinator_ca" "/etc/tributary/identity/ca.crt" }}{{ end -}}
 {{- if .Values.tls.workerSecret }}
 {{- $_ := set $settings "tls_cert" "/etc/tributary/identity/tls.crt" }}

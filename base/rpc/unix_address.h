@@ -1,0 +1,24 @@
+// Addresses of Unix sockets, as gRPC writes them.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tributary {
+
+// The path in "unix:PATH" or "unix:///PATH"; empty for every other address.
+absl::string_view UnixPath(absl::string_view address);
+
+// A stream socket that is connected to a path, in the mode of `flags` (SOCK_NONBLOCK or 0). The
+// caller closes it. INVALID_ARGUMENT: the path is too long. UNAVAILABLE: nobody listens there.
+absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags);
+// A stream socket that is bound to a path that does not exist, likewise.
+absl::StatusOr<int> BindToUnix(absl::string_view path, int flags);
+
+// The socket where hosts fetch the mailboxes of sessions that they opened at a service's Unix
+// socket: beside that, under its name and this ending.
+std::string MailboxSocketOf(absl::string_view path);
+
+}  // namespace tributary

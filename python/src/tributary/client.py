@@ -1,0 +1,258 @@
+"""Caches, sequences and attention over one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+
+_KV_DTYPES = {"fp8_e4m3": 4, "fp8_e5m2": 5, "bf16": 2, "f16": 3}
+_MODES = {"causal": 1, "dflash": 2}
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What differs in one layer. 0, ``()`` and None stand for the cache's value, or for none."""
+
+    window_left: int | None = None  #: a row at position p sees keys from p - window_left on
+    sinks: Sequence[float] = ()  #: [q_heads] logits, natural log
+    soft_cap: float | None = None  #: 0.0: none, whatever the cache has
+    sm_scale: float = 0.0
+    q_heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    value_head_dim: int = 0
+    k_scale: Sequence[float] = ()  #: of FP8, real = stored * scale: one value, or [kv_heads]
+    v_scale: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The attention geometry of one model."""
+
+    layers: int
+    q_heads: int  #: a multiple of kv_heads, at most 16 times as many
+    kv_heads: int
+    head_dim: int  #: of queries and keys: 64, 80, 96, 128, 192 or 256
+    capacity_tokens: int  #: over all sequences
+    value_head_dim: int = 0  #: of values and outputs; 0: head_dim
+    kv_dtype: str = "fp8_e4m3"  #: or "fp8_e5m2", "bf16", "f16"
+    page_size: int = 0  #: tokens of a worker's page; 0: 16
+    sm_scale: float = 0.0  #: 0: 1 / sqrt(head_dim)
+    soft_cap: float = 0.0  #: 0: none
+    window_capacity_tokens: int = 0  #: tokens of layers with a window, in pages of their own; 0: shared pages
+    rollback_tokens: int = 0  #: how far a sequence may be truncated once tokens were given up; 0: 1024
+    layer_specs: Sequence[LayerSpec] = field(default=())  #: none, one for all layers, or one for each
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in _KV_DTYPES:
+            raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+
+    @property
+    def _kv_dtype_code(self) -> int:
+        return _KV_DTYPES[self.kv_dtype]
+
+
+class Entry(NamedTuple):
+    """One sequence's part of a call."""
+
+    sequence: int
+    first_position: int  #: of the first row and of the first new token
+    rows: int  #: query rows; of an append: tokens
+    new_tokens: int = 0  #: tokens whose k and v come with the call: 0 or ``rows``
+
+
+class Attention(NamedTuple):
+    """What a call computed."""
+
+    output: Any  #: [rows, q_heads, value_head_dim], in q's dtype
+    lse: Any  #: [rows, q_heads] float32, natural log, -inf where a row sees no key; None when not asked for
+
+
+def _input(tensor: Any) -> Any:
+    # numpy's bfloat16 (of ml_dtypes) can be exported by no protocol: its bits are handed on.
+    if isinstance(tensor, np.ndarray) and tensor.dtype.name == "bfloat16":
+        return tensor.view(np.uint16)
+    return tensor
+
+
+class Cache:
+    """A cache of a service; made by `Client.create_cache`.
+
+    Tensors are host memory: numpy arrays, or whatever exports DLPack or a buffer (torch tensors on the CPU). Their
+    dtypes are float32, float16 and bfloat16; arrays of uint16 are taken for the bits of bfloat16. What is not
+    contiguous is copied first. No method holds the GIL while it waits.
+    """
+
+    def __init__(self, core: _core.Client, id: str, spec: CacheSpec) -> None:
+        self._core = core
+        self.id = id
+        self.spec = spec
+        #: workers that it is spread over, tokens of a worker's page, tokens that it holds
+        self.ranks, self.page_size, self.capacity_tokens = core.create_cache(id, spec)
+
+    def delete(self) -> None:
+        """Frees the cache and all its sequences."""
+        self._core.delete_cache(self.id)
+
+    def open(self) -> int:
+        """Opens an empty sequence; returns its id."""
+        return self._core.open_sequence(self.id)
+
+    def reopen(self, sequence: int) -> None:
+        """Opens a sequence that raised `DataLoss` again, empty."""
+        self._core.reopen_sequence(self.id, sequence)
+
+    def fork(self, parent: int, length: int | None = None) -> int:
+        """A sequence that begins with the first `length` tokens of another (None: with all); returns its id."""
+        return self._core.fork_sequence(self.id, parent, length)
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Rolls back to at most `length` tokens; returns how many are left."""
+        return self._core.truncate_sequence(self.id, sequence, length)
+
+    def close(self, sequence: int) -> None:
+        """Closes a sequence and frees its pages."""
+        self._core.close_sequence(self.id, sequence)
+
+    def append(self, layer: int, entries: Sequence[tuple[int, int, int]], k: Any, v: Any) -> None:
+        """Writes keys and values of one layer, and computes nothing.
+
+        Parameters
+        ----------
+        entries : sequence of (sequence, first_position, tokens)
+            `Entry` fits too. A position is the layer's length, or such that all tokens are held already (a repeat).
+        k : [tokens of all entries, kv_heads, head_dim]
+        v : [tokens of all entries, kv_heads, value_head_dim]
+
+        Raises
+        ------
+        OutOfRange
+            A position beyond the end; ``.length`` tokens are held.
+        AlreadyExists
+            The position holds other bytes.
+        ResourceExhausted
+            No free pages. Nothing was changed.
+        """
+        stated = [(e[0], e[1], e[2], 0) for e in entries]
+        self._core.append(self.id, layer, stated, _input(k), _input(v))
+
+    def attend(
+        self,
+        layer: int,
+        entries: Sequence[Entry | tuple[int, int, int, int]],
+        q: Any,
+        k: Any = None,
+        v: Any = None,
+        *,
+        out: Any = None,
+        lse: bool = False,
+        mode: str = "causal",
+    ) -> Attention:
+        """Appends the new tokens of the entries, and computes one layer's attention of their rows.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+        q : [rows of all entries, q_heads, head_dim]
+        k : [new tokens of all entries, kv_heads, head_dim], or None
+        v : [new tokens of all entries, kv_heads, value_head_dim], or None
+        out : [rows, q_heads, value_head_dim], contiguous, q's dtype
+            Where the output goes; None: it is made, beside q (a tensor of torch for a tensor of torch).
+        lse : bool
+            Whether the log-sum-exp of each row and head is wanted.
+        mode : "causal" or "dflash"
+
+        Raises
+        ------
+        OutOfRange, AlreadyExists, ResourceExhausted
+            As `append` does. Any other error of `tributary.errors`; after `Aborted`, `Unavailable` and
+            `DeadlineExceeded` the call may be repeated as it was.
+        """
+        if mode not in _MODES:
+            raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
+        if out is None:
+            shape = (q.shape[0], q.shape[1], self._value_head_dim(layer))
+            out = q.new_empty(shape) if hasattr(q, "new_empty") else np.empty(shape, q.dtype)
+        sums = np.empty(q.shape[:2], np.float32) if lse else None
+        stated = [(e[0], e[1], e[2], e[3]) for e in entries]
+        self._core.attend(
+            self.id, layer, _MODES[mode], stated, _input(q), _input(k), _input(v), _input(out), sums
+        )
+        return Attention(out, sums)
+
+    def _value_head_dim(self, layer: int) -> int:
+        specs = self.spec.layer_specs
+        if specs:
+            of_layer = specs[layer if 0 <= layer < len(specs) else 0]
+            if of_layer.value_head_dim or of_layer.head_dim:
+                return of_layer.value_head_dim or of_layer.head_dim
+        return self.spec.value_head_dim or self.spec.head_dim
+
+
+class Client:
+    """A connection to a service, for all threads of a process.
+
+    Parameters
+    ----------
+    target : str
+        "host:port" or "unix:/path".
+    timeout : float
+        Seconds after which every call ends, repeats included.
+    shared_memory_bytes : int
+        > 0: tensors travel in shared memory of this size (same machine, same user).
+    max_attempts : int
+        How often a call is tried on UNAVAILABLE and ABORTED. 1: it is not repeated; 0: as often as
+        the timeout allows.
+    tls_certificate, tls_key, tls_authorities, token_file : str
+        Paths of files; "" when not used.
+
+    Raises
+    ------
+    Unavailable
+        Nobody answers within the timeout.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = 30.0,
+        shared_memory_bytes: int = 0,
+        max_attempts: int = 0,
+        tls_certificate: str = "",
+        tls_key: str = "",
+        tls_authorities: str = "",
+        token_file: str = "",
+    ) -> None:
+        self._core = _core.Client(
+            target,
+            timeout,
+            shared_memory_bytes,
+            max_attempts,
+            tls_certificate,
+            tls_key,
+            tls_authorities,
+            token_file,
+        )
+
+    def create_cache(self, id: str, spec: CacheSpec) -> Cache:
+        """Creates a cache, or finds the one that has this id and this spec."""
+        return Cache(self._core, id, spec)
+
+    def close(self) -> None:
+        """Ends the connection, when calls of other threads have ended."""
+        self._core.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

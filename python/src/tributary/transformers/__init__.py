@@ -1,0 +1,13 @@
+"""Models of Hugging Face Transformers with their KV cache in a service.
+
+>>> attachment = tributary.transformers.attach(model, "unix:/run/tributary.sock")
+>>> model.generate(**inputs)
+
+Needs transformers 5.24 or later and torch, neither of which `import tributary` brings.
+"""
+
+from .attachment import Attachment, attach
+from .cache import ServiceCache
+from .geometry import Layer, Refused
+
+__all__ = ["Attachment", "Layer", "Refused", "ServiceCache", "attach"]

@@ -1,0 +1,173 @@
+"""Gives a model's attention and its cache to a service."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import errors
+from ..client import Client
+from ..service import Service
+from .attention import NAME, register
+from .cache import ServiceCache
+from .geometry import Layer, Refused, cache_id, cache_spec
+from .probe import ask
+
+_KV_DTYPES = {torch.float32: "bf16", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class Attachment:
+    """A model whose attention is computed by a service; made by `attach`. It ends with `detach` or its ``with``.
+
+    Attributes
+    ----------
+    model
+        The model.
+    held : tributary.Cache
+        The cache of the service, which every process with the same model and the same options shares.
+    layers : dict of int to Layer
+        What was found in the model: its layers with keys and values.
+    """
+
+    def __init__(self, model: Any, client: Client, owned: Client | None, options: dict[str, Any]) -> None:
+        self.model = model
+        self._owned = owned
+        self._most_bytes = options.pop("max_call_bytes")
+        self._implementation = model.config._attn_implementation
+        if isinstance(self._implementation, str) and self._implementation == NAME:
+            raise Refused(["the model is attached already"])
+        self._hook: Any = None
+        register()
+        try:
+            self._switch(NAME)
+            self.layers: dict[int, Layer] = ask(model)
+            spec = cache_spec(list(self.layers.values()), **options)
+            self.held = client.create_cache(cache_id(spec), spec)
+        except BaseException:
+            self._switch(self._implementation)
+            raise
+        self._hook = model.register_forward_pre_hook(self._with_cache, with_kwargs=True)
+        model._prepare_cache_for_generation = self._prepare
+
+    def cache(self) -> ServiceCache:
+        """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
+        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        return ServiceCache(self.held, self.layers, layers, self._most_bytes)
+
+    def detach(self, delete: bool = False) -> None:
+        """Makes the model what it was; may be repeated.
+
+        Parameters
+        ----------
+        delete : bool
+            Whether the service's cache is deleted, with the sequences of all who share it.
+        """
+        if self._hook is None:
+            return
+        self._hook.remove()
+        self._hook = None
+        del self.model._prepare_cache_for_generation
+        self._switch(self._implementation)
+        if delete:
+            with contextlib.suppress(errors.NotFound):  # someone who shares it did
+                self.held.delete()
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def _switch(self, implementation: str) -> None:
+        try:
+            self.model.set_attn_implementation(implementation)
+        except ValueError as error:
+            raise Refused([f"its attention cannot be replaced: {error}"]) from error
+        if self.model.config.get_text_config(decoder=True)._attn_implementation != implementation:
+            raise Refused(["its attention cannot be replaced: it is not computed through AttentionInterface"])
+
+    def _with_cache(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = kwargs.get("cache")
+        if given is None:
+            kwargs = {**kwargs, "cache": self.cache()}
+        elif not isinstance(given, ServiceCache):
+            raise Refused([f"the model is attached to a service, and its cache is {type(given).__name__}"])
+        return args, kwargs
+
+    def _prepare(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Takes the place of GenerationMixin._prepare_cache_for_generation."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            asked = generation_config.cache_implementation
+            raise Refused([f"cache_implementation={asked!r}: the cache is a service's"])
+        given = model_kwargs.get("cache")
+        if given is not None:
+            given._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            model_kwargs["cache"] = self.cache()
+
+
+def attach(
+    model: Any,
+    service: Client | Service | str,
+    *,
+    capacity_tokens: int = 1 << 16,
+    kv_dtype: str | None = None,
+    page_size: int = 0,
+    window_capacity_tokens: int = 0,
+    rollback_tokens: int = 0,
+    max_call_bytes: int = 32 << 20,
+) -> Attachment:
+    """Lets a service hold the KV cache of a model and compute its attention; `model.generate` works as ever.
+
+    The model is run once over three tokens, to see what its layers are: sinks are read then, so its weights must be
+    in place.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A causal language model, in eval mode.
+    service : Client, Service or str
+        The service; a str is the target of a `Client` of its own.
+    capacity_tokens : int
+        What the cache holds, over all sequences. Processes that state the same options share a cache.
+    kv_dtype : "bf16", "f16", "fp8_e4m3" or "fp8_e5m2"
+        None: f16 for a model in float16, else bf16.
+    page_size, window_capacity_tokens, rollback_tokens : int
+        As in `CacheSpec`.
+    max_call_bytes : int
+        Tensors of more bytes travel in several calls: not more than what the service takes in a message.
+
+    Raises
+    ------
+    Refused
+        The model asks for what the service cannot do; ``.reasons`` lists all that was found. The model is as it was.
+    """
+    dtype = getattr(model, "dtype", torch.float32)
+    if dtype not in _KV_DTYPES:
+        raise Refused([f"dtype {dtype}: must be float32, float16 or bfloat16"])
+    owned = None
+    if isinstance(service, Client):
+        client = service
+    else:
+        client = owned = Client(service if isinstance(service, str) else service.target)
+    options = {
+        "capacity_tokens": capacity_tokens,
+        "kv_dtype": kv_dtype or _KV_DTYPES[dtype],
+        "page_size": page_size,
+        "window_capacity_tokens": window_capacity_tokens,
+        "rollback_tokens": rollback_tokens,
+        "max_call_bytes": max_call_bytes,
+    }
+    try:
+        return Attachment(model, client, owned, options)
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise

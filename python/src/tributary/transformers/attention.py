@@ -1,0 +1,109 @@
+"""The attention and mask functions that Transformers calls, under the name "tributary"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .geometry import Refused
+
+NAME = "tributary"
+
+# Tensors that attention functions are handed and that change nothing in what is computed.
+_HARMLESS = {"position_ids", "cache_position", "position_embeddings", "input_ids", "cu_seq_lens_q", "cu_seq_lens_k"}
+
+
+class Mask:
+    """What the mask function was asked: rides on the tensor that models hand from it to attention."""
+
+    def __init__(self, function: Any, columns: torch.Tensor | None, length: int) -> None:
+        self.function = function
+        self.columns = columns  #: [batch, length] bool, False: padding; None: there is none
+        self.length = length  #: columns before this step, and its own
+        self.checked: set[int | None] = set()  #: windows that the function was found to be
+
+
+class _Noted(torch.Tensor):
+    """Stands for a mask. A part of it, which models take for their last rows alone, is it."""
+
+    def __getitem__(self, _: Any) -> _Noted:  # type: ignore[override]
+        return self
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Notes which columns are padding, and what else the mask is; nothing of [rows, columns] is made."""
+    if kv_offset != 0:
+        raise Refused(["the cache is not the service's: pass none, or one of Attachment.cache()"])
+    columns = None
+    if attention_mask is not None and not attention_mask.is_meta:
+        columns = attention_mask.detach().to("cpu", torch.bool)
+    noted = torch.empty(batch_size, 0, dtype=torch.bool).as_subclass(_Noted)
+    noted.tributary = Mask(mask_function, columns, kv_length)  # type: ignore[attr-defined]
+    return noted
+
+
+class Call:
+    """One layer's call of attention, as the model made it."""
+
+    def __init__(self, module: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> None:
+        self.module = module
+        self.query, self.key, self.value = query, key, value  #: [batch, heads, rows, dim]
+        self.mask: Mask | None = getattr(mask, "tributary", None)
+        scale = options.get("scaling")
+        if scale is None:
+            scale = getattr(module, "scaling", None)
+        self.scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
+        self.soft_cap = float(options.get("softcap") or 0.0)
+        self.sinks: torch.Tensor | None = options.get("s_aux")
+        self.options = options
+
+    def reasons(self) -> list[str]:
+        """What of it the service cannot do, whatever the layer is."""
+        why = []
+        if self.mask is None:
+            why.append("its mask was not made by Transformers' mask functions")
+        if self.options.get("is_causal") is False or getattr(self.module, "is_causal", True) is False:
+            why.append("its attention is not causal")
+        if self.options.get("dropout"):
+            why.append("it drops attention weights: model.eval()")
+        if self.options.get("output_attentions"):
+            why.append("attention weights are not to be had (output_attentions)")
+        known = _HARMLESS | {"s_aux"}
+        why += [
+            f"its attention is given {name}, which the service does not know"
+            for name, value in self.options.items()
+            if isinstance(value, torch.Tensor) and name not in known
+        ]
+        if torch.is_grad_enabled() and self.query.requires_grad:
+            why.append("attention in the service has no gradient: use torch.no_grad()")
+        return why
+
+
+def attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """One layer's attention, where its cache lies. Which cache that is rides on `key`: `Cache.update` put it there."""
+    tag = getattr(key, "tributary", None)
+    if tag is None:
+        raise Refused(
+            ["a layer attends over keys other than those it gave to the cache (MLA, cross attention, or another cache)"]
+        )
+    output: torch.Tensor = tag.attend(Call(module, query, key, value, attention_mask, options))
+    return output, None
+
+
+def register() -> None:
+    """Makes both known to Transformers; may be repeated."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)

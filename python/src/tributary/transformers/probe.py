@@ -1,0 +1,130 @@
+"""A cache that holds nothing and notes what each layer asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from .attention import Call
+from .geometry import Layer, Refused, window_of
+
+_TOKENS = 3
+
+
+class _Empty(CacheLayerMixin):
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _Tag:
+    def __init__(self, probe: Probe, layer: int) -> None:
+        self.probe, self.layer = probe, layer
+
+    def attend(self, call: Call) -> torch.Tensor:
+        return self.probe.note(self.layer, call)
+
+
+class Probe(Cache):
+    """Stands in for the cache in one forward pass."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[_Empty() for _ in range(layers)])
+        self.updated: set[int] = set()
+        self.found: dict[int, Layer] = {}
+        self.why: list[str] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer_idx in self.updated:
+            self.why.append(f"layer {layer_idx}: keeps more than one set of keys and values")
+        self.updated.add(layer_idx)
+        key = key_states.view_as(key_states)
+        key.tributary = _Tag(self, layer_idx)  # type: ignore[attr-defined]
+        return key, value_states
+
+    def _no_state(self, *args: Any, **kwargs: Any) -> Any:
+        raise Refused(["layers keep a state that is not keys and values (linear attention, convolutions, indexers)"])
+
+    update_conv_state = update_recurrent_state = get_conv_state = get_recurrent_state = _no_state
+    update_indexer = has_previous_state = _no_state
+
+    def note(self, index: int, call: Call) -> torch.Tensor:
+        """Notes one call; the answer has the right shape and says nothing."""
+        batch, q_heads, rows, head_dim = call.query.shape
+        value_head_dim = call.value.shape[-1]
+        try:
+            if reasons := call.reasons():
+                raise Refused(reasons)
+            assert call.mask is not None
+            layer = Layer(
+                q_heads=q_heads,
+                kv_heads=call.key.shape[1],
+                head_dim=head_dim,
+                value_head_dim=value_head_dim,
+                scale=call.scale,
+                soft_cap=call.soft_cap,
+                window_left=window_of(call.mask.function),
+                sinks=sinks_of(call),
+            )
+            if self.found.setdefault(index, layer) != layer:
+                raise Refused(["another layer attends over its keys in another way"])
+        except Refused as refused:
+            self.why += [f"layer {index}: {reason}" for reason in refused.reasons]
+        return call.query.new_zeros(batch, rows, q_heads, value_head_dim)
+
+    def layers_found(self) -> dict[int, Layer]:
+        """Layers with keys and values, by the model's number. Raises with every reason when some cannot be held."""
+        why = list(dict.fromkeys(self.why))
+        for index, layer in self.found.items():
+            why += layer.reasons(index)
+        if silent := sorted(self.updated - self.found.keys()):
+            why.append(f"layers {silent}: do not attend through Transformers' AttentionInterface")
+        if not self.updated and not why:
+            why.append("no layer uses a cache")
+        if why:
+            raise Refused(why)
+        return dict(sorted(self.found.items()))
+
+
+def sinks_of(call: Call) -> tuple[float, ...]:
+    """The sinks of a call, () for none."""
+    if call.sinks is None:
+        return ()
+    if call.sinks.is_meta:
+        return (0.0,) * call.sinks.numel()
+    return tuple(call.sinks.detach().float().cpu().reshape(-1).tolist())
+
+
+def ask(model: Any) -> dict[int, Layer]:
+    """Runs a model, whose attention is set to "tributary", over a few tokens. What it computes is thrown away."""
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise Refused(["it is an encoder with a decoder"])
+    probe = Probe(config.num_hidden_layers)
+    tokens = torch.arange(1, 1 + _TOKENS, device=model.device).unsqueeze(0)
+    with torch.no_grad():
+        try:
+            model(input_ids=tokens, cache=probe, use_cache=True)
+        except Refused as refused:
+            raise Refused([*probe.why, *refused.reasons]) from None
+        except Exception as error:  # models that want a cache or inputs of their own kind
+            said = " ".join(str(error).split())[:200]
+            why = f"a pass over {_TOKENS} tokens failed: {type(error).__name__}: {said}"
+            raise Refused([*probe.why, why]) from error
+    return probe.layers_found()

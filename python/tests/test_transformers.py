@@ -1,0 +1,499 @@
+"""Models of Transformers with their cache in a service, beside the same models with eager attention.
+
+Models are small and random, with weights large enough that their text does not repeat itself. Four CPU workers hold
+the cache in bfloat16; eager's cache rounds to bfloat16 too.
+"""
+
+import copy
+import gc
+import unittest
+
+import torch
+import transformers
+from transformers import DynamicCache
+
+import tributary
+from tributary.transformers import Refused, ServiceCache, attach
+
+TOKENS = 64
+# Of logits, whose spread is about 10: what bfloat16 in the cache, and in what a prompt sees of itself, makes of them.
+ROUNDING = 0.25
+
+SMALL = {
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "initializer_range": 0.25,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def llama(**more):
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, **more})).eval()
+
+
+class Rounding(DynamicCache):
+    """What a cache of bfloat16 holds."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        rounded = (each.to(torch.bfloat16).to(each.dtype) for each in (key_states, value_states))
+        return super().update(*rounded, *args, **kwargs)
+
+
+def prompts(lengths, seed=0):
+    """Random prompts, padded on the left: (ids, attention_mask)."""
+    dice = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = torch.randint(3, SMALL["vocab_size"], (length,), generator=dice)
+        mask[row, -length:] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def text(model, inputs, tokens=TOKENS, **more):
+    options = {"do_sample": False, "max_new_tokens": tokens, "eos_token_id": None, **more}
+    return model.generate(**inputs, return_dict_in_generate=True, output_logits=True, **options)
+
+
+def eager(model, inputs, tokens=TOKENS, **more):
+    model.set_attn_implementation("eager")
+    return text(model, inputs, tokens, cache=Rounding(config=model.config), **more)
+
+
+class WithService(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(1)
+        cls.service = tributary.serve(workers=4)
+        cls.addClassCleanup(cls.service.close)
+        cls.client = tributary.Client(cls.service.target, shared_memory_bytes=16 << 20)
+        cls.addClassCleanup(cls.client.close)
+
+    def attached(self, model, **more):
+        attachment = attach(model, self.client, **{"capacity_tokens": 1 << 13, **more})
+        self.addCleanup(attachment.detach, delete=True)
+        return attachment
+
+    def assert_same_text(self, want, model, inputs):
+        """The attached model's greedy text is `want`; where its best logits lie too close, it goes on from there."""
+        begin, length = 0, inputs["input_ids"].shape[1]
+        total = len(want.logits)
+        ties = 0
+        while begin < total:
+            ids = want.sequences[:, : length + begin]
+            mask = torch.nn.functional.pad(inputs["attention_mask"], (0, begin), value=1)
+            got = text(model, {"input_ids": ids, "attention_mask": mask}, total - begin)
+            for step in range(begin, total):
+                logits = want.logits[step]
+                torch.testing.assert_close(got.logits[step - begin], logits, atol=ROUNDING, rtol=0)
+                differ = got.sequences[:, length + step] != want.sequences[:, length + step]
+                if differ.any():
+                    best = logits[differ].topk(2).values
+                    self.assertLess((best[:, 0] - best[:, 1]).max(), 2 * ROUNDING)
+                    ties += 1
+                    break
+            begin = step + 1
+        self.assertLess(ties, 6)
+
+
+class Generating(WithService):
+    def test_greedy(self):
+        model, inputs = llama(), prompts([20])
+        want = eager(model, inputs)
+        self.assertGreater(len(set(want.sequences[0, 20:].tolist())), 20)
+        self.attached(model)
+        self.assert_same_text(want, model, inputs)
+
+    def test_ragged_batch_padded_on_the_left(self):
+        model, inputs = llama(), prompts([3, 29, 1, 16])
+        want = eager(model, inputs)
+        self.attached(model)
+        self.assert_same_text(want, model, inputs)
+
+    def test_half_precision(self):
+        for dtype, kv_dtype in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
+            with self.subTest(dtype):
+                model, inputs = llama(initializer_range=0.1).to(dtype), prompts([9, 14])
+                ids = inputs["input_ids"]
+                model.set_attn_implementation("eager")
+                with torch.no_grad():
+                    want = model(**inputs).logits.float()
+                attachment = self.attached(model)
+                self.assertEqual(attachment.held.spec.kv_dtype, kv_dtype)
+                with torch.no_grad():
+                    got = model(**inputs).logits
+                self.assertEqual(got.dtype, dtype)
+                seen = inputs["attention_mask"].bool()
+                torch.testing.assert_close(got.float()[seen], want[seen], atol=0.05 * want.abs().max(), rtol=0)
+                self.assertEqual(text(model, inputs, 5).sequences.shape, (2, ids.shape[1] + 5))
+
+    def test_sampling_draws_what_eager_draws(self):
+        model, inputs = llama(), prompts([5, 12])
+        options = {"do_sample": True, "temperature": 0.5, "top_k": 5}
+        torch.manual_seed(7)
+        want = eager(model, inputs, 24, **options)
+        self.attached(model)
+        torch.manual_seed(7)
+        got = text(model, inputs, 24, **options)
+        self.assertGreater((got.sequences == want.sequences).float().mean(), 0.6)  # until a draw falls between
+        torch.testing.assert_close(got.logits[0], want.logits[0], atol=ROUNDING, rtol=0)
+
+    def test_nothing_is_held_here(self):
+        model, inputs = llama(), prompts([20, 7])
+        self.attached(model)
+        cache = text(model, inputs, 8).cache
+        self.assertIsInstance(cache, ServiceCache)
+        self.assertEqual(cache.get_seq_length(), 27)
+        self.assertEqual([layer.keys for layer in cache.layers], [None] * 3)
+        self.assertEqual(len(cache.sequences), 2)
+
+    def test_sequences_end_with_the_cache(self):
+        model, inputs = llama(), prompts([40])
+        attachment = self.attached(model, capacity_tokens=256)
+        for _ in range(12):  # of 48 tokens each
+            sequences = text(model, inputs, 8).cache.sequences
+            gc.collect()
+            with self.assertRaises(tributary.errors.NotFound):
+                attachment.held.truncate(sequences[0], 0)
+
+    def test_a_prompt_larger_than_a_call(self):
+        model, inputs = llama(), prompts([100, 33])
+        want = eager(model, inputs, 8)
+        self.attached(model, max_call_bytes=20_000)
+        self.assert_same_text(want, model, inputs)
+
+    def test_without_generate(self):
+        model, inputs = llama(), prompts([12, 12])
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            want = model(input_ids=inputs["input_ids"], cache=Rounding(config=model.config)).logits
+        self.attached(model)
+        with torch.no_grad():
+            got = model(input_ids=inputs["input_ids"], use_cache=False)
+        torch.testing.assert_close(got.logits, want, atol=ROUNDING, rtol=0)
+
+
+class Decoding(WithService):
+    def test_beams(self):
+        model, inputs = llama(), prompts([5, 18])
+        options = {"num_beams": 4, "num_return_sequences": 2}
+        want = eager(model, inputs, 32, **options)
+        attachment = self.attached(model)
+        got = text(model, inputs, 32, **options)
+        torch.testing.assert_close(got.sequences_scores, want.sequences_scores, atol=ROUNDING, rtol=0)
+        self.assertTrue(torch.equal(got.sequences[::2], want.sequences[::2]))  # the best beam of each prompt
+        self.assertEqual(len(got.cache.sequences), 8)
+        self.assertEqual(len(set(got.cache.sequences)), 8)
+        del got
+        gc.collect()
+        self.assert_nothing_left(attachment)
+
+    def assert_nothing_left(self, attachment):
+        """All pages are free: a sequence that takes them all fits."""
+        tokens = attachment.held.capacity_tokens
+        dims = (tokens, attachment.held.spec.kv_heads, attachment.held.spec.head_dim)
+        keys = torch.zeros(dims, dtype=torch.bfloat16)
+        sequence = attachment.held.open()
+        attachment.held.append(0, [(sequence, 0, tokens)], keys, keys)
+        attachment.held.close(sequence)
+
+    def test_prompt_lookup(self):
+        model, inputs = llama(initializer_range=0.1), prompts([12])  # repeats itself now and then
+        inputs = {name: tensor.repeat(1, 3) for name, tensor in inputs.items()}
+        want = eager(model, inputs)
+        self.attached(model)
+        self.assert_accepted_text(want, model, inputs, prompt_lookup_num_tokens=5)
+
+    def test_assisted_by_another_model_that_is_attached_too(self):
+        model, inputs = llama(), prompts([12])
+        want = eager(model, inputs)
+        assistant = copy.deepcopy(model)
+        with torch.no_grad():  # near enough to be accepted now and then
+            for parameter in assistant.parameters():
+                parameter += 0.02 * parameter.std() * torch.randn_like(parameter) if parameter.dim() > 1 else 0
+        self.attached(model)
+        self.attached(assistant)
+        self.assert_accepted_text(want, model, inputs, assistant_model=assistant)
+
+    def assert_accepted_text(self, want, model, inputs, **options):
+        passes = []
+        hook = model.register_forward_hook(lambda *_: passes.append(1))
+        self.addCleanup(hook.remove)
+        got = text(model, inputs, **options)
+        self.assertLess(len(passes), TOKENS)  # candidates were accepted
+        length = inputs["input_ids"].shape[1]
+        differ = (got.sequences != want.sequences)[0].nonzero()
+        if len(differ):
+            best = want.logits[int(differ[0]) - length][0].topk(2).values
+            self.assertLess(best[0] - best[1], 2 * ROUNDING)
+            self.assertGreater(int(differ[0]) - length, TOKENS // 4)
+
+    def test_chunked_prefill(self):
+        model, inputs = llama(), prompts([50, 31])
+        want = eager(model, inputs, 16)
+        self.attached(model)
+        got = text(model, inputs, 16, prefill_chunk_size=16)
+        torch.testing.assert_close(got.logits[0], want.logits[0], atol=ROUNDING, rtol=0)
+        self.assertTrue(torch.equal(got.sequences[:, 50:54], want.sequences[:, 50:54]))
+
+    def test_several_turns(self):
+        model = llama()
+        attachment = self.attached(model)
+        cache, said = attachment.cache(), prompts([9])["input_ids"]
+        for turn in range(3):
+            more = prompts([4], seed=10 + turn)["input_ids"]
+            said = torch.cat([said, more], 1)
+            said = model.generate(said, cache=cache, do_sample=False, max_new_tokens=12, eos_token_id=None)
+        attachment.detach()
+        inputs = {"input_ids": said[:, :-12], "attention_mask": torch.ones_like(said[:, :-12])}
+        want = eager(model, inputs, 12)
+        self.attached(model)
+        self.assert_same_text(want, model, inputs)
+        step = int((said[0, -12:] != want.sequences[0, -12:]).int().argmax())
+        if said[0, -12 + step] != want.sequences[0, -12 + step]:
+            best = want.logits[step][0].topk(2).values
+            self.assertLess(best[0] - best[1], 2 * ROUNDING)
+
+    def test_one_prompt_gone_on_from_many_times(self):
+        model, inputs = llama(), prompts([40])
+        attachment = self.attached(model)
+        prefix = attachment.cache()
+        with torch.no_grad():
+            model(input_ids=inputs["input_ids"], cache=prefix)
+        for seed in (1, 2):
+            ids = torch.cat([inputs["input_ids"], prompts([5], seed)["input_ids"]], 1)
+            alone = text(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 8)
+            forked = text(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 8,
+                          cache=copy.deepcopy(prefix))  # fmt: skip
+            torch.testing.assert_close(forked.logits[0], alone.logits[0], atol=ROUNDING, rtol=0)
+        self.assertEqual(prefix.get_seq_length(), 40)
+
+    def test_rows_are_chosen_and_repeated(self):
+        model, inputs = llama(), prompts([7, 3, 10])
+        attachment = self.attached(model)
+        cache = attachment.cache()
+        with torch.no_grad():
+            model(**inputs, cache=cache)
+            cache.batch_select_indices(torch.tensor([2, 0]))
+            cache.batch_repeat_interleave(2)
+            cache.crop(0)
+            cache.crop(-2)
+            self.assertEqual((cache.get_seq_length(), cache.batch_size), (8, 4))
+            next_ids = torch.tensor([[5], [6], [7], [8]])
+            rows = torch.tensor([2, 2, 0, 0])
+            mask = torch.nn.functional.pad(inputs["attention_mask"][rows, :8], (0, 1), value=1)
+            got = model(input_ids=next_ids, attention_mask=mask, cache=cache).logits
+            whole = torch.cat([inputs["input_ids"][rows, :8], next_ids], 1)
+            want = model(input_ids=whole, attention_mask=mask).logits[:, -1:]
+        torch.testing.assert_close(got, want, atol=ROUNDING, rtol=0)
+        before = attachment.held.open()
+        cache.reset()
+        self.assertEqual((cache.get_seq_length(), cache.batch_size), (0, -1))
+        attachment.held.close(before)
+        del cache
+        gc.collect()
+        self.assert_nothing_left(attachment)
+
+    def test_two_clients_share_a_cache(self):
+        model, inputs = llama(), prompts([8, 13])
+        here = self.attached(model)
+        other = copy.deepcopy(llama())
+        with attach(other, self.service, capacity_tokens=1 << 13) as there:
+            self.assertEqual(here.held.id, there.held.id)
+            self.assertTrue(torch.equal(text(model, inputs, 8).sequences, text(other, inputs, 8).sequences))
+
+
+def windows(*lefts):
+    """Layer types of which those that are True have a window."""
+    return {"layer_types": ["sliding_attention" if left else "full_attention" for left in lefts], "sliding_window": 16}
+
+
+FAMILIES = {
+    "Qwen2": {**windows(False, True, False), "use_sliding_window": True},
+    "Qwen3": {},
+    "Mistral": {"sliding_window": 16},
+    "Gemma2": {**windows(True, False, True), "attn_logit_softcapping": 4.0, "query_pre_attn_scalar": 32},
+    "Gemma3Text": windows(True, False, True),
+    "GptOss": {**windows(True, False, True), "num_local_experts": 4, "num_experts_per_tok": 2,
+               "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "Phi3": {"hidden_size": 384, "head_dim": 96},
+    "Gemma4Text": {**windows(True, True, False), "head_dim": 64, "per_layer_config": {"2": {"head_dim": 128}},
+                   "hidden_size_per_layer_input": 0},
+}  # fmt: skip
+
+
+def family(name, **more):
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **FAMILIES[name], **more})
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    for module in model.modules():
+        if hasattr(module, "sinks"):
+            torch.nn.init.normal_(module.sinks, std=2.0)
+    return model
+
+
+class Families(WithService):
+    """Each family's text beside eager's: one prompt alone, and four of different lengths."""
+
+    def writes_the_text(self, name, config=(), **found):
+        model = family(name, **dict(config))
+        wanted = [(inputs, eager(model, inputs)) for inputs in (prompts([40]), prompts([21, 3, 30, 1]))]
+        layers = self.attached(model).layers
+        for index, values in enumerate(zip(*found.values())):
+            self.assertEqual([getattr(layers[index], field) for field in found], list(values))
+        for inputs, want in wanted:
+            self.assertGreater(len(set(want.sequences[0, -TOKENS:].tolist())), 10)
+            self.assert_same_text(want, model, inputs)
+
+    def test_qwen2(self):
+        self.writes_the_text("Qwen2", window_left=[None, 15, None])
+
+    def test_qwen3(self):
+        self.writes_the_text("Qwen3", head_dim=[64, 64, 64])
+
+    def test_mistral(self):
+        self.writes_the_text("Mistral", window_left=[15, 15, 15])
+
+    def test_gemma2(self):
+        self.writes_the_text("Gemma2", window_left=[15, None, 15], soft_cap=[4.0] * 3, scale=[32**-0.5] * 3)
+
+    def test_gemma3(self):
+        self.writes_the_text("Gemma3Text", window_left=[15, None, 15])
+
+    def test_gpt_oss(self):
+        self.writes_the_text("GptOss", window_left=[15, None, 15])
+
+    def test_phi3(self):
+        self.writes_the_text("Phi3", head_dim=[96, 96, 96])
+
+    def test_gemma4(self):
+        self.writes_the_text("Gemma4Text", window_left=[15, 15, None], head_dim=[64, 64, 128])
+
+    def test_gemma4_with_layers_that_attend_over_the_keys_of_others(self):
+        shared = {**windows(True, False, True, False), "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                  "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": SMALL["vocab_size"]}  # fmt: skip
+        self.writes_the_text("Gemma4Text", {**shared, "per_layer_config": {}}, head_dim=[64, 64])
+
+
+class Attaching(WithService):
+    def test_reads_the_model(self):
+        with attach(llama(num_key_value_heads=1), self.client, capacity_tokens=1 << 10) as attachment:
+            self.assertEqual(list(attachment.layers), [0, 1, 2])
+            layer = attachment.layers[0]
+            self.assertEqual((layer.q_heads, layer.kv_heads, layer.head_dim), (4, 1, 64))
+            self.assertEqual((layer.scale, layer.soft_cap, layer.window_left, layer.sinks), (0.125, 0.0, None, ()))
+
+    def test_detached_is_as_before(self):
+        model, inputs = llama(), prompts([6])
+        model.set_attn_implementation("eager")
+        want = model.generate(**inputs, max_new_tokens=10, do_sample=False)
+        with attach(model, self.service) as attachment:
+            with self.assertRaises(Refused):
+                attach(model, self.client)
+        attachment.detach()
+        self.assertEqual(model.config._attn_implementation, "eager")
+        self.assertTrue(torch.equal(model.generate(**inputs, max_new_tokens=10, do_sample=False), want))
+
+    def test_small_heads_are_filled_up(self):
+        model, inputs = llama(head_dim=24), prompts([9, 4])
+        want = eager(model, inputs, 24)
+        self.assertEqual(self.attached(model).held.spec.head_dim, 64)
+        self.assert_same_text(want, model, inputs)
+
+    def test_many_query_heads_share_copies(self):
+        model, inputs = llama(num_attention_heads=32, num_key_value_heads=1, head_dim=16), prompts([9, 4])
+        want = eager(model, inputs, 24)
+        self.assertEqual(self.attached(model).held.spec.kv_heads, 2)
+        self.assert_same_text(want, model, inputs)
+
+    def test_what_is_refused_tells_why(self):
+        model = llama(head_dim=512)
+        model.set_attn_implementation("sdpa")
+        with self.assertRaises(Refused) as caught:
+            attach(model, self.client)
+        self.assertEqual(len(caught.exception.reasons), 3)
+        self.assertIn("layer 0: heads of 512", caught.exception.reasons[0])
+        self.assertEqual(model.config._attn_implementation, "sdpa")
+        model.generate(**prompts([5]), max_new_tokens=2)
+        with self.assertRaises(Refused):
+            attach(llama().to(torch.float64), self.client)
+
+
+class Refusing(WithService):
+    def setUp(self):
+        self.model = llama()
+        self.attachment = self.attached(self.model)
+
+    def refuses(self, why, **call):
+        with torch.no_grad(), self.assertRaises(Refused) as caught:
+            self.model(**call)
+        self.assertIn(why, str(caught.exception))
+
+    def test_other_caches(self):
+        self.refuses("its cache is DynamicCache", **prompts([5]), cache=DynamicCache())
+        with self.assertRaises(Refused):
+            self.model.generate(**prompts([5]), cache_implementation="static")
+
+    def test_masks_of_one_s_own(self):
+        self.refuses("not made by", input_ids=torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4))
+
+    def test_columns_that_are_masked_later(self):
+        cache, inputs = self.attachment.cache(), prompts([6, 3])
+        with torch.no_grad():
+            self.model(**inputs, cache=cache)
+        again = {"input_ids": torch.full((2, 1), 9), "cache": cache}
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1)
+        changed = mask.clone()
+        changed[0, 0] = 0
+        self.refuses("masked, or no longer", **again, attention_mask=changed)
+        self.refuses("padding was given before", **again)
+        with torch.no_grad():
+            self.model(**again, attention_mask=mask)
+
+    def test_gradients(self):
+        with self.assertRaises(Refused) as caught:
+            self.model(**prompts([5]))
+        self.assertIn("no gradient", str(caught.exception))
+
+    def test_a_step_that_was_refused_can_be_repeated(self):
+        model, inputs = llama(), prompts([24])
+        self.attachment.detach()
+        attachment = self.attached(model, capacity_tokens=256)
+        ids = inputs["input_ids"]
+        with torch.no_grad():
+            cache = attachment.cache()
+            first = model(input_ids=ids, cache=cache).logits
+            other = attachment.cache()
+            while True:  # other sequences take what is free
+                try:
+                    model(input_ids=ids[:, :16], cache=other)
+                except tributary.errors.ResourceExhausted:
+                    break
+            length = cache.get_seq_length()
+            with self.assertRaises(tributary.errors.ResourceExhausted):
+                model(input_ids=ids.repeat(1, 3), cache=cache)
+            self.assertEqual(cache.get_seq_length(), length)
+            other.reset()
+            more = model(input_ids=ids[:, :8], cache=cache).logits
+            fresh = attachment.cache()
+            both = model(input_ids=torch.cat([ids, ids[:, :8]], 1), cache=fresh).logits
+        torch.testing.assert_close(torch.cat([first, more], 1), both, atol=ROUNDING, rtol=0)
+
+    def test_a_pass_that_ended_half_way(self):
+        class Enough(Exception):
+            pass
+
+        def stop(*_):
+            raise Enough
+
+        cache, inputs = self.attachment.cache(), prompts([6])
+        hook = self.model.model.layers[1].register_forward_pre_hook(stop)
+        with torch.no_grad(), self.assertRaises(Enough):
+            self.model(**inputs, cache=cache)
+        hook.remove()
+        with torch.no_grad(), self.assertRaises(RuntimeError):
+            self.model(**inputs, cache=cache)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

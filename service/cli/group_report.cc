@@ -1,0 +1,42 @@
+#include "service/cli/group_report.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "service/cli/units.h"
+
+namespace tributary::cli {
+
+std::string GroupLine(const v1::GetTopologyReply& topology, const Style& style,
+                      const std::string& more) {
+  const bool ready = topology.state() == v1::GROUP_STATE_READY;
+  const auto connected = std::count_if(topology.workers().begin(), topology.workers().end(),
+                                       [](const auto& worker) { return worker.connected(); });
+  return absl::StrCat(ready ? style.Green("ready") : style.Yellow("forming"), "  epoch ",
+                      topology.epoch(), "  ", connected, " of ", topology.workers_size(),
+                      " workers", more, topology.version().empty() ? "" : "  version ",
+                      topology.version(), "\n");
+}
+
+std::vector<Table::Column> WorkerColumns() {
+  return {{"RANK", Align::kRight},
+          {"ADDRESS"},
+          {"BACKEND"},
+          {"STATE"},
+          {"MEMORY", Align::kRight},
+          {"TOKENS", Align::kRight},
+          {"BUSY", Align::kRight}};
+}
+
+std::vector<std::string> WorkerCells(const v1::WorkerInfo& worker, const std::string& busy,
+                                     const Style& style) {
+  return {absl::StrCat(worker.rank()),
+          worker.address(),
+          worker.backend(),
+          worker.connected() ? style.Green("connected") : style.Red("lost"),
+          Bytes(static_cast<double>(worker.memory_bytes())),
+          Count(worker.tokens()),
+          busy};
+}
+
+}  // namespace tributary::cli

@@ -1,0 +1,348 @@
+#include "service/client/c/tributary.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/client/client.h"
+
+struct tributary_error {
+  tributary_code code;
+  std::string message;
+  std::string field;
+  int64_t retry_delay_ms;
+  int64_t length;
+};
+
+struct tributary_client {
+  std::unique_ptr<tributary::client::Client> client;
+};
+
+namespace tributary::client {
+namespace {
+
+static_assert(TRIBUTARY_F32 == static_cast<int>(v1::DTYPE_F32));
+static_assert(TRIBUTARY_FP8_E5M2 == static_cast<int>(v1::DTYPE_FP8_E5M2));
+static_assert(TRIBUTARY_DFLASH == static_cast<int>(v1::ATTEND_MODE_DFLASH));
+static_assert(TRIBUTARY_UNAUTHENTICATED == static_cast<int>(absl::StatusCode::kUnauthenticated));
+
+tributary_error Describe(const absl::Status& status) {
+  const auto delay = RetryDelayOf(status);
+  return {.code = static_cast<tributary_code>(status.code()),
+          .message = std::string(status.message()),
+          .field = FieldOf(status),
+          .retry_delay_ms = delay.has_value() ? delay->count() : -1,
+          .length = LengthOf(status).value_or(-1)};
+}
+
+tributary_code Report(const absl::Status& status, tributary_error** error) {
+  if (!status.ok() && error != nullptr) {
+    // Without memory for the error its code remains.
+    try {
+      *error = std::make_unique<tributary_error>(Describe(status)).release();
+    } catch (const std::bad_alloc&) {
+      *error = nullptr;
+    }
+  }
+  return static_cast<tributary_code>(status.code());
+}
+
+// Runs what returns a status; what it throws becomes one.
+template <typename Body>
+tributary_code Guarded(tributary_error** error, const Body& body) {
+  try {
+    return Report(body(), error);
+  } catch (const std::bad_alloc&) {
+    return Report(absl::Status(absl::StatusCode::kResourceExhausted, "out of memory"), error);
+  } catch (const std::exception& thrown) {
+    return Report(absl::Status(absl::StatusCode::kInternal, thrown.what()), error);
+  }
+}
+
+// The caller's structure, which may be of another version, as this one's. INVALID_ARGUMENT when its
+// size cannot be right.
+template <typename T>
+absl::StatusOr<T> Known(const T* given, absl::string_view what) {
+  if (given == nullptr) return InvalidField(what, "is missing");
+  if (given->size < sizeof(given->size)) {
+    return InvalidField(absl::StrCat(what, ".size"), "must be the structure's size");
+  }
+  T known{};
+  std::memcpy(&known, given, std::min(given->size, sizeof(T)));
+  return known;
+}
+
+std::string Text(const char* text) { return text == nullptr ? std::string() : std::string(text); }
+
+absl::StatusOr<ConnectOptions> FromC(const tributary_options& given) {
+  ConnectOptions options{.target = Text(given.target),
+                         .security = {.tls = {.certificate = Text(given.tls_certificate),
+                                              .key = Text(given.tls_key),
+                                              .authorities = Text(given.tls_authorities)},
+                                      .token_file = Text(given.token_file)},
+                         .shared_memory_bytes = given.shared_memory_bytes};
+  if (given.timeout_ms != 0) options.timeout = std::chrono::milliseconds(given.timeout_ms);
+  if (given.max_attempts != 0) options.max_attempts = given.max_attempts;
+  if (given.max_message_bytes != 0) options.max_message_bytes = given.max_message_bytes;
+  return options;
+}
+
+absl::Status FromC(const tributary_layer& given, v1::LayerSpec& layer) {
+  if (given.has_window_left != 0) layer.mutable_window()->set_left(given.window_left);
+  if (given.has_soft_cap != 0) layer.set_soft_cap(given.soft_cap);
+  layer.set_sm_scale(given.sm_scale);
+  layer.set_kv_dtype(static_cast<v1::DType>(given.kv_dtype));
+  layer.set_q_heads(given.q_heads);
+  layer.set_kv_heads(given.kv_heads);
+  layer.set_head_dim(given.head_dim);
+  layer.set_value_head_dim(given.value_head_dim);
+  const auto copy = [](absl::string_view field, const float* values, int32_t count,
+                       google::protobuf::RepeatedField<float>* to) -> absl::Status {
+    if (count < 0 || (count > 0 && values == nullptr)) {
+      return InvalidField(field, "its count and its values do not agree");
+    }
+    if (count > 0) to->Add(values, values + count);
+    return absl::OkStatus();
+  };
+  if (auto s = copy("sinks", given.sinks, given.sink_count, layer.mutable_sinks()); !s.ok()) {
+    return s;
+  }
+  if (auto s = copy("k_scale", given.k_scale, given.k_scale_count, layer.mutable_k_scale());
+      !s.ok()) {
+    return s;
+  }
+  return copy("v_scale", given.v_scale, given.v_scale_count, layer.mutable_v_scale());
+}
+
+absl::StatusOr<v1::CacheSpec> FromC(const tributary_cache_spec& given) {
+  v1::CacheSpec spec;
+  spec.set_layers(given.layers);
+  spec.set_q_heads(given.q_heads);
+  spec.set_kv_heads(given.kv_heads);
+  spec.set_head_dim(given.head_dim);
+  spec.set_value_head_dim(given.value_head_dim);
+  spec.set_page_size(given.page_size);
+  spec.set_kv_dtype(static_cast<v1::DType>(given.kv_dtype));
+  spec.set_sm_scale(given.sm_scale);
+  spec.set_soft_cap(given.soft_cap);
+  spec.set_capacity_tokens(given.capacity_tokens);
+  if (given.window_capacity_tokens != 0) {
+    spec.set_window_capacity_tokens(given.window_capacity_tokens);
+  }
+  if (given.rollback_tokens != 0) spec.set_rollback_tokens(given.rollback_tokens);
+  if (given.layer_count < 0 || (given.layer_count > 0 && given.layer_specs == nullptr)) {
+    return InvalidField("layer_specs", "layer_count does not agree with them");
+  }
+  // The caller's layers lie as far apart as the caller's structure is large.
+  const char* at = reinterpret_cast<const char*>(given.layer_specs);
+  for (int i = 0; i < given.layer_count; ++i) {
+    const std::string field = absl::StrCat("layer_specs[", i, "]");
+    const auto layer = Known(reinterpret_cast<const tributary_layer*>(at), field);
+    if (!layer.ok()) return layer.status();
+    if (auto s = FromC(*layer, *spec.add_layer_specs()); !s.ok()) return PrefixField(field, s);
+    at += layer->size;
+  }
+  return spec;
+}
+
+absl::Status CheckEntries(const tributary_call& call) {
+  if (call.entry_count == 0 || call.entries == nullptr) {
+    return InvalidField("entries", "must not be empty");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttendCall> ToAttend(const tributary_call* given) {
+  const auto call = Known(given, "call");
+  if (!call.ok()) return call.status();
+  if (auto s = CheckEntries(*call); !s.ok()) return s;
+  AttendCall attend{.cache_id = Text(call->cache),
+                    .layer = call->layer,
+                    .dtype = static_cast<v1::DType>(call->dtype),
+                    .q = call->q,
+                    .k = call->k,
+                    .v = call->v,
+                    .q_heads = call->q_heads,
+                    .kv_heads = call->kv_heads,
+                    .head_dim = call->head_dim,
+                    .value_head_dim = call->value_head_dim,
+                    .output = call->output,
+                    .lse = call->lse};
+  if (call->mode != 0) attend.mode = static_cast<v1::AttendMode>(call->mode);
+  attend.entries.reserve(call->entry_count);
+  for (size_t i = 0; i < call->entry_count; ++i) {
+    const tributary_entry& entry = call->entries[i];
+    attend.entries.push_back({entry.sequence, entry.first_position, entry.rows, entry.new_tokens});
+  }
+  return attend;
+}
+
+absl::StatusOr<AppendCall> ToAppend(const tributary_call* given) {
+  const auto call = Known(given, "call");
+  if (!call.ok()) return call.status();
+  if (auto s = CheckEntries(*call); !s.ok()) return s;
+  AppendCall append{.cache_id = Text(call->cache),
+                    .layer = call->layer,
+                    .dtype = static_cast<v1::DType>(call->dtype),
+                    .k = call->k,
+                    .v = call->v,
+                    .kv_heads = call->kv_heads,
+                    .head_dim = call->head_dim,
+                    .value_head_dim = call->value_head_dim};
+  append.entries.reserve(call->entry_count);
+  for (size_t i = 0; i < call->entry_count; ++i) {
+    const tributary_entry& entry = call->entries[i];
+    append.entries.push_back({entry.sequence, entry.first_position, entry.rows});
+  }
+  return append;
+}
+
+// The value where there is one, if the caller wants it.
+template <typename T>
+absl::Status Take(absl::StatusOr<T> result, T* to) {
+  if (result.ok() && to != nullptr) *to = *result;
+  return result.status();
+}
+
+}  // namespace
+}  // namespace tributary::client
+
+using namespace tributary::client;  // NOLINT(google-build-using-namespace): C names stand outside
+
+const char* tributary_code_name(int code) {
+  // Of absl's own table, which lives as long as the process.
+  static const std::string* const names = [] {
+    auto* table = new std::string[TRIBUTARY_UNAUTHENTICATED + 1];
+    for (int i = 0; i <= TRIBUTARY_UNAUTHENTICATED; ++i) {
+      table[i] = absl::StatusCodeToString(static_cast<absl::StatusCode>(i));
+    }
+    return table;
+  }();
+  const bool known = code >= 0 && code <= TRIBUTARY_UNAUTHENTICATED;
+  return names[known ? code : TRIBUTARY_UNKNOWN].c_str();
+}
+
+const char* tributary_version(void) { return TRIBUTARY_VERSION; }
+
+tributary_code tributary_error_code(const tributary_error* error) { return error->code; }
+const char* tributary_error_message(const tributary_error* error) { return error->message.c_str(); }
+const char* tributary_error_field(const tributary_error* error) { return error->field.c_str(); }
+int64_t tributary_error_retry_delay_ms(const tributary_error* error) {
+  return error->retry_delay_ms;
+}
+int64_t tributary_error_length(const tributary_error* error) { return error->length; }
+void tributary_error_free(tributary_error* error) { delete error; }
+
+tributary_code tributary_connect(const tributary_options* options, tributary_client** client,
+                                 tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    const auto known = Known(options, "options");
+    if (!known.ok()) return known.status();
+    const auto connect = FromC(*known);
+    if (!connect.ok()) return connect.status();
+    auto connected = Client::Connect(*connect);
+    if (!connected.ok()) return connected.status();
+    *client = new tributary_client{*std::move(connected)};
+    return absl::OkStatus();
+  });
+}
+
+void tributary_close(tributary_client* client) { delete client; }
+
+tributary_code tributary_create_cache(tributary_client* client, const char* id,
+                                      const tributary_cache_spec* spec, tributary_cache_info* info,
+                                      tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    const auto known = Known(spec, "spec");
+    if (!known.ok()) return known.status();
+    const auto wanted = FromC(*known);
+    if (!wanted.ok()) return wanted.status();
+    const auto reply = client->client->CreateCache(Text(id), *wanted);
+    if (!reply.ok() || info == nullptr) return reply.status();
+    const tributary_cache_info told{.size = info->size,
+                                    .ranks = reply->ranks(),
+                                    .page_size = reply->spec().page_size(),
+                                    .capacity_tokens = reply->spec().capacity_tokens()};
+    std::memcpy(info, &told, std::min(info->size, sizeof(told)));
+    return absl::OkStatus();
+  });
+}
+
+tributary_code tributary_delete_cache(tributary_client* client, const char* id,
+                                      tributary_error** error) {
+  return Guarded(error, [&] { return client->client->DeleteCache(Text(id)); });
+}
+
+tributary_code tributary_open_sequence(tributary_client* client, const char* cache,
+                                       uint64_t* sequence, tributary_error** error) {
+  return Guarded(error, [&] { return Take(client->client->OpenSequence(Text(cache)), sequence); });
+}
+
+tributary_code tributary_reopen_sequence(tributary_client* client, const char* cache,
+                                         uint64_t sequence, tributary_error** error) {
+  return Guarded(error, [&] { return client->client->ReopenSequence(Text(cache), sequence); });
+}
+
+tributary_code tributary_fork_sequence(tributary_client* client, const char* cache, uint64_t parent,
+                                       int64_t length, uint64_t* sequence,
+                                       tributary_error** error) {
+  return Guarded(error, [&] {
+    const auto shared = length < 0 ? std::nullopt : std::optional<int64_t>(length);
+    return Take(client->client->ForkSequence(Text(cache), parent, shared), sequence);
+  });
+}
+
+tributary_code tributary_truncate_sequence(tributary_client* client, const char* cache,
+                                           uint64_t sequence, int64_t length, int64_t* held,
+                                           tributary_error** error) {
+  return Guarded(error, [&] {
+    return Take(client->client->TruncateSequence(Text(cache), sequence, length), held);
+  });
+}
+
+tributary_code tributary_close_sequence(tributary_client* client, const char* cache,
+                                        uint64_t sequence, tributary_error** error) {
+  return Guarded(error, [&] { return client->client->CloseSequence(Text(cache), sequence); });
+}
+
+tributary_code tributary_append(tributary_client* client, const tributary_call* call,
+                                tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    const auto append = ToAppend(call);
+    return append.ok() ? client->client->Append(*append) : append.status();
+  });
+}
+
+tributary_code tributary_attend(tributary_client* client, const tributary_call* call,
+                                tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    const auto attend = ToAttend(call);
+    return attend.ok() ? client->client->Attend(*attend) : attend.status();
+  });
+}
+
+void tributary_attend_async(tributary_client* client, const tributary_call* call,
+                            tributary_done done, void* context) {
+  tributary_error* error = nullptr;
+  const tributary_code code = Guarded(&error, [&]() -> absl::Status {
+    const auto attend = ToAttend(call);
+    if (!attend.ok()) return attend.status();
+    client->client->AttendAsync(*attend, [done, context](absl::Status status) {
+      tributary_error* why = nullptr;
+      const tributary_code outcome = Report(status, &why);
+      done(context, outcome, why);
+      tributary_error_free(why);
+    });
+    return absl::OkStatus();
+  });
+  if (code == TRIBUTARY_OK) return;
+  done(context, code, error);
+  tributary_error_free(error);
+}

@@ -1,0 +1,96 @@
+#include "service/coordinator/adopt_sequences.h"
+
+#include <algorithm>
+#include <map>
+
+#include "service/schedule/reconcile.h"
+
+namespace tributary::service {
+namespace {
+
+// What each rank that is not fresh reports of one cache of the workers.
+std::vector<const worker::HeldCache*> ReportsOf(
+    worker::CacheId id, const std::vector<std::optional<worker::Holdings>>& held) {
+  std::vector<const worker::HeldCache*> reports;
+  for (const std::optional<worker::Holdings>& holdings : held) {
+    if (!holdings.has_value()) continue;
+    const auto is = [id](const worker::HeldCache& cache) { return cache.id == id; };
+    const auto found = std::find_if(holdings->caches.begin(), holdings->caches.end(), is);
+    reports.push_back(found == holdings->caches.end() ? nullptr : &*found);
+  }
+  return reports;
+}
+
+Sequence Empty(worker::SequenceId id, const SequenceTable& table) {
+  Sequence sequence;
+  sequence.id = id;
+  sequence.lengths.assign(table.geometry().layers, 0);
+  sequence.last_step.assign(table.geometry().layers, 0);
+  sequence.groups.resize(table.groups().size());
+  return sequence;
+}
+
+// Puts what a group of layers holds into the sequence.
+void Put(const worker::HeldSequence& held, int32_t group, const SequenceTable& table,
+         Sequence* sequence) {
+  const std::vector<int32_t>& layers = table.groups()[group].layers;
+  for (size_t i = 0; i < layers.size() && i < held.lengths.size(); ++i) {
+    sequence->lengths[layers[i]] = std::max<int64_t>(0, held.lengths[i]);
+    sequence->last_step[layers[i]] = i < held.last_step.size() ? held.last_step[i] : 0;
+  }
+  PageList& list = sequence->groups[group];
+  list.pages = held.pages;
+  list.given_up = held.given_up;
+  std::fill_n(list.pages.begin(), list.given_up, kNoPage);
+}
+
+}  // namespace
+
+AdoptedSequences AdoptSequences(Cache& cache,
+                                const std::vector<std::optional<worker::Holdings>>& held) {
+  AdoptedSequences adopted;
+  std::vector<const worker::Holdings*> ranks;
+  for (const auto& holdings : held) ranks.push_back(holdings ? &*holdings : nullptr);
+  const worker::CommandMark last = LastOfAll(ranks);
+  std::map<worker::SequenceId, Sequence> sequences;
+  std::map<worker::SequenceId, std::string> lost;
+  std::vector<worker::SequenceId> absent;
+  for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
+    const auto reports = ReportsOf(cache.ids[group], held);
+    const worker::CacheSpec spec = cache.GroupSpec(group);
+    const bool other = std::any_of(reports.begin(), reports.end(), [&spec](const auto* report) {
+      return report != nullptr && !worker::SameSpec(report->spec, spec);
+    });
+    if (other) return adopted;
+    ReconciledCache reconciled = Reconcile(reports, last, cache.table.page_tokens());
+    for (const worker::HeldSequence& sequence : reconciled.whole) {
+      auto [it, fresh] = sequences.try_emplace(sequence.id, Empty(sequence.id, cache.table));
+      Put(sequence, group, cache.table, &it->second);
+    }
+    for (ReconciledCache::Lost& sequence : reconciled.lost) {
+      lost.emplace(sequence.sequence.id, std::move(sequence.why));
+    }
+    absent.insert(absent.end(), reconciled.absent.begin(), reconciled.absent.end());
+  }
+  // A fork or a close that had reached some groups of layers, or some ranks, had been answered to
+  // nobody.
+  std::sort(absent.begin(), absent.end());
+  absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
+  for (const worker::SequenceId id : absent) {
+    sequences.erase(id);
+    lost.erase(id);
+  }
+  for (const auto& [id, why] : lost) {
+    Sequence sequence = Empty(id, cache.table);
+    sequence.lost = true;
+    sequences.insert_or_assign(id, std::move(sequence));
+  }
+  adopted.whole = static_cast<int64_t>(sequences.size() - lost.size());
+  for (auto& [id, sequence] : sequences) cache.table.Restore(std::move(sequence));
+  cache.table.FinishRestoring();
+  adopted.lost.assign(lost.begin(), lost.end());
+  adopted.absent = std::move(absent);
+  return adopted;
+}
+
+}  // namespace tributary::service

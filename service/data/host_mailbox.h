@@ -1,0 +1,51 @@
+// The mailbox of a session in shared memory: an object without a name that the service owns, and
+// that nobody can make shorter or longer. The host gets its descriptor (mailbox_handout.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "base/mailbox/cpu_doorbell.h"
+#include "base/mailbox/layout.h"
+#include "service/data/guarded_mapping.h"
+
+namespace tributary::service {
+
+// What lies in it the host may change at any time; who reads it takes no size or place from it.
+class HostMailbox {
+ public:
+  // All of it is backed by memory, and zero. RESOURCE_EXHAUSTED when the machine has not enough.
+  static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(const mailbox::Layout& layout);
+  ~HostMailbox();
+  HostMailbox(const HostMailbox&) = delete;
+  HostMailbox& operator=(const HostMailbox&) = delete;
+
+  const mailbox::Layout& layout() const { return layout_; }
+  int descriptor() const { return file_; }
+
+  mailbox::CpuDoorbell arrived() const {
+    return {Word(layout_.arrived), Word(layout_.service_sleeps)};
+  }
+  mailbox::CpuDoorbell finished() const {
+    return {Word(layout_.finished), Word(layout_.host_sleeps)};
+  }
+  uint32_t* status() const { return Word(layout_.status); }
+  // Of the session's layer number `count`.
+  std::byte* SlotOf(uint32_t count) const { return memory_->data() + layout_.SlotOf(count); }
+  // Whether the machine had no memory left for some page when it was touched.
+  bool lost() const { return memory_->cut_short(); }
+
+ private:
+  HostMailbox(const mailbox::Layout& layout, int file, std::unique_ptr<GuardedMapping> memory);
+  uint32_t* Word(size_t offset) const {
+    return reinterpret_cast<uint32_t*>(memory_->data() + offset);
+  }
+
+  const mailbox::Layout layout_;
+  const int file_;
+  const std::unique_ptr<GuardedMapping> memory_;
+};
+
+}  // namespace tributary::service

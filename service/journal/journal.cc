@@ -1,0 +1,286 @@
+#include "service/journal/journal.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+
+namespace tributary::service {
+namespace {
+
+constexpr char kField[] = "state_dir";
+// Raised by a change that an older build would misread.
+constexpr int64_t kFormat = 1;
+
+constexpr char kTables[] =
+    "CREATE TABLE group_identity (one INTEGER PRIMARY KEY CHECK (one = 1), group_id INTEGER NOT "
+    "NULL, ranks INTEGER NOT NULL, epoch INTEGER NOT NULL, formed_epoch INTEGER NOT NULL);"
+    "CREATE TABLE holders (rank INTEGER PRIMARY KEY, instance INTEGER NOT NULL);"
+    "CREATE TABLE caches (name TEXT PRIMARY KEY, owner TEXT NOT NULL, first_id INTEGER NOT NULL, "
+    "spec BLOB NOT NULL);";
+
+uint64_t RandomId() {
+  std::random_device device;
+  const uint64_t id = (uint64_t{device()} << 32) | device();
+  return id == 0 ? 1 : id;
+}
+
+// SQLite's integers have a sign; ids use all 64 bits.
+SqlValue Number(uint64_t value) { return static_cast<int64_t>(value); }
+
+std::optional<uint64_t> ReadNumber(const SqlValue& value) {
+  const auto* number = std::get_if<int64_t>(&value);
+  if (number == nullptr) return std::nullopt;
+  return static_cast<uint64_t>(*number);
+}
+
+absl::Status Misread() { return absl::DataLossError("a row is not what it should be"); }
+
+// Moves the files of a journal out of the way, under the first name that is free.
+absl::Status PutAside(const std::string& path) {
+  std::error_code failed;
+  std::string aside;
+  for (int n = 1; aside.empty() || std::filesystem::exists(aside); ++n) {
+    aside = absl::StrCat(path, ".damaged-", n);
+  }
+  for (const char* suffix : {"", "-wal", "-shm"}) {
+    if (!std::filesystem::exists(path + suffix)) continue;
+    std::filesystem::rename(path + suffix, aside + suffix, failed);
+    if (failed) return FieldError(absl::StatusCode::kUnavailable, kField, failed.message());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Journal>> Journal::Open(
+    const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log) {
+  std::shared_ptr<Journal> journal(new Journal(std::move(log)));
+  TRIBUTARY_RETURN_IF_ERROR(journal->Lock(directory));
+  const std::string path = absl::StrCat(directory, "/journal.db");
+  absl::Status loaded = journal->Load(path, ranks);
+  if (absl::IsDataLoss(loaded)) {
+    journal->log_->Error("the journal cannot be read and is put aside: the group begins anew",
+                         {{"file", path}, {"error", loaded.message()}});
+    journal->database_.reset();
+    TRIBUTARY_RETURN_IF_ERROR(PutAside(path));
+    loaded = journal->Load(path, ranks);
+  }
+  if (!loaded.ok()) return FieldError(loaded.code(), kField, loaded.message());
+  journal->thread_ = std::thread([journal = journal.get()] { journal->Loop(); });
+  return journal;
+}
+
+Journal::~Journal() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  database_.reset();
+  if (lock_file_ >= 0) close(lock_file_);
+}
+
+absl::Status Journal::Lock(const std::string& directory) {
+  const std::string path = absl::StrCat(directory, "/lock");
+  lock_file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock_file_ < 0) {
+    return FieldError(absl::StatusCode::kUnavailable, kField,
+                      absl::StrCat(path, ": ", std::strerror(errno)));
+  }
+  if (flock(lock_file_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  return FieldError(absl::StatusCode::kFailedPrecondition, kField,
+                    absl::StrCat("another coordinator uses ", directory));
+}
+
+absl::Status Journal::Load(const std::string& path, int ranks) {
+  TRIBUTARY_ASSIGN_OR_RETURN(Sqlite database, Sqlite::Open(path));
+  database_ = std::make_unique<Sqlite>(std::move(database));
+  // The directory is ours alone, so the index of the WAL need not be shared with anybody.
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(
+      "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"));
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> checked,
+                             database_->Query("PRAGMA quick_check"));
+  if (checked.empty() || checked.front() != SqlRow{std::string("ok")}) {
+    return absl::DataLossError("its pages are damaged");
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> version,
+                             database_->Query("PRAGMA user_version"));
+  if (version.empty()) return Misread();
+  const int64_t format = static_cast<int64_t>(ReadNumber(version.front().front()).value_or(0));
+  if (format == 0) {
+    TRIBUTARY_RETURN_IF_ERROR(database_->Execute("BEGIN"));
+    TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kTables));
+    TRIBUTARY_RETURN_IF_ERROR(
+        database_->Execute(absl::StrCat("PRAGMA user_version = ", kFormat).c_str()));
+    TRIBUTARY_RETURN_IF_ERROR(database_->Execute("COMMIT"));
+  } else if (format != kFormat) {
+    return absl::DataLossError(absl::StrCat("its format is ", format, ", this build's ", kFormat));
+  }
+  return LoadGroup(ranks);
+}
+
+absl::Status Journal::LoadGroup(int ranks) {
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      const std::vector<SqlRow> groups,
+      database_->Query("SELECT group_id, ranks, epoch, formed_epoch FROM group_identity"));
+  if (groups.empty()) return BeginGroup(ranks);
+  const SqlRow& row = groups.front();
+  const auto group_id = ReadNumber(row[0]);
+  const auto of_ranks = ReadNumber(row[1]);
+  const auto epoch = ReadNumber(row[2]);
+  const auto formed = ReadNumber(row[3]);
+  if (!group_id || !of_ranks || !epoch || !formed || *group_id == 0) return Misread();
+  if (*of_ranks != static_cast<uint64_t>(ranks)) {
+    log_->Warning("the journal is of a group of another size: the group begins anew",
+                  {{"ranks", *of_ranks}, {"now", ranks}});
+    return BeginGroup(ranks);
+  }
+  identity_ = {.group_id = *group_id, .epoch = *epoch, .formed_epoch = *formed, .holders = {}};
+  identity_.holders.resize(static_cast<size_t>(ranks));
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> holders,
+                             database_->Query("SELECT rank, instance FROM holders"));
+  for (const SqlRow& holder : holders) {
+    const auto rank = ReadNumber(holder[0]);
+    const auto instance = ReadNumber(holder[1]);
+    if (!rank || !instance || *rank >= identity_.holders.size()) return Misread();
+    identity_.holders[*rank] = *instance;
+  }
+  return LoadCaches();
+}
+
+absl::Status Journal::LoadCaches() {
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> rows,
+                             database_->Query("SELECT name, owner, first_id, spec FROM caches"));
+  caches_.clear();
+  for (const SqlRow& row : rows) {
+    JournaledCache cache;
+    const auto* name = std::get_if<std::string>(&row[0]);
+    const auto* owner = std::get_if<std::string>(&row[1]);
+    const auto first_id = ReadNumber(row[2]);
+    const auto* spec = std::get_if<Blob>(&row[3]);
+    if (name == nullptr || owner == nullptr || !first_id || spec == nullptr ||
+        !cache.spec.ParseFromString(spec->bytes)) {
+      return Misread();
+    }
+    cache.name = *name;
+    cache.owner = *owner;
+    cache.first_id = static_cast<worker::CacheId>(*first_id);
+    caches_.push_back(std::move(cache));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Journal::BeginGroup(int ranks) {
+  identity_ = {.group_id = RandomId(), .epoch = 0, .formed_epoch = 0, .holders = {}};
+  identity_.holders.resize(static_cast<size_t>(ranks));
+  caches_.clear();
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(
+      "BEGIN; DELETE FROM group_identity; DELETE FROM holders; DELETE FROM caches;"));
+  TRIBUTARY_RETURN_IF_ERROR(
+      database_->Run("INSERT INTO group_identity VALUES (1, ?, ?, 0, 0)",
+                     {Number(identity_.group_id), static_cast<int64_t>(ranks)}));
+  return database_->Execute("COMMIT");
+}
+
+// ---------------------------------------------------------------------------------------- writing
+
+void Journal::OnEpoch(uint64_t epoch) {
+  EnqueueAndWait({{"UPDATE group_identity SET epoch = ?", {Number(epoch)}, nullptr}});
+}
+
+void Journal::OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) {
+  std::vector<Write> writes;
+  writes.push_back({"UPDATE group_identity SET formed_epoch = ?", {Number(epoch)}, nullptr});
+  for (size_t rank = 0; rank < holders.size(); ++rank) {
+    writes.push_back({"INSERT OR REPLACE INTO holders VALUES (?, ?)",
+                      {static_cast<int64_t>(rank), Number(holders[rank])},
+                      nullptr});
+  }
+  EnqueueAndWait(std::move(writes));
+}
+
+void Journal::PutCache(const JournaledCache& cache, Done done) {
+  std::vector<Write> writes;
+  writes.push_back({"INSERT OR REPLACE INTO caches VALUES (?, ?, ?, ?)",
+                    {cache.name, cache.owner, static_cast<int64_t>(cache.first_id),
+                     Blob{cache.spec.SerializeAsString()}},
+                    std::move(done)});
+  Enqueue(std::move(writes));
+}
+
+void Journal::DropCache(const std::string& name, Done done) {
+  std::vector<Write> writes;
+  writes.push_back({"DELETE FROM caches WHERE name = ?", {name}, std::move(done)});
+  Enqueue(std::move(writes));
+}
+
+void Journal::Flush() { EnqueueAndWait({{"SELECT 1", {}, nullptr}}); }
+
+void Journal::Enqueue(std::vector<Write> writes) {
+  const MutexLock lock(mutex_);
+  for (Write& write : writes) queue_.push_back(std::move(write));
+  changed_.NotifyAll();
+}
+
+void Journal::EnqueueAndWait(std::vector<Write> writes) {
+  struct Answer {
+    Mutex mutex;
+    CondVar given;
+    bool done TRIBUTARY_GUARDED_BY(mutex) = false;
+  };
+  const auto answer = std::make_shared<Answer>();
+  writes.back().done = [answer](const absl::Status&) {
+    const MutexLock lock(answer->mutex);
+    answer->done = true;
+    answer->given.NotifyAll();
+  };
+  Enqueue(std::move(writes));
+  const MutexLock lock(answer->mutex);
+  while (!answer->done) answer->given.Wait(answer->mutex);
+}
+
+void Journal::Loop() {
+  for (;;) {
+    std::deque<Write> writes;
+    {
+      const MutexLock lock(mutex_);
+      while (queue_.empty() && !stopping_) changed_.Wait(mutex_);
+      if (queue_.empty()) return;
+      writes.swap(queue_);
+    }
+    const absl::Status status = Commit(writes);
+    if (!status.ok()) {
+      log_->Error("not written to the journal: a restart will not find it",
+                  {{"writes", writes.size()}, {"error", status.message()}});
+    }
+    for (const Write& write : writes) {
+      if (write.done) write.done(status);
+    }
+  }
+}
+
+absl::Status Journal::Commit(const std::deque<Write>& writes) {
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute("BEGIN"));
+  absl::Status status;
+  for (const Write& write : writes) {
+    status = database_->Run(write.sql, write.parameters);
+    if (!status.ok()) break;
+  }
+  if (status.ok()) status = database_->Execute("COMMIT");
+  if (!status.ok()) database_->Execute("ROLLBACK").IgnoreError();
+  return status;
+}
+
+}  // namespace tributary::service

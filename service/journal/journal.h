@@ -1,0 +1,91 @@
+// What outlives the coordinator's process: its group's identity, and its caches.
+//
+// A thread of the journal's own writes, and commits together whatever has come meanwhile. Each
+// commit is on disk (fsync) before anybody is told so.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/sync/mutex.h"
+#include "base/telemetry/log.h"
+#include "service/journal/sqlite.h"
+#include "service/workers/group_store.h"
+#include "tributary/v1/types.pb.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+struct JournaledCache {
+  std::string name;
+  std::string owner;             // the client that created it
+  worker::CacheId first_id = 0;  // of its groups of layers
+  v1::CacheSpec spec;            // as it was asked for
+};
+
+// Thread safe.
+class Journal final : public GroupStore {
+ public:
+  // Takes the directory, which must exist, for this process alone, and reads what an earlier one
+  // left there for a group of `ranks`. A journal that is damaged or of a newer build is put aside,
+  // which the log says, and the group begins anew: what cannot be read is not guessed.
+  // kFailedPrecondition: another coordinator has the directory. Errors name the field "state_dir".
+  static absl::StatusOr<std::shared_ptr<Journal>> Open(
+      const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log);
+  ~Journal() override;
+
+  // As an earlier process left them.
+  const GroupIdentity& identity() const { return identity_; }
+  const std::vector<JournaledCache>& caches() const { return caches_; }
+
+  void OnEpoch(uint64_t epoch) override;
+  void OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) override;
+
+  // Called from any thread, with any lock held; `done` is called on the journal's thread.
+  using Done = std::function<void(const absl::Status&)>;
+  void PutCache(const JournaledCache& cache, Done done);
+  void DropCache(const std::string& name, Done done);
+  // Returns when everything that was asked for has been done, and its `done` called.
+  void Flush();
+
+ private:
+  struct Write {
+    const char* sql;
+    std::vector<SqlValue> parameters;
+    Done done;
+  };
+
+  explicit Journal(std::shared_ptr<const telemetry::Logger> log) : log_(std::move(log)) {}
+
+  absl::Status Lock(const std::string& directory);
+  // What is in the file, or how it begins. kDataLoss: it cannot be read.
+  absl::Status Load(const std::string& path, int ranks);
+  absl::Status LoadGroup(int ranks);
+  absl::Status LoadCaches();
+  absl::Status BeginGroup(int ranks);
+  void Enqueue(std::vector<Write> writes);
+  void EnqueueAndWait(std::vector<Write> writes);
+  void Loop();
+  absl::Status Commit(const std::deque<Write>& writes);
+
+  const std::shared_ptr<const telemetry::Logger> log_;
+  int lock_file_ = -1;
+  GroupIdentity identity_;
+  std::vector<JournaledCache> caches_;
+  std::unique_ptr<Sqlite> database_;  // the thread's, once that runs
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Write> queue_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace tributary::service

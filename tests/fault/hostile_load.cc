@@ -1,0 +1,285 @@
+// A hostile client at full speed beside two honest hosts: what the hosts
+// notice, and what it costs the coordinator.
+//
+//   fault_hostile_load --each=40s --threads=2
+//
+// Each attack runs by itself, then all of them together. The hosts check every
+// answer against float64. It fails when one of their calls does, or when the
+// coordinator takes more memory than
+// --most_mib beyond what it had before; times are printed, for a quiet machine
+// to be judged by.
+#include <fcntl.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/time/time.h"
+#include "tests/fault/load.h"
+#include "tests/fault/programs.h"
+#include "tests/service/raw_call.h"
+#include "tests/service/test_service.h"
+#include "tests/support/usage.h"
+
+ABSL_FLAG(absl::Duration, each, absl::Seconds(40), "how long each attack goes on");
+ABSL_FLAG(int, threads, 2, "of the hostile client, for each attack");
+ABSL_FLAG(int, ranks, 2, "embedded workers");
+ABSL_FLAG(
+    int64_t, most_mib, 4096 + 1024,
+    "that the coordinator's memory may grow: by the caches that the client may have, and more");
+
+namespace tributary::test {
+namespace {
+
+using service::testing::AttendOf;
+using service::testing::QueryOf;
+using service::testing::SmallSpec;
+using Clock = std::chrono::steady_clock;
+using Stub = v1::AttentionService::Stub;
+
+constexpr std::chrono::seconds kPatience{60};
+
+struct Attack {
+  std::string name;
+  // One blow; `thread` and `blow` number it.
+  std::function<void(Stub& stub, const std::shared_ptr<grpc::Channel>& channel, int thread,
+                     int64_t blow)>
+      strike;
+};
+
+void SetDeadline(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+}
+
+std::string NameOf(int thread, int64_t blow) {
+  return "hostile" + std::to_string(thread) + "-" + std::to_string(blow);
+}
+
+// 6, 7: caches of a gigabyte come and go.
+void CreateAndDelete(Stub& stub, int thread, int64_t blow, int64_t tokens) {
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_capacity_tokens(tokens);
+  service::testing::CreateCache(stub, NameOf(thread, blow), spec);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::DeleteCacheRequest request;
+  request.set_cache_id(NameOf(thread, blow));
+  v1::DeleteCacheReply reply;
+  stub.DeleteCache(&context, request, &reply);
+}
+
+// 9, 10: as many rows a call as a message takes, over one sequence.
+void LongCall(Stub& stub, int thread) {
+  const std::string cache = "long" + std::to_string(thread);
+  v1::CacheSpec spec = SmallSpec();
+  service::testing::CreateCache(stub, cache, spec);
+  service::testing::Open(stub, cache, 1);
+  v1::AttendReply reply;
+  service::testing::Attend(stub, AttendOf(spec, cache, 1, 0, 1024), &reply);
+  service::testing::Attend(stub, QueryOf(spec, cache, 1, 0, 1024), &reply);
+}
+
+// 8: shared memory that is cut short while a call uses it.
+void CutShort(Stub& stub, int thread, int64_t blow) {
+  const std::string name = NameOf(thread, blow);
+  const std::string key = "/" + name + "-" + std::to_string(getpid());
+  const int fd = shm_open(key.c_str(), O_CREAT | O_RDWR, 0600);
+  if (fd < 0) return;
+  constexpr int64_t kBytes = 1 << 20;
+  bool made = ftruncate(fd, kBytes) == 0;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::RegisterSharedMemoryRequest request;
+  request.set_name(name);
+  request.mutable_system()->set_key(key);
+  request.set_byte_size(kBytes);
+  v1::RegisterSharedMemoryReply registered;
+  stub.RegisterSharedMemory(&context, request, &registered);
+  made = made && ftruncate(fd, 0) == 0;
+  v1::AttendRequest attend = QueryOf(SmallSpec(), "hostile", 1, 0, 1);
+  attend.mutable_q()->mutable_shared_memory()->set_region(name);
+  v1::AttendReply reply;
+  if (made) service::testing::Attend(stub, attend, &reply);
+  close(fd);
+  shm_unlink(key.c_str());
+}
+
+// 9: a stream that is written to and never read from.
+void UnreadStream(Stub& stub) {
+  grpc::ClientContext context;
+  SetDeadline(context);
+  const auto stream = stub.AttendStream(&context);
+  v1::AttendRequest request = QueryOf(SmallSpec(), "hostile", 1, 0, 1);
+  request.set_return_lse(true);
+  for (uint64_t id = 0; id < 1000; ++id) {
+    request.set_request_id(id);
+    if (!stream->Write(request)) break;
+  }
+  context.TryCancel();
+  stream->Finish();
+}
+
+std::vector<Attack> Attacks() {
+  using Channel = std::shared_ptr<grpc::Channel>;
+  return {
+      {"caches of 1 GiB (6, 7)",
+       [](Stub& stub, const Channel&, int thread, int64_t blow) {
+         CreateAndDelete(stub, thread, blow, int64_t{1} << 20);
+       }},
+      {"caches no machine has (6)",
+       [](Stub& stub, const Channel&, int thread, int64_t blow) {
+         CreateAndDelete(stub, thread, blow, int64_t{1} << 36);
+       }},
+      {"memory cut short (8)",
+       [](Stub& stub, const Channel&, int thread, int64_t blow) { CutShort(stub, thread, blow); }},
+      {"streams not read (9)",
+       [](Stub& stub, const Channel&, int, int64_t) { UnreadStream(stub); }},
+      {"long calls (9, 10)",
+       [](Stub& stub, const Channel&, int thread, int64_t) { LongCall(stub, thread); }},
+      {"sequences and listings (12)",
+       [](Stub& stub, const Channel&, int thread, int64_t blow) {
+         service::testing::Open(stub, "hostile",
+                                static_cast<uint64_t>(1000000 * thread + blow + 2));
+         grpc::ClientContext context;
+         SetDeadline(context);
+         v1::GetTopologyRequest request;
+         request.set_with_sequences(true);
+         request.set_max_sequences(1 << 20);
+         v1::GetTopologyReply reply;
+         if (blow % 100 == 0) stub.GetTopology(&context, request, &reply);
+       }},
+      {"no messages (14)",
+       [](Stub&, const Channel& channel, int, int64_t) {
+         service::testing::RawCall(channel, "/tributary.v1.AttentionService/Attend", "\x0a",
+                                   kPatience);
+       }},
+      {"messages too large (15)",
+       [](Stub&, const Channel& channel, int, int64_t) {
+         service::testing::RawCall(channel, "/tributary.v1.AttentionService/Attend",
+                                   std::string(size_t{70} << 20, '\xff'), kPatience);
+       }},
+  };
+}
+
+class HonestHosts {
+ public:
+  explicit HonestHosts(const std::string& address) {
+    for (uint64_t id = 1; id <= 2; ++id) {
+      hosts_.push_back(std::make_unique<SequenceHost>(ConnectTo(address), id));
+      EXPECT_TRUE(hosts_.back()->Open().ok());
+    }
+  }
+
+  // Until `over`: sorted seconds of their steps.
+  std::vector<double> Run(const std::atomic<bool>& over) {
+    std::vector<std::vector<double>> seconds(hosts_.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < hosts_.size(); ++i) {
+      threads.emplace_back([&, i] {
+        SequenceHost& host = *hosts_[i];
+        while (!over) {
+          if (host.length() > 200) {
+            EXPECT_TRUE(host.Truncate(100).ok());
+          }
+          const Clock::time_point begin = Clock::now();
+          const grpc::Status status = host.Step(1);
+          seconds[i].push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+          EXPECT_TRUE(status.ok()) << status.error_code() << " " << status.error_message();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::vector<double> all;
+    for (const auto& of_host : seconds) all.insert(all.end(), of_host.begin(), of_host.end());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+
+ private:
+  std::vector<std::unique_ptr<SequenceHost>> hosts_;
+};
+
+double Percentile(const std::vector<double>& sorted, double share) {
+  if (sorted.empty()) return 0;
+  return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
+}
+
+TEST(HostileLoad, HonestHostsAreServedAndMemoryIsBounded) {
+  const TemporaryDirectory directory;
+  const std::string address = PublicAddress(directory);
+  const auto coordinator =
+      StartEmbedded(directory, absl::GetFlag(FLAGS_ranks),
+                    {"--threads=2", "--max_cache_bytes_per_client=4294967296"});
+  ASSERT_TRUE(Eventually(kPatience,
+                         [&] { return coordinator->Log().find(" ready") != std::string::npos; }));
+  const auto stub = ConnectTo(address);
+  ASSERT_TRUE(service::testing::CreateCache(*stub, kCacheId, PublicSpec()).ok());
+  ASSERT_TRUE(service::testing::CreateCache(*stub, "hostile", SmallSpec()).ok());
+  ASSERT_TRUE(service::testing::Open(*stub, "hostile", 1).ok());
+  v1::AttendReply first;
+  ASSERT_TRUE(
+      service::testing::Attend(*stub, AttendOf(SmallSpec(), "hostile", 1, 0, 8), &first).ok());
+  HonestHosts hosts(address);
+  const size_t before = UsageOf(coordinator->pid()).peak;
+
+  std::printf("%-28s %10s %10s %10s %10s %12s\n", "attack", "blows", "steps", "p50 ms", "p99 ms",
+              "peak + MiB");
+  const auto run = [&](const std::string& name, const std::vector<Attack>& attacks) {
+    std::atomic<bool> over = false;
+    std::atomic<int64_t> blows = 0;
+    std::vector<std::thread> threads;
+    for (const Attack& attack : attacks) {
+      for (int thread = 0; thread < absl::GetFlag(FLAGS_threads); ++thread) {
+        threads.emplace_back([&, thread] {
+          const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+          Stub hostile(channel);
+          for (int64_t blow = 0; !over; ++blow, ++blows) {
+            attack.strike(hostile, channel, thread, blow);
+          }
+        });
+      }
+    }
+    std::thread clock([&] {
+      std::this_thread::sleep_for(absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_each)));
+      over = true;
+    });
+    const std::vector<double> seconds = hosts.Run(over);
+    clock.join();
+    for (std::thread& thread : threads) thread.join();
+    const size_t peak = UsageOf(coordinator->pid()).peak;
+    std::printf("%-28s %10lld %10zu %10.2f %10.2f %12zu\n", name.c_str(),
+                static_cast<long long>(blows.load()), seconds.size(),
+                1e3 * Percentile(seconds, 0.5), 1e3 * Percentile(seconds, 0.99),
+                (peak - before) >> 20);
+    std::fflush(stdout);
+    EXPECT_FALSE(seconds.empty());
+  };
+  run("none", {});
+  for (const Attack& attack : Attacks()) run(attack.name, {attack});
+  run("all together", Attacks());
+  run("none again", {});
+  EXPECT_LT((UsageOf(coordinator->pid()).peak - before) >> 20,
+            static_cast<size_t>(absl::GetFlag(FLAGS_most_mib)));
+}
+
+}  // namespace
+}  // namespace tributary::test
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  absl::ParseCommandLine(argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,181 @@
+/* The C interface against a service, whose address is the argument. A C program of its own: one
+ * process has either libtributary or the C++ client. Ends with 0 when everything holds; says what
+ * does not. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <tributary.h>
+
+enum { kHeads = 2, kDim = 64, kMost = 8 };
+
+static int failures = 0;
+static void Check(int holds, const char* what, int line) {
+  if (holds) return;
+  fprintf(stderr, "host.c:%d: does not hold: %s\n", line, what);
+  ++failures;
+}
+#define CHECK(condition) Check((condition), #condition, __LINE__)
+
+static float ones[kMost][kHeads][kDim];
+static float output[kMost][kHeads][kDim];
+static float lse[kMost][kHeads];
+
+/* A call of `rows` rows at `position` whose keys and values are all 1. */
+static tributary_call Call(tributary_entry* entry, int rows) {
+  entry->rows = rows;
+  entry->new_tokens = rows;
+  tributary_call call;
+  memset(&call, 0, sizeof call);
+  call.size = sizeof call;
+  call.cache = "c";
+  call.entries = entry;
+  call.entry_count = 1;
+  call.dtype = TRIBUTARY_F32;
+  call.q_heads = kHeads;
+  call.kv_heads = kHeads;
+  call.head_dim = kDim;
+  call.q = ones;
+  call.k = ones;
+  call.v = ones;
+  call.output = output;
+  call.lse = &lse[0][0];
+  return call;
+}
+
+static void Connecting(void) {
+  tributary_client* none = NULL;
+  tributary_error* error = NULL;
+  CHECK(tributary_connect(NULL, &none, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "options") == 0);
+  tributary_error_free(error);
+  const tributary_options no_size = {.target = "unix:/nowhere"};
+  CHECK(tributary_connect(&no_size, &none, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "options.size") == 0);
+  tributary_error_free(error);
+  const tributary_options nobody = {
+      .size = sizeof nobody, .target = "unix:/nowhere", .timeout_ms = 100};
+  CHECK(tributary_connect(&nobody, &none, NULL) == TRIBUTARY_UNAVAILABLE);
+  CHECK(none == NULL);
+  tributary_close(NULL);
+  tributary_error_free(NULL);
+}
+
+static void Caches(tributary_client* client) {
+  const float sinks[kHeads] = {0.0f, 1.0f};
+  const tributary_layer layers[2] = {
+      {.size = sizeof layers[0], .has_window_left = 1, .window_left = 100},
+      {.size = sizeof layers[0], .sinks = sinks, .sink_count = kHeads}};
+  tributary_cache_spec spec = {.size = sizeof spec,
+                               .layers = 2,
+                               .q_heads = kHeads,
+                               .kv_heads = kHeads,
+                               .head_dim = kDim,
+                               .kv_dtype = TRIBUTARY_BF16,
+                               .capacity_tokens = 1000,
+                               .layer_specs = layers,
+                               .layer_count = 2};
+  tributary_cache_info info = {.size = sizeof info};
+  CHECK(tributary_create_cache(client, "c", &spec, &info, NULL) == TRIBUTARY_OK);
+  CHECK(info.ranks == 2 && info.capacity_tokens >= 1000 && info.page_size == 16);
+  CHECK(tributary_create_cache(client, "c", &spec, NULL, NULL) == TRIBUTARY_OK);
+
+  tributary_error* error = NULL;
+  spec.head_dim = 65;
+  const tributary_code refused = tributary_create_cache(client, "other", &spec, NULL, &error);
+  CHECK(refused == TRIBUTARY_FAILED_PRECONDITION || refused == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strlen(tributary_error_message(error)) > 0);
+  tributary_error_free(error);
+}
+
+static void Sequences(tributary_client* client) {
+  tributary_entry entry = {0};
+  CHECK(tributary_open_sequence(client, "c", &entry.sequence, NULL) == TRIBUTARY_OK);
+  tributary_call call = Call(&entry, 4);
+  for (call.layer = 0; call.layer < 2; ++call.layer)
+    CHECK(tributary_append(client, &call, NULL) == TRIBUTARY_OK);
+  uint64_t child = 0;
+  CHECK(tributary_fork_sequence(client, "c", entry.sequence, 2, &child, NULL) == TRIBUTARY_OK);
+  int64_t held = 0;
+  CHECK(tributary_truncate_sequence(client, "c", entry.sequence, 3, &held, NULL) == TRIBUTARY_OK);
+  CHECK(held == 3);
+
+  call.layer = 0;
+  entry.first_position = 3;
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  CHECK(fabsf(output[3][1][0] - 1.0f) < 1e-2f);
+  /* Seven equal keys, q.k / sqrt(64) = 8. */
+  CHECK(fabsf(lse[3][0] - (8.0f + logf(7.0f))) < 1e-2f);
+  /* A repetition is answered alike. */
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+
+  tributary_error* error = NULL;
+  entry.first_position = 50;
+  CHECK(tributary_attend(client, &call, &error) == TRIBUTARY_OUT_OF_RANGE);
+  CHECK(tributary_error_code(error) == TRIBUTARY_OUT_OF_RANGE);
+  CHECK(strcmp(tributary_error_field(error), "entries[0].first_position") == 0);
+  CHECK(tributary_error_length(error) == 7);
+  CHECK(tributary_error_retry_delay_ms(error) == -1);
+  tributary_error_free(error);
+  call.entry_count = 0;
+  CHECK(tributary_append(client, &call, NULL) == TRIBUTARY_INVALID_ARGUMENT);
+
+  CHECK(tributary_close_sequence(client, "c", child, NULL) == TRIBUTARY_OK);
+  CHECK(tributary_close_sequence(client, "c", child, NULL) == TRIBUTARY_NOT_FOUND);
+}
+
+/* Outcomes of calls that were made without waiting. */
+typedef struct {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int ok, refused;
+} outcomes;
+
+static void Done(void* context, tributary_code code, const tributary_error* error) {
+  outcomes* told = context;
+  pthread_mutex_lock(&told->mutex);
+  if (code == TRIBUTARY_OK && error == NULL) ++told->ok;
+  if (code == TRIBUTARY_OUT_OF_RANGE && tributary_error_length(error) == 3) ++told->refused;
+  pthread_cond_signal(&told->changed);
+  pthread_mutex_unlock(&told->mutex);
+}
+
+static void WithoutWaiting(tributary_client* client) {
+  outcomes told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
+  tributary_entry entry = {0};
+  CHECK(tributary_open_sequence(client, "c", &entry.sequence, NULL) == TRIBUTARY_OK);
+  tributary_call call = Call(&entry, 1);
+  for (entry.first_position = 0; entry.first_position < 3; ++entry.first_position) {
+    tributary_attend_async(client, &call, Done, &told);
+  }
+  pthread_mutex_lock(&told.mutex);
+  while (told.ok < 3)
+    pthread_cond_wait(&told.changed, &told.mutex); /* each ends by the client's timeout */
+  pthread_mutex_unlock(&told.mutex);
+  entry.first_position = 9;
+  tributary_attend_async(client, &call, Done, &told);
+  pthread_mutex_lock(&told.mutex);
+  while (told.refused < 1) pthread_cond_wait(&told.changed, &told.mutex);
+  pthread_mutex_unlock(&told.mutex);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  for (int i = 0; i < kMost * kHeads * kDim; ++i) (&ones[0][0][0])[i] = 1.0f;
+  CHECK(strcmp(tributary_code_name(TRIBUTARY_DATA_LOSS), "DATA_LOSS") == 0);
+  CHECK(strcmp(tributary_code_name(99), "UNKNOWN") == 0);
+  Connecting();
+  const tributary_options options = {.size = sizeof options,
+                                     .target = argv[1],
+                                     .timeout_ms = 20000,
+                                     .shared_memory_bytes = 1 << 20};
+  tributary_client* client = NULL;
+  CHECK(tributary_connect(&options, &client, NULL) == TRIBUTARY_OK);
+  if (client == NULL) return 1;
+  Caches(client);
+  Sequences(client);
+  WithoutWaiting(client);
+  CHECK(tributary_delete_cache(client, "c", NULL) == TRIBUTARY_OK);
+  tributary_close(client);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,396 @@
+// Sessions of hosts on CPUs, by the client library: results over both kinds of memory, what is
+// refused, and how a mailbox comes to its host and to nobody else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "base/rpc/pass_descriptor.h"
+#include "base/rpc/unix_address.h"
+#include "base/status/errors.h"
+#include "service/client/mailbox_memory.h"
+#include "service/client/session_messages.h"
+#include "tests/service/model_host.h"
+#include "tests/service/session_driver.h"
+#include "tests/service/session_host.h"
+#include "tests/service/test_service.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using client::HostSession;
+using client::HostSessionOptions;
+using client::MailboxMemory;
+using Entries = std::vector<std::pair<uint64_t, int32_t>>;
+using Requests = std::vector<v1::AttendRequest>;
+
+Requests Make(ModelHost& model, const Entries& entries) {
+  return {model.MakeStep(0, entries), model.MakeStep(1, entries)};
+}
+
+void Prepare(TestService& service, const v1::CacheSpec& spec, int sequences) {
+  ASSERT_TRUE(CreateCache(service.stub(), "m", spec).ok());
+  for (int id = 1; id <= sequences; ++id) ASSERT_TRUE(Open(service.stub(), "m", id).ok());
+}
+
+v1::OpenSession MailboxSession(int32_t rows) {
+  v1::OpenSession open = MessagesSession(rows);
+  open.set_memory(v1::SESSION_MEMORY_HOST);
+  return open;
+}
+
+class HostSessionTest : public ::testing::TestWithParam<v1::SessionMemory> {
+ protected:
+  HostSessionOptions Options(int32_t rows, v1::DType dtype = v1::DTYPE_F32) const {
+    return {.max_rows = rows, .max_new_tokens = rows, .dtype = dtype, .memory = GetParam()};
+  }
+  const v1::CacheSpec spec_ = SmallSpec();
+};
+
+INSTANTIATE_TEST_SUITE_P(Memory, HostSessionTest,
+                         ::testing::Values(v1::SESSION_MEMORY_HOST, v1::SESSION_MEMORY_MESSAGES),
+                         [](const auto& param) {
+                           return param.param == v1::SESSION_MEMORY_HOST ? "Host" : "Messages";
+                         });
+
+TEST_P(HostSessionTest, StepsGiveWhatTheReferenceGives) {
+  for (const auto& [dtype, proto] :
+       {std::pair{DType::kF32, v1::DTYPE_F32}, std::pair{DType::kBf16, v1::DTYPE_BF16},
+        std::pair{DType::kF16, v1::DTYPE_F16}}) {
+    TestService service({.workers = 2});
+    Prepare(service, spec_, 3);
+    ModelHost model(&service.stub(), "m", spec_, dtype, 1);
+    const auto session = OpenSessionAt(service.address(), Options(128, proto));
+    ASSERT_NE(session, nullptr);
+    EXPECT_EQ(session->opened().terms().memory(), GetParam());
+    RunStep(*session, model, Make(model, {{1, 40}, {2, 70}}));  // a prompt
+    for (int i = 0; i < 20; ++i) RunStep(*session, model, Make(model, {{1, 1}, {2, 1}, {3, 1}}));
+    RunStep(*session, model, Make(model, {{1, 4}, {3, 8}}));  // rows to verify
+    RunStep(*session, model, {model.MakeDraft(0, {{1, 8}}), model.MakeDraft(1, {{1, 8}})});
+    EXPECT_TRUE(session->Close().ok());
+    model.Step(0, {{1, 1}});  // and calls go on from there
+    model.Step(1, {{1, 1}});
+  }
+}
+
+TEST_P(HostSessionTest, LayersOfOtherShapesAndStridesAreTakenAsTheyAre) {
+  v1::CacheSpec spec = spec_;
+  spec.set_head_dim(192);
+  spec.set_value_head_dim(128);
+  TestService service({.workers = 1});
+  Prepare(service, spec, 1);
+  ModelHost model(&service.stub(), "m", spec, DType::kF32, 1);
+  const auto session = OpenSessionAt(service.address(), Options(8));
+  ASSERT_NE(session, nullptr);
+  RunStep(*session, model, Make(model, {{1, 5}}));
+  // A fused projection: the heads of q, k and v of a token lie one behind the other; k is, besides,
+  // interleaved with what is not k.
+  const v1::AttendRequest request = model.MakeStep(0, {{1, 3}});
+  const int32_t row = 4 * 192 + 2 * 2 * 192 + 2 * 128;
+  std::vector<float> fused(3 * row);
+  std::vector<float> output(3 * 5 * 128);
+  std::vector<float> lse(3 * 4);
+  const auto place = [&](const v1::Tensor& tensor, int32_t offset, int32_t head_stride) {
+    client::HeadRows rows = RowsOf(tensor);
+    const auto* from = static_cast<const float*>(rows.data);
+    for (int32_t r = 0; r < rows.rows; ++r) {
+      for (int32_t h = 0; h < rows.heads; ++h) {
+        std::memcpy(&fused[r * row + offset + h * head_stride], from, rows.dim * sizeof(float));
+        from += rows.dim;
+      }
+    }
+    rows.data = &fused[offset];
+    rows.row_stride = row;
+    rows.head_stride = head_stride;
+    return rows;
+  };
+  ASSERT_TRUE(session->Submit(StepOf({request})).ok());
+  ASSERT_TRUE(session
+                  ->Attend({.q = place(request.q(), 0, 192),
+                            .k = place(request.k(), 768, 384),
+                            .v = place(request.v(), 1536, 128),
+                            .output = {output.data(), 3, 4, 128, 5 * 128, 128},
+                            .lse = lse.data()})
+                  .ok());
+  v1::AttendReply reply;
+  std::vector<float> dense;
+  for (int r = 0; r < 3; ++r) {
+    dense.insert(dense.end(), &output[r * 640], &output[r * 640 + 512]);
+  }
+  *reply.mutable_output() = InlineTensor(DType::kF32, {3, 4, 128}, dense);
+  reply.add_lengths(8);
+  *reply.mutable_lse() = InlineTensor(DType::kF32, {3, 4}, lse);
+  model.Check(request, reply);
+}
+
+TEST_P(HostSessionTest, StepsAreSubmittedAhead) {
+  TestService service({.workers = 2});
+  Prepare(service, spec_, 1);
+  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
+  const auto session = OpenSessionAt(service.address(), Options(16));
+  ASSERT_NE(session, nullptr);
+  Requests before = Make(model, {{1, 3}});
+  ASSERT_TRUE(session->Submit(StepOf(before)).ok());
+  for (int i = 0; i < 30; ++i) {
+    client::SessionStep next = StepOf(before);
+    next.entries[0].first_position += next.entries[0].new_tokens;
+    next.entries[0].new_tokens = next.entries[0].query_rows = 1;
+    ASSERT_TRUE(session->Submit(next).ok());
+    for (const auto& request : before) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+    before = Make(model, {{1, 1}});
+  }
+  for (const auto& request : before) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+  EXPECT_TRUE(session->Await(31).ok());
+}
+
+TEST_P(HostSessionTest, AppendOnlyStepsWaitForNothing) {
+  TestService service({.workers = 2});
+  Prepare(service, spec_, 1);
+  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
+  const auto session = OpenSessionAt(service.address(), Options(64));
+  ASSERT_NE(session, nullptr);
+  for (int i = 0; i < 5; ++i) {
+    const Requests appended = Make(model, {{1, 33}});
+    client::SessionStep step = StepOf(appended);
+    step.append_only = true;
+    step.entries[0].query_rows = 0;
+    const auto id = session->Submit(step);
+    ASSERT_TRUE(id.ok()) << id.status();
+    for (const v1::AttendRequest& request : appended) {
+      const absl::Status done = session->Append(RowsOf(request.k()), RowsOf(request.v()));
+      ASSERT_TRUE(done.ok()) << done;
+    }
+    EXPECT_TRUE(session->Await(*id).ok());
+    RunStep(*session, model, Make(model, {{1, 1}}));
+  }
+}
+
+TEST_P(HostSessionTest, WhatDoesNotFitTheStepIsNamedAndNotHandedOver) {
+  TestService service({.workers = 1});
+  Prepare(service, spec_, 1);
+  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
+  const auto session = OpenSessionAt(service.address(), Options(8));
+  ASSERT_NE(session, nullptr);
+  const Requests requests = Make(model, {{1, 2}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(AttendWith(*session, requests[0], nullptr)));
+  client::SessionStep far = StepOf(requests);
+  far.entries[0].first_position = 9;
+  const absl::Status refused = session->Submit(far).status();
+  EXPECT_TRUE(absl::IsOutOfRange(refused)) << refused;
+  EXPECT_EQ(tributary::FieldOf(refused), "entries[0].first_position");
+  ASSERT_TRUE(session->Submit(StepOf(requests)).ok());
+  std::vector<float> output(2 * 4 * 64);
+  const auto named = [&](const std::function<void(client::SessionLayer*)>& edit) {
+    client::SessionLayer layer{.q = RowsOf(requests[0].q()),
+                               .k = RowsOf(requests[0].k()),
+                               .v = RowsOf(requests[0].v()),
+                               .output = {output.data(), 2, 4, 64}};
+    edit(&layer);
+    const absl::Status status = session->Attend(layer);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return tributary::FieldOf(status);
+  };
+  EXPECT_EQ(named([](auto* l) { l->q = {}; }), "q.data");
+  EXPECT_EQ(named([](auto* l) { l->q.rows = 3; }), "q.rows");
+  EXPECT_EQ(named([](auto* l) { l->q.heads = 2; }), "q.heads");
+  EXPECT_EQ(named([](auto* l) { l->k.dim = 32; }), "k.dim");
+  EXPECT_EQ(named([](auto* l) { l->v = {}; }), "v.data");
+  EXPECT_EQ(named([](auto* l) { l->v.rows = 1; }), "v.rows");
+  EXPECT_EQ(named([](auto* l) { l->output.heads = 8; }), "output.heads");
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      session->Append(RowsOf(requests[0].k()), RowsOf(requests[0].v()))));
+  for (const auto& request : requests) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+}
+
+TEST_P(HostSessionTest, ADrainLetsStepsEnd) {
+  TestService service({.workers = 2});
+  Prepare(service, spec_, 1);
+  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
+  const auto session = OpenSessionAt(service.address(), Options(8));
+  ASSERT_NE(session, nullptr);
+  const Requests requests = Make(model, {{1, 4}});
+  const auto step = session->Submit(StepOf(requests));
+  ASSERT_TRUE(step.ok());
+  service.coordinator().StartDraining();
+  for (const auto& request : requests) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+  EXPECT_TRUE(session->Await(*step).ok());
+  EXPECT_TRUE(absl::IsUnavailable(session->Close()));
+  EXPECT_TRUE(absl::IsUnavailable(session->status()));
+}
+
+// --------------------------------------------------------------------------------------- mailbox
+
+class MailboxTest : public ::testing::Test {
+ protected:
+  MailboxTest() : service_({.workers = 2}) { Prepare(service_, spec_, 2); }
+
+  std::string socket() const { return MailboxSocketOf(UnixPath(service_.address())); }
+  absl::StatusOr<std::unique_ptr<MailboxMemory>> Fetch(const v1::SessionOpened& opened) {
+    return MailboxMemory::Fetch(socket(), opened.host().token(),
+                                client::ReadLayout(opened.layout()),
+                                std::chrono::steady_clock::now() + std::chrono::seconds(20));
+  }
+  // Whether the other side has ended the connection without a byte.
+  static bool EndsAtOnce(int connection) {
+    pollfd file{connection, POLLIN, 0};
+    char byte;
+    return poll(&file, 1, 10'000) == 1 && recv(connection, &byte, 1, 0) <= 0;
+  }
+
+  const v1::CacheSpec spec_ = SmallSpec();
+  TestService service_;
+};
+
+TEST_F(MailboxTest, WithoutAWishAHostOverAUnixSocketGetsSharedMemory) {
+  const auto session = OpenSessionAt(service_.address(), {.max_rows = 4});
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(session->opened().terms().memory(), v1::SESSION_MEMORY_HOST);
+  EXPECT_EQ(session->opened().waiting(), v1::WAITING_FUTEX);
+  EXPECT_EQ(session->opened().host().socket(), socket());
+}
+
+TEST_F(MailboxTest, ASecretIsGoodOnceAndOnlyWhileItsSessionLives) {
+  SessionDriver session(service_.stub(), MailboxSession(4));
+  ASSERT_TRUE(session.is_open());
+  EXPECT_EQ(session.opened().host().token().size(), 16u);
+  EXPECT_EQ(session.opened().shapes_size(), 1);
+  ASSERT_TRUE(Fetch(session.opened()).ok());
+  EXPECT_TRUE(absl::IsUnavailable(Fetch(session.opened()).status()));
+  v1::SessionOpened ended;
+  {
+    SessionDriver other(service_.stub(), MailboxSession(4));
+    ended = other.opened();
+    other.SendClose();
+    EXPECT_TRUE(other.Finish().ok());
+  }
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(20), [&] { return !Fetch(ended).ok(); }));
+  v1::SessionOpened guessed = session.opened();
+  guessed.mutable_host()->mutable_token()->assign(16, 'x');
+  EXPECT_TRUE(absl::IsUnavailable(Fetch(guessed).status()));
+}
+
+TEST_F(MailboxTest, ConnectionsThatSayNothingHinderNobody) {
+  std::vector<int> silent;
+  for (int i = 0; i < 70; ++i) {
+    const auto connection = ConnectToUnix(socket(), 0);
+    ASSERT_TRUE(connection.ok()) << connection.status();
+    silent.push_back(*connection);
+  }
+  SessionDriver session(service_.stub(), MailboxSession(4));
+  EXPECT_TRUE(Fetch(session.opened()).ok());
+  EXPECT_TRUE(EndsAtOnce(silent.front()));  // there were too many
+  for (const int connection : silent) close(connection);
+}
+
+TEST_F(MailboxTest, TheMailboxCannotBeMadeShorter) {
+  SessionDriver session(service_.stub(), MailboxSession(4));
+  const auto connection = ConnectToUnix(socket(), 0);
+  ASSERT_TRUE(connection.ok());
+  const std::string& token = session.opened().host().token();
+  ASSERT_EQ(send(*connection, token.data(), token.size(), 0), 16);
+  const absl::StatusOr<std::optional<int>> received = ReceiveDescriptor(*connection);
+  ASSERT_TRUE(received.ok() && received->has_value());
+  const int file = **received;
+  EXPECT_NE(ftruncate(file, 0), 0);
+  EXPECT_NE(ftruncate(file, 1 << 30), 0);
+  close(file);
+  close(*connection);
+}
+
+// Whatever a host writes into its mailbox, its own session suffers, and nobody else.
+TEST_F(MailboxTest, AHostThatWritesAnythingHarmsItselfAlone) {
+  ModelHost model(&service_.stub(), "m", spec_, DType::kF32, 1);
+  const auto good = OpenSessionAt(service_.address(), {.max_rows = 8, .max_new_tokens = 8});
+  ASSERT_NE(good, nullptr);
+  SessionDriver bad(service_.stub(), MailboxSession(8));
+  auto mailbox = Fetch(bad.opened());
+  ASSERT_TRUE(mailbox.ok()) << mailbox.status();
+  const auto words = [&](uint32_t value) {
+    const mailbox::Layout& layout = (*mailbox)->layout();
+    std::byte* const begin = reinterpret_cast<std::byte*>((*mailbox)->status()) - layout.status;
+    for (size_t at = 0; at + 4 <= layout.bytes; at += 4) {
+      std::memcpy(begin + at, &value, sizeof(value));
+    }
+  };
+  const Requests theirs = {AttendOf(spec_, "m", 2, 0, 4, 0), AttendOf(spec_, "m", 2, 0, 4, 1)};
+  for (uint64_t step = 1; step <= 3; ++step) {
+    words(static_cast<uint32_t>(0x7fc00000 + step));  // far ahead, with NaN for tensors
+    v1::SubmitStep submit = SessionDriver::StepOf(step, theirs);
+    submit.mutable_entries(0)->set_first_position(4 * static_cast<int64_t>(step - 1));
+    bad.Submit(submit);
+    ASSERT_FALSE(bad.ReadAccepted().has_status());
+    const v1::StepEnded ended = bad.ReadEnded();
+    EXPECT_FALSE(ended.has_status()) << ended.status().message();
+    RunStep(*good, model, Make(model, {{1, 2}}));
+  }
+  words(0x80000000);
+  bad.SendClose();
+  EXPECT_TRUE(bad.Finish().ok());
+  RunStep(*good, model, Make(model, {{1, 1}}));
+}
+
+TEST_F(MailboxTest, LayersDoNotComeInMessages) {
+  SessionDriver session(service_.stub(), MailboxSession(8));
+  ASSERT_TRUE(session.is_open());
+  session.SendLayer(1, AttendOf(spec_, "m", 1, 0, 4, 0));
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_EQ(FieldOf(status), "layer");
+}
+
+TEST(SessionLimits, OfTheServiceAndOfEachClientAreKept) {
+  const v1::CacheSpec spec = SmallSpec();
+  const auto refused = [&](const CoordinatorOptions& options, int32_t rows) {
+    TestService service({.workers = 1, .coordinator = options});
+    Prepare(service, spec, 1);
+    SessionDriver first(service.stub(), MailboxSession(8));
+    EXPECT_TRUE(first.is_open());
+    SessionDriver second(service.stub(), MailboxSession(rows));
+    EXPECT_FALSE(second.is_open());
+    const grpc::Status status = second.Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+    google::rpc::QuotaFailure failure;
+    EXPECT_TRUE(DetailOf(status, &failure));
+    // What the first had is free again.
+    first.SendClose();
+    EXPECT_TRUE(first.Finish().ok());
+    SessionDriver third(service.stub(), MailboxSession(8));
+    EXPECT_TRUE(third.is_open());
+    return failure.violations_size() == 0 ? "" : failure.violations(0).subject();
+  };
+  CoordinatorOptions options;
+  options.session_limits.sessions = 1;
+  EXPECT_EQ(refused(options, 8), "sessions");
+  options = {};
+  options.session_limits.mailbox_bytes = 1 << 20;
+  EXPECT_EQ(refused(options, 4096), "mailboxes");
+  options = {};
+  options.client_limits.sessions = 1;
+  EXPECT_EQ(refused(options, 8), "client:anonymous sessions");
+  options = {};
+  options.client_limits.mailbox_bytes = 1 << 20;
+  EXPECT_EQ(refused(options, 4096), "client:anonymous mailbox_bytes");
+}
+
+// A caller that is not known to be on this machine.
+TEST_F(MailboxTest, MailboxesAreForTheUnixSocket) {
+  struct Listener final : SessionListener {
+    void OnReply(v1::SessionReply) override { ADD_FAILURE() << "it was opened"; }
+    void OnEnd(const absl::Status& status) override { why = status; }
+    absl::Status why;
+  };
+  const auto listener = std::make_shared<Listener>();
+  EXPECT_EQ(service_.coordinator().sessions().Open(MailboxSession(8), CallContext{},
+                                                   /*local=*/false, listener),
+            nullptr);
+  EXPECT_TRUE(absl::IsFailedPrecondition(listener->why)) << listener->why;
+  EXPECT_EQ(tributary::FieldOf(listener->why), "open.memory");
+}
+
+}  // namespace
+}  // namespace tributary::service::testing

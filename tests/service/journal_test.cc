@@ -1,0 +1,167 @@
+// What outlives the coordinator's process, and what becomes of a journal that is not as it was
+// left.
+#include "service/journal/journal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "base/status/errors.h"
+#include "tests/support/process.h"
+
+namespace tributary::service {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int kRanks = 2;
+
+class JournalTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::shared_ptr<Journal>> Open(int ranks = kRanks) {
+    return Journal::Open(directory_.File("."), ranks,
+                         std::make_shared<telemetry::Logger>(telemetry::LogLevel::kError,
+                                                             telemetry::LogFormat::kText));
+  }
+  std::shared_ptr<Journal> MustOpen(int ranks = kRanks) {
+    auto journal = Open(ranks);
+    EXPECT_TRUE(journal.ok()) << journal.status();
+    return journal.ok() ? *std::move(journal) : nullptr;
+  }
+  static absl::Status Put(Journal& journal, const std::string& name, worker::CacheId id) {
+    std::promise<absl::Status> written;
+    v1::CacheSpec spec;
+    spec.set_layers(static_cast<int32_t>(id));
+    journal.PutCache({.name = name, .owner = "ann", .first_id = id, .spec = spec},
+                     [&written](const absl::Status& status) { written.set_value(status); });
+    return written.get_future().get();
+  }
+  static absl::Status Drop(Journal& journal, const std::string& name) {
+    std::promise<absl::Status> written;
+    journal.DropCache(name, [&written](const absl::Status& s) { written.set_value(s); });
+    return written.get_future().get();
+  }
+  // A journal with something in it. Returns its group.
+  uint64_t Fill() {
+    const auto journal = MustOpen();
+    journal->OnEpoch(5);
+    journal->OnFormed(5, {11, ~uint64_t{0}});
+    EXPECT_TRUE(Put(*journal, "model", 3).ok());
+    return journal->identity().group_id;
+  }
+  std::string File() const { return directory_.File("journal.db"); }
+  void ExpectBegunAnew(uint64_t old_group) {
+    const auto journal = MustOpen();
+    ASSERT_NE(journal, nullptr);
+    EXPECT_NE(journal->identity().group_id, old_group);
+    EXPECT_EQ(journal->identity().epoch, 0u);
+    EXPECT_THAT(journal->caches(), IsEmpty());
+    EXPECT_TRUE(Put(*journal, "another", 1).ok()) << "it can be written to";
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(JournalTest, WhatWasWrittenIsFoundAgain) {
+  const uint64_t group = Fill();
+  {
+    const auto journal = MustOpen();
+    EXPECT_EQ(journal->identity().group_id, group);
+    EXPECT_EQ(journal->identity().epoch, 5u);
+    EXPECT_EQ(journal->identity().formed_epoch, 5u);
+    EXPECT_THAT(journal->identity().holders, ElementsAre(11, ~uint64_t{0}));
+    ASSERT_THAT(journal->caches(), SizeIs(1));
+    EXPECT_EQ(journal->caches()[0].name, "model");
+    EXPECT_EQ(journal->caches()[0].owner, "ann");
+    EXPECT_EQ(journal->caches()[0].first_id, 3u);
+    EXPECT_EQ(journal->caches()[0].spec.layers(), 3);
+    EXPECT_TRUE(Drop(*journal, "model").ok());
+  }
+  EXPECT_THAT(MustOpen()->caches(), IsEmpty());
+}
+
+TEST_F(JournalTest, ADirectoryIsOneCoordinators) {
+  const auto journal = MustOpen();
+  const absl::Status second = Open().status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition) << second;
+  EXPECT_EQ(FieldOf(second), "state_dir");
+}
+
+TEST_F(JournalTest, ADirectoryThatIsNotThereIsAnError) {
+  const auto opened = Journal::Open(directory_.File("none"), kRanks,
+                                    std::make_shared<telemetry::Logger>(
+                                        telemetry::LogLevel::kError, telemetry::LogFormat::kText));
+  EXPECT_EQ(FieldOf(opened.status()), "state_dir");
+}
+
+TEST_F(JournalTest, AGroupOfAnotherSizeBeginsAnew) {
+  const uint64_t group = Fill();
+  const auto journal = MustOpen(kRanks + 1);
+  EXPECT_NE(journal->identity().group_id, group);
+  EXPECT_THAT(journal->identity().holders, ElementsAre(0, 0, 0));
+  EXPECT_THAT(journal->caches(), IsEmpty());
+}
+
+TEST_F(JournalTest, GarbageIsPutAside) {
+  const uint64_t group = Fill();
+  std::ofstream(File(), std::ios::trunc) << std::string(100'000, 'x');
+  ExpectBegunAnew(group);
+  EXPECT_TRUE(std::filesystem::exists(File() + ".damaged-1")) << "for somebody to look at";
+}
+
+TEST_F(JournalTest, AJournalCutShortIsPutAside) {
+  const uint64_t group = Fill();
+  std::filesystem::resize_file(File(), std::filesystem::file_size(File()) / 2);
+  ExpectBegunAnew(group);
+}
+
+TEST_F(JournalTest, ADamagedPageIsPutAside) {
+  const uint64_t group = Fill();
+  std::fstream file(File(), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4096 + 8);  // the second page: a table
+  file << std::string(2000, '\xff');
+  file.close();
+  ExpectBegunAnew(group);
+}
+
+TEST_F(JournalTest, AJournalOfANewerBuildIsPutAside) {
+  const uint64_t group = Fill();
+  auto database = Sqlite::Open(File());
+  ASSERT_TRUE(database.ok());
+  ASSERT_TRUE(database->Execute("PRAGMA user_version = 1000").ok());
+  database = absl::UnknownError("closed");
+  ExpectBegunAnew(group);
+}
+
+// The end of the write-ahead log is what a crash may tear. What was committed before it stays.
+TEST_F(JournalTest, ATornEndIsLeftOut) {
+  uint64_t group = 0;
+  {
+    const auto journal = MustOpen();
+    group = journal->identity().group_id;
+    journal->OnEpoch(5);
+    journal->OnEpoch(6);
+    // As a crash leaves it: nothing is moved from the log into the database.
+    for (const char* suffix : {"", "-wal"}) {
+      std::filesystem::copy_file(File() + suffix, directory_.File("copy") + suffix);
+    }
+  }
+  for (const char* suffix : {"", "-wal"}) {
+    std::filesystem::copy_file(directory_.File("copy") + suffix, File() + suffix,
+                               std::filesystem::copy_options::overwrite_existing);
+  }
+  std::filesystem::resize_file(File() + "-wal", std::filesystem::file_size(File() + "-wal") - 100);
+  const auto journal = MustOpen();
+  EXPECT_EQ(journal->identity().group_id, group);
+  EXPECT_EQ(journal->identity().epoch, 5u) << "workers know of 6, and tell";
+}
+
+}  // namespace
+}  // namespace tributary::service
