@@ -19,6 +19,8 @@ namespace {
 
 // Between two looks for a region that a call needs and that is on its way.
 constexpr std::chrono::milliseconds kRegionPoll{10};
+// Of the thread that keeps time, where nothing is due.
+constexpr std::chrono::seconds kLongestSleep{30};
 
 absl::Status Closed() { return absl::CancelledError("the client was closed"); }
 
@@ -135,7 +137,8 @@ AttendPipe::~AttendPipe() {
   thread_.join();
 }
 
-void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)> done) {
+void AttendPipe::Submit(const AttendCall& call, std::chrono::milliseconds timeout,
+                        std::function<void(absl::Status)> done) {
   auto pending = std::make_shared<PendingCall>();
   pending->call = call;
   pending->done = std::move(done);
@@ -152,8 +155,10 @@ void AttendPipe::Submit(const AttendCall& call, std::function<void(absl::Status)
     finished_.push_back({std::move(pending), std::move(status)});
     return Wake();
   }
-  pending->deadline = Clock::now() + options_.timeout;
+  pending->timeout = timeout;
+  pending->deadline = Clock::now() + timeout;
   const bool placed = pending->placed;
+  if (pending->deadline < wakes_) Wake();
   queue_.Add(std::move(pending));
   if (stream_ == nullptr || !placed) return Wake();
   WriteNext();
@@ -205,10 +210,9 @@ void AttendPipe::KeepTime() {
     }
     if (stream_ == nullptr && queue_.CanSend(now)) StartStream();
     WriteNext();
-    // No call that comes while this thread sleeps is due sooner than a timeout from now.
-    const Clock::time_point next = std::min(queue_.NextEvent(now), now + options_.timeout);
+    wakes_ = std::min(queue_.NextEvent(now), now + kLongestSleep);
     while (!changed_ && !stopping_) {
-      if (!wake_.WaitUntil(mutex_, next)) break;
+      if (!wake_.WaitUntil(mutex_, wakes_)) break;
     }
   }
   CancelAll();
@@ -237,16 +241,22 @@ void AttendPipe::PlaceNext(const CallPtr& call) {
 }
 
 void AttendPipe::CollectOverdue(Clock::time_point now) {
-  const absl::Status status = absl::DeadlineExceededError(
-      absl::StrCat("no answer within ", options_.timeout.count(), " ms, repeats included"));
+  const auto late = [](const PendingCall& call) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("no answer within ", call.timeout.count(), " ms, repeats included"));
+  };
   AttendQueue::Overdue overdue = queue_.TakeOverdue(now);
   for (CallPtr& call : overdue.sent) {
     if (call->slot.has_value()) {
       abandoned_.emplace(call->request.request_id(), *std::exchange(call->slot, std::nullopt));
     }
-    finished_.push_back({std::move(call), status});
+    absl::Status status = late(*call);
+    finished_.push_back({std::move(call), std::move(status)});
   }
-  for (CallPtr& call : overdue.unsent) finished_.push_back({std::move(call), status});
+  for (CallPtr& call : overdue.unsent) {
+    absl::Status status = late(*call);
+    finished_.push_back({std::move(call), std::move(status)});
+  }
 }
 
 void AttendPipe::CancelAll() {

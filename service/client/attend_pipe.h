@@ -26,7 +26,6 @@
 namespace tributary::client {
 
 struct AttendPipeOptions {
-  std::chrono::milliseconds timeout{0};
   int max_attempts = 0;
   uint64_t max_message_bytes = 0;
 };
@@ -41,8 +40,10 @@ class AttendPipe {
   AttendPipe(const AttendPipe&) = delete;
   AttendPipe& operator=(const AttendPipe&) = delete;
 
-  // `done` runs once, on a thread that is not the caller's.
-  void Submit(const AttendCall& call, std::function<void(absl::Status)> done);
+  // `timeout` is of this call, repeats included. `done` runs once, on a thread that is not the
+  // caller's.
+  void Submit(const AttendCall& call, std::chrono::milliseconds timeout,
+              std::function<void(absl::Status)> done);
 
  private:
   class Stream;
@@ -87,6 +88,8 @@ class AttendPipe {
   bool changed_ TRIBUTARY_GUARDED_BY(mutex_) =
       false;  // something the thread that keeps time must look at
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  // Until when the thread that keeps time sleeps: a call that is due sooner wakes it.
+  Clock::time_point wakes_ TRIBUTARY_GUARDED_BY(mutex_) = Clock::time_point::max();
   AttendQueue queue_ TRIBUTARY_GUARDED_BY(mutex_);
   // Their callbacks wait to be run by the thread that keeps time.
   std::vector<Finished> finished_ TRIBUTARY_GUARDED_BY(mutex_);

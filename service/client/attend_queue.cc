@@ -158,12 +158,15 @@ std::vector<CallPtr> AttendQueue::FailWaiting(const absl::Status& failure, Clock
 }
 
 AttendQueue::Overdue AttendQueue::TakeOverdue(Clock::time_point now) {
-  // Ids rise with deadlines, so the overdue are in front.
   const auto take = [now](Calls& calls) {
     std::vector<CallPtr> taken;
-    while (!calls.empty() && calls.begin()->second->deadline <= now) {
-      taken.push_back(std::move(calls.begin()->second));
-      calls.erase(calls.begin());
+    for (auto it = calls.begin(); it != calls.end();) {
+      if (it->second->deadline > now) {
+        ++it;
+        continue;
+      }
+      taken.push_back(std::move(it->second));
+      it = calls.erase(it);
     }
     return taken;
   };
@@ -172,9 +175,9 @@ AttendQueue::Overdue AttendQueue::TakeOverdue(Clock::time_point now) {
 
 Clock::time_point AttendQueue::NextEvent(Clock::time_point now) const {
   Clock::time_point next = Clock::time_point::max();
-  if (!sent_.empty()) next = sent_.begin()->second->deadline;
-  if (!unsent_.empty()) next = std::min(next, unsent_.begin()->second->deadline);
+  for (const auto& [id, call] : sent_) next = std::min(next, call->deadline);
   for (const auto& [id, call] : unsent_) {
+    next = std::min(next, call->deadline);
     if (call->not_before > now) next = std::min(next, call->not_before);
   }
   return next;

@@ -31,6 +31,7 @@ using Clock = std::chrono::steady_clock;
 struct PendingCall {
   AttendCall call;
   std::function<void(absl::Status)> done;
+  std::chrono::milliseconds timeout{0};
   Clock::time_point deadline;
 
   // The message; `placed` when its tensors are in it or in the slot.
@@ -55,7 +56,7 @@ class AttendQueue {
   // `dice` gives numbers of [0, 1).
   AttendQueue(int max_attempts, std::function<double()> dice);
 
-  // Gives the call its id (request.request_id). Deadlines must not fall from call to call.
+  // Gives the call its id (request.request_id).
   void Add(CallPtr call);
 
   // The next call to send, now in flight; null when none may be sent.

@@ -33,23 +33,41 @@ uint64_t RandomId() {
   return absl::Uniform<uint64_t>(absl::IntervalClosed, dice, 1, UINT64_MAX);
 }
 
+// What a client and those made by its WithTimeout share.
+struct Connection {
+  Connection(const ConnectOptions& options, std::shared_ptr<grpc::Channel> to)
+      : channel(std::move(to)),
+        stub(v1::AttentionService::NewStub(channel)),
+        regions(stub.get(), options.shared_memory_bytes),
+        devices(stub.get()),
+        pipe(stub.get(), &regions, &devices,
+             {.max_attempts = options.max_attempts,
+              .max_message_bytes = options.max_message_bytes}) {}
+
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<Stub> stub;
+  RegionPool regions;
+  DeviceRegions devices;
+  AttendPipe pipe;  // last: its calls end before what they use
+};
+
 class GrpcClient final : public Client {
  public:
-  GrpcClient(const ConnectOptions& options, std::shared_ptr<grpc::Channel> channel)
-      : options_(options),
-        channel_(std::move(channel)),
-        stub_(v1::AttentionService::NewStub(channel_)),
-        regions_(stub_.get(), options.shared_memory_bytes),
-        devices_(stub_.get()),
-        pipe_(stub_.get(), &regions_, &devices_,
-              {.timeout = options.timeout,
-               .max_attempts = options.max_attempts,
-               .max_message_bytes = options.max_message_bytes}) {}
+  GrpcClient(const ConnectOptions& options, std::shared_ptr<Connection> connection)
+      : options_(options), connection_(std::move(connection)) {}
 
   absl::Status Start() {
     const Deadline deadline = std::chrono::system_clock::now() + options_.timeout;
-    if (absl::Status s = AwaitConnection(*channel_, options_, deadline); !s.ok()) return s;
-    return Repeating([&](Deadline until) { return regions_.Start(until); });
+    if (absl::Status s = AwaitConnection(*connection_->channel, options_, deadline); !s.ok()) {
+      return s;
+    }
+    return Repeating([&](Deadline until) { return connection_->regions.Start(until); });
+  }
+
+  std::unique_ptr<Client> WithTimeout(std::chrono::milliseconds timeout) override {
+    ConnectOptions options = options_;
+    options.timeout = timeout;
+    return std::make_unique<GrpcClient>(options, connection_);
   }
 
   absl::StatusOr<v1::CreateCacheReply> CreateCache(const std::string& cache_id,
@@ -131,26 +149,28 @@ class GrpcClient final : public Client {
     // Shared, so that the pipe's thread may still be leaving set_value when we return.
     const auto done = std::make_shared<std::promise<absl::Status>>();
     std::future<absl::Status> result = done->get_future();
-    pipe_.Submit(call, [done](absl::Status status) { done->set_value(std::move(status)); });
+    connection_->pipe.Submit(call, options_.timeout,
+                             [done](absl::Status status) { done->set_value(std::move(status)); });
     return result.get();  // the pipe ends every call by its deadline
   }
 
   void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
-    pipe_.Submit(call, std::move(done));
+    connection_->pipe.Submit(call, options_.timeout, std::move(done));
   }
 
   absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
       const DeviceMemory& memory) override {
-    absl::StatusOr<std::shared_ptr<const DeviceRegion>> region = devices_.Describe(memory);
+    absl::StatusOr<std::shared_ptr<const DeviceRegion>> region =
+        connection_->devices.Describe(memory);
     if (!region.ok()) return region;
     const absl::Status shared =
-        Repeating([&](Deadline until) { return devices_.Register(**region, until); });
+        Repeating([&](Deadline until) { return connection_->devices.Register(**region, until); });
     if (!shared.ok()) return shared;
     return region;
   }
 
   absl::Status UnshareDeviceMemory(const DeviceRegion& region) override {
-    devices_.Close(region);
+    connection_->devices.Close(region);
     v1::UnregisterSharedMemoryRequest request;
     request.set_name(region.name());
     int failures = 0;
@@ -199,7 +219,7 @@ class GrpcClient final : public Client {
         [&](Deadline deadline) {
           grpc::ClientContext context;
           context.set_deadline(deadline);
-          return FromGrpcStatus(((*stub_).*method)(&context, request, &reply));
+          return FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
         },
         failures);
     if (!status.ok()) return status;
@@ -210,21 +230,24 @@ class GrpcClient final : public Client {
     const bool on_device = call.device != nullptr;
     const auto until =
         std::chrono::steady_clock::now() + (deadline - std::chrono::system_clock::now());
-    const int registration = on_device ? devices_.AwaitRegistration(*call.device, until) : 0;
+    const int registration =
+        on_device ? connection_->devices.AwaitRegistration(*call.device, until) : 0;
     bool coming = false;
-    const auto slot = on_device ? std::nullopt : regions_.Acquire(SharedBytes(call), &coming);
+    const auto slot =
+        on_device ? std::nullopt : connection_->regions.Acquire(SharedBytes(call), &coming);
     PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
     if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) {
-      if (!coming || SharedBytes(call) > regions_.region_bytes()) return s;
+      if (!coming || SharedBytes(call) > connection_->regions.region_bytes()) return s;
       return absl::UnavailableError("the shared memory that the call needs is not registered yet");
     }
     grpc::ClientContext context;
     context.set_deadline(deadline);
     v1::AppendReply reply;
-    absl::Status status = FromGrpcStatus(stub_->Append(&context, request, &reply));
+    absl::Status status = FromGrpcStatus(connection_->stub->Append(&context, request, &reply));
     const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);
-    if (slot.has_value() && region_unusable) regions_.Retire(*slot);
-    if (on_device && IsForgottenRegion(status)) devices_.Renew(*call.device, registration);
+    if (slot.has_value() && region_unusable) connection_->regions.Retire(*slot);
+    if (on_device && IsForgottenRegion(status))
+      connection_->devices.Renew(*call.device, registration);
     return status;
   }
 
@@ -235,11 +258,7 @@ class GrpcClient final : public Client {
   }
 
   const ConnectOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<Stub> stub_;
-  RegionPool regions_;
-  DeviceRegions devices_;
-  AttendPipe pipe_;  // last: its calls end before what they use
+  const std::shared_ptr<Connection> connection_;
 };
 
 }  // namespace
@@ -248,7 +267,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& op
   if (absl::Status status = CheckConnectOptions(options); !status.ok()) return status;
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(options);
   if (!channel.ok()) return channel.status();
-  auto client = std::make_unique<GrpcClient>(options, *std::move(channel));
+  auto client = std::make_unique<GrpcClient>(
+      options, std::make_shared<Connection>(options, *std::move(channel)));
   if (absl::Status status = client->Start(); !status.ok()) return status;
   return client;
 }

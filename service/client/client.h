@@ -133,6 +133,11 @@ class Client {
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectOptions& options);
   virtual ~Client() = default;
 
+  // Another client over the same connection, whose calls end by another timeout (> 0): for one call
+  // or for many. It costs an allocation. Calls in flight of one are not ended by the end of the
+  // other; the connection ends with the last of them.
+  virtual std::unique_ptr<Client> WithTimeout(std::chrono::milliseconds timeout) = 0;
+
   virtual absl::StatusOr<v1::CreateCacheReply> CreateCache(const std::string& cache_id,
                                                            const v1::CacheSpec& spec) = 0;
   virtual absl::Status DeleteCache(const std::string& cache_id) = 0;

@@ -68,8 +68,9 @@ class InstalledClient(unittest.TestCase):
         flags = must_run("pkg-config", "--cflags", "--libs", "tributary",
                          env={**os.environ, "PKG_CONFIG_PATH": str(lib)})
         program = self.scratch / "in_c"
-        must_run("cc", support.SOURCE / "examples/c/attend.c", *shlex.split(flags), "-o", program)
-        self.try_against_service(program, self.target, env={**os.environ, "LD_LIBRARY_PATH": str(lib.parent)})
+        for example in ("attend", "session"):
+            must_run("cc", support.SOURCE / f"examples/c/{example}.c", *shlex.split(flags), "-o", program)
+            self.try_against_service(program, self.target, env={**os.environ, "LD_LIBRARY_PATH": str(lib.parent)})
 
     def test_c_library_shows_nothing_but_its_interface(self):
         library = next(self.prefix.rglob("libtributary.so.1"))

@@ -3,27 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "service/client/c/boundary.h"
 #include "service/client/client.h"
-
-struct tributary_error {
-  tributary_code code;
-  std::string message;
-  std::string field;
-  int64_t retry_delay_ms;
-  int64_t length;
-};
-
-struct tributary_client {
-  std::unique_ptr<tributary::client::Client> client;
-};
 
 namespace tributary::client {
 namespace {
@@ -32,54 +19,6 @@ static_assert(TRIBUTARY_F32 == static_cast<int>(v1::DTYPE_F32));
 static_assert(TRIBUTARY_FP8_E5M2 == static_cast<int>(v1::DTYPE_FP8_E5M2));
 static_assert(TRIBUTARY_DFLASH == static_cast<int>(v1::ATTEND_MODE_DFLASH));
 static_assert(TRIBUTARY_UNAUTHENTICATED == static_cast<int>(absl::StatusCode::kUnauthenticated));
-
-tributary_error Describe(const absl::Status& status) {
-  const auto delay = RetryDelayOf(status);
-  return {.code = static_cast<tributary_code>(status.code()),
-          .message = std::string(status.message()),
-          .field = FieldOf(status),
-          .retry_delay_ms = delay.has_value() ? delay->count() : -1,
-          .length = LengthOf(status).value_or(-1)};
-}
-
-tributary_code Report(const absl::Status& status, tributary_error** error) {
-  if (!status.ok() && error != nullptr) {
-    // Without memory for the error its code remains.
-    try {
-      *error = std::make_unique<tributary_error>(Describe(status)).release();
-    } catch (const std::bad_alloc&) {
-      *error = nullptr;
-    }
-  }
-  return static_cast<tributary_code>(status.code());
-}
-
-// Runs what returns a status; what it throws becomes one.
-template <typename Body>
-tributary_code Guarded(tributary_error** error, const Body& body) {
-  try {
-    return Report(body(), error);
-  } catch (const std::bad_alloc&) {
-    return Report(absl::Status(absl::StatusCode::kResourceExhausted, "out of memory"), error);
-  } catch (const std::exception& thrown) {
-    return Report(absl::Status(absl::StatusCode::kInternal, thrown.what()), error);
-  }
-}
-
-// The caller's structure, which may be of another version, as this one's. INVALID_ARGUMENT when its
-// size cannot be right.
-template <typename T>
-absl::StatusOr<T> Known(const T* given, absl::string_view what) {
-  if (given == nullptr) return InvalidField(what, "is missing");
-  if (given->size < sizeof(given->size)) {
-    return InvalidField(absl::StrCat(what, ".size"), "must be the structure's size");
-  }
-  T known{};
-  std::memcpy(&known, given, std::min(given->size, sizeof(T)));
-  return known;
-}
-
-std::string Text(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
 absl::StatusOr<ConnectOptions> FromC(const tributary_options& given) {
   ConnectOptions options{.target = Text(given.target),
@@ -249,7 +188,18 @@ tributary_code tributary_connect(const tributary_options* options, tributary_cli
     if (!connect.ok()) return connect.status();
     auto connected = Client::Connect(*connect);
     if (!connected.ok()) return connected.status();
-    *client = new tributary_client{*std::move(connected)};
+    *client = new tributary_client{*std::move(connected), *connect};
+    return absl::OkStatus();
+  });
+}
+
+tributary_code tributary_with_timeout(tributary_client* client, int64_t timeout_ms,
+                                      tributary_client** other, tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    if (timeout_ms < 1) return tributary::InvalidField("timeout_ms", "must be at least 1");
+    ConnectOptions options = client->options;
+    options.timeout = std::chrono::milliseconds(timeout_ms);
+    *other = new tributary_client{client->client->WithTimeout(options.timeout), std::move(options)};
     return absl::OkStatus();
   });
 }

@@ -80,8 +80,14 @@ typedef struct tributary_options {
 /* UNAVAILABLE when nobody answers within the timeout. */
 tributary_code tributary_connect(const tributary_options* options, tributary_client** client,
                                  tributary_error** error);
-/* Calls of tributary_attend_async that are in flight end with CANCELLED. Not from within a
- * callback, and not while another thread is in a call. NULL is allowed. */
+/* Another client over the same connection, whose calls end by another timeout (>= 1 ms): for one
+ * call or for many. It costs an allocation. It is closed like any other; the connection ends with
+ * the last of them. */
+tributary_code tributary_with_timeout(tributary_client* client, int64_t timeout_ms,
+                                      tributary_client** other, tributary_error** error);
+/* Calls of tributary_attend_async that are in flight end with CANCELLED, once no other client has
+ * the connection. Not from within a callback, and not while another thread is in a call. NULL is
+ * allowed. */
 void tributary_close(tributary_client* client);
 
 typedef enum tributary_dtype {
@@ -210,6 +216,141 @@ typedef void (*tributary_done)(void* context, tributary_code code, const tributa
  * that cannot be begun is told to `done` too. */
 void tributary_attend_async(tributary_client* client, const tributary_call* call,
                             tributary_done done, void* context);
+
+/* ------------------------------------------------------------------------------------- sessions
+ * A host that runs a model submits a whole step at once: which sequences, which rows, which layers.
+ * Then it hands over one layer after another and takes back its results. docs/sessions.md. */
+
+/* Where the tensors of a session's layers lie. */
+typedef enum tributary_memory {
+  TRIBUTARY_MEMORY_DEFAULT =
+      0, /* HOST over a Unix socket where the service offers it, else MESSAGES */
+  TRIBUTARY_MEMORY_HOST = 1,    /* shared memory of this machine */
+  TRIBUTARY_MEMORY_DEVICE = 2,  /* on the GPU that is current when the session is opened; libraries
+                                   without CUDA say UNIMPLEMENTED */
+  TRIBUTARY_MEMORY_MESSAGES = 3 /* over the connection, from any machine */
+} tributary_memory;
+
+/* Used from one thread at a time. Every wait ends by its bound, also when the service dies. It has
+ * a connection of its own and may outlive its client. */
+typedef struct tributary_session tributary_session;
+
+typedef struct tributary_session_options {
+  size_t size;
+  const char* cache;
+  tributary_memory memory;
+  int32_t max_rows;        /* query rows of a step */
+  int32_t max_new_tokens;  /* new tokens of a step */
+  tributary_dtype dtype;   /* of q, k, v and output: F32, BF16 or F16; 0: F32 */
+  int32_t return_lse;      /* 1: layers may ask for their log-sum-exp */
+  int32_t max_steps;       /* submitted and not over, at a time; 0: 2 */
+  int64_t wait_timeout_ms; /* how long either side waits for a layer before the session is given up;
+                              0: 10000 */
+  int32_t spin_us; /* HOST: how long a wait polls before it sleeps; 0: 50; < 0: it does not */
+} tributary_session_options;
+
+typedef struct tributary_session_info {
+  size_t size;
+  tributary_memory memory; /* never DEFAULT */
+  int32_t max_rows;
+  int32_t max_new_tokens;
+  int32_t max_steps;
+} tributary_session_info;
+
+/* Opens a session by the client's timeout. FAILED_PRECONDITION, open.memory: the service has no
+ * such memory for this host. `info` may be NULL. */
+tributary_code tributary_open_session(tributary_client* client,
+                                      const tributary_session_options* options,
+                                      tributary_session** session, tributary_session_info* info,
+                                      tributary_error** error);
+
+/* What the tensors of a layer must be. */
+typedef struct tributary_layer_shape {
+  size_t size;
+  int32_t q_heads;
+  int32_t kv_heads;
+  int32_t head_dim;       /* of queries and keys */
+  int32_t value_head_dim; /* of values and output */
+} tributary_layer_shape;
+tributary_code tributary_session_layer_shape(const tributary_session* session, int32_t layer,
+                                             tributary_layer_shape* shape, tributary_error** error);
+
+/* One sequence of a step. The fork, the truncation and the rows apply in this order. */
+typedef struct tributary_step_entry {
+  uint64_t sequence;
+  int64_t first_position; /* of the first row and of the first new token */
+  int32_t rows;           /* query rows; 0 in an append-only step */
+  int32_t new_tokens;
+  int32_t has_truncate_to; /* 1: first rolls the sequence back to `truncate_to` tokens */
+  int32_t has_fork_from;   /* 1: first makes it a fork of `fork_from`, as that is before the step */
+  int64_t truncate_to;
+  uint64_t fork_from;
+  int64_t fork_length; /* tokens of the fork; < 0: all */
+} tributary_step_entry;
+
+typedef struct tributary_step {
+  size_t size;
+  tributary_mode mode; /* 0: CAUSAL */
+  int32_t first_layer;
+  int32_t layers; /* how many, from first_layer on */
+  const tributary_step_entry* entries;
+  size_t entry_count;
+  int32_t append_only; /* 1: tokens are written and nothing is computed */
+} tributary_step;
+
+/* Returns when the service has accepted the step for all its layers, or refused it: then nothing
+ * has changed and none of its layers may be handed over. May be called while earlier steps run.
+ * `number`, which may be NULL, is for tributary_session_await. */
+tributary_code tributary_session_submit(tributary_session* session, const tributary_step* step,
+                                        uint64_t* number, tributary_error** error);
+
+/* Rows of heads. Within a head elements are dense; rows and heads lie so many elements apart, so a
+ * view of a fused projection is taken as it is. On a GPU the address, `dim` and strides are
+ * multiples of 16 bytes. */
+typedef struct tributary_rows {
+  const void* data; /* NULL: none */
+  int32_t rows;
+  int32_t heads;
+  int32_t dim;
+  int64_t row_stride;  /* elements; 0: heads * dim */
+  int64_t head_stride; /* elements; 0: dim */
+} tributary_rows;
+
+/* One layer of a submitted step. */
+typedef struct tributary_session_layer {
+  size_t size;
+  tributary_rows q;
+  tributary_rows k; /* as many rows as the step has new tokens */
+  tributary_rows v;
+  tributary_rows
+      output;   /* written; of q's rows and heads. Without data the results are not copied */
+  float* lse;   /* [rows, q_heads]; NULL: not wanted */
+  void* stream; /* DEVICE: a cudaStream_t, NULL is the default stream */
+} tributary_session_layer;
+
+/* Hands over the next layer, in the order of steps and layers, and takes its results. In host
+ * memory it waits for them. On a GPU it puts two launches into `stream`, which may be captured in a
+ * CUDA graph, and returns; when the session ends before its time, results are NaN and
+ * tributary_session_status says why. INVALID_ARGUMENT names what does not fit the step: the layer
+ * has then not been handed over. Any other error is why the session is over. */
+tributary_code tributary_session_attend(tributary_session* session,
+                                        const tributary_session_layer* layer,
+                                        tributary_error** error);
+/* The same for a layer of an append-only step, which has k and v only and no result to wait for. */
+tributary_code tributary_session_append(tributary_session* session,
+                                        const tributary_session_layer* layer,
+                                        tributary_error** error);
+
+/* What became of a step; waits until it is over. */
+tributary_code tributary_session_await(tributary_session* session, uint64_t step,
+                                       tributary_error** error);
+/* Why the session is over; OK while it is not. */
+tributary_code tributary_session_status(const tributary_session* session, tributary_error** error);
+/* Ends the session when its steps are over, and frees it whatever the outcome is. NULL is allowed.
+ */
+tributary_code tributary_session_close(tributary_session* session, tributary_error** error);
+/* Ends it at once: steps that are not over change no length. Frees it. NULL is allowed. */
+void tributary_session_abandon(tributary_session* session);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ using ::testing::Return;
 
 class MockClient : public client::Client {
  public:
+  MOCK_METHOD(std::unique_ptr<Client>, WithTimeout, (std::chrono::milliseconds), (override));
   MOCK_METHOD(absl::StatusOr<v1::CreateCacheReply>, CreateCache,
               (const std::string&, const v1::CacheSpec&), (override));
   MOCK_METHOD(absl::Status, DeleteCache, (const std::string&), (override));

@@ -149,12 +149,13 @@ TEST_F(AttendQueueTest, OverdueCallsLeaveWhereverTheyAre) {
   const CallPtr sent = Add({1}, seconds(1));
   const CallPtr waiting = Add({1}, seconds(1));
   const CallPtr later = Add({1}, seconds(2));
+  const CallPtr hasty = Add({2}, seconds(1));  // made last, due first
   ASSERT_EQ(Send(), sent);
   EXPECT_EQ(queue_.NextEvent(now_), now_ + seconds(1));
   now_ += seconds(1);
   const AttendQueue::Overdue overdue = queue_.TakeOverdue(now_);
   EXPECT_EQ(overdue.sent, std::vector<CallPtr>{sent});
-  EXPECT_EQ(overdue.unsent, std::vector<CallPtr>{waiting});
+  EXPECT_EQ(overdue.unsent, (std::vector<CallPtr>{waiting, hasty}));
   EXPECT_EQ(queue_.TakeSent(sent->request.request_id()), nullptr);
   EXPECT_EQ(Send(), later);
 }

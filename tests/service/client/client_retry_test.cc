@@ -196,6 +196,28 @@ TEST_F(ClientRetryTest, AServiceThatNeverAnswersCostsTheDeadlineNoMore) {
   EXPECT_FALSE(call.answered());
 }
 
+TEST_F(ClientRetryTest, ACallMayHaveATimeoutOfItsOwn) {
+  auto client = Connect({.timeout = seconds(300)});
+  service_.on_attend = [](const v1::AttendRequest& request) {
+    return Verdict{.silent = request.entries(0).sequence_id() != 3};
+  };
+  OwnedCall patient(1), hasty(2), answered(3);
+  std::latch patient_is_over(1);
+  client->AttendAsync(patient.call, [&](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+    patient_is_over.count_down();
+  });
+  const auto other = client->WithTimeout(milliseconds(100));
+  const absl::Status late = other->Attend(hasty.call);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+  EXPECT_NE(late.message().find("100 ms"), std::string::npos) << late;
+  EXPECT_EQ(client->WithTimeout(seconds(200))->Attend(answered.call), absl::OkStatus());
+  EXPECT_TRUE(answered.answered());
+  // The connection ends with the last of them.
+  client.reset();
+  EXPECT_FALSE(patient_is_over.try_wait());
+}
+
 TEST_F(ClientRetryTest, RemovalThatSucceededUnheardIsNoError) {
   const auto client = Connect();
   for (const std::string method : {"DeleteCache", "CloseSequence"}) {

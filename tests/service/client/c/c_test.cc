@@ -41,5 +41,16 @@ TEST_F(CInterface, TheExampleShowsIt) {
       << shown;
 }
 
+TEST_F(CInterface, TheExampleOfSessionsShowsThem) {
+  const std::string shown = Run(C_SESSION_EXAMPLE);
+  EXPECT_EQ(shown,
+            "tensors lie in shared memory\n"
+            "the prompt's last row: 1.500\n"
+            "position 4: 2.000\n"
+            "position 5: 2.500\n"
+            "position 6: 3.000\n"
+            "again: 3.000\n");
+}
+
 }  // namespace
 }  // namespace tributary

@@ -159,6 +159,125 @@ static void WithoutWaiting(tributary_client* client) {
   pthread_mutex_unlock(&told.mutex);
 }
 
+static void Timeouts(tributary_client* client) {
+  tributary_client* hasty = NULL;
+  tributary_error* error = NULL;
+  CHECK(tributary_with_timeout(client, 0, &hasty, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "timeout_ms") == 0);
+  tributary_error_free(error);
+  CHECK(hasty == NULL);
+  CHECK(tributary_with_timeout(client, 15000, &hasty, NULL) == TRIBUTARY_OK);
+  uint64_t sequence = 0;
+  CHECK(tributary_open_sequence(hasty, "c", &sequence, NULL) == TRIBUTARY_OK);
+  tributary_close(hasty);
+  CHECK(tributary_close_sequence(client, "c", sequence, NULL) == TRIBUTARY_OK);
+}
+
+/* The next layer of a step with `rows` rows, all of them ones. */
+static tributary_session_layer Layer(int rows) {
+  const tributary_rows shape = {.data = ones, .rows = rows, .heads = kHeads, .dim = kDim};
+  tributary_session_layer layer = {
+      .size = sizeof layer, .q = shape, .k = shape, .v = shape, .output = shape};
+  layer.output.data = output;
+  return layer;
+}
+
+static void Sessions(tributary_client* client, tributary_memory memory) {
+  tributary_session* session = NULL;
+  tributary_error* error = NULL;
+  const tributary_session_options options = {.size = sizeof options,
+                                             .cache = "c",
+                                             .memory = memory,
+                                             .max_rows = kMost,
+                                             .max_new_tokens = kMost,
+                                             .return_lse = 1};
+  tributary_session_info info = {.size = sizeof info};
+  CHECK(tributary_open_session(client, &options, &session, &info, NULL) == TRIBUTARY_OK);
+  if (session == NULL) return;
+  CHECK(info.memory == memory && info.max_rows == kMost && info.max_steps == 2);
+  tributary_layer_shape shape = {.size = sizeof shape};
+  CHECK(tributary_session_layer_shape(session, 1, &shape, NULL) == TRIBUTARY_OK);
+  CHECK(shape.q_heads == kHeads && shape.head_dim == kDim && shape.value_head_dim == kDim);
+  CHECK(tributary_session_layer_shape(session, -1, &shape, NULL) == TRIBUTARY_INVALID_ARGUMENT);
+
+  tributary_step_entry entry = {.rows = 4, .new_tokens = 4};
+  CHECK(tributary_open_sequence(client, "c", &entry.sequence, NULL) == TRIBUTARY_OK);
+  tributary_step step = {.size = sizeof step, .layers = 2, .entries = &entry, .entry_count = 1};
+  uint64_t number = 0;
+  CHECK(tributary_session_submit(session, &step, &number, NULL) == TRIBUTARY_OK);
+  tributary_session_layer layer = Layer(4);
+  layer.lse = &lse[0][0];
+  CHECK(tributary_session_attend(session, &layer, NULL) == TRIBUTARY_OK);
+  CHECK(fabsf(output[3][1][0] - 1.0f) < 1e-2f);
+  CHECK(fabsf(lse[3][0] - (8.0f + logf(4.0f))) < 1e-2f);
+  layer.k.rows = 3; /* refused, and not handed over */
+  CHECK(tributary_session_attend(session, &layer, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "k.rows") == 0);
+  tributary_error_free(error);
+  layer.k.rows = 4;
+  CHECK(tributary_session_attend(session, &layer, NULL) == TRIBUTARY_OK);
+  CHECK(tributary_session_await(session, number, NULL) == TRIBUTARY_OK);
+
+  /* A fork that is rolled back, and grows without being looked at. */
+  tributary_step_entry child = {.first_position = 2,
+                                .new_tokens = 2,
+                                .has_truncate_to = 1,
+                                .truncate_to = 2,
+                                .has_fork_from = 1,
+                                .fork_from = entry.sequence,
+                                .fork_length = -1};
+  CHECK(tributary_open_sequence(client, "c", &child.sequence, NULL) == TRIBUTARY_OK);
+  step.entries = &child;
+  step.append_only = 1;
+  CHECK(tributary_session_submit(session, &step, &number, NULL) == TRIBUTARY_OK);
+  layer = Layer(2);
+  for (int i = 0; i < 2; ++i)
+    CHECK(tributary_session_append(session, &layer, NULL) == TRIBUTARY_OK);
+  CHECK(tributary_session_await(session, number, NULL) == TRIBUTARY_OK);
+  int64_t held = 0;
+  CHECK(tributary_truncate_sequence(client, "c", child.sequence, 100, &held, NULL) == TRIBUTARY_OK);
+  CHECK(held == 4);
+
+  entry.first_position = 50; /* refused, and the session goes on */
+  step.entries = &entry;
+  step.append_only = 0;
+  CHECK(tributary_session_submit(session, &step, NULL, &error) == TRIBUTARY_OUT_OF_RANGE);
+  CHECK(tributary_error_length(error) == 4);
+  tributary_error_free(error);
+  step.entry_count = 0;
+  CHECK(tributary_session_submit(session, &step, NULL, NULL) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(tributary_session_status(session, NULL) == TRIBUTARY_OK);
+  CHECK(tributary_session_close(session, NULL) == TRIBUTARY_OK);
+
+  /* A step that is not over when its session is abandoned has changed nothing. */
+  CHECK(tributary_open_session(client, &options, &session, NULL, NULL) == TRIBUTARY_OK);
+  entry.first_position = 4;
+  step.entry_count = 1;
+  CHECK(tributary_session_submit(session, &step, NULL, NULL) == TRIBUTARY_OK);
+  layer = Layer(4);
+  CHECK(tributary_session_attend(session, &layer, NULL) == TRIBUTARY_OK);
+  tributary_session_abandon(session);
+  CHECK(tributary_truncate_sequence(client, "c", entry.sequence, 100, &held, NULL) == TRIBUTARY_OK);
+  CHECK(held == 4);
+}
+
+static void SessionsThatAreRefused(tributary_client* client) {
+  tributary_session* session = NULL;
+  tributary_error* error = NULL;
+  tributary_session_options options = {
+      .size = sizeof options, .cache = "c", .memory = TRIBUTARY_MEMORY_DEVICE, .max_rows = 1};
+  /* The service has no GPU here, or the library no CUDA, or the machine neither. */
+  CHECK(tributary_open_session(client, &options, &session, NULL, NULL) != TRIBUTARY_OK);
+  options.memory = TRIBUTARY_MEMORY_MESSAGES;
+  options.cache = "no such cache";
+  CHECK(tributary_open_session(client, &options, &session, NULL, &error) == TRIBUTARY_NOT_FOUND);
+  tributary_error_free(error);
+  CHECK(tributary_open_session(client, NULL, &session, NULL, NULL) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(session == NULL);
+  tributary_session_abandon(NULL);
+  CHECK(tributary_session_close(NULL, NULL) == TRIBUTARY_OK);
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   for (int i = 0; i < kMost * kHeads * kDim; ++i) (&ones[0][0][0])[i] = 1.0f;
@@ -175,6 +294,10 @@ int main(int argc, char** argv) {
   Caches(client);
   Sequences(client);
   WithoutWaiting(client);
+  Timeouts(client);
+  Sessions(client, TRIBUTARY_MEMORY_HOST);
+  Sessions(client, TRIBUTARY_MEMORY_MESSAGES);
+  SessionsThatAreRefused(client);
   CHECK(tributary_delete_cache(client, "c", NULL) == TRIBUTARY_OK);
   tributary_close(client);
   return failures == 0 ? 0 : 1;

@@ -1,0 +1,10 @@
+#include "service/client/c/session.h"
+
+namespace tributary::client {
+
+absl::StatusOr<std::unique_ptr<AnySession>> OpenDeviceSession(
+    const ConnectOptions& /*connect*/, const HostSessionOptions& /*options*/) {
+  return absl::UnimplementedError("sessions on GPUs: this libtributary was built without CUDA");
+}
+
+}  // namespace tributary::client
