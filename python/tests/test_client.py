@@ -3,6 +3,8 @@
 The service is $TRIBUTARY_COORDINATOR, or the tributary-coordinator on the PATH.
 """
 
+import asyncio
+import itertools
 import os
 import random
 import subprocess
@@ -14,9 +16,16 @@ import unittest
 import numpy as np
 
 import tributary
-from tributary import CacheSpec, Entry, LayerSpec, errors
+import tributary.aio
+from tributary import CacheSpec, Entry, LayerSpec, StepEntry, errors
+
+try:
+    import ml_dtypes
+except ImportError:  # it comes from PyPI
+    ml_dtypes = None
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
+# Of each kind of cache. 2,000 take four times as long; they ran before a release.
 OPERATIONS = int(os.environ.get("TRIBUTARY_TEST_OPERATIONS", "500"))
 
 
@@ -47,6 +56,8 @@ def attention(q, keys, values, first_position, window_left=None, sinks=None):
 
 
 class WithService(unittest.TestCase):
+    numbers = itertools.count()
+
     @classmethod
     def setUpClass(cls):
         cls.service = tributary.serve(workers=3)
@@ -58,7 +69,7 @@ class WithService(unittest.TestCase):
         spec = CacheSpec(
             **{"layers": 2, "q_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "capacity_tokens": 1 << 13,
                "kv_dtype": kv_dtype, **more})
-        cache = self.client.create_cache(f"{self.id().rpartition('.')[2]}-{kv_dtype}", spec)
+        cache = self.client.create_cache(f"cache-{next(self.numbers)}", spec)
         self.addCleanup(cache.delete)
         return cache
 
@@ -137,6 +148,231 @@ class Calls(WithService):
             cache.open()
 
 
+    def test_bfloat16_of_ml_dtypes(self):
+        if ml_dtypes is None:
+            self.skipTest("ml_dtypes is not installed")
+        cache = self.cache()
+        ones = np.ones((2, HEADS, DIM), ml_dtypes.bfloat16)
+        done = cache.attend(0, [Entry(cache.open(), 0, 2, 2)], ones, ones[:, :KV_HEADS], 3 * ones[:, :KV_HEADS])
+        self.assertEqual(done.output.dtype, ones.dtype)
+        np.testing.assert_array_equal(done.output, 3 * ones)
+        with cache.session(max_rows=2, dtype="bf16") as session:
+            session.submit([StepEntry(cache.open(), 0, 2, 2)], layers=1)
+            np.testing.assert_array_equal(session.attend(ones, ones[:, :KV_HEADS], ones[:, :KV_HEADS]), ones)
+
+    def test_a_layer_may_have_a_dtype_of_its_own(self):
+        cache = self.cache("bf16", layer_specs=(LayerSpec(), LayerSpec(kv_dtype="fp8_e4m3")))
+        q, sequence = np.ones((1, HEADS, DIM), np.float32), cache.open()
+        odd = np.full((1, KV_HEADS, DIM), 1.0625, np.float32)  # has more bits than FP8
+        values = [cache.attend(layer, [Entry(sequence, 0, 1, 1)], q, odd, odd).output[0, 0, 0] for layer in (0, 1)]
+        self.assertEqual((values[0], values[1] in (1.0, 1.125)), (1.0625, True))
+        with self.assertRaises(ValueError):
+            LayerSpec(kv_dtype="f32")
+
+    def test_a_call_may_have_a_timeout_of_its_own(self):
+        cache = self.cache()
+        q = np.ones((1, HEADS, DIM), np.float32)
+        sequence = cache.open(timeout=20)
+        cache.attend(0, [Entry(sequence, 0, 1, 1)], q, q[:, :KV_HEADS], q[:, :KV_HEADS], timeout=20.5)
+        cache.append(1, [(sequence, 0, 1)], q[:, :KV_HEADS], q[:, :KV_HEADS], timeout=20)
+        self.assertEqual(cache.truncate(cache.fork(sequence, timeout=20), 9, timeout=20), 1)
+        cache.close(sequence, timeout=20)
+        for wrong in (0, -1.0):
+            with self.assertRaises(errors.InvalidArgument) as caught:
+                cache.open(timeout=wrong)
+            self.assertEqual(caught.exception.field, "timeout_ms")
+
+
+class Sessions(WithService):
+    def step(self, session, cache, entries, tensors, **more):
+        """One step of both layers; the outputs and the LSEs of each."""
+        number = session.submit(entries, layers=2, **more)
+        done = []
+        for q, k, v in tensors:
+            lse = np.empty(q.shape[:2], np.float32)
+            done.append((session.attend(q, k, v, lse=lse), lse))
+        session.wait(number)
+        return done
+
+    def test_they_give_what_numpy_gives(self):
+        rng = np.random.default_rng(5)
+        layers = (LayerSpec(), LayerSpec(window_left=7, sinks=(0.5, -1.0, 2.0, 0.0)))
+        for memory in ("host", "messages"):
+            with self.subTest(memory):
+                cache = self.cache(layer_specs=layers)
+                held = {cache.open(): [(np.zeros((0, KV_HEADS, DIM), np.float32),) * 2] * 2 for _ in range(3)}
+                with cache.session(max_rows=64, memory=memory, lse=True) as session:
+                    self.assertEqual(session.memory, memory)
+                    self.assertEqual(session.layer_shape(1), tributary.LayerShape(HEADS, KV_HEADS, DIM, DIM))
+                    for rows in (20, 1, 1, 5, 1):
+                        self.one(rng, session, cache, held, rows)
+
+    def one(self, rng, session, cache, held, rows):
+        entries = [StepEntry(s, len(layers[0][0]), rows, rows) for s, layers in held.items()]
+        total, layers = rows * len(held), self.spec_layers(cache)
+        tensors = [[exact(rng, (total, heads, DIM), "bf16") for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(2)]
+        done = self.step(session, cache, entries, tensors)
+        for layer, ((q, k, v), (output, lse)) in enumerate(zip(tensors, done)):
+            for i, entry in enumerate(entries):
+                part = slice(i * rows, (i + 1) * rows)
+                kept = tuple(np.concatenate(both) for both in zip(held[entry.sequence][layer], (k[part], v[part])))
+                held[entry.sequence] = [kept if n == layer else old for n, old in enumerate(held[entry.sequence])]
+                want = attention(q[part], *kept, entry.first_position, layers[layer].window_left,
+                                 layers[layer].sinks or None)
+                np.testing.assert_allclose(output[part], want[0], atol=1e-2, rtol=1e-2)
+                np.testing.assert_allclose(lse[part], want[1], atol=2e-3, rtol=2e-3)
+
+    @staticmethod
+    def spec_layers(cache):
+        return cache.spec.layer_specs
+
+    def test_forks_truncations_and_strides(self):
+        cache = self.cache()
+        parent, child = cache.open(), cache.open()
+        fused = np.zeros((4, HEADS + 2 * KV_HEADS, DIM), np.float32)
+        fused[:, -KV_HEADS:] = np.arange(4)[:, None, None]
+        q, k, v = fused[:, :HEADS], fused[:, HEADS:-KV_HEADS], fused[:, -KV_HEADS:]
+        with cache.session(max_rows=4, lse=True) as session:
+            out = np.zeros((HEADS, 4, DIM), np.float32).transpose(1, 0, 2)
+            done = self.step(session, cache, [StepEntry(parent, 0, 4, 4)], [(q, k, v)] * 2)
+            np.testing.assert_allclose(done[0][0][:, 0, 0], [0, 0.5, 1, 1.5], atol=1e-2)
+            number = session.submit([StepEntry(child, 2, 0, 1, truncate_to=2, fork_from=parent)], layers=2,
+                                    append_only=True)
+            session.append(k[:1], v[:1])
+            session.append(k[:1], v[:1])
+            session.wait(number)
+            self.assertEqual((cache.truncate(child, 99), cache.truncate(parent, 99)), (3, 4))
+            number = session.submit([StepEntry(child, 2, 1)], layers=1, first_layer=1)  # a row, and no token
+            self.assertIs(session.attend(q[:1], out=out[:1]).base, out.base)
+            np.testing.assert_allclose(out[0, :, 0], 1 / 3, atol=1e-2)
+            session.wait(number)
+
+    def test_what_does_not_fit_is_refused_and_the_session_goes_on(self):
+        cache = self.cache()
+        q = np.ones((2, HEADS, DIM), np.float32)
+        kv = q[:, :KV_HEADS]
+        with cache.session(max_rows=2) as session:
+            with self.assertRaises(errors.OutOfRange) as caught:
+                session.submit([StepEntry(cache.open(), 5, 1, 1)], layers=2)
+            self.assertEqual(caught.exception.length, 0)
+            number = session.submit([StepEntry(cache.open(), 0, 2, 2)], layers=1)
+            for field, tensors in {
+                "k.rows": (q, kv[:1], kv),
+                "q": (q.astype(np.float16), kv, kv),
+                "q.shape": (q[0], kv, kv),
+            }.items():
+                with self.subTest(field), self.assertRaises(errors.InvalidArgument) as caught:
+                    session.attend(*tensors)
+                self.assertEqual(caught.exception.field, field)
+            with self.assertRaises(errors.InvalidArgument) as caught:
+                session.attend(q, kv, kv, out=np.ones((2, DIM, HEADS), np.float32).transpose(0, 2, 1))
+            self.assertEqual(caught.exception.field, "out.strides")
+            with self.assertRaises(ValueError):
+                session.attend(q, kv, kv, lse=np.zeros((2, HEADS), np.float32))
+            spread = np.arange(DIM, dtype=np.float32)  # the same for all rows and heads: copied first
+            output = session.attend(q, kv, np.broadcast_to(spread, kv.shape))
+            np.testing.assert_allclose(output, np.broadcast_to(spread, q.shape), atol=1e-2, rtol=1e-2)
+            session.wait(number)
+            session.check()
+        session.close()
+        with self.assertRaises(errors.Cancelled):
+            session.check()
+        with self.assertRaises(ValueError):
+            cache.session(dtype="fp8_e4m3")
+        with self.assertRaises(tributary.TributaryError):  # no GPU, or a library without CUDA
+            cache.session(memory="device", dtype="bf16")
+
+    def test_an_error_in_the_with_abandons_the_step(self):
+        cache, q = self.cache(), np.ones((1, HEADS, DIM), np.float32)
+        sequence = cache.open()
+        with self.assertRaises(KeyError), cache.session() as session:
+            session.submit([StepEntry(sequence, 0, 1, 1)], layers=2)
+            session.attend(q, q[:, :KV_HEADS], q[:, :KV_HEADS])
+            raise KeyError
+        self.assertEqual(cache.truncate(sequence, 9), 0)
+
+
+class Asyncio(WithService):
+    def run_with_client(self, work):
+        async def run():
+            async with await tributary.aio.connect(self.service.target) as client:
+                spec = CacheSpec(layers=1, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, capacity_tokens=1 << 12,
+                                 kv_dtype="bf16")
+                cache = await client.create_cache(self.id().rpartition(".")[2], spec)
+                try:
+                    await work(client, cache)
+                finally:
+                    await cache.delete()
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+    def test_many_calls_in_flight_without_a_thread_each(self):
+        q = np.ones((1, HEADS, DIM), np.float32)
+        kv = q[:, :KV_HEADS]
+
+        async def work(_, cache):
+            sequences = await asyncio.gather(*(cache.open() for _ in range(8)))
+            calls = [cache.attend(0, [Entry(s, at, 1, 1)], q, kv, (at + 1) * kv, timeout=30)
+                     for at in range(5) for s in sequences]
+            for done in (await asyncio.gather(*calls))[-8:]:
+                np.testing.assert_allclose(done.output, 3, atol=2e-2)
+            fork = await cache.fork(sequences[0], 3)
+            self.assertEqual(await cache.truncate(fork, 2), 2)
+            await cache.append(0, [(fork, 2, 1)], kv, kv)
+            await cache.close(fork)
+            with self.assertRaises(errors.OutOfRange) as caught:
+                await cache.attend(0, [Entry(sequences[0], 9, 1)], q)
+            self.assertEqual(caught.exception.length, 5)
+
+        self.run_with_client(work)
+
+    def test_a_session(self):
+        q = np.ones((1, HEADS, DIM), np.float32)
+
+        async def work(_, cache):
+            async with await cache.session() as session:
+                number = await session.submit([StepEntry(await cache.open(), 0, 1, 1)], layers=1)
+                np.testing.assert_allclose(await session.attend(q, q[:, :KV_HEADS], q[:, :KV_HEADS]), 1, atol=1e-2)
+                await session.wait(number)
+
+        self.run_with_client(work)
+
+    def test_what_is_given_up_or_cut_off(self):
+        q = np.ones((1, HEADS, DIM), np.float32)
+
+        async def work(client, cache):
+            task = asyncio.create_task(cache.attend(0, [Entry(await cache.open(), 0, 1, 1)], q, q[:, :2], q[:, :2]))
+            await asyncio.sleep(0)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            other = await tributary.aio.connect(self.service.target)
+            await other.close()
+            await other.close()
+            with self.assertRaises(errors.Cancelled):
+                await other.create_cache("late", cache.spec)
+
+        self.run_with_client(work)
+
+    def test_the_process_may_end_with_calls_in_flight(self):
+        code = f"""
+import asyncio, numpy as np, tributary, tributary.aio
+q = np.ones((64, 4, 64), np.float32)
+async def main():
+    global client
+    client = await tributary.aio.connect({self.service.target!r})
+    spec = tributary.CacheSpec(1, 4, 2, 64, 1 << 14, kv_dtype="bf16")
+    cache = await client.create_cache("in-flight", spec)
+    sequence = await cache.open()
+    for at in range(20):
+        asyncio.ensure_future(cache.attend(0, [(sequence, 64 * at, 64, 64)], q, q[:, :2], q[:, :2]))
+    await asyncio.sleep(0)
+asyncio.run(main())
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
 class Errors(WithService):
     def test_a_position_beyond_the_end_tells_the_length(self):
         cache = self.cache()
@@ -177,8 +413,8 @@ class Errors(WithService):
 class Oracle:
     """What the sequences of a cache hold, and random operations on both."""
 
-    def __init__(self, test, cache, seed):
-        self.test, self.cache = test, cache
+    def __init__(self, test, cache, session, seed):
+        self.test, self.cache, self.session = test, cache, session  # the session is of float16
         self.dice, self.rng = random.Random(seed), np.random.default_rng(seed)
         self.held = {}  # sequence: [(keys, values) of each layer]
 
@@ -248,18 +484,36 @@ class Oracle:
         q = self.tensor(rows, HEADS)
         k, v = (np.concatenate([fresh[e.sequence][i] for e in entries if e.new_tokens]) if fresh else None
                 for i in (0, 1))
-        done = self.cache.attend(layer, entries, q, k, v, lse=True)
+        output, lse = self.ask(layer, entries, q, k, v)
         at = 0
         spec = self.cache.spec.layer_specs[layer]
         for entry in entries:
             if entry.sequence in fresh:
                 self.held[entry.sequence][layer] = tuple(
                     np.concatenate(both) for both in zip(self.held[entry.sequence][layer], fresh[entry.sequence]))
-            output, lse = attention(q[at : at + entry.rows], *self.held[entry.sequence][layer], entry.first_position,
-                                    spec.window_left, spec.sinks or None)
-            np.testing.assert_allclose(done.lse[at : at + entry.rows], lse, atol=2e-3, rtol=2e-3)
-            np.testing.assert_allclose(done.output[at : at + entry.rows], output, atol=1e-2, rtol=1e-2)
+            want = attention(q[at : at + entry.rows], *self.held[entry.sequence][layer], entry.first_position,
+                             spec.window_left, spec.sinks or None)
+            np.testing.assert_allclose(output[at : at + entry.rows], want[0], atol=1e-2, rtol=1e-2)
+            np.testing.assert_allclose(lse[at : at + entry.rows], want[1], atol=2e-3, rtol=2e-3)
             at += entry.rows
+
+    def ask(self, layer, entries, q, k, v):
+        """Output and LSE by a call in one of the three dtypes, or by a step of a session."""
+        way = self.dice.choice(["float32", "float16", "bfloat16", "session"])
+        if way == "session":
+            q, k, v = (None if each is None else each.astype(np.float16) for each in (q, k, v))
+            number = self.session.submit([StepEntry(*entry) for entry in entries], layers=1, first_layer=layer)
+            lse = np.empty(q.shape[:2], np.float32)
+            output = self.session.attend(q, k, v, lse=lse)
+            self.session.wait(number)
+            return output.astype(np.float32), lse
+        if way == "bfloat16":
+            q, k, v = (None if each is None else (each.view(np.uint32) >> 16).astype(np.uint16) for each in (q, k, v))
+            done = self.cache.attend(layer, entries, q, k, v, lse=True)
+            return (done.output.astype(np.uint32) << 16).view(np.float32), done.lse
+        q, k, v = (None if each is None else each.astype(way) for each in (q, k, v))
+        done = self.cache.attend(layer, entries, q, k, v, lse=True)
+        return done.output.astype(np.float32), done.lse
 
 
 class RandomOperations(WithService):
@@ -267,9 +521,11 @@ class RandomOperations(WithService):
         layers = (LayerSpec(), LayerSpec(window_left=50, sinks=(0.5, -1.0, 2.0, 0.0)))
         for seed, kv_dtype in enumerate(("bf16", "f16", "fp8_e4m3", "fp8_e5m2")):
             with self.subTest(kv_dtype):
-                oracle = Oracle(self, self.cache(kv_dtype, layer_specs=layers, capacity_tokens=1 << 15), seed)
-                for _ in range(OPERATIONS):
-                    oracle.step()
+                cache = self.cache(kv_dtype, layer_specs=layers, capacity_tokens=1 << 15)
+                with cache.session(max_rows=128, dtype="f16", lse=True) as session:
+                    oracle = Oracle(self, cache, session, seed)
+                    for _ in range(OPERATIONS):
+                        oracle.step()
 
 
 class Importing(unittest.TestCase):

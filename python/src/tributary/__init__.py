@@ -15,6 +15,7 @@ from ._core import version as _version
 from .client import Attention, Cache, CacheSpec, Client, Entry, LayerSpec
 from .errors import TributaryError
 from .service import Service, serve
+from .session import LayerShape, Session, StepEntry
 
 __version__ = _version()
 __all__ = [
@@ -23,8 +24,11 @@ __all__ = [
     "CacheSpec",
     "Client",
     "Entry",
+    "LayerShape",
     "LayerSpec",
     "Service",
+    "Session",
+    "StepEntry",
     "TributaryError",
     "errors",
     "serve",

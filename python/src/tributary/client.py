@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
+from ._tensors import CODES, bits, dtype_code, empty_beside
+from .session import MEMORIES, Session
 
-_KV_DTYPES = {"fp8_e4m3": 4, "fp8_e5m2": 5, "bf16": 2, "f16": 3}
+_KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16")
 _MODES = {"causal": 1, "dflash": 2}
 
 
@@ -29,6 +31,15 @@ class LayerSpec:
     value_head_dim: int = 0
     k_scale: Sequence[float] = ()  #: of FP8, real = stored * scale: one value, or [kv_heads]
     v_scale: Sequence[float] = ()
+    kv_dtype: str = ""  #: as in `CacheSpec`; "": the cache's
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype and self.kv_dtype not in _KV_DTYPES:
+            raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+
+    @property
+    def _kv_dtype_code(self) -> int:
+        return CODES[self.kv_dtype] if self.kv_dtype else 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class CacheSpec:
 
     @property
     def _kv_dtype_code(self) -> int:
-        return _KV_DTYPES[self.kv_dtype]
+        return CODES[self.kv_dtype]
 
 
 class Entry(NamedTuple):
@@ -74,53 +85,97 @@ class Attention(NamedTuple):
     lse: Any  #: [rows, q_heads] float32, natural log, -inf where a row sees no key; None when not asked for
 
 
-def _input(tensor: Any) -> Any:
-    # numpy's bfloat16 (of ml_dtypes) can be exported by no protocol: its bits are handed on.
-    if isinstance(tensor, np.ndarray) and tensor.dtype.name == "bfloat16":
-        return tensor.view(np.uint16)
-    return tensor
-
-
 class Cache:
     """A cache of a service; made by `Client.create_cache`.
 
     Tensors are host memory: numpy arrays, or whatever exports DLPack or a buffer (torch tensors on the CPU). Their
     dtypes are float32, float16 and bfloat16; arrays of uint16 are taken for the bits of bfloat16. What is not
     contiguous is copied first. No method holds the GIL while it waits.
+
+    Each method that asks the service takes `timeout`, in seconds: its call ends by then, repeats included. None: the
+    client's.
     """
 
-    def __init__(self, core: _core.Client, id: str, spec: CacheSpec) -> None:
+    def __init__(self, core: _core.Client, id: str, spec: CacheSpec, timeout: float | None = None) -> None:
         self._core = core
         self.id = id
         self.spec = spec
         #: workers that it is spread over, tokens of a worker's page, tokens that it holds
-        self.ranks, self.page_size, self.capacity_tokens = core.create_cache(id, spec)
+        self.ranks, self.page_size, self.capacity_tokens = core.create_cache(id, spec, timeout)
 
-    def delete(self) -> None:
+    def delete(self, *, timeout: float | None = None) -> None:
         """Frees the cache and all its sequences."""
-        self._core.delete_cache(self.id)
+        self._core.delete_cache(self.id, timeout)
 
-    def open(self) -> int:
+    def open(self, *, timeout: float | None = None) -> int:
         """Opens an empty sequence; returns its id."""
-        return self._core.open_sequence(self.id)
+        return self._core.open_sequence(self.id, timeout)
 
-    def reopen(self, sequence: int) -> None:
+    def reopen(self, sequence: int, *, timeout: float | None = None) -> None:
         """Opens a sequence that raised `DataLoss` again, empty."""
-        self._core.reopen_sequence(self.id, sequence)
+        self._core.reopen_sequence(self.id, sequence, timeout)
 
-    def fork(self, parent: int, length: int | None = None) -> int:
+    def fork(self, parent: int, length: int | None = None, *, timeout: float | None = None) -> int:
         """A sequence that begins with the first `length` tokens of another (None: with all); returns its id."""
-        return self._core.fork_sequence(self.id, parent, length)
+        return self._core.fork_sequence(self.id, parent, length, timeout)
 
-    def truncate(self, sequence: int, length: int) -> int:
+    def truncate(self, sequence: int, length: int, *, timeout: float | None = None) -> int:
         """Rolls back to at most `length` tokens; returns how many are left."""
-        return self._core.truncate_sequence(self.id, sequence, length)
+        return self._core.truncate_sequence(self.id, sequence, length, timeout)
 
-    def close(self, sequence: int) -> None:
+    def close(self, sequence: int, *, timeout: float | None = None) -> None:
         """Closes a sequence and frees its pages."""
-        self._core.close_sequence(self.id, sequence)
+        self._core.close_sequence(self.id, sequence, timeout)
 
-    def append(self, layer: int, entries: Sequence[tuple[int, int, int]], k: Any, v: Any) -> None:
+    def session(
+        self,
+        *,
+        max_rows: int = 1,
+        max_new_tokens: int | None = None,
+        dtype: str = "f32",
+        memory: str = "default",
+        lse: bool = False,
+        max_steps: int = 2,
+        wait_timeout: float = 10.0,
+        timeout: float | None = None,
+    ) -> Session:
+        """Opens a session: model steps are submitted once, and then their layers are handed over.
+
+        Parameters
+        ----------
+        max_rows, max_new_tokens : int
+            Of a step, over all its sequences; None: as many new tokens as rows.
+        dtype : "f32", "bf16" or "f16"
+            Of q, k, v and output.
+        memory : "default", "host", "messages" or "device"
+            Where they travel. "host": shared memory of this machine. "device": a mailbox on torch's current GPU;
+            wants a client library with CUDA. "default": "host" over a Unix socket where the service offers it, else
+            "messages".
+        lse : bool
+            Whether layers may ask for their log-sum-exp.
+        max_steps : int
+            Steps that are submitted and not over, at a time.
+        wait_timeout : float
+            Seconds that either side waits for a layer before the session is given up.
+
+        Raises
+        ------
+        FailedPrecondition
+            The service has no such memory for this host (``open.memory``).
+        Unimplemented
+            "device", and the client library was built without CUDA.
+        """
+        if memory not in MEMORIES:
+            raise ValueError(f"memory: must be one of {', '.join(MEMORIES)}, is {memory!r}")
+        tokens = max_rows if max_new_tokens is None else max_new_tokens
+        core = self._core.open_session(
+            self.id, MEMORIES[memory], max_rows, tokens, dtype_code(dtype), lse, max_steps, wait_timeout, timeout
+        )
+        return Session(core, lse)
+
+    def append(
+        self, layer: int, entries: Sequence[tuple[int, int, int]], k: Any, v: Any, *, timeout: float | None = None
+    ) -> None:
         """Writes keys and values of one layer, and computes nothing.
 
         Parameters
@@ -140,7 +195,7 @@ class Cache:
             No free pages. Nothing was changed.
         """
         stated = [(e[0], e[1], e[2], 0) for e in entries]
-        self._core.append(self.id, layer, stated, _input(k), _input(v))
+        self._core.append(self.id, layer, stated, bits(k), bits(v), timeout)
 
     def attend(
         self,
@@ -153,6 +208,7 @@ class Cache:
         out: Any = None,
         lse: bool = False,
         mode: str = "causal",
+        timeout: float | None = None,
     ) -> Attention:
         """Appends the new tokens of the entries, and computes one layer's attention of their rows.
 
@@ -174,17 +230,22 @@ class Cache:
             As `append` does. Any other error of `tributary.errors`; after `Aborted`, `Unavailable` and
             `DeadlineExceeded` the call may be repeated as it was.
         """
+        args, result = self._call(layer, entries, q, k, v, out, lse, mode)
+        self._core.attend(*args, timeout)
+        return result
+
+    def _call(
+        self, layer: int, entries: Sequence[Any], q: Any, k: Any, v: Any, out: Any, lse: bool, mode: str
+    ) -> tuple[tuple[Any, ...], Attention]:
+        """What the extension module is told of a call, and where its results will be."""
         if mode not in _MODES:
             raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
         if out is None:
-            shape = (q.shape[0], q.shape[1], self._value_head_dim(layer))
-            out = q.new_empty(shape) if hasattr(q, "new_empty") else np.empty(shape, q.dtype)
+            out = empty_beside(q, (q.shape[0], q.shape[1], self._value_head_dim(layer)))
         sums = np.empty(q.shape[:2], np.float32) if lse else None
         stated = [(e[0], e[1], e[2], e[3]) for e in entries]
-        self._core.attend(
-            self.id, layer, _MODES[mode], stated, _input(q), _input(k), _input(v), _input(out), sums
-        )
-        return Attention(out, sums)
+        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), bits(out), sums)
+        return args, Attention(out, sums)
 
     def _value_head_dim(self, layer: int) -> int:
         specs = self.spec.layer_specs
@@ -241,9 +302,9 @@ class Client:
             token_file,
         )
 
-    def create_cache(self, id: str, spec: CacheSpec) -> Cache:
+    def create_cache(self, id: str, spec: CacheSpec, *, timeout: float | None = None) -> Cache:
         """Creates a cache, or finds the one that has this id and this spec."""
-        return Cache(self._core, id, spec)
+        return Cache(self._core, id, spec, timeout)
 
     def close(self) -> None:
         """Ends the connection, when calls of other threads have ended."""

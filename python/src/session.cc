@@ -1,0 +1,201 @@
+#include "session.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+namespace tributary::python {
+namespace {
+
+// Where a tensor of torch lies, as tributary.session states it: (address, dtype, on a GPU, shape,
+// strides in elements). It saves the tensor's way through DLPack, which may not be gone while a
+// CUDA graph is captured.
+using Address = std::tuple<uintptr_t, int, bool, std::tuple<int, int, int>,
+                           std::tuple<int64_t, int64_t, int64_t>>;
+
+[[noreturn]] void Wrong(const std::string& field, const std::string& what) {
+  Fail(TRIBUTARY_INVALID_ARGUMENT, field + ": " + what, field);
+}
+
+template <typename Array>
+Address Locate(const char* field, const Array& array) {
+  if (array.ndim() != 3) Wrong(std::string(field) + ".shape", "must be [rows, heads, dim]");
+  const auto size = [&](int i) { return static_cast<int>(array.shape(i)); };
+  return {reinterpret_cast<uintptr_t>(array.data()),
+          DTypeOf(array.dtype(), field),
+          array.device_type() != nb::device::cpu::value,
+          {size(0), size(1), size(2)},
+          {array.stride(0), array.stride(1), array.stride(2)}};
+}
+
+}  // namespace
+
+Session::Session(tributary_client* client, const tributary_session_options& options)
+    : dtype_(options.dtype) {
+  info_.size = sizeof info_;
+  Wait([&](tributary_error** error) {
+    return tributary_open_session(client, &options, &session_, &info_, error);
+  });
+}
+
+template <typename Body>
+void Session::InTurn(const Body& body) {
+  Wait([&](tributary_error** error) {
+    const std::lock_guard alone(turn_);
+    return session_ == nullptr ? TRIBUTARY_CANCELLED : body(session_, error);
+  });
+}
+
+std::tuple<int, int, int, int> Session::Info() const {
+  return {info_.memory, info_.max_rows, info_.max_new_tokens, info_.max_steps};
+}
+
+std::tuple<int, int, int, int> Session::LayerShape(int layer) {
+  tributary_layer_shape shape{};
+  shape.size = sizeof shape;
+  InTurn([&](tributary_session* session, tributary_error** error) {
+    return tributary_session_layer_shape(session, layer, &shape, error);
+  });
+  return {shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_head_dim};
+}
+
+uint64_t Session::Submit(int mode, int first_layer, int layers, const StepEntries& entries,
+                         bool append_only) {
+  std::vector<tributary_step_entry> stated;
+  stated.reserve(entries.size());
+  for (const auto& [sequence, position, rows, tokens, truncate_to, fork_from, length] : entries) {
+    tributary_step_entry entry{};
+    entry.sequence = sequence;
+    entry.first_position = position;
+    entry.rows = rows;
+    entry.new_tokens = tokens;
+    entry.has_truncate_to = truncate_to.has_value();
+    entry.truncate_to = truncate_to.value_or(0);
+    entry.has_fork_from = fork_from.has_value();
+    entry.fork_from = fork_from.value_or(0);
+    entry.fork_length = length.value_or(-1);
+    stated.push_back(entry);
+  }
+  tributary_step step{};
+  step.size = sizeof step;
+  step.mode = static_cast<tributary_mode>(mode);
+  step.first_layer = first_layer;
+  step.layers = layers;
+  step.entries = stated.data();
+  step.entry_count = stated.size();
+  step.append_only = append_only;
+  uint64_t number = 0;
+  InTurn([&](tributary_session* session, tributary_error** error) {
+    return tributary_session_submit(session, &step, &number, error);
+  });
+  return number;
+}
+
+tributary_rows Session::Rows(const char* field, nb::handle tensor, bool written) {
+  tributary_rows rows{};
+  if (tensor.is_none()) return rows;
+  Address address;
+  if (nb::isinstance<nb::tuple>(tensor)) {
+    address = nb::cast<Address>(tensor);
+  } else if (written) {
+    address = Locate(field, nb::cast<nb::ndarray<>>(tensor, /*convert=*/false));
+  } else {
+    address = Locate(field, nb::cast<nb::ndarray<nb::ro>>(tensor, /*convert=*/false));
+  }
+  const auto& [data, dtype, on_gpu, shape, strides] = address;
+  if (dtype != dtype_) Wrong(field, "must have the dtype of the session");
+  if (on_gpu != (info_.memory == TRIBUTARY_MEMORY_DEVICE))
+    Wrong(field, on_gpu ? "is on a GPU, the session in host memory" : "must be on the GPU");
+  if (std::get<2>(strides) != 1 && std::get<2>(shape) > 1)
+    Wrong(std::string(field) + ".strides", "must be dense within a head");
+  // 0 would stand for dense.
+  const bool same = (std::get<0>(strides) == 0 && std::get<0>(shape) > 1) ||
+                    (std::get<1>(strides) == 0 && std::get<1>(shape) > 1);
+  if (same) Wrong(std::string(field) + ".strides", "must not be 0");
+  rows.data = reinterpret_cast<const void*>(data);
+  rows.rows = std::get<0>(shape);
+  rows.heads = std::get<1>(shape);
+  rows.dim = std::get<2>(shape);
+  rows.row_stride = std::get<0>(strides);
+  rows.head_stride = std::get<1>(strides);
+  return rows;
+}
+
+void Session::Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                     uintptr_t stream) {
+  tributary_session_layer layer{};
+  layer.size = sizeof layer;
+  layer.q = Rows("q", q, false);
+  layer.k = Rows("k", k, false);
+  layer.v = Rows("v", v, false);
+  layer.output = Rows("out", out, true);
+  layer.stream = reinterpret_cast<void*>(stream);
+  if (nb::isinstance<nb::int_>(lse)) {  // of torch, checked by tributary.session
+    layer.lse = reinterpret_cast<float*>(nb::cast<uintptr_t>(lse));
+  } else if (!lse.is_none()) {
+    const auto array = nb::cast<nb::ndarray<nb::c_contig, nb::device::cpu>>(lse, false);
+    const bool fits = array.ndim() == 2 && array.shape(0) == layer.q.rows &&
+                      array.shape(1) == layer.q.heads && array.dtype() == nb::dtype<float>();
+    if (!fits) Wrong("lse", "must be float32 [rows, q_heads]");
+    layer.lse = static_cast<float*>(array.data());
+  }
+  InTurn([&](tributary_session* session, tributary_error** error) {
+    return tributary_session_attend(session, &layer, error);
+  });
+}
+
+void Session::Append(nb::handle k, nb::handle v, uintptr_t stream) {
+  tributary_session_layer layer{};
+  layer.size = sizeof layer;
+  layer.k = Rows("k", k, false);
+  layer.v = Rows("v", v, false);
+  layer.stream = reinterpret_cast<void*>(stream);
+  InTurn([&](tributary_session* session, tributary_error** error) {
+    return tributary_session_append(session, &layer, error);
+  });
+}
+
+void Session::Await(uint64_t step) {
+  InTurn([&](tributary_session* session, tributary_error** error) {
+    return tributary_session_await(session, step, error);
+  });
+}
+
+void Session::Status() {
+  InTurn([](tributary_session* session, tributary_error** error) {
+    return tributary_session_status(session, error);
+  });
+}
+
+void Session::Close() {
+  Wait([&](tributary_error** error) {
+    const std::lock_guard alone(turn_);
+    return tributary_session_close(std::exchange(session_, nullptr), error);
+  });
+}
+
+void Session::Abandon() {
+  Wait([&](tributary_error**) {
+    const std::lock_guard alone(turn_);
+    tributary_session_abandon(std::exchange(session_, nullptr));
+    return TRIBUTARY_OK;
+  });
+}
+
+void BindSession(nb::module_& m) {
+  nb::class_<Session>(m, "Session")
+      .def("info", &Session::Info)
+      .def("layer_shape", &Session::LayerShape)
+      .def("submit", &Session::Submit)
+      .def("attend", &Session::Attend, nb::arg(), nb::arg().none(), nb::arg().none(),
+           nb::arg().none(), nb::arg().none(), nb::arg())
+      .def("append", &Session::Append)
+      .def("wait", &Session::Await)
+      .def("status", &Session::Status)
+      .def("close", &Session::Close)
+      .def("abandon", &Session::Abandon);
+}
+
+}  // namespace tributary::python

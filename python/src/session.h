@@ -1,0 +1,52 @@
+// A session as a Python object.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core.h"
+
+namespace tributary::python {
+
+// (sequence, first position, rows, new tokens, truncate to, fork from, tokens of the fork)
+using StepEntries =
+    std::vector<std::tuple<uint64_t, int64_t, int32_t, int32_t, std::optional<int64_t>,
+                           std::optional<uint64_t>, std::optional<int64_t>>>;
+
+class Session {
+ public:
+  Session(tributary_client* client, const tributary_session_options& options);
+  ~Session() { Abandon(); }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // (memory, max_rows, max_new_tokens, max_steps)
+  std::tuple<int, int, int, int> Info() const;
+  // (q_heads, kv_heads, head_dim, value_head_dim)
+  std::tuple<int, int, int, int> LayerShape(int layer);
+  uint64_t Submit(int mode, int first_layer, int layers, const StepEntries& entries,
+                  bool append_only);
+  void Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+              uintptr_t stream);
+  void Append(nb::handle k, nb::handle v, uintptr_t stream);
+  void Await(uint64_t step);
+  void Status();
+  void Close();
+  void Abandon();
+
+ private:
+  // Runs `body(session, error)` without the GIL, and with no other thread in the session.
+  template <typename Body>
+  void InTurn(const Body& body);
+  tributary_rows Rows(const char* field, nb::handle tensor, bool written);
+
+  const tributary_dtype dtype_;
+  tributary_session_info info_{};
+  std::mutex turn_;
+  tributary_session* session_ = nullptr;  // guarded by turn_
+};
+
+}  // namespace tributary::python

@@ -1,0 +1,203 @@
+"""Sessions: a model step is submitted once, and then one layer after another is handed over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+from ._tensors import address, empty_beside, strided
+
+MEMORIES = {"default": 0, "host": 1, "device": 2, "messages": 3}
+_MODES = {"causal": 1, "dflash": 2}
+
+
+class StepEntry(NamedTuple):
+    """One sequence's part of a step. The fork, the truncation and the rows apply in this order."""
+
+    sequence: int
+    first_position: int  #: of the first row and of the first new token
+    rows: int  #: query rows; 0 in an append-only step
+    new_tokens: int = 0  #: tokens whose k and v come with the layers: 0 or ``rows``; of an append-only step any
+    truncate_to: int | None = None  #: tokens that the sequence is first rolled back to
+    fork_from: int | None = None  #: the sequence first becomes a fork of this one, as that is before the step
+    fork_length: int | None = None  #: tokens of the fork; None: all
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What the tensors of a layer must be."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int  #: of queries and keys
+    value_head_dim: int  #: of values and outputs
+
+
+class Session:
+    """A session with a service; made by `Cache.session`.
+
+    Threads may share it, and take turns: layers are handed over in the order of steps and layers. It ends with
+    `close`, or with its ``with``: after an error there, at once. No method holds the GIL while it waits.
+
+    Attributes
+    ----------
+    memory : "host", "device" or "messages"
+        Where the tensors of its layers travel.
+    max_rows, max_new_tokens, max_steps : int
+        The largest step, and how many may be submitted and not over.
+    """
+
+    def __init__(self, core: _core.Session, lse: bool) -> None:
+        self._core = core
+        self._lse = lse
+        memory, self.max_rows, self.max_new_tokens, self.max_steps = core.info()
+        self.memory = next(name for name, code in MEMORIES.items() if code == memory)
+        self._shapes: dict[int, LayerShape] = {}
+
+    def layer_shape(self, layer: int) -> LayerShape:
+        """What the tensors of a layer must be."""
+        if layer not in self._shapes:
+            self._shapes[layer] = LayerShape(*self._core.layer_shape(layer))
+        return self._shapes[layer]
+
+    def submit(
+        self,
+        entries: Sequence[StepEntry | tuple[Any, ...]],
+        *,
+        layers: int,
+        first_layer: int = 0,
+        mode: str = "causal",
+        append_only: bool = False,
+    ) -> int:
+        """Submits a step; returns its number, for `wait`, when the service has accepted it for all its layers.
+
+        Steps may be submitted while earlier ones run, up to `max_steps`.
+
+        Parameters
+        ----------
+        entries : sequence of StepEntry
+        layers : int
+            How many, from `first_layer` on.
+        mode : "causal" or "dflash"
+        append_only : bool
+            The tokens are written and nothing is computed: layers are handed over with `append`.
+
+        Raises
+        ------
+        OutOfRange, ResourceExhausted, InvalidArgument, FailedPrecondition
+            The step is refused, and nothing has changed.
+        """
+        if mode not in _MODES:
+            raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
+        stated = [StepEntry(*entry) for entry in entries]
+        return self._core.submit(_MODES[mode], first_layer, layers, stated, append_only)
+
+    def attend(
+        self,
+        q: Any,
+        k: Any = None,
+        v: Any = None,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        value_head_dim: int | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """Hands over the next layer of the steps submitted, and takes its results.
+
+        In host memory it returns when they are there. On a GPU it puts two launches into a stream and returns; they
+        may be captured in a CUDA graph. When the session ends before its time, results there are NaN, and `check`
+        says why.
+
+        Parameters
+        ----------
+        q : [rows, q_heads, head_dim]
+            Of the session's dtype. Rows and heads may lie apart; what is not dense within a head is copied first.
+        k : [new tokens, kv_heads, head_dim], or None
+        v : [new tokens, kv_heads, value_head_dim], or None
+        out : [rows, q_heads, value_head_dim], or None
+            Where the output goes, dense within a head; None: it is made, beside q.
+        lse : [rows, q_heads] float32, or None
+            Where the log-sum-exp goes (natural log, -inf where a row sees no key).
+        value_head_dim : int
+            Of `out`, where it is made and no v says it; None: head_dim.
+        stream : int
+            A ``cudaStream_t``; None: torch's current one.
+
+        Returns
+        -------
+        out
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor does not fit the step; the layer has not been handed over.
+        TributaryError
+            Any other is why the session is over.
+        """
+        if out is None:
+            dim = v.shape[2] if v is not None else value_head_dim or q.shape[2]
+            out = empty_beside(q, (q.shape[0], q.shape[1], dim))
+        q, k, v = strided(q), strided(k), strided(v)
+        self._core.attend(
+            address(q), address(k), address(v), address(out), self._lse_address(q, lse), _stream(q, stream)
+        )
+        return out
+
+    def append(self, k: Any, v: Any, *, stream: int | None = None) -> None:
+        """Hands over a layer of an append-only step, and waits for nothing."""
+        k, v = strided(k), strided(v)
+        self._core.append(address(k), address(v), _stream(k, stream))
+
+    def wait(self, step: int) -> None:
+        """Waits until a step is over. Raises what it failed with; without that, its tokens are held."""
+        self._core.wait(step)
+
+    def check(self) -> None:
+        """Raises why the session is over; does nothing while it is not."""
+        self._core.status()
+
+    def close(self) -> None:
+        """Ends the session when its steps are over; may be repeated. Raises what they failed with."""
+        self._core.close()
+
+    def abandon(self) -> None:
+        """Ends the session at once: steps that are not over have changed no length. May be repeated."""
+        self._core.abandon()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _lse_address(self, q: Any, lse: Any) -> Any:
+        if lse is None:
+            return None
+        if not self._lse:
+            raise ValueError("lse: the session was opened without lse=True")
+        if isinstance(lse, np.ndarray):
+            return lse
+        if tuple(lse.shape) != tuple(q.shape[:2]) or not lse.is_contiguous() or not str(lse.dtype).endswith("float32"):
+            raise ValueError("lse: must be float32 [rows, q_heads], contiguous")
+        return lse.data_ptr()
+
+
+def _stream(tensor: Any, stream: int | None) -> int:
+    if stream is not None:
+        return stream
+    if not getattr(tensor, "is_cuda", False):
+        return 0
+    found: int = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return found
