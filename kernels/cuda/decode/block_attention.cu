@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/decode/block_attention.h"
 #include "kernels/cuda/decode/draft_block.cuh"
+#include "kernels/cuda/decode/hidden_values.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/ptx/cluster.cuh"
@@ -140,6 +141,7 @@ class WarpBlock {
     const int heads =
         min((kv_head + 1) * args.gqa_ratio, args_.head_begin + args_.head_count) - first_head;
     const float inverse = __frcp_rn(static_cast<float>(heads));
+    bool hides = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int packed_row = first_packed_row + Quad() + 8 * i;
@@ -152,7 +154,10 @@ class WarpBlock {
       c.head = first_head + packed_row - in_entry * heads;
       c.pair = row * args_.q_heads + c.head;
       c.keys = args_.keys[row];
+      hides |=
+          c.keys.begin > entry.token_begin || c.keys.end < entry.token_begin + entry.token_count;
     }
+    rows_differ_ = __any_sync(0xffffffffu, hides);
   }
 
   // before_merging() is called once, when all that can be done without the partial is done.
@@ -260,6 +265,8 @@ class WarpBlock {
                                  key < entry_.token_count);
         }
       }
+      const bool confines = rows_differ_ && AnyNonFinite(v);
+      if (__builtin_expect(confines, 0)) KeepFinite(v);
       // tiles[i][half]: of a packed row, its four dimensions of the i-th vector.
       float4 tiles[kVectorsAtOnce][2];
 #pragma unroll
@@ -310,6 +317,50 @@ class WarpBlock {
               Merged(weights[half], before[i][half], tiles[i][half]);
         }
       }
+      if (__builtin_expect(confines, 0)) AddNonFinite(first_key, begin);
+    }
+  }
+
+  // Values that are infinite or NaN and that only some rows see (hidden_values.cuh): whether a tile
+  // has such, and what takes them out of it and adds them to the results of the rows that see them.
+  static __device__ __forceinline__ bool AnyNonFinite(const uint32_t (&v)[kVectorsAtOnce][4]) {
+    NonFiniteSearch<kCompute> search;
+#pragma unroll
+    for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) search.Look(v[i][word], word);
+    }
+    return __any_sync(0xffffffffu, search.Found());
+  }
+  static __device__ __forceinline__ void KeepFinite(uint32_t (&v)[kVectorsAtOnce][4]) {
+#pragma unroll
+    for (auto& words : v) {
+#pragma unroll
+      for (uint32_t& word : words) word &= ~NonFiniteMask<kCompute>(word);
+    }
+  }
+  __device__ __forceinline__ void AddNonFinite(int first_key, int first_vector) const {
+    const int last_key = min(first_key + kDraftTokens, entry_.token_count);
+#pragma unroll 1
+    for (int vector = first_vector; vector < first_vector + kVectorsAtOnce; ++vector) {
+#pragma unroll 1
+      for (int key = first_key; key < last_key; ++key) {
+#pragma unroll 1
+        for (int pair = 0; pair < 2; ++pair) {
+          const int d = vector * 16 + Place() * 4 + pair * 2;
+          const uint32_t word =
+              From::Two(args_.v, args_.kv_dtype, TokenElement(key, kValueDim) + d, true);
+          const float x[2] = {NonFiniteOrZero<kCompute>(word, 0),
+                              NonFiniteOrZero<kCompute>(word, 1)};
+#pragma unroll
+          for (const PackedRow& c : packed_rows_) {
+            if (!c.alive || !Sees(c.keys, entry_.token_begin + key)) continue;
+            float* const o = args_.o + size_t(c.pair) * kValueDim + d;
+            o[0] += x[0];
+            o[1] += x[1];
+          }
+        }
+      }
     }
   }
 
@@ -326,6 +377,7 @@ class WarpBlock {
   const BlockArgs& args_;
   const BlockEntry& entry_;
   const int kv_head_;
+  bool rows_differ_;  // not every packed row of the warp sees all tokens
   PackedRow packed_rows_[2];
 };
 

@@ -155,6 +155,14 @@ class Call {
                  KeyRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)), 0,
                  std::nanf(""));
   }
+  // One dimension, another one for each slot.
+  void PoisonValue(size_t sequence, int64_t slot, int32_t head, float value) {
+    const PagedKv& kv = cache_->kv();
+    const int32_t page = tables_[sequence][slot / kv.page_size];
+    StoreElement(kv.geometry.dtype,
+                 ValueRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)),
+                 static_cast<size_t>(slot % kv.geometry.value_dim), value);
+  }
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
   struct Device {
@@ -432,6 +440,18 @@ void ExpectClose(const std::vector<float>& actual, const std::vector<double>& ex
                               << ", expected " << expected[worst_at];
 }
 
+// The same of what is finite, which must be what is expected to be finite.
+void ExpectCloseWhereFinite(const std::vector<float>& actual, const std::vector<double>& expected,
+                            double tolerance, const char* what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_EQ(std::isfinite(actual[i]), std::isfinite(expected[i]))
+        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
+    if (!std::isfinite(expected[i])) continue;
+    ASSERT_NEAR(actual[i], expected[i], tolerance) << what << "[" << i << "]";
+  }
+}
+
 ReferenceResult ExpectedOf(const Case& c, Call& call) {
   ReferenceResult context = ReferenceAttention(call.HostParams());
   if (!c.draft) return context;
@@ -458,6 +478,15 @@ void ExpectMatchesReference(const Case& c, Call& call) {
 void ExpectMatchesReference(const Case& c) {
   Call call(c);
   ExpectMatchesReference(c, call);
+}
+
+void ExpectMatchesWhereFinite(const Case& c, Call& call) {
+  SCOPED_TRACE(Describe(c));
+  std::vector<float> o, lse;
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  const ReferenceResult expected = ExpectedOf(c, call);
+  ExpectCloseWhereFinite(o, expected.o, Tolerance(c), "o");
+  ExpectCloseWhereFinite(lse, expected.lse, Tolerance(c), "lse");
 }
 
 class EveryCacheType : public ::testing::TestWithParam<std::tuple<DType, HeadDims, bool>> {
@@ -531,6 +560,35 @@ TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
       c.gqa_ratio = 4;
       c.sequences = {{500, rows, window}, {90, rows, window, false}, {333, rows, -1, false}};
       ExpectMatchesReference(c);
+    }
+  }
+}
+
+// Keys and values that are not finite, where some rows see them and others do not: the new tokens
+// of a causal call, and both edges of its windows. Each poisons one KV head.
+TEST_P(EveryCacheType, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  if (!Base().portable) GTEST_SKIP() << "the wide kernels of sm_90 do not keep them apart";
+  for (const int32_t gqa_ratio : {4, 16}) {
+    for (const int32_t rows : {3, 8}) {
+      for (const float value : {std::nanf(""), -INFINITY}) {
+        Case c = Base();
+        if (IsFp8(c.kv) && std::isinf(value)) continue;  // FP8 stores its largest number instead
+        c.gqa_ratio = gqa_ratio;
+        c.scaled = true;
+        c.sequences = {{220, rows}, {300, rows, 100}, {192, rows, 30, false}};
+        Call call(c);
+        for (size_t i = 0; i < c.sequences.size(); ++i) {
+          const Sequence& s = c.sequences[i];
+          const int64_t first = s.length - s.rows;
+          for (const int64_t slot :
+               {s.length - 1, first + 1, first - std::max<int64_t>(s.window, 0)}) {
+            call.PoisonValue(i, slot, /*head=*/0, value);
+            call.PoisonKey(i, slot, /*head=*/1);
+          }
+        }
+        ExpectMatchesWhereFinite(c, call);
+      }
     }
   }
 }

@@ -30,6 +30,9 @@ struct Case {
   bool begins_early = true;
   // Rows of each block that are in the call, from `skipped` on; 0: all.
   int32_t skipped = 0;
+  // Makes one dimension of some tokens' values NaN or infinite, of the first KV head, and of their
+  // keys, of the last.
+  bool poisoned = false;
 };
 
 std::vector<std::byte> Random(size_t count, DType type, std::mt19937& random) {
@@ -76,8 +79,15 @@ void ExpectMatchesReference(const Case& c) {
   const auto key_dim = static_cast<size_t>(c.dims.key_dim);
   const auto dim = static_cast<size_t>(c.dims.value_dim);
   const auto q = Random(pairs * key_dim, c.q, random);
-  const auto k = Random(rows * c.kv_heads * key_dim, c.kv, random);
-  const auto v = Random(rows * c.kv_heads * dim, c.kv, random);
+  auto k = Random(rows * c.kv_heads * key_dim, c.kv, random);
+  auto v = Random(rows * c.kv_heads * dim, c.kv, random);
+  if (c.poisoned) {
+    for (size_t row = 2; row < rows; row += 5) {
+      const float value = row % 2 == 0 ? NAN : INFINITY;
+      StoreElement(c.kv, v.data(), row * c.kv_heads * dim + row % dim, value);
+      StoreElement(c.kv, k.data(), (row + 1) * c.kv_heads * key_dim - 1, value);
+    }
+  }
   std::vector<float> o(pairs * dim), lse(pairs), sinks(heads);
   for (float& x : sinks) x = normal(random);
   for (size_t pair = 0; pair < pairs; ++pair) {
@@ -144,6 +154,12 @@ void ExpectMatchesReference(const Case& c) {
   const std::vector<float> got_o = device_o.Get();
   const std::vector<float> got_lse = device_lse.Get();
 
+  const auto close = [](float got, double want, double tolerance) {
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      return std::isfinite(want) == std::isfinite(got);
+    }
+    return std::abs(got - want) <= tolerance;
+  };
   size_t row = 0;
   for (const int32_t in_block : c.blocks) {
     for (int32_t r = 0; r < in_block; ++r, ++row) {
@@ -156,14 +172,17 @@ void ExpectMatchesReference(const Case& c) {
         }
         const size_t at = row * heads + static_cast<size_t>(own);
         const MergeWeights<double> weights = Merge<double>(lse[pair], block.lse[at]);
-        ASSERT_NEAR(got_lse[pair], weights.lse, 2e-2) << "row " << row << ", head " << head;
+        ASSERT_TRUE(close(got_lse[pair], weights.lse, 2e-2))
+            << "row " << row << ", head " << head << ": " << got_lse[pair] << ", expected "
+            << weights.lse;
         const double sink =
             c.sinks ? SinkScale<double>(weights.lse, static_cast<double>(sinks[own])) : 1.0;
         for (size_t d = 0; d < dim; ++d) {
           const double context = weights.a == 0 ? 0 : weights.a * o[pair * dim + d];
           const double want = sink * (context + weights.b * block.o[at * dim + d]);
-          ASSERT_NEAR(got_o[pair * dim + d], want, 3e-2)
-              << "row " << row << ", head " << head << ", dimension " << d;
+          ASSERT_TRUE(close(got_o[pair * dim + d], want, 3e-2))
+              << "row " << row << ", head " << head << ", dimension " << d << ": "
+              << got_o[pair * dim + d] << ", expected " << want;
         }
       }
     }
@@ -220,6 +239,27 @@ TEST(BlockAttention, SoftCapAndPartsOfBlocks) {
   }
   ExpectMatchesReference({.blocks = {16, 32}, .skipped = 6});
   ExpectMatchesReference({.blocks = {16, 32}, .begins_early = false});
+}
+
+TEST(BlockAttention, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const DType kv : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const HeadDims& dims : DimsOf(&HeadDims::draft_block)) {
+      for (const bool causal : {false, true}) {
+        for (const int32_t window : {0, 3}) {
+          SCOPED_TRACE(::testing::Message() << Name(kv) << ", " << NameOf(dims)
+                                            << (causal ? ", causal" : "") << ", window " << window);
+          ExpectMatchesReference({.blocks = {8, 16, 40},
+                                  .dims = dims,
+                                  .q = kv,
+                                  .kv = kv,
+                                  .causal = causal,
+                                  .window = window,
+                                  .poisoned = true});
+        }
+      }
+    }
+  }
 }
 
 TEST(BlockAttention, RefusalsNameTheField) {

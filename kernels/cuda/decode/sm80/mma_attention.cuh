@@ -99,7 +99,11 @@ __device__ __forceinline__ void AttendItem(const AttentionArgs& args, const Work
     if (!dense) {
 #pragma unroll
       for (int i = 0; i < Traits::kStrips; ++i) {
-        ClearDeadValues<Traits>(item, strip + i * warps, strips.tokens.v[i]);
+        const int of_strip = strip + i * warps;
+        ClearDeadValues<Traits>(item, of_strip, strips.tokens.v[i]);
+        if (RowsDiffer(item) && AnyNonFinite<Traits>(strips.tokens.v[i])) {
+          acc.ConfineValues(shared.packed_rows, of_strip, strips.tokens.v[i]);
+        }
       }
     }
 #pragma unroll

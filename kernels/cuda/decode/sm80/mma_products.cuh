@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/hidden_values.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm80/mma_strips.cuh"
 #include "kernels/cuda/decode/sm80/mma_traits.cuh"
@@ -183,7 +184,59 @@ struct Accumulator {
       }
     }
   }
+
+  // Adds what is not finite among a strip's values to the packed rows that see it, and takes it out
+  // of the values.
+  __device__ void ConfineValues(const PackedRowState<Traits::kTileRows>& packed_rows, int strip,
+                                uint4 (&v)[Traits::kValueVectors]) {
+#pragma unroll 1
+    for (int slot = 0; slot < kStripSlots; ++slot) {
+      bool sees[Traits::kRowTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          sees[tile][c] = Sees(packed_rows.keys[tile * 8 + threadIdx.x % 4 * 2 + c],
+                               strip * kStripSlots + slot);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < Traits::kValueVectors; ++i) {
+#pragma unroll
+        for (int j = 0; j < Traits::kTilesPerVector; ++j) {
+          const uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+          for (int d = 0; d < 2; ++d) {
+            const int quad = 2 * j + d;
+            const float x =
+                Traits::kElementBytes == 1
+                    ? NonFiniteOfSlot<Traits::kKv>(words[quad % 4], words[quad % 4], slot)
+                    : NonFiniteOfSlot<Traits::kKv>(words[quad % 2 * 2], words[quad % 2 * 2 + 1],
+                                                   slot);
+#pragma unroll
+            for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
+#pragma unroll
+              for (int c = 0; c < 2; ++c) {
+                if (sees[tile][c]) o[i * Traits::kTilesPerVector + j][tile][2 * d + c] += x;
+              }
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (uint4& x : v) x = FiniteOnly<Traits::kKv>(x);
+  }
 };
+
+// Whether a warp has values in a strip that are not finite.
+template <typename Traits>
+__device__ __forceinline__ bool AnyNonFinite(const uint4 (&v)[Traits::kValueVectors]) {
+  NonFiniteSearch<Traits::kKv> search;
+#pragma unroll
+  for (const uint4& x : v) search.Look(x);
+  return __any_sync(0xffffffffu, search.Found());
+}
 
 // From raw products to logits in base 2.
 template <typename Traits>
