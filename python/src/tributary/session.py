@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,6 +56,7 @@ class Session:
 
     def __init__(self, core: _core.Session, lse: bool) -> None:
         self._core = core
+        weakref.finalize(self, core.abandon)  # before Python ends, at the latest
         self._lse = lse
         memory, self.max_rows, self.max_new_tokens, self.max_steps = core.info()
         self.memory = next(name for name, code in MEMORIES.items() if code == memory)

@@ -15,8 +15,10 @@ from .attention import NAME, register
 from .cache import ServiceCache
 from .geometry import Layer, Refused, cache_id, cache_spec
 from .probe import ask
+from .steps import Steps
 
 _KV_DTYPES = {torch.float32: "bf16", torch.bfloat16: "bf16", torch.float16: "f16"}
+_SESSION_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 class Attachment:
@@ -36,6 +38,7 @@ class Attachment:
         self.model = model
         self._owned = owned
         self._most_bytes = options.pop("max_call_bytes")
+        session_rows = options.pop("session_rows")
         self._implementation = model.config._attn_implementation
         if isinstance(self._implementation, str) and self._implementation == NAME:
             raise Refused(["the model is attached already"])
@@ -43,9 +46,12 @@ class Attachment:
         register()
         try:
             self._switch(NAME)
-            self.layers: dict[int, Layer] = ask(model)
+            layers, in_order = ask(model)
+            self.layers: dict[int, Layer] = layers
             spec = cache_spec(list(self.layers.values()), **options)
             self.held = client.create_cache(cache_id(spec), spec)
+            dtype = _SESSION_DTYPES[getattr(model, "dtype", torch.float32)]
+            self._steps = Steps(self.held, len(layers), dtype, session_rows if in_order else 0)
         except BaseException:
             self._switch(self._implementation)
             raise
@@ -55,7 +61,7 @@ class Attachment:
     def cache(self) -> ServiceCache:
         """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        return ServiceCache(self.held, self.layers, layers, self._most_bytes)
+        return ServiceCache(self.held, self.layers, layers, self._most_bytes, self._steps)
 
     def detach(self, delete: bool = False) -> None:
         """Makes the model what it was; may be repeated.
@@ -71,6 +77,7 @@ class Attachment:
         self._hook = None
         del self.model._prepare_cache_for_generation
         self._switch(self._implementation)
+        self._steps.close()
         if delete:
             with contextlib.suppress(errors.NotFound):  # someone who shares it did
                 self.held.delete()
@@ -123,6 +130,7 @@ def attach(
     window_capacity_tokens: int = 0,
     rollback_tokens: int = 0,
     max_call_bytes: int = 32 << 20,
+    session_rows: int = 256,
 ) -> Attachment:
     """Lets a service hold the KV cache of a model and compute its attention; `model.generate` works as ever.
 
@@ -143,6 +151,9 @@ def attach(
         As in `CacheSpec`.
     max_call_bytes : int
         Tensors of more bytes travel in several calls: not more than what the service takes in a message.
+    session_rows : int
+        A forward pass of at most so many tokens, over all rows of the batch, is one step of a session; one of more
+        is a call for each layer. 0: all are.
 
     Raises
     ------
@@ -164,6 +175,7 @@ def attach(
         "window_capacity_tokens": window_capacity_tokens,
         "rollback_tokens": rollback_tokens,
         "max_call_bytes": max_call_bytes,
+        "session_rows": session_rows,
     }
     try:
         return Attachment(model, client, owned, options)

@@ -12,7 +12,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .. import client, errors
 from .attention import Call, Mask
+from ..session import StepEntry
 from .geometry import Layer, Refused, is_window
+from .steps import TRANSIENT, Ride, Steps
 
 
 def split(pieces: Iterable[tuple[int, int, int]], most: int) -> list[list[tuple[int, int, int]]]:
@@ -52,6 +54,7 @@ class Step:
         self.batch, self.columns = batch, columns
         self.pieces = pieces  #: (sequence, first position, rows) of rows with tokens
         self.done: set[int] = set()  #: layers that have them
+        self.ride: Ride | None = None  #: the session that it goes by; None: calls
 
     def tail(self, columns: int) -> Step:
         """Its last columns, of which some models compute no more in layers that attend over the keys of others."""
@@ -127,12 +130,14 @@ class ServiceCache(Cache):
     gone on from many times.
     """
 
-    def __init__(self, held: client.Cache, layers: dict[int, Layer], model_layers: int, most_bytes: int) -> None:
+    def __init__(
+        self, held: client.Cache, layers: dict[int, Layer], model_layers: int, most_bytes: int, steps: Steps
+    ) -> None:
         super().__init__(layers=[_LayerView(self, index) for index in range(model_layers)])
         self._held = held
         self._geometry = layers
         self._number = {index: number for number, index in enumerate(layers)}  # of a layer, in the service
-        self._model_layers, self._most_bytes = model_layers, most_bytes
+        self._model_layers, self._most_bytes, self._steps = model_layers, most_bytes, steps
         lefts = [layer.window_left for layer in layers.values() if layer.window_left is not None]
         self._narrowest = min(lefts, default=None)
         self._sequences: list[int] = []
@@ -204,7 +209,7 @@ class ServiceCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceCache:
         self._whole()
-        copy = ServiceCache(self._held, self._geometry, self._model_layers, self._most_bytes)
+        copy = ServiceCache(self._held, self._geometry, self._model_layers, self._most_bytes, self._steps)
         copy._sequences += self._forks(list(range(len(self._sequences))))
         copy._lengths, copy._present = list(self._lengths), self._present
         return copy
@@ -250,6 +255,8 @@ class ServiceCache(Cache):
             output = self._send(tag, step, call)
         except BaseException:
             # The whole step is taken back, whatever the service did of it: it may be repeated.
+            if self._step is not None and self._step.ride is not None:
+                self._step.ride.abandon()
             self._step, self._stale = None, True
             raise
         if tag.step is None:
@@ -285,14 +292,28 @@ class ServiceCache(Cache):
         if batch != len(self._sequences):
             raise Refused([f"the batch has {batch} rows, the cache {len(self._sequences)}"])
         present = self._columns(call.mask, columns)
-        if self._stale:
-            for sequence, length in zip(self._sequences, self._lengths):
-                self._held.truncate(sequence, length)
-            self._stale = False
         counts = [columns] * batch if present is None else present.sum(1).tolist()
         pieces = [piece for piece in zip(self._sequences, self._lengths, counts) if piece[2]]
-        self._step = Step(present, batch, columns, pieces)
-        return self._step
+        step = Step(present, batch, columns, pieces)
+        if 0 < sum(counts) <= self._steps.max_rows:
+            step.ride = self._ride(pieces)
+        if step.ride is None and self._stale:
+            for sequence, length in zip(self._sequences, self._lengths):
+                self._held.truncate(sequence, length)
+        self._stale = False
+        self._step = step
+        return step
+
+    def _ride(self, pieces: list[tuple[int, int, int]]) -> Ride | None:
+        """The pass as a step of a session, which first rolls back what is stale."""
+        if self._stale:
+            growing = {piece[0] for piece in pieces}
+            for sequence, length in zip(self._sequences, self._lengths):
+                if sequence not in growing:
+                    self._held.truncate(sequence, length)
+        return self._steps.begin(
+            [StepEntry(sequence, at, rows, rows, at if self._stale else None) for sequence, at, rows in pieces]
+        )
 
     def _open(self, batch: int) -> None:
         made: list[int] = []
@@ -337,6 +358,32 @@ class ServiceCache(Cache):
         query = step.gather(call.query)
         query, key, value = (_pad(t, dim).to("cpu") for t, dim in ((query, dims[0]), (key, dims[0]), (value, dims[1])))
         output = query.new_empty(*query.shape[:2], dims[1])
+        if step.ride is None or not self._by_session(step, self._number[tag.layer], query, key, value, output):
+            self._by_calls(step, self._number[tag.layer], query, key, value, output, new)
+        return step.scatter(output[..., : layer.value_head_dim].to(device))
+
+    def _by_session(self, step: Step, number: int, query: Any, key: Any, value: Any, output: Any) -> bool:
+        """Whether the layer was computed. If not, what the session had been given is written by calls."""
+        assert step.ride is not None
+        try:
+            step.ride.attend(number, query, key, value, output)
+            if len(step.ride.sent) == len(self._geometry):
+                step.ride.finish()
+            return True
+        except TRANSIENT:
+            # The group of workers has formed anew, say. Calls wait for it.
+            ride, step.ride = step.ride, None
+            ride.abandon()
+        for sequence, at, _ in step.pieces:
+            self._held.truncate(sequence, at)
+        for sent, k, v in ride.sent:
+            if sent != number:
+                self._held.append(sent, step.pieces, k, v)
+        return False
+
+    def _by_calls(
+        self, step: Step, number: int, query: Any, key: Any, value: Any, output: Any, new: bool
+    ) -> None:
         row_bytes = sum(t[0].numel() * t.element_size() for t in (query, key, value, output) if len(t))
         begin = 0
         for pieces in split(step.pieces, max(1, self._most_bytes // max(1, row_bytes))):
@@ -344,7 +391,7 @@ class ServiceCache(Cache):
             if begin == end:
                 continue
             self._held.attend(
-                self._number[tag.layer],
+                number,
                 [client.Entry(sequence, at, rows, rows if new else 0) for sequence, at, rows in pieces],
                 query[begin:end],
                 key[begin:end] if new else None,
@@ -352,7 +399,6 @@ class ServiceCache(Cache):
                 out=output[begin:end],
             )
             begin = end
-        return step.scatter(output[..., : layer.value_head_dim].to(device))
 
     def _commit(self, step: Step) -> None:
         present = step.present

@@ -46,6 +46,7 @@ class Probe(Cache):
         super().__init__(layers=[_Empty() for _ in range(layers)])
         self.updated: set[int] = set()
         self.found: dict[int, Layer] = {}
+        self.order: list[int] = []  # of the layers' attention
         self.why: list[str] = []
 
     def update(
@@ -66,6 +67,7 @@ class Probe(Cache):
 
     def note(self, index: int, call: Call) -> torch.Tensor:
         """Notes one call; the answer has the right shape and says nothing."""
+        self.order.append(index)
         batch, q_heads, rows, head_dim = call.query.shape
         value_head_dim = call.value.shape[-1]
         try:
@@ -111,8 +113,11 @@ def sinks_of(call: Call) -> tuple[float, ...]:
     return tuple(call.sinks.detach().float().cpu().reshape(-1).tolist())
 
 
-def ask(model: Any) -> dict[int, Layer]:
-    """Runs a model, whose attention is set to "tributary", over a few tokens. What it computes is thrown away."""
+def ask(model: Any) -> tuple[dict[int, Layer], bool]:
+    """Runs a model, whose attention is set to "tributary", over a few tokens. What it computes is thrown away.
+
+    The layers that it has, and whether each attends once, in their order.
+    """
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise Refused(["it is an encoder with a decoder"])
@@ -127,4 +132,5 @@ def ask(model: Any) -> dict[int, Layer]:
             said = " ".join(str(error).split())[:200]
             why = f"a pass over {_TOKENS} tokens failed: {type(error).__name__}: {said}"
             raise Refused([*probe.why, why]) from error
-    return probe.layers_found()
+    layers = probe.layers_found()
+    return layers, probe.order == list(layers)
