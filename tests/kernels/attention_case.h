@@ -13,16 +13,16 @@
 #include "kernels/reference.h"
 #include "tests/kernels/page_order.h"
 #include "tests/support/poison.h"
+#include "tests/support/random.h"
 
 namespace tributary::test {
 
 // n normally distributed numbers, rounded to `type`.
 inline std::vector<std::byte> RandomTensor(DType type, size_t n, uint32_t seed,
                                            float deviation = 1.0f) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0f, deviation);
+  const std::vector<float> values = NormalValues(n, seed, deviation);
   std::vector<std::byte> data(BytesOf(type, n));
-  for (size_t i = 0; i < n; ++i) StoreElement(type, data.data(), i, normal(generator));
+  for (size_t i = 0; i < n; ++i) StoreElement(type, data.data(), i, values[i]);
   return data;
 }
 

@@ -25,15 +25,24 @@ inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain,
                                        std::byte padding = {}) {
   std::vector<std::byte> bytes(plain.size(), padding);
   kv.base = plain.data();
-  for (int32_t page = 0; page < kv.num_pages; ++page) {
-    for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
-      for (const bool value : {false, true}) {
+  const size_t element = BytesOf(kv.geometry.dtype, 1);
+  for (const bool value : {false, true}) {
+    const int32_t dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
+    // How far a token's channels lie from its first is the same for every page and head.
+    std::vector<ptrdiff_t> from_first;
+    for (int32_t token = 0; token < kv.page_size; ++token) {
+      for (int32_t d = 0; d < dim; ++d) {
+        from_first.push_back(static_cast<ptrdiff_t>(CpuOffset(kv, value, 0, 0, token, d)) -
+                             static_cast<ptrdiff_t>(CpuOffset(kv, value, 0, 0, token, 0)));
+      }
+    }
+    for (int32_t page = 0; page < kv.num_pages; ++page) {
+      for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
         for (int32_t token = 0; token < kv.page_size; ++token) {
           const std::byte* from = (value ? ValueRow : KeyRow)(kv, page, head, token);
-          const int32_t dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
-          const size_t element = BytesOf(kv.geometry.dtype, 1);
+          std::byte* const to = bytes.data() + CpuOffset(kv, value, page, head, token, 0);
           for (int32_t d = 0; d < dim; ++d, from += element) {
-            std::memcpy(&bytes[CpuOffset(kv, value, page, head, token, d)], from, element);
+            std::memcpy(to + from_first[static_cast<size_t>(token * dim + d)], from, element);
           }
         }
       }

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "base/rpc/pass_descriptor.h"
@@ -19,23 +20,19 @@
 #include "tests/service/session_driver.h"
 #include "tests/service/session_host.h"
 #include "tests/service/test_service.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service::testing {
 namespace {
 
 using client::HostSession;
-using client::HostSessionOptions;
 using client::MailboxMemory;
 using Entries = std::vector<std::pair<uint64_t, int32_t>>;
 using Requests = std::vector<v1::AttendRequest>;
 
-Requests Make(ModelHost& model, const Entries& entries) {
+// Both layers' requests of a step.
+Requests MakeLayers(ModelHost& model, const Entries& entries) {
   return {model.MakeStep(0, entries), model.MakeStep(1, entries)};
-}
-
-void Prepare(TestService& service, const v1::CacheSpec& spec, int sequences) {
-  ASSERT_TRUE(CreateCache(service.stub(), "m", spec).ok());
-  for (int id = 1; id <= sequences; ++id) ASSERT_TRUE(Open(service.stub(), "m", id).ok());
 }
 
 v1::OpenSession MailboxSession(int32_t rows) {
@@ -46,10 +43,29 @@ v1::OpenSession MailboxSession(int32_t rows) {
 
 class HostSessionTest : public ::testing::TestWithParam<v1::SessionMemory> {
  protected:
-  HostSessionOptions Options(int32_t rows, v1::DType dtype = v1::DTYPE_F32) const {
-    return {.max_rows = rows, .max_new_tokens = rows, .dtype = dtype, .memory = GetParam()};
+  // A service with sequences 1 to `sequences`, a model of them, and a session of so many rows and
+  // new tokens. ASSERTs that it opens, and that its memory is the parameter's.
+  void Start(int workers, int sequences, int32_t rows, DType dtype = DType::kF32) {
+    session_.reset();
+    model_.reset();
+    service_.emplace(TestService::Options{.workers = workers});
+    PrepareCache(*service_, spec_, sequences);
+    model_.emplace(&service_->stub(), "m", spec_, dtype, 1);
+    session_ = OpenSessionAt(
+        service_->address(),
+        {.max_rows = rows, .max_new_tokens = rows, .dtype = ToProto(dtype), .memory = GetParam()});
+    ASSERT_NE(session_, nullptr);
+    EXPECT_EQ(session_->opened().terms().memory(), GetParam());
   }
-  const v1::CacheSpec spec_ = SmallSpec();
+  Requests Make(const Entries& entries) { return MakeLayers(*model_, entries); }
+  absl::Status Attend(const v1::AttendRequest& request) {
+    return AttendWith(*session_, request, &*model_);
+  }
+
+  v1::CacheSpec spec_ = SmallSpec();
+  std::optional<TestService> service_;
+  std::optional<ModelHost> model_;
+  std::unique_ptr<HostSession> session_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Memory, HostSessionTest,
@@ -59,38 +75,26 @@ INSTANTIATE_TEST_SUITE_P(Memory, HostSessionTest,
                          });
 
 TEST_P(HostSessionTest, StepsGiveWhatTheReferenceGives) {
-  for (const auto& [dtype, proto] :
-       {std::pair{DType::kF32, v1::DTYPE_F32}, std::pair{DType::kBf16, v1::DTYPE_BF16},
-        std::pair{DType::kF16, v1::DTYPE_F16}}) {
-    TestService service({.workers = 2});
-    Prepare(service, spec_, 3);
-    ModelHost model(&service.stub(), "m", spec_, dtype, 1);
-    const auto session = OpenSessionAt(service.address(), Options(128, proto));
-    ASSERT_NE(session, nullptr);
-    EXPECT_EQ(session->opened().terms().memory(), GetParam());
-    RunStep(*session, model, Make(model, {{1, 40}, {2, 70}}));  // a prompt
-    for (int i = 0; i < 20; ++i) RunStep(*session, model, Make(model, {{1, 1}, {2, 1}, {3, 1}}));
-    RunStep(*session, model, Make(model, {{1, 4}, {3, 8}}));  // rows to verify
-    RunStep(*session, model, {model.MakeDraft(0, {{1, 8}}), model.MakeDraft(1, {{1, 8}})});
-    EXPECT_TRUE(session->Close().ok());
-    model.Step(0, {{1, 1}});  // and calls go on from there
-    model.Step(1, {{1, 1}});
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/2, /*sequences=*/3, /*rows=*/128, dtype));
+    RunStep(*session_, *model_, Make({{1, 40}, {2, 70}}));  // a prompt
+    for (int i = 0; i < 20; ++i) RunStep(*session_, *model_, Make({{1, 1}, {2, 1}, {3, 1}}));
+    RunStep(*session_, *model_, Make({{1, 4}, {3, 8}}));  // rows to verify
+    RunStep(*session_, *model_, {model_->MakeDraft(0, {{1, 8}}), model_->MakeDraft(1, {{1, 8}})});
+    EXPECT_TRUE(session_->Close().ok());
+    model_->Step(0, {{1, 1}});  // and calls go on from there
+    model_->Step(1, {{1, 1}});
   }
 }
 
 TEST_P(HostSessionTest, LayersOfOtherShapesAndStridesAreTakenAsTheyAre) {
-  v1::CacheSpec spec = spec_;
-  spec.set_head_dim(192);
-  spec.set_value_head_dim(128);
-  TestService service({.workers = 1});
-  Prepare(service, spec, 1);
-  ModelHost model(&service.stub(), "m", spec, DType::kF32, 1);
-  const auto session = OpenSessionAt(service.address(), Options(8));
-  ASSERT_NE(session, nullptr);
-  RunStep(*session, model, Make(model, {{1, 5}}));
+  spec_.set_head_dim(192);
+  spec_.set_value_head_dim(128);
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/1, /*sequences=*/1, /*rows=*/8));
+  RunStep(*session_, *model_, Make({{1, 5}}));
   // A fused projection: the heads of q, k and v of a token lie one behind the other; k is, besides,
   // interleaved with what is not k.
-  const v1::AttendRequest request = model.MakeStep(0, {{1, 3}});
+  const v1::AttendRequest request = model_->MakeStep(0, {{1, 3}});
   const int32_t row = 4 * 192 + 2 * 2 * 192 + 2 * 128;
   std::vector<float> fused(3 * row);
   std::vector<float> output(3 * 5 * 128);
@@ -109,8 +113,8 @@ TEST_P(HostSessionTest, LayersOfOtherShapesAndStridesAreTakenAsTheyAre) {
     rows.head_stride = head_stride;
     return rows;
   };
-  ASSERT_TRUE(session->Submit(StepOf({request})).ok());
-  ASSERT_TRUE(session
+  ASSERT_TRUE(session_->Submit(StepOf({request})).ok());
+  ASSERT_TRUE(session_
                   ->Attend({.q = place(request.q(), 0, 192),
                             .k = place(request.k(), 768, 384),
                             .v = place(request.v(), 1536, 128),
@@ -125,65 +129,53 @@ TEST_P(HostSessionTest, LayersOfOtherShapesAndStridesAreTakenAsTheyAre) {
   *reply.mutable_output() = InlineTensor(DType::kF32, {3, 4, 128}, dense);
   reply.add_lengths(8);
   *reply.mutable_lse() = InlineTensor(DType::kF32, {3, 4}, lse);
-  model.Check(request, reply);
+  model_->Check(request, reply);
 }
 
 TEST_P(HostSessionTest, StepsAreSubmittedAhead) {
-  TestService service({.workers = 2});
-  Prepare(service, spec_, 1);
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
-  const auto session = OpenSessionAt(service.address(), Options(16));
-  ASSERT_NE(session, nullptr);
-  Requests before = Make(model, {{1, 3}});
-  ASSERT_TRUE(session->Submit(StepOf(before)).ok());
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/2, /*sequences=*/1, /*rows=*/16));
+  Requests before = Make({{1, 3}});
+  ASSERT_TRUE(session_->Submit(StepOf(before)).ok());
   for (int i = 0; i < 30; ++i) {
     client::SessionStep next = StepOf(before);
     next.entries[0].first_position += next.entries[0].new_tokens;
     next.entries[0].new_tokens = next.entries[0].query_rows = 1;
-    ASSERT_TRUE(session->Submit(next).ok());
-    for (const auto& request : before) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
-    before = Make(model, {{1, 1}});
+    ASSERT_TRUE(session_->Submit(next).ok());
+    for (const auto& request : before) ASSERT_TRUE(Attend(request).ok());
+    before = Make({{1, 1}});
   }
-  for (const auto& request : before) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
-  EXPECT_TRUE(session->Await(31).ok());
+  for (const auto& request : before) ASSERT_TRUE(Attend(request).ok());
+  EXPECT_TRUE(session_->Await(31).ok());
 }
 
 TEST_P(HostSessionTest, AppendOnlyStepsWaitForNothing) {
-  TestService service({.workers = 2});
-  Prepare(service, spec_, 1);
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
-  const auto session = OpenSessionAt(service.address(), Options(64));
-  ASSERT_NE(session, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/2, /*sequences=*/1, /*rows=*/64));
   for (int i = 0; i < 5; ++i) {
-    const Requests appended = Make(model, {{1, 33}});
+    const Requests appended = Make({{1, 33}});
     client::SessionStep step = StepOf(appended);
     step.append_only = true;
     step.entries[0].query_rows = 0;
-    const auto id = session->Submit(step);
+    const auto id = session_->Submit(step);
     ASSERT_TRUE(id.ok()) << id.status();
     for (const v1::AttendRequest& request : appended) {
-      const absl::Status done = session->Append(RowsOf(request.k()), RowsOf(request.v()));
+      const absl::Status done = session_->Append(RowsOf(request.k()), RowsOf(request.v()));
       ASSERT_TRUE(done.ok()) << done;
     }
-    EXPECT_TRUE(session->Await(*id).ok());
-    RunStep(*session, model, Make(model, {{1, 1}}));
+    EXPECT_TRUE(session_->Await(*id).ok());
+    RunStep(*session_, *model_, Make({{1, 1}}));
   }
 }
 
 TEST_P(HostSessionTest, WhatDoesNotFitTheStepIsNamedAndNotHandedOver) {
-  TestService service({.workers = 1});
-  Prepare(service, spec_, 1);
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
-  const auto session = OpenSessionAt(service.address(), Options(8));
-  ASSERT_NE(session, nullptr);
-  const Requests requests = Make(model, {{1, 2}});
-  EXPECT_TRUE(absl::IsFailedPrecondition(AttendWith(*session, requests[0], nullptr)));
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/1, /*sequences=*/1, /*rows=*/8));
+  const Requests requests = Make({{1, 2}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(AttendWith(*session_, requests[0], nullptr)));
   client::SessionStep far = StepOf(requests);
   far.entries[0].first_position = 9;
-  const absl::Status refused = session->Submit(far).status();
+  const absl::Status refused = session_->Submit(far).status();
   EXPECT_TRUE(absl::IsOutOfRange(refused)) << refused;
   EXPECT_EQ(tributary::FieldOf(refused), "entries[0].first_position");
-  ASSERT_TRUE(session->Submit(StepOf(requests)).ok());
+  ASSERT_TRUE(session_->Submit(StepOf(requests)).ok());
   std::vector<float> output(2 * 4 * 64);
   const auto named = [&](const std::function<void(client::SessionLayer*)>& edit) {
     client::SessionLayer layer{.q = RowsOf(requests[0].q()),
@@ -191,7 +183,7 @@ TEST_P(HostSessionTest, WhatDoesNotFitTheStepIsNamedAndNotHandedOver) {
                                .v = RowsOf(requests[0].v()),
                                .output = {output.data(), 2, 4, 64}};
     edit(&layer);
-    const absl::Status status = session->Attend(layer);
+    const absl::Status status = session_->Attend(layer);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     return tributary::FieldOf(status);
   };
@@ -203,31 +195,27 @@ TEST_P(HostSessionTest, WhatDoesNotFitTheStepIsNamedAndNotHandedOver) {
   EXPECT_EQ(named([](auto* l) { l->v.rows = 1; }), "v.rows");
   EXPECT_EQ(named([](auto* l) { l->output.heads = 8; }), "output.heads");
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      session->Append(RowsOf(requests[0].k()), RowsOf(requests[0].v()))));
-  for (const auto& request : requests) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+      session_->Append(RowsOf(requests[0].k()), RowsOf(requests[0].v()))));
+  for (const auto& request : requests) ASSERT_TRUE(Attend(request).ok());
 }
 
 TEST_P(HostSessionTest, ADrainLetsStepsEnd) {
-  TestService service({.workers = 2});
-  Prepare(service, spec_, 1);
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
-  const auto session = OpenSessionAt(service.address(), Options(8));
-  ASSERT_NE(session, nullptr);
-  const Requests requests = Make(model, {{1, 4}});
-  const auto step = session->Submit(StepOf(requests));
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/2, /*sequences=*/1, /*rows=*/8));
+  const Requests requests = Make({{1, 4}});
+  const auto step = session_->Submit(StepOf(requests));
   ASSERT_TRUE(step.ok());
-  service.coordinator().StartDraining();
-  for (const auto& request : requests) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
-  EXPECT_TRUE(session->Await(*step).ok());
-  EXPECT_TRUE(absl::IsUnavailable(session->Close()));
-  EXPECT_TRUE(absl::IsUnavailable(session->status()));
+  service_->coordinator().StartDraining();
+  for (const auto& request : requests) ASSERT_TRUE(Attend(request).ok());
+  EXPECT_TRUE(session_->Await(*step).ok());
+  EXPECT_TRUE(absl::IsUnavailable(session_->Close()));
+  EXPECT_TRUE(absl::IsUnavailable(session_->status()));
 }
 
 // --------------------------------------------------------------------------------------- mailbox
 
 class MailboxTest : public ::testing::Test {
  protected:
-  MailboxTest() : service_({.workers = 2}) { Prepare(service_, spec_, 2); }
+  MailboxTest() : service_({.workers = 2}) { PrepareCache(service_, spec_, 2); }
 
   std::string socket() const { return MailboxSocketOf(UnixPath(service_.address())); }
   absl::StatusOr<std::unique_ptr<MailboxMemory>> Fetch(const v1::SessionOpened& opened) {
@@ -326,12 +314,12 @@ TEST_F(MailboxTest, AHostThatWritesAnythingHarmsItselfAlone) {
     ASSERT_FALSE(bad.ReadAccepted().has_status());
     const v1::StepEnded ended = bad.ReadEnded();
     EXPECT_FALSE(ended.has_status()) << ended.status().message();
-    RunStep(*good, model, Make(model, {{1, 2}}));
+    RunStep(*good, model, MakeLayers(model, {{1, 2}}));
   }
   words(0x80000000);
   bad.SendClose();
   EXPECT_TRUE(bad.Finish().ok());
-  RunStep(*good, model, Make(model, {{1, 1}}));
+  RunStep(*good, model, MakeLayers(model, {{1, 1}}));
 }
 
 TEST_F(MailboxTest, LayersDoNotComeInMessages) {
@@ -347,7 +335,7 @@ TEST(SessionLimits, OfTheServiceAndOfEachClientAreKept) {
   const v1::CacheSpec spec = SmallSpec();
   const auto refused = [&](const CoordinatorOptions& options, int32_t rows) {
     TestService service({.workers = 1, .coordinator = options});
-    Prepare(service, spec, 1);
+    PrepareCache(service, spec, 1);
     SessionDriver first(service.stub(), MailboxSession(8));
     EXPECT_TRUE(first.is_open());
     SessionDriver second(service.stub(), MailboxSession(rows));

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -29,51 +30,76 @@ constexpr seconds kSoon{8};
 
 class SessionFailureTest : public ::testing::Test {
  protected:
-  void Prepare(TestService& service, int sequences) {
-    ASSERT_TRUE(CreateCache(service.stub(), "m", spec_).ok());
-    for (int id = 1; id <= sequences; ++id) ASSERT_TRUE(Open(service.stub(), "m", id).ok());
+  // A service of two workers, or one over a group of so many ranks that obeys the test.
+  void Serve(int sequences = 1) {
+    service_.emplace(TestService::Options{.workers = 2});
+    PrepareCache(*service_, spec_, sequences);
   }
-  static std::unique_ptr<HostSession> OpenAt(const TestService& service,
-                                             milliseconds wait_timeout = seconds(60)) {
-    return OpenSessionAt(service.address(), {.max_rows = 8,
-                                             .max_new_tokens = 8,
-                                             .wait_timeout = wait_timeout,
-                                             .memory = v1::SESSION_MEMORY_HOST});
+  void ServeOverFakeGroup(int ranks) {
+    auto group = std::make_unique<FakeGroup>(ranks);
+    group_ = group.get();
+    service_.emplace(TestService::Options{}, std::move(group));
+    PrepareCache(*service_, spec_, 1);
+  }
+  std::unique_ptr<HostSession> OpenSession(milliseconds wait_timeout = seconds(60)) {
+    return OpenSessionAt(service_->address(), {.max_rows = 8,
+                                               .max_new_tokens = 8,
+                                               .wait_timeout = wait_timeout,
+                                               .memory = v1::SESSION_MEMORY_HOST});
+  }
+  // A session with a step of Tokens(), of which the first `layers` layers are over.
+  std::unique_ptr<HostSession> OpenInStep(int layers, milliseconds wait_timeout = seconds(60)) {
+    auto session = OpenSession(wait_timeout);
+    const Requests requests = Tokens();
+    EXPECT_TRUE(session->Submit(StepOf(requests)).ok());
+    for (int layer = 0; layer < layers; ++layer) {
+      EXPECT_TRUE(AttendWith(*session, requests[static_cast<size_t>(layer)], nullptr).ok());
+    }
+    return session;
+  }
+  // Hands the first layer over; returns when the fake group holds it.
+  std::future<absl::Status> AttendHeld(HostSession& session) {
+    group_->Hold();
+    auto done = std::async(std::launch::async,
+                           [&session, this] { return AttendWith(session, Tokens()[0], nullptr); });
+    group_->WaitForHeld(1);
+    return done;
   }
   // 4 tokens of sequence 1 behind the first `first`, in both layers.
   Requests Tokens(int64_t first = 0) const {
     return {AttendOf(spec_, "m", 1, first, 4, 0), AttendOf(spec_, "m", 1, first, 4, 1)};
   }
-  static int64_t LengthOf(TestService& service, uint64_t sequence) {
-    const v1::GetTopologyReply topology = service.Topology();
+  int64_t LengthOf(uint64_t sequence) {
+    const v1::GetTopologyReply topology = service_->Topology();
     for (const v1::SequenceInfo& info : topology.caches(0).sequence()) {
       if (info.sequence_id() == sequence) return info.length();
     }
     return -1;
   }
   // Calls of sequence 1 go on from nothing.
-  void ExpectNothingHeld(TestService& service) const {
+  void ExpectNothingHeld() {
     // A host that leaves does not wait until the service has heard of it.
-    EXPECT_TRUE(test::Eventually(kSoon, [&] { return LengthOf(service, 1) == 0; }));
-    ModelHost model(&service.stub(), "m", spec_, DType::kF32, 7);
+    EXPECT_TRUE(test::Eventually(kSoon, [&] { return LengthOf(1) == 0; }));
+    ModelHost model(&service_->stub(), "m", spec_, DType::kF32, 7);
     model.Step(0, {{1, 3}});
     model.Step(1, {{1, 3}});
   }
 
   const v1::CacheSpec spec_ = SmallSpec();
+  std::optional<TestService> service_;
+  FakeGroup* group_ = nullptr;  // the service's, where there is one
   const Clock::time_point begin_ = Clock::now();
 };
 
 TEST_F(SessionFailureTest, ASilentHostLosesItsSessionAndNobodyWaitsForIt) {
-  TestService service({.workers = 2});
-  Prepare(service, 2);
-  const auto session = OpenAt(service, milliseconds(300));
+  Serve(/*sequences=*/2);
+  const auto session = OpenSession(milliseconds(300));
   const auto first = session->Submit(StepOf(Tokens(0)));
   const auto second = session->Submit(StepOf(Tokens(4)));
   ASSERT_TRUE(first.ok() && second.ok());
   ASSERT_TRUE(AttendWith(*session, Tokens()[0], nullptr).ok());
   // Other sequences are served while the session waits for its host.
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
+  ModelHost model(&service_->stub(), "m", spec_, DType::kF32, 1);
   const Clock::time_point silent = Clock::now();
   model.Step(0, {{2, 3}});
   EXPECT_TRUE(session->status().ok() || Clock::now() - silent > milliseconds(200));
@@ -84,155 +110,113 @@ TEST_F(SessionFailureTest, ASilentHostLosesItsSessionAndNobodyWaitsForIt) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
   EXPECT_THAT(late.message(), ::testing::HasSubstr("layer 1 of step 1"));
   EXPECT_EQ(session->status(), late);
-  ExpectNothingHeld(service);
+  ExpectNothingHeld();
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, AHostThatIsGoneGivesItsSequencesBackAtOnce) {
-  TestService service({.workers = 2});
-  Prepare(service, 1);
-  {
-    const auto session = OpenAt(service);
-    ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-    ASSERT_TRUE(AttendWith(*session, Tokens()[0], nullptr).ok());
-  }
-  ExpectNothingHeld(service);
+  Serve();
+  { const auto session = OpenInStep(/*layers=*/1); }
+  ExpectNothingHeld();
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, ABrokenGroupEndsTheLayerInFlight) {
-  auto* group = new FakeGroup(2);
-  TestService service({}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(service, 1);
-  const auto session = OpenAt(service);
+  ServeOverFakeGroup(2);
+  const auto session = OpenSession();
   const auto step = session->Submit(StepOf(Tokens()));
   ASSERT_TRUE(step.ok());
-  group->Hold();
-  auto done =
-      std::async(std::launch::async, [&] { return AttendWith(*session, Tokens()[0], nullptr); });
-  group->WaitForHeld(1);
-  group->Break("a worker is gone");
+  auto done = AttendHeld(*session);
+  group_->Break("a worker is gone");
   const absl::Status why = done.get();
   EXPECT_TRUE(absl::IsAborted(why)) << why;
   EXPECT_TRUE(absl::IsAborted(session->Await(*step)));
-  group->Form({false, false});
-  service.WaitReady();
-  EXPECT_EQ(LengthOf(service, 1), 0);
+  group_->Form({false, false});
+  service_->WaitReady();
+  EXPECT_EQ(LengthOf(1), 0);
   // The session is of the epoch that is over; another one works.
-  group->Release();
+  group_->Release();
   EXPECT_FALSE(session->Submit(StepOf(Tokens())).ok());
-  const auto next = OpenAt(service);
+  const auto next = OpenSession();
   ASSERT_TRUE(next->Submit(StepOf(Tokens())).ok());
   for (const auto& request : Tokens()) EXPECT_TRUE(AttendWith(*next, request, nullptr).ok());
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, AGroupThatChangedBetweenLayersEndsTheSession) {
-  auto* group = new FakeGroup(2);
-  TestService service({}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(service, 1);
-  const auto session = OpenAt(service);
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  ASSERT_TRUE(AttendWith(*session, Tokens()[0], nullptr).ok());
-  group->Break("a worker is gone");
-  group->Form({true, true});
-  service.WaitReady();
+  ServeOverFakeGroup(2);
+  const auto session = OpenInStep(/*layers=*/1);
+  group_->Break("a worker is gone");
+  group_->Form({true, true});
+  service_->WaitReady();
   const absl::Status why = AttendWith(*session, Tokens()[1], nullptr);
   EXPECT_TRUE(absl::IsAborted(why)) << why;
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, WorkersThatDoNotAnswerEndTheHostsWait) {
-  auto* group = new FakeGroup(1);
-  TestService service({}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(service, 1);
-  auto session = OpenAt(service, milliseconds(300));
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  group->Hold();
+  ServeOverFakeGroup(1);
+  auto session = OpenInStep(/*layers=*/0, milliseconds(300));
+  group_->Hold();
   const absl::Status why = AttendWith(*session, Tokens()[0], nullptr);
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
   EXPECT_EQ(AttendWith(*session, Tokens()[1], nullptr), why);
   // The layer is still the workers': its memory stays until they let go of it.
   session.reset();
-  group->Release();
+  group_->Release();
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, AResultOfAnotherSizeIsNotHandedOut) {
-  auto* group = new FakeGroup(1);
-  TestService service({}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(service, 1);
-  const auto session = OpenAt(service);
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  group->Hold();
-  auto done =
-      std::async(std::launch::async, [&] { return AttendWith(*session, Tokens()[0], nullptr); });
-  group->WaitForHeld(1);
-  group->ReleaseOne(
+  ServeOverFakeGroup(1);
+  const auto session = OpenInStep(/*layers=*/0);
+  auto done = AttendHeld(*session);
+  group_->ReleaseOne(
       [](const worker::StepCommand&, Outcome* outcome) { outcome->replies[0].o.resize(1 << 20); });
   EXPECT_TRUE(absl::IsInternal(done.get()));
-  group->Release();
+  group_->Release();
 }
 
 TEST_F(SessionFailureTest, AConflictOfAnEntryThatIsNotThereEndsTheSession) {
-  auto* group = new FakeGroup(1);
-  TestService service({}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(service, 1);
+  ServeOverFakeGroup(1);
   for (const int32_t entry : {-1, 1}) {
-    const auto session = OpenAt(service);
-    ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-    group->Hold();
-    auto done =
-        std::async(std::launch::async, [&] { return AttendWith(*session, Tokens()[0], nullptr); });
-    group->WaitForHeld(1);
-    group->ReleaseOne([entry](const worker::StepCommand&, Outcome* outcome) {
+    const auto session = OpenInStep(/*layers=*/0);
+    auto done = AttendHeld(*session);
+    group_->ReleaseOne([entry](const worker::StepCommand&, Outcome* outcome) {
       outcome->replies[0].conflicts = {entry};
     });
     EXPECT_TRUE(absl::IsInternal(done.get()));
-    group->Release();
+    group_->Release();
   }
 }
 
 TEST_F(SessionFailureTest, CloseInTheMidstOfAStepWaitsForItsBound) {
-  TestService service({.workers = 2});
-  Prepare(service, 1);
-  const auto session = OpenAt(service, milliseconds(300));
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  ASSERT_TRUE(AttendWith(*session, Tokens()[0], nullptr).ok());
+  Serve();
+  const auto session = OpenInStep(/*layers=*/1, milliseconds(300));
   EXPECT_TRUE(absl::IsDeadlineExceeded(session->Close()));
-  ExpectNothingHeld(service);
+  ExpectNothingHeld();
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, ADeletedCacheEndsItsSessions) {
-  TestService service({.workers = 2});
-  Prepare(service, 1);
-  const auto session = OpenAt(service);
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  ASSERT_TRUE(AttendWith(*session, Tokens()[0], nullptr).ok());
+  Serve();
+  const auto session = OpenInStep(/*layers=*/1);
   grpc::ClientContext context;
   v1::DeleteCacheRequest request;
   request.set_cache_id("m");
   v1::DeleteCacheReply reply;
-  ASSERT_TRUE(service.stub().DeleteCache(&context, request, &reply).ok());
+  ASSERT_TRUE(service_->stub().DeleteCache(&context, request, &reply).ok());
   const absl::Status why = AttendWith(*session, Tokens()[1], nullptr);
   EXPECT_TRUE(absl::IsNotFound(why)) << why;
   EXPECT_LT(Clock::now() - begin_, kSoon);
 }
 
 TEST_F(SessionFailureTest, AServiceThatStopsEndsTheWaitsOfHosts) {
-  auto* group = new FakeGroup(1);
-  std::optional<TestService> service;
-  service.emplace(TestService::Options{}, std::unique_ptr<WorkerGroup>(group));
-  Prepare(*service, 1);
-  const auto session = OpenAt(*service);
-  ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
-  group->Hold();
-  auto done =
-      std::async(std::launch::async, [&] { return AttendWith(*session, Tokens()[0], nullptr); });
-  group->WaitForHeld(1);
-  group->Break("stopping");  // as a group does that is stopped
-  service.reset();
+  ServeOverFakeGroup(1);
+  const auto session = OpenInStep(/*layers=*/0);
+  auto done = AttendHeld(*session);
+  group_->Break("stopping");  // as a group does that is stopped
+  service_.reset();
   const absl::Status why = done.get();
   EXPECT_FALSE(why.ok());
   EXPECT_LT(Clock::now() - begin_, kSoon);
@@ -240,12 +224,11 @@ TEST_F(SessionFailureTest, AServiceThatStopsEndsTheWaitsOfHosts) {
 
 // One session is broken off again and again while another one works.
 TEST_F(SessionFailureTest, SessionsThatComeAndGoLeaveNothingBehind) {
-  TestService service({.workers = 2});
-  Prepare(service, 2);
-  ModelHost model(&service.stub(), "m", spec_, DType::kF32, 1);
-  const auto steady = OpenAt(service);
+  Serve(/*sequences=*/2);
+  ModelHost model(&service_->stub(), "m", spec_, DType::kF32, 1);
+  const auto steady = OpenSession();
   for (int i = 0; i < 100; ++i) {
-    const auto session = OpenAt(service);
+    const auto session = OpenSession();
     ASSERT_NE(session, nullptr);
     ASSERT_TRUE(session->Submit(StepOf(Tokens())).ok());
     if (i % 3 != 0) {
@@ -255,7 +238,7 @@ TEST_F(SessionFailureTest, SessionsThatComeAndGoLeaveNothingBehind) {
       RunStep(*steady, model, {model.MakeStep(0, {{2, 1}}), model.MakeStep(1, {{2, 1}})});
     }
   }
-  ExpectNothingHeld(service);
+  ExpectNothingHeld();
 }
 
 }  // namespace

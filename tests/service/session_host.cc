@@ -6,6 +6,11 @@
 
 namespace tributary::service::testing {
 
+void PrepareCache(TestService& service, const v1::CacheSpec& spec, int sequences) {
+  EXPECT_TRUE(CreateCache(service.stub(), "m", spec).ok());
+  for (int id = 1; id <= sequences; ++id) EXPECT_TRUE(Open(service.stub(), "m", id).ok());
+}
+
 std::unique_ptr<client::HostSession> OpenSessionAt(const std::string& target,
                                                    client::HostSessionOptions options) {
   options.cache_id = std::string("m");

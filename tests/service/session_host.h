@@ -7,9 +7,13 @@
 
 #include "service/client/host_session.h"
 #include "tests/service/model_host.h"
+#include "tests/service/test_service.h"
 #include "tributary/v1/attention.pb.h"
 
 namespace tributary::service::testing {
+
+// Creates cache "m" and opens its sequences 1 to `sequences`; EXPECTs that it may.
+void PrepareCache(TestService& service, const v1::CacheSpec& spec, int sequences);
 
 // Of cache "m", whose results come with LSEs. EXPECTs that it opens.
 std::unique_ptr<client::HostSession> OpenSessionAt(const std::string& target,

@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 #include <utility>
 
 #include "kernels/cpu/backend.h"
 #include "service/data/resolve_spec.h"
 #include "service/workers/embedded_group.h"
+#include "tests/support/random.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service::testing {
@@ -140,11 +140,7 @@ std::vector<float> ValuesOf(const v1::Tensor& tensor) {
 }
 
 std::vector<float> RandomValues(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
+  return test::NormalValues(count, seed);
 }
 
 v1::AttendRequest AttendOf(const v1::CacheSpec& spec, const std::string& cache, uint64_t sequence,

@@ -44,6 +44,18 @@ bool Visible(const LayerSpec& layer, const DenseRow& row, int64_t key) {
          (window.right < 0 || key - base <= window.right);
 }
 
+template <typename Key>
+double Dot(const float* q, const Key* key, int64_t dim) {
+  double sum = 0;
+  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(q[d]) * static_cast<double>(key[d]);
+  return sum;
+}
+
+template <typename Value>
+void AddWeighted(double weight, const Value* value, int64_t dim, double* sum) {
+  for (int64_t d = 0; d < dim; ++d) sum[d] += weight * static_cast<double>(value[d]);
+}
+
 }  // namespace
 
 void AppendDense(const CacheSpec& spec, const LayerSpec& layer, std::span<const float> k,
@@ -97,13 +109,9 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
     double max = -std::numeric_limits<double>::infinity();
     for (int64_t key = 0; key < keys; ++key) {
       if (!Visible(layer, row, key)) continue;
-      double logit = 0;
-      const bool given = key >= row.given_from;
-      for (int64_t d = 0; d < key_dim; ++d) {
-        const size_t at = offset(key, key_dim) + static_cast<size_t>(d);
-        logit += given ? q[d] * static_cast<double>(dense.k[at])
-                       : cached_q[d] * static_cast<double>(dense.cached_k[at]);
-      }
+      const size_t at = offset(key, key_dim);
+      double logit = key >= row.given_from ? Dot(q, &dense.k[at], key_dim)
+                                           : Dot(cached_q, &dense.cached_k[at], key_dim);
       logit *= g.sm_scale;
       if (soft_cap > 0) logit = soft_cap * std::tanh(logit / soft_cap);
       logits.emplace_back(key, logit);
@@ -112,10 +120,11 @@ void DenseAttention(const CacheSpec& spec, const LayerSpec& layer, const DenseLa
     double sum = 0;
     for (const auto& [key, logit] : logits) {
       const double weight = std::exp(logit - max);
-      const bool given = key >= row.given_from;
-      for (int64_t d = 0; d < value_dim; ++d) {
-        const size_t at = offset(key, value_dim) + static_cast<size_t>(d);
-        out[d] += weight * (given ? static_cast<double>(dense.v[at]) : dense.cached_v[at]);
+      const size_t at = offset(key, value_dim);
+      if (key >= row.given_from) {
+        AddWeighted(weight, &dense.v[at], value_dim, out);
+      } else {
+        AddWeighted(weight, &dense.cached_v[at], value_dim, out);
       }
       sum += weight;
     }

@@ -11,6 +11,7 @@
 #include "base/status/errors.h"
 #include "kernels/element.h"
 #include "tests/support/compare.h"
+#include "tests/support/random.h"
 #include "worker/choose_path.h"
 
 namespace tributary::worker::testing {
@@ -179,11 +180,10 @@ TestHost::Tensor TestHost::Random(DType dtype, const Prepared& prepared, int32_t
   Tensor tensor;
   tensor.dtype = dtype;
   for (const StepEntry& entry : prepared.entries) {
-    std::seed_seq seed{options_.seed, steps_, entry.sequence, salt};
-    std::mt19937_64 random(seed);
-    std::normal_distribution<float> normal;
     const size_t values = static_cast<size_t>(entry.*count) * row;
-    for (size_t i = 0; i < values; ++i) tensor.values.push_back(normal(random));
+    const std::vector<float> drawn =
+        test::NormalValues(values, test::MixSeeds({options_.seed, steps_, entry.sequence, salt}));
+    tensor.values.insert(tensor.values.end(), drawn.begin(), drawn.end());
   }
   Encode(&tensor);
   return tensor;
