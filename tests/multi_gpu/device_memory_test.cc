@@ -10,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "service/client/cuda_memory.h"
 #include "tests/fault/programs.h"
 #include "tests/support/process.h"
+#include "tests/support/random.h"
 #include "worker/cuda/ipc_opener.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/dtype_conversion.h"
@@ -51,14 +51,6 @@ class Allocation {
   void* data_ = nullptr;
 };
 
-std::vector<float> Randoms(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
 std::vector<std::byte> AsType(const std::vector<float>& values, DType dtype) {
   std::vector<std::byte> bytes(values.size() * SizeOf(dtype));
   cpu::Convert(DType::kF32, values.data(), dtype, bytes.data(), values.size());
@@ -87,9 +79,9 @@ v1::CacheSpec Spec() {
 // A call's values on the host, and its results.
 struct Values {
   Values(int rows, DType type, uint64_t seed)
-      : q(AsType(Randoms(size_t(rows) * kQHeads * kHeadDim, seed), type)),
-        k(AsType(Randoms(size_t(rows) * kKvHeads * kHeadDim, seed + 1), type)),
-        v(AsType(Randoms(size_t(rows) * kKvHeads * kHeadDim, seed + 2), type)),
+      : q(AsType(NormalValues(size_t(rows) * kQHeads * kHeadDim, seed), type)),
+        k(AsType(NormalValues(size_t(rows) * kKvHeads * kHeadDim, seed + 1), type)),
+        v(AsType(NormalValues(size_t(rows) * kKvHeads * kHeadDim, seed + 2), type)),
         output(q.size()),
         lse(size_t(rows) * kQHeads) {}
 

@@ -25,6 +25,7 @@ namespace {
 using collective::Strategy;
 using ::testing::HasSubstr;
 
+// Ends the test; in SetUp, every test of the fixture.
 #define TRIBUTARY_SKIP_BELOW_GPUS(n) \
   if (const absl::Status enough = CheckGpus(0, n); !enough.ok()) GTEST_SKIP() << enough.message()
 
@@ -65,6 +66,7 @@ class DeviceRanks {
 
 class DeviceGrid : public ::testing::TestWithParam<std::tuple<int, Strategy>> {
  protected:
+  void SetUp() override { TRIBUTARY_SKIP_BELOW_GPUS(size()); }
   int size() const { return std::get<0>(GetParam()); }
   CudaBackendOptions Options() const { return {.strategy = std::get<1>(GetParam())}; }
   CacheSpec Spec() const {
@@ -80,7 +82,6 @@ class DeviceGrid : public ::testing::TestWithParam<std::tuple<int, Strategy>> {
 };
 
 TEST_P(DeviceGrid, ThatItIsTheStrategyAskedFor) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   const Strategy strategy = Options().strategy;
   if (strategy == Strategy::kAuto || strategy == Strategy::kDirect) {
@@ -92,7 +93,6 @@ TEST_P(DeviceGrid, ThatItIsTheStrategyAskedFor) {
 }
 
 TEST_P(DeviceGrid, BoundaryLengths) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16}) {
     DeviceRanks ranks(size(), Options());
     TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
@@ -103,28 +103,24 @@ TEST_P(DeviceGrid, BoundaryLengths) {
 }
 
 TEST_P(DeviceGrid, ChunkedPrefill) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   RunChunkedPrefill(ranks.ranks(), Spec(), GpuTolerance(), {70, 9, 33, 1, 80});
 }
 
 TEST_P(DeviceGrid, ForkAndTruncate) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   RunForkAndTruncate(ranks.ranks(), Spec(), GpuTolerance());
 }
 
 TEST_P(DeviceGrid, MixedBatches) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   RunMixedBatches(ranks.ranks(), Spec(), GpuTolerance());
 }
 
 TEST_P(DeviceGrid, PartialsThatTravelAsBf16) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   TestHost::Options options = GpuTolerance();
@@ -133,7 +129,6 @@ TEST_P(DeviceGrid, PartialsThatTravelAsBf16) {
 }
 
 TEST_P(DeviceGrid, PoisonedSlots) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   RunPoisonedSlots(ranks.ranks(), Spec(), GpuTolerance());
@@ -141,7 +136,6 @@ TEST_P(DeviceGrid, PoisonedSlots) {
 
 // A rank's slice of a block goes into its partial before the one exchange.
 TEST_P(DeviceGrid, Drafts) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   CacheSpec spec = Spec();
@@ -152,7 +146,6 @@ TEST_P(DeviceGrid, Drafts) {
 
 // Every pass has an exchange of its own.
 TEST_P(DeviceGrid, StepsInPasses) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options(), {.rows_per_pass = 24});
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   RunStepsInPasses(ranks.ranks(), Spec(), GpuTolerance());
@@ -160,7 +153,6 @@ TEST_P(DeviceGrid, StepsInPasses) {
 
 // More than a group is made for, and fewer heads than ranks.
 TEST_P(DeviceGrid, LargeCallsAreMadeInPieces) {
-  TRIBUTARY_SKIP_BELOW_GPUS(size());
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
   for (const int kv_heads : {1, 4}) {
@@ -216,10 +208,12 @@ std::vector<float> DecodeMany(Ranks& ranks) {
   return all;
 }
 
-class DeviceGraphs : public ::testing::TestWithParam<int> {};
+class DeviceGraphs : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { TRIBUTARY_SKIP_BELOW_GPUS(GetParam()); }
+};
 
 TEST_P(DeviceGraphs, ChangeNothing) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   DeviceRanks with(GetParam(), {.graphs = true});
   DeviceRanks without(GetParam(), {.graphs = false});
   ASSERT_TRUE(with.on_device()) << with.how();
@@ -228,7 +222,6 @@ TEST_P(DeviceGraphs, ChangeNothing) {
 
 // Two ranks replay what the others launch one by one: the exchange is the same kernel.
 TEST_P(DeviceGraphs, NotEveryRankNeedsThem) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   std::vector<std::unique_ptr<Backend>> backends;
   for (int rank = 0; rank < GetParam(); ++rank) {
     auto backend =
@@ -242,7 +235,6 @@ TEST_P(DeviceGraphs, NotEveryRankNeedsThem) {
 }
 
 TEST_P(DeviceGraphs, AreForgottenWithTheGroup) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   DeviceRanks ranks(GetParam());
   ASSERT_TRUE(ranks.on_device()) << ranks.how();
   for (int epoch = 0; epoch < 3; ++epoch) {
@@ -252,7 +244,6 @@ TEST_P(DeviceGraphs, AreForgottenWithTheGroup) {
 }
 
 TEST_P(DeviceGraphs, DeviceAndHostGiveOneResult) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   DeviceRanks device(GetParam());
   ASSERT_TRUE(device.on_device()) << device.how();
   GpuRanks host(GetParam());
@@ -280,6 +271,7 @@ size_t MemoryInUse(int gpus) {
 
 class BrokenGroups : public ::testing::TestWithParam<int> {
  protected:
+  void SetUp() override { TRIBUTARY_SKIP_BELOW_GPUS(GetParam()); }
   // A step that every rank but `absent` enters.
   void StepWithout(ThreadRanks& ranks, const Command& step, int absent) {
     std::vector<std::thread> threads;
@@ -317,7 +309,6 @@ class BrokenGroups : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(BrokenGroups, ARankThatStaysAwayEndsTheStepByItsDeadline) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   DeviceRanks ranks(GetParam());
   ASSERT_TRUE(ranks.on_device()) << ranks.how();
   TestHost host(ranks.ranks(), DecodeSpec(), GpuTolerance());
@@ -334,7 +325,6 @@ TEST_P(BrokenGroups, ARankThatStaysAwayEndsTheStepByItsDeadline) {
 }
 
 TEST_P(BrokenGroups, AbortFromAnotherThreadEndsAWait) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   DeviceRanks ranks(GetParam());
   ASSERT_TRUE(ranks.on_device()) << ranks.how();
   TestHost host(ranks.ranks(), DecodeSpec(), GpuTolerance());
@@ -357,7 +347,6 @@ TEST_P(BrokenGroups, AbortFromAnotherThreadEndsAWait) {
 // A rank is lost, or merely late, again and again. What the others hold is right all the while, and
 // memory is where it was in the end: buffers of epochs gone by do not pile up.
 TEST_P(BrokenGroups, AThousandStepsWithRandomMembership) {
-  TRIBUTARY_SKIP_BELOW_GPUS(GetParam());
   constexpr int kSteps = 1000;
   constexpr int kWarm = 200;
   DeviceRanks ranks(GetParam());

@@ -14,20 +14,13 @@
 #include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
+#include "tests/kernels/cuda/sequence.h"
 #include "tests/kernels/cuda/slow_copy.h"
 
 namespace tributary::cuda {
 namespace {
 
 constexpr int32_t kWildPage = 2147480000;
-
-struct Sequence {
-  int64_t length = 0;  // slots with keys
-  int32_t rows = 1;
-  // The range of row i; by default causal, the last row seeing everything.
-  int64_t window = -1;
-  bool causal = true;
-};
 
 struct Case {
   DType kv = DType::kFp8E4M3;
@@ -51,24 +44,12 @@ struct Case {
 };
 
 std::string Describe(const Case& c) {
-  std::string text =
-      std::string(Name(c.kv)) + " " + NameOf(c.dims) + " GQA ratio " + std::to_string(c.gqa_ratio) +
-      " kv_heads " + std::to_string(c.kv_heads) + " page " + std::to_string(c.page_size) + " q " +
-      Name(c.q) + " cap " + std::to_string(c.soft_cap) + (c.portable ? " portable" : "") +
-      (c.batch_invariant ? " invariant" : "") + (c.fp8_queries ? " fp8 queries" : "") +
-      (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + " sequences";
-  for (const Sequence& s : c.sequences) {
-    text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
-    if (s.window >= 0) text += "w" + std::to_string(s.window);
-    if (!s.causal) text += "full";
-  }
-  return text;
-}
-
-KeyRange RangeOfRow(const Sequence& s, int32_t row) {
-  const int64_t position = s.length - s.rows + row;
-  if (position < 0) return {0, 0};
-  return VisibleKeys(position, {s.window, -1}, s.causal ? position + 1 : s.length);
+  return std::string(Name(c.kv)) + " " + NameOf(c.dims) + " GQA ratio " +
+         std::to_string(c.gqa_ratio) + " kv_heads " + std::to_string(c.kv_heads) + " page " +
+         std::to_string(c.page_size) + " q " + Name(c.q) + " cap " + std::to_string(c.soft_cap) +
+         (c.portable ? " portable" : "") + (c.batch_invariant ? " invariant" : "") +
+         (c.fp8_queries ? " fp8 queries" : "") +
+         (c.draft ? c.draft_causal ? " causal draft" : " draft" : "") + Describe(c.sequences);
 }
 
 // One call, set up on the host and on the GPU.

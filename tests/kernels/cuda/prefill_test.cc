@@ -21,18 +21,12 @@
 #include "kernels/lse.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
+#include "tests/kernels/cuda/sequence.h"
 
 namespace tributary::cuda {
 namespace {
 
 constexpr int32_t kWildPage = 2147480000;
-
-struct Sequence {
-  int64_t length = 0;  // keys
-  int32_t rows = 1;
-  int64_t window = -1;
-  bool causal = true;
-};
 
 struct Case {
   bool context = false;  // else new tokens
@@ -57,24 +51,10 @@ struct Case {
 };
 
 std::string Describe(const Case& c) {
-  std::string text = std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " " +
-                     NameOf(c.dims) + " gqa ratio " + std::to_string(c.gqa_ratio) + " page " +
-                     std::to_string(c.page_size) + " q " + Name(c.q) + " o " + Name(c.o) +
-                     (c.portable ? " portable" : "") + (c.fp8_queries ? " fp8 queries" : "") +
-                     " sequences";
-  for (const Sequence& s : c.sequences) {
-    text += " " + std::to_string(s.length) + "x" + std::to_string(s.rows);
-    if (s.window >= 0) text += "w" + std::to_string(s.window);
-    if (!s.causal) text += "full";
-  }
-  return text;
-}
-
-// Row i is at position length - rows + i.
-KeyRange RangeOfRow(const Sequence& s, int32_t row) {
-  const int64_t position = s.length - s.rows + row;
-  if (position < 0) return {0, 0};
-  return VisibleKeys(position, {s.window, -1}, s.causal ? position + 1 : s.length);
+  return std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " " + NameOf(c.dims) +
+         " gqa ratio " + std::to_string(c.gqa_ratio) + " page " + std::to_string(c.page_size) +
+         " q " + Name(c.q) + " o " + Name(c.o) + (c.portable ? " portable" : "") +
+         (c.fp8_queries ? " fp8 queries" : "") + Describe(c.sequences);
 }
 
 std::vector<float> Widen(DType type, const std::vector<std::byte>& bytes) {
