@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "examples/tinylm/project.h"
 
 namespace tributary::tinylm {
 

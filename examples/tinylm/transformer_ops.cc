@@ -2,59 +2,9 @@
 
 #include <cmath>
 
+#include "examples/tinylm/project.h"
+
 namespace tributary::tinylm {
-namespace {
-
-using Lanes = Eigen::Array4f;
-
-// Products of kRows rows of x with kOutputs rows of w. Each product goes through the same
-// operations in the same order, whatever else is in the block; each element read serves the whole
-// block.
-template <int kRows, int kOutputs>
-void DotBlock(const float* x, int64_t x_stride, const float* w, int64_t size, float* out,
-              int64_t out_stride) {
-  Lanes sums[kRows][kOutputs];
-  for (auto& of_row : sums) {
-    for (Lanes& sum : of_row) sum.setZero();
-  }
-  int64_t i = 0;
-  for (; i + Lanes::SizeAtCompileTime <= size; i += Lanes::SizeAtCompileTime) {
-    Lanes inputs[kRows];
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) inputs[row] = Lanes::Map(x + row * x_stride + i);
-#pragma GCC unroll 4
-    for (int output = 0; output < kOutputs; ++output) {
-      const Lanes weights = Lanes::Map(w + output * size + i);
-#pragma GCC unroll 4
-      for (int row = 0; row < kRows; ++row) sums[row][output] += weights * inputs[row];
-    }
-  }
-  for (int row = 0; row < kRows; ++row) {
-    for (int output = 0; output < kOutputs; ++output) {
-      float sum = sums[row][output].sum();
-      for (int64_t j = i; j < size; ++j) sum += w[output * size + j] * x[row * x_stride + j];
-      out[row * out_stride + output] = sum;
-    }
-  }
-}
-
-// kRows rows of x from `first` on, with all rows of w.
-template <int kRows>
-void ProjectRows(const Matrix& x, int64_t first, const Matrix& w, Matrix& out) {
-  constexpr int kOutputs = kRows == 1 ? 4 : 2;
-  const float* rows = x.data() + first * x.cols();
-  int64_t n = 0;
-  for (; n + kOutputs <= w.rows(); n += kOutputs) {
-    DotBlock<kRows, kOutputs>(rows, x.cols(), w.data() + n * w.cols(), w.cols(), &out(first, n),
-                              out.cols());
-  }
-  for (; n < w.rows(); ++n) {
-    DotBlock<kRows, 1>(rows, x.cols(), w.data() + n * w.cols(), w.cols(), &out(first, n),
-                       out.cols());
-  }
-}
-
-}  // namespace
 
 Matrix RmsNorm(const Matrix& x, const RowVector& gain, float eps) {
   Matrix out(x.rows(), x.cols());
@@ -62,18 +12,6 @@ Matrix RmsNorm(const Matrix& x, const RowVector& gain, float eps) {
     const float mean = x.row(row).squaredNorm() / static_cast<float>(x.cols());
     out.row(row) = (x.row(row).array() * (1.0f / std::sqrt(mean + eps)) * gain.array()).matrix();
   }
-  return out;
-}
-
-Matrix Project(const Matrix& x, const Matrix& w) {
-  Matrix out(x.rows(), w.rows());
-  if (x.rows() > kInvariantRows) {
-    out.noalias() = x * w.transpose();
-    return out;
-  }
-  int64_t row = 0;
-  for (; row + 4 <= x.rows(); row += 4) ProjectRows<4>(x, row, w, out);
-  for (; row < x.rows(); ++row) ProjectRows<1>(x, row, w, out);
   return out;
 }
 

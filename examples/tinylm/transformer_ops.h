@@ -9,13 +9,6 @@ namespace tributary::tinylm {
 
 Matrix RmsNorm(const Matrix& x, const RowVector& gain, float eps);
 
-// In a call of at most this many rows, each row gets the same bits as it would alone.
-inline constexpr int64_t kInvariantRows = 64;
-
-// x W^T. Up to kInvariantRows rows, a row's result does not depend on the other rows: verifying
-// tokens together then writes the very text that decoding them one by one does.
-Matrix Project(const Matrix& x, const Matrix& w);
-
 Matrix SwiGlu(const Matrix& x, const LayerWeights& w);
 
 // RoPE, rotate-half convention: channel i of a head is paired with channel i + head_dim / 2.
