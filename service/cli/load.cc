@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <thread>
@@ -14,7 +13,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
-#include "kernels/half.h"
+#include "kernels/element.h"
 #include "service/cli/units.h"
 #include "service/client/client.h"
 #include "service/client/host_session.h"
@@ -61,13 +60,8 @@ v1::CacheSpec SpecOf(const LoadOptions& options, int64_t capacity_tokens) {
 std::vector<std::byte> RandomTensor(size_t count, DType dtype, uint32_t seed) {
   std::mt19937 dice(seed);
   std::normal_distribution<float> normal;
-  std::vector<std::byte> bytes(count * SizeOf(dtype));
-  for (size_t i = 0; i < count; ++i) {
-    const float value = normal(dice);
-    const uint16_t half = dtype == DType::kBf16 ? Bf16FromFloat(value) : F16FromFloat(value);
-    const void* from = dtype == DType::kF32 ? static_cast<const void*>(&value) : &half;
-    std::memcpy(bytes.data() + i * SizeOf(dtype), from, SizeOf(dtype));
-  }
+  std::vector<std::byte> bytes(BytesOf(dtype, static_cast<int64_t>(count)));
+  for (size_t i = 0; i < count; ++i) StoreElement(dtype, bytes.data(), i, normal(dice));
   return bytes;
 }
 
@@ -94,7 +88,7 @@ class Loop {
     const size_t kv_row = static_cast<size_t>(o.kv_heads) * std::max(o.head_dim, ValueDim(o));
     q_ = RandomTensor(rows * o.q_heads * o.head_dim, o.dtype, seed);
     kv_ = RandomTensor(std::max<size_t>(rows, kFillTokens) * kv_row, o.dtype, seed + 1);
-    output_.resize(rows * o.q_heads * ValueDim(o) * SizeOf(o.dtype));
+    output_.resize(BytesOf(o.dtype, static_cast<int64_t>(rows) * o.q_heads * ValueDim(o)));
   }
 
   void Run() {
@@ -225,8 +219,9 @@ class Loop {
   // K and V that one request's rows see.
   double KvBytes() const {
     const LoadOptions& o = shared_.options;
-    return static_cast<double>(position_ + o.rows) * o.batch * o.kv_heads *
-           (o.head_dim + ValueDim(o)) * static_cast<double>(SizeOf(o.kv_dtype));
+    const int64_t elements =
+        (position_ + o.rows) * o.batch * o.kv_heads * (o.head_dim + ValueDim(o));
+    return static_cast<double>(BytesOf(o.kv_dtype, elements));
   }
 
   void RollBack() {

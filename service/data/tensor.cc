@@ -71,10 +71,11 @@ absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference
   if (regions == nullptr) return NotOnThisMachine(absl::StrCat(field, ".shared_memory.region"));
   TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found,
                              regions->Find(reference.region(), reference.offset(), bytes, field));
-  if (reinterpret_cast<uintptr_t>(found.data) % SizeOf(dtype) != 0) {
+  const size_t element_bytes = BytesOf(dtype, 1);  // of NVFP4: the byte that two elements share
+  if (reinterpret_cast<uintptr_t>(found.data) % element_bytes != 0) {
     return InvalidField(
         absl::StrCat(field, ".shared_memory.offset"),
-        absl::StrCat("must be a multiple of the element's ", SizeOf(dtype), " bytes"));
+        absl::StrCat("must be a multiple of the element's ", element_bytes, " bytes"));
   }
   return found;
 }
