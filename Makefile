@@ -18,7 +18,7 @@ setup: ## install Debian packages that are missing
 	@deploy/install-packages.sh build
 
 build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)

@@ -1,0 +1,1 @@
+// Empty: it belongs to the headers that tests over gRPC share (TRIBUTARY_QUICK_TESTS).
