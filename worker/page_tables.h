@@ -23,7 +23,7 @@ class PageTable {
   // table was dropped and made again. A plan made at a version stays good while the version lasts,
   // and so does the memory behind pages().
   uint64_t version() const { return version_; }
-  // Of the table's beginnings (prefix_ids.h); empty where nobody asks for them.
+  // Ids of the table's beginnings (prefix_ids.h); empty when the tables keep none.
   std::span<const uint64_t> prefix_ids() const { return prefix_ids_; }
 
  private:

@@ -40,7 +40,7 @@ class PrefixIds {
   void Shorten(size_t units, std::vector<uint64_t>* ids);
 
   const int32_t unit_pages_;
-  uint64_t last_id_ = 0;  // never used again, so that an id of old says nothing wrong
+  uint64_t last_id_ = 0;  // ids are never reused, so an old one cannot match by mistake
   Nodes nodes_;
   absl::flat_hash_map<uint64_t, Key> keys_;  // by id
 };

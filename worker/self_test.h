@@ -11,7 +11,7 @@
 
 namespace tributary::worker {
 
-// With a rank and a group of its own. Says what went wrong; kInternal: a wrong answer.
+// Runs it on a rank and a group of its own. The error says what failed; kInternal: a wrong answer.
 absl::Status SelfTest(std::unique_ptr<Backend> backend);
 
 // Whether that is the right reply to the test's step.

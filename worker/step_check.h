@@ -11,7 +11,7 @@
 namespace tributary::worker {
 
 // Checks a step against the geometry and the tables, before anything is changed. The answer depends
-// on nothing but the commands so far, which every rank got alike: ranks agree on it without a word.
+// only on the commands so far, which all ranks got alike, so they agree without communicating.
 //
 //   bad layer, count, dtype, size, repeated sequence, unknown page   kInvalidArgument
 //   a sequence without a table                                       kNotFound

@@ -15,8 +15,8 @@ namespace tributary::cuda {
 // which ordinals are not.
 std::string UuidOf(const cudaDeviceProp& device);
 
-// 16 random bytes, the same for as long as the process lives: who shares memory by a handle finds
-// out whether the handle is its own, which CUDA does not open.
+// 16 random bytes, the same for as long as the process lives. A process that receives a handle
+// compares them with its own, because CUDA does not open a handle in the process that made it.
 const std::string& ProcessNonce();
 
 // One allocation of cudaMalloc.

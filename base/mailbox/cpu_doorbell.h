@@ -1,6 +1,6 @@
 // Doorbells of a mailbox as CPUs ring and await them, in memory that two processes share.
-// session.proto says what they count. What the words hold is taken from the other side as it is:
-// whatever it writes there, a wait ends by its bound.
+// session.proto says what they count. The other side may write anything into the words: every wait
+// still ends by its bound.
 #pragma once
 
 #include <chrono>

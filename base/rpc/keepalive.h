@@ -1,6 +1,6 @@
 // Keepalive of the connections between hosts and the coordinator: both ends in one place, because a
-// client that pings more often than its server allows is sent away ("too_many_pings") and loses the
-// calls it has in flight.
+// client that pings more often than its server allows is disconnected ("too_many_pings") and loses
+// the calls it has in flight.
 #pragma once
 
 #include "grpc/impl/codegen/grpc_types.h"

@@ -7,8 +7,8 @@
 
 namespace tributary {
 
-// Sends a descriptor with one byte, without waiting. Whoever is gone, or has not read what was sent
-// before, gets nothing. The sender keeps its descriptor.
+// Sends a descriptor with one byte, without waiting. A peer that is gone, or that has not read what
+// was sent before, gets nothing. The sender keeps its descriptor.
 void SendDescriptor(int connection, int descriptor);
 
 // What the next message on the connection brings: a descriptor, which the caller closes, or none

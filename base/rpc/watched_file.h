@@ -12,7 +12,7 @@ namespace tributary {
 
 class WatchedFile {
  public:
-  // Looks at the file at most once an `interval`.
+  // Looks at the file at most once per `interval`.
   WatchedFile(std::string path, std::chrono::milliseconds interval)
       : path_(std::move(path)), interval_(interval) {}
 

@@ -42,7 +42,7 @@ absl::Status Conflict(absl::string_view field, absl::string_view message);
 // RESOURCE_EXHAUSTED with QuotaFailure; `subject` is what ran out ("cache:model pages").
 absl::Status Exhausted(absl::string_view subject, absl::string_view message);
 
-// FAILED_PRECONDITION: a well-formed combination that nothing here can do; one violation a reason.
+// FAILED_PRECONDITION: a valid combination that nothing here can do; one violation per reason.
 absl::Status Unsupported(absl::string_view subject, const std::vector<std::string>& reasons);
 
 // DATA_LOSS of sequences that had tokens on a lost shard; `field` is where the first was named.

@@ -7,8 +7,8 @@
 
 namespace tributary {
 
-// From now on, to the end of the process: their threads may outlast whoever calls this. The last
-// call counts. gRPC itself passes on no more than GRPC_VERBOSITY asks for (errors by default).
+// Takes effect until the process ends, because their threads may outlive the caller. The last call
+// counts. gRPC itself passes on no more than GRPC_VERBOSITY asks for (errors by default).
 void LogLibrariesTo(std::shared_ptr<const telemetry::Logger> log);
 
 }  // namespace tributary

@@ -1,4 +1,4 @@
-// How many lines a source may write that others can make it write.
+// Limits how many log lines per second other processes can make this one write.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// One line an event, to stderr: text for people or JSON for machines. Never carries tensor
-// contents.
+// One line per event, to stderr: text for people or JSON for machines. A line never carries the
+// contents of tensors.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct LogField {
   template <typename T>
   static bool IsNumber(const T& v) {
     if constexpr (std::is_floating_point_v<T>) {
-      return std::isfinite(v);  // JSON knows no other
+      return std::isfinite(v);  // JSON has no infinity and no NaN
     } else {
       return std::is_integral_v<T>;
     }

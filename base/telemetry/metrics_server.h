@@ -1,7 +1,7 @@
 // HTTP /metrics for Prometheus, over IPv4 and IPv6.
 //
 // One request at a time, on a thread of the server: a scrape is read, answered and closed, each
-// within a bound. It is no web server, and knows one page.
+// within a bound. It serves this one page and is not a general web server.
 #pragma once
 
 #include <prometheus/collectable.h>

@@ -1,4 +1,4 @@
-// Traces: whose work a span of time was (W3C trace context), and a bounded buffer of such spans
+// Traces: which call a span of time belongs to (W3C trace context), and a bounded buffer of spans
 // that is written as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 #pragma once
 
@@ -31,7 +31,7 @@ std::optional<TraceContext> ParseTraceparent(absl::string_view text);
 std::string FormatTraceparent(const TraceContext& context);
 std::string TraceIdText(const TraceContext& context);  // 32 hex digits
 
-// Where a span is shown. Calls and steps overlap, what a rank does does not.
+// Where a span is shown. Calls and steps may overlap; the spans of one rank never do.
 struct Track {
   enum Kind : uint8_t { kCalls, kSteps, kRank };
   Kind kind = kCalls;

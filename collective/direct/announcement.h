@@ -19,7 +19,7 @@ struct Announcement {
   std::string why_not = "-";       // why this rank cannot take part; "-" when it can
 
   std::string Encode() const;
-  // False when the text is not one that Encode gives.
+  // Returns false when Encode did not write the text.
   bool Decode(const std::string& encoded);
 };
 

@@ -3,9 +3,9 @@
 // Every rank holds a partial (O, LSE) of every query head over its own keys. The strategies:
 //
 // - all_gather: every rank gets O and LSE of all ranks, and merges them itself.
-// - ag_rs: an all-gather of LSE; each rank scales its own O by exp(LSE_r - LSE); a reduce-scatter
-// of
-//   O over heads.
+// - ag_rs: an all-gather of LSE; each rank then scales its own O by
+//   exp(LSE_r - LSE); the scaled O are
+//   reduce-scattered over heads.
 // - a2a: an all-to-all over heads with O and LSE in one buffer; each rank merges its own heads.
 // - direct: only between GPUs (collective/direct/). One kernel writes partials into the memory of
 //   peers and merges what it receives.

@@ -2,8 +2,8 @@
 //
 // Requests for the same layer of the same cache share a step if they take the same path and have
 // the same dtypes; they may come from several hosts. A request waits here only while the pipeline
-// of steps is full or its batch window is open. Older requests go first; a request may have itself
-// counted as younger than it is, by a bounded time, so that others go first.
+// of steps is full or its batch window is open. Older requests go first. A request may be counted
+// as younger than it is, by a bounded time, so that others go first.
 //
 // StepRunner owns it and holds the coordinator's lock. Not thread safe.
 #pragma once
@@ -51,13 +51,13 @@ class Batcher {
     int32_t entries = 0;
     Clock::time_point arrival;
     double share = 0;                    // of what a step may take (StepCost::Share)
-    std::chrono::milliseconds yield{0};  // those go first that came so much later
+    std::chrono::milliseconds yield{0};  // it lets requests that came this much later go first
 
     Clock::time_point turn() const { return arrival + yield; }
   };
 
-  // How many of the oldest candidates fit into one step. It is a prefix, so that nobody is
-  // overtaken for ever, and at least one, so that a request above the limits runs alone.
+  // How many of the oldest candidates fit into one step. They are a prefix, so that no request
+  // waits for ever, and at least one, so that a request above the limits runs alone.
   static size_t FittingPrefix(std::span<const Candidate> oldest_first, const BatchLimits& limits);
 
   explicit Batcher(const BatchLimits& limits) : limits_(limits) {}

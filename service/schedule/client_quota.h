@@ -34,8 +34,8 @@ struct ClientLimits {
   int64_t mailbox_bytes = 0;  // of its sessions
 };
 
-// RESOURCE_EXHAUSTED, as whatever a client may hold only so much of: it holds `held`, needs
-// `wanted` more, and `most` is what it may hold.
+// RESOURCE_EXHAUSTED for a client at a limit. The client holds `held` and asks for `wanted` more;
+// `most` is what it may hold.
 absl::Status LimitReached(const std::string& client, ClientLimit limit, int64_t held,
                           int64_t wanted, int64_t most);
 
@@ -75,7 +75,7 @@ class ClientAccount {
   absl::flat_hash_map<std::pair<worker::CacheId, int32_t>, int32_t> holds_;
 };
 
-// Null stands for a client that nobody counts.
+// An account is null where nothing is limited.
 using ClientAccountPtr = std::shared_ptr<ClientAccount>;
 
 // The accounts of all clients that hold something.

@@ -25,7 +25,7 @@ class EntryList {
   const std::vector<worker::StepEntry>& entries() const { return entries_; }
   int32_t query_rows() const { return query_rows_; }  // sums over entries
   int32_t new_tokens() const { return new_tokens_; }
-  // Of entries that are no draft's.
+  // Of the entries that are not draft blocks.
   worker::StepKind Kind() const;
 
  private:

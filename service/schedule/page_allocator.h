@@ -19,8 +19,8 @@ class PageAllocator {
   // Drops a reference. The last one frees the page.
   void Release(int32_t page);
 
-  // For a table that is rebuilt: takes a reference to a page, taken or not. FinishClaims follows
-  // the last of them, and nothing else comes between. False: there is no such page.
+  // Rebuilds a table: takes a reference to a page, whether or not it is taken already. FinishClaims
+  // must follow the last Claim, with no other call between. Returns false for an unknown page.
   bool Claim(int32_t page);
   void FinishClaims();
 

@@ -77,10 +77,10 @@ class RangeSteps {
                                        const std::vector<worker::StepEntry>& entries,
                                        const std::vector<EntryChange>& changes,
                                        const ClientAccountPtr& owner);
-  // All ranks have carried it out, and everything accepted before it has been settled.
+  // Call it when all ranks have carried out the step, and all earlier steps have been settled.
   void Settle(AcceptedRange* accepted);
-  // It was not carried out, nor was anything that was accepted after it; nothing of it is still
-  // running. Truncations that came with it stay; sequences that it forked are lost.
+  // Call it when the step failed. Later steps have been undone, and no rank is still running this
+  // one. Truncations that came with the step stay; sequences that it forked are lost.
   void Undo(AcceptedRange* accepted);
 
  private:

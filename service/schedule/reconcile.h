@@ -1,10 +1,10 @@
 // What all ranks hold of a cache, made of what each of them reports: a coordinator that has
 // restarted goes on from that.
 //
-// Ranks carry out the same commands in one order, so one is at most ahead of another. Whatever was
-// done after the last command that all of them have carried out is undone: nobody was told that it
-// had succeeded. A sequence that one rank has and another has not was being made or closed. What
-// the ranks then still disagree about is lost.
+// Ranks carry out the same commands in one order, so a rank can only be ahead of another. What was
+// done after the last command that all of them have carried out is undone: no client was told that
+// it had succeeded. A sequence that only some ranks have was being made or closed. A sequence about
+// which the ranks then still disagree is lost.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ReconciledCache {
     std::string why;
   };
   std::vector<Lost> lost;
-  // Not held by all: workers must be told to forget them.
+  // Sequences that not all ranks hold: workers are told to forget them.
   std::vector<worker::SequenceId> absent;
 };
 

@@ -23,7 +23,7 @@ class SequenceOrder {
   struct Member {
     std::vector<worker::SequenceId> sequences;  // each at most once
     uint64_t session = 0;                       // 0: of none
-    int blocked = 0;                            // how many of its queues it does not head yet
+    int blocked = 0;                            // queues of its sequences that it does not head yet
   };
 
   // True when the member may run at once.

@@ -114,10 +114,10 @@ namespace {
 constexpr char kUsage[] =
     "One worker of Tributary: holds a shard of the KV cache and attends over it.\n\n"
     "  tributary-worker --coordinator=10.0.0.1:7402 --host=10.0.0.2 --admin_listen=0.0.0.0:7401\n\n"
-    "It dials the coordinator, is given a rank, connects to the other workers over TCP and "
-    "executes\n"
-    "steps. It comes back by itself when the coordinator or another worker was away, with what it\n"
-    "holds. SIGTERM: leaves after what is in flight, exit status 0; a second SIGTERM: at once.";
+    "It dials the coordinator, is given a rank, connects to the other workers over TCP and\n"
+    "executes steps. When the coordinator or another worker was away, it comes back by itself\n"
+    "with what it holds. On SIGTERM it finishes what is in flight and exits with status 0; a\n"
+    "second SIGTERM ends it at once.";
 
 using LoggerPtr = std::shared_ptr<const telemetry::Logger>;
 

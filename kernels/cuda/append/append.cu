@@ -16,7 +16,7 @@
 namespace tributary::cuda {
 namespace {
 
-constexpr int kDims = 8;  // of a thread; a warp takes 16 tokens of 64 dimensions
+constexpr int kDims = 8;  // dimensions per thread; a warp takes 16 tokens of 64 dimensions
 constexpr int kWarps = 2;
 // Of a multiprocessor: 96 KB in flight.
 template <bool kWide>
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool InTailPanel(const KvGeometry& g, int d) {
 // Dimensions [d, d + 8) of a quad of tokens.
 using Elements = float[kQuadTokens][kDims];
 
-// The raw bytes of Elements: everything a thread reads is asked for before anything is used.
+// The raw bytes of Elements. A thread issues all of its loads before it uses any of them.
 template <bool kWide>
 struct RawElements {
   uint4 vectors[kQuadTokens][kWide ? 2 : 1];
@@ -82,9 +82,9 @@ __device__ __forceinline__ float Quotient(float x, float scale, float inverse) {
   return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), q);  // a zero keeps its sign
 }
 
-// The thread's elements, divided by the head's scale. False when that takes more care than is taken
-// here: for infinities, NaN, and quotients that overflow or, in 16 bits, may be subnormal. (In FP8
-// these are 0, one way or the other.)
+// Divides the thread's elements by the head's scale. Returns false for what this fast way cannot
+// round: infinities, NaN, and quotients that overflow or, in 16 bits, may be subnormal. (In FP8 all
+// of the latter are 0.)
 template <DType kKv, bool kWide>
 __device__ __forceinline__ bool WidenAndUnscale(const RawElements<kWide>& raw, DType type,
                                                 const float* scales, int head, Elements& x) {
@@ -274,7 +274,7 @@ __device__ __forceinline__ void AppendValues(const AppendArgs& args, const RawEl
   }
 }
 
-// 64 dimensions of keys, their padding included, or of values, whichever are more.
+// Slices of 64 dimensions: of keys with their padding, or of values if they have more.
 __host__ __device__ constexpr int Slices(const KvGeometry& g) {
   const int keys =
       KeyStride(g.key_dim, static_cast<int>(SizeOf(g.dtype))) / static_cast<int>(SizeOf(g.dtype));

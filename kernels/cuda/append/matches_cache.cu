@@ -44,7 +44,7 @@ __device__ __forceinline__ void Unscale(const float* scales, int head, float (&x
   }
 }
 
-// Dimensions are compared by fours: what lies together wherever in a page they are.
+// Compares four dimensions at a time: four lie together everywhere in a page.
 template <DType kKv>
 __device__ __forceinline__ bool SameKey(const PlaneAddress<kKv>& address, int64_t slot, int d,
                                         const float (&x)[kTokenDims]) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ bool SameValue(const PlaneAddress<kKv>& address, int6
   return same;
 }
 
-// Of the keys or the values, whichever have more dimensions.
+// Threads per head of a token: those that the wider of keys and values needs.
 __host__ __device__ constexpr int ThreadsOfHead(const KvGeometry& g) {
   return (g.key_dim > g.value_dim ? g.key_dim : g.value_dim) / kTokenDims;
 }
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
   Unscale(args.v_scale, head, v);
   if ((has_keys && !SameKey<kKv>(address, slot, d, k)) ||
       (has_values && !SameValue<kKv>(address, slot, d, v))) {
-    differs[entry_of_token[token]] = 1;  // whoever writes, writes the same
+    differs[entry_of_token[token]] = 1;  // every thread that stores here stores 1
   }
 }
 
