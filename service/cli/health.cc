@@ -23,7 +23,8 @@ class Health final : public ServiceCommand {
   Health()
       : ServiceCommand({.target = "",
                         .target_help = "The service listens at this address, host:port or "
-                                       "unix:/path; health asks it as hosts do.",
+                                       "unix:/path; health asks it as hosts do. Of several groups, "
+                                       "as in other commands, it asks each.",
                         .timeout = absl::Seconds(3),
                         .max_attempts = 1}) {}
   std::string name() const override { return "health"; }
@@ -67,13 +68,21 @@ class Health final : public ServiceCommand {
   }
 
   void AskService() {
-    const auto client = Connect();
+    const auto groups = GroupTargets();
+    if (!groups.ok()) {
+      return Add("liveness", target(), false, std::string(groups.status().message()));
+    }
+    for (const std::string& group : *groups) AskGroup(group);
+  }
+
+  void AskGroup(const std::string& group) {
+    const auto client = ConnectTo(group);
     if (!client.ok()) {
-      Add("liveness", target(), false, std::string(client.status().message()));
-      return Add("readiness", target(), false, "");
+      Add("liveness", group, false, std::string(client.status().message()));
+      return Add("readiness", group, false, "");
     }
     const auto topology = (*client)->GetTopology({});
-    Add("liveness", target(), topology.ok(),
+    Add("liveness", group, topology.ok(),
         topology.ok() ? "" : std::string(topology.status().message()));
     const bool ready = topology.ok() && topology->state() == v1::GROUP_STATE_READY;
     std::string note;
@@ -83,7 +92,7 @@ class Health final : public ServiceCommand {
       note = absl::StrCat(connected, " of ", topology->workers_size(), " workers, epoch ",
                           topology->epoch());
     }
-    Add("readiness", target(), ready, note);
+    Add("readiness", group, ready, note);
   }
 
   void Add(const std::string& what, const std::string& where, bool good, const std::string& note) {

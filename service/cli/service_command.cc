@@ -8,6 +8,7 @@
 #include "base/rpc/connection_failure.h"
 #include "base/status/grpc_status.h"
 #include "service/cli/connect_flags.h"
+#include "service/client/groups/targets.h"
 
 namespace tributary::cli {
 
@@ -17,12 +18,19 @@ void ServiceCommand::AddFlags(FlagSet& flags) {
   flags.Add("timeout", &timeout_, "The command waits no longer for each answer of the service.");
 }
 
-absl::StatusOr<std::unique_ptr<client::Client>> ServiceCommand::Connect() const {
-  return client::Client::Connect({.target = target_,
-                                  .security = security_,
+absl::StatusOr<std::unique_ptr<client::Client>> ServiceCommand::ConnectTo(
+    const std::string& group) const {
+  ChannelSecurity security = security_;
+  client::NameServer(client::NameOfGroups(target_), &security);
+  return client::Client::Connect({.target = group,
+                                  .security = security,
                                   .timeout = absl::ToChronoMilliseconds(timeout_),
                                   .max_attempts = defaults_.max_attempts,
                                   .wait_for_service = false});
+}
+
+absl::StatusOr<std::vector<std::string>> ServiceCommand::GroupTargets() const {
+  return client::GroupsOf(target_);
 }
 
 absl::Status ServiceCommand::Diagnose(const DiagnosticsCall& call) const {

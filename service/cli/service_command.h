@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,7 +28,9 @@ class ServiceCommand : public Command {
  protected:
   struct Defaults {
     std::string target = kDefaultTarget;
-    std::string target_help = "The service listens at this address: host:port or unix:/path.";
+    std::string target_help =
+        "The service listens at this address: host:port or unix:/path. Several groups: their "
+        "addresses with commas between them, or groups:name:port.";
     absl::Duration timeout = absl::Seconds(5);
     int max_attempts = 4;  // ConnectOptions::max_attempts
   };
@@ -38,7 +41,11 @@ class ServiceCommand : public Command {
   virtual void AddOwnFlags(FlagSet&) {}
 
   // A client of the service.
-  absl::StatusOr<std::unique_ptr<client::Client>> Connect() const;
+  absl::StatusOr<std::unique_ptr<client::Client>> Connect() const { return ConnectTo(target_); }
+  // A client of one group of it, at one of GroupTargets.
+  absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(const std::string& group) const;
+  // The addresses of the service's groups: --target, where it does not name several.
+  absl::StatusOr<std::vector<std::string>> GroupTargets() const;
 
   // Makes one call of the service's DiagnosticsService. An error names the target.
   using DiagnosticsCall =

@@ -1,4 +1,5 @@
 // tributary topology: who holds what.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -29,7 +30,21 @@ class Topology final : public ServiceCommand {
   }
 
   int Run() override {
-    const auto client = Connect();
+    const auto groups = GroupTargets();
+    if (!groups.ok()) return FailToAsk(groups.status());
+    if (json_ || groups->size() == 1) return Show(target());
+    int result = kDone;
+    for (const std::string& group : *groups) {
+      std::printf("%sgroup at %s\n", group == groups->front() ? "" : "\n", group.c_str());
+      result = std::max(result, Show(group));
+    }
+    return result;
+  }
+
+ private:
+  // Several groups in one reply are for JSON.
+  int Show(const std::string& group) const {
+    const auto client = ConnectTo(group);
     if (!client.ok()) return FailToAsk(client.status());
     v1::GetTopologyRequest request;
     request.set_cache_id(cache_);
@@ -42,7 +57,6 @@ class Topology final : public ServiceCommand {
     return kDone;
   }
 
- private:
   std::string cache_;
   bool sequences_ = false;
   int32_t max_sequences_ = 100;

@@ -1,6 +1,7 @@
 #include "service/client/client.h"
 
 #include <algorithm>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -17,6 +18,9 @@
 #include "service/client/attend_pipe.h"
 #include "service/client/connect.h"
 #include "service/client/device_regions.h"
+#include "service/client/groups/groups_client.h"
+#include "service/client/groups/one_group.h"
+#include "service/client/groups/targets.h"
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "tributary/v1/attention.grpc.pb.h"
@@ -27,7 +31,7 @@ namespace {
 using Stub = v1::AttentionService::Stub;
 using Deadline = std::chrono::system_clock::time_point;
 
-uint64_t RandomId() {
+uint64_t AnyId() {
   absl::BitGen dice;
   // 0 would ask the service to choose.
   return absl::Uniform<uint64_t>(absl::IntervalClosed, dice, 1, UINT64_MAX);
@@ -35,8 +39,10 @@ uint64_t RandomId() {
 
 // What a client and those made by its WithTimeout share.
 struct Connection {
-  Connection(const ConnectOptions& options, std::shared_ptr<grpc::Channel> to)
-      : channel(std::move(to)),
+  Connection(const ConnectOptions& options, std::shared_ptr<grpc::Channel> to,
+             std::function<uint64_t()> id_source)
+      : new_id(std::move(id_source)),
+        channel(std::move(to)),
         stub(v1::AttentionService::NewStub(channel)),
         regions(stub.get(), options.shared_memory_bytes),
         devices(stub.get()),
@@ -44,6 +50,7 @@ struct Connection {
              {.max_attempts = options.max_attempts,
               .max_message_bytes = options.max_message_bytes}) {}
 
+  const std::function<uint64_t()> new_id;  // of sequences
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<Stub> stub;
   RegionPool regions;
@@ -90,7 +97,7 @@ class GrpcClient final : public Client {
   absl::StatusOr<uint64_t> OpenSequence(const std::string& cache_id) override {
     v1::OpenSequenceRequest request;
     request.set_cache_id(cache_id);
-    request.set_sequence_id(RandomId());
+    request.set_sequence_id(connection_->new_id());
     const auto reply = Call<v1::OpenSequenceReply>(&Stub::OpenSequence, request);
     if (!reply.ok()) return reply.status();
     return reply->sequence_id();
@@ -108,7 +115,7 @@ class GrpcClient final : public Client {
     v1::ForkSequenceRequest request;
     request.set_cache_id(cache_id);
     request.set_parent_id(parent_id);
-    request.set_sequence_id(RandomId());
+    request.set_sequence_id(connection_->new_id());
     if (length.has_value()) request.set_length(*length);
     int failures = 0;
     const auto reply = Call<v1::ForkSequenceReply>(&Stub::ForkSequence, request, &failures);
@@ -188,6 +195,8 @@ class GrpcClient final : public Client {
     return Call<v1::GetLimitsReply>(&Stub::GetLimits, v1::GetLimitsRequest());
   }
 
+  absl::StatusOr<std::string> TargetOf(uint64_t) const override { return options_.target; }
+
  private:
   // Calls `attempt` until it succeeds, fails for good, or has no time or attempts left. `failures`,
   // if wanted, is how many attempts failed before the one whose outcome is returned.
@@ -263,12 +272,20 @@ class GrpcClient final : public Client {
 
 }  // namespace
 
+std::unique_ptr<Client> MakeClient(const ConnectOptions& options,
+                                   std::shared_ptr<grpc::Channel> channel,
+                                   std::function<uint64_t()> new_id) {
+  return std::make_unique<GrpcClient>(
+      options, std::make_shared<Connection>(options, std::move(channel), std::move(new_id)));
+}
+
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
+  if (NamesGroups(options.target)) return ConnectToGroups({.connect = options});
   if (absl::Status status = CheckConnectOptions(options); !status.ok()) return status;
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(options);
   if (!channel.ok()) return channel.status();
   auto client = std::make_unique<GrpcClient>(
-      options, std::make_shared<Connection>(options, *std::move(channel)));
+      options, std::make_shared<Connection>(options, *std::move(channel), AnyId));
   if (absl::Status status = client->Start(); !status.ok()) return status;
   return client;
 }

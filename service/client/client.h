@@ -33,7 +33,12 @@
 namespace tributary::client {
 
 struct ConnectOptions {
-  std::string target;  // "host:port" or "unix:/path"
+  // "host:port" or "unix:/path". A service with several groups of workers has several addresses,
+  // one for each group: "host:port,host:port", or "groups:name:port", where each address of the
+  // name (of a headless service, for example) is a group. A sequence then lives in the group that
+  // had the most free pages when it was opened, a fork in its parent's, and its id leads every
+  // client of the same groups there.
+  std::string target;
   // How the service is known and how this client proves itself; plain text by default.
   ChannelSecurity security;
   // Every call's deadline, retries included.
@@ -168,10 +173,17 @@ class Client {
   // use it finish first. Calls that come later are NOT_FOUND, "q.shared_memory.region".
   virtual absl::Status UnshareDeviceMemory(const DeviceRegion& region) = 0;
 
+  // Of several groups: of those that answer, the workers one after the other and the caches with
+  // all their pages and sequences; without an epoch.
   virtual absl::StatusOr<v1::GetTopologyReply> GetTopology(
       const v1::GetTopologyRequest& request) = 0;
-  // What the service can do, and how much of it this host may ask for.
+  // What the service can do, and how much of it this host may ask for. Of several groups, which are
+  // taken to be alike: of one of them.
   virtual absl::StatusOr<v1::GetLimitsReply> GetLimits() = 0;
+  // The address that leads to the sequence: the target, or one of several groups'. A session is
+  // opened there. NOT_FOUND when the id is of no group, UNAVAILABLE when it may be of one that has
+  // not answered yet.
+  virtual absl::StatusOr<std::string> TargetOf(uint64_t sequence_id) const = 0;
 };
 
 // What the details of an error say. FieldOf(status) is the path of the request's field that the

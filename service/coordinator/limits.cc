@@ -47,6 +47,7 @@ void AddBackend(const worker::BackendCapabilities& backend, v1::GetLimitsReply* 
 
 v1::GetLimitsReply LimitsOf(const CoordinatorOptions& options, const WorkerGroup& group) {
   v1::GetLimitsReply reply;
+  reply.set_group_id(group.id());
   reply.set_max_message_bytes(static_cast<int64_t>(options.max_message_bytes));
   reply.set_max_sequences(options.max_sequences);
   reply.set_batch_max_rows(options.batch.max_rows);

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/process/random_id.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 
@@ -28,12 +28,6 @@ constexpr char kTables[] =
     "CREATE TABLE holders (rank INTEGER PRIMARY KEY, instance INTEGER NOT NULL);"
     "CREATE TABLE caches (name TEXT PRIMARY KEY, owner TEXT NOT NULL, first_id INTEGER NOT NULL, "
     "spec BLOB NOT NULL);";
-
-uint64_t RandomId() {
-  std::random_device device;
-  const uint64_t id = (uint64_t{device()} << 32) | device();
-  return id == 0 ? 1 : id;
-}
 
 // SQLite's integers have a sign; ids use all 64 bits.
 SqlValue Number(uint64_t value) { return static_cast<int64_t>(value); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/process/random_id.h"
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
 #include "collective/in_process.h"
@@ -41,6 +42,7 @@ class EmbeddedGroup : public WorkerGroup {
   explicit EmbeddedGroup(const EmbeddedGroupOptions& options);
   ~EmbeddedGroup() override { Stop(); }
 
+  uint64_t id() const override { return id_; }
   int size() const override { return options_.workers; }
   worker::Device device() const override { return options_.device; }
   absl::Status CheckRegions() const override {
@@ -96,6 +98,7 @@ class EmbeddedGroup : public WorkerGroup {
   Clock::time_point EarliestDeadline() const TRIBUTARY_REQUIRES(mutex_);
 
   const EmbeddedGroupOptions options_;
+  const uint64_t id_ = RandomId();
   // All ranks are on this machine.
   const std::shared_ptr<worker::HostMemoryLedger> host_memory_ = worker::HostMemoryLedger::Create();
   std::vector<std::unique_ptr<Rank>> ranks_;  // none comes or goes

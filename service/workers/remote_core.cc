@@ -2,11 +2,11 @@
 #include "service/workers/remote_core.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/process/random_id.h"
 #include "base/status/grpc_status.h"
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/holdings_conversion.h"
@@ -16,12 +16,6 @@ namespace {
 
 // How long leaving workers are given to take the last words.
 constexpr std::chrono::milliseconds kGoodbyeTimeout{1'000};
-
-uint64_t RandomId() {
-  std::random_device device;
-  const uint64_t id = (uint64_t{device()} << 32) | device();
-  return id == 0 ? 1 : id;
-}
 
 }  // namespace
 

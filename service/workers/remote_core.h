@@ -39,6 +39,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   explicit RemoteCore(const RemoteGroupOptions& options);
 
   const RemoteGroupOptions& options() const { return options_; }
+  uint64_t group_id() const { return group_id_; }
 
   // False: no streams are taken any more.
   bool Accept(grpc::CallbackServerContext* context, Stream* stream);

@@ -34,6 +34,7 @@ class RemoteGroupImpl
     builder.SetMaxSendMessageSize(limit);
     builder.RegisterService(static_cast<v1::GroupService::Service*>(this));
   }
+  uint64_t id() const override { return core_->group_id(); }
   int size() const override { return core_->options().size; }
   worker::Device device() const override { return core_->options().device; }
   bool sends_tensors() const override { return true; }

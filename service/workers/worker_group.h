@@ -71,6 +71,8 @@ class WorkerGroup {
 
   virtual ~WorkerGroup() = default;
 
+  // Tells groups apart: drawn at random, and kept by a coordinator that keeps its state. Never 0.
+  virtual uint64_t id() const = 0;
   // The number of ranks, N. Fixed by configuration.
   virtual int size() const = 0;
   // What all its workers compute on; fixed by configuration.

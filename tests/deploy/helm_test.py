@@ -82,7 +82,8 @@ def validate(documents, kubernetes):
 
 
 def pod_templates(documents):
-    """{component: pod template} of everything that makes pods, `helm test` included."""
+    """{component: pod template} of everything that makes pods, `helm test` included; of one of several groups under
+    "worker-g0" and so on."""
     found = {}
     for document in documents:
         template = {"Deployment": lambda d: d["spec"]["template"],
@@ -91,7 +92,9 @@ def pod_templates(documents):
                     "Pod": lambda d: d}.get(document["kind"])
         if template:
             pod = template(document)
-            found[pod["metadata"]["labels"]["app.kubernetes.io/component"]] = pod
+            labels = pod["metadata"]["labels"]
+            group = f"-g{labels['tributary/group']}" if "tributary/group" in labels else ""
+            found[labels["app.kubernetes.io/component"] + group] = pod
     return found
 
 
@@ -113,8 +116,9 @@ def ports_of(pod):
 
 
 def settings_of(documents):
-    """{file: settings} of the release."""
-    data = by_kind(documents, "ConfigMap")["tributary"]["data"]
+    """{file: settings} of the release, or of the first of its groups."""
+    maps = by_kind(documents, "ConfigMap")
+    data = maps["tributary" if "tributary" in maps else "tributary-g0"]["data"]
     return {file: yaml.safe_load(text) for file, text in data.items()}
 
 
@@ -194,8 +198,11 @@ class Rendered(unittest.TestCase):
     def test_selectors_find_their_pods(self, documents):
         pods = pod_templates(documents)
         for service in by_kind(documents, "Service").values():
-            found = [pod for pod in pods.values() if matches(service["spec"]["selector"], pod)]
-            self.assertEqual(len(found), 1, service["metadata"]["name"])
+            selector = service["spec"]["selector"]
+            found = [pod for pod in pods.values() if matches(selector, pod)]
+            whole = [pod for name, pod in pods.items() if name.startswith(selector["app.kubernetes.io/component"])]
+            # Of one group, or of all that there are.
+            self.assertEqual(len(found), 1 if "tributary/group" in selector else len(whole), service["metadata"]["name"])
             for port in service["spec"]["ports"]:
                 self.assertEqual(ports_of(found[0])[port["targetPort"]], port["port"])
             names = [port["name"] for port in service["spec"]["ports"]]
@@ -203,9 +210,9 @@ class Rendered(unittest.TestCase):
         for kind in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
             for one in by_kind(documents, kind).values():
                 selector = one["spec"]["selector"]["matchLabels"]
-                self.assertEqual(set(selector), {"app.kubernetes.io/name", "app.kubernetes.io/instance",
-                                                 "app.kubernetes.io/component"})
-                self.assertTrue(any(matches(selector, pod) for pod in pods.values()))
+                self.assertEqual(set(selector) - {"tributary/group"},
+                                 {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
+                self.assertEqual(sum(matches(selector, pod) for pod in pods.values()), 1)
 
     @for_every_values
     def test_nobody_runs_as_root_or_writes_to_the_image(self, documents):
@@ -244,7 +251,9 @@ class Rendered(unittest.TestCase):
     def test_grace_is_longer_than_the_drain(self, documents):
         for file, settings in settings_of(documents).items():
             drain = settings["drain_timeout"]
-            pod = pod_templates(documents)[file.removesuffix(".yaml")]
+            pods = pod_templates(documents)
+            component = file.removesuffix(".yaml")
+            pod = pods[component if component in pods else component + "-g0"]
             self.assertGreater(pod["spec"]["terminationGracePeriodSeconds"], int(drain.rstrip("s")))
 
 
@@ -690,6 +699,64 @@ class Placement(unittest.TestCase):
                          {"leaderworkerset.sigs.k8s.io/exclusive-topology": "example.com/rack"})
         self.assertEqual(lws["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"], 1)
         self.assertEqual(lws["spec"]["networkConfig"], {"subdomainPolicy": "Shared"})
+
+
+class Groups(unittest.TestCase):
+    """Several groups of one release."""
+
+    def setUp(self):
+        self.documents = objects(CHART / "ci/groups-values.yaml", apis=OPERATORS)
+
+    def test_each_has_objects_of_its_own(self):
+        for kind, name in (("Deployment", "tributary-g%d-coordinator"), ("StatefulSet", "tributary-g%d-worker"),
+                           ("ConfigMap", "tributary-g%d"), ("NetworkPolicy", "tributary-g%d-worker"),
+                           ("PodDisruptionBudget", "tributary-g%d-worker"), ("Service", "tributary-g%d-registration")):
+            found = by_kind(self.documents, kind)
+            for group in range(4):
+                self.assertIn(name % group, found)
+        names = [(d["kind"], d["metadata"]["name"]) for d in self.documents]
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_workers_register_with_their_own_coordinator(self):
+        for group in range(4):
+            settings = yaml.safe_load(by_kind(self.documents, "ConfigMap")[f"tributary-g{group}"]["data"]["worker.yaml"])
+            self.assertEqual(settings["coordinator"], f"tributary-g{group}-registration:7402")
+            pods = pod_templates(self.documents)
+            for component in ("coordinator", "worker"):
+                volumes = {v["name"]: v for v in pods[f"{component}-g{group}"]["spec"]["volumes"]}
+                self.assertEqual(volumes["settings"]["configMap"]["name"], f"tributary-g{group}")
+
+    def test_hosts_find_all_by_one_name_and_each_by_its_own(self):
+        services = by_kind(self.documents, "Service")
+        whole = services["tributary"]["spec"]
+        self.assertEqual(whole["clusterIP"], "None")
+        self.assertNotIn("publishNotReadyAddresses", whole)
+        self.assertNotIn("tributary/group", whole["selector"])
+        for group in range(4):
+            self.assertEqual(services[f"tributary-g{group}"]["spec"]["selector"]["tributary/group"], str(group))
+        _, notes = render(CHART / "ci/groups-values.yaml", apis=OPERATORS, notes=True)
+        self.assertIn("groups:tributary.", notes)
+
+    def test_the_test_checks_every_group(self):
+        targets = [word for one in pod_templates(self.documents)["test"]["spec"]["containers"] for word in one["args"]
+                   if word.startswith("--target=")]
+        self.assertEqual(targets, [f"--target=tributary-g{group}:7400" for group in range(4)])
+
+    def test_each_has_a_journal_of_its_own(self):
+        for group in range(4):
+            volumes = pod_templates(self.documents)[f"coordinator-g{group}"]["spec"]["volumes"]
+            claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+            self.assertEqual(claims, [f"journal-g{group}"])
+
+    def test_one_group_keeps_the_names_it_had(self):
+        names = [d["metadata"]["name"] for d in objects(CHART / "ci/cpu-values.yaml")]
+        self.assertFalse([name for name in names if "-g0" in name])
+
+    def test_they_do_not_share_a_socket(self):
+        code, text = render(text="tls: {insecure: true}\ngroups: 2\n"
+                                 "coordinator: {socket: {enabled: true, hostPath: /run/t}}\n")
+        self.assertNotEqual(code, 0)
+        self.assertIn("a release for each group", text)
 
 
 class Refused(unittest.TestCase):

@@ -34,6 +34,12 @@ class CoordinatorRestart : protected StateDirectory, public Fleet {
     coordinator_->Signal(SIGKILL);
     ASSERT_EQ(coordinator_->Wait(kPatience), -SIGKILL);
   }
+  uint64_t GroupId() {
+    grpc::ClientContext context;
+    v1::GetLimitsReply reply;
+    EXPECT_TRUE(stub_->GetLimits(&context, {}, &reply).ok());
+    return reply.group_id();
+  }
   std::string Journal() const { return state.File("journal.db"); }
   // A sequence of `tokens` tokens.
   std::unique_ptr<SequenceHost> Host(uint64_t id, int tokens) {
@@ -66,9 +72,11 @@ TEST_F(CoordinatorRestart, ForksTruncationsAndClosesAreKept) {
   ASSERT_TRUE(parent->Truncate(90).ok());
   ASSERT_TRUE(closed->Close().ok());
   const int64_t pages = Topology().caches(0).pages_used();
+  const uint64_t group = GroupId();
   Kill();
   Coordinate();
   ASSERT_TRUE(WaitReady(2));
+  EXPECT_EQ(GroupId(), group);
   EXPECT_EQ(Topology().caches(0).sequences(), 2);
   EXPECT_EQ(Topology().caches(0).pages_used(), pages);
 

@@ -21,6 +21,7 @@ class FakeGroup : public WorkerGroup {
   explicit FakeGroup(int size, bool record = true, worker::Device device = worker::Device::kCpu)
       : size_(size), record_(record), device_(device) {}
 
+  uint64_t id() const override { return id_; }
   int size() const override { return size_; }
   worker::Device device() const override { return device_; }
   absl::Status CheckDeviceSessions() const override { return absl::OkStatus(); }
@@ -31,6 +32,9 @@ class FakeGroup : public WorkerGroup {
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
   void Stop() override;
+
+  // Before the group is given to a coordinator.
+  void SetId(uint64_t id) { id_ = id; }
 
   // From now on steps are kept until Release or Break. Other commands never are.
   void Hold();
@@ -63,6 +67,7 @@ class FakeGroup : public WorkerGroup {
   };
   Outcome Succeed(const worker::Command& command);
 
+  uint64_t id_ = 1;
   const int size_;
   const bool record_;
   const worker::Device device_;

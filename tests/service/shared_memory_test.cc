@@ -117,6 +117,7 @@ class GatedGroup final : public WorkerGroup {
  public:
   GatedGroup() : workers_(CreateEmbeddedGroup({.workers = 2, .threads = 2})) {}
 
+  uint64_t id() const override { return workers_->id(); }
   int size() const override { return workers_->size(); }
   worker::Device device() const override { return workers_->device(); }
   absl::Status CheckRegions() const override { return workers_->CheckRegions(); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/process/random_id.h"
 #include "base/rpc/connection_failure.h"
 #include "base/status/grpc_status.h"
 
@@ -13,13 +14,6 @@ namespace tributary::worker {
 using telemetry::LogLevel;
 
 namespace {
-
-// Random devices are slow to open, and this is asked for once a life of the shards.
-uint64_t RandomId() {
-  std::random_device device;
-  const uint64_t id = (uint64_t{device()} << 32) | device();
-  return id == 0 ? 1 : id;
-}
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const WorkerOptions& options) {
   grpc::ChannelArguments arguments;

@@ -45,6 +45,7 @@ class MockClient : public client::Client {
   MOCK_METHOD(absl::StatusOr<v1::GetTopologyReply>, GetTopology, (const v1::GetTopologyRequest&),
               (override));
   MOCK_METHOD(absl::StatusOr<v1::GetLimitsReply>, GetLimits, (), (override));
+  MOCK_METHOD(absl::StatusOr<std::string>, TargetOf, (uint64_t), (const, override));
 };
 
 constexpr int kRanks = 4;

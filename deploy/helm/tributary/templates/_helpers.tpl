@@ -2,21 +2,29 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 52: room for "-worker" and an ordinal within the 63 characters of a label. */}}
+{{/* 52: room for "-worker" and an ordinal within the 63 characters of a label; 48 with the number of a group. */}}
 {{- define "tributary.fullname" -}}
+{{- $room := ternary 48 52 (gt (.Values.groups | int) 1) -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc $room | trimSuffix "-" -}}
 {{- else if contains (include "tributary.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- .Release.Name | trunc $room | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "tributary.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "tributary.name" .) | trunc $room | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Names that several templates use. */}}
-{{- define "tributary.coordinatorName" -}}{{ include "tributary.fullname" . }}-coordinator{{- end -}}
-{{- define "tributary.workerName" -}}{{ include "tributary.fullname" . }}-worker{{- end -}}
-{{- define "tributary.registrationName" -}}{{ include "tributary.fullname" . }}-registration{{- end -}}
+{{/* "yes" when the release has several groups. Their objects are rendered one group after the other, with the group's
+     number as .Group; objects of the whole release, and those of a single group, have none. */}}
+{{- define "tributary.hasGroups" -}}{{ if gt (.Values.groups | int) 1 }}yes{{ end }}{{- end -}}
+
+{{/* Names that several templates use, of one group. */}}
+{{- define "tributary.groupName" -}}
+{{ include "tributary.fullname" . }}{{ if hasKey . "Group" }}-g{{ .Group }}{{ end }}
+{{- end -}}
+{{- define "tributary.coordinatorName" -}}{{ include "tributary.groupName" . }}-coordinator{{- end -}}
+{{- define "tributary.workerName" -}}{{ include "tributary.groupName" . }}-worker{{- end -}}
+{{- define "tributary.registrationName" -}}{{ include "tributary.groupName" . }}-registration{{- end -}}
 
 {{- define "tributary.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
@@ -35,12 +43,16 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Selectors never change between versions of the chart. Call with (list . "worker"). */}}
+{{/* Selectors never change between versions of the chart. Within a group they select its own pods, otherwise those of
+     all groups. Call with (list . "worker"). */}}
 {{- define "tributary.selectorLabels" -}}
 {{- $top := index . 0 -}}
 app.kubernetes.io/name: {{ include "tributary.name" $top }}
 app.kubernetes.io/instance: {{ $top.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
+{{- if and (hasKey $top "Group") (has (index . 1) (list "coordinator" "worker")) }}
+tributary/group: {{ $top.Group | quote }}
+{{- end }}
 {{- end -}}
 
 {{- define "tributary.labels" -}}
@@ -286,7 +298,7 @@ topologySpreadConstraints:
 {{- $role := index . 1 -}}
 - name: settings
   configMap:
-    name: {{ include "tributary.fullname" $top }}
+    name: {{ include "tributary.groupName" $top }}
 - name: tmp
   emptyDir: {sizeLimit: 64Mi}
 {{- if not $role.hostIPC }}
@@ -458,6 +470,7 @@ topologySpreadConstraints:
 
 {{/* The pod of a worker, or of the workers of a node: of the StatefulSet, and of the LeaderWorkerSet. */}}
 {{- define "tributary.workerPodTemplate" -}}
+{{- $top := . -}}
 metadata:
   labels:
     {{- include "tributary.labels" (list . "worker") | nindent 4 }}
@@ -473,7 +486,7 @@ spec:
   {{- include "tributary.podCommon" (list . .Values.worker "worker") | nindent 2 }}
   containers:
     {{- range $rank := until (.Values.worker.gpusPerPod | int) }}
-    {{- include "tributary.workerContainer" (list $ $rank) | nindent 4 }}
+    {{- include "tributary.workerContainer" (list $top $rank) | nindent 4 }}
     {{- end }}
   volumes:
     {{- include "tributary.volumes" (list . .Values.worker "worker") | nindent 4 }}

@@ -1,0 +1,231 @@
+#include "service/client/groups/split_call.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status/errors.h"
+#include "service/client/attend_message.h"
+
+namespace tributary::client {
+namespace {
+
+// Rows of a tensor that one entry owns.
+struct Rows {
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t end() const { return begin + count; }
+};
+
+int64_t QueryRowsOf(const AttendEntry& entry) { return entry.query_rows; }
+int64_t NewTokensOf(const AttendEntry& entry) { return entry.new_tokens; }
+int64_t TokensOf(const AppendCall::Entry& entry) { return entry.tokens; }
+
+template <typename Entries, typename CountOf>
+std::vector<Rows> RowsOf(const Entries& entries, CountOf count_of) {
+  std::vector<Rows> rows;
+  int64_t begin = 0;
+  for (const auto& entry : entries) {
+    rows.push_back({begin, count_of(entry)});
+    begin = rows.back().end();
+  }
+  return rows;
+}
+
+// The indices of the entries of each part.
+std::vector<std::vector<size_t>> ByGroup(const std::vector<size_t>& groups, bool in_runs) {
+  std::vector<std::vector<size_t>> parts;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    auto same = parts.end();
+    if (in_runs) {
+      if (i > 0 && groups[i] == groups[i - 1]) same = parts.end() - 1;
+    } else {
+      same = std::find_if(parts.begin(), parts.end(),
+                          [&](const auto& part) { return groups[part.front()] == groups[i]; });
+    }
+    if (same == parts.end()) {
+      parts.push_back({i});
+    } else {
+      same->push_back(i);
+    }
+  }
+  return parts;
+}
+
+bool SideBySide(const std::vector<size_t>& entries) {
+  return entries.back() - entries.front() + 1 == entries.size();
+}
+
+// The rows of these entries: where they lie when they lie side by side, or else a copy.
+const void* InputOf(const void* whole, const std::vector<Rows>& rows,
+                    const std::vector<size_t>& entries, uint64_t row_bytes,
+                    std::vector<std::byte>* copy) {
+  if (whole == nullptr) return nullptr;
+  const auto* bytes = static_cast<const std::byte*>(whole);
+  if (SideBySide(entries)) {
+    return bytes + static_cast<uint64_t>(rows[entries.front()].begin) * row_bytes;
+  }
+  for (const size_t i : entries) {
+    const std::byte* from = bytes + static_cast<uint64_t>(rows[i].begin) * row_bytes;
+    copy->insert(copy->end(), from, from + static_cast<uint64_t>(rows[i].count) * row_bytes);
+  }
+  return copy->data();
+}
+
+template <typename Call>
+uint64_t ValueDim(const Call& call) {
+  return static_cast<uint64_t>(call.value_head_dim == 0 ? call.head_dim : call.value_head_dim);
+}
+
+v1::DType OutputDType(const AttendCall& call) {
+  return call.output_dtype == v1::DTYPE_UNSPECIFIED ? call.dtype : call.output_dtype;
+}
+
+template <typename Call>
+uint64_t KeyRowBytes(const Call& call) {
+  return OutputBytes(call.dtype,
+                     static_cast<uint64_t>(call.kv_heads) * static_cast<uint64_t>(call.head_dim));
+}
+
+template <typename Call>
+uint64_t ValueRowBytes(const Call& call) {
+  return OutputBytes(call.dtype, static_cast<uint64_t>(call.kv_heads) * ValueDim(call));
+}
+
+uint64_t OutputRowElements(const AttendCall& call) {
+  return static_cast<uint64_t>(call.q_heads) * ValueDim(call);
+}
+
+// Copies rows of `row_bytes` from `from`, where the part's follow each other, to their places.
+void Scatter(const std::byte* from, std::byte* to, uint64_t row_bytes,
+             const std::vector<Rows>& rows, const std::vector<size_t>& entries) {
+  for (const size_t i : entries) {
+    const uint64_t bytes = static_cast<uint64_t>(rows[i].count) * row_bytes;
+    std::memcpy(to + static_cast<uint64_t>(rows[i].begin) * row_bytes, from, bytes);
+    from += bytes;
+  }
+}
+
+absl::Status RenameField(const absl::Status& status, const std::vector<size_t>& entries) {
+  const std::string field = FieldOf(status);
+  absl::string_view rest = field;
+  size_t index = 0;
+  if (!absl::ConsumePrefix(&rest, "entries[")) return status;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), index);
+  if (error != std::errc() || index >= entries.size()) return status;
+  rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+  const std::string renamed = absl::StrCat("entries[", entries[index], rest);
+
+  absl::string_view message = status.message();
+  const bool names_it = absl::ConsumePrefix(&message, field);
+  absl::Status result(status.code(), absl::StrCat(names_it ? renamed : "", message));
+  status.ForEachPayload([&result](absl::string_view url, const absl::Cord& payload) {
+    result.SetPayload(url, payload);
+  });
+  result.SetPayload(kFieldPayloadUrl, absl::Cord(renamed));
+  return result;
+}
+
+}  // namespace
+
+void AttendPart::GiveResults(const AttendCall& whole) const {
+  if (!copies_results_) return;
+  const std::vector<Rows> rows = RowsOf(whole.entries, QueryRowsOf);
+  const uint64_t elements = OutputRowElements(whole);
+  auto* output = static_cast<std::byte*>(whole.output);
+  if (OutputDType(whole) == v1::DTYPE_NVFP4) {
+    // All elements of a tensor come before all of its scales.
+    const uint64_t all = static_cast<uint64_t>(rows.back().end()) * elements;
+    const uint64_t mine = output_.size() / 9 * 16;  // elements: 9 bytes hold 16 of them
+    Scatter(output_.data(), output, elements / 2, rows, entries_);
+    Scatter(output_.data() + mine / 2, output + all / 2, elements / 16, rows, entries_);
+  } else {
+    Scatter(output_.data(), output, OutputBytes(OutputDType(whole), elements), rows, entries_);
+  }
+  if (whole.lse == nullptr) return;
+  Scatter(reinterpret_cast<const std::byte*>(lse_.data()), reinterpret_cast<std::byte*>(whole.lse),
+          static_cast<uint64_t>(whole.q_heads) * sizeof(float), rows, entries_);
+}
+
+absl::Status AttendPart::Renamed(const absl::Status& status) const {
+  return RenameField(status, entries_);
+}
+
+absl::Status AppendPart::Renamed(const absl::Status& status) const {
+  return RenameField(status, entries_);
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> Split(const AttendCall& call,
+                                                               const std::vector<size_t>& groups) {
+  const bool nvfp4 = OutputDType(call) == v1::DTYPE_NVFP4;
+  if (nvfp4 && call.device != nullptr) {
+    return InvalidField("output_dtype",
+                        "NVFP4 in memory of a GPU is for calls whose sequences live in one group");
+  }
+  const std::vector<Rows> queries = RowsOf(call.entries, QueryRowsOf);
+  const std::vector<Rows> tokens = RowsOf(call.entries, NewTokensOf);
+  const uint64_t q_row = OutputBytes(
+      call.dtype, static_cast<uint64_t>(call.q_heads) * static_cast<uint64_t>(call.head_dim));
+  std::vector<std::unique_ptr<AttendPart>> parts;
+  for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
+    auto part = std::make_unique<AttendPart>();
+    part->group_ = groups[entries.front()];
+    part->call_ = call;
+    part->call_.entries.clear();
+    int64_t rows = 0;
+    for (const size_t i : entries) {
+      part->call_.entries.push_back(call.entries[i]);
+      rows += call.entries[i].query_rows;
+    }
+    part->call_.q = InputOf(call.q, queries, entries, q_row, &part->q_);
+    part->call_.k = InputOf(call.k, tokens, entries, KeyRowBytes(call), &part->k_);
+    part->call_.v = InputOf(call.v, tokens, entries, ValueRowBytes(call), &part->v_);
+
+    const uint64_t row = OutputRowElements(call);
+    part->copies_results_ = nvfp4 || !SideBySide(entries);
+    if (part->copies_results_) {
+      part->output_.resize(OutputBytes(OutputDType(call), static_cast<uint64_t>(rows) * row));
+      part->call_.output = part->output_.data();
+      if (call.lse != nullptr) {
+        part->lse_.resize(static_cast<size_t>(rows) * static_cast<size_t>(call.q_heads));
+        part->call_.lse = part->lse_.data();
+      }
+    } else {
+      const auto begin = static_cast<uint64_t>(queries[entries.front()].begin);
+      part->call_.output =
+          static_cast<std::byte*>(call.output) + OutputBytes(OutputDType(call), begin * row);
+      if (call.lse != nullptr) {
+        part->call_.lse = call.lse + begin * static_cast<uint64_t>(call.q_heads);
+      }
+    }
+    part->entries_ = std::move(entries);
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+std::vector<std::unique_ptr<AppendPart>> Split(const AppendCall& call,
+                                               const std::vector<size_t>& groups) {
+  const std::vector<Rows> tokens = RowsOf(call.entries, TokensOf);
+  std::vector<std::unique_ptr<AppendPart>> parts;
+  for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
+    auto part = std::make_unique<AppendPart>();
+    part->group_ = groups[entries.front()];
+    part->call_ = call;
+    part->call_.entries.clear();
+    for (const size_t i : entries) part->call_.entries.push_back(call.entries[i]);
+    part->call_.k = InputOf(call.k, tokens, entries, KeyRowBytes(call), &part->k_);
+    part->call_.v = InputOf(call.v, tokens, entries, ValueRowBytes(call), &part->v_);
+    part->entries_ = std::move(entries);
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+}  // namespace tributary::client
