@@ -65,8 +65,8 @@ typedef struct tributary_client tributary_client;
 
 typedef struct tributary_options {
   size_t size;
-  const char* target;           /* "host:port" or "unix:/path"; of several groups, see docs/hosts.md */
-  int64_t timeout_ms;           /* of every call, repeats included; 0: 30000 */
+  const char* target; /* "host:port" or "unix:/path"; of several groups, see docs/hosts.md */
+  int64_t timeout_ms; /* of every call, repeats included; 0: 30000 */
   uint64_t shared_memory_bytes; /* > 0: tensors travel in shared memory (same machine, same user) */
   int32_t max_attempts;         /* 0: as many as the timeout allows; 1: one */
   uint64_t max_message_bytes;   /* 0: 64 MiB; not more than the service's limit */
