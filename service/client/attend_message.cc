@@ -46,15 +46,6 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-template <typename Call>
-int32_t ValueDim(const Call& call) {
-  return call.value_head_dim == 0 ? call.head_dim : call.value_head_dim;
-}
-
-v1::DType OutputDType(const AttendCall& call) {
-  return call.output_dtype == v1::DTYPE_UNSPECIFIED ? call.dtype : call.output_dtype;
-}
-
 // Bytes of each tensor of a call, in the order in which they lie in a slot.
 struct Sizes {
   uint64_t q, k, v, output, lse;
@@ -201,6 +192,10 @@ absl::Status CheckOutputDType(const AttendCall& call) {
 }
 
 }  // namespace
+
+v1::DType OutputDType(const AttendCall& call) {
+  return call.output_dtype == v1::DTYPE_UNSPECIFIED ? call.dtype : call.output_dtype;
+}
 
 uint64_t OutputBytes(v1::DType dtype, uint64_t elements) {
   switch (dtype) {

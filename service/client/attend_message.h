@@ -18,6 +18,13 @@ namespace tributary::client {
 absl::Status CheckCall(const AttendCall& call);
 absl::Status CheckCall(const AppendCall& call);
 
+// Dimensions of a value, and of an output, in one head.
+template <typename Call>
+int32_t ValueDim(const Call& call) {
+  return call.value_head_dim == 0 ? call.head_dim : call.value_head_dim;
+}
+v1::DType OutputDType(const AttendCall& call);
+
 // What is said about a call without its tensors' bytes.
 v1::AttendRequest DescribeCall(const AttendCall& call);
 v1::AppendRequest DescribeCall(const AppendCall& call);

@@ -16,8 +16,8 @@
 namespace tributary::client {
 namespace {
 
-// Rows of a tensor that one entry owns.
-struct Rows {
+// RowRange of a tensor that one entry owns.
+struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;
   int64_t end() const { return begin + count; }
@@ -28,8 +28,8 @@ int64_t NewTokensOf(const AttendEntry& entry) { return entry.new_tokens; }
 int64_t TokensOf(const AppendCall::Entry& entry) { return entry.tokens; }
 
 template <typename Entries, typename CountOf>
-std::vector<Rows> RowsOf(const Entries& entries, CountOf count_of) {
-  std::vector<Rows> rows;
+std::vector<RowRange> RowsOf(const Entries& entries, CountOf count_of) {
+  std::vector<RowRange> rows;
   int64_t begin = 0;
   for (const auto& entry : entries) {
     rows.push_back({begin, count_of(entry)});
@@ -63,7 +63,7 @@ bool SideBySide(const std::vector<size_t>& entries) {
 }
 
 // The rows of these entries: where they lie when they lie side by side, or else a copy.
-const void* InputOf(const void* whole, const std::vector<Rows>& rows,
+const void* InputOf(const void* whole, const std::vector<RowRange>& rows,
                     const std::vector<size_t>& entries, uint64_t row_bytes,
                     std::vector<std::byte>* copy) {
   if (whole == nullptr) return nullptr;
@@ -79,15 +79,6 @@ const void* InputOf(const void* whole, const std::vector<Rows>& rows,
 }
 
 template <typename Call>
-uint64_t ValueDim(const Call& call) {
-  return static_cast<uint64_t>(call.value_head_dim == 0 ? call.head_dim : call.value_head_dim);
-}
-
-v1::DType OutputDType(const AttendCall& call) {
-  return call.output_dtype == v1::DTYPE_UNSPECIFIED ? call.dtype : call.output_dtype;
-}
-
-template <typename Call>
 uint64_t KeyRowBytes(const Call& call) {
   return OutputBytes(call.dtype,
                      static_cast<uint64_t>(call.kv_heads) * static_cast<uint64_t>(call.head_dim));
@@ -95,16 +86,17 @@ uint64_t KeyRowBytes(const Call& call) {
 
 template <typename Call>
 uint64_t ValueRowBytes(const Call& call) {
-  return OutputBytes(call.dtype, static_cast<uint64_t>(call.kv_heads) * ValueDim(call));
+  return OutputBytes(call.dtype,
+                     static_cast<uint64_t>(call.kv_heads) * static_cast<uint64_t>(ValueDim(call)));
 }
 
 uint64_t OutputRowElements(const AttendCall& call) {
-  return static_cast<uint64_t>(call.q_heads) * ValueDim(call);
+  return static_cast<uint64_t>(call.q_heads) * static_cast<uint64_t>(ValueDim(call));
 }
 
 // Copies rows of `row_bytes` from `from`, where the part's follow each other, to their places.
 void Scatter(const std::byte* from, std::byte* to, uint64_t row_bytes,
-             const std::vector<Rows>& rows, const std::vector<size_t>& entries) {
+             const std::vector<RowRange>& rows, const std::vector<size_t>& entries) {
   for (const size_t i : entries) {
     const uint64_t bytes = static_cast<uint64_t>(rows[i].count) * row_bytes;
     std::memcpy(to + static_cast<uint64_t>(rows[i].begin) * row_bytes, from, bytes);
@@ -136,7 +128,7 @@ absl::Status RenameField(const absl::Status& status, const std::vector<size_t>& 
 
 void AttendPart::GiveResults(const AttendCall& whole) const {
   if (!copies_results_) return;
-  const std::vector<Rows> rows = RowsOf(whole.entries, QueryRowsOf);
+  const std::vector<RowRange> rows = RowsOf(whole.entries, QueryRowsOf);
   const uint64_t elements = OutputRowElements(whole);
   auto* output = static_cast<std::byte*>(whole.output);
   if (OutputDType(whole) == v1::DTYPE_NVFP4) {
@@ -168,8 +160,8 @@ absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> Split(const AttendCall&
     return InvalidField("output_dtype",
                         "NVFP4 in memory of a GPU is for calls whose sequences live in one group");
   }
-  const std::vector<Rows> queries = RowsOf(call.entries, QueryRowsOf);
-  const std::vector<Rows> tokens = RowsOf(call.entries, NewTokensOf);
+  const std::vector<RowRange> queries = RowsOf(call.entries, QueryRowsOf);
+  const std::vector<RowRange> tokens = RowsOf(call.entries, NewTokensOf);
   const uint64_t q_row = OutputBytes(
       call.dtype, static_cast<uint64_t>(call.q_heads) * static_cast<uint64_t>(call.head_dim));
   std::vector<std::unique_ptr<AttendPart>> parts;
@@ -212,7 +204,7 @@ absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> Split(const AttendCall&
 
 std::vector<std::unique_ptr<AppendPart>> Split(const AppendCall& call,
                                                const std::vector<size_t>& groups) {
-  const std::vector<Rows> tokens = RowsOf(call.entries, TokensOf);
+  const std::vector<RowRange> tokens = RowsOf(call.entries, TokensOf);
   std::vector<std::unique_ptr<AppendPart>> parts;
   for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
     auto part = std::make_unique<AppendPart>();
