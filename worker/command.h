@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -43,6 +44,8 @@ struct TensorView {
   size_t bytes = 0;
   // Not empty: the bytes are those of these, one after the other, and `data` is null.
   std::vector<RegionPart> parts;
+  // The memory at `data` is pinned: GPUs of this process copy from it by themselves.
+  bool pinned = false;
 
   bool in_regions() const { return !parts.empty(); }
 };
@@ -154,12 +157,25 @@ struct StepEntry {
   bool replay = false;
 };
 
-// Rows of a step's result that go to regions.
-struct RegionOutput {
+// Where one tensor of a result goes: nowhere, or to one of three places.
+struct OutputPlace {
+  RegionPart part;  // of a region, or none
+  // Host memory of rank 0's own process, as large as the tensor, or null. Command::owner keeps it.
+  std::byte* data = nullptr;
+  bool pinned = false;  // the memory at `data` is: GPUs of this process copy to it by themselves
+  bool in_reply = false;
+
+  bool in_region() const { return part.region != 0; }
+  // `data`, or the reply, which is host memory, too.
+  bool on_host() const { return data != nullptr || in_reply; }
+};
+
+// Rows of a step's result, as their caller wants them.
+struct StepOutput {
   int32_t rows = 0;
   OutputFormat format;  // of o
-  RegionPart o;         // [rows, q_heads, value_dim], or none
-  RegionPart lse;       // [rows, q_heads] of f32, or none
+  OutputPlace o;        // [rows, q_heads, value_dim]
+  OutputPlace lse;      // [rows, q_heads] of f32
 };
 
 struct StepCommand {
@@ -172,11 +188,10 @@ struct StepCommand {
   TensorView q;  // [query rows, q_heads, key_dim] of f32, bf16 or f16
   TensorView k;  // [new tokens, kv_heads, key_dim]
   TensorView v;  // [new tokens, kv_heads, value_dim]
-  // Empty, or for all query rows, in their order: rank 0 puts the result there. What lies there
-  // when the step fails is undefined.
-  std::vector<RegionOutput> outputs;
-  // Whether the reply carries the result, too or alone.
-  bool result_in_reply = true;
+  // For all query rows, in their order: rank 0 puts the result there. What lies there when the step
+  // fails is undefined. Empty: the reply carries the whole result as numbers (Reply::o), for those
+  // who drive an executor themselves.
+  std::vector<StepOutput> outputs;
   // The result is rounded to bf16 wherever it goes, so partials may travel as that. LSEs do not.
   bool bf16_partials = false;
   std::vector<Standing> standings = {};  // as of before the step; of other sequences, too
@@ -251,6 +266,34 @@ struct DeviceMailbox {
   double round_trip_seconds = 0;
 };
 
+// Bytes that a reply carries. They are never filled with anything but the result. Copies share
+// them.
+class ResultBytes {
+ public:
+  ResultBytes() = default;
+  // Of no value yet.
+  explicit ResultBytes(size_t size) : size_(size) {
+    std::shared_ptr<std::byte[]> bytes(new std::byte[size]);
+    data_ = bytes.get();
+    owner_ = std::move(bytes);
+  }
+  // Takes what a message had.
+  explicit ResultBytes(std::string message) : size_(message.size()) {
+    auto bytes = std::make_shared<std::string>(std::move(message));
+    data_ = reinterpret_cast<std::byte*>(bytes->data());
+    owner_ = std::move(bytes);
+  }
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 struct Reply {
   uint64_t epoch = 0;
   uint64_t number = 0;
@@ -258,7 +301,10 @@ struct Reply {
   absl::Status status;
   // Entries (by index) whose replayed K/V differ from what this rank holds.
   std::vector<int32_t> conflicts;
-  // Rank 0 of a step with queries whose result is to be in the reply: merged output and LSE.
+  // Rank 0 of a step that states outputs: those which go into the reply, one after the other, each
+  // with its o, in its format, and then its LSEs, as far as they are wanted there.
+  ResultBytes result;
+  // Rank 0 of a step with queries that states none: merged output and LSE.
   std::vector<float> o;    // [query rows, q_heads, value_dim]
   std::vector<float> lse;  // [query rows, q_heads]
   // Of a CreateCacheCommand: it is to be repeated, for the rank has yet to take memory.

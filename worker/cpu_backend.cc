@@ -5,6 +5,7 @@
 #include "base/status/status_macros.h"
 #include "worker/cpu_operations.h"
 #include "worker/kv_shard.h"
+#include "worker/step_output.h"
 
 namespace tributary::worker {
 namespace {
@@ -53,11 +54,34 @@ class CpuShard final : public Shard {
 
   absl::Status Run(const PlannedStep& step, StepResults* results) override {
     const RankResources resources{step.comm, *rank_.pool, rank_.workspace, rank_.strategy};
+    if (!step.outputs.empty()) PlaceNumbers(step, results);
     CpuOperations operations(step, pages_->layer(step.layer_index), resources, results);
-    return RunStep(step, operations);
+    TRIBUTARY_RETURN_IF_ERROR(RunStep(step, operations));
+    if (!step.outputs.empty()) {
+      StoreOutputs(step.outputs, step.geometry(), results->o, results->lse, rank_.pool.get());
+    }
+    return absl::OkStatus();
   }
 
  private:
+  // Rows of one caller who wants f32 are merged where they are wanted, others in the workspace.
+  void PlaceNumbers(const PlannedStep& step, StepResults* results) {
+    const LayerGeometry geometry = step.geometry();
+    const StepOutput& first = step.outputs.front();
+    const bool only = step.outputs.size() == 1;
+    const bool o_is_result = only && first.o.data != nullptr && first.format.dtype == DType::kF32;
+    const bool lse_is_result = only && first.lse.data != nullptr;
+    const size_t row_heads =
+        static_cast<size_t>(step.plan.query_rows) * static_cast<size_t>(geometry.q_heads);
+    StepWorkspace& memory = rank_.workspace;
+    results->o =
+        o_is_result
+            ? reinterpret_cast<float*>(first.o.data)
+            : memory.result_o.Reserve(row_heads * static_cast<size_t>(geometry.kv.value_dim));
+    results->lse = lse_is_result ? reinterpret_cast<float*>(first.lse.data)
+                                 : memory.result_lse.Reserve(row_heads);
+  }
+
   CpuRank& rank_;
   const std::unique_ptr<KvShard> pages_;
   std::unique_ptr<HostMemoryLedger::Claim> claim_;  // null: all is taken

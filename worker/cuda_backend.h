@@ -44,6 +44,11 @@ absl::StatusOr<int> CountGpus();
 // OK when GPUs [first, first + count) are there and new enough for the backend; else the reason.
 absl::Status CheckGpus(int first, int count);
 
+// Pins host memory of this process, whole pages, so that its GPUs copy from and to it by
+// themselves, until the last copy of the result is gone. `gpu` is one of them. Null: this build has
+// no CUDA, or the system refuses. On any thread.
+std::shared_ptr<const void> PinHostMemory(int gpu, std::byte* data, size_t bytes);
+
 // Has CUDA load all kernels of this process when it first uses a GPU, not each at its first launch:
 // that may wait for a kernel that waits for a peer (kernels/cuda/launch/load_kernels.h). First
 // thing in a program, while it has one thread; the environment variable CUDA_MODULE_LOADING wins.

@@ -21,6 +21,8 @@ absl::StatusOr<int> CountGpus() { return Missing(); }
 
 absl::Status CheckGpus(int, int) { return Missing(); }
 
+std::shared_ptr<const void> PinHostMemory(int, std::byte*, size_t) { return nullptr; }
+
 void LoadKernelsAtStart() {}
 
 }  // namespace tributary::worker

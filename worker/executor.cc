@@ -19,10 +19,37 @@
 #include "worker/plan_cache.h"
 #include "worker/status_conversion.h"
 #include "worker/step_check.h"
+#include "worker/step_output.h"
 #include "worker/step_run.h"
 
 namespace tributary::worker {
 namespace {
+
+// Where the rows of a step go, those that go into the reply having their place in it.
+std::vector<StepOutput> PlaceOutputs(std::vector<StepOutput> outputs, const LayerGeometry& geometry,
+                                     int32_t query_rows, Reply* reply) {
+  if (outputs.empty()) {
+    const size_t row_heads =
+        static_cast<size_t>(query_rows) * static_cast<size_t>(geometry.q_heads);
+    reply->o.resize(row_heads * static_cast<size_t>(geometry.kv.value_dim));
+    reply->lse.resize(row_heads);
+    return {{.rows = query_rows,
+             .o = {.data = reinterpret_cast<std::byte*>(reply->o.data())},
+             .lse = {.data = reinterpret_cast<std::byte*>(reply->lse.data())}}};
+  }
+  reply->result = ResultBytes(BytesInReply(outputs, geometry));
+  std::byte* next = reply->result.data();
+  const auto place = [&next](OutputPlace& in, size_t bytes) {
+    if (!in.in_reply) return;
+    in.data = next;
+    next += bytes;
+  };
+  for (StepOutput& output : outputs) {
+    place(output.o, OutputBytesOf(output, geometry));
+    place(output.lse, LseBytesOf(output, geometry));
+  }
+  return outputs;
+}
 
 // One cache on this rank.
 struct Cache {
@@ -144,6 +171,7 @@ class Executor::Impl {
     step_begun_ = false;
     if (!status.ok()) {
       reply->conflicts.clear();
+      reply->result = {};
       reply->o.clear();
       reply->lse.clear();
     }
@@ -418,17 +446,12 @@ class Executor::Impl {
     }
     StepResults results;
     results.times = reply->times;
-    if (comm_->rank() == 0 && step.result_in_reply) {
-      const LayerGeometry g =
-          GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(step.layer)]);
-      const size_t row_heads =
-          static_cast<size_t>(plan->query_rows) * static_cast<size_t>(g.q_heads);
-      reply->o.resize(row_heads * static_cast<size_t>(g.kv.value_dim));
-      reply->lse.resize(row_heads);
-      results.o = reply->o.data();
-      results.lse = reply->lse.data();
+    PlannedStep planned = Planned(cache, step, *plan, deadline);
+    if (comm_->rank() == 0 && plan->query_rows > 0) {
+      outputs_ = PlaceOutputs(step.outputs, planned.geometry(), plan->query_rows, reply);
+      planned.outputs = outputs_;
     }
-    TRIBUTARY_RETURN_IF_ERROR(Run(cache, step, *plan, deadline, &results));
+    TRIBUTARY_RETURN_IF_ERROR(cache.shard->Run(planned, &results));
     if (options_.keeps_records) cache.records.AfterStep(mark, step);
     reply->conflicts = std::move(results.conflicts);
     reply->times = results.times;
@@ -477,14 +500,7 @@ class Executor::Impl {
             .deadline = deadline,
             .entries = static_cast<int32_t>(step.entries.size()),
             .reach = reach,
-            .outputs = step.outputs,
             .bf16_partials = step.bf16_partials};
-  }
-
-  absl::Status Run(Cache& cache, const StepCommand& step, const StepPlan& plan,
-                   collective::Deadline deadline, StepResults* results) {
-    const PlannedStep planned = Planned(cache, step, plan, deadline);
-    return cache.shard->Run(planned, results);
   }
 
   const ExecutorOptions options_;
@@ -506,7 +522,8 @@ class Executor::Impl {
   PlanCounts dropped_counts_;
 
   std::vector<const PageTable*> tables_of_entries_;
-  CommandMark last_;  // that was carried out
+  std::vector<StepOutput> outputs_;  // of the step under way
+  CommandMark last_;                 // that was carried out
   bool step_begun_ = false;
   absl::Status lost_;  // why every command fails, once the device failed
 };

@@ -190,7 +190,7 @@ absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
   int64_t rows_left = 0;
   for (const StepEntry& entry : step.entries) rows_left += entry.query_rows;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
-    const RegionOutput& output = step.outputs[i];
+    const StepOutput& output = step.outputs[i];
     const std::string field = absl::StrCat("outputs[", i, "]");
     if (output.rows < 1 || output.rows > rows_left) {
       return InvalidField(absl::StrCat(field, ".rows"),
@@ -204,11 +204,12 @@ absl::Status CheckStepRegions(const CacheSpec& spec, const StepCommand& step,
     const int64_t heads = int64_t{output.rows} * g.q_heads;
     const auto o_bytes =
         static_cast<int64_t>(OutputBytes(output.format.dtype, heads * g.kv.value_dim));
-    if (output.o.region != 0) {
-      TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".o"), output.o, o_bytes, reaches));
+    if (output.o.in_region()) {
+      TRIBUTARY_RETURN_IF_ERROR(
+          CheckPart(absl::StrCat(field, ".o"), output.o.part, o_bytes, reaches));
     }
-    if (output.lse.region == 0) continue;
-    TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".lse"), output.lse,
+    if (!output.lse.in_region()) continue;
+    TRIBUTARY_RETURN_IF_ERROR(CheckPart(absl::StrCat(field, ".lse"), output.lse.part,
                                         heads * static_cast<int64_t>(sizeof(float)), reaches));
   }
   if (rows_left == 0) return absl::OkStatus();

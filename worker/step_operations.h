@@ -34,8 +34,9 @@ struct PlannedStep {
   // and tokens reach, added up.
   int32_t entries = 0;
   int64_t reach = 0;
-  std::span<const RegionOutput> outputs = {};  // StepCommand::outputs
-  bool bf16_partials = false;                  // likewise
+  // On rank 0, for all query rows; what goes into the reply has its place in host memory by now.
+  std::span<const StepOutput> outputs = {};
+  bool bf16_partials = false;  // StepCommand::bf16_partials
 
   const LayerSpec& layer() const { return spec.layers[static_cast<size_t>(layer_index)]; }
   // The query heads of the layer that this rank computes where a part is split over heads.

@@ -45,6 +45,8 @@ struct StepWorkspace {
   Scratch<float> slice_lse;    // [rows, heads of the rank]
   Scratch<uint8_t> matches;    // [new tokens]
   Scratch<float> rounded_q;    // [rows of a pass, q_heads, key_dim]
+  Scratch<float> result_o;     // rank 0: [rows, q_heads, value_dim]
+  Scratch<float> result_lse;   // rank 0: [rows, q_heads]
   collective::ExchangeWorkspace exchange;
 };
 
@@ -71,9 +73,9 @@ struct StepOperands {
   const float* sinks() const { return layer.sinks.empty() ? nullptr : layer.sinks.data(); }
 };
 
-// Where results go.
+// What comes of a step. (Where its rows go: PlannedStep::outputs.)
 struct StepResults {
-  // Rank 0, where the reply carries the result; else null.
+  // Where a backend that merges in host memory does so on rank 0; else null. It sets them itself.
   float* o = nullptr;              // [query rows, q_heads, value_dim]
   float* lse = nullptr;            // [query rows, q_heads]
   std::vector<int32_t> conflicts;  // entries whose replayed tokens differ, ascending

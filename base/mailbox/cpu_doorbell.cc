@@ -12,6 +12,8 @@
 #include <optional>
 #include <thread>
 
+#include "base/sync/spin.h"
+
 namespace tributary::mailbox {
 namespace {
 
@@ -28,14 +30,6 @@ uint32_t Look(const uint32_t* word) {
 
 void Write(uint32_t* word, uint32_t value) {
   std::atomic_ref<uint32_t>(*word).store(value, std::memory_order_seq_cst);
-}
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // Returns when the word is not `seen` any more, when woken, after `at_most`, or for no reason.
@@ -79,7 +73,7 @@ Awaited Await(const CpuDoorbell& doorbell, uint32_t count, const uint32_t* statu
   do {
     for (int i = 0; i < kLooks; ++i) {
       if (const auto awaited = LookAt(doorbell, count, status)) return *awaited;
-      Pause();
+      PauseProcessor();
     }
   } while (Clock::now() < spun);
   // Whoever rings from now on sees that we sleep, or we see that it rang.

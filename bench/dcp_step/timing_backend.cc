@@ -39,6 +39,7 @@ class Layers {
     for (int32_t i = 0; i < static_cast<int32_t>(step_.spec.layers.size()); ++i) {
       steps_.push_back(step_);
       steps_.back().layer_index = i;
+      steps_.back().outputs = {};  // results stay where they are
       const CudaPlace place{.stream = rank_.stream(), .memory = rank_.workspace()};
       operations_.push_back(std::make_unique<CudaOperations>(
           steps_.back(), plan_, block_.data(), shard_.layer(i), rank_, place, &results_));

@@ -387,14 +387,42 @@ void Convert(DType from, const void* src, DType to, void* dst, size_t n) {
   QuantizeRow(from, src, 1.0f, to, dst, n);
 }
 
-void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to) {
+namespace {
+
+// What one thread stores at a time: whole blocks of NVFP4.
+constexpr size_t kStoredAtOnce = size_t{16} << 10;
+
+// Elements [first, first + count) of an output of n.
+void StorePart(const OutputFormat& format, const float* values, size_t n, void* to, size_t first,
+               size_t count) {
+  auto* const bytes = static_cast<std::byte*>(to);
+  std::byte* const elements = bytes + BytesOf(format.dtype, static_cast<int64_t>(first));
   if (format.dtype == DType::kNvfp4) {
-    auto* bytes = static_cast<std::byte*>(to);
-    const size_t scales = Nvfp4ScalesOffset(static_cast<int64_t>(n));
-    return QuantizeNvfp4(values, format.scale, bytes, bytes + scales, n);
+    const size_t scales = Nvfp4ScalesOffset(static_cast<int64_t>(n)) + first / kNvfp4Block;
+    return QuantizeNvfp4(values + first, format.scale, elements, bytes + scales, count);
+  }
+  if (format.dtype == DType::kF32) {
+    std::memcpy(elements, values + first, count * sizeof(float));
+    return;
   }
   const float scale = IsUnscaled(format.dtype) ? 1.0f : format.scale;
-  QuantizeRow(DType::kF32, values, scale, format.dtype, to, n);
+  QuantizeRow(DType::kF32, values + first, scale, format.dtype, elements, count);
+}
+
+}  // namespace
+
+void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to) {
+  StorePart(format, values, n, to, 0, n);
+}
+
+void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to,
+                 ThreadPool& pool) {
+  const size_t parts = (n + kStoredAtOnce - 1) / kStoredAtOnce;
+  if (parts <= 1) return StorePart(format, values, n, to, 0, n);
+  pool.Run(static_cast<int>(parts), [&](int part) {
+    const size_t first = static_cast<size_t>(part) * kStoredAtOnce;
+    StorePart(format, values, n, to, first, std::min(kStoredAtOnce, n - first));
+  });
 }
 
 }  // namespace tributary::cpu

@@ -27,6 +27,9 @@ void Convert(DType from, const void* src, DType to, void* dst, size_t n);
 
 // Stores n elements of an output (NVFP4: whole blocks), OutputBytes(format.dtype, n) bytes.
 void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to);
+// The same, on the threads of a pool where it is worth that.
+void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to,
+                 ThreadPool& pool);
 
 // The instruction set in use, for logs and benchmarks: "AVX3_ZEN4", "AVX2", ...
 const char* InstructionSet();

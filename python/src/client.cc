@@ -250,6 +250,24 @@ class Client {
       return tributary_close_sequence(client.get(), cache.c_str(), sequence, e);
     });
   }
+  // (kind, sequence, parent, length) each; returns the sequences.
+  std::vector<uint64_t> UpdateSequences(
+      const std::string& cache,
+      const std::vector<std::tuple<int, uint64_t, uint64_t, int64_t>>& given, Timeout timeout) {
+    std::vector<tributary_update> updates;
+    updates.reserve(given.size());
+    for (const auto& [kind, sequence, parent, length] : given) {
+      updates.push_back({static_cast<tributary_update_kind>(kind), sequence, parent, length});
+    }
+    const Handle client = Open(timeout);
+    Wait([&](tributary_error** e) {
+      return tributary_update_sequences(client.get(), cache.c_str(), updates.data(),
+                                        static_cast<int32_t>(updates.size()), e);
+    });
+    std::vector<uint64_t> sequences;
+    for (const tributary_update& update : updates) sequences.push_back(update.sequence);
+    return sequences;
+  }
 
   void Append(const std::string& cache, int layer, const Entries& entries, const Input& k,
               const Input& v, Timeout timeout) {
@@ -340,6 +358,7 @@ void BindClient(nb::module_& m) {
       .def("fork_sequence", &Client::ForkSequence, nb::arg(), nb::arg(), nb::arg().none(), timeout)
       .def("truncate_sequence", &Client::TruncateSequence, nb::arg(), nb::arg(), nb::arg(), timeout)
       .def("close_sequence", &Client::CloseSequence, nb::arg(), nb::arg(), timeout)
+      .def("update_sequences", &Client::UpdateSequences, nb::arg(), nb::arg(), timeout)
       .def("append", &Client::Append, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            timeout)
       .def("attend", &Client::Attend, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),

@@ -85,6 +85,24 @@ class Calls(WithService):
         np.testing.assert_allclose(done.output.astype(np.float32), 1, atol=1e-2)
         np.testing.assert_allclose(done.lse, 8 + np.log([[1], [2]]) * np.ones((1, HEADS)), atol=1e-2)
 
+    def test_many_sequences_change_in_one_call(self):
+        cache = self.cache()
+        q = np.ones((3, HEADS, DIM), np.float32)
+        parent, other = cache.update([("open",), ("open",)])
+        cache.attend(0, [Entry(parent, 0, 3, 3)], q, q[:, :KV_HEADS], q[:, :KV_HEADS])
+        cache.attend(1, [Entry(parent, 0, 3, 3)], q, q[:, :KV_HEADS], q[:, :KV_HEADS])
+        whole, short, cut, closed = cache.update(
+            [("fork", parent), ("fork", parent, 1), ("truncate", parent, 2), ("close", other)]
+        )
+        self.assertEqual((cut, closed), (parent, other))
+        self.assertEqual([cache.truncate(s, 9) for s in (whole, short, parent)], [3, 1, 2])
+        with self.assertRaises(errors.NotFound) as caught:
+            cache.update([("truncate", whole, 0), ("close", other)])
+        self.assertTrue(caught.exception.field.startswith("updates[1]"))
+        self.assertEqual(cache.truncate(whole, 9), 3, "all of them or none")
+        with self.assertRaises(ValueError):
+            cache.update([("truncate", whole)])
+
     def test_bits_of_bfloat16(self):
         cache = self.cache()
         ones = (np.ones((1, HEADS, DIM), np.float32).view(np.uint32) >> 16).astype(np.uint16)

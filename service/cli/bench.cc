@@ -86,6 +86,10 @@ class Bench final : public Command {
     flags.Add("rows", &load_.rows,
               "A step brings this many new tokens, and query rows, per sequence: 1 decodes, more "
               "verify drafts.");
+    flags.Add(
+        "rollback_steps", &load_.rollback_steps,
+        "Sequences are rolled back to --context after this many steps: 1 measures each step over "
+        "the same context.");
     flags.Add("q_heads", &load_.q_heads, "The model has this many query heads.");
     flags.Add("kv_heads", &load_.kv_heads, "The model has this many key and value heads.");
     flags.Add("head_dim", &load_.head_dim,

@@ -27,8 +27,6 @@ using client::Client;
 
 // Tokens of one Append while filling: a message of a few MiB.
 constexpr int64_t kFillTokens = 256;
-// Steps after which sequences are rolled back.
-constexpr int64_t kWindowSteps = 64;
 // After an error: a service that refuses is not hammered.
 constexpr std::chrono::milliseconds kErrorPause{50};
 constexpr std::chrono::milliseconds kProgressInterval{100};
@@ -41,7 +39,7 @@ int32_t ValueDim(const LoadOptions& o) {
   return o.value_head_dim == 0 ? o.head_dim : o.value_head_dim;
 }
 
-int64_t WindowTokens(const LoadOptions& options) { return kWindowSteps * options.rows; }
+int64_t WindowTokens(const LoadOptions& options) { return options.rollback_steps * options.rows; }
 
 v1::CacheSpec SpecOf(const LoadOptions& options, int64_t capacity_tokens) {
   v1::CacheSpec spec;
@@ -86,9 +84,9 @@ class Loop {
     const LoadOptions& o = shared.options;
     const size_t rows = static_cast<size_t>(o.batch) * o.rows;
     const size_t kv_row = static_cast<size_t>(o.kv_heads) * std::max(o.head_dim, ValueDim(o));
-    q_ = RandomTensor(rows * o.q_heads * o.head_dim, o.dtype, seed);
-    kv_ = RandomTensor(std::max<size_t>(rows, kFillTokens) * kv_row, o.dtype, seed + 1);
-    output_.resize(BytesOf(o.dtype, static_cast<int64_t>(rows) * o.q_heads * ValueDim(o)));
+    q_.values = RandomTensor(rows * o.q_heads * o.head_dim, o.dtype, seed);
+    kv_.values = RandomTensor(std::max<size_t>(rows, kFillTokens) * kv_row, o.dtype, seed + 1);
+    output_.values.resize(BytesOf(o.dtype, static_cast<int64_t>(rows) * o.q_heads * ValueDim(o)));
   }
 
   void Run() {
@@ -105,8 +103,31 @@ class Loop {
   LoadResult& result() { return result_; }
 
  private:
+  // Where a tensor of all calls lies.
+  struct Place {
+    std::byte* data() { return shared == nullptr ? values.data() : shared->data(); }
+    std::vector<std::byte> values;  // moved away when they are shared
+    std::shared_ptr<client::SharedBuffer> shared;
+  };
+
+  // Tensors of calls lie where the service reads and writes them, as those of a host would.
+  absl::Status Share() {
+    for (Place* place : {&q_, &kv_, &output_}) {
+      auto buffer = client_.AllocateShared(place->values.size());
+      if (absl::IsFailedPrecondition(buffer.status())) return absl::OkStatus();  // several groups
+      if (!buffer.ok()) return buffer.status();
+      std::memcpy((*buffer)->data(), place->values.data(), place->values.size());
+      place->shared = *std::move(buffer);
+      place->values = {};
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Fill() {
     const LoadOptions& o = shared_.options;
+    if (o.shared_memory_bytes > 0 && !o.session) {
+      if (absl::Status status = Share(); !status.ok()) return status;
+    }
     for (int i = 0; i < o.batch; ++i) {
       const auto sequence = client_.OpenSequence(shared_.cache_id);
       if (!sequence.ok()) return sequence.status();
@@ -252,7 +273,7 @@ class Loop {
 
   Shared& shared_;
   Client& client_;
-  std::vector<std::byte> q_, kv_, output_;
+  Place q_, kv_, output_;
   std::vector<uint64_t> sequences_;
   std::unique_ptr<client::HostSession> session_;  // opened by the step that finds none
   int64_t position_ = 0;                          // tokens held by all layers
@@ -320,11 +341,18 @@ absl::Status CheckLoad(const LoadOptions& o) {
     if (value > 0) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be > 0, is ", value));
   };
-  const std::pair<const char*, int64_t> counts[] = {
-      {"connections", o.connections}, {"sequences", o.sequences},      {"batch", o.batch},
-      {"layers", o.layers},           {"context", o.context},          {"rows", o.rows},
-      {"q_heads", o.q_heads},         {"kv_heads", o.kv_heads},        {"head_dim", o.head_dim},
-      {"page_size", o.page_size},     {"duration", o.duration.count()}};
+  const std::pair<const char*, int64_t> counts[] = {{"connections", o.connections},
+                                                    {"sequences", o.sequences},
+                                                    {"batch", o.batch},
+                                                    {"layers", o.layers},
+                                                    {"context", o.context},
+                                                    {"rows", o.rows},
+                                                    {"q_heads", o.q_heads},
+                                                    {"kv_heads", o.kv_heads},
+                                                    {"head_dim", o.head_dim},
+                                                    {"page_size", o.page_size},
+                                                    {"duration", o.duration.count()},
+                                                    {"rollback_steps", o.rollback_steps}};
   for (const auto& [flag, value] : counts) {
     if (absl::Status status = positive(flag, value); !status.ok()) return status;
   }
@@ -351,7 +379,9 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options, const std::atomic
   // Whole virtual pages, of page_size tokens per rank, for each sequence.
   const int64_t page =
       static_cast<int64_t>(options.page_size) * std::max(1, topology->workers_size());
-  const int64_t most = options.context + WindowTokens(options);
+  // What a session's step cuts off is held until the step is over.
+  const int64_t cut_off = options.session ? 2 * int64_t{options.rows} : 0;
+  const int64_t most = options.context + WindowTokens(options) + cut_off;
   const int64_t capacity = options.sequences * ((most + page - 1) / page * page);
 
   absl::BitGen dice;

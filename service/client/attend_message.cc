@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -79,36 +80,49 @@ void Describe(int64_t rows, int32_t heads, int32_t head_dim, v1::DType dtype, v1
   if (head_dim > 0) tensor.add_shape(head_dim);
 }
 
-// Refers to tensors in memory of a GPU, or writes one after the other into a slot.
+// Refers to tensors in memory that the service has, or writes one after the other into a slot.
 class Placer {
  public:
+  using Buffer = HostBuffers::Buffer;
+
   Placer(const DeviceRegion* device, const RegionPool::Slot* slot) : device_(device), slot_(slot) {}
 
-  // Whether results need not travel in the reply.
-  bool has_room() const { return device_ != nullptr || slot_ != nullptr; }
-
-  void Input(const void* bytes, uint64_t size, v1::Tensor& tensor) {
-    if (device_ != nullptr) return ReferToDevice(bytes, tensor);
+  // `buffer`: that it lies in, or null.
+  void Input(const void* bytes, uint64_t size, const Buffer* buffer, v1::Tensor& tensor) {
+    if (ReferInPlace(bytes, buffer, tensor)) return;
     if (slot_ == nullptr) {
       tensor.set_inline_(bytes, size);
       return;
     }
     std::memcpy(slot_->data() + used_, bytes, size);
-    Refer(size, tensor);
+    ReferToSlot(size, tensor);
   }
-  void Output(const void* bytes, uint64_t size, v1::Tensor& tensor) {
-    if (device_ != nullptr) return ReferToDevice(bytes, tensor);
-    Refer(size, tensor);
+  // False: it has to travel in the reply.
+  bool Output(const void* bytes, uint64_t size, const Buffer* buffer, v1::Tensor& tensor) {
+    if (ReferInPlace(bytes, buffer, tensor)) return true;
+    if (slot_ == nullptr) return false;
+    ReferToSlot(size, tensor);
+    return true;
   }
 
  private:
-  void ReferToDevice(const void* bytes, v1::Tensor& tensor) {
-    tensor.mutable_shared_memory()->set_region(device_->name());
-    tensor.mutable_shared_memory()->set_offset(
-        static_cast<uint64_t>(static_cast<const std::byte*>(bytes) -
-                              static_cast<const std::byte*>(device_->memory().data)));
+  bool ReferInPlace(const void* bytes, const Buffer* buffer, v1::Tensor& tensor) {
+    if (device_ != nullptr) {
+      Refer(device_->name(), bytes, device_->memory().data, tensor);
+    } else if (buffer != nullptr) {
+      Refer(buffer->name(), bytes, buffer->data(), tensor);
+    } else {
+      return false;
+    }
+    return true;
   }
-  void Refer(uint64_t size, v1::Tensor& tensor) {
+  static void Refer(const std::string& region, const void* bytes, const void* begin,
+                    v1::Tensor& tensor) {
+    tensor.mutable_shared_memory()->set_region(region);
+    tensor.mutable_shared_memory()->set_offset(static_cast<uint64_t>(
+        static_cast<const std::byte*>(bytes) - static_cast<const std::byte*>(begin)));
+  }
+  void ReferToSlot(uint64_t size, v1::Tensor& tensor) {
     tensor.mutable_shared_memory()->set_region(slot_->region());
     tensor.mutable_shared_memory()->set_offset(slot_->offset() + used_);
     used_ += Aligned(size);
@@ -305,46 +319,77 @@ v1::AppendRequest DescribeCall(const AppendCall& call) {
   return request;
 }
 
-uint64_t SharedBytes(const AttendCall& call) {
+void InPlace::Forget() const {
+  for (const HostBuffers::BufferPtr& buffer : {q, k, v, output, lse}) {
+    if (buffer != nullptr) buffer->Forget();
+  }
+}
+
+InPlace FindInPlace(const AttendCall& call, const HostBuffers& buffers) {
   const Sizes sizes = SizesOf(call);
-  return Aligned(sizes.q) + Aligned(sizes.k) + Aligned(sizes.v) + Aligned(sizes.output) +
-         Aligned(sizes.lse);
+  const auto find = [&](const void* data, uint64_t size) {
+    return size == 0 ? nullptr : buffers.Find(data, size);
+  };
+  return {.q = find(call.q, sizes.q),
+          .k = find(call.k, sizes.k),
+          .v = find(call.v, sizes.v),
+          .output = find(call.output, sizes.output),
+          .lse = find(call.lse, sizes.lse)};
 }
 
-uint64_t SharedBytes(const AppendCall& call) {
+InPlace FindInPlace(const AppendCall& call, const HostBuffers& buffers) {
   const KvSizes sizes = SizesOf(call);
-  return Aligned(sizes.k) + Aligned(sizes.v);
+  return {.k = buffers.Find(call.k, sizes.k), .v = buffers.Find(call.v, sizes.v)};
 }
 
-void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot,
+uint64_t SharedBytes(const AttendCall& call, const InPlace& in_place) {
+  const Sizes sizes = SizesOf(call);
+  const auto bytes = [](const HostBuffers::BufferPtr& buffer, uint64_t size) {
+    return buffer == nullptr ? Aligned(size) : 0;
+  };
+  return bytes(in_place.q, sizes.q) + bytes(in_place.k, sizes.k) + bytes(in_place.v, sizes.v) +
+         bytes(in_place.output, sizes.output) + bytes(in_place.lse, sizes.lse);
+}
+
+uint64_t SharedBytes(const AppendCall& call, const InPlace& in_place) {
+  const KvSizes sizes = SizesOf(call);
+  return (in_place.k == nullptr ? Aligned(sizes.k) : 0) +
+         (in_place.v == nullptr ? Aligned(sizes.v) : 0);
+}
+
+void PlaceTensors(const AttendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,
                   v1::AttendRequest& request) {
   const Sizes sizes = SizesOf(call);
   Placer placer(call.device.get(), slot);
-  placer.Input(call.q, sizes.q, *request.mutable_q());
+  placer.Input(call.q, sizes.q, in_place.q.get(), *request.mutable_q());
   if (sizes.k > 0) {
-    placer.Input(call.k, sizes.k, *request.mutable_k());
-    placer.Input(call.v, sizes.v, *request.mutable_v());
+    placer.Input(call.k, sizes.k, in_place.k.get(), *request.mutable_k());
+    placer.Input(call.v, sizes.v, in_place.v.get(), *request.mutable_v());
   }
   request.clear_output();
   request.clear_lse();
-  if (!placer.has_room()) {
+  v1::Tensor output;
+  Describe(Rows(call), call.q_heads, ValueDim(call), OutputDType(call), output);
+  if (placer.Output(call.output, sizes.output, in_place.output.get(), output)) {
+    *request.mutable_output() = std::move(output);
+  } else if (OutputDType(call) != call.dtype) {
     // Inline results, the output in q's type, are what the service gives unasked.
-    if (OutputDType(call) != call.dtype) request.mutable_output()->set_dtype(OutputDType(call));
-    return;
+    request.mutable_output()->set_dtype(OutputDType(call));
   }
-  Describe(Rows(call), call.q_heads, ValueDim(call), OutputDType(call), *request.mutable_output());
-  placer.Output(call.output, sizes.output, *request.mutable_output());
   if (call.lse == nullptr) return;
-  Describe(Rows(call), call.q_heads, 0, v1::DTYPE_F32, *request.mutable_lse());
-  placer.Output(call.lse, sizes.lse, *request.mutable_lse());
+  v1::Tensor lse;
+  Describe(Rows(call), call.q_heads, 0, v1::DTYPE_F32, lse);
+  if (placer.Output(call.lse, sizes.lse, in_place.lse.get(), lse)) {
+    *request.mutable_lse() = std::move(lse);
+  }
 }
 
-void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot,
+void PlaceTensors(const AppendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,
                   v1::AppendRequest& request) {
   const KvSizes sizes = SizesOf(call);
   Placer placer(call.device.get(), slot);
-  placer.Input(call.k, sizes.k, *request.mutable_k());
-  placer.Input(call.v, sizes.v, *request.mutable_v());
+  placer.Input(call.k, sizes.k, in_place.k.get(), *request.mutable_k());
+  placer.Input(call.v, sizes.v, in_place.v.get(), *request.mutable_v());
 }
 
 absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request, uint64_t limit) {
@@ -362,21 +407,28 @@ absl::Status CheckSize(const v1::AppendRequest& request, uint64_t limit) {
   return bytes > limit ? TooLarge("a request", bytes, limit) : absl::OkStatus();
 }
 
-absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
-                         const v1::AttendReply& reply) {
+absl::Status TakeResults(const AttendCall& call, const InPlace& in_place,
+                         const RegionPool::Slot* slot, const v1::AttendReply& reply) {
   if (call.device != nullptr) return absl::OkStatus();  // they lie there
   const Sizes sizes = SizesOf(call);
   if (slot != nullptr) {
-    const uint64_t output = Aligned(sizes.q) + Aligned(sizes.k) + Aligned(sizes.v);
-    std::memcpy(call.output, slot->data() + output, sizes.output);
-    if (call.lse != nullptr) {
-      std::memcpy(call.lse, slot->data() + output + Aligned(sizes.output), sizes.lse);
-    }
+    // As PlaceTensors has laid out what does not lie in place.
+    const auto used = [](const HostBuffers::BufferPtr& buffer, uint64_t size) {
+      return buffer == nullptr ? Aligned(size) : 0;
+    };
+    const std::byte* from = slot->data() + used(in_place.q, sizes.q) + used(in_place.k, sizes.k) +
+                            used(in_place.v, sizes.v);
+    if (in_place.output == nullptr) std::memcpy(call.output, from, sizes.output);
+    from += used(in_place.output, sizes.output);
+    if (call.lse != nullptr && in_place.lse == nullptr) std::memcpy(call.lse, from, sizes.lse);
     return absl::OkStatus();
   }
-  absl::Status status =
-      TakeTensor("output", reply.output(), OutputDType(call), sizes.output, call.output);
-  if (!status.ok() || call.lse == nullptr) return status;
+  if (in_place.output == nullptr) {
+    absl::Status status =
+        TakeTensor("output", reply.output(), OutputDType(call), sizes.output, call.output);
+    if (!status.ok()) return status;
+  }
+  if (call.lse == nullptr || in_place.lse != nullptr) return absl::OkStatus();
   return TakeTensor("lse", reply.lse(), v1::DTYPE_F32, sizes.lse, call.lse);
 }
 

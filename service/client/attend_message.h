@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "service/client/client.h"
+#include "service/client/host_buffers.h"
 #include "service/client/region_pool.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -29,21 +30,33 @@ v1::DType OutputDType(const AttendCall& call);
 v1::AttendRequest DescribeCall(const AttendCall& call);
 v1::AppendRequest DescribeCall(const AppendCall& call);
 
-// Bytes of a call's tensors in shared memory, results included, each aligned.
-uint64_t SharedBytes(const AttendCall& call);
-uint64_t SharedBytes(const AppendCall& call);
+// The tensors of a call that lie in memory which the service reads and writes; null: it does not.
+struct InPlace {
+  HostBuffers::BufferPtr q, k, v, output, lse;
 
-// Refers to what lies in memory of a GPU; otherwise copies the inputs into the slot and refers to
-// them; with a null slot, into the message.
-void PlaceTensors(const AttendCall& call, const RegionPool::Slot* slot, v1::AttendRequest& request);
-void PlaceTensors(const AppendCall& call, const RegionPool::Slot* slot, v1::AppendRequest& request);
+  // The service does not know one of the buffers. All are as good as forgotten.
+  void Forget() const;
+};
+InPlace FindInPlace(const AttendCall& call, const HostBuffers& buffers);
+InPlace FindInPlace(const AppendCall& call, const HostBuffers& buffers);
+
+// Bytes of a call's other tensors in shared memory, results included, each aligned.
+uint64_t SharedBytes(const AttendCall& call, const InPlace& in_place = {});
+uint64_t SharedBytes(const AppendCall& call, const InPlace& in_place = {});
+
+// Refers to what lies in memory of a GPU or in place; otherwise copies the inputs into the slot and
+// refers to them; with a null slot, into the message.
+void PlaceTensors(const AttendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,
+                  v1::AttendRequest& request);
+void PlaceTensors(const AppendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,
+                  v1::AppendRequest& request);
 
 // RESOURCE_EXHAUSTED when the request, or the reply it asks for, is larger than a message may be.
 absl::Status CheckSize(const AttendCall& call, const v1::AttendRequest& request, uint64_t limit);
 absl::Status CheckSize(const v1::AppendRequest& request, uint64_t limit);
 
 // Copies the results to where the caller wants them. INTERNAL when the reply is not what was asked.
-absl::Status TakeResults(const AttendCall& call, const RegionPool::Slot* slot,
-                         const v1::AttendReply& reply);
+absl::Status TakeResults(const AttendCall& call, const InPlace& in_place,
+                         const RegionPool::Slot* slot, const v1::AttendReply& reply);
 
 }  // namespace tributary::client

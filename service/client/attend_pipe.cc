@@ -115,10 +115,12 @@ class AttendPipe::Stream final
 };
 
 AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
-                       DeviceRegions* devices, AttendPipeOptions options)
+                       DeviceRegions* devices, const HostBuffers* buffers,
+                       AttendPipeOptions options)
     : stub_(stub),
       regions_(regions),
       devices_(devices),
+      buffers_(buffers),
       options_(options),
       queue_(options.max_attempts,
              [dice = std::make_shared<absl::BitGen>()] { return absl::Uniform(*dice, 0.0, 1.0); }),
@@ -172,13 +174,15 @@ absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
     if (!registration.has_value()) return Placing::kLater;
     call.registration = *registration;
   } else {
-    call.slot = regions_->Acquire(SharedBytes(call.call), &coming);
+    call.in_place = FindInPlace(call.call, *buffers_);
+    const uint64_t copied = SharedBytes(call.call, call.in_place);
+    if (copied > 0) call.slot = regions_->Acquire(copied, &coming);
   }
   const bool shared = call.slot.has_value();
-  PlaceTensors(call.call, shared ? &*call.slot : nullptr, call.request);
+  PlaceTensors(call.call, call.in_place, shared ? &*call.slot : nullptr, call.request);
   absl::Status status = CheckSize(call.call, call.request, options_.max_message_bytes);
   if (status.ok()) return Placing::kDone;
-  const bool region_is_enough = SharedBytes(call.call) <= regions_->region_bytes();
+  const bool region_is_enough = SharedBytes(call.call, call.in_place) <= regions_->region_bytes();
   if (coming && region_is_enough) return Placing::kLater;
   return status;
 }
@@ -316,13 +320,14 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
   }
   if (!status.ok()) {
     const bool region_lost = IsForgottenRegion(status);
+    if (region_lost) call->in_place.Forget();
     if (queue_.Repeat(call, status, Clock::now())) {
       if (region_lost && call->slot.has_value()) {
         regions_->Retire(*call->slot);
         unused = std::exchange(call->slot, std::nullopt);
         call->placed = false;
-      } else if (region_lost && call->call.device != nullptr) {
-        call->forgotten = true;
+      } else if (region_lost) {
+        call->forgotten = call->call.device != nullptr;
         call->placed = false;
       }
       Wake();
@@ -333,7 +338,8 @@ void AttendPipe::OnReply(const v1::AttendReply& reply) {
   WriteNext();
   lock.Unlock();
   if (status.ok()) {
-    status = TakeResults(call->call, call->slot.has_value() ? &*call->slot : nullptr, reply);
+    status = TakeResults(call->call, call->in_place,
+                         call->slot.has_value() ? &*call->slot : nullptr, reply);
   }
   Finish({std::move(call), std::move(status)});
 }

@@ -20,6 +20,7 @@
 #include "service/client/attend_queue.h"
 #include "service/client/client.h"
 #include "service/client/device_regions.h"
+#include "service/client/host_buffers.h"
 #include "service/client/region_pool.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -34,7 +35,7 @@ class AttendPipe {
  public:
   // All outlive the pipe.
   AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions, DeviceRegions* devices,
-             AttendPipeOptions options);
+             const HostBuffers* buffers, AttendPipeOptions options);
   // Calls in flight end with CANCELLED. Not from within a callback.
   ~AttendPipe();
   AttendPipe(const AttendPipe&) = delete;
@@ -81,6 +82,7 @@ class AttendPipe {
   v1::AttentionService::Stub* const stub_;
   RegionPool* const regions_;
   DeviceRegions* const devices_;
+  const HostBuffers* const buffers_;
   const AttendPipeOptions options_;
 
   Mutex mutex_;

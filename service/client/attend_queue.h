@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "service/client/attend_message.h"
 #include "service/client/client.h"
 #include "service/client/region_pool.h"
 #include "tributary/v1/attention.pb.h"
@@ -37,6 +38,7 @@ struct PendingCall {
   // The message; `placed` when its tensors are in it or in the slot.
   v1::AttendRequest request;
   std::optional<RegionPool::Slot> slot;
+  InPlace in_place;
   bool placed = false;
   int registration = 0;    // of call.device, when it was placed
   bool forgotten = false;  // the service said so of that registration

@@ -21,6 +21,7 @@
 #include "service/client/groups/groups_client.h"
 #include "service/client/groups/one_group.h"
 #include "service/client/groups/targets.h"
+#include "service/client/host_buffers.h"
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "tributary/v1/attention.grpc.pb.h"
@@ -46,7 +47,8 @@ struct Connection {
         stub(v1::AttentionService::NewStub(channel)),
         regions(stub.get(), options.shared_memory_bytes),
         devices(stub.get()),
-        pipe(stub.get(), &regions, &devices,
+        buffers(stub.get()),
+        pipe(stub.get(), &regions, &devices, &buffers,
              {.max_attempts = options.max_attempts,
               .max_message_bytes = options.max_message_bytes}) {}
 
@@ -55,6 +57,7 @@ struct Connection {
   const std::unique_ptr<Stub> stub;
   RegionPool regions;
   DeviceRegions devices;
+  HostBuffers buffers;
   AttendPipe pipe;  // last: its calls end before what they use
 };
 
@@ -144,6 +147,28 @@ class GrpcClient final : public Client {
     absl::Status status =
         Call<v1::CloseSequenceReply>(&Stub::CloseSequence, request, &failures).status();
     return GoneByNow(std::move(status), failures);
+  }
+
+  absl::StatusOr<std::vector<uint64_t>> UpdateSequences(
+      const std::string& cache_id, const std::vector<SequenceUpdate>& updates) override {
+    v1::UpdateSequencesRequest request;
+    request.set_cache_id(cache_id);
+    std::vector<uint64_t> ids;
+    for (const SequenceUpdate& update : updates) {
+      const bool makes =
+          update.kind == SequenceUpdate::Kind::kOpen || update.kind == SequenceUpdate::Kind::kFork;
+      ids.push_back(makes && update.sequence_id == 0 ? connection_->new_id() : update.sequence_id);
+      *request.add_updates() = MessageOf(update, ids.back());
+    }
+    int failures = 0;
+    const auto reply = Call<v1::UpdateSequencesReply>(&Stub::UpdateSequences, request, &failures);
+    if (reply.ok() || (failures > 0 && WasMadeBefore(reply.status(), updates))) return ids;
+    return reply.status();
+  }
+
+  absl::StatusOr<std::shared_ptr<SharedBuffer>> AllocateShared(uint64_t bytes) override {
+    return connection_->buffers.Allocate(bytes,
+                                         std::chrono::system_clock::now() + options_.timeout);
   }
 
   absl::Status Append(const AppendCall& call) override {
@@ -242,11 +267,13 @@ class GrpcClient final : public Client {
     const int registration =
         on_device ? connection_->devices.AwaitRegistration(*call.device, until) : 0;
     bool coming = false;
+    const InPlace in_place = on_device ? InPlace() : FindInPlace(call, connection_->buffers);
+    const uint64_t bytes = SharedBytes(call, in_place);
     const auto slot =
-        on_device ? std::nullopt : connection_->regions.Acquire(SharedBytes(call), &coming);
-    PlaceTensors(call, slot.has_value() ? &*slot : nullptr, request);
+        on_device || bytes == 0 ? std::nullopt : connection_->regions.Acquire(bytes, &coming);
+    PlaceTensors(call, in_place, slot.has_value() ? &*slot : nullptr, request);
     if (absl::Status s = CheckSize(request, options_.max_message_bytes); !s.ok()) {
-      if (!coming || SharedBytes(call) > connection_->regions.region_bytes()) return s;
+      if (!coming || bytes > connection_->regions.region_bytes()) return s;
       return absl::UnavailableError("the shared memory that the call needs is not registered yet");
     }
     grpc::ClientContext context;
@@ -255,9 +282,43 @@ class GrpcClient final : public Client {
     absl::Status status = FromGrpcStatus(connection_->stub->Append(&context, request, &reply));
     const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);
     if (slot.has_value() && region_unusable) connection_->regions.Retire(*slot);
-    if (on_device && IsForgottenRegion(status))
+    if (IsForgottenRegion(status)) in_place.Forget();
+    if (on_device && IsForgottenRegion(status)) {
       connection_->devices.Renew(*call.device, registration);
+    }
     return status;
+  }
+
+  static v1::SequenceUpdate MessageOf(const SequenceUpdate& update, uint64_t id) {
+    v1::SequenceUpdate message;
+    switch (update.kind) {
+      case SequenceUpdate::Kind::kOpen:
+        message.set_open(id);
+        break;
+      case SequenceUpdate::Kind::kFork:
+        message.mutable_fork()->set_parent_id(update.parent_id);
+        message.mutable_fork()->set_sequence_id(id);
+        if (update.length.has_value()) message.mutable_fork()->set_length(*update.length);
+        break;
+      case SequenceUpdate::Kind::kTruncate:
+        message.mutable_truncate()->set_sequence_id(id);
+        message.mutable_truncate()->set_length(update.length.value_or(0));
+        break;
+      case SequenceUpdate::Kind::kClose:
+        message.set_close(id);
+        break;
+    }
+    return message;
+  }
+
+  // Whether an attempt whose answer was lost has made the updates, all of which are made or none: a
+  // fork exists whose id is ours alone.
+  static bool WasMadeBefore(const absl::Status& status,
+                            const std::vector<SequenceUpdate>& updates) {
+    return absl::IsAlreadyExists(status) &&
+           std::any_of(updates.begin(), updates.end(), [](const SequenceUpdate& update) {
+             return update.kind == SequenceUpdate::Kind::kFork && update.sequence_id == 0;
+           });
   }
 
   // What was to be removed is gone, maybe by an attempt whose answer was lost.

@@ -76,6 +76,15 @@ class DeviceRegion {
   virtual const DeviceMemory& memory() const = 0;
 };
 
+// Host memory that the service reads and writes where it lies: Client::AllocateShared. It ends with
+// the last copy of the pointer; what calls in flight have in it must stay until they are answered.
+class SharedBuffer {
+ public:
+  virtual ~SharedBuffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual uint64_t bytes() const = 0;
+};
+
 struct AttendEntry {
   uint64_t sequence_id = 0;
   int64_t first_position = 0;
@@ -83,7 +92,10 @@ struct AttendEntry {
   int32_t new_tokens = 0;  // 0 or query_rows
 };
 
-// One call of one layer. Inputs are borrowed until the call is done.
+// One call of one layer. Inputs are borrowed until the call is done. Tensors that lie in a
+// SharedBuffer of the client, each at a multiple of 64 bytes for example, are read and written
+// there; they are the service's until a call with these results has been answered: after a deadline
+// or a cancellation too. All others are copied.
 struct AttendCall {
   std::string cache_id;
   int32_t layer = 0;
@@ -112,6 +124,17 @@ struct AttendCall {
 // Bytes of a call's output, of so many elements: rows * q_heads * value_head_dim. 0 for a type that
 // no output has.
 uint64_t OutputBytes(v1::DType dtype, uint64_t elements);
+
+// One of many changes of Client::UpdateSequences, as the call of its name makes it.
+struct SequenceUpdate {
+  enum class Kind : uint8_t { kOpen, kFork, kTruncate, kClose };
+  Kind kind = Kind::kOpen;
+  // The sequence that is opened, made, truncated or closed. 0, where one is opened or made: the
+  // client chooses.
+  uint64_t sequence_id = 0;
+  uint64_t parent_id = 0;         // of a fork
+  std::optional<int64_t> length;  // of a truncation; of a fork, where it is not the parent's
+};
 
 struct AppendCall {
   std::string cache_id;
@@ -162,6 +185,17 @@ class Client {
   // Many in flight over one stream, begun in the order of calls. `done` runs once, on a thread of
   // the client; the buffers of `call` must live until then.
   virtual void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
+
+  // Memory in which calls' tensors need not be copied: the service maps it, and its GPU workers,
+  // where they are threads of the service, copy from and to it by themselves. Only where both run
+  // on one machine, as one user. A service that was started anew knows nothing of it: what lies in
+  // it is then copied, like everything else.
+  virtual absl::StatusOr<std::shared_ptr<SharedBuffer>> AllocateShared(uint64_t bytes) = 0;
+
+  // Opens, forks, truncates and closes many sequences in one call, in order, all of them or none.
+  // Returns the sequence of each update. An error names the update, "updates[i].*".
+  virtual absl::StatusOr<std::vector<uint64_t>> UpdateSequences(
+      const std::string& cache_id, const std::vector<SequenceUpdate>& updates) = 0;
 
   // Lets calls name memory of a GPU of this machine instead of carrying tensors.
   // FAILED_PRECONDITION where the service has no GPU workers of its own that reach it. When this

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/mailbox/pieces.h"
 #include "base/rpc/unix_address.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
@@ -71,10 +74,14 @@ class ClientHostSession final : public HostSession {
                                   .count = accepted.first_count()},
                         .layers_left = step.layers,
                         .append_only = step.append_only};
+    std::vector<mailbox::EntryRows> rows;
     for (const SessionEntry& entry : step.entries) {
       submitted.rows += entry.query_rows;
       submitted.tokens += entry.new_tokens;
+      rows.push_back({entry.query_rows, entry.new_tokens});
     }
+    submitted.pieces = mailbox::CutIntoPieces(rows, options_.max_rows, options_.max_new_tokens,
+                                              step.mode == v1::ATTEND_MODE_DFLASH);
     submitted_.push_back(submitted);
     running_.push_back(last_step_);
     return last_step_;
@@ -82,18 +89,14 @@ class ClientHostSession final : public HostSession {
 
   absl::Status Attend(const SessionLayer& layer) override {
     TRIBUTARY_RETURN_IF_ERROR(CheckNext(layer, /*append_only=*/false));
-    const LayerPlace place = Advance();
-    const auto until = Clock::now() + options_.wait_timeout;
-    absl::Status done = path_->HandOver(place, layer, until);
-    if (done.ok()) done = path_->TakeBack(place, layer, until);
+    const absl::Status done = RunLayer(layer);
     return done.ok() ? done : GiveUp(done);
   }
 
   absl::Status Append(const HeadRows& k, const HeadRows& v) override {
     const SessionLayer layer{.k = k, .v = v};
     TRIBUTARY_RETURN_IF_ERROR(CheckNext(layer, /*append_only=*/true));
-    const absl::Status done =
-        path_->HandOver(Advance(), layer, Clock::now() + options_.wait_timeout);
+    const absl::Status done = RunLayer(layer);
     return done.ok() ? done : GiveUp(done);
   }
 
@@ -109,6 +112,7 @@ class ClientHostSession final : public HostSession {
     int32_t layers_left = 0;
     int32_t rows = 0;
     int32_t tokens = 0;
+    std::vector<mailbox::Piece> pieces;  // that each layer goes in
     bool append_only = false;
   };
 
@@ -180,14 +184,54 @@ class ClientHostSession final : public HostSession {
     return CheckRows("output", layer.output, step.rows, q_heads, shape.value_head_dim());
   }
 
-  // The next layer, which is handed over now.
-  LayerPlace Advance() {
+  // The next layer, piece by piece: one is filled while the one before it is computed, where there
+  // are slots for both.
+  absl::Status RunLayer(const SessionLayer& layer) {
     Submitted& step = submitted_.front();
-    const LayerPlace place = step.place;
+    const std::vector<mailbox::Piece> pieces = step.pieces;
+    LayerPlace place = step.place;
     ++step.place.layer;
-    ++step.place.count;
+    step.place.count += static_cast<uint32_t>(pieces.size());
+    const bool ahead = opened().terms().slots() > 1;
+    const bool has_results = !step.append_only;
     if (--step.layers_left == 0) submitted_.pop_front();
-    return place;
+
+    std::optional<std::pair<LayerPlace, SessionLayer>> last;  // its results are not taken yet
+    const auto take_back = [&] {
+      if (!last.has_value() || !has_results) return absl::OkStatus();
+      const absl::Status taken =
+          path_->TakeBack(last->first, last->second, Clock::now() + options_.wait_timeout);
+      last.reset();
+      return taken;
+    };
+    for (const mailbox::Piece& piece : pieces) {
+      const SessionLayer part = PartOf(layer, piece);
+      if (!ahead) TRIBUTARY_RETURN_IF_ERROR(take_back());
+      TRIBUTARY_RETURN_IF_ERROR(path_->HandOver(place, part, Clock::now() + options_.wait_timeout));
+      TRIBUTARY_RETURN_IF_ERROR(take_back());
+      last.emplace(place, part);
+      ++place.piece;
+      ++place.count;
+    }
+    return take_back();
+  }
+
+  SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece) const {
+    const int32_t bytes = BytesOf(options_.dtype);
+    const auto cut = [bytes](HeadRows rows, int32_t first, int32_t count) {
+      if (rows.data == nullptr) return rows;
+      rows.data = static_cast<std::byte*>(rows.data) + first * RowStride(rows) * bytes;
+      rows.rows = count;
+      return rows;
+    };
+    SessionLayer part{.q = cut(layer.q, piece.first_row, piece.rows),
+                      .k = cut(layer.k, piece.first_token, piece.tokens),
+                      .v = cut(layer.v, piece.first_token, piece.tokens),
+                      .output = cut(layer.output, piece.first_row, piece.rows)};
+    if (layer.lse != nullptr) {
+      part.lse = layer.lse + static_cast<size_t>(piece.first_row) * layer.q.heads;
+    }
+    return part;
   }
 
   // Why the session is over, which it is after the first layer that failed.

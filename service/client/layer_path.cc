@@ -123,6 +123,7 @@ class MessagePath final : public LayerPath {
     v1::LayerInput input;
     input.set_step_id(place.step_id);
     input.set_layer(place.layer);
+    input.set_piece(place.piece);
     Fill(layer.q, input.mutable_q());
     Fill(layer.k, input.mutable_k());
     Fill(layer.v, input.mutable_v());
@@ -132,7 +133,7 @@ class MessagePath final : public LayerPath {
   absl::Status TakeBack(const LayerPlace& place, const SessionLayer& layer,
                         Deadline until) override {
     TRIBUTARY_ASSIGN_OR_RETURN(const v1::LayerOutput output,
-                               stream_.AwaitLayer(place.step_id, place.layer, until));
+                               stream_.AwaitLayer(place.step_id, place.layer, place.piece, until));
     if (output.output().size() < DenseBytes(layer.output, element_bytes_) ||
         output.lse().size() < LseBytes(layer)) {
       return absl::InternalError("the service sent a result of another size");

@@ -14,10 +14,11 @@
 
 namespace tributary::client {
 
-// Which layer it is.
+// Which layer it is, or which piece of one.
 struct LayerPlace {
   uint64_t step_id = 0;
   int32_t layer = 0;   // of the cache
+  int32_t piece = 0;   // of the layer
   uint32_t count = 0;  // the session's number of it
 };
 
@@ -31,7 +32,8 @@ class LayerPath {
   // stream says why.
   virtual absl::Status HandOver(const LayerPlace& place, const SessionLayer& layer,
                                 Deadline until) = 0;
-  // Waits for the results of the layer that was handed over last, and copies them.
+  // Waits for the results of a layer that was handed over, and copies them. Results are taken in
+  // order, and the slot of a layer is not filled anew before.
   virtual absl::Status TakeBack(const LayerPlace& place, const SessionLayer& layer,
                                 Deadline until) = 0;
   // Ends every wait. On any thread.

@@ -133,13 +133,16 @@ absl::Status SessionStream::SendLayer(v1::LayerInput layer) {
 }
 
 absl::StatusOr<v1::LayerOutput> SessionStream::AwaitLayer(
-    uint64_t step_id, int32_t layer, std::chrono::steady_clock::time_point deadline) {
+    uint64_t step_id, int32_t layer, int32_t piece,
+    std::chrono::steady_clock::time_point deadline) {
   const MutexLock lock(mutex_);
   while (true) {
     while (!layers_.empty()) {
       v1::LayerOutput output = std::move(layers_.front());
       layers_.pop_front();
-      if (output.step_id() == step_id && output.layer() == layer) return output;
+      if (output.step_id() == step_id && output.layer() == layer && output.piece() == piece) {
+        return output;
+      }
     }
     if (!why_.ok()) return why_;
     if (!changed_.WaitUntil(mutex_, deadline)) return Late("finish a layer");

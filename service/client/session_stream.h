@@ -43,8 +43,9 @@ class SessionStream {
   absl::Status Await(uint64_t step_id, std::chrono::steady_clock::time_point deadline);
   // Hands over a layer, where the session's memory is MESSAGES.
   absl::Status SendLayer(v1::LayerInput layer);
-  // The results of that layer. Those of earlier ones, if nobody asked for them, are dropped.
-  absl::StatusOr<v1::LayerOutput> AwaitLayer(uint64_t step_id, int32_t layer,
+  // The results of that piece of the layer. Those of earlier ones, if nobody asked for them, are
+  // dropped.
+  absl::StatusOr<v1::LayerOutput> AwaitLayer(uint64_t step_id, int32_t layer, int32_t piece,
                                              std::chrono::steady_clock::time_point deadline);
   // Why the session is over; OK while it is not.
   absl::Status status() const;

@@ -10,8 +10,8 @@ CriticalSection::~CriticalSection() {
   lock_.end_.BeforeRelease();
   const DeferredCalls deferred = std::exchange(lock_.deferred_, {});
   lock_.mutex_.Unlock();
-  lock_.end_.AfterRelease();
   deferred.Run();
+  lock_.end_.AfterRelease();
   if (deferred.answers() > 0) lock_.CountAnswered(deferred.answers());
 }
 

@@ -22,7 +22,8 @@ class EndOfSection {
   virtual ~EndOfSection() = default;
   // With the lock held: begins what can begin now.
   virtual void BeforeRelease() TRIBUTARY_LOCKED = 0;
-  // Without the lock, before the deferred calls: hands commands to the workers.
+  // Without the lock, after the deferred calls: hands commands to the workers. Who waits for an
+  // answer has it before the next step is built.
   virtual void AfterRelease() = 0;
 };
 
@@ -66,7 +67,7 @@ class CoordinatorLock {
 };
 
 // Holds the lock in order to decide something. When it ends: EndOfSection::BeforeRelease, the lock
-// is released, EndOfSection::AfterRelease, deferred calls.
+// is released, deferred calls, EndOfSection::AfterRelease.
 class TRIBUTARY_THREAD_ANNOTATION(scoped_lockable) CriticalSection {
  public:
   explicit CriticalSection(CoordinatorLock& lock)

@@ -44,7 +44,9 @@ RegisteredRegions::RegisteredRegions(const CoordinatorOptions& options,
       lock_(lock),
       serving_(serving),
       commands_(commands),
-      registry_(options.shared_memory_prefixes) {}
+      registry_(
+          options.shared_memory_prefixes, [] { return worker::AvailableHostMemory(); },
+          [&group](std::byte* data, size_t bytes) { return group.PinMemory(data, bytes); }) {}
 
 // -------------------------------------------------------------------------------------- the API
 

@@ -63,7 +63,10 @@ struct SessionStep {
   // Once it has been accepted:
   AcceptedRange accepted;
   uint32_t first_count = 0;
-  uint32_t end() const { return first_count + static_cast<uint32_t>(request.range.count); }
+  uint32_t pieces() const { return static_cast<uint32_t>(request.pieces.size()); }
+  uint32_t end() const {
+    return first_count + static_cast<uint32_t>(request.range.count) * pieces();
+  }
   std::vector<int32_t> conflicts;  // entries whose repeated tokens differ
 };
 using SessionStepPtr = std::shared_ptr<SessionStep>;

@@ -228,8 +228,9 @@ void Sessions::OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunn
 void Sessions::OpenHostMailbox(const SessionPtr& session,
                                const std::shared_ptr<SessionListener>& listener) {
   const absl::StatusOr<std::string> socket = mailboxes_.socket();
-  absl::StatusOr<std::shared_ptr<HostMailbox>> mailbox =
-      HostMailbox::Create(session->terms.command.layout);
+  absl::StatusOr<std::shared_ptr<HostMailbox>> mailbox = HostMailbox::Create(
+      session->terms.command.layout,
+      [this](std::byte* data, size_t bytes) { return group_.PinMemory(data, bytes); });
   const absl::StatusOr<std::string> token =
       mailbox.ok() ? mailboxes_.Offer(*mailbox, CoordinatorLock::Clock::now()) : mailbox.status();
   const CriticalSection section(lock_);
@@ -373,10 +374,9 @@ void Sessions::Send(const SessionPtr& session, const SessionStepPtr& step) {
         std::make_shared<const AcceptedStep>(AcceptedStep{.step_id = request.step_id,
                                                           .kind = request.kind,
                                                           .range = request.range,
-                                                          .query_rows = request.query_rows,
-                                                          .new_tokens = request.new_tokens,
                                                           .first_count = step->first_count,
                                                           .entries = step->accepted.entries,
+                                                          .pieces = request.pieces,
                                                           .pages = step->accepted.pages}));
   }
   commands_.Send(
@@ -497,7 +497,8 @@ void Sessions::FinishEnd(const SessionPtr& session) {
     session->in_flight.pop_front();
     const uint32_t begun = session->carried_out - step->first_count;
     const uint32_t done = mailbox::Reached(session->carried_out, step->first_count) ? begun : 0;
-    TellEnded(session, *step, session->why.ok() ? absl::CancelledError() : session->why, done);
+    TellEnded(session, *step, session->why.ok() ? absl::CancelledError() : session->why,
+              done / step->pieces());
     LeaveOrder(step.get());
   }
   if (!session->why.ok()) {

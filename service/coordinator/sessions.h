@@ -85,7 +85,9 @@ class Sessions {
                        const std::shared_ptr<SessionListener>& listener) TRIBUTARY_UNLOCKED;
   // What a runner tells of the session. The session outlives its runner.
   RunnerEvents EventsOf(Session* session, const std::shared_ptr<SessionListener>& listener);
-  SequencedContext RunnerContext() { return {lock_, serving_, commands_, options_.retry_delay}; }
+  SequencedContext RunnerContext() {
+    return {lock_, serving_, commands_, options_.retry_delay, group_.sends_tensors()};
+  }
   // A session whose steps are carried out by `runner` is open.
   void OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunner> runner,
                   v1::SessionReply opened) TRIBUTARY_LOCKED;

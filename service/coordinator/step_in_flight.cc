@@ -10,6 +10,7 @@
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/conflicts.h"
 #include "service/schedule/step_batch.h"
+#include "worker/step_output.h"
 
 namespace tributary::service {
 namespace {
@@ -66,15 +67,16 @@ void CountStep(const Outcome& outcome, v1::Statistics* statistics) {
   statistics->set_exchange_seconds(statistics->exchange_seconds() + slowest.exchange);
 }
 
-void BuildCommand(const StepInFlight& step, int32_t layer_in_group, bool copy_shared,
+void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,
                   worker::Command* command) {
   std::vector<ReservedRequest> requests;
-  for (const StepMember* member : step.members) {
+  for (const StepMember* member : step->members) {
     requests.push_back({&member->request, &member->reservation});
   }
   BuiltStep built = BuildStep(requests, copy_shared);
   built.command.layer = layer_in_group;
-  built.command.standings = step.standings;
+  built.command.standings = step->standings;
+  step->outputs = built.command.outputs;
   command->body = std::move(built.command);
   command->owner = std::move(built.owner);
 }
@@ -99,12 +101,20 @@ void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* comm
 }
 
 void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
-  int64_t first_row = 0;
+  const worker::CacheSpec& spec = step.cache->spec;
+  const worker::LayerGeometry geometry =
+      worker::GeometryOf(spec, spec.layers[static_cast<size_t>(step.record.layer)]);
+  // What the reply of a step that all ranks carried out has of the next member's results.
+  const std::byte* result = outcome.status.ok() ? outcome.replies.front().result.data() : nullptr;
+  auto next_output = step.outputs.begin();
   for (size_t i = 0; i < step.members.size(); ++i) {
     const StepMember* member = step.members[i];
     const StepRequest& request = member->request;
-    const int64_t row = first_row;
-    first_row += request.query_rows;
+    const worker::StepOutput* const output = request.output.has_value() ? &*next_output++ : nullptr;
+    const std::byte* const own = result;
+    if (result != nullptr && output != nullptr) {
+      result += worker::BytesInReply({output, 1}, geometry);
+    }
     if (!member->settled.ok()) {
       member->done(member->settled);
       continue;
@@ -115,10 +125,7 @@ void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
       continue;
     }
     v1::AttendReply reply;
-    if (request.output.has_value()) {
-      const worker::Reply& merged = outcome.replies.front();
-      WriteReply(request, step.cache->spec, row, merged.o, merged.lse, &reply);
-    }
+    if (output != nullptr) WriteReply(request, *output, own, &reply);
     // Its tokens are held. The caller repeats the call with another place for the result.
     if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) {
       member->done(std::move(lost));

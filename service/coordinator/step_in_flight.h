@@ -32,6 +32,7 @@ struct StepInFlight {
   uint64_t epoch = 0;
   StepRecord record;
   std::vector<worker::Standing> standings;  // that the workers are told with the step
+  std::vector<worker::StepOutput> outputs;  // of the command: those of the members that attend
   std::vector<StepMember*> members;         // in the order of their entries in the command
   std::vector<OperationPtr> operations;     // own the members, in the same order
 };
@@ -45,7 +46,7 @@ void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::millisecond
 void CountStep(const Outcome& outcome, v1::Statistics* statistics);
 
 // Builds the command's body from the members' tensors, as BuildStep does. Without the lock.
-void BuildCommand(const StepInFlight& step, int32_t layer_in_group, bool copy_shared,
+void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,
                   worker::Command* command);
 
 // Notes in `step` what its command turned out to be, and tells the observer. Without the lock.

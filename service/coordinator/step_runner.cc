@@ -11,16 +11,11 @@ namespace {
 
 // Of a step that all ranks carried out: whether the result is the one that was asked for.
 absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
-  int64_t rows = 0;
-  bool wanted = false;
-  for (const StepMember* member : step.members) {
-    rows += member->request.query_rows;
-    wanted |= member->request.wants_result_on_host();
-  }
-  if (!wanted) return absl::OkStatus();
+  if (step.outputs.empty()) return absl::OkStatus();
   const worker::CacheSpec& spec = step.cache->spec;
   const auto layer = static_cast<size_t>(step.members.front()->reservation.layer);
-  return CheckResult(worker::GeometryOf(spec, spec.layers[layer]), rows, outcome.replies.front());
+  return CheckResult(worker::GeometryOf(spec, spec.layers[layer]), step.outputs,
+                     outcome.replies.front());
 }
 
 }  // namespace
@@ -181,7 +176,7 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   commands_.Send(
       step->cache->ids[place.group],
       [this, step, place](worker::Command* command) {
-        BuildCommand(*step, place.index, group_.sends_tensors(), command);
+        BuildCommand(step.get(), place.index, group_.sends_tensors(), command);
         TellSubmitted(observer_, step.get(), command);
       },
       [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); },

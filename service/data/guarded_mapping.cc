@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -110,7 +111,14 @@ std::unique_ptr<GuardedMapping> GuardedMapping::Create(int file, size_t bytes) {
   return mapping;
 }
 
+void GuardedMapping::Pin(const MemoryPinner& pinner, size_t first) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = first / page * page;
+  if (pinner) pin_ = pinner(data_ + begin, bytes_ - begin);
+}
+
 GuardedMapping::~GuardedMapping() {
+  pin_.reset();
   GuardedMappings::OfProcess().Remove(this);
   munmap(data_, bytes_);
 }

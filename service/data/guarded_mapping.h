@@ -13,9 +13,14 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 namespace tributary::service {
+
+// Pins memory of this process, so that the GPUs of its workers copy from and to it by themselves,
+// for as long as what it returns lives. Null where that is not to be had.
+using MemoryPinner = std::function<std::shared_ptr<const void>(std::byte* data, size_t bytes)>;
 
 // Thread safe.
 class GuardedMapping {
@@ -27,6 +32,10 @@ class GuardedMapping {
   ~GuardedMapping();
   GuardedMapping(const GuardedMapping&) = delete;
   GuardedMapping& operator=(const GuardedMapping&) = delete;
+
+  // Pins bytes [first, end). Before anybody else uses the mapping.
+  void Pin(const MemoryPinner& pinner, size_t first = 0);
+  bool pinned() const { return pin_ != nullptr; }
 
   std::byte* data() const { return data_; }
   // Whether some access found a page missing. From then on the memory is no longer the object's:
@@ -40,6 +49,7 @@ class GuardedMapping {
 
   std::byte* const data_;
   const size_t bytes_;
+  std::shared_ptr<const void> pin_;
   std::atomic<bool> cut_short_{false};
   // The list of all mappings of the process, for the handler.
   GuardedMapping* next_ = nullptr;

@@ -30,7 +30,8 @@ int Allocate(int file, size_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<HostMailbox>> HostMailbox::Create(const mailbox::Layout& layout) {
+absl::StatusOr<std::shared_ptr<HostMailbox>> HostMailbox::Create(const mailbox::Layout& layout,
+                                                                 const MemoryPinner& pinner) {
   const int file = memfd_create("tributary-mailbox", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0) return Failure(layout.bytes, errno);
   absl::Cleanup close_file = [file] { close(file); };
@@ -42,6 +43,7 @@ absl::StatusOr<std::shared_ptr<HostMailbox>> HostMailbox::Create(const mailbox::
   }
   std::unique_ptr<GuardedMapping> memory = GuardedMapping::Create(file, layout.bytes);
   if (memory == nullptr) return Failure(layout.bytes, errno);
+  memory->Pin(pinner);
   std::move(close_file).Cancel();
   return std::shared_ptr<HostMailbox>(new HostMailbox(layout, file, std::move(memory)));
 }

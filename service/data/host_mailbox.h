@@ -17,7 +17,9 @@ namespace tributary::service {
 class HostMailbox {
  public:
   // All of it is backed by memory, and zero. RESOURCE_EXHAUSTED when the machine has not enough.
-  static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(const mailbox::Layout& layout);
+  // `pinner`, which may be empty, is asked to pin it.
+  static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(const mailbox::Layout& layout,
+                                                             const MemoryPinner& pinner = {});
   ~HostMailbox();
   HostMailbox(const HostMailbox&) = delete;
   HostMailbox& operator=(const HostMailbox&) = delete;
@@ -34,6 +36,7 @@ class HostMailbox {
   uint32_t* status() const { return Word(layout_.status); }
   // Of the session's layer number `count`.
   std::byte* SlotOf(uint32_t count) const { return memory_->data() + layout_.SlotOf(count); }
+  bool pinned() const { return memory_->pinned(); }
   // Whether the machine had no memory left for some page when it was touched.
   bool lost() const { return memory_->cut_short(); }
 

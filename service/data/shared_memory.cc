@@ -92,7 +92,7 @@ class SharedMemoryRegistry::Mapping {
   Mapping& operator=(const Mapping&) = delete;
 
   // `available`: bytes that the machine would still give.
-  absl::Status Map(const std::function<size_t()>& available) {
+  absl::Status Map(const std::function<size_t()>& available, const MemoryPinner& pinner) {
     if (!Whole()) {
       return InvalidField("byte_size", absl::StrCat("the object '", object_->key(),
                                                     "' ends before ", offset_, " + ", size_));
@@ -109,9 +109,12 @@ class SharedMemoryRegistry::Mapping {
     }
     // From the start of the object: an offset need not be a multiple of the machine's page.
     memory_ = GuardedMapping::Create(object_->fd(), offset_ + size_);
-    if (memory_ != nullptr) return absl::OkStatus();
-    return absl::InternalError(
-        absl::StrCat("cannot map '", object_->key(), "': ", std::strerror(errno)));
+    if (memory_ == nullptr) {
+      return absl::InternalError(
+          absl::StrCat("cannot map '", object_->key(), "': ", std::strerror(errno)));
+    }
+    memory_->Pin(pinner, offset_);
+    return absl::OkStatus();
   }
 
   bool Same(const std::string& key, uint64_t offset, uint64_t size) const {
@@ -189,8 +192,10 @@ absl::Status RegisteredOtherwise(absl::string_view name) {
 }  // namespace
 
 SharedMemoryRegistry::SharedMemoryRegistry(std::vector<std::string> prefixes,
-                                           std::function<size_t()> available)
-    : prefixes_(std::move(prefixes)), available_(std::move(available)) {}
+                                           std::function<size_t()> available, MemoryPinner pinner)
+    : prefixes_(std::move(prefixes)),
+      available_(std::move(available)),
+      pinner_(std::move(pinner)) {}
 
 SharedMemoryRegistry::~SharedMemoryRegistry() = default;
 
@@ -241,7 +246,7 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
   auto object = std::make_shared<Object>(key);
   TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
   auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
-  TRIBUTARY_RETURN_IF_ERROR(mapping->Map(available_));
+  TRIBUTARY_RETURN_IF_ERROR(mapping->Map(available_, pinner_));
   const MutexLock lock(mutex_);
   const auto [it, added] =
       regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
@@ -332,6 +337,7 @@ absl::StatusOr<RegionBytes> SharedMemoryRegistry::Find(const std::string& name, 
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckInside(offset, bytes, mapping->size(), field));
   RegionBytes found{.data = mapping->data() + offset,
+                    .pinned = mapping->memory().pinned(),
                     .owner = std::shared_ptr<const GuardedMapping>(mapping, &mapping->memory())};
   TRIBUTARY_RETURN_IF_ERROR(CheckWhole(found.owner.get(), field));
   if (!mapping->Whole()) return CutShort(field);

@@ -25,6 +25,7 @@ namespace tributary::service {
 // A part of a region, in host memory or in memory of a GPU.
 struct RegionBytes {
   std::byte* data = nullptr;
+  bool pinned = false;  // GuardedMapping::pinned
   // Keeps `data`, even when the region is unregistered meanwhile. Null of a GPU.
   std::shared_ptr<const GuardedMapping> owner;
 
@@ -36,10 +37,12 @@ struct RegionBytes {
 class SharedMemoryRegistry {
  public:
   // Only objects whose key begins with one of `prefixes` may be opened; any when there is none.
-  // `available`: bytes that the machine would still give.
+  // `available`: bytes that the machine would still give. `pinner`, which may be empty, is asked to
+  // pin regions.
   explicit SharedMemoryRegistry(
       std::vector<std::string> prefixes = {},
-      std::function<size_t()> available = [] { return worker::AvailableHostMemory(); });
+      std::function<size_t()> available = [] { return worker::AvailableHostMemory(); },
+      MemoryPinner pinner = {});
   ~SharedMemoryRegistry();
 
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
@@ -83,6 +86,7 @@ class SharedMemoryRegistry {
 
   const std::vector<std::string> prefixes_;
   const std::function<size_t()> available_;
+  const MemoryPinner pinner_;
   mutable Mutex mutex_;
   absl::flat_hash_map<std::string, Region> regions_ TRIBUTARY_GUARDED_BY(mutex_);
   worker::RegionId next_id_ TRIBUTARY_GUARDED_BY(mutex_) = 1;

@@ -6,7 +6,6 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "kernels/cpu/backend.h"
 #include "kernels/output_format.h"
 #include "service/data/resolve_spec.h"
 #include "worker/rpc/dtype_conversion.h"
@@ -59,12 +58,6 @@ absl::StatusOr<size_t> Bytes(const std::vector<int64_t>& shape, DType dtype,
   return OutputBytes(dtype, elements);
 }
 
-size_t Elements(const OutputTensor& output) {
-  int64_t elements = 1;
-  for (const int64_t dimension : output.shape) elements *= dimension;
-  return static_cast<size_t>(elements);
-}
-
 absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference, DType dtype,
                                       size_t bytes, absl::string_view field,
                                       const SharedMemoryRegistry* regions) {
@@ -105,6 +98,7 @@ absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_vi
           RegionBytes found,
           FindBytes(tensor.shared_memory(), input.view.dtype, input.view.bytes, field, regions));
       input.view.data = found.data;
+      input.view.pinned = found.pinned;
       input.owner = std::move(found.owner);
       if (found.device != nullptr) input.view.parts.push_back(found.part);
       input.device = std::move(found.device);
@@ -144,6 +138,7 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
     TRIBUTARY_ASSIGN_OR_RETURN(RegionBytes found, FindBytes(asked->shared_memory(), output.dtype,
                                                             output.bytes, field, regions));
     output.region = found.data;
+    output.pinned = found.pinned;
     output.owner = std::move(found.owner);
     output.device = std::move(found.device);
     output.part = found.part;
@@ -158,22 +153,15 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
   return output;
 }
 
-void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply) {
+void WriteOutput(const OutputTensor& output, const std::byte* bytes, v1::Tensor* reply) {
   reply->set_dtype(ToProto(output.dtype));
   reply->mutable_shape()->Add(output.shape.begin(), output.shape.end());
-  if (output.device != nullptr) {
-    *reply->mutable_shared_memory() = output.reference;
+  if (output.device == nullptr && output.region == nullptr) {
+    reply->set_inline_(bytes, output.bytes);
     return;
   }
-  void* destination = output.region;
-  if (output.region == nullptr) {
-    std::string* bytes = reply->mutable_inline_();
-    bytes->resize(output.bytes);
-    destination = bytes->data();
-  } else {
-    *reply->mutable_shared_memory() = output.reference;
-  }
-  cpu::StoreOutput({output.dtype, output.scale}, values, Elements(output), destination);
+  *reply->mutable_shared_memory() = output.reference;
+  if (bytes != nullptr) std::memcpy(output.region, bytes, output.bytes);
 }
 
 }  // namespace tributary::service

@@ -30,6 +30,7 @@ struct OutputTensor {
   float scale = 1.0f;  // of FP8 and NVFP4
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
+  bool pinned = false;  // worker::OutputPlace::pinned, of `region`
   std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;
   worker::RegionPart part;              // of `device`
@@ -52,8 +53,8 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry* regions);
 
-// Converts `values` into the region or into reply->inline. A result in memory of a GPU lies there
-// already: `values` may be null, and the reply only refers to it.
-void WriteOutput(const OutputTensor& output, const float* values, v1::Tensor* reply);
+// Copies a result's bytes into its region or into reply->inline. Null: the workers have put them
+// where they belong, and the reply only refers to them.
+void WriteOutput(const OutputTensor& output, const std::byte* bytes, v1::Tensor* reply);
 
 }  // namespace tributary::service

@@ -30,6 +30,24 @@ absl::Status CheckRoom(absl::string_view field, int64_t wanted, int64_t room) {
                    absl::StrCat("the step has ", wanted, ", the session was opened for ", room));
 }
 
+absl::StatusOr<std::vector<mailbox::Piece>> Cut(const EntryList& entries, const SessionTerms& terms,
+                                                bool draft) {
+  std::vector<mailbox::EntryRows> rows;
+  for (const worker::StepEntry& entry : entries.entries()) {
+    rows.push_back({entry.query_rows, entry.new_tokens});
+  }
+  const worker::OpenSessionCommand& room = terms.command;
+  std::vector<mailbox::Piece> pieces =
+      mailbox::CutIntoPieces(rows, room.max_rows, room.max_new_tokens, draft);
+  const bool one_slot = terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE;
+  if (pieces.empty() || (one_slot && pieces.size() > 1)) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckRoom("max_rows", entries.query_rows(), room.max_rows));
+    TRIBUTARY_RETURN_IF_ERROR(
+        CheckRoom("max_new_tokens", entries.new_tokens(), room.max_new_tokens));
+  }
+  return pieces;
+}
+
 absl::Status AddEntry(const v1::SessionStepEntry& entry, bool append_only, bool draft,
                       EntryList* entries, std::vector<EntryChange>* changes) {
   const auto index = static_cast<int>(entries->entries().size());
@@ -105,12 +123,8 @@ absl::StatusOr<SessionStepRequest> CheckSessionStep(const v1::SubmitStep& messag
         return change.fork_from.has_value() || change.truncate_to.has_value();
       });
   if (!changes) request.changes.clear();
-  TRIBUTARY_RETURN_IF_ERROR(CheckRoom("max_rows", entries.query_rows(), terms.command.max_rows));
-  TRIBUTARY_RETURN_IF_ERROR(
-      CheckRoom("max_new_tokens", entries.new_tokens(), terms.command.max_new_tokens));
+  TRIBUTARY_ASSIGN_OR_RETURN(request.pieces, Cut(entries, terms, draft));
   request.entries = entries.entries();
-  request.query_rows = entries.query_rows();
-  request.new_tokens = entries.new_tokens();
   request.kind = draft ? worker::StepKind::kDflash : entries.Kind();
   return request;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/mailbox/pieces.h"
 #include "service/data/resolve_spec.h"
 #include "service/data/session_terms.h"
 #include "service/schedule/range_steps.h"
@@ -21,8 +22,8 @@ struct SessionStepRequest {
   LayerRange range;
   std::vector<worker::StepEntry> entries;
   std::vector<EntryChange> changes;  // empty, or one per entry
-  int32_t query_rows = 0;            // sums over entries
-  int32_t new_tokens = 0;
+  // [one or more] What goes through a slot at a time.
+  std::vector<mailbox::Piece> pieces;
 
   // Those of the entries and those that they are forked from, each once.
   std::vector<SequenceId> Sequences() const;

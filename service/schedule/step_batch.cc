@@ -5,27 +5,29 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
+#include "worker/step_output.h"
 
 namespace tributary::service {
 namespace {
 
 using Field = std::optional<InputTensor> StepRequest::*;
 
-// What a request that runs alone borrows from.
-struct Borrowed {
-  std::shared_ptr<const void> message, q, k, v;
-};
+// What the tensors of a command point to.
+struct Kept {
+  std::vector<std::shared_ptr<const void>> owners;
+  std::unique_ptr<std::byte[]> q, k, v;  // where those of several requests are brought together
 
-// Where the tensors of several requests are brought together.
-struct Gathered {
-  std::unique_ptr<std::byte[]> q, k, v;
+  void Keep(std::shared_ptr<const void> owner) {
+    if (owner != nullptr) owners.push_back(std::move(owner));
+  }
 };
 
 worker::TensorView ViewOf(const std::optional<InputTensor>& tensor) {
   return tensor.has_value() ? tensor->view : worker::TensorView{};
 }
 
-std::shared_ptr<const void> OwnerOf(const std::optional<InputTensor>& tensor) {
+template <typename Tensor>
+std::shared_ptr<const void> OwnerOf(const std::optional<Tensor>& tensor) {
   return tensor.has_value() ? tensor->owner : nullptr;
 }
 
@@ -57,13 +59,18 @@ bool SharesMemory(const StepRequest& request) {
          OwnerOf(request.v) != nullptr;
 }
 
-// Of a request that wants results in memory of a GPU.
-worker::RegionOutput OutputOf(const StepRequest& request) {
-  worker::RegionOutput output{.rows = request.query_rows,
-                              .format = {request.output->dtype, request.output->scale}};
-  if (request.output->device != nullptr) output.o = request.output->part;
-  if (request.lse.has_value() && request.lse->device != nullptr) output.lse = request.lse->part;
-  return output;
+worker::OutputPlace PlaceOf(const std::optional<OutputTensor>& tensor, bool copy_shared) {
+  if (!tensor.has_value()) return {};
+  if (tensor->device != nullptr) return {.part = tensor->part};
+  if (tensor->region == nullptr || copy_shared) return {.in_reply = true};
+  return {.data = tensor->region, .pinned = tensor->pinned};
+}
+
+worker::StepOutput OutputOf(const StepRequest& request, bool copy_shared) {
+  return {.rows = request.query_rows,
+          .format = {request.output->dtype, request.output->scale},
+          .o = PlaceOf(request.output, copy_shared),
+          .lse = PlaceOf(request.lse, copy_shared)};
 }
 
 template <typename T>
@@ -76,65 +83,54 @@ void AppendTo(const std::vector<T>& from, std::vector<T>* to) {
 BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared) {
   BuiltStep built;
   worker::StepCommand& step = built.command;
+  const auto kept = std::make_shared<Kept>();
   const StepRequest& first = *requests.front().request;
   step.kind = first.key.kind;
   step.bf16_partials = true;
-  step.result_in_reply = false;
   for (const ReservedRequest& r : requests) {
     const std::optional<OutputTensor>& output = r.request->output;
-    step.result_in_reply |= r.request->wants_result_on_host();
     step.bf16_partials &= !output.has_value() || output->dtype == DType::kBf16;
     AppendTo(r.reservation->page_copies, &step.page_copies);
     AppendTo(r.reservation->page_updates, &step.page_updates);
     AppendTo(r.reservation->entries, &step.entries);
-    const auto on_device = [](const auto& result) {
-      return result.has_value() && result->device != nullptr;
-    };
-    if (on_device(r.request->output) || on_device(r.request->lse)) {
-      step.outputs.push_back(OutputOf(*r.request));
-    }
+    if (!output.has_value()) continue;
+    step.outputs.push_back(OutputOf(*r.request, copy_shared));
+    kept->Keep(OwnerOf(r.request->output));
+    kept->Keep(OwnerOf(r.request->lse));
   }
   if (requests.size() == 1 && !(copy_shared && SharesMemory(first))) {
     step.q = ViewOf(first.q);
     step.k = ViewOf(first.k);
     step.v = ViewOf(first.v);
-    built.owner = std::make_shared<const Borrowed>(
-        Borrowed{first.message, OwnerOf(first.q), OwnerOf(first.k), OwnerOf(first.v)});
-    return built;
+    kept->Keep(first.message);
+    kept->Keep(OwnerOf(first.q));
+    kept->Keep(OwnerOf(first.k));
+    kept->Keep(OwnerOf(first.v));
+  } else {
+    step.q = Gather(requests, &StepRequest::q, first.key.q_dtype, &kept->q);
+    step.k = Gather(requests, &StepRequest::k, first.key.kv_dtype, &kept->k);
+    step.v = Gather(requests, &StepRequest::v, first.key.kv_dtype, &kept->v);
   }
-  auto gathered = std::make_shared<Gathered>();
-  step.q = Gather(requests, &StepRequest::q, first.key.q_dtype, &gathered->q);
-  step.k = Gather(requests, &StepRequest::k, first.key.kv_dtype, &gathered->k);
-  step.v = Gather(requests, &StepRequest::v, first.key.kv_dtype, &gathered->v);
-  built.owner = std::move(gathered);
+  built.owner = kept;
   return built;
 }
 
-absl::Status CheckResult(const worker::LayerGeometry& geometry, int64_t query_rows,
-                         const worker::Reply& merged) {
-  const size_t lse = static_cast<size_t>(query_rows) * static_cast<size_t>(geometry.q_heads);
-  const size_t o = lse * static_cast<size_t>(geometry.kv.value_dim);
-  if (merged.o.size() == o && merged.lse.size() == lse) return absl::OkStatus();
-  return WrongResult(absl::StrCat("rank ", merged.rank, " answered a step of ", query_rows,
-                                  " rows with ", merged.o.size(), " elements of output and ",
-                                  merged.lse.size(), " LSEs; it has ", o, " and ", lse));
+absl::Status CheckResult(const worker::LayerGeometry& geometry,
+                         std::span<const worker::StepOutput> outputs, const worker::Reply& merged) {
+  const size_t wanted = worker::BytesInReply(outputs, geometry);
+  if (merged.result.size() == wanted) return absl::OkStatus();
+  int64_t rows = 0;
+  for (const worker::StepOutput& output : outputs) rows += output.rows;
+  return WrongResult(absl::StrCat("rank ", merged.rank, " answered a step of ", rows, " rows with ",
+                                  merged.result.size(), " bytes of results; it has ", wanted));
 }
 
-void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
-                const std::vector<float>& o, const std::vector<float>& lse,
-                v1::AttendReply* reply) {
-  // Empty where nobody looks at it on the host.
-  const auto from = [](const std::vector<float>& values, int64_t first) {
-    return values.empty() ? nullptr : values.data() + first;
-  };
-  const worker::LayerGeometry geometry =
-      worker::GeometryOf(spec, spec.layers[static_cast<size_t>(request.key.layer)]);
-  const int64_t first_head = first_row * geometry.q_heads;
-  WriteOutput(*request.output, from(o, first_head * geometry.kv.value_dim),
-              reply->mutable_output());
-  if (request.lse.has_value()) {
-    WriteOutput(*request.lse, from(lse, first_head), reply->mutable_lse());
-  }
+void WriteReply(const StepRequest& request, const worker::StepOutput& output,
+                const std::byte* result, v1::AttendReply* reply) {
+  WriteOutput(*request.output, output.o.in_reply ? result : nullptr, reply->mutable_output());
+  if (!request.lse.has_value()) return;
+  if (output.o.in_reply) result += request.output->bytes;
+  WriteOutput(*request.lse, output.lse.in_reply ? result : nullptr, reply->mutable_lse());
 }
 
 }  // namespace tributary::service

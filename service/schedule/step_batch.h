@@ -1,8 +1,10 @@
 // Requests that share a step, as one command, and the command's result as their replies.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,23 +24,24 @@ struct ReservedRequest {
 // The step of all requests, which have one BatchKey; its layer is left to the caller. The tensors
 // of a single request are not copied, except that those in memory that a host shares are with
 // `copy_shared`; those of several are copied into one buffer. The owner keeps alive what the
-// command's tensors point to: request messages and regions, or the buffer.
+// command's tensors point to: request messages and regions, or the buffer. Results in memory that a
+// host shares are written there by the workers, but with `copy_shared`: then, and where they belong
+// into the host's message, they come in the reply.
 struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;
 };
 BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared);
 
-// Whether rank 0's reply holds the result of a step of `query_rows` rows in a layer of this
-// geometry, no more and no less. INTERNAL (WRONG_RESULT) with both sizes otherwise: what a worker
-// sends is not read, nor given to a host, before this said OK.
-absl::Status CheckResult(const worker::LayerGeometry& geometry, int64_t query_rows,
-                         const worker::Reply& merged);
+// Whether rank 0's reply holds what it should of a step's outputs in a layer of this geometry, no
+// more and no less. INTERNAL (WRONG_RESULT) with both sizes otherwise: what a worker sends is not
+// read, nor given to a host, before this said OK.
+absl::Status CheckResult(const worker::LayerGeometry& geometry,
+                         std::span<const worker::StepOutput> outputs, const worker::Reply& merged);
 
-// Writes rows [first_row, ...) of a step's result as the reply to one request. `o` and `lse` are
-// the step's, as in worker::Reply; they passed CheckResult, or are empty when no result is wanted
-// on the host.
-void WriteReply(const StepRequest& request, const worker::CacheSpec& spec, int64_t first_row,
-                const std::vector<float>& o, const std::vector<float>& lse, v1::AttendReply* reply);
+// Writes the reply to a request whose results are `output`. `result` is at what the workers' reply
+// has of them; it may be null when that is nothing.
+void WriteReply(const StepRequest& request, const worker::StepOutput& output,
+                const std::byte* result, v1::AttendReply* reply);
 
 }  // namespace tributary::service

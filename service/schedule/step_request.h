@@ -59,14 +59,6 @@ struct StepRequest {
   // short while it was used: what was computed or written counts for nothing then.
   absl::Status CheckInputsWhole() const;
   absl::Status CheckResultsWhole() const;
-  // Whether any result is needed on the host.
-  bool wants_result_on_host() const {
-    const auto on_host = [](const std::optional<OutputTensor>& result) {
-      return result.has_value() && result->device == nullptr;
-    };
-    return on_host(output) || on_host(lse);
-  }
-
   // The size that BatchLimits::max_rows limits.
   int32_t rows() const { return query_rows > new_tokens ? query_rows : new_tokens; }
 };

@@ -20,6 +20,10 @@ class Completions {
   // could be held.
   void Add(WorkerGroup::Done done, Outcome outcome);
 
+  // Calls `done` at once, on this thread, unless others are waiting or being called; then the same
+  // as Add. A thread that is not needed elsewhere saves the way to another one.
+  void CallOrAdd(WorkerGroup::Done done, Outcome outcome);
+
   // Returns when everything that was added has been called.
   void Stop();
 
@@ -34,6 +38,7 @@ class Completions {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> work_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool calling_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // some thread, one at a time
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -1,6 +1,7 @@
 #include "service/workers/embedded_group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -9,9 +10,11 @@
 #include "base/process/random_id.h"
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
+#include "base/sync/spin.h"
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/cpu/thread_pool.h"
+#include "service/workers/completions.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"
@@ -56,6 +59,10 @@ class EmbeddedGroup : public WorkerGroup {
     if (size() > 1) return NoDeviceSessions("the group has more than one rank");
     return absl::OkStatus();
   }
+  std::shared_ptr<const void> PinMemory(std::byte* data, size_t bytes) const override {
+    if (options_.device != worker::Device::kCuda) return nullptr;
+    return worker::PinHostMemory(options_.first_gpu, data, bytes);
+  }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
   std::vector<Member> members() const override;
@@ -68,7 +75,8 @@ class EmbeddedGroup : public WorkerGroup {
     // Made by Start. Used by the rank's thread while a group serves, and by the control thread,
     // which forms groups, while none does. Replaced under the lock.
     std::unique_ptr<worker::Executor> executor;
-    CondVar wake;  // the queue has changed, or the thread is to end
+    CondVar wake;                       // the queue has changed, or the thread is to end
+    std::atomic<uint64_t> commands{0};  // that were put into the queue so far
     std::thread thread;
   };
   struct RankWork {
@@ -101,9 +109,13 @@ class EmbeddedGroup : public WorkerGroup {
   const uint64_t id_ = RandomId();
   // All ranks are on this machine.
   const std::shared_ptr<worker::HostMemoryLedger> host_memory_ = worker::HostMemoryLedger::Create();
+  // Whether ranks that wait have processors to themselves, beside those that call them.
+  const bool spin_ = std::thread::hardware_concurrency() >
+                     2 * static_cast<unsigned>(options_.workers);
   std::vector<std::unique_ptr<Rank>> ranks_;  // none comes or goes
   GroupObserver* observer_ = nullptr;         // set by Start
   std::thread control_thread_;
+  Completions completions_;  // of commands that all ranks carried out
 
   mutable Mutex mutex_;
   CondVar control_;                                          // wakes the control thread, and Stop
@@ -198,6 +210,7 @@ void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done 
       in_flight_.push_back(submission);
       for (int i = 0; i < size(); ++i) {
         work_[i].queue.push_back(submission);
+        ranks_[i]->commands.fetch_add(1, std::memory_order_relaxed);
         ranks_[i]->wake.NotifyOne();
       }
       return;
@@ -211,6 +224,13 @@ void EmbeddedGroup::RunRank(int index) {
   MutexLock lock(mutex_);
   std::deque<SubmissionPtr>& queue = work_[index].queue;
   while (true) {
+    if (spin_ && !ranks_end_ && queue.empty()) {
+      // The next layer's command as a rule comes sooner than a thread that sleeps wakes up.
+      const uint64_t seen = rank.commands.load(std::memory_order_relaxed);
+      lock.Unlock();
+      SpinUntil([&] { return rank.commands.load(std::memory_order_relaxed) != seen; }, kSpin);
+      lock.Lock();
+    }
     while (!ranks_end_ && queue.empty()) rank.wake.Wait(mutex_);
     if (queue.empty()) {
       // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
@@ -243,8 +263,10 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
                                  double seconds) {
   Done done;
   Outcome outcome;
+  bool more_to_do = false;  // on this rank
   {
     const MutexLock lock(mutex_);
+    more_to_do = !work_[reply.rank].queue.empty();
     work_[reply.rank].busy_seconds += seconds;
     if (absl::IsDataLoss(reply.status)) lost_.Update(reply.status);
     const bool breaks = BreaksGroup(reply.status) && submission->done;
@@ -259,7 +281,10 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
       if (in_flight_.empty() && (!broken_.empty() || stopping_)) control_.NotifyAll();
     }
   }
-  if (done) done(std::move(outcome));
+  if (!done) return;
+  // The rank does not keep its next command waiting for what follows this one.
+  if (more_to_do) return completions_.Add(std::move(done), std::move(outcome));
+  completions_.CallOrAdd(std::move(done), std::move(outcome));
 }
 
 void EmbeddedGroup::Break(const std::string& reason) {
@@ -407,6 +432,7 @@ void EmbeddedGroup::Stop() {
     for (auto& rank : ranks_) rank->wake.NotifyAll();
   }
   for (auto& rank : ranks_) rank->thread.join();
+  completions_.Stop();
 }
 
 }  // namespace

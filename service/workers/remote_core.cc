@@ -48,10 +48,10 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     OnEnd(stream);
     return stream->Close({grpc::StatusCode::INVALID_ARGUMENT, "not a WorkerMessage"});
   }
-  // Tensors are copied out of the message, which nobody should have to wait for.
+  // Read here, for which nobody should have to wait.
   absl::StatusOr<worker::Reply> reply = absl::NotFoundError("not a reply");
   if (message.has_reply()) {
-    reply = worker::DecodeReply(message.epoch(), message.reply());
+    reply = worker::DecodeReply(message.epoch(), std::move(*message.mutable_reply()));
     if (reply.ok()) reply->arrived = Clock::now();
   }
   absl::StatusOr<worker::Holdings> held = absl::NotFoundError("not holdings");

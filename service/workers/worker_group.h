@@ -86,6 +86,12 @@ class WorkerGroup {
   // Whether tensors of commands are handed to the system, to be sent. Fixed by configuration. They
   // are then not to lie in memory that a host shares: see GuardedMapping.
   virtual bool sends_tensors() const { return false; }
+  // Pins memory that a host shares (MemoryPinner). Only ranks that are threads of this process and
+  // compute on GPUs have a use for that.
+  virtual std::shared_ptr<const void> PinMemory(std::byte* data, size_t bytes) const {
+    static_cast<void>(data), static_cast<void>(bytes);
+    return nullptr;
+  }
   // Forms the first group and keeps forming new ones until Stop. The observer outlives the group.
   virtual absl::Status Start(GroupObserver* observer) = 0;
   // Hands the command to every rank, in the order of calls, and calls `done` once, on any thread,

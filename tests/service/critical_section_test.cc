@@ -47,7 +47,7 @@ TEST_F(CriticalSectionTest, DeferredCallsComeAfterTheReleaseInOrder) {
     EXPECT_THAT(events_, IsEmpty());
   }
   EXPECT_THAT(events_,
-              ElementsAre("before release", "after release", "first", "second", "by the end"));
+              ElementsAre("before release", "first", "second", "by the end", "after release"));
 }
 
 TEST_F(CriticalSectionTest, ADeferredCallMayTakeTheLock) {
@@ -56,7 +56,7 @@ TEST_F(CriticalSectionTest, ADeferredCallMayTakeTheLock) {
     lock_.Defer([this] { const CriticalSection inner(lock_); });
   }
   EXPECT_THAT(events_,
-              ElementsAre("before release", "after release", "before release", "after release"));
+              ElementsAre("before release", "before release", "after release", "after release"));
 }
 
 TEST_F(CriticalSectionTest, LookingBeginsNothing) {

@@ -206,26 +206,28 @@ TEST_F(DeviceRegionTest, StepsSayWhereTensorsLie) {
   ASSERT_THAT(step.outputs, SizeIs(1));
   EXPECT_EQ(step.outputs[0].rows, 1);
   EXPECT_EQ(step.outputs[0].format.dtype, DType::kBf16);
-  EXPECT_EQ(step.outputs[0].o, (Part{region, 16 + 3072, 512}));
-  EXPECT_EQ(step.outputs[0].lse, (Part{region, 16 + 4096, 16}));
-  EXPECT_FALSE(step.result_in_reply);
+  EXPECT_EQ(step.outputs[0].o.part, (Part{region, 16 + 3072, 512}));
+  EXPECT_EQ(step.outputs[0].lse.part, (Part{region, 16 + 4096, 16}));
+  EXPECT_FALSE(step.outputs[0].o.on_host());
+  EXPECT_FALSE(step.outputs[0].lse.on_host());
 
   // In a quantised type, with its scale.
   v1::AttendRequest quantised = Everything(2, 32);
   quantised.mutable_output()->set_dtype(v1::DTYPE_NVFP4);
   quantised.set_o_scale(0.5f);
   ASSERT_TRUE(Attend(stub(), quantised, &reply).ok());
-  const worker::RegionOutput output = Told<worker::StepCommand>().back().outputs[0];
+  const worker::StepOutput output = Told<worker::StepCommand>().back().outputs[0];
   EXPECT_EQ(output.format.dtype, DType::kNvfp4);
   EXPECT_EQ(output.format.scale, 0.5f);
-  EXPECT_EQ(output.o.bytes, 144u);
+  EXPECT_EQ(output.o.part.bytes, 144u);
 
   // The output there, the LSE in the reply.
   v1::AttendRequest request = Everything(2);
   request.clear_lse();
   ASSERT_TRUE(Attend(stub(), request, &reply).ok());
-  EXPECT_TRUE(Told<worker::StepCommand>().back().result_in_reply);
-  EXPECT_EQ(Told<worker::StepCommand>().back().outputs[0].lse.region, 0u);
+  EXPECT_FALSE(Told<worker::StepCommand>().back().outputs[0].o.in_reply);
+  EXPECT_TRUE(Told<worker::StepCommand>().back().outputs[0].lse.in_reply);
+  EXPECT_FALSE(Told<worker::StepCommand>().back().outputs[0].lse.in_region());
   EXPECT_EQ(reply.lse().inline_().size(), 16u);
 }
 
@@ -275,7 +277,7 @@ TEST_F(DeviceRegionTest, CallsThatShareAStepKeepTheirPlaces) {
     const uint64_t base = both.entries[i].sequence == 3 ? 16384 : 32768;
     EXPECT_EQ(both.q.parts[i].offset, base);
     EXPECT_EQ(both.v.parts[i].offset, base + 2048);
-    EXPECT_EQ(both.outputs[i].o.offset, base + 3072);
+    EXPECT_EQ(both.outputs[i].o.part.offset, base + 3072);
   }
 }
 
@@ -409,8 +411,8 @@ TEST_F(DeviceRegionTest, TheCppClientSharesAndNamesIt) {
   EXPECT_EQ((*client)->Attend(call), absl::OkStatus());
   const worker::StepCommand step = Told<worker::StepCommand>().back();
   EXPECT_EQ(step.v.parts.at(0).offset, 2048u);
-  EXPECT_EQ(step.outputs.at(0).o.offset, 4096u);
-  EXPECT_FALSE(step.result_in_reply);
+  EXPECT_EQ(step.outputs.at(0).o.part.offset, 4096u);
+  EXPECT_FALSE(step.outputs.at(0).lse.in_reply);
   EXPECT_EQ((*client)->UnshareDeviceMemory(**region), absl::OkStatus());
   const absl::Status unknown = (*client)->Attend(call);
   EXPECT_EQ(client::FieldOf(unknown), "q.shared_memory.region") << unknown;

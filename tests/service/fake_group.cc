@@ -1,6 +1,9 @@
 #include "tests/service/fake_group.h"
 
+#include <string>
 #include <utility>
+
+#include "worker/step_output.h"
 
 namespace tributary::service::testing {
 
@@ -46,11 +49,10 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
     outcome.replies.back().status = outcome.status = open_region_;
   } else if (const auto* step = std::get_if<worker::StepCommand>(&command.body)) {
     const worker::CacheSpec& spec = specs_.at(command.cache);
-    size_t rows = 0;
-    for (const worker::StepEntry& entry : step->entries) rows += entry.query_rows;
-    if (!step->result_in_reply) return outcome;
-    outcome.replies[0].o.resize(rows * spec.q_heads * spec.head_dim);
-    outcome.replies[0].lse.resize(rows * spec.q_heads);
+    const worker::LayerGeometry geometry =
+        worker::GeometryOf(spec, spec.layers[static_cast<size_t>(step->layer)]);
+    const size_t bytes = worker::BytesInReply(step->outputs, geometry);
+    outcome.replies[0].result = worker::ResultBytes(std::string(bytes, '\0'));
   }
   return outcome;
 }

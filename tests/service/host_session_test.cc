@@ -17,6 +17,7 @@
 #include "service/client/mailbox_memory.h"
 #include "service/client/session_messages.h"
 #include "tests/service/model_host.h"
+#include "tests/service/remote_like_group.h"
 #include "tests/service/session_driver.h"
 #include "tests/service/session_host.h"
 #include "tests/service/test_service.h"
@@ -164,6 +165,71 @@ TEST_P(HostSessionTest, AppendOnlyStepsWaitForNothing) {
     EXPECT_TRUE(session_->Await(*id).ok());
     RunStep(*session_, *model_, Make({{1, 1}}));
   }
+}
+
+// Prompts longer than a slot, with company; rows to verify and look back; then calls go on.
+TEST_P(HostSessionTest, StepsLargerThanASlotGoInPieces) {
+  for (const bool sends : {false, true}) {
+    std::unique_ptr<WorkerGroup> group;
+    if (sends) group = std::make_unique<RemoteLikeGroup>(2);
+    if (!sends) group = CreateEmbeddedGroup({.workers = 2, .threads = 2});
+    TestService service({}, std::move(group));
+    Prepare(service, spec_, 3);
+    ModelHost model(&service.stub(), "m", spec_, DType::kBf16, 1);
+    const auto session = OpenSessionAt(service.address(), Options(16, v1::DTYPE_BF16));
+    ASSERT_NE(session, nullptr);
+    RunStep(*session, model, Make(model, {{1, 75}, {2, 3}}));
+    RunStep(*session, model, Make(model, {{2, 1}, {1, 1}, {3, 90}}));
+    RunStep(*session, model, Make(model, {{1, 10}, {2, 10}, {3, 10}}));
+    RunStep(*session, model,
+            {model.MakeDraft(0, {{1, 9}, {2, 9}, {3, 16}}),
+             model.MakeDraft(1, {{1, 9}, {2, 9}, {3, 16}})});
+    const absl::StatusOr<uint64_t> large =
+        session->Submit(StepOf({model.MakeDraft(0, {{1, 17}}), model.MakeDraft(1, {{1, 17}})}));
+    EXPECT_TRUE(absl::IsResourceExhausted(large.status())) << large.status();
+    model.Step(0, {{1, 1}});
+    model.Step(1, {{1, 1}});
+  }
+}
+
+TEST_P(HostSessionTest, StepsOfPiecesAreSubmittedAheadRepeatedAndAppended) {
+  TestService service({.workers = 2});
+  Prepare(service, spec_, 2);
+  ModelHost model(&service.stub(), "m", spec_, DType::kBf16, 1);
+  const auto session = OpenSessionAt(service.address(), Options(16, v1::DTYPE_BF16));
+  ASSERT_NE(session, nullptr);
+  Requests prompt = Make(model, {{1, 5}, {2, 40}});
+  const auto first = session->Submit(StepOf(prompt));
+  ASSERT_TRUE(first.ok()) << first.status();
+  const Requests next = Make(model, {{1, 20}, {2, 1}});
+  const auto second = session->Submit(StepOf(next));
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+  for (const auto& request : next) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
+  EXPECT_TRUE(session->Await(*first).ok());
+  EXPECT_TRUE(session->Await(*second).ok());
+
+  Requests appended = Make(model, {{2, 50}});
+  client::SessionStep step = StepOf(appended);
+  step.append_only = true;
+  step.entries[0].query_rows = 0;
+  const auto append = session->Submit(step);
+  ASSERT_TRUE(append.ok()) << append.status();
+  for (const v1::AttendRequest& request : appended) {
+    ASSERT_TRUE(session->Append(RowsOf(request.k()), RowsOf(request.v())).ok());
+  }
+  EXPECT_TRUE(session->Await(*append).ok());
+  RunStep(*session, model, Make(model, {{1, 1}, {2, 1}}));
+
+  // Other bytes in the last piece of the second entry.
+  std::string* k = prompt[1].mutable_k()->mutable_inline_();
+  (*k)[k->size() - 1] = static_cast<char>((*k)[k->size() - 1] ^ 0x41);
+  const auto repeated = session->Submit(StepOf(prompt));
+  ASSERT_TRUE(repeated.ok()) << repeated.status();
+  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session, request, nullptr).ok());
+  const absl::Status differs = session->Await(*repeated);
+  EXPECT_TRUE(absl::IsAlreadyExists(differs)) << differs;
+  EXPECT_EQ(tributary::FieldOf(differs), "entries[1].first_position");
 }
 
 TEST_P(HostSessionTest, WhatDoesNotFitTheStepIsNamedAndNotHandedOver) {

@@ -171,8 +171,9 @@ TEST_F(SessionFailureTest, AResultOfAnotherSizeIsNotHandedOut) {
   ServeOverFakeGroup(1);
   const auto session = OpenInStep(/*layers=*/0);
   auto done = AttendHeld(*session);
-  group_->ReleaseOne(
-      [](const worker::StepCommand&, Outcome* outcome) { outcome->replies[0].o.resize(1 << 20); });
+  group_->ReleaseOne([](const worker::StepCommand&, Outcome* outcome) {
+    outcome->replies[0].result = worker::ResultBytes(1 << 20);
+  });
   EXPECT_TRUE(absl::IsInternal(done.get()));
   group_->Release();
 }

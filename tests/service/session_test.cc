@@ -361,8 +361,7 @@ TEST_F(SessionTest, AResultOfAnotherSizeEndsTheSessionAndIsNotRead) {
   group->Hold();
   session.SendLayer(1, request);
   group->ReleaseOne([](const worker::StepCommand&, Outcome* outcome) {
-    outcome->replies[0].o.resize(1 << 20);
-    outcome->replies[0].lse.resize(1 << 20);
+    outcome->replies[0].result = worker::ResultBytes(1 << 20);
   });
   const grpc::Status status = session.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::INTERNAL) << status.error_message();

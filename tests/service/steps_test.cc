@@ -277,30 +277,23 @@ TEST_F(StepsTest, AConflictFailsItsCallOnly) {
 // Of another size than the step's: shorter ones would be read beyond their end, longer ones would
 // bring rows of nobody.
 TEST_F(StepsTest, AResultOfAnotherSizeFailsItsStepAndIsNotRead) {
-  const auto size = [](size_t o, size_t lse) {
-    return [o, lse](const worker::StepCommand&, Outcome* outcome) {
-      outcome->replies[0].o.resize(o);
-      outcome->replies[0].lse.resize(lse);
+  const auto size = [](size_t bytes) {
+    return [bytes](const worker::StepCommand&, Outcome* outcome) {
+      outcome->replies[0].result = worker::ResultBytes(std::string(bytes, '\0'));
     };
   };
-  const size_t lse = spec_.q_heads(), o = lse * spec_.head_dim();
+  const size_t lse = spec_.q_heads() * sizeof(float), o = lse * spec_.head_dim();
   group_->Hold();
   int number = 0;
-  for (const auto& [wrong_o, wrong_lse] : {std::pair{o - 1, lse},
-                                           {o + 1, lse},
-                                           {o, lse - 1},
-                                           {o, lse + 1},
-                                           {o * 1000, lse * 1000},
-                                           {size_t{0}, size_t{0}},
-                                           {size_t{0}, lse},
-                                           {o, size_t{0}}}) {
+  for (const size_t wrong :
+       {o + lse - 1, o + lse + 1, o + lse - sizeof(float), (o + lse) * 1000, size_t{0}, lse, o}) {
     const std::string name = "wrong" + std::to_string(number++);
     v1::AttendRequest request = Token(1, 0);
     request.set_return_lse(true);
     Attend(name, request);
-    group_->ReleaseOne(size(wrong_o, wrong_lse));
+    group_->ReleaseOne(size(wrong));
     const absl::Status status = answers_->Wait(name);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << wrong_o << ", " << wrong_lse;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << wrong;
     EXPECT_THAT(std::string(status.message()),
                 ::testing::HasSubstr("rank 0 answered a step of 1 rows"));
   }

@@ -53,6 +53,23 @@ INSTANTIATE_TEST_SUITE_P(
                        kPageSizes),
     BoundaryName);
 
+// ---- results: every format, in memory and in the reply ----------------------------------------
+
+class Outputs : public ::testing::TestWithParam<int> {};
+
+TEST_P(Outputs, AreTheNumbersInEveryFormatAndPlace) {
+  const CacheSpec spec = GeometrySpec(DType::kFp8E4M3, 128, 4);
+  const TestHost::Options options{.checks_outputs = true};
+  ThreadRanks prompts(GetParam(), Poisoned());
+  RunDecodeVerifyPrefill(prompts, spec, options, /*many=*/70);
+  ThreadRanks batches(GetParam(), Poisoned());
+  RunMixedBatches(batches, spec, options);
+  ThreadRanks drafts(GetParam(), Poisoned());
+  RunTwoDrafts(drafts, DraftSliceSpec(DType::kBf16, 128), options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Outputs, ::testing::Values(1, 3));
+
 // ---- geometry: KV types, head dims, groups ----------------------------------------------------
 
 class Geometry : public ::testing::TestWithParam<std::tuple<DType, HeadDims, int>> {};

@@ -125,8 +125,8 @@ class StepRegionsTest : public ::testing::Test {
     step_.q = {.dtype = DType::kBf16, .bytes = 1536, .parts = {{5, 0, 1536}}};
     step_.k = {.dtype = DType::kBf16, .bytes = 768, .parts = {{5, 1536, 256}, {6, 0, 512}}};
     step_.outputs = {
-        {.rows = 2, .format = {DType::kBf16}, .o = {5, 4096, 1024}, .lse = {6, 512, 32}},
-        {.rows = 1, .format = {DType::kF32}, .o = {5, 8192, 1024}}};
+        {.rows = 2, .format = {DType::kBf16}, .o = {{5, 4096, 1024}}, .lse = {{6, 512, 32}}},
+        {.rows = 1, .format = {DType::kF32}, .o = {{5, 8192, 1024}}}};
   }
   absl::Status Check() const {
     return CheckStepRegions(spec_, step_, [](const RegionPart& part) {
@@ -151,23 +151,23 @@ TEST_F(StepRegionsTest, PartsMustLieInOpenRegions) {
 }
 
 TEST_F(StepRegionsTest, OutputsCoverEveryRowOnce) {
-  step_.outputs[1].o.bytes = 512;
+  step_.outputs[1].o.part.bytes = 512;
   EXPECT_EQ(FieldOf(Check()), "outputs[1].o");
-  step_.outputs[1] = {.rows = 1, .o = {5, 8192, 1024}, .lse = {5, 9216, 8}};
+  step_.outputs[1] = {.rows = 1, .o = {{5, 8192, 1024}}, .lse = {{5, 9216, 8}}};
   EXPECT_EQ(FieldOf(Check()), "outputs[1].lse");
-  step_.outputs[1] = {.rows = 2, .o = {5, 8192, 2048}};
+  step_.outputs[1] = {.rows = 2, .o = {{5, 8192, 2048}}};
   EXPECT_EQ(FieldOf(Check()), "outputs[1].rows");
-  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E5M2}, .o = {5, 8192, 256}};
+  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E5M2}, .o = {{5, 8192, 256}}};
   EXPECT_EQ(FieldOf(Check()), "outputs[1].dtype");
-  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E4M3}, .o = {5, 8192, 256}};
+  step_.outputs[1] = {.rows = 1, .format = {DType::kFp8E4M3}, .o = {{5, 8192, 256}}};
   EXPECT_EQ(Check(), absl::OkStatus());
-  step_.outputs[1] = {.rows = 1, .format = {DType::kNvfp4}, .o = {5, 8192, 144}};
+  step_.outputs[1] = {.rows = 1, .format = {DType::kNvfp4}, .o = {{5, 8192, 144}}};
   EXPECT_EQ(Check(), absl::OkStatus());
-  step_.outputs[1].o.bytes = 128;
+  step_.outputs[1].o.part.bytes = 128;
   EXPECT_EQ(FieldOf(Check()), "outputs[1].o") << "without its scales";
   step_.outputs.pop_back();
   EXPECT_EQ(FieldOf(Check()), "outputs");
-  step_.outputs = {{.rows = 3, .lse = {6, 512, 48}}};
+  step_.outputs = {{.rows = 3, .lse = {{6, 512, 48}}}};
   EXPECT_EQ(Check(), absl::OkStatus()) << "the LSE alone";
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -248,13 +249,35 @@ void TestHost::StepLayer(StepKind kind, const std::vector<Move>& moves, const Pr
     step.page_copies = prepared.copies;
     step.page_updates = prepared.updates;
   }
-  const std::map<int, Reply> replies = ExecuteOk(Wrap(std::move(step)));
+  const std::map<int, Reply> replies = ExecuteOk(Wrap(step));
   CheckConflicts(moves, prepared, replies);
   const auto root = replies.find(0);
   if (root == replies.end() || !root->second.status.ok()) return;
   last_o_ = root->second.o;
   last_lse_ = root->second.lse;
+  if (options_.checks_outputs) CheckOutputs(std::move(step), root->second);
   if (!nan_tokens_) CheckRows(kind, moves, prepared, layer, q, k, v, root->second);
+}
+
+void TestHost::CheckOutputs(StepCommand step, const Reply& first) {
+  step.page_copies.clear();
+  for (StepEntry& entry : step.entries) {
+    entry.replay = step.kind != StepKind::kDflash && entry.new_tokens > 0;
+  }
+  std::vector<PagedBytes> inputs;
+  for (TensorView* tensor : {&step.q, &step.k, &step.v}) {
+    if (tensor->bytes == 0) continue;
+    inputs.emplace_back(tensor->bytes, options_.pin);
+    std::memcpy(inputs.back().data(), tensor->data, tensor->bytes);
+    tensor->data = inputs.back().data();
+    tensor->pinned = inputs.back().pinned();
+  }
+  const OutputCheck check(step.entries, Geometry(step.layer), outputs_turn_++, options_.pin);
+  step.outputs = check.outputs();
+  const std::map<int, Reply> replies = ExecuteOk(Wrap(std::move(step)));
+  if (const auto root = replies.find(0); root != replies.end() && root->second.status.ok()) {
+    check.Check(root->second, first.o, first.lse);
+  }
 }
 
 void TestHost::CheckConflicts(const std::vector<Move>& moves, const Prepared& prepared,

@@ -12,6 +12,7 @@
 
 #include "tests/support/compare.h"
 #include "tests/worker/dense_model.h"
+#include "tests/worker/output_check.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/specs.h"
 #include "worker/command.h"
@@ -39,6 +40,10 @@ class TestHost {
     std::optional<test::Tolerance> o_tolerance;
     std::optional<test::Tolerance> lse_tolerance;
     bool bf16_partials = false;  // StepCommand's
+    // Every step is repeated with outputs in all formats and places, and inputs in pinned memory
+    // where there is a pinner.
+    bool checks_outputs = false;
+    Pinner pin;
   };
 
   // Creates the cache on `ranks`, which outlive the host.
@@ -110,6 +115,8 @@ class TestHost {
   Tensor Random(DType dtype, const Prepared& prepared, int32_t StepEntry::*count, size_t row,
                 uint64_t salt) const;
   static void Encode(Tensor* tensor);
+  // Repeats a step that gave `first`.
+  void CheckOutputs(StepCommand step, const Reply& first);
   int32_t TakePage();
   void ReleasePage(int32_t page);
   Command Wrap(decltype(Command::body) body);
@@ -121,6 +128,7 @@ class TestHost {
   std::mt19937_64 page_random_;
   uint64_t number_ = 0;
   uint64_t steps_ = 0;
+  int outputs_turn_ = 0;
   std::vector<int32_t> free_pages_;
   std::vector<int32_t> holders_;  // by page
   std::map<SequenceId, Sequence> sequences_;

@@ -19,6 +19,19 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOpti
   return std::make_unique<CudaRankBackend>(std::move(rank));
 }
 
+std::shared_ptr<const void> PinHostMemory(int gpu, std::byte* data, size_t bytes) {
+  if (cudaSetDevice(gpu) != cudaSuccess ||
+      cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+    cudaGetLastError();  // it concerns nobody else
+    return nullptr;
+  }
+  // CUDA waits for copies that are under way before it lets go of the memory.
+  return {data, [gpu](const std::byte* pinned) {
+            if (cudaSetDevice(gpu) != cudaSuccess) return;
+            cudaHostUnregister(const_cast<std::byte*>(pinned));
+          }};
+}
+
 absl::StatusOr<int> CountGpus() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);

@@ -47,6 +47,7 @@ CudaRank::Workspace::Workspace(cudaStream_t stream)
       context_lse(stream),
       result_o(stream),
       result_lse(stream),
+      converted(stream),
       piece_o(stream),
       piece_lse(stream),
       arrivals(stream),

@@ -92,17 +92,16 @@ class CudaRank {
     DeviceMemory slice_o, slice_lse;      // a slice of the heads, all rows
     DeviceMemory context_o, context_lse;  // the slice of a pass that came back from the exchange
     DeviceMemory result_o, result_lse;    // rank 0, where the device merges
+    DeviceMemory converted;               // results in the formats of their callers
     PinnedMemory staged_o, staged_lse;    // results, and partials that the host exchanges
-    // What the host merged, on its way to regions, where no reply carries it.
-    PinnedMemory staged_result_o, staged_result_lse;
+    PinnedMemory staged_result_o, staged_result_lse;  // rank 0: what the host merged
     PinnedMemory staged_context_o, staged_context_lse;
     DeviceMemory piece_o, piece_lse;  // partials of jobs that attention cuts
     DeviceMemory arrivals;            // zero between launches
     DeviceMemory differs;             // [entries]: whether a repeat brings other tokens
     PinnedMemory staged_differs;
-    DeviceMemory prefill;                 // the prefill kernels' own
-    PinnedMemory staged_k16, staged_v16;  // new tokens that come as f32, for those kernels
-    DeviceMemory k16, v16;
+    DeviceMemory prefill;   // the prefill kernels' own
+    DeviceMemory k16, v16;  // new tokens that come as f32, for those kernels
     collective::ExchangeWorkspace exchange;
   };
   Workspace& workspace() { return *workspace_; }

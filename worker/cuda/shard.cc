@@ -192,7 +192,7 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
   } else {
     TRIBUTARY_RETURN_IF_ERROR(Enqueue(step, operations));
   }
-  TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionOutputs());
+  TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueOutputs());
   results->times.exchange_in_attend = rank_.group() != nullptr;
   const TimedSection timed(results->times.attend);
   return operations.Finish();

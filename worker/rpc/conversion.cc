@@ -16,6 +16,7 @@
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/head_dims.h"
+#include "kernels/output_format.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::worker {
@@ -195,6 +196,14 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
   out->set_v_dtype(ToProto(step.v.dtype));
   out->set_bf16_partials(step.bf16_partials);
   for (const Standing& standing : step.standings) Encode(standing, out->add_standings());
+  for (const StepOutput& output : step.outputs) {
+    v1::StepOutput* message = out->add_outputs();
+    message->set_rows(output.rows);
+    message->set_dtype(ToProto(output.format.dtype));
+    message->set_scale(output.format.scale);
+    message->set_o(output.o.in_reply);
+    message->set_lse(output.lse.in_reply);
+  }
 }
 
 // What a step's tensor views point to.
@@ -235,6 +244,14 @@ absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& t
   out.v = View(tensors.v, v);
   out.bf16_partials = step.bf16_partials();
   out.standings = Decode(step.standings());
+  for (const v1::StepOutput& output : step.outputs()) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const DType dtype,
+                               DecodeDType(output.dtype(), "step.outputs.dtype"));
+    out.outputs.push_back({.rows = output.rows(),
+                           .format = {dtype, output.scale()},
+                           .o = {.in_reply = output.o()},
+                           .lse = {.in_reply = output.lse()}});
+  }
   return out;
 }
 
@@ -392,14 +409,22 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
 size_t MostReplyBytes(const Command& command) {
   constexpr size_t kRest = 1024;  // number, rank, times and status
   const auto* step = std::get_if<StepCommand>(&command.body);
-  if (step == nullptr || !step->result_in_reply || step->q.bytes == 0) return kRest;
+  if (step == nullptr || step->q.bytes == 0) return kRest;
   // O has at most as many elements as Q (the table of head dims has no value wider than its key),
   // and an LSE comes with at least 64 of them.
   static_assert(std::all_of(kHeadDims.begin(), kHeadDims.end(), [](const HeadDims& row) {
     return row.key_dim >= 64 && row.value_dim <= row.key_dim;
   }));
   const size_t elements = step->q.bytes * 8 / static_cast<size_t>(BitsOf(step->q.dtype));
-  return kRest + sizeof(float) * (elements + elements / 64);
+  // As if all rows were wanted as the widest of the outputs.
+  size_t o = step->outputs.empty() ? sizeof(float) * elements : 0;
+  bool lse = step->outputs.empty();
+  for (const StepOutput& output : step->outputs) {
+    const size_t bytes = OutputBytes(output.format.dtype, static_cast<int64_t>(elements));
+    if (output.o.in_reply) o = std::max(o, bytes);
+    lse |= output.lse.in_reply;
+  }
+  return kRest + o + (lse ? sizeof(float) * elements / 64 : 0);
 }
 
 v1::WorkerMessage EncodeReply(const Reply& reply) {
@@ -412,6 +437,9 @@ v1::WorkerMessage EncodeReply(const Reply& reply) {
   out->mutable_conflicts()->Add(reply.conflicts.begin(), reply.conflicts.end());
   out->mutable_o()->Add(reply.o.begin(), reply.o.end());
   out->mutable_lse()->Add(reply.lse.begin(), reply.lse.end());
+  if (!reply.result.empty()) {
+    out->set_result(reply.result.data(), reply.result.size());
+  }
   out->set_plan_seconds(reply.times.plan);
   out->set_append_seconds(reply.times.append);
   out->set_attend_seconds(reply.times.attend);
@@ -421,7 +449,7 @@ v1::WorkerMessage EncodeReply(const Reply& reply) {
   return message;
 }
 
-absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message) {
+absl::StatusOr<Reply> DecodeReply(uint64_t epoch, v1::CommandReply message) {
   Reply out;
   out.epoch = epoch;
   out.number = message.number();
@@ -434,6 +462,7 @@ absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& messag
   out.conflicts.assign(message.conflicts().begin(), message.conflicts().end());
   out.o.assign(message.o().begin(), message.o().end());
   out.lse.assign(message.lse().begin(), message.lse().end());
+  out.result = ResultBytes(std::move(*message.mutable_result()));
   out.more_memory = message.more_memory();
   out.times = {.plan = message.plan_seconds(),
                .append = message.append_seconds(),

@@ -36,7 +36,7 @@ v1::WorkerMessage EncodeReply(const Reply& reply);
 
 // The most bytes that rank 0's reply to a command takes when it is encoded, without its conflicts.
 size_t MostReplyBytes(const Command& command);
-absl::StatusOr<Reply> DecodeReply(uint64_t epoch, const v1::CommandReply& message);
+absl::StatusOr<Reply> DecodeReply(uint64_t epoch, v1::CommandReply message);
 
 // Statuses travel with their payloads, so the field that an error names arrives, too.
 google::rpc::Status EncodeStatus(const absl::Status& status);

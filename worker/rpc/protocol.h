@@ -6,7 +6,7 @@
 namespace tributary::worker {
 
 // The version of worker.proto. It is raised by a change that an older end would misread.
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 
 // The version of this build. Ranks of different builds may compute differently, so they never form
 // a group.

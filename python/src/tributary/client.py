@@ -15,6 +15,23 @@ from .session import MEMORIES, Session
 
 _KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16")
 _MODES = {"causal": 1, "dflash": 2}
+_UPDATES = {"open": 1, "fork": 2, "truncate": 3, "close": 4}
+
+
+def _update(update: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    """A change as the core takes it: kind, sequence, parent, length."""
+    match update:
+        case ("open",):
+            return (_UPDATES["open"], 0, 0, 0)
+        case ("fork", parent):
+            return (_UPDATES["fork"], 0, parent, -1)
+        case ("fork", parent, length):
+            return (_UPDATES["fork"], 0, parent, length)
+        case ("truncate", sequence, length):
+            return (_UPDATES["truncate"], sequence, 0, length)
+        case ("close", sequence):
+            return (_UPDATES["close"], sequence, 0, 0)
+    raise ValueError(f"updates: {update!r} is no change of a sequence")
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,17 @@ class Cache:
     def close(self, sequence: int, *, timeout: float | None = None) -> None:
         """Closes a sequence and frees its pages."""
         self._core.close_sequence(self.id, sequence, timeout)
+
+    def update(self, updates: Sequence[tuple[Any, ...]], *, timeout: float | None = None) -> list[int]:
+        """Changes many sequences in one call, in order, all of them or none; returns the sequence of each change.
+
+        Parameters
+        ----------
+        updates : sequence of tuples
+            ``("open",)``, ``("fork", parent)``, ``("fork", parent, length)``, ``("truncate", sequence, length)`` or
+            ``("close", sequence)``, each as the method of its name.
+        """
+        return self._core.update_sequences(self.id, [_update(update) for update in updates], timeout)
 
     def session(
         self,

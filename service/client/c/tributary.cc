@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "service/client/c/boundary.h"
@@ -260,6 +261,30 @@ tributary_code tributary_truncate_sequence(tributary_client* client, const char*
 tributary_code tributary_close_sequence(tributary_client* client, const char* cache,
                                         uint64_t sequence, tributary_error** error) {
   return Guarded(error, [&] { return client->client->CloseSequence(Text(cache), sequence); });
+}
+
+tributary_code tributary_update_sequences(tributary_client* client, const char* cache,
+                                          tributary_update* updates, int32_t count,
+                                          tributary_error** error) {
+  using Kind = tributary::client::SequenceUpdate::Kind;
+  return Guarded(error, [&]() -> absl::Status {
+    std::vector<tributary::client::SequenceUpdate> changes;
+    for (int32_t i = 0; i < count; ++i) {
+      const tributary_update& update = updates[i];
+      if (update.kind < TRIBUTARY_OPEN || update.kind > TRIBUTARY_CLOSE) {
+        return tributary::InvalidField(absl::StrCat("updates[", i, "].kind"), "is unknown");
+      }
+      changes.push_back({.kind = static_cast<Kind>(update.kind - TRIBUTARY_OPEN),
+                         .sequence_id = update.sequence,
+                         .parent_id = update.parent});
+      const bool whole_fork = update.kind == TRIBUTARY_FORK && update.length < 0;
+      if (!whole_fork) changes.back().length = update.length;
+    }
+    const auto sequences = client->client->UpdateSequences(Text(cache), changes);
+    if (!sequences.ok()) return sequences.status();
+    for (int32_t i = 0; i < count; ++i) updates[i].sequence = (*sequences)[i];
+    return absl::OkStatus();
+  });
 }
 
 tributary_code tributary_append(tributary_client* client, const tributary_call* call,

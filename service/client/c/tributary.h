@@ -171,6 +171,27 @@ tributary_code tributary_truncate_sequence(tributary_client* client, const char*
 tributary_code tributary_close_sequence(tributary_client* client, const char* cache,
                                         uint64_t sequence, tributary_error** error);
 
+typedef enum tributary_update_kind {
+  TRIBUTARY_OPEN = 1,
+  TRIBUTARY_FORK = 2,
+  TRIBUTARY_TRUNCATE = 3,
+  TRIBUTARY_CLOSE = 4
+} tributary_update_kind;
+
+/* One of many changes, as the call of its name above makes it. */
+typedef struct tributary_update {
+  tributary_update_kind kind;
+  uint64_t sequence; /* truncated or closed; opened or made: 0, the call tells which */
+  uint64_t parent;   /* of a fork */
+  int64_t length;    /* of a truncation; of a fork, < 0: all that the parent holds */
+} tributary_update;
+
+/* Makes the changes in one call, in order, all of them or none. An error names the one it is about,
+ * "updates[i].*". */
+tributary_code tributary_update_sequences(tributary_client* client, const char* cache,
+                                          tributary_update* updates, int32_t count,
+                                          tributary_error** error);
+
 typedef enum tributary_mode { TRIBUTARY_CAUSAL = 1, TRIBUTARY_DFLASH = 2 } tributary_mode;
 
 typedef struct tributary_entry {

@@ -204,6 +204,34 @@ class GroupsClient final : public Client {
     return In(**group)->CloseSequence(cache_id, sequence_id);
   }
 
+  // All of them or none: so they are of one group.
+  absl::StatusOr<std::vector<uint64_t>> UpdateSequences(
+      const std::string& cache_id, const std::vector<SequenceUpdate>& updates) override {
+    GroupPtr all;
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const SequenceUpdate& update = updates[i];
+      const bool forks = update.kind == SequenceUpdate::Kind::kFork;
+      const uint64_t id = forks ? update.parent_id : update.sequence_id;
+      if (id == 0) continue;  // it opens one anywhere
+      const std::string field = absl::StrCat("updates[", i, "]");
+      const absl::StatusOr<GroupPtr> group = table_->Of(id, field);
+      if (!group.ok()) return group.status();
+      if (all == nullptr) all = *group;
+      if (all != *group) return InvalidField(field, "is of another group than those before it");
+    }
+    if (all == nullptr) {
+      const std::vector<GroupPtr> order = table_->PlacementFor(cache_id);
+      if (order.empty()) return absl::UnavailableError("no group answers");
+      all = order.front();
+    }
+    return In(*all)->UpdateSequences(cache_id, updates);
+  }
+
+  absl::StatusOr<std::shared_ptr<SharedBuffer>> AllocateShared(uint64_t) override {
+    return absl::FailedPreconditionError(
+        "memory is shared with one service: connect to the group that is to use it");
+  }
+
   absl::Status Append(const AppendCall& call) override {
     if (absl::Status status = CheckCall(call); !status.ok()) return status;
     std::vector<GroupPtr> groups;

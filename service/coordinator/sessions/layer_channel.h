@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,10 +15,11 @@
 
 namespace tributary::service {
 
-// One layer of a step.
+// One layer of a step, or a piece of one.
 struct LayerCall {
   uint64_t step_id = 0;
   int32_t layer = 0;   // of the cache
+  int32_t piece = 0;   // of the layer
   uint32_t count = 0;  // the session's number of it
   worker::LayerGeometry geometry;
   int32_t query_rows = 0;
@@ -29,8 +31,8 @@ struct LayerTensors {
   worker::TensorView q;
   worker::TensorView k;
   worker::TensorView v;
-  std::byte* output = nullptr;        // null in an append-only step
-  std::byte* lse = nullptr;           // null where none is wanted
+  worker::OutputPlace output;         // nowhere in an append-only step
+  worker::OutputPlace lse;            // nowhere where none is wanted
   std::shared_ptr<const void> owner;  // keeps all of them
 };
 
@@ -46,8 +48,9 @@ class LayerChannel {
   // the status that End was given.
   virtual absl::StatusOr<LayerTensors> Take(const LayerCall& call,
                                             std::chrono::steady_clock::time_point until) = 0;
-  // The layer that was taken last is done, and its results lie where they are wanted.
-  virtual void Deliver(const LayerCall& call) = 0;
+  // The layer that was taken last is done. `result`: its output and then its LSEs where they came
+  // in the workers' reply; empty where the workers have put them into their places.
+  virtual void Deliver(const LayerCall& call, std::span<const std::byte> result) = 0;
   // Ends every wait of both sides. Only the first call counts.
   virtual void End(const absl::Status& why) = 0;
 };

@@ -1,5 +1,6 @@
 #include "service/coordinator/sessions/mailbox_channel.h"
 
+#include <cstring>
 #include <utility>
 
 #include "base/mailbox/cpu_doorbell.h"
@@ -8,9 +9,9 @@
 namespace tributary::service {
 namespace {
 
-worker::TensorView ViewOf(const std::byte* data, size_t bytes, DType dtype) {
+worker::TensorView ViewOf(const std::byte* data, size_t bytes, DType dtype, bool pinned) {
   if (bytes == 0) return {};
-  return {.data = data, .dtype = dtype, .bytes = bytes};
+  return {.data = data, .dtype = dtype, .bytes = bytes, .pinned = pinned};
 }
 
 }  // namespace
@@ -30,16 +31,26 @@ absl::StatusOr<LayerTensors> MailboxChannel::Take(const LayerCall& call,
       worker::SlotBytes(call.geometry, terms_.command, call.query_rows, call.new_tokens);
   const mailbox::Layout& layout = mailbox_->layout();
   std::byte* const slot = mailbox_->SlotOf(call.count);
-  LayerTensors tensors{.q = ViewOf(slot + layout.q, bytes.q, terms_.command.q_dtype),
-                       .k = ViewOf(slot + layout.k, bytes.k, terms_.command.kv_dtype),
-                       .v = ViewOf(slot + layout.v, bytes.v, terms_.command.kv_dtype),
+  const bool pinned = mailbox_->pinned();
+  LayerTensors tensors{.q = ViewOf(slot + layout.q, bytes.q, terms_.command.q_dtype, pinned),
+                       .k = ViewOf(slot + layout.k, bytes.k, terms_.command.kv_dtype, pinned),
+                       .v = ViewOf(slot + layout.v, bytes.v, terms_.command.kv_dtype, pinned),
                        .owner = mailbox_};
-  if (bytes.output > 0) tensors.output = slot + layout.output;
-  if (bytes.output > 0 && terms_.command.return_lse) tensors.lse = slot + layout.lse;
+  if (bytes.output == 0) return tensors;
+  tensors.output = {.data = slot + layout.output, .pinned = pinned};
+  if (terms_.command.return_lse) tensors.lse = {.data = slot + layout.lse, .pinned = pinned};
   return tensors;
 }
 
-void MailboxChannel::Deliver(const LayerCall& call) {
+void MailboxChannel::Deliver(const LayerCall& call, std::span<const std::byte> result) {
+  if (!result.empty()) {
+    const mailbox::SlotRoom bytes =
+        worker::SlotBytes(call.geometry, terms_.command, call.query_rows, call.new_tokens);
+    std::byte* const slot = mailbox_->SlotOf(call.count);
+    std::memcpy(slot + mailbox_->layout().output, result.data(), bytes.output);
+    result = result.subspan(bytes.output);
+    if (!result.empty()) std::memcpy(slot + mailbox_->layout().lse, result.data(), result.size());
+  }
   mailbox::Ring(mailbox_->finished(), call.count + 1);
 }
 

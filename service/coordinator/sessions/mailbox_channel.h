@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/sync/mutex.h"
 #include "service/coordinator/sessions/layer_channel.h"
@@ -22,7 +23,7 @@ class MailboxChannel final : public LayerChannel {
 
   absl::StatusOr<LayerTensors> Take(const LayerCall& call,
                                     std::chrono::steady_clock::time_point until) override;
-  void Deliver(const LayerCall& call) override;
+  void Deliver(const LayerCall& call, std::span<const std::byte> result) override;
   void End(const absl::Status& why) override;
 
  private:

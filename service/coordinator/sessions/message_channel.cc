@@ -41,21 +41,13 @@ absl::StatusOr<LayerTensors> MessageChannel::Take(const LayerCall& call,
   }
   on_room_();
   TRIBUTARY_RETURN_IF_ERROR(Check(call, *layer));
-  taken_ = std::make_shared<Taken>(Taken{.input = layer});
   LayerTensors tensors{.q = ViewOf(layer->q(), terms_.command.q_dtype),
                        .k = ViewOf(layer->k(), terms_.command.kv_dtype),
                        .v = ViewOf(layer->v(), terms_.command.kv_dtype),
-                       .owner = taken_};
-  const mailbox::SlotRoom bytes = BytesOf(call);
-  v1::LayerOutput* output = taken_->result.mutable_layer();
-  output->set_step_id(call.step_id);
-  output->set_layer(call.layer);
-  const auto place = [](std::string* to, size_t size) {
-    to->resize(size);
-    return size == 0 ? nullptr : reinterpret_cast<std::byte*>(to->data());
-  };
-  tensors.output = place(output->mutable_output(), bytes.output);
-  tensors.lse = place(output->mutable_lse(), terms_.command.return_lse ? bytes.lse : 0);
+                       .owner = layer};
+  if (call.query_rows == 0) return tensors;
+  tensors.output = {.in_reply = true};
+  tensors.lse = {.in_reply = terms_.command.return_lse};
   return tensors;
 }
 
@@ -72,15 +64,28 @@ absl::Status MessageChannel::Check(const LayerCall& call, const v1::LayerInput& 
     return InvalidField("layer.layer",
                         absl::StrCat("the next is layer ", call.layer, ", not ", layer.layer()));
   }
+  if (layer.piece() != call.piece) {
+    return InvalidField("layer.piece",
+                        absl::StrCat("the next is piece ", call.piece, ", not ", layer.piece()));
+  }
   const mailbox::SlotRoom bytes = BytesOf(call);
   TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.q(), bytes.q, "layer.q"));
   TRIBUTARY_RETURN_IF_ERROR(CheckSize(layer.k(), bytes.k, "layer.k"));
   return CheckSize(layer.v(), bytes.v, "layer.v");
 }
 
-void MessageChannel::Deliver(const LayerCall& call) {
-  send_(std::move(taken_->result));
-  taken_.reset();
+void MessageChannel::Deliver(const LayerCall& call, std::span<const std::byte> result) {
+  v1::SessionReply reply;
+  v1::LayerOutput* const layer = reply.mutable_layer();
+  layer->set_step_id(call.step_id);
+  layer->set_layer(call.layer);
+  layer->set_piece(call.piece);
+  if (!result.empty()) {
+    const size_t output = BytesOf(call).output;
+    layer->set_output(result.data(), output);
+    layer->set_lse(result.data() + output, result.size() - output);
+  }
+  send_(std::move(reply));
 }
 
 void MessageChannel::End(const absl::Status& why) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <span>
 
 #include "base/mailbox/layout.h"
 #include "base/sync/mutex.h"
@@ -26,7 +27,7 @@ class MessageChannel final : public LayerChannel {
 
   absl::StatusOr<LayerTensors> Take(const LayerCall& call,
                                     std::chrono::steady_clock::time_point until) override;
-  void Deliver(const LayerCall& call) override;
+  void Deliver(const LayerCall& call, std::span<const std::byte> result) override;
   void End(const absl::Status& why) override;
 
   // A layer has come. Layers of refused steps are left out.
@@ -39,12 +40,6 @@ class MessageChannel final : public LayerChannel {
  private:
   using LayerPtr = std::shared_ptr<const v1::LayerInput>;
 
-  // A layer that is being computed. A slow worker may hold it for longer than the session lives.
-  struct Taken {
-    LayerPtr input;
-    v1::SessionReply result;
-  };
-
   // Steps that were refused lately are remembered: a host may have sent layers before it knew.
   static constexpr size_t kRemembered = 64;
 
@@ -54,8 +49,6 @@ class MessageChannel final : public LayerChannel {
   const SessionTerms terms_;
   const std::function<void(v1::SessionReply)> send_;
   const std::function<void()> on_room_;
-
-  std::shared_ptr<Taken> taken_;  // of the thread that takes
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -1,8 +1,8 @@
 #include "service/coordinator/sessions/sequenced_runner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -10,11 +10,12 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "kernels/cpu/backend.h"
+#include "base/sync/spin.h"
 #include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/mailbox_channel.h"
 #include "service/coordinator/sessions/message_channel.h"
 #include "service/schedule/step_batch.h"
+#include "worker/choose_path.h"
 
 namespace tributary::service {
 namespace {
@@ -30,8 +31,10 @@ class Answer {
     there_ = true;
     changed_.NotifyAll();
   }
-  // Every group answers every command by its deadline, so this ends.
-  Outcome Wait() {
+  // Every group answers every command by its deadline, so this ends. `spin`: for how long it looks
+  // before it sleeps.
+  Outcome Wait(std::chrono::nanoseconds spin) {
+    SpinUntil([this] { return there_.load(std::memory_order_relaxed); }, spin);
     const MutexLock lock(mutex_);
     while (!there_) changed_.Wait(mutex_);
     return std::move(outcome_);
@@ -41,18 +44,20 @@ class Answer {
   Mutex mutex_;
   CondVar changed_;
   Outcome outcome_ TRIBUTARY_GUARDED_BY(mutex_);
-  bool there_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> there_{false};  // written under the mutex
 };
 
-// Adds the entries of a step whose repeated tokens differ on some rank, each once.
+// Adds the entries of a step whose repeated tokens differ on some rank, each once. The ranks speak
+// of the parts of a piece.
 absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
-                          worker::SessionNews* news) {
-  for (const int32_t entry : ConflictsOf(outcome)) {
-    if (entry < 0 || static_cast<size_t>(entry) >= step.entries.size()) {
+                          const mailbox::Piece& piece, worker::SessionNews* news) {
+  for (const int32_t part : ConflictsOf(outcome)) {
+    if (part < 0 || static_cast<size_t>(part) >= piece.parts.size()) {
       return absl::InternalError(
-          absl::StrCat("a rank speaks of entry ", entry, " of a step of ", step.entries.size()));
+          absl::StrCat("a rank speaks of entry ", part, " of a step of ", piece.parts.size()));
     }
-    const std::pair<uint32_t, int32_t> conflict = {step.first_count, entry};
+    const std::pair<uint32_t, int32_t> conflict = {step.first_count,
+                                                   piece.parts[static_cast<size_t>(part)].entry};
     if (absl::c_find(news->conflicts, conflict) == news->conflicts.end()) {
       news->conflicts.push_back(conflict);
     }
@@ -60,10 +65,34 @@ absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
   return absl::OkStatus();
 }
 
-// Rounds a result to the host's format, where the host wants it.
-void WriteResult(const worker::Reply& reply, const OutputFormat& format, const LayerTensors& to) {
-  if (to.output != nullptr) cpu::StoreOutput(format, reply.o.data(), reply.o.size(), to.output);
-  if (to.lse != nullptr) std::memcpy(to.lse, reply.lse.data(), reply.lse.size() * sizeof(float));
+// Workers that are sent tensors send results back, too.
+worker::OutputPlace ForWorkers(const worker::OutputPlace& place, bool sends_tensors) {
+  if (sends_tensors && place.data != nullptr) return {.in_reply = true};
+  return place;
+}
+
+// The entries of a piece, and what they need.
+std::vector<worker::StepEntry> EntriesOf(const AcceptedStep& step, const mailbox::Piece& piece) {
+  std::vector<worker::StepEntry> entries;
+  entries.reserve(piece.parts.size());
+  for (const mailbox::PiecePart& part : piece.parts) {
+    entries.push_back(step.entries[static_cast<size_t>(part.entry)]);
+    entries.back().first_position += part.offset;
+    entries.back().query_rows = part.rows;
+    entries.back().new_tokens = part.tokens;
+  }
+  return entries;
+}
+
+worker::StepKind KindOf(const AcceptedStep& step, const mailbox::Piece& piece) {
+  if (step.kind == worker::StepKind::kDflash || step.pieces.size() == 1) return step.kind;
+  int32_t rows = 0;
+  int32_t tokens = 0;
+  for (const mailbox::PiecePart& part : piece.parts) {
+    rows = std::max(rows, part.rows);
+    tokens = std::max(tokens, part.tokens);
+  }
+  return worker::ChoosePath(rows, tokens);
 }
 
 class MessageRunner final : public SequencedRunner {
@@ -167,8 +196,10 @@ void SequencedRunner::Run() {
 absl::Status SequencedRunner::RunStep(const AcceptedStep& step, worker::SessionNews* news) {
   TRIBUTARY_RETURN_IF_ERROR(TellOtherGroups(step));
   for (int32_t i = 0; i < step.range.count; ++i) {
-    TRIBUTARY_RETURN_IF_ERROR(RunLayer(step, i, news));
-    ++news->ended;
+    for (int32_t piece = 0; piece < static_cast<int32_t>(step.pieces.size()); ++piece) {
+      TRIBUTARY_RETURN_IF_ERROR(RunPiece(step, i, piece, news));
+      ++news->ended;
+    }
   }
   return absl::OkStatus();
 }
@@ -190,24 +221,28 @@ absl::Status SequencedRunner::TellOtherGroups(const AcceptedStep& step) {
   return absl::OkStatus();
 }
 
-absl::Status SequencedRunner::RunLayer(const AcceptedStep& step, int32_t index,
+absl::Status SequencedRunner::RunPiece(const AcceptedStep& step, int32_t index, int32_t number,
                                        worker::SessionNews* news) {
   const int32_t layer = step.range.first + index;
+  const mailbox::Piece& piece = step.pieces[static_cast<size_t>(number)];
+  const auto pieces = static_cast<int32_t>(step.pieces.size());
   const LayerCall call{.step_id = step.step_id,
                        .layer = layer,
-                       .count = step.first_count + static_cast<uint32_t>(index),
+                       .piece = number,
+                       .count = step.first_count + static_cast<uint32_t>(index * pieces + number),
                        .geometry = worker::GeometryOf(cache_->spec, cache_->spec.layers[layer]),
-                       .query_rows = step.query_rows,
-                       .new_tokens = step.new_tokens};
+                       .query_rows = piece.rows,
+                       .new_tokens = piece.tokens};
   TRIBUTARY_ASSIGN_OR_RETURN(LayerTensors tensors,
                              channel_->Take(call, Clock::now() + terms_.command.wait_timeout));
   const LayerPlace place = cache_->layer_groups.PlaceOf(layer);
-  worker::StepCommand body{.layer = place.index, .kind = step.kind, .entries = step.entries};
+  worker::StepCommand body{
+      .layer = place.index, .kind = KindOf(step, piece), .entries = EntriesOf(step, piece)};
   for (const GroupPages& pages : step.pages) {
-    // The first layer of each group brings what changes in its pages.
+    // The first piece of each group's first layer brings what changes in its pages.
     const std::vector<int32_t>& layers = cache_->layer_groups[pages.group].layers;
     const auto first = std::lower_bound(layers.begin(), layers.end(), step.range.first);
-    if (pages.group != place.group || *first != layer) continue;
+    if (pages.group != place.group || *first != layer || number > 0) continue;
     body.page_copies = pages.page_copies;
     body.page_updates = pages.page_updates;
     body.standings = pages.standings;
@@ -215,7 +250,15 @@ absl::Status SequencedRunner::RunLayer(const AcceptedStep& step, int32_t index,
   body.q = tensors.q;
   body.k = tensors.k;
   body.v = tensors.v;
-  body.result_in_reply = call.query_rows > 0;
+  const OutputFormat format = {terms_.command.output_dtype, cache_->spec.layers[layer].o_scale};
+  std::vector<worker::StepOutput> outputs;
+  if (call.query_rows > 0) {
+    outputs.push_back({.rows = call.query_rows,
+                       .format = format,
+                       .o = ForWorkers(tensors.output, context_.sends_tensors),
+                       .lse = ForWorkers(tensors.lse, context_.sends_tensors)});
+  }
+  body.outputs = outputs;
   body.bf16_partials = terms_.command.output_dtype == DType::kBf16;
   const Outcome outcome = Execute(
       place.group, [&](const std::vector<worker::Standing>& standings, worker::Command* command) {
@@ -224,13 +267,10 @@ absl::Status SequencedRunner::RunLayer(const AcceptedStep& step, int32_t index,
         command->owner = tensors.owner;
       });
   TRIBUTARY_RETURN_IF_ERROR(outcome.status);
-  if (call.query_rows > 0) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckResult(call.geometry, call.query_rows, outcome.replies.front()));
-  }
-  TRIBUTARY_RETURN_IF_ERROR(AddConflicts(outcome, step, news));
-  WriteResult(outcome.replies.front(),
-              {terms_.command.output_dtype, cache_->spec.layers[layer].o_scale}, tensors);
-  channel_->Deliver(call);
+  const worker::Reply& merged = outcome.replies.front();
+  if (!outputs.empty()) TRIBUTARY_RETURN_IF_ERROR(CheckResult(call.geometry, outputs, merged));
+  TRIBUTARY_RETURN_IF_ERROR(AddConflicts(outcome, step, piece, news));
+  channel_->Deliver(call, {merged.result.data(), merged.result.size()});
   return absl::OkStatus();
 }
 
@@ -248,7 +288,9 @@ Outcome SequencedRunner::Execute(int32_t group, const FillWith& fill) {
         [fill, standings](worker::Command* command) { fill(standings, command); },
         [answer](Outcome outcome) { answer->Set(std::move(outcome)); });
   }
-  Outcome outcome = answer->Wait();
+  // One processor for this thread, one for the worker's.
+  static const bool spins = std::thread::hardware_concurrency() > 2;
+  Outcome outcome = answer->Wait(spins ? kSpin : std::chrono::microseconds(0));
   if (!outcome.status.ok() && !standings.empty()) {
     const CriticalSection section(context_.lock);
     if (context_.serving.epoch() == epoch_) {

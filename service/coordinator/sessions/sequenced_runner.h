@@ -26,6 +26,7 @@ struct SequencedContext {
   const ServingState& serving;
   GroupCommands& commands;
   std::chrono::milliseconds retry_delay;  // that callers are asked for after an abort
+  bool sends_tensors = false;             // WorkerGroup::sends_tensors
 };
 
 // The session's one thread waits for the host, gives the layer to the workers, waits for them, and
@@ -52,7 +53,9 @@ class SequencedRunner : public SessionRunner {
   AcceptedStepPtr NextStep();
   // Counts what it has done in `news`.
   absl::Status RunStep(const AcceptedStep& step, worker::SessionNews* news);
-  absl::Status RunLayer(const AcceptedStep& step, int32_t index, worker::SessionNews* news);
+  // Piece `piece` of the step's layer number `index`.
+  absl::Status RunPiece(const AcceptedStep& step, int32_t index, int32_t piece,
+                        worker::SessionNews* news);
   // Tells the workers the tables of groups that have no layer in the step.
   absl::Status TellOtherGroups(const AcceptedStep& step);
   // Fills a command of a group of layers, with how sequences of the group stand by now.

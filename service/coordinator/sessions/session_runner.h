@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mailbox/pieces.h"
 #include "service/coordinator/critical_section.h"
 #include "service/data/coordinator_lock.h"
 #include "service/schedule/range_steps.h"
@@ -22,11 +23,10 @@ struct AcceptedStep {
   uint64_t step_id = 0;
   worker::StepKind kind = worker::StepKind::kDecode;
   LayerRange range;
-  int32_t query_rows = 0;  // sums over entries
-  int32_t new_tokens = 0;
-  uint32_t first_count = 0;  // the session's number of its first layer
+  uint32_t first_count = 0;  // the session's number of the first piece of its first layer
   std::vector<worker::StepEntry> entries;
-  std::vector<GroupPages> pages;  // that the workers are told of before its first layer
+  std::vector<mailbox::Piece> pieces;  // that each layer goes in
+  std::vector<GroupPages> pages;       // that the workers are told of before its first layer
 };
 
 using AcceptedStepPtr = std::shared_ptr<const AcceptedStep>;

@@ -35,6 +35,10 @@ class MockClient : public client::Client {
   MOCK_METHOD(absl::StatusOr<int64_t>, TruncateSequence, (const std::string&, uint64_t, int64_t),
               (override));
   MOCK_METHOD(absl::Status, CloseSequence, (const std::string&, uint64_t), (override));
+  MOCK_METHOD(absl::StatusOr<std::vector<uint64_t>>, UpdateSequences,
+              (const std::string&, const std::vector<client::SequenceUpdate>&), (override));
+  MOCK_METHOD(absl::StatusOr<std::shared_ptr<client::SharedBuffer>>, AllocateShared, (uint64_t),
+              (override));
   MOCK_METHOD(absl::Status, Append, (const client::AppendCall&), (override));
   MOCK_METHOD(absl::Status, Attend, (const client::AttendCall&), (override));
   MOCK_METHOD(void, AttendAsync, (const client::AttendCall&, std::function<void(absl::Status)>),

@@ -42,7 +42,7 @@ class DeviceCallTest : public ::testing::Test {
 TEST_F(DeviceCallTest, TensorsAreNamedAndNothingIsCopied) {
   ASSERT_TRUE(CheckCall(call_).ok());
   v1::AttendRequest request = DescribeCall(call_);
-  PlaceTensors(call_, nullptr, request);
+  PlaceTensors(call_, {}, nullptr, request);
   const auto expect = [](const v1::Tensor& tensor, uint64_t offset) {
     EXPECT_EQ(tensor.shared_memory().region(), "gpu");
     EXPECT_EQ(tensor.shared_memory().offset(), offset);
@@ -55,7 +55,7 @@ TEST_F(DeviceCallTest, TensorsAreNamedAndNothingIsCopied) {
   EXPECT_EQ(request.output().dtype(), v1::DTYPE_BF16);
   EXPECT_EQ(request.lse().shape_size(), 2);
   EXPECT_TRUE(CheckSize(call_, request, 1000).ok()) << "far less than the tensors";
-  EXPECT_TRUE(TakeResults(call_, nullptr, v1::AttendReply()).ok());
+  EXPECT_TRUE(TakeResults(call_, {}, nullptr, v1::AttendReply()).ok());
 
   AppendCall append{.entries = {{1, 0, 2}}, .dtype = v1::DTYPE_BF16, .k = At(64), .v = At(1024)};
   append.kv_heads = 2;
@@ -63,7 +63,7 @@ TEST_F(DeviceCallTest, TensorsAreNamedAndNothingIsCopied) {
   append.device = call_.device;
   ASSERT_TRUE(CheckCall(append).ok());
   v1::AppendRequest appended = DescribeCall(append);
-  PlaceTensors(append, nullptr, appended);
+  PlaceTensors(append, {}, nullptr, appended);
   expect(appended.k(), 64);
   expect(appended.v(), 1024);
 }

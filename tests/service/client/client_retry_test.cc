@@ -82,6 +82,10 @@ std::vector<UnaryCall> UnaryCalls() {
       {"ForkSequence", [](Client& c) { return c.ForkSequence("cache", 5, 1).status(); }},
       {"TruncateSequence", [](Client& c) { return c.TruncateSequence("cache", 5, 1).status(); }},
       {"CloseSequence", [](Client& c) { return c.CloseSequence("cache", 5); }},
+      {"UpdateSequences",
+       [](Client& c) {
+         return c.UpdateSequences("cache", {{.kind = SequenceUpdate::Kind::kOpen}}).status();
+       }},
       {"GetTopology", [](Client& c) { return c.GetTopology({}).status(); }},
       {"GetLimits", [](Client& c) { return c.GetLimits().status(); }},
       {"Append",
@@ -248,6 +252,26 @@ TEST_F(ClientRetryTest, AForkThatSucceededUnheardReturnsItsChild) {
   EXPECT_EQ(service_.ids, (std::vector<uint64_t>{*child, *child}));
   EXPECT_TRUE(absl::IsAlreadyExists(client->ForkSequence("cache", 1, std::nullopt).status()))
       << "not after a failed attempt: somebody else's";
+}
+
+// All updates of a call are made or none, so one that can only have been made by it tells of all.
+TEST_F(ClientRetryTest, UpdatesThatSucceededUnheardReturnTheirSequences) {
+  using Kind = SequenceUpdate::Kind;
+  const auto client = Connect();
+  service_.on_unary = [](const std::string&, int attempt) {
+    return attempt % 2 == 1 ? GrpcError(grpc::StatusCode::UNAVAILABLE, 1)
+                            : GrpcError(grpc::StatusCode::ALREADY_EXISTS);
+  };
+  const auto made =
+      client->UpdateSequences("cache", {{.kind = Kind::kTruncate, .sequence_id = 1, .length = 3},
+                                        {.kind = Kind::kFork, .parent_id = 1}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_EQ(made->size(), 2u);
+  EXPECT_EQ(made->front(), 1u);
+  EXPECT_EQ(service_.ids, (std::vector<uint64_t>{made->back(), made->back()}));
+  const auto named =
+      client->UpdateSequences("cache", {{.kind = Kind::kFork, .sequence_id = 7, .parent_id = 1}});
+  EXPECT_TRUE(absl::IsAlreadyExists(named.status())) << "it may be somebody else's";
 }
 
 TEST_F(ClientRetryTest, OpeningRepeatsOneIdAndNeverUsesItTwice) {

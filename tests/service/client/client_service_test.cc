@@ -327,6 +327,99 @@ TEST_F(ClientServiceTest, ManyThreadsShareAClient) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// What lies in shared memory is read and written there, everything else is copied, tensor by
+// tensor.
+TEST_F(ClientServiceTest, TensorsMayLieWhereTheServiceReadsAndWritesThem) {
+  const Tokens tokens(40, 4);
+  for (const size_t pool : {size_t{0}, size_t{1} << 20}) {
+    const auto client = Connect(pool);
+    Results expected(tokens);
+    const auto sequence = client->OpenSequence(kCache);
+    ASSERT_TRUE(sequence.ok());
+    const AttendCall plain = CallOf(tokens, expected, *sequence, 0, 40);
+    ASSERT_EQ(client->Attend(plain), absl::OkStatus());
+    const auto shared = client->AllocateShared(1 << 20);
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    ASSERT_EQ((*shared)->bytes(), uint64_t{1} << 20);
+    std::byte* const memory = (*shared)->data();
+    const size_t row = size_t{40} * kHeadDim * sizeof(uint16_t);
+    const size_t lse_bytes = size_t{40} * kQHeads * sizeof(float);
+    for (int mask = 0; mask < 32; ++mask) {
+      std::memset(memory, 0xa5, 1 << 20);
+      Results results(tokens);
+      AttendCall call = CallOf(tokens, results, *sequence, 0, 40);
+      const auto input = [&](int bit, size_t at, size_t bytes, const void** tensor) {
+        if ((mask & (1 << bit)) == 0) return;
+        std::memcpy(memory + at, *tensor, bytes);
+        *tensor = memory + at;
+      };
+      input(0, 0, kQHeads * row, &call.q);
+      input(1, 100'000, kKvHeads * row, &call.k);
+      input(2, 200'000, kKvHeads * row, &call.v);
+      if ((mask & 8) != 0) call.output = memory + 300'000;
+      if ((mask & 16) != 0) call.lse = reinterpret_cast<float*>(memory + 400'000);
+      ASSERT_EQ(client->Attend(call), absl::OkStatus()) << mask;
+      EXPECT_EQ(std::memcmp(call.output, plain.output, kQHeads * row), 0) << mask;
+      EXPECT_EQ(std::memcmp(call.lse, plain.lse, lse_bytes), 0) << mask;
+      EXPECT_EQ(memory[500'000], std::byte{0xa5});
+    }
+    std::byte* const k = memory + 100'000;
+    const AppendCall append{.cache_id = kCache,
+                            .layer = 1,
+                            .entries = {{*sequence, 0, 40}},
+                            .dtype = v1::DTYPE_BF16,
+                            .k = k,
+                            .v = memory + 200'000,
+                            .kv_heads = kKvHeads,
+                            .head_dim = kHeadDim};
+    std::memcpy(k, tokens.K(0), kKvHeads * row);
+    std::memcpy(memory + 200'000, tokens.V(0), kKvHeads * row);
+    EXPECT_EQ(client->Append(append), absl::OkStatus());
+    EXPECT_EQ(FieldOf(client->AllocateShared(0).status()), "bytes");
+  }
+}
+
+TEST_F(ClientServiceTest, ManySequencesChangeInOneCall) {
+  using Kind = SequenceUpdate::Kind;
+  const auto client = Connect();
+  const auto opened =
+      client->UpdateSequences(kCache, {{.kind = Kind::kOpen}, {.kind = Kind::kOpen}});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const uint64_t parent = opened->front();
+  EXPECT_NE(parent, opened->back());
+  const Tokens tokens(40, 3);
+  for (const int layer : {0, 1}) {
+    ASSERT_EQ(client->Append({.cache_id = kCache,
+                              .layer = layer,
+                              .entries = {{parent, 0, 30}},
+                              .dtype = v1::DTYPE_BF16,
+                              .k = tokens.K(0),
+                              .v = tokens.V(0),
+                              .kv_heads = kKvHeads,
+                              .head_dim = kHeadDim}),
+              absl::OkStatus());
+  }
+  const auto changed = client->UpdateSequences(
+      kCache, {{.kind = Kind::kFork, .parent_id = parent},
+               {.kind = Kind::kFork, .parent_id = parent, .length = 20},
+               {.kind = Kind::kTruncate, .sequence_id = parent, .length = 10},
+               {.kind = Kind::kClose, .sequence_id = opened->back()}});
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  const std::vector<int64_t> lengths = {30, 20, 10};
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    EXPECT_EQ(*client->TruncateSequence(kCache, (*changed)[i], 99), lengths[i]);
+  }
+  const absl::Status refused =
+      client
+          ->UpdateSequences(kCache, {{.kind = Kind::kTruncate, .sequence_id = parent, .length = 1},
+                                     {.kind = Kind::kClose, .sequence_id = opened->back()}})
+          .status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_EQ(FieldOf(refused), "updates[1].close");
+  EXPECT_EQ(*client->TruncateSequence(kCache, parent, 99), 10) << "all of them or none";
+  EXPECT_EQ(FieldOf(client->UpdateSequences(kCache, {}).status()), "updates");
+}
+
 TEST_F(ClientServiceTest, SequencesForkRollBackAndClose) {
   const auto client = Connect(1 << 20);
   const Tokens tokens(40, 3);

@@ -148,6 +148,13 @@ class FakeService final : public v1::AttentionService::Service {
     Remember(request->sequence_id());
     return Unary("OpenSequence");
   }
+  grpc::Status UpdateSequences(grpc::ServerContext*, const v1::UpdateSequencesRequest* request,
+                               v1::UpdateSequencesReply*) override {
+    for (const v1::SequenceUpdate& update : request->updates()) {
+      if (update.has_fork()) Remember(update.fork().sequence_id());
+    }
+    return Unary("UpdateSequences");
+  }
   grpc::Status ForkSequence(grpc::ServerContext*, const v1::ForkSequenceRequest* request,
                             v1::ForkSequenceReply* reply) override {
     reply->set_sequence_id(request->sequence_id());

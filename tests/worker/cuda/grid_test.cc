@@ -31,6 +31,28 @@ INSTANTIATE_TEST_SUITE_P(Grid, GpuBoundary,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
                                             ::testing::Values(0, 1, 8), ::testing::Values(16, 64)));
 
+// ---- results: every format, in memory, pinned or not, and in the reply -------------------------
+
+class GpuOutputs : public ::testing::TestWithParam<std::tuple<int, DType>> {};
+
+TEST_P(GpuOutputs, AreTheNumbersInEveryFormatAndPlace) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  const auto [size, input] = GetParam();
+  const CacheSpec spec = GeometrySpec(DType::kFp8E4M3, 128, 4);
+  TestHost::Options options = GpuTolerance({.q_dtype = input, .input_dtype = input});
+  options.checks_outputs = true;
+  options.pin = [](std::byte* data, size_t bytes) { return PinHostMemory(0, data, bytes); };
+  // What one rank does is the same in any company, and so has the same bits when it is repeated.
+  GpuRanks prompts(size, {.batch_invariant = true});
+  RunDecodeVerifyPrefill(prompts, spec, options, /*many=*/300);
+  GpuRanks batches(size, {.batch_invariant = true});
+  RunMixedBatches(batches, spec, options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, GpuOutputs,
+                         ::testing::Combine(::testing::Values(1, 2),
+                                            ::testing::Values(DType::kBf16, DType::kF32)));
+
 // ---- geometry: KV types, head dims, groups ----------------------------------------------------
 
 class GpuGeometry : public ::testing::TestWithParam<std::tuple<DType, int, int>> {};

@@ -16,6 +16,16 @@ size_t PaddedBytes(const TensorView& tensor, int32_t rows, int32_t padded_rows) 
   return tensor.bytes / static_cast<size_t>(rows) * static_cast<size_t>(padded_rows);
 }
 
+// Up to so many bytes of a caller's result, as numbers, are stored by the host: it takes less than
+// the device's launch and copies of their own do.
+constexpr size_t kFewNumbers = size_t{64} << 10;
+
+// A prompt's tensor in pinned memory is copied from there. (Steps of few rows may be graphs, which
+// copy from staging memory.)
+bool NeedsNoStaging(const TensorView& tensor, StepKind kind) {
+  return tensor.pinned && kind == StepKind::kPrefill;
+}
+
 uint64_t AsNumber(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
 }  // namespace
@@ -40,6 +50,12 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
               InputOf(step.v, place.v, step.plan.new_tokens, plan.padded_tokens(),
                       &memory_.staged_v, &memory_.v)},
       host_exchange_(step, rank.options().strategy, memory_.exchange, *results) {
+  for (const StepOutput& output : step_.outputs) {
+    has_region_outputs_ |= output.o.in_region() || output.lse.in_region();
+    has_host_outputs_ |= output.o.data != nullptr || output.lse.data != nullptr;
+  }
+  const size_t numbers = static_cast<size_t>(step_.plan.query_rows) * Heads() * ValueDim();
+  few_numbers_ = numbers * sizeof(float) <= kFewNumbers * step_.outputs.size();
   collective::DeviceGroup* group = rank.group();
   if (group != nullptr) {
     device_exchange_.emplace(step, rank.options().strategy, *group, stream_,
@@ -115,8 +131,11 @@ absl::Status CudaOperations::Reserve(size_t room) {
   };
   for (const Input& input : inputs_) {
     if (input.on_device) continue;
-    // Wherever else it lies: what is taken must depend on the step's size alone (step_size.h).
-    reserve(*input.staged, input.padded_bytes);
+    // Wherever else it lies: what is taken must depend on the step's size alone (step_size.h). A
+    // rank on its own need not take what others of the group would wait for.
+    if (!alone() || !NeedsNoStaging(*input.from, step_.kind)) {
+      reserve(*input.staged, input.padded_bytes);
+    }
     reserve(*input.device, input.padded_bytes);
   }
   const size_t columns = static_cast<size_t>(plan_.partial_columns()) * room;
@@ -137,8 +156,6 @@ absl::Status CudaOperations::Reserve(size_t room) {
   const auto result_rows = static_cast<size_t>(plan_.padded_rows());
   reserve(memory_.prefill, plan_.workspace_bytes() * room);
   if (narrows()) {
-    reserve(memory_.staged_k16, inputs_[1].padded_bytes / 2);
-    reserve(memory_.staged_v16, inputs_[2].padded_bytes / 2);
     reserve(memory_.k16, inputs_[1].padded_bytes / 2);
     reserve(memory_.v16, inputs_[2].padded_bytes / 2);
   }
@@ -150,22 +167,22 @@ absl::Status CudaOperations::Reserve(size_t room) {
     status = ReserveArriving(rows * row_heads);
   }
   const bool result_has_place = place_.result_o != nullptr;
-  if (!result_has_place && (result_on_device() || has_outputs())) {
+  if (!result_has_place && (result_on_device() || has_region_outputs())) {
     reserve(memory_.result_o, result_rows * row_heads * ValueDim());
     reserve(memory_.result_lse, result_rows * row_heads);
   }
-  if (exchanges_on_host() && has_outputs() && results_.o == nullptr) {
+  if (exchanges_on_host() && step_.comm.rank() == 0) {
     reserve(memory_.staged_result_o, result_rows * row_heads * ValueDim());
     reserve(memory_.staged_result_lse, result_rows * row_heads);
     results_.o = memory_.staged_result_o.as<float>();
     results_.lse = memory_.staged_result_lse.as<float>();
   }
-  // A rank on its own need not take what others of the group would wait for.
-  const bool result_stays = result_has_place || (alone() && results_.o == nullptr);
+  const bool result_stays = result_has_place || (alone() && !has_host_outputs());
   const bool result_to_host = result_on_device() && !result_stays;
   const size_t staged_rows = exchanges_on_host() ? rows : result_to_host ? result_rows : 0;
   reserve(memory_.staged_o, staged_rows * row_heads * ValueDim());
   reserve(memory_.staged_lse, staged_rows * row_heads);
+  if (result_to_host) reserve(memory_.converted, result_rows * row_heads * ValueDim());
   if (step_.kind != StepKind::kPrefill || slice_is_result()) return status;
 
   // A rank without heads takes part with memory too: all ranks say alike what they exchange.
@@ -200,7 +217,7 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
     values->push_back(input.from_host() ? AsNumber(input.staged->data()) : 0);
     values->push_back(AsNumber(input.data()));
   }
-  values->push_back(results_.o != nullptr);
+  values->push_back(host_stores());
   for (const DeviceMemory* memory :
        {&memory_.pass_o, &memory_.pass_lse, &memory_.result_o, &memory_.result_lse,
         &memory_.piece_o, &memory_.piece_lse, &memory_.arrivals, &memory_.differs}) {

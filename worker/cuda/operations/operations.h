@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/architectures.h"
+#include "kernels/cuda/merge/merge.h"
 #include "kernels/cuda/prefill/prefill.h"
 #include "worker/cuda/device_exchange.h"
 #include "worker/cuda/device_plan.h"
@@ -67,25 +68,27 @@ class CudaOperations final : public StepOperations {
   // holds.
   void AppendSignature(std::vector<uint64_t>* values) const;
 
-  // Whether the host converts the new tokens on their way to the device, which a graph cannot do.
+  // Whether the new tokens are converted for the prefill kernels, before anything reads them.
   bool narrows() const { return plan_.new_tokens() != nullptr && step_.k.dtype == DType::kF32; }
 
   // Puts copies of tensors that lie in regions, and are not read there, into the stream. This comes
   // first and is not part of a graph: where tensors lie in regions changes from step to step.
   absl::Status EnqueueRegionInputs();
-  // Copies the result to the regions that it is wanted in. This comes last and is not part of a
-  // graph either.
-  absl::Status EnqueueRegionOutputs();
+  // Brings the result to the regions that it is wanted in, and to host memory where EnqueueResults
+  // does not. This comes last and is not part of a graph either.
+  absl::Status EnqueueOutputs();
 
   // Copies q, k and v from the step's host memory to staging memory.
   void StageInputs();
   // Whether the step may be captured in a graph as far as its exchange goes: EnqueueInputs, RunStep
   // and EnqueueResults, one after the other.
   bool MayBeCaptured() const;
-  // Copies inputs from staging memory to the device, and results from the device to staging memory.
+  // Copies inputs from staging memory to the device, and results that the host is going to store
+  // from the device to staging memory.
   absl::Status EnqueueInputs();
   absl::Status EnqueueResults();
   // Does what StageInputs and EnqueueInputs do, in pieces: one is staged while another is copied.
+  // Pinned memory is copied from as it is.
   absl::Status StageAndEnqueueInputs();
 
   // Waits for the stream, and hands the results over.
@@ -140,8 +143,13 @@ class CudaOperations final : public StepOperations {
   // What AttentionArgs::late_strips is for the launch over the context.
   int32_t LateStrips() const;
   absl::Status ReserveArriving(size_t row_heads);
-  // Whether this rank puts the result into regions.
-  bool has_outputs() const { return step_.comm.rank() == 0 && !step_.outputs.empty(); }
+  // Whether this rank puts some of the result into regions, and into host memory.
+  bool has_region_outputs() const { return has_region_outputs_; }
+  bool has_host_outputs() const { return has_host_outputs_; }
+  // Who gives the rows that are wanted in host memory their format: the host itself, from numbers,
+  // where there are few of them or the ranks' partials meet there; else the device.
+  bool host_stores() const { return has_host_outputs_ && (few_numbers_ || exchanges_on_host()); }
+  bool device_stores() const { return has_host_outputs_ && !host_stores(); }
   const std::byte* q() const { return inputs_[0].data(); }
   const std::byte* k() const { return inputs_[1].data(); }
   const std::byte* v() const { return inputs_[2].data(); }
@@ -163,10 +171,19 @@ class CudaOperations final : public StepOperations {
   // The part of [rows, heads] that begins `row` rows further on.
   Partial Advance(Partial partial, int32_t row, size_t heads) const;
   Partial Result() const;
+  // Rows [row, ...) of the result in staging memory.
+  Partial StagedRows(int32_t row) const {
+    return Advance({memory_.staged_o.as<float>(), memory_.staged_lse.as<float>()}, row, Heads());
+  }
   // The rows of a pass in it. Null where results do not lie on this rank's device.
   Partial ResultOf(const RowPass& pass) const;
 
   absl::Status EnqueueNarrowedTokens();
+  cuda::MergeArgs ConversionOf(Partial rows, int32_t count) const;
+  // Rows [row, row + output.rows) of the result, on their way to where they are wanted.
+  absl::Status EnqueueToRegions(const StepOutput& output, int32_t row);
+  absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
+  void BringFromStaging() const;
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
   // Whether the launch over the context of a draft attends to its block as well.
   bool ContextTakesBlock(const PassLaunch& launch) const;
@@ -198,6 +215,9 @@ class CudaOperations final : public StepOperations {
   HostExchange host_exchange_;
   std::optional<DeviceExchange> device_exchange_;
   bool partial_arrives_ = false;
+  bool has_region_outputs_ = false;
+  bool has_host_outputs_ = false;
+  bool few_numbers_ = false;  // in the output of a caller
 };
 
 }  // namespace tributary::worker

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/backend.h"
 #include "kernels/cuda/merge/merge.h"
 #include "kernels/cuda/prefill/narrow.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/operations/operations.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
+#include "worker/step_output.h"
 
 namespace tributary::worker {
 namespace {
@@ -32,8 +32,20 @@ absl::Status CudaOperations::EnqueueRegionInputs() {
   return absl::OkStatus();
 }
 
-absl::Status CudaOperations::EnqueueRegionOutputs() {
-  if (!has_outputs()) return absl::OkStatus();
+// A launch that converts rows of the result, which lie on the device.
+cuda::MergeArgs CudaOperations::ConversionOf(Partial rows, int32_t count) const {
+  cuda::MergeArgs args;  // of one source
+  args.o[0] = rows.o;
+  args.lse[0] = rows.lse;
+  args.sources = 1;
+  args.rows = count;
+  args.heads = geometry_.q_heads;
+  args.value_dim = geometry_.kv.value_dim;
+  return args;
+}
+
+absl::Status CudaOperations::EnqueueOutputs() {
+  if (!has_region_outputs() && !device_stores()) return absl::OkStatus();
   const NvtxRange range("outputs", step_.layer_index);
   if (exchanges_on_host()) {
     const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads() * sizeof(float);
@@ -43,29 +55,49 @@ absl::Status CudaOperations::EnqueueRegionOutputs() {
                                       cudaMemcpyHostToDevice, stream_));
   }
   int32_t row = 0;
-  for (const RegionOutput& output : step_.outputs) {
-    const Partial rows = Advance(Result(), row, Heads());
+  for (const StepOutput& output : step_.outputs) {
+    TRIBUTARY_RETURN_IF_ERROR(EnqueueToRegions(output, row));
+    if (device_stores()) TRIBUTARY_RETURN_IF_ERROR(EnqueueToHost(output, row));
     row += output.rows;
-    cuda::MergeArgs args;  // of one source: a copy that converts
-    args.o[0] = rows.o;
-    args.lse[0] = rows.lse;
-    args.sources = 1;
-    args.rows = output.rows;
-    args.heads = geometry_.q_heads;
-    args.value_dim = geometry_.kv.value_dim;
-    if (output.o.region != 0) {
-      cuda::SetOutput(output.format, rank_.regions().Find(output.o).data, &args);
-    }
-    args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse).data);
-    if (args.out == nullptr) {
-      if (args.lse_out == nullptr) continue;
-      TRIBUTARY_CUDA_OK(
-          cudaMemcpyAsync(args.lse_out, rows.lse, output.lse.bytes, cudaMemcpyDefault, stream_));
-      continue;
-    }
-    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchMerge(args, stream_)));
   }
   return absl::OkStatus();
+}
+
+absl::Status CudaOperations::EnqueueToRegions(const StepOutput& output, int32_t row) {
+  const Partial rows = Advance(Result(), row, Heads());
+  cuda::MergeArgs args = ConversionOf(rows, output.rows);
+  if (output.o.in_region()) {
+    cuda::SetOutput(output.format, rank_.regions().Find(output.o.part).data, &args);
+  }
+  args.lse_out = reinterpret_cast<float*>(rank_.regions().Find(output.lse.part).data);
+  if (args.out != nullptr) return ToAbsl(cuda::LaunchMerge(args, stream_));
+  if (args.lse_out == nullptr) return absl::OkStatus();
+  return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(args.lse_out, rows.lse, output.lse.part.bytes,
+                                                     cudaMemcpyDefault, stream_));
+}
+
+// Outputs lie in `converted` and `staged_o` where their numbers would, which take no less room.
+absl::Status CudaOperations::EnqueueToHost(const StepOutput& output, int32_t row) {
+  const Partial rows = Advance(Result(), row, Heads());
+  if (output.lse.data != nullptr) {
+    std::byte* const to =
+        output.lse.pinned ? output.lse.data : reinterpret_cast<std::byte*>(StagedRows(row).lse);
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(to, rows.lse, LseBytesOf(output, geometry_),
+                                      cudaMemcpyDeviceToHost, stream_));
+  }
+  if (output.o.data == nullptr) return absl::OkStatus();
+  auto* from = reinterpret_cast<std::byte*>(rows.o);
+  if (output.format.dtype != DType::kF32) {
+    from = reinterpret_cast<std::byte*>(
+        Advance({memory_.converted.as<float>(), nullptr}, row, Heads()).o);
+    cuda::MergeArgs args = ConversionOf(rows, output.rows);
+    cuda::SetOutput(output.format, from, &args);
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchMerge(args, stream_)));
+  }
+  std::byte* const to =
+      output.o.pinned ? output.o.data : reinterpret_cast<std::byte*>(StagedRows(row).o);
+  return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, OutputBytesOf(output, geometry_),
+                                                     cudaMemcpyDeviceToHost, stream_));
 }
 
 void CudaOperations::StageInputs() {
@@ -89,6 +121,11 @@ absl::Status CudaOperations::StageAndEnqueueInputs() {
   const NvtxRange range("stage inputs", step_.layer_index);
   for (const Input& input : inputs_) {
     if (!input.from_host()) continue;
+    if (input.from->pinned) {
+      TRIBUTARY_CUDA_OK(cudaMemcpyAsync(input.device->data(), input.from->data, input.from->bytes,
+                                        cudaMemcpyHostToDevice, stream_));
+      continue;
+    }
     for (size_t at = 0; at < input.from->bytes; at += kPiece) {
       const size_t bytes = std::min(kPiece, input.from->bytes - at);
       std::memcpy(input.staged->data() + at, input.from->data + at, bytes);
@@ -101,19 +138,13 @@ absl::Status CudaOperations::StageAndEnqueueInputs() {
 
 // The prefill kernels multiply 16-bit elements.
 absl::Status CudaOperations::EnqueueNarrowedTokens() {
-  const auto narrow = [&](const Input& input, PinnedMemory& staged, DeviceMemory& device) {
-    const size_t elements = input.from->bytes / sizeof(float);
-    if (!input.from_host()) {
-      return ToAbsl(cuda::LaunchNarrow(reinterpret_cast<const float*>(input.data()),
-                                       device.as<uint16_t>(), static_cast<int64_t>(elements),
-                                       stream_));
-    }
-    cpu::Convert(DType::kF32, input.from->data, DType::kBf16, staged.data(), elements);
-    return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(device.data(), staged.data(), elements * 2,
-                                                       cudaMemcpyHostToDevice, stream_));
+  const auto narrow = [&](const Input& input, DeviceMemory& narrowed) {
+    return ToAbsl(
+        cuda::LaunchNarrow(reinterpret_cast<const float*>(input.data()), narrowed.as<uint16_t>(),
+                           static_cast<int64_t>(input.from->bytes / sizeof(float)), stream_));
   };
-  TRIBUTARY_RETURN_IF_ERROR(narrow(inputs_[1], memory_.staged_k16, memory_.k16));
-  return narrow(inputs_[2], memory_.staged_v16, memory_.v16);
+  TRIBUTARY_RETURN_IF_ERROR(narrow(inputs_[1], memory_.k16));
+  return narrow(inputs_[2], memory_.v16);
 }
 
 absl::Status CudaOperations::EnqueueResults() {
@@ -123,7 +154,7 @@ absl::Status CudaOperations::EnqueueResults() {
                                       static_cast<size_t>(plan_.entries()) * sizeof(uint32_t),
                                       cudaMemcpyDeviceToHost, stream_));
   }
-  if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
+  if (!result_on_device() || !host_stores()) return absl::OkStatus();
   const size_t row_heads = static_cast<size_t>(ResultRows()) * Heads() * sizeof(float);
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_o.data(), memory_.result_o.data(),
                                     row_heads * ValueDim(), cudaMemcpyDeviceToHost, stream_));
@@ -140,11 +171,28 @@ absl::Status CudaOperations::Finish() {
   for (int32_t entry = 0; entry < plan_.entries(); ++entry) {
     if (differs[entry] != 0) results_.conflicts.push_back(entry);
   }
-  if (!result_on_device() || results_.o == nullptr) return absl::OkStatus();
-  const size_t row_heads = static_cast<size_t>(step_.plan.query_rows) * Heads();
-  std::copy_n(memory_.staged_o.as<float>(), row_heads * ValueDim(), results_.o);
-  std::copy_n(memory_.staged_lse.as<float>(), row_heads, results_.lse);
+  if (host_stores()) {
+    const Partial numbers = result_on_device() ? StagedRows(0) : Partial{results_.o, results_.lse};
+    StoreOutputs(step_.outputs, geometry_, numbers.o, numbers.lse, nullptr);
+  } else if (device_stores()) {
+    BringFromStaging();
+  }
   return absl::OkStatus();
+}
+
+// What the device could not put into its place by itself.
+void CudaOperations::BringFromStaging() const {
+  int32_t row = 0;
+  for (const StepOutput& output : step_.outputs) {
+    const Partial staged = StagedRows(row);
+    row += output.rows;
+    if (output.o.data != nullptr && !output.o.pinned) {
+      std::memcpy(output.o.data, staged.o, OutputBytesOf(output, geometry_));
+    }
+    if (output.lse.data != nullptr && !output.lse.pinned) {
+      std::memcpy(output.lse.data, staged.lse, LseBytesOf(output, geometry_));
+    }
+  }
 }
 
 }  // namespace tributary::worker

@@ -100,6 +100,24 @@ static void Sequences(tributary_client* client) {
   CHECK(tributary_truncate_sequence(client, "c", entry.sequence, 3, &held, NULL) == TRIBUTARY_OK);
   CHECK(held == 3);
 
+  tributary_update updates[4] = {{TRIBUTARY_OPEN, 0, 0, 0},
+                                 {TRIBUTARY_FORK, 0, entry.sequence, -1},
+                                 {TRIBUTARY_FORK, 0, entry.sequence, 1},
+                                 {TRIBUTARY_TRUNCATE, entry.sequence, 0, 3}};
+  CHECK(tributary_update_sequences(client, "c", updates, 4, NULL) == TRIBUTARY_OK);
+  CHECK(updates[0].sequence != 0 && updates[1].sequence != updates[2].sequence);
+  CHECK(updates[3].sequence == entry.sequence);
+  CHECK(tributary_truncate_sequence(client, "c", updates[1].sequence, 9, &held, NULL) ==
+        TRIBUTARY_OK);
+  CHECK(held == 3);
+  for (int i = 0; i < 3; ++i) updates[i].kind = TRIBUTARY_CLOSE;
+  updates[3].sequence = 12345;
+  tributary_error* unknown = NULL;
+  CHECK(tributary_update_sequences(client, "c", updates, 4, &unknown) == TRIBUTARY_NOT_FOUND);
+  CHECK(strncmp(tributary_error_field(unknown), "updates[3]", 10) == 0);
+  tributary_error_free(unknown);
+  CHECK(tributary_update_sequences(client, "c", updates, 3, NULL) == TRIBUTARY_OK);
+
   call.layer = 0;
   entry.first_position = 3;
   CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
