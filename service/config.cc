@@ -1,7 +1,9 @@
 #include "service/config.h"
 
+#include <charconv>
 #include <limits>
 #include <optional>
+#include <system_error>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
@@ -21,6 +23,10 @@ ABSL_FLAG(std::string, config, "",
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7400"},
           "Hosts connect to these addresses, separated by commas: host:port (port 0 picks a free "
           "one) or unix:/path.");
+ABSL_FLAG(std::string, socket_mode, "0600",
+          "Unix sockets have this mode, in octal: whoever may write to one may connect. With 0660, "
+          "the group that the coordinator runs as may, or the group of a directory with the setgid "
+          "bit.");
 ABSL_FLAG(std::string, admin_listen, "127.0.0.1:7401",
           "The admin server listens at this address, host:port or unix:/path. It speaks plain text "
           "and carries only grpc.health.v1: 'liveness' (this process lives) and 'readiness' (all "
@@ -116,8 +122,9 @@ ABSL_FLAG(absl::Duration, session_spin, absl::Microseconds(50),
           "For this long a session that waits for its host looks at shared memory without pause; "
           "then it sleeps until it is woken.");
 ABSL_FLAG(std::vector<std::string>, shared_memory_prefixes, {},
-          "Names of the hosts' shared memory objects must begin with one of these, such as "
-          "/tributary; when empty, any name will do.");
+          "Hosts may name POSIX shared memory objects that begin with one of these, such as "
+          "/tributary; / allows any. When empty, they may name none: hosts at the Unix socket hand "
+          "sealed memory over, and others send tensors in messages.");
 ABSL_FLAG(
     bool, shared_memory_from_anywhere, false,
     "Callers that came neither through a Unix socket nor over loopback may name shared memory "
@@ -252,6 +259,14 @@ absl::Status ReadListeners(Config* config) {
   if (config->listen.empty()) return InvalidField("listen", "must not be empty");
   for (const std::string& address : config->listen) {
     TRIBUTARY_RETURN_IF_ERROR(CheckAddress("listen", address));
+  }
+  const std::string mode = absl::GetFlag(FLAGS_socket_mode);
+  const auto [end, error] =
+      std::from_chars(mode.data(), mode.data() + mode.size(), config->socket_mode, 8);
+  if (mode.empty() || error != std::errc() || end != mode.data() + mode.size() ||
+      config->socket_mode > 0777) {
+    return InvalidField("socket_mode",
+                        absl::StrCat("must be 0 to 0777, in octal, is '", mode, "'"));
   }
   config->admin_listen = absl::GetFlag(FLAGS_admin_listen);
   if (!config->admin_listen.empty()) {

@@ -1,6 +1,8 @@
 // The coordinator's settings: flags, and a YAML file of flags.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +26,7 @@ namespace tributary::service {
 // What --help says of each is in config.cc, where the flags are.
 struct Config {
   std::vector<std::string> listen;
+  mode_t socket_mode = 0;  // of Unix sockets among them
   std::string admin_listen;
   std::optional<int32_t> metrics_port;  // on the host of admin_listen; 0 picks one
   int32_t embedded_workers = 4;         // 0 when workers are remote

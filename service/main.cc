@@ -157,6 +157,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
                                                     Coordinator* coordinator) {
   return Server::Start({.listen = config.listen,
                         .admin_listen = config.admin_listen,
+                        .socket_mode = config.socket_mode,
                         .max_message_bytes = static_cast<int>(config.max_message_bytes),
                         .max_calls_per_stream = config.max_calls_per_stream,
                         .reflection = config.reflection,

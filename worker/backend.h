@@ -52,6 +52,13 @@ class Shard {
   // Copies pages in order, each in all layers. The ids must exist.
   virtual absl::Status CopyPages(const std::vector<PageCopy>& copies) = 0;
 
+  // Takes the memory that a step will need here, as far as it grows with the step: then Run is
+  // refused none. kResourceExhausted: there is not enough, and the step must not be run.
+  virtual absl::Status Reserve(const PlannedStep& step) {
+    static_cast<void>(step);
+    return absl::OkStatus();
+  }
+
   // Runs a step (RunStep) and waits for its results. An error leaves the group in need of a new
   // epoch; kDataLoss: what the shard held is gone.
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;

@@ -155,6 +155,9 @@ struct StepEntry {
   // The K/V were accepted before: compare with the cache instead of writing, and report a
   // difference as a conflict.
   bool replay = false;
+  // The entry goes on in a later step of its call. Its tokens count when the last step of it has
+  // been carried out (worker/holdings.h).
+  bool more_follows = false;
 };
 
 // Where one tensor of a result goes: nowhere, or to one of three places.

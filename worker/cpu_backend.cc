@@ -52,6 +52,13 @@ class CpuShard final : public Shard {
     return absl::OkStatus();
   }
 
+  absl::Status Reserve(const PlannedStep& step) override {
+    ReserveWorkspace(step, &rank_.workspace);
+    StepResults places;
+    if (!step.outputs.empty()) PlaceNumbers(step, &places);
+    return absl::OkStatus();
+  }
+
   absl::Status Run(const PlannedStep& step, StepResults* results) override {
     const RankResources resources{step.comm, *rank_.pool, rank_.workspace, rank_.strategy};
     if (!step.outputs.empty()) PlaceNumbers(step, results);

@@ -12,6 +12,26 @@
 
 namespace tributary::worker {
 
+void ReserveWorkspace(const PlannedStep& step, StepWorkspace* workspace) {
+  const LayerGeometry g = step.geometry();
+  size_t pass_rows = 0;
+  for (const RowPass& pass : step.plan.passes) {
+    pass_rows = std::max(pass_rows, static_cast<size_t>(pass.row_count));
+  }
+  const size_t q_heads = static_cast<size_t>(g.q_heads);
+  const size_t dim = static_cast<size_t>(g.kv.value_dim);
+  workspace->partial_o.Reserve(pass_rows * q_heads * dim);
+  workspace->partial_lse.Reserve(pass_rows * q_heads);
+  workspace->matches.Reserve(static_cast<size_t>(step.plan.new_tokens));
+  if (step.kind != StepKind::kPrefill && step.kind != StepKind::kDflash) return;
+  const size_t heads = static_cast<size_t>(step.own_heads().count);
+  const size_t rows = static_cast<size_t>(step.plan.query_rows);
+  workspace->slice_o.Reserve(rows * heads * dim);
+  workspace->slice_lse.Reserve(rows * heads);
+  workspace->context_o.Reserve(pass_rows * heads * dim);
+  workspace->context_lse.Reserve(pass_rows * heads);
+}
+
 CpuOperations::CpuOperations(const PlannedStep& step, const PagedKv& kv, const RankResources& rank,
                              StepResults* results)
     : step_(step),

@@ -9,6 +9,10 @@
 
 namespace tributary::worker {
 
+// Takes what the operations of a step need of the workspace: of the passes' partials and slices,
+// not of the exchange, whose pieces are bounded. Throws std::bad_alloc.
+void ReserveWorkspace(const PlannedStep& step, StepWorkspace* workspace);
+
 class CpuOperations final : public StepOperations {
  public:
   // All references outlive the operations. `kv` is the step's layer.

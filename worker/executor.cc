@@ -13,6 +13,7 @@
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
+#include "worker/agreement.h"
 #include "worker/cpu_backend.h"
 #include "worker/holdings.h"
 #include "worker/page_tables.h"
@@ -427,35 +428,67 @@ class Executor::Impl {
   absl::Status Step(Cache& cache, const StepCommand& step, const Command& command, Reply* reply) {
     const collective::Deadline deadline = command.deadline;
     const CommandMark mark{command.epoch, command.number};
-    const StepPlan* plan = nullptr;
-    {
-      const TimedSection timed(reply->times.plan);
-      step_begun_ = true;
-      const absl::Status check = Check(cache, step);
-      if (!check.ok()) {
-        step_begun_ = false;  // every rank refuses, none waits
-        return check;
-      }
-      TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
-      if (options_.keeps_records) {
-        cache.records.Tell(step.standings);
-        cache.records.BeforeUpdates(mark, step.page_updates, cache.tables);
-      }
-      for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
-      plan = &Plan(cache, step);
+    step_begun_ = true;
+    const absl::Status check = Check(cache, step);
+    if (!check.ok()) {
+      step_begun_ = false;  // every rank refuses, none waits
+      return check;
     }
     StepResults results;
-    results.times = reply->times;
-    PlannedStep planned = Planned(cache, step, *plan, deadline);
-    if (comm_->rank() == 0 && plan->query_rows > 0) {
-      outputs_ = PlaceOutputs(step.outputs, planned.geometry(), plan->query_rows, reply);
-      planned.outputs = outputs_;
+    std::optional<PlannedStep> planned;
+    absl::Status status;
+    try {
+      status = Prepare(cache, step, command, reply, &planned);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError("out of memory");
     }
-    TRIBUTARY_RETURN_IF_ERROR(cache.shard->Run(planned, &results));
+    const bool memory = status.ok() || absl::IsResourceExhausted(status);
+    const bool on_cpu = backend_->capabilities().device == Device::kCpu;  // GPUs do it in Run
+    if (memory && on_cpu && comm_->size() > 1 && IsLarge(cache, step)) {
+      status = AgreeOnMemory(*comm_, status, deadline, &results.refused_by_all);
+    }
+    results.times = reply->times;
+    if (status.ok()) status = cache.shard->Run(*planned, &results);
+    if (results.refused_by_all) step_begun_ = false;  // none waits for another
+    TRIBUTARY_RETURN_IF_ERROR(status);
     if (options_.keeps_records) cache.records.AfterStep(mark, step);
     reply->conflicts = std::move(results.conflicts);
     reply->times = results.times;
     return absl::OkStatus();
+  }
+
+  // Whether the step may be refused memory, as all ranks tell alike. Below, what it takes is not
+  // worth a message between them.
+  static bool IsLarge(const Cache& cache, const StepCommand& step) {
+    constexpr int64_t kLargeBytes = int64_t{8} << 20;
+    const LayerGeometry g =
+        GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(step.layer)]);
+    int64_t units = 0;
+    for (const StepEntry& entry : step.entries) {
+      units += std::max(entry.query_rows, entry.new_tokens);
+    }
+    const int64_t row = int64_t{g.q_heads} * (g.kv.key_dim + g.kv.value_dim);
+    return units > kLargeBytes / static_cast<int64_t>(sizeof(float)) / row;
+  }
+
+  // Everything of a step before ranks wait for each other: tables, the plan, where results go, and
+  // memory. May throw std::bad_alloc.
+  absl::Status Prepare(Cache& cache, const StepCommand& step, const Command& command, Reply* reply,
+                       std::optional<PlannedStep>* planned) {
+    const TimedSection timed(reply->times.plan);
+    TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
+    if (options_.keeps_records) {
+      cache.records.Tell(step.standings);
+      cache.records.BeforeUpdates({command.epoch, command.number}, step.page_updates, cache.tables);
+    }
+    for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
+    const StepPlan& plan = Plan(cache, step);
+    planned->emplace(Planned(cache, step, plan, command.deadline));
+    if (comm_->rank() == 0 && plan.query_rows > 0) {
+      outputs_ = PlaceOutputs(step.outputs, (*planned)->geometry(), plan.query_rows, reply);
+      (*planned)->outputs = outputs_;
+    }
+    return cache.shard->Reserve(**planned);
   }
 
   absl::Status Check(const Cache& cache, const StepCommand& step) const {

@@ -95,7 +95,7 @@ void SequenceRecords::AfterStep(CommandMark mark, const StepCommand& step) {
   if (step.kind == StepKind::kDflash) return;
   const auto layer = static_cast<size_t>(step.layer);
   for (const StepEntry& entry : step.entries) {
-    if (entry.new_tokens == 0 || entry.replay) continue;
+    if (entry.new_tokens == 0 || entry.replay || entry.more_follows) continue;
     Record& record = Of(entry.sequence);
     undo_.push_back({.mark = mark,
                      .sequence = entry.sequence,
@@ -103,8 +103,9 @@ void SequenceRecords::AfterStep(CommandMark mark, const StepCommand& step) {
                      .length = record.lengths[layer],
                      .last_step = record.last_step[layer],
                      .pages = {}});
+    // Steps before this one may have begun the entry.
+    record.last_step[layer] = std::min(entry.first_position, record.lengths[layer]);
     record.lengths[layer] = entry.first_position + entry.new_tokens;
-    record.last_step[layer] = entry.first_position;
   }
 }
 

@@ -79,6 +79,7 @@ struct StepResults {
   float* o = nullptr;              // [query rows, q_heads, value_dim]
   float* lse = nullptr;            // [query rows, q_heads]
   std::vector<int32_t> conflicts;  // entries whose replayed tokens differ, ascending
+  bool refused_by_all = false;     // AgreeOnMemory: the group is as good as before the step
   StepTimes times;
 };
 

@@ -48,6 +48,16 @@ absl::StatusOr<int> BindToUnix(absl::string_view path, int flags) {
   return OpenAt(path, flags, bind);
 }
 
-std::string MailboxSocketOf(absl::string_view path) { return absl::StrCat(path, ".mailbox"); }
+std::optional<uid_t> UserAt(int connection) {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 ||
+      bytes != sizeof(peer) || peer.uid == static_cast<uid_t>(-1)) {
+    return std::nullopt;
+  }
+  return peer.uid;
+}
+
+std::string CompanionSocketOf(absl::string_view path) { return absl::StrCat(path, ".mailbox"); }
 
 }  // namespace tributary

@@ -1,6 +1,9 @@
 // Addresses of Unix sockets, as gRPC writes them.
 #pragma once
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,8 +20,12 @@ absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags);
 // A stream socket that is bound to a path that does not exist, likewise.
 absl::StatusOr<int> BindToUnix(absl::string_view path, int flags);
 
-// The socket where hosts fetch the mailboxes of sessions that they opened at a service's Unix
-// socket: beside that, under its name and this ending.
-std::string MailboxSocketOf(absl::string_view path);
+// The user that the process at the other end of a connected Unix socket ran as when it connected.
+// Nothing when the descriptor is no such socket.
+std::optional<uid_t> UserAt(int connection);
+
+// The socket over which descriptors go between hosts and a service at a Unix socket: beside that,
+// under its name and this ending.
+std::string CompanionSocketOf(absl::string_view path);
 
 }  // namespace tributary

@@ -1,6 +1,7 @@
 #include "service/access/access_control.h"
 
 #include <grpcpp/security/auth_context.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
+#include "service/access/peer.h"
 
 namespace tributary::service {
 namespace {
@@ -65,10 +67,7 @@ class AccessControlImpl final : public AccessControl {
 
   absl::StatusOr<Caller> Authorize(const Presented& presented,
                                    std::initializer_list<Role> roles) override {
-    if (open()) {
-      return Caller{.name = presented.names.empty() ? kAnonymous : presented.names.front(),
-                    .manages_all = true};
-    }
+    if (open()) return Unnamed(presented);
     std::string name;
     const RoleSet held = Identify(presented, &name);
     if (held.empty()) {
@@ -89,6 +88,15 @@ class AccessControlImpl final : public AccessControl {
   bool open() const {
     return file_ == nullptr && options_.client_names.empty() && options_.worker_names.empty() &&
            options_.admin_names.empty();
+  }
+
+  // A caller that needs to show nothing.
+  static Caller Unnamed(const Presented& presented) {
+    if (!presented.names.empty()) return {.name = presented.names.front(), .manages_all = true};
+    if (!presented.user.has_value()) return {.name = kAnonymous, .manages_all = true};
+    const uid_t user = *presented.user;
+    if (user == kUnknownUser) return {.name = "uid:unknown", .manages_all = false};
+    return {.name = absl::StrCat("uid:", user), .manages_all = user == 0 || user == geteuid()};
   }
 
   // The roles of all that was shown, and by what name the caller goes.
@@ -216,6 +224,7 @@ Presented AccessControl::ShownBy(const grpc::ServerContextBase& context) {
       presented.names.emplace_back(name.data(), name.size());
     }
   }
+  presented.user = UserOf(context.peer());
   return presented;
 }
 

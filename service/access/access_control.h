@@ -2,14 +2,18 @@
 //
 // A caller is known by a bearer token, which a file lists, or by the names in the certificate that
 // it showed (mTLS). It has roles, and every method asks for one. When neither tokens nor names are
-// configured, every caller may do everything; then only the choice of the listening address
-// protects the service.
+// configured, every caller may call everything; then only the choice of the listening address
+// protects the service. Callers that come through the service's Unix socket are then known by the
+// user that they run as ("uid:1000"): limits per client are theirs, and only root and the user that
+// the service runs as see and delete what others made.
 #pragma once
 
 #include <grpcpp/server_context.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,11 +74,12 @@ struct AccessOptions {
 struct Presented {
   std::string token;               // empty: none
   std::vector<std::string> names;  // of its verified certificate
+  std::optional<uid_t> user;       // that it runs as (UserOf in peer.h)
 };
 
 // Who calls, once he was let in.
 struct Caller {
-  std::string name;  // "anonymous" when it showed nothing and needs nothing
+  std::string name;  // "uid:N" or "anonymous" when it showed nothing and needs nothing
   // It sees and deletes what others made: it has the role admin, or everybody may do everything.
   bool manages_all = false;
 };

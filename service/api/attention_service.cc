@@ -7,7 +7,6 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "base/status/grpc_status.h"
 #include "base/status/status_macros.h"
 #include "service/access/peer.h"
@@ -124,10 +123,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 };
 
 // A stream that ends before it begins.
-template <typename Request, typename Reply>
-class RefusedStream final : public grpc::ServerBidiReactor<Request, Reply> {
+class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit RefusedStream(const grpc::Status& status) { this->Finish(status); }
+  explicit RefusedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
   void OnDone() override { delete this; }
 };
 
@@ -149,9 +147,11 @@ AttentionServiceFront::AttentionServiceFront(Coordinator* coordinator, Limits li
   AddCacheMethods();
   AddSequenceMethods();
   AddOtherMethods();
+  using Handler = grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>;
   MarkMethodRawCallback(IndexOf("AttendStream"),
-                        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
-                            [this](Context* context) { return OpenStream(context); }));
+                        new Handler([this](Context* context) { return OpenStream(context); }));
+  MarkMethodRawCallback(IndexOf("AttendSession"),
+                        new Handler([this](Context* context) { return OpenSession(context); }));
 }
 
 template <typename Request, typename Reply, typename Begin>
@@ -210,17 +210,15 @@ size_t AttentionServiceFront::open_streams() const {
          static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), expired));
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceFront::OpenStream(
-    Context* context) {
-  using Refused = RefusedStream<grpc::ByteBuffer, grpc::ByteBuffer>;
+AttentionServiceFront::Stream* AttentionServiceFront::OpenStream(Context* context) {
   absl::StatusOr<Caller> caller = access_->Authorize(*context, {Role::kClient});
-  if (!caller.ok()) return new Refused(ToGrpcStatus(caller.status()));
+  if (!caller.ok()) return new RefusedStream(caller.status());
   CallContext call;
   call.deadline = DeadlineOf(*context);
   call.shares_memory = SharesMemory(*context, limits_);
   call.caller = caller->name;
   absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
-  if (!place.ok()) return new Refused(ToGrpcStatus(place.status()));
+  if (!place.ok()) return new RefusedStream(place.status());
   const auto stream =
       service::AttendStream::Begin(coordinator_, context, std::move(call),
                                    {.max_message_bytes = limits_.max_message_bytes,
@@ -243,20 +241,16 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceFro
   return stream.get();
 }
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* AttentionServiceFront::AttendSession(
-    Context* context) {
+AttentionServiceFront::Stream* AttentionServiceFront::OpenSession(Context* context) {
   absl::StatusOr<Caller> caller = access_->Authorize(*context, {Role::kClient});
-  if (!caller.ok()) {
-    return new RefusedStream<v1::SessionRequest, v1::SessionReply>(ToGrpcStatus(caller.status()));
-  }
+  if (!caller.ok()) return new RefusedStream(caller.status());
   CallContext call;
   call.caller = caller->name;
   absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
-  if (!place.ok()) {
-    return new RefusedStream<v1::SessionRequest, v1::SessionReply>(ToGrpcStatus(place.status()));
-  }
-  const bool local = absl::StartsWith(context->peer(), "unix:");
-  const auto stream = SessionStream::Begin(coordinator_, std::move(call), local, *std::move(place));
+  if (!place.ok()) return new RefusedStream(place.status());
+  const auto stream = SessionStream::Begin(
+      coordinator_, std::move(call), CameThroughUnixSocket(context->peer()),
+      {.max_message_bytes = limits_.max_message_bytes, .place = *std::move(place)});
   Watch(*context, stream);
   return stream.get();
 }

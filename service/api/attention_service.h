@@ -45,9 +45,10 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
 
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* OpenStream(Context* context);
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* AttendSession(
-      Context* context) override;
+  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+  Stream* OpenStream(Context* context);
+  Stream* OpenSession(Context* context);
 
   // Every unary method is added once, by its name in the proto: begin(request, call, done), where
   // `done` takes the reply or why there is none.

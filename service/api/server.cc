@@ -4,6 +4,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +17,8 @@
 #include "base/rpc/unix_address.h"
 #include "base/status/status_macros.h"
 #include "service/api/attention_service.h"
-#include "service/api/mailbox_socket.h"
+#include "service/api/companion_socket.h"
+#include "service/api/unix_listener.h"
 
 namespace tributary::service {
 namespace {
@@ -54,8 +56,7 @@ class GrpcServer final : public Server {
         limits_(LimitsOf(options, coordinator)),
         front_(coordinator, limits_, std::move(access), options.streams) {}
   ~GrpcServer() override {
-    // First: who comes next may take their names as soon as it can take the server's.
-    mailbox_sockets_.clear();
+    StopSockets();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   }
 
@@ -73,8 +74,13 @@ class GrpcServer final : public Server {
 
  private:
   absl::Status StartPublic(const ServerOptions& options);
-  // Beside each Unix socket. Where none can be, sessions have no mailboxes in shared memory.
-  void StartMailboxSockets(const ServerOptions& options);
+  // Beside a Unix socket. Where none can be, no memory goes between hosts and the service.
+  void StartCompanion(absl::string_view path);
+  // First: who comes next may take the companions' names as soon as it can take the server's.
+  void StopSockets() {
+    companion_sockets_.clear();
+    listeners_.clear();
+  }
 
   const std::chrono::milliseconds settle_;
   const ServerKeepalive keepalive_;
@@ -83,7 +89,8 @@ class GrpcServer final : public Server {
   AttentionServiceFront front_;
   std::vector<std::string> addresses_;
   std::unique_ptr<AdminServer> admin_;
-  std::vector<std::unique_ptr<MailboxSocket>> mailbox_sockets_;
+  std::vector<std::unique_ptr<CompanionSocket>> companion_sockets_;
+  std::vector<std::unique_ptr<UnixListener>> listeners_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -92,24 +99,18 @@ absl::Status GrpcServer::StartAll(const ServerOptions& options) {
     TRIBUTARY_ASSIGN_OR_RETURN(admin_, AdminServer::Start(options.admin_listen, keepalive_));
     SetReady(coordinator_->ready());
   }
-  TRIBUTARY_RETURN_IF_ERROR(StartPublic(options));
-  StartMailboxSockets(options);
-  return absl::OkStatus();
+  return StartPublic(options);
 }
 
-void GrpcServer::StartMailboxSockets(const ServerOptions& options) {
-  for (const std::string& address : options.listen) {
-    const absl::string_view path = UnixPath(address);
-    if (path.empty()) continue;
-    absl::StatusOr<std::unique_ptr<MailboxSocket>> socket =
-        MailboxSocket::Listen(path, &coordinator_->mailboxes());
-    if (!socket.ok()) {
-      if (mailbox_sockets_.empty()) coordinator_->mailboxes().SetSocket(socket.status());
-      continue;
-    }
-    if (mailbox_sockets_.empty()) coordinator_->mailboxes().SetSocket((*socket)->path());
-    mailbox_sockets_.push_back(*std::move(socket));
+void GrpcServer::StartCompanion(absl::string_view path) {
+  absl::StatusOr<std::unique_ptr<CompanionSocket>> socket =
+      CompanionSocket::Listen(path, &coordinator_->mailboxes(), &coordinator_->deposit());
+  const bool first = companion_sockets_.empty();
+  if (first) {
+    coordinator_->mailboxes().SetSocket(socket.ok() ? absl::StatusOr<std::string>((*socket)->path())
+                                                    : socket.status());
   }
+  if (socket.ok()) companion_sockets_.push_back(*std::move(socket));
 }
 
 absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
@@ -141,8 +142,37 @@ absl::Status GrpcServer::StartPublic(const ServerOptions& options) {
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&front_);
   for (grpc::Service* service : options.more_services) builder.RegisterService(service);
+  // Whoever connects through a Unix socket is known by the user that it runs as, so the service
+  // accepts there itself. gRPC takes such connections in plain text only: with TLS it listens at
+  // all addresses, and certificates say who calls.
+  const bool by_user = options.tls.certificate.empty();
+  std::vector<std::string> of_grpc;
+  for (const std::string& address : options.listen) {
+    const absl::string_view path = UnixPath(address);
+    if (path.empty() || !by_user) {
+      of_grpc.push_back(address);
+      continue;
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<UnixListener> listener,
+                               UnixListener::Bind(path, options.socket_mode));
+    listeners_.push_back(std::move(listener));
+    StartCompanion(path);
+  }
+  std::vector<std::string> bound;
   TRIBUTARY_ASSIGN_OR_RETURN(
-      server_, ListenAt(options.listen, ServerCredentialsFrom(options.tls), &builder, &addresses_));
+      server_, ListenAt(of_grpc, ServerCredentialsFrom(options.tls), &builder, &bound));
+  for (const auto& listener : listeners_) {
+    TRIBUTARY_RETURN_IF_ERROR(listener->Serve(server_.get()));
+  }
+  auto next = bound.begin();
+  for (const std::string& address : options.listen) {
+    const absl::string_view path = UnixPath(address);
+    const bool own = !path.empty() && by_user;
+    addresses_.push_back(own ? address : *next++);
+    if (path.empty() || own) continue;
+    chmod(std::string(path).c_str(), options.socket_mode);
+    StartCompanion(path);
+  }
   return absl::OkStatus();
 }
 
@@ -156,7 +186,7 @@ bool GrpcServer::Drain(Clock::time_point deadline) {
   std::this_thread::sleep_until(std::min(deadline, Clock::now() + settle_));
   // What is open now is a reply on its way, or a stream without calls: it may not hold us longer.
   const Clock::time_point flushed = Clock::now() + kFlushTime;
-  mailbox_sockets_.clear();
+  StopSockets();
   server_->Shutdown(ToSystem(idle ? flushed : std::min(deadline, flushed)));
   return idle;
 }

@@ -1,6 +1,8 @@
 // The process's gRPC servers: the public server, and the admin server, which carries only health.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -24,6 +26,8 @@ namespace tributary::service {
 struct ServerOptions {
   std::vector<std::string> listen;
   std::string admin_listen;  // empty: no admin server
+  // Of Unix sockets among `listen`: who may write to one may connect.
+  mode_t socket_mode = 0600;
   int max_message_bytes = 64 << 20;
   int max_calls_per_stream = 256;
   bool reflection = true;

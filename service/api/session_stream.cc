@@ -4,13 +4,15 @@
 
 #include "base/status/errors.h"
 #include "base/status/grpc_status.h"
+#include "service/api/byte_budget.h"
+#include "service/api/raw_methods.h"
 
 namespace tributary::service {
 
 std::shared_ptr<SessionStream> SessionStream::Begin(Coordinator* coordinator, CallContext call,
-                                                    bool local, CallQuota::Admission place) {
+                                                    bool local, Limits limits) {
   std::shared_ptr<SessionStream> stream(
-      new SessionStream(coordinator, std::move(call), local, std::move(place)));
+      new SessionStream(coordinator, std::move(call), local, std::move(limits)));
   const MutexLock lock(stream->mutex_);
   stream->self_ = stream;
   stream->StartRead(&stream->reading_);
@@ -19,7 +21,14 @@ std::shared_ptr<SessionStream> SessionStream::Begin(Coordinator* coordinator, Ca
 
 void SessionStream::OnReadDone(bool ok) {
   if (ok) {
-    Handle(std::move(reading_));
+    const absl::Status small = CheckMessage(reading_.Length(), limits_.max_message_bytes);
+    const absl::StatusOr<std::shared_ptr<v1::SessionRequest>> request =
+        small.ok() ? ParseMessage<v1::SessionRequest>(&reading_) : small;
+    if (request.ok()) {
+      Handle(**request);
+    } else {
+      Refuse(request.status());
+    }
     const MutexLock lock(mutex_);
     reading_.Clear();
     paused_ = true;
@@ -38,7 +47,7 @@ void SessionStream::OnReadDone(bool ok) {
   coordinator_->sessions().Abandon(session);
 }
 
-void SessionStream::Handle(v1::SessionRequest request) {
+void SessionStream::Handle(v1::SessionRequest& request) {
   SessionPtr session;
   {
     const MutexLock lock(mutex_);
@@ -120,7 +129,7 @@ void SessionStream::Refuse(const absl::Status& why) {
 void SessionStream::OnReply(v1::SessionReply reply) {
   const MutexLock lock(mutex_);
   if (finished_) return;
-  replies_.push_back(std::make_unique<v1::SessionReply>(std::move(reply)));
+  replies_.push_back(std::make_unique<grpc::ByteBuffer>(SerializeMessage(reply)));
   if (replies_.size() == 1) StartWrite(replies_.front().get());
 }
 

@@ -17,26 +17,30 @@
 namespace tributary::service {
 
 // Thread safe. It keeps itself alive until gRPC and the session are done with it.
-class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
+class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             public SessionListener,
                             public WatchedStream,
                             public std::enable_shared_from_this<SessionStream> {
  public:
-  // `local`: the caller is on this machine, behind the Unix socket. `place`: among its caller's
-  // streams; kept as long as the stream.
+  struct Limits {
+    size_t max_message_bytes = size_t{64} << 20;
+    CallQuota::Admission place;  // among its caller's streams; kept as long as the stream
+  };
+
+  // `local`: the caller is on this machine, behind the Unix socket.
   static std::shared_ptr<SessionStream> Begin(Coordinator* coordinator, CallContext call,
-                                              bool local, CallQuota::Admission place);
+                                              bool local, Limits limits);
 
   void End(const absl::Status& why) override { Refuse(why); }
   // Its replies are small, and as many as its steps.
   void EndIfStuckSince(std::chrono::steady_clock::time_point) override {}
 
  private:
-  SessionStream(Coordinator* coordinator, CallContext call, bool local, CallQuota::Admission place)
+  SessionStream(Coordinator* coordinator, CallContext call, bool local, Limits limits)
       : coordinator_(coordinator),
         call_(std::move(call)),
         local_(local),
-        place_(std::move(place)) {}
+        limits_(std::move(limits)) {}
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -47,8 +51,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void OnEnd(const absl::Status& why) override;
   void OnRoom() override;
 
-  // What the host said; false: the stream ends.
-  void Handle(v1::SessionRequest request);
+  // What the host said.
+  void Handle(v1::SessionRequest& request);
   // Reads the next message once there is room for it.
   void ReadOn() TRIBUTARY_REQUIRES(mutex_);
   void Refuse(const absl::Status& why);
@@ -57,8 +61,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   Coordinator* const coordinator_;
   const CallContext call_;
   const bool local_;
-  const CallQuota::Admission place_;
-  v1::SessionRequest reading_;  // of the read in progress, and then of Handle
+  const Limits limits_;
+  grpc::ByteBuffer reading_;  // of the read in progress, and then of OnReadDone
 
   Mutex mutex_;
   std::shared_ptr<SessionStream> self_ TRIBUTARY_GUARDED_BY(mutex_);  // until OnDone
@@ -69,7 +73,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish has been called
   absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);
   // The first is being written.
-  std::deque<std::unique_ptr<v1::SessionReply>> replies_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::deque<std::unique_ptr<grpc::ByteBuffer>> replies_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::service

@@ -15,6 +15,8 @@ namespace {
 constexpr uint64_t kReplyOverhead = 256;
 // No call is larger; far below where products of sizes leave 64 bits.
 constexpr uint64_t kMostBytes = uint64_t{1} << 46;
+// As the service has it.
+constexpr std::chrono::milliseconds kMostYield{1000};
 
 int64_t Rows(const AttendCall& call) {
   int64_t rows = 0;
@@ -238,6 +240,10 @@ absl::Status CheckCall(const AttendCall& call) {
                           absl::StrCat("must be 0 or query_rows, is ", entry.new_tokens));
     }
   }
+  if (call.yield.count() < 0 || call.yield > kMostYield) {
+    return InvalidField(
+        "yield", absl::StrCat("must be 0 to ", kMostYield.count(), " ms, is ", call.yield.count()));
+  }
   if (auto s = CheckDType(call.dtype); !s.ok()) return s;
   if (auto s = CheckPositive("q_heads", call.q_heads); !s.ok()) return s;
   if (auto s = CheckDims(call); !s.ok()) return s;
@@ -289,6 +295,7 @@ v1::AttendRequest DescribeCall(const AttendCall& call) {
   request.set_mode(call.mode);
   request.set_return_lse(call.lse != nullptr);
   if (call.o_scale.has_value()) request.set_o_scale(*call.o_scale);
+  request.set_yield_ms(static_cast<int32_t>(call.yield.count()));
   for (const AttendEntry& entry : call.entries) {
     v1::AttendEntry& added = *request.add_entries();
     added.set_sequence_id(entry.sequence_id);

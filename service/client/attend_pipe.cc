@@ -139,8 +139,8 @@ AttendPipe::~AttendPipe() {
   thread_.join();
 }
 
-void AttendPipe::Submit(const AttendCall& call, std::chrono::milliseconds timeout,
-                        std::function<void(absl::Status)> done) {
+uint64_t AttendPipe::Submit(const AttendCall& call, std::chrono::milliseconds timeout,
+                            std::function<void(absl::Status)> done) {
   auto pending = std::make_shared<PendingCall>();
   pending->call = call;
   pending->done = std::move(done);
@@ -155,15 +155,22 @@ void AttendPipe::Submit(const AttendCall& call, std::chrono::milliseconds timeou
   if (stopping_) status = Closed();
   if (!status.ok()) {
     finished_.push_back({std::move(pending), std::move(status)});
-    return Wake();
+    Wake();
+    return 0;
   }
   pending->timeout = timeout;
   pending->deadline = Clock::now() + timeout;
   const bool placed = pending->placed;
-  if (pending->deadline < wakes_) Wake();
-  queue_.Add(std::move(pending));
-  if (stream_ == nullptr || !placed) return Wake();
+  const bool due_early = pending->deadline < wakes_;
+  const uint64_t id = queue_.Add(std::move(pending));
+  if (stream_ == nullptr || !placed || due_early) Wake();
   WriteNext();
+  return id;
+}
+
+void AttendPipe::Cancel(uint64_t call) {
+  const MutexLock lock(mutex_);
+  if (queue_.Cancel(call)) Wake();
 }
 
 absl::StatusOr<AttendPipe::Placing> AttendPipe::Place(PendingCall& call) {
@@ -203,7 +210,7 @@ void AttendPipe::KeepTime() {
   while (!stopping_) {
     changed_ = false;
     const Clock::time_point now = Clock::now();
-    CollectOverdue(now);
+    CollectEnded(now);
     if (!finished_.empty()) {
       FinishAll();
       continue;
@@ -244,21 +251,22 @@ void AttendPipe::PlaceNext(const CallPtr& call) {
   }
 }
 
-void AttendPipe::CollectOverdue(Clock::time_point now) {
-  const auto late = [](const PendingCall& call) {
+void AttendPipe::CollectEnded(Clock::time_point now) {
+  const auto why = [](const PendingCall& call) -> absl::Status {
+    if (call.cancelled) return absl::CancelledError("cancelled by the caller");
     return absl::DeadlineExceededError(
         absl::StrCat("no answer within ", call.timeout.count(), " ms, repeats included"));
   };
-  AttendQueue::Overdue overdue = queue_.TakeOverdue(now);
-  for (CallPtr& call : overdue.sent) {
-    if (call->slot.has_value()) {
-      abandoned_.emplace(call->request.request_id(), *std::exchange(call->slot, std::nullopt));
-    }
-    absl::Status status = late(*call);
+  AttendQueue::Ended ended = queue_.TakeEnded(now);
+  for (CallPtr& call : ended.sent) {
+    const uint64_t id = call->request.request_id();
+    if (call->cancelled) cancelled_.push_back(id);
+    if (call->slot.has_value()) abandoned_.emplace(id, *std::exchange(call->slot, std::nullopt));
+    absl::Status status = why(*call);
     finished_.push_back({std::move(call), std::move(status)});
   }
-  for (CallPtr& call : overdue.unsent) {
-    absl::Status status = late(*call);
+  for (CallPtr& call : ended.unsent) {
+    absl::Status status = why(*call);
     finished_.push_back({std::move(call), std::move(status)});
   }
 }
@@ -276,12 +284,28 @@ void AttendPipe::StartStream() {
   stream_->Begin();
 }
 
+CallPtr AttendPipe::NextToWrite() {
+  if (!cancelled_.empty()) {
+    auto cancel = std::make_shared<PendingCall>();
+    cancel->request.set_request_id(cancelled_.front());
+    cancel->request.set_cancel(true);
+    cancelled_.pop_front();
+    return cancel;
+  }
+  const Clock::time_point now = Clock::now();
+  CallPtr call = queue_.NextToSend(now);
+  if (call == nullptr) return nullptr;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(call->deadline - now);
+  call->request.set_timeout_ms(std::max<int64_t>(left.count(), 1));
+  return call;
+}
+
 void AttendPipe::WriteNext() {
   Stream* const stream = stream_;
   if (stream == nullptr) return;
   stream->AssertLocked();
   if (!stream->writable()) return;
-  const CallPtr call = queue_.NextToSend(Clock::now());
+  const CallPtr call = NextToWrite();
   if (call == nullptr) return;
   stream->writing_ = call;
   ++stream->starting_;
@@ -353,6 +377,7 @@ void AttendPipe::OnStreamEnd(Stream* stream, absl::Status status) {
   const Clock::time_point now = Clock::now();
   // A stream that never answered was, for all that waited, a failure to connect.
   if (!stream->answered()) final = queue_.FailWaiting(status, now);
+  cancelled_.clear();
   for (auto& [id, slot] : std::exchange(abandoned_, {})) slots.push_back(std::move(slot));
   for (CallPtr& call : queue_.TakeAllSent()) {
     if (call->slot.has_value()) {

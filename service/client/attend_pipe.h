@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <thread>
@@ -42,9 +43,11 @@ class AttendPipe {
   AttendPipe& operator=(const AttendPipe&) = delete;
 
   // `timeout` is of this call, repeats included. `done` runs once, on a thread that is not the
-  // caller's.
-  void Submit(const AttendCall& call, std::chrono::milliseconds timeout,
-              std::function<void(absl::Status)> done);
+  // caller's. Returns the call's number, or 0 when it is refused.
+  uint64_t Submit(const AttendCall& call, std::chrono::milliseconds timeout,
+                  std::function<void(absl::Status)> done);
+  // A call that is not over ends with CANCELLED.
+  void Cancel(uint64_t call);
 
  private:
   class Stream;
@@ -63,11 +66,13 @@ class AttendPipe {
   // release the lock while they copy tensors or run callbacks.
   void KeepTime();
   void PlaceNext(const CallPtr& call) TRIBUTARY_REQUIRES(mutex_);
-  void CollectOverdue(Clock::time_point now) TRIBUTARY_REQUIRES(mutex_);
+  void CollectEnded(Clock::time_point now) TRIBUTARY_REQUIRES(mutex_);
   void CancelAll() TRIBUTARY_REQUIRES(mutex_);
   void FinishAll() TRIBUTARY_REQUIRES(mutex_);
 
   void StartStream() TRIBUTARY_REQUIRES(mutex_);
+  // What is to be written next; null for nothing.
+  CallPtr NextToWrite() TRIBUTARY_REQUIRES(mutex_);
   // Releases the lock while it writes.
   void WriteNext() TRIBUTARY_REQUIRES(mutex_);
   void Wake() TRIBUTARY_REQUIRES(mutex_);
@@ -100,6 +105,8 @@ class AttendPipe {
   // Slots of calls that were given up while in flight, by request id: the service may still use
   // them until it answers.
   std::map<uint64_t, RegionPool::Slot> abandoned_ TRIBUTARY_GUARDED_BY(mutex_);
+  // Calls in flight on this stream that the service is to be told are cancelled.
+  std::deque<uint64_t> cancelled_ TRIBUTARY_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

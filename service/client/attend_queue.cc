@@ -40,11 +40,12 @@ bool Share(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
 AttendQueue::AttendQueue(int max_attempts, std::function<double()> dice)
     : max_attempts_(max_attempts), dice_(std::move(dice)) {}
 
-void AttendQueue::Add(CallPtr call) {
+uint64_t AttendQueue::Add(CallPtr call) {
   const uint64_t id = next_id_++;
   call->request.set_request_id(id);
   call->sequences = SequencesOf(call->call);
   unsent_.emplace_hint(unsent_.end(), id, std::move(call));
+  return id;
 }
 
 AttendQueue::Calls::const_iterator AttendQueue::Sendable(Clock::time_point now) const {
@@ -157,11 +158,21 @@ std::vector<CallPtr> AttendQueue::FailWaiting(const absl::Status& failure, Clock
   return final;
 }
 
-AttendQueue::Overdue AttendQueue::TakeOverdue(Clock::time_point now) {
+bool AttendQueue::Cancel(uint64_t id) {
+  for (const Calls* calls : {&sent_, &unsent_}) {
+    const auto it = calls->find(id);
+    if (it == calls->end()) continue;
+    it->second->cancelled = true;
+    return true;
+  }
+  return false;
+}
+
+AttendQueue::Ended AttendQueue::TakeEnded(Clock::time_point now) {
   const auto take = [now](Calls& calls) {
     std::vector<CallPtr> taken;
     for (auto it = calls.begin(); it != calls.end();) {
-      if (it->second->deadline > now) {
+      if (it->second->deadline > now && !it->second->cancelled) {
         ++it;
         continue;
       }

@@ -40,6 +40,7 @@ struct PendingCall {
   std::optional<RegionPool::Slot> slot;
   InPlace in_place;
   bool placed = false;
+  bool cancelled = false;  // the caller wants no answer any more
   int registration = 0;    // of call.device, when it was placed
   bool forgotten = false;  // the service said so of that registration
 
@@ -58,8 +59,10 @@ class AttendQueue {
   // `dice` gives numbers of [0, 1).
   AttendQueue(int max_attempts, std::function<double()> dice);
 
-  // Gives the call its id (request.request_id).
-  void Add(CallPtr call);
+  // Gives the call its id (request.request_id), which is returned.
+  uint64_t Add(CallPtr call);
+  // Notes that the caller wants no answer any more; false when no such call is here.
+  bool Cancel(uint64_t id);
 
   // The next call to send, now in flight; null when none may be sent.
   CallPtr NextToSend(Clock::time_point now);
@@ -81,12 +84,12 @@ class AttendQueue {
   // which it is final.
   std::vector<CallPtr> FailWaiting(const absl::Status& failure, Clock::time_point now);
 
-  // Takes out what is overdue: calls in flight, and others.
-  struct Overdue {
+  // Takes out what is overdue, or cancelled: calls in flight, and others.
+  struct Ended {
     std::vector<CallPtr> sent;
     std::vector<CallPtr> unsent;
   };
-  Overdue TakeOverdue(Clock::time_point now);
+  Ended TakeEnded(Clock::time_point now);
   // When, without anything else happening, there is next something to do.
   Clock::time_point NextEvent(Clock::time_point now) const;
 

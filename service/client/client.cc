@@ -10,6 +10,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/rpc/unix_address.h"
 #include "base/status/errors.h"
 #include "base/status/grpc_status.h"
 #include "grpcpp/channel.h"
@@ -45,7 +46,7 @@ struct Connection {
       : new_id(std::move(id_source)),
         channel(std::move(to)),
         stub(v1::AttentionService::NewStub(channel)),
-        regions(stub.get(), options.shared_memory_bytes),
+        regions(stub.get(), options.shared_memory_bytes, std::string(UnixPath(options.target))),
         devices(stub.get()),
         buffers(stub.get()),
         pipe(stub.get(), &regions, &devices, &buffers,
@@ -186,9 +187,11 @@ class GrpcClient final : public Client {
     return result.get();  // the pipe ends every call by its deadline
   }
 
-  void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
-    connection_->pipe.Submit(call, options_.timeout, std::move(done));
+  uint64_t AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
+    return connection_->pipe.Submit(call, options_.timeout, std::move(done));
   }
+
+  void Cancel(uint64_t call) override { connection_->pipe.Cancel(call); }
 
   absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
       const DeviceMemory& memory) override {

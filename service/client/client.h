@@ -115,6 +115,8 @@ struct AttendCall {
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
   std::optional<float> o_scale;
   float* lse = nullptr;  // [rows, q_heads], or nullptr when not wanted
+  // Calls that come up to so much later go first: for work that nobody waits for. At most 1 s.
+  std::chrono::milliseconds yield{0};
   // Not null: all of the above are device pointers into this memory, each aligned to 16 bytes. What
   // they hold must have been written before the call, and they are the service's until a call with
   // these results has been answered: after a deadline or a cancellation too.
@@ -183,8 +185,13 @@ class Client {
   virtual absl::Status Append(const AppendCall& call) = 0;
   virtual absl::Status Attend(const AttendCall& call) = 0;
   // Many in flight over one stream, begun in the order of calls. `done` runs once, on a thread of
-  // the client; the buffers of `call` must live until then.
-  virtual void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
+  // the client; the buffers of `call` must live until then. Returns a number for Cancel; 0 when the
+  // call is refused, which `done` is told.
+  virtual uint64_t AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
+  // Ends a call in flight: `done` is told CANCELLED, before long and not from within this, unless
+  // the answer is there before. The service drops it, if it has not taken effect. A call that is
+  // over is left alone.
+  virtual void Cancel(uint64_t call) = 0;
 
   // Memory in which calls' tensors need not be copied: the service maps it, and its GPU workers,
   // where they are threads of the service, copy from and to it by themselves. Only where both run

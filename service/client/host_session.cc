@@ -136,7 +136,7 @@ class ClientHostSession final : public HostSession {
     const int32_t bytes = BytesOf(options_.dtype);
     if (memory == v1::SESSION_MEMORY_HOST) {
       // The service may see the folder of its socket under another name.
-      const std::string socket = path.empty() ? opened.host().socket() : MailboxSocketOf(path);
+      const std::string socket = path.empty() ? opened.host().socket() : CompanionSocketOf(path);
       TRIBUTARY_ASSIGN_OR_RETURN(
           std::unique_ptr<MailboxMemory> mailbox,
           MailboxMemory::Fetch(socket, opened.host().token(), ReadLayout(opened.layout()), until));

@@ -1,13 +1,11 @@
 #include "service/client/mailbox_memory.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -26,21 +24,6 @@ using Clock = std::chrono::steady_clock;
 absl::Status MailboxFailure(absl::string_view what, int error) {
   return absl::UnavailableError(
       absl::StrCat("the session's mailbox: ", what, ": ", std::strerror(error)));
-}
-
-// Until there is something to read, or the connection has ended.
-absl::Status AwaitReadable(int connection, Clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    pollfd file{connection, POLLIN, 0};
-    const int ready =
-        poll(&file, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
-    if (ready > 0) return absl::OkStatus();
-    if (ready < 0 && errno != EINTR) return MailboxFailure("waiting", errno);
-    if (Clock::now() >= deadline) {
-      return absl::DeadlineExceededError("the service did not hand over the mailbox in time");
-    }
-  }
 }
 
 // A mailbox that could be made shorter would end this process when it is.

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
+#include "service/client/hand_over.h"
 #include "service/client/offset_allocator.h"
 #include "service/client/region_registrar.h"
 #include "service/client/shared_region.h"
@@ -13,13 +15,8 @@ namespace {
 // After a registration that failed: tensors travel in messages meanwhile.
 constexpr std::chrono::seconds kRenewalPause{1};
 
-v1::RegisterSharedMemoryRequest Registration(const SharedRegion& memory) {
-  v1::RegisterSharedMemoryRequest request;
-  request.set_name(memory.name());
-  request.mutable_system()->set_key(memory.key());
-  request.set_byte_size(memory.size());
-  return request;
-}
+// A renewal's memory is handed over on a thread that has other calls to send.
+constexpr std::chrono::milliseconds kHandOverTime{500};
 
 }  // namespace
 
@@ -62,8 +59,10 @@ RegionPool::Slot::~Slot() {
 std::byte* RegionPool::Slot::data() const { return region_->memory().data() + offset_; }
 const std::string& RegionPool::Slot::region() const { return region_->memory().name(); }
 
-RegionPool::RegionPool(v1::AttentionService::Stub* stub, uint64_t size)
-    : size_(size), registrar_(std::make_shared<RegionRegistrar>(stub)) {}
+RegionPool::RegionPool(v1::AttentionService::Stub* stub, uint64_t size, std::string service_path)
+    : size_(size),
+      service_path_(std::move(service_path)),
+      registrar_(std::make_shared<RegionRegistrar>(stub)) {}
 
 RegionPool::~RegionPool() {
   // A renewal under way may still install its region.
@@ -77,17 +76,34 @@ RegionPool::~RegionPool() {
   registrar_->AwaitNone();
 }
 
+absl::StatusOr<RegionPool::Unregistered> RegionPool::NewMemory(
+    std::chrono::steady_clock::time_point deadline) const {
+  Unregistered made;
+  absl::StatusOr<std::string> secret = absl::UnavailableError("no Unix socket");
+  if (!service_path_.empty()) {
+    TRIBUTARY_ASSIGN_OR_RETURN(made.memory, SharedRegion::CreateSealed(size_));
+    secret = HandOver(service_path_, made.memory->descriptor(), deadline);
+  }
+  if (secret.ok()) {
+    made.request.mutable_memfd()->set_secret(*std::move(secret));
+  } else {
+    // The socket beside the service's is not to be seen from here: by name, if the service does it.
+    TRIBUTARY_ASSIGN_OR_RETURN(made.memory, SharedRegion::Create(size_));
+    made.request.mutable_system()->set_key(made.memory->key());
+  }
+  made.request.set_name(made.memory->name());
+  made.request.set_byte_size(made.memory->size());
+  return made;
+}
+
 absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
   if (size_ == 0) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<SharedRegion>> memory = SharedRegion::Create(size_);
-  if (!memory.ok()) return memory.status();
-  if (absl::Status status = registrar_->RegisterNow(Registration(**memory), deadline);
-      !status.ok()) {
-    return status;
-  }
-  (*memory)->Unlink();
+  const auto left = deadline - std::chrono::system_clock::now();
+  TRIBUTARY_ASSIGN_OR_RETURN(Unregistered made, NewMemory(std::chrono::steady_clock::now() + left));
+  TRIBUTARY_RETURN_IF_ERROR(registrar_->RegisterNow(made.request, deadline));
+  made.memory->Unlink();
   const MutexLock lock(mutex_);
-  current_ = std::make_shared<Region>(*std::move(memory), registrar_);
+  current_ = std::make_shared<Region>(std::move(made.memory), registrar_);
   return absl::OkStatus();
 }
 
@@ -122,10 +138,10 @@ void RegionPool::Renew() {
     if (renewing_ || current_ != nullptr || early) return;
     renewing_ = true;
   }
-  absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(size_);
-  if (!created.ok()) return FinishRenewal(nullptr, /*refused=*/true);
-  std::shared_ptr<SharedRegion> memory = *std::move(created);
-  registrar_->Register(Registration(*memory), [this, memory](const absl::Status& status) {
+  absl::StatusOr<Unregistered> made = NewMemory(std::chrono::steady_clock::now() + kHandOverTime);
+  if (!made.ok()) return FinishRenewal(nullptr, /*refused=*/true);
+  std::shared_ptr<SharedRegion> memory = std::move(made->memory);
+  registrar_->Register(std::move(made->request), [this, memory](const absl::Status& status) {
     memory->Unlink();
     const bool later = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
     FinishRenewal(status.ok() ? std::make_shared<Region>(memory, registrar_) : nullptr,

@@ -1,4 +1,6 @@
-// Room for tensors in shared memory that the service has mapped.
+// Room for tensors in shared memory that the service has mapped: sealed memfds, which are handed
+// over beside the service's Unix socket, or else POSIX objects, which the service opens by name
+// where its operator lets it.
 //
 // One region at a time is handed out. A region is retired when it can no longer be trusted: the
 // service has forgotten it (it restarted), or the outcome of a call that used it is unknown, so
@@ -15,12 +17,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/sync/mutex.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
 namespace tributary::client {
 
 class RegionRegistrar;
+class SharedRegion;
 
 class RegionPool {
   class Region;
@@ -46,8 +50,9 @@ class RegionPool {
     uint64_t bytes_;
   };
 
-  // Regions of `size` bytes; 0: never any.
-  RegionPool(v1::AttentionService::Stub* stub, uint64_t size);
+  // Regions of `size` bytes; 0: never any. `service_path`: of the service's Unix socket; empty when
+  // it is called in another way.
+  RegionPool(v1::AttentionService::Stub* stub, uint64_t size, std::string service_path);
   // Unregisters; waits for the service a few seconds at most. All slots are gone by then.
   ~RegionPool();
   RegionPool(const RegionPool&) = delete;
@@ -64,11 +69,18 @@ class RegionPool {
   uint64_t region_bytes() const { return size_; }
 
  private:
+  // Memory, and the request that registers it.
+  struct Unregistered {
+    std::unique_ptr<SharedRegion> memory;
+    v1::RegisterSharedMemoryRequest request;
+  };
+  absl::StatusOr<Unregistered> NewMemory(std::chrono::steady_clock::time_point deadline) const;
   void Renew();
   // refused: when there is none, that trying again would not help.
   void FinishRenewal(std::shared_ptr<Region> region, bool refused);
 
   const uint64_t size_;
+  const std::string service_path_;
   const std::shared_ptr<RegionRegistrar> registrar_;
 
   mutable Mutex mutex_;

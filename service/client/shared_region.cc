@@ -37,36 +37,50 @@ bool Lock(int file) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Create(uint64_t size) {
-  const std::string name = RandomName();
-  const std::string key = "/" + name;
+  std::unique_ptr<SharedRegion> region(new SharedRegion(RandomName(), size));
   // Tensors are the owner's business only; the service runs as the same user, or as root.
-  const int file = shm_open(key.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  if (file < 0) return Failure("cannot create an object", errno);
-  void* data = MAP_FAILED;
-  int error = posix_fallocate(file, 0, static_cast<off_t>(size));
-  if (error == 0 && !Lock(file)) error = errno;
-  if (error == 0) {
-    data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (data == MAP_FAILED) error = errno;
+  region->file_ =
+      Descriptor(shm_open(region->key().c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  if (!region->file_.open()) return Failure("cannot create an object", errno);
+  region->linked_ = true;
+  if (absl::Status taken = region->Take(); !taken.ok()) return taken;
+  return region;
+}
+
+absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::CreateSealed(uint64_t size) {
+  std::unique_ptr<SharedRegion> region(new SharedRegion(RandomName(), size));
+  region->file_ = Descriptor(memfd_create("tributary-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!region->file_.open()) return Failure("cannot create a memfd", errno);
+  // The service will have the first description, and with it whatever lock that holds.
+  const std::string self = absl::StrCat("/proc/self/fd/", region->descriptor());
+  region->lock_ = Descriptor(open(self.c_str(), O_RDWR | O_CLOEXEC));
+  if (!region->lock_.open()) return Failure("cannot open a memfd again", errno);
+  if (absl::Status taken = region->Take(); !taken.ok()) return taken;
+  if (fcntl(region->descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return Failure("cannot seal a memfd", errno);
   }
-  if (data == MAP_FAILED) {
-    close(file);
-    shm_unlink(key.c_str());
-    return Failure(absl::StrCat("cannot map ", size, " bytes"), error);
+  return region;
+}
+
+absl::Status SharedRegion::Take() {
+  const std::string what = absl::StrCat("cannot map ", size_, " bytes");
+  if (const int error = posix_fallocate(descriptor(), 0, static_cast<off_t>(size_)); error != 0) {
+    return Failure(what, error);
   }
-  return std::unique_ptr<SharedRegion>(
-      new SharedRegion(name, file, static_cast<std::byte*>(data), size));
+  if (!Lock(sealed() ? lock_.get() : descriptor())) return Failure(what, errno);
+  void* const data = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor(), 0);
+  if (data == MAP_FAILED) return Failure(what, errno);
+  data_ = static_cast<std::byte*>(data);
+  return absl::OkStatus();
 }
 
 void SharedRegion::Unlink() {
-  if (linked_) shm_unlink(key().c_str());
-  linked_ = false;
+  if (std::exchange(linked_, false)) shm_unlink(key().c_str());
 }
 
 SharedRegion::~SharedRegion() {
   Unlink();
-  munmap(data_, size_);
-  close(file_);
+  if (data_ != nullptr) munmap(data_, size_);
 }
 
 }  // namespace tributary::client

@@ -1,43 +1,55 @@
-// A POSIX shared memory object of this process, locked for as long as the process has it: by that
-// the service knows when nobody is left who could use it.
+// Shared memory of this process, locked for as long as the process has it: by that the service
+// knows when nobody is left who could use it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rpc/descriptor.h"
 
 namespace tributary::client {
 
 class SharedRegion {
  public:
-  // Creates an object under a random name, `size` (> 0) bytes, all of them backed by memory:
+  // A POSIX object under a random name, `size` (> 0) bytes, all of them backed by memory:
   // RESOURCE_EXHAUSTED when the machine cannot, instead of a SIGBUS at first use.
   static absl::StatusOr<std::unique_ptr<SharedRegion>> Create(uint64_t size);
+  // The same as a memfd that nobody can make shorter or longer. It has no name in the system.
+  static absl::StatusOr<std::unique_ptr<SharedRegion>> CreateSealed(uint64_t size);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // Removes the name. Who has mapped the object keeps it; nothing is left behind when the processes
-  // end, however they end. The destructor does it too.
+  // Removes the name of a POSIX object. Who has mapped it keeps it; nothing is left behind when the
+  // processes end, however they end. The destructor does it too.
   void Unlink();
 
   const std::string& name() const { return name_; }  // of the registration
-  std::string key() const { return "/" + name_; }    // for shm_open
+  std::string key() const { return "/" + name_; }    // of a POSIX object, for shm_open
+  bool sealed() const { return lock_.open(); }
+  // Of the memory. Whoever is given it does not thereby hold the lock.
+  int descriptor() const { return file_.get(); }
   std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
 
  private:
-  SharedRegion(std::string name, int file, std::byte* data, uint64_t size)
-      : name_(std::move(name)), file_(file), data_(data), size_(size) {}
+  // Of what is not yet mapped.
+  SharedRegion(std::string name, uint64_t size) : name_(std::move(name)), size_(size) {}
+
+  // Takes the memory, locks it and maps it; what of it failed, or OK.
+  absl::Status Take();
 
   const std::string name_;
-  const int file_;
-  std::byte* const data_;
   const uint64_t size_;
-  bool linked_ = true;
+  Descriptor file_;
+  Descriptor lock_;  // of a memfd: an open description of its own, which holds the lock
+  std::byte* data_ = nullptr;
+  bool linked_ = false;
 };
 
 }  // namespace tributary::client

@@ -16,6 +16,10 @@ void CallOrder::Enter(const OperationPtr& operation) {
 
 void CallOrder::StopWaiting(const Operation& operation) { waiting_.erase(KeyOf(operation)); }
 
+void CallOrder::WaitAgain(const OperationPtr& operation) {
+  waiting_.emplace(KeyOf(*operation), operation);
+}
+
 OperationPtr CallOrder::Waiting(const Operation& operation) const {
   return waiting_.at(KeyOf(operation));
 }

@@ -85,6 +85,8 @@ class Coordinator final : private EndOfSection {
   Sessions& sessions() { return sessions_; }
   // Their mailboxes that wait for their hosts.
   MailboxHandout& mailboxes() { return mailboxes_; }
+  // Memfds of hosts that wait to be registered.
+  MemoryDeposit& deposit() { return regions_.deposit(); }
   void RegisterSharedMemory(const v1::RegisterSharedMemoryRequest& request, const CallContext& call,
                             Done<v1::RegisterSharedMemoryReply> done);
   void UnregisterSharedMemory(const v1::UnregisterSharedMemoryRequest& request,

@@ -47,7 +47,7 @@ struct CoordinatorOptions {
   // as the process.
   std::vector<const worker::BackendCapabilities*> backends{worker::RegisteredBackends().begin(),
                                                            worker::RegisteredBackends().end()};
-  // The key of a shared memory object must begin with one of these. Empty: any key.
+  // POSIX objects whose keys begin with one of these may be registered. Empty: none.
   std::vector<std::string> shared_memory_prefixes;
   // How often it is looked whether the owners of registered regions live.
   std::chrono::milliseconds region_sweep{1'000};

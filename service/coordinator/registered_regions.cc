@@ -54,6 +54,14 @@ void RegisteredRegions::Register(const v1::RegisterSharedMemoryRequest& request,
                                  Done<v1::RegisterSharedMemoryReply> done) {
   ForgetOwnerless();
   switch (request.kind_case()) {
+    case v1::RegisterSharedMemoryRequest::kMemfd: {
+      const v1::MemfdSharedMemory& memfd = request.memfd();
+      const absl::Status registered = registry_.RegisterMemfd(
+          request.name(), deposit_.Take(memfd.secret(), CoordinatorLock::Clock::now()),
+          memfd.secret(), memfd.offset(), request.byte_size());
+      ExpectSweep();
+      return Answering<v1::RegisterSharedMemoryReply>(std::move(done))(registered);
+    }
     case v1::RegisterSharedMemoryRequest::kSystem: {
       const absl::Status registered = registry_.RegisterSystem(
           request.name(), request.system().key(), request.system().offset(), request.byte_size());
@@ -65,7 +73,7 @@ void RegisteredRegions::Register(const v1::RegisterSharedMemoryRequest& request,
     case v1::RegisterSharedMemoryRequest::KIND_NOT_SET:
       break;
   }
-  done(InvalidField("kind", "must be system or cuda_ipc"));
+  done(InvalidField("kind", "must be memfd, system or cuda_ipc"));
 }
 
 void RegisteredRegions::RegisterDevice(const v1::RegisterSharedMemoryRequest& request,

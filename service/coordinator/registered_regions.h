@@ -1,5 +1,5 @@
-// Memory that hosts register: POSIX shared memory is mapped here, memory of GPUs is opened by the
-// workers.
+// Memory that hosts register: memfds and POSIX shared memory are mapped here, memory of GPUs is
+// opened by the workers.
 //
 // Workers are told by commands, which they carry out one after the other: a region is open before
 // the first step that names it, and is closed after the last one.
@@ -16,6 +16,7 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/serving_state.h"
+#include "service/data/memory_deposit.h"
 #include "service/data/registered_region.h"
 #include "service/data/shared_memory.h"
 #include "service/schedule/step_request.h"
@@ -37,6 +38,8 @@ class RegisteredRegions {
   void Unregister(const v1::UnregisterSharedMemoryRequest& request,
                   Done<v1::UnregisterSharedMemoryReply> done) TRIBUTARY_UNLOCKED;
 
+  // Where memfds wait to be registered. Thread safe.
+  MemoryDeposit& deposit() { return deposit_; }
   // Where tensors of requests are looked up, without the lock.
   const SharedMemoryRegistry& registry() const { return registry_; }
 
@@ -79,6 +82,7 @@ class RegisteredRegions {
   const ServingState& serving_;
   GroupCommands& commands_;
 
+  MemoryDeposit deposit_;
   SharedMemoryRegistry registry_;  // thread safe
   // Regions whose closing did not reach all workers. Somebody may wait for it.
   std::vector<RegisteredRegionPtr> unclosed_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);

@@ -3,8 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/status/status_macros.h"
 #include "service/coordinator/operation.h"
 #include "service/schedule/step_batch.h"
+#include "service/schedule/step_split.h"
 
 namespace tributary::service {
 namespace {
@@ -20,8 +22,10 @@ absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
 
 }  // namespace
 
-// A request that waits for its sequences, and then in the batcher for its step.
-class StepRunner::StepOperation final : public Operation {
+// A request that waits for its sequences, and then in the batcher for its step, or for each of its
+// steps.
+class StepRunner::StepOperation final : public Operation,
+                                        public std::enable_shared_from_this<StepOperation> {
  public:
   StepOperation(StepRunner* runner, StepRequest request, Done<v1::AttendReply> done)
       : runner_(*runner) {
@@ -31,24 +35,55 @@ class StepRunner::StepOperation final : public Operation {
   }
 
   void OnTurn() override TRIBUTARY_LOCKED {
+    Gather(accepted, runner_.CostOf(*this).Share(runner_.limits_));
+  }
+  // Waits in the batcher; `share`: of what a step may take, more than 1 for a step of its own.
+  void Gather(Clock::time_point arrival, double share) TRIBUTARY_LOCKED {
     const StepRequest& request = member.request;
     runner_.batcher_.Add(request.key, {.request = this,
                                        .rows = request.rows(),
                                        .entries = static_cast<int32_t>(request.entries.size()),
-                                       .arrival = accepted,
-                                       .share = runner_.CostOf(*this).Share(runner_.limits_),
+                                       .arrival = arrival,
+                                       .share = share,
                                        .yield = request.yield});
   }
 
   void OnFailed(const absl::Status& status) override TRIBUTARY_LOCKED {
     runner_.batcher_.Remove(member.request.key, this);
     runner_.regions_.Release(member.request);
+    if (in_pieces()) cache->table.Rollback(member.reservation);
     v1::Statistics& statistics = runner_.statistics_;
     statistics.set_requests_failed(statistics.requests_failed() + 1);
     runner_.lock_.Answer([done = std::move(member.done), status] { done(status); });
   }
 
+  bool in_pieces() const { return !pieces.empty(); }
+  bool begun() const { return in_pieces() && next_piece > 0; }
+  // What takes part in the next step.
+  StepMember* current() { return in_pieces() ? &piece : &member; }
+  // Makes `piece` the next piece.
+  void TakePiece() {
+    piece.request = PieceOf(member.request, pieces[next_piece]);
+    piece.reservation = {.layer = member.reservation.layer, .group = member.reservation.group};
+    piece.reservation.entries = piece.request.entries;
+    piece.settled = absl::OkStatus();
+    if (next_piece == 0) {
+      piece.reservation.page_copies = member.reservation.page_copies;
+      piece.reservation.page_updates = member.reservation.page_updates;
+    }
+    piece.done = [this](absl::StatusOr<v1::AttendReply> results) {
+      runner_.OnPieceDone(shared_from_this(), std::move(results));
+    };
+  }
+
   StepMember member;
+  // Of a call that has several steps: all of them, the one that is next or under way, its share of
+  // the call, and the call's reply as far as it has come. All steps are of one epoch.
+  std::vector<StepPiece> pieces;
+  size_t next_piece = 0;
+  StepMember piece;
+  v1::AttendReply reply;
+  uint64_t epoch = 0;
 
  private:
   StepRunner& runner_;
@@ -164,7 +199,7 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
     OperationPtr owner = order_.Waiting(*operation);
     if (!Join(operation, now)) continue;
     flops += CostOf(*operation).flops;
-    step->members.push_back(&operation->member);
+    step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(owner));
   }
@@ -184,7 +219,8 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
 }
 
 StepCost StepRunner::CostOf(const StepOperation& operation) const {
-  const StepRequest& request = operation.member.request;
+  const StepRequest& request =
+      operation.in_pieces() ? operation.piece.request : operation.member.request;
   const worker::CacheSpec& spec = operation.cache->spec;
   const worker::LayerSpec& layer = spec.layers[static_cast<size_t>(request.key.layer)];
   return service::CostOf(worker::GeometryOf(spec, layer), layer.window.left, request.entries);
@@ -200,20 +236,84 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
   if (operation->call.deadline <= now) {
     return fail(absl::DeadlineExceededError("the deadline passed before the call took effect"));
   }
+  if (operation->begun()) {
+    if (operation->epoch != serving_.epoch()) {
+      return fail(FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay));
+    }
+    operation->TakePiece();
+    order_.StopWaiting(*operation);
+    return true;
+  }
   StepMember& member = operation->member;
   absl::StatusOr<StepReservation> reservation = operation->cache->table.Reserve(
       member.request.key.layer, member.request.key.kind, member.request.entries);
   if (!reservation.ok()) return fail(reservation.status());
   // Now that its positions are known to be right.
-  if (absl::Status cost = CheckCost(CostOf(*operation), limits_); !cost.ok()) {
-    operation->cache->table.Rollback(*reservation);
-    return fail(cost);
-  }
   member.reservation = *std::move(reservation);
+  if (!CheckCost(CostOf(*operation), limits_).ok()) {
+    if (absl::Status split = Split(operation); !split.ok()) {
+      operation->cache->table.Rollback(member.reservation);
+      return fail(split);
+    }
+  }
   order_.StopWaiting(*operation);
   statistics_.set_queue_seconds(statistics_.queue_seconds() +
                                 std::chrono::duration<double>(now - operation->accepted).count());
   return true;
+}
+
+absl::Status StepRunner::Split(StepOperation* operation) {
+  const StepMember& member = operation->member;
+  const worker::CacheSpec& spec = operation->cache->spec;
+  const worker::LayerSpec& layer = spec.layers[static_cast<size_t>(member.request.key.layer)];
+  const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
+  TRIBUTARY_ASSIGN_OR_RETURN(std::vector<StepPiece> pieces,
+                             SplitStep(geometry, layer.window.left, member.request.key.kind,
+                                       member.reservation.entries, limits_));
+  if (!CanBeCut(member.request, pieces, geometry)) return CheckCost(CostOf(*operation), limits_);
+  operation->pieces = std::move(pieces);
+  operation->epoch = serving_.epoch();
+  operation->TakePiece();
+  return absl::OkStatus();
+}
+
+void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
+                             absl::StatusOr<v1::AttendReply> results) {
+  const StepRequest& request = operation->member.request;
+  if (results.ok()) {
+    PlacePiece(request, operation->pieces[operation->next_piece], *results, &operation->reply);
+    if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) results = lost;
+  }
+  const CriticalSection section(lock_);
+  if (!results.ok()) return EndPieces(operation.get(), results.status());
+  if (++operation->next_piece == operation->pieces.size()) {
+    return EndPieces(operation.get(), absl::OkStatus());
+  }
+  order_.WaitAgain(operation);
+  operation->Gather(Clock::now(), /*share=*/2);
+}
+
+void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
+  StepMember& member = operation->member;
+  if (status.ok() && operation->epoch != serving_.epoch()) {
+    status = FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay);
+  }
+  if (status.ok()) {
+    operation->cache->table.Commit(member.reservation);
+    for (const StepReservation::Change& change : member.reservation.changes) {
+      operation->reply.add_lengths(change.length);
+    }
+  } else {
+    operation->cache->table.Rollback(member.reservation);
+  }
+  regions_.Release(member.request);
+  auto answer = status.ok() ? absl::StatusOr<v1::AttendReply>(std::move(operation->reply))
+                            : absl::StatusOr<v1::AttendReply>(std::move(status));
+  lock_.Answer([done = std::move(member.done),
+                answer = std::make_shared<absl::StatusOr<v1::AttendReply>>(std::move(answer))] {
+    done(std::move(*answer));
+  });
+  order_.Leave(operation);
 }
 
 void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
@@ -235,6 +335,11 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
     commands_.TellAgain(step->cache->ids[place.group], std::move(step->standings));
   }
   Settle(step.get(), outcome, options_.retry_delay, &statistics_);
+  // A call that has several steps is answered after the last of them.
+  std::vector<OperationPtr> over;
+  for (const OperationPtr& operation : step->operations) {
+    if (!static_cast<StepOperation&>(*operation).in_pieces()) over.push_back(operation);
+  }
   // This is deferred before the answers of calls that follow: replies of one sequence come in the
   // order in which the calls took effect.
   lock_.Answer(
@@ -242,8 +347,8 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
         AnswerMembers(*step, *outcome);
         TellEnded(observer_, step.get(), *outcome);
       },
-      static_cast<int64_t>(step->operations.size()));
-  for (const OperationPtr& operation : step->operations) {
+      static_cast<int64_t>(over.size()));
+  for (const OperationPtr& operation : over) {
     regions_.Release(static_cast<StepOperation&>(*operation).member.request);
     order_.Leave(operation.get());
   }

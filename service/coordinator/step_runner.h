@@ -1,5 +1,6 @@
 // Attend and Append, from acceptance to reply: checked, ordered, batched with others, given to the
-// workers as one step, settled in the tables, answered.
+// workers as one step, settled in the tables, answered. A call that is more than a step may take
+// has several, between which others take their turns (schedule/step_split.h).
 #pragma once
 
 #include <chrono>
@@ -64,6 +65,13 @@ class StepRunner {
   StepCost CostOf(const StepOperation& operation) const;
   // Whether the operation takes part; it has failed if not.
   bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
+  // Makes the pieces of an operation that is too much for a step, with all its pages reserved.
+  absl::Status Split(StepOperation* operation) TRIBUTARY_LOCKED;
+  // A piece has been carried out, or failed; in the latter case the operation has, too.
+  void OnPieceDone(const std::shared_ptr<StepOperation>& operation,
+                   absl::StatusOr<v1::AttendReply> results) TRIBUTARY_UNLOCKED;
+  // An operation in pieces is over: its tokens count now, or not at all.
+  void EndPieces(StepOperation* operation, absl::Status status) TRIBUTARY_LOCKED;
   void OnStepDone(const StepPtr& step, Outcome outcome) TRIBUTARY_UNLOCKED;
 
   const CoordinatorOptions& options_;

@@ -1,6 +1,6 @@
 // Mailboxes that wait for their hosts: who shows the secret of one gets it. gRPC carries no
 // descriptors, so a host is told the secret where it opened the session, with all that was checked
-// there, and fetches the descriptor from a socket of its own (api/mailbox_socket.h).
+// there, and fetches the descriptor from a socket of its own (api/companion_socket.h).
 #pragma once
 
 #include <chrono>

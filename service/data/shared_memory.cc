@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -22,7 +23,7 @@
 
 namespace tributary::service {
 
-// An open POSIX object.
+// An open POSIX object, or a memfd.
 //
 // A client that dies unregisters nothing. So it holds a lock on an object (fcntl, of any kind) for
 // as long as it lives: the system lets go of it however a process ends. A region whose object was
@@ -30,35 +31,38 @@ namespace tributary::service {
 // is registered. Regions whose objects were never locked stay until they are unregistered.
 class SharedMemoryRegistry::Object {
  public:
-  explicit Object(std::string key) : key_(std::move(key)) {}
+  // `key` names it here.
+  Object(std::string key, Descriptor file)
+      : key_(std::move(key)), file_(std::move(file)), had_owner_(SomebodyHoldsLock()) {}
   Object(const Object&) = delete;
   Object& operator=(const Object&) = delete;
-  ~Object() {
-    if (fd_ >= 0) close(fd_);
-  }
 
   // `field` is where the request named the key.
-  absl::Status Open(absl::string_view field) {
-    fd_ = shm_open(key_.c_str(), O_RDWR, 0);
-    if (fd_ < 0) return OpenError(field, errno);
-    had_owner_ = SomebodyHoldsLock();
-    return absl::OkStatus();
+  static absl::StatusOr<std::shared_ptr<Object>> OpenPosix(const std::string& key,
+                                                           absl::string_view field) {
+    Descriptor file(shm_open(key.c_str(), O_RDWR, 0));
+    if (file.open()) return std::make_shared<Object>(key, std::move(file));
+    const int error = errno;
+    if (error == ENOENT) return NotFound("shared memory object", key, field);
+    const absl::StatusCode code =
+        error == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kInvalidArgument;
+    return FieldError(code, field, absl::StrCat("cannot open '", key, "': ", std::strerror(error)));
   }
 
   const std::string& key() const { return key_; }
-  int fd() const { return fd_; }
+  int fd() const { return file_.get(); }
   // Whether it was locked when it was opened, and whether it was and no longer is.
   bool had_owner() const { return had_owner_; }
   bool OwnerIsGone() const { return had_owner_ && !SomebodyHoldsLock(); }
   bool ReachesTo(uint64_t bytes) const {
     struct stat info;
-    return fstat(fd_, &info) == 0 && info.st_size >= 0 &&
+    return fstat(fd(), &info) == 0 && info.st_size >= 0 &&
            static_cast<uint64_t>(info.st_size) >= bytes;
   }
   // How much of the machine's memory the object has taken already.
   uint64_t BytesHeld() const {
     struct stat info;
-    return fstat(fd_, &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * 512 : 0;
+    return fstat(fd(), &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * 512 : 0;
   }
 
  private:
@@ -66,19 +70,12 @@ class SharedMemoryRegistry::Object {
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    return fcntl(fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-  }
-  absl::Status OpenError(absl::string_view field, int error) const {
-    if (error == ENOENT) return NotFound("shared memory object", key_, field);
-    const absl::StatusCode code =
-        error == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kInvalidArgument;
-    return FieldError(code, field,
-                      absl::StrCat("cannot open '", key_, "': ", std::strerror(error)));
+    return fcntl(fd(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
   }
 
   const std::string key_;
-  int fd_ = -1;
-  bool had_owner_ = false;
+  const Descriptor file_;
+  const bool had_owner_;
 };
 
 // A part of an object, mapped. The object stays open: its size is asked for at every use. That
@@ -185,6 +182,49 @@ absl::Status CutShort(absl::string_view field) {
                       "the shared memory object has been cut short");
 }
 
+// What a POSIX object may be called.
+absl::Status CheckKeyForm(absl::string_view field, const std::string& key) {
+  if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
+      key.find('\0') != std::string::npos) {
+    return InvalidField(field, "must be '/' and a name without further '/'");
+  }
+  return absl::OkStatus();
+}
+
+// Whether the operator lets hosts name the object.
+absl::Status CheckAllowed(absl::string_view field, const std::string& key,
+                          const std::vector<std::string>& prefixes) {
+  if (std::any_of(prefixes.begin(), prefixes.end(),
+                  [&](const auto& prefix) { return absl::StartsWith(key, prefix); })) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      absl::StatusCode::kPermissionDenied, field,
+      prefixes.empty()
+          ? std::string("the service opens no POSIX objects by name (--shared_memory_prefixes): "
+                        "share memory over its Unix socket (memfd)")
+          : absl::StrCat("'", key, "' must begin with ", absl::StrJoin(prefixes, " or ")));
+}
+
+// Whether a memfd stays as long as it is, and may be written to.
+absl::Status CheckSeals(int file) {
+  const int seals = fcntl(file, F_GET_SEALS);
+  if (seals < 0) return InvalidField("memfd.secret", "what was handed over is no memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return InvalidField("memfd.secret", "the memfd must be sealed with F_SEAL_SHRINK");
+  }
+  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+    return InvalidField("memfd.secret", "the memfd must not be sealed against writing");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NoDeposit() {
+  return FieldError(absl::StatusCode::kNotFound, "memfd.secret",
+                    "no memory waits under this secret: hand it over at the service's companion "
+                    "socket first, at most 10 s before");
+}
+
 absl::Status RegisteredOtherwise(absl::string_view name) {
   return Conflict("name", absl::StrCat("region '", name, "' is registered otherwise"));
 }
@@ -211,27 +251,13 @@ absl::Status CheckName(absl::string_view field, absl::string_view name) {
   return absl::OkStatus();
 }
 
-absl::Status SharedMemoryRegistry::CheckKey(absl::string_view field, const std::string& key) const {
-  if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
-      key.find('\0') != std::string::npos) {
-    return InvalidField(field, "must be '/' and a name without further '/'");
-  }
-  const bool allowed =
-      prefixes_.empty() || std::any_of(prefixes_.begin(), prefixes_.end(), [&](const auto& prefix) {
-        return absl::StartsWith(key, prefix);
-      });
-  if (allowed) return absl::OkStatus();
-  return FieldError(absl::StatusCode::kPermissionDenied, field,
-                    absl::StrCat("'", key, "' must begin with ", absl::StrJoin(prefixes_, " or ")));
-}
-
-absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
-                                                  uint64_t offset, uint64_t byte_size) {
-  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
-  TRIBUTARY_RETURN_IF_ERROR(CheckKey("system.key", key));
+template <typename Open>
+absl::Status SharedMemoryRegistry::Register(const std::string& name, absl::string_view kind,
+                                            const std::string& key, uint64_t offset,
+                                            uint64_t byte_size, Open open) {
   if (byte_size == 0) return InvalidField("byte_size", "must be > 0");
   if (offset + byte_size < offset) {
-    return InvalidField("system.offset", "offset + byte_size leaves 64 bits");
+    return InvalidField(absl::StrCat(kind, ".offset"), "offset + byte_size leaves 64 bits");
   }
   const auto registered = [&](const Region& region) {
     const auto& mapping = region.mapping;
@@ -243,14 +269,35 @@ absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const
     if (const auto it = regions_.find(name); it != regions_.end()) return registered(it->second);
   }
   // Without the lock: to take the memory of a large object takes a while.
-  auto object = std::make_shared<Object>(key);
-  TRIBUTARY_RETURN_IF_ERROR(object->Open("system.key"));
+  TRIBUTARY_ASSIGN_OR_RETURN(std::shared_ptr<Object> object, open());
   auto mapping = std::make_shared<Mapping>(object, offset, byte_size);
   TRIBUTARY_RETURN_IF_ERROR(mapping->Map(available_, pinner_));
   const MutexLock lock(mutex_);
   const auto [it, added] =
       regions_.try_emplace(name, Region{.mapping = std::move(mapping), .owner = std::move(object)});
   return added ? absl::OkStatus() : registered(it->second);
+}
+
+absl::Status SharedMemoryRegistry::RegisterMemfd(const std::string& name, Descriptor memory,
+                                                 const std::string& registration, uint64_t offset,
+                                                 uint64_t byte_size) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  const std::string key = absl::StrCat("memfd:", absl::BytesToHexString(registration));
+  return Register(name, "memfd", key, offset, byte_size,
+                  [&]() -> absl::StatusOr<std::shared_ptr<Object>> {
+                    if (!memory.open()) return NoDeposit();
+                    TRIBUTARY_RETURN_IF_ERROR(CheckSeals(memory.get()));
+                    return std::make_shared<Object>(key, std::move(memory));
+                  });
+}
+
+absl::Status SharedMemoryRegistry::RegisterSystem(const std::string& name, const std::string& key,
+                                                  uint64_t offset, uint64_t byte_size) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckName("name", name));
+  TRIBUTARY_RETURN_IF_ERROR(CheckKeyForm("system.key", key));
+  TRIBUTARY_RETURN_IF_ERROR(CheckAllowed("system.key", key, prefixes_));
+  return Register(name, "system", key, offset, byte_size,
+                  [&] { return Object::OpenPosix(key, "system.key"); });
 }
 
 absl::StatusOr<RegisteredRegionPtr> SharedMemoryRegistry::RegisterDevice(
@@ -260,9 +307,12 @@ absl::StatusOr<RegisteredRegionPtr> SharedMemoryRegistry::RegisterDevice(
   TRIBUTARY_RETURN_IF_ERROR(worker::CheckSharedDeviceMemory(memory));
   std::shared_ptr<Object> owner;
   if (!owner_key.empty()) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckKey("cuda_ipc.owner_key", owner_key));
-    owner = std::make_shared<Object>(owner_key);
-    TRIBUTARY_RETURN_IF_ERROR(owner->Open("cuda_ipc.owner_key"));
+    TRIBUTARY_RETURN_IF_ERROR(CheckKeyForm("cuda_ipc.owner_key", owner_key));
+    // It is looked at, and never mapped.
+    if (!prefixes_.empty()) {
+      TRIBUTARY_RETURN_IF_ERROR(CheckAllowed("cuda_ipc.owner_key", owner_key, prefixes_));
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(owner, Object::OpenPosix(owner_key, "cuda_ipc.owner_key"));
     if (!owner->had_owner()) {
       return InvalidField("cuda_ipc.owner_key",
                           absl::StrCat("nobody holds a lock on '", owner_key, "'"));

@@ -1,5 +1,6 @@
 // The regions of memory that clients registered, by name. Tensors in a region need not travel in
-// messages. POSIX shared memory is mapped here; memory of GPUs is opened by the workers.
+// messages. Memfds and POSIX shared memory are mapped here; memory of GPUs is opened by the
+// workers.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/rpc/descriptor.h"
 #include "base/sync/mutex.h"
 #include "service/data/guarded_mapping.h"
 #include "service/data/registered_region.h"
@@ -36,15 +38,21 @@ struct RegionBytes {
 // Thread safe.
 class SharedMemoryRegistry {
  public:
-  // Only objects whose key begins with one of `prefixes` may be opened; any when there is none.
-  // `available`: bytes that the machine would still give. `pinner`, which may be empty, is asked to
-  // pin regions.
+  // POSIX objects are mapped only where their key begins with one of `prefixes` ("/" for any): none
+  // by default, because whoever may name an object need not be the one who owns it, and its owner
+  // may cut it short. `available`: bytes that the machine would still give.
+  // `pinner`, which may be empty, is asked to pin regions.
   explicit SharedMemoryRegistry(
       std::vector<std::string> prefixes = {},
       std::function<size_t()> available = [] { return worker::AvailableHostMemory(); },
       MemoryPinner pinner = {});
   ~SharedMemoryRegistry();
 
+  // Maps `byte_size` bytes at `offset` of a memfd, which is sealed against shrinking.
+  // `registration` tells it from others: the same registration again is OK, and `memory` may then
+  // be closed. NOT_FOUND: `memory` is closed, and there is no such region.
+  absl::Status RegisterMemfd(const std::string& name, Descriptor memory,
+                             const std::string& registration, uint64_t offset, uint64_t byte_size);
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
   // OK. PERMISSION_DENIED when no prefix allows the key.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
@@ -82,7 +90,10 @@ class SharedMemoryRegistry {
     std::shared_ptr<const Object> owner;  // whose lock says that the owner lives; may be null
   };
 
-  absl::Status CheckKey(absl::string_view field, const std::string& key) const;
+  // Of memory that is mapped here: the names of fields in errors begin with `kind`.
+  template <typename Open>
+  absl::Status Register(const std::string& name, absl::string_view kind, const std::string& key,
+                        uint64_t offset, uint64_t byte_size, Open open);
 
   const std::vector<std::string> prefixes_;
   const std::function<size_t()> available_;

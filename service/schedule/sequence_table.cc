@@ -252,6 +252,7 @@ void SequenceTable::Empty(Sequence* sequence) {
   for (int32_t g = 0; g < groups_.size(); ++g) Shorten(g, 0, sequence);
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
+  sequence->longest = 0;
 }
 
 int64_t SequenceTable::LongestOf(int32_t group, const Sequence& sequence) const {
@@ -268,13 +269,27 @@ int64_t SequenceTable::HeldFrom(const Sequence& sequence) const {
   return from;
 }
 
+int64_t SequenceTable::FirstKept(int32_t group, const Sequence& sequence) const {
+  const std::optional<int64_t> reach = groups_[group].reach;
+  if (!reach.has_value()) return 0;
+  const int64_t begin = std::max<int64_t>(0, sequence.longest - geometry_.rollback_tokens);
+  // A coordinator that has restarted knows of the pages alone.
+  return std::max(FirstVisible({*reach, -1}, begin), FirstHeld(sequence.groups[group]));
+}
+
+absl::Status SequenceTable::CheckKept(absl::string_view field, int32_t layer, int64_t position,
+                                      int64_t kept) const {
+  const int64_t left = geometry_.window_left[layer];
+  if (FirstVisible({left, -1}, position) >= kept) return absl::OkStatus();
+  return GivenUp(field, position, kept + left);
+}
+
 absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& sequence,
                                        int32_t layer, int64_t position) const {
-  const PageList& list = sequence.groups[groups_.PlaceOf(layer).group];
-  if (list.given_up == 0) return absl::OkStatus();
-  const int64_t left = geometry_.window_left[layer];
-  if (FirstVisible({left, -1}, position) >= FirstHeld(list)) return absl::OkStatus();
-  return GivenUp(field, position, FirstHeld(list) + left);
+  const int32_t group = groups_.PlaceOf(layer).group;
+  const bool repeats = position >= sequence.last_step[layer];
+  const int64_t kept = repeats ? FirstHeld(sequence.groups[group]) : FirstKept(group, sequence);
+  return kept == 0 ? absl::OkStatus() : CheckKept(field, layer, position, kept);
 }
 
 absl::Status SequenceTable::CheckCut(absl::string_view field, const Sequence& sequence,
@@ -282,7 +297,8 @@ absl::Status SequenceTable::CheckCut(absl::string_view field, const Sequence& se
   if (length == 0) return absl::OkStatus();
   for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
     if (sequence.lengths[layer] <= length) continue;
-    TRIBUTARY_RETURN_IF_ERROR(CheckReach(field, sequence, layer, length));
+    const int64_t kept = FirstKept(groups_.PlaceOf(layer).group, sequence);
+    if (kept > 0) TRIBUTARY_RETURN_IF_ERROR(CheckKept(field, layer, length, kept));
   }
   return absl::OkStatus();
 }
@@ -428,6 +444,7 @@ void SequenceTable::CommitAhead(const StepReservation& reservation) {
 }
 
 void SequenceTable::GiveUpOld(Sequence* sequence) {
+  sequence->longest = std::max(sequence->longest, LeastLength(*sequence));
   for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, sequence);
 }
 
@@ -490,6 +507,7 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
   to->fork_length = length;
   to->lengths.assign(geometry_.layers, length);
   to->last_step.assign(geometry_.layers, length);
+  to->longest = length > 0 ? from.longest : 0;
   for (int32_t g = 0; g < groups_.size(); ++g) {
     const PageList& source = from.groups[g];
     PageList& list = to->groups[g];

@@ -71,6 +71,9 @@ struct Sequence {
   // [layers]: where the tokens of each layer's last step began. That step may be repeated, so its
   // tokens are not given up.
   std::vector<int64_t> last_step;
+  // The most tokens that all layers have held since the sequence was empty: which tokens count as
+  // given up follows from it (SequenceTable::FirstKept).
+  int64_t longest = 0;
   bool lost = false;
   // The client that opened or forked it and pays for what it holds. Null if nothing is limited, and
   // for lost sequences.
@@ -170,7 +173,13 @@ class SequenceTable {
   // already.
   void UndoPages(const StepReservation::Change& change, int32_t group,
                  const std::vector<int32_t>& replaced);
-  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on is held.
+  // The first token of a group of layers with windows that has not been given up: `rollback_tokens`
+  // and the widest window before the most tokens that all layers have held. That is the rule that
+  // callers are told; pages go later, with their last token and when no call may be repeated that
+  // looks at them.
+  int64_t FirstKept(int32_t group, const Sequence& sequence) const;
+  // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on has not
+  // been given up, or they repeat the layer's last call.
   absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
   // Makes `to`, which is open, a fork of what `from` describes: its first `length` tokens. `from`
@@ -238,6 +247,9 @@ class SequenceTable {
   // Which of the sequences of entries are lost, in their order.
   std::vector<SequenceId> LostOf(const std::vector<worker::StepEntry>& entries);
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
+  // OUT_OF_RANGE where a row at a position would look at tokens before `kept`.
+  absl::Status CheckKept(absl::string_view field, int32_t layer, int64_t position,
+                         int64_t kept) const;
   // OUT_OF_RANGE unless every layer that holds more than `length` tokens may begin there.
   absl::Status CheckCut(absl::string_view field, const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.

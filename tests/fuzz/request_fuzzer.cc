@@ -1,8 +1,11 @@
-// The first byte chooses the kind of message, the rest are its bytes. A message is refused with a
-// status, or it holds what everything behind the checks relies on.
+// The first byte chooses the kind of message, the rest are its bytes, or those of several, each
+// behind its length. A message is refused with a status, or it holds what everything behind the
+// checks relies on.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,15 +18,20 @@
 #include "service/data/session_terms.h"
 #include "service/data/shared_memory.h"
 #include "service/schedule/range_steps.h"
+#include "service/schedule/reconcile.h"
 #include "service/schedule/sequence_table.h"
 #include "service/schedule/session_step.h"
+#include "service/schedule/step_batch.h"
 #include "service/schedule/step_request.h"
+#include "service/schedule/step_split.h"
 #include "tributary/v1/attention.pb.h"
 #include "tributary/v1/session.pb.h"
 #include "tributary/v1/worker.pb.h"
 #include "worker/backends.h"
 #include "worker/cache_spec.h"
 #include "worker/rpc/conversion.h"
+#include "worker/rpc/holdings_conversion.h"
+#include "worker/rpc/registration.h"
 
 namespace tributary {
 
@@ -65,6 +73,17 @@ worker::CacheSpec FuzzedSpec() {
   return resolved->spec;
 }
 
+// Calls take(bytes, count) for each record: two bytes of length, the lower one first, and so many
+// bytes. What is left at the end is a record, too.
+template <typename Take>
+void ForEachRecord(const uint8_t* data, size_t size, Take take) {
+  while (size >= 2) {
+    const size_t count = std::min<size_t>(data[0] + 256 * data[1], size - 2);
+    take(data + 2, count);
+    data += 2 + count, size -= 2 + count;
+  }
+}
+
 // What the messages of a session's stream may ask: a session, or a step of one that is open.
 class SessionMessages {
  public:
@@ -73,6 +92,43 @@ class SessionMessages {
     if (!message.ParseFromArray(data, static_cast<int>(size))) return;
     if (message.has_open()) TakeOpen(message.open());
     if (message.has_submit()) TakeStep(message.submit());
+  }
+
+  // The steps of one stream, accepted on top of each other. The first byte of each record says what
+  // becomes of those in flight before it: the oldest is settled, or all are undone, the last first.
+  void TakeStream(const uint8_t* data, size_t size) const {
+    service::SequenceTable table(FuzzedTable(spec_));
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      bool reopened = false;
+      Require(table.Open(id, &reopened).ok());
+    }
+    service::RangeSteps steps(table);
+    std::deque<service::AcceptedRange> in_flight;
+    const auto settle_oldest = [&] {
+      steps.Settle(&in_flight.front());
+      in_flight.pop_front();
+    };
+    const auto undo_all = [&] {
+      for (; !in_flight.empty(); in_flight.pop_back()) steps.Undo(&in_flight.back());
+    };
+    ForEachRecord(data, size, [&](const uint8_t* record, size_t count) {
+      if (count == 0) return;
+      v1::SessionRequest message;
+      if (!message.ParseFromArray(record + 1, static_cast<int>(count - 1))) return;
+      if (record[0] % 4 == 1 && !in_flight.empty()) settle_oldest();
+      if (record[0] % 4 == 2) undo_all();
+      if (!message.has_submit()) return;
+      const auto step = service::CheckSessionStep(message.submit(), terms_, spec_, {}, backends_);
+      if (!step.ok()) return;
+      auto accepted = steps.Accept(step->range, step->kind, step->entries, step->changes, nullptr);
+      if (accepted.ok()) in_flight.push_back(*std::move(accepted));
+    });
+    if (size % 2 == 0) undo_all();
+    while (!in_flight.empty()) settle_oldest();
+    std::vector<worker::SequenceId> open;
+    for (const auto& [id, sequence] : table.sequences()) open.push_back(id);
+    for (const worker::SequenceId id : open) Require(table.Close(id).ok());
+    Require(table.pages().used() == 0);
   }
 
  private:
@@ -128,22 +184,88 @@ class Requests {
  public:
   template <typename Request, typename Check>
   void Take(const uint8_t* data, size_t size, Check check) {
+    const absl::StatusOr<service::StepRequest> checked = Checked<Request>(data, size, check);
+    if (!checked.ok()) return;
+    CheckTensors(*checked);
+    CheckPlan(*checked);
+  }
+
+  // The calls of one stream, over the same sequences. The first byte of each record says what
+  // becomes of it, and the second how much a step may take.
+  void TakeStream(const uint8_t* data, size_t size) {
+    service::SequenceTable table(FuzzedTable(spec_));
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      bool reopened = false;
+      Require(table.Open(id, &reopened).ok());
+    }
+    ForEachRecord(data, size, [&](const uint8_t* record, size_t count) {
+      if (count < 2) return;
+      const auto request = Checked<v1::AttendRequest>(record + 2, count - 2, service::CheckAttend);
+      if (!request.ok()) return;
+      CheckTensors(*request);
+      const auto plan = table.Reserve(request->key.layer, request->key.kind, request->entries);
+      if (!plan.ok()) return;
+      CheckPieces(*request, *plan, record[1]);
+      if (record[0] % 4 == 0) {
+        table.Rollback(*plan);
+      } else {
+        table.Commit(*plan);
+      }
+      if (record[0] % 16 == 5) table.Truncate(1, record[1]).status().IgnoreError();
+    });
+    for (uint64_t id = 1; id <= kSequences; ++id) Require(table.Close(id).ok());
+    Require(table.pages().used() == 0);
+  }
+
+ private:
+  template <typename Request, typename Check>
+  absl::StatusOr<service::StepRequest> Checked(const uint8_t* data, size_t size, Check check) {
     auto request = std::make_shared<Request>();
-    if (!request->ParseFromArray(data, static_cast<int>(size))) return;
+    if (!request->ParseFromArray(data, static_cast<int>(size))) {
+      return absl::InvalidArgumentError("no message");
+    }
     const service::StepContext context = {.cache = 1,
                                           .spec = &spec_,
                                           .terms = &terms_,
                                           .backends = &backends_,
                                           .regions = &regions_,
                                           .max_message_bytes = size_t{1} << 20};
-    const absl::StatusOr<service::StepRequest> checked =
-        check(std::shared_ptr<const Request>(request), context);
-    if (!checked.ok()) return;
-    CheckTensors(*checked);
-    CheckPlan(*checked);
+    return check(std::shared_ptr<const Request>(request), context);
   }
 
- private:
+  // However little a step may take, the pieces are the call, and their tensors lie inside its own.
+  void CheckPieces(const service::StepRequest& request, const service::StepReservation& plan,
+                   int rows) const {
+    const worker::LayerSpec& layer = spec_.layers[static_cast<size_t>(request.key.layer)];
+    const worker::LayerGeometry geometry = worker::GeometryOf(spec_, layer);
+    const service::StepLimits limits{.bytes = int64_t{4096} * rows, .flops = 1e9 * rows};
+    const auto pieces =
+        service::SplitStep(geometry, layer.window.left, request.key.kind, plan.entries, limits);
+    if (!pieces.ok()) return;
+    int64_t query_rows = 0, tokens = 0;
+    v1::AttendReply reply;
+    for (const service::StepPiece& piece : *pieces) {
+      const service::StepRequest cut = service::PieceOf(request, piece);
+      CheckTensors(cut);
+      Require(piece.first_row == query_rows && piece.first_token == tokens);
+      query_rows += cut.query_rows;
+      tokens += cut.new_tokens;
+      v1::AttendReply results;
+      const auto fill = [](const auto& output, v1::Tensor* tensor) {
+        if (!output.has_value()) return;
+        tensor->add_shape(output->shape.front());
+        tensor->mutable_inline_()->assign(output->bytes, 'x');
+      };
+      fill(cut.output, results.mutable_output());
+      fill(cut.lse, results.mutable_lse());
+      service::PlacePiece(request, piece, results, &reply);
+    }
+    Require(query_rows == request.query_rows && tokens == request.new_tokens);
+    if (request.output.has_value()) {
+      Require(reply.output().inline_() == std::string(request.output->bytes, 'x'));
+    }
+  }
+
   void CheckTensors(const service::StepRequest& request) const {
     int64_t rows = 0, tokens = 0;
     for (const worker::StepEntry& entry : request.entries) {
@@ -223,6 +345,62 @@ void TakeCommand(const uint8_t* data, size_t size) {
   Require(worker::DecodeCommand(std::move(copy), now).ok());
 }
 
+// What a worker says to the coordinator. The first byte: rows of the step that a reply is for.
+void TakeWorkerMessage(const uint8_t* data, size_t size) {
+  if (size == 0) return;
+  v1::WorkerMessage message;
+  if (!message.ParseFromArray(data + 1, static_cast<int>(size - 1))) return;
+  if (message.has_registration()) {
+    const worker::GroupFacts group{.size = 2, .group_id = 7, .epoch = 3, .backend = "cpu"};
+    if (!worker::CheckRegistration(group, message.epoch(), message.registration()).ok()) return;
+    const std::vector<worker::RankHistory> ranks(2);
+    const auto rank = worker::ChooseRank(ranks, message.registration());
+    Require(!rank.ok() || (*rank >= 0 && *rank < 2));
+  }
+  if (message.has_reply()) {
+    const auto reply = worker::DecodeReply(message.epoch(), message.reply());
+    if (!reply.ok()) return;
+    const worker::CacheSpec spec = FuzzedSpec();
+    const worker::LayerGeometry geometry = worker::GeometryOf(spec, spec.layers[0]);
+    if (service::CheckResult(geometry, data[0], *reply).ok()) {
+      Require(reply->lse.size() == size_t{data[0]} * 4 && reply->o.size() == size_t{data[0]} * 256);
+    }
+    Require(worker::DecodeReply(reply->epoch, worker::EncodeReply(*reply).reply()).ok());
+  }
+}
+
+// What all ranks say that they hold, a record for each.
+void TakeHoldings(const uint8_t* data, size_t size) {
+  std::vector<worker::Holdings> held;
+  ForEachRecord(data, size, [&](const uint8_t* record, size_t count) {
+    v1::Holdings message;
+    if (!message.ParseFromArray(record, static_cast<int>(count))) return;
+    absl::StatusOr<worker::Holdings> holdings = worker::DecodeHoldings(message);
+    if (holdings.ok()) held.push_back(*std::move(holdings));
+  });
+  if (held.empty()) return;
+  std::vector<const worker::Holdings*> ranks;
+  for (const worker::Holdings& holdings : held) ranks.push_back(&holdings);
+  const worker::CommandMark last = service::LastOfAll(ranks);
+  for (const worker::HeldCache& cache : held.front().caches) {
+    std::vector<const worker::HeldCache*> of_ranks;
+    for (const worker::Holdings& holdings : held) {
+      const auto found =
+          std::find_if(holdings.caches.begin(), holdings.caches.end(),
+                       [&](const worker::HeldCache& other) { return other.id == cache.id; });
+      of_ranks.push_back(found == holdings.caches.end() ? nullptr : &*found);
+    }
+    const service::ReconciledCache reconciled = service::Reconcile(of_ranks, last, 64);
+    for (const worker::HeldSequence& sequence : reconciled.whole) {
+      Require(sequence.given_up >= 0 &&
+              sequence.given_up <= static_cast<int64_t>(sequence.pages.size()));
+      for (const int64_t length : sequence.lengths) {
+        Require(length >= 0 && length <= static_cast<int64_t>(sequence.pages.size()) * 64);
+      }
+    }
+  }
+}
+
 void TakeTraceparent(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   const auto context = telemetry::ParseTraceparent(text);
@@ -248,7 +426,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const uint8_t kind = data[0];
   ++data, --size;
-  switch (kind % 6) {
+  switch (kind % 10) {
     case 0:
       requests->Take<v1::AttendRequest>(data, size, service::CheckAttend);
       break;
@@ -264,8 +442,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 4:
       TakeTraceparent(data, size);
       break;
-    default:
+    case 5:
       session->Take(data, size);
+      break;
+    case 6:
+      requests->TakeStream(data, size);
+      break;
+    case 7:
+      session->TakeStream(data, size);
+      break;
+    case 8:
+      TakeWorkerMessage(data, size);
+      break;
+    default:
+      TakeHoldings(data, size);
   }
   return 0;
 }

@@ -282,6 +282,7 @@ TEST(ClientQuotaWindowTest, PagesOfEveryGroupOfLayersCount) {
   TableGeometry geometry = SmallGeometry();
   geometry.layers = 2;
   geometry.window_left = {-1, 40};
+  geometry.rollback_tokens = kPageTokens;
   geometry.window_pages = 8;
   SequenceTable table(geometry);
   ASSERT_EQ(table.groups().size(), 2);

@@ -283,7 +283,7 @@ class MailboxTest : public ::testing::Test {
  protected:
   MailboxTest() : service_({.workers = 2}) { PrepareCache(service_, spec_, 2); }
 
-  std::string socket() const { return MailboxSocketOf(UnixPath(service_.address())); }
+  std::string socket() const { return CompanionSocketOf(UnixPath(service_.address())); }
   absl::StatusOr<std::unique_ptr<MailboxMemory>> Fetch(const v1::SessionOpened& opened) {
     return MailboxMemory::Fetch(socket(), opened.host().token(),
                                 client::ReadLayout(opened.layout()),
@@ -425,10 +425,10 @@ TEST(SessionLimits, OfTheServiceAndOfEachClientAreKept) {
   EXPECT_EQ(refused(options, 4096), "mailboxes");
   options = {};
   options.client_limits.sessions = 1;
-  EXPECT_EQ(refused(options, 8), "client:anonymous sessions");
+  EXPECT_EQ(refused(options, 8), Me() + " sessions");
   options = {};
   options.client_limits.mailbox_bytes = 1 << 20;
-  EXPECT_EQ(refused(options, 4096), "client:anonymous mailbox_bytes");
+  EXPECT_EQ(refused(options, 4096), Me() + " mailbox_bytes");
 }
 
 // A caller that is not known to be on this machine.

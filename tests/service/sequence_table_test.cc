@@ -395,28 +395,52 @@ TEST_F(WindowedTableTest, RowsThatWouldSeeGivenUpTokensAreRefused) {
   MustAppendAll(1, 0, 300);
   MustAppendAll(1, 300, 1);
   ASSERT_EQ(HeldFrom(1), 128);
-  EXPECT_TRUE(Rows(1, 228).ok());
-  const auto refused = Rows(1, 227);
+  // 301 - 20 is the first position possible, and 100 before that the first token.
+  EXPECT_TRUE(Rows(1, 281).ok());
+  const auto refused = Rows(1, 280);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(FieldOf(refused.status()), "entries[0].first_position");
-  EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("228"));
-  EXPECT_TRUE(Rows(1, 138, 1).ok()) << "the other layer's window is smaller";
-  EXPECT_FALSE(Rows(1, 137, 1).ok());
+  EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("281"));
+  EXPECT_TRUE(Rows(1, 191, 1).ok()) << "the other layer's window is smaller";
+  EXPECT_FALSE(Rows(1, 190, 1).ok());
+}
+
+// Neither the sizes of calls nor those of pages decide how far back a sequence may go.
+TEST_F(WindowedTableTest, HowFarBackDoesNotDependOnHowTheTokensCame) {
+  SequenceId id = 0;
+  for (const int32_t chunk : {301, 300, 150, 64, 63, 7, 1}) {
+    MustOpen(++id);
+    for (int32_t length = 0; length < 301; length += chunk) {
+      MustAppendAll(id, length, std::min(chunk, 301 - length));
+    }
+    EXPECT_FALSE(table_.Fork(id, 100, 280).ok()) << chunk;
+    EXPECT_FALSE(table_.Truncate(id, 280).ok()) << chunk;
+    ASSERT_TRUE(table_.Truncate(id, 290).ok()) << chunk;
+    EXPECT_FALSE(table_.Truncate(id, 280).ok()) << "from the longest that it was, chunk " << chunk;
+    EXPECT_TRUE(table_.Truncate(id, 281).ok()) << chunk;
+    MustAppendAll(id, 281, 1);
+    EXPECT_FALSE(table_.Truncate(id, 280).ok()) << chunk;
+    ASSERT_TRUE(table_.Close(id).ok());
+  }
+  // What no window has left behind is held, however far back it is.
+  MustOpen(50);
+  MustAppendAll(50, 0, 120);
+  EXPECT_TRUE(table_.Truncate(50, 3).ok());
 }
 
 TEST_F(WindowedTableTest, TruncatingGoesAsFarBackAsTheNextRowSeesItsWindow) {
   MustOpen(1);
   MustAppendAll(1, 0, 300);
   MustAppendAll(1, 300, 1);
-  const auto refused = table_.Truncate(1, 227);
+  const auto refused = table_.Truncate(1, 280);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(FieldOf(refused.status()), "length");
   EXPECT_EQ(LeastLength(*table_.Find(1)), 301);
-  EXPECT_EQ(*table_.Truncate(1, 228), 228);
-  EXPECT_EQ(*table_.Truncate(1, 228), 228);
-  EXPECT_EQ(table_.pages().used(), 2);
-  MustAppendAll(1, 228, 5);
-  EXPECT_EQ(*table_.Truncate(1, 1000), 233);
+  EXPECT_EQ(*table_.Truncate(1, 281), 281);
+  EXPECT_EQ(*table_.Truncate(1, 281), 281);
+  EXPECT_EQ(table_.pages().used(), 3);
+  MustAppendAll(1, 281, 5);
+  EXPECT_EQ(*table_.Truncate(1, 1000), 286);
   EXPECT_EQ(*table_.Truncate(1, 0), 0);
   EXPECT_EQ(HeldFrom(1), 0);
   EXPECT_EQ(table_.pages().used(), 0);
@@ -428,7 +452,7 @@ TEST_F(WindowedTableTest, AForkHoldsWhatItsParentHolds) {
   MustOpen(1);
   MustAppendAll(1, 0, 300);
   MustAppendAll(1, 300, 1);
-  EXPECT_EQ(table_.Fork(1, 2, 227).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.Fork(1, 2, 280).status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(table_.Fork(1, 2, 0).ok());
   const auto child = table_.Fork(1, 3, -1);
   ASSERT_TRUE(child.ok()) << child.status();
@@ -438,7 +462,7 @@ TEST_F(WindowedTableTest, AForkHoldsWhatItsParentHolds) {
   for (int64_t length = 301; length < 421; length += 20) MustAppendAll(1, length, 20);
   EXPECT_GT(HeldFrom(1), 128);
   EXPECT_EQ(HeldFrom(3), 128);
-  EXPECT_TRUE(Rows(3, 228).ok());
+  EXPECT_TRUE(Rows(3, 281).ok());
   EXPECT_TRUE(table_.Close(1).ok());
   EXPECT_TRUE(table_.Close(3).ok());
   EXPECT_EQ(table_.pages().used(), 0);
@@ -499,12 +523,11 @@ TEST_F(MixedTableTest, OnlyTheLayerWithAWindowGivesPagesUp) {
         .code();
   };
   EXPECT_EQ(rows(0, 3), absl::StatusCode::kOk);
-  EXPECT_EQ(rows(1, 394), absl::StatusCode::kOk);
-  EXPECT_EQ(rows(1, 393), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(table_.Truncate(1, 393).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(rows(1, 440), absl::StatusCode::kOk) << "the last call may be repeated";
+  EXPECT_EQ(rows(1, 439), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(table_.Truncate(1, 459).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(*table_.Truncate(1, 460), 460);
   EXPECT_EQ(table_.pages(0).used(), 8);
-  EXPECT_EQ(*table_.Truncate(1, 394), 394);
-  EXPECT_EQ(table_.pages(0).used(), 7);
   ASSERT_TRUE(table_.Close(1).ok());
   EXPECT_EQ(table_.pages(0).used(), 0);
   EXPECT_EQ(table_.pages(1).used(), 0);

@@ -95,7 +95,7 @@ int64_t BytesTaken(const SharedObject& object) {
 TEST(SharedMemoryRegistryTest, ARegionIsNotTakenToTheEndOfTheMachinesMemory) {
   const SharedObject object(size_t{256} << 20);
   size_t available = size_t{200} << 20;
-  SharedMemoryRegistry registry({}, [&] { return std::exchange(available, size_t{100} << 20); });
+  SharedMemoryRegistry registry({"/"}, [&] { return std::exchange(available, size_t{100} << 20); });
   const absl::Status status = registry.RegisterSystem("r", object.key(), 0, uint64_t{256} << 20);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(tributary::FieldOf(status), "byte_size");
@@ -174,11 +174,12 @@ class SendingGroup final : public FakeGroup {
 
 class SharedMemoryTest : public ::testing::Test {
  protected:
-  explicit SharedMemoryTest(std::vector<std::string> prefixes = {})
+  explicit SharedMemoryTest(std::vector<std::string> prefixes = {"/"})
       : service_({.workers = 2, .coordinator = {.shared_memory_prefixes = std::move(prefixes)}}) {}
   // Steps follow each other one by one, so that calls gather while one is kept back.
   explicit SharedMemoryTest(std::unique_ptr<WorkerGroup> group)
-      : service_({.coordinator = {.pipeline_depth = 1}}, std::move(group)) {}
+      : service_({.coordinator = {.pipeline_depth = 1, .shared_memory_prefixes = {"/"}}},
+                 std::move(group)) {}
 
   grpc::Status Register(const std::string& name, const std::string& key, uint64_t offset,
                         uint64_t bytes) {
@@ -314,7 +315,7 @@ TEST_F(CutShortTest, AResultThatHasNoPlaceAnyMoreFailsItsCallAlone) {
 TEST(SharedMemoryForWorkerProcessesTest, IsCopiedBeforeItIsSent) {
   auto owned = std::make_unique<SendingGroup>();
   SendingGroup& group = *owned;
-  TestService service({}, std::move(owned));
+  TestService service({.coordinator = {.shared_memory_prefixes = {"/"}}}, std::move(owned));
   SharedObject object(4096);
   v1::RegisterSharedMemoryRequest registration;
   registration.set_name("r");
@@ -465,6 +466,22 @@ TEST_F(AllowedNamesTest, OtherObjectsAreNotOpened) {
   refused(StatusCode::INVALID_ARGUMENT, link);
   EXPECT_EQ(shm_unlink(link.c_str()), 0);
   EXPECT_EQ(shm_unlink(foreign.c_str()), 0);
+}
+
+// Nobody is asked who owns an object, so hosts name none unless the operator lets them.
+TEST(SharedMemoryByNameTest, IsOffUnlessTheOperatorAllowsIt) {
+  TestService service({.workers = 1});
+  SharedObject object(4096);
+  v1::RegisterSharedMemoryRequest request;
+  request.set_name("r");
+  request.mutable_system()->set_key(object.key());
+  request.set_byte_size(4096);
+  v1::RegisterSharedMemoryReply reply;
+  grpc::ClientContext context;
+  const grpc::Status status = service.stub().RegisterSharedMemory(&context, request, &reply);
+  EXPECT_EQ(status.error_code(), StatusCode::PERMISSION_DENIED) << status.error_message();
+  EXPECT_EQ(FieldOf(status), "system.key");
+  EXPECT_NE(status.error_message().find("--shared_memory_prefixes"), std::string::npos);
 }
 
 TEST_F(SharedMemoryTest, RegionsOfTheDeadAreForgottenBeforeLong) {

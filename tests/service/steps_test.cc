@@ -418,26 +418,99 @@ TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
   EXPECT_EQ(drops(), once);
 }
 
+// SmallSpec: 4/2 heads of 64 and 64.
+constexpr int64_t kRowBytes = 4 * 128 * (4 + 2);
+
 // One call may not take all memory, nor a step so long that the group breaks.
-TEST_F(StepsTest, ACallBeyondWhatAStepMayTakeIsRefusedAndChangesNothing) {
+TEST_F(StepsTest, ACallBeyondWhatAStepMayTakeHasSeveralSteps) {
   TearDown();
-  // SmallSpec: 4/2 heads of 64 and 64.
-  constexpr int64_t kRowBytes = 4 * 128 * (4 + 2);
   Begin({.max_step_bytes = 10 * kRowBytes});
   Attend("most", AttendOf(spec_, "m", 1, 0, 10));
   EXPECT_TRUE(answers_->Wait("most").ok());
-  Attend("more", AttendOf(spec_, "m", 2, 0, 11));
-  const absl::Status refused = answers_->Wait("more");
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  google::rpc::QuotaFailure quota;
-  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota));
-  EXPECT_EQ(quota.violations(0).subject(), "max_step_bytes");
-  Attend("again", AttendOf(spec_, "m", 2, 0, 10));
-  EXPECT_TRUE(answers_->Wait("again").ok()) << "nothing was taken";
+  EXPECT_THAT(Steps(), SizeIs(1));
+  Attend("more", AttendOf(spec_, "m", 2, 0, 35));
+  EXPECT_TRUE(answers_->Wait("more").ok());
+  EXPECT_THAT(Steps(), SizeIs(5));
+  std::vector<std::vector<int64_t>> cuts;
+  for (const auto& command : group_->commands()) {
+    const auto* step = std::get_if<worker::StepCommand>(&command->body);
+    if (step == nullptr || step->entries[0].sequence != 2) continue;
+    const worker::StepEntry& entry = step->entries[0];
+    cuts.push_back({entry.first_position, entry.query_rows, entry.new_tokens, entry.more_follows});
+    EXPECT_EQ(step->q.bytes, static_cast<size_t>(entry.query_rows) * 4 * 64 * sizeof(float));
+    EXPECT_EQ(step->page_updates.empty(), cuts.size() > 1) << "pages are told once";
+  }
+  EXPECT_THAT(cuts, ElementsAre(ElementsAre(0, 10, 10, 1), ElementsAre(10, 10, 10, 1),
+                                ElementsAre(20, 10, 10, 1), ElementsAre(30, 5, 5, 0)));
+  EXPECT_EQ(Cache().pages_used(), 3);
+  // It may be repeated, as every call.
+  Attend("again", AttendOf(spec_, "m", 2, 0, 35));
+  EXPECT_TRUE(answers_->Wait("again").ok());
+  EXPECT_EQ(Cache().pages_used(), 3);
+}
+
+TEST_F(StepsTest, AStepOfALongCallThatFailsLeavesNothingOfIt) {
+  TearDown();
+  Begin({.max_step_bytes = 10 * kRowBytes});
+  group_->Hold();
+  Attend("long", AttendOf(spec_, "m", 1, 0, 35));
+  group_->WaitForHeld(1);
+  group_->ReleaseOne();
+  group_->WaitForHeld(1);
+  group_->ReleaseOne([](const worker::StepCommand&, Outcome* outcome) {
+    outcome->status = absl::ResourceExhaustedError("a rank could not");
+  });
+  EXPECT_FALSE(answers_->Wait("long").ok());
+  group_->Release();
+  EXPECT_EQ(Cache().pages_used(), 0);
+  Attend("again", AttendOf(spec_, "m", 1, 0, 35));
+  EXPECT_TRUE(answers_->Wait("again").ok());
   EXPECT_EQ(Cache().pages_used(), 2);
 }
 
-TEST_F(StepsTest, ACallOfTooMuchWorkIsRefused) {
+TEST_F(StepsTest, OthersTakeTheirTurnsBetweenTheStepsOfALongCall) {
+  TearDown();
+  Begin({.pipeline_depth = 1, .max_step_bytes = 10 * kRowBytes});
+  group_->Hold();
+  Attend("long", AttendOf(spec_, "m", 1, 0, 25));
+  group_->WaitForHeld(1);
+  Attend("short", Token(2, 0));
+  Attend("behind", Token(1, 25));
+  group_->Release();
+  for (const char* name : {"long", "short", "behind"}) {
+    EXPECT_TRUE(answers_->Wait(name).ok()) << name;
+  }
+  EXPECT_THAT(Steps(), ElementsAre(ElementsAre(1), ElementsAre(2), ElementsAre(1), ElementsAre(1),
+                                   ElementsAre(1)));
+}
+
+// Between its steps a long call waits as others do: its end does not depend on the workers.
+TEST_F(StepsTest, ALongCallEndsWithItsDeadlineItsCallerAndItsGroup) {
+  TearDown();
+  Begin({.pipeline_depth = 1, .max_step_bytes = 10 * kRowBytes});
+  const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  group_->Hold();
+  Attend("cancelled", AttendOf(spec_, "m", 1, 0, 35), {.cancelled = cancelled});
+  group_->WaitForHeld(1);
+  *cancelled = true;
+  group_->ReleaseOne();
+  EXPECT_TRUE(absl::IsCancelled(answers_->Wait("cancelled")));
+  Attend("broken", AttendOf(spec_, "m", 2, 0, 35));
+  group_->WaitForHeld(1);
+  Attend("other", Token(3, 0));
+  group_->ReleaseOne();    // the first step of "broken"
+  group_->WaitForHeld(1);  // "other", while "broken" waits
+  group_->Break("a worker died");
+  EXPECT_FALSE(answers_->Wait("broken").ok());
+  EXPECT_FALSE(answers_->Wait("other").ok());
+  group_->Release();
+  group_->Form({false, false});
+  EXPECT_EQ(Cache().pages_used(), 0);
+  Attend("again", AttendOf(spec_, "m", 2, 0, 35));
+  EXPECT_TRUE(answers_->Wait("again").ok());
+}
+
+TEST_F(StepsTest, ARowThatIsTooMuchByItselfIsRefusedAndChangesNothing) {
   TearDown();
   // 2e10 operations a second and rank: 4e7, where a row takes 1024 for each token it sees.
   Begin({.step_timeout = std::chrono::milliseconds(1)});
@@ -447,20 +520,27 @@ TEST_F(StepsTest, ACallOfTooMuchWorkIsRefused) {
   ASSERT_TRUE(answers_->Wait("append").ok());
   Attend("few", QueryOf(spec_, "m", 1, 1990, 10));
   EXPECT_TRUE(answers_->Wait("few").ok());
+  const size_t before = Steps().size();
   Attend("many", QueryOf(spec_, "m", 1, 1900, 100));
-  const absl::Status refused = answers_->Wait("many");
-  google::rpc::QuotaFailure quota;
-  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota)) << refused;
-  EXPECT_EQ(quota.violations(0).subject(), "max_step_flops");
+  EXPECT_TRUE(answers_->Wait("many").ok());
+  EXPECT_GE(Steps().size(), before + 5) << "19 rows a step";
   // What is not there is said first.
   Attend("gap", QueryOf(spec_, "m", 1, int64_t{1} << 60, 100));
   EXPECT_EQ(answers_->Wait("gap").code(), absl::StatusCode::kOutOfRange);
+  TearDown();
+  Begin({.max_step_bytes = kRowBytes - 1});
+  Attend("row", Token(2, 0));
+  const absl::Status refused = answers_->Wait("row");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  google::rpc::QuotaFailure quota;
+  ASSERT_TRUE(DetailOf(ToRpcStatus(refused), &quota)) << refused;
+  EXPECT_EQ(quota.violations(0).subject(), "max_step_bytes");
+  EXPECT_EQ(Cache().pages_used(), 0);
 }
 
 // Calls that fit together by rows do not share a step that would take too much.
 TEST_F(StepsTest, CallsShareAStepUpToWhatItMayTake) {
   TearDown();
-  constexpr int64_t kRowBytes = 4 * 128 * (4 + 2);
   Begin({.pipeline_depth = 1, .max_step_bytes = 2 * kRowBytes});
   group_->Hold();
   for (uint64_t id = 1; id <= 5; ++id) Attend("c" + std::to_string(id), Token(id, 0));

@@ -181,7 +181,7 @@ TEST_F(StreamTest, AStreamIsReadNoFurtherThanItsBytesInFlightAllow) {
     const grpc::Status status = Attend(service.stub(), request_of(10), &refused);
     google::rpc::QuotaFailure quota;
     return status.error_code() == StatusCode::RESOURCE_EXHAUSTED && DetailOf(status, &quota) &&
-           quota.violations(0).subject() == "client:anonymous bytes";
+           quota.violations(0).subject() == Me() + " bytes";
   }));
   EXPECT_LE(requests(), 4u);
   group->Release();
@@ -247,9 +247,11 @@ TEST_F(StreamTest, ARequestThatIsTooLargeIsRefusedAndTheStreamGoesOn) {
 // A stream whose messages are bytes.
 class RawStream {
  public:
-  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) : stub_(channel) {
+  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel,
+                     const std::string& method = "AttendStream")
+      : stub_(channel) {
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-    call_ = stub_.PrepareCall(&context_, "/tributary.v1.AttentionService/AttendStream", &queue_);
+    call_ = stub_.PrepareCall(&context_, "/tributary.v1.AttentionService/" + method, &queue_);
     call_->StartCall(nullptr);
     Done();
   }
@@ -264,6 +266,13 @@ class RawStream {
     grpc::Slice whole;
     return Done() && bytes.DumpToSingleSlice(&whole).ok() &&
            reply->ParseFromArray(whole.begin(), static_cast<int>(whole.size()));
+  }
+  // Until there are no more.
+  void SkipReplies() {
+    grpc::ByteBuffer bytes;
+    do {
+      call_->Read(&bytes, nullptr);
+    } while (Done());
   }
   grpc::Status Finish() {
     grpc::Status status;
@@ -309,6 +318,26 @@ TEST_F(StreamTest, WhatCannotBeParsedEndsTheStreamWithAStatusAfterTheCallsBefore
                     std::chrono::seconds(60))
                 .status.error_code(),
             StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(StreamTest, WhatCannotBeParsedEndsASessionWithAStatus) {
+  TestService service({}, std::make_unique<FakeGroup>(2));
+  Prepare(service, 1);
+  v1::SessionRequest open;
+  open.mutable_open()->set_cache_id("m");
+  open.mutable_open()->set_memory(v1::SESSION_MEMORY_MESSAGES);
+  open.mutable_open()->set_max_rows(4);
+  open.mutable_open()->set_max_new_tokens(4);
+  open.mutable_open()->set_q_dtype(v1::DTYPE_F32);
+  for (const bool opened : {false, true}) {
+    SCOPED_TRACE(opened);
+    RawStream stream(service.NewChannel(), "AttendSession");
+    if (opened) ASSERT_TRUE(stream.Write(open.SerializeAsString()));
+    ASSERT_TRUE(stream.Write("\x0a"));
+    stream.SkipReplies();
+    const grpc::Status status = stream.Finish();
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+  }
 }
 
 TEST_F(StreamTest, ACallIsCancelledByItself) {
@@ -371,7 +400,7 @@ TEST_F(StreamTest, AClientHasAsManyStreamsAsItMayHave) {
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   google::rpc::QuotaFailure quota;
   ASSERT_TRUE(DetailOf(status, &quota));
-  EXPECT_EQ(quota.violations(0).subject(), "client:anonymous streams");
+  EXPECT_EQ(quota.violations(0).subject(), Me() + " streams");
   stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
 }

@@ -1,6 +1,7 @@
 #include "tests/service/test_service.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -208,6 +209,8 @@ grpc::Status Append(v1::AttentionService::Stub& stub, const v1::AppendRequest& r
                     v1::AppendReply* reply) {
   return WithDeadline([&](auto* context) { return stub.Append(context, request, reply); });
 }
+
+std::string Me() { return "client:uid:" + std::to_string(getuid()); }
 
 std::string FieldOf(const grpc::Status& status) {
   google::rpc::BadRequest bad;

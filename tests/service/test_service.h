@@ -92,6 +92,8 @@ grpc::Status Append(v1::AttentionService::Stub& stub, const v1::AppendRequest& r
 
 // --------------------------------------------------------------------------------------- details
 
+// This process as a client of a service at a Unix socket, in quota failures: "client:uid:N".
+std::string Me();
 // The field a status names, "" for none.
 std::string FieldOf(const grpc::Status& status);
 template <typename Detail>

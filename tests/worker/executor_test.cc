@@ -370,6 +370,92 @@ TEST_F(ExecutorTest, AnAbortedGroupGoesOnAfterReforming) {
   for (const auto& [rank, reply] : replies_) EXPECT_TRUE(reply.conflicts.empty());
 }
 
+// Ranks on CPUs, of which one may have no memory for steps.
+class ShortOfMemory final : public Shard {
+ public:
+  ShortOfMemory(std::unique_ptr<Shard> shard, const bool* refuses)
+      : shard_(std::move(shard)), refuses_(refuses) {}
+  size_t bytes() const override { return shard_->bytes(); }
+  absl::StatusOr<bool> TakeMemory(std::chrono::steady_clock::time_point until) override {
+    return shard_->TakeMemory(until);
+  }
+  absl::Status CopyPages(const std::vector<PageCopy>& copies) override {
+    return shard_->CopyPages(copies);
+  }
+  absl::Status Reserve(const PlannedStep& step) override {
+    if (*refuses_) throw std::bad_alloc();
+    return shard_->Reserve(step);
+  }
+  absl::Status Run(const PlannedStep& step, StepResults* results) override {
+    return shard_->Run(step, results);
+  }
+
+ private:
+  const std::unique_ptr<Shard> shard_;
+  const bool* const refuses_;
+};
+
+class ShortOfMemoryBackend final : public Backend {
+ public:
+  explicit ShortOfMemoryBackend(const bool* refuses)
+      : cpu_(CreateCpuBackend(std::make_shared<cpu::ThreadPool>(1), collective::Strategy::kAuto)),
+        refuses_(refuses) {}
+  const BackendCapabilities& capabilities() const override { return cpu_->capabilities(); }
+  size_t AvailableMemory() const override { return cpu_->AvailableMemory(); }
+  absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
+                                                     PageFill fill) override {
+    auto shard = cpu_->CreateShard(spec, available, fill);
+    if (!shard.ok()) return shard.status();
+    return std::make_unique<ShortOfMemory>(*std::move(shard), refuses_);
+  }
+
+ private:
+  const std::unique_ptr<Backend> cpu_;
+  const bool* const refuses_;
+};
+
+TEST(ExecutorMemory, AStepThatARankHasNoMemoryForIsRefusedByAllAndTheGroupStays) {
+  bool refuses = false;
+  const bool never = false;
+  std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(std::make_unique<ShortOfMemoryBackend>(&never));
+  backends.push_back(std::make_unique<ShortOfMemoryBackend>(&refuses));
+  ThreadRanks ranks(std::move(backends), {});
+  CacheSpec spec = SmallSpec();
+  spec.num_pages = 512;
+  uint64_t number = 0;
+  const auto execute = [&](decltype(Command::body) body) {
+    Command command;
+    command.epoch = ranks.epoch();
+    command.number = ++number;
+    command.cache = kCache;
+    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    command.body = std::move(body);
+    const auto replies = ranks.Execute(command);
+    EXPECT_EQ(replies.at(0).status, replies.at(1).status);
+    return replies.at(0).status;
+  };
+  ASSERT_TRUE(execute(CreateCacheCommand{spec}).ok());
+  std::vector<int32_t> pages(512);
+  for (int32_t i = 0; i < 512; ++i) pages[static_cast<size_t>(i)] = i;
+  ASSERT_TRUE(execute(SetTablesCommand{{{1, 0, pages}}}).ok());
+  // Rows enough that ranks ask each other, over tokens that are there.
+  const auto rows =
+      static_cast<int32_t>((int64_t{8} << 20) / 4 / (int64_t{spec.q_heads} * 2 * spec.head_dim)) +
+      1;
+  const std::vector<uint16_t> ones(static_cast<size_t>(rows) * static_cast<size_t>(spec.q_heads) *
+                                       static_cast<size_t>(spec.head_dim),
+                                   0x3f80);
+  StepCommand step;
+  step.entries = {{1, 0, rows, 0}};
+  step.q = {reinterpret_cast<const std::byte*>(ones.data()), DType::kBf16, ones.size() * 2};
+  ASSERT_TRUE(execute(step).ok());
+  refuses = true;
+  EXPECT_EQ(execute(step).code(), absl::StatusCode::kResourceExhausted);
+  refuses = false;
+  EXPECT_TRUE(execute(step).ok()) << "the communicator is whole";
+}
+
 TEST_F(ExecutorTest, ARankThatStaysAwayMeetsTheDeadline) {
   const CacheSpec spec = SmallSpec();
   CreateWithSequence(spec);

@@ -65,6 +65,20 @@ TEST_F(HoldingsTest, ARepeatedStepAndADraftAddNothing) {
   EXPECT_THAT(Report().sequences[0].lengths, ElementsAre(10, 0));
 }
 
+// A call in several steps holds nothing before its last.
+TEST_F(HoldingsTest, TokensOfALongCallCountWithItsLastStep) {
+  Step(1, 0, 0, 10, {{7, 0, {3, 4}}});
+  StepCommand step;
+  step.entries = {{.sequence = 7, .first_position = 10, .new_tokens = 10, .more_follows = true}};
+  records_.AfterStep({1, 2}, step);
+  EXPECT_THAT(Report().sequences[0].lengths, ElementsAre(10, 0));
+  step.entries = {{.sequence = 7, .first_position = 20, .new_tokens = 5}};
+  records_.AfterStep({1, 3}, step);
+  EXPECT_THAT(Report().sequences[0].lengths, ElementsAre(25, 0));
+  EXPECT_THAT(Report().sequences[0].last_step, ElementsAre(10, 0)) << "where the call began";
+  EXPECT_EQ(Report().undo.back().length, 10);
+}
+
 TEST_F(HoldingsTest, WhatAllRanksHaveDoneIsNotUndone) {
   Step(1, 0, 0, 10, {{7, 0, {3}}});
   Step(2, 0, 10, 10, {{7, 0, {5}}, {7, 1, {4}}});

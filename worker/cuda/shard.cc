@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/append/copy_page.h"
 #include "kernels/kv_geometry.h"
+#include "worker/agreement.h"
 #include "worker/cuda/capture.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/status.h"
@@ -131,10 +132,22 @@ absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   TRIBUTARY_RETURN_IF_ERROR(rank_.BeginStep(step.deadline));
   const bool meet = FirstOfItsSize(step);
-  TRIBUTARY_ASSIGN_OR_RETURN(const PlanSlot* slot, PlanOnDevice(step, meet ? kRoom : 1));
-  TRIBUTARY_RETURN_IF_ERROR(RunPlanned(step, *slot, meet, results));
+  const absl::StatusOr<PlanSlot*> slot = PlanOnDevice(step, meet ? kRoom : 1);
+  if (!slot.ok()) return meet ? Agree(step, slot.status(), results) : slot.status();
+  TRIBUTARY_RETURN_IF_ERROR(RunPlanned(step, **slot, meet, results));
   rank_.EndStep();
   return absl::OkStatus();
+}
+
+absl::Status CudaShard::Agree(const PlannedStep& step, const absl::Status& own,
+                              StepResults* results) {
+  if (!own.ok() && !absl::IsResourceExhausted(own)) return own;
+  absl::Status agreed = AgreeOnMemory(step.comm, own, step.deadline, &results->refused_by_all);
+  if (!results->refused_by_all) return agreed;
+  // Nothing was launched. The next step of this size finds out again whether there is memory.
+  sizes_.erase(StepSizeOf(step));
+  rank_.EndStep();
+  return agreed;
 }
 
 bool CudaShard::FirstOfItsSize(const PlannedStep& step) {
@@ -177,8 +190,9 @@ absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot
   CudaOperations operations(step, slot.plan, slot.block.data(),
                             layers_[static_cast<size_t>(step.layer_index)], rank_,
                             {.stream = rank_.stream(), .memory = rank_.workspace()}, results);
-  TRIBUTARY_RETURN_IF_ERROR(operations.Reserve(meet ? kRoom : 1));
-  if (meet) TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(step.comm.Barrier(step.deadline)));
+  absl::Status reserved = operations.Reserve(meet ? kRoom : 1);
+  if (meet) reserved = Agree(step, reserved, results);
+  TRIBUTARY_RETURN_IF_ERROR(reserved);
   TRIBUTARY_RETURN_IF_ERROR(operations.EnqueueRegionInputs());
   const bool may_be_graph = rank_.options().graphs && graphs_work_ &&
                             step.kind != StepKind::kPrefill && slot.plan.repeatable() &&

@@ -60,6 +60,8 @@ class CudaShard final : public Shard {
   // Whether ranks meet before the step, which they do before the first of its size in this epoch
   // (step_size.h). The answer is the same on all ranks. It is false without a group of GPUs.
   bool FirstOfItsSize(const PlannedStep& step);
+  // Whether all ranks have taken the memory of a first step of a size, which may hold up peers.
+  absl::Status Agree(const PlannedStep& step, const absl::Status& own, StepResults* results);
   // Takes memory for a step `room` times as large.
   absl::StatusOr<PlanSlot*> PlanOnDevice(const PlannedStep& step, size_t room);
   // `meet`: this rank waits for the others before it enqueues anything that they may wait for.

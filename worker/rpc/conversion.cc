@@ -190,6 +190,7 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
     message->set_query_rows(entry.query_rows);
     message->set_new_tokens(entry.new_tokens);
     message->set_replay(entry.replay);
+    message->set_more_follows(entry.more_follows);
   }
   out->set_q_dtype(ToProto(step.q.dtype));
   out->set_k_dtype(ToProto(step.k.dtype));
@@ -234,7 +235,8 @@ absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& t
                            .first_position = entry.first_position(),
                            .query_rows = entry.query_rows(),
                            .new_tokens = entry.new_tokens(),
-                           .replay = entry.replay()});
+                           .replay = entry.replay(),
+                           .more_follows = entry.more_follows()});
   }
   TRIBUTARY_ASSIGN_OR_RETURN(const DType q, DecodeDType(step.q_dtype(), "step.q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(const DType k, DecodeDType(step.k_dtype(), "step.k_dtype"));

@@ -114,7 +114,8 @@ absl::StatusOr<AttendCall> ToAttend(const tributary_call* given) {
                     .head_dim = call->head_dim,
                     .value_head_dim = call->value_head_dim,
                     .output = call->output,
-                    .lse = call->lse};
+                    .lse = call->lse,
+                    .yield = std::chrono::milliseconds(call->yield_ms)};
   if (call->mode != 0) attend.mode = static_cast<v1::AttendMode>(call->mode);
   attend.entries.reserve(call->entry_count);
   for (size_t i = 0; i < call->entry_count; ++i) {
@@ -303,13 +304,14 @@ tributary_code tributary_attend(tributary_client* client, const tributary_call* 
   });
 }
 
-void tributary_attend_async(tributary_client* client, const tributary_call* call,
-                            tributary_done done, void* context) {
+uint64_t tributary_attend_async(tributary_client* client, const tributary_call* call,
+                                tributary_done done, void* context) {
+  uint64_t id = 0;
   tributary_error* error = nullptr;
   const tributary_code code = Guarded(&error, [&]() -> absl::Status {
     const auto attend = ToAttend(call);
     if (!attend.ok()) return attend.status();
-    client->client->AttendAsync(*attend, [done, context](absl::Status status) {
+    id = client->client->AttendAsync(*attend, [done, context](absl::Status status) {
       tributary_error* why = nullptr;
       const tributary_code outcome = Report(status, &why);
       done(context, outcome, why);
@@ -317,7 +319,10 @@ void tributary_attend_async(tributary_client* client, const tributary_call* call
     });
     return absl::OkStatus();
   });
-  if (code == TRIBUTARY_OK) return;
+  if (code == TRIBUTARY_OK) return id;
   done(context, code, error);
   tributary_error_free(error);
+  return 0;
 }
+
+void tributary_cancel(tributary_client* client, uint64_t call) { client->client->Cancel(call); }

@@ -220,6 +220,8 @@ typedef struct tributary_call {
   const void* v;          /* [new tokens, kv_heads, value_head_dim] */
   void* output;           /* [rows, q_heads, value_head_dim] */
   float* lse; /* [rows, q_heads], natural log, -inf where a row sees no key; NULL: not wanted */
+  int32_t yield_ms; /* calls that come up to so much later go first: for work that nobody waits
+                       for; 0 to 1000; not looked at by an append */
 } tributary_call;
 
 /* Writes K/V and computes nothing. */
@@ -234,9 +236,13 @@ tributary_code tributary_attend(tributary_client* client, const tributary_call* 
 typedef void (*tributary_done)(void* context, tributary_code code, const tributary_error* error);
 /* The same without waiting. Calls of one sequence take effect in the order in which they are made.
  * What the call's fields point to other than tensors may be let go of when this returns. A call
- * that cannot be begun is told to `done` too. */
-void tributary_attend_async(tributary_client* client, const tributary_call* call,
-                            tributary_done done, void* context);
+ * that cannot be begun is told to `done` too. Returns a number for tributary_cancel, or 0 when the
+ * call cannot be begun. */
+uint64_t tributary_attend_async(tributary_client* client, const tributary_call* call,
+                                tributary_done done, void* context);
+/* Ends a call by the number that tributary_attend_async returned: `done` is told CANCELLED, unless
+ * the answer is there before. A call that is over is left alone. */
+void tributary_cancel(tributary_client* client, uint64_t call);
 
 /* ------------------------------------------------------------------------------------- sessions
  * A host that runs a model submits a whole step at once: which sequences, which rows, which layers.

@@ -41,8 +41,9 @@ class MockClient : public client::Client {
               (override));
   MOCK_METHOD(absl::Status, Append, (const client::AppendCall&), (override));
   MOCK_METHOD(absl::Status, Attend, (const client::AttendCall&), (override));
-  MOCK_METHOD(void, AttendAsync, (const client::AttendCall&, std::function<void(absl::Status)>),
+  MOCK_METHOD(uint64_t, AttendAsync, (const client::AttendCall&, std::function<void(absl::Status)>),
               (override));
+  MOCK_METHOD(void, Cancel, (uint64_t), (override));
   MOCK_METHOD(absl::StatusOr<std::shared_ptr<const client::DeviceRegion>>, ShareDeviceMemory,
               (const client::DeviceMemory&), (override));
   MOCK_METHOD(absl::Status, UnshareDeviceMemory, (const client::DeviceRegion&), (override));

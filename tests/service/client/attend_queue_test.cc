@@ -153,11 +153,37 @@ TEST_F(AttendQueueTest, OverdueCallsLeaveWhereverTheyAre) {
   ASSERT_EQ(Send(), sent);
   EXPECT_EQ(queue_.NextEvent(now_), now_ + seconds(1));
   now_ += seconds(1);
-  const AttendQueue::Overdue overdue = queue_.TakeOverdue(now_);
+  const AttendQueue::Ended overdue = queue_.TakeEnded(now_);
   EXPECT_EQ(overdue.sent, std::vector<CallPtr>{sent});
   EXPECT_EQ(overdue.unsent, (std::vector<CallPtr>{waiting, hasty}));
   EXPECT_EQ(queue_.TakeSent(sent->request.request_id()), nullptr);
   EXPECT_EQ(Send(), later);
+}
+
+TEST_F(AttendQueueTest, ACallMayBeDueBeforeOneThatCameEarlier) {
+  const CallPtr slow = Add({1}, seconds(9));
+  const CallPtr quick = Add({2}, seconds(1));
+  ASSERT_EQ(Send(), slow);
+  EXPECT_EQ(queue_.NextEvent(now_), now_ + seconds(1));
+  now_ += seconds(1);
+  const AttendQueue::Ended overdue = queue_.TakeEnded(now_);
+  EXPECT_TRUE(overdue.sent.empty());
+  EXPECT_EQ(overdue.unsent, std::vector<CallPtr>{quick});
+  EXPECT_EQ(queue_.NextEvent(now_), now_ + seconds(8));
+}
+
+TEST_F(AttendQueueTest, CancelledCallsLeaveWhereverTheyAre) {
+  const CallPtr sent = Add({1});
+  const CallPtr waiting = Add({1});
+  const CallPtr other = Add({2});
+  ASSERT_EQ(Send(), sent);
+  EXPECT_TRUE(queue_.Cancel(sent->request.request_id()));
+  EXPECT_TRUE(queue_.Cancel(waiting->request.request_id()));
+  EXPECT_FALSE(queue_.Cancel(77));
+  const AttendQueue::Ended ended = queue_.TakeEnded(now_);
+  EXPECT_EQ(ended.sent, std::vector<CallPtr>{sent});
+  EXPECT_EQ(ended.unsent, std::vector<CallPtr>{waiting});
+  EXPECT_EQ(Send(), other);
 }
 
 TEST_F(AttendQueueTest, ConnectingInVainCountsForAllThatWaitForIt) {

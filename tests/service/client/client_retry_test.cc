@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <latch>
 #include <map>
 #include <mutex>
@@ -459,6 +460,57 @@ TEST_F(ClientRetryTest, ClosingCancelsWhatIsInFlight) {
   client.reset();
   EXPECT_EQ(cancelled, kCalls);
   EXPECT_EQ(others, 0);
+}
+
+TEST_F(ClientRetryTest, TheServiceIsToldHowMuchTimeIsLeftAndWhoMayGoFirst) {
+  const auto client = Connect();
+  std::mutex mutex;
+  std::vector<v1::AttendRequest> seen;
+  service_.on_attend = [&](const v1::AttendRequest& request) {
+    const std::lock_guard lock(mutex);
+    seen.push_back(request);
+    return Verdict{.silent = request.yield_ms() == 7};
+  };
+  OwnedCall call(1);
+  ASSERT_EQ(client->Attend(call.call), absl::OkStatus());
+  call.call.yield = milliseconds(7);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->WithTimeout(milliseconds(50))->Attend(call.call)));
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_GT(seen[0].timeout_ms(), 50) << "what is left of the client's";
+  EXPECT_GT(seen[1].timeout_ms(), 0);
+  EXPECT_LE(seen[1].timeout_ms(), 50);
+  call.call.yield = milliseconds(1001);
+  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield");
+  call.call.yield = milliseconds(-1);
+  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield");
+}
+
+TEST_F(ClientRetryTest, ACallIsCancelledByItself) {
+  const auto client = Connect();
+  std::latch told(1);
+  std::atomic<uint64_t> cancelled = 0;
+  service_.on_attend = [&](const v1::AttendRequest& request) {
+    if (request.cancel()) {
+      cancelled = request.request_id();
+      told.count_down();
+    }
+    return Verdict{.silent = request.cancel() || request.entries(0).sequence_id() == 1};
+  };
+  OwnedCall held(1), other(2);
+  std::promise<absl::Status> outcome;
+  const uint64_t id =
+      client->AttendAsync(held.call, [&](absl::Status status) { outcome.set_value(status); });
+  ASSERT_NE(id, 0u);
+  EXPECT_EQ(client->Attend(other.call), absl::OkStatus()) << "the first is in flight by now";
+  client->Cancel(id);
+  client->Cancel(id + 100);
+  EXPECT_TRUE(absl::IsCancelled(outcome.get_future().get()));
+  told.wait();
+  EXPECT_EQ(cancelled, id);
+  EXPECT_EQ(client->Attend(other.call), absl::OkStatus());
+  OwnedCall wrong(3);
+  wrong.call.q = nullptr;
+  EXPECT_EQ(client->AttendAsync(wrong.call, [](const absl::Status&) {}), 0u);
 }
 
 TEST_F(ClientRetryTest, ACallbackMayMakeTheNextCall) {

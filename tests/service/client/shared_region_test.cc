@@ -33,6 +33,17 @@ TEST(SharedRegion, IsLockedForAsLongAsItLives) {
   close(file);
 }
 
+TEST(SharedRegion, SealedMemoryIsLockedButNotByTheDescriptorThatIsHandedOver) {
+  auto region = SharedRegion::CreateSealed(4096);
+  ASSERT_TRUE(region.ok()) << region.status();
+  const int file = dup((*region)->descriptor());  // the service's
+  EXPECT_TRUE(IsLocked(file));
+  EXPECT_NE(ftruncate(file, 0), 0) << "it is sealed";
+  region->reset();
+  EXPECT_FALSE(IsLocked(file)) << "the service would keep it alive by itself";
+  close(file);
+}
+
 TEST(SharedRegion, LeavesNoNameBehind) {
   std::string key;
   {

@@ -166,7 +166,8 @@ TEST_P(Tensors, StepsKeepEveryByte) {
        .first_position = int64_t{1} << 40,
        .query_rows = 4,
        .new_tokens = 0,
-       .replay = false},
+       .replay = false,
+       .more_follows = true},
       {.sequence = 10, .first_position = 0, .query_rows = 0, .new_tokens = 5, .replay = true}};
   step.q = {q.data(), DType::kF16, q.size()};
   step.k = {k.data(), DType::kF32, k.size()};
@@ -192,6 +193,7 @@ TEST_P(Tensors, StepsKeepEveryByte) {
     EXPECT_EQ(s.entries[i].query_rows, step.entries[i].query_rows);
     EXPECT_EQ(s.entries[i].new_tokens, step.entries[i].new_tokens);
     EXPECT_EQ(s.entries[i].replay, step.entries[i].replay);
+    EXPECT_EQ(s.entries[i].more_follows, step.entries[i].more_follows);
   }
   ExpectSameTensor(s.q, step.q);
   ExpectSameTensor(s.k, step.k);

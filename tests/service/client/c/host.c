@@ -170,8 +170,10 @@ static void WithoutWaiting(tributary_client* client) {
   while (told.ok < 3)
     pthread_cond_wait(&told.changed, &told.mutex); /* each ends by the client's timeout */
   pthread_mutex_unlock(&told.mutex);
+  tributary_cancel(client, 12345); /* of no call */
   entry.first_position = 9;
-  tributary_attend_async(client, &call, Done, &told);
+  call.yield_ms = 1;
+  CHECK(tributary_attend_async(client, &call, Done, &told) != 0);
   pthread_mutex_lock(&told.mutex);
   while (told.refused < 1) pthread_cond_wait(&told.changed, &told.mutex);
   pthread_mutex_unlock(&told.mutex);

@@ -1,4 +1,4 @@
-#include "service/api/mailbox_socket.h"
+#include "service/api/companion_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -36,15 +38,16 @@ void CopyAccess(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MailboxSocket>> MailboxSocket::Listen(absl::string_view service_path,
-                                                                     MailboxHandout* handout) {
-  const std::string path = MailboxSocketOf(service_path);
+absl::StatusOr<std::unique_ptr<CompanionSocket>> CompanionSocket::Listen(
+    absl::string_view service_path, MailboxHandout* handout, MemoryDeposit* deposit) {
+  const std::string path = CompanionSocketOf(service_path);
   TRIBUTARY_RETURN_IF_ERROR(CheckFree(absl::StrCat("unix:", path)));
   unlink(path.c_str());  // of a service that was killed
   TRIBUTARY_ASSIGN_OR_RETURN(const int listener, BindToUnix(path, SOCK_NONBLOCK));
   CopyAccess(std::string(service_path), path);
   const int wake = eventfd(0, EFD_CLOEXEC);
-  std::unique_ptr<MailboxSocket> socket(new MailboxSocket(path, listener, wake, handout));
+  std::unique_ptr<CompanionSocket> socket(
+      new CompanionSocket(path, listener, wake, handout, deposit));
   if (wake < 0 || listen(listener, kMostConnections) != 0) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen at ", path, ": ", std::strerror(errno)));
@@ -53,23 +56,24 @@ absl::StatusOr<std::unique_ptr<MailboxSocket>> MailboxSocket::Listen(absl::strin
   return socket;
 }
 
-MailboxSocket::~MailboxSocket() {
+CompanionSocket::~CompanionSocket() {
   if (thread_.joinable()) {
     const uint64_t one = 1;
     static_cast<void>(!write(wake_, &one, sizeof(one)));  // an eventfd takes the first
     thread_.join();
   }
-  for (const Connection& connection : connections_) close(connection.file);
   unlink(path_.c_str());
   close(listener_);
   if (wake_ >= 0) close(wake_);
 }
 
-void MailboxSocket::Run() {
+void CompanionSocket::Run() {
   std::vector<pollfd> files;
   while (true) {
     files.assign({{wake_, POLLIN, 0}, {listener_, POLLIN, 0}});
-    for (const Connection& connection : connections_) files.push_back({connection.file, POLLIN, 0});
+    for (const Connection& connection : connections_) {
+      files.push_back({connection.file.get(), POLLIN, 0});
+    }
     int timeout_ms = -1;
     if (!connections_.empty()) {
       const auto left =
@@ -85,40 +89,50 @@ void MailboxSocket::Run() {
     size_t index = 2;
     connections_.remove_if([&](Connection& connection) {
       const bool ready = files[index++].revents != 0;
-      if (connection.until > now && (!ready || Serve(&connection))) return false;
-      close(connection.file);
-      return true;
+      return connection.until <= now || (ready && !Serve(&connection));
     });
     if (files[1].revents != 0) Accept();
   }
 }
 
-void MailboxSocket::Accept() {
-  const int file = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (file < 0) {
+void CompanionSocket::Accept() {
+  Descriptor file(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!file.open()) {
     // Out of descriptors: not at once again.
     if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(kRest);
     return;
   }
-  if (connections_.size() == kMostConnections) {
-    close(connections_.front().file);
-    connections_.pop_front();
-  }
-  connections_.push_back({.file = file, .until = Clock::now() + kPatience});
+  if (connections_.size() == kMostConnections) connections_.pop_front();
+  Connection& connection = connections_.emplace_back();
+  connection.file = std::move(file);
+  connection.until = Clock::now() + kPatience;
 }
 
-bool MailboxSocket::Serve(Connection* connection) {
+bool CompanionSocket::Serve(Connection* connection) {
   char bytes[MailboxHandout::kTokenBytes];
-  const ssize_t got =
-      recv(connection->file, bytes, sizeof(bytes) - connection->token.size(), MSG_DONTWAIT);
-  if (got < 0) return errno == EAGAIN || errno == EINTR;
-  if (got == 0) return false;
-  connection->token.append(bytes, static_cast<size_t>(got));
-  if (connection->token.size() < MailboxHandout::kTokenBytes) return true;
-  if (const auto mailbox = handout_.Take(connection->token, Clock::now())) {
-    SendDescriptor(connection->file, mailbox->descriptor());
+  ReceivedBytes received = ReceiveWithDescriptor(
+      connection->file.get(),
+      std::span(bytes).first(MailboxHandout::kTokenBytes - connection->secret.size()));
+  if (received.count < 0) return errno == EAGAIN || errno == EINTR;
+  if (received.count == 0) return false;
+  if (received.descriptor.open()) connection->memory = std::move(received.descriptor);
+  connection->secret.append(bytes, static_cast<size_t>(received.count));
+  if (connection->secret.size() < MailboxHandout::kTokenBytes) return true;
+  if (connection->memory.open()) {
+    Deposit(connection);
+  } else if (const auto mailbox = handout_.Take(connection->secret, Clock::now())) {
+    SendDescriptor(connection->file.get(), mailbox->descriptor());
   }
   return false;
+}
+
+void CompanionSocket::Deposit(Connection* connection) {
+  const std::optional<uid_t> user = UserAt(connection->file.get());
+  if (!user.has_value()) return;
+  if (!deposit_.Put(connection->secret, std::move(connection->memory), *user, Clock::now())) return;
+  const char taken = 1;
+  static_cast<void>(
+      send(connection->file.get(), &taken, sizeof(taken), MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 }  // namespace tributary::service

@@ -1,0 +1,51 @@
+// A call that is more than one step may take, in pieces that are carried out one after the other.
+//
+// Pieces are made of whole rows and tokens, in the order of the call, and follow from the call and
+// the limits alone: a repeated call has the same ones. All of the call's pages are reserved before
+// the first piece, and its tokens count when the last piece has been carried out, or not at all.
+//
+// A row sees the tokens of earlier pieces of its entry as the cache keeps them. An entry with more
+// than kMaxDecodeRows new tokens, whose rows see the tokens of their piece as they came, is not cut
+// so that a piece has fewer, unless the limits leave no other way.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "service/schedule/step_cost.h"
+#include "service/schedule/step_request.h"
+#include "tributary/v1/attention.pb.h"
+#include "worker/cache_spec.h"
+#include "worker/command.h"
+
+namespace tributary::service {
+
+struct StepPiece {
+  std::vector<worker::StepEntry> entries;
+  int64_t first_row = 0;    // of the call
+  int64_t first_token = 0;  // likewise
+};
+
+// At least one piece. RESOURCE_EXHAUSTED as CheckCost says it, when a row by itself, or a draft's
+// block, is beyond the limits. `entries` are a call's whose positions are right.
+absl::StatusOr<std::vector<StepPiece>> SplitStep(const worker::LayerGeometry& geometry,
+                                                 int64_t window_left, worker::StepKind kind,
+                                                 const std::vector<worker::StepEntry>& entries,
+                                                 const StepLimits& limits);
+
+// Whether the call's tensors can be cut between rows: a result in memory of a GPU must lie there at
+// a multiple of worker::kRegionAlignment in every piece.
+bool CanBeCut(const StepRequest& request, const std::vector<StepPiece>& pieces,
+              const worker::LayerGeometry& geometry);
+
+// The piece as a request of its own. Its results on the host are inline: PlacePiece puts them where
+// the call wants them.
+StepRequest PieceOf(const StepRequest& request, const StepPiece& piece);
+
+// Puts the results of a piece, as the reply to PieceOf's request, into the reply to the call, or
+// into the region that the call names.
+void PlacePiece(const StepRequest& request, const StepPiece& piece, const v1::AttendReply& results,
+                v1::AttendReply* reply);
+
+}  // namespace tributary::service
