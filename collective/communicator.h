@@ -38,6 +38,10 @@ class Communicator {
   // recv: [size][bytes] on rank `root`, ignored elsewhere.
   virtual Status Gather(const void* send, void* recv, size_t bytes, int root,
                         Deadline deadline) = 0;
+  // Rank `to` gets what rank `from` sends, which is another one. The others enter as well, with any
+  // pointers, and may leave at once. recv: [bytes] on `to`, ignored elsewhere.
+  virtual Status Pass(const void* send, void* recv, size_t bytes, int from, int to,
+                      Deadline deadline) = 0;
   // Returns when all ranks have entered it.
   virtual Status Barrier(Deadline deadline) = 0;
 

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "kernels/status.h"
+
 namespace tributary::collective {
 
 // The values are part of what ranks over Gloo match messages by.
-enum class Op : uint8_t { kWatch, kAllGather, kAllToAll, kReduceScatter, kGather, kBarrier };
+enum class Op : uint8_t { kWatch, kAllGather, kAllToAll, kReduceScatter, kGather, kBarrier, kPass };
 
 constexpr const char* Name(Op op) {
   switch (op) {
@@ -22,8 +24,16 @@ constexpr const char* Name(Op op) {
       return "gather";
     case Op::kBarrier:
       return "barrier";
+    case Op::kPass:
+      return "pass";
   }
   return "?";
+}
+
+// What is asked of the two ranks of a Pass.
+inline Status CheckPass(int from, int to, int size) {
+  if (from >= 0 && from < size && to >= 0 && to < size && from != to) return Status::Ok();
+  return {StatusCode::kInvalidArgument, "pass: from and to must be two ranks"};
 }
 
 }  // namespace tributary::collective

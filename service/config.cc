@@ -134,6 +134,10 @@ ABSL_FLAG(std::string, state_dir, "",
           "The coordinator keeps a journal in this directory, which no other coordinator may use. "
           "When it restarts, it goes on with its group, and sequences go on where they were. When "
           "empty, a restart loses them. It takes effect with worker processes (--workers).");
+ABSL_FLAG(int32_t, replicas, 0,
+          "How many other workers keep each worker's tokens as well, in caches that do not say: 0 "
+          "or 1. With 1 nothing is lost when a worker dies, and caches take twice the memory. It "
+          "needs at least two worker processes (--workers), on CPUs.");
 ABSL_FLAG(std::string, join_secret_file, "",
           "Worker processes must show the secret on the first line of this file, at least 16 "
           "characters, when they register. The file is read again when it changes.");
@@ -210,6 +214,22 @@ absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
   return InvalidField(name, absl::StrCat("must be host:port or unix:/path, is '", address, "'"));
 }
 
+absl::Status ReadReplicas(Config* config) {
+  config->replicas = absl::GetFlag(FLAGS_replicas);
+  if (config->replicas < 0 || config->replicas > 1) {
+    return InvalidField("replicas", absl::StrCat("must be 0 or 1, is ", config->replicas));
+  }
+  if (config->replicas == 0) return absl::OkStatus();
+  if (config->workers < 2) {
+    return InvalidField(
+        "replicas", "needs at least two worker processes (workers): embedded ones end together");
+  }
+  if (config->device != worker::Device::kCpu) {
+    return InvalidField("replicas", "workers on GPUs keep no replicas");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadWorkers(Config* config) {
   const std::optional<int32_t> embedded = absl::GetFlag(FLAGS_embedded_workers);
   TRIBUTARY_ASSIGN_OR_RETURN(config->workers, AtLeast("workers", absl::GetFlag(FLAGS_workers), 0));
@@ -237,6 +257,7 @@ absl::Status ReadWorkers(Config* config) {
     return InvalidField(
         "device", absl::StrCat("must be cpu or cuda, is '", absl::GetFlag(FLAGS_device), "'"));
   }
+  TRIBUTARY_RETURN_IF_ERROR(ReadReplicas(config));
   TRIBUTARY_ASSIGN_OR_RETURN(config->first_gpu,
                              AtLeast("first_gpu", absl::GetFlag(FLAGS_first_gpu), 0));
   config->deterministic = absl::GetFlag(FLAGS_deterministic);

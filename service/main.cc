@@ -79,6 +79,7 @@ CoordinatorOptions OptionsOf(const Config& config) {
                             .spin = config.session_spin};
   options.shared_memory_prefixes = config.shared_memory_prefixes;
   options.deterministic = config.deterministic;
+  options.replicas = config.replicas;
   return options;
 }
 

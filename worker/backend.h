@@ -59,6 +59,17 @@ class Shard {
     return absl::OkStatus();
   }
 
+  // For replicas (worker/replica.h); of backends that keep any (BackendCapabilities::replicas).
+  //
+  // Writes tokens of one layer as a step does. `slots`: [tokens], kPadSlot for tokens of others.
+  virtual absl::Status WriteTokens(int32_t layer, const TensorView& k, const TensorView& v,
+                                   std::span<const int64_t> slots);
+  // Pages of all layers, as bytes in the order of the backend: [pages][page_bytes]. The ids must
+  // exist.
+  virtual size_t page_bytes() const { return 0; }
+  virtual absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out);
+  virtual absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in);
+
   // Runs a step (RunStep) and waits for its results. An error leaves the group in need of a new
   // epoch; kDataLoss: what the shard held is gone.
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;
@@ -138,6 +149,11 @@ class Backend {
   // it needs more than `available` bytes or the device refuses. The spec is valid.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
+
+  // The same, in host memory, for pages that are kept for another rank. They have the bytes that
+  // the shard of that rank has.
+  virtual absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec,
+                                                               size_t available, PageFill fill);
 
   // Opens a session (OpenSessionCommand). kFailedPrecondition, open.memory: this backend has no
   // such sessions, or not in the group as it is. kResourceExhausted: no room for the mailbox.

@@ -105,6 +105,7 @@ const BackendCapabilities& CpuBackend() {
       .batch_invariant = true,
       .fp8_queries = true,
       .shares_pages = true,
+      .replicas = true,
   };
   return cpu;
 }
@@ -187,6 +188,7 @@ std::vector<std::string> WhyNot(const BackendCapabilities& backend, const CacheS
   require(backend.lse, "the log-sum-exp is not offered, without which partials cannot be merged");
   require(backend.batch_invariant || !needs.batch_invariant,
           "results that do not depend on the batch are not offered");
+  require(backend.replicas || spec.replica_stride == 0, "replicas are not offered");
   require(backend.fp8_queries || !spec.fp8_queries, "queries in FP8 are not offered");
   return reasons;
 }

@@ -58,6 +58,8 @@ struct BackendCapabilities {
   bool fp8_queries = false;
   // Reads pages that sequences of a step share (RowPass::shared) once for all of them.
   bool shares_pages = false;
+  // Keeps pages for other ranks (CacheSpec::replicas).
+  bool replicas = false;
 };
 
 const BackendCapabilities& CpuBackend();

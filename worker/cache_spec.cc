@@ -195,7 +195,8 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
 bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
   if (GeometryOf(a, LayerSpec()) != GeometryOf(b, LayerSpec()) || a.page_size != b.page_size ||
       a.interleave != b.interleave || a.fp8_queries != b.fp8_queries ||
-      a.num_pages != b.num_pages || a.layers.size() != b.layers.size()) {
+      a.num_pages != b.num_pages || (a.replica_stride > 0) != (b.replica_stride > 0) ||
+      a.layers.size() != b.layers.size()) {
     return false;
   }
   for (size_t i = 0; i < a.layers.size(); ++i) {

@@ -61,6 +61,9 @@ struct CacheSpec {
   // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
   // layers on every rank.
   int32_t num_pages = 0;
+  // More than 0: rank r's pages are also kept, in host memory, by rank (r + replica_stride) % N
+  // (worker/replica.h).
+  int32_t replica_stride = 0;
   std::vector<LayerSpec> layers;  // one per layer
 };
 

@@ -78,6 +78,9 @@ struct Standing {
 // name the cache, but for DropCacheCommand.
 struct CreateCacheCommand {
   CacheSpec spec;
+  // The cache has sequences already: a rank that does not have it yet lacks pages until it is told
+  // otherwise (TransferPagesCommand::complete).
+  bool existing = false;
 };
 
 struct DropCacheCommand {};
@@ -135,6 +138,20 @@ struct SetTablesCommand {
 // Forgets tables. Their pages are the coordinator's business.
 struct DropTablesCommand {
   std::vector<SequenceId> sequences;
+};
+
+// Brings pages of one rank's share from where they are to where they are missing: from the replica
+// (worker/replica.h) to the rank, or from the rank to its replica. Other ranks have nothing to do.
+//
+// In a cache without replicas, rank + 1 keeps the pages of a rank that is about to leave: from such
+// a command without pages, which is repeated until no rank has more memory to take
+// (Reply::more_memory), until the pages have been restored and are complete.
+struct TransferPagesCommand {
+  int32_t rank = 0;      // whose share it is
+  bool restore = false;  // from the replica to the rank
+  std::vector<int32_t> pages;
+  // Now nothing is missing at the destination any more.
+  bool complete = false;
 };
 
 enum class StepKind : uint8_t {
@@ -236,8 +253,8 @@ struct Command {
   // When the step must be over, by the worker's steady clock; collectives use it.
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
-               StepCommand, OpenRegionCommand, CloseRegionCommand, OpenSessionCommand,
-               CloseSessionCommand, SessionStepCommand>
+               TransferPagesCommand, StepCommand, OpenRegionCommand, CloseRegionCommand,
+               OpenSessionCommand, CloseSessionCommand, SessionStepCommand>
       body;
   // Keeps what the tensor views of the body point to.
   std::shared_ptr<const void> owner;

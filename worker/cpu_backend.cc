@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "base/status/status_macros.h"
+#include "kernels/cpu/backend.h"
 #include "worker/cpu_operations.h"
 #include "worker/kv_shard.h"
+#include "worker/status_conversion.h"
 #include "worker/step_output.h"
 
 namespace tributary::worker {
@@ -59,6 +61,27 @@ class CpuShard final : public Shard {
     return absl::OkStatus();
   }
 
+  absl::Status WriteTokens(int32_t layer, const TensorView& k, const TensorView& v,
+                           std::span<const int64_t> slots) override {
+    return ToAbsl(cpu::Append({.kv = pages_->layer(layer),
+                               .k = k.data,
+                               .v = v.data,
+                               .input_dtype = k.dtype,
+                               .tokens = static_cast<int32_t>(slots.size()),
+                               .slots = slots.data()},
+                              *rank_.pool));
+  }
+
+  size_t page_bytes() const override { return pages_->page_bytes(); }
+  absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out) override {
+    pages_->ReadPages(pages, out, *rank_.pool);
+    return absl::OkStatus();
+  }
+  absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in) override {
+    pages_->WritePages(pages, in, *rank_.pool);
+    return absl::OkStatus();
+  }
+
   absl::Status Run(const PlannedStep& step, StepResults* results) override {
     const RankResources resources{step.comm, *rank_.pool, rank_.workspace, rank_.strategy};
     if (!step.outputs.empty()) PlaceNumbers(step, results);
@@ -110,6 +133,10 @@ class CpuRankBackend final : public Backend {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<HostMemoryLedger::Claim> claim,
                                memory_->Take(pages->bytes()));
     return std::make_unique<CpuShard>(rank_, std::move(pages), std::move(claim));
+  }
+  absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec, size_t available,
+                                                       PageFill fill) override {
+    return CreateShard(spec, available, fill);
   }
 
  private:

@@ -52,6 +52,10 @@ struct Undo {
 struct HeldCache {
   CacheId id = 0;
   CacheSpec spec;
+  // The rank joined late and has not been told that all pages of its share are there, or all pages
+  // of the replica that it keeps.
+  bool lacks_pages = false;
+  bool replica_lacks_pages = false;
   std::vector<HeldSequence> sequences;
   std::vector<Undo> undo;  // in the order in which it was done
 };

@@ -93,6 +93,7 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
                          .k_scale = k_scale,
                          .v_scale = v_scale};
     layers_[i].base = base;
+    page_bytes_ += PageBytes(layers_[i]);
     base += static_cast<size_t>(spec.num_pages) * PageBytes(layers_[i]);
   }
 }
@@ -123,6 +124,28 @@ void KvShard::CopyPages(const std::vector<PageCopy>& copies, cpu::ThreadPool& po
     for (const PageCopy& copy : copies) {
       if (copy.source == copy.destination) continue;
       std::memcpy(KeyPlane(kv, copy.destination, 0), KeyPlane(kv, copy.source, 0), PageBytes(kv));
+    }
+  });
+}
+
+void KvShard::ReadPages(std::span<const int32_t> pages, std::byte* out,
+                        cpu::ThreadPool& pool) const {
+  pool.Run(static_cast<int>(pages.size()), [&](int i) {
+    std::byte* to = out + static_cast<size_t>(i) * page_bytes_;
+    for (const PagedKv& kv : layers_) {
+      std::memcpy(to, KeyPlane(kv, pages[static_cast<size_t>(i)], 0), PageBytes(kv));
+      to += PageBytes(kv);
+    }
+  });
+}
+
+void KvShard::WritePages(std::span<const int32_t> pages, const std::byte* in,
+                         cpu::ThreadPool& pool) {
+  pool.Run(static_cast<int>(pages.size()), [&](int i) {
+    const std::byte* from = in + static_cast<size_t>(i) * page_bytes_;
+    for (const PagedKv& kv : layers_) {
+      std::memcpy(KeyPlane(kv, pages[static_cast<size_t>(i)], 0), from, PageBytes(kv));
+      from += PageBytes(kv);
     }
   });
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -37,6 +39,11 @@ class KvShard {
   // Copies pages in order, each in all layers. The ids must exist.
   void CopyPages(const std::vector<PageCopy>& copies, cpu::ThreadPool& pool);
 
+  // Pages of all layers, layer by layer: [pages][page_bytes]. The ids must exist.
+  size_t page_bytes() const { return page_bytes_; }
+  void ReadPages(std::span<const int32_t> pages, std::byte* out, cpu::ThreadPool& pool) const;
+  void WritePages(std::span<const int32_t> pages, const std::byte* in, cpu::ThreadPool& pool);
+
   // Of the pages, and of the mapping that holds them.
   size_t bytes() const { return bytes_; }
 
@@ -49,6 +56,7 @@ class KvShard {
   const PageFill fill_;
   std::byte* base_;  // of the first page
   size_t taken_ = 0;
+  size_t page_bytes_ = 0;      // of all layers
   std::vector<float> scales_;  // per layer: k [its kv_heads], v [its kv_heads]
   std::vector<PagedKv> layers_;
 };

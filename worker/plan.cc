@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "worker/shared_prefixes.h"
+#include "worker/token_slots.h"
 
 namespace tributary::worker {
 namespace {
@@ -53,11 +54,9 @@ class Planner {
 
   // Where the shard keeps token t; kPadSlot when it is another rank's.
   int64_t SlotOf(int64_t t, const PageTable& table) {
-    if (OwnerOf(layout_, t) != layout_.rank) return kPadSlot;
-    const int64_t slot = LocalSlot(layout_, t);
-    ++plan_.table_lookups;
-    const int64_t page = table.pages()[static_cast<size_t>(slot / shape_.page_size)];
-    return page * shape_.page_size + slot % shape_.page_size;
+    const int64_t slot = SlotOfToken(layout_, shape_.page_size, t, table);
+    if (slot != kPadSlot) ++plan_.table_lookups;
+    return slot;
   }
 
   bool keeps_tokens() const { return shape_.kind != StepKind::kDflash; }

@@ -72,6 +72,18 @@ class GlooCommunicator final : public Communicator {
     return transfers_.Run(Op::kGather, bytes, root, transfers, deadline);
   }
 
+  Status Pass(const void* send, void* recv, size_t bytes, int from, int to,
+              Deadline deadline) override {
+    if (Status s = CheckPass(from, to, size_); !s.ok()) return s;
+    std::vector<Transfer> transfers;
+    if (rank_ == from) {
+      transfers.push_back({.peer = to, .sends = true, .send = Part(send, 0, bytes)});
+    } else if (rank_ == to) {
+      transfers.push_back({.peer = from, .receives = true, .recv = Part(recv, 0, bytes)});
+    }
+    return transfers_.Run(Op::kPass, bytes, from, transfers, deadline);
+  }
+
   Status Barrier(Deadline deadline) override {
     return transfers_.Run(Op::kBarrier, 0, 0, TransfersWithAll(), deadline);
   }

@@ -92,6 +92,18 @@ std::string Bar(double share, const Style& style) {
   return share > 0.9 ? style.Red(bar) : share > 0.75 ? style.Yellow(bar) : bar;
 }
 
+// Whether each page is where it should be, twice.
+std::string Replicas(const v1::CacheInfo& cache, const Style& style) {
+  if (cache.pages_restoring() > 0) {
+    return style.Red(absl::StrCat("restoring, ", Count(cache.pages_restoring()), " pages left"));
+  }
+  if (cache.pages_without_replica() > 0) {
+    return style.Yellow(
+        absl::StrCat("copying, ", Count(cache.pages_without_replica()), " pages left"));
+  }
+  return cache.spec().replicas() > 0 ? "whole" : "none";
+}
+
 std::string CacheUse(const v1::GetTopologyReply& now, const Style& style) {
   if (now.caches().empty()) return absl::StrCat(style.Dim("no caches"), "\n");
   Table table({{"CACHE"},
@@ -101,14 +113,16 @@ std::string CacheUse(const v1::GetTopologyReply& now, const Style& style) {
                {""},
                {"SHARED", Align::kRight},
                {"SEQUENCES", Align::kRight},
-               {"LOST", Align::kRight}});
+               {"LOST", Align::kRight},
+               {"REPLICAS", Align::kLeft}});
   for (const v1::CacheInfo& cache : now.caches()) {
     const auto used = static_cast<double>(cache.pages_used());
     const auto total = static_cast<double>(std::max<int64_t>(cache.pages_total(), 1));
     const std::string lost = Count(cache.sequences_lost());
     table.AddRow({cache.cache_id(), Count(cache.pages_total()), Count(cache.pages_used()),
                   Percent(used, total), Bar(used / total, style), Count(cache.pages_shared()),
-                  Count(cache.sequences()), cache.sequences_lost() > 0 ? style.Red(lost) : lost});
+                  Count(cache.sequences()), cache.sequences_lost() > 0 ? style.Red(lost) : lost,
+                  Replicas(cache, style)});
   }
   return table.Render(style);
 }

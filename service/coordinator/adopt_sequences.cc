@@ -4,21 +4,49 @@
 #include <map>
 
 #include "service/schedule/reconcile.h"
+#include "worker/replica.h"
 
 namespace tributary::service {
 namespace {
 
-// What each rank that is not fresh reports of one cache of the workers.
+// What a rank reports of one cache of the workers. Null: it has none.
+const worker::HeldCache* ReportOf(worker::CacheId id, const worker::Holdings& held) {
+  const auto is = [id](const worker::HeldCache& cache) { return cache.id == id; };
+  const auto found = std::find_if(held.caches.begin(), held.caches.end(), is);
+  return found == held.caches.end() ? nullptr : &*found;
+}
+
+// The reports of ranks that have all that they should have. What the others have they were told,
+// or took from replicas, while the group formed, and it may be anything less.
 std::vector<const worker::HeldCache*> ReportsOf(
-    worker::CacheId id, const std::vector<std::optional<worker::Holdings>>& held) {
+    worker::CacheId id, const std::vector<std::optional<worker::Holdings>>& held, bool replicas) {
   std::vector<const worker::HeldCache*> reports;
   for (const std::optional<worker::Holdings>& holdings : held) {
     if (!holdings.has_value()) continue;
-    const auto is = [id](const worker::HeldCache& cache) { return cache.id == id; };
-    const auto found = std::find_if(holdings->caches.begin(), holdings->caches.end(), is);
-    reports.push_back(found == holdings->caches.end() ? nullptr : &*found);
+    const worker::HeldCache* report = ReportOf(id, *holdings);
+    if (report == nullptr ? replicas : report->lacks_pages) continue;
+    reports.push_back(report);
   }
   return reports;
+}
+
+// Pages that ranks lacked when the coordinator's last life ended.
+void AddMissing(Cache& cache,
+                const std::vector<std::optional<worker::Holdings>>& held) TRIBUTARY_LOCKED {
+  const int32_t stride = cache.spec.replica_stride;
+  for (int rank = 0; rank < static_cast<int>(held.size()); ++rank) {
+    if (!held[rank].has_value()) continue;
+    for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
+      const worker::HeldCache* report = ReportOf(cache.ids[group], *held[rank]);
+      if (report == nullptr || report->lacks_pages) {
+        cache.table.AddMissing(group, PagePlace::kRank, rank);
+      }
+      if (stride > 0 && (report == nullptr || report->replica_lacks_pages)) {
+        cache.table.AddMissing(group, PagePlace::kReplica,
+                               worker::WardOf(rank, stride, cache.ranks));
+      }
+    }
+  }
 }
 
 Sequence Empty(worker::SequenceId id, const SequenceTable& table) {
@@ -50,13 +78,17 @@ AdoptedSequences AdoptSequences(Cache& cache,
                                 const std::vector<std::optional<worker::Holdings>>& held) {
   AdoptedSequences adopted;
   std::vector<const worker::Holdings*> ranks;
-  for (const auto& holdings : held) ranks.push_back(holdings ? &*holdings : nullptr);
+  for (const auto& holdings : held) {
+    // A rank that has carried out nothing holds nothing that others could be ahead of.
+    const bool counts = holdings.has_value() && holdings->last != worker::CommandMark();
+    ranks.push_back(counts ? &*holdings : nullptr);
+  }
   const worker::CommandMark last = LastOfAll(ranks);
   std::map<worker::SequenceId, Sequence> sequences;
   std::map<worker::SequenceId, std::string> lost;
   std::vector<worker::SequenceId> absent;
   for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
-    const auto reports = ReportsOf(cache.ids[group], held);
+    const auto reports = ReportsOf(cache.ids[group], held, cache.spec.replica_stride > 0);
     const worker::CacheSpec spec = cache.GroupSpec(group);
     const bool other = std::any_of(reports.begin(), reports.end(), [&spec](const auto* report) {
       return report != nullptr && !worker::SameSpec(report->spec, spec);
@@ -88,6 +120,7 @@ AdoptedSequences AdoptSequences(Cache& cache,
   adopted.whole = static_cast<int64_t>(sequences.size() - lost.size());
   for (auto& [id, sequence] : sequences) cache.table.Restore(std::move(sequence));
   cache.table.FinishRestoring();
+  AddMissing(cache, held);
   adopted.lost.assign(lost.begin(), lost.end());
   adopted.absent = std::move(absent);
   return adopted;

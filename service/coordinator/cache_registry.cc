@@ -12,24 +12,27 @@
 #include "service/coordinator/adopt_sequences.h"
 #include "service/data/resolve_spec.h"
 #include "service/data/shared_memory.h"
+#include "worker/replica.h"
 
 namespace tributary::service {
 namespace {
 
 TableGeometry GeometryOf(const std::string& name, worker::CacheId id, const ResolvedSpec& resolved,
-                         int ranks, int32_t max_sequences) {
+                         int ranks, const CoordinatorOptions& options) {
   const worker::CacheSpec& spec = resolved.spec;
   return {.layers = static_cast<int32_t>(spec.layers.size()),
           .ranks = ranks,
           .page_size = spec.page_size,
           .interleave = spec.interleave,
           .pages = spec.num_pages,
-          .max_sequences = max_sequences,
+          .max_sequences = options.max_sequences,
           .name = name,
           .first_id = id,
           .window_left = WindowsOf(spec),
           .rollback_tokens = resolved.terms.rollback_tokens,
-          .window_pages = resolved.terms.window_pages};
+          .window_pages = resolved.terms.window_pages,
+          .replica_stride = spec.replica_stride,
+          .retry_delay = options.retry_delay};
 }
 
 v1::CreateCacheReply CreatedReply(const Cache& cache) {
@@ -56,6 +59,18 @@ absl::Status CheckBackends(const worker::CacheBackends& backends, const CacheTer
     }
   }
   return Unsupported("spec", reasons);
+}
+
+// Where the replicas of a cache are, as the workers that have it say.
+std::optional<int32_t> HeldStride(worker::CacheId id,
+                                  const std::vector<std::optional<worker::Holdings>>& held) {
+  for (const std::optional<worker::Holdings>& holdings : held) {
+    if (!holdings.has_value()) continue;
+    for (const worker::HeldCache& cache : holdings->caches) {
+      if (cache.id == id && cache.spec.replica_stride > 0) return cache.spec.replica_stride;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -111,8 +126,11 @@ void CacheRegistry::Create(const v1::CreateCacheRequest& request, const CallCont
                            Done<v1::CreateCacheReply> done) {
   absl::Status named = CheckName("cache_id", request.cache_id());
   if (!named.ok()) return done(std::move(named));
-  absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(request.spec(), group_.size());
+  v1::CacheSpec asked = request.spec();
+  if (!asked.has_replicas()) asked.set_replicas(options_.replicas);
+  absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(asked, group_.size());
   if (!resolved.ok()) return done(resolved.status());
+  if (resolved->spec.replica_stride > 0) resolved->spec.replica_stride = StrideOfReplicas();
   worker::CacheBackends backends = BackendsFor(*resolved);
   absl::Status usable = CheckBackends(backends, resolved->terms);
   if (!usable.ok()) return done(std::move(usable));
@@ -144,13 +162,13 @@ void CacheRegistry::Create(const v1::CreateCacheRequest& request, const CallCont
     return lock_.Answer([done, status = added.status()] { done(status); });
   }
   const CachePtr cache = *added;
-  cache->asked = request.spec();
+  cache->asked = std::move(asked);
   cache->creators.push_back(std::move(done));
   CreateGroup(cache, 0);
 }
 
 void CacheRegistry::CreateGroup(const CachePtr& cache, int32_t group) {
-  commands_.CreateCache(cache->ids[group], cache->GroupSpec(group),
+  commands_.CreateCache(cache->ids[group], {cache->GroupSpec(group), /*existing=*/false},
                         [this, cache, next = group + 1](const absl::Status& status) {
                           if (!status.ok() || next == static_cast<int32_t>(cache->ids.size())) {
                             return OnCreated(cache, status);
@@ -158,6 +176,12 @@ void CacheRegistry::CreateGroup(const CachePtr& cache, int32_t group) {
                           const CriticalSection section(lock_);
                           CreateGroup(cache, next);
                         });
+}
+
+int CacheRegistry::StrideOfReplicas() const {
+  std::vector<std::string> hosts;
+  for (const Member& member : group_.members()) hosts.push_back(member.host);
+  return worker::ReplicaStride(hosts);
 }
 
 worker::CacheBackends CacheRegistry::BackendsFor(const ResolvedSpec& resolved) const {
@@ -169,13 +193,13 @@ worker::CacheBackends CacheRegistry::BackendsFor(const ResolvedSpec& resolved) c
 absl::StatusOr<CachePtr> CacheRegistry::Make(const std::string& name, const std::string& client,
                                              worker::CacheId first_id, ResolvedSpec resolved,
                                              worker::CacheBackends backends) const {
-  const TableGeometry geometry =
-      GeometryOf(name, first_id, resolved, group_.size(), options_.max_sequences);
+  const TableGeometry geometry = GeometryOf(name, first_id, resolved, group_.size(), options_);
   auto cache = std::make_shared<Cache>(name, client, first_id, std::move(resolved),
                                        std::move(backends), geometry);
   for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
     TRIBUTARY_ASSIGN_OR_RETURN(const size_t bytes, worker::ShardBytes(cache->GroupSpec(group)));
-    cache->bytes += uint64_t{bytes} * static_cast<uint64_t>(cache->ranks);
+    const int copies = cache->spec.replica_stride > 0 ? 2 : 1;
+    cache->bytes += uint64_t{bytes} * static_cast<uint64_t>(cache->ranks * copies);
   }
   cache->users.insert(client);
   return cache;
@@ -295,8 +319,12 @@ void CacheRegistry::Drop(const Cache& cache, std::function<void()> done) {
 
 // ------------------------------------------------------------------------------------- new groups
 
-absl::StatusOr<CachePtr> CacheRegistry::AddAgain(const JournaledCache& journaled) {
+absl::StatusOr<CachePtr> CacheRegistry::AddAgain(
+    const JournaledCache& journaled, const std::vector<std::optional<worker::Holdings>>& held) {
   TRIBUTARY_ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(journaled.spec, group_.size()));
+  if (resolved.spec.replica_stride > 0) {
+    resolved.spec.replica_stride = HeldStride(journaled.first_id, held).value_or(1);
+  }
   worker::CacheBackends backends = BackendsFor(resolved);
   TRIBUTARY_RETURN_IF_ERROR(CheckBackends(backends, resolved.terms));
   TRIBUTARY_ASSIGN_OR_RETURN(
@@ -312,7 +340,7 @@ absl::StatusOr<CachePtr> CacheRegistry::AddAgain(const JournaledCache& journaled
 void CacheRegistry::Adopt(const std::vector<std::optional<worker::Holdings>>& held) {
   if (options_.journal == nullptr) return;
   for (const JournaledCache& journaled : options_.journal->caches()) {
-    const absl::StatusOr<CachePtr> cache = AddAgain(journaled);
+    const absl::StatusOr<CachePtr> cache = AddAgain(journaled, held);
     if (!cache.ok()) {
       log_.Error("a cache of the journal cannot be made again",
                  {{"cache", journaled.name}, {"error", cache.status().message()}});

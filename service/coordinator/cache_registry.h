@@ -73,9 +73,13 @@ class CacheRegistry {
   absl::StatusOr<CachePtr> Make(const std::string& name, const std::string& client,
                                 worker::CacheId first_id, ResolvedSpec resolved,
                                 worker::CacheBackends backends) const TRIBUTARY_LOCKED;
+  // By where the workers are now.
+  int StrideOfReplicas() const;
   worker::CacheBackends BackendsFor(const ResolvedSpec& resolved) const;
   // Adds a cache of the journal, without sequences.
-  absl::StatusOr<CachePtr> AddAgain(const JournaledCache& journaled) TRIBUTARY_LOCKED;
+  absl::StatusOr<CachePtr> AddAgain(const JournaledCache& journaled,
+                                    const std::vector<std::optional<worker::Holdings>>& held)
+      TRIBUTARY_LOCKED;
   // Workers hold caches that are not among ours: they are told to drop them, and their ids are not
   // used again.
   void LeaveOthers(const std::vector<std::optional<worker::Holdings>>& held) TRIBUTARY_LOCKED;

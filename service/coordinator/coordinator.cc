@@ -32,8 +32,10 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
       steps_(options_, *observer_, lock_, serving_, commands_, order_, caches_, regions_, *group_),
       sessions_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, sequences_,
                 mailboxes_, [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
+      restoration_(*log_, *group_, lock_, serving_, commands_, caches_,
+                   options_.journal != nullptr),
       setup_(options_, *log_, *observer_, lock_, serving_, commands_, order_, caches_, regions_,
-             sessions_),
+             sessions_, restoration_),
       timer_(
           lock_, [this]() TRIBUTARY_LOCKED { return NextDue(); },
           [this](Clock::time_point now) TRIBUTARY_LOCKED { ActOnTime(now); }) {}
@@ -87,14 +89,15 @@ void Coordinator::BeforeRelease() {
 void Coordinator::AfterRelease() { commands_.Submit(); }
 
 Coordinator::Clock::time_point Coordinator::NextDue() const {
-  return std::min(
-      {order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep()});
+  return std::min({order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep(),
+                   restoration_.NextDue()});
 }
 
 void Coordinator::ActOnTime(Clock::time_point now) {
   order_.FailExpired(now);
   setup_.RetryIfDue(now);
   regions_.SweepIfDue(now);
+  restoration_.ActIfDue(now);
 }
 
 // ----------------------------------------------------------------------------------------- calls
@@ -207,6 +210,8 @@ Snapshot Coordinator::TakeSnapshot() const {
   snapshot.steps_in_flight = steps_.in_flight();
   snapshot.statistics = Statistics();
   CountCaches(caches_.all(), &snapshot);
+  snapshot.bytes_restored = restoration_.bytes_restored();
+  snapshot.bytes_replicated = restoration_.bytes_replicated();
   return snapshot;
 }
 

@@ -20,6 +20,7 @@
 #include "service/coordinator/group_setup.h"
 #include "service/coordinator/limits.h"
 #include "service/coordinator/registered_regions.h"
+#include "service/coordinator/restoration.h"
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions.h"
@@ -119,6 +120,7 @@ class Coordinator final : private EndOfSection {
   StepRunner steps_;
   MailboxHandout mailboxes_;
   Sessions sessions_;
+  Restoration restoration_;
   GroupSetup setup_;
   Timer timer_;
   bool stopped_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;

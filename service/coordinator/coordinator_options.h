@@ -51,6 +51,8 @@ struct CoordinatorOptions {
   std::vector<std::string> shared_memory_prefixes;
   // How often it is looked whether the owners of registered regions live.
   std::chrono::milliseconds region_sweep{1'000};
+  // CacheSpec.replicas of caches that do not state them.
+  int32_t replicas = 0;
   // Called when the service becomes able to serve and when it ceases to be; may be empty.
   std::function<void(bool ready)> on_readiness;
   // Measures, records and traces calls and steps. Null: nobody does.

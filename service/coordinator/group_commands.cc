@@ -80,10 +80,10 @@ void GroupCommands::SendToLayerGroups(const Cache& cache, const std::function<Bo
   }
 }
 
-void GroupCommands::CreateCache(worker::CacheId cache, worker::CacheSpec spec,
+void GroupCommands::CreateCache(worker::CacheId cache, worker::CreateCacheCommand command,
                                 std::function<void(const absl::Status&)> done) {
   creations_.push_back(
-      std::make_shared<Creation>(Creation{cache, std::move(spec), std::move(done)}));
+      std::make_shared<Creation>(Creation{cache, std::move(command), std::move(done)}));
   CreateMore();
 }
 
@@ -92,7 +92,7 @@ void GroupCommands::CreateMore() {
   creating_ = true;
   const CreationPtr creation = std::move(creations_.front());
   creations_.pop_front();
-  SendBody(creation->cache, worker::CreateCacheCommand{creation->spec},
+  SendBody(creation->cache, creation->command,
            [this, creation](const Outcome& outcome) { OnCreateAnswer(creation, outcome); });
 }
 

@@ -49,7 +49,7 @@ class GroupCommands {
   // Has the workers create a cache, or one group of its layers. They take its memory a little at a
   // time, one cache at a time and each in its turn, so that steps of others come in between. `done`
   // is called without the lock, once.
-  void CreateCache(worker::CacheId cache, worker::CacheSpec spec,
+  void CreateCache(worker::CacheId cache, worker::CreateCacheCommand command,
                    std::function<void(const absl::Status&)> done) TRIBUTARY_LOCKED;
 
   // Without the lock: hands the commands sent so far to the workers, or leaves that to the thread
@@ -59,7 +59,7 @@ class GroupCommands {
  private:
   struct Creation {
     worker::CacheId cache = 0;
-    worker::CacheSpec spec;
+    worker::CreateCacheCommand command;
     std::function<void(const absl::Status&)> done;
   };
   using CreationPtr = std::shared_ptr<Creation>;

@@ -40,7 +40,7 @@ std::vector<worker::SetTablesCommand> Chunks(std::vector<SequenceTable::Told> al
 GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log,
                        Observer& observer, CoordinatorLock& lock, ServingState& serving,
                        GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
-                       RegisteredRegions& regions, Sessions& sessions)
+                       RegisteredRegions& regions, Sessions& sessions, Restoration& restoration)
     : options_(options),
       log_(log),
       observer_(observer),
@@ -50,7 +50,8 @@ GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logge
       order_(order),
       caches_(caches),
       regions_(regions),
-      sessions_(sessions) {}
+      sessions_(sessions),
+      restoration_(restoration) {}
 
 // --------------------------------------------------------------------------------- generations
 
@@ -75,9 +76,15 @@ void GroupSetup::OnBroken(const std::string& reason) {
   ++round_;
   retry_at_.reset();
   serving_.SetNotReady(ServingState::Phase::kForming, reason);
+  restoration_.OnBroken();
   order_.FailAll(serving_.Check());
   sessions_.OnGroupBroken(serving_.Check());
   lock_.Defer([this, epoch, reason] { observer_.OnGroupBroken(epoch, reason); });
+}
+
+bool GroupSetup::OnLeaving(int rank) {
+  const CriticalSection section(lock_);
+  return restoration_.OnLeaving(rank);
 }
 
 // ------------------------------------------------------------------------------- set-up rounds
@@ -107,7 +114,7 @@ void GroupSetup::SendCache(const CachePtr& cache) {
   for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
     ++attempt->unanswered;
     commands_.CreateCache(
-        cache->ids[group], cache->GroupSpec(group),
+        cache->ids[group], {cache->GroupSpec(group), /*existing=*/true},
         [this, attempt, group](const absl::Status& status) { OnHeld(attempt, group, status); });
   }
 }
@@ -173,6 +180,7 @@ void GroupSetup::OnSettled() {
     log_.Info("ready", {{"epoch", epoch}, {"caches", caches_.all().size()}});
     lock_.Defer([this, epoch] { observer_.OnGroupReady(epoch); });
     serving_.SetReady();
+    restoration_.OnReady();
   }
   const bool all_held =
       std::all_of(caches_.all().begin(), caches_.all().end(),

@@ -21,6 +21,7 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/registered_regions.h"
+#include "service/coordinator/restoration.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions.h"
 #include "service/observe/observer.h"
@@ -34,13 +35,14 @@ class GroupSetup final : public GroupObserver {
   GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log, Observer& observer,
              CoordinatorLock& lock, ServingState& serving, GroupCommands& commands,
              CallOrder& order, CacheRegistry& caches, RegisteredRegions& regions,
-             Sessions& sessions);
+             Sessions& sessions, Restoration& restoration);
 
   // The group calls these from its own thread, one at a time.
   void OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) override
       TRIBUTARY_UNLOCKED;
   void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) override TRIBUTARY_UNLOCKED;
   void OnBroken(const std::string& reason) override TRIBUTARY_UNLOCKED;
+  bool OnLeaving(int rank) override TRIBUTARY_UNLOCKED;
   void OnSessionNews(const worker::SessionNews& news) override TRIBUTARY_UNLOCKED {
     sessions_.OnNews(news);
   }
@@ -90,6 +92,7 @@ class GroupSetup final : public GroupObserver {
   CacheRegistry& caches_;
   RegisteredRegions& regions_;
   Sessions& sessions_;
+  Restoration& restoration_;
 
   // Answers to an earlier round count for nothing. Rises with every group, and when one breaks.
   uint64_t round_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

@@ -48,6 +48,8 @@ void FillCache(const Cache& cache, v1::CacheInfo* info) TRIBUTARY_LOCKED {
   info->set_sequences(static_cast<int64_t>(cache.table.sequences().size()));
   info->set_sequences_lost(cache.table.lost());
   info->set_pages_given_up(cache.table.given_up());
+  info->set_pages_restoring(cache.table.missing(PagePlace::kRank));
+  info->set_pages_without_replica(cache.table.missing(PagePlace::kReplica));
   info->set_not_held_because(std::string(cache.not_held.message()));
 }
 
@@ -117,6 +119,8 @@ void CountCaches(const CacheRegistry::ByName& all, Snapshot* snapshot) {
     }
     snapshot->sequences += static_cast<int64_t>(cache->table.sequences().size());
     snapshot->sequences_lost += cache->table.lost();
+    snapshot->pages_restoring += cache->table.missing(PagePlace::kRank);
+    snapshot->pages_without_replica += cache->table.missing(PagePlace::kReplica);
   }
 }
 

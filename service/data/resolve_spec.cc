@@ -146,6 +146,18 @@ void ResolveScales(float asked, worker::CacheSpec* spec) {
   }
 }
 
+// The stride of the replicas; 0 for none.
+absl::StatusOr<int32_t> ResolveReplicas(const v1::CacheSpec& asked, int ranks) {
+  if (asked.replicas() < 0 || asked.replicas() > 1) {
+    return InvalidField("replicas", absl::StrCat("must be 0 or 1, is ", asked.replicas()));
+  }
+  if (asked.replicas() == 1 && ranks == 1) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "replicas",
+                      "there is one worker: no other can keep its tokens");
+  }
+  return asked.replicas();
+}
+
 absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   worker::CacheSpec spec;
   TRIBUTARY_ASSIGN_OR_RETURN(spec.layers, ResolveLayers(asked));
@@ -162,6 +174,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   ResolveScales(asked.sm_scale(), &spec);
   spec.soft_cap = asked.soft_cap();
   spec.fp8_queries = asked.fp8_queries();
+  TRIBUTARY_ASSIGN_OR_RETURN(spec.replica_stride, ResolveReplicas(asked, ranks));
   spec.num_pages = 1;
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));  // the page size before it divides
   const int64_t page_tokens = int64_t{spec.page_size} * ranks;
@@ -177,6 +190,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   shown.set_kv_dtype(ToProto(spec.kv_dtype));
   shown.set_sm_scale(spec.sm_scale);
   shown.set_value_head_dim(spec.value_head_dim);
+  shown.set_replicas(spec.replica_stride > 0 ? 1 : 0);
   for (int i = 0; i < shown.layer_specs_size(); ++i) {
     shown.mutable_layer_specs(i)->set_sm_scale(spec.layers[static_cast<size_t>(i)].sm_scale);
   }

@@ -79,6 +79,16 @@ void AddCaches(const Snapshot& now, telemetry::Families* out) {
   out->Gauge({"tributary_kv_sequences", "Open sequences."}, static_cast<double>(now.sequences));
   out->Gauge({"tributary_kv_sequences_lost", "Open sequences that lost tokens with a worker."},
              static_cast<double>(now.sequences_lost));
+  out->Gauge({"tributary_kv_pages_restoring",
+              "Pages that workers have yet to take from replicas; their sequences wait."},
+             static_cast<double>(now.pages_restoring));
+  out->Gauge({"tributary_kv_pages_without_replica", "Pages whose replica is being made again."},
+             static_cast<double>(now.pages_without_replica));
+  out->Counter({"tributary_kv_restored_bytes_total", "Taken from replicas by workers."},
+               static_cast<double>(now.bytes_restored));
+  out->Counter({"tributary_kv_replicated_bytes_total",
+                "Brought to replicas that were made again; what steps write is not counted."},
+               static_cast<double>(now.bytes_replicated));
 }
 
 void AddTotals(const Snapshot& now, telemetry::Families* out) {

@@ -219,6 +219,7 @@ void RangeSteps::Settle(AcceptedRange* accepted) {
   for (const AcceptedRange::Before& before : accepted->before) {
     if (!before.sequence->lost) table_.GiveUpOld(before.sequence);
   }
+  for (const GroupPages& pages : accepted->pages) table_.EndCopies(pages.group, pages.page_copies);
   table_.ReleaseHeld(&accepted->held);
 }
 
@@ -240,6 +241,7 @@ void RangeSteps::Undo(AcceptedRange* accepted) {
       table_.UndoPages(undo->change, undo->group, undo->replaced);
     }
   }
+  for (const GroupPages& pages : accepted->pages) table_.EndCopies(pages.group, pages.page_copies);
   // What they were forked from may have counted tokens of steps that failed.
   for (const SequenceId id : accepted->forked) {
     if (Sequence* sequence = table_.Find(id)) table_.MarkLost(sequence);

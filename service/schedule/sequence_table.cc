@@ -83,6 +83,7 @@ SequenceTable::SequenceTable(const TableGeometry& geometry)
   for (int32_t g = 0; g < groups_.size(); ++g) {
     const bool own = geometry.window_pages > 0 && groups_[g].reach.has_value();
     pages_.emplace_back(own ? geometry.window_pages : geometry.pages);
+    missing_.emplace_back(geometry.ranks, pages_.back().total(), geometry.replica_stride > 0);
   }
   untold_.resize(groups_.size());
 }
@@ -228,8 +229,13 @@ void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr&
   if (held_ != nullptr) {
     held_->pages.push_back({group, page});
   } else {
-    pages_[group].Release(page);
+    ReleaseReference(group, page);
   }
+}
+
+void SequenceTable::ReleaseReference(int32_t group, int32_t page) {
+  pages_[group].Release(page);
+  if (pages_[group].references(page) == 0) missing_[group].Forget(page);
 }
 
 void SequenceTable::Return(int32_t group, const StepReservation::Change& change) {
@@ -332,6 +338,7 @@ absl::StatusOr<StepReservation> SequenceTable::Reserve(
     if (absl::Status status = ReserveEntry(i, kind, &reservation); !status.ok()) {
       for (const StepReservation::Change& change : reservation.changes)
         Return(reservation.group, change);
+      EndCopies(reservation.group, reservation.page_copies);
       if (absl::IsDataLoss(status)) return Lost(LostOf(entries), FieldOf(status));
       return status;
     }
@@ -360,6 +367,7 @@ absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
   TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
   TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence,
                                        reservation->layer, entry.first_position));
+  TRIBUTARY_RETURN_IF_ERROR(CheckThere(EntryField(index, "sequence_id"), *sequence));
 
   reservation->changes.push_back({.sequence = sequence, .length = length});
   StepReservation::Change* change = &reservation->changes.back();
@@ -408,6 +416,7 @@ absl::Status SequenceTable::ReservePages(int64_t begin, int64_t end,
   auto next = fresh.begin();
   for (const int32_t index : shared) {
     reservation->page_copies.push_back({list.pages[index], *next});
+    missing_[reservation->group].CopyAndPin(list.pages[index], *next);
     AddUpdate(sequence.id, index, *next, &reservation->page_updates);
     change->replaced.emplace_back(index, *next++);
   }
@@ -420,6 +429,7 @@ absl::Status SequenceTable::ReservePages(int64_t begin, int64_t end,
 
 void SequenceTable::Commit(const StepReservation& reservation) {
   CommitAhead(reservation);
+  EndCopies(reservation.group, reservation.page_copies);
   for (const StepReservation::Change& change : reservation.changes) {
     if (!change.sequence->lost) GiveUpOld(change.sequence);
   }
@@ -448,7 +458,12 @@ void SequenceTable::GiveUpOld(Sequence* sequence) {
   for (int32_t g = 0; g < groups_.size(); ++g) GiveUp(g, sequence);
 }
 
+void SequenceTable::EndCopies(int32_t group, const std::vector<worker::PageCopy>& copies) {
+  for (const worker::PageCopy& copy : copies) missing_[group].Unpin(copy.destination);
+}
+
 void SequenceTable::Rollback(const StepReservation& reservation) {
+  EndCopies(reservation.group, reservation.page_copies);
   for (const StepReservation::Change& change : reservation.changes) {
     Return(reservation.group, change);
     // Workers that did the step count its tokens.
@@ -467,7 +482,7 @@ void SequenceTable::Rollback(const StepReservation& reservation) {
 }
 
 void SequenceTable::ReleaseHeld(HeldPages* held) {
-  for (const HeldPages::Page& page : held->pages) pages_[page.group].Release(page.page);
+  for (const HeldPages::Page& page : held->pages) ReleaseReference(page.group, page.page);
   held->pages.clear();
 }
 
@@ -491,6 +506,7 @@ absl::Status SequenceTable::CheckFork(absl::string_view field, const Sequence& f
                                       int64_t length) const {
   const int64_t held = LeastLength(from);
   if (length > held) return BeyondEnd(std::string(field), length, held);
+  TRIBUTARY_RETURN_IF_ERROR(CheckThere(field, from));
   return CheckCut(field, from, length);
 }
 
@@ -527,19 +543,6 @@ void SequenceTable::MarkLost(Sequence* sequence) {
   sequence->lost = true;
   ++lost_;
   TellLengthsLater(sequence->id);
-}
-
-void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
-  for (auto& [id, sequence] : sequences_) {
-    if (sequence->lost) continue;
-    const int64_t length = GreatestLength(*sequence);
-    for (int rank = 0; rank < static_cast<int>(fresh.size()); ++rank) {
-      if (fresh[rank] && LocalTokens(rank, *sequence, length) > 0) {
-        MarkLost(sequence.get());
-        break;
-      }
-    }
-  }
 }
 
 std::vector<int32_t> SequenceTable::ToldPages(const PageList& list) {

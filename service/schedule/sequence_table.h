@@ -8,6 +8,8 @@
 // Each cache has one, which is used under the coordinator's lock. Not thread safe.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,8 +22,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "service/data/layer_groups.h"
 #include "service/schedule/client_quota.h"
+#include "service/schedule/missing_pages.h"
 #include "service/schedule/page_allocator.h"
 #include "worker/command.h"
 
@@ -51,6 +55,20 @@ struct TableGeometry {
   int64_t rollback_tokens = 0;
   // More than 0: layers with a window are a group of their own, which has this many pages.
   int32_t window_pages = 0;
+  // More than 0: rank r's pages are also kept by rank (r + replica_stride) % N.
+  int32_t replica_stride = 0;
+  std::chrono::milliseconds retry_delay{200};  // of UNAVAILABLE
+};
+
+// Pages of one rank's share that are to be brought to where they are missing.
+struct PageTransfer {
+  int32_t group = 0;
+  PagePlace to = PagePlace::kRank;
+  int rank = 0;
+  std::vector<int32_t> pages;
+  bool complete = false;  // `pages` is empty, and nothing is missing there any more
+  // The rank's pages were kept for a hand-over, and are kept no more from now on.
+  bool ends_hand_over = false;
 };
 
 // The pages that a sequence holds for one group of layers.
@@ -168,6 +186,9 @@ class SequenceTable {
   // out.
   void CommitAhead(const StepReservation& reservation);
   void GiveUpOld(Sequence* sequence);
+  // The step that copies these pages has been carried out, or never will be. Commit and Rollback do
+  // this, too.
+  void EndCopies(int32_t group, const std::vector<worker::PageCopy>& copies);
   // Undoes what CommitAhead did to the pages of one entry: `replaced` are the pages that stood
   // where it put copies, whose references the caller gives back. Lengths have been set back
   // already.
@@ -188,9 +209,39 @@ class SequenceTable {
   // OUT_OF_RANGE unless a fork of so many tokens may be made.
   absl::Status CheckFork(absl::string_view field, const Sequence& from, int64_t length) const;
 
-  // Called when a group has formed: a sequence is lost when a rank that is fresh should hold any of
-  // its tokens. Lost sequences give their pages back.
+  // Called when a group has formed: ranks that are fresh lack their pages, and those of the replica
+  // that they keep. A sequence is lost when nobody has some of its tokens any more. Lost sequences
+  // give their pages back.
   void MarkLostOn(const std::vector<bool>& fresh);
+  // A rank that has joined late has not got all that it should have; of one group of layers. Before
+  // MarkLostOn.
+  void AddMissing(int32_t group, PagePlace place, int rank);
+  // A rank's pages are kept by its keeper from now on, although the cache has no replicas: all of
+  // them are missing there. Until the rank, or who takes its place, lacks nothing (NextTransfer's
+  // `complete`).
+  void KeepForHandOver(int rank);
+  // Whether the rank may go without a loss: its keeper has all its pages, and the rank whose pages
+  // it keeps has them itself.
+  bool MayLeave(int rank) const;
+  // Who keeps a rank's pages is (rank + stride) % N.
+  int32_t stride() const { return geometry_.replica_stride > 0 ? geometry_.replica_stride : 1; }
+  // UNAVAILABLE when a rank lacks tokens of the sequence that it takes from a replica.
+  absl::Status CheckThere(absl::string_view field, const Sequence& sequence) const;
+  // The next pages to bring to a place, sequence by sequence. `most`: [groups], pages in one
+  // transfer. Nothing: all that is missing is on its way, or waits for a step to end.
+  std::optional<PageTransfer> NextTransfer(PagePlace to, absl::Span<const int32_t> most);
+  // `done`: the pages are there.
+  void EndTransfer(const PageTransfer& transfer, bool done);
+  // The group broke: no transfer is under way.
+  void StopTransfers();
+  // Pages that are missing at a place, over all groups of layers and ranks.
+  int64_t missing(PagePlace place) const;
+  // Of one rank's share.
+  int64_t missing(PagePlace place, int rank) const;
+  // Whether a rank's pages are kept for a hand-over alone.
+  bool KeptForHandOver(int rank) const {
+    return geometry_.replica_stride == 0 && missing_[0].kept(rank);
+  }
   // One sequence is lost, because the workers could not be told its table.
   void MarkLost(Sequence* sequence);
   // For a coordinator that has restarted: adds a sequence as the workers hold it. `sequence` has an
@@ -271,6 +322,20 @@ class SequenceTable {
   // Gives back the pages that a plan reserved.
   void Return(int32_t group, const StepReservation::Change& change);
   static void Disown(Sequence* sequence);
+  // Gives a reference back, and forgets what is missing of a page that is free now.
+  void ReleaseReference(int32_t group, int32_t page);
+  // In how many of the sequence's first pages `rank` should have tokens.
+  size_t PagesWithTokens(int32_t group, const Sequence& sequence, int rank) const;
+  // Whether a page of the sequence fulfils `is`(group, rank, page) on a rank that should have
+  // tokens in it.
+  template <typename Is>
+  bool AnyPage(const Sequence& sequence, const Is& is) const;
+  void LoseWhatIsGone();
+  // Adds pages of the sequence that may be brought to the transfer, from its page `begin` on.
+  // Returns the index that it came to.
+  size_t Collect(const Sequence& sequence, size_t begin, size_t most, PageTransfer* transfer) const;
+  std::optional<PageTransfer> FindTransfer(PagePlace to, absl::Span<const int32_t> most);
+  std::optional<PageTransfer> Confirm(PagePlace to);
 
   const TableGeometry geometry_;
   const LayerGroups groups_;
@@ -282,7 +347,16 @@ class SequenceTable {
   int64_t given_up_ = 0;
   // [groups]: of which sequences workers are to be told, and whether their lengths, too.
   std::vector<absl::flat_hash_map<SequenceId, bool>> untold_;
-  HeldPages* held_ = nullptr;  // of whoever holds what is released now
+  HeldPages* held_ = nullptr;          // of whoever holds what is released now
+  std::vector<MissingPages> missing_;  // [groups]
+  // How far transfers to each place have come.
+  struct Scan {
+    SequenceId sequence = 0;
+    int32_t group = 0;
+    int rank = 0;
+    size_t index = 0;  // of the sequence's next page
+  };
+  std::array<Scan, kPagePlaces.size()> scans_;
 };
 
 }  // namespace tributary::service

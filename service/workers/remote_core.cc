@@ -127,6 +127,7 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   state.stream = stream;
   state.ready = false;
   state.aborting = false;
+  state.host = registration.host();
   state.backend = registration.backend();
   state.held.reset();
   state.reporting = adopting_ && state.holder == registration.instance_id();
@@ -204,7 +205,20 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
 void RemoteCore::BeginDraining(const Stream& stream) {
   Peer& peer = peers_[stream];
   if (peer.rank < 0) return LetGo(stream);  // nothing waits for a worker without a rank
+  if (state_ == State::kServing && !stopping_) {
+    if (std::exchange(peer.leaving, true)) return;
+    leaving_.push_back(peer.rank);
+    return former_wakes_.NotifyOne();
+  }
   peer.draining = true;
+  if (pending_.empty()) LetDrainedGo();
+}
+
+void RemoteCore::LetGo(int rank) {
+  const MutexLock lock(mutex_);
+  for (auto& [stream, peer] : peers_) {
+    if (peer.rank == rank && std::exchange(peer.leaving, false)) peer.draining = true;
+  }
   if (pending_.empty()) LetDrainedGo();
 }
 
@@ -312,6 +326,7 @@ std::vector<Member> RemoteCore::members() const {
     const RankState& state = ranks_[rank];
     members.push_back({.rank = rank,
                        .address = state.stream == nullptr ? "" : state.stream->peer(),
+                       .host = state.host,
                        .backend = state.backend,
                        .connected = state.stream != nullptr,
                        .holds_shard = state.holder != 0 && state.holder == state.known.instance_id,

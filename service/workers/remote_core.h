@@ -47,6 +47,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   absl::Status Start(GroupObserver* observer);
   void Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done);
   std::vector<Member> members() const;
+  void LetGo(int rank);
   void Stop();
 
   void OnMessage(const Stream& stream, const grpc::ByteBuffer& message) override;
@@ -64,7 +65,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   struct Peer {
     int rank = -1;  // -1: not registered, or has lost its rank
     Clock::time_point heard;
-    bool draining = false;
+    bool leaving = false;   // it is to be let go when the observer says so
+    bool draining = false;  // it is to be let go when nothing is in flight
   };
 
   struct RankState {
@@ -79,6 +81,7 @@ class RemoteCore : public worker::WorkerStream::Events,
     bool reporting = false;  // it has been asked what it holds, and has not answered
     // What it holds, until the first group of this life has formed.
     std::optional<worker::Holdings> held;
+    std::string host;
     std::string backend;
     uint64_t memory_bytes = 0;
     double busy_seconds = 0;
@@ -169,6 +172,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   Clock::time_point form_not_before_ TRIBUTARY_GUARDED_BY(mutex_);
   int form_failures_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // in a row
   uint64_t leavings_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  std::deque<int> leaving_ TRIBUTARY_GUARDED_BY(mutex_);  // ranks; not yet told to the observer
   std::deque<std::string> broken_ TRIBUTARY_GUARDED_BY(mutex_);  // not yet told to the observer
   Clock::time_point next_heartbeat_ TRIBUTARY_GUARDED_BY(mutex_);
   Clock::time_point watch_until_ TRIBUTARY_GUARDED_BY(mutex_);

@@ -83,6 +83,12 @@ void RemoteCore::FormerLoop() {
       lock.Unlock();
       observer_->OnBroken(reason);
       lock.Lock();
+    } else if (!leaving_.empty()) {
+      const int rank = leaving_.front();
+      leaving_.pop_front();
+      lock.Unlock();
+      if (!observer_->OnLeaving(rank)) LetGo(rank);
+      lock.Lock();
     } else if (state_ == State::kWaiting && AllCanForm() && !stopping_ && !replaced_) {
       if (Clock::now() >= form_not_before_ && options_.store != nullptr && stored_ <= epoch_) {
         // Without the lock: the store's thread may want it for something else first.
@@ -129,6 +135,9 @@ void RemoteCore::Serve() {
   // that, the rank starts empty again.
   if (state_ == State::kServing && epoch_ == epoch) {
     for (RankState& state : ranks_) state.holder = state.known.instance_id;
+    for (const auto& [stream, peer] : peers_) {
+      if (peer.leaving && peer.rank >= 0) leaving_.push_back(peer.rank);
+    }
   }
 }
 

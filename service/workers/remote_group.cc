@@ -53,6 +53,7 @@ class RemoteGroupImpl
     core_->Submit(std::move(command), std::move(done));
   }
   std::vector<Member> members() const override { return core_->members(); }
+  void LetGo(int rank) override { core_->LetGo(rank); }
   void Stop() override { core_->Stop(); }
 
  private:

@@ -38,6 +38,7 @@ absl::Status NoDeviceSessions(absl::string_view why);
 struct Member {
   int rank = 0;
   std::string address;  // "embedded" or the peer's address
+  std::string host;     // under which peers reach it: its machine; empty for "embedded"
   std::string backend;  // "cpu", "cuda"; empty while nobody holds the rank
   bool connected = false;
   // The group counts on what this worker holds: it was set up, and it is not fresh if it leaves and
@@ -61,6 +62,13 @@ class GroupObserver {
   virtual void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) = 0;
   // The group cannot execute; every command in flight has been or will be completed with kAborted.
   virtual void OnBroken(const std::string& reason) = 0;
+  // A worker has been told to stop while the group serves. True: it goes on executing commands
+  // until it is let go (WorkerGroup::LetGo) or leaves by itself; when the group forms anew
+  // meanwhile, this is called again. False: it is let go after what is in flight.
+  virtual bool OnLeaving(int rank) {
+    static_cast<void>(rank);
+    return false;
+  }
   // How a session has come along on the workers. On any thread, one call at a time per session.
   virtual void OnSessionNews(const worker::SessionNews& news) { static_cast<void>(news); }
 };
@@ -101,6 +109,9 @@ class WorkerGroup {
   // kAborted at once.
   virtual void Submit(std::shared_ptr<const worker::Command> command, Done done) = 0;
   virtual std::vector<Member> members() const = 0;
+  // Lets a worker go that is leaving (GroupObserver::OnLeaving), after what is in flight; the group
+  // breaks. Of a rank that is not leaving: changes nothing.
+  virtual void LetGo(int rank) { static_cast<void>(rank); }
   // Waits until the commands in flight have ended, at most until their deadlines, and lets the
   // workers go.
   virtual void Stop() = 0;

@@ -577,6 +577,11 @@ class CountingCommunicator final : public Communicator {
     if (rank() != root) sent_ += bytes;
     return comm_.Gather(send, recv, bytes, root, deadline);
   }
+  Status Pass(const void* send, void* recv, size_t bytes, int from, int to,
+              Deadline deadline) override {
+    if (rank() == from) sent_ += bytes;
+    return comm_.Pass(send, recv, bytes, from, to, deadline);
+  }
   Status Barrier(Deadline deadline) override { return comm_.Barrier(deadline); }
   void Abort(const std::string& reason) override { comm_.Abort(reason); }
 

@@ -581,6 +581,9 @@ class ThrowingCommunicator : public collective::Communicator {
     return Throw();
   }
   Status Gather(const void*, void*, size_t, int, collective::Deadline) override { return Throw(); }
+  Status Pass(const void*, void*, size_t, int, int, collective::Deadline) override {
+    return Throw();
+  }
   Status Barrier(collective::Deadline) override { return Throw(); }
   void Abort(const std::string& reason) override { aborted_ = reason; }
 

@@ -51,6 +51,12 @@ void ThreadRanks::Reform() {
   for (std::thread& thread : threads) thread.join();
 }
 
+void ThreadRanks::Replace(int rank, const ExecutorOptions& options) {
+  executors_[static_cast<size_t>(rank)] =
+      std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(1));
+  Reform();
+}
+
 std::map<int, Reply> ThreadRanks::Execute(const Command& command) {
   std::vector<Reply> replies(executors_.size());
   std::vector<std::thread> threads;

@@ -40,6 +40,8 @@ class ThreadRanks : public Ranks {
 
   // A new group of the same executors under the next epoch.
   void Reform();
+  // The same, but this rank begins anew and holds nothing.
+  void Replace(int rank, const ExecutorOptions& options);
   Executor& executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }
 
  private:

@@ -128,6 +128,10 @@ class AbortingTogether final : public collective::Communicator {
                                   Deadline deadline) override {
     return comm_->ReduceScatter(send, recv, count, deadline);
   }
+  tributary::Status Pass(const void* send, void* recv, size_t bytes, int from, int to,
+                         Deadline deadline) override {
+    return comm_->Pass(send, recv, bytes, from, to, deadline);
+  }
   tributary::Status Gather(const void* send, void* recv, size_t bytes, int root,
                            Deadline deadline) override {
     return comm_->Gather(send, recv, bytes, root, deadline);

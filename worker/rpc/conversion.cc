@@ -115,6 +115,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
   out->set_fp8_queries(spec.fp8_queries);
+  out->set_replica_stride(spec.replica_stride);
   for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
 }
 
@@ -131,6 +132,7 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   out.soft_cap = spec.soft_cap();
   out.num_pages = spec.num_pages();
   out.fp8_queries = spec.fp8_queries();
+  out.replica_stride = spec.replica_stride();
   out.layers.reserve(spec.layers_size());
   for (int i = 0; i < spec.layers_size(); ++i) {
     TRIBUTARY_ASSIGN_OR_RETURN(
@@ -263,6 +265,7 @@ struct BodyEncoder {
 
   void operator()(const CreateCacheCommand& c) const {
     Encode(c.spec, out->mutable_create_cache());
+    out->mutable_create_cache()->set_existing(c.existing);
   }
   void operator()(const DropCacheCommand&) const { out->mutable_drop_cache(); }
   void operator()(const SetTablesCommand& c) const {
@@ -272,6 +275,13 @@ struct BodyEncoder {
   }
   void operator()(const DropTablesCommand& c) const {
     out->mutable_drop_tables()->mutable_sequences()->Add(c.sequences.begin(), c.sequences.end());
+  }
+  void operator()(const TransferPagesCommand& c) const {
+    v1::TransferPagesCommand* transfer = out->mutable_transfer_pages();
+    transfer->set_rank(c.rank);
+    transfer->set_restore(c.restore);
+    transfer->mutable_pages()->Add(c.pages.begin(), c.pages.end());
+    transfer->set_complete(c.complete);
   }
   void operator()(const StepCommand& c) const { Encode(c, out->mutable_step()); }
   // Never sent to other processes (RemoteGroup::CheckRegions); a command without a body is refused.
@@ -378,7 +388,7 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
   switch (in.body_case()) {
     case v1::Command::kCreateCache: {
       TRIBUTARY_ASSIGN_OR_RETURN(CacheSpec spec, Decode(in.create_cache()));
-      out.body = CreateCacheCommand{std::move(spec)};
+      out.body = CreateCacheCommand{std::move(spec), in.create_cache().existing()};
       return out;
     }
     case v1::Command::kDropCache:
@@ -392,6 +402,14 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
       out.body = DropTablesCommand{
           {in.drop_tables().sequences().begin(), in.drop_tables().sequences().end()}};
       return out;
+    case v1::Command::kTransferPages: {
+      const v1::TransferPagesCommand& transfer = in.transfer_pages();
+      out.body = TransferPagesCommand{.rank = transfer.rank(),
+                                      .restore = transfer.restore(),
+                                      .pages = {transfer.pages().begin(), transfer.pages().end()},
+                                      .complete = transfer.complete()};
+      return out;
+    }
     case v1::Command::kStep: {
       auto tensors = std::make_shared<Tensors>();
       tensors->q = std::move(*message.mutable_q());

@@ -64,6 +64,8 @@ v1::Holdings EncodeHoldings(const Holdings& holdings) {
     v1::HeldCache* held = out.add_caches();
     held->set_cache(cache.id);
     EncodeSpec(cache.spec, held->mutable_spec());
+    held->set_lacks_pages(cache.lacks_pages);
+    held->set_replica_lacks_pages(cache.replica_lacks_pages);
     for (const HeldSequence& sequence : cache.sequences) Encode(sequence, held->add_sequences());
     for (const Undo& undo : cache.undo) Encode(undo, held->add_undo());
   }
@@ -76,7 +78,12 @@ absl::StatusOr<Holdings> DecodeHoldings(const v1::Holdings& message) {
                .last = Decode(message.last()),
                .caches = {}};
   for (const v1::HeldCache& cache : message.caches()) {
-    HeldCache held{.id = cache.cache(), .spec = {}, .sequences = {}, .undo = {}};
+    HeldCache held{.id = cache.cache(),
+                   .spec = {},
+                   .lacks_pages = cache.lacks_pages(),
+                   .replica_lacks_pages = cache.replica_lacks_pages(),
+                   .sequences = {},
+                   .undo = {}};
     TRIBUTARY_ASSIGN_OR_RETURN(held.spec, DecodeSpec(cache.spec()));
     for (const v1::HeldSequence& sequence : cache.sequences()) {
       held.sequences.push_back(Decode(sequence));

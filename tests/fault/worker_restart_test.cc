@@ -1,0 +1,184 @@
+// Workers die or are replaced while each of them also keeps the tokens of another: sequences go on
+// where they were. Every answer is checked against float64 attention; nothing is sent again but
+// calls whose outcome was unknown.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/fault/fleet.h"
+
+namespace tributary::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class WorkerRestart : public Fleet {
+ protected:
+  explicit WorkerRestart(const std::vector<std::string>& flags = {"--replicas=1"})
+      : Fleet({.workers = 4, .coordinator_flags = flags}) {}
+
+  void Kill(int rank) {
+    workers_[rank]->Signal(SIGKILL);
+    ASSERT_EQ(workers_[rank]->Wait(kPatience), -SIGKILL);
+  }
+  // Until nothing is missing anywhere.
+  bool WaitWhole() {
+    return Eventually(kPatience, [&] {
+      const v1::GetTopologyReply topology = Topology();
+      return topology.state() == v1::GROUP_STATE_READY && topology.caches_size() == 1 &&
+             topology.caches(0).pages_restoring() == 0 &&
+             topology.caches(0).pages_without_replica() == 0;
+    });
+  }
+  std::unique_ptr<SequenceHost> Host(uint64_t id, int tokens) {
+    auto host = std::make_unique<SequenceHost>(stub_, id);
+    EXPECT_TRUE(host->Open().ok());
+    EXPECT_TRUE(host->Step(tokens).ok());
+    return host;
+  }
+  static void ExpectNothingLost(Load& load) {
+    for (size_t i = 0; i < load.hosts().size(); ++i) EXPECT_EQ(load.counts(i).lost, 0) << i;
+  }
+};
+
+TEST_F(WorkerRestart, EachMayDieUnderLoad) {
+  Load load(stub_, /*long_hosts=*/4, /*short_hosts=*/2);
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(load.WaitOk(5));
+    Kill(rank);
+    workers_[rank] = Worker(rank);
+    ASSERT_TRUE(WaitReady(static_cast<uint64_t>(rank) + 2));
+    ASSERT_TRUE(WaitWhole());
+  }
+  ASSERT_TRUE(load.WaitOk(10));
+  load.Stop();
+  ExpectNothingLost(load);
+  EXPECT_THAT(coordinator_->Log(), HasSubstr("pages restored from replicas"));
+  ExpectPagesAccountedFor(load.hosts());
+}
+
+TEST_F(WorkerRestart, AWorkerThatStandsByTakesOver) {
+  const auto host = Host(1, 200);
+  auto spare = Worker(-1);
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    return spare->Log().find("are held by live workers") != std::string::npos;
+  }));
+  Kill(2);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(Eventually(kPatience, [&] { return host->Look(4).ok(); }));
+  EXPECT_TRUE(host->Step(30).ok());
+}
+
+TEST_F(WorkerRestart, NeighboursThatDieTogetherLoseWhatOneKeptOfTheOther) {
+  const auto everywhere = Host(1, 200);
+  const auto first_rank = Host(2, 10);
+  Kill(2);
+  Kill(3);
+  workers_[2] = Worker(2);
+  workers_[3] = Worker(3);
+  ASSERT_TRUE(WaitWhole());
+  ASSERT_TRUE(Eventually(kPatience, [&] { return first_rank->Look(4).ok(); }));
+  EXPECT_TRUE(first_rank->Step(60).ok());
+  EXPECT_EQ(everywhere->Step(1).error_code(), grpc::StatusCode::DATA_LOSS);
+}
+
+TEST_F(WorkerRestart, ForksAndTruncationsAreRestored) {
+  const auto parent = Host(1, 200);
+  SequenceHost child(stub_, 2);
+  ASSERT_TRUE(parent->Fork(&child, 150).ok());
+  ASSERT_TRUE(parent->Truncate(170).ok());
+  Kill(1);
+  workers_[1] = Worker(1);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(Eventually(kPatience, [&] { return parent->Look(4).ok() && child.Look(4).ok(); }));
+  EXPECT_TRUE(parent->Step(20).ok());
+  EXPECT_TRUE(child.Step(20).ok());
+  EXPECT_TRUE(parent->Look(4).ok());
+}
+
+TEST_F(WorkerRestart, ACacheMayDoWithoutReplicas) {
+  v1::DeleteCacheRequest request;
+  request.set_cache_id(kCacheId);
+  v1::DeleteCacheReply deleted;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->DeleteCache(&context, request, &deleted).ok());
+  v1::CreateCacheRequest create;
+  create.set_cache_id(kCacheId);
+  *create.mutable_spec() = PublicSpec();
+  create.mutable_spec()->set_replicas(0);
+  v1::CreateCacheReply created;
+  grpc::ClientContext again;
+  ASSERT_TRUE(stub_->CreateCache(&again, create, &created).ok());
+  EXPECT_EQ(created.spec().replicas(), 0);
+  const auto host = Host(1, 200);
+  Kill(1);
+  workers_[1] = Worker(1);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(Eventually(
+      kPatience, [&] { return host->Look(4).error_code() == grpc::StatusCode::DATA_LOSS; }));
+}
+
+// Made before the fleet that is told of it.
+struct StateDirectory {
+  TemporaryDirectory state;
+};
+
+class WorkerAndCoordinatorRestart : protected StateDirectory, public WorkerRestart {
+ protected:
+  explicit WorkerAndCoordinatorRestart(const std::string& replicas = "1")
+      : WorkerRestart({"--replicas=" + replicas, "--state_dir=" + state.File(".")}) {}
+};
+
+// Every program is told to stop and started anew, one after the other, as an upgrade does it.
+class RollingRestart : public WorkerAndCoordinatorRestart,
+                       public ::testing::WithParamInterface<const char*> {
+ protected:
+  RollingRestart() : WorkerAndCoordinatorRestart(GetParam()) {}
+};
+
+TEST_P(RollingRestart, OfWorkersUnderLoadAndOfTheCoordinatorLosesNothing) {
+  Load load(stub_, /*long_hosts=*/3, /*short_hosts=*/1);
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(load.WaitOk(5));
+    workers_[rank]->Signal(SIGTERM);
+    EXPECT_EQ(workers_[rank]->Wait(kPatience), 0);
+    workers_[rank] = Worker(rank);
+    ASSERT_TRUE(WaitReady(static_cast<uint64_t>(rank) + 2));
+    ASSERT_TRUE(WaitWhole());
+  }
+  ASSERT_TRUE(load.WaitOk(5));
+  load.Stop();
+  ExpectNothingLost(load);
+  coordinator_->Signal(SIGTERM);
+  EXPECT_EQ(coordinator_->Wait(kPatience), 0);
+  Coordinate();
+  ASSERT_TRUE(WaitReady(6));
+  for (const auto& host : load.hosts()) {
+    EXPECT_TRUE(Eventually(kPatience, [&] { return host->Step(2).ok(); })) << host->id();
+  }
+  ExpectPagesAccountedFor(load.hosts());
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, RollingRestart, ::testing::Values("0", "1"));
+
+TEST_F(WorkerAndCoordinatorRestart, BothMayDieTogether) {
+  const auto host = Host(1, 200);
+  for (uint64_t life = 2; life < 4; ++life) {
+    const int rank = static_cast<int>(life);
+    coordinator_->Signal(SIGKILL);
+    ASSERT_EQ(coordinator_->Wait(kPatience), -SIGKILL);
+    Kill(rank);
+    workers_[rank] = Worker(rank);
+    Coordinate();
+    ASSERT_TRUE(WaitReady(life));
+    ASSERT_TRUE(WaitWhole());
+    ASSERT_TRUE(Eventually(kPatience, [&] { return host->Look(4).ok(); }));
+    EXPECT_TRUE(host->Step(3).ok());
+  }
+}
+
+}  // namespace
+}  // namespace tributary::test

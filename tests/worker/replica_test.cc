@@ -1,0 +1,211 @@
+// Ranks that keep the pages of others: what a rank that was replaced gets back is what was there,
+// to the bit.
+#include "worker/replica.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status/errors.h"
+#include "tests/worker/ranks.h"
+#include "tests/worker/specs.h"
+
+namespace tributary::worker::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ReplicaStride, PutsKeepersOnOtherHosts) {
+  EXPECT_EQ(ReplicaStride({"a"}), 0);
+  EXPECT_EQ(ReplicaStride({"a", "a", "a"}), 1);
+  EXPECT_EQ(ReplicaStride({"a", "b", "c", "d"}), 1);
+  EXPECT_EQ(ReplicaStride({"a", "a", "b", "b"}), 2);
+  EXPECT_EQ(ReplicaStride({"a", "a", "a", "b", "b", "b"}), 3);
+  EXPECT_EQ(KeeperOf(WardOf(1, 3, 8), 3, 8), 1);
+}
+
+TEST(Parcel, ShowsThatAPageHasChanged) {
+  const std::vector<int32_t> pages = {4, 9};
+  std::vector<std::byte> parcel(ParcelBytes(2, 100), std::byte{7});
+  SealParcel(2, 100, parcel.data());
+  EXPECT_TRUE(CheckParcel(pages, 100, parcel.data()).ok());
+  parcel[150] = std::byte{6};
+  const absl::Status changed = CheckParcel(pages, 100, parcel.data());
+  EXPECT_EQ(changed.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(changed.message()), HasSubstr("page 9"));
+}
+
+constexpr CacheId kCache = 3;
+constexpr int kRanks = 3;
+constexpr int32_t kTokens = 150;
+const std::vector<int32_t> kPages = {5, 2, 7, 1};
+
+class ReplicaTest : public ::testing::Test {
+ protected:
+  explicit ReplicaTest(int32_t stride = 1)
+      : ranks_(kRanks, Poisoned()), spec_(SmallSpec()), values_(1 << 18) {
+    spec_.replica_stride = stride;
+    spec_.num_pages = 16;
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (float& value : values_) value = normal(random);
+    Ok(CreateCacheCommand{spec_});
+    Append(0, kTokens, {{1, 0, kPages}});
+  }
+
+  std::map<int, Reply> Execute(decltype(Command::body) body) {
+    Command command;
+    command.epoch = ranks_.epoch();
+    command.number = ++number_;
+    command.cache = kCache;
+    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    command.body = std::move(body);
+    return ranks_.Execute(command);
+  }
+  void Ok(decltype(Command::body) body) {
+    for (const auto& [rank, reply] : Execute(std::move(body))) {
+      EXPECT_TRUE(reply.status.ok()) << "rank " << rank << ": " << reply.status;
+    }
+  }
+  TensorView Values(size_t begin, int32_t rows, int32_t heads) const {
+    const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(heads * spec_.head_dim);
+    EXPECT_LE(begin + count, values_.size());
+    return {reinterpret_cast<const std::byte*>(values_.data() + begin), DType::kF32, count * 4, {}};
+  }
+  void Append(int64_t first, int32_t tokens, std::vector<PageUpdate> updates = {}) {
+    for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
+      StepCommand step{.layer = layer, .kind = StepKind::kAppend};
+      if (layer == 0) step.page_updates = updates;
+      step.entries = {{1, first, 0, tokens, false}};
+      step.k = Values(static_cast<size_t>(first) * 64, tokens, spec_.kv_heads);
+      step.v = Values(1000 + static_cast<size_t>(first) * 64, tokens, spec_.kv_heads);
+      Ok(step);
+    }
+  }
+  // What a query over everything sees.
+  std::vector<float> Look(int64_t length = kTokens) {
+    std::vector<float> seen;
+    for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
+      StepCommand step{.layer = layer, .kind = StepKind::kDecode};
+      step.entries = {{1, length - 1, 1, 0, false}};
+      step.q = Values(5, 1, spec_.q_heads);
+      const std::map<int, Reply> replies = Execute(step);
+      EXPECT_TRUE(replies.at(0).status.ok()) << replies.at(0).status;
+      const Reply& root = replies.at(0);
+      seen.insert(seen.end(), root.o.begin(), root.o.end());
+      seen.insert(seen.end(), root.lse.begin(), root.lse.end());
+    }
+    return seen;
+  }
+  // A rank is lost, and another takes its place, which knows the tables and no more.
+  void Replace(int rank) {
+    ranks_.Replace(rank, Poisoned());
+    Ok(CreateCacheCommand{spec_, /*existing=*/true});
+    Ok(SetTablesCommand{{{1, 0, kPages}}});
+  }
+  HeldCache HeldBy(int rank) { return ranks_.executor(rank).Report().caches.at(0); }
+
+  ThreadRanks ranks_;
+  CacheSpec spec_;
+  std::vector<float> values_;
+  uint64_t number_ = 0;
+};
+
+TEST_F(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {
+  const std::vector<float> before = Look();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Replace(rank);
+    EXPECT_TRUE(HeldBy(rank).lacks_pages);
+    EXPECT_TRUE(HeldBy(rank).replica_lacks_pages);
+    Ok(TransferPagesCommand{.rank = rank, .restore = true, .pages = {5, 2}});
+    Ok(TransferPagesCommand{.rank = rank, .restore = true, .pages = {7, 1}});
+    Ok(TransferPagesCommand{.rank = rank, .restore = true, .pages = {}, .complete = true});
+    EXPECT_FALSE(HeldBy(rank).lacks_pages);
+    EXPECT_TRUE(HeldBy(rank).replica_lacks_pages);
+    EXPECT_EQ(Look(), before) << "rank " << rank;
+    // And its keeper's part: the next rank to go is one whose pages it keeps, or who keeps its own.
+    const int ward = WardOf(rank, 1, kRanks);
+    Ok(TransferPagesCommand{.rank = ward, .restore = false, .pages = kPages});
+    Ok(TransferPagesCommand{.rank = ward, .restore = false, .pages = {}, .complete = true});
+    EXPECT_FALSE(HeldBy(rank).replica_lacks_pages);
+  }
+}
+
+TEST_F(ReplicaTest, StepsThatComeMeanwhileAreKept) {
+  Replace(1);
+  Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
+  Ok(TransferPagesCommand{.rank = 0, .restore = false, .pages = kPages});
+  Append(kTokens, 20);
+  // A page is copied, on replicas too, and written to.
+  for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
+    StepCommand step{.layer = layer, .kind = StepKind::kAppend};
+    if (layer == 0) {
+      step.page_copies = {{1, 9}};
+      step.page_updates = {{1, 3, {9}}};
+    }
+    step.entries = {{1, kTokens + 20, 0, 2, false}};
+    step.k = Values(77, 2, spec_.kv_heads);
+    step.v = Values(99, 2, spec_.kv_heads);
+    Ok(step);
+  }
+  const std::vector<float> before = Look(kTokens + 22);
+  const std::vector<int32_t> pages = {5, 2, 7, 9};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Replace(rank);
+    Ok(SetTablesCommand{{{1, 0, pages}}});
+    Ok(TransferPagesCommand{.rank = rank, .restore = true, .pages = pages});
+    EXPECT_EQ(Look(kTokens + 22), before) << "rank " << rank;
+    Ok(TransferPagesCommand{.rank = WardOf(rank, 1, kRanks), .restore = false, .pages = pages});
+  }
+}
+
+TEST_F(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
+  const auto refused = [&](const TransferPagesCommand& transfer) {
+    std::string field;
+    for (const auto& [rank, reply] : Execute(transfer)) {
+      EXPECT_EQ(reply.status.code(), absl::StatusCode::kInvalidArgument) << rank;
+      field = FieldOf(reply.status);
+    }
+    return field;
+  };
+  EXPECT_EQ(refused({.rank = 3, .restore = true, .pages = {1}}), "transfer.rank");
+  EXPECT_EQ(refused({.rank = 0, .restore = true, .pages = {16}}), "transfer.pages");
+  EXPECT_FALSE(Look().empty()) << "the group goes on";
+}
+
+// Without replicas: who is about to leave hands over first.
+class HandOverTest : public ReplicaTest {
+ protected:
+  HandOverTest() : ReplicaTest(0) {}
+};
+
+TEST_F(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
+  const size_t memory = ranks_.executor(2).memory_used();
+  const TransferPagesCommand begin{.rank = 1, .restore = false, .pages = {}};
+  for (bool more = true; more;) more = Execute(begin).at(2).more_memory;
+  EXPECT_EQ(ranks_.executor(2).memory_used(), 2 * memory);
+  EXPECT_EQ(ranks_.executor(0).memory_used(), memory);
+  Append(kTokens, 20);
+  const std::vector<float> before = Look(kTokens + 20);
+  Ok(TransferPagesCommand{.rank = 1, .restore = false, .pages = kPages});
+  Replace(1);
+  Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
+  Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = {}, .complete = true});
+  EXPECT_EQ(Look(kTokens + 20), before);
+  EXPECT_EQ(ranks_.executor(2).memory_used(), memory);
+}
+
+TEST_F(HandOverTest, PagesThatNobodyKeepsBreakTheGroup) {
+  const auto replies = Execute(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
+  EXPECT_EQ(replies.at(2).status.code(), absl::StatusCode::kInternal) << replies.at(2).status;
+  EXPECT_FALSE(replies.at(1).status.ok());
+}
+
+}  // namespace
+}  // namespace tributary::worker::testing

@@ -1,0 +1,46 @@
+// Replicas: the pages of each rank are also kept by another rank, its keeper, in host memory.
+//
+// A keeper writes the tokens of its ward from the same step that the ward writes them from, for
+// every rank gets all new tokens of a step. Both quantize alike, so their bytes are equal. Page
+// tables are the same on all ranks, and so are the numbers of pages. When the ward is lost, its
+// successor takes the pages from the keeper (TransferPagesCommand); when the keeper is lost, its
+// successor takes them from the ward.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/key_range.h"
+#include "worker/command.h"
+#include "worker/page_tables.h"
+
+namespace tributary::worker {
+
+// Who keeps the pages of `rank`, and whose pages `rank` keeps. 0 < stride < size.
+constexpr int KeeperOf(int rank, int stride, int size) { return (rank + stride) % size; }
+constexpr int WardOf(int rank, int stride, int size) { return (rank + size - stride) % size; }
+
+// The stride for ranks on these hosts ([ranks], names): one that gives as many ranks as possible a
+// keeper on another host, and of those the least. 0 for a single rank.
+int ReplicaStride(const std::vector<std::string>& hosts);
+
+// The slots in which the rank of `layout` keeps the new tokens of a step: [new tokens], kPadSlot
+// for those that it does not keep or only compares. Returns false when there are none to keep.
+// `tables`: of the entries' sequences, null for none.
+bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
+               std::span<const StepEntry> entries, std::span<const PageTable* const> tables,
+               std::vector<int64_t>* slots);
+
+// The form in which pages travel: [pages][page_bytes], then one checksum per page.
+size_t ParcelBytes(size_t pages, size_t page_bytes);
+// Writes the checksums behind the pages.
+void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel);
+// kInternal names the first page whose bytes have changed on the way.
+absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes,
+                         const std::byte* parcel);
+
+}  // namespace tributary::worker
