@@ -61,6 +61,7 @@ RULES = (
             "base/telemetry/trace.h",
             "base/cuda",
             "base/mailbox",
+            "base/process/boot_id.h",
             "base/sync/mutex.h",
         ),
     ),

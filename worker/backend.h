@@ -78,6 +78,7 @@ class Shard {
 // How far a session has come.
 struct SessionNews {
   SessionId session = 0;
+  int32_t rank = 0;    // that tells it
   uint32_t ended = 0;  // its layers that were carried out, modulo 2^32
   // Why the session is over: a wait for the host was in vain (kDeadlineExceeded), it was told to
   // end (kAborted), or the device failed (kDataLoss). Nothing of it runs any more.
@@ -111,7 +112,7 @@ class DeviceSession {
   // Layer i of `layers` is the session's number first_count + i and belongs to shards[i].
   // Everything but the shards may go when this returns.
   virtual absl::Status Enqueue(std::span<const PlannedStep> layers, std::span<Shard* const> shards,
-                               uint32_t first_count) = 0;
+                               uint32_t first_count, Waiting waiting) = 0;
 
   // Ends every wait, of both sides: the host finds `status`, a google.rpc.Code that is not 0. From
   // any thread.
@@ -155,12 +156,16 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec,
                                                                size_t available, PageFill fill);
 
-  // Opens a session (OpenSessionCommand). kFailedPrecondition, open.memory: this backend has no
-  // such sessions, or not in the group as it is. kResourceExhausted: no room for the mailbox.
-  // `news` is called until the session is destroyed.
+  // Opens a session (OpenSessionCommand); called by all ranks of `comm` at once, which all get one,
+  // or none does. kFailedPrecondition, open.memory: this backend has no such sessions, or not in
+  // the group as it is. kResourceExhausted: no room for the mailbox. Errors of `comm` or of the
+  // deadline are of the group. `news` is called until the session is destroyed.
   virtual absl::StatusOr<std::unique_ptr<DeviceSession>> OpenSession(
-      const OpenSessionCommand& command, OnSessionNews news) {
+      const OpenSessionCommand& command, collective::Communicator& comm,
+      collective::Deadline deadline, OnSessionNews news) {
     static_cast<void>(command);
+    static_cast<void>(comm);
+    static_cast<void>(deadline);
     static_cast<void>(news);
     return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
                       "these workers have no GPU for a mailbox to lie on");

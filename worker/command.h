@@ -120,7 +120,18 @@ struct OpenSessionCommand {
   mailbox::Layout layout;
   std::chrono::nanoseconds wait_timeout{0};  // of every wait for a doorbell
   std::string host_gpu;                      // UUID of the GPU that rings
+  // The host times round trips of both ways of waiting before its first step (SessionProbe).
+  bool measures = false;
 };
+
+// How the two sides of a session wait for each other's doorbells.
+enum class Waiting : uint8_t {
+  kSpinningWarp,     // one warp polls the doorbell
+  kStreamMemoryOps,  // the front end of the GPU polls a word of the mailbox
+};
+
+// Of each way, where a session's round trips are timed.
+inline constexpr int32_t kProbeRounds = 8;
 
 // Ends a session: its waits end, what is left of its steps is carried out on nothing, and the
 // mailbox is given back. Of a session that is not open: changes nothing.
@@ -239,7 +250,8 @@ struct SessionStepCommand {
   uint32_t first_count = 0;  // the session's number of the first layer
   std::vector<SessionLayer> layers;
   std::vector<PageChanges> changes;
-  std::vector<StepEntry> entries;  // a sequence appears once
+  std::vector<StepEntry> entries;            // a sequence appears once
+  Waiting waiting = Waiting::kSpinningWarp;  // the same in all steps of a session
 };
 
 struct Command {
@@ -270,20 +282,14 @@ struct StepTimes {
   bool exchange_in_attend = false;
 };
 
-// How the two sides of a session wait for each other's doorbells.
-enum class Waiting : uint8_t {
-  kSpinningWarp,     // one warp polls the doorbell
-  kStreamMemoryOps,  // the front end of the GPU polls it
-};
-
 // The mailbox of a session in the memory of a GPU, as another process finds it.
 struct DeviceMailbox {
   std::string handle;         // the bytes of a cudaIpcMemHandle_t
   std::string gpu;            // UUID
   uint64_t address = 0;       // in the process that owns it
   std::string process_nonce;  // of that process: random bytes
-  Waiting waiting = Waiting::kSpinningWarp;
-  double round_trip_seconds = 0;
+  std::string machine;        // that process's BootId
+  bool several_gpus = false;  // other ranks' GPUs read it
 };
 
 // Bytes that a reply carries. They are never filled with anything but the result. Copies share

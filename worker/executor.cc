@@ -220,7 +220,7 @@ class Executor::Impl {
       return AwaitPeersMemory(command.deadline);
     }
     if (const auto* open = std::get_if<OpenSessionCommand>(&command.body)) {
-      return OpenSession(*open, reply);
+      return OpenSession(*open, command.deadline, reply);
     }
     if (const auto* close = std::get_if<CloseSessionCommand>(&command.body)) {
       CloseSession(*close);
@@ -335,12 +335,14 @@ class Executor::Impl {
 
   // ------------------------------------------------------------------------------------- sessions
 
-  absl::Status OpenSession(const OpenSessionCommand& command, Reply* reply) {
+  absl::Status OpenSession(const OpenSessionCommand& command, collective::Deadline deadline,
+                           Reply* reply) {
     if (sessions_.contains(command.session)) {
       return absl::AlreadyExistsError(absl::StrCat("session ", command.session, " is open"));
     }
-    TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSession> session,
-                               backend_->OpenSession(command, options_.on_session_news));
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        std::unique_ptr<DeviceSession> session,
+        backend_->OpenSession(command, *comm_, deadline, options_.on_session_news));
     reply->mailbox = session->mailbox();
     sessions_.emplace(command.session, OpenedSession{std::move(session), {}});
     return absl::OkStatus();
@@ -386,7 +388,7 @@ class Executor::Impl {
       layers.push_back(Planned(cache, step, plan, deadline));
       shards.push_back(cache.shard.get());
     }
-    return opened.session->Enqueue(layers, shards, command.first_count);
+    return opened.session->Enqueue(layers, shards, command.first_count, command.waiting);
   }
 
   // CheckStep, once per cache, with what the command changes in its pages; `step` has the kind and

@@ -35,6 +35,10 @@ struct Layout {
   size_t status = 0;          // uint32: 0, or the google.rpc.Code with which the session ended
   size_t service_sleeps = 0;  // uint32: not 0 while the service sleeps on `arrived`
   size_t host_sleeps = 0;     // uint32: not 0 while the host sleeps on `finished`
+  // uint32, of waits by stream memory operations: 1 while a layer is handed over and not taken, or
+  // back and not taken; 0 otherwise. All else ends waits.
+  size_t handed_over = 0;
+  size_t handed_back = 0;
   size_t first_slot = 0;
   size_t slot_bytes = 0;
   int32_t slots = 0;
@@ -66,6 +70,8 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   layout.status = place(sizeof(uint32_t));
   layout.service_sleeps = place(sizeof(uint32_t));
   layout.host_sleeps = place(sizeof(uint32_t));
+  layout.handed_over = place(sizeof(uint32_t));
+  layout.handed_back = place(sizeof(uint32_t));
   layout.first_slot = end;
   end = 0;
   layout.q = place(room.q);
@@ -78,8 +84,12 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   return layout;
 }
 
-// google.rpc.Code of the status word and of hosts' failures when a wait was in vain.
+// Of google.rpc.Code, in the status word: a wait was in vain; a rank lost another.
 inline constexpr uint32_t kDeadlineExceeded = 4;
+inline constexpr uint32_t kAborted = 10;
+
+// What ends a wait by stream memory operations, as it is at least any value that is waited for.
+inline constexpr uint32_t kEndsWaits = 0x40000000;
 
 // How a wait for a doorbell ended.
 enum class Awaited : uint32_t {

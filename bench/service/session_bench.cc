@@ -33,6 +33,7 @@ ABSL_FLAG(int32_t, rows, 1,
 ABSL_FLAG(bool, dflash, false, "Rows are a draft's block.");
 ABSL_FLAG(int32_t, steps, 300, "Steps measured per case.");
 ABSL_FLAG(bool, copy_out, false, "Results are copied out of the slot.");
+ABSL_FLAG(int32_t, gpu, 0, "The host's GPU, by CUDA's ordinal.");
 ABSL_FLAG(std::string, json, "", "Where to write the figures.");
 
 namespace tributary::client {
@@ -67,6 +68,8 @@ struct Figures {
   double wall_us_per_layer = 0;
   double p99_over_p50 = 0;
   double worst_error = 0;  // of the first step against calls
+  std::string waiting;     // v1::Waiting
+  double round_trip_us = 0;
 };
 
 // bf16 values about 1 in size, on the device.
@@ -147,6 +150,12 @@ class Host {
                   {.cache_id = kCache, .max_rows = rows_, .max_new_tokens = rows_, .max_steps = 4}),
               "opening a session");
     Figures figures;
+    const v1::SessionOpened& opened = session_->opened();
+    figures.waiting = v1::Waiting_Name(opened.waiting());
+    figures.round_trip_us = 1e6 * opened.round_trip_seconds();
+    if (!opened.warning().empty()) {
+      std::fprintf(stderr, "session_bench: %s\n", opened.warning().c_str());
+    }
     figures.worst_error = FirstStep();
     Time(&figures);
     return figures;
@@ -314,20 +323,24 @@ void Run() {
   const ConnectOptions connect{.target = absl::GetFlag(FLAGS_target)};
   const std::unique_ptr<Client> client = Value(Client::Connect(connect), "connecting");
   nlohmann::json figures = nlohmann::json::array();
-  std::printf("%-10s %5s %12s %12s %9s %9s\n", "case", "rows", "us/layer", "wall/layer", "p99/p50",
-              "error");
+  Check(cudaSetDevice(absl::GetFlag(FLAGS_gpu)), "the host's GPU");
+  std::printf("%-10s %5s %12s %12s %9s %9s %10s  %s\n", "case", "rows", "us/layer", "wall/layer",
+              "p99/p50", "error", "round trip", "waiting");
   for (const std::string& text : absl::GetFlag(FLAGS_cases)) {
     const Case size = ParseCase(text);
     const Figures f = Host(client.get(), connect, size).Measure();
-    std::printf("%-10s %5d %12.2f %12.2f %9.3f %9.2g\n", text.c_str(), absl::GetFlag(FLAGS_rows),
-                f.us_per_layer, f.wall_us_per_layer, f.p99_over_p50, f.worst_error);
+    std::printf("%-10s %5d %12.2f %12.2f %9.3f %9.2g %10.2f  %s\n", text.c_str(),
+                absl::GetFlag(FLAGS_rows), f.us_per_layer, f.wall_us_per_layer, f.p99_over_p50,
+                f.worst_error, f.round_trip_us, f.waiting.c_str());
     std::fflush(stdout);
     figures.push_back({{"case", text},
                        {"rows", absl::GetFlag(FLAGS_rows)},
                        {"us_per_layer", f.us_per_layer},
                        {"wall_us_per_layer", f.wall_us_per_layer},
                        {"p99_over_p50", f.p99_over_p50},
-                       {"worst_error", f.worst_error}});
+                       {"worst_error", f.worst_error},
+                       {"round_trip_us", f.round_trip_us},
+                       {"waiting", f.waiting}});
   }
   if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
     std::FILE* file = std::fopen(path.c_str(), "w");

@@ -141,6 +141,10 @@ class PeerExchange final : public DirectExchange {
     return LaunchDirect(args, p.dtype, p.dtype, overlap_launch && can_overlap_, stream);
   }
 
+  const uint32_t* failure_word() const override {
+    return reinterpret_cast<const uint32_t*>(inbox_->data() + options_.layout.failure());
+  }
+
   Status Health() override { return StatusOfFailure(inbox_->failure(), options_.rank); }
 
   void Abort() override {

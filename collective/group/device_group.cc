@@ -106,6 +106,10 @@ class Group final : public DeviceGroup {
     return s;
   }
 
+  const uint32_t* failure_word() const override {
+    return direct_ == nullptr ? nullptr : direct_->failure_word();
+  }
+
   Status Health() override {
     {
       const MutexLock lock(mutex_);

@@ -73,6 +73,9 @@ void SessionStream::Handle(v1::SessionRequest& request) {
     case v1::SessionRequest::kSubmit:
       if (session != nullptr) coordinator_->sessions().Submit(session, request.submit());
       return;
+    case v1::SessionRequest::kProbed:
+      if (session != nullptr) coordinator_->sessions().Probed(session, request.probed());
+      return;
     case v1::SessionRequest::kClose:
       if (session != nullptr) coordinator_->sessions().Close(session);
       return;

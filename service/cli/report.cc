@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "service/cli/group_report.h"
 #include "service/cli/interval.h"
+#include "service/cli/session_report.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
 
@@ -116,6 +117,8 @@ std::string TopologyReport(const v1::GetTopologyReply& topology, const Style& st
   if (topology.workers_size() > 0) absl::StrAppend(&out, "\n", Workers(topology, style));
   if (topology.caches_size() == 0) return absl::StrCat(out, "\n", style.Dim("no caches"), "\n");
   absl::StrAppend(&out, "\n", Caches(topology, style));
+  const std::string sessions = SessionsReport(topology, nullptr, 0, style);
+  if (!sessions.empty()) absl::StrAppend(&out, "\n", sessions);
   for (const v1::CacheInfo& cache : topology.caches()) {
     if (cache.sequence_size() > 0) absl::StrAppend(&out, Sequences(cache, style));
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/cli/group_report.h"
 #include "service/cli/interval.h"
+#include "service/cli/session_report.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
 
@@ -133,10 +134,11 @@ std::string TopReport(const v1::GetTopologyReply& before, const v1::GetTopologyR
                       double seconds, const Style& style) {
   const Interval interval(before.statistics(), after.statistics(), seconds);
   const std::string up = absl::StrCat("  up ", Seconds(after.statistics().uptime_seconds()));
+  const std::string sessions = SessionsReport(after, &before, seconds, style);
   return absl::StrCat(GroupLine(after, style, up), "\n", Rates(interval, after.statistics(), style),
                       "\n", Phases(interval, style), "\n",
                       Workers(before, after, interval, seconds, style), "\n",
-                      CacheUse(after, style));
+                      CacheUse(after, style), sessions.empty() ? "" : "\n", sessions);
 }
 
 }  // namespace tributary::cli

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/mailbox/layout_message.h"
 #include "base/mailbox/pieces.h"
 #include "base/rpc/unix_address.h"
 #include "base/status/errors.h"
@@ -137,9 +138,9 @@ class ClientHostSession final : public HostSession {
     if (memory == v1::SESSION_MEMORY_HOST) {
       // The service may see the folder of its socket under another name.
       const std::string socket = path.empty() ? opened.host().socket() : CompanionSocketOf(path);
-      TRIBUTARY_ASSIGN_OR_RETURN(
-          std::unique_ptr<MailboxMemory> mailbox,
-          MailboxMemory::Fetch(socket, opened.host().token(), ReadLayout(opened.layout()), until));
+      TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<MailboxMemory> mailbox,
+                                 MailboxMemory::Fetch(socket, opened.host().token(),
+                                                      mailbox::ReadLayout(opened.layout()), until));
       path_ = CreateMailboxPath(std::move(mailbox), bytes, options_.spin);
     } else {
       path_ = CreateMessagePath(stream_.get(), bytes);

@@ -22,21 +22,4 @@ v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id) {
   return message;
 }
 
-mailbox::Layout ReadLayout(const v1::MailboxLayout& layout) {
-  return {.arrived = layout.arrived(),
-          .finished = layout.finished(),
-          .status = layout.status(),
-          .service_sleeps = layout.service_sleeps(),
-          .host_sleeps = layout.host_sleeps(),
-          .first_slot = layout.first_slot(),
-          .slot_bytes = layout.slot_bytes(),
-          .slots = layout.slots(),
-          .q = layout.q(),
-          .k = layout.k(),
-          .v = layout.v(),
-          .output = layout.output(),
-          .lse = layout.lse(),
-          .bytes = layout.byte_size()};
-}
-
 }  // namespace tributary::client

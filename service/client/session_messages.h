@@ -1,17 +1,14 @@
 // A session's messages as the client library has what they say.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
-#include "base/mailbox/layout.h"
 #include "service/client/session.h"
 #include "tributary/v1/session.pb.h"
 
 namespace tributary::client {
 
 v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id);
-mailbox::Layout ReadLayout(const v1::MailboxLayout& layout);
 
 // Of F32, BF16 and F16.
 inline int32_t BytesOf(v1::DType dtype) { return dtype == v1::DTYPE_F32 ? 4 : 2; }

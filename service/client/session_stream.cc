@@ -20,19 +20,36 @@ absl::Status Late(absl::string_view what) {
 
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
     v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
-    std::chrono::steady_clock::time_point deadline) {
+    std::chrono::steady_clock::time_point deadline, const Probe& probe) {
   std::unique_ptr<SessionStream> session(new SessionStream);
   session->stream_ = stub->AttendSession(&session->context_);
   v1::SessionRequest first;
   *first.mutable_open() = request;
   session->stream_->Write(first);  // the read says what came of it
   session->reader_ = std::thread([s = session.get()] { s->Read(); });
-  const MutexLock lock(session->mutex_);
+  MutexLock lock(session->mutex_);
   while (!session->is_open_ && session->why_.ok()) {
+    if (session->asked_.has_value()) {
+      const v1::SessionProbe asked = *std::exchange(session->asked_, std::nullopt);
+      lock.Unlock();
+      absl::Status answered = session->Answer(asked, probe);
+      if (!answered.ok()) return answered;
+      lock.Lock();
+      continue;
+    }
     if (!session->changed_.WaitUntil(session->mutex_, deadline)) return Late("open the session");
   }
   if (!session->is_open_) return session->why_;
   return session;
+}
+
+absl::Status SessionStream::Answer(const v1::SessionProbe& asked, const Probe& probe) {
+  if (probe == nullptr) return absl::InternalError("the service asks for round trips unbidden");
+  absl::StatusOr<v1::ProbeResult> result = probe(asked);
+  if (!result.ok()) return result.status();
+  v1::SessionRequest request;
+  *request.mutable_probed() = *std::move(result);
+  return Write(request);
 }
 
 SessionStream::~SessionStream() {
@@ -63,6 +80,9 @@ void SessionStream::Handle(v1::SessionReply& reply) {
     case v1::SessionReply::kOpened:
       opened_ = reply.opened();
       is_open_ = true;
+      return;
+    case v1::SessionReply::kProbe:
+      asked_ = std::move(*reply.mutable_probe());
       return;
     case v1::SessionReply::kAccepted:
       accepted_[reply.accepted().step_id()] = reply.accepted();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -22,10 +23,15 @@ namespace tributary::client {
 // Thread safe. One thread of its own reads what the service says.
 class SessionStream {
  public:
-  // Opens the session; `deadline` is for that alone. The service's refusal, or DEADLINE_EXCEEDED.
+  // Times round trips (session.proto, SessionProbe).
+  using Probe = std::function<absl::StatusOr<v1::ProbeResult>(const v1::SessionProbe&)>;
+
+  // Opens the session; `deadline` is for that alone. `probe` is called, on this thread, when the
+  // service asks; a request that `measures` has one. The service's refusal, DEADLINE_EXCEEDED, or
+  // what `probe` failed with.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
-      std::chrono::steady_clock::time_point deadline);
+      std::chrono::steady_clock::time_point deadline, const Probe& probe = nullptr);
   // Ends the session at once, if it has not ended.
   ~SessionStream();
   SessionStream(const SessionStream&) = delete;
@@ -59,6 +65,7 @@ class SessionStream {
  private:
   SessionStream() = default;
   void Read();
+  absl::Status Answer(const v1::SessionProbe& asked, const Probe& probe);
   absl::Status Write(const v1::SessionRequest& request);
   void Handle(v1::SessionReply& reply) TRIBUTARY_REQUIRES(mutex_);
 
@@ -72,6 +79,7 @@ class SessionStream {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   bool is_open_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::optional<v1::SessionProbe> asked_ TRIBUTARY_GUARDED_BY(mutex_);  // and not answered yet
   absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);  // OK until the session is over
   std::function<void(const absl::Status&)> on_end_ TRIBUTARY_GUARDED_BY(mutex_);
   std::map<uint64_t, v1::StepAccepted> accepted_ TRIBUTARY_GUARDED_BY(mutex_);  // not asked for yet

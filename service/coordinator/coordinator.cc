@@ -90,7 +90,7 @@ void Coordinator::AfterRelease() { commands_.Submit(); }
 
 Coordinator::Clock::time_point Coordinator::NextDue() const {
   return std::min({order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep(),
-                   restoration_.NextDue()});
+                   sessions_.NextDue(), restoration_.NextDue()});
 }
 
 void Coordinator::ActOnTime(Clock::time_point now) {
@@ -98,6 +98,7 @@ void Coordinator::ActOnTime(Clock::time_point now) {
   setup_.RetryIfDue(now);
   regions_.SweepIfDue(now);
   restoration_.ActIfDue(now);
+  sessions_.FailExpired(now);
 }
 
 // ----------------------------------------------------------------------------------------- calls
@@ -195,6 +196,11 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(const v1::GetTopol
     caches = caches_.VisibleTo(call);
   }
   TRIBUTARY_RETURN_IF_ERROR(AddCaches(lock_, caches, request, &reply));
+  if (!request.cache_id().empty()) {
+    std::erase_if(caches, [&](const CachePtr& c) { return c->name != request.cache_id(); });
+  }
+  const ReadSection section(lock_);
+  sessions_.AddTo(caches, &reply);
   return reply;
 }
 

@@ -23,6 +23,8 @@ struct SessionLimits {
   // How long a session waits with eyes open for a host that writes to shared memory, before it
   // sleeps.
   std::chrono::nanoseconds spin{std::chrono::microseconds(50)};
+  // How long a host may take to time round trips (SessionProbe) before it loses its session.
+  std::chrono::milliseconds probe_patience{10'000};
 };
 
 struct CoordinatorOptions {

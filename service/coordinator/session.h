@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "service/coordinator/sessions/session_runner.h"
 #include "service/data/coordinator_lock.h"
 #include "service/data/session_terms.h"
+#include "service/data/waiting_choice.h"
 #include "service/schedule/session_step.h"
 #include "tributary/v1/session.pb.h"
 #include "worker/command.h"
@@ -92,6 +94,7 @@ struct Session {
   bool on_workers() const { return terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE; }
 
   // Fixed, and therefore read without the lock.
+  const CoordinatorLock::Clock::time_point since = CoordinatorLock::Clock::now();
   const worker::SessionId id;
   const CachePtr cache;
   const SessionTerms terms;
@@ -101,14 +104,25 @@ struct Session {
   std::unique_ptr<SessionRunner> runner;  // thread safe
 
   uint64_t epoch TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // While it is being opened: the host times round trips, until then at the latest.
+  std::optional<CoordinatorLock::Clock::time_point> probed_until
+      TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  v1::DeviceMailbox mailbox TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // where it lies on a GPU
+  v1::Waiting way_to_wait TRIBUTARY_GUARDED_BY(kCoordinatorLock) = v1::WAITING_UNSPECIFIED;
+  WaitingChoice choice TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // on a GPU
+  uint64_t steps_done TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  uint64_t layers_done TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // of those steps
   Phase phase TRIBUTARY_GUARDED_BY(kCoordinatorLock) = Phase::kOpening;
   // The host asked for the end, which comes when the steps in flight are over.
   bool closing TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
   absl::Status why TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // it ends, from kEnding on
   uint64_t last_step_id TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  bool submitted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;    // any step
-  uint32_t next_count TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;   // of the next layer accepted
-  uint32_t carried_out TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // layers, as far as is known
+  bool submitted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;   // any step
+  uint32_t next_count TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // of the next layer accepted
+  // Layers that were carried out, as far as is known: by each rank, and by all of them. A runner
+  // counts as one rank.
+  std::vector<uint32_t> ended TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  uint32_t carried_out TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Submitted and not accepted yet. The first waits for its sequences.
   std::deque<SessionStepPtr> waiting TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Accepted and not settled, in order.

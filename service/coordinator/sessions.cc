@@ -1,10 +1,13 @@
 #include "service/coordinator/sessions.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/mailbox/layout.h"
+#include "base/mailbox/layout_message.h"
+#include "base/process/boot_id.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
@@ -16,12 +19,14 @@ namespace tributary::service {
 namespace {
 
 // What the workers are told of a step's pages and layers.
-worker::SessionStepCommand CommandOf(const Session& session, const SessionStep& step) {
+worker::SessionStepCommand CommandOf(const Session& session,
+                                     const SessionStep& step) TRIBUTARY_LOCKED {
   const LayerGroups& groups = session.cache->layer_groups;
   worker::SessionStepCommand command{.session = session.id,
                                      .kind = step.request.kind,
                                      .first_count = step.first_count,
-                                     .entries = step.accepted.entries};
+                                     .entries = step.accepted.entries,
+                                     .waiting = session.choice.waiting};
   for (int32_t layer = step.request.range.first; layer < step.request.range.end(); ++layer) {
     const LayerPlace place = groups.PlaceOf(layer);
     command.layers.push_back({session.cache->ids[place.group], place.index});
@@ -65,9 +70,48 @@ v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
   return reply;
 }
 
-v1::Waiting PublicWaiting(worker::Waiting waiting) {
-  return waiting == worker::Waiting::kSpinningWarp ? v1::WAITING_SPINNING_WARP
-                                                   : v1::WAITING_STREAM_MEMORY_OPS;
+// How far all ranks have come, which are never 2^31 layers apart.
+uint32_t LeastOf(const std::vector<uint32_t>& counts) {
+  uint32_t least = counts.front();
+  for (const uint32_t count : counts) {
+    if (!mailbox::Reached(count, least)) least = count;
+  }
+  return least;
+}
+
+v1::DeviceMailbox PublicMailbox(const worker::DeviceMailbox& mailbox) {
+  v1::DeviceMailbox out;
+  out.set_raw_handle(mailbox.handle);
+  out.set_device_uuid(mailbox.gpu);
+  out.set_address(mailbox.address);
+  out.set_process_nonce(mailbox.process_nonce);
+  out.set_several_gpus(mailbox.several_gpus);
+  return out;
+}
+
+absl::Status OnAnotherMachine() {
+  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                    "the GPU of rank 0 is on another machine than the service and its hosts");
+}
+
+v1::SessionInfo InfoOf(const Session& session,
+                       CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED {
+  v1::SessionInfo info;
+  info.set_session_id(session.id);
+  info.set_client(session.call.caller);
+  info.set_cache_id(session.cache->name);
+  const v1::OpenSession& terms = session.terms.public_terms;
+  info.set_memory(terms.memory());
+  info.set_waiting(session.way_to_wait);
+  info.set_round_trip_seconds(session.choice.round_trip_seconds);
+  info.set_warning(session.choice.warning);
+  const bool has_mailbox = terms.memory() != v1::SESSION_MEMORY_MESSAGES;
+  if (has_mailbox) info.set_mailbox_bytes(session.terms.command.layout.bytes);
+  info.set_steps_in_flight(static_cast<int32_t>(session.in_flight.size()));
+  info.set_steps_done(session.steps_done);
+  info.set_layers_done(session.layers_done);
+  info.set_age_seconds(std::chrono::duration<double>(now - session.since).count());
+  return info;
 }
 
 }  // namespace
@@ -128,6 +172,12 @@ absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
   if (memory == v1::SESSION_MEMORY_UNSPECIFIED) return InvalidField("open.memory", "is missing");
   if (memory == v1::SESSION_MEMORY_DEVICE) {
     TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
+    if (options_.journal != nullptr) {
+      return NoDeviceSessions(
+          "the coordinator may be restarted (--state_dir), and workers keep no account of the "
+          "tokens "
+          "that come to them through a mailbox on a GPU; HOST sessions are accounted for");
+    }
   } else if (memory != v1::SESSION_MEMORY_HOST) {
     return InvalidField("open.memory", absl::StrCat("is unknown: ", memory));
   } else if (const absl::Status served = mailboxes_.socket().status(); !served.ok()) {
@@ -190,6 +240,7 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   auto session =
       std::make_shared<Session>(command.session, *cache, std::move(terms), call, listener);
   session->epoch = serving_.epoch();
+  session->ended.resize(session->on_workers() ? static_cast<size_t>(group_.size()) : 1);
   sessions_.emplace(session->id, session);
   if (session->on_workers()) {
     commands_.SendBody((*cache)->id(), command,
@@ -242,10 +293,11 @@ void Sessions::OpenHostMailbox(const SessionPtr& session,
   }
   v1::SessionReply reply = OpenedReply(*session);
   v1::SessionOpened* opened = reply.mutable_opened();
-  *opened->mutable_layout() = PublicLayout(session->terms.command.layout);
+  *opened->mutable_layout() = mailbox::MessageOf(session->terms.command.layout);
   opened->mutable_host()->set_socket(socket.value_or(""));
   opened->mutable_host()->set_token(*token);
-  opened->set_waiting(v1::WAITING_FUTEX);
+  session->way_to_wait = v1::WAITING_FUTEX;
+  opened->set_waiting(session->way_to_wait);
   OpenRunner(session,
              CreateMailboxRunner(RunnerContext(), session->cache, session->epoch, session->terms,
                                  *std::move(mailbox), options_.session_limits.spin,
@@ -273,20 +325,75 @@ void Sessions::OnOpened(const SessionPtr& session, const Outcome& outcome) {
     session->phase = Session::Phase::kEnding;
     return FinishEnd(session);
   }
+  const worker::DeviceMailbox& mailbox = outcome.replies.front().mailbox;  // of rank 0
+  if (mailbox.machine != BootId()) return BeginEnd(session, OnAnotherMachine());
+  session->mailbox = PublicMailbox(mailbox);
+  if (!session->terms.command.measures) return FinishOpening(session);
+  session->probed_until = CoordinatorLock::Clock::now() + options_.session_limits.probe_patience;
+  probed_.push_back(session);
+  v1::SessionReply reply;
+  *reply.mutable_probe()->mutable_layout() = mailbox::MessageOf(session->terms.command.layout);
+  *reply.mutable_probe()->mutable_device() = session->mailbox;
+  reply.mutable_probe()->set_rounds(worker::kProbeRounds);
+  Tell(session, std::move(reply));
+}
+
+void Sessions::Probed(const SessionPtr& session, const v1::ProbeResult& times) {
+  const CriticalSection section(lock_);
+  if (session->phase > Session::Phase::kOpen) return;  // the host is about to hear why
+  if (!session->probed_until.has_value()) {
+    return BeginEnd(session, InvalidField("probed", "comes without having been asked for"));
+  }
+  session->probed_until.reset();
+  const bool one_gpu = session->terms.public_terms.device_uuid() == session->mailbox.device_uuid();
+  session->choice = ChooseWaiting(times, one_gpu);
+  FinishOpening(session);
+}
+
+void Sessions::FinishOpening(const SessionPtr& session) {
   session->phase = Session::Phase::kOpen;
-  const worker::DeviceMailbox& mailbox = outcome.replies.front().mailbox;
+  session->way_to_wait = PublicWaiting(session->choice.waiting);
   v1::SessionReply reply = OpenedReply(*session);
   v1::SessionOpened* opened = reply.mutable_opened();
-  *opened->mutable_layout() = PublicLayout(session->terms.command.layout);
-  v1::DeviceMailbox* device = opened->mutable_device();
-  device->set_raw_handle(mailbox.handle);
-  device->set_device_uuid(mailbox.gpu);
-  device->set_address(mailbox.address);
-  device->set_process_nonce(mailbox.process_nonce);
-  opened->set_waiting(PublicWaiting(mailbox.waiting));
-  opened->set_round_trip_seconds(mailbox.round_trip_seconds);
+  *opened->mutable_layout() = mailbox::MessageOf(session->terms.command.layout);
+  *opened->mutable_device() = session->mailbox;
+  opened->set_waiting(session->way_to_wait);
+  opened->set_round_trip_seconds(session->choice.round_trip_seconds);
+  opened->set_warning(session->choice.warning);
+  if (!session->choice.warning.empty()) {
+    log_.Warning("a session is slower than it could be",
+                 {{"session", session->id}, {"warning", session->choice.warning}});
+  }
   Tell(session, std::move(reply));
   EndIfIdle(session);
+}
+
+CoordinatorLock::Clock::time_point Sessions::NextDue() const {
+  return probed_.empty()
+             ? CoordinatorLock::Clock::time_point::max()
+             : probed_.front()->probed_until.value_or(CoordinatorLock::Clock::time_point::min());
+}
+
+void Sessions::FailExpired(CoordinatorLock::Clock::time_point now) {
+  while (!probed_.empty()) {
+    const SessionPtr session = probed_.front();
+    if (session->probed_until.has_value() && *session->probed_until > now) return;
+    probed_.pop_front();
+    if (!session->probed_until.has_value()) continue;  // it is open, or has ended
+    BeginEnd(session, absl::DeadlineExceededError("the host did not time round trips"));
+  }
+}
+
+void Sessions::AddTo(const std::vector<CachePtr>& caches, v1::GetTopologyReply* reply) const {
+  std::vector<SessionPtr> sessions;
+  for (const auto& [id, session] : sessions_) {
+    const bool listed = std::find(caches.begin(), caches.end(), session->cache) != caches.end();
+    if (listed && session->phase == Session::Phase::kOpen) sessions.push_back(session);
+  }
+  std::sort(sessions.begin(), sessions.end(),
+            [](const SessionPtr& a, const SessionPtr& b) { return a->id < b->id; });
+  const CoordinatorLock::Clock::time_point now = CoordinatorLock::Clock::now();
+  for (const SessionPtr& session : sessions) *reply->add_sessions() = InfoOf(*session, now);
 }
 
 // ----------------------------------------------------------------------------------------- steps
@@ -296,6 +403,9 @@ void Sessions::Submit(const SessionPtr& session, const v1::SubmitStep& request) 
       CheckSessionStep(request, session->terms, session->cache->spec, session->cache->terms,
                        session->cache->backends);
   const CriticalSection section(lock_);
+  if (session->phase == Session::Phase::kOpening) {
+    return BeginEnd(session, InvalidField("submit", "comes before the session is open"));
+  }
   if (session->phase != Session::Phase::kOpen) return;  // the host is about to hear why
   lock_.AcceptCall();                                   // a drain waits for it
   auto step = std::make_shared<SessionStep>();
@@ -394,7 +504,9 @@ void Sessions::OnNews(const worker::SessionNews& news) {
   const auto found = sessions_.find(news.session);
   if (found == sessions_.end()) return;
   const SessionPtr session = found->second;
-  session->carried_out = news.ended;
+  if (news.rank < 0 || static_cast<size_t>(news.rank) >= session->ended.size()) return;
+  session->ended[static_cast<size_t>(news.rank)] = news.ended;
+  session->carried_out = LeastOf(session->ended);
   for (const auto& [first_count, entry] : news.conflicts) {
     for (const SessionStepPtr& step : session->in_flight) {
       if (step->first_count == first_count) step->conflicts.push_back(entry);
@@ -421,6 +533,8 @@ void Sessions::SettleDone(const SessionPtr& session) {
     const SessionStepPtr step = session->in_flight.front();
     session->in_flight.pop_front();
     steps.Settle(&step->accepted);
+    ++session->steps_done;
+    session->layers_done += static_cast<uint64_t>(step->request.range.count);
     TellEnded(session, *step, ConflictOf(*step), static_cast<uint32_t>(step->request.range.count));
     LeaveOrder(step.get());
   }
@@ -460,6 +574,7 @@ void Sessions::BeginEnd(const SessionPtr& session, const absl::Status& why) {
   const bool open = session->phase == Session::Phase::kOpen;
   if (!open && session->phase != Session::Phase::kOpening) return;
   session->phase = Session::Phase::kEnding;
+  session->probed_until.reset();
   session->why = why;
   while (!session->waiting.empty()) {
     const SessionStepPtr step = session->waiting.back();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "service/data/mailbox_handout.h"
 #include "service/observe/observer.h"
 #include "service/workers/worker_group.h"
+#include "tributary/v1/attention.pb.h"
 #include "tributary/v1/session.pb.h"
 #include "worker/backend.h"
 
@@ -40,6 +42,8 @@ class Sessions {
   SessionPtr Open(const v1::OpenSession& request, const CallContext& call, bool local,
                   std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
   void Submit(const SessionPtr& session, const v1::SubmitStep& request) TRIBUTARY_UNLOCKED;
+  // How long round trips took, which it was asked for.
+  void Probed(const SessionPtr& session, const v1::ProbeResult& times) TRIBUTARY_UNLOCKED;
   // A layer in a message, and whether there is room for another.
   absl::Status Layer(const SessionPtr& session, v1::LayerInput layer) TRIBUTARY_UNLOCKED;
   static bool HasRoom(const SessionPtr& session) {
@@ -65,6 +69,14 @@ class Sessions {
   void Join() TRIBUTARY_UNLOCKED;
 
   int64_t open() const TRIBUTARY_LOCKED { return static_cast<int64_t>(sessions_.size()); }
+  // Adds the open sessions of these caches, by id.
+  void AddTo(const std::vector<CachePtr>& caches,
+             v1::GetTopologyReply* reply) const TRIBUTARY_LOCKED;
+
+  // When FailExpired has something to do.
+  CoordinatorLock::Clock::time_point NextDue() const TRIBUTARY_LOCKED;
+  // Hosts that did not time round trips in time lose their sessions.
+  void FailExpired(CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED;
 
  private:
   class StepOperation;
@@ -80,6 +92,8 @@ class Sessions {
   absl::Status CheckLimits(const std::string& client,
                            uint64_t mailbox_bytes) const TRIBUTARY_LOCKED;
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
+  // The mailbox of a session on a GPU is there, and how to wait is known.
+  void FinishOpening(const SessionPtr& session) TRIBUTARY_LOCKED;
   // Makes the mailbox in shared memory, which takes long where it is large.
   void OpenHostMailbox(const SessionPtr& session,
                        const std::shared_ptr<SessionListener>& listener) TRIBUTARY_UNLOCKED;
@@ -133,6 +147,8 @@ class Sessions {
   // Those that have not ended.
   absl::flat_hash_map<worker::SessionId, SessionPtr> sessions_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Those whose hosts time round trips, in the order of their deadlines; some have ended.
+  std::deque<SessionPtr> probed_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Those that have ended and whose runners may not have.
   std::vector<SessionPtr> unjoined_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };

@@ -69,6 +69,9 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   FillDefaults(&terms.public_terms);
   const v1::OpenSession& open = terms.public_terms;
   TRIBUTARY_RETURN_IF_ERROR(CheckNumbers(open));
+  if (open.measures() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
+    return InvalidField("open.measures", "is of sessions whose memory is DEVICE");
+  }
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
@@ -79,29 +82,11 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   command.return_lse = open.return_lse();
   command.wait_timeout = std::chrono::milliseconds(open.wait_timeout_ms());
   command.host_gpu = open.device_uuid();
+  command.measures = open.measures();
   command.layout = mailbox::LayOut(
       open.slots(), worker::MostSlotBytes(spec, command, PaddedRows(command.max_rows),
                                           PaddedRows(command.max_new_tokens)));
   return terms;
-}
-
-v1::MailboxLayout PublicLayout(const mailbox::Layout& layout) {
-  v1::MailboxLayout out;
-  out.set_arrived(layout.arrived);
-  out.set_finished(layout.finished);
-  out.set_status(layout.status);
-  out.set_service_sleeps(layout.service_sleeps);
-  out.set_host_sleeps(layout.host_sleeps);
-  out.set_first_slot(layout.first_slot);
-  out.set_slot_bytes(layout.slot_bytes);
-  out.set_slots(layout.slots);
-  out.set_q(layout.q);
-  out.set_k(layout.k);
-  out.set_v(layout.v);
-  out.set_output(layout.output);
-  out.set_lse(layout.lse);
-  out.set_byte_size(layout.bytes);
-  return out;
 }
 
 }  // namespace tributary::service

@@ -21,7 +21,4 @@ struct SessionTerms {
 absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
                                                  const worker::CacheSpec& spec);
 
-// The layout as the API shows it.
-v1::MailboxLayout PublicLayout(const mailbox::Layout& layout);
-
 }  // namespace tributary::service

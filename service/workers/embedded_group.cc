@@ -56,7 +56,6 @@ class EmbeddedGroup : public WorkerGroup {
     if (options_.device != worker::Device::kCuda) {
       return NoDeviceSessions(absl::StrCat("the workers compute on the ", Name(options_.device)));
     }
-    if (size() > 1) return NoDeviceSessions("the group has more than one rank");
     return absl::OkStatus();
   }
   std::shared_ptr<const void> PinMemory(std::byte* data, size_t bytes) const override {

@@ -75,6 +75,7 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
   if (message.has_holdings()) return TakeHoldings(peer.rank, std::move(held));
   // Fencing: what was said in another epoch means nothing now.
   if (message.epoch() != epoch_) return;
+  if (message.has_session_news()) return TakeNews(peer.rank, message.session_news());
   if (!message.has_reply()) return Take(peer.rank, std::move(message));
   if (reply.ok()) return TakeReply(peer.rank, *std::move(reply));
   Break(absl::StrCat("rank ", peer.rank, " sent a bad reply: ", reply.status().message()));

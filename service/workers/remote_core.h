@@ -118,6 +118,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done)
       TRIBUTARY_REQUIRES(mutex_);
   void TakeReply(int rank, worker::Reply reply) TRIBUTARY_REQUIRES(mutex_);
+  // Told to the observer on the thread of completions: in order, and behind the replies before it.
+  void TakeNews(int rank, const v1::SessionNews& news) TRIBUTARY_REQUIRES(mutex_);
   void Complete(WorkerGroup::Done done, absl::Status status, std::vector<worker::Reply> replies);
   // Epochs.
   // Ends the group that serves or forms, if there is one. Commands in flight end with kAborted.

@@ -6,6 +6,7 @@
 #include "base/status/rpc_errors.h"
 #include "service/workers/remote_core.h"
 #include "worker/rpc/conversion.h"
+#include "worker/rpc/session_conversion.h"
 
 namespace tributary::service {
 
@@ -89,6 +90,13 @@ void RemoteCore::TakeReply(int rank, worker::Reply reply) {
   if (!pending_.empty()) return;
   LetDrainedGo();
   drained_.NotifyAll();
+}
+
+void RemoteCore::TakeNews(int rank, const v1::SessionNews& news) {
+  if (state_ != State::kServing) return;
+  completions_.Add([observer = observer_, told = worker::DecodeNews(rank, news)](
+                       const Outcome&) { observer->OnSessionNews(told); },
+                   {});
 }
 
 void RemoteCore::Complete(WorkerGroup::Done done, absl::Status status,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status/grpc_status.h"
 #include "service/workers/remote_core.h"
 #include "tributary/v1/worker.grpc.pb.h"
@@ -39,9 +40,13 @@ class RemoteGroupImpl
   worker::Device device() const override { return core_->options().device; }
   bool sends_tensors() const override { return true; }
   // A process that was stopped and goes on after the group formed without it could still write the
-  // result of its last step: epochs fence messages, not stores to a host's memory.
+  // result of its last step: epochs fence messages, not stores to a host's memory. A mailbox is the
+  // worker's own and of one epoch, so that nobody reads what such a process writes there.
   absl::Status CheckDeviceSessions() const override {
-    return NoDeviceSessions("the workers are processes of their own");
+    if (device() != worker::Device::kCuda) {
+      return NoDeviceSessions(absl::StrCat("the workers compute on the ", Name(device())));
+    }
+    return absl::OkStatus();
   }
   absl::Status CheckRegions() const override {
     return NoRegions(

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/process/boot_id.h"
 #include "worker/step_output.h"
 
 namespace tributary::service::testing {
@@ -45,6 +46,11 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
     outcome.status = own == create_caches_.end() ? create_cache_ : own->second;
     outcome.replies.back().status = outcome.status;
     outcome.replies.back().more_memory = ++taken_[command.cache] < pieces_;
+  } else if (std::holds_alternative<worker::OpenSessionCommand>(command.body)) {
+    outcome.replies.front().mailbox = {.handle = std::string(64, 'h'),
+                                       .gpu = "GPU-0",
+                                       .process_nonce = "nonce",
+                                       .machine = lies_elsewhere_ ? "another" : BootId()};
   } else if (std::holds_alternative<worker::OpenRegionCommand>(command.body)) {
     outcome.replies.back().status = outcome.status = open_region_;
   } else if (const auto* step = std::get_if<worker::StepCommand>(&command.body)) {
@@ -150,6 +156,13 @@ void FakeGroup::Form(const std::vector<bool>& fresh) {
   }
   observer_->OnFormed(epoch, fresh);
 }
+
+void FakeGroup::LieElsewhere() {
+  std::lock_guard lock(mutex_);
+  lies_elsewhere_ = true;
+}
+
+void FakeGroup::Tell(const worker::SessionNews& news) { observer_->OnSessionNews(news); }
 
 std::vector<std::shared_ptr<const worker::Command>> FakeGroup::commands() const {
   std::lock_guard lock(mutex_);

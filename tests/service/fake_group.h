@@ -53,6 +53,11 @@ class FakeGroup : public WorkerGroup {
   // From now on the last rank takes the memory of a cache in so many pieces.
   void TakeMemoryInPieces(int pieces);
 
+  // From now on the mailboxes of sessions lie on another machine.
+  void LieElsewhere();
+  // What a rank says of a session on its GPU.
+  void Tell(const worker::SessionNews& news);
+
   // Commands end with kAborted until the group is formed again.
   void Break(const std::string& reason);
   void Form(const std::vector<bool>& fresh);
@@ -79,6 +84,7 @@ class FakeGroup : public WorkerGroup {
   std::map<worker::CacheId, absl::Status> create_caches_;
   int pieces_ = 1;
   std::map<worker::CacheId, int> taken_;  // pieces
+  bool lies_elsewhere_ = false;
   bool broken_ = true;
   uint64_t epoch_ = 0;
   std::deque<Held> held_;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/mailbox/layout_message.h"
 #include "base/rpc/pass_descriptor.h"
 #include "base/rpc/unix_address.h"
 #include "base/status/errors.h"
@@ -286,7 +287,7 @@ class MailboxTest : public ::testing::Test {
   std::string socket() const { return CompanionSocketOf(UnixPath(service_.address())); }
   absl::StatusOr<std::unique_ptr<MailboxMemory>> Fetch(const v1::SessionOpened& opened) {
     return MailboxMemory::Fetch(socket(), opened.host().token(),
-                                client::ReadLayout(opened.layout()),
+                                mailbox::ReadLayout(opened.layout()),
                                 std::chrono::steady_clock::now() + std::chrono::seconds(20));
   }
   // Whether the other side has ended the connection without a byte.

@@ -6,14 +6,21 @@
 
 namespace tributary::service::testing {
 
-SessionDriver::SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open) {
+SessionDriver::SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open,
+                             const v1::ProbeResult* times) {
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   stream_ = stub.AttendSession(&context_);
   v1::SessionRequest request;
   *request.mutable_open() = open;
   stream_->Write(request);
   v1::SessionReply reply;
-  is_open_ = stream_->Read(&reply) && reply.has_opened();
+  bool read = stream_->Read(&reply);
+  was_probed_ = read && reply.has_probe();
+  if (was_probed_ && times != nullptr) {
+    SendTimes(*times);
+    read = stream_->Read(&reply);
+  }
+  is_open_ = read && reply.has_opened();
   opened_ = reply.opened();
 }
 
@@ -60,6 +67,12 @@ void SessionDriver::SendLayer(uint64_t step_id, const v1::AttendRequest& from) {
 void SessionDriver::SendClose() {
   v1::SessionRequest request;
   request.mutable_close();
+  stream_->Write(request);
+}
+
+void SessionDriver::SendTimes(const v1::ProbeResult& times) {
+  v1::SessionRequest request;
+  *request.mutable_probed() = times;
   stream_->Write(request);
 }
 

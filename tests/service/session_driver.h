@@ -12,13 +12,16 @@ namespace tributary::service::testing {
 
 class SessionDriver {
  public:
-  // Sends the first message, and reads the reply to it into `opened` if there is one.
-  SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open);
+  // Sends the first message, and reads the reply to it into `opened` if there is one. Asked to time
+  // round trips, it answers with `times`, or, where these are null, leaves it at that.
+  SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open,
+                const v1::ProbeResult* times = nullptr);
   // Cancels the stream if it has not ended.
   ~SessionDriver();
 
   bool is_open() const { return is_open_; }
   const v1::SessionOpened& opened() const { return opened_; }
+  bool was_probed() const { return was_probed_; }
 
   // The layers [first, first + requests.size()) with the entries of the first request; the requests
   // are those of single layers that say the same.
@@ -28,6 +31,7 @@ class SessionDriver {
   // The tensors of a request for one layer.
   void SendLayer(uint64_t step_id, const v1::AttendRequest& request);
   void SendClose();
+  void SendTimes(const v1::ProbeResult& times);
 
   // EXPECT that the next message is of that kind.
   v1::StepAccepted ReadAccepted();
@@ -48,6 +52,7 @@ class SessionDriver {
   std::unique_ptr<grpc::ClientReaderWriterInterface<v1::SessionRequest, v1::SessionReply>> stream_;
   v1::SessionOpened opened_;
   bool is_open_ = false;
+  bool was_probed_ = false;
   bool finished_ = false;
 };
 

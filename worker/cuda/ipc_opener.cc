@@ -15,18 +15,6 @@
 namespace tributary::worker {
 namespace {
 
-// CUDA's ordinal of a GPU in this process; -1: it does not see it.
-absl::StatusOr<int> FindGpu(const std::string& uuid) {
-  int count = 0;
-  TRIBUTARY_CUDA_OK(cudaGetDeviceCount(&count));
-  for (int gpu = 0; gpu < count; ++gpu) {
-    cudaDeviceProp properties;
-    TRIBUTARY_CUDA_OK(cudaGetDeviceProperties(&properties, gpu));
-    if (absl::EqualsIgnoreCase(cuda::UuidOf(properties), uuid)) return gpu;
-  }
-  return -1;
-}
-
 absl::Status OutOfReach(absl::string_view why) {
   return FieldError(absl::StatusCode::kFailedPrecondition, "cuda_ipc.device_uuid", why);
 }
@@ -67,6 +55,17 @@ absl::Status OpenError(cudaError_t error) {
 }
 
 }  // namespace
+
+absl::StatusOr<int> FindGpu(const std::string& uuid) {
+  int count = 0;
+  TRIBUTARY_CUDA_OK(cudaGetDeviceCount(&count));
+  for (int gpu = 0; gpu < count; ++gpu) {
+    cudaDeviceProp properties;
+    TRIBUTARY_CUDA_OK(cudaGetDeviceProperties(&properties, gpu));
+    if (absl::EqualsIgnoreCase(cuda::UuidOf(properties), uuid)) return gpu;
+  }
+  return -1;
+}
 
 absl::StatusOr<RegionOpener::Mapping> IpcOpener::Open(const SharedDeviceMemory& memory) {
   TRIBUTARY_ASSIGN_OR_RETURN(const int owner, FindGpu(memory.gpu));

@@ -1,9 +1,15 @@
 // Memory that other processes share by CUDA IPC, mapped for one GPU.
 #pragma once
 
+#include <string>
+
+#include "absl/status/statusor.h"
 #include "worker/device_regions.h"
 
 namespace tributary::worker {
+
+// CUDA's ordinal of a GPU in this process, by its UUID; -1: it does not see it.
+absl::StatusOr<int> FindGpu(const std::string& uuid);
 
 // Callers of Open and Close have made the GPU their thread's (CudaRank::Use).
 class IpcOpener final : public RegionOpener {

@@ -50,6 +50,9 @@ class CudaRank {
   // The group of GPUs of this epoch; null where partials meet in host memory.
   collective::DeviceGroup* group() const { return group_.get(); }
 
+  // Where buffers of groups that are over wait until no peer writes to them any more.
+  const std::shared_ptr<collective::RetiredMemory>& retired() const { return retired_; }
+
   StepGraphs& graphs() { return graphs_; }
 
   // Memory that other processes share with this one.

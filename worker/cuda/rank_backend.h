@@ -40,8 +40,10 @@ class CudaRankBackend : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<DeviceSession>> OpenSession(const OpenSessionCommand& command,
+                                                             collective::Communicator& comm,
+                                                             collective::Deadline deadline,
                                                              OnSessionNews news) override {
-    return CudaSession::Open(*rank_, watch_, command, std::move(news));
+    return CudaSession::Open(*rank_, watch_, command, comm, deadline, std::move(news));
   }
 
   absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) override {

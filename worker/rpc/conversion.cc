@@ -6,7 +6,6 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,50 +17,20 @@
 #include "kernels/head_dims.h"
 #include "kernels/output_format.h"
 #include "worker/rpc/dtype_conversion.h"
+#include "worker/rpc/session_conversion.h"
+#include "worker/rpc/step_conversion.h"
 
 namespace tributary::worker {
 namespace {
 
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
+// Beside those below.
+using worker::Decode;
+using worker::Encode;
 
 // Below this a copy is cheaper than one more reference-counted slice.
 constexpr size_t kCopyBelowBytes = 4096;
-
-absl::StatusOr<DType> DecodeDType(v1::DType dtype, absl::string_view field) {
-  const std::optional<DType> known = FromProto(dtype);
-  if (known.has_value()) return *known;
-  return InvalidField(field, absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
-}
-
-v1::StepCommand::Kind EncodeKind(StepKind kind) {
-  switch (kind) {
-    case StepKind::kAppend:
-      return v1::StepCommand::APPEND;
-    case StepKind::kDecode:
-      return v1::StepCommand::DECODE;
-    case StepKind::kPrefill:
-      return v1::StepCommand::PREFILL;
-    case StepKind::kDflash:
-      return v1::StepCommand::DFLASH;
-  }
-  return v1::StepCommand::KIND_UNSPECIFIED;
-}
-
-absl::StatusOr<StepKind> DecodeKind(v1::StepCommand::Kind kind) {
-  switch (kind) {
-    case v1::StepCommand::APPEND:
-      return StepKind::kAppend;
-    case v1::StepCommand::DECODE:
-      return StepKind::kDecode;
-    case v1::StepCommand::PREFILL:
-      return StepKind::kPrefill;
-    case v1::StepCommand::DFLASH:
-      return StepKind::kDflash;
-    default:
-      return InvalidField("step.kind", absl::StrCat("unknown kind ", static_cast<int>(kind)));
-  }
-}
 
 void Encode(const CacheSpec& spec, const LayerSpec& layer, v1::LayerSpec* out) {
   if (layer.window.left >= 0) out->mutable_window()->set_left(layer.window.left);
@@ -142,23 +111,6 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   return out;
 }
 
-void Encode(const PageUpdate& update, v1::PageUpdate* out) {
-  out->set_sequence(update.sequence);
-  out->set_first_index(update.first_index);
-  out->mutable_pages()->Add(update.pages.begin(), update.pages.end());
-}
-
-std::vector<PageUpdate> Decode(const google::protobuf::RepeatedPtrField<v1::PageUpdate>& updates) {
-  std::vector<PageUpdate> out;
-  out.reserve(updates.size());
-  for (const v1::PageUpdate& update : updates) {
-    out.push_back({.sequence = update.sequence(),
-                   .first_index = update.first_index(),
-                   .pages = {update.pages().begin(), update.pages().end()}});
-  }
-  return out;
-}
-
 void Encode(const Standing& standing, v1::Standing* out) {
   out->set_sequence(standing.sequence);
   out->set_given_up(standing.given_up);
@@ -179,21 +131,9 @@ std::vector<Standing> Decode(const google::protobuf::RepeatedPtrField<v1::Standi
 void Encode(const StepCommand& step, v1::StepCommand* out) {
   out->set_layer(step.layer);
   out->set_kind(EncodeKind(step.kind));
-  for (const PageCopy& copy : step.page_copies) {
-    v1::PageCopy* message = out->add_page_copies();
-    message->set_source(copy.source);
-    message->set_destination(copy.destination);
-  }
+  Encode(step.page_copies, out->mutable_page_copies());
   for (const PageUpdate& update : step.page_updates) Encode(update, out->add_page_updates());
-  for (const StepEntry& entry : step.entries) {
-    v1::StepEntry* message = out->add_entries();
-    message->set_sequence(entry.sequence);
-    message->set_first_position(entry.first_position);
-    message->set_query_rows(entry.query_rows);
-    message->set_new_tokens(entry.new_tokens);
-    message->set_replay(entry.replay);
-    message->set_more_follows(entry.more_follows);
-  }
+  Encode(step.entries, out->mutable_entries());
   out->set_q_dtype(ToProto(step.q.dtype));
   out->set_k_dtype(ToProto(step.k.dtype));
   out->set_v_dtype(ToProto(step.v.dtype));
@@ -226,20 +166,9 @@ absl::StatusOr<StepCommand> Decode(const v1::StepCommand& step, const Tensors& t
   StepCommand out;
   out.layer = step.layer();
   TRIBUTARY_ASSIGN_OR_RETURN(out.kind, DecodeKind(step.kind()));
-  out.page_copies.reserve(step.page_copies_size());
-  for (const v1::PageCopy& copy : step.page_copies()) {
-    out.page_copies.push_back({.source = copy.source(), .destination = copy.destination()});
-  }
+  out.page_copies = Decode(step.page_copies());
   out.page_updates = Decode(step.page_updates());
-  out.entries.reserve(step.entries_size());
-  for (const v1::StepEntry& entry : step.entries()) {
-    out.entries.push_back({.sequence = entry.sequence(),
-                           .first_position = entry.first_position(),
-                           .query_rows = entry.query_rows(),
-                           .new_tokens = entry.new_tokens(),
-                           .replay = entry.replay(),
-                           .more_follows = entry.more_follows()});
-  }
+  out.entries = Decode(step.entries());
   TRIBUTARY_ASSIGN_OR_RETURN(const DType q, DecodeDType(step.q_dtype(), "step.q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(const DType k, DecodeDType(step.k_dtype(), "step.k_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(const DType v, DecodeDType(step.v_dtype(), "step.v_dtype"));
@@ -287,9 +216,9 @@ struct BodyEncoder {
   // Never sent to other processes (RemoteGroup::CheckRegions); a command without a body is refused.
   void operator()(const OpenRegionCommand&) const {}
   void operator()(const CloseRegionCommand&) const {}
-  void operator()(const OpenSessionCommand&) const {}
-  void operator()(const CloseSessionCommand&) const {}
-  void operator()(const SessionStepCommand&) const {}
+  void operator()(const OpenSessionCommand& c) const { Encode(c, out->mutable_open_session()); }
+  void operator()(const CloseSessionCommand& c) const { Encode(c, out->mutable_close_session()); }
+  void operator()(const SessionStepCommand& c) const { Encode(c, out->mutable_session_step()); }
 };
 
 // Writes serialised fields one after the other. Fields of a message may follow each other in any
@@ -420,6 +349,19 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
       out.owner = std::move(tensors);
       return out;
     }
+    case v1::Command::kOpenSession: {
+      TRIBUTARY_ASSIGN_OR_RETURN(OpenSessionCommand open, Decode(in.open_session()));
+      out.body = std::move(open);
+      return out;
+    }
+    case v1::Command::kCloseSession:
+      out.body = Decode(in.close_session());
+      return out;
+    case v1::Command::kSessionStep: {
+      TRIBUTARY_ASSIGN_OR_RETURN(SessionStepCommand step, Decode(in.session_step()));
+      out.body = std::move(step);
+      return out;
+    }
     case v1::Command::BODY_NOT_SET:
       break;
   }
@@ -466,6 +408,7 @@ v1::WorkerMessage EncodeReply(const Reply& reply) {
   out->set_exchange_seconds(reply.times.exchange);
   out->set_exchange_in_attend(reply.times.exchange_in_attend);
   out->set_more_memory(reply.more_memory);
+  Encode(reply.mailbox, out);
   return message;
 }
 
@@ -484,6 +427,7 @@ absl::StatusOr<Reply> DecodeReply(uint64_t epoch, v1::CommandReply message) {
   out.lse.assign(message.lse().begin(), message.lse().end());
   out.result = ResultBytes(std::move(*message.mutable_result()));
   out.more_memory = message.more_memory();
+  out.mailbox = DecodeMailbox(message);
   out.times = {.plan = message.plan_seconds(),
                .append = message.append_seconds(),
                .attend = message.attend_seconds(),

@@ -23,6 +23,7 @@ RankThread::~RankThread() {
     changed_.NotifyAll();
   }
   thread_.join();
+  executor_.reset();  // its sessions tell this object of themselves
 }
 
 void RankThread::Form(Formation formation, std::function<void(absl::Status)> done) {
@@ -135,10 +136,12 @@ absl::Status RankThread::FormNow(const Formation& formation) {
     memory_bytes_ = 0;
     TRIBUTARY_RETURN_IF_ERROR(TestDevice(formation));
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(formation));
-    executor_ = std::make_unique<Executor>(ExecutorOptions{.memory_limit = options_.memory_limit,
-                                                           .memory_slice = kMemorySlice,
-                                                           .keeps_records = true},
-                                           std::move(backend));
+    executor_ = std::make_unique<Executor>(
+        ExecutorOptions{.memory_limit = options_.memory_limit,
+                        .memory_slice = kMemorySlice,
+                        .keeps_records = true,
+                        .on_session_news = [this](const SessionNews& news) { OnNews(news); }},
+        std::move(backend));
   }
   std::unique_ptr<collective::Communicator> communicator;
   TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreateGlooCommunicator(
@@ -148,7 +151,18 @@ absl::Status RankThread::FormNow(const Formation& formation) {
   memory_bytes_ = executor_->memory_used();
   const MutexLock lock(mutex_);
   communicator_ = executor_->communicator();
+  // Sessions of earlier epochs are gone by now, and tell nothing any more.
+  on_session_news_ = formation.on_session_news;
   return absl::OkStatus();
+}
+
+void RankThread::OnNews(const SessionNews& news) {
+  OnSessionNews tell;
+  {
+    const MutexLock lock(mutex_);
+    tell = on_session_news_;
+  }
+  if (tell) tell(news);
 }
 
 }  // namespace tributary::worker

@@ -49,6 +49,8 @@ class RankThread {
     std::function<void(const std::string& how)> on_exchange;
     bool fresh = false;  // the shards start empty
     std::shared_ptr<SessionRendezvous> rendezvous;
+    // How sessions that are opened in this epoch come along; on a thread of the backend.
+    OnSessionNews on_session_news = [](const SessionNews&) {};
     collective::Deadline deadline;
   };
 
@@ -73,6 +75,8 @@ class RankThread {
   double busy_seconds() const { return busy_seconds_; }
 
  private:
+  // What the executor's sessions tell.
+  void OnNews(const SessionNews& news);
   void Post(std::function<void()> work);
   void Loop();
   absl::Status FormNow(const Formation& formation);
@@ -92,6 +96,7 @@ class RankThread {
   std::shared_ptr<SessionRendezvous> rendezvous_ TRIBUTARY_GUARDED_BY(mutex_);
   std::shared_ptr<collective::Communicator> communicator_ TRIBUTARY_GUARDED_BY(mutex_);
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  OnSessionNews on_session_news_ TRIBUTARY_GUARDED_BY(mutex_);  // of the epoch that was joined
 
   std::atomic<uint64_t> memory_bytes_ = 0;
   std::atomic<double> busy_seconds_ = 0;

@@ -11,6 +11,7 @@
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/holdings_conversion.h"
 #include "worker/rpc/protocol.h"
+#include "worker/rpc/session_conversion.h"
 
 namespace tributary::worker {
 namespace {
@@ -191,6 +192,12 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
       .rank = welcome_->rank(), .size = welcome_->size(), .epoch = epoch, .host = options_.host};
   formation.fresh = configure.fresh();
   formation.rendezvous = rendezvous_;
+  formation.on_session_news = [outbox = outbox_, epoch](const SessionNews& news) {
+    v1::WorkerMessage message;
+    message.set_epoch(epoch);
+    *message.mutable_session_news() = EncodeNews(news);
+    outbox->Push(std::move(message));
+  };
   formation.deadline = Clock::now() + milliseconds(configure.timeout_ms());
   // The session may be over by then.
   const auto joined = [log = options_.log, observer = options_.observer, answer, epoch,

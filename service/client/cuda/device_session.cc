@@ -3,13 +3,17 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/cuda/device_memory.h"
+#include "base/mailbox/layout_message.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "base/sync/mutex.h"
 #include "service/client/connect.h"
 #include "service/client/cuda/session_kernels.h"
 #include "service/client/session_messages.h"
@@ -20,6 +24,11 @@ namespace tributary::client {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// For all round trips that are timed when a session is opened.
+constexpr std::chrono::seconds kProbePatience{5};
+// Between two looks at a wait of a stream.
+constexpr std::chrono::milliseconds kGuardPause{20};
 
 absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -52,6 +61,12 @@ class CudaDeviceSession final : public DeviceSession {
 
   ~CudaDeviceSession() override {
     stream_.reset();  // the service ends every wait, and so does EndWaits
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+      changed_.NotifyAll();
+    }
+    if (guard_.joinable()) guard_.join();
     if (mailbox_ == nullptr || cudaSetDevice(gpu_) != cudaSuccess) return;
     cudaDeviceSynchronize();
     if (opened_here_) cudaIpcCloseMemHandle(mailbox_);
@@ -82,8 +97,18 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_max_steps(options_.max_steps);
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
     open.set_device_uuid(gpu);
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, Until()));
-    TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(gpu));
+    open.set_measures(true);
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, Until(),
+                                                            [&](const v1::SessionProbe& asked) {
+                                                              return Probe(asked, gpu);
+                                                            }));
+    const v1::SessionOpened& opened = stream_->opened();
+    // A service that did not ask for round trips.
+    if (mailbox_ == nullptr) {
+      TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(opened.layout(), opened.device(), gpu));
+    }
+    view_.stream_waits = opened.waiting() == v1::WAITING_STREAM_MEMORY_OPS;
+    if (view_.stream_waits) guard_ = std::thread([this] { GuardWaits(); });
     stream_->OnEnd([this](const absl::Status& why) { EndWaits(why); });
     return absl::OkStatus();
   }
@@ -125,8 +150,12 @@ class CudaDeviceSession final : public DeviceSession {
     TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", k, bytes));
     TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", v, bytes));
     TRIBUTARY_RETURN_IF_ERROR(CheckRoom(0, k.rows));
-    return FromCuda("handing a layer over",
-                    LaunchHandOver(view_, {}, Strided(k), Strided(v), true, stream));
+    const bool no_result = !view_.stream_waits;
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("handing a layer over",
+                 LaunchHandOver(view_, {}, Strided(k), Strided(v), no_result, stream)));
+    if (no_result) return absl::OkStatus();
+    return FromCuda("taking a layer back", LaunchTakeBack(view_, {}, stream));
   }
 
   absl::Status Await(uint64_t step) override { return stream_->Await(step, Until()); }
@@ -144,14 +173,34 @@ class CudaDeviceSession final : public DeviceSession {
   struct Pinned {
     HostFailure failure;
     uint32_t end_status = 0;  // what EndWaits writes
+    uint32_t ends_waits = mailbox::kEndsWaits;
   };
 
   Clock::time_point Until() const { return Clock::now() + timeout_; }
 
-  absl::Status OpenMailbox(const std::string& gpu) {
-    const v1::SessionOpened& opened = stream_->opened();
-    const v1::DeviceMailbox& device = opened.device();
-    view_.layout = ReadLayout(opened.layout());
+  absl::StatusOr<v1::ProbeResult> Probe(const v1::SessionProbe& asked, const std::string& gpu) {
+    TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(asked.layout(), asked.device(), gpu));
+    cudaStream_t stream = nullptr;
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)));
+    RoundTrips times;
+    const cudaError_t timed =
+        TimeRoundTrips(view_, asked.rounds(), Clock::now() + kProbePatience, stream, &times);
+    const absl::Status late =
+        absl::DeadlineExceededError("the service's GPU answers no round trip");
+    if (timed != cudaSuccess) EndWaits(late);
+    cudaStreamDestroy(stream);  // what is left in it ends by itself
+    if (timed == cudaErrorTimeout) return late;
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("timing round trips", timed));
+    v1::ProbeResult result;
+    result.set_memory_ops_seconds(times.memory_ops);
+    result.set_spinning_seconds(times.spinning);
+    return result;
+  }
+
+  absl::Status OpenMailbox(const v1::MailboxLayout& layout, const v1::DeviceMailbox& device,
+                           const std::string& gpu) {
+    view_.layout = mailbox::ReadLayout(layout);
     if (device.process_nonce() == cuda::ProcessNonce()) {
       mailbox_ = reinterpret_cast<void*>(device.address());
     } else {
@@ -176,7 +225,7 @@ class CudaDeviceSession final : public DeviceSession {
     view_.counter = counter_;
     view_.failure = &pinned_->failure;
     view_.bound = static_cast<uint64_t>(std::chrono::nanoseconds(options_.wait_timeout).count());
-    view_.one_gpu = device.device_uuid() == gpu;
+    view_.one_gpu = device.device_uuid() == gpu && !device.several_gpus();
     return absl::OkStatus();
   }
 
@@ -186,6 +235,32 @@ class CudaDeviceSession final : public DeviceSession {
     pinned_->end_status = static_cast<uint32_t>(why.ok() ? 1 : why.raw_code());
     cudaMemcpyAsync(view_.mailbox + view_.layout.status, &pinned_->end_status, sizeof(uint32_t),
                     cudaMemcpyHostToDevice, control_);
+    EndStreamWaits();
+  }
+
+  // Of layers, and of round trips.
+  void EndStreamWaits() {
+    for (const size_t word : {view_.layout.handed_back, view_.layout.host_sleeps}) {
+      cudaMemcpyAsync(view_.mailbox + word, &pinned_->ends_waits, sizeof(uint32_t),
+                      cudaMemcpyHostToDevice, control_);
+    }
+  }
+
+  // A wait of a stream has no bound of its own: this thread ends it when it has taken too long.
+  void GuardWaits() {
+    if (cudaSetDevice(gpu_) != cudaSuccess) return;
+    uint32_t waits_for = 0;
+    Clock::time_point since = Clock::now();
+    const MutexLock lock(mutex_);
+    while (!stopping_) {
+      changed_.WaitUntil(mutex_, Clock::now() + kGuardPause);
+      const uint32_t handed_over = std::atomic_ref(pinned_->failure.handed_over).load();
+      const uint32_t taken_back = std::atomic_ref(pinned_->failure.taken_back).load();
+      const Clock::time_point now = Clock::now();
+      if (handed_over == taken_back || handed_over != waits_for) since = now;
+      waits_for = handed_over;
+      if (now - since > options_.wait_timeout) EndStreamWaits();
+    }
   }
 
   absl::Status CheckRoom(int32_t rows, int32_t tokens) const {
@@ -223,6 +298,11 @@ class CudaDeviceSession final : public DeviceSession {
   MailboxView view_;
   uint64_t last_step_ = 0;
   std::unique_ptr<SessionStream> stream_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::thread guard_;  // where streams wait
 };
 
 }  // namespace

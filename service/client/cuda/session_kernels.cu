@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <thread>
+#include <vector>
 
 #include "base/cuda/early_launch.cuh"
+#include "base/cuda/stream_wait.h"
 #include "base/mailbox/doorbell.cuh"
 #include "service/client/cuda/session_kernels.h"
 
@@ -33,15 +36,19 @@ __device__ __forceinline__ HostCounter CounterOf(const MailboxView& session) {
   return {words.x, words.y, words.z, words.w};
 }
 
+__device__ __forceinline__ uint32_t* WordOf(const MailboxView& session, size_t offset) {
+  return reinterpret_cast<uint32_t*>(session.mailbox + offset);
+}
+
 // By one thread: whether the first `count` layers of the session are finished.
 __device__ bool AwaitFinished(const MailboxView& session, const HostCounter& counter,
                               uint32_t count) {
   if (counter.failure != 0) return false;
-  const auto* finished =
-      reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.finished);
-  const auto* status = reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.status);
-  const mailbox::Awaited awaited =
-      mailbox::Await(finished, count, status, session.bound, session.one_gpu);
+  const uint32_t* status = WordOf(session, session.layout.status);
+  // The stream has waited for it, or there is no use in waiting.
+  const uint64_t bound = session.stream_waits ? 0 : session.bound;
+  const mailbox::Awaited awaited = mailbox::Await(WordOf(session, session.layout.finished), count,
+                                                  status, bound, session.one_gpu);
   if (awaited == mailbox::Awaited::kReached) return true;
   const uint32_t code = mailbox::Look(status);
   session.counter->failure = code != 0 ? code : mailbox::kDeadlineExceeded;
@@ -117,8 +124,14 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x != 0 || !LastBlock(session)) return;
   if (free) {
-    mailbox::Ring(reinterpret_cast<uint32_t*>(session.mailbox + session.layout.arrived), count + 1,
-                  session.one_gpu);
+    // Nothing comes back before it is rung for.
+    if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
+    mailbox::Ring(WordOf(session, session.layout.arrived), count + 1, session.one_gpu);
+  }
+  if (session.stream_waits) {
+    mailbox::Fence(session.one_gpu);
+    if (free) atomicCAS_system(WordOf(session, session.layout.handed_over), 0u, 1u);
+    session.failure->handed_over = count + 1;
   }
   if (!args.no_result) return;
   session.counter->count = count + 1;
@@ -216,18 +229,41 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0 || !LastBlock(session)) return;
   session.counter->count = count + 1;
   session.counter->unfinished = 0;
+  if (session.stream_waits) session.failure->taken_back = count + 1;
+}
+
+// The host's part of round trips: rings for the rounds `first` to `last`, and awaits each answer
+// where the stream does not.
+struct ProbeArgs {
+  MailboxView session;
+  uint32_t first = 0;
+  uint32_t last = 0;
+  bool waits = false;
+};
+
+__global__ void ProbeKernel(const __grid_constant__ ProbeArgs args) {
+  const MailboxView& session = args.session;
+  for (uint32_t round = args.first; round <= args.last; ++round) {
+    mailbox::Ring(WordOf(session, session.layout.service_sleeps), round, session.one_gpu);
+    if (args.waits && mailbox::Await(WordOf(session, session.layout.host_sleeps), round,
+                                     WordOf(session, session.layout.status), session.bound,
+                                     session.one_gpu) != mailbox::Awaited::kReached) {
+      return;
+    }
+  }
 }
 
 uint32_t VectorsOf(const StridedTensor& tensor) {
   return static_cast<uint32_t>(int64_t{tensor.rows} * tensor.heads * tensor.head_bytes / 16);
 }
 
+// `early`: it may begin while the launch ahead is still running, which is to be a launch.
 template <typename Args>
 cudaError_t Launch(void (*kernel)(Args), const Args& args, int64_t blocks, int threads,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, bool begins_early = true) {
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  early.val.programmaticStreamSerializationAllowed = begins_early ? 1 : 0;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -264,6 +300,14 @@ cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& targe
   const int64_t vectors =
       wanted ? int64_t{target.rows} * target.heads * target.value_dim / kElements : 0;
   const int64_t fused = (vectors + kThreads * 2 - 1) / (kThreads * 2);
+  if (session.stream_waits) {
+    const uint32_t* word =
+        reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.handed_back);
+    const cudaError_t waits = cuda::EnqueueWaitAtLeast(word, 1, stream);
+    if (waits != cudaSuccess) return waits;
+    const int64_t blocks = std::clamp<int64_t>(vectors / kCopyThreads, 1, 1024);
+    return Launch(TakeBackKernel<true>, args, blocks, kCopyThreads, stream, false);
+  }
   if (fused <= kMostWaitingBlocks) {
     return Launch(TakeBackKernel<true>, args, std::max<int64_t>(fused, 1), kThreads, stream);
   }
@@ -273,9 +317,100 @@ cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& targe
   return Launch(TakeBackKernel<false>, args, blocks, kCopyThreads, stream);
 }
 
+namespace {
+
+constexpr std::chrono::microseconds kProbeNap{20};
+
+// One event more than there are spans to time.
+class Events {
+ public:
+  explicit Events(int32_t count) : events_(static_cast<size_t>(count)) {}
+  ~Events() {
+    for (const cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  cudaError_t Record(int32_t index, cudaStream_t stream) {
+    cudaEvent_t& event = events_[static_cast<size_t>(index)];
+    if (const cudaError_t e = cudaEventCreate(&event); e != cudaSuccess) return e;
+    return cudaEventRecord(event, stream);
+  }
+  // The median of the spans between two neighbours, in seconds.
+  double Median() const {
+    std::vector<float> spans;
+    for (size_t i = 1; i < events_.size(); ++i) {
+      float ms = 0;
+      if (cudaEventElapsedTime(&ms, events_[i - 1], events_[i]) != cudaSuccess) return 0;
+      spans.push_back(ms);
+    }
+    std::nth_element(spans.begin(), spans.begin() + spans.size() / 2, spans.end());
+    return spans[spans.size() / 2] * 1e-3;
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+};
+
+// Rounds after `from`; all are enqueued at once, so that none is held up by this thread.
+cudaError_t EnqueueRounds(const MailboxView& session, uint32_t from, int32_t rounds,
+                          bool stream_waits, cudaStream_t stream, Events* events) {
+  cudaError_t error = events->Record(0, stream);
+  for (int32_t i = 0; i < rounds && error == cudaSuccess; ++i) {
+    const uint32_t round = from + static_cast<uint32_t>(i) + 1;
+    error = Launch(ProbeKernel, {session, round, round, !stream_waits}, 1, 1, stream, false);
+    if (error != cudaSuccess) return error;
+    if (stream_waits) {
+      const uint32_t* answered =
+          reinterpret_cast<const uint32_t*>(session.mailbox + session.layout.host_sleeps);
+      error = cuda::EnqueueWaitAtLeast(answered, round, stream);
+      if (error != cudaSuccess) return error;
+    }
+    error = events->Record(i + 1, stream);
+  }
+  return error;
+}
+
+cudaError_t AwaitStream(cudaStream_t stream, std::chrono::steady_clock::time_point until) {
+  while (true) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state != cudaErrorNotReady) return state;
+    if (std::chrono::steady_clock::now() >= until) return cudaErrorTimeout;
+    std::this_thread::sleep_for(kProbeNap);
+  }
+}
+
+}  // namespace
+
+cudaError_t TimeRoundTrips(const MailboxView& session, int32_t rounds,
+                           std::chrono::steady_clock::time_point until, cudaStream_t stream,
+                           RoundTrips* out) {
+  for (const bool stream_waits : {true, false}) {
+    Events events(rounds + 1);
+    const auto from = static_cast<uint32_t>(stream_waits ? 0 : rounds);
+    const cudaError_t enqueued =
+        EnqueueRounds(session, from, rounds, stream_waits, stream, &events);
+    if (enqueued == cudaErrorNotSupported && stream_waits) {
+      // The service waits for these rounds, too, if it can.
+      const ProbeArgs skip{session, 1, from + static_cast<uint32_t>(rounds), false};
+      if (const cudaError_t e = Launch(ProbeKernel, skip, 1, 1, stream, false); e != cudaSuccess) {
+        return e;
+      }
+      continue;
+    }
+    if (enqueued != cudaSuccess) return enqueued;
+    if (const cudaError_t e = AwaitStream(stream, until); e != cudaSuccess) return e;
+    (stream_waits ? out->memory_ops : out->spinning) = events.Median();
+  }
+  return cudaSuccess;
+}
+
 cudaError_t LoadSessionKernels() {
   const void* kernels[] = {reinterpret_cast<const void*>(&HandOverKernel),
                            reinterpret_cast<const void*>(&AwaitKernel),
+                           reinterpret_cast<const void*>(&ProbeKernel),
                            reinterpret_cast<const void*>(&TakeBackKernel<true>),
                            reinterpret_cast<const void*>(&TakeBackKernel<false>)};
   for (const void* kernel : kernels) {

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstdint>
 
 #include "base/mailbox/layout.h"
@@ -26,6 +27,9 @@ struct alignas(16) HostCounter {
 // What the CPU sees without asking the GPU; in pinned memory.
 struct HostFailure {
   uint32_t status = 0;  // HostCounter::failure
+  // Where the stream waits: layers handed over, and taken back.
+  uint32_t handed_over = 0;
+  uint32_t taken_back = 0;
 };
 
 // A session as the host's launches see it. All pointers are the GPU's.
@@ -35,7 +39,10 @@ struct MailboxView {
   HostCounter* counter = nullptr;
   HostFailure* failure = nullptr;
   uint64_t bound = 0;    // of a wait, ns
-  bool one_gpu = false;  // the mailbox lies on the GPU that launches
+  bool one_gpu = false;  // the mailbox lies on the GPU that launches, and no other one reads it
+  // Results are awaited by stream memory operations (session.proto), which have no bound: whoever
+  // launches looks after it by HostFailure, and ends a wait by writing to `handed_back`.
+  bool stream_waits = false;
 };
 
 // One tensor of a layer: `rows` rows of `heads` heads of `head_bytes` bytes. Rows and heads lie so
@@ -50,7 +57,8 @@ struct StridedTensor {
 };
 
 // Waits until the layer's slot is free, writes q, k and v into it, and rings. `no_result`: nothing
-// will be taken back (append-only), so this launch advances the counter.
+// will be taken back (append-only), so this launch advances the counter. Where the stream waits,
+// all layers are taken back.
 cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
                            const StridedTensor& k, const StridedTensor& v, bool no_result,
                            cudaStream_t stream);
@@ -75,6 +83,17 @@ struct ResultTarget {
 // session has ended, or the bound passes, the results are NaN and HostFailure says why.
 cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
                            cudaStream_t stream);
+
+// The median of `rounds` round trips (SessionProbe), in seconds; 0: it could not be timed.
+struct RoundTrips {
+  double memory_ops = 0;
+  double spinning = 0;
+};
+// Makes them on the stream and waits for them, until `until` at the latest: then whoever called
+// ends the session, and what is left in the stream ends with it.
+cudaError_t TimeRoundTrips(const MailboxView& session, int32_t rounds,
+                           std::chrono::steady_clock::time_point until, cudaStream_t stream,
+                           RoundTrips* out);
 
 // Loads the kernels, so that no launch has to.
 cudaError_t LoadSessionKernels();

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "service/cli/latencies.h"
 #include "service/cli/progress.h"
+#include "service/cli/session_report.h"
 #include "service/cli/table.h"
 #include "service/cli/top_report.h"
 #include "service/cli/units.h"
@@ -120,6 +121,41 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
   EXPECT_THAT(report, Not(HasSubstr("\x1b"))) << "plain when it is not for a terminal";
   EXPECT_THAT(TopologyReport(Topology(), kColoured), HasSubstr("\x1b[31mlost"));
   EXPECT_THAT(TopologyReport({}, kPlain), HasSubstr("no caches"));
+}
+
+TEST(SessionsReport, SaysWhoWaitsHowAndHowFarTheyAre) {
+  v1::GetTopologyReply topology;
+  EXPECT_EQ(SessionsReport(topology, nullptr, 0, kPlain), "");
+  v1::SessionInfo* device = topology.add_sessions();
+  device->set_session_id(4);
+  device->set_client("model-a");
+  device->set_cache_id("m");
+  device->set_memory(v1::SESSION_MEMORY_DEVICE);
+  device->set_waiting(v1::WAITING_STREAM_MEMORY_OPS);
+  device->set_round_trip_seconds(13.6e-6);
+  device->set_warning("take turns");
+  device->set_mailbox_bytes(3 << 20);
+  device->set_steps_in_flight(2);
+  device->set_steps_done(1000);
+  device->set_layers_done(32'000);
+  device->set_age_seconds(10);
+  v1::SessionInfo* messages = topology.add_sessions();
+  messages->set_session_id(5);
+  messages->set_memory(v1::SESSION_MEMORY_MESSAGES);
+  const std::string report = SessionsReport(topology, nullptr, 0, kPlain);
+  for (const char* text : {"model-a", "device", "stream memory ops", "13.6 us", "3.00 MiB", "1,000",
+                           "32,000", "session 4: take turns", "messages"}) {
+    EXPECT_THAT(report, HasSubstr(text));
+  }
+  // Rates, also of a session that was not open before.
+  v1::GetTopologyReply before = topology;
+  before.mutable_sessions()->RemoveLast();
+  before.mutable_sessions(0)->set_steps_done(900);
+  before.mutable_sessions(0)->set_layers_done(28'800);
+  const std::string rates = SessionsReport(topology, &before, 2, kPlain);
+  EXPECT_THAT(rates, HasSubstr("STEPS/S"));
+  EXPECT_THAT(rates, HasSubstr("50.0"));
+  EXPECT_THAT(rates, HasSubstr("1,600"));
 }
 
 TEST(StatisticsReport, DividesByWhatThereWas) {

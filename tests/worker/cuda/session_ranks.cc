@@ -52,7 +52,7 @@ std::vector<float> Download(const DeviceMemory& from, size_t count, cudaStream_t
 
 void SessionLog::Add(const SessionNews& news) {
   const MutexLock lock(mutex_);
-  SessionNews& newest = newest_[news.session];
+  SessionNews& newest = newest_[{news.session, news.rank}];
   const auto conflicts = std::move(newest.conflicts);
   newest = news;
   newest.conflicts.insert(newest.conflicts.begin(), conflicts.begin(), conflicts.end());
@@ -63,16 +63,25 @@ SessionNews SessionLog::AwaitEnd(SessionId session, uint32_t count) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   const MutexLock lock(mutex_);
   while (true) {
-    const SessionNews& newest = newest_[session];
-    if (!newest.status.ok() || mailbox::Reached(newest.ended, count)) return newest;
+    SessionNews all;
+    int ended = 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const SessionNews& newest = newest_[{session, rank}];
+      if (!newest.status.ok()) return newest;
+      if (mailbox::Reached(newest.ended, count)) ++ended;
+      all.ended = newest.ended;
+      all.conflicts.insert(all.conflicts.end(), newest.conflicts.begin(), newest.conflicts.end());
+    }
+    if (ended == ranks_) return all;
     if (!changed_.WaitUntil(mutex_, deadline)) {
-      ADD_FAILURE() << "session " << session << " came to " << newest.ended << ", not " << count;
-      return newest;
+      ADD_FAILURE() << "session " << session << ": " << ended << " ranks came to " << count;
+      return all;
     }
   }
 }
 
-HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox) {
+HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox,
+                         Waiting waiting) {
   EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(counter_.Allocate(sizeof(client::HostCounter)), cudaSuccess);
   EXPECT_EQ(cudaMemset(counter_.data(), 0, sizeof(client::HostCounter)), cudaSuccess);
@@ -84,7 +93,8 @@ HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox&
            .counter = counter_.as<client::HostCounter>(),
            .failure = failure_.as<client::HostFailure>(),
            .bound = static_cast<uint64_t>(command.wait_timeout.count()),
-           .one_gpu = true};
+           .one_gpu = !mailbox.several_gpus,
+           .stream_waits = waiting == Waiting::kStreamMemoryOps};
 }
 
 HostSession::~HostSession() { cudaStreamDestroy(stream_); }
@@ -98,10 +108,10 @@ HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const Ten
   Upload(k, stream_, &k_device);
   Upload(v, stream_, &v_device);
   const KvGeometry& kv = geometry.kv;
+  const bool no_result = rows == 0 && !view_.stream_waits;
   EXPECT_EQ(client::LaunchHandOver(view_, Strided(q_device, q, rows, geometry.q_heads),
                                    Strided(k_device, k, tokens, kv.kv_heads),
-                                   Strided(v_device, v, tokens, kv.kv_heads),
-                                   /*no_result=*/rows == 0, stream_),
+                                   Strided(v_device, v, tokens, kv.kv_heads), no_result, stream_),
             cudaSuccess);
   Results results;
   const size_t heads = static_cast<size_t>(rows) * static_cast<size_t>(geometry.q_heads);
@@ -118,6 +128,8 @@ HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const Ten
                                       .row_stride = int64_t{geometry.q_heads} * kv.value_dim,
                                       .head_stride = kv.value_dim};
     EXPECT_EQ(client::LaunchTakeBack(view_, target, stream_), cudaSuccess);
+  } else if (!no_result) {
+    EXPECT_EQ(client::LaunchTakeBack(view_, {}, stream_), cudaSuccess);
   }
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   if (rows > 0) {
@@ -128,8 +140,12 @@ HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const Ten
   return results;
 }
 
-SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output)
-    : ranks_(1, options, WithLog(Poisoned(), log_)), output_(output) {}
+SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output, Waiting waiting,
+                           int size)
+    : log_(std::make_shared<SessionLog>(size)),
+      ranks_(size, options, WithLog(Poisoned(), log_)),
+      output_(output),
+      waiting_(waiting) {}
 
 Reply SessionRanks::Send(decltype(Command::body) body) {
   Command command;
@@ -138,12 +154,16 @@ Reply SessionRanks::Send(decltype(Command::body) body) {
   command.cache = 1;
   command.deadline = std::chrono::steady_clock::now() + kPatience;
   command.body = std::move(body);
-  return ranks_.Execute(command).at(0);
+  std::map<int, Reply> replies = ranks_.Execute(command);
+  for (auto& [rank, reply] : replies) {
+    if (!reply.status.ok()) return std::move(reply);
+  }
+  return std::move(replies.at(0));
 }
 
 OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, DType q, DType kv,
-                                      std::chrono::nanoseconds wait_timeout,
-                                      DeviceMailbox* mailbox) {
+                                      std::chrono::nanoseconds wait_timeout, DeviceMailbox* mailbox,
+                                      bool measures) {
   OpenSessionCommand open{.session = ++last_session_,
                           .max_rows = max_rows,
                           .max_new_tokens = max_rows,
@@ -152,7 +172,8 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
                           .kv_dtype = kv,
                           .output_dtype = output_,
                           .return_lse = true,
-                          .wait_timeout = wait_timeout};
+                          .wait_timeout = wait_timeout,
+                          .measures = measures};
   // Results lie there in f32 while they are computed, whatever their type is in the end.
   open.layout = mailbox::LayOut(2, MostSlotBytes(spec, open, max_rows, max_rows));
   cudaDeviceProp properties;
@@ -169,7 +190,7 @@ SessionRanks::Session& SessionRanks::SessionFor(const StepCommand& step) {
   if (session.host == nullptr) {
     DeviceMailbox mailbox;
     session.command = Open(spec_, kMostRows, step.q.dtype, step.k.dtype, kPatience, &mailbox);
-    session.host = std::make_unique<HostSession>(session.command, mailbox);
+    session.host = std::make_unique<HostSession>(session.command, mailbox, waiting_);
   }
   return session;
 }
@@ -183,7 +204,8 @@ Reply SessionRanks::Step(const Command& command, const StepCommand& step) {
                               .kind = step.kind,
                               .first_count = session.count,
                               .changes = {{command.cache, step.page_copies, step.page_updates}},
-                              .entries = step.entries};
+                              .entries = step.entries,
+                              .waiting = waiting_};
     const auto end = repeats ? step.layer + 1 : static_cast<int32_t>(spec_.layers.size());
     for (int32_t layer = step.layer; layer < end; ++layer) {
       submit.layers.push_back({command.cache, layer});

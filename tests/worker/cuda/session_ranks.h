@@ -18,23 +18,28 @@
 
 namespace tributary::worker::testing {
 
-// What the backend told of a session, by number.
+// What the backends told of sessions.
 class SessionLog {
  public:
+  explicit SessionLog(int ranks) : ranks_(ranks) {}
+
   void Add(const SessionNews& news);
-  // Waits until the first `count` layers of the session are over, or it has failed.
+  // Waits until the first `count` layers of the session are over on all ranks, or it has failed on
+  // one. Conflicts are those of all ranks.
   SessionNews AwaitEnd(SessionId session, uint32_t count);
 
  private:
   Mutex mutex_;
   CondVar changed_;
-  std::map<SessionId, SessionNews> newest_ TRIBUTARY_GUARDED_BY(mutex_);
+  const int ranks_;
+  std::map<std::pair<SessionId, int32_t>, SessionNews> newest_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 // The host's end of a session, with launches on a stream of its own.
 class HostSession {
  public:
-  HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox);
+  HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox,
+              Waiting waiting = Waiting::kSpinningWarp);
   ~HostSession();
 
   struct Results {
@@ -58,9 +63,10 @@ class HostSession {
 
 class SessionRanks final : public Ranks {
  public:
-  explicit SessionRanks(const CudaBackendOptions& options = {}, DType output = DType::kF32);
+  explicit SessionRanks(const CudaBackendOptions& options = {}, DType output = DType::kF32,
+                        Waiting waiting = Waiting::kSpinningWarp, int size = 1);
 
-  int size() const override { return 1; }
+  int size() const override { return ranks_.size(); }
   uint64_t epoch() const override { return ranks_.epoch(); }
   // A step goes through the session of its types: layer 0 submits all layers at once, unless tokens
   // are repeated; then every layer is a step. All else goes as it is.
@@ -68,8 +74,11 @@ class SessionRanks final : public Ranks {
 
   // Opens a session; steps are then submitted by hand.
   OpenSessionCommand Open(const CacheSpec& spec, int32_t max_rows, DType q, DType kv,
-                          std::chrono::nanoseconds wait_timeout, DeviceMailbox* mailbox);
+                          std::chrono::nanoseconds wait_timeout, DeviceMailbox* mailbox,
+                          bool measures = false);
+  // To all ranks; rank 0's reply, or an error of another.
   Reply Send(decltype(Command::body) body);
+  Waiting waiting() const { return waiting_; }
   SessionLog& log() { return *log_; }
   GpuRanks& ranks() { return ranks_; }
 
@@ -83,9 +92,10 @@ class SessionRanks final : public Ranks {
   Reply Step(const Command& command, const StepCommand& step);
   Session& SessionFor(const StepCommand& step);
 
-  const std::shared_ptr<SessionLog> log_ = std::make_shared<SessionLog>();
+  const std::shared_ptr<SessionLog> log_;
   GpuRanks ranks_;
   const DType output_;
+  const Waiting waiting_;
   uint64_t number_ = 0;
   SessionId last_session_ = 0;
   CacheSpec spec_;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <thread>
@@ -89,14 +90,156 @@ TEST(GpuSessionTest, Portable) {
   RunDecodeVerifyPrefill(ranks, LifecycleSpec(16), GpuTolerance(), /*many=*/64);
 }
 
+// Both sides wait by stream memory operations.
+TEST(GpuSessionTest, StreamsThatWait) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  {
+    SessionRanks ranks({}, DType::kF32, Waiting::kStreamMemoryOps);
+    RunDecodeVerifyPrefill(ranks, LifecycleSpec(16), GpuTolerance(), /*many=*/64);
+  }
+  SessionRanks ranks({}, DType::kF32, Waiting::kStreamMemoryOps);
+  RunMixedBatches(ranks, LifecycleSpec(16), GpuTolerance());
+}
+
+TEST(GpuSessionTest, DraftsOfStreamsThatWait) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks({}, DType::kF32, Waiting::kStreamMemoryOps);
+  RunDrafts(ranks, EveryLayerTypeSpec(), GpuTolerance());
+}
+
+// Several ranks, on a GPU each as far as there are so many. They read the one mailbox and exchange
+// in a group of the session's own.
+class GpuSessionRanks : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { TRIBUTARY_SKIP_WITHOUT_GPU(); }
+};
+
+TEST_P(GpuSessionRanks, DecodeVerifyPrefill) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, GetParam());
+  RunDecodeVerifyPrefill(ranks, LifecycleSpec(16), GpuTolerance(), /*many=*/64);
+}
+
+TEST_P(GpuSessionRanks, MixedBatchesAndRepeats) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, GetParam());
+  RunMixedBatches(ranks, LifecycleSpec(16), GpuTolerance());
+}
+
+TEST_P(GpuSessionRanks, BoundaryLengths) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, GetParam());
+  RunBoundaryLengths(ranks, BoundarySpec(16, 16, DType::kFp8E4M3), GpuTolerance());
+}
+
+TEST_P(GpuSessionRanks, Drafts) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, GetParam());
+  RunDrafts(ranks, EveryLayerTypeSpec(), GpuTolerance());
+}
+
+TEST_P(GpuSessionRanks, ChunkedPrefill) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, GetParam());
+  RunChunkedPrefill(ranks, MaskSpec(31, true, 2.0f), GpuTolerance(), {70, 9, 33, 1, 80});
+}
+
+TEST_P(GpuSessionRanks, LayersThatDifferWhereTheStreamWaits) {
+  SessionRanks ranks({}, DType::kF32, Waiting::kStreamMemoryOps, GetParam());
+  RunDecodeVerifyPrefill(ranks, LayersDifferSpec(), GpuTolerance(), /*many=*/70);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, GpuSessionRanks, ::testing::Values(2, 3));
+
+// A host's graph with layers of a session in it is launched again and again.
+TEST(GpuSessionTest, GraphsOfHostsGoOnForEver) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const Waiting waiting : {Waiting::kSpinningWarp, Waiting::kStreamMemoryOps}) {
+    SessionRanks ranks({}, DType::kF32, waiting);
+    const CacheSpec spec = LifecycleSpec(16);
+    ASSERT_TRUE(ranks.Send(CreateCacheCommand{spec}).status.ok());
+    ASSERT_TRUE(ranks.Send(SetTablesCommand{{{7, 0, {0, 1, 2, 3}}}}).status.ok());
+    DeviceMailbox mailbox;
+    const OpenSessionCommand command =
+        ranks.Open(spec, 8, DType::kBf16, DType::kBf16, std::chrono::seconds(10), &mailbox);
+    HostSession host(command, mailbox, waiting);
+    const LayerGeometry g = GeometryOf(spec, spec.layers[0]);
+    cuda::DeviceBuffer zeros;
+    ASSERT_EQ(zeros.Allocate(64 << 10), cudaSuccess);
+    ASSERT_EQ(cudaMemset(zeros.data(), 0, 64 << 10), cudaSuccess);
+    const auto tensor = [&](int32_t heads, int32_t dim) {
+      return client::StridedTensor{.data = zeros.data(),
+                                   .rows = 1,
+                                   .heads = heads,
+                                   .head_bytes = dim * 2,
+                                   .row_stride = int64_t{heads} * dim * 2,
+                                   .head_stride = int64_t{dim} * 2};
+    };
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(host.stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    for (int layer = 0; layer < 2; ++layer) {
+      const client::StridedTensor kv = tensor(g.kv.kv_heads, g.kv.key_dim);
+      ASSERT_EQ(client::LaunchHandOver(host.view(), tensor(g.q_heads, g.kv.key_dim), kv, kv, false,
+                                       host.stream()),
+                cudaSuccess);
+      ASSERT_EQ(client::LaunchTakeBack(host.view(), {}, host.stream()), cudaSuccess);
+    }
+    ASSERT_EQ(cudaStreamEndCapture(host.stream(), &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+    for (uint32_t step = 0; step < 40; ++step) {
+      ASSERT_TRUE(ranks
+                      .Send(SessionStepCommand{.session = command.session,
+                                               .kind = StepKind::kDecode,
+                                               .first_count = 2 * step,
+                                               .layers = {{1, 0}, {1, 1}},
+                                               .entries = {{.sequence = 7,
+                                                            .first_position = step,
+                                                            .query_rows = 1,
+                                                            .new_tokens = 1}},
+                                               .waiting = waiting})
+                      .status.ok());
+      ASSERT_EQ(cudaGraphLaunch(replay, host.stream()), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(host.stream()), cudaSuccess);
+      const SessionNews news = ranks.log().AwaitEnd(command.session, 2 * step + 2);
+      ASSERT_TRUE(news.status.ok()) << news.status;
+    }
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+  }
+}
+
+TEST(GpuSessionTest, RoundTripsAreTimedBothWays) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks;
+  DeviceMailbox mailbox;
+  const CacheSpec spec = LifecycleSpec(16);
+  ASSERT_TRUE(ranks.Send(CreateCacheCommand{spec}).status.ok());
+  const OpenSessionCommand command =
+      ranks.Open(spec, 8, DType::kBf16, DType::kBf16, std::chrono::seconds(10), &mailbox,
+                 /*measures=*/true);
+  HostSession host(command, mailbox);
+  client::RoundTrips times;
+  ASSERT_EQ(client::TimeRoundTrips(host.view(), kProbeRounds,
+                                   std::chrono::steady_clock::now() + std::chrono::seconds(5),
+                                   host.stream(), &times),
+            cudaSuccess);
+  EXPECT_GT(times.memory_ops, 0);
+  EXPECT_GT(times.spinning, 0);
+  RecordProperty("memory_ops_us", std::to_string(times.memory_ops * 1e6));
+  RecordProperty("spinning_us", std::to_string(times.spinning * 1e6));
+  std::printf("round trips: %.1f us by stream memory operations, %.1f us by spinning warps\n",
+              times.memory_ops * 1e6, times.spinning * 1e6);
+}
+
 // ---- how sessions end ---------------------------------------------------------------------------
 
 // A cache of two layers, one sequence of no tokens with all its pages, and a session.
-class GpuSessionEnd : public ::testing::Test {
+struct EndCase {
+  Waiting waiting;
+  int ranks;
+};
+
+class GpuSessionEnd : public ::testing::TestWithParam<EndCase> {
  protected:
   void SetUp() override {
     TRIBUTARY_SKIP_WITHOUT_GPU();
-    ranks_.emplace();
+    ranks_.emplace(CudaBackendOptions{}, DType::kF32, GetParam().waiting, GetParam().ranks);
   }
 
   void Begin(std::chrono::nanoseconds wait_timeout) {
@@ -104,17 +247,19 @@ class GpuSessionEnd : public ::testing::Test {
     ASSERT_TRUE(ranks_->Send(CreateCacheCommand{spec_}).status.ok());
     ASSERT_TRUE(ranks_->Send(SetTablesCommand{{{kSequence, 0, {0, 1, 2, 3}}}}).status.ok());
     command_ = ranks_->Open(spec_, 8, DType::kBf16, DType::kBf16, wait_timeout, &mailbox_);
-    host_.emplace(command_, mailbox_);
+    host_.emplace(command_, mailbox_, GetParam().waiting);
   }
 
   absl::Status Submit() {
-    SessionStepCommand step{
-        .session = command_.session,
-        .kind = StepKind::kDecode,
-        .first_count = count_,
-        .layers = {{1, 0}, {1, 1}},
-        .entries = {
-            {.sequence = kSequence, .first_position = length_, .query_rows = 1, .new_tokens = 1}}};
+    SessionStepCommand step{.session = command_.session,
+                            .kind = StepKind::kDecode,
+                            .first_count = count_,
+                            .layers = {{1, 0}, {1, 1}},
+                            .entries = {{.sequence = kSequence,
+                                         .first_position = length_,
+                                         .query_rows = 1,
+                                         .new_tokens = 1}},
+                            .waiting = GetParam().waiting};
     const absl::Status status = ranks_->Send(step).status;
     if (status.ok()) {
       count_ += 2;
@@ -147,7 +292,7 @@ class GpuSessionEnd : public ::testing::Test {
   int64_t length_ = 0;
 };
 
-TEST_F(GpuSessionEnd, StepsSubmittedAheadAreServedInOrder) {
+TEST_P(GpuSessionEnd, StepsSubmittedAheadAreServedInOrder) {
   Begin(std::chrono::seconds(10));
   for (int round = 0; round < 20; ++round) {
     ASSERT_TRUE(Submit().ok());
@@ -162,7 +307,7 @@ TEST_F(GpuSessionEnd, StepsSubmittedAheadAreServedInOrder) {
 }
 
 // Of the spinning launches of one session nobody else's step takes notice.
-TEST_F(GpuSessionEnd, ASilentHostEndsByItsBoundAndDelaysNobody) {
+TEST_P(GpuSessionEnd, ASilentHostEndsByItsBoundAndDelaysNobody) {
   Begin(milliseconds(1500));
   ASSERT_TRUE(Submit().ok());
   ASSERT_TRUE(Submit().ok());
@@ -179,7 +324,7 @@ TEST_F(GpuSessionEnd, ASilentHostEndsByItsBoundAndDelaysNobody) {
   for (const float x : late.o) EXPECT_TRUE(std::isnan(x));
 }
 
-TEST_F(GpuSessionEnd, AHostThatWaitsLearnsOfTheEnd) {
+TEST_P(GpuSessionEnd, AHostThatWaitsLearnsOfTheEnd) {
   Begin(std::chrono::seconds(10));
   // Nothing was submitted, so nothing will come of this layer.
   std::thread closes([&] {
@@ -195,7 +340,7 @@ TEST_F(GpuSessionEnd, AHostThatWaitsLearnsOfTheEnd) {
   EXPECT_EQ(Submit().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(GpuSessionEnd, ClosingInTheMidstOfAStepEndsIt) {
+TEST_P(GpuSessionEnd, ClosingInTheMidstOfAStepEndsIt) {
   Begin(std::chrono::seconds(10));
   ASSERT_TRUE(Submit().ok());
   ASSERT_TRUE(Submit().ok());
@@ -205,7 +350,7 @@ TEST_F(GpuSessionEnd, ClosingInTheMidstOfAStepEndsIt) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
-TEST_F(GpuSessionEnd, ADroppedCacheEndsTheSessionsThatUseIt) {
+TEST_P(GpuSessionEnd, ADroppedCacheEndsTheSessionsThatUseIt) {
   Begin(std::chrono::seconds(10));
   ASSERT_TRUE(Submit().ok());
   ASSERT_EQ(HandOver().failure, 0u);
@@ -213,14 +358,14 @@ TEST_F(GpuSessionEnd, ADroppedCacheEndsTheSessionsThatUseIt) {
   EXPECT_EQ(Submit().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(GpuSessionEnd, ANewEpochEndsAllSessions) {
+TEST_P(GpuSessionEnd, ANewEpochEndsAllSessions) {
   Begin(std::chrono::seconds(10));
   ASSERT_TRUE(Submit().ok());
   ranks_->ranks().Reform();
   EXPECT_EQ(Submit().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(GpuSessionEnd, BadStepsAreRefusedAndTheSessionGoesOn) {
+TEST_P(GpuSessionEnd, BadStepsAreRefusedAndTheSessionGoesOn) {
   Begin(std::chrono::seconds(10));
   length_ = 100'000;
   EXPECT_EQ(Submit().code(), absl::StatusCode::kOutOfRange);
@@ -229,6 +374,16 @@ TEST_F(GpuSessionEnd, BadStepsAreRefusedAndTheSessionGoesOn) {
   EXPECT_EQ(HandOver().failure, 0u);
   EXPECT_EQ(HandOver().failure, 0u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuSessionEnd,
+                         ::testing::Values(EndCase{Waiting::kSpinningWarp, 1},
+                                           EndCase{Waiting::kStreamMemoryOps, 1},
+                                           EndCase{Waiting::kSpinningWarp, 2}),
+                         [](const auto& info) {
+                           const bool spins = info.param.waiting == Waiting::kSpinningWarp;
+                           return std::string(spins ? "SpinningWarp" : "StreamMemoryOps") +
+                                  std::to_string(info.param.ranks);
+                         });
 
 }  // namespace
 }  // namespace tributary::worker::testing

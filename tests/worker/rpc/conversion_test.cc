@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status/errors.h"
+#include "worker/rpc/session_conversion.h"
 
 namespace tributary::worker {
 namespace {
@@ -205,6 +206,87 @@ TEST_P(Tensors, StepsKeepEveryByte) {
 INSTANTIATE_TEST_SUITE_P(Sizes, Tensors, ::testing::Values(0, 1, 3000, 4096, 1 << 20));
 
 // One buffer serves all ranks: the command lives until the last of them has it, and no longer.
+TEST(Commands, SessionsKeepEveryField) {
+  const auto sent = Base();
+  OpenSessionCommand open{.session = uint64_t{1} << 50,
+                          .max_rows = 1 << 20,
+                          .max_new_tokens = 7,
+                          .max_steps = 16,
+                          .q_dtype = DType::kBf16,
+                          .kv_dtype = DType::kF16,
+                          .output_dtype = DType::kF32,
+                          .return_lse = true,
+                          .wait_timeout = std::chrono::microseconds(12'345),
+                          .host_gpu = "GPU-1",
+                          .measures = true};
+  open.layout = mailbox::LayOut(4, {.q = 1000, .k = 200, .v = 300, .output = 4000, .lse = 50});
+  sent->body = open;
+  absl::StatusOr<Command> got = Travel(sent);
+  ASSERT_TRUE(got.ok()) << got.status();
+  ExpectSameBase(*sent, *got);
+  const auto& opened = std::get<OpenSessionCommand>(got->body);
+  EXPECT_EQ(opened.session, open.session);
+  EXPECT_EQ(opened.max_rows, open.max_rows);
+  EXPECT_EQ(opened.max_new_tokens, open.max_new_tokens);
+  EXPECT_EQ(opened.max_steps, open.max_steps);
+  EXPECT_EQ(opened.q_dtype, open.q_dtype);
+  EXPECT_EQ(opened.kv_dtype, open.kv_dtype);
+  EXPECT_EQ(opened.output_dtype, open.output_dtype);
+  EXPECT_EQ(opened.return_lse, open.return_lse);
+  EXPECT_EQ(opened.layout, open.layout);
+  EXPECT_EQ(opened.wait_timeout, open.wait_timeout);
+  EXPECT_EQ(opened.host_gpu, open.host_gpu);
+  EXPECT_TRUE(opened.measures);
+
+  sent->body = CloseSessionCommand{9, 14};
+  got = Travel(sent);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(std::get<CloseSessionCommand>(got->body).session, 9u);
+  EXPECT_EQ(std::get<CloseSessionCommand>(got->body).status, 14);
+
+  sent->body = SessionStepCommand{
+      .session = 9,
+      .kind = StepKind::kDflash,
+      .first_count = 0xfffffffe,
+      .layers = {{3, 0}, {4, 31}},
+      .changes = {{3, {{1, 2}}, {{7, 1, {5, 6}}}}, {4, {}, {}}},
+      .entries = {{.sequence = 7, .first_position = 1 << 30, .query_rows = 8, .new_tokens = 8},
+                  {.sequence = 8, .replay = true}},
+      .waiting = Waiting::kStreamMemoryOps};
+  got = Travel(sent);
+  ASSERT_TRUE(got.ok()) << got.status();
+  const auto& step = std::get<SessionStepCommand>(got->body);
+  EXPECT_EQ(step.session, 9u);
+  EXPECT_EQ(step.kind, StepKind::kDflash);
+  EXPECT_EQ(step.first_count, 0xfffffffeu);
+  ASSERT_EQ(step.layers.size(), 2u);
+  EXPECT_EQ(step.layers[1].cache, 4u);
+  EXPECT_EQ(step.layers[1].layer, 31);
+  ASSERT_EQ(step.changes.size(), 2u);
+  EXPECT_EQ(step.changes[0].cache, 3u);
+  EXPECT_EQ(step.changes[0].page_copies.at(0).destination, 2);
+  EXPECT_EQ(step.changes[0].page_updates.at(0).pages, (std::vector<int32_t>{5, 6}));
+  ASSERT_EQ(step.entries.size(), 2u);
+  EXPECT_EQ(step.entries[0].first_position, 1 << 30);
+  EXPECT_EQ(step.entries[0].query_rows, 8);
+  EXPECT_TRUE(step.entries[1].replay);
+  EXPECT_EQ(step.waiting, Waiting::kStreamMemoryOps);
+}
+
+TEST(Commands, NewsOfSessionsKeepEveryField) {
+  SessionNews news{.session = 5, .rank = 3, .ended = 0xffffffff};
+  news.conflicts = {{4, 1}, {8, 0}};
+  SessionNews got = DecodeNews(3, EncodeNews(news));
+  EXPECT_EQ(got.session, 5u);
+  EXPECT_EQ(got.rank, 3);
+  EXPECT_EQ(got.ended, 0xffffffffu);
+  EXPECT_TRUE(got.status.ok());
+  EXPECT_EQ(got.conflicts, news.conflicts);
+  news.status = absl::DeadlineExceededError("silent");
+  got = DecodeNews(0, EncodeNews(news));
+  EXPECT_EQ(got.status, news.status);
+}
+
 TEST(Commands, BuffersKeepTheCommandAlive) {
   auto command = Base();
   auto bytes = std::make_shared<std::vector<std::byte>>(Bytes(1 << 16, 1));
@@ -257,6 +339,12 @@ TEST(Replies, KeepEveryBit) {
   Reply sent{.epoch = 3, .number = 1u << 31, .rank = 0};
   sent.conflicts = {0, 7};
   sent.more_memory = true;
+  sent.mailbox = {.handle = std::string("h\0h", 3),
+                  .gpu = "GPU-2",
+                  .address = uint64_t{1} << 40,
+                  .process_nonce = "n",
+                  .machine = "m",
+                  .several_gpus = true};
   sent.o = {0.1f, -0.0f, std::numeric_limits<float>::infinity(),
             std::numeric_limits<float>::denorm_min()};
   sent.lse = {-std::numeric_limits<float>::infinity(), 1e-30f};
@@ -285,6 +373,12 @@ TEST(Replies, KeepEveryBit) {
   EXPECT_EQ(got->times.attend, sent.times.attend);
   EXPECT_EQ(got->times.exchange, sent.times.exchange);
   EXPECT_TRUE(got->times.exchange_in_attend);
+  EXPECT_EQ(got->mailbox.handle, sent.mailbox.handle);
+  EXPECT_EQ(got->mailbox.gpu, sent.mailbox.gpu);
+  EXPECT_EQ(got->mailbox.address, sent.mailbox.address);
+  EXPECT_EQ(got->mailbox.process_nonce, sent.mailbox.process_nonce);
+  EXPECT_EQ(got->mailbox.machine, sent.mailbox.machine);
+  EXPECT_TRUE(got->mailbox.several_gpus);
 }
 
 TEST(Replies, ErrorsKeepTheirField) {

@@ -56,10 +56,13 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
   }
   const size_t numbers = static_cast<size_t>(step_.plan.query_rows) * Heads() * ValueDim();
   few_numbers_ = numbers * sizeof(float) <= kFewNumbers * step_.outputs.size();
-  collective::DeviceGroup* group = rank.group();
+  const bool own_group = place.group != nullptr;
+  collective::DeviceGroup* group = own_group ? place.group : rank.group();
   if (group != nullptr) {
-    device_exchange_.emplace(step, rank.options().strategy, *group, stream_,
-                             rank.options().batch_invariant);
+    // A group of its own has one way, whatever the rank's were asked for.
+    device_exchange_.emplace(step,
+                             own_group ? collective::Strategy::kAuto : rank.options().strategy,
+                             *group, stream_, rank.options().batch_invariant);
     partial_arrives_ = PartialArrives();
   }
 }
@@ -119,7 +122,9 @@ absl::Status CudaOperations::ReserveArriving(size_t row_heads) {
       TRIBUTARY_CUDA_OK(cudaMemsetAsync(memory->data(), 0xff, memory->bytes(), stream_));
     }
   }
-  partial.dirty = true;  // until Finish
+  // Until Finish. With a group of its own, whoever placed the step gives up all that is there when
+  // a step fails.
+  partial.dirty = place_.group == nullptr;
   return absl::OkStatus();
 }
 

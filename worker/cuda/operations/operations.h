@@ -51,6 +51,8 @@ struct CudaPlace {
   float* result_lse = nullptr;
   // The append passes this gate; it is then the first launch of the layer.
   mailbox::Gate gate;
+  // The group of GPUs that partials are exchanged in; null: the rank's.
+  collective::DeviceGroup* group = nullptr;
 };
 
 class CudaOperations final : public StepOperations {

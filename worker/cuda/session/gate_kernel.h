@@ -1,8 +1,11 @@
-// A gate (base/mailbox/gate.h) as a launch of its own, where the layer does not begin with a launch
-// that passes the gate itself.
+// Launches that stand between a session's layers: a gate (base/mailbox/gate.h), where the layer
+// does not begin with a launch that passes it, and what the gate needs where the stream waits ahead
+// of it. And those that answer the round trips that a host times.
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "base/mailbox/gate.h"
@@ -13,7 +16,23 @@ namespace tributary::worker {
 // so only when the layer has arrived: it could fill the GPU, and the host must be able to compute.
 absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
 
-// Loads the kernel, so that no launch has to.
+// Says that the layer ahead of the gate is finished (Gate::handed_over).
+absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
+
+// The words of a SessionProbe in the mailbox.
+struct ProbeWords {
+  const uint32_t* asked = nullptr;
+  uint32_t* answered = nullptr;
+  const uint32_t* status = nullptr;
+  uint64_t bound = 0;  // of one wait, ns
+};
+// Answers a round that the stream has waited for.
+absl::Status LaunchAnswer(const ProbeWords& words, uint32_t round, cudaStream_t stream);
+// Waits for the rounds `first` to `last` and answers them, until one is not asked for in time.
+absl::Status LaunchAnswers(const ProbeWords& words, uint32_t first, uint32_t last,
+                           cudaStream_t stream);
+
+// Loads the kernels, so that no launch has to.
 absl::Status LoadGate();
 
 }  // namespace tributary::worker

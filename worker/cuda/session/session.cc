@@ -1,13 +1,17 @@
 #include "worker/cuda/session/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/cuda/device_memory.h"
+#include "base/cuda/stream_wait.h"
+#include "base/process/boot_id.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/cuda/append/append.h"
@@ -15,6 +19,7 @@
 #include "worker/cuda/capture.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/session/gate_kernel.h"
+#include "worker/cuda/session/session_group.h"
 #include "worker/cuda/shard.h"
 #include "worker/cuda/status.h"
 #include "worker/slot_bytes.h"
@@ -28,6 +33,8 @@ using Clock = std::chrono::steady_clock;
 // For what still runs of a session that was told to end.
 constexpr std::chrono::seconds kEndGrace{5};
 constexpr std::chrono::microseconds kEndNap{50};
+// For exchanges with ranks that end the session, too.
+constexpr std::chrono::seconds kExchangeGrace{2};
 
 }  // namespace
 
@@ -44,25 +51,59 @@ struct CudaSession::Layer {
 
   bool MayBeCaptured() const {
     return step.kind != StepKind::kPrefill && plan.repeatable() && differs == nullptr &&
-           !operations->narrows() &&
+           !operations->narrows() && operations->MayBeCaptured() &&
            std::max(step.plan.query_rows, step.plan.new_tokens) <= kMostGraphRows;
   }
 };
 
 absl::StatusOr<std::unique_ptr<CudaSession>> CudaSession::Open(CudaRank& rank, SessionWatch& watch,
                                                                const OpenSessionCommand& command,
+                                                               collective::Communicator& comm,
+                                                               collective::Deadline deadline,
                                                                OnSessionNews news) {
-  if (rank.group() != nullptr) {
-    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                      "a mailbox on a GPU needs a group of one rank; HOST serves any");
-  }
   TRIBUTARY_RETURN_IF_ERROR(rank.Use());
   TRIBUTARY_RETURN_IF_ERROR(LoadGate());
-  std::unique_ptr<CudaSession> session(new CudaSession(rank, watch, command));
-  TRIBUTARY_ASSIGN_OR_RETURN(session->memory_, SessionMemory::Take(rank, command));
-  TRIBUTARY_RETURN_IF_ERROR(session->Describe());
+  std::unique_ptr<CudaSession> session(
+      new CudaSession(rank, watch, command, comm.size(), comm.rank()));
+  TRIBUTARY_RETURN_IF_ERROR(comm.size() == 1 ? session->TakeMemory()
+                                             : session->MeetOthers(comm, deadline));
+  if (command.measures && comm.rank() == 0) {
+    TRIBUTARY_RETURN_IF_ERROR(session->AnswerProbe());
+  }
   session->Watch(std::move(news));
   return session;
+}
+
+absl::Status CudaSession::TakeMemory() {
+  TRIBUTARY_ASSIGN_OR_RETURN(memory_, SessionMemory::Take(rank_, command_, ranks_, own_rank_));
+  return own_rank_ == 0 ? Describe() : absl::OkStatus();
+}
+
+absl::Status CudaSession::MeetOthers(collective::Communicator& comm,
+                                     collective::Deadline deadline) {
+  SessionMeeting meeting(comm, deadline);
+  absl::Status own;
+  if (rank_.options().exchange == ExchangePlace::kHost) {
+    own = FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                     "partials meet in host memory (device_exchange), and with several ranks a "
+                     "mailbox on a GPU needs them to meet on GPUs; HOST serves any");
+  }
+  if (own.ok()) own = TakeMemory();
+  TRIBUTARY_RETURN_IF_ERROR(meeting.Agree(own));
+  TRIBUTARY_ASSIGN_OR_RETURN(mailbox_, meeting.HearMailbox(mailbox_));
+  mailbox_.machine = BootId();
+  mailbox_.several_gpus = true;
+  std::unique_ptr<PeerMailbox> root;
+  if (own_rank_ > 0) {
+    absl::StatusOr<std::unique_ptr<PeerMailbox>> mapped = PeerMailbox::Map(rank_, mailbox_);
+    own = mapped.status();
+    if (own.ok()) root = *std::move(mapped);
+  }
+  TRIBUTARY_RETURN_IF_ERROR(meeting.Agree(own));
+  TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::DeviceGroup> group,
+                             FormSessionGroup(rank_, command_, meeting));
+  memory_->Share(std::move(root), std::move(group));
+  return absl::OkStatus();
 }
 
 absl::Status CudaSession::Describe() {
@@ -73,18 +114,39 @@ absl::Status CudaSession::Describe() {
   mailbox_ = {.handle = std::string(reinterpret_cast<const char*>(&handle), sizeof(handle)),
               .gpu = cuda::UuidOf(properties),
               .address = reinterpret_cast<uint64_t>(memory_->mailbox()),
-              .process_nonce = cuda::ProcessNonce()};
+              .process_nonce = cuda::ProcessNonce(),
+              .machine = BootId()};
   return absl::OkStatus();
+}
+
+absl::Status CudaSession::AnswerProbe() {
+  const ProbeWords words{.asked = Word(command_.layout.service_sleeps),
+                         .answered = Word(command_.layout.host_sleeps),
+                         .status = Word(command_.layout.status),
+                         .bound = static_cast<uint64_t>(command_.wait_timeout.count())};
+  uint32_t answered = 0;
+  while (answered < kProbeRounds) {
+    const uint32_t round = answered + 1;
+    const cudaError_t waits = cuda::EnqueueWaitAtLeast(words.asked, round, memory_->stream());
+    // The host has none either, as it has the same driver, and leaves these rounds out.
+    if (waits == cudaErrorNotSupported) break;
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("waiting for a round trip", waits));
+    TRIBUTARY_RETURN_IF_ERROR(LaunchAnswer(words, round, memory_->stream()));
+    answered = round;
+  }
+  return LaunchAnswers(words, answered + 1, 2 * kProbeRounds, memory_->stream());
 }
 
 void CudaSession::Watch(OnSessionNews news) {
   watch_.Add(
       command_.session, memory_->progress(),
       [this, news = std::move(news)](SessionNews told) {
+        told.rank = own_rank_;
         AddConflicts(&told);
         news(told);
       },
-      [memory = memory_.get()] {
+      [this, memory = memory_.get()] {
+        EndIfHostIsSilent();
         const cudaError_t state = cudaStreamQuery(memory->stream());
         if (state == cudaSuccess || state == cudaErrorNotReady) return absl::OkStatus();
         return FromCuda("a layer of a session", state);
@@ -100,8 +162,16 @@ CudaSession::~CudaSession() {
   const Clock::time_point grace = Clock::now() + kEndGrace;
   while (cudaStreamQuery(memory_->stream()) == cudaErrorNotReady && Clock::now() < grace) {
     std::this_thread::sleep_for(kEndNap);
+    // The host may have written over what ends the waits.
+    memory_->EndStreamWaits(command_.layout).IgnoreError();
+    // A rank that is gone is not waited for.
+    if (memory_->group() != nullptr && Clock::now() > grace - kEndGrace + kExchangeGrace) {
+      memory_->group()->Abort("the session is over");
+    }
   }
-  watch_.FreeLater(std::move(memory_));
+  // Other ranks may reach the mailbox for a while.
+  SessionMemory* memory = memory_.get();
+  watch_.FreeLater(std::move(memory_), [memory] { return memory->PeersAreGone(); });
 }
 
 void CudaSession::End(int32_t status) {
@@ -109,7 +179,23 @@ void CudaSession::End(int32_t status) {
   if (ended_ || memory_ == nullptr || !rank_.Use().ok()) return;
   ended_ = true;
   // An error means that the GPU is lost, and with it the host's wait.
-  memory_->WriteWord(command_.layout.status, static_cast<uint32_t>(status)).IgnoreError();
+  memory_->WriteStatus(command_.layout, static_cast<uint32_t>(status)).IgnoreError();
+  memory_->EndStreamWaits(command_.layout).IgnoreError();
+}
+
+void CudaSession::EndIfHostIsSilent() {
+  {
+    const MutexLock lock(mutex_);
+    if (!stream_waits_ || ended_) return;
+    const Clock::time_point now = Clock::now();
+    const uint32_t passed = std::atomic_ref(memory_->progress()->passed).load();
+    if (passed != seen_ || mailbox::Reached(passed, expected_)) {
+      seen_ = passed;
+      seen_since_ = now;
+    }
+    if (now - seen_since_ <= command_.wait_timeout) return;
+  }
+  End(static_cast<int32_t>(absl::StatusCode::kDeadlineExceeded));
 }
 
 // ------------------------------------------------------------------------------------ in the slot
@@ -123,36 +209,47 @@ DeviceSession::SlotTensors CudaSession::TensorsOf(const LayerGeometry& geometry,
           .v = {.data = slot + command_.layout.v, .dtype = command_.kv_dtype, .bytes = bytes.v}};
 }
 
-mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers) const {
-  const auto word = [this](size_t offset) {
-    return reinterpret_cast<uint32_t*>(memory_->mailbox() + offset);
-  };
-  return {.arrived = word(command_.layout.arrived),
-          .finished = word(command_.layout.finished),
-          .status = word(command_.layout.status),
+mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_results) const {
+  const bool is_root = own_rank_ == 0;
+  // Other ranks do not share the GPU with the host.
+  const bool stream_waits = waiting_ == Waiting::kStreamMemoryOps && is_root;
+  uint32_t* peers = ranks_ > 1 ? memory_->finished_of_peers() : nullptr;
+  return {.arrived = Word(command_.layout.arrived),
+          .finished = is_root ? Word(command_.layout.finished)
+                              : peers + (own_rank_ - 1) * mailbox::kPeerWords,
+          .status = Word(command_.layout.status),
           .counter = memory_->counter(),
           .progress = memory_->progress(),
           .bound = static_cast<uint64_t>(command_.wait_timeout.count()),
           .layer = layer,
           .layers = layers,
-          .one_gpu = command_.host_gpu == mailbox_.gpu};
+          .one_gpu = ranks_ == 1 && command_.host_gpu == mailbox_.gpu,
+          .handed_over = stream_waits ? Word(command_.layout.handed_over) : nullptr,
+          .handed_back = stream_waits ? Word(command_.layout.handed_back) : nullptr,
+          .exchange_failure = ranks_ > 1 ? memory_->group()->failure_word() : nullptr,
+          .peers = is_root && !has_results ? peers : nullptr,
+          .ranks = ranks_};
 }
 
 CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
                                const mailbox::Gate& gate, uint32_t count) const {
-  CudaPlace place{.stream = memory_->stream(), .memory = memory_->workspace()};
+  CudaPlace place{
+      .stream = memory_->stream(), .memory = memory_->workspace(), .group = memory_->group()};
   place.q = step.q.data;
   place.k = step.k.data;
   place.v = step.v.data;
-  if (command_.output_dtype == DType::kF32) {
+  if (command_.output_dtype == DType::kF32 && own_rank_ == 0) {
     std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(count);
     place.result_o = reinterpret_cast<float*>(slot + command_.layout.output);
     place.result_lse = reinterpret_cast<float*>(slot + command_.layout.lse);
   }
   // What a prefill multiplies is narrowed before it is appended, and so behind the gate.
   const bool narrows_first = plan.new_tokens() != nullptr && step.k.dtype == DType::kF32;
+  // Behind a wait of the stream nothing begins early, as the gate's launch lets the append do.
+  const bool stream_waits = gate.handed_over != nullptr;
   const bool small_append =
-      !narrows_first && step.kind != StepKind::kDflash && plan.write_slots().count > 0 &&
+      !stream_waits && !narrows_first && step.kind != StepKind::kDflash &&
+      plan.write_slots().count > 0 &&
       cuda::AppendBlocks(step.geometry().kv, plan.padded_tokens()) <= cuda::kMostGatedBlocks;
   if (small_append) place.gate = gate;
   return place;
@@ -168,8 +265,10 @@ absl::Status CudaSession::CopyPages(Shard& shard, const std::vector<PageCopy>& c
 }
 
 absl::Status CudaSession::Enqueue(std::span<const PlannedStep> steps,
-                                  std::span<Shard* const> shards, uint32_t first_count) {
+                                  std::span<Shard* const> shards, uint32_t first_count,
+                                  Waiting waiting) {
   const NvtxRange range("session step", 0);
+  waiting_ = waiting;
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
   TRIBUTARY_RETURN_IF_ERROR(memory_->FollowRank());
   std::deque<Layer> layers;
@@ -180,6 +279,13 @@ absl::Status CudaSession::Enqueue(std::span<const PlannedStep> steps,
                             std::all_of(layers.begin(), layers.end(),
                                         [](const Layer& layer) { return layer.MayBeCaptured(); });
   TRIBUTARY_RETURN_IF_ERROR(may_be_graph ? LaunchGraph(layers) : Launch(layers));
+  if (waiting == Waiting::kStreamMemoryOps) {
+    const MutexLock lock(mutex_);
+    const bool idle = !stream_waits_ || mailbox::Reached(seen_, expected_);
+    if (idle) seen_since_ = Clock::now();
+    stream_waits_ = true;
+    expected_ = first_count + static_cast<uint32_t>(steps.size());
+  }
   watch_.Expect(command_.session, first_count + static_cast<uint32_t>(steps.size()));
   return absl::OkStatus();
 }
@@ -193,7 +299,7 @@ absl::Status CudaSession::Prepare(std::span<const PlannedStep> steps,
     const PlannedStep& step = steps[static_cast<size_t>(i)];
     TRIBUTARY_ASSIGN_OR_RETURN(const SessionPlans::Slot* slot,
                                memory_->plans().PlanOf(step, rank_.plan_options()));
-    const mailbox::Gate gate = GateOf(i, count);
+    const mailbox::Gate gate = GateOf(i, count, step.plan.query_rows > 0);
     const uint32_t number = first_count + static_cast<uint32_t>(i);
     const CudaPlace place = PlaceOf(step, slot->plan, gate, number);
     layers->push_back({.step = step,
@@ -213,8 +319,18 @@ absl::Status CudaSession::Prepare(std::span<const PlannedStep> steps,
 }
 
 absl::Status CudaSession::LaunchLayer(Layer& layer) {
+  const bool stream_waits = layer.gate.handed_over != nullptr;
+  if (stream_waits) {
+    if (layer.gate.layer > 0) {
+      TRIBUTARY_RETURN_IF_ERROR(LaunchFinish(layer.gate, early_launch_, memory_->stream()));
+    }
+    const cudaError_t waits =
+        cuda::EnqueueWaitAtLeast(layer.gate.handed_over, 1, memory_->stream());
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("waiting for a layer", waits));
+  }
   if (layer.own_gate) {
-    TRIBUTARY_RETURN_IF_ERROR(LaunchGate(layer.gate, early_launch_, memory_->stream()));
+    TRIBUTARY_RETURN_IF_ERROR(
+        LaunchGate(layer.gate, early_launch_ && !stream_waits, memory_->stream()));
   }
   TRIBUTARY_RETURN_IF_ERROR(layer.operations->StageAndEnqueueInputs());
   TRIBUTARY_RETURN_IF_ERROR(RunStep(layer.step, *layer.operations));
@@ -223,7 +339,7 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
                                       static_cast<size_t>(layer.plan.entries()) * sizeof(uint32_t),
                                       cudaMemcpyDeviceToHost, memory_->stream()));
   }
-  if (command_.output_dtype == DType::kF32 || layer.step.plan.query_rows == 0) {
+  if (command_.output_dtype == DType::kF32 || layer.step.plan.query_rows == 0 || own_rank_ > 0) {
     return absl::OkStatus();
   }
   const LayerGeometry geometry = layer.step.geometry();
@@ -244,7 +360,8 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
 absl::Status CudaSession::Launch(std::deque<Layer>& layers) {
   for (Layer& layer : layers) TRIBUTARY_RETURN_IF_ERROR(LaunchLayer(layer));
   const auto count = static_cast<int32_t>(layers.size());
-  return LaunchGate(GateOf(count, count), early_launch_, memory_->stream());
+  const bool has_results = layers.front().step.plan.query_rows > 0;
+  return LaunchGate(GateOf(count, count, has_results), early_launch_, memory_->stream());
 }
 
 absl::Status CudaSession::LaunchGraph(std::deque<Layer>& layers) {

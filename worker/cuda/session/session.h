@@ -1,11 +1,15 @@
-// A session on a GPU that is a rank on its own: its mailbox, its stream, and the steps that were
-// enqueued ahead.
+// A session on the GPU of a rank: its mailbox, its stream, and the steps that were enqueued ahead.
 //
 // A step's layers lie in the stream one after the other, each behind a gate (base/mailbox/gate.h)
 // that its doorbell opens. No call of the host, no lock and no allocation stands between two
 // layers. A step that resembles one before is launched as one CUDA graph.
+//
+// Of several ranks each has a stream of its own, whose gates look at the one mailbox, which is rank
+// 0's, and reads queries and tokens there. Rank 0 writes the merged result and rings.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -31,6 +35,8 @@ class CudaSession final : public DeviceSession {
   // As Backend::OpenSession. `rank` and `watch` outlive the session.
   static absl::StatusOr<std::unique_ptr<CudaSession>> Open(CudaRank& rank, SessionWatch& watch,
                                                            const OpenSessionCommand& command,
+                                                           collective::Communicator& comm,
+                                                           collective::Deadline deadline,
                                                            OnSessionNews news);
   ~CudaSession() override;
 
@@ -39,7 +45,7 @@ class CudaSession final : public DeviceSession {
                         int32_t tokens) const override;
   absl::Status CopyPages(Shard& shard, const std::vector<PageCopy>& copies) override;
   absl::Status Enqueue(std::span<const PlannedStep> layers, std::span<Shard* const> shards,
-                       uint32_t first_count) override;
+                       uint32_t first_count, Waiting waiting) override;
   void End(int32_t status) override;
 
  private:
@@ -55,16 +61,31 @@ class CudaSession final : public DeviceSession {
     uint32_t end() const { return first_count + static_cast<uint32_t>(layers); }
   };
 
-  CudaSession(CudaRank& rank, SessionWatch& watch, const OpenSessionCommand& command)
+  CudaSession(CudaRank& rank, SessionWatch& watch, const OpenSessionCommand& command, int32_t ranks,
+              int32_t own_rank)
       : rank_(rank),
         watch_(watch),
         command_(command),
+        ranks_(ranks),
+        own_rank_(own_rank),
         early_launch_(
             cuda::FeaturesOf(rank.plan_options().device.compute_capability).early_launch) {}
 
+  // This rank's memory, and on rank 0 the mailbox.
+  absl::Status TakeMemory();
+  // Of several ranks: all of them take memory and share it, or all of them fail.
+  absl::Status MeetOthers(collective::Communicator& comm, collective::Deadline deadline);
   absl::Status Describe();
   void Watch(OnSessionNews news);
-  mailbox::Gate GateOf(int32_t layer, int32_t layers) const;
+  // Puts what answers the host's round trips into the stream.
+  absl::Status AnswerProbe();
+  // A host that hands nothing over in time is told so. Only where the stream waits, which has no
+  // bound of its own; called now and then.
+  void EndIfHostIsSilent();
+  uint32_t* Word(size_t offset) const {
+    return reinterpret_cast<uint32_t*>(memory_->mailbox() + offset);
+  }
+  mailbox::Gate GateOf(int32_t layer, int32_t layers, bool has_results) const;
   CudaPlace PlaceOf(const PlannedStep& step, const DevicePlan& plan, const mailbox::Gate& gate,
                     uint32_t count) const;
   absl::Status Prepare(std::span<const PlannedStep> steps, std::span<Shard* const> shards,
@@ -82,16 +103,24 @@ class CudaSession final : public DeviceSession {
   CudaRank& rank_;
   SessionWatch& watch_;
   const OpenSessionCommand command_;
+  const int32_t ranks_;
+  const int32_t own_rank_;
   const bool early_launch_;
   // Goes when nothing of the session runs any more; then the watch frees it.
   std::shared_ptr<SessionMemory> memory_;
-  DeviceMailbox mailbox_;
+  DeviceMailbox mailbox_;  // rank 0's
   bool watched_ = false;
   bool graphs_work_ = true;
+  Waiting waiting_ = Waiting::kSpinningWarp;  // of the step that is being enqueued
 
   Mutex mutex_;
   bool ended_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::deque<Repeat> repeats_ TRIBUTARY_GUARDED_BY(mutex_);  // not yet told of
+  // The last layer of the steps whose stream waits, and when the host handed over its last one.
+  bool stream_waits_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  uint32_t expected_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  uint32_t seen_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point seen_since_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::worker

@@ -1,6 +1,7 @@
 #include "worker/cuda/session/session_memory.h"
 
 #include <new>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/status_macros.h"
@@ -15,8 +16,8 @@ constexpr size_t kSharedUnit = size_t{2} << 20;
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SessionMemory>> SessionMemory::Take(
-    CudaRank& rank, const OpenSessionCommand& command) {
-  std::shared_ptr<SessionMemory> memory(new SessionMemory(rank));
+    CudaRank& rank, const OpenSessionCommand& command, int32_t ranks, int32_t own_rank) {
+  std::shared_ptr<SessionMemory> memory(new SessionMemory(rank, ranks, own_rank));
   TRIBUTARY_RETURN_IF_ERROR(memory->TakeAll(command));
   return memory;
 }
@@ -29,17 +30,20 @@ absl::Status SessionMemory::TakeAll(const OpenSessionCommand& command) {
   new (pinned_.data()) Pinned();
   // A unit more than the layout takes: kernels read padded rows behind the last one.
   mailbox_bytes_ = (command.layout.bytes / kSharedUnit + 2) * kSharedUnit;
-  const absl::Status taken = FromCuda("taking the mailbox", cudaMalloc(&mailbox_, mailbox_bytes_));
-  if (!taken.ok()) {
-    return absl::Status(taken.code(),
-                        absl::StrCat("a mailbox of ", mailbox_bytes_, " bytes: ", taken.message()));
+  if (own_rank_ == 0) {
+    const absl::Status taken =
+        FromCuda("taking the mailbox", cudaMalloc(&mailbox_, mailbox_bytes_));
+    if (!taken.ok()) {
+      return absl::Status(
+          taken.code(), absl::StrCat("a mailbox of ", mailbox_bytes_, " bytes: ", taken.message()));
+    }
+    TRIBUTARY_CUDA_OK(cudaMemsetAsync(mailbox_, 0, mailbox_bytes_, stream_));
   }
   counter_.emplace(stream_);
   TRIBUTARY_RETURN_IF_ERROR(counter_->ReserveZeroed(sizeof(mailbox::SessionCounter), stream_));
   workspace_ = std::make_unique<CudaRank::Workspace>(stream_);
   plans_ = std::make_unique<SessionPlans>(stream_, command.max_steps + 1);
   TRIBUTARY_RETURN_IF_ERROR(plans_->Reserve());
-  TRIBUTARY_CUDA_OK(cudaMemsetAsync(mailbox_, 0, mailbox_bytes_, stream_));
   TRIBUTARY_CUDA_OK(cudaStreamSynchronize(stream_));
   return absl::OkStatus();
 }
@@ -51,8 +55,11 @@ SessionMemory::~SessionMemory() {
   plans_.reset();
   workspace_.reset();
   counter_.reset();
+  group_.reset();
+  SayGone();
   if (control_ != nullptr) cudaStreamSynchronize(control_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  root_.reset();
   if (mailbox_ != nullptr) cudaFree(mailbox_);
   if (rank_work_ != nullptr) cudaEventDestroy(rank_work_);
   if (control_ != nullptr) cudaStreamDestroy(control_);
@@ -65,11 +72,54 @@ absl::Status SessionMemory::FollowRank() {
   return absl::OkStatus();
 }
 
-absl::Status SessionMemory::WriteWord(size_t offset, uint32_t value) {
-  uint32_t* word = &pinned_.as<Pinned>()->word;
-  *word = value;
+absl::Status SessionMemory::WriteWord(size_t offset, const uint32_t& from) {
+  if (mailbox() == nullptr) return absl::OkStatus();  // it was never shared
   TRIBUTARY_CUDA_OK(
-      cudaMemcpyAsync(mailbox_ + offset, word, sizeof(value), cudaMemcpyHostToDevice, control_));
+      cudaMemcpyAsync(mailbox() + offset, &from, sizeof(from), cudaMemcpyHostToDevice, control_));
+  return absl::OkStatus();
+}
+
+void SessionMemory::Share(std::unique_ptr<PeerMailbox> root,
+                          std::unique_ptr<collective::DeviceGroup> group) {
+  root_ = std::move(root);
+  group_ = std::move(group);
+}
+
+void SessionMemory::SayGone() {
+  if (root_ == nullptr) return;
+  uint32_t* word = PeerWord(kGoneFromEnd) + own_rank_ * mailbox::kPeerWords;
+  (void)cudaMemcpyAsync(word, &pinned_.as<Pinned>()->gone, sizeof(uint32_t), cudaMemcpyHostToDevice,
+                        control_);
+}
+
+bool SessionMemory::PeersAreGone() {
+  if (own_rank_ != 0 || group_ == nullptr) return true;
+  auto& gone = pinned_.as<Pinned>()->gone_of_peers;
+  if (!rank_.Use().ok() ||
+      cudaMemcpyAsync(gone, PeerWord(kGoneFromEnd), sizeof(gone), cudaMemcpyDeviceToHost,
+                      control_) != cudaSuccess ||
+      cudaStreamSynchronize(control_) != cudaSuccess) {
+    return false;
+  }
+  for (int32_t rank = 1; rank < ranks_; ++rank) {
+    if (gone[rank * mailbox::kPeerWords] == 0) return false;
+  }
+  return true;
+}
+
+absl::Status SessionMemory::WriteStatus(const mailbox::Layout& layout, uint32_t status) {
+  uint32_t& word = pinned_.as<Pinned>()->status;
+  word = status;
+  return WriteWord(layout.status, word);
+}
+
+absl::Status SessionMemory::EndStreamWaits(const mailbox::Layout& layout) {
+  const uint32_t& word = pinned_.as<Pinned>()->ends_waits;
+  // Those of layers, and those of round trips.
+  for (const size_t offset :
+       {layout.handed_over, layout.handed_back, layout.service_sleeps, layout.host_sleeps}) {
+    TRIBUTARY_RETURN_IF_ERROR(WriteWord(offset, word));
+  }
   return absl::OkStatus();
 }
 

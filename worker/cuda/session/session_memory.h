@@ -4,15 +4,19 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mailbox/gate.h"
+#include "collective/direct/direct_layout.h"
+#include "collective/group/device_group.h"
 #include "worker/command.h"
 #include "worker/cuda/memory.h"
 #include "worker/cuda/rank.h"
+#include "worker/cuda/session/session_group.h"
 #include "worker/cuda/session/session_plans.h"
 #include "worker/cuda/step_graphs.h"
 
@@ -22,16 +26,28 @@ namespace tributary::worker {
 // other sessions. So whoever destroys this is a thread that may wait (SessionWatch::FreeLater).
 class SessionMemory {
  public:
-  // kResourceExhausted: no room. The device is the calling thread's.
+  // kResourceExhausted: no room. The device is the calling thread's. `ranks`: that share the
+  // session; rank 0 alone has the mailbox, and the others are told of it by Share.
   static absl::StatusOr<std::shared_ptr<SessionMemory>> Take(CudaRank& rank,
-                                                             const OpenSessionCommand& command);
+                                                             const OpenSessionCommand& command,
+                                                             int32_t ranks, int32_t own_rank);
   ~SessionMemory();
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
 
   cudaStream_t stream() const { return stream_; }
-  std::byte* mailbox() const { return mailbox_; }
+  // Rank 0's.
+  std::byte* mailbox() const { return root_ != nullptr ? root_->data() : mailbox_; }
   size_t mailbox_bytes() const { return mailbox_bytes_; }
+  // What ranks but rank 0 have finished of steps without results, kPeerWords apart from rank 1 on;
+  // in rank 0's memory.
+  uint32_t* finished_of_peers() const { return PeerWord(kFinishedFromEnd); }
+  // The group that the session's partials are exchanged in; null on a rank on its own.
+  collective::DeviceGroup* group() const { return group_.get(); }
+  // Of several ranks: how this one reaches rank 0's mailbox (null on rank 0), and the group.
+  void Share(std::unique_ptr<PeerMailbox> root, std::unique_ptr<collective::DeviceGroup> group);
+  // Whether no other rank reaches the mailbox any more. For whoever destroys this.
+  bool PeersAreGone();
   mailbox::SessionCounter* counter() const { return counter_->as<mailbox::SessionCounter>(); }
   mailbox::SessionProgress* progress() const { return &pinned_.as<Pinned>()->progress; }
   CudaRank::Workspace& workspace() { return *workspace_; }
@@ -40,21 +56,41 @@ class SessionMemory {
 
   // What comes into the stream from now on comes behind what the rank's stream has been given.
   absl::Status FollowRank();
-  // Writes a word of the mailbox beside all that runs or waits.
-  absl::Status WriteWord(size_t offset, uint32_t value);
+  // Both write words of the mailbox beside all that runs or waits. The status; it is written once.
+  absl::Status WriteStatus(const mailbox::Layout& layout, uint32_t status);
+  // What streams of either side wait for.
+  absl::Status EndStreamWaits(const mailbox::Layout& layout);
 
  private:
   struct Pinned {
     mailbox::SessionProgress progress;
-    uint32_t word = 0;  // what WriteWord writes
+    uint32_t status = 0;  // what WriteStatus writes
+    uint32_t ends_waits = mailbox::kEndsWaits;
+    uint32_t gone = 1;  // what this rank says when it does not reach the mailbox any more
+    uint32_t gone_of_peers[collective::kMaxDirectRanks * mailbox::kPeerWords] = {};
   };
 
-  explicit SessionMemory(CudaRank& rank) : rank_(rank) {}
+  // Words of ranks lie at the end of the mailbox's memory, so far from its end.
+  static constexpr size_t kFinishedFromEnd = 8192;
+  static constexpr size_t kGoneFromEnd = 4096;
+
+  SessionMemory(CudaRank& rank, int32_t ranks, int32_t own_rank)
+      : rank_(rank), ranks_(ranks), own_rank_(own_rank) {}
+  uint32_t* PeerWord(size_t from_end) const {
+    return reinterpret_cast<uint32_t*>(mailbox() + mailbox_bytes_ - from_end);
+  }
+  // Rank 0 may give the mailbox back as far as this rank goes.
+  void SayGone();
+  absl::Status WriteWord(size_t offset, const uint32_t& from);
   absl::Status TakeAll(const OpenSessionCommand& command);
 
   CudaRank& rank_;
+  const int32_t ranks_;
+  const int32_t own_rank_;
+  std::unique_ptr<PeerMailbox> root_;  // on other ranks than rank 0
+  std::unique_ptr<collective::DeviceGroup> group_;
   cudaStream_t stream_ = nullptr;   // of the steps
-  cudaStream_t control_ = nullptr;  // of WriteWord
+  cudaStream_t control_ = nullptr;  // of what is written beside
   cudaEvent_t rank_work_ = nullptr;
   std::byte* mailbox_ = nullptr;
   size_t mailbox_bytes_ = 0;

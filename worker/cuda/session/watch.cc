@@ -14,6 +14,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::milliseconds kDevicePause{20};
+// Between two looks at memory that other ranks may still reach.
+constexpr std::chrono::milliseconds kHeldBackPause{20};
+constexpr std::chrono::seconds kLastGrace{2};
 
 uint32_t Read(const uint32_t& word) {
   return std::atomic_ref<const uint32_t>(word).load(std::memory_order_acquire);
@@ -105,20 +108,38 @@ void SessionWatch::Look(bool at_device) {
   }
 }
 
-void SessionWatch::FreeLater(std::shared_ptr<void> memory) {
+void SessionWatch::FreeLater(std::shared_ptr<void> memory, std::function<bool()> may_go) {
   const MutexLock lock(mutex_);
-  unused_.push_back({std::move(memory), Clock::now()});
+  unused_.push_back({std::move(memory), std::move(may_go), Clock::now()});
   changed_.NotifyAll();
 }
 
 void SessionWatch::FreeUnused() {
-  while (!unused_.empty() && (!Busy() || Clock::now() - unused_.front().since > kPatience)) {
-    std::shared_ptr<void> memory = std::move(unused_.front().memory);
+  // Each is looked at once: what may not go yet goes to the end of the queue.
+  for (size_t left = unused_.size(); left > 0; --left) {
+    if (Busy() && Clock::now() - unused_.front().since <= kPatience) return;
+    Unused unused = std::move(unused_.front());
     unused_.pop_front();
     mutex_.Unlock();
-    memory.reset();
+    const bool goes = unused.may_go == nullptr || unused.may_go();
+    if (goes) unused.memory.reset();
     mutex_.Lock();
+    if (goes) continue;
+    unused.since = Clock::now();
+    unused_.push_back(std::move(unused));
   }
+}
+
+void SessionWatch::FreeOrLeakUnused() {
+  const Clock::time_point grace = Clock::now() + kLastGrace;
+  while (true) {
+    FreeUnused();
+    if (unused_.empty() || Clock::now() >= grace) break;
+    changed_.WaitUntil(mutex_, Clock::now() + kHeldBackPause);
+  }
+  // The ranks that hold it back are not coming.
+  for (Unused& unused : unused_) new std::shared_ptr<void>(std::move(unused.memory));
+  unused_.clear();
 }
 
 void SessionWatch::Loop() {
@@ -127,7 +148,12 @@ void SessionWatch::Loop() {
   while (!stopping_) {
     FreeUnused();
     if (!Busy()) {
-      if (unused_.empty() && !stopping_) changed_.Wait(mutex_);
+      if (stopping_) continue;
+      if (unused_.empty()) {
+        changed_.Wait(mutex_);
+      } else {
+        changed_.WaitUntil(mutex_, Clock::now() + kHeldBackPause);
+      }
       continue;
     }
     const Clock::time_point now = Clock::now();
@@ -138,7 +164,7 @@ void SessionWatch::Loop() {
   }
   // Whoever stops the watch has no sessions left.
   sessions_.clear();
-  FreeUnused();
+  FreeOrLeakUnused();
 }
 
 }  // namespace tributary::worker

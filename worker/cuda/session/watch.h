@@ -36,12 +36,14 @@ class SessionWatch {
   // `told` is not called any more when this returns. Not from within `told`.
   void Remove(SessionId session);
   // Destroys `memory` on the watch's thread, when no step of a session is in flight, or after a
-  // while: CUDA may make it wait for all that runs.
-  void FreeLater(std::shared_ptr<void> memory);
+  // while: CUDA may make it wait for all that runs. Not before `may_go` says so, which is asked now
+  // and then; what it holds back to the end stays until the process ends.
+  void FreeLater(std::shared_ptr<void> memory, std::function<bool()> may_go = nullptr);
 
  private:
   struct Unused {
     std::shared_ptr<void> memory;
+    std::function<bool()> may_go;
     std::chrono::steady_clock::time_point since;
   };
   struct Watched {
@@ -61,6 +63,8 @@ class SessionWatch {
   void Look(bool at_device) TRIBUTARY_REQUIRES(mutex_);
   // Destroys what has become unused; releases the lock meanwhile.
   void FreeUnused() TRIBUTARY_REQUIRES(mutex_);
+  // The same at the end, when whatever holds memory back has had its time.
+  void FreeOrLeakUnused() TRIBUTARY_REQUIRES(mutex_);
 
   Mutex mutex_;
   CondVar changed_;

@@ -1,0 +1,272 @@
+// Sessions whose mailbox lies on a GPU, as the coordinator sees them: how they are opened, what the
+// ranks are told, and what their news settle. The GPUs are a fake group's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "service/data/waiting_choice.h"
+#include "tests/service/fake_group.h"
+#include "tests/service/session_driver.h"
+#include "tests/service/test_service.h"
+
+namespace tributary::service::testing {
+namespace {
+
+using ::grpc::StatusCode;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+v1::ProbeResult Times(double memory_ops, double spinning) {
+  v1::ProbeResult times;
+  times.set_memory_ops_seconds(memory_ops);
+  times.set_spinning_seconds(spinning);
+  return times;
+}
+
+// ---- the choice ---------------------------------------------------------------------------------
+
+TEST(WaitingChoice, WarpsSpinWhereTheyMeet) {
+  for (const bool one_gpu : {true, false}) {
+    const WaitingChoice choice = ChooseWaiting(Times(13.6e-6, 3.4e-6), one_gpu);
+    EXPECT_EQ(choice.waiting, worker::Waiting::kSpinningWarp);
+    EXPECT_EQ(choice.round_trip_seconds, 3.4e-6);
+    EXPECT_THAT(choice.warning, IsEmpty());
+  }
+  // A little faster is not worth two launches per layer.
+  EXPECT_EQ(ChooseWaiting(Times(4e-6, 5e-6), true).waiting, worker::Waiting::kSpinningWarp);
+}
+
+TEST(WaitingChoice, StreamsWaitWhereProcessesTakeTurns) {
+  const WaitingChoice choice = ChooseWaiting(Times(13.6e-6, 4.5e-3), true);
+  EXPECT_EQ(choice.waiting, worker::Waiting::kStreamMemoryOps);
+  EXPECT_EQ(choice.round_trip_seconds, 13.6e-6);
+  EXPECT_THAT(choice.warning, HasSubstr("MPS"));
+  EXPECT_THAT(choice.warning, HasSubstr("13.6 us"));
+}
+
+TEST(WaitingChoice, WhatWasNotTimedIsNotChosen) {
+  EXPECT_EQ(ChooseWaiting(Times(0, 4.5e-3), true).waiting, worker::Waiting::kSpinningWarp);
+  EXPECT_THAT(ChooseWaiting(Times(0, 4.5e-3), true).warning, HasSubstr("MPS"));
+  EXPECT_EQ(ChooseWaiting(Times(13e-6, 0), false).waiting, worker::Waiting::kStreamMemoryOps);
+  const WaitingChoice neither = ChooseWaiting(Times(0, 0), true);
+  EXPECT_EQ(neither.waiting, worker::Waiting::kSpinningWarp);
+  EXPECT_EQ(neither.round_trip_seconds, 0);
+  // What a host says is not trusted to be a time.
+  for (const double odd :
+       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(ChooseWaiting(Times(odd, odd), true).round_trip_seconds, 0);
+    EXPECT_EQ(ChooseWaiting(Times(odd, 3e-6), true).waiting, worker::Waiting::kSpinningWarp);
+  }
+}
+
+// ---- sessions -----------------------------------------------------------------------------------
+
+class DeviceSessionTest : public ::testing::Test {
+ protected:
+  void Begin(TestService::Options options = {}, int ranks = 1) {
+    group_ = new FakeGroup(ranks, /*record=*/true, worker::Device::kCuda);
+    service_.emplace(std::move(options), std::unique_ptr<WorkerGroup>(group_));
+    ASSERT_TRUE(CreateCache(service_->stub(), "m", SmallSpec()).ok());
+    ASSERT_TRUE(tributary::service::testing::Open(service_->stub(), "m", 1).ok());
+  }
+
+  static v1::OpenSession DeviceOpen(bool measures = true) {
+    v1::OpenSession open = MessagesSession(8);
+    open.set_memory(v1::SESSION_MEMORY_DEVICE);
+    open.set_device_uuid("GPU-0");
+    open.set_measures(measures);
+    return open;
+  }
+
+  // One new token, and a query row for it, through both layers.
+  static v1::SubmitStep StepAt(uint64_t step_id, int64_t position) {
+    v1::SubmitStep step;
+    step.set_step_id(step_id);
+    step.set_mode(v1::ATTEND_MODE_CAUSAL);
+    step.set_layers(2);
+    v1::SessionStepEntry* entry = step.add_entries();
+    entry->set_sequence_id(1);
+    entry->set_first_position(position);
+    entry->set_query_rows(1);
+    entry->set_new_tokens(1);
+    return step;
+  }
+
+  // The last command of its kind.
+  template <typename Body>
+  std::optional<Body> Last() const {
+    std::optional<Body> last;
+    for (const auto& command : group_->commands()) {
+      if (const auto* body = std::get_if<Body>(&command->body)) last = *body;
+    }
+    return last;
+  }
+
+  int64_t Length() { return service_->Topology().caches(0).sequence(0).length(); }
+
+  FakeGroup* group_ = nullptr;  // the service's
+  std::optional<TestService> service_;
+};
+
+TEST_F(DeviceSessionTest, TheHostTimesRoundTripsAndTheServiceChooses) {
+  Begin();
+  const v1::ProbeResult times = Times(13e-6, 4.5e-3);
+  SessionDriver session(service_->stub(), DeviceOpen(), &times);
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  EXPECT_TRUE(session.was_probed());
+  EXPECT_EQ(session.opened().waiting(), v1::WAITING_STREAM_MEMORY_OPS);
+  EXPECT_EQ(session.opened().round_trip_seconds(), 13e-6);
+  EXPECT_THAT(session.opened().warning(), HasSubstr("MPS"));
+  EXPECT_EQ(session.opened().device().device_uuid(), "GPU-0");
+  EXPECT_TRUE(Last<worker::OpenSessionCommand>()->measures);
+  // Ranks are told with each step.
+  session.Submit(StepAt(1, 0));
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  EXPECT_EQ(Last<worker::SessionStepCommand>()->waiting, worker::Waiting::kStreamMemoryOps);
+  group_->Tell({.session = session.opened().session_id(), .ended = 2});
+  EXPECT_FALSE(session.ReadEnded().has_status());
+
+  const v1::GetTopologyReply topology = service_->Topology();
+  ASSERT_EQ(topology.sessions_size(), 1);
+  const v1::SessionInfo& info = topology.sessions(0);
+  EXPECT_EQ(info.session_id(), session.opened().session_id());
+  EXPECT_EQ(info.cache_id(), "m");
+  EXPECT_EQ(info.memory(), v1::SESSION_MEMORY_DEVICE);
+  EXPECT_EQ(info.waiting(), v1::WAITING_STREAM_MEMORY_OPS);
+  EXPECT_EQ(info.round_trip_seconds(), 13e-6);
+  EXPECT_EQ(info.warning(), session.opened().warning());
+  EXPECT_GT(info.mailbox_bytes(), 0u);
+  EXPECT_EQ(info.steps_in_flight(), 0);
+  EXPECT_EQ(info.steps_done(), 1u);
+  EXPECT_EQ(info.layers_done(), 2u);
+  session.SendClose();
+  EXPECT_TRUE(session.Finish().ok());
+  EXPECT_EQ(service_->Topology().sessions_size(), 0);
+}
+
+TEST_F(DeviceSessionTest, AHostThatDoesNotMeasureIsNotAsked) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  EXPECT_EQ(session.opened().waiting(), v1::WAITING_SPINNING_WARP);
+  EXPECT_EQ(session.opened().round_trip_seconds(), 0);
+  session.SendTimes(Times(1e-6, 1e-6));  // unbidden
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "probed");
+}
+
+TEST_F(DeviceSessionTest, AHostThatDoesNotAnswerLosesItsSession) {
+  TestService::Options options;
+  options.coordinator.session_limits.probe_patience = std::chrono::milliseconds(50);
+  Begin(std::move(options));
+  SessionDriver session(service_->stub(), DeviceOpen());
+  EXPECT_TRUE(session.was_probed());
+  EXPECT_EQ(session.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Last<worker::CloseSessionCommand>().has_value());
+}
+
+TEST_F(DeviceSessionTest, AStepBeforeTheAnswerEndsTheSession) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen());
+  session.Submit(StepAt(1, 0));
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "submit");
+  EXPECT_TRUE(Last<worker::CloseSessionCommand>().has_value());
+  EXPECT_EQ(Length(), 0);
+}
+
+TEST_F(DeviceSessionTest, OnlySessionsOnGpusMeasure) {
+  Begin();
+  v1::OpenSession open = MessagesSession(8);
+  open.set_measures(true);
+  SessionDriver session(service_->stub(), open);
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "open.measures");
+}
+
+TEST_F(DeviceSessionTest, AMailboxOnAnotherMachineIsRefused) {
+  Begin();
+  group_->LieElsewhere();
+  SessionDriver session(service_->stub(), DeviceOpen());
+  EXPECT_FALSE(session.is_open());
+  const grpc::Status status = session.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(FieldOf(status), "open.memory");
+  EXPECT_TRUE(Last<worker::CloseSessionCommand>().has_value());
+}
+
+TEST_F(DeviceSessionTest, AStepIsSettledWhenAllRanksAreThrough) {
+  Begin({}, /*ranks=*/3);
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  const uint64_t id = session.opened().session_id();
+  session.Submit(StepAt(1, 0));
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  session.Submit(StepAt(2, 1));
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  group_->Tell({.session = id, .rank = 2, .ended = 2});
+  group_->Tell({.session = id, .rank = 0, .ended = 4});
+  EXPECT_EQ(Length(), 0);
+  group_->Tell({.session = id, .rank = 1, .ended = 2});
+  EXPECT_EQ(session.ReadEnded().step_id(), 1u);
+  EXPECT_EQ(Length(), 1);
+  // What one rank did not carry out is not done, wherever the others are.
+  group_->Tell({.session = id, .rank = 2, .ended = 4});
+  group_->Tell({.session = id,
+                .rank = 1,
+                .ended = 3,
+                .status = absl::DeadlineExceededError("the host is silent")});
+  const v1::StepEnded ended = session.ReadEnded();
+  EXPECT_EQ(ended.step_id(), 2u);
+  EXPECT_EQ(ended.status().code(), static_cast<int>(StatusCode::DEADLINE_EXCEEDED));
+  EXPECT_EQ(ended.layers_done(), 1);
+  EXPECT_EQ(session.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Length(), 1);
+}
+
+TEST_F(DeviceSessionTest, ConflictsOfAnyRankAreTold) {
+  Begin({}, /*ranks=*/2);
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  const uint64_t id = session.opened().session_id();
+  for (const uint64_t step : {1, 2}) {  // the second repeats the first
+    session.Submit(StepAt(step, 0));
+    const v1::StepAccepted accepted = session.ReadAccepted();
+    ASSERT_FALSE(accepted.has_status()) << accepted.status().message();
+    const auto end = static_cast<uint32_t>(2 * step);
+    group_->Tell({.session = id, .rank = 0, .ended = end});
+    worker::SessionNews news{.session = id, .rank = 1, .ended = end};
+    if (step == 2) news.conflicts.emplace_back(2, 0);
+    group_->Tell(news);
+    EXPECT_EQ(session.ReadEnded().status().code(),
+              step == 1 ? 0 : static_cast<int>(StatusCode::ALREADY_EXISTS));
+  }
+}
+
+TEST_F(DeviceSessionTest, ANewEpochEndsIt) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  session.Submit(StepAt(1, 0));
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  group_->Break("a worker was killed");
+  EXPECT_EQ(session.ReadEnded().status().code(), static_cast<int>(StatusCode::ABORTED));
+  EXPECT_EQ(session.Finish().error_code(), StatusCode::ABORTED);
+  group_->Form({false});
+  // What its ranks say late means nothing.
+  group_->Tell({.session = session.opened().session_id(), .ended = 2});
+  EXPECT_EQ(Length(), 0);
+}
+
+}  // namespace
+}  // namespace tributary::service::testing
