@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/coordinator/operation.h"
 #include "service/schedule/step_batch.h"

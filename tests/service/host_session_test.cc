@@ -175,13 +175,15 @@ TEST_P(HostSessionTest, StepsLargerThanASlotGoInPieces) {
     if (sends) group = std::make_unique<RemoteLikeGroup>(2);
     if (!sends) group = CreateEmbeddedGroup({.workers = 2, .threads = 2});
     TestService service({}, std::move(group));
-    Prepare(service, spec_, 3);
+    PrepareCache(service, spec_, 3);
     ModelHost model(&service.stub(), "m", spec_, DType::kBf16, 1);
-    const auto session = OpenSessionAt(service.address(), Options(16, v1::DTYPE_BF16));
+    const auto session = OpenSessionAt(
+        service.address(),
+        {.max_rows = 16, .max_new_tokens = 16, .dtype = v1::DTYPE_BF16, .memory = GetParam()});
     ASSERT_NE(session, nullptr);
-    RunStep(*session, model, Make(model, {{1, 75}, {2, 3}}));
-    RunStep(*session, model, Make(model, {{2, 1}, {1, 1}, {3, 90}}));
-    RunStep(*session, model, Make(model, {{1, 10}, {2, 10}, {3, 10}}));
+    RunStep(*session, model, MakeLayers(model, {{1, 75}, {2, 3}}));
+    RunStep(*session, model, MakeLayers(model, {{2, 1}, {1, 1}, {3, 90}}));
+    RunStep(*session, model, MakeLayers(model, {{1, 10}, {2, 10}, {3, 10}}));
     RunStep(*session, model,
             {model.MakeDraft(0, {{1, 9}, {2, 9}, {3, 16}}),
              model.MakeDraft(1, {{1, 9}, {2, 9}, {3, 16}})});
@@ -194,41 +196,37 @@ TEST_P(HostSessionTest, StepsLargerThanASlotGoInPieces) {
 }
 
 TEST_P(HostSessionTest, StepsOfPiecesAreSubmittedAheadRepeatedAndAppended) {
-  TestService service({.workers = 2});
-  Prepare(service, spec_, 2);
-  ModelHost model(&service.stub(), "m", spec_, DType::kBf16, 1);
-  const auto session = OpenSessionAt(service.address(), Options(16, v1::DTYPE_BF16));
-  ASSERT_NE(session, nullptr);
-  Requests prompt = Make(model, {{1, 5}, {2, 40}});
-  const auto first = session->Submit(StepOf(prompt));
+  ASSERT_NO_FATAL_FAILURE(Start(/*workers=*/2, /*sequences=*/2, /*rows=*/16, DType::kBf16));
+  Requests prompt = Make({{1, 5}, {2, 40}});
+  const auto first = session_->Submit(StepOf(prompt));
   ASSERT_TRUE(first.ok()) << first.status();
-  const Requests next = Make(model, {{1, 20}, {2, 1}});
-  const auto second = session->Submit(StepOf(next));
+  const Requests next = Make({{1, 20}, {2, 1}});
+  const auto second = session_->Submit(StepOf(next));
   ASSERT_TRUE(second.ok()) << second.status();
-  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
-  for (const auto& request : next) ASSERT_TRUE(AttendWith(*session, request, &model).ok());
-  EXPECT_TRUE(session->Await(*first).ok());
-  EXPECT_TRUE(session->Await(*second).ok());
+  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session_, request, &*model_).ok());
+  for (const auto& request : next) ASSERT_TRUE(AttendWith(*session_, request, &*model_).ok());
+  EXPECT_TRUE(session_->Await(*first).ok());
+  EXPECT_TRUE(session_->Await(*second).ok());
 
-  Requests appended = Make(model, {{2, 50}});
+  Requests appended = Make({{2, 50}});
   client::SessionStep step = StepOf(appended);
   step.append_only = true;
   step.entries[0].query_rows = 0;
-  const auto append = session->Submit(step);
+  const auto append = session_->Submit(step);
   ASSERT_TRUE(append.ok()) << append.status();
   for (const v1::AttendRequest& request : appended) {
-    ASSERT_TRUE(session->Append(RowsOf(request.k()), RowsOf(request.v())).ok());
+    ASSERT_TRUE(session_->Append(RowsOf(request.k()), RowsOf(request.v())).ok());
   }
-  EXPECT_TRUE(session->Await(*append).ok());
-  RunStep(*session, model, Make(model, {{1, 1}, {2, 1}}));
+  EXPECT_TRUE(session_->Await(*append).ok());
+  RunStep(*session_, *model_, Make({{1, 1}, {2, 1}}));
 
   // Other bytes in the last piece of the second entry.
   std::string* k = prompt[1].mutable_k()->mutable_inline_();
   (*k)[k->size() - 1] = static_cast<char>((*k)[k->size() - 1] ^ 0x41);
-  const auto repeated = session->Submit(StepOf(prompt));
+  const auto repeated = session_->Submit(StepOf(prompt));
   ASSERT_TRUE(repeated.ok()) << repeated.status();
-  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session, request, nullptr).ok());
-  const absl::Status differs = session->Await(*repeated);
+  for (const auto& request : prompt) ASSERT_TRUE(AttendWith(*session_, request, nullptr).ok());
+  const absl::Status differs = session_->Await(*repeated);
   EXPECT_TRUE(absl::IsAlreadyExists(differs)) << differs;
   EXPECT_EQ(tributary::FieldOf(differs), "entries[1].first_position");
 }

@@ -32,7 +32,9 @@ std::chrono::steady_clock::time_point Soon() {
 Descriptor Memfd(size_t bytes, int seals) {
   Descriptor memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(ftruncate(memory.get(), static_cast<off_t>(bytes)), 0);
-  if (seals != 0) EXPECT_EQ(fcntl(memory.get(), F_ADD_SEALS, seals), 0);
+  if (seals != 0) {
+    EXPECT_EQ(fcntl(memory.get(), F_ADD_SEALS, seals), 0);
+  }
   return memory;
 }
 
@@ -142,7 +144,9 @@ TEST_F(MemfdRegionTest, WhatIsNoHandingOverLeavesNothingBehind) {
     const auto connection = ConnectToUnix(CompanionSocketOf(Path()), 0);
     ASSERT_TRUE(connection.ok()) << connection.status();
     const Descriptor held(*connection);
-    if (i % 2 == 0) EXPECT_TRUE(SendWithDescriptor(held.get(), "half", memory.get()));
+    if (i % 2 == 0) {
+      EXPECT_TRUE(SendWithDescriptor(held.get(), "half", memory.get()));
+    }
   }
   EXPECT_TRUE(Register("r", HandedOver(memory.get()), 0, 4096).ok());
 }

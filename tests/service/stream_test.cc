@@ -332,7 +332,9 @@ TEST_F(StreamTest, WhatCannotBeParsedEndsASessionWithAStatus) {
   for (const bool opened : {false, true}) {
     SCOPED_TRACE(opened);
     RawStream stream(service.NewChannel(), "AttendSession");
-    if (opened) ASSERT_TRUE(stream.Write(open.SerializeAsString()));
+    if (opened) {
+      ASSERT_TRUE(stream.Write(open.SerializeAsString()));
+    }
     ASSERT_TRUE(stream.Write("\x0a"));
     stream.SkipReplies();
     const grpc::Status status = stream.Finish();

@@ -15,6 +15,7 @@
 #include "base/status/rpc_errors.h"
 #include "base/sync/mutex.h"
 #include "service/client/attend_message.h"
+#include "service/client/groups/attends_in_flight.h"
 #include "service/client/groups/split_call.h"
 #include "service/client/retry.h"
 
@@ -140,11 +141,12 @@ void AddTopology(const v1::GetTopologyReply& from, v1::GetTopologyReply* to) {
 
 class GroupsClient final : public Client {
  public:
-  GroupsClient(std::shared_ptr<GroupTable> table, std::chrono::milliseconds timeout)
-      : table_(std::move(table)), timeout_(timeout) {}
+  GroupsClient(std::shared_ptr<GroupTable> table, std::shared_ptr<AttendsInFlight> calls,
+               std::chrono::milliseconds timeout)
+      : table_(std::move(table)), calls_(std::move(calls)), timeout_(timeout) {}
 
   std::unique_ptr<Client> WithTimeout(std::chrono::milliseconds timeout) override {
-    return std::make_unique<GroupsClient>(table_, timeout);
+    return std::make_unique<GroupsClient>(table_, calls_, timeout);
   }
 
   absl::StatusOr<v1::CreateCacheReply> CreateCache(const std::string& cache_id,
@@ -264,21 +266,40 @@ class GroupsClient final : public Client {
     return result.get();
   }
 
-  void AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
-    if (absl::Status status = CheckCall(call); !status.ok()) return done(std::move(status));
+  uint64_t AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) override {
+    const auto refuse = [&done](absl::Status why) {
+      done(std::move(why));
+      return uint64_t{0};
+    };
+    if (absl::Status status = CheckCall(call); !status.ok()) return refuse(std::move(status));
     std::vector<GroupPtr> groups;
     const absl::StatusOr<std::vector<size_t>> where = GroupsOf(call.entries, &groups);
-    if (!where.ok()) return done(where.status());
-    if (groups.size() == 1) return AttendIn(*groups[0], call, std::move(done));
-    absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> parts = Split(call, *where);
-    if (!parts.ok()) return done(parts.status());
-    const auto split = std::make_shared<SplitAttend>(call, *std::move(parts), std::move(done));
+    if (!where.ok()) return refuse(where.status());
+    std::vector<std::unique_ptr<AttendPart>> parts;
+    if (groups.size() > 1) {
+      absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> split = Split(call, *where);
+      if (!split.ok()) return refuse(split.status());
+      parts = *std::move(split);
+    }
+    const uint64_t id = calls_->Begin();
+    auto over = [calls = calls_, id, done = std::move(done)](absl::Status status) {
+      calls->End(id);
+      done(std::move(status));
+    };
+    if (groups.size() == 1) {
+      AttendIn(groups[0], call, id, std::move(over));
+      return id;
+    }
+    const auto split = std::make_shared<SplitAttend>(call, std::move(parts), std::move(over));
     for (size_t i = 0; i < split->parts().size(); ++i) {
       const AttendPart& part = *split->parts()[i];
-      AttendIn(*groups[part.group()], part.call(),
+      AttendIn(groups[part.group()], part.call(), id,
                [split, i](const absl::Status& status) { split->EndPart(i, status); });
     }
+    return id;
   }
+
+  void Cancel(uint64_t call) override { calls_->Cancel(call); }
 
   absl::StatusOr<std::shared_ptr<const DeviceRegion>> ShareDeviceMemory(
       const DeviceMemory& memory) override {
@@ -376,13 +397,14 @@ class GroupsClient final : public Client {
     return where;
   }
 
-  void AttendIn(const GroupTable::Group& group, const AttendCall& call,
+  // `id`: of the call, of which this is all or a part.
+  void AttendIn(const GroupPtr& group, const AttendCall& call, uint64_t id,
                 std::function<void(absl::Status)> done) const {
-    const auto region = RegionFor(group, call.device);
+    const auto region = RegionFor(*group, call.device);
     if (!region.ok()) return done(region.status());
     AttendCall own = call;
     own.device = *region;
-    In(group)->AttendAsync(own, std::move(done));
+    calls_->Sent(id, {group, In(*group)->AttendAsync(own, std::move(done))});
   }
 
   // The first error; `nothing` is none unless every group says so.
@@ -403,6 +425,7 @@ class GroupsClient final : public Client {
   }
 
   const std::shared_ptr<GroupTable> table_;
+  const std::shared_ptr<AttendsInFlight> calls_;
   const std::chrono::milliseconds timeout_;
 };
 
@@ -412,7 +435,8 @@ absl::StatusOr<std::unique_ptr<Client>> ConnectToGroups(const GroupTableOptions&
   absl::StatusOr<std::unique_ptr<GroupTable>> table = GroupTable::Create(options);
   if (!table.ok()) return table.status();
   if (absl::Status status = (*table)->Start(); !status.ok()) return status;
-  return std::make_unique<GroupsClient>(*std::move(table), options.connect.timeout);
+  return std::make_unique<GroupsClient>(*std::move(table), std::make_shared<AttendsInFlight>(),
+                                        options.connect.timeout);
 }
 
 }  // namespace tributary::client

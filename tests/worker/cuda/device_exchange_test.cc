@@ -49,6 +49,7 @@ class RecordingGroup final : public collective::DeviceGroup {
   collective::DeviceCommunicator* communicator() override { return nullptr; }
   Status Await(cudaStream_t, collective::Deadline) override { return answer; }
   Status Health() override { return answer; }
+  const uint32_t* failure_word() const override { return nullptr; }
   void Abort(const std::string& reason) override { aborted = reason; }
 
   std::vector<DeviceExchangeParams> exchanges;

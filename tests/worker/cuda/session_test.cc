@@ -379,10 +379,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuSessionEnd,
                          ::testing::Values(EndCase{Waiting::kSpinningWarp, 1},
                                            EndCase{Waiting::kStreamMemoryOps, 1},
                                            EndCase{Waiting::kSpinningWarp, 2}),
-                         [](const auto& info) {
-                           const bool spins = info.param.waiting == Waiting::kSpinningWarp;
+                         [](const auto& param) {
+                           const bool spins = param.param.waiting == Waiting::kSpinningWarp;
                            return std::string(spins ? "SpinningWarp" : "StreamMemoryOps") +
-                                  std::to_string(info.param.ranks);
+                                  std::to_string(param.param.ranks);
                          });
 
 }  // namespace

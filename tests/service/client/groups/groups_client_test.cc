@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -252,6 +255,35 @@ TEST_F(GroupsClientTest, TwoAddressesOfOneGroupServeAsOne) {
   const auto topology = client_->GetTopology({});
   ASSERT_TRUE(topology.ok());
   EXPECT_EQ(topology->workers_size(), 1);
+}
+
+TEST_F(GroupsClientTest, CancelEndsEveryPartOfACall) {
+  StartGroups(2);
+  Connect();
+  std::vector<uint64_t> sequences;
+  while (sequences.size() < 2) {
+    const auto sequence = client_->OpenSequence("m");
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    if (sequences.empty() || GroupOf(*sequence) != GroupOf(sequences.front())) {
+      sequences.push_back(*sequence);
+    }
+  }
+  for (const auto& group : groups_) group->StopAnswering();
+  std::vector<float> q(32), output(32);
+  AttendCall call{.cache_id = "m", .entries = {{sequences[0], 0, 1, 1}, {sequences[1], 0, 1, 1}}};
+  call.q = call.k = call.v = q.data();
+  call.q_heads = call.kv_heads = 1;
+  call.head_dim = 16;
+  call.output = output.data();
+  std::promise<absl::Status> done;
+  std::future<absl::Status> ended = done.get_future();
+  const uint64_t id = client_->AttendAsync(
+      call, [&done](absl::Status status) { done.set_value(std::move(status)); });
+  EXPECT_NE(id, 0u);
+  // Through a client with another timeout, which is the same client otherwise.
+  client_->WithTimeout(milliseconds(1))->Cancel(id);
+  EXPECT_TRUE(absl::IsCancelled(ended.get()));
+  client_->Cancel(id);  // over: nothing comes of it
 }
 
 TEST_F(GroupsClientTest, WithoutAnyGroupTheReasonsAreTold) {

@@ -43,6 +43,12 @@ class StubGroup final : public v1::AttentionService::Service {
     caches_.clear();
   }
 
+  // From now on calls of AttendStream are counted and get no answer.
+  void StopAnswering() {
+    const MutexLock lock(mutex_);
+    silent_ = true;
+  }
+
   std::string target() const { return socket_.target(); }
   size_t sequences() const {
     const MutexLock lock(mutex_);
@@ -140,6 +146,7 @@ class StubGroup final : public v1::AttentionService::Service {
       {
         const MutexLock lock(mutex_);
         ++attends_;
+        if (silent_) continue;
         const absl::Status status = CheckEntries(request.entries());
         if (!status.ok()) *reply.mutable_status() = ToRpcStatus(status);
         for (const auto& entry : request.entries()) {
@@ -194,6 +201,7 @@ class StubGroup final : public v1::AttentionService::Service {
   std::set<std::string> caches_ TRIBUTARY_GUARDED_BY(mutex_);
   int strangers_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   int attends_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
+  bool silent_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   int topologies_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<grpc::Server> server_;
 };
