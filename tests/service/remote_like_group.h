@@ -19,6 +19,7 @@ class RemoteLikeGroup final : public WorkerGroup {
   explicit RemoteLikeGroup(int size)
       : workers_(CreateEmbeddedGroup({.workers = size, .threads = size})) {}
 
+  uint64_t id() const override { return workers_->id(); }
   int size() const override { return workers_->size(); }
   worker::Device device() const override { return workers_->device(); }
   absl::Status CheckRegions() const override { return workers_->CheckRegions(); }
