@@ -1,9 +1,12 @@
 #include "base/rpc/unix_address.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -14,9 +17,16 @@
 namespace tributary {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+int Bind(int fd, const sockaddr* address, socklen_t bytes) { return bind(fd, address, bytes); }
+int Connect(int fd, const sockaddr* address, socklen_t bytes) {
+  return connect(fd, address, bytes);
+}
+
 // Calls connect or bind.
-absl::StatusOr<int> OpenAt(absl::string_view path, int flags,
-                           int (*call)(int, const sockaddr*, socklen_t)) {
+template <typename Call>
+absl::StatusOr<int> OpenAt(absl::string_view path, int flags, const Call& call) {
   sockaddr_un address{};
   if (path.size() >= sizeof(address.sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("the path ", path, " is too long for a socket"));
@@ -29,6 +39,8 @@ absl::StatusOr<int> OpenAt(absl::string_view path, int flags,
   }
   const int error = errno;
   if (fd >= 0) close(fd);
+  if (error == EAGAIN)
+    return absl::DeadlineExceededError(absl::StrCat("the socket ", path, " is busy"));
   return absl::UnavailableError(absl::StrCat("the socket ", path, ": ", std::strerror(error)));
 }
 
@@ -41,11 +53,28 @@ absl::string_view UnixPath(absl::string_view address) {
 }
 
 absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags) {
-  return OpenAt(path, flags, connect);
+  return OpenAt(path, flags, Connect);
+}
+
+absl::StatusOr<int> ConnectToUnixBy(absl::string_view path, Clock::time_point deadline) {
+  const auto connect_by = [deadline](int fd, const sockaddr* address, socklen_t bytes) {
+    // A connect that blocks waits for room as long as a send may.
+    const auto left =
+        std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+    const int64_t micros = std::max<int64_t>(left.count(), 1);  // 0 would be for ever
+    timeval time{};
+    time.tv_sec = static_cast<time_t>(micros / 1'000'000);
+    time.tv_usec = static_cast<suseconds_t>(micros % 1'000'000);
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)) != 0) return -1;
+    if (connect(fd, address, bytes) != 0) return -1;
+    const int flags = fcntl(fd, F_GETFL);
+    return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+  };
+  return OpenAt(path, 0, connect_by);
 }
 
 absl::StatusOr<int> BindToUnix(absl::string_view path, int flags) {
-  return OpenAt(path, flags, bind);
+  return OpenAt(path, flags, Bind);
 }
 
 std::optional<uid_t> UserAt(int connection) {

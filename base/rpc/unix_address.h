@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,10 @@ absl::string_view UnixPath(absl::string_view address);
 // A stream socket that is connected to a path, in the mode of `flags` (SOCK_NONBLOCK or 0). The
 // caller closes it. INVALID_ARGUMENT: the path is too long. UNAVAILABLE: nobody listens there.
 absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags);
+// The same, not blocking, once the listener has room for one more connection. DEADLINE_EXCEEDED
+// when it has none until then.
+absl::StatusOr<int> ConnectToUnixBy(absl::string_view path,
+                                    std::chrono::steady_clock::time_point deadline);
 // A stream socket that is bound to a path that does not exist, likewise.
 absl::StatusOr<int> BindToUnix(absl::string_view path, int flags);
 

@@ -215,6 +215,7 @@ class Service {
  public:
   Service() {
     CoordinatorOptions options;
+    options.shared_memory_prefixes = {"/tributary"};
     options.observer = recorder_;
     options.on_readiness = [this](bool now) {
       std::lock_guard lock(mutex_);

@@ -104,9 +104,10 @@ class Bench final : public Command {
               "Queries, keys, values and outputs have this type: f32, bf16 or f16.");
     flags.Add("kv_dtype", &kv_dtype_,
               "The cache holds elements of this type: fp8_e4m3, fp8_e5m2, bf16 or f16.");
-    flags.Add(
-        "shm", &shared_memory_,
-        "Tensors travel in shared memory; the service must run on this machine, as this user.");
+    flags.Add("shm", &shared_memory_,
+              "Tensors travel in shared memory. The service must run on this machine, and be "
+              "called at its "
+              "Unix socket unless it opens shared memory by name (--shared_memory_prefixes).");
     flags.Add("shm_bytes", &load_.shared_memory_bytes,
               "Each connection's shared memory region has this many bytes.");
     flags.Add("session", &load_.session,

@@ -48,7 +48,7 @@ struct Connection {
         stub(v1::AttentionService::NewStub(channel)),
         regions(stub.get(), options.shared_memory_bytes, std::string(UnixPath(options.target))),
         devices(stub.get()),
-        buffers(stub.get()),
+        buffers(stub.get(), std::string(UnixPath(options.target))),
         pipe(stub.get(), &regions, &devices, &buffers,
              {.max_attempts = options.max_attempts,
               .max_message_bytes = options.max_message_bytes}) {}

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> HandOver(absl::string_view service_path, int memory,
     return absl::InternalError("the system has no random bytes");
   }
   TRIBUTARY_ASSIGN_OR_RETURN(const int connected,
-                             ConnectToUnix(CompanionSocketOf(service_path), SOCK_NONBLOCK));
+                             ConnectToUnixBy(CompanionSocketOf(service_path), deadline));
   const Descriptor connection(connected);
   if (!SendWithDescriptor(connection.get(), secret, memory)) {
     return absl::UnavailableError(

@@ -1,23 +1,28 @@
 #include "service/client/host_buffers.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include "base/status/status_macros.h"
+#include "service/client/offered_memory.h"
 #include "tributary/v1/attention.pb.h"
 
 namespace tributary::client {
 
 struct HostBuffers::State {
-  explicit State(v1::AttentionService::Stub* stub) : registrar(stub) {}
+  State(v1::AttentionService::Stub* stub, std::string path)
+      : service_path(std::move(path)), registrar(stub) {}
 
+  const std::string service_path;
   RegionRegistrar registrar;
   mutable Mutex mutex;
   bool closed TRIBUTARY_GUARDED_BY(mutex) = false;  // the stub is gone
   std::vector<std::weak_ptr<Buffer>> buffers TRIBUTARY_GUARDED_BY(mutex);
 };
 
-HostBuffers::HostBuffers(v1::AttentionService::Stub* stub)
-    : state_(std::make_shared<State>(stub)) {}
+HostBuffers::HostBuffers(v1::AttentionService::Stub* stub, std::string service_path)
+    : state_(std::make_shared<State>(stub, std::move(service_path))) {}
 
 HostBuffers::~HostBuffers() {
   {
@@ -31,18 +36,13 @@ HostBuffers::~HostBuffers() {
 absl::StatusOr<std::shared_ptr<SharedBuffer>> HostBuffers::Allocate(
     uint64_t bytes, std::chrono::system_clock::time_point deadline) {
   if (bytes == 0) return InvalidField("bytes", "must be > 0");
-  absl::StatusOr<std::unique_ptr<SharedRegion>> created = SharedRegion::Create(bytes);
-  if (!created.ok()) return created.status();
-  SharedRegion& memory = **created;
-  v1::RegisterSharedMemoryRequest request;
-  request.set_name(memory.name());
-  request.set_byte_size(memory.size());
-  request.mutable_system()->set_key(memory.key());
-  if (absl::Status status = state_->registrar.RegisterNow(request, deadline); !status.ok()) {
-    return status;
-  }
-  memory.Unlink();
-  auto buffer = std::make_shared<Buffer>(state_, *std::move(created));
+  const auto left = deadline - std::chrono::system_clock::now();
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      OfferedMemory offered,
+      OfferMemory(state_->service_path, bytes, std::chrono::steady_clock::now() + left));
+  TRIBUTARY_RETURN_IF_ERROR(state_->registrar.RegisterNow(offered.request, deadline));
+  offered.memory->Unlink();
+  auto buffer = std::make_shared<Buffer>(state_, std::move(offered.memory));
   const MutexLock lock(state_->mutex);
   std::erase_if(state_->buffers, [](const std::weak_ptr<Buffer>& b) { return b.expired(); });
   state_->buffers.push_back(buffer);

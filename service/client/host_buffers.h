@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,7 +26,8 @@ class HostBuffers {
   class Buffer;
   using BufferPtr = std::shared_ptr<const Buffer>;
 
-  explicit HostBuffers(v1::AttentionService::Stub* stub);
+  // `service_path`: of the service's Unix socket; empty when it is called in another way.
+  HostBuffers(v1::AttentionService::Stub* stub, std::string service_path);
   // Buffers that still live are their owners' memory and nothing else from here on.
   ~HostBuffers();
   HostBuffers(const HostBuffers&) = delete;

@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<MailboxMemory>> MailboxMemory::Fetch(const std::s
                                                                     const mailbox::Layout& layout,
                                                                     Clock::time_point deadline) {
   if (!IsSound(layout)) return absl::InternalError("the service sent no layout of a mailbox");
-  TRIBUTARY_ASSIGN_OR_RETURN(const int connection, ConnectToUnix(socket, SOCK_NONBLOCK));
+  TRIBUTARY_ASSIGN_OR_RETURN(const int connection, ConnectToUnixBy(socket, deadline));
   const absl::Cleanup close_connection = [connection] { close(connection); };
   const ssize_t sent = send(connection, token.data(), token.size(), MSG_NOSIGNAL);
   if (sent != static_cast<ssize_t>(token.size())) return MailboxFailure("sending", errno);

@@ -4,7 +4,7 @@
 
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
-#include "service/client/hand_over.h"
+#include "service/client/offered_memory.h"
 #include "service/client/offset_allocator.h"
 #include "service/client/region_registrar.h"
 #include "service/client/shared_region.h"
@@ -76,30 +76,12 @@ RegionPool::~RegionPool() {
   registrar_->AwaitNone();
 }
 
-absl::StatusOr<RegionPool::Unregistered> RegionPool::NewMemory(
-    std::chrono::steady_clock::time_point deadline) const {
-  Unregistered made;
-  absl::StatusOr<std::string> secret = absl::UnavailableError("no Unix socket");
-  if (!service_path_.empty()) {
-    TRIBUTARY_ASSIGN_OR_RETURN(made.memory, SharedRegion::CreateSealed(size_));
-    secret = HandOver(service_path_, made.memory->descriptor(), deadline);
-  }
-  if (secret.ok()) {
-    made.request.mutable_memfd()->set_secret(*std::move(secret));
-  } else {
-    // The socket beside the service's is not to be seen from here: by name, if the service does it.
-    TRIBUTARY_ASSIGN_OR_RETURN(made.memory, SharedRegion::Create(size_));
-    made.request.mutable_system()->set_key(made.memory->key());
-  }
-  made.request.set_name(made.memory->name());
-  made.request.set_byte_size(made.memory->size());
-  return made;
-}
-
 absl::Status RegionPool::Start(std::chrono::system_clock::time_point deadline) {
   if (size_ == 0) return absl::OkStatus();
   const auto left = deadline - std::chrono::system_clock::now();
-  TRIBUTARY_ASSIGN_OR_RETURN(Unregistered made, NewMemory(std::chrono::steady_clock::now() + left));
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      OfferedMemory made,
+      OfferMemory(service_path_, size_, std::chrono::steady_clock::now() + left));
   TRIBUTARY_RETURN_IF_ERROR(registrar_->RegisterNow(made.request, deadline));
   made.memory->Unlink();
   const MutexLock lock(mutex_);
@@ -138,7 +120,8 @@ void RegionPool::Renew() {
     if (renewing_ || current_ != nullptr || early) return;
     renewing_ = true;
   }
-  absl::StatusOr<Unregistered> made = NewMemory(std::chrono::steady_clock::now() + kHandOverTime);
+  absl::StatusOr<OfferedMemory> made =
+      OfferMemory(service_path_, size_, std::chrono::steady_clock::now() + kHandOverTime);
   if (!made.ok()) return FinishRenewal(nullptr, /*refused=*/true);
   std::shared_ptr<SharedRegion> memory = std::move(made->memory);
   registrar_->Register(std::move(made->request), [this, memory](const absl::Status& status) {

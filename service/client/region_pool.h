@@ -69,12 +69,6 @@ class RegionPool {
   uint64_t region_bytes() const { return size_; }
 
  private:
-  // Memory, and the request that registers it.
-  struct Unregistered {
-    std::unique_ptr<SharedRegion> memory;
-    v1::RegisterSharedMemoryRequest request;
-  };
-  absl::StatusOr<Unregistered> NewMemory(std::chrono::steady_clock::time_point deadline) const;
   void Renew();
   // refused: when there is none, that trying again would not help.
   void FinishRenewal(std::shared_ptr<Region> region, bool refused);

@@ -25,7 +25,7 @@ int64_t PagesFor(const v1::CacheInfo& cache, int ranks) {
 }  // namespace
 
 CancellationRig::CancellationRig(int ranks, int clients, uint64_t seed) {
-  coordinator_ = StartCoordinator(directory_, ranks);
+  coordinator_ = StartCoordinator(directory_, ranks, {"--shared_memory_prefixes=/tributary"});
   for (int rank = 0; rank < ranks; ++rank) {
     workers_.push_back(StartWorker(directory_, WorkerAddress(directory_), rank));
   }

@@ -94,7 +94,7 @@ class ResultPathTest : public ::testing::TestWithParam<std::tuple<int, bool>> {
 
   static constexpr uint64_t kBytes = 1 << 20;
   const v1::CacheSpec spec_ = SmallSpec();
-  TestService service_{{}, MakeGroup()};
+  TestService service_{{.coordinator = {.shared_memory_prefixes = {"/"}}}, MakeGroup()};
   std::unique_ptr<client::SharedRegion> memory_;
 };
 INSTANTIATE_TEST_SUITE_P(Groups, ResultPathTest,

@@ -107,6 +107,7 @@ std::string TestService::State() {
   v1::GetTopologyReply reply = Topology();
   reply.clear_statistics();
   for (v1::WorkerInfo& worker : *reply.mutable_workers()) worker.clear_busy_seconds();
+  for (v1::SessionInfo& session : *reply.mutable_sessions()) session.clear_age_seconds();
   return reply.DebugString();
 }
 
