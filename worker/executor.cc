@@ -18,7 +18,7 @@
 #include "worker/holdings.h"
 #include "worker/page_tables.h"
 #include "worker/plan_cache.h"
-#include "worker/replica.h"
+#include "worker/replica_keeper.h"
 #include "worker/status_conversion.h"
 #include "worker/step_check.h"
 #include "worker/step_output.h"
@@ -60,6 +60,7 @@ struct Cache {
       : spec(spec_in),
         layout(layout_in),
         shard(std::move(shard_in)),
+        replicas(spec_in, layout_in),
         tables(spec_in.num_pages,
                shares_pages ? static_cast<int32_t>(kSharedSlots / spec_in.page_size) : 0),
         records(static_cast<int32_t>(spec_in.layers.size())) {}
@@ -67,19 +68,13 @@ struct Cache {
   CacheSpec spec;
   DcpLayout layout;
   std::unique_ptr<Shard> shard;
-  // The pages of another rank, the ward, whose keeper this rank is. Null: it keeps none.
-  std::unique_ptr<Shard> replica;
-  bool replica_complete = false;  // it has all its memory
-  DcpLayout ward;
-  // See HeldCache.
-  bool lacks_pages = false;
-  bool replica_lacks_pages = false;
+  ReplicaKeeper replicas;
   PageTables tables;
   SequenceRecords records;  // kept up to date if ExecutorOptions says so
   PlanCache plans;
   bool complete = false;  // shard and replica have all their memory
 
-  size_t bytes() const { return shard->bytes() + (replica == nullptr ? 0 : replica->bytes()); }
+  size_t bytes() const { return shard->bytes() + replicas.bytes(); }
 };
 
 }  // namespace
@@ -145,8 +140,8 @@ class Executor::Impl {
     for (const auto& [id, cache] : caches_) {
       HeldCache held{.id = id,
                      .spec = cache->spec,
-                     .lacks_pages = cache->lacks_pages,
-                     .replica_lacks_pages = cache->replica_lacks_pages,
+                     .lacks_pages = cache->replicas.lacks_pages(),
+                     .replica_lacks_pages = cache->replicas.replica_lacks_pages(),
                      .sequences = {},
                      .undo = {}};
       cache->records.Report(cache->tables, &held);
@@ -257,15 +252,13 @@ class Executor::Impl {
     const auto it = caches_.find(id);
     if (it == caches_.end()) {
       TRIBUTARY_RETURN_IF_ERROR(AddCache(id, spec));
-      caches_.at(id)->lacks_pages = create.existing;
-      caches_.at(id)->replica_lacks_pages = create.existing && spec.replica_stride > 0;
+      if (create.existing) caches_.at(id)->replicas.JoinedLate();
     } else if (!SameSpec(it->second->spec, spec)) {
       return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
     }
     Cache& cache = *caches_.at(id);
     if (cache.complete) return absl::OkStatus();
-    const absl::StatusOr<bool> complete =
-        TakeMemory(cache, std::chrono::steady_clock::now() + options_.memory_slice);
+    const absl::StatusOr<bool> complete = TakeMemory(cache);
     if (!complete.ok()) {
       Drop(id);
       return complete.status();
@@ -275,12 +268,18 @@ class Executor::Impl {
     return absl::OkStatus();
   }
 
-  static absl::StatusOr<bool> TakeMemory(Cache& cache,
-                                         std::chrono::steady_clock::time_point until) {
+  absl::StatusOr<bool> TakeMemory(Cache& cache) const {
+    const auto until = EndOfTurn();
     TRIBUTARY_ASSIGN_OR_RETURN(const bool complete, cache.shard->TakeMemory(until));
-    if (!complete || cache.replica == nullptr) return complete;
-    TRIBUTARY_ASSIGN_OR_RETURN(cache.replica_complete, cache.replica->TakeMemory(until));
-    return cache.replica_complete;
+    return complete ? cache.replicas.TakeMemory(until) : false;
+  }
+
+  // Of a command that takes memory.
+  std::chrono::steady_clock::time_point EndOfTurn() const {
+    return std::chrono::steady_clock::now() + options_.memory_slice;
+  }
+  ReplicaKeeper::Memory MemoryOfReplicas() const {
+    return {*backend_, AvailableMemory(), options_.page_fill};
   }
 
   absl::Status AddCache(CacheId id, const CacheSpec& spec) {
@@ -292,17 +291,16 @@ class Executor::Impl {
     }
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Shard> shard,
                                backend_->CreateShard(spec, AvailableMemory(), options_.page_fill));
-    auto cache = std::make_unique<Cache>(spec, DcpLayout{rank, size, spec.interleave},
-                                         std::move(shard), backend_->capabilities().shares_pages);
-    if (spec.replica_stride > 0) {
-      TRIBUTARY_ASSIGN_OR_RETURN(
-          cache->replica, backend_->CreateReplica(spec, AvailableMemory(), options_.page_fill));
-      cache->ward = {WardOf(rank, spec.replica_stride, size), size, spec.interleave};
-    }
-    const size_t bytes = cache->bytes();
-    caches_.emplace(id, std::move(cache));
-    memory_used_.fetch_add(bytes, std::memory_order_relaxed);
-    return absl::OkStatus();
+    auto made = std::make_unique<Cache>(spec, DcpLayout{rank, size, spec.interleave},
+                                        std::move(shard), backend_->capabilities().shares_pages);
+    Cache& cache = *made;
+    caches_.emplace(id, std::move(made));
+    memory_used_.fetch_add(cache.bytes(), std::memory_order_relaxed);
+    if (spec.replica_stride == 0) return absl::OkStatus();
+    const absl::Status begun = cache.replicas.Begin(MemoryOfReplicas());
+    memory_used_.fetch_add(cache.replicas.bytes(), std::memory_order_relaxed);
+    if (!begun.ok()) Drop(id);
+    return begun;
   }
 
   // Whatever came of it on this rank: all ranks get the command, and all of them wait.
@@ -403,7 +401,7 @@ class Executor::Impl {
         return InvalidField("layers", absl::StrCat("layer ", place.layer, " is not in the cache"));
       }
       if (!checked.insert(place.cache).second) continue;
-      if (cache->replica != nullptr) {
+      if (cache->replicas.bytes() > 0) {
         return absl::FailedPreconditionError(
             "tokens of a mailbox on a GPU are not kept in replicas");
       }
@@ -493,7 +491,10 @@ class Executor::Impl {
       status = AgreeOnMemory(*comm_, status, deadline, &results.refused_by_all);
     }
     results.times = reply->times;
-    if (status.ok()) status = Keep(cache, step, &results);
+    if (status.ok()) {
+      const TimedSection timed(results.times.append);
+      status = cache.replicas.KeepTokens(step, tables_of_entries_);
+    }
     if (status.ok()) status = cache.shard->Run(*planned, &results);
     if (results.refused_by_all) step_begun_ = false;  // none waits for another
     TRIBUTARY_RETURN_IF_ERROR(status);
@@ -523,9 +524,7 @@ class Executor::Impl {
                        std::optional<PlannedStep>* planned) {
     const TimedSection timed(reply->times.plan);
     TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
-    if (cache.replica_complete) {
-      TRIBUTARY_RETURN_IF_ERROR(cache.replica->CopyPages(step.page_copies));
-    }
+    TRIBUTARY_RETURN_IF_ERROR(cache.replicas.CopyPages(step.page_copies));
     if (options_.keeps_records) {
       cache.records.Tell(step.standings);
       cache.records.BeforeUpdates({command.epoch, command.number}, step.page_updates, cache.tables);
@@ -540,102 +539,21 @@ class Executor::Impl {
     return cache.shard->Reserve(**planned);
   }
 
-  // Writes the new tokens of the ward. The tables of the entries have been looked up.
-  absl::Status Keep(Cache& cache, const StepCommand& step, StepResults* results) {
-    if (!cache.replica_complete) return absl::OkStatus();
-    const TimedSection timed(results->times.append);
-    if (!KeptSlots(cache.ward, cache.spec.page_size, step.kind, step.entries, tables_of_entries_,
-                   &kept_slots_)) {
-      return absl::OkStatus();
-    }
-    return cache.replica->WriteTokens(step.layer, step.k, step.v, kept_slots_);
-  }
-
-  // ------------------------------------------------------------------------------------- replicas
-
-  // Depends on the command alone, so that all ranks refuse it or none does.
-  absl::Status CheckTransfer(const Cache& cache, const TransferPagesCommand& transfer) const {
-    if (transfer.rank < 0 || transfer.rank >= comm_->size()) {
-      return InvalidField("transfer.rank", absl::StrCat("there is no rank ", transfer.rank));
-    }
-    if (comm_->size() == 1) return InvalidField("transfer.rank", "there is no other rank");
-    for (const int32_t page : transfer.pages) {
-      if (page >= 0 && page < cache.spec.num_pages) continue;
-      return InvalidField("transfer.pages", absl::StrCat("there is no page ", page));
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status Transfer(Cache& cache, const TransferPagesCommand& transfer,
                         collective::Deadline deadline, Reply* reply) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckTransfer(cache, transfer));
-    const bool handed_over = cache.spec.replica_stride == 0;
-    const int stride = handed_over ? 1 : cache.spec.replica_stride;
-    const int keeper = KeeperOf(transfer.rank, stride, comm_->size());
+    ReplicaKeeper& replicas = cache.replicas;
+    TRIBUTARY_RETURN_IF_ERROR(replicas.Check(transfer));
     if (!transfer.pages.empty()) {
       step_begun_ = true;  // whoever fails alone leaves nobody waiting
-      return Pass(cache, transfer, keeper, deadline);
+      return replicas.Pass(transfer, *cache.shard, *comm_, deadline);
     }
-    const bool keeps = comm_->rank() == keeper;
-    if (!transfer.complete) {
-      return keeps && handed_over ? KeepFor(cache, transfer.rank, reply) : absl::OkStatus();
-    }
-    if (!transfer.restore && keeps) cache.replica_lacks_pages = false;
-    if (transfer.restore && comm_->rank() == transfer.rank) cache.lacks_pages = false;
-    if (transfer.restore && keeps && handed_over) StopKeeping(cache);
-    parcel_ = {};
-    return absl::OkStatus();
-  }
-
-  // Begins to keep the pages of a rank that is about to leave, or takes more memory for them.
-  absl::Status KeepFor(Cache& cache, int rank, Reply* reply) {
-    if (cache.replica == nullptr) {
-      TRIBUTARY_ASSIGN_OR_RETURN(
-          cache.replica,
-          backend_->CreateReplica(cache.spec, AvailableMemory(), options_.page_fill));
-      cache.ward = {rank, comm_->size(), cache.spec.interleave};
-      memory_used_.fetch_add(cache.replica->bytes(), std::memory_order_relaxed);
-    }
-    const absl::StatusOr<bool> complete =
-        cache.replica->TakeMemory(std::chrono::steady_clock::now() + options_.memory_slice);
-    if (!complete.ok()) {
-      StopKeeping(cache);
-      return complete.status();
-    }
-    cache.replica_complete = *complete;
+    const size_t before = replicas.bytes();
+    const absl::StatusOr<bool> complete = replicas.Turn(transfer, MemoryOfReplicas(), EndOfTurn());
+    memory_used_.fetch_add(replicas.bytes(), std::memory_order_relaxed);
+    memory_used_.fetch_sub(before, std::memory_order_relaxed);
+    if (!complete.ok()) return complete.status();
     reply->more_memory = !*complete;
     return absl::OkStatus();
-  }
-
-  void StopKeeping(Cache& cache) {
-    if (cache.replica == nullptr) return;
-    memory_used_.fetch_sub(cache.replica->bytes(), std::memory_order_relaxed);
-    cache.replica.reset();
-    cache.replica_complete = false;
-  }
-
-  absl::Status Pass(Cache& cache, const TransferPagesCommand& transfer, int keeper,
-                    collective::Deadline deadline) {
-    const int rank = comm_->rank();
-    const int from = transfer.restore ? keeper : transfer.rank;
-    const int to = transfer.restore ? transfer.rank : keeper;
-    const size_t pages = transfer.pages.size();
-    const size_t page_bytes = cache.shard->page_bytes();
-    const size_t bytes = ParcelBytes(pages, page_bytes);
-    Shard* const mine = rank == keeper ? cache.replica.get() : cache.shard.get();
-    if (mine == nullptr || (rank == keeper && !cache.replica_complete)) {
-      return absl::InternalError(absl::StrCat("rank ", rank, " keeps no pages of others"));
-    }
-    std::byte* parcel = rank == from || rank == to ? parcel_.Reserve(bytes) : nullptr;
-    if (rank == from) {
-      TRIBUTARY_RETURN_IF_ERROR(mine->ReadPages(transfer.pages, parcel));
-      SealParcel(pages, page_bytes, parcel);
-    }
-    TRIBUTARY_RETURN_IF_ERROR(
-        CollectiveStatus(comm_->Pass(parcel, parcel, bytes, from, to, deadline)));
-    if (rank != to) return absl::OkStatus();
-    TRIBUTARY_RETURN_IF_ERROR(CheckParcel(transfer.pages, page_bytes, parcel));
-    return mine->WritePages(transfer.pages, parcel);
   }
 
   absl::Status Check(const Cache& cache, const StepCommand& step) const {
@@ -703,9 +621,7 @@ class Executor::Impl {
 
   std::vector<const PageTable*> tables_of_entries_;
   std::vector<StepOutput> outputs_;  // of the step under way
-  std::vector<int64_t> kept_slots_;
-  Scratch<std::byte> parcel_;
-  CommandMark last_;  // that was carried out
+  CommandMark last_;                 // that was carried out
   bool step_begun_ = false;
   absl::Status lost_;  // why every command fails, once the device failed
 };

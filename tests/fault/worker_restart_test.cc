@@ -2,13 +2,21 @@
 // where they were. Every answer is checked against float64 attention; nothing is sent again but
 // calls whose outcome was unknown.
 #include <gmock/gmock.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "service/workers/remote_group.h"
 #include "tests/fault/fleet.h"
+#include "tests/fault/group_harness.h"
+#include "tests/fault/programs.h"
+#include "tests/service/test_service.h"
 
 namespace tributary::test {
 namespace {
@@ -131,6 +139,80 @@ class WorkerAndCoordinatorRestart : protected StateDirectory, public WorkerResta
   explicit WorkerAndCoordinatorRestart(const std::string& replicas = "1")
       : WorkerRestart({"--replicas=" + replicas, "--state_dir=" + state.File(".")}) {}
 };
+
+// The coordinator is the test's own, so that a call may take many steps.
+class LongCalls : public ::testing::Test {
+ protected:
+  static constexpr int kWorkers = 3;
+  // Of a row of PublicSpec and its token, in f32.
+  static constexpr int64_t kBytesOfRow = 4 * 128 * (8 + 2);
+
+  LongCalls() {
+    auto group = service::CreateRemoteGroup(GroupHarness::Options(kWorkers));
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(WorkerAddress(directory_), grpc::InsecureServerCredentials());
+    group->AddTo(builder);
+    server_ = builder.BuildAndStart();
+    for (int rank = 0; rank < kWorkers; ++rank) workers_.push_back(Worker(rank));
+    service::CoordinatorOptions options;
+    options.max_step_bytes = 2 * kBytesOfRow;
+    options.replicas = 1;
+    service_ = std::make_unique<service::testing::TestService>(
+        service::testing::TestService::Options{.coordinator = options}, std::move(group));
+  }
+  ~LongCalls() override {
+    service_->coordinator().Stop();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  std::unique_ptr<ChildProcess> Worker(int rank) {
+    return StartWorker(directory_, WorkerAddress(directory_), rank);
+  }
+  uint64_t Steps() { return service_->Topology().statistics().steps(); }
+  bool WaitWhole() {
+    return Eventually(kPatience, [&] {
+      const v1::GetTopologyReply topology = service_->Topology();
+      return topology.state() == v1::GROUP_STATE_READY &&
+             topology.caches(0).pages_restoring() + topology.caches(0).pages_without_replica() == 0;
+    });
+  }
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::unique_ptr<ChildProcess>> workers_;
+  std::unique_ptr<service::testing::TestService> service_;
+};
+
+TEST_F(LongCalls, AWorkerThatDiesBetweenTheStepsOfACallLosesNothing) {
+  ASSERT_TRUE(service::testing::CreateCache(service_->stub(), kCacheId, PublicSpec()).ok());
+  SequenceHost host(ConnectTo(service_->address()), 1);
+  ASSERT_TRUE(host.Open().ok());
+  ASSERT_TRUE(host.Step(70).ok());
+  int interrupted = 0;
+  for (int rank = 0; rank < kWorkers || interrupted == 0; ++rank) {
+    ChildProcess& dies = *workers_[rank % kWorkers];
+    const uint64_t before = Steps();
+    grpc::Status called;
+    std::thread caller([&] { called = host.Step(200); });
+    EXPECT_TRUE(Eventually(kPatience, [&] { return Steps() > before + 10; }));
+    dies.Signal(SIGKILL);
+    caller.join();
+    ASSERT_EQ(dies.Wait(kPatience), -SIGKILL);
+    workers_[rank % kWorkers] = Worker(rank % kWorkers);
+    if (!called.ok()) {
+      ++interrupted;
+      EXPECT_TRUE(called.error_code() == grpc::StatusCode::ABORTED ||
+                  called.error_code() == grpc::StatusCode::UNAVAILABLE)
+          << called.error_message();
+    }
+    ASSERT_TRUE(WaitWhole());
+    // The host repeats what was interrupted, and every reply is checked.
+    ASSERT_TRUE(Eventually(kPatience, [&] { return host.Step(3).ok(); }));
+    EXPECT_TRUE(host.Look(50).ok());
+    ASSERT_TRUE(Eventually(kPatience, [&] { return host.Truncate(70).ok(); }));
+  }
+  EXPECT_GT(interrupted, 0);
+}
 
 // Every program is told to stop and started anew, one after the other, as an upgrade does it.
 class RollingRestart : public WorkerAndCoordinatorRestart,

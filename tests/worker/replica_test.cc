@@ -165,6 +165,29 @@ TEST_F(ReplicaTest, StepsThatComeMeanwhileAreKept) {
   }
 }
 
+// A call in several steps of which the first is carried out and then no other: its tokens lie
+// behind what the sequence holds, on the ward and on its keeper, until others take their place.
+TEST_F(ReplicaTest, TokensOfACallThatIsNotFinishedAreReplacedInReplicasToo) {
+  for (const size_t values : {size_t{3000}, size_t{9000}}) {
+    for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
+      StepCommand step{.layer = layer, .kind = StepKind::kAppend};
+      const bool whole = values == 9000;
+      const int32_t tokens = whole ? 35 : 20;
+      step.entries = {{1, kTokens, 0, tokens, false, /*more_follows=*/!whole}};
+      step.k = Values(values, tokens, spec_.kv_heads);
+      step.v = Values(values + 1000, tokens, spec_.kv_heads);
+      Ok(step);
+    }
+  }
+  const std::vector<float> before = Look(kTokens + 35);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Replace(rank);
+    Ok(TransferPagesCommand{.rank = rank, .restore = true, .pages = kPages});
+    EXPECT_EQ(Look(kTokens + 35), before) << "rank " << rank;
+    Ok(TransferPagesCommand{.rank = WardOf(rank, 1, kRanks), .restore = false, .pages = kPages});
+  }
+}
+
 TEST_F(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
   const auto refused = [&](const TransferPagesCommand& transfer) {
     std::string field;
@@ -177,6 +200,23 @@ TEST_F(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
   EXPECT_EQ(refused({.rank = 3, .restore = true, .pages = {1}}), "transfer.rank");
   EXPECT_EQ(refused({.rank = 0, .restore = true, .pages = {16}}), "transfer.pages");
   EXPECT_FALSE(Look().empty()) << "the group goes on";
+}
+
+TEST(ReplicaMemory, CountsTowardsTheLimitOfTheRank) {
+  CacheSpec spec = SmallSpec();
+  spec.replica_stride = 1;
+  ExecutorOptions options;
+  options.memory_limit = *ShardBytes(spec) * 3 / 2;
+  ThreadRanks ranks(2, options);
+  Command command;
+  command.epoch = ranks.epoch();
+  command.number = 1;
+  command.cache = kCache;
+  command.body = CreateCacheCommand{spec};
+  for (const auto& [rank, reply] : ranks.Execute(command)) {
+    EXPECT_EQ(reply.status.code(), absl::StatusCode::kResourceExhausted) << reply.status;
+    EXPECT_EQ(ranks.executor(rank).memory_used(), 0u);
+  }
 }
 
 // Without replicas: who is about to leave hands over first.

@@ -227,6 +227,19 @@ TEST(TopReport, ShowsTheInterval) {
   EXPECT_THAT(report, Not(HasSubstr("\x1b")));
 }
 
+TEST(TopReport, SaysWhereEachPageIsTwice) {
+  v1::GetTopologyReply topology = Topology();
+  v1::CacheInfo& cache = *topology.mutable_caches(0);
+  const auto report = [&] { return TopReport(topology, topology, 1.0, kPlain); };
+  EXPECT_THAT(report(), HasSubstr("none"));
+  cache.mutable_spec()->set_replicas(1);
+  EXPECT_THAT(report(), HasSubstr("whole"));
+  cache.set_pages_without_replica(1234);
+  EXPECT_THAT(report(), HasSubstr("copying, 1,234 pages left"));
+  cache.set_pages_restoring(7);
+  EXPECT_THAT(report(), HasSubstr("restoring, 7 pages left"));
+}
+
 TEST(TopReport, WithoutCallsThereIsNoLatency) {
   const std::string report = TopReport(Running(1000), Running(1000), 1.0, kPlain);
   EXPECT_THAT(report, Not(HasSubstr("nan")));
