@@ -53,8 +53,9 @@ uint64_t RequestIdOf(const Request& request) {
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(const grpc::CallbackServerContext& context, Observer& observer, Method method,
-            size_t request_bytes)
+            size_t request_bytes, OpenCalls::Mark open)
       : observer_(observer),
+        open_(std::move(open)),
         record_(observer.OnCallBegun(method, TraceparentOf(context, observer), request_bytes)) {
     call_.deadline = DeadlineOf(context);
     call_.cancelled = cancelled_;
@@ -114,6 +115,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
   Observer& observer_;
+  const OpenCalls::Mark open_;
   CallRecord record_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_;
@@ -175,7 +177,7 @@ AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, M
                                                              grpc::ByteBuffer* reply,
                                                              const Begin& begin) {
   const size_t bytes = request->Length();
-  auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes);
+  auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes, open_->Enter());
   absl::Status refused = call->Admit(*context, callers, *access_, limits_, bytes);
   if (refused.ok()) {
     absl::StatusOr<std::shared_ptr<Request>> parsed = ParseMessage<Request>(request);
@@ -225,7 +227,8 @@ AttentionServiceFront::Stream* AttentionServiceFront::OpenStream(Context* contex
                                     .max_in_flight = limits_.max_calls_per_stream,
                                     .calls = limits_.calls,
                                     .bytes = limits_.bytes,
-                                    .place = *std::move(place)},
+                                    .place = *std::move(place),
+                                    .open = open_->Enter()},
                                    TraceparentOf(*context, coordinator_->observer()));
   Watch(*context, stream);
   MutexLock lock(mutex_);
@@ -248,9 +251,11 @@ AttentionServiceFront::Stream* AttentionServiceFront::OpenSession(Context* conte
   call.caller = caller->name;
   absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
   if (!place.ok()) return new RefusedStream(place.status());
-  const auto stream = SessionStream::Begin(
-      coordinator_, std::move(call), CameThroughUnixSocket(context->peer()),
-      {.max_message_bytes = limits_.max_message_bytes, .place = *std::move(place)});
+  const auto stream =
+      SessionStream::Begin(coordinator_, std::move(call), CameThroughUnixSocket(context->peer()),
+                           {.max_message_bytes = limits_.max_message_bytes,
+                            .place = *std::move(place),
+                            .open = open_->Enter()});
   Watch(*context, stream);
   return stream.get();
 }

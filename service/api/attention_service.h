@@ -12,6 +12,7 @@
 #include "service/api/attend_stream.h"
 #include "service/api/byte_budget.h"
 #include "service/api/call_quota.h"
+#include "service/api/open_calls.h"
 #include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
 #include "tributary/v1/attention.grpc.pb.h"
@@ -40,6 +41,7 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   // Open streams end when their calls in flight are answered.
   void DrainStreams();
   size_t open_streams() const;
+  OpenCalls& open() { return *open_; }
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -68,6 +70,7 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   const Limits limits_;
   const std::shared_ptr<AccessControl> access_;
 
+  const std::shared_ptr<OpenCalls> open_ = OpenCalls::Create();
   StreamWatch watch_;
   mutable Mutex mutex_;
   bool draining_ TRIBUTARY_GUARDED_BY(mutex_) = false;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/rpc/admin_server.h"
+#include "base/rpc/hang_up.h"
 #include "base/rpc/keepalive.h"
 #include "base/rpc/listening.h"
 #include "base/rpc/unix_address.h"
@@ -27,11 +28,6 @@ using Clock = std::chrono::steady_clock;
 
 // After the last accepted call is answered: time for replies to leave the process.
 constexpr std::chrono::seconds kFlushTime{5};
-
-std::chrono::system_clock::time_point ToSystem(Clock::time_point time) {
-  return std::chrono::system_clock::now() +
-         std::chrono::duration_cast<std::chrono::system_clock::duration>(time - Clock::now());
-}
 
 AttentionServiceFront::Limits LimitsOf(const ServerOptions& options, Coordinator* coordinator) {
   const OnRefused on_refused = [coordinator](ClientLimit limit) {
@@ -181,13 +177,17 @@ bool GrpcServer::Drain(Clock::time_point deadline) {
   coordinator_->StartDraining();
   front_.DrainStreams();
   const bool idle = coordinator_->WaitIdle(deadline);
-  // A call that arrives while gRPC shuts down is reset and its caller sees CANCELLED. So callers
-  // first have time to come back and be told UNAVAILABLE by us.
+  // Callers have time to come back and be told UNAVAILABLE, with a delay, by us.
   std::this_thread::sleep_until(std::min(deadline, Clock::now() + settle_));
   // What is open now is a reply on its way, or a stream without calls: it may not hold us longer.
+  // The replies of calls that come only now are not waited for: those callers may never cease.
   const Clock::time_point flushed = Clock::now() + kFlushTime;
+  front_.open().WaitUntilOver(idle ? flushed : std::min(deadline, flushed));
+  // A call that reached gRPC while it shuts down would be reset, and end as CANCELLED. Callers come
+  // back after a connection that has ended, but not after that.
   StopSockets();
-  server_->Shutdown(ToSystem(idle ? flushed : std::min(deadline, flushed)));
+  HangUp(addresses_);
+  server_->Shutdown(std::chrono::system_clock::now());
   return idle;
 }
 

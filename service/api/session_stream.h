@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "base/sync/mutex.h"
 #include "service/api/call_quota.h"
+#include "service/api/open_calls.h"
 #include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
 #include "tributary/v1/session.pb.h"
@@ -25,6 +26,7 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   struct Limits {
     size_t max_message_bytes = size_t{64} << 20;
     CallQuota::Admission place;  // among its caller's streams; kept as long as the stream
+    OpenCalls::Mark open;        // likewise
   };
 
   // `local`: the caller is on this machine, behind the Unix socket.

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -174,6 +175,51 @@ TEST_F(Lifecycle, UnderLoadNoAcceptedCallFails) {
   coordinator_->Signal(SIGTERM);
   for (std::thread& host : hosts) host.join();
   EXPECT_EQ(coordinator_->Wait(kPatience), 0);
+}
+
+// Not even with gRPC's own shutdown, which resets calls that come meanwhile: CANCELLED.
+TEST_F(Lifecycle, CallersThatNeverCeaseSeeNothingButUnavailable) {
+  for (int life = 0; life < 3; ++life) {
+    const TemporaryDirectory directory;
+    coordinator_ = StartEmbedded(
+        directory, 1,
+        {"--listen=" + PublicAddress(directory) + ",127.0.0.1:0", "--drain_settle=20ms"});
+    std::string tcp;
+    ASSERT_TRUE(Eventually(kPatience, [&] {
+      std::smatch found;
+      const std::string log = coordinator_->Log();
+      if (!std::regex_search(log, found, std::regex(R"(sock,(127\.0\.0\.1:\d+))"))) return false;
+      tcp = found[1];
+      return true;
+    })) << coordinator_->Log();
+    std::atomic<bool> over{false};
+    std::atomic<int> answered{0};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 6; ++i) {
+      callers.emplace_back([&, address = i % 2 == 0 ? tcp : PublicAddress(directory)] {
+        const auto stub = ConnectTo(address);
+        while (!over) {
+          grpc::ClientContext context;
+          context.set_deadline(std::chrono::system_clock::now() + kSoon);
+          v1::OpenSequenceReply reply;
+          const grpc::Status status = stub->OpenSequence(&context, {}, &reply);
+          // The cache is unknown as long as calls are served.
+          if (status.error_code() == grpc::StatusCode::NOT_FOUND ||
+              status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+            ++answered;
+          } else {
+            EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+          }
+        }
+      });
+    }
+    EXPECT_TRUE(Eventually(kPatience, [&] { return answered > 200; }));
+    coordinator_->Signal(SIGTERM);
+    EXPECT_EQ(coordinator_->Wait(kPatience), 0);
+    over = true;
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_THAT(coordinator_->Log(), Not(HasSubstr("error")));
+  }
 }
 
 TEST_F(Lifecycle, AWorkerThatLeavesSaysSoBeforeItIsGone) {
