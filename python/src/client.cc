@@ -66,9 +66,10 @@ struct Call {
     c.v = v.data();
   }
   void SetAttend(int mode, const Input& q, const MaybeInput& k, const MaybeInput& v,
-                 const Output& out, const MaybeOutput& lse) {
+                 const Output& out, const MaybeOutput& lse, int32_t yield_ms) {
     CheckShape("q", q.ndim(), q.shape_ptr(), rows, 0, 0);
     c.mode = static_cast<tributary_mode>(mode);
+    c.yield_ms = yield_ms;
     c.dtype = DTypeOf(q.dtype(), "q");
     c.q_heads = static_cast<int32_t>(q.shape(1));
     c.head_dim = static_cast<int32_t>(q.shape(2));
@@ -281,24 +282,32 @@ class Client {
 
   void Attend(const std::string& cache, int layer, int mode, const Entries& entries, const Input& q,
               const MaybeInput& k, const MaybeInput& v, const Output& out, const MaybeOutput& lse,
-              Timeout timeout) {
+              int32_t yield_ms, Timeout timeout) {
     const Handle client = Open(timeout);
     Call call(cache, layer, entries);
-    call.SetAttend(mode, q, k, v, out, lse);
+    call.SetAttend(mode, q, k, v, out, lse, yield_ms);
     Wait([&](tributary_error** error) { return tributary_attend(client.get(), &call.c, error); });
   }
 
-  // Calls done(None), or done(the exception), once, on a thread of the client. A call that cannot
-  // be begun raises instead.
-  void AttendAsync(const std::string& cache, int layer, int mode, const Entries& entries,
-                   const Input& q, const MaybeInput& k, const MaybeInput& v, const Output& out,
-                   const MaybeOutput& lse, nb::object done, Timeout timeout) {
+  // Calls done(None), or done(the exception), once, on a thread of the client. A call whose tensors
+  // do not fit raises instead. Returns a number for Cancel.
+  uint64_t AttendAsync(const std::string& cache, int layer, int mode, const Entries& entries,
+                       const Input& q, const MaybeInput& k, const MaybeInput& v, const Output& out,
+                       const MaybeOutput& lse, int32_t yield_ms, nb::object done, Timeout timeout) {
     const Handle client = Open(timeout);
     Call call(cache, layer, entries);
-    call.SetAttend(mode, q, k, v, out, lse);
+    call.SetAttend(mode, q, k, v, out, lse, yield_ms);
     auto* flight = new Flight{std::move(done), {q, k, v, out, lse}};
     nb::gil_scoped_release others_run;  // a call that cannot be begun is told at once
-    tributary_attend_async(client.get(), &call.c, Land, flight);
+    return tributary_attend_async(client.get(), &call.c, Land, flight);
+  }
+
+  // Whatever its timeout, a call has its number among those of the whole connection.
+  void Cancel(uint64_t call) const {
+    const Handle client = client_;
+    if (client == nullptr) return;  // closing told it already
+    nb::gil_scoped_release others_run;
+    tributary_cancel(client.get(), call);
   }
 
   std::unique_ptr<Session> OpenSession(const std::string& cache, int memory, int max_rows,
@@ -363,10 +372,11 @@ void BindClient(nb::module_& m) {
            timeout)
       .def("attend", &Client::Attend, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none(), nb::arg().noconvert(), nb::arg().noconvert().none(),
-           timeout)
+           nb::arg(), timeout)
       .def("attend_async", &Client::AttendAsync, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().noconvert(),
-           nb::arg().noconvert().none(), nb::arg(), timeout)
+           nb::arg().noconvert().none(), nb::arg(), nb::arg(), timeout)
+      .def("cancel", &Client::Cancel, nb::arg())
       .def("open_session", &Client::OpenSession, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), timeout);
 }

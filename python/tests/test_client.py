@@ -4,14 +4,17 @@ The service is $TRIBUTARY_COORDINATOR, or the tributary-coordinator on the PATH.
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 import unittest
+import weakref
 
 import numpy as np
 
@@ -72,6 +75,16 @@ class WithService(unittest.TestCase):
         cache = self.client.create_cache(f"cache-{next(self.numbers)}", spec)
         self.addCleanup(cache.delete)
         return cache
+
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """The service answers nobody meanwhile."""
+        self.service.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.service.process.send_signal(signal.SIGCONT)
 
 
 class Calls(WithService):
@@ -199,6 +212,49 @@ class Calls(WithService):
             with self.assertRaises(errors.InvalidArgument) as caught:
                 cache.open(timeout=wrong)
             self.assertEqual(caught.exception.field, "timeout_ms")
+
+
+    def test_tensors_are_in_memory_that_was_handed_over_at_the_socket(self):
+        cache = self.cache()
+        q = np.ones((1, HEADS, DIM), np.float32)
+        cache.attend(0, [Entry(cache.open(), 0, 1, 1)], q, q[:, :KV_HEADS], q[:, :KV_HEADS])
+
+        def regions(process):  # device and inode of each
+            with open(f"/proc/{process}/maps", encoding="utf-8") as maps:
+                return {tuple(line.split()[3:5]) for line in maps if "/memfd:tributary-region" in line}
+
+        self.assertTrue(regions("self") & regions(self.service.process.pid))
+
+    def test_a_call_that_is_started_is_waited_for_later(self):
+        cache = self.cache()
+        q, sequence = np.ones((1, HEADS, DIM), np.float32), cache.open()
+        kv = q[:, :KV_HEADS]
+        calls = [cache.start(0, [Entry(sequence, at, 1, 1)], q, kv, (at + 1) * kv, lse=True, yield_ms=at * 10)
+                 for at in range(3)]
+        np.testing.assert_allclose(calls[2].result().output, 2, atol=2e-2)
+        self.assertEqual([call.result().lse.shape for call in calls], [(1, HEADS)] * 3)
+        self.assertTrue(calls[2].done())
+        calls[2].cancel()  # it is over
+        np.testing.assert_allclose(calls[2].result().output, 2, atol=2e-2)
+        with self.assertRaises(errors.OutOfRange) as caught:
+            cache.start(0, [Entry(sequence, 9, 1)], q).result()
+        self.assertEqual(caught.exception.length, 3)
+        for wrong in (-1, 1001):
+            with self.assertRaises(errors.InvalidArgument) as caught:
+                cache.attend(0, [Entry(sequence, 0, 1)], q, yield_ms=wrong)
+            self.assertEqual(caught.exception.field, "yield")
+
+    def test_a_call_is_cancelled(self):
+        cache = self.cache()
+        q, sequence = np.ones((1, HEADS, DIM), np.float32), cache.open()
+        with self.stopped():
+            call = cache.start(0, [Entry(sequence, 0, 1, 1)], q, q[:, :KV_HEADS], q[:, :KV_HEADS])
+            self.assertFalse(call.done())
+            call.cancel()
+            with self.assertRaises(errors.Cancelled):
+                call.result()
+            call.cancel()
+        self.assertEqual(cache.truncate(sequence, 0), 0)
 
 
 class Sessions(WithService):
@@ -364,6 +420,18 @@ class Asyncio(WithService):
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
+            sequence, rows = await cache.open(), q.copy()
+            gone = weakref.ref(rows)
+            with self.stopped():
+                task = asyncio.create_task(cache.attend(0, [Entry(sequence, 0, 1, 1)], rows, q[:, :2], q[:, :2]))
+                await asyncio.sleep(0)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                del rows, task
+                while gone() is not None:  # the call does not wait for its answer
+                    await asyncio.sleep(0.01)
+            self.assertEqual(await cache.truncate(sequence, 0), 0)
             other = await tributary.aio.connect(self.service.target)
             await other.close()
             await other.close()

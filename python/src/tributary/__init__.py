@@ -12,7 +12,7 @@
 
 from . import errors
 from ._core import version as _version
-from .client import Attention, Cache, CacheSpec, Client, Entry, LayerSpec
+from .client import Attention, Cache, CacheSpec, Call, Client, Entry, LayerSpec
 from .errors import TributaryError
 from .service import Service, serve
 from .session import LayerShape, Session, StepEntry
@@ -22,6 +22,7 @@ __all__ = [
     "Attention",
     "Cache",
     "CacheSpec",
+    "Call",
     "Client",
     "Entry",
     "LayerShape",

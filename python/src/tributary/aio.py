@@ -6,8 +6,9 @@
 ...     done = await cache.attend(0, [Entry(sequence, 0, 1, 1)], q, k, v)
 
 `Cache.attend` takes no thread: many may be in flight. The others, which are rare, wait on threads of the loop's default
-executor. A coroutine that is cancelled gives up the answer, not the call: what it did is unknown, as after
-`DeadlineExceeded`, and is settled by repeating it. Its tensors are kept until then.
+executor. Cancelling `Cache.attend` cancels the call: the service drops it, if it has not taken effect, and its tensors
+are let go of. The others, when they are cancelled, give up the answer and not the call. Either way what the call did
+is unknown, as after `DeadlineExceeded`, and is settled by repeating it.
 """
 
 from __future__ import annotations
@@ -136,10 +137,11 @@ class Cache:
         out: Any = None,
         lse: bool = False,
         mode: str = "causal",
+        yield_ms: int = 0,
         timeout: float | None = None,
     ) -> Attention:
         """As `tributary.Cache.attend`. Calls of one sequence take effect in the order in which they are begun."""
-        args, result = self.blocking._call(layer, entries, q, k, v, out, lse, mode)
+        args, result = self.blocking._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[None] = loop.create_future()
 
@@ -155,8 +157,12 @@ class Cache:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(tell, error)
 
-        self.blocking._core.attend_async(*args, done, timeout)
-        await answer
+        call = self.blocking._core.attend_async(*args, done, timeout)
+        try:
+            await answer
+        except asyncio.CancelledError:
+            self.blocking._core.cancel(call)
+            raise
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -100,6 +101,43 @@ class Attention(NamedTuple):
 
     output: Any  #: [rows, q_heads, value_head_dim], in q's dtype
     lse: Any  #: [rows, q_heads] float32, natural log, -inf where a row sees no key; None when not asked for
+
+
+class Call:
+    """A call in flight; made by `Cache.start`. It goes on when nobody keeps this."""
+
+    def __init__(self, core: _core.Client, attention: Attention) -> None:
+        self._core = core
+        self._attention = attention
+        self._number = 0
+        self._error: Exception | None = None
+        self._over = threading.Event()
+
+    def _start(self, args: tuple[Any, ...], timeout: float | None) -> None:
+        self._number = self._core.attend_async(*args, self._end, timeout)
+
+    def _end(self, error: Exception | None) -> None:  # on a thread of the client
+        self._error = error
+        self._over.set()
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._over.is_set()
+
+    def result(self) -> Attention:
+        """Waits for the answer. Raises what `Cache.attend` would have raised, and `Cancelled` after `cancel`."""
+        self._over.wait()  # the client ends every call by its timeout
+        if self._error is not None:
+            raise self._error
+        return self._attention
+
+    def cancel(self) -> None:
+        """Gives the call up: `result` raises `Cancelled`, unless the answer is there before.
+
+        The service drops a call that has not taken effect. Whether it has is not known afterwards, as after
+        `DeadlineExceeded`, and is settled by repeating it.
+        """
+        self._core.cancel(self._number)
 
 
 class Cache:
@@ -236,6 +274,7 @@ class Cache:
         out: Any = None,
         lse: bool = False,
         mode: str = "causal",
+        yield_ms: int = 0,
         timeout: float | None = None,
     ) -> Attention:
         """Appends the new tokens of the entries, and computes one layer's attention of their rows.
@@ -251,6 +290,8 @@ class Cache:
         lse : bool
             Whether the log-sum-exp of each row and head is wanted.
         mode : "causal" or "dflash"
+        yield_ms : int
+            Calls that come up to so many milliseconds later go first: for work that nobody waits for. At most 1000.
 
         Raises
         ------
@@ -258,12 +299,36 @@ class Cache:
             As `append` does. Any other error of `tributary.errors`; after `Aborted`, `Unavailable` and
             `DeadlineExceeded` the call may be repeated as it was.
         """
-        args, result = self._call(layer, entries, q, k, v, out, lse, mode)
+        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
         self._core.attend(*args, timeout)
         return result
 
+    def start(
+        self,
+        layer: int,
+        entries: Sequence[Entry | tuple[int, int, int, int]],
+        q: Any,
+        k: Any = None,
+        v: Any = None,
+        *,
+        out: Any = None,
+        lse: bool = False,
+        mode: str = "causal",
+        yield_ms: int = 0,
+        timeout: float | None = None,
+    ) -> Call:
+        """As `attend`, without waiting: returns the call, which tells the result or is cancelled.
+
+        Many may be in flight. Calls of one sequence take effect in the order in which they are started. Tensors must
+        not change until the call is over.
+        """
+        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
+        call = Call(self._core, result)
+        call._start(args, timeout)
+        return call
+
     def _call(
-        self, layer: int, entries: Sequence[Any], q: Any, k: Any, v: Any, out: Any, lse: bool, mode: str
+        self, layer: int, entries: Sequence[Any], q: Any, k: Any, v: Any, out: Any, lse: bool, mode: str, yield_ms: int
     ) -> tuple[tuple[Any, ...], Attention]:
         """What the extension module is told of a call, and where its results will be."""
         if mode not in _MODES:
@@ -272,7 +337,7 @@ class Cache:
             out = empty_beside(q, (q.shape[0], q.shape[1], self._value_head_dim(layer)))
         sums = np.empty(q.shape[:2], np.float32) if lse else None
         stated = [(e[0], e[1], e[2], e[3]) for e in entries]
-        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), bits(out), sums)
+        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), bits(out), sums, yield_ms)
         return args, Attention(out, sums)
 
     def _value_head_dim(self, layer: int) -> int:

@@ -38,6 +38,7 @@ class Service:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        self.process = process  #: of the coordinator
         self._finalizer = weakref.finalize(self, _stop, process, folder)
         deadline = time.monotonic() + timeout
         while True:
