@@ -10,7 +10,7 @@
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/conflicts.h"
 #include "service/schedule/step_batch.h"
-#include "worker/step_output.h"
+#include "worker/output_bytes.h"
 
 namespace tributary::service {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
-#include "worker/step_output.h"
+#include "worker/output_bytes.h"
 
 namespace tributary::service {
 namespace {

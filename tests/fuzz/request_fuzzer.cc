@@ -345,11 +345,24 @@ void TakeCommand(const uint8_t* data, size_t size) {
   Require(worker::DecodeCommand(std::move(copy), now).ok());
 }
 
-// What a worker says to the coordinator. The first byte: rows of the step that a reply is for.
+// A step's output, as a byte says it: its rows, its type, and what of it the reply has.
+worker::StepOutput OutputOf(uint8_t byte) {
+  constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16, DType::kFp8E4M3,
+                              DType::kNvfp4};
+  worker::StepOutput output;
+  output.rows = byte % 4 + 1;
+  output.format.dtype = kTypes[byte / 4 % 16 % 5];
+  output.o.in_reply = (byte & 64) != 0;
+  output.lse.in_reply = (byte & 128) != 0;
+  return output;
+}
+
+// What a worker says to the coordinator. The first two bytes: the outputs of the step that a reply
+// is for.
 void TakeWorkerMessage(const uint8_t* data, size_t size) {
-  if (size == 0) return;
+  if (size < 2) return;
   v1::WorkerMessage message;
-  if (!message.ParseFromArray(data + 1, static_cast<int>(size - 1))) return;
+  if (!message.ParseFromArray(data + 2, static_cast<int>(size - 2))) return;
   if (message.has_registration()) {
     const worker::GroupFacts group{.size = 2, .group_id = 7, .epoch = 3, .backend = "cpu"};
     if (!worker::CheckRegistration(group, message.epoch(), message.registration()).ok()) return;
@@ -362,8 +375,17 @@ void TakeWorkerMessage(const uint8_t* data, size_t size) {
     if (!reply.ok()) return;
     const worker::CacheSpec spec = FuzzedSpec();
     const worker::LayerGeometry geometry = worker::GeometryOf(spec, spec.layers[0]);
-    if (service::CheckResult(geometry, data[0], *reply).ok()) {
-      Require(reply->lse.size() == size_t{data[0]} * 4 && reply->o.size() == size_t{data[0]} * 256);
+    const worker::StepOutput outputs[] = {OutputOf(data[0]), OutputOf(data[1])};
+    if (service::CheckResult(geometry, outputs, *reply).ok()) {
+      size_t read = 0;  // by whoever writes the hosts' replies
+      for (const worker::StepOutput& output : outputs) {
+        const size_t row_heads = static_cast<size_t>(output.rows) * 4;
+        const size_t bits = static_cast<size_t>(BitsOf(output.format.dtype)) * row_heads * 64;
+        const size_t scales = output.format.dtype == DType::kNvfp4 ? row_heads * 64 / 16 : 0;
+        if (output.o.in_reply) read += bits / 8 + scales;
+        if (output.lse.in_reply) read += row_heads * sizeof(float);
+      }
+      Require(reply->result.size() == read);
     }
     Require(worker::DecodeReply(reply->epoch, worker::EncodeReply(*reply).reply()).ok());
   }

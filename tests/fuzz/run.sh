@@ -33,7 +33,7 @@ for file in "$here"/corpus/*.textproto; do
     spec) kind='\x02' message=CacheSpec ;;
     command) kind='\x03' message=CoordinatorMessage ;;
     session) kind='\x05' message=SessionRequest ;;
-    worker) kind='\x08\x01' message=WorkerMessage ;;
+    worker) kind='\x08\x80\x00' message=WorkerMessage ;; # the step of one row has its LSEs, and one nothing
     holdings) kind='\x09' message=Holdings ;;
     *)
       echo "$file: of no known kind" >&2

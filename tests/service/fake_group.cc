@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/process/boot_id.h"
-#include "worker/step_output.h"
+#include "worker/output_bytes.h"
 
 namespace tributary::service::testing {
 

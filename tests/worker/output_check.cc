@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/backend.h"
-#include "worker/step_output.h"
+#include "worker/output_bytes.h"
 
 namespace tributary::worker::testing {
 namespace {

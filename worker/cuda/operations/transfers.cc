@@ -7,6 +7,7 @@
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/operations/operations.h"
 #include "worker/cuda/status.h"
+#include "worker/output_bytes.h"
 #include "worker/status_conversion.h"
 #include "worker/step_output.h"
 
