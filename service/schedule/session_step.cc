@@ -30,13 +30,25 @@ absl::Status CheckRoom(absl::string_view field, int64_t wanted, int64_t room) {
                    absl::StrCat("the step has ", wanted, ", the session was opened for ", room));
 }
 
+// What a host asks for with a few bytes must not take the service's memory before anything else
+// refuses it.
+absl::Status CheckPieces(absl::string_view field, int64_t wanted, int64_t room) {
+  if (room == 0 || wanted <= room * kMostPieces) return absl::OkStatus();
+  return Exhausted(absl::StrCat("session ", field),
+                   absl::StrCat("the step has ", wanted, ", which is more than ", kMostPieces,
+                                " pieces of ", room));
+}
+
 absl::StatusOr<std::vector<mailbox::Piece>> Cut(const EntryList& entries, const SessionTerms& terms,
                                                 bool draft) {
+  const worker::OpenSessionCommand& room = terms.command;
+  TRIBUTARY_RETURN_IF_ERROR(CheckPieces("max_rows", entries.query_rows(), room.max_rows));
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckPieces("max_new_tokens", entries.new_tokens(), room.max_new_tokens));
   std::vector<mailbox::EntryRows> rows;
   for (const worker::StepEntry& entry : entries.entries()) {
     rows.push_back({entry.query_rows, entry.new_tokens});
   }
-  const worker::OpenSessionCommand& room = terms.command;
   std::vector<mailbox::Piece> pieces =
       mailbox::CutIntoPieces(rows, room.max_rows, room.max_new_tokens, draft);
   const bool one_slot = terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE;

@@ -16,6 +16,9 @@
 
 namespace tributary::service {
 
+// About as many pieces a step may have: 65,536 of `max_rows` rows, or of `max_new_tokens` tokens.
+inline constexpr int64_t kMostPieces = 1 << 16;
+
 struct SessionStepRequest {
   uint64_t step_id = 0;
   worker::StepKind kind = worker::StepKind::kDecode;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "tests/service/fake_group.h"
@@ -186,6 +187,31 @@ TEST_F(SessionTest, RefusalsNameTheFieldAndChangeNothing) {
   id -= 2;
   refused([](auto*) {}, invalid, "step_id");
   EXPECT_EQ(service.State(), before);
+}
+
+// It would take the service's memory before anybody saw that no sequence has so many tokens.
+TEST_F(SessionTest, AStepOfAnyNumberOfPiecesIsRefused) {
+  TestService service({.workers = 1});
+  Prepare(service, 1);
+  SessionDriver session(service.stub(), MessagesSession(1));
+  ASSERT_TRUE(session.is_open());
+  v1::SubmitStep step = SessionDriver::StepOf(1, {AttendOf(spec_, "m", 1, 0, 1)});
+  step.mutable_entries(0)->set_query_rows(std::numeric_limits<int32_t>::max());
+  for (const int32_t tokens : {0, std::numeric_limits<int32_t>::max()}) {
+    step.set_step_id(step.step_id() + 1);
+    step.mutable_entries(0)->set_new_tokens(tokens);
+    session.Submit(step);
+    const v1::StepAccepted refused = session.ReadAccepted();
+    EXPECT_EQ(refused.status().code(), StatusCode::RESOURCE_EXHAUSTED);
+    google::rpc::QuotaFailure quota;
+    ASSERT_TRUE(DetailOf(refused.status(), &quota));
+    EXPECT_EQ(quota.violations(0).subject(), "session max_rows");
+  }
+  step.set_step_id(step.step_id() + 1);
+  step.set_append_only(true);
+  step.mutable_entries(0)->clear_query_rows();
+  session.Submit(step);
+  EXPECT_EQ(session.ReadAccepted().status().code(), StatusCode::RESOURCE_EXHAUSTED);
 }
 
 TEST_F(SessionTest, ASessionThatCannotBeIsRefused) {
