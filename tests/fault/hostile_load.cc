@@ -7,25 +7,38 @@
 // answer against float64. It fails when one of their calls does, or when the
 // coordinator takes more memory than --most_mib beyond what it had before.
 // Times are printed; on a quiet machine --most_p99 judges them, too.
+//
+// The hostile client is a process of its own, this program with --strike, and
+// where root starts it a user of its own. It runs at --nice, so that what the
+// hosts notice is what it makes the service do, and not the work of a client,
+// which would be another machine's.
 #include <fcntl.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/rpc/descriptor.h"
 #include "base/rpc/pass_descriptor.h"
@@ -45,6 +58,9 @@ ABSL_FLAG(
     "that the coordinator's memory may grow: by the caches that the client may have, and more");
 ABSL_FLAG(double, most_p99, 0,
           "how many times longer than before the attacks the hosts' p99 may be; 0: not judged");
+ABSL_FLAG(int, nice, 19, "of the hostile client's process");
+ABSL_FLAG(std::string, strike, "", "be the hostile client of the service at this address");
+ABSL_FLAG(int, attack, -1, "with --strike: the number of the attack; -1: all of them");
 
 namespace tributary::test {
 namespace {
@@ -56,6 +72,8 @@ using Clock = std::chrono::steady_clock;
 using Stub = v1::AttentionService::Stub;
 
 constexpr std::chrono::seconds kPatience{60};
+// As whom root's hostile client runs.
+constexpr uid_t kSomebody = 4711;
 
 struct Attack {
   std::string name;
@@ -164,7 +182,7 @@ void AbandonedCalls(Stub& stub) {
   stream->Finish();
 }
 
-// 12: what belongs to the hosts.
+// 12: what belongs to the hosts. (Whoever knows a cache's name may use it: no attack.)
 void TouchOthers(Stub& stub) {
   const auto call = [&](auto method, const auto& request, auto reply) {
     grpc::ClientContext context;
@@ -178,6 +196,10 @@ void TouchOthers(Stub& stub) {
   sequence.set_cache_id(kCacheId);
   sequence.set_sequence_id(1'000'000'007);
   call(&Stub::CloseSequence, sequence, v1::CloseSequenceReply());
+  if (geteuid() != kSomebody) return;  // it would be its own cache
+  v1::DeleteCacheRequest cache;
+  cache.set_cache_id(kCacheId);
+  call(&Stub::DeleteCache, cache, v1::DeleteCacheReply());
 }
 
 // 8: shared memory that is cut short while a call uses it.
@@ -271,6 +293,48 @@ std::vector<Attack> Attacks(const std::string& address) {
   };
 }
 
+// The hostile client: strikes for --each, then prints how often.
+int Strike(const std::string& address, int attack) {
+  const auto stub = ConnectTo(address);
+  const grpc::Status created = service::testing::CreateCache(*stub, "hostile", SmallSpec());
+  if (!created.ok()) {
+    std::printf("the service gives it no cache: %s\n", created.error_message().c_str());
+    return EXIT_FAILURE;
+  }
+  service::testing::Open(*stub, "hostile", 1);
+  v1::AttendReply reply;
+  service::testing::Attend(*stub, AttendOf(SmallSpec(), "hostile", 1, 0, 8), &reply);
+  const Clock::time_point end =
+      Clock::now() + absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_each));
+  const std::vector<Attack> all = Attacks(address);
+  std::atomic<int64_t> blows = 0;
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (attack >= 0 && i != static_cast<size_t>(attack)) continue;
+    for (int thread = 0; thread < absl::GetFlag(FLAGS_threads); ++thread) {
+      threads.emplace_back([&, i, thread] {
+        const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+        Stub hostile(channel);
+        for (int64_t blow = 0; Clock::now() < end; ++blow, ++blows) {
+          all[i].strike(hostile, channel, thread, blow);
+        }
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::printf("%lld\n", static_cast<long long>(blows.load()));
+  return EXIT_SUCCESS;
+}
+
+// This process becomes the hostile client, before it has threads.
+bool TurnHostile() {
+  if (setpriority(PRIO_PROCESS, 0, absl::GetFlag(FLAGS_nice)) != 0) return false;
+  if (geteuid() != 0) return true;
+  if (setresgid(kSomebody, kSomebody, kSomebody) != 0) return false;
+  if (setresuid(kSomebody, kSomebody, kSomebody) != 0) return false;
+  return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;  // which another user has to ask for again
+}
+
 class HonestHosts {
  public:
   explicit HonestHosts(const std::string& address) {
@@ -316,64 +380,64 @@ double Percentile(const std::vector<double>& sorted, double share) {
 
 TEST(HostileLoad, HonestHostsAreServedAndMemoryIsBounded) {
   const TemporaryDirectory directory;
+  ASSERT_EQ(chmod(directory.File("").c_str(), 0711), 0);
   const std::string address = PublicAddress(directory);
-  const auto coordinator = StartEmbedded(directory, absl::GetFlag(FLAGS_ranks),
-                                         {"--threads=2", "--max_cache_bytes_per_client=4294967296",
-                                          "--shared_memory_prefixes=/hostile"});
+  const auto coordinator =
+      StartEmbedded(directory, absl::GetFlag(FLAGS_ranks),
+                    {"--threads=2", "--max_cache_bytes_per_client=4294967296",
+                     "--shared_memory_prefixes=/hostile", "--socket_mode=0666"});
   ASSERT_TRUE(Eventually(kPatience,
                          [&] { return coordinator->Log().find(" ready") != std::string::npos; }));
   const auto stub = ConnectTo(address);
   ASSERT_TRUE(service::testing::CreateCache(*stub, kCacheId, PublicSpec()).ok());
-  ASSERT_TRUE(service::testing::CreateCache(*stub, "hostile", SmallSpec()).ok());
-  ASSERT_TRUE(service::testing::Open(*stub, "hostile", 1).ok());
-  v1::AttendReply first;
-  ASSERT_TRUE(
-      service::testing::Attend(*stub, AttendOf(SmallSpec(), "hostile", 1, 0, 8), &first).ok());
   HonestHosts hosts(address);
   const size_t before = UsageOf(coordinator->pid()).peak;
 
   std::printf("%-28s %10s %10s %10s %10s %12s\n", "attack", "blows", "steps", "p50 ms", "p99 ms",
               "peak + MiB");
   double calm = 0;  // seconds; the hosts' p99 by themselves
-  const auto run = [&](const std::string& name, const std::vector<Attack>& attacks) {
-    std::atomic<bool> over = false;
-    std::atomic<int64_t> blows = 0;
-    std::vector<std::thread> threads;
-    for (const Attack& attack : attacks) {
-      for (int thread = 0; thread < absl::GetFlag(FLAGS_threads); ++thread) {
-        threads.emplace_back([&, thread] {
-          const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-          Stub hostile(channel);
-          for (int64_t blow = 0; !over; ++blow, ++blows) {
-            attack.strike(hostile, channel, thread, blow);
-          }
-        });
-      }
+  int runs = 0;
+  // Nothing: no attack; -1: all of them.
+  const auto run = [&](const std::string& name, std::optional<int> attack) {
+    std::unique_ptr<ChildProcess> hostile;
+    if (attack.has_value()) {
+      hostile = std::make_unique<ChildProcess>(
+          std::vector<std::string>{
+              "/proc/self/exe", absl::StrCat("--strike=", address),
+              absl::StrCat("--attack=", *attack),
+              absl::StrCat("--each=", absl::FormatDuration(absl::GetFlag(FLAGS_each))),
+              absl::StrCat("--threads=", absl::GetFlag(FLAGS_threads)),
+              absl::StrCat("--nice=", absl::GetFlag(FLAGS_nice))},
+          directory.File(absl::StrCat("hostile-", runs++)));
     }
+    std::atomic<bool> over = false;
     std::thread clock([&] {
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_each)));
       over = true;
     });
     const std::vector<double> seconds = hosts.Run(over);
     clock.join();
-    for (std::thread& thread : threads) thread.join();
+    std::string blows = "-";
+    if (hostile != nullptr) {
+      EXPECT_EQ(hostile->Wait(kPatience), 0) << name;
+      blows = hostile->Log();
+      while (!blows.empty() && blows.back() == '\n') blows.pop_back();
+    }
     const size_t peak = UsageOf(coordinator->pid()).peak;
-    std::printf("%-28s %10lld %10zu %10.2f %10.2f %12zu\n", name.c_str(),
-                static_cast<long long>(blows.load()), seconds.size(),
-                1e3 * Percentile(seconds, 0.5), 1e3 * Percentile(seconds, 0.99),
-                (peak - before) >> 20);
+    const double p99 = Percentile(seconds, 0.99);
+    std::printf("%-28s %10s %10zu %10.2f %10.2f %12zu\n", name.c_str(), blows.c_str(),
+                seconds.size(), 1e3 * Percentile(seconds, 0.5), 1e3 * p99, (peak - before) >> 20);
     std::fflush(stdout);
     EXPECT_FALSE(seconds.empty());
-    if (attacks.empty()) return calm = std::max(calm, Percentile(seconds, 0.99));
+    if (!attack.has_value()) calm = std::max(calm, p99);
     const double most = absl::GetFlag(FLAGS_most_p99);
-    EXPECT_TRUE(most == 0 || Percentile(seconds, 0.99) <= most * calm) << name;
-    return calm;
+    EXPECT_TRUE(most == 0 || p99 <= most * calm) << name;
   };
   const std::vector<Attack> attacks = Attacks(address);
-  run("none", {});
-  for (const Attack& attack : attacks) run(attack.name, {attack});
-  run("all together", attacks);
-  run("none again", {});
+  run("none", std::nullopt);
+  for (size_t i = 0; i < attacks.size(); ++i) run(attacks[i].name, static_cast<int>(i));
+  run("all together", -1);
+  run("none again", std::nullopt);
   EXPECT_LT((UsageOf(coordinator->pid()).peak - before) >> 20,
             static_cast<size_t>(absl::GetFlag(FLAGS_most_mib)));
 }
@@ -384,5 +448,11 @@ TEST(HostileLoad, HonestHostsAreServedAndMemoryIsBounded) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   absl::ParseCommandLine(argc, argv);
-  return RUN_ALL_TESTS();
+  const std::string strike = absl::GetFlag(FLAGS_strike);
+  if (strike.empty()) return RUN_ALL_TESTS();
+  if (!tributary::test::TurnHostile()) {
+    std::perror("becoming the hostile client");
+    return EXIT_FAILURE;
+  }
+  return tributary::test::Strike(strike, absl::GetFlag(FLAGS_attack));
 }
