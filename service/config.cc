@@ -23,10 +23,11 @@ ABSL_FLAG(std::string, config, "",
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7400"},
           "Hosts connect to these addresses, separated by commas: host:port (port 0 picks a free "
           "one) or unix:/path.");
-ABSL_FLAG(std::string, socket_mode, "0600",
-          "Unix sockets have this mode, in octal: whoever may write to one may connect. With 0660, "
-          "the group that the coordinator runs as may, or the group of a directory with the setgid "
-          "bit.");
+ABSL_FLAG(
+    std::string, socket_mode, "0600",
+    "Unix sockets have this mode, four octal digits: whoever may write to one may connect. With "
+    "0660, the group that the coordinator runs as may, or the group of a directory with the setgid "
+    "bit.");
 ABSL_FLAG(std::string, admin_listen, "127.0.0.1:7401",
           "The admin server listens at this address, host:port or unix:/path. It speaks plain text "
           "and carries only grpc.health.v1: 'liveness' (this process lives) and 'readiness' (all "
@@ -284,10 +285,11 @@ absl::Status ReadListeners(Config* config) {
   const std::string mode = absl::GetFlag(FLAGS_socket_mode);
   const auto [end, error] =
       std::from_chars(mode.data(), mode.data() + mode.size(), config->socket_mode, 8);
-  if (mode.empty() || error != std::errc() || end != mode.data() + mode.size() ||
-      config->socket_mode > 0777) {
+  // Four digits, so that a number which some other reader of YAML took for decimal opens nothing.
+  if (mode.size() != 4 || mode.front() != '0' || error != std::errc() ||
+      end != mode.data() + mode.size()) {
     return InvalidField("socket_mode",
-                        absl::StrCat("must be 0 to 0777, in octal, is '", mode, "'"));
+                        absl::StrCat("must be four octal digits, 0000 to 0777, is '", mode, "'"));
   }
   config->admin_listen = absl::GetFlag(FLAGS_admin_listen);
   if (!config->admin_listen.empty()) {

@@ -66,8 +66,15 @@ void SessionStream::Handle(v1::SessionRequest& request) {
       if (session != nullptr) return coordinator_->sessions().Abandon(session);
       SessionPtr opened =
           coordinator_->sessions().Open(request.open(), call_, local_, shared_from_this());
-      const MutexLock lock(mutex_);
-      if (!over_) session_ = std::move(opened);  // it may have ended meanwhile
+      {
+        const MutexLock lock(mutex_);
+        if (!over_) {
+          session_ = std::move(opened);
+          return;
+        }
+      }
+      // It has ended meanwhile, or its caller may not have it any more.
+      if (opened != nullptr) coordinator_->sessions().Abandon(opened);
       return;
     }
     case v1::SessionRequest::kSubmit:
@@ -93,7 +100,7 @@ void SessionStream::Handle(v1::SessionRequest& request) {
 }
 
 void SessionStream::ReadOn() {
-  if (!paused_ || finished_) return;
+  if (!paused_ || finished_ || !why_.ok()) return;
   if (session_ != nullptr && !Sessions::HasRoom(session_)) return;
   paused_ = false;
   StartRead(&reading_);
@@ -118,7 +125,7 @@ void SessionStream::Refuse(const absl::Status& why) {
   SessionPtr session;
   {
     const MutexLock lock(mutex_);
-    if (over_ || finished_) return;
+    if (over_ || finished_ || !why_.ok()) return;
     why_ = why;
     session = session_;
     if (session == nullptr) {

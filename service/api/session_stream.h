@@ -55,7 +55,7 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   // What the host said.
   void Handle(v1::SessionRequest& request);
-  // Reads the next message once there is room for it.
+  // Reads the next message once there is room for it, unless the session is to end.
   void ReadOn() TRIBUTARY_REQUIRES(mutex_);
   void Refuse(const absl::Status& why);
   void FinishIfOver() TRIBUTARY_REQUIRES(mutex_);
@@ -73,7 +73,7 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;      // OnEnd has been called, or nothing to end
   bool paused_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // a read is to be started
   bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish has been called
-  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);
+  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);       // not OK: the session ends for this
   // The first is being written.
   std::deque<std::unique_ptr<grpc::ByteBuffer>> replies_ TRIBUTARY_GUARDED_BY(mutex_);
 };

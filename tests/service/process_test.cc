@@ -64,6 +64,9 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--threads=many"}), HasSubstr("threads"));
   EXPECT_THAT(refused({"--threads=-1"}), HasSubstr("threads"));
   EXPECT_THAT(refused({"--listen=nowhere"}), HasSubstr("listen"));
+  for (const std::string mode : {"432", "1666", "0778", "0", ""}) {
+    EXPECT_THAT(refused({"--socket_mode=" + mode}), HasSubstr("socket_mode"));
+  }
   EXPECT_THAT(refused({"--exchange=magic"}), HasSubstr("exchange"));
   EXPECT_THAT(refused({"--exchange=direct"}),
               HasSubstr("exchange: direct is between the memories"));
