@@ -319,7 +319,7 @@ int Serve(const Config& config, SettingsReload& reload) {
 int main(int argc, char** argv) {
   if (tributary::service::PrintsHelp(argc, argv)) return 0;
   if (tributary::PrintsVersion(argc, argv, "tributary-coordinator")) return 0;
-  tributary::worker::LoadKernelsAtStart();
+  tributary::worker::SetCudaEnvironment();
   const absl::StatusOr<tributary::service::Config> config =
       tributary::service::LoadConfig(argc, argv);
   if (!config.ok()) {

@@ -119,6 +119,10 @@ class DeviceSession {
   virtual void End(int32_t status) = 0;
 };
 
+// So many sessions may have their mailbox on one GPU at once. Each has two streams, and two streams
+// that share one of the GPU's 32 queues wait for each other.
+inline constexpr int kMostDeviceSessions = 15;
+
 // Of one rank; outlives its shards and its sessions. Used from one thread at a time.
 class Backend {
  public:

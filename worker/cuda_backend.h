@@ -49,9 +49,13 @@ absl::Status CheckGpus(int first, int count);
 // no CUDA, or the system refuses. On any thread.
 std::shared_ptr<const void> PinHostMemory(int gpu, std::byte* data, size_t bytes);
 
-// Has CUDA load all kernels of this process when it first uses a GPU, not each at its first launch:
-// that may wait for a kernel that waits for a peer (kernels/cuda/launch/load_kernels.h). First
-// thing in a program, while it has one thread; the environment variable CUDA_MODULE_LOADING wins.
-void LoadKernelsAtStart();
+// Sets what CUDA reads from the environment when a process first uses a GPU, where it is not set
+// yet. First thing in a program, while it has one thread.
+//
+// CUDA_MODULE_LOADING=EAGER: all kernels are loaded at once, not each at its first launch. That may
+// wait for a kernel that waits for a peer (kernels/cuda/launch/load_kernels.h).
+// CUDA_DEVICE_MAX_CONNECTIONS=32, the most there are: streams that share a queue of the GPU wait
+// for each other, and with that for the hosts of sessions (kMostDeviceSessions).
+void SetCudaEnvironment();
 
 }  // namespace tributary::worker

@@ -23,6 +23,6 @@ absl::Status CheckGpus(int, int) { return Missing(); }
 
 std::shared_ptr<const void> PinHostMemory(int, std::byte*, size_t) { return nullptr; }
 
-void LoadKernelsAtStart() {}
+void SetCudaEnvironment() {}
 
 }  // namespace tributary::worker

@@ -338,6 +338,11 @@ class Executor::Impl {
     if (sessions_.contains(command.session)) {
       return absl::AlreadyExistsError(absl::StrCat("session ", command.session, " is open"));
     }
+    if (sessions_.size() >= kMostDeviceSessions) {
+      return FieldError(absl::StatusCode::kResourceExhausted, "open.memory",
+                        absl::StrCat("a GPU serves ", kMostDeviceSessions,
+                                     " sessions at a time; HOST serves more"));
+    }
     TRIBUTARY_ASSIGN_OR_RETURN(
         std::unique_ptr<DeviceSession> session,
         backend_->OpenSession(command, *comm_, deadline, options_.on_session_news));

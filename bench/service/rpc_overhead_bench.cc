@@ -439,7 +439,7 @@ int ServiceMain() {
 }  // namespace tributary::service::bench
 
 int main(int argc, char** argv) {
-  tributary::worker::LoadKernelsAtStart();
+  tributary::worker::SetCudaEnvironment();
   absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_client_target).empty()) return tributary::service::bench::ClientMain();
   return tributary::service::bench::ServiceMain();

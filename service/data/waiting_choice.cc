@@ -28,7 +28,7 @@ WaitingChoice ChooseWaiting(const v1::ProbeResult& times, bool one_gpu) {
   if (one_gpu && (spinning > kTakingTurnsSeconds || by_stream)) {
     choice.warning = absl::StrFormat(
         "host and worker take turns on one GPU: a round trip takes %.1f us. Under CUDA MPS "
-        "(nvidia-cuda-mps-control -d, for both processes) it takes about 3 us",
+        "(nvidia-cuda-mps-control -d, for both processes) it takes some 10 us",
         chosen * 1e6);
   }
   return choice;

@@ -76,6 +76,9 @@ absl::Status CheckGpuExchange(collective::Strategy strategy, int first, int coun
   return absl::OkStatus();
 }
 
-void LoadKernelsAtStart() { setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
+void SetCudaEnvironment() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
 
 }  // namespace tributary::worker

@@ -1,6 +1,7 @@
 #include "worker/cuda/memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "worker/cuda/status.h"
 
@@ -41,7 +42,10 @@ absl::Status DeviceMemory::ReserveZeroed(size_t bytes, cudaStream_t stream) {
 
 absl::Status PinnedMemory::Reserve(size_t bytes) {
   if (bytes <= buffer_.bytes()) return absl::OkStatus();
-  return FromCuda("taking memory", buffer_.Allocate(Grown(buffer_.bytes(), bytes)));
+  const size_t grown = Grown(buffer_.bytes(), bytes);
+  if (buffer_.bytes() > 0) outgrown_.push_back(std::move(buffer_));
+  buffer_ = cuda::PinnedBuffer();
+  return FromCuda("taking memory", buffer_.Allocate(grown));
 }
 
 }  // namespace tributary::worker

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/buffer.h"
@@ -46,6 +47,10 @@ class DeviceMemory {
 };
 
 // Pinned host memory, usable from every device.
+//
+// What it has outgrown stays until it is destroyed: giving pinned memory back waits for all kernels
+// of the device, and with that for the hosts of sessions. It grows by half each time, so all of it
+// is less than three times the largest.
 class PinnedMemory {
  public:
   // Makes it at least `bytes` large. kResourceExhausted leaves it empty.
@@ -60,6 +65,7 @@ class PinnedMemory {
 
  private:
   cuda::PinnedBuffer buffer_;
+  std::vector<cuda::PinnedBuffer> outgrown_;
 };
 
 }  // namespace tributary::worker

@@ -20,6 +20,17 @@ constexpr std::chrono::microseconds kNap{20};
 constexpr std::chrono::seconds kGrace{5};
 constexpr std::chrono::milliseconds kMoment{500};
 
+// Memory that a stream gives back is not given to another stream before the first one has come so
+// far. As CUDA does it otherwise, the second stream waits for the first, and that may wait for the
+// host of a session.
+absl::Status KeepStreamsApart(int gpu) {
+  cudaMemPool_t pool = nullptr;
+  TRIBUTARY_CUDA_OK(cudaDeviceGetDefaultMemPool(&pool, gpu));
+  int no = 0;
+  TRIBUTARY_CUDA_OK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOptions& options) {
@@ -29,6 +40,7 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOption
   TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::QueryDevice(options.gpu, &rank->plan_options_.device)));
   rank->plan_options_.kernels = {.portable = options.portable,
                                  .batch_invariant = options.batch_invariant};
+  TRIBUTARY_RETURN_IF_ERROR(KeepStreamsApart(options.gpu));
   TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->stream_, cudaStreamNonBlocking));
   rank->workspace_ = std::make_unique<Workspace>(rank->stream_);
   return rank;

@@ -292,7 +292,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (tributary::PrintsVersion(argc, argv, "tributary-worker")) return 0;
-  tributary::worker::LoadKernelsAtStart();
+  tributary::worker::SetCudaEnvironment();
   absl::SetProgramUsageMessage(tributary::worker::kUsage);
   absl::FlagsUsageConfig usage;
   absl::SetFlagsUsageConfig(usage);

@@ -19,6 +19,12 @@ ExecutorOptions WithLog(ExecutorOptions options, const std::shared_ptr<SessionLo
   return options;
 }
 
+// Sessions of several ranks exchange on GPUs.
+CudaBackendOptions OnGpus(CudaBackendOptions options) {
+  options.exchange = ExchangePlace::kAuto;
+  return options;
+}
+
 client::StridedTensor Strided(const DeviceMemory& data, const TensorView& tensor, int32_t rows,
                               int32_t heads) {
   if (rows == 0) return {};
@@ -70,7 +76,6 @@ SessionNews SessionLog::AwaitEnd(SessionId session, uint32_t count) {
       if (!newest.status.ok()) return newest;
       if (mailbox::Reached(newest.ended, count)) ++ended;
       all.ended = newest.ended;
-      all.conflicts.insert(all.conflicts.end(), newest.conflicts.begin(), newest.conflicts.end());
     }
     if (ended == ranks_) return all;
     if (!changed_.WaitUntil(mutex_, deadline)) {
@@ -78,6 +83,16 @@ SessionNews SessionLog::AwaitEnd(SessionId session, uint32_t count) {
       return all;
     }
   }
+}
+
+std::vector<int32_t> SessionLog::ConflictsOf(SessionId session, int32_t rank,
+                                             uint32_t first_count) {
+  const MutexLock lock(mutex_);
+  std::vector<int32_t> entries;
+  for (const auto& [first, entry] : newest_[{session, rank}].conflicts) {
+    if (first == first_count) entries.push_back(entry);
+  }
+  return entries;
 }
 
 HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox,
@@ -143,7 +158,7 @@ HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const Ten
 SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output, Waiting waiting,
                            int size)
     : log_(std::make_shared<SessionLog>(size)),
-      ranks_(size, options, WithLog(Poisoned(), log_)),
+      ranks_(size, OnGpus(options), WithLog(Poisoned(), log_)),
       output_(output),
       waiting_(waiting) {}
 
@@ -195,7 +210,8 @@ SessionRanks::Session& SessionRanks::SessionFor(const StepCommand& step) {
   return session;
 }
 
-Reply SessionRanks::Step(const Command& command, const StepCommand& step) {
+std::map<int, Reply> SessionRanks::Step(const Command& command, const StepCommand& step) {
+  std::map<int, Reply> replies;
   Session& session = SessionFor(step);
   const bool repeats = std::any_of(step.entries.begin(), step.entries.end(),
                                    [](const StepEntry& entry) { return entry.replay; });
@@ -211,7 +227,10 @@ Reply SessionRanks::Step(const Command& command, const StepCommand& step) {
       submit.layers.push_back({command.cache, layer});
     }
     Reply accepted = Send(submit);
-    if (!accepted.status.ok()) return accepted;
+    if (!accepted.status.ok()) {
+      replies.emplace(0, std::move(accepted));
+      return replies;
+    }
     session.layers_left = end - step.layer;
     session.count += static_cast<uint32_t>(session.layers_left);
   }
@@ -225,25 +244,25 @@ Reply SessionRanks::Step(const Command& command, const StepCommand& step) {
   HostSession::Results results =
       session.host->Layer(geometry, step.q, step.k, step.v, rows, tokens);
   EXPECT_EQ(results.failure, 0u);
-  Reply reply{.epoch = command.epoch, .number = command.number};
-  reply.o = std::move(results.o);
-  reply.lse = std::move(results.lse);
-  if (--session.layers_left > 0) return reply;
+  for (int rank = 0; rank < size(); ++rank) {
+    replies[rank] = {.epoch = command.epoch, .number = command.number, .rank = rank};
+  }
+  replies[0].o = std::move(results.o);
+  replies[0].lse = std::move(results.lse);
+  if (--session.layers_left > 0) return replies;
   const SessionNews news = log_->AwaitEnd(session.command.session, session.count);
   EXPECT_TRUE(news.status.ok()) << news.status;
-  for (const auto& [first, entry] : news.conflicts) {
-    if (first == session.count - 1) reply.conflicts.push_back(entry);
+  for (auto& [rank, reply] : replies) {
+    reply.conflicts = log_->ConflictsOf(session.command.session, rank, session.count - 1);
   }
-  return reply;
+  return replies;
 }
 
 std::map<int, Reply> SessionRanks::Execute(const Command& command) {
   if (const auto* create = std::get_if<CreateCacheCommand>(&command.body)) spec_ = create->spec;
   const auto* step = std::get_if<StepCommand>(&command.body);
   if (step == nullptr) return ranks_.Execute(command);
-  std::map<int, Reply> replies;
-  replies.emplace(0, Step(command, *step));
-  return replies;
+  return Step(command, *step);
 }
 
 }  // namespace tributary::worker::testing

@@ -25,8 +25,10 @@ class SessionLog {
 
   void Add(const SessionNews& news);
   // Waits until the first `count` layers of the session are over on all ranks, or it has failed on
-  // one. Conflicts are those of all ranks.
+  // one.
   SessionNews AwaitEnd(SessionId session, uint32_t count);
+  // What a rank has told so far of the step whose first layer has this number.
+  std::vector<int32_t> ConflictsOf(SessionId session, int32_t rank, uint32_t first_count);
 
  private:
   Mutex mutex_;
@@ -89,7 +91,7 @@ class SessionRanks final : public Ranks {
     uint32_t count = 0;       // layers submitted
     int32_t layers_left = 0;  // of the step, to be handed over
   };
-  Reply Step(const Command& command, const StepCommand& step);
+  std::map<int, Reply> Step(const Command& command, const StepCommand& step);
   Session& SessionFor(const StepCommand& step);
 
   const std::shared_ptr<SessionLog> log_;

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 // As in the programs: a kernel that is loaded at its first launch would wait for the gates of
 // sessions.
-const bool kKernelsAreLoaded = (LoadKernelsAtStart(), true);
+const bool kEnvironmentIsSet = (SetCudaEnvironment(), true);
 
 // ---- the correctness grid, through sessions -----------------------------------------------------
 
@@ -363,6 +363,19 @@ TEST_P(GpuSessionEnd, ANewEpochEndsAllSessions) {
   ASSERT_TRUE(Submit().ok());
   ranks_->ranks().Reform();
   EXPECT_EQ(Submit().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(GpuSessionEnd, AGpuServesSoManySessionsAtATime) {
+  Begin(std::chrono::seconds(10));
+  OpenSessionCommand more = command_;
+  for (int i = 1; i < kMostDeviceSessions; ++i) {
+    ++more.session;
+    ASSERT_TRUE(ranks_->Send(more).status.ok());
+  }
+  const SessionId last = more.session++;
+  EXPECT_EQ(ranks_->Send(more).status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(ranks_->Send(CloseSessionCommand{last, 10}).status.ok());
+  EXPECT_TRUE(ranks_->Send(more).status.ok());
 }
 
 TEST_P(GpuSessionEnd, BadStepsAreRefusedAndTheSessionGoesOn) {
