@@ -8,6 +8,8 @@ BUILD := build/$(PRESET)
 DEVICE ?= cpu
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+# ON: a warning of the C++ compiler is an error, as in CI. Another compiler may give warnings that CI's does not.
+WERROR ?= OFF
 
 .PHONY: help demo test test-asan test-tsan test-multi-gpu soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
@@ -18,7 +20,7 @@ setup: ## install Debian packages that are missing
 	@deploy/install-packages.sh build
 
 build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_WERROR=$(WERROR)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)

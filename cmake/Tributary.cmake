@@ -88,8 +88,13 @@ function(_tributary_program_settings target)
   target_link_libraries(${target} PRIVATE tributary_tsan_mutex)
 endfunction()
 
+# With TRIBUTARY_WERROR warnings are errors, but for one that g++ 12 gives about correct uses of std::string.
 function(_tributary_settings target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TRIBUTARY_WARNINGS}>)
+  if(TRIBUTARY_WERROR)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-error=restrict>)
+  endif()
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
   if(TRIBUTARY_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${TRIBUTARY_SANITIZE} -fno-omit-frame-pointer)

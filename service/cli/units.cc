@@ -18,7 +18,7 @@ std::string Bytes(double bytes) {
 std::string Count(int64_t count) {
   std::string digits = absl::StrCat(count);
   const size_t first = count < 0 ? 1 : 0;
-  for (size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, ",");
+  for (size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, 1, ',');
   return digits;
 }
 
