@@ -433,9 +433,9 @@ int Main(int argc, char** argv) {
     std::vector<std::pair<std::string, DirectTuning>> ways = {{"direct", {}}};
     ways.push_back({"direct, no overlap", {.overlap_launch = false}});
     for (const int blocks : {128, kDirectChannels}) {
-      for (const int workers : {64, 128, 256, 512}) {
-        ways.push_back({"direct, " + std::to_string(blocks) + " x " + std::to_string(workers),
-                        {.workers = workers, .blocks = blocks}});
+      for (const int movers : {64, 128, 256, 512}) {
+        ways.push_back({"direct, " + std::to_string(blocks) + " x " + std::to_string(movers),
+                        {.movers = movers, .blocks = blocks}});
       }
     }
     for (const auto& [name, tuning] : ways) {
@@ -443,13 +443,13 @@ int Main(int argc, char** argv) {
       bench.RunVariant(group, {.name = name, .tuning = tuning}, Placement::kScattered);
     }
     for (const int one_hop : {1, 0}) {
-      for (const int workers : {128, 256}) {
-        const DirectTuning tuning{.workers = workers, .one_hop = one_hop};
+      for (const int movers : {128, 256}) {
+        const DirectTuning tuning{.movers = movers, .one_hop = one_hop};
         const Group group(bench.ranks(), flags, tuning, Wanted::kNo, ++epoch);
         bench.RunVariant(
             group,
             {.name = std::string("direct, ") + (one_hop == 1 ? "one hop" : "two hops") +
-                     ", 256 x " + std::to_string(workers),
+                     ", 256 x " + std::to_string(movers),
              .tuning = tuning},
             Placement::kGathered);
       }

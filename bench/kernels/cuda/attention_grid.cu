@@ -36,18 +36,6 @@ constexpr size_t kPoolBytes = size_t{24} << 30;
 constexpr size_t kRotatedBytes = size_t{320}
                                  << 20;  // at least this much between two uses of a copy
 
-template <typename T>
-T* Allocate(size_t count) {
-  void* p = nullptr;
-  Check(cudaMalloc(&p, std::max<size_t>(1, count * sizeof(T))), "cudaMalloc");
-  return static_cast<T*>(p);
-}
-
-template <typename T>
-void Upload(T* to, const std::vector<T>& from) {
-  Check(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
-}
-
 struct Case {
   std::string name;
   std::vector<int64_t> lengths;
@@ -123,54 +111,29 @@ __global__ void NaiveRow(AttentionArgs args, KvGeometry kv, int32_t page_table, 
   }
 }
 
-class Bench {
- public:
-  Bench(const KernelOptions& options, int32_t cluster_size)
-      : options_(options), cluster_size_(cluster_size) {
-    Check(QueryDevice(0, &device_));
-    Check(cudaStreamCreate(&stream_), "cudaStreamCreate");
-    Check(cudaEventCreate(&begin_), "cudaEventCreate");
-    Check(cudaEventCreate(&end_), "cudaEventCreate");
-    pool_ = Allocate<std::byte>(kPoolBytes);
+AttentionShape ShapeOf(const Case& c) {
+  int64_t total_keys = 0;
+  for (const int64_t length : c.lengths) {
+    total_keys += c.window < 0 ? length : std::min(length, c.window + c.rows);
   }
+  return {.geometry = c.kv,
+          .q_heads = c.q_heads,
+          .page_size = c.page_size,
+          .max_rows = c.rows,
+          .sequences = static_cast<int32_t>(c.lengths.size()),
+          .total_keys = total_keys};
+}
 
-  const DeviceProperties& device() const { return device_; }
+// The rows of a case as they are planned, the pages of all its sequences, and the bytes of keys
+// and values that they see.
+struct Rows {
+  std::vector<PlanEntry> entries;
+  std::vector<KeyRange> keys;
+  int64_t pages = 0;
+  double bytes = 0;
 
-  // Bytes a second.
-  double ReadBandwidth() {
-    uint32_t* sink = Allocate<uint32_t>(1);
-    Fill(DType::kFp8E4M3);
-    const size_t bytes = size_t{8} << 30;
-    const double us = Median(9, [&] {
-      ReadAll<<<device_.multiprocessors * 4, 512, 0, stream_>>>(
-          reinterpret_cast<const uint4*>(pool_), bytes / 16, sink);
-    });
-    return static_cast<double>(bytes) / (us * 1e-6);
-  }
-
-  Result Run(const Case& c) {
-    Fill(c.kv.dtype);
-    const auto sequences = static_cast<int32_t>(c.lengths.size());
-    const int32_t rows = sequences * c.rows;
-    int64_t total_keys = 0;
-    for (const int64_t length : c.lengths) {
-      total_keys += c.window < 0 ? length : std::min(length, c.window + c.rows);
-    }
-    const AttentionShape shape{.geometry = c.kv,
-                               .q_heads = c.q_heads,
-                               .page_size = c.page_size,
-                               .max_rows = c.rows,
-                               .sequences = sequences,
-                               .total_keys = total_keys};
-    KernelChoice choice = ChooseKernel(device_, shape, options_);
-    if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
-    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device_);
-
-    std::vector<PlanEntry> entries;
-    std::vector<KeyRange> keys;
-    int64_t pages = 0;
-    Result result;
-    for (int32_t i = 0; i < sequences; ++i) {
+  explicit Rows(const Case& c) {
+    for (int32_t i = 0; i < static_cast<int32_t>(c.lengths.size()); ++i) {
       entries.push_back({i * c.rows, c.rows, static_cast<int32_t>(pages)});
       KeyRange any{INT64_MAX, 0};
       for (int32_t row = 0; row < c.rows; ++row) {
@@ -179,142 +142,169 @@ class Bench {
         keys.push_back(VisibleKeys(position, {c.window, -1}, limit));
         any = {std::min(any.lo, keys.back().lo), std::max(any.hi, keys.back().hi)};
       }
-      result.bytes += static_cast<double>(Length(any) * c.kv.kv_heads * BytesPerTokenOfHead(c.kv));
+      bytes += static_cast<double>(Length(any) * c.kv.kv_heads * BytesPerTokenOfHead(c.kv));
       pages += (c.lengths[i] + c.page_size - 1) / c.page_size;
     }
-    Plan plan;
-    PlanAttention(plan_shape, entries, keys, &plan);
+  }
+};
 
-    const size_t copy_bytes = PageBytes(c.kv, c.page_size) * pages;
-    if (copy_bytes > kPoolBytes) return result;
-    const size_t copies = std::clamp<size_t>(
-        static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
-    std::vector<int32_t> tables;
-    std::vector<int32_t> order(pages);
-    std::iota(order.begin(), order.end(), 0);
-    std::mt19937 random(3);
-    for (size_t copy = 0; copy < copies; ++copy) {
-      std::shuffle(order.begin(), order.end(), random);
-      tables.insert(tables.end(), order.begin(), order.end());
-    }
+// Page tables of `copies` copies of the cache, each in an order of its own.
+std::vector<int32_t> ShuffledTables(int64_t pages, size_t copies, std::mt19937& random) {
+  std::vector<int32_t> tables;
+  std::vector<int32_t> order(pages);
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t copy = 0; copy < copies; ++copy) {
+    std::shuffle(order.begin(), order.end(), random);
+    tables.insert(tables.end(), order.begin(), order.end());
+  }
+  return tables;
+}
 
-    WorkItem* items = Allocate<WorkItem>(plan.items.size());
-    RowKeys* row_keys = Allocate<RowKeys>(plan.keys.size());
-    int32_t* page_tables = Allocate<int32_t>(tables.size());
-    Upload(items, plan.items);
-    Upload(row_keys, plan.keys);
-    Upload(page_tables, tables);
-    const size_t output_rows = size_t(rows) * c.q_heads;
-    const size_t elements = output_rows * c.kv.key_dim;  // of the queries
-    std::vector<std::byte> q_host(elements * SizeOf(DType::kBf16));
-    std::normal_distribution<float> normal(0.0f, 1.0f);
-    for (size_t i = 0; i < elements; ++i) {
-      StoreElement(DType::kBf16, q_host.data(), i, normal(random));
-    }
-    std::byte* q = Allocate<std::byte>(q_host.size());
-    Upload(q, q_host);
+std::vector<std::byte> RandomQueries(size_t elements, std::mt19937& random) {
+  std::vector<std::byte> q(BytesOf(DType::kBf16, static_cast<int64_t>(elements)));
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  for (size_t i = 0; i < elements; ++i) StoreElement(DType::kBf16, q.data(), i, normal(random));
+  return q;
+}
 
+// The queries as the reference sees them where kernels round them to FP8.
+std::vector<std::byte> RoundedQueries(std::vector<std::byte> q, size_t elements, int32_t key_dim) {
+  std::vector<float> floats(elements);
+  RoundQueriesToFp8(DType::kBf16, key_dim, q, floats.data());
+  for (size_t i = 0; i < elements; ++i) {
+    StoreElement(DType::kBf16, q.data(), i, floats[i]);  // exact
+  }
+  return q;
+}
+
+// A plan, outputs and workspace on the device.
+struct DeviceCall {
+  DeviceCall(const Case& c, const Plan& plan, const KernelChoice& choice, size_t output_rows)
+      : items(plan.items),
+        keys(plan.keys),
+        o(output_rows * c.kv.value_dim),
+        lse(output_rows),
+        partial_o(size_t(plan.partials) * choice.tile_rows * c.kv.value_dim),
+        partial_lse(size_t(plan.partials) * choice.tile_rows),
+        arrivals(std::vector<uint64_t>(plan.arrivals)) {}
+
+  // Everything but queries, cache and page tables.
+  AttentionArgs Args(const Case& c) const {
     AttentionArgs args;
-    args.items = items;
-    args.keys = row_keys;
-    args.q = q;
+    args.items = items.data();
+    args.keys = keys.data();
     args.q_heads = c.q_heads;
     args.kv_heads = c.kv.kv_heads;
     args.page_shift = static_cast<int32_t>(std::log2(c.page_size));
     args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.kv.key_dim));
-    args.o = Allocate<float>(output_rows * c.kv.value_dim);
-    args.lse = Allocate<float>(output_rows);
-    args.partial_o = Allocate<float>(size_t(plan.partials) * choice.tile_rows * c.kv.value_dim);
-    args.partial_lse = Allocate<float>(size_t(plan.partials) * choice.tile_rows);
-    args.arrivals = Allocate<uint64_t>(plan.arrivals);
-    Check(cudaMemset(args.arrivals, 0, plan.arrivals * sizeof(uint64_t)), "cudaMemset");
+    args.o = o.data();
+    args.lse = lse.data();
+    args.partial_o = partial_o.data();
+    args.partial_lse = partial_lse.data();
+    args.arrivals = arrivals.data();
+    return args;
+  }
+
+  GpuArray<WorkItem> items;
+  GpuArray<RowKeys> keys;
+  GpuArray<float> o, lse, partial_o, partial_lse;
+  GpuArray<uint64_t> arrivals;
+};
+
+class Bench {
+ public:
+  Bench(const KernelOptions& options, int32_t cluster_size)
+      : options_(options), cluster_size_(cluster_size), pool_(kPoolBytes) {
+    Check(QueryDevice(0, &device_));
+  }
+
+  const DeviceProperties& device() const { return device_; }
+
+  // Bytes a second.
+  double ReadBandwidth() {
+    const GpuArray<uint32_t> sink(1);
+    Fill(DType::kFp8E4M3);
+    const size_t bytes = size_t{8} << 30;
+    const double us = timer_.MicrosecondsOf(1, [&](int) {
+      ReadAll<<<device_.multiprocessors * 4, 512, 0, timer_.stream()>>>(
+          reinterpret_cast<const uint4*>(pool_.data()), bytes / 16, sink.data());
+    });
+    return static_cast<double>(bytes) / (us * 1e-6);
+  }
+
+  Result Run(const Case& c) {
+    Fill(c.kv.dtype);
+    const AttentionShape shape = ShapeOf(c);
+    KernelChoice choice = ChooseKernel(device_, shape, options_);
+    if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device_);
+    const Rows rows(c);
+    Plan plan;
+    PlanAttention(plan_shape, rows.entries, rows.keys, &plan);
+
+    Result result;
+    result.bytes = rows.bytes;
+    const size_t copy_bytes = PageBytes(c.kv, c.page_size) * rows.pages;
+    if (copy_bytes > kPoolBytes) return result;
+    const size_t copies = std::clamp<size_t>(
+        static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
+    std::mt19937 random(3);
+    const GpuArray<int32_t> page_tables(ShuffledTables(rows.pages, copies, random));
+    const size_t output_rows = rows.keys.size() * c.q_heads;
+    const size_t elements = output_rows * c.kv.key_dim;  // of the queries
+    const std::vector<std::byte> host_q = RandomQueries(elements, random);
+    const GpuArray<std::byte> q(host_q);
+    const DeviceCall call(c, plan, choice, output_rows);
+    const auto args_of = [&](size_t copy) {
+      AttentionArgs args = call.Args(c);
+      args.q = q.data();
+      args.cache = pool_.data() + copy * copy_bytes;
+      args.page_tables = page_tables.data() + copy * rows.pages;
+      return args;
+    };
     const auto launch = [&](size_t copy) {
-      AttentionArgs of_copy = args;
-      of_copy.cache = pool_ + copy * copy_bytes;
-      of_copy.page_tables = page_tables + copy * pages;
-      Check(LaunchAttention(choice, shape, of_copy, plan_shape.blocks, stream_));
-      return of_copy;
+      Check(LaunchAttention(choice, shape, args_of(copy), plan_shape.blocks, timer_.stream()));
     };
 
     result.kernel = ToString(choice);
-    AttentionArgs checked = launch(copies - 1);
-    std::byte* rounded = nullptr;  // (the queries that the reference sees)
+    launch(copies - 1);
+    AttentionArgs checked = args_of(copies - 1);
+    GpuArray<std::byte> rounded;
     if (options_.fp8_queries) {
-      std::vector<float> floats(elements);
-      RoundQueriesToFp8(DType::kBf16, c.kv.key_dim, q_host, floats.data());
-      for (size_t i = 0; i < elements; ++i) {
-        StoreElement(DType::kBf16, q_host.data(), i, floats[i]);  // exact
-      }
-      rounded = Allocate<std::byte>(q_host.size());
-      Upload(rounded, q_host);
-      checked.q = rounded;
+      rounded = GpuArray<std::byte>(RoundedQueries(host_q, elements, c.kv.key_dim));
+      checked.q = rounded.data();
     }
-    result.error = Compare(c, checked, entries, keys);
-
-    const size_t calls = std::max<size_t>(copies, 8);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
-    for (size_t call = 0; call < calls; ++call) launch(call % copies);
-    Check(cudaStreamEndCapture(stream_, &graph), "capture");
-    Check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-    result.microseconds = Median(7, [&] { Check(cudaGraphLaunch(exec, stream_), "replay"); }) /
-                          static_cast<double>(calls);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    for (void* p :
-         {static_cast<void*>(items), static_cast<void*>(row_keys), static_cast<void*>(page_tables),
-          static_cast<void*>(q), static_cast<void*>(rounded), static_cast<void*>(args.o),
-          static_cast<void*>(args.lse), static_cast<void*>(args.partial_o),
-          static_cast<void*>(args.partial_lse), static_cast<void*>(args.arrivals)}) {
-      cudaFree(p);
-    }
+    result.error = Compare(c, checked, rows);
+    result.microseconds =
+        timer_.MicrosecondsOf(static_cast<int>(std::max<size_t>(copies, 8)),
+                              [&](int i) { launch(static_cast<size_t>(i) % copies); });
     return result;
   }
 
  private:
   void Fill(DType type) {
     if (filled_ && filled_with_ == type) return;
-    FillRandomWords<<<4096, 256, 0, stream_>>>(reinterpret_cast<uint32_t*>(pool_), kPoolBytes / 4,
-                                               type, /*seed=*/0);
-    Check(cudaStreamSynchronize(stream_), "fill");
+    FillRandom(pool_, type, /*seed=*/0);
     filled_ = true;
     filled_with_ = type;
   }
 
-  template <typename F>
-  double Median(int repeats, F f) {
-    std::vector<double> times;
-    for (int i = 0; i < repeats + 2; ++i) {
-      Check(cudaEventRecord(begin_, stream_), "event");
-      f();
-      Check(cudaEventRecord(end_, stream_), "event");
-      Check(cudaEventSynchronize(end_), "run");
-      float ms = 0;
-      Check(cudaEventElapsedTime(&ms, begin_, end_), "event");
-      if (i >= 2) times.push_back(ms * 1e3);
-    }
-    std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
-    return times[repeats / 2];
-  }
-
   // The largest error of O over a few rows and heads.
-  double Compare(const Case& c, const AttentionArgs& args, const std::vector<PlanEntry>& entries,
-                 const std::vector<KeyRange>& keys) {
+  double Compare(const Case& c, const AttentionArgs& args, const Rows& rows) {
     const int32_t dims = c.kv.value_dim;
-    double* expected = Allocate<double>(dims + 1);
+    const GpuArray<double> expected(dims + 1);
     std::vector<double> expected_host(dims + 1);
     std::vector<float> actual(dims);
     double worst = 0;
     const int samples = 3;
     for (int i = 0; i < samples; ++i) {
-      const size_t entry = i * (entries.size() - 1) / (samples - 1);
-      const int row = entries[entry].row_begin + i * (c.rows - 1) / (samples - 1);
+      const PlanEntry& entry = rows.entries[i * (rows.entries.size() - 1) / (samples - 1)];
+      const int row = entry.row_begin + i * (c.rows - 1) / (samples - 1);
       const int head = i * (c.q_heads - 1) / (samples - 1);
-      NaiveRow<<<1, 256, 0, stream_>>>(args, c.kv, entries[entry].page_table, keys[row], row, head,
-                                       expected, expected + dims);
-      Check(cudaStreamSynchronize(stream_), "check");
-      Check(cudaMemcpy(expected_host.data(), expected, sizeof(double) * (dims + 1),
+      NaiveRow<<<1, 256, 0, timer_.stream()>>>(args, c.kv, entry.page_table, rows.keys[row], row,
+                                               head, expected.data(), expected.data() + dims);
+      Check(cudaStreamSynchronize(timer_.stream()), "check");
+      Check(cudaMemcpy(expected_host.data(), expected.data(), sizeof(double) * (dims + 1),
                        cudaMemcpyDeviceToHost),
             "check");
       const size_t at = size_t(row) * c.q_heads + head;
@@ -329,17 +319,14 @@ class Bench {
         worst = std::isnan(error) ? INFINITY : std::max(worst, error);
       }
     }
-    cudaFree(expected);
     return worst;
   }
 
   const KernelOptions options_;
   const int32_t cluster_size_;
   DeviceProperties device_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-  std::byte* pool_ = nullptr;
+  GraphTimer timer_;
+  const GpuArray<std::byte> pool_;
   bool filled_ = false;
   DType filled_with_ = DType::kF32;
 };

@@ -108,38 +108,12 @@ struct Result {
   std::string kernel;
 };
 
-class Bench {
- public:
-  Bench(bool portable, int64_t workspace_slots)
-      : portable_(portable), workspace_slots_(workspace_slots) {
-    Check(QueryDevice(0, &device_));
-  }
+// The rows of a case: new tokens that see each other, and the context.
+struct Rows {
+  std::vector<PrefillEntry> entries;
+  std::vector<KeyRange> fresh_keys, context_keys;
 
-  Result Run(const Case& c) {
-    const int32_t rows = c.batch * c.new_tokens;
-    const size_t q_elements = size_t(rows) * c.q_heads * c.key_dim;
-    const size_t o_elements = size_t(rows) * c.q_heads * c.value_dim;
-    const size_t k_elements = size_t(rows) * c.kv_heads * c.key_dim;
-    const size_t v_elements = size_t(rows) * c.kv_heads * c.value_dim;
-    const int64_t pages_of_one = (c.context + c.page_size - 1) / c.page_size;
-    const size_t pages = pages_of_one * c.batch;
-    const size_t page_bytes = PageBytes(c.Geometry(c.kv), c.page_size);
-    const size_t bytes =
-        (q_elements + o_elements + k_elements + v_elements) * 2 + pages * page_bytes;
-    const auto copies = static_cast<int>(std::max<size_t>(2, kRotatedBytes / bytes + 1));
-
-    PrefillShape fresh_shape;
-    fresh_shape.geometry = c.Geometry(DType::kBf16);
-    fresh_shape.q_heads = fresh_shape.head_count = c.q_heads;
-    PrefillShape context_shape = fresh_shape;
-    context_shape.geometry.dtype = c.kv;
-    context_shape.page_size = c.page_size;
-    const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
-    const PrefillChoice context_choice =
-        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries});
-
-    std::vector<PrefillEntry> entries;
-    std::vector<KeyRange> fresh_keys, context_keys;
+  Rows(const Case& c, int64_t pages_of_one) {
     for (int32_t i = 0; i < c.batch; ++i) {
       PrefillEntry entry;
       entry.row_begin = entry.token_begin = i * c.new_tokens;
@@ -151,28 +125,25 @@ class Bench {
         context_keys.push_back({0, c.context});
       }
     }
-    PrefillPlan plan;
-    PrefillPlanShape plan_shape =
-        PrefillPlanShapeFor(context_choice, context_shape, device_, workspace_slots_);
-    PlanPrefillContext(plan_shape, entries, context_keys, &plan);
-    const DevicePlan context_plan(plan);
-    plan_shape = PrefillPlanShapeFor(fresh_choice, fresh_shape, device_);
-    plan_shape.accumulate = c.context > 0;
-    PlanPrefillNewTokens(plan_shape, entries, fresh_keys, &plan);
-    const DevicePlan fresh_plan(plan);
+  }
+};
 
-    std::vector<int32_t> table(pages);
-    std::iota(table.begin(), table.end(), 0);
-    std::shuffle(table.begin(), table.end(), std::mt19937(7));
-    const GpuArray<int32_t> page_tables(table);
-    const GpuArray<std::byte> workspace(
-        PrefillWorkspaceBytes(context_choice, context_shape, rows, workspace_slots_));
-    std::vector<GpuArray<std::byte>> q, k, v, cache, o;
+// The tensors of a case, in as many copies as it takes to keep L2 cold.
+struct Tensors {
+  Tensors(const Case& c, size_t pages) {
+    const size_t rows = size_t(c.batch) * c.new_tokens;
+    const size_t q_bytes = 2 * rows * c.q_heads * c.key_dim;
+    const size_t o_elements = rows * c.q_heads * c.value_dim;
+    const size_t k_bytes = 2 * rows * c.kv_heads * c.key_dim;
+    const size_t v_bytes = 2 * rows * c.kv_heads * c.value_dim;
+    const size_t cache_bytes = pages * PageBytes(c.Geometry(c.kv), c.page_size);
+    const size_t bytes = q_bytes + 2 * o_elements + k_bytes + v_bytes + cache_bytes;
+    const auto copies = static_cast<int>(std::max<size_t>(2, kRotatedBytes / bytes + 1));
     for (int i = 0; i < copies; ++i) {
-      q.emplace_back(q_elements * 2);
-      k.emplace_back(k_elements * 2);
-      v.emplace_back(v_elements * 2);
-      cache.emplace_back(pages * page_bytes);
+      q.emplace_back(q_bytes);
+      k.emplace_back(k_bytes);
+      v.emplace_back(v_bytes);
+      cache.emplace_back(cache_bytes);
       o.emplace_back(o_elements * 4);
       FillRandom(q.back(), DType::kBf16, 4 * i);
       FillRandom(k.back(), DType::kBf16, 4 * i + 1);
@@ -180,11 +151,68 @@ class Bench {
       FillRandom(cache.back(), c.kv, 4 * i + 3);
       o.back().Poison();
     }
-    GpuArray<float> lse(size_t(rows) * c.q_heads);
+  }
+
+  int copies() const { return static_cast<int>(q.size()); }
+  void Set(int copy, PrefillArgs* args) const {
+    args->q = q[copy].data();
+    args->k = k[copy].data();
+    args->v = v[copy].data();
+    args->cache = cache[copy].data();
+    args->o = o[copy].data();
+  }
+
+  std::vector<GpuArray<std::byte>> q, k, v, cache, o;
+};
+
+std::vector<int32_t> ShuffledTable(size_t pages) {
+  std::vector<int32_t> table(pages);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(7));
+  return table;
+}
+
+class Bench {
+ public:
+  Bench(bool portable, int64_t workspace_slots)
+      : portable_(portable), workspace_slots_(workspace_slots) {
+    Check(QueryDevice(0, &device_));
+  }
+
+  Result Run(const Case& c) {
+    const int32_t row_count = c.batch * c.new_tokens;
+    const int64_t pages_of_one = (c.context + c.page_size - 1) / c.page_size;
+    const size_t pages = pages_of_one * c.batch;
+    PrefillShape fresh_shape;
+    fresh_shape.geometry = c.Geometry(DType::kBf16);
+    fresh_shape.q_heads = fresh_shape.head_count = c.q_heads;
+    PrefillShape context_shape = fresh_shape;
+    context_shape.geometry.dtype = c.kv;
+    context_shape.page_size = c.page_size;
+    const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
+    const PrefillChoice context_choice =
+        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries});
+
+    const Rows rows(c, pages_of_one);
+    PrefillPlan plan;
+    PrefillPlanShape plan_shape =
+        PrefillPlanShapeFor(context_choice, context_shape, device_, workspace_slots_);
+    PlanPrefillContext(plan_shape, rows.entries, rows.context_keys, &plan);
+    const DevicePlan context_plan(plan);
+    plan_shape = PrefillPlanShapeFor(fresh_choice, fresh_shape, device_);
+    plan_shape.accumulate = c.context > 0;
+    PlanPrefillNewTokens(plan_shape, rows.entries, rows.fresh_keys, &plan);
+    const DevicePlan fresh_plan(plan);
+
+    const GpuArray<int32_t> page_tables(ShuffledTable(pages));
+    const GpuArray<std::byte> workspace(
+        PrefillWorkspaceBytes(context_choice, context_shape, row_count, workspace_slots_));
+    const Tensors tensors(c, pages);
+    GpuArray<float> lse(size_t(row_count) * c.q_heads);
     lse.Poison();
 
     PrefillArgs args;
-    args.rows = args.tokens = rows;
+    args.rows = args.tokens = row_count;
     args.page_tables = page_tables.data();
     args.sm_scale = 1.0f / std::sqrt(static_cast<float>(c.key_dim));
     // Parts are merged in f32; one part alone gives the model's own type.
@@ -192,34 +220,25 @@ class Bench {
     args.lse = lse.data();
     args.workspace = workspace.data();
     args.workspace_slots = workspace_slots_;
-    const auto args_of = [&](int copy) {
-      PrefillArgs own = args;
-      own.q = q[copy].data();
-      own.k = k[copy].data();
-      own.v = v[copy].data();
-      own.cache = cache[copy].data();
-      own.o = o[copy].data();
-      return own;
-    };
     const auto launch = [&](int call) {
-      PrefillArgs own = args_of(call % copies);
+      tensors.Set(call % tensors.copies(), &args);
       if (c.context > 0) {
-        context_plan.Set(&own);
-        Check(LaunchPrefill(context_choice, context_shape, context_plan.passes, own,
+        context_plan.Set(&args);
+        Check(LaunchPrefill(context_choice, context_shape, context_plan.passes, args,
                             timer_.stream()));
       }
-      fresh_plan.Set(&own);
-      Check(LaunchPrefill(fresh_choice, fresh_shape, fresh_plan.passes, own, timer_.stream()));
+      fresh_plan.Set(&args);
+      Check(LaunchPrefill(fresh_choice, fresh_shape, fresh_plan.passes, args, timer_.stream()));
     };
 
     Result result;
     result.kernel = ToString(c.context > 0 ? context_choice : fresh_choice);
-    launch(copies - 1);
+    launch(tensors.copies() - 1);
     Check(cudaStreamSynchronize(timer_.stream()), "prefill");
-    result.error = Compare(c, args_of(copies - 1), entries);
-    result.microseconds = timer_.MicrosecondsOf(std::max(copies, 4), launch);
+    result.error = Compare(c, args, rows.entries);
+    result.microseconds = timer_.MicrosecondsOf(std::max(tensors.copies(), 4), launch);
     const double pairs =
-        double(rows) * (double(c.context) + (double(c.new_tokens) + 1) / 2) * c.q_heads;
+        double(row_count) * (double(c.context) + (double(c.new_tokens) + 1) / 2) * c.q_heads;
     result.operations = 2 * pairs * (c.key_dim + c.value_dim);
     return result;
   }

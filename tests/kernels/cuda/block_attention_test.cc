@@ -68,122 +68,160 @@ struct Blocks {
   }
 };
 
-void ExpectMatchesReference(const Case& c) {
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  const Blocks blocks(c);
-  const int32_t q_heads = c.kv_heads * c.gqa_ratio;
-  const int32_t heads = c.head_count > 0 ? c.head_count : q_heads - c.head_begin;
-  const auto rows = static_cast<size_t>(blocks.rows);
-  const size_t pairs = rows * static_cast<size_t>(q_heads);
-  const auto key_dim = static_cast<size_t>(c.dims.key_dim);
-  const auto dim = static_cast<size_t>(c.dims.value_dim);
-  const auto q = Random(pairs * key_dim, c.q, random);
-  auto k = Random(rows * c.kv_heads * key_dim, c.kv, random);
-  auto v = Random(rows * c.kv_heads * dim, c.kv, random);
-  if (c.poisoned) {
-    for (size_t row = 2; row < rows; row += 5) {
+// The inputs of a case.
+struct Problem {
+  explicit Problem(const Case& of)
+      : c(of),
+        blocks(of),
+        q_heads(of.kv_heads * of.gqa_ratio),
+        heads(of.head_count > 0 ? of.head_count : q_heads - of.head_begin),
+        dim(static_cast<size_t>(of.dims.value_dim)),
+        scale(1.0f / std::sqrt(static_cast<float>(of.dims.key_dim))) {
+    std::mt19937 random(5);
+    const auto rows = static_cast<size_t>(blocks.rows);
+    const auto key_dim = static_cast<size_t>(c.dims.key_dim);
+    const size_t pairs = rows * static_cast<size_t>(q_heads);
+    q = Random(pairs * key_dim, c.q, random);
+    k = Random(rows * c.kv_heads * key_dim, c.kv, random);
+    v = Random(rows * c.kv_heads * dim, c.kv, random);
+    for (size_t row = 2; c.poisoned && row < rows; row += 5) {
       const float value = row % 2 == 0 ? NAN : INFINITY;
       StoreElement(c.kv, v.data(), row * c.kv_heads * dim + row % dim, value);
       StoreElement(c.kv, k.data(), (row + 1) * c.kv_heads * key_dim - 1, value);
     }
+    std::normal_distribution<float> normal;
+    sinks.resize(static_cast<size_t>(heads));
+    for (float& x : sinks) x = normal(random);
+    o.resize(pairs * dim);
+    lse.resize(pairs);
+    for (size_t pair = 0; pair < pairs; ++pair) {
+      // Rows that see nothing of the context, whose output is not to be looked at.
+      const bool empty = pair % 5 == 0;
+      lse[pair] = empty ? EmptyLse<float>() : 1.0f + normal(random);
+      for (size_t d = 0; d < dim; ++d) o[pair * dim + d] = empty ? NAN : normal(random);
+    }
   }
-  std::vector<float> o(pairs * dim), lse(pairs), sinks(heads);
-  for (float& x : sinks) x = normal(random);
-  for (size_t pair = 0; pair < pairs; ++pair) {
-    // Rows that see nothing of the context, whose output is not to be looked at.
-    const bool empty = pair % 5 == 0;
-    lse[pair] = empty ? EmptyLse<float>() : 1.0f + normal(random);
-    for (size_t d = 0; d < dim; ++d) o[pair * dim + d] = empty ? NAN : normal(random);
-  }
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.dims.key_dim));
-  const ReferenceResult block = ReferenceNewTokens({.q = q.data(),
-                                                    .k = k.data(),
-                                                    .v = v.data(),
-                                                    .q_dtype = c.q,
-                                                    .kv_dtype = c.kv,
-                                                    .rows = blocks.rows,
-                                                    .q_heads = q_heads,
-                                                    .kv_heads = c.kv_heads,
-                                                    .key_dim = c.dims.key_dim,
-                                                    .value_dim = c.dims.value_dim,
-                                                    .head_begin = c.head_begin,
-                                                    .head_count = heads,
-                                                    .entries = blocks.reference,
-                                                    .keys = blocks.keys.data(),
-                                                    .sm_scale = scale,
-                                                    .soft_cap = c.soft_cap});
 
+  // Attention to the blocks alone, by the reference.
+  ReferenceResult OfBlocks() const {
+    return ReferenceNewTokens({.q = q.data(),
+                               .k = k.data(),
+                               .v = v.data(),
+                               .q_dtype = c.q,
+                               .kv_dtype = c.kv,
+                               .rows = blocks.rows,
+                               .q_heads = q_heads,
+                               .kv_heads = c.kv_heads,
+                               .key_dim = c.dims.key_dim,
+                               .value_dim = c.dims.value_dim,
+                               .head_begin = c.head_begin,
+                               .head_count = heads,
+                               .entries = blocks.reference,
+                               .keys = blocks.keys.data(),
+                               .sm_scale = scale,
+                               .soft_cap = c.soft_cap});
+  }
+
+  const Case& c;
+  const Blocks blocks;
+  const int32_t q_heads;
+  const int32_t heads;  // of the slice
+  const size_t dim;     // of a value
+  const float scale;
+  std::vector<std::byte> q, k, v;
+  std::vector<float> o, lse;  // the context's partial
+  std::vector<float> sinks;   // of the slice's heads
+};
+
+// What the kernel makes of the context's partial.
+struct Merged {
+  std::vector<float> o, lse;
+};
+
+void Launch(const Problem& p, Merged* merged) {
   std::vector<RowKeys> keys;
-  for (const BlockEntry& entry : blocks.entries) {
+  for (const BlockEntry& entry : p.blocks.entries) {
     const int32_t first = entry.token_begin;
     for (int32_t row = first; row < first + entry.token_count; ++row) {
-      const KeyRange& range = blocks.keys[static_cast<size_t>(row)];
+      const KeyRange& range = p.blocks.keys[static_cast<size_t>(row)];
       keys.push_back(
           {first + static_cast<int32_t>(range.lo), first + static_cast<int32_t>(range.hi)});
     }
   }
-  const DeviceArray<BlockEntry> device_entries(blocks.entries);
+  const DeviceArray<BlockEntry> device_entries(p.blocks.entries);
   const DeviceArray<RowKeys> device_keys(keys);
-  const DeviceArray<std::byte> device_q(q), device_k(k), device_v(v);
-  const DeviceArray<float> device_sinks(sinks), device_o(o), device_lse(lse);
+  const DeviceArray<std::byte> device_q(p.q), device_k(p.k), device_v(p.v);
+  const DeviceArray<float> device_sinks(p.sinks), device_o(p.o), device_lse(p.lse);
   const BlockArgs args{.entries = device_entries.data(),
-                       .entry_count = static_cast<int32_t>(blocks.entries.size()),
-                       .most_rows = blocks.most_rows,
+                       .entry_count = static_cast<int32_t>(p.blocks.entries.size()),
+                       .most_rows = p.blocks.most_rows,
                        .keys = device_keys.data(),
                        .q = device_q.data(),
-                       .q_dtype = c.q,
+                       .q_dtype = p.c.q,
                        .k = device_k.data(),
                        .v = device_v.data(),
-                       .kv_dtype = c.kv,
-                       .q_heads = q_heads,
-                       .kv_heads = c.kv_heads,
-                       .key_dim = c.dims.key_dim,
-                       .value_dim = c.dims.value_dim,
-                       .head_begin = c.head_begin,
-                       .head_count = heads,
-                       .sm_scale = scale,
-                       .soft_cap = c.soft_cap,
-                       .sinks = c.sinks ? device_sinks.data() : nullptr,
+                       .kv_dtype = p.c.kv,
+                       .q_heads = p.q_heads,
+                       .kv_heads = p.c.kv_heads,
+                       .key_dim = p.c.dims.key_dim,
+                       .value_dim = p.c.dims.value_dim,
+                       .head_begin = p.c.head_begin,
+                       .head_count = p.heads,
+                       .sm_scale = p.scale,
+                       .soft_cap = p.c.soft_cap,
+                       .sinks = p.c.sinks ? device_sinks.data() : nullptr,
                        .o = device_o.data(),
                        .lse = device_lse.data(),
-                       .begins_early = c.begins_early};
+                       .begins_early = p.c.begins_early};
   const Status launched = LaunchBlockAttention(args, nullptr);
   ASSERT_TRUE(launched.ok()) << launched.message();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const std::vector<float> got_o = device_o.Get();
-  const std::vector<float> got_lse = device_lse.Get();
+  *merged = {device_o.Get(), device_lse.Get()};
+}
 
-  const auto close = [](float got, double want, double tolerance) {
-    if (!std::isfinite(want) || !std::isfinite(got)) {
-      return std::isfinite(want) == std::isfinite(got);
-    }
-    return std::abs(got - want) <= tolerance;
-  };
+// Whether the two differ by no more than the tolerance; NaN and infinities must meet.
+bool Close(float got, double want, double tolerance) {
+  if (!std::isfinite(want) || !std::isfinite(got)) {
+    return std::isfinite(want) == std::isfinite(got);
+  }
+  return std::abs(got - want) <= tolerance;
+}
+
+// One row of one head, which is in the slice, against the merge of the context's partial with
+// index `at` of the block's.
+void ExpectMerged(const Problem& p, const Merged& got, const ReferenceResult& block, size_t pair,
+                  size_t at) {
+  const MergeWeights<double> weights = Merge<double>(p.lse[pair], block.lse[at]);
+  ASSERT_TRUE(Close(got.lse[pair], weights.lse, 2e-2))
+      << got.lse[pair] << ", expected " << weights.lse;
+  const double logit = p.sinks[at % static_cast<size_t>(p.heads)];
+  const double sink = p.c.sinks ? SinkScale<double>(weights.lse, logit) : 1.0;
+  for (size_t d = 0; d < p.dim; ++d) {
+    const double context = weights.a == 0 ? 0 : weights.a * p.o[pair * p.dim + d];
+    const double want = sink * (context + weights.b * block.o[at * p.dim + d]);
+    ASSERT_TRUE(Close(got.o[pair * p.dim + d], want, 3e-2))
+        << "dimension " << d << ": " << got.o[pair * p.dim + d] << ", expected " << want;
+  }
+}
+
+void ExpectMatchesReference(const Case& c) {
+  const Problem p(c);
+  Merged got;
+  ASSERT_NO_FATAL_FAILURE(Launch(p, &got));
+  const ReferenceResult block = p.OfBlocks();
   size_t row = 0;
   for (const int32_t in_block : c.blocks) {
     for (int32_t r = 0; r < in_block; ++r, ++row) {
-      for (int32_t head = 0; head < q_heads; ++head) {
-        const size_t pair = row * q_heads + head;
+      for (int32_t head = 0; head < p.q_heads; ++head) {
+        SCOPED_TRACE(::testing::Message() << "row " << row << ", head " << head);
+        const size_t pair = row * p.q_heads + head;
         const int32_t own = head - c.head_begin;
-        if (own < 0 || own >= heads || r < c.skipped) {
-          EXPECT_EQ(got_lse[pair], lse[pair]) << "row " << row << ", head " << head;
+        if (own < 0 || own >= p.heads || r < c.skipped) {
+          EXPECT_EQ(got.lse[pair], p.lse[pair]);
           continue;
         }
-        const size_t at = row * heads + static_cast<size_t>(own);
-        const MergeWeights<double> weights = Merge<double>(lse[pair], block.lse[at]);
-        ASSERT_TRUE(close(got_lse[pair], weights.lse, 2e-2))
-            << "row " << row << ", head " << head << ": " << got_lse[pair] << ", expected "
-            << weights.lse;
-        const double sink =
-            c.sinks ? SinkScale<double>(weights.lse, static_cast<double>(sinks[own])) : 1.0;
-        for (size_t d = 0; d < dim; ++d) {
-          const double context = weights.a == 0 ? 0 : weights.a * o[pair * dim + d];
-          const double want = sink * (context + weights.b * block.o[at * dim + d]);
-          ASSERT_TRUE(close(got_o[pair * dim + d], want, 3e-2))
-              << "row " << row << ", head " << head << ", dimension " << d << ": "
-              << got_o[pair * dim + d] << ", expected " << want;
-        }
+        const size_t at = row * p.heads + static_cast<size_t>(own);
+        ASSERT_NO_FATAL_FAILURE(ExpectMerged(p, got, block, pair, at));
       }
     }
   }

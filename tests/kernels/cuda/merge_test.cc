@@ -5,8 +5,9 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <deque>
 #include <limits>
-#include <memory>
+#include <optional>
 
 #include "kernels/cpu/backend.h"
 #include "kernels/lse.h"
@@ -30,54 +31,83 @@ struct Case {
   int32_t other_heads = 0;  // of a source's row, before and after those that are merged
 };
 
-void ExpectMatchesReference(const Case& c) {
-  SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.value_dim) + ", " +
-               Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : "") +
-               ", from " + Name(c.source));
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  const size_t pairs = size_t(c.rows) * c.heads;
-  std::vector<std::vector<float>> o(c.sources), lse(c.sources);
-  for (int32_t s = 0; s < c.sources; ++s) {
-    for (size_t i = 0; i < pairs; ++i) {
-      // Sources without keys here and there; at pair 2, all of them.
-      const bool empty = (i + s) % 4 == 0 || i == 2;
-      lse[s].push_back(empty ? EmptyLse<float>() : 10.0f * normal(random));
-      for (int32_t d = 0; d < c.value_dim; ++d) o[s].push_back(empty ? 0.0f : normal(random));
-    }
-  }
-  std::vector<float> sinks(c.heads);
-  for (float& sink : sinks) sink = 3.0f * normal(random);
-
-  std::vector<const float*> host_o, host_lse;
-  std::vector<std::unique_ptr<DeviceArray<float>>> device;
-  std::vector<std::unique_ptr<DeviceArray<std::byte>>> device_o;
-  MergeArgs args;
-  for (int32_t s = 0; s < c.sources; ++s) {
-    host_o.push_back(o[s].data());
-    host_lse.push_back(lse[s].data());
-  }
-  for (int32_t s = 0; s < c.sources; ++s) {
-    // Rows of more heads than are merged, the others NaN.
-    const size_t pitch = c.heads + 2 * c.other_heads;
-    std::vector<std::byte> wide(c.rows * pitch * c.value_dim * SizeOf(c.source), std::byte{0xff});
-    std::vector<float> wide_lse(c.rows * pitch, std::numeric_limits<float>::quiet_NaN());
-    for (size_t i = 0; i < pairs; ++i) {
-      const size_t at = i / c.heads * pitch + c.other_heads + i % c.heads;
-      wide_lse[at] = lse[s][i];
-      for (int32_t d = 0; d < c.value_dim; ++d) {
-        StoreElement(c.source, wide.data(), at * c.value_dim + d, o[s][i * c.value_dim + d]);
-        o[s][i * c.value_dim + d] = LoadElement(c.source, wide.data(), at * c.value_dim + d);
+// The partials of a case, as its source type keeps them.
+struct Sources {
+  explicit Sources(const Case& c) : o(c.sources), lse(c.sources), sinks(c.heads) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    for (int32_t s = 0; s < c.sources; ++s) {
+      for (size_t i = 0; i < size_t(c.rows) * c.heads; ++i) {
+        // Sources without keys here and there; at pair 2, all of them.
+        const bool empty = (i + s) % 4 == 0 || i == 2;
+        lse[s].push_back(empty ? EmptyLse<float>() : 10.0f * normal(random));
+        for (int32_t d = 0; d < c.value_dim; ++d) {
+          std::byte kept[sizeof(float)];
+          StoreElement(c.source, kept, 0, empty ? 0.0f : normal(random));
+          o[s].push_back(LoadElement(c.source, kept, 0));
+        }
       }
     }
-    device_o.push_back(std::make_unique<DeviceArray<std::byte>>(wide));
-    args.o[s] = device_o.back()->data() + c.other_heads * c.value_dim * SizeOf(c.source);
-    device.push_back(std::make_unique<DeviceArray<float>>(wide_lse));
-    args.lse[s] = device.back()->data() + c.other_heads;
-    args.source_heads[s] = static_cast<int32_t>(pitch);
+    for (float& sink : sinks) sink = 3.0f * normal(random);
+  }
+
+  ReferenceResult Expected(const Case& c) const {
+    std::vector<const float*> all_o, all_lse;
+    for (const std::vector<float>& of_source : o) all_o.push_back(of_source.data());
+    for (const std::vector<float>& of_source : lse) all_lse.push_back(of_source.data());
+    MergeParams p;
+    p.o = all_o;
+    p.lse = all_lse;
+    p.rows = c.rows;
+    p.heads = c.heads;
+    p.value_dim = c.value_dim;
+    p.sinks = c.sinks ? sinks.data() : nullptr;
+    return ReferenceMerge(p);
+  }
+
+  std::vector<std::vector<float>> o, lse;  // [sources]
+  std::vector<float> sinks;
+};
+
+// A source on the device, in rows of more heads than are merged, the others NaN.
+struct DeviceSource {
+  DeviceSource(const Case& c, const std::vector<float>& o, const std::vector<float>& lse)
+      : pitch(c.heads + 2 * c.other_heads) {
+    std::vector<std::byte> wide(c.rows * pitch * c.value_dim * SizeOf(c.source), std::byte{0xff});
+    std::vector<float> wide_lse(c.rows * pitch, std::numeric_limits<float>::quiet_NaN());
+    for (size_t i = 0; i < lse.size(); ++i) {
+      const size_t at = i / c.heads * pitch + c.other_heads + i % c.heads;
+      wide_lse[at] = lse[i];
+      for (int32_t d = 0; d < c.value_dim; ++d) {
+        StoreElement(c.source, wide.data(), at * c.value_dim + d, o[i * c.value_dim + d]);
+      }
+    }
+    device_o.emplace(wide);
+    device_lse.emplace(wide_lse);
+  }
+
+  size_t pitch;
+  std::optional<DeviceArray<std::byte>> device_o;
+  std::optional<DeviceArray<float>> device_lse;
+};
+
+struct Merged {
+  std::vector<std::byte> o;
+  std::vector<float> lse;
+};
+
+void Launch(const Case& c, const Sources& sources, Merged* merged) {
+  const size_t pairs = size_t(c.rows) * c.heads;
+  std::deque<DeviceSource> device;
+  MergeArgs args;
+  for (int32_t s = 0; s < c.sources; ++s) {
+    const DeviceSource& source = device.emplace_back(c, sources.o[s], sources.lse[s]);
+    args.o[s] = source.device_o->data() + c.other_heads * c.value_dim * SizeOf(c.source);
+    args.lse[s] = source.device_lse->data() + c.other_heads;
+    args.source_heads[s] = static_cast<int32_t>(source.pitch);
   }
   args.source_dtype = c.source;
-  const DeviceArray<float> device_sinks(sinks);
+  const DeviceArray<float> device_sinks(sources.sinks);
   DeviceArray<std::byte> out(pairs * c.value_dim * SizeOf(c.out));
   DeviceArray<float> lse_out(pairs);
   out.Fill(0xff);
@@ -93,38 +123,39 @@ void ExpectMatchesReference(const Case& c) {
   const Status status = LaunchMerge(args, nullptr);
   ASSERT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  std::vector<std::byte> actual(pairs * c.value_dim * SizeOf(c.out));
-  std::vector<float> actual_lse(pairs);
-  ASSERT_EQ(cudaMemcpy(actual.data(), args.out, actual.size(), cudaMemcpyDeviceToHost),
-            cudaSuccess);
-  ASSERT_EQ(
-      cudaMemcpy(actual_lse.data(), args.lse_out, pairs * sizeof(float), cudaMemcpyDeviceToHost),
-      cudaSuccess);
+  const auto get = [](auto* to, size_t count, const void* from) {
+    to->resize(count);
+    ASSERT_EQ(cudaMemcpy(to->data(), from, count * sizeof(*to->data()), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+  };
+  get(&merged->o, pairs * c.value_dim * SizeOf(c.out), args.out);
+  get(&merged->lse, pairs, args.lse_out);
+}
 
-  MergeParams p;
-  p.o = host_o;
-  p.lse = host_lse;
-  p.rows = c.rows;
-  p.heads = c.heads;
-  p.value_dim = c.value_dim;
-  p.sinks = c.sinks ? sinks.data() : nullptr;
-  const ReferenceResult expected = ReferenceMerge(p);
+void ExpectMatchesReference(const Case& c) {
+  SCOPED_TRACE(std::to_string(c.sources) + " sources, d" + std::to_string(c.value_dim) + ", " +
+               Name(c.out) + (c.sinks ? ", sinks" : "") + (c.in_place ? ", in place" : "") +
+               ", from " + Name(c.source));
+  const Sources sources(c);
+  Merged actual;
+  ASSERT_NO_FATAL_FAILURE(Launch(c, sources, &actual));
+  const ReferenceResult expected = sources.Expected(c);
   // Half a unit in the last place of each type, and what fp32 arithmetic loses.
   const double relative = c.out == DType::kFp8E4M3   ? 0.0626
                           : c.out == DType::kFp8E5M2 ? 0.1251
                           : c.out == DType::kBf16    ? 0.0040
                           : c.out == DType::kF16     ? 0.0005
                                                      : 5e-5;
-  for (size_t i = 0; i < pairs * c.value_dim; ++i) {
-    const double value = LoadElement(c.out, actual.data(), i) * double{c.out_scale};
+  for (size_t i = 0; i < expected.o.size(); ++i) {
+    const double value = LoadElement(c.out, actual.o.data(), i) * double{c.out_scale};
     ASSERT_NEAR(value, expected.o[i], relative * std::abs(expected.o[i]) + 1e-3 * relative)
         << "o[" << i << "]";
   }
-  for (size_t i = 0; i < pairs; ++i) {
+  for (size_t i = 0; i < expected.lse.size(); ++i) {
     if (std::isinf(expected.lse[i])) {
-      ASSERT_EQ(actual_lse[i], expected.lse[i]) << "lse[" << i << "]";
+      ASSERT_EQ(actual.lse[i], expected.lse[i]) << "lse[" << i << "]";
     } else {
-      ASSERT_NEAR(actual_lse[i], expected.lse[i], 1e-4) << "lse[" << i << "]";
+      ASSERT_NEAR(actual.lse[i], expected.lse[i], 1e-4) << "lse[" << i << "]";
     }
   }
 }
