@@ -88,44 +88,48 @@ std::vector<ModeCapabilities> EveryMode() {
            .sinks = true}};
 }
 
+// What every backend of this tree can do.
+BackendCapabilities CommonCapabilities() {
+  return {.modes = EveryMode(),
+          .page_sizes = {16, 32, 64, 128},
+          .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
+          .max_gqa_ratio = kMaxGqaRatio,
+          .layer_types = true,
+          .lse = true,
+          .batch_invariant = true,
+          .fp8_queries = true};
+}
+
+BackendCapabilities CpuCapabilities() {
+  BackendCapabilities cpu = CommonCapabilities();
+  cpu.name = "cpu";
+  cpu.device = Device::kCpu;
+  cpu.arch = "x86-64, arm64";
+  cpu.head_dims = RowsThat([](const HeadDims& row) { return row.cpu; });
+  cpu.shares_pages = true;
+  cpu.replicas = true;
+  return cpu;
+}
+
+BackendCapabilities CudaCapabilities() {
+  BackendCapabilities cuda = CommonCapabilities();
+  cuda.name = "cuda";
+  cuda.device = Device::kCuda;
+  cuda.arch = "sm_80 and later";
+  cuda.least_compute_capability = 80;
+  cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
+  return cuda;
+}
+
 }  // namespace
 
 const BackendCapabilities& CpuBackend() {
-  static const BackendCapabilities& cpu = *new BackendCapabilities{
-      .name = "cpu",
-      .device = Device::kCpu,
-      .arch = "x86-64, arm64",
-      .modes = EveryMode(),
-      .head_dims = RowsThat([](const HeadDims& row) { return row.cpu; }),
-      .page_sizes = {16, 32, 64, 128},
-      .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
-      .max_gqa_ratio = kMaxGqaRatio,
-      .layer_types = true,
-      .lse = true,
-      .batch_invariant = true,
-      .fp8_queries = true,
-      .shares_pages = true,
-      .replicas = true,
-  };
+  static const BackendCapabilities& cpu = *new BackendCapabilities(CpuCapabilities());
   return cpu;
 }
 
 const BackendCapabilities& CudaBackend() {
-  static const BackendCapabilities& cuda = *new BackendCapabilities{
-      .name = "cuda",
-      .device = Device::kCuda,
-      .arch = "sm_80 and later",
-      .least_compute_capability = 80,
-      .modes = EveryMode(),
-      .head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); }),
-      .page_sizes = {16, 32, 64, 128},
-      .kv_dtypes = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16},
-      .max_gqa_ratio = kMaxGqaRatio,
-      .layer_types = true,
-      .lse = true,
-      .batch_invariant = true,
-      .fp8_queries = true,
-  };
+  static const BackendCapabilities& cuda = *new BackendCapabilities(CudaCapabilities());
   return cuda;
 }
 

@@ -41,8 +41,8 @@ class DirectExchange {
 
   // The first failure that the GPU has reported so far. Does not wait.
   virtual Status Health() = 0;
-  // A word of this rank's GPU that is not 0 once the exchange has failed: what was merged behind it
-  // in the stream is not to be used.
+  // A word in this rank's GPU that is not 0 once an exchange has failed. Kernels that come later in
+  // the stream read it: what was merged is not to be used then.
   virtual const uint32_t* failure_word() const = 0;
   // May be called from any thread. Exchanges under way or enqueued end at once, here and on peers.
   virtual void Abort() = 0;

@@ -14,10 +14,10 @@ namespace tributary::collective::direct {
 // is read, and cleared, by one thread.
 template <int kRanks>
 inline __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
-  const int workers = static_cast<int>(blockDim.x) - kWarp;
+  const int movers = static_cast<int>(blockDim.x) - kWarp;
   const int unit_bytes = a.value_dim * static_cast<int>(SizeOf(a.out_dtype));
   const int packets = unit_bytes / kDirectPacket;
-  for (int q = threadIdx.x; q < a.plan.units * packets; q += workers) {
+  for (int q = threadIdx.x; q < a.plan.units * packets; q += movers) {
     const int unit = q / packets;
     const int packet = q - unit * packets;
     const bool with_lse = packet == 0;
@@ -64,13 +64,13 @@ inline __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
 
 // Packets [from, ...) of this rank's slice to rank 0, or into its output where this is rank 0.
 inline __device__ void SendMerged(const DirectArgs& a, uint32_t step) {
-  const int workers = static_cast<int>(blockDim.x) - kWarp;
+  const int movers = static_cast<int>(blockDim.x) - kWarp;
   const int unit_bytes = a.value_dim * static_cast<int>(SizeOf(a.out_dtype));
   const int packets = unit_bytes / kDirectPacket;
   const Units units = UnitsFor(a, a.rank);
   const Box box = BoxOf(a, DirectStage::kMerged, step, a.rank);
   std::byte* const root = a.memory[0] + box.at;
-  for (int q = threadIdx.x; q < units.count * packets; q += workers) {
+  for (int q = threadIdx.x; q < units.count * packets; q += movers) {
     const int unit = q / packets;
     const int packet = q - unit * packets;
     const size_t slice_unit = units.first + unit;

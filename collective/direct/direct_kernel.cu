@@ -131,7 +131,7 @@ Status LaunchDirect(const DirectArgs& args, DType o_dtype, DType wire, bool over
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(args.plan.blocks);
-  config.blockDim = dim3(args.plan.workers + kWarp);
+  config.blockDim = dim3(args.plan.movers + kWarp);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap_launch ? 1 : 0;

@@ -14,9 +14,9 @@ size_t UnitBytes(int32_t value_dim, DType type) {
 
 // Measured on 4 H200s: small calls want small blocks; large ones want fewer threads than would send
 // a packet each, and of those that take two hops fewer still.
-constexpr int32_t kFewWorkers = 128;
-constexpr int32_t kManyWorkers = 256;
-constexpr size_t kManyPackets = size_t{128} * kFewWorkers;
+constexpr int32_t kFewMovers = 128;
+constexpr int32_t kManyMovers = 256;
+constexpr size_t kManyPackets = size_t{128} * kFewMovers;
 
 // With one hop rank 0 takes in (ranks - 1) whole partials; with two, as many slices, once as
 // partials and once merged, after a second flight over the link. On 4 H200s 400 KB less did not pay
@@ -50,8 +50,8 @@ bool CutFor(DirectRoute route, const DirectShape& s, const DirectLayout& layout,
   const size_t packets = units * packets_of_unit;
   const bool many = packets > kManyPackets && route != DirectRoute::kTwoHops;
   plan->route = route;
-  plan->workers = tuning.workers > 0 ? tuning.workers : many ? kManyWorkers : kFewWorkers;
-  const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->workers);
+  plan->movers = tuning.movers > 0 ? tuning.movers : many ? kManyMovers : kFewMovers;
+  const size_t wanted = tuning.blocks > 0 ? tuning.blocks : CeilDiv(packets, plan->movers);
   size_t unit_bytes = UnitBytes(s.value_dim, s.out);
   if (route == DirectRoute::kScatter || route == DirectRoute::kOneHop) {
     unit_bytes = UnitBytes(s.value_dim, s.wire);

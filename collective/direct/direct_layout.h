@@ -91,8 +91,8 @@ DirectShape DirectShapeOf(const DeviceGatherParams& params);
 struct DirectPlan {
   DirectRoute route = DirectRoute::kScatter;
   int32_t blocks = 1;
-  int32_t workers = 128;  // threads of a block that move data; one warp more does the bookkeeping
-  int32_t units = 0;      // the most that one thread block sends to one destination
+  int32_t movers = 128;  // threads of a block that move data; another warp does the bookkeeping
+  int32_t units = 0;     // the most that one thread block sends to one destination
 };
 
 // Heads that a rank merges (or, of kGather, has merged).
@@ -104,7 +104,7 @@ TRIBUTARY_HOST_DEVICE constexpr HeadSlice DirectSlice(DirectRoute route, int32_t
 
 // What benchmarks vary; 0 or less leaves the choice to the plan.
 struct DirectTuning {
-  int32_t workers = 0;
+  int32_t movers = 0;
   int32_t blocks = 0;
   int32_t one_hop = -1;  // 0: never, 1: whenever it fits
   // Launches as a dependent of the kernel before it in the stream, which hides a part of the

@@ -22,15 +22,20 @@ struct Pinned {
   static void Free(void* data) { (void)cudaFreeHost(data); }
 };
 
-// The owner of one allocation. Where says which kind of memory it is: OnDevice or Pinned.
+// The owner of one allocation. Where says which kind of memory it is, and takes and frees it:
+// OnDevice, Pinned, or the like of them with state of its own.
 template <typename Where>
 class Buffer {
  public:
   Buffer() = default;
+  explicit Buffer(Where where) : where_(where) {}
   ~Buffer() { Free(); }
   Buffer(Buffer&& o) noexcept
-      : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+      : where_(o.where_),
+        data_(std::exchange(o.data_, nullptr)),
+        bytes_(std::exchange(o.bytes_, 0)) {}
   Buffer& operator=(Buffer&& o) noexcept {
+    std::swap(where_, o.where_);
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
     return *this;
@@ -40,7 +45,7 @@ class Buffer {
   // leaves it empty. No bytes are taken as one byte: data() is then not null either.
   cudaError_t Allocate(size_t bytes) {
     Free();
-    const cudaError_t error = Where::Allocate(&data_, bytes == 0 ? 1 : bytes);
+    const cudaError_t error = where_.Allocate(&data_, bytes == 0 ? 1 : bytes);
     if (error == cudaSuccess) {
       bytes_ = bytes;
     } else {
@@ -63,10 +68,11 @@ class Buffer {
 
  private:
   void Free() {
-    if (data_ != nullptr) Where::Free(data_);
+    if (data_ != nullptr) where_.Free(data_);
     Leak();
   }
 
+  Where where_;
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/telemetry/json_string.h"
+#include "service/cli/interval.h"
 #include "service/cli/table.h"
 #include "service/cli/units.h"
 
@@ -71,19 +72,11 @@ std::string Percentiles(LoadResult& r, const Style& style) {
 
 std::string ServiceShare(const v1::Statistics& s, const Style& style) {
   if (s.steps() == 0) return "";
-  const auto steps = static_cast<double>(s.steps());
-  Table table({{"IN THE SERVICE"},
-               {"REQUESTS/STEP", Align::kRight},
-               {"QUEUE", Align::kRight},
-               {"PLAN", Align::kRight},
-               {"APPEND", Align::kRight},
-               {"ATTEND", Align::kRight},
-               {"EXCHANGE", Align::kRight}});
-  table.AddRow(
-      {"mean", Rate(static_cast<double>(s.requests()) / steps),
-       s.requests() == 0 ? "-" : Seconds(s.queue_seconds() / static_cast<double>(s.requests())),
-       Seconds(s.plan_seconds() / steps), Seconds(s.append_seconds() / steps),
-       Seconds(s.attend_seconds() / steps), Seconds(s.exchange_seconds() / steps)});
+  Table table(PhaseColumns({{"IN THE SERVICE"}, {"REQUESTS/STEP", Align::kRight}}));
+  std::vector<std::string> cells = Interval(v1::Statistics(), s, 0).PhaseMeans();
+  const double calls = static_cast<double>(s.requests()) / static_cast<double>(s.steps());
+  cells.insert(cells.begin(), {"mean", Rate(calls)});
+  table.AddRow(std::move(cells));
   return absl::StrCat("\n", table.Render(style));
 }
 

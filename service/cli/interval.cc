@@ -9,6 +9,21 @@ namespace tributary::cli {
 
 std::string MeanSeconds(double sum, double count) { return count > 0 ? Seconds(sum / count) : "-"; }
 
+std::vector<std::string> Interval::PhaseMeans() const {
+  using S = v1::Statistics;
+  return {MeanQueue(), MeanOverSteps([](const S& s) { return s.plan_seconds(); }),
+          MeanOverSteps([](const S& s) { return s.append_seconds(); }),
+          MeanOverSteps([](const S& s) { return s.attend_seconds(); }),
+          MeanOverSteps([](const S& s) { return s.exchange_seconds(); })};
+}
+
+std::vector<Table::Column> PhaseColumns(std::vector<Table::Column> first) {
+  for (const char* phase : {"QUEUE", "PLAN", "APPEND", "ATTEND", "EXCHANGE"}) {
+    first.push_back({phase, Align::kRight});
+  }
+  return first;
+}
+
 std::string Interval::Latency(double quantile) const {
   std::vector<uint64_t> counts;
   uint64_t total = 0;

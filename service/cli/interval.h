@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "service/cli/table.h"
 #include "service/cli/units.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -44,6 +46,8 @@ class Interval {
     return MeanSeconds(Rise([](const v1::Statistics& s) { return s.queue_seconds(); }),
                        Rise([](const v1::Statistics& s) { return s.requests(); }));
   }
+  // What a step took of each phase, on average, in the order of PhaseColumns.
+  std::vector<std::string> PhaseMeans() const;
   // Of the calls of the interval.
   std::string Latency(double quantile) const;
 
@@ -52,5 +56,8 @@ class Interval {
   const v1::Statistics& after_;
   const double seconds_;
 };
+
+// `first`, and behind it the columns of a step's phases: queue, plan, append, attend, exchange.
+std::vector<Table::Column> PhaseColumns(std::vector<Table::Column> first);
 
 }  // namespace tributary::cli

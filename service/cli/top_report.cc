@@ -50,18 +50,10 @@ std::string Rates(const Interval& interval, const v1::Statistics& now, const Sty
 }
 
 std::string Phases(const Interval& interval, const Style& style) {
-  Table table({{"STEP:", Align::kLeft},
-               {"QUEUE", Align::kRight},
-               {"PLAN", Align::kRight},
-               {"APPEND", Align::kRight},
-               {"ATTEND", Align::kRight},
-               {"EXCHANGE", Align::kRight}});
-  table.AddRow(
-      {"mean", interval.MeanQueue(),
-       interval.MeanOverSteps([](const v1::Statistics& s) { return s.plan_seconds(); }),
-       interval.MeanOverSteps([](const v1::Statistics& s) { return s.append_seconds(); }),
-       interval.MeanOverSteps([](const v1::Statistics& s) { return s.attend_seconds(); }),
-       interval.MeanOverSteps([](const v1::Statistics& s) { return s.exchange_seconds(); })});
+  Table table(PhaseColumns({{"STEP:"}}));
+  std::vector<std::string> cells = interval.PhaseMeans();
+  cells.insert(cells.begin(), "mean");
+  table.AddRow(std::move(cells));
   return table.Render(style);
 }
 
@@ -93,7 +85,7 @@ std::string Bar(double share, const Style& style) {
   return share > 0.9 ? style.Red(bar) : share > 0.75 ? style.Yellow(bar) : bar;
 }
 
-// Whether each page is where it should be, twice.
+// Whether every page has the replica that it should have.
 std::string Replicas(const v1::CacheInfo& cache, const Style& style) {
   if (cache.pages_restoring() > 0) {
     return style.Red(absl::StrCat("restoring, ", Count(cache.pages_restoring()), " pages left"));

@@ -289,7 +289,7 @@ TEST_P(ExchangeTest, EveryRouteOfDirect) {
       options.nccl = Wanted::kNo;
       options.direct_tuning.one_hop = one_hop;
       options.direct_tuning.blocks = blocks;
-      options.direct_tuning.workers = 64;
+      options.direct_tuning.movers = 64;
       options.direct_tuning.overlap_launch = one_hop == 1;
       options.limits = {.rows = 512, .heads = 32, .value_dim = 128};
       GpuGroup group(GetParam().ranks, GetParam().shared_gpu, options);

@@ -1,8 +1,8 @@
-// A step's plan as the device takes it: one block of bytes, which the host fills and copies to the
+// A step's plan as the device takes it: one array of bytes, which the host fills and copies to the
 // device once per step, whatever the number of layers.
 //
 // The plan is made by host arithmetic over a StepPlan alone; no GPU is looked at. Sections of the
-// block have room for a little more than they hold, in coarse steps. The sections of the next steps
+// array have room for a little more than they hold, in coarse steps. The sections of the next steps
 // then lie in the same places, and a captured graph goes on fitting.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace tributary::worker {
 // stay as they are.
 int32_t PaddedCount(int32_t count);
 
-// Where a section lies in the block, and how many elements it holds.
+// Where a section lies in the array, and how many elements it holds.
 struct Section {
   size_t offset = 0;  // bytes
   size_t count = 0;
@@ -131,14 +131,14 @@ class DevicePlan {
   int32_t arrivals() const { return arrivals_; }
   size_t workspace_bytes() const { return workspace_bytes_; }
 
-  // The size of the block in bytes. Write fills it; `to` has room for so many.
+  // The size of the array in bytes. Write fills it; `to` has room for so many.
   size_t bytes() const { return bytes_; }
   void Write(std::byte* to) const;
 
-  // Whether launches depend on nothing but the block and the signature. Then a step can be a graph.
+  // Whether launches depend on nothing but the array and the signature. Then a step can be a graph.
   bool repeatable() const;
   // For repeatable plans. Two plans have the same signature when their launches differ in nothing
-  // but what the block holds.
+  // but what the array holds.
   std::vector<uint64_t> Signature() const;
 
  private:

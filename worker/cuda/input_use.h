@@ -13,7 +13,7 @@ struct InputUse {
   size_t parts = 1;         // places that it lies in
   bool padded = false;      // kernels are launched for more rows than it has
   bool same_gpu = true;     // it lies on the GPU that reads it
-  bool read_often = false;  // by many blocks of threads (queries), or once (new tokens)
+  bool read_often = false;  // by many thread blocks (queries), or once (new tokens)
 };
 
 // Whether kernels read the tensor in place. Otherwise it is copied to the GPU's own memory first,
@@ -25,7 +25,7 @@ constexpr bool MayBeReadInPlace(const InputUse& use) {
   if (!few_rows || use.parts != 1) return false;
   // What lies behind the tensor is not ours to read.
   if (use.padded) return false;
-  // Every block of threads reads the queries. They cross the link once, not once per block.
+  // Every thread block reads the queries. They cross the link once, not once per thread block.
   return use.same_gpu || !use.read_often;
 }
 

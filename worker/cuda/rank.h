@@ -99,12 +99,12 @@ class CudaRank {
     PinnedMemory staged_o, staged_lse;    // results, and partials that the host exchanges
     PinnedMemory staged_result_o, staged_result_lse;  // rank 0: what the host merged
     PinnedMemory staged_context_o, staged_context_lse;
-    DeviceMemory piece_o, piece_lse;  // partials of jobs that attention cuts
+    DeviceMemory split_o, split_lse;  // partials of the splits of a job
     DeviceMemory arrivals;            // zero between launches
     DeviceMemory differs;             // [entries]: whether a repeat brings other tokens
     PinnedMemory staged_differs;
-    DeviceMemory prefill;   // the prefill kernels' own
-    DeviceMemory k16, v16;  // new tokens that come as f32, for those kernels
+    DeviceMemory prefill;   // workspace of the prefill kernels
+    DeviceMemory k16, v16;  // new tokens that came as f32, narrowed for the prefill kernels
     collective::ExchangeWorkspace exchange;
   };
   Workspace& workspace() { return *workspace_; }

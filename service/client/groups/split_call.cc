@@ -25,7 +25,7 @@ struct RowRange {
 
 int64_t QueryRowsOf(const AttendEntry& entry) { return entry.query_rows; }
 int64_t NewTokensOf(const AttendEntry& entry) { return entry.new_tokens; }
-int64_t TokensOf(const AppendCall::Entry& entry) { return entry.tokens; }
+int64_t NewTokensOf(const AppendCall::Entry& entry) { return entry.tokens; }
 
 template <typename Entries, typename CountOf>
 std::vector<RowRange> RowsOf(const Entries& entries, CountOf count_of) {
@@ -78,16 +78,9 @@ const void* InputOf(const void* whole, const std::vector<RowRange>& rows,
   return copy->data();
 }
 
-template <typename Call>
-uint64_t KeyRowBytes(const Call& call) {
-  return OutputBytes(call.dtype,
-                     static_cast<uint64_t>(call.kv_heads) * static_cast<uint64_t>(call.head_dim));
-}
-
-template <typename Call>
-uint64_t ValueRowBytes(const Call& call) {
-  return OutputBytes(call.dtype,
-                     static_cast<uint64_t>(call.kv_heads) * static_cast<uint64_t>(ValueDim(call)));
+// Bytes of one row of `heads` heads of `dim` elements each.
+uint64_t RowBytes(v1::DType dtype, int32_t heads, int32_t dim) {
+  return OutputBytes(dtype, static_cast<uint64_t>(heads) * static_cast<uint64_t>(dim));
 }
 
 uint64_t OutputRowElements(const AttendCall& call) {
@@ -124,6 +117,16 @@ absl::Status RenameField(const absl::Status& status, const std::vector<size_t>& 
   return result;
 }
 
+template <typename Part, typename Call>
+std::vector<std::unique_ptr<Part>> PartsOf(const Call& call, const std::vector<size_t>& groups) {
+  std::vector<std::unique_ptr<Part>> parts;
+  for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
+    const size_t group = groups[entries.front()];
+    parts.push_back(std::make_unique<Part>(call, group, std::move(entries)));
+  }
+  return parts;
+}
+
 }  // namespace
 
 void AttendPart::GiveResults(const AttendCall& whole) const {
@@ -145,79 +148,64 @@ void AttendPart::GiveResults(const AttendCall& whole) const {
           static_cast<uint64_t>(whole.q_heads) * sizeof(float), rows, entries_);
 }
 
-absl::Status AttendPart::Renamed(const absl::Status& status) const {
+template <typename Call>
+CallPart<Call>::CallPart(const Call& whole, size_t group, std::vector<size_t> entries)
+    : call_(whole), entries_(std::move(entries)), group_(group) {
+  call_.entries.clear();
+  for (const size_t i : entries_) call_.entries.push_back(whole.entries[i]);
+  const std::vector<RowRange> tokens =
+      RowsOf(whole.entries, [](const auto& entry) { return NewTokensOf(entry); });
+  const uint64_t k_row = RowBytes(whole.dtype, whole.kv_heads, whole.head_dim);
+  const uint64_t v_row = RowBytes(whole.dtype, whole.kv_heads, ValueDim(whole));
+  call_.k = InputOf(whole.k, tokens, entries_, k_row, &k_);
+  call_.v = InputOf(whole.v, tokens, entries_, v_row, &v_);
+}
+
+template <typename Call>
+absl::Status CallPart<Call>::Renamed(const absl::Status& status) const {
   return RenameField(status, entries_);
 }
 
-absl::Status AppendPart::Renamed(const absl::Status& status) const {
-  return RenameField(status, entries_);
+template class CallPart<AttendCall>;
+template class CallPart<AppendCall>;
+
+AttendPart::AttendPart(const AttendCall& whole, size_t group, std::vector<size_t> entries)
+    : CallPart(whole, group, std::move(entries)) {
+  const std::vector<RowRange> rows = RowsOf(whole.entries, QueryRowsOf);
+  const uint64_t q_row = RowBytes(whole.dtype, whole.q_heads, whole.head_dim);
+  call_.q = InputOf(whole.q, rows, entries_, q_row, &q_);
+
+  const v1::DType dtype = OutputDType(whole);
+  const uint64_t elements = OutputRowElements(whole);
+  copies_results_ = dtype == v1::DTYPE_NVFP4 || !SideBySide(entries_);
+  if (copies_results_) {
+    uint64_t count = 0;
+    for (const size_t i : entries_) count += static_cast<uint64_t>(rows[i].count);
+    output_.resize(OutputBytes(dtype, count * elements));
+    call_.output = output_.data();
+    if (whole.lse == nullptr) return;
+    lse_.resize(count * static_cast<size_t>(whole.q_heads));
+    call_.lse = lse_.data();
+  } else {
+    const auto begin = static_cast<uint64_t>(rows[entries_.front()].begin);
+    call_.output = static_cast<std::byte*>(whole.output) + OutputBytes(dtype, begin * elements);
+    if (whole.lse == nullptr) return;
+    call_.lse = whole.lse + begin * static_cast<uint64_t>(whole.q_heads);
+  }
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> Split(const AttendCall& call,
                                                                const std::vector<size_t>& groups) {
-  const bool nvfp4 = OutputDType(call) == v1::DTYPE_NVFP4;
-  if (nvfp4 && call.device != nullptr) {
+  if (OutputDType(call) == v1::DTYPE_NVFP4 && call.device != nullptr) {
     return InvalidField("output_dtype",
                         "NVFP4 in memory of a GPU is for calls whose sequences live in one group");
   }
-  const std::vector<RowRange> queries = RowsOf(call.entries, QueryRowsOf);
-  const std::vector<RowRange> tokens = RowsOf(call.entries, NewTokensOf);
-  const uint64_t q_row = OutputBytes(
-      call.dtype, static_cast<uint64_t>(call.q_heads) * static_cast<uint64_t>(call.head_dim));
-  std::vector<std::unique_ptr<AttendPart>> parts;
-  for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
-    auto part = std::make_unique<AttendPart>();
-    part->group_ = groups[entries.front()];
-    part->call_ = call;
-    part->call_.entries.clear();
-    int64_t rows = 0;
-    for (const size_t i : entries) {
-      part->call_.entries.push_back(call.entries[i]);
-      rows += call.entries[i].query_rows;
-    }
-    part->call_.q = InputOf(call.q, queries, entries, q_row, &part->q_);
-    part->call_.k = InputOf(call.k, tokens, entries, KeyRowBytes(call), &part->k_);
-    part->call_.v = InputOf(call.v, tokens, entries, ValueRowBytes(call), &part->v_);
-
-    const uint64_t row = OutputRowElements(call);
-    part->copies_results_ = nvfp4 || !SideBySide(entries);
-    if (part->copies_results_) {
-      part->output_.resize(OutputBytes(OutputDType(call), static_cast<uint64_t>(rows) * row));
-      part->call_.output = part->output_.data();
-      if (call.lse != nullptr) {
-        part->lse_.resize(static_cast<size_t>(rows) * static_cast<size_t>(call.q_heads));
-        part->call_.lse = part->lse_.data();
-      }
-    } else {
-      const auto begin = static_cast<uint64_t>(queries[entries.front()].begin);
-      part->call_.output =
-          static_cast<std::byte*>(call.output) + OutputBytes(OutputDType(call), begin * row);
-      if (call.lse != nullptr) {
-        part->call_.lse = call.lse + begin * static_cast<uint64_t>(call.q_heads);
-      }
-    }
-    part->entries_ = std::move(entries);
-    parts.push_back(std::move(part));
-  }
-  return parts;
+  return PartsOf<AttendPart>(call, groups);
 }
 
 std::vector<std::unique_ptr<AppendPart>> Split(const AppendCall& call,
                                                const std::vector<size_t>& groups) {
-  const std::vector<RowRange> tokens = RowsOf(call.entries, TokensOf);
-  std::vector<std::unique_ptr<AppendPart>> parts;
-  for (std::vector<size_t>& entries : ByGroup(groups, call.device != nullptr)) {
-    auto part = std::make_unique<AppendPart>();
-    part->group_ = groups[entries.front()];
-    part->call_ = call;
-    part->call_.entries.clear();
-    for (const size_t i : entries) part->call_.entries.push_back(call.entries[i]);
-    part->call_.k = InputOf(call.k, tokens, entries, KeyRowBytes(call), &part->k_);
-    part->call_.v = InputOf(call.v, tokens, entries, ValueRowBytes(call), &part->v_);
-    part->entries_ = std::move(entries);
-    parts.push_back(std::move(part));
-  }
-  return parts;
+  return PartsOf<AppendPart>(call, groups);
 }
 
 }  // namespace tributary::client

@@ -12,44 +12,46 @@
 
 namespace tributary::client {
 
-// What one group does of a call. Its tensors lie where the caller's do when its entries stand side
-// by side in the call; otherwise they are copied into the part, and its results out of it.
-class AttendPart {
+// What one group does of a call: some of its entries, in their order. The part's tensors lie where
+// the caller's do when its entries stand side by side in the call; otherwise the part holds copies
+// of them. The call's tensors outlive the part.
+template <typename Call>
+class CallPart {
  public:
+  // `entries` are indices of the whole call's entries, in rising order. One group has them all.
+  CallPart(const Call& whole, size_t group, std::vector<size_t> entries);
+  CallPart(const CallPart&) = delete;
+  CallPart& operator=(const CallPart&) = delete;
+
   size_t group() const { return group_; }
-  const AttendCall& call() const { return call_; }
-  // Copies results that lie in the part to where the whole call wants them.
-  void GiveResults(const AttendCall& whole) const;
+  const Call& call() const { return call_; }
   // An error of the part, with its fields as the whole call spells them: "entries[0].sequence_id"
   // of the part may be "entries[5].sequence_id" of the call.
   absl::Status Renamed(const absl::Status& status) const;
 
- private:
-  friend absl::StatusOr<std::vector<std::unique_ptr<AttendPart>>> Split(
-      const AttendCall& call, const std::vector<size_t>& groups);
+ protected:
+  Call call_;
+  const std::vector<size_t> entries_;  // of the whole call
 
-  size_t group_ = 0;
-  AttendCall call_;
-  std::vector<size_t> entries_;  // of the whole call
-  bool copies_results_ = false;
-  std::vector<std::byte> q_, k_, v_, output_;
-  std::vector<float> lse_;
+ private:
+  const size_t group_;
+  std::vector<std::byte> k_, v_;  // the copies
 };
 
-class AppendPart {
+using AppendPart = CallPart<AppendCall>;
+
+// The same, with queries and results, which lie where the caller's do or are copied as well.
+class AttendPart : public CallPart<AttendCall> {
  public:
-  size_t group() const { return group_; }
-  const AppendCall& call() const { return call_; }
-  absl::Status Renamed(const absl::Status& status) const;
+  AttendPart(const AttendCall& whole, size_t group, std::vector<size_t> entries);
+
+  // Copies results that lie in the part to where the whole call wants them.
+  void GiveResults(const AttendCall& whole) const;
 
  private:
-  friend std::vector<std::unique_ptr<AppendPart>> Split(const AppendCall& call,
-                                                        const std::vector<size_t>& groups);
-
-  size_t group_ = 0;
-  AppendCall call_;
-  std::vector<size_t> entries_;
-  std::vector<std::byte> k_, v_;
+  bool copies_results_ = false;
+  std::vector<std::byte> q_, output_;
+  std::vector<float> lse_;
 };
 
 // groups[i] is where entry i's sequence lives. CheckCall has accepted the call. A group appears in

@@ -106,8 +106,8 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .soft_cap = layer_.soft_cap,
       .o = out.o,
       .lse = out.lse,
-      .partial_o = memory_.piece_o.as<float>(),
-      .partial_lse = memory_.piece_lse.as<float>(),
+      .partial_o = memory_.split_o.as<float>(),
+      .partial_lse = memory_.split_lse.as<float>(),
       .arrivals = memory_.arrivals.as<uint64_t>(),
       .late_strips = LateStrips(),
       .block = block};

@@ -31,12 +31,12 @@ uint64_t AsNumber(const void* pointer) { return reinterpret_cast<uintptr_t>(poin
 }  // namespace
 
 CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
-                               const std::byte* block, const CudaLayer& layer, CudaRank& rank,
+                               const std::byte* plan_data, const CudaLayer& layer, CudaRank& rank,
                                const CudaPlace& place, StepResults* results)
     : step_(step),
       geometry_(step.geometry()),
       plan_(plan),
-      block_(block),
+      plan_data_(plan_data),
       layer_(layer),
       rank_(rank),
       place_(place),
@@ -59,7 +59,7 @@ CudaOperations::CudaOperations(const PlannedStep& step, const DevicePlan& plan,
   const bool own_group = place.group != nullptr;
   collective::DeviceGroup* group = own_group ? place.group : rank.group();
   if (group != nullptr) {
-    // A group of its own has one way, whatever the rank's were asked for.
+    // A session's own group knows one strategy, whichever the rank was asked for.
     device_exchange_.emplace(step,
                              own_group ? collective::Strategy::kAuto : rank.options().strategy,
                              *group, stream_, rank.options().batch_invariant);
@@ -144,8 +144,8 @@ absl::Status CudaOperations::Reserve(size_t room) {
     reserve(*input.device, input.padded_bytes);
   }
   const size_t columns = static_cast<size_t>(plan_.partial_columns()) * room;
-  reserve(memory_.piece_o, columns * ValueDim() * sizeof(float));
-  reserve(memory_.piece_lse, columns * sizeof(float));
+  reserve(memory_.split_o, columns * ValueDim() * sizeof(float));
+  reserve(memory_.split_lse, columns * sizeof(float));
   TRIBUTARY_RETURN_IF_ERROR(status);
   TRIBUTARY_RETURN_IF_ERROR(memory_.arrivals.ReserveZeroed(
       static_cast<size_t>(plan_.arrivals()) * sizeof(uint64_t) * room, stream_));
@@ -225,14 +225,14 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(host_stores());
   for (const DeviceMemory* memory :
        {&memory_.pass_o, &memory_.pass_lse, &memory_.result_o, &memory_.result_lse,
-        &memory_.piece_o, &memory_.piece_lse, &memory_.arrivals, &memory_.differs}) {
+        &memory_.split_o, &memory_.split_lse, &memory_.arrivals, &memory_.differs}) {
     values->push_back(AsNumber(memory->data()));
   }
   for (const PinnedMemory* memory :
        {&memory_.staged_o, &memory_.staged_lse, &memory_.staged_differs}) {
     values->push_back(AsNumber(memory->data()));
   }
-  values->push_back(AsNumber(block_));
+  values->push_back(AsNumber(plan_data_));
   values->push_back(AsNumber(place_.result_o));
   values->push_back(AsNumber(place_.result_lse));
   values->push_back(AsNumber(layer_.pages));

@@ -42,23 +42,24 @@ struct CudaLayer {
 struct CudaPlace {
   cudaStream_t stream = nullptr;
   CudaRank::Workspace& memory;
-  // Tensors that lie on the device already; null: they come from the step's host memory or regions.
+  // Tensors that lie on the device already. Null: they come from the step's host memory or regions.
   const std::byte* q = nullptr;
   const std::byte* k = nullptr;
   const std::byte* v = nullptr;
-  // Where rank 0's result goes, in f32; null: to the workspace.
+  // Where rank 0's result goes, in f32. Null: it goes to the workspace.
   float* result_o = nullptr;
   float* result_lse = nullptr;
   // The append passes this gate; it is then the first launch of the layer.
   mailbox::Gate gate;
-  // The group of GPUs that partials are exchanged in; null: the rank's.
+  // The group of GPUs in which partials are exchanged. Null: the rank's own.
   collective::DeviceGroup* group = nullptr;
 };
 
 class CudaOperations final : public StepOperations {
  public:
-  // `plan` is the step's, and `block` its copy on the device. All references outlive the object.
-  CudaOperations(const PlannedStep& step, const DevicePlan& plan, const std::byte* block,
+  // `plan` is the step's, and `plan_data` its copy on the device. All references outlive the
+  // object.
+  CudaOperations(const PlannedStep& step, const DevicePlan& plan, const std::byte* plan_data,
                  const CudaLayer& layer, CudaRank& rank, const CudaPlace& place,
                  StepResults* results);
 
@@ -148,8 +149,8 @@ class CudaOperations final : public StepOperations {
   // Whether this rank puts some of the result into regions, and into host memory.
   bool has_region_outputs() const { return has_region_outputs_; }
   bool has_host_outputs() const { return has_host_outputs_; }
-  // Who gives the rows that are wanted in host memory their format: the host itself, from numbers,
-  // where there are few of them or the ranks' partials meet there; else the device.
+  // Who converts the rows that are wanted in host memory to their format: the host where they are
+  // few, or where the ranks' partials meet on the host, and the device elsewhere.
   bool host_stores() const { return has_host_outputs_ && (few_numbers_ || exchanges_on_host()); }
   bool device_stores() const { return has_host_outputs_ && !host_stores(); }
   const std::byte* q() const { return inputs_[0].data(); }
@@ -168,21 +169,21 @@ class CudaOperations final : public StepOperations {
   int32_t IndexOf(const RowPass& pass) const;
   template <typename T>
   const T* At(const Section& section) const {
-    return reinterpret_cast<const T*>(block_ + section.offset);
+    return reinterpret_cast<const T*>(plan_data_ + section.offset);
   }
   // The part of [rows, heads] that begins `row` rows further on.
   Partial Advance(Partial partial, int32_t row, size_t heads) const;
   Partial Result() const;
-  // Rows [row, ...) of the result in staging memory.
+  // The result in staging memory from `row` on.
   Partial StagedRows(int32_t row) const {
     return Advance({memory_.staged_o.as<float>(), memory_.staged_lse.as<float>()}, row, Heads());
   }
-  // The rows of a pass in it. Null where results do not lie on this rank's device.
+  // The rows of a pass in the result. Null where results do not lie on this rank's device.
   Partial ResultOf(const RowPass& pass) const;
 
   absl::Status EnqueueNarrowedTokens();
   cuda::MergeArgs ConversionOf(Partial rows, int32_t count) const;
-  // Rows [row, row + output.rows) of the result, on their way to where they are wanted.
+  // Put rows [row, row + output.rows) of the result on their way to where they are wanted.
   absl::Status EnqueueToRegions(const StepOutput& output, int32_t row);
   absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
   void BringFromStaging() const;
@@ -206,7 +207,7 @@ class CudaOperations final : public StepOperations {
   const PlannedStep& step_;
   const LayerGeometry geometry_;
   const DevicePlan& plan_;
-  const std::byte* const block_;
+  const std::byte* const plan_data_;
   const CudaLayer& layer_;
   CudaRank& rank_;
   const CudaPlace place_;
@@ -219,7 +220,7 @@ class CudaOperations final : public StepOperations {
   bool partial_arrives_ = false;
   bool has_region_outputs_ = false;
   bool has_host_outputs_ = false;
-  bool few_numbers_ = false;  // in the output of a caller
+  bool few_numbers_ = false;  // whether outputs are small, on average
 };
 
 }  // namespace tributary::worker

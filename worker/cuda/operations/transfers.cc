@@ -181,7 +181,7 @@ absl::Status CudaOperations::Finish() {
   return absl::OkStatus();
 }
 
-// What the device could not put into its place by itself.
+// Copies results that the device could not put into their place by itself.
 void CudaOperations::BringFromStaging() const {
   int32_t row = 0;
   for (const StepOutput& output : step_.outputs) {

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 // For what still runs of a session that was told to end.
 constexpr std::chrono::seconds kEndGrace{5};
 constexpr std::chrono::microseconds kEndNap{50};
-// For exchanges with ranks that end the session, too.
+// How much longer exchanges wait, for ranks that end the session, too.
 constexpr std::chrono::seconds kExchangeGrace{2};
 
 }  // namespace
@@ -128,7 +128,8 @@ absl::Status CudaSession::AnswerProbe() {
   while (answered < kProbeRounds) {
     const uint32_t round = answered + 1;
     const cudaError_t waits = cuda::EnqueueWaitAtLeast(words.asked, round, memory_->stream());
-    // The host has none either, as it has the same driver, and leaves these rounds out.
+    // The host has the same driver, so it has no such operations either and leaves these rounds
+    // out.
     if (waits == cudaErrorNotSupported) break;
     TRIBUTARY_RETURN_IF_ERROR(FromCuda("waiting for a round trip", waits));
     TRIBUTARY_RETURN_IF_ERROR(LaunchAnswer(words, round, memory_->stream()));
@@ -162,7 +163,7 @@ CudaSession::~CudaSession() {
   const Clock::time_point grace = Clock::now() + kEndGrace;
   while (cudaStreamQuery(memory_->stream()) == cudaErrorNotReady && Clock::now() < grace) {
     std::this_thread::sleep_for(kEndNap);
-    // The host may have written over what ends the waits.
+    // The host may have overwritten the words that end the waits.
     memory_->EndStreamWaits(command_.layout).IgnoreError();
     // A rank that is gone is not waited for.
     if (memory_->group() != nullptr && Clock::now() > grace - kEndGrace + kExchangeGrace) {
@@ -310,7 +311,7 @@ absl::Status CudaSession::Prepare(std::span<const PlannedStep> steps,
                        .gate = gate});
     Layer& layer = layers->back();
     const auto& shard = static_cast<const CudaShard&>(*shards[static_cast<size_t>(i)]);
-    layer.operations = std::make_unique<CudaOperations>(layer.step, slot->plan, slot->block.data(),
+    layer.operations = std::make_unique<CudaOperations>(layer.step, slot->plan, slot->data.data(),
                                                         shard.layer(step.layer_index), rank_,
                                                         layer.place, &layer.results);
     TRIBUTARY_RETURN_IF_ERROR(layer.operations->Reserve(2));

@@ -35,7 +35,7 @@ absl::StatusOr<const SessionPlans::Slot*> SessionPlans::PlanOf(const PlannedStep
   slot.plan.Make(layer.spec, layer.plan, types, options);
   // Twice as much, so that a sequence that grows seldom moves it: graphs go on fitting.
   TRIBUTARY_RETURN_IF_ERROR(
-      slot.block.Reserve(slot.plan.bytes() > slot.block.bytes() ? slot.plan.bytes() * 2 : 0));
+      slot.data.Reserve(slot.plan.bytes() > slot.data.bytes() ? slot.plan.bytes() * 2 : 0));
   made_.push_back({&layer.plan, types});
   return &slot;
 }
@@ -49,7 +49,7 @@ absl::Status SessionPlans::Enqueue() {
   for (size_t i = 0; i < made_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.plan.Write(from);
-    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot.block.data(), from, slot.plan.bytes(),
+    TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot.data.data(), from, slot.plan.bytes(),
                                       cudaMemcpyHostToDevice, stream_));
     from += slot.plan.bytes();
   }

@@ -24,9 +24,9 @@ class SessionPlans {
  public:
   // A plan and where it will lie on the GPU. Layers with the same mask and geometry share one.
   struct Slot {
-    explicit Slot(cudaStream_t stream) : block(stream) {}
+    explicit Slot(cudaStream_t stream) : data(stream) {}
     DevicePlan plan;
-    DeviceMemory block;
+    DeviceMemory data;
   };
 
   // `steps`: how many may be in flight.

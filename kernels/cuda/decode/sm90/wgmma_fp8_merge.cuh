@@ -96,9 +96,9 @@ class RowMerger {
   __device__ __forceinline__ RowMerger(const AttentionArgs& args, const WorkItem& item,
                                        int packed_row)
       : parts_(packed_row < item.packed_count ? item.split_count : 0) {
-    const size_t piece = static_cast<size_t>(item.partial_begin);
-    from_lse2_ = args.partial_lse + piece * kTileRows + packed_row;
-    from_o_ = args.partial_o + piece * PartialFragments::kFloats +
+    const size_t split = static_cast<size_t>(item.partial_begin);
+    from_lse2_ = args.partial_lse + split * kTileRows + packed_row;
+    from_o_ = args.partial_o + split * PartialFragments::kFloats +
               PartialFragments::OfPackedRow(packed_row, Lane());
     const size_t at = OutputIndex(args, item, packed_row);
     to_o_ = args.o + at * 128 + PartialFragments::FirstDimension(Lane());

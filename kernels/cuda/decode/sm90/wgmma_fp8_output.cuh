@@ -45,7 +45,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::ExpectOfCluster(Shared& sh
   if (place.size > 1) shared.published.Expect((Traits::kTileRows - own) * kPackedRowBytes);
 }
 
-// Writes the block's output, or its piece's partial.
+// Writes the thread block's output, or the partial of its split.
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::Store(const WorkItem& item) const {
 #pragma unroll
