@@ -38,7 +38,7 @@ class Communicator {
   // recv: [size][bytes] on rank `root`, ignored elsewhere.
   virtual Status Gather(const void* send, void* recv, size_t bytes, int root,
                         Deadline deadline) = 0;
-  // Rank `to` gets what rank `from` sends, which is another one. The others enter as well, with any
+  // Rank `to` gets what another rank, `from`, sends. The other ranks call it as well, with any
   // pointers, and may leave at once. recv: [bytes] on `to`, ignored elsewhere.
   virtual Status Pass(const void* send, void* recv, size_t bytes, int from, int to,
                       Deadline deadline) = 0;

@@ -30,7 +30,7 @@ constexpr const char* Name(Op op) {
   return "?";
 }
 
-// What is asked of the two ranks of a Pass.
+// kInvalidArgument unless `from` and `to` of a Pass are two ranks of the group.
 inline Status CheckPass(int from, int to, int size) {
   if (from >= 0 && from < size && to >= 0 && to < size && from != to) return Status::Ok();
   return {StatusCode::kInvalidArgument, "pass: from and to must be two ranks"};

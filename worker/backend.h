@@ -42,8 +42,8 @@ class Shard {
   // Bytes that the pages take.
   virtual size_t bytes() const = 0;
 
-  // Takes memory that it does not have yet, until all is there (true) or it is `until`; in between
-  // commands of other caches may be executed. An error: it is of no use. No step runs before.
+  // Takes missing memory until all is there (true) or the time `until` has come (false). Commands
+  // for other caches may come in between, steps may not. After an error the shard is of no use.
   virtual absl::StatusOr<bool> TakeMemory(std::chrono::steady_clock::time_point until) {
     static_cast<void>(until);
     return true;
@@ -52,20 +52,20 @@ class Shard {
   // Copies pages in order, each in all layers. The ids must exist.
   virtual absl::Status CopyPages(const std::vector<PageCopy>& copies) = 0;
 
-  // Takes the memory that a step will need here, as far as it grows with the step: then Run is
-  // refused none. kResourceExhausted: there is not enough, and the step must not be run.
+  // Takes the memory whose size grows with the step, so that Run needs no more of it.
+  // kResourceExhausted: there is not enough, and the step must not be run.
   virtual absl::Status Reserve(const PlannedStep& step) {
     static_cast<void>(step);
     return absl::OkStatus();
   }
 
-  // For replicas (worker/replica.h); of backends that keep any (BackendCapabilities::replicas).
-  //
-  // Writes tokens of one layer as a step does. `slots`: [tokens], kPadSlot for tokens of others.
+  // The functions below serve replicas (worker/replica.h). Backends that keep any have them
+  // (BackendCapabilities::replicas). This one writes tokens of one layer as a step does; `slots` is
+  // [tokens], kPadSlot for tokens of other ranks.
   virtual absl::Status WriteTokens(int32_t layer, const TensorView& k, const TensorView& v,
                                    std::span<const int64_t> slots);
-  // Pages of all layers, as bytes in the order of the backend: [pages][page_bytes]. The ids must
-  // exist.
+  // Reads and writes pages of all layers, in the backend's order of bytes: [pages][page_bytes]. The
+  // ids must exist.
   virtual size_t page_bytes() const { return 0; }
   virtual absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out);
   virtual absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in);
@@ -78,7 +78,7 @@ class Shard {
 // How far a session has come.
 struct SessionNews {
   SessionId session = 0;
-  int32_t rank = 0;    // that tells it
+  int32_t rank = 0;    // the rank that tells it
   uint32_t ended = 0;  // its layers that were carried out, modulo 2^32
   // Why the session is over: a wait for the host was in vain (kDeadlineExceeded), it was told to
   // end (kAborted), or the device failed (kDataLoss). Nothing of it runs any more.
@@ -90,7 +90,7 @@ struct SessionNews {
 // Called on a thread of the backend, one call at a time for each session.
 using OnSessionNews = std::function<void(const SessionNews&)>;
 
-// A session whose mailbox lies in the memory of a device. Used from the rank's thread, but for End.
+// A session whose mailbox lies in a device's memory. Only End is called from other threads, too.
 class DeviceSession {
  public:
   virtual ~DeviceSession() = default;  // ends it, and waits until nothing of it runs
@@ -108,14 +108,14 @@ class DeviceSession {
 
   // Puts copies of pages into the session's stream, ahead of the next step.
   virtual absl::Status CopyPages(Shard& shard, const std::vector<PageCopy>& copies) = 0;
-  // Puts the layers of a step into the session's stream, each behind its doorbell; waits for none.
+  // Puts the layers of a step into the session's stream, each behind its doorbell, without waiting.
   // Layer i of `layers` is the session's number first_count + i and belongs to shards[i].
   // Everything but the shards may go when this returns.
   virtual absl::Status Enqueue(std::span<const PlannedStep> layers, std::span<Shard* const> shards,
                                uint32_t first_count, Waiting waiting) = 0;
 
-  // Ends every wait, of both sides: the host finds `status`, a google.rpc.Code that is not 0. From
-  // any thread.
+  // Ends every wait of both sides. The host finds `status`, a google.rpc.Code that is not 0. May be
+  // called from any thread.
   virtual void End(int32_t status) = 0;
 };
 
@@ -123,7 +123,7 @@ class DeviceSession {
 // that share one of the GPU's 32 queues wait for each other.
 inline constexpr int kMostDeviceSessions = 15;
 
-// Of one rank; outlives its shards and its sessions. Used from one thread at a time.
+// What one rank computes with, one thread at a time. It outlives its shards and its sessions.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -155,15 +155,15 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
 
-  // The same, in host memory, for pages that are kept for another rank. They have the bytes that
-  // the shard of that rank has.
+  // Makes a shard in host memory for pages that are kept for another rank. Its bytes are those of
+  // that rank's own shard.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec,
                                                                size_t available, PageFill fill);
 
-  // Opens a session (OpenSessionCommand); called by all ranks of `comm` at once, which all get one,
-  // or none does. kFailedPrecondition, open.memory: this backend has no such sessions, or not in
-  // the group as it is. kResourceExhausted: no room for the mailbox. Errors of `comm` or of the
-  // deadline are of the group. `news` is called until the session is destroyed.
+  // Opens a session (OpenSessionCommand). All ranks of `comm` call this at once; either all of them
+  // get a session, or none does. kFailedPrecondition, open.memory: this backend has no such
+  // sessions, or not in the group as it is. kResourceExhausted: no room for the mailbox. Any other
+  // error means that the group is broken. `news` is called until the session is destroyed.
   virtual absl::StatusOr<std::unique_ptr<DeviceSession>> OpenSession(
       const OpenSessionCommand& command, collective::Communicator& comm,
       collective::Deadline deadline, OnSessionNews news) {
@@ -175,16 +175,16 @@ class Backend {
                       "these workers have no GPU for a mailbox to lie on");
   }
 
-  // Makes memory that another process shares usable in steps, as `region`. Again with the same
-  // memory: OK. Errors name fields of CudaIpcMemory (attention.proto): kFailedPrecondition: this
-  // backend or its device cannot reach such memory.
+  // Makes memory that another process shares usable in steps, as `region`. A second call with the
+  // same memory is OK. Errors name fields of CudaIpcMemory (attention.proto). kFailedPrecondition:
+  // this backend or its device cannot reach such memory.
   virtual absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory) {
     static_cast<void>(region);
     static_cast<void>(memory);
     return FieldError(absl::StatusCode::kFailedPrecondition, "cuda_ipc",
                       "these workers do not reach the memory of GPUs");
   }
-  // Lets go of it, if it is open. An error leaves it open.
+  // Lets go of the region, if it is open. An error leaves it open.
   virtual absl::Status CloseRegion(RegionId region, collective::Deadline deadline) {
     static_cast<void>(region);
     static_cast<void>(deadline);

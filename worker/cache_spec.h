@@ -20,9 +20,9 @@ namespace tributary::worker {
 inline constexpr int32_t kMaxLayers = 1024;
 inline constexpr int32_t kMaxKvHeads = 1024;
 
-// What may differ from layer to layer.
+// What may differ from layer to layer of a cache.
 struct LayerSpec {
-  // Heads and dimensions of the layer's own, where layers differ. 0: the cache's. A layer that
+  // The layer's own heads and dimensions, where layers differ. 0 means the cache's. A layer that
   // states head_dim and not value_head_dim has values of as many dimensions as its keys.
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
@@ -30,8 +30,8 @@ struct LayerSpec {
   int32_t value_head_dim = 0;
   float sm_scale = 0.0f;  // 0: the cache's
   Window window;          // causal attention uses `left` only
-  // Of DFlash attention: what the window is laid around, and whether a row of a block sees the rows
-  // after it (false) or not.
+  // For DFlash attention: what the window is laid around, and whether rows of a block see no rows
+  // after them.
   WindowBase window_base = WindowBase::kQuery;
   bool causal_block = false;
   std::vector<float> sinks;       // [q_heads of the layer] logits, or empty for none
@@ -61,8 +61,8 @@ struct CacheSpec {
   // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
   // layers on every rank.
   int32_t num_pages = 0;
-  // More than 0: rank r's pages are also kept, in host memory, by rank (r + replica_stride) % N
-  // (worker/replica.h).
+  // Where this is more than 0, rank (r + replica_stride) % N also keeps the pages of rank r, in
+  // host memory (worker/replica.h).
   int32_t replica_stride = 0;
   std::vector<LayerSpec> layers;  // one per layer
 };
@@ -92,8 +92,8 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec);
 // Whether two specs mean the same cache; a scale given once equals the same scale given per head.
 bool SameSpec(const CacheSpec& a, const CacheSpec& b);
 
-// Bytes a rank needs for the pages of all layers. kInvalidArgument ("capacity_tokens") when the
-// product leaves 63 bits. The spec must be valid otherwise.
+// Bytes that a rank needs for the pages of all layers. kInvalidArgument ("capacity_tokens") when
+// the product leaves 63 bits. The spec must be valid otherwise.
 absl::StatusOr<size_t> ShardBytes(const CacheSpec& spec);
 
 // kResourceExhausted: those bytes are not to be had.

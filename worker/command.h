@@ -26,7 +26,7 @@ namespace tributary::worker {
 
 using CacheId = uint32_t;
 using SequenceId = uint64_t;
-using RegionId = uint64_t;   // of memory of a GPU that a host shares; never used again
+using RegionId = uint64_t;   // names memory of a GPU that a host shares; never used again
 using SessionId = uint64_t;  // never used again
 
 // Bytes [offset, offset + bytes) of an open region.
@@ -42,9 +42,9 @@ struct TensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::kBf16;
   size_t bytes = 0;
-  // Not empty: the bytes are those of these, one after the other, and `data` is null.
+  // Where this is not empty, the bytes are those of the parts in turn, and `data` is null.
   std::vector<RegionPart> parts;
-  // The memory at `data` is pinned: GPUs of this process copy from it by themselves.
+  // Whether the memory at `data` is pinned: GPUs of this process then copy from it themselves.
   bool pinned = false;
 
   bool in_regions() const { return !parts.empty(); }
@@ -57,29 +57,29 @@ struct PageUpdate {
   std::vector<int32_t> pages;
 };
 
-// Copies a whole page, all layers (copy on write after a fork). Told with the step that first
-// writes to the destination. The one thing in a command that may not be repeated at will: once
-// another step wrote to the destination, copying again would undo it.
+// Copies a whole page, all layers (copy on write after a fork). It comes with the step that first
+// writes to the destination. It is the one thing in a command that may not be repeated at will:
+// once another step wrote to the destination, copying again would undo that.
 struct PageCopy {
   int32_t source = 0;
   int32_t destination = 0;
 };
 
 // What has become of a sequence by other means than steps: it was truncated, forked, put back, or
-// gave up old tokens. Kept for a coordinator that restarts (worker/holdings.h).
+// gave up old tokens. Workers keep it for a coordinator that restarts (worker/holdings.h).
 struct Standing {
   SequenceId sequence = 0;
   int32_t given_up = 0;  // leading entries of its table that are not its own any more
-  // [layers of the cache], tokens; one: that of all layers; none: as they were.
+  // Tokens held: [layers of the cache], or one for all layers, or none where nothing changed.
   std::vector<int64_t> lengths;
 };
 
-// Repeated until no rank has more memory to take (Reply::more_memory); before, no other command may
-// name the cache, but for DropCacheCommand.
+// It is repeated until no rank has more memory to take (Reply::more_memory). Until then no other
+// command than DropCacheCommand may name the cache.
 struct CreateCacheCommand {
   CacheSpec spec;
-  // The cache has sequences already: a rank that does not have it yet lacks pages until it is told
-  // otherwise (TransferPagesCommand::complete).
+  // Whether the cache has sequences already. Then a rank that does not have the cache yet lacks
+  // pages until it is told otherwise (TransferPagesCommand::complete).
   bool existing = false;
 };
 
@@ -94,33 +94,33 @@ struct SharedDeviceMemory {
   friend bool operator==(const SharedDeviceMemory&, const SharedDeviceMemory&) = default;
 };
 
-// Makes a region usable in steps. Of no cache, as the one below.
+// Makes a region usable in steps. This command and the next concern no cache.
 struct OpenRegionCommand {
   RegionId region = 0;
   SharedDeviceMemory memory;
 };
 
-// Of a region that is not open: changes nothing.
+// Closes a region. It changes nothing where the region is not open.
 struct CloseRegionCommand {
   RegionId region = 0;
 };
 
 // Opens a session whose mailbox lies in the memory of rank 0's GPU
-// (proto/tributary/v1/session.proto says what that is). The reply of rank 0 has the mailbox. Of no
-// cache: a session's steps name the caches of their layers.
+// (proto/tributary/v1/session.proto says what that is). The reply of rank 0 has the mailbox. The
+// command concerns no cache: a session's steps name the caches of their layers.
 struct OpenSessionCommand {
   SessionId session = 0;
   int32_t max_rows = 0;        // query rows of a step
   int32_t max_new_tokens = 0;  // new tokens of a step
-  int32_t max_steps = 2;       // that are in flight at once
+  int32_t max_steps = 2;       // steps in flight at once
   DType q_dtype = DType::kBf16;
   DType kv_dtype = DType::kBf16;
   DType output_dtype = DType::kF32;
   bool return_lse = false;
   mailbox::Layout layout;
-  std::chrono::nanoseconds wait_timeout{0};  // of every wait for a doorbell
-  std::string host_gpu;                      // UUID of the GPU that rings
-  // The host times round trips of both ways of waiting before its first step (SessionProbe).
+  std::chrono::nanoseconds wait_timeout{0};  // how long a wait for a doorbell may take
+  std::string host_gpu;                      // UUID of the GPU from which the host rings
+  // Whether the host times round trips of both ways of waiting ahead of its steps (SessionProbe).
   bool measures = false;
 };
 
@@ -130,11 +130,11 @@ enum class Waiting : uint8_t {
   kStreamMemoryOps,  // the front end of the GPU polls a word of the mailbox
 };
 
-// Of each way, where a session's round trips are timed.
+// How many round trips a host times of each way of waiting.
 inline constexpr int32_t kProbeRounds = 8;
 
-// Ends a session: its waits end, what is left of its steps is carried out on nothing, and the
-// mailbox is given back. Of a session that is not open: changes nothing.
+// Ends a session: its waits end, the rest of its steps computes nothing that anybody reads, and the
+// mailbox is given back. It changes nothing where the session is not open.
 struct CloseSessionCommand {
   SessionId session = 0;
   int32_t status = 0;  // google.rpc.Code for the host to find
@@ -154,14 +154,14 @@ struct DropTablesCommand {
 // Brings pages of one rank's share from where they are to where they are missing: from the replica
 // (worker/replica.h) to the rank, or from the rank to its replica. Other ranks have nothing to do.
 //
-// In a cache without replicas, rank + 1 keeps the pages of a rank that is about to leave: from such
-// a command without pages, which is repeated until no rank has more memory to take
-// (Reply::more_memory), until the pages have been restored and are complete.
+// In a cache without replicas, rank + 1 keeps the pages of a rank that is about to leave. It takes
+// the memory for them at such a command without pages, which is repeated while a rank has more to
+// take (Reply::more_memory), and keeps them until they have been restored and are complete.
 struct TransferPagesCommand {
   int32_t rank = 0;      // whose share it is
-  bool restore = false;  // from the replica to the rank
+  bool restore = false;  // true: from the replica to the rank
   std::vector<int32_t> pages;
-  // Now nothing is missing at the destination any more.
+  // Whether nothing is missing at the destination any more.
   bool complete = false;
 };
 
@@ -180,24 +180,24 @@ struct StepEntry {
   int64_t first_position = 0;
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
-  // The K/V were accepted before: compare with the cache instead of writing, and report a
-  // difference as a conflict.
+  // Whether the K/V were accepted before. Ranks then compare them with the cache instead of writing
+  // them, and report a difference as a conflict.
   bool replay = false;
-  // The entry goes on in a later step of its call. Its tokens count when the last step of it has
-  // been carried out (worker/holdings.h).
+  // Whether the entry goes on in a later step of its call. Its tokens count when the last of these
+  // steps has been carried out (worker/holdings.h).
   bool more_follows = false;
 };
 
 // Where one tensor of a result goes: nowhere, or to one of three places.
 struct OutputPlace {
-  RegionPart part;  // of a region, or none
+  RegionPart part;  // bytes of a region, or none
   // Host memory of rank 0's own process, as large as the tensor, or null. Command::owner keeps it.
   std::byte* data = nullptr;
-  bool pinned = false;  // the memory at `data` is: GPUs of this process copy to it by themselves
+  bool pinned = false;  // whether `data` is pinned, so that GPUs of this process copy to it
   bool in_reply = false;
 
   bool in_region() const { return part.region != 0; }
-  // `data`, or the reply, which is host memory, too.
+  // Whether the tensor goes to host memory: to `data`, or into the reply.
   bool on_host() const { return data != nullptr || in_reply; }
 };
 
@@ -219,16 +219,16 @@ struct StepCommand {
   TensorView q;  // [query rows, q_heads, key_dim] of f32, bf16 or f16
   TensorView k;  // [new tokens, kv_heads, key_dim]
   TensorView v;  // [new tokens, kv_heads, value_dim]
-  // For all query rows, in their order: rank 0 puts the result there. What lies there when the step
-  // fails is undefined. Empty: the reply carries the whole result as numbers (Reply::o), for those
-  // who drive an executor themselves.
+  // Where rank 0 puts the result: for all query rows, in their order. What lies there when the step
+  // fails is undefined. Where this is empty, the reply carries the whole result as numbers
+  // (Reply::o), for those who drive an executor themselves.
   std::vector<StepOutput> outputs;
-  // The result is rounded to bf16 wherever it goes, so partials may travel as that. LSEs do not.
+  // Whether o is rounded to bf16 wherever it goes, so that its partials may travel as bf16.
   bool bf16_partials = false;
-  std::vector<Standing> standings = {};  // as of before the step; of other sequences, too
+  std::vector<Standing> standings = {};  // as they are before the step, for any sequences
 };
 
-// A layer of a session's step: of a cache, by its number there.
+// A layer of a session's step: a cache, and the layer's number there.
 struct SessionLayer {
   CacheId cache = 0;
   int32_t layer = 0;
@@ -261,8 +261,8 @@ struct Command {
   // count, as in a group of embedded workers.
   uint64_t settled = 0;
   CacheId cache = 0;
-  telemetry::TraceContext trace;  // what to trace it as; its span_id: the coordinator's of the step
-  // When the step must be over, by the worker's steady clock; collectives use it.
+  telemetry::TraceContext trace;  // what to trace it as; span_id is the coordinator's for the step
+  // When the step must be over, by the worker's steady clock. Collectives end at it, too.
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
                TransferPagesCommand, StepCommand, OpenRegionCommand, CloseRegionCommand,
@@ -278,7 +278,7 @@ struct StepTimes {
   double append = 0;
   double attend = 0;
   double exchange = 0;
-  // Partials met in device memory: attend has the exchange in it, and with that waiting for peers.
+  // Whether partials met in device memory: then attend includes the exchange and waiting for peers.
   bool exchange_in_attend = false;
 };
 
@@ -289,21 +289,21 @@ struct DeviceMailbox {
   uint64_t address = 0;       // in the process that owns it
   std::string process_nonce;  // of that process: random bytes
   std::string machine;        // that process's BootId
-  bool several_gpus = false;  // other ranks' GPUs read it
+  bool several_gpus = false;  // whether GPUs of other ranks read it
 };
 
-// Bytes that a reply carries. They are never filled with anything but the result. Copies share
-// them.
+// Bytes that a reply carries. They are not set to zero before the result is written. Copies of the
+// object share them.
 class ResultBytes {
  public:
   ResultBytes() = default;
-  // Of no value yet.
+  // Bytes whose values are not set yet.
   explicit ResultBytes(size_t size) : size_(size) {
     std::shared_ptr<std::byte[]> bytes(new std::byte[size]);
     data_ = bytes.get();
     owner_ = std::move(bytes);
   }
-  // Takes what a message had.
+  // The bytes of a message.
   explicit ResultBytes(std::string message) : size_(message.size()) {
     auto bytes = std::make_shared<std::string>(std::move(message));
     data_ = reinterpret_cast<std::byte*>(bytes->data());
@@ -327,16 +327,16 @@ struct Reply {
   absl::Status status;
   // Entries (by index) whose replayed K/V differ from what this rank holds.
   std::vector<int32_t> conflicts;
-  // Rank 0 of a step that states outputs: those which go into the reply, one after the other, each
-  // with its o, in its format, and then its LSEs, as far as they are wanted there.
+  // From rank 0, of a step that states outputs: those that go into the reply, one after the other,
+  // each with its o in its format and then its LSEs, as far as they are wanted there.
   ResultBytes result;
-  // Rank 0 of a step with queries that states none: merged output and LSE.
+  // From rank 0, of a step with queries that states no outputs: merged output and LSE.
   std::vector<float> o;    // [query rows, q_heads, value_dim]
   std::vector<float> lse;  // [query rows, q_heads]
-  // Of a CreateCacheCommand: it is to be repeated, for the rank has yet to take memory.
+  // Whether the command (CreateCacheCommand) is to be repeated: the rank has yet to take memory.
   bool more_memory = false;
   StepTimes times;
-  DeviceMailbox mailbox;  // rank 0 of an OpenSessionCommand
+  DeviceMailbox mailbox;  // from rank 0, of an OpenSessionCommand
   // When a rank of the coordinator's own process began to execute the command, and when the
   // coordinator got the reply; not told over the network.
   std::chrono::steady_clock::time_point begun;

@@ -274,7 +274,7 @@ class Executor::Impl {
     return complete ? cache.replicas.TakeMemory(until) : false;
   }
 
-  // Of a command that takes memory.
+  // How long a command may take memory before it replies.
   std::chrono::steady_clock::time_point EndOfTurn() const {
     return std::chrono::steady_clock::now() + options_.memory_slice;
   }

@@ -1,7 +1,7 @@
-// What a rank holds, as a coordinator that has restarted is told it.
+// What a rank holds, as it tells a coordinator that has restarted.
 //
-// Tables are told to workers in any case. Lengths follow from the steps that a worker carries out,
-// and what else becomes of a sequence the worker is told as a Standing. So the ranks together know
+// Workers are told tables in any case. Lengths follow from the steps that a worker carries out;
+// what else becomes of a sequence comes to the worker as a Standing. So the ranks together know
 // what the coordinator knew.
 //
 // Ranks carry out the same commands in the same order, but one may be ahead of another when the
@@ -41,19 +41,19 @@ struct HeldSequence {
 struct Undo {
   CommandMark mark;
   SequenceId sequence = 0;
-  int32_t layer = -1;  // whose length changed; -1: it was the table that changed
+  int32_t layer = -1;  // whose length changed; -1 where the table changed
   int64_t length = 0;
   int64_t last_step = 0;
   int32_t table_size = 0;
   int32_t first_index = 0;
-  std::vector<int32_t> pages;  // that stood at first_index and after it
+  std::vector<int32_t> pages;  // the entries from first_index on
 };
 
 struct HeldCache {
   CacheId id = 0;
   CacheSpec spec;
-  // The rank joined late and has not been told that all pages of its share are there, or all pages
-  // of the replica that it keeps.
+  // Whether the rank joined late and has not been told yet that all pages of its share are there,
+  // or all pages of the replica that it keeps.
   bool lacks_pages = false;
   bool replica_lacks_pages = false;
   std::vector<HeldSequence> sequences;
@@ -61,13 +61,13 @@ struct HeldCache {
 };
 
 struct Holdings {
-  int rank = -1;              // as which it holds them; -1: it was never in a group
+  int rank = -1;              // its rank when it took them; -1: it was never in a group
   uint64_t joined_epoch = 0;  // the last group that it connected to
   CommandMark last;           // the last command that it carried out
   std::vector<HeldCache> caches;
 };
 
-// The lengths of the sequences of one cache, on one rank. Every operation costs what it touches.
+// The lengths of a cache's sequences on one rank. An operation takes time for those that it names.
 class SequenceRecords {
  public:
   explicit SequenceRecords(int32_t layers) : layers_(layers) {}
@@ -77,17 +77,17 @@ class SequenceRecords {
   // Must have passed Check.
   void Tell(const std::vector<Standing>& standings);
 
-  // The table is about to be replaced by what the coordinator holds to be true: nothing that was
-  // done to it before is undone any more.
+  // The caller is about to replace the table by what the coordinator holds to be true. Nothing that
+  // was done to it before will be undone any more.
   void Settle(SequenceId sequence);
   void Drop(SequenceId sequence);
   // All ranks have carried out the commands of the epoch up to `mark`.
   void SettleUpTo(CommandMark mark);
 
-  // A step is about to change tables.
+  // Notes how to undo what a step is about to change in tables.
   void BeforeUpdates(CommandMark mark, const std::vector<PageUpdate>& updates,
                      const PageTables& tables);
-  // A step has been carried out.
+  // Notes the lengths after a step that has been carried out.
   void AfterStep(CommandMark mark, const StepCommand& step);
 
   void Report(const PageTables& tables, HeldCache* held) const;

@@ -27,9 +27,9 @@ class KvShard {
   KvShard(const KvShard&) = delete;
   KvShard& operator=(const KvShard&) = delete;
 
-  // Takes at most `bytes` more, on the threads of the pool, so that no later step finds out that
-  // they are not there. Returns how many it took; 0: it has all. No page is used before.
-  // kResourceExhausted when the system refuses.
+  // Takes at most `bytes` more memory, on the threads of the pool, so that no later step finds out
+  // that it is not there. Returns how many bytes it took, 0 when it has all. No page may be used
+  // before that. kResourceExhausted when the system refuses.
   absl::StatusOr<size_t> TakeMemory(size_t bytes, cpu::ThreadPool& pool);
 
   // Valid as long as the shard.
@@ -39,12 +39,12 @@ class KvShard {
   // Copies pages in order, each in all layers. The ids must exist.
   void CopyPages(const std::vector<PageCopy>& copies, cpu::ThreadPool& pool);
 
-  // Pages of all layers, layer by layer: [pages][page_bytes]. The ids must exist.
+  // Reads and writes pages of all layers, layer by layer: [pages][page_bytes]. The ids must exist.
   size_t page_bytes() const { return page_bytes_; }
   void ReadPages(std::span<const int32_t> pages, std::byte* out, cpu::ThreadPool& pool) const;
   void WritePages(std::span<const int32_t> pages, const std::byte* in, cpu::ThreadPool& pool);
 
-  // Of the pages, and of the mapping that holds them.
+  // Bytes of the mapping that holds the pages.
   size_t bytes() const { return bytes_; }
 
  private:
@@ -54,9 +54,9 @@ class KvShard {
   size_t mapped_;
   size_t bytes_;
   const PageFill fill_;
-  std::byte* base_;  // of the first page
+  std::byte* base_;  // where the first page begins
   size_t taken_ = 0;
-  size_t page_bytes_ = 0;      // of all layers
+  size_t page_bytes_ = 0;      // of one page, all layers
   std::vector<float> scales_;  // per layer: k [its kv_heads], v [its kv_heads]
   std::vector<PagedKv> layers_;
 };

@@ -1,8 +1,8 @@
 // Replicas: the pages of each rank are also kept by another rank, its keeper, in host memory.
 //
-// A keeper writes the tokens of its ward from the same step that the ward writes them from, for
-// every rank gets all new tokens of a step. Both quantize alike, so their bytes are equal. Page
-// tables are the same on all ranks, and so are the numbers of pages. When the ward is lost, its
+// A keeper writes the tokens of its ward in the same step as the ward, because every rank gets all
+// new tokens of a step. Both quantize alike, so their bytes are equal. Page tables are the same on
+// all ranks, and so are the numbers of pages. When the ward is lost, its
 // successor takes the pages from the keeper (TransferPagesCommand); when the keeper is lost, its
 // successor takes them from the ward.
 #pragma once
@@ -24,13 +24,13 @@ namespace tributary::worker {
 constexpr int KeeperOf(int rank, int stride, int size) { return (rank + stride) % size; }
 constexpr int WardOf(int rank, int stride, int size) { return (rank + size - stride) % size; }
 
-// The stride for ranks on these hosts ([ranks], names): one that gives as many ranks as possible a
-// keeper on another host, and of those the least. 0 for a single rank.
+// The stride for ranks on these hosts ([ranks], names): the least of those that give as many ranks
+// as possible a keeper on another host. 0 for a single rank.
 int ReplicaStride(const std::vector<std::string>& hosts);
 
 // The slots in which the rank of `layout` keeps the new tokens of a step: [new tokens], kPadSlot
 // for those that it does not keep or only compares. Returns false when there are none to keep.
-// `tables`: of the entries' sequences, null for none.
+// `tables` has the table of each entry's sequence, null where there is none.
 bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
                std::span<const StepEntry> entries, std::span<const PageTable* const> tables,
                std::vector<int64_t>* slots);

@@ -1,4 +1,4 @@
-// A step's results, on the way to their callers.
+// How a host stores a step's results where their callers want them.
 #pragma once
 
 #include <span>
@@ -10,8 +10,9 @@
 
 namespace tributary::worker {
 
-// Stores what is wanted in host memory, from the numbers of all rows: o [rows, q_heads, value_dim],
-// lse [rows, q_heads]. Numbers that lie where they are wanted are left alone. `pool` may be null.
+// Stores the outputs that are wanted in host memory. `o` and `lse` are the results of all rows:
+// [rows, q_heads, value_dim] and [rows, q_heads]. What lies where it is wanted already is left
+// alone. `pool` may be null.
 void StoreOutputs(std::span<const StepOutput> outputs, const LayerGeometry& geometry,
                   const float* o, const float* lse, cpu::ThreadPool* pool);
 

@@ -10,8 +10,8 @@
 
 namespace tributary::worker {
 
-// The slot of token t in the pages of the layout's rank; kPadSlot when the token is another rank's.
-// The table covers it.
+// The slot of token t in the pages of the layout's rank, or kPadSlot when the token is another
+// rank's. The table must cover the token.
 inline int64_t SlotOfToken(const DcpLayout& layout, int32_t page_size, int64_t t,
                            const PageTable& table) {
   if (OwnerOf(layout, t) != layout.rank) return kPadSlot;

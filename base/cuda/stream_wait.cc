@@ -7,7 +7,7 @@ namespace {
 
 using WaitValue = decltype(&cuStreamWaitValue32);
 
-// The driver is not linked: programs must run on machines without one. Null: it is too old.
+// The driver is not linked, so that programs run on machines without one. Null: it is too old.
 WaitValue FindWaitValue() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,6 +1,6 @@
 // Waits of a stream for a word in memory (stream memory operations of the CUDA driver). The front
-// end of the GPU waits, and no kernel runs meanwhile, so that processes which take turns on a GPU
-// (without MPS) need not wait for the end of each other's turns.
+// end of the GPU waits and no kernel runs meanwhile. So processes that share a GPU by time slices,
+// without MPS, do not use up their slices with waiting.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +9,8 @@
 
 namespace tributary::cuda {
 
-// What comes into the stream behind it begins when int32(*word - value) >= 0. It has no bound:
-// whoever enqueues it sees to it that the word is written in the end. May be captured in a graph.
+// Makes the stream wait until int32(*word - value) >= 0. The wait has no bound: the caller makes
+// sure that the word is written in the end. The wait may be captured in a graph.
 // cudaErrorNotSupported: the driver or the GPU has no such operations.
 cudaError_t EnqueueWaitAtLeast(const uint32_t* word, uint32_t value, cudaStream_t stream);
 

@@ -18,16 +18,16 @@ __device__ __forceinline__ SessionCounter CounterOf(const Gate& gate) {
   return {words.x, words.y};
 }
 
-// The session is over for this rank: nothing is awaited any more, nobody is told that anything is
-// finished, and layer number `failed_at` and those behind it were not carried out.
+// Ends the session for this rank. Nothing is awaited and nothing is called finished any more; the
+// layers from number `failed_at` on have not been carried out.
 __device__ __forceinline__ void FailSession(const Gate& gate, Awaited why, uint32_t failed_at) {
   gate.counter->failure = static_cast<uint32_t>(why);
   gate.progress->failed_at = failed_at;
   Ring(&gate.progress->failure, static_cast<uint32_t>(why), /*one_gpu=*/false);
 }
 
-// Whether what lies behind the layer ahead of the gate may be used. Another rank may have failed
-// where this one did not; then the host learns of it by the status.
+// Whether the results of the layer ahead of the gate may be used. Another rank may have failed
+// where this one did not; then the status tells the host.
 __device__ __forceinline__ bool LayerAheadIsGood(const Gate& gate, uint32_t count) {
   if (gate.layer == 0) return true;
   if (gate.exchange_failure != nullptr && Look(gate.exchange_failure) != 0) {
@@ -46,8 +46,8 @@ __device__ __forceinline__ bool LayerAheadIsGood(const Gate& gate, uint32_t coun
   return true;
 }
 
-// Says that the layer ahead of the gate, the session's number `count` - 1, is finished, if it is
-// good; else the session is over. By one thread of a launch.
+// Calls the layer ahead of the gate, number `count` - 1 of the session, finished if its results may
+// be used, or else ends the session. One thread of a launch calls this.
 __device__ __forceinline__ bool FinishLayer(const Gate& gate, uint32_t count) {
   if (!LayerAheadIsGood(gate, count)) return false;
   if (gate.layer == 0) return true;
@@ -58,17 +58,17 @@ __device__ __forceinline__ bool FinishLayer(const Gate& gate, uint32_t count) {
   return true;
 }
 
-// By one thread of a block, when all launches ahead have ended. `first`: in one block of the
-// launch, which says that the layer before is finished. A gate that was in vain ends the session's
-// waits: the rest of its steps is computed on whatever the slots hold, and nobody is told that it
-// is finished. The host learns of it by the status, before any doorbell tells it otherwise.
+// One thread of each block calls this when all launches ahead have ended. `first` is true in one
+// block, which calls the layer before finished. When the wait at a gate was in vain, later gates do
+// not wait: the rest of the steps is computed on whatever the slots hold and is not called
+// finished. The status tells the host so before any doorbell could tell it otherwise.
 __device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter& counter,
                                          bool first) {
   const uint32_t count = counter.first_count + static_cast<uint32_t>(gate.layer);
   const bool waits_itself = gate.handed_over == nullptr;
   const bool last = gate.layer == gate.layers;
   bool failed = counter.failure != 0;
-  // Said twice, it might come when the host has handed over the next layer.
+  // Not where FinishKernel did it: a second time could come after the host's next hand-over.
   if (first && (waits_itself || last) && !failed) failed = !FinishLayer(gate, count);
   if (last) {
     gate.counter->first_count = count;
@@ -85,9 +85,9 @@ __device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter&
     Ring(&gate.progress->passed, count + 1, /*one_gpu=*/false);
     return;
   }
-  // One block says so for the whole launch. What the others do now, nobody uses.
+  // One block tells of the failure for the whole launch. Results of the others are not used.
   if (!first) return;
-  // Another rank, or who looks after waits of streams, saw first that the bound had passed.
+  // Another rank, or the session's watch on the host, saw first that the bound had passed.
   if (Look(gate.status) == kDeadlineExceeded) awaited = Awaited::kTimedOut;
   if (awaited == Awaited::kTimedOut) Ring(gate.status, kDeadlineExceeded, /*one_gpu=*/false);
   FailSession(gate, awaited, count);

@@ -10,40 +10,40 @@ namespace tributary::mailbox {
 // it, so that a captured graph of a step may be launched for ever.
 struct alignas(8) SessionCounter {
   uint32_t first_count = 0;  // the session's number of the step's first layer
-  uint32_t failure = 0;      // Awaited of the first wait that was in vain; 0: none
+  uint32_t failure = 0;      // Awaited: how the first wait in vain ended; 0 while none has
 };
 
 // What the host sees without asking the GPU; in pinned memory. Read `failure` after `ended`.
 struct SessionProgress {
-  uint32_t passed = 0;   // the gate that was passed last, counted; only where `handed_over` is used
-  uint32_t ended = 0;    // layers that the steps which have ended had together, served or not
-  uint32_t failure = 0;  // SessionCounter::failure
+  uint32_t passed = 0;     // gates that were passed; written only where `handed_over` is used
+  uint32_t ended = 0;      // layers of all steps that have ended, carried out or not
+  uint32_t failure = 0;    // SessionCounter::failure
   uint32_t failed_at = 0;  // the layer that the wait in vain was for; written before `failure`
 };
 
 // The gate ahead of layer `layer` of a step of `layers`. There is one more, behind the last layer,
 // where nothing is awaited: it advances the counter and tells the progress.
 struct Gate {
-  uint32_t* arrived = nullptr;   // null: there is no gate
+  uint32_t* arrived = nullptr;   // null where there is no gate
   uint32_t* finished = nullptr;  // on ranks but rank 0: the word that rank 0 awaits
   uint32_t* status = nullptr;
   SessionCounter* counter = nullptr;
   SessionProgress* progress = nullptr;  // as the GPU addresses it
-  uint64_t bound = 0;                   // of the wait, ns
+  uint64_t bound = 0;                   // how long the wait may take, ns
   int32_t layer = 0;
   int32_t layers = 0;
-  // The host rings from the GPU that the mailbox lies on, and no other GPU reads it.
+  // Whether the host rings from the GPU of the mailbox, and no other GPU reads the mailbox.
   bool one_gpu = false;
-  // Where both sides wait by stream memory operations (session.proto): the words of the mailbox.
-  // The stream then waits for `handed_over` ahead of the gate, and ahead of that FinishKernel has
-  // said that the layer before is finished. Null: whoever passes the gate does all of it.
+  // Words of the mailbox where both sides wait by stream memory operations (session.proto). Then
+  // FinishKernel says that the layer before is finished, and the stream waits for `handed_over`
+  // before the gate is passed. Both are null elsewhere: whoever passes the gate does all of it.
   uint32_t* handed_over = nullptr;
   uint32_t* handed_back = nullptr;
-  // Of several ranks. Not 0 when an exchange of this rank has failed: null: there is none.
+  // A word that is not 0 once an exchange of this rank has failed; null where a rank is alone.
   const uint32_t* exchange_failure = nullptr;
-  // On rank 0, of steps without results, which no exchange holds together: the words that the other
-  // ranks set as `finished`, `kPeerWords` apart, the first being rank 1's. Null: nothing is
-  // awaited.
+  // Rank 0 awaits the other ranks here in steps without results, which have no exchange: these are
+  // the words that they set as `finished`, `kPeerWords` apart, rank 1's first. Null elsewhere:
+  // nothing is awaited.
   const uint32_t* peers = nullptr;
   int32_t ranks = 1;
 };

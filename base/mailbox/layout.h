@@ -35,8 +35,8 @@ struct Layout {
   size_t status = 0;          // uint32: 0, or the google.rpc.Code with which the session ended
   size_t service_sleeps = 0;  // uint32: not 0 while the service sleeps on `arrived`
   size_t host_sleeps = 0;     // uint32: not 0 while the host sleeps on `finished`
-  // uint32, of waits by stream memory operations: 1 while a layer is handed over and not taken, or
-  // back and not taken; 0 otherwise. All else ends waits.
+  // Two uint32 for waits by stream memory operations: 1 while a layer is handed over and not taken,
+  // or handed back and not taken; 0 otherwise. Any other value ends a wait.
   size_t handed_over = 0;
   size_t handed_back = 0;
   size_t first_slot = 0;
@@ -47,7 +47,7 @@ struct Layout {
   size_t v = 0;
   size_t output = 0;
   size_t lse = 0;
-  size_t bytes = 0;  // of the whole mailbox
+  size_t bytes = 0;  // size of the whole mailbox
   friend bool operator==(const Layout&, const Layout&) = default;
 
   // Where the slot of the session's layer number `count` begins.
@@ -84,11 +84,11 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   return layout;
 }
 
-// Of google.rpc.Code, in the status word: a wait was in vain; a rank lost another.
+// Values of google.rpc.Code in the status word: a wait was in vain; a rank lost another one.
 inline constexpr uint32_t kDeadlineExceeded = 4;
 inline constexpr uint32_t kAborted = 10;
 
-// What ends a wait by stream memory operations, as it is at least any value that is waited for.
+// Written to a word, it ends a wait by stream memory operations: no value waited for is larger.
 inline constexpr uint32_t kEndsWaits = 0x40000000;
 
 // How a wait for a doorbell ended.

@@ -7,7 +7,7 @@
 namespace tributary::mailbox {
 
 v1::MailboxLayout MessageOf(const Layout& layout);
-// As it is stated; whether it makes sense is for whoever uses it to check.
+// The layout as the message states it. The caller checks whether it makes sense.
 Layout ReadLayout(const v1::MailboxLayout& message);
 
 }  // namespace tributary::mailbox

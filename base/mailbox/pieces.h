@@ -1,4 +1,4 @@
-// Steps of sessions that have more rows than a slot: how they are cut. Host and service cut alike.
+// How steps of sessions that have more rows than a slot are cut. Host and service cut alike.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace tributary::mailbox {
 
-// One sequence of a step. Rows and new tokens are as many, or one of them is 0.
+// One sequence of a step. It has as many rows as new tokens, or none of one of them.
 struct EntryRows {
   int32_t rows = 0;
   int32_t tokens = 0;
 };
 
-// Rows or tokens [offset, offset + count) of an entry, in a piece.
+// What a piece takes of an entry: `rows` rows and `tokens` tokens from number `offset` on.
 struct PiecePart {
   int32_t entry = 0;
   int32_t offset = 0;
@@ -32,9 +32,9 @@ struct Piece {
   std::vector<PiecePart> parts;
 };
 
-// Entries in their order, each piece as large as the slot allows. One piece where all fits.
-// `whole`: no entry is cut (drafts, whose rows see each other). None where an entry does not fit at
-// all.
+// Cuts the entries in their order, each piece as large as the slot allows. `whole`: no entry is
+// cut, as for drafts, whose rows see each other. The result is empty where an entry does not fit
+// into a slot and may not be cut.
 inline std::vector<Piece> CutIntoPieces(std::span<const EntryRows> entries, int32_t max_rows,
                                         int32_t max_tokens, bool whole = false) {
   std::vector<Piece> pieces(1);

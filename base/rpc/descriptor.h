@@ -22,7 +22,7 @@ class Descriptor {
 
   bool open() const { return file_ >= 0; }
   int get() const { return file_; }
-  // The caller closes it from now on.
+  // Gives the descriptor to the caller, who closes it.
   int Release() { return std::exchange(file_, -1); }
 
  private:

@@ -58,7 +58,7 @@ absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags) {
 
 absl::StatusOr<int> ConnectToUnixBy(absl::string_view path, Clock::time_point deadline) {
   const auto connect_by = [deadline](int fd, const sockaddr* address, socklen_t bytes) {
-    // A connect that blocks waits for room as long as a send may.
+    // connect waits for room in the listener's queue for as long as a send may take.
     const auto left =
         std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
     const int64_t micros = std::max<int64_t>(left.count(), 1);  // 0 would be for ever

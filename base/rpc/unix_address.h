@@ -26,11 +26,11 @@ absl::StatusOr<int> ConnectToUnixBy(absl::string_view path,
 absl::StatusOr<int> BindToUnix(absl::string_view path, int flags);
 
 // The user that the process at the other end of a connected Unix socket ran as when it connected.
-// Nothing when the descriptor is no such socket.
+// Empty when the descriptor is not such a socket.
 std::optional<uid_t> UserAt(int connection);
 
-// The socket over which descriptors go between hosts and a service at a Unix socket: beside that,
-// under its name and this ending.
+// The path of the companion socket, over which hosts and a service at the Unix socket `path` pass
+// descriptors. It lies beside `path` and has its name with the ending ".mailbox".
 std::string CompanionSocketOf(absl::string_view path);
 
 }  // namespace tributary

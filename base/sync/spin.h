@@ -1,12 +1,12 @@
-// Waiting with open eyes: for what comes within microseconds, where to sleep and be woken would
-// take longer than what is waited for.
+// Busy waiting, for what comes within microseconds: to sleep and be woken would take longer than
+// that.
 #pragma once
 
 #include <chrono>
 
 namespace tributary {
 
-// How long a thread looks before it sleeps, where it has a processor to itself.
+// How long a thread that has a processor to itself spins before it sleeps.
 inline constexpr std::chrono::microseconds kSpin{50};
 
 inline void PauseProcessor() {
@@ -17,7 +17,7 @@ inline void PauseProcessor() {
 #endif
 }
 
-// Looks until `there()` or the time is over. Returns what it saw last.
+// Calls `there` until it returns true or the time is over. Returns what it returned last.
 template <typename There>
 bool SpinUntil(const There& there, std::chrono::nanoseconds at_most) {
   constexpr int kLooks = 64;  // between two looks at the clock

@@ -79,8 +79,8 @@ class DeviceGroup {
   // noticed on a peer) means: what the stream computed since the last Await is not to be used.
   virtual Status Await(cudaStream_t stream, Deadline deadline) = 0;
   virtual Status Health() = 0;
-  // A word of this rank's GPU that is not 0 once an exchange has failed, for kernels that come
-  // behind it in the stream; null where exchanges go by NCCL.
+  // A word in this rank's GPU that is not 0 once an exchange has failed. Kernels that come later in
+  // the stream read it. Null where exchanges go by NCCL.
   virtual const uint32_t* failure_word() const = 0;
   // From any thread. What is enqueued, here and on peers that can be reached, ends soon.
   virtual void Abort(const std::string& reason) = 0;

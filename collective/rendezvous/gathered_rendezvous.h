@@ -13,16 +13,16 @@ namespace tributary::collective {
 // ("prefix/RANK"), in the same order. So a Get waits for nothing. Used from one thread at a time.
 class GatheredRendezvous final : public Rendezvous {
  public:
-  // What one value may take.
+  // The most bytes that a value may have.
   static constexpr size_t kMostBytes = 1000;
 
-  // `deadline`: of every Set.
+  // `deadline` holds for every Set.
   GatheredRendezvous(Communicator& comm, Deadline deadline) : comm_(comm), deadline_(deadline) {}
 
-  // kInvalidArgument: the value is too long; then the other ranks are told so, and fail as well.
-  // Other errors are the communicator's.
+  // kInvalidArgument: the value of some rank is too long. All ranks then fail alike. Other errors
+  // are the communicator's.
   Status Set(const std::string& key, const std::string& value) override;
-  // kInternal when it was not set.
+  // kInternal when the key was not set.
   Status Get(const std::string& key, std::string* value, Deadline deadline) override;
 
  private:

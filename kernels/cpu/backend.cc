@@ -389,10 +389,10 @@ void Convert(DType from, const void* src, DType to, void* dst, size_t n) {
 
 namespace {
 
-// What one thread stores at a time: whole blocks of NVFP4.
+// How many elements one thread stores at a time; a multiple of NVFP4's block.
 constexpr size_t kStoredAtOnce = size_t{16} << 10;
 
-// Elements [first, first + count) of an output of n.
+// Stores elements [first, first + count) of an output of n.
 void StorePart(const OutputFormat& format, const float* values, size_t n, void* to, size_t first,
                size_t count) {
   auto* const bytes = static_cast<std::byte*>(to);

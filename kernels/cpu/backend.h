@@ -27,7 +27,7 @@ void Convert(DType from, const void* src, DType to, void* dst, size_t n);
 
 // Stores n elements of an output (NVFP4: whole blocks), OutputBytes(format.dtype, n) bytes.
 void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to);
-// The same, on the threads of a pool where it is worth that.
+// The same, shared out to the threads of a pool where there is enough to do.
 void StoreOutput(const OutputFormat& format, const float* values, size_t n, void* to,
                  ThreadPool& pool);
 

@@ -251,7 +251,7 @@ class Client {
       return tributary_close_sequence(client.get(), cache.c_str(), sequence, e);
     });
   }
-  // (kind, sequence, parent, length) each; returns the sequences.
+  // Each update is (kind, sequence, parent, length). Returns their sequences.
   std::vector<uint64_t> UpdateSequences(
       const std::string& cache,
       const std::vector<std::tuple<int, uint64_t, uint64_t, int64_t>>& given, Timeout timeout) {

@@ -90,7 +90,7 @@ class AccessControlImpl final : public AccessControl {
            options_.admin_names.empty();
   }
 
-  // A caller that needs to show nothing.
+  // The caller, where nobody needs to show a token or a name.
   static Caller Unnamed(const Presented& presented) {
     if (!presented.names.empty()) return {.name = presented.names.front(), .manages_all = true};
     if (!presented.user.has_value()) return {.name = kAnonymous, .manages_all = true};

@@ -3,9 +3,9 @@
 // A caller is known by a bearer token, which a file lists, or by the names in the certificate that
 // it showed (mTLS). It has roles, and every method asks for one. When neither tokens nor names are
 // configured, every caller may call everything; then only the choice of the listening address
-// protects the service. Callers that come through the service's Unix socket are then known by the
-// user that they run as ("uid:1000"): limits per client are theirs, and only root and the user that
-// the service runs as see and delete what others made.
+// protects the service. Callers at the service's Unix socket are then known by the user that they
+// run as ("uid:1000"): limits per client hold for that user, and only root and the service's own
+// user see and delete what others made.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -49,7 +49,7 @@ bool SameSecret(absl::string_view a, absl::string_view b);
 
 // One line of the token file.
 struct TokenEntry {
-  std::string name;  // of the caller, for limits and logs
+  std::string name;  // the caller's, for limits and logs
   RoleSet roles;
   std::string token;
 };
@@ -73,14 +73,14 @@ struct AccessOptions {
 // What a caller showed.
 struct Presented {
   std::string token;               // empty: none
-  std::vector<std::string> names;  // of its verified certificate
-  std::optional<uid_t> user;       // that it runs as (UserOf in peer.h)
+  std::vector<std::string> names;  // the names in its verified certificate
+  std::optional<uid_t> user;       // the user that it runs as (UserOf in peer.h)
 };
 
-// Who calls, once he was let in.
+// Who calls, once the caller was let in.
 struct Caller {
   std::string name;  // "uid:N" or "anonymous" when it showed nothing and needs nothing
-  // It sees and deletes what others made: it has the role admin, or everybody may do everything.
+  // Whether it sees and deletes what others made: it is an admin, or everybody may do everything.
   bool manages_all = false;
 };
 

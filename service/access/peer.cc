@@ -13,7 +13,7 @@ namespace tributary::service {
 
 namespace {
 
-// How gRPC calls a connection that it was given, before the number of its descriptor.
+// The prefix by which gRPC names a connection that it was given; its descriptor's number follows.
 constexpr char kGiven[] = "fd:";
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Who and where a caller is, by the address that gRPC knows it by: what
-// grpc::ServerContextBase::peer says.
+// Who and where a caller is. `peer` is the address by which gRPC knows it
+// (grpc::ServerContextBase::peer).
 #pragma once
 
 #include <sys/types.h>
@@ -10,14 +10,14 @@
 
 namespace tributary::service {
 
-// Whether the peer is a process of this machine: it came through a Unix socket or over loopback. A
-// process of this machine that calls another of its addresses is not told from one that is
+// Whether the peer came through a Unix socket or over loopback, and so is a process of this
+// machine. A process of this machine that calls another of its addresses cannot be told from one
 // elsewhere.
 bool IsOnThisMachine(absl::string_view peer);
 bool CameThroughUnixSocket(absl::string_view peer);
 
-// The user that a caller runs as who came through a Unix socket of the service's own
-// (api/unix_listener.h); kUnknownUser of one that is gone by now. Nothing for other callers.
+// The user that a caller at the service's Unix socket (api/unix_listener.h) runs as; kUnknownUser
+// when the caller is gone by now. Empty for other callers.
 std::optional<uid_t> UserOf(absl::string_view peer);
 inline constexpr uid_t kUnknownUser = static_cast<uid_t>(-1);
 

@@ -1,10 +1,12 @@
-// The socket beside the service's Unix socket, over which memory goes from process to process:
-// gRPC carries no descriptors. A host connects and sends a secret of 16 bytes.
+// The socket beside the service's Unix socket, over which hosts and the service pass descriptors of
+// memory, because gRPC carries none. A host connects and sends a secret of 16 bytes.
 //
-// - With it comes no descriptor: SessionOpened told the host the secret, and it gets one byte with
-//   the descriptor of its session's mailbox; or nothing, and the connection ends.
-// - With it comes the descriptor of memory that the host is about to register under this secret
-//   (MemfdSharedMemory): it gets one byte without a descriptor; or nothing.
+// - A host that was told the secret by SessionOpened sends it alone. It gets one byte with the
+//   descriptor of its session's mailbox.
+// - A host that is about to register memory (MemfdSharedMemory) sends a secret of its own choice
+//   with the memory's descriptor. It gets one byte when the service has it.
+//
+// A host that does neither gets nothing, and the connection ends.
 #pragma once
 
 #include <chrono>
@@ -23,7 +25,8 @@ namespace tributary::service {
 
 class CompanionSocket {
  public:
-  // How long a connection may take, and how many there may be at a time: one more ends the oldest.
+  // How long a connection may take, and how many there may be at a time. A further connection ends
+  // the oldest one.
   static constexpr std::chrono::seconds kPatience{2};
   static constexpr size_t kMostConnections = 64;
 
@@ -43,8 +46,8 @@ class CompanionSocket {
   struct Connection {
     Descriptor file;
     Clock::time_point until;
-    std::string secret;  // as far as it has come
-    Descriptor memory;   // that came with it
+    std::string secret;  // the part of it that has come
+    Descriptor memory;   // what came with the secret
   };
 
   CompanionSocket(std::string path, int listener, int wake, MailboxHandout* handout,
@@ -57,16 +60,16 @@ class CompanionSocket {
 
   void Run();
   void Accept();
-  // What there is to read; false: the connection is over.
+  // Reads what has come and answers it. Returns false when the connection is over.
   bool Serve(Connection* connection);
   void Deposit(Connection* connection);
 
   const std::string path_;
   const int listener_;
-  const int wake_;  // an eventfd: the thread is to end
+  const int wake_;  // an eventfd that tells the thread to end
   MailboxHandout& handout_;
   MemoryDeposit& deposit_;
-  std::list<Connection> connections_;  // of the thread, oldest first
+  std::list<Connection> connections_;  // oldest first; used by the thread alone
   std::thread thread_;
 };
 

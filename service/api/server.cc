@@ -70,9 +70,9 @@ class GrpcServer final : public Server {
 
  private:
   absl::Status StartPublic(const ServerOptions& options);
-  // Beside a Unix socket. Where none can be, no memory goes between hosts and the service.
+  // The companion of a Unix socket. Where it cannot listen, hosts and service pass no memory.
   void StartCompanion(absl::string_view path);
-  // First: who comes next may take the companions' names as soon as it can take the server's.
+  // The companions end first: another server may take their names as soon as it has the socket's.
   void StopSockets() {
     companion_sockets_.clear();
     listeners_.clear();

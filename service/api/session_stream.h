@@ -25,16 +25,16 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  public:
   struct Limits {
     size_t max_message_bytes = size_t{64} << 20;
-    CallQuota::Admission place;  // among its caller's streams; kept as long as the stream
-    OpenCalls::Mark open;        // likewise
+    CallQuota::Admission place;  // its place among the caller's streams; held by the stream
+    OpenCalls::Mark open;        // marks the call as open; held by the stream
   };
 
-  // `local`: the caller is on this machine, behind the Unix socket.
+  // `local`: whether the caller is at the service's Unix socket, and so on this machine.
   static std::shared_ptr<SessionStream> Begin(Coordinator* coordinator, CallContext call,
                                               bool local, Limits limits);
 
   void End(const absl::Status& why) override { Refuse(why); }
-  // Its replies are small, and as many as its steps.
+  // A host that does not read cannot hold much: replies are small, and as many as its steps.
   void EndIfStuckSince(std::chrono::steady_clock::time_point) override {}
 
  private:
@@ -53,7 +53,7 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void OnEnd(const absl::Status& why) override;
   void OnRoom() override;
 
-  // What the host said.
+  // Does what a message of the host asks for.
   void Handle(v1::SessionRequest& request);
   // Reads the next message once there is room for it, unless the session is to end.
   void ReadOn() TRIBUTARY_REQUIRES(mutex_);
@@ -64,17 +64,17 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   const CallContext call_;
   const bool local_;
   const Limits limits_;
-  grpc::ByteBuffer reading_;  // of the read in progress, and then of OnReadDone
+  grpc::ByteBuffer reading_;  // the message that is being read, until OnReadDone has handled it
 
   Mutex mutex_;
   std::shared_ptr<SessionStream> self_ TRIBUTARY_GUARDED_BY(mutex_);  // until OnDone
   SessionPtr session_ TRIBUTARY_GUARDED_BY(mutex_);
   bool opened_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // the first message has come
-  bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;      // OnEnd has been called, or nothing to end
+  bool over_ TRIBUTARY_GUARDED_BY(mutex_) = false;      // OnEnd was called, or there is no session
   bool paused_ TRIBUTARY_GUARDED_BY(mutex_) = false;    // a read is to be started
   bool finished_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // Finish has been called
-  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);       // not OK: the session ends for this
-  // The first is being written.
+  absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);       // not OK: why the session is to end
+  // The first of them is being written.
   std::deque<std::unique_ptr<grpc::ByteBuffer>> replies_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 

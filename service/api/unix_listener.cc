@@ -23,10 +23,10 @@
 namespace tributary::service {
 namespace {
 
-// When the system has nothing to give.
+// How long to wait when the system has no descriptor left.
 constexpr std::chrono::milliseconds kPause{10};
 constexpr int kBacklog = 512;
-// Numbers of connections are from here on, and no further than this.
+// The range of the numbers that connections get.
 constexpr int kFirstNumber = 256;
 constexpr int kLastNumber = 1 << 16;
 
@@ -87,7 +87,7 @@ void UnixListener::Run() {
 void UnixListener::Accept() {
   Descriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!connection.open()) {
-    // Out of descriptors: not at once again.
+    // No descriptor is left, so it is not tried again at once.
     if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(kPause);
     return;
   }

@@ -1,10 +1,10 @@
 // A Unix socket of the service, where it accepts connections itself and hands them to gRPC.
 //
 // gRPC can listen at a Unix socket, too, but then nobody learns who is at the other end. Here the
-// socket has a stated mode, and a call's peer is "fd:N", by which the system says as which user the
-// caller runs (access/peer.h). gRPC closes N when the connection ends, and may run a call after
-// that. So that N does not mean somebody else by then, numbers of connections go round: one is used
-// again when thousands of others have been.
+// socket has a stated mode, and a call's peer is "fd:N", by which the system says which user the
+// caller runs as (access/peer.h). gRPC closes N when the connection ends, and may run a call of the
+// connection after that. By then N must not be another caller's connection. So a number is used
+// again only after thousands of others.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -22,7 +22,7 @@ namespace tributary::service {
 
 class UnixListener {
  public:
-  // Takes the path, where nobody may be listening, in this mode. Nobody can connect before Serve.
+  // Takes the path in this mode; nobody may be listening there. Nobody can connect before Serve.
   static absl::StatusOr<std::unique_ptr<UnixListener>> Bind(absl::string_view path, mode_t mode);
   // Stops, and gives up the path.
   ~UnixListener();
@@ -41,14 +41,14 @@ class UnixListener {
 
   void Run();
   void Accept();
-  // The same connection under the next number.
+  // Gives the connection the next number.
   Descriptor Renumber(Descriptor connection);
 
   const std::string path_;
   const Descriptor listener_;
-  const Descriptor wake_;  // an eventfd: the thread is to end
+  const Descriptor wake_;  // an eventfd that tells the thread to end
   grpc::Server* server_ = nullptr;
-  int next_number_ = 0;  // of the thread
+  int next_number_ = 0;  // used by the thread alone
   std::thread thread_;
 };
 

@@ -103,7 +103,7 @@ class Loop {
   LoadResult& result() { return result_; }
 
  private:
-  // Where a tensor of all calls lies.
+  // The memory in which one tensor of all calls lies.
   struct Place {
     std::byte* data() { return shared == nullptr ? values.data() : shared->data(); }
     std::vector<std::byte> values;  // moved away when they are shared
@@ -379,7 +379,7 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options, const std::atomic
   // Whole virtual pages, of page_size tokens per rank, for each sequence.
   const int64_t page =
       static_cast<int64_t>(options.page_size) * std::max(1, topology->workers_size());
-  // What a session's step cuts off is held until the step is over.
+  // Tokens that a session's step cuts off keep their pages until the step is over.
   const int64_t cut_off = options.session ? 2 * int64_t{options.rows} : 0;
   const int64_t most = options.context + WindowTokens(options) + cut_off;
   const int64_t capacity = options.sequences * ((most + page - 1) / page * page);

@@ -33,7 +33,7 @@ struct LoadOptions {
   int32_t layers = 2;
   int64_t context = 4096;       // tokens of each sequence
   int32_t rows = 1;             // new tokens and query rows of a sequence in a step
-  int64_t rollback_steps = 64;  // after which sequences are rolled back to the context
+  int64_t rollback_steps = 64;  // after so many steps, sequences are cut back to the context
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;

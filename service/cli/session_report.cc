@@ -14,7 +14,7 @@
 namespace tributary::cli {
 namespace {
 
-// "SESSION_MEMORY_HOST" and "WAITING_SPINNING_WARP" as people say them.
+// "host" for "SESSION_MEMORY_HOST", "spinning warp" for "WAITING_SPINNING_WARP".
 std::string Spoken(absl::string_view name, absl::string_view prefix) {
   absl::ConsumePrefix(&name, prefix);
   return absl::AsciiStrToLower(absl::StrReplaceAll(name, {{"_", " "}}));

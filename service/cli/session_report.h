@@ -1,4 +1,4 @@
-// The open sessions, as `topology` and `top` show them.
+// How `topology` and `top` show the open sessions.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace tributary::cli {
 
-// A table of them, and below it what would make one of them faster. Empty where none is open.
-// `before`: as they were `seconds` ago, for rates; null: totals are shown.
+// A table of the open sessions, with hints below it on what would make one faster. Empty where none
+// is open. `before` is the reply of `seconds` ago, from which rates are computed; where it is null,
+// totals are shown.
 std::string SessionsReport(const v1::GetTopologyReply& now, const v1::GetTopologyReply* before,
                            double seconds, const Style& style);
 

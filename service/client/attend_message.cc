@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kReplyOverhead = 256;
 // No call is larger; far below where products of sizes leave 64 bits.
 constexpr uint64_t kMostBytes = uint64_t{1} << 46;
-// As the service has it.
+// The longest yield that the service accepts.
 constexpr std::chrono::milliseconds kMostYield{1000};
 
 int64_t Rows(const AttendCall& call) {
@@ -99,7 +99,7 @@ class Placer {
     std::memcpy(slot_->data() + used_, bytes, size);
     ReferToSlot(size, tensor);
   }
-  // False: it has to travel in the reply.
+  // Returns false where the result has to travel in the reply.
   bool Output(const void* bytes, uint64_t size, const Buffer* buffer, v1::Tensor& tensor) {
     if (ReferInPlace(bytes, buffer, tensor)) return true;
     if (slot_ == nullptr) return false;
@@ -419,7 +419,7 @@ absl::Status TakeResults(const AttendCall& call, const InPlace& in_place,
   if (call.device != nullptr) return absl::OkStatus();  // they lie there
   const Sizes sizes = SizesOf(call);
   if (slot != nullptr) {
-    // As PlaceTensors has laid out what does not lie in place.
+    // Results that do not lie in place are where PlaceTensors has laid them out.
     const auto used = [](const HostBuffers::BufferPtr& buffer, uint64_t size) {
       return buffer == nullptr ? Aligned(size) : 0;
     };

@@ -13,9 +13,9 @@
 
 namespace tributary::client {
 
-// What the client itself must be sure of before it touches the caller's memory: pointers there
-// where bytes are needed, counts that make sense, sizes that fit. Everything else is the service's
-// to refuse.
+// Checks what the client itself must be sure of before it touches the caller's memory: that there
+// are pointers where bytes are needed, that counts make sense, and that sizes fit. The service
+// refuses everything else.
 absl::Status CheckCall(const AttendCall& call);
 absl::Status CheckCall(const AppendCall& call);
 
@@ -26,15 +26,16 @@ int32_t ValueDim(const Call& call) {
 }
 v1::DType OutputDType(const AttendCall& call);
 
-// What is said about a call without its tensors' bytes.
+// The message for a call, but for its tensors' bytes.
 v1::AttendRequest DescribeCall(const AttendCall& call);
 v1::AppendRequest DescribeCall(const AppendCall& call);
 
-// The tensors of a call that lie in memory which the service reads and writes; null: it does not.
+// The buffers that tensors of a call lie in, where the service reads and writes these tensors in
+// place. Null: the tensor is copied.
 struct InPlace {
   HostBuffers::BufferPtr q, k, v, output, lse;
 
-  // The service does not know one of the buffers. All are as good as forgotten.
+  // Notes that the service does not know one of the buffers: none of them is used in place again.
   void Forget() const;
 };
 InPlace FindInPlace(const AttendCall& call, const HostBuffers& buffers);
@@ -44,8 +45,9 @@ InPlace FindInPlace(const AppendCall& call, const HostBuffers& buffers);
 uint64_t SharedBytes(const AttendCall& call, const InPlace& in_place = {});
 uint64_t SharedBytes(const AppendCall& call, const InPlace& in_place = {});
 
-// Refers to what lies in memory of a GPU or in place; otherwise copies the inputs into the slot and
-// refers to them; with a null slot, into the message.
+// Puts the call's tensors into the request. Those that lie in memory of a GPU or in place are
+// referred to. The others are copied into the slot and referred to, or into the message where
+// `slot` is null.
 void PlaceTensors(const AttendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,
                   v1::AttendRequest& request);
 void PlaceTensors(const AppendCall& call, const InPlace& in_place, const RegionPool::Slot* slot,

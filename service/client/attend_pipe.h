@@ -37,16 +37,16 @@ class AttendPipe {
   // All outlive the pipe.
   AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions, DeviceRegions* devices,
              const HostBuffers* buffers, AttendPipeOptions options);
-  // Calls in flight end with CANCELLED. Not from within a callback.
+  // Ends calls in flight with CANCELLED. It must not be called from within a callback.
   ~AttendPipe();
   AttendPipe(const AttendPipe&) = delete;
   AttendPipe& operator=(const AttendPipe&) = delete;
 
-  // `timeout` is of this call, repeats included. `done` runs once, on a thread that is not the
+  // `timeout` holds for this call, repeats included. `done` runs once, on a thread that is not the
   // caller's. Returns the call's number, or 0 when it is refused.
   uint64_t Submit(const AttendCall& call, std::chrono::milliseconds timeout,
                   std::function<void(absl::Status)> done);
-  // A call that is not over ends with CANCELLED.
+  // Ends a call that is not over with CANCELLED.
   void Cancel(uint64_t call);
 
  private:
@@ -92,8 +92,8 @@ class AttendPipe {
 
   Mutex mutex_;
   CondVar wake_;
-  bool changed_ TRIBUTARY_GUARDED_BY(mutex_) =
-      false;  // something the thread that keeps time must look at
+  // Whether something has happened that the thread which keeps time must look at.
+  bool changed_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   // Until when the thread that keeps time sleeps: a call that is due sooner wakes it.
   Clock::time_point wakes_ TRIBUTARY_GUARDED_BY(mutex_) = Clock::time_point::max();
@@ -105,7 +105,7 @@ class AttendPipe {
   // Slots of calls that were given up while in flight, by request id: the service may still use
   // them until it answers.
   std::map<uint64_t, RegionPool::Slot> abandoned_ TRIBUTARY_GUARDED_BY(mutex_);
-  // Calls in flight on this stream that the service is to be told are cancelled.
+  // Calls in flight on this stream whose cancellation the service has yet to be told.
   std::deque<uint64_t> cancelled_ TRIBUTARY_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -42,12 +42,12 @@ struct PendingCall {
   bool placed = false;
   bool cancelled = false;  // the caller wants no answer any more
   int registration = 0;    // of call.device, when it was placed
-  bool forgotten = false;  // the service said so of that registration
+  bool forgotten = false;  // the service did not know that registration
 
-  // The queue's.
+  // The rest belongs to the queue.
   std::vector<uint64_t> sequences;  // hashes of (cache, sequence), sorted
   int failures = 0;
-  int regions_lost = 0;  // of the failures
+  int regions_lost = 0;  // failures because the service did not know a region
   Clock::time_point not_before;
   bool overtaken = false;  // an earlier call of a sequence was repeated while this was in flight
   bool alone = false;      // not to be sent while an earlier call of a sequence is in flight
@@ -59,7 +59,7 @@ class AttendQueue {
   // `dice` gives numbers of [0, 1).
   AttendQueue(int max_attempts, std::function<double()> dice);
 
-  // Gives the call its id (request.request_id), which is returned.
+  // Gives the call its id (request.request_id), and returns that.
   uint64_t Add(CallPtr call);
   // Notes that the caller wants no answer any more; false when no such call is here.
   bool Cancel(uint64_t id);
@@ -84,13 +84,13 @@ class AttendQueue {
   // which it is final.
   std::vector<CallPtr> FailWaiting(const absl::Status& failure, Clock::time_point now);
 
-  // Takes out what is overdue, or cancelled: calls in flight, and others.
+  // Takes out calls that are overdue or cancelled: those in flight, and the others.
   struct Ended {
     std::vector<CallPtr> sent;
     std::vector<CallPtr> unsent;
   };
   Ended TakeEnded(Clock::time_point now);
-  // When, without anything else happening, there is next something to do.
+  // When there is next something to do, if nothing else happens.
   Clock::time_point NextEvent(Clock::time_point now) const;
 
  private:

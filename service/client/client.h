@@ -76,8 +76,8 @@ class DeviceRegion {
   virtual const DeviceMemory& memory() const = 0;
 };
 
-// Host memory that the service reads and writes where it lies: Client::AllocateShared. It ends with
-// the last copy of the pointer; what calls in flight have in it must stay until they are answered.
+// Host memory that the service reads and writes in place (Client::AllocateShared). It is released
+// with the last copy of the pointer, which must outlive calls in flight whose tensors lie in it.
 class SharedBuffer {
  public:
   virtual ~SharedBuffer() = default;
@@ -93,9 +93,9 @@ struct AttendEntry {
 };
 
 // One call of one layer. Inputs are borrowed until the call is done. Tensors that lie in a
-// SharedBuffer of the client, each at a multiple of 64 bytes for example, are read and written
-// there; they are the service's until a call with these results has been answered: after a deadline
-// or a cancellation too. All others are copied.
+// SharedBuffer of the client are read and written there; align each to 64 bytes. They belong to the
+// service until the call, or its repetition, has been answered, also after a deadline or a
+// cancellation. All other tensors are copied.
 struct AttendCall {
   std::string cache_id;
   int32_t layer = 0;
@@ -115,7 +115,7 @@ struct AttendCall {
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
   std::optional<float> o_scale;
   float* lse = nullptr;  // [rows, q_heads], or nullptr when not wanted
-  // Calls that come up to so much later go first: for work that nobody waits for. At most 1 s.
+  // How long the call lets later calls go first, for work that nobody waits for. At most 1 s.
   std::chrono::milliseconds yield{0};
   // Not null: all of the above are device pointers into this memory, each aligned to 16 bytes. What
   // they hold must have been written before the call, and they are the service's until a call with
@@ -127,15 +127,15 @@ struct AttendCall {
 // no output has.
 uint64_t OutputBytes(v1::DType dtype, uint64_t elements);
 
-// One of many changes of Client::UpdateSequences, as the call of its name makes it.
+// One of many changes in Client::UpdateSequences. It does what the function of that name does.
 struct SequenceUpdate {
   enum class Kind : uint8_t { kOpen, kFork, kTruncate, kClose };
   Kind kind = Kind::kOpen;
-  // The sequence that is opened, made, truncated or closed. 0, where one is opened or made: the
-  // client chooses.
+  // The sequence that is opened, made by a fork, truncated or closed. With 0 the client chooses the
+  // id of one that is opened or forked.
   uint64_t sequence_id = 0;
-  uint64_t parent_id = 0;         // of a fork
-  std::optional<int64_t> length;  // of a truncation; of a fork, where it is not the parent's
+  uint64_t parent_id = 0;         // for a fork
+  std::optional<int64_t> length;  // for a truncation, and a fork shorter than its parent
 };
 
 struct AppendCall {
@@ -185,18 +185,18 @@ class Client {
   virtual absl::Status Append(const AppendCall& call) = 0;
   virtual absl::Status Attend(const AttendCall& call) = 0;
   // Many in flight over one stream, begun in the order of calls. `done` runs once, on a thread of
-  // the client; the buffers of `call` must live until then. Returns a number for Cancel; 0 when the
-  // call is refused, which `done` is told.
+  // the client; the buffers of `call` must live until then. Returns a number for Cancel, or 0 when
+  // the call is refused, in which case `done` is told why.
   virtual uint64_t AttendAsync(const AttendCall& call, std::function<void(absl::Status)> done) = 0;
-  // Ends a call in flight: `done` is told CANCELLED, before long and not from within this, unless
-  // the answer is there before. The service drops it, if it has not taken effect. A call that is
-  // over is left alone.
+  // Ends a call in flight. `done` is told CANCELLED soon, on another thread, unless the answer
+  // comes before that. The service drops the call if it has not taken effect. Nothing happens where
+  // the call is over.
   virtual void Cancel(uint64_t call) = 0;
 
-  // Memory in which calls' tensors need not be copied: the service maps it, and its GPU workers,
-  // where they are threads of the service, copy from and to it by themselves. Only where both run
-  // on one machine, as one user. A service that was started anew knows nothing of it: what lies in
-  // it is then copied, like everything else.
+  // Allocates memory in which tensors of calls need not be copied. The service maps it. GPU workers
+  // that are threads of the service copy from and to it by themselves. Client and service must run
+  // on one machine as one user. A service that was started anew does not know the memory; tensors
+  // in it are then copied like all others.
   virtual absl::StatusOr<std::shared_ptr<SharedBuffer>> AllocateShared(uint64_t bytes) = 0;
 
   // Opens, forks, truncates and closes many sequences in one call, in order, all of them or none.

@@ -22,7 +22,7 @@ constexpr size_t kSecretBytes = 16;
 absl::StatusOr<std::string> HandOver(absl::string_view service_path, int memory,
                                      std::chrono::steady_clock::time_point deadline) {
   std::string secret(kSecretBytes, '\0');
-  // So few bytes come at once or not at all.
+  // So few bytes arrive all at once or not at all.
   if (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
     return absl::InternalError("the system has no random bytes");
   }

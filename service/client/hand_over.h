@@ -1,4 +1,4 @@
-// Memory of this process on its way to a service at a Unix socket, which maps it when it is
+// How memory of this process gets to a service at a Unix socket, which maps it when it is
 // registered.
 #pragma once
 
@@ -11,8 +11,8 @@
 namespace tributary::client {
 
 // Hands over the descriptor of a memfd, and returns the secret under which the service keeps it for
-// a few seconds. `service_path`: of the service's Unix socket. UNAVAILABLE: nobody takes memory
-// beside it. DEADLINE_EXCEEDED.
+// a few seconds. `service_path` is the path of the service's Unix socket. UNAVAILABLE: nobody takes
+// memory beside it. DEADLINE_EXCEEDED: the service did not answer in time.
 absl::StatusOr<std::string> HandOver(absl::string_view service_path, int memory,
                                      std::chrono::steady_clock::time_point deadline);
 

@@ -1,8 +1,8 @@
 // Host memory that the service reads and writes where it lies (Client::AllocateShared).
 //
-// A service that restarts has forgotten it, and cannot be told again: the object has no name any
-// more, so that nothing is left behind when this process dies. Tensors that lie in it are copied
-// from then on, like all others.
+// A service that restarts has forgotten the memory and cannot be told of it again, because the
+// memory has no name any more. (So nothing is left behind when this process dies.) Tensors that lie
+// in it are copied from then on, like all others.
 #pragma once
 
 #include <atomic>
@@ -26,9 +26,10 @@ class HostBuffers {
   class Buffer;
   using BufferPtr = std::shared_ptr<const Buffer>;
 
-  // `service_path`: of the service's Unix socket; empty when it is called in another way.
+  // `service_path` is the path of the service's Unix socket, and empty when the service is called
+  // in another way.
   HostBuffers(v1::AttentionService::Stub* stub, std::string service_path);
-  // Buffers that still live are their owners' memory and nothing else from here on.
+  // Buffers that still live remain their owners' memory. Nothing in them is used in place any more.
   ~HostBuffers();
   HostBuffers(const HostBuffers&) = delete;
   HostBuffers& operator=(const HostBuffers&) = delete;
@@ -36,7 +37,7 @@ class HostBuffers {
   absl::StatusOr<std::shared_ptr<SharedBuffer>> Allocate(
       uint64_t bytes, std::chrono::system_clock::time_point deadline);
 
-  // The buffer that these bytes lie in and that the service knows; null: none.
+  // The buffer in which these bytes lie, if the service knows it; null otherwise.
   BufferPtr Find(const void* data, uint64_t bytes) const;
 
  private:

@@ -14,15 +14,15 @@
 
 namespace tributary::client {
 
-// Which layer it is, or which piece of one.
+// Which layer of a session goes to the service, or which piece of one.
 struct LayerPlace {
   uint64_t step_id = 0;
-  int32_t layer = 0;   // of the cache
-  int32_t piece = 0;   // of the layer
-  uint32_t count = 0;  // the session's number of it
+  int32_t layer = 0;   // its number in the cache
+  int32_t piece = 0;   // the piece's number in the layer
+  uint32_t count = 0;  // the session's number of the piece
 };
 
-// Layers have been checked: they are of the session's dtype and of the layer's shape.
+// Callers have checked the layers: they have the session's dtype and the shape of the layer.
 class LayerPath {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -32,11 +32,11 @@ class LayerPath {
   // stream says why.
   virtual absl::Status HandOver(const LayerPlace& place, const SessionLayer& layer,
                                 Deadline until) = 0;
-  // Waits for the results of a layer that was handed over, and copies them. Results are taken in
-  // order, and the slot of a layer is not filled anew before.
+  // Waits for the results of a layer that was handed over, and copies them. The caller takes
+  // results back in order, and before it fills the layer's slot anew.
   virtual absl::Status TakeBack(const LayerPlace& place, const SessionLayer& layer,
                                 Deadline until) = 0;
-  // Ends every wait. On any thread.
+  // Ends every wait. May be called on any thread.
   virtual void End(const absl::Status& why) = 0;
 };
 

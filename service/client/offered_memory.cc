@@ -19,7 +19,7 @@ absl::StatusOr<OfferedMemory> OfferMemory(absl::string_view service_path, uint64
   if (secret.ok()) {
     offered.request.mutable_memfd()->set_secret(*std::move(secret));
   } else {
-    // The socket beside the service's is not to be seen from here.
+    // This process does not see the companion socket.
     TRIBUTARY_ASSIGN_OR_RETURN(offered.memory, SharedRegion::Create(bytes));
     offered.request.mutable_system()->set_key(offered.memory->key());
   }

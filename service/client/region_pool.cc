@@ -15,7 +15,7 @@ namespace {
 // After a registration that failed: tensors travel in messages meanwhile.
 constexpr std::chrono::seconds kRenewalPause{1};
 
-// A renewal's memory is handed over on a thread that has other calls to send.
+// The thread that hands a renewal's memory over has other calls to send, so it must not wait long.
 constexpr std::chrono::milliseconds kHandOverTime{500};
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Room for tensors in shared memory that the service has mapped: sealed memfds, which are handed
-// over beside the service's Unix socket, or else POSIX objects, which the service opens by name
-// where its operator lets it.
+// Room for tensors in shared memory that the service has mapped. Regions are sealed memfds, which
+// are handed over beside the service's Unix socket, or else POSIX objects, which the service opens
+// by name where its operator allows that.
 //
 // One region at a time is handed out. A region is retired when it can no longer be trusted: the
 // service has forgotten it (it restarted), or the outcome of a call that used it is unknown, so
@@ -50,8 +50,8 @@ class RegionPool {
     uint64_t bytes_;
   };
 
-  // Regions of `size` bytes; 0: never any. `service_path`: of the service's Unix socket; empty when
-  // it is called in another way.
+  // Regions have `size` bytes; with 0 there are none. `service_path` is the path of the service's
+  // Unix socket, and empty when the service is called in another way.
   RegionPool(v1::AttentionService::Stub* stub, uint64_t size, std::string service_path);
   // Unregisters; waits for the service a few seconds at most. All slots are gone by then.
   ~RegionPool();

@@ -23,12 +23,12 @@ namespace tributary::client {
 // Thread safe. One thread of its own reads what the service says.
 class SessionStream {
  public:
-  // Times round trips (session.proto, SessionProbe).
+  // Times round trips for the service (session.proto, SessionProbe).
   using Probe = std::function<absl::StatusOr<v1::ProbeResult>(const v1::SessionProbe&)>;
 
-  // Opens the session; `deadline` is for that alone. `probe` is called, on this thread, when the
-  // service asks; a request that `measures` has one. The service's refusal, DEADLINE_EXCEEDED, or
-  // what `probe` failed with.
+  // Opens the session; `deadline` holds for that alone. `probe` is called on this thread when the
+  // service asks for round trips; a request with `measures` set needs one. Errors are the service's
+  // refusal, DEADLINE_EXCEEDED, and those of `probe`.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
       std::chrono::steady_clock::time_point deadline, const Probe& probe = nullptr);
@@ -49,8 +49,8 @@ class SessionStream {
   absl::Status Await(uint64_t step_id, std::chrono::steady_clock::time_point deadline);
   // Hands over a layer, where the session's memory is MESSAGES.
   absl::Status SendLayer(v1::LayerInput layer);
-  // The results of that piece of the layer. Those of earlier ones, if nobody asked for them, are
-  // dropped.
+  // Returns the results of that piece of the layer. Results of earlier pieces that nobody asked for
+  // are dropped.
   absl::StatusOr<v1::LayerOutput> AwaitLayer(uint64_t step_id, int32_t layer, int32_t piece,
                                              std::chrono::steady_clock::time_point deadline);
   // Why the session is over; OK while it is not.
@@ -79,7 +79,7 @@ class SessionStream {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   bool is_open_ TRIBUTARY_GUARDED_BY(mutex_) = false;
-  std::optional<v1::SessionProbe> asked_ TRIBUTARY_GUARDED_BY(mutex_);  // and not answered yet
+  std::optional<v1::SessionProbe> asked_ TRIBUTARY_GUARDED_BY(mutex_);  // not answered yet
   absl::Status why_ TRIBUTARY_GUARDED_BY(mutex_);  // OK until the session is over
   std::function<void(const absl::Status&)> on_end_ TRIBUTARY_GUARDED_BY(mutex_);
   std::map<uint64_t, v1::StepAccepted> accepted_ TRIBUTARY_GUARDED_BY(mutex_);  // not asked for yet

@@ -51,7 +51,8 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::CreateSealed(uint64_
   std::unique_ptr<SharedRegion> region(new SharedRegion(RandomName(), size));
   region->file_ = Descriptor(memfd_create("tributary-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!region->file_.open()) return Failure("cannot create a memfd", errno);
-  // The service will have the first description, and with it whatever lock that holds.
+  // The lock is taken through an open description of its own, because the service gets a copy of
+  // the first one and would hold the lock with it.
   const std::string self = absl::StrCat("/proc/self/fd/", region->descriptor());
   region->lock_ = Descriptor(open(self.c_str(), O_RDWR | O_CLOEXEC));
   if (!region->lock_.open()) return Failure("cannot open a memfd again", errno);

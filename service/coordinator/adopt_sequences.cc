@@ -9,7 +9,7 @@
 namespace tributary::service {
 namespace {
 
-// What a rank reports of one cache of the workers. Null: it has none.
+// What a rank reports of one cache. Null: the rank does not have the cache.
 const worker::HeldCache* ReportOf(worker::CacheId id, const worker::Holdings& held) {
   const auto is = [id](const worker::HeldCache& cache) { return cache.id == id; };
   const auto found = std::find_if(held.caches.begin(), held.caches.end(), is);

@@ -61,7 +61,7 @@ absl::Status CheckBackends(const worker::CacheBackends& backends, const CacheTer
   return Unsupported("spec", reasons);
 }
 
-// Where the replicas of a cache are, as the workers that have it say.
+// The replica stride of a cache, as the workers that have it report it.
 std::optional<int32_t> HeldStride(worker::CacheId id,
                                   const std::vector<std::optional<worker::Holdings>>& held) {
   for (const std::optional<worker::Holdings>& holdings : held) {

@@ -27,7 +27,7 @@ class CallOrder {
   void Enter(const OperationPtr& operation) TRIBUTARY_LOCKED;
   // The operation begins to take effect: from now on neither its deadline nor Fail* concerns it.
   void StopWaiting(const Operation& operation) TRIBUTARY_LOCKED;
-  // The operation, whose sequences are its own, waits for its next step: they concern it again.
+  // The operation keeps its sequences and waits for another step. Deadline and Fail* concern it.
   void WaitAgain(const OperationPtr& operation) TRIBUTARY_LOCKED;
   // The operation is through: whoever waited for its sequences gets OnTurn.
   void Leave(Operation* operation) TRIBUTARY_LOCKED;

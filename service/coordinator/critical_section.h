@@ -22,8 +22,8 @@ class EndOfSection {
   virtual ~EndOfSection() = default;
   // With the lock held: begins what can begin now.
   virtual void BeforeRelease() TRIBUTARY_LOCKED = 0;
-  // Without the lock, after the deferred calls: hands commands to the workers. Who waits for an
-  // answer has it before the next step is built.
+  // Without the lock, after the deferred calls: hands commands to the workers. So callers have
+  // their answers before the next step is built.
   virtual void AfterRelease() = 0;
 };
 
@@ -66,8 +66,8 @@ class CoordinatorLock {
   int64_t open_calls_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
 };
 
-// Holds the lock in order to decide something. When it ends: EndOfSection::BeforeRelease, the lock
-// is released, deferred calls, EndOfSection::AfterRelease.
+// Holds the lock in order to decide something. When it ends, EndOfSection::BeforeRelease is called,
+// the lock is released, the deferred calls are made, and EndOfSection::AfterRelease is called.
 class TRIBUTARY_THREAD_ANNOTATION(scoped_lockable) CriticalSection {
  public:
   explicit CriticalSection(CoordinatorLock& lock)

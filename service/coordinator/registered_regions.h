@@ -1,5 +1,5 @@
-// Memory that hosts register: memfds and POSIX shared memory are mapped here, memory of GPUs is
-// opened by the workers.
+// Memory that hosts register. Memfds and POSIX shared memory are mapped here; the workers open
+// memory of GPUs.
 //
 // Workers are told by commands, which they carry out one after the other: a region is open before
 // the first step that names it, and is closed after the last one.
@@ -38,7 +38,7 @@ class RegisteredRegions {
   void Unregister(const v1::UnregisterSharedMemoryRequest& request,
                   Done<v1::UnregisterSharedMemoryReply> done) TRIBUTARY_UNLOCKED;
 
-  // Where memfds wait to be registered. Thread safe.
+  // Where memfds of hosts wait to be registered. Thread safe.
   MemoryDeposit& deposit() { return deposit_; }
   // Where tensors of requests are looked up, without the lock.
   const SharedMemoryRegistry& registry() const { return registry_; }

@@ -15,7 +15,7 @@ using Clock = CoordinatorLock::Clock;
 // replica that lacks some does not, and the steps that come in between are to notice little of it.
 constexpr int64_t kBytes = int64_t{8} << 20;
 constexpr int64_t kFewBytes = int64_t{2} << 20;
-// How long until what had to wait for steps is looked at again, and what has failed.
+// How long until pages that had to wait for steps, or whose transfer failed, are tried again.
 constexpr std::chrono::milliseconds kPause{200};
 constexpr std::chrono::seconds kTellEvery{5};
 
@@ -104,7 +104,7 @@ bool Restoration::SendNext(PagePlace to, int64_t bytes) {
 void Restoration::OnDone(const CachePtr& cache, const PageTransfer& transfer, uint64_t epoch,
                          const absl::Status& status) {
   const CriticalSection section(lock_);
-  // A group that broke has had all its transfers stopped.
+  // When the group broke, all its transfers were stopped.
   if (epoch != serving_.epoch() || !serving_.ready()) return;
   --under_way_;
   cache->table.EndTransfer(transfer, status.ok());

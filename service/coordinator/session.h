@@ -34,17 +34,17 @@ class SessionListener {
   virtual void OnRoom() {}
 };
 
-// What a session has to say, in the order in which it was decided under the lock, however many
-// threads then say it. Thread safe.
+// The messages of a session to its host. They are decided under the coordinator's lock and sent in
+// that order, whichever threads send them. Thread safe.
 class SessionOutbox {
  public:
   explicit SessionOutbox(std::shared_ptr<SessionListener> listener)
       : listener_(std::move(listener)) {}
 
   void Reply(v1::SessionReply reply);
-  // The last thing said; what is added later is dropped.
+  // Adds the last message. What is added later is dropped.
   void End(const absl::Status& why);
-  // Says what there is to say, or leaves that to the thread that is already doing it. Without the
+  // Sends what was added, or leaves that to the thread that is already doing it. Called without the
   // coordinator's lock.
   void Drain();
 
@@ -62,7 +62,7 @@ class SessionOutbox {
 struct SessionStep {
   SessionStepRequest request;
   OperationPtr operation;  // from when it takes its place among the calls of its sequences
-  // Once it has been accepted:
+  // The following are set when the step has been accepted.
   AcceptedRange accepted;
   uint32_t first_count = 0;
   uint32_t pieces() const { return static_cast<uint32_t>(request.pieces.size()); }
@@ -90,7 +90,7 @@ struct Session {
         call(std::move(of_call)),
         outbox(std::move(listener)) {}
 
-  // Its steps are commands to the workers, whose mailbox it has; it has no runner.
+  // Whether the workers have the mailbox, and steps are commands to them. Then there is no runner.
   bool on_workers() const { return terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE; }
 
   // Fixed, and therefore read without the lock.
@@ -104,28 +104,28 @@ struct Session {
   std::unique_ptr<SessionRunner> runner;  // thread safe
 
   uint64_t epoch TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  // While it is being opened: the host times round trips, until then at the latest.
+  // Set while the session is being opened and the host times round trips: until when it may do so.
   std::optional<CoordinatorLock::Clock::time_point> probed_until
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
-  v1::DeviceMailbox mailbox TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // where it lies on a GPU
+  v1::DeviceMailbox mailbox TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // set where it is on a GPU
   v1::Waiting way_to_wait TRIBUTARY_GUARDED_BY(kCoordinatorLock) = v1::WAITING_UNSPECIFIED;
-  WaitingChoice choice TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // on a GPU
+  WaitingChoice choice TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // where the mailbox is on a GPU
   uint64_t steps_done TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  uint64_t layers_done TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // of those steps
+  uint64_t layers_done TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // layers of these steps
   Phase phase TRIBUTARY_GUARDED_BY(kCoordinatorLock) = Phase::kOpening;
   // The host asked for the end, which comes when the steps in flight are over.
   bool closing TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
-  absl::Status why TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // it ends, from kEnding on
+  absl::Status why TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // why it ends; set from kEnding on
   uint64_t last_step_id TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  bool submitted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;   // any step
-  uint32_t next_count TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // of the next layer accepted
-  // Layers that were carried out, as far as is known: by each rank, and by all of them. A runner
-  // counts as one rank.
+  bool submitted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;   // whether there was any step
+  uint32_t next_count TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // number of the next layer
+  // How many layers each rank, and all ranks, are known to have carried out. A runner counts as one
+  // rank.
   std::vector<uint32_t> ended TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   uint32_t carried_out TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  // Submitted and not accepted yet. The first waits for its sequences.
+  // Steps that were submitted and not accepted yet. The first one waits for its sequences.
   std::deque<SessionStepPtr> waiting TRIBUTARY_GUARDED_BY(kCoordinatorLock);
-  // Accepted and not settled, in order.
+  // Steps that were accepted and are not settled, in order.
   std::deque<SessionStepPtr> in_flight TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 using SessionPtr = std::shared_ptr<Session>;

@@ -70,7 +70,7 @@ v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
   return reply;
 }
 
-// How far all ranks have come, which are never 2^31 layers apart.
+// How many layers all ranks have carried out. Ranks are never 2^31 layers apart.
 uint32_t LeastOf(const std::vector<uint32_t>& counts) {
   uint32_t least = counts.front();
   for (const uint32_t count : counts) {

@@ -1,4 +1,4 @@
-// The sessions of a service: opened, given steps, settled as these are carried out, ended.
+// The sessions of a service: how they are opened, given steps and ended, and how steps are settled.
 #pragma once
 
 #include <cstdint>
@@ -37,45 +37,45 @@ class Sessions {
            GroupCommands& commands, CallOrder& order, const CacheRegistry& caches,
            SequenceCalls& sequences, MailboxHandout& mailboxes, OnRefused on_refused);
 
-  // What the host says. The listener hears SessionOpened or the end, with the refusal. `local`: the
-  // caller is on this machine.
+  // The functions from here to Abandon carry out what the host says. The listener is told
+  // SessionOpened, or the end with the refusal. `local`: whether the caller is on this machine.
   SessionPtr Open(const v1::OpenSession& request, const CallContext& call, bool local,
                   std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
   void Submit(const SessionPtr& session, const v1::SubmitStep& request) TRIBUTARY_UNLOCKED;
-  // How long round trips took, which it was asked for.
+  // The host has timed round trips, as SessionProbe asked for.
   void Probed(const SessionPtr& session, const v1::ProbeResult& times) TRIBUTARY_UNLOCKED;
-  // A layer in a message, and whether there is room for another.
+  // Takes a layer that came in a message. HasRoom says whether there is room for another.
   absl::Status Layer(const SessionPtr& session, v1::LayerInput layer) TRIBUTARY_UNLOCKED;
   static bool HasRoom(const SessionPtr& session) {
     return session->runner == nullptr || session->runner->HasRoom();
   }
-  // Once the steps in flight are over.
+  // Ends the session when its steps in flight are over.
   void Close(const SessionPtr& session) TRIBUTARY_UNLOCKED;
-  // The host is gone: at once.
+  // Ends the session at once, because the host is gone.
   void Abandon(const SessionPtr& session) TRIBUTARY_UNLOCKED;
 
-  // What the workers say.
+  // The workers tell how far a session has come.
   void OnNews(const worker::SessionNews& news) TRIBUTARY_UNLOCKED;
 
-  // All sessions end: what they had enqueued ends with the group that broke.
+  // Ends all sessions. What they had enqueued ends with the group that broke.
   void OnGroupBroken(const absl::Status& why) TRIBUTARY_LOCKED;
-  // The cache is about to be deleted.
+  // Ends the sessions of a cache that is about to be deleted.
   void EndAllOf(const Cache& cache, const absl::Status& why) TRIBUTARY_LOCKED;
-  // The service is stopping.
+  // Ends all sessions, because the service is stopping.
   void EndAll(const absl::Status& why) TRIBUTARY_LOCKED;
-  // New sessions and steps are refused; a session ends when its steps are over.
+  // Refuses new sessions and steps from now on. A session ends when its steps are over.
   void StartDraining() TRIBUTARY_LOCKED;
-  // After EndAll: waits until nothing of any session runs in this process.
+  // Waits until nothing of any session runs in this process. Called after EndAll.
   void Join() TRIBUTARY_UNLOCKED;
 
   int64_t open() const TRIBUTARY_LOCKED { return static_cast<int64_t>(sessions_.size()); }
-  // Adds the open sessions of these caches, by id.
+  // Adds the open sessions of these caches to a reply, ordered by id.
   void AddTo(const std::vector<CachePtr>& caches,
              v1::GetTopologyReply* reply) const TRIBUTARY_LOCKED;
 
   // When FailExpired has something to do.
   CoordinatorLock::Clock::time_point NextDue() const TRIBUTARY_LOCKED;
-  // Hosts that did not time round trips in time lose their sessions.
+  // Ends the sessions of hosts that have not timed round trips in time.
   void FailExpired(CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED;
 
  private:
@@ -92,7 +92,7 @@ class Sessions {
   absl::Status CheckLimits(const std::string& client,
                            uint64_t mailbox_bytes) const TRIBUTARY_LOCKED;
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
-  // The mailbox of a session on a GPU is there, and how to wait is known.
+  // Opens a session on a GPU whose mailbox is there and whose way of waiting has been chosen.
   void FinishOpening(const SessionPtr& session) TRIBUTARY_LOCKED;
   // Makes the mailbox in shared memory, which takes long where it is large.
   void OpenHostMailbox(const SessionPtr& session,
@@ -102,32 +102,32 @@ class Sessions {
   SequencedContext RunnerContext() {
     return {lock_, serving_, commands_, options_.retry_delay, group_.sends_tensors()};
   }
-  // A session whose steps are carried out by `runner` is open.
+  // Opens a session whose steps `runner` carries out.
   void OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunner> runner,
                   v1::SessionReply opened) TRIBUTARY_LOCKED;
 
-  // The first step that waits takes its place among the calls of its sequences.
+  // Gives the first step that waits its place among the calls of its sequences.
   void EnterNext(const SessionPtr& session) TRIBUTARY_LOCKED;
-  // Its sequences are free.
+  // Accepts a step whose sequences are free.
   void Accept(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
   void Refuse(const SessionPtr& session, const SessionStepPtr& step,
               const absl::Status& why) TRIBUTARY_LOCKED;
   void Send(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
-  // The step's place among the calls of its sequences is free.
+  // Frees the step's place among the calls of its sequences.
   void LeaveOrder(SessionStep* step) TRIBUTARY_LOCKED;
   // Settles the steps whose layers have all been carried out.
   void SettleDone(const SessionPtr& session) TRIBUTARY_LOCKED;
   void TellEnded(const SessionPtr& session, const SessionStep& step, const absl::Status& status,
                  uint32_t layers_done) TRIBUTARY_LOCKED;
 
-  // Nothing is accepted any more, and the workers are told to end it. When they have, FinishEnd.
+  // Accepts nothing any more and tells the workers to end the session. Then comes FinishEnd.
   void BeginEnd(const SessionPtr& session, const absl::Status& why) TRIBUTARY_LOCKED;
   // Undoes what was not carried out and tells the host.
   void FinishEnd(const SessionPtr& session) TRIBUTARY_LOCKED;
   void EndIfIdle(const SessionPtr& session) TRIBUTARY_LOCKED;
-  // Says, when the critical section has ended, what has been added to the outbox.
+  // Adds a message to the outbox, which sends it when the critical section has ended.
   void Tell(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
-  // The same for the last that is said of a step: it refuses the step, or tells its end.
+  // The same for the last message about a step, which refuses the step or tells its end.
   void TellLast(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
 
   const CoordinatorOptions& options_;
@@ -144,12 +144,12 @@ class Sessions {
 
   worker::SessionId next_id_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 1;
   uint64_t mailbox_bytes_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  // Those that have not ended.
+  // Sessions that have not ended.
   absl::flat_hash_map<worker::SessionId, SessionPtr> sessions_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
-  // Those whose hosts time round trips, in the order of their deadlines; some have ended.
+  // Sessions whose hosts were asked to time round trips, by their deadlines. Some may have ended.
   std::deque<SessionPtr> probed_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
-  // Those that have ended and whose runners may not have.
+  // Sessions that have ended and whose runners may still be running.
   std::vector<SessionPtr> unjoined_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 

@@ -104,7 +104,7 @@ void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
   const worker::CacheSpec& spec = step.cache->spec;
   const worker::LayerGeometry geometry =
       worker::GeometryOf(spec, spec.layers[static_cast<size_t>(step.record.layer)]);
-  // What the reply of a step that all ranks carried out has of the next member's results.
+  // The next member's results in the reply of a step that all ranks carried out.
   const std::byte* result = outcome.status.ok() ? outcome.replies.front().result.data() : nullptr;
   auto next_output = step.outputs.begin();
   for (size_t i = 0; i < step.members.size(); ++i) {

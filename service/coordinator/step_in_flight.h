@@ -31,8 +31,8 @@ struct StepInFlight {
   CachePtr cache;
   uint64_t epoch = 0;
   StepRecord record;
-  std::vector<worker::Standing> standings;  // that the workers are told with the step
-  std::vector<worker::StepOutput> outputs;  // of the command: those of the members that attend
+  std::vector<worker::Standing> standings;  // what the workers are told with the step
+  std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend
   std::vector<StepMember*> members;         // in the order of their entries in the command
   std::vector<OperationPtr> operations;     // own the members, in the same order
 };

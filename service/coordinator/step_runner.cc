@@ -60,7 +60,7 @@ class StepRunner::StepOperation final : public Operation,
 
   bool in_pieces() const { return !pieces.empty(); }
   bool begun() const { return in_pieces() && next_piece > 0; }
-  // What takes part in the next step.
+  // The part of the operation that the next step carries out.
   StepMember* current() { return in_pieces() ? &piece : &member; }
   // Makes `piece` the next piece.
   void TakePiece() {

@@ -1,6 +1,6 @@
-// Attend and Append, from acceptance to reply: checked, ordered, batched with others, given to the
-// workers as one step, settled in the tables, answered. A call that is more than a step may take
-// has several, between which others take their turns (schedule/step_split.h).
+// Attend and Append, from acceptance to reply: a call is checked, ordered, batched with others,
+// given to the workers as one step, settled in the tables and answered. A call that is more than
+// one step may take has several, and others may come in between (schedule/step_split.h).
 #pragma once
 
 #include <chrono>
@@ -63,14 +63,14 @@ class StepRunner {
   // workers.
   void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
   StepCost CostOf(const StepOperation& operation) const;
-  // Whether the operation takes part; it has failed if not.
+  // Returns whether the operation takes part in the step. If not, it has failed.
   bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
-  // Makes the pieces of an operation that is too much for a step, with all its pages reserved.
+  // Cuts an operation that is too much for one step into pieces, and reserves all its pages.
   absl::Status Split(StepOperation* operation) TRIBUTARY_LOCKED;
-  // A piece has been carried out, or failed; in the latter case the operation has, too.
+  // A piece has been carried out or has failed. If it failed, so has the operation.
   void OnPieceDone(const std::shared_ptr<StepOperation>& operation,
                    absl::StatusOr<v1::AttendReply> results) TRIBUTARY_UNLOCKED;
-  // An operation in pieces is over: its tokens count now, or not at all.
+  // Ends an operation in pieces. Its tokens count from now on, or not at all.
   void EndPieces(StepOperation* operation, absl::Status status) TRIBUTARY_LOCKED;
   void OnStepDone(const StepPtr& step, Outcome outcome) TRIBUTARY_UNLOCKED;
 

@@ -18,8 +18,8 @@
 
 namespace tributary::service {
 
-// Pins memory of this process, so that the GPUs of its workers copy from and to it by themselves,
-// for as long as what it returns lives. Null where that is not to be had.
+// Pins memory of this process for as long as the result lives, so that the GPUs of its workers copy
+// from and to the memory by themselves. Null where memory cannot be pinned.
 using MemoryPinner = std::function<std::shared_ptr<const void>(std::byte* data, size_t bytes)>;
 
 // Thread safe.
@@ -28,12 +28,12 @@ class GuardedMapping {
   // Maps the first `bytes` bytes of an open file, for reading and writing. Null when the system
   // refuses, for the reason in errno. The file may be closed afterwards.
   static std::unique_ptr<GuardedMapping> Create(int file, size_t bytes);
-  // Nobody uses the memory any more.
+  // By then nobody may use the memory any more.
   ~GuardedMapping();
   GuardedMapping(const GuardedMapping&) = delete;
   GuardedMapping& operator=(const GuardedMapping&) = delete;
 
-  // Pins bytes [first, end). Before anybody else uses the mapping.
+  // Pins the bytes from `first` on. Called before anybody else uses the mapping.
   void Pin(const MemoryPinner& pinner, size_t first = 0);
   bool pinned() const { return pin_ != nullptr; }
 

@@ -13,11 +13,11 @@
 
 namespace tributary::service {
 
-// What lies in it the host may change at any time; who reads it takes no size or place from it.
+// The host may change its contents at any time, so no reader takes a size or a place from them.
 class HostMailbox {
  public:
-  // All of it is backed by memory, and zero. RESOURCE_EXHAUSTED when the machine has not enough.
-  // `pinner`, which may be empty, is asked to pin it.
+  // Makes a mailbox that is backed by memory as a whole, and zero. `pinner`, which may be empty,
+  // pins it. RESOURCE_EXHAUSTED when the machine has too little memory.
   static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(const mailbox::Layout& layout,
                                                              const MemoryPinner& pinner = {});
   ~HostMailbox();
@@ -34,7 +34,7 @@ class HostMailbox {
     return {Word(layout_.finished), Word(layout_.host_sleeps)};
   }
   uint32_t* status() const { return Word(layout_.status); }
-  // Of the session's layer number `count`.
+  // The slot of the session's layer number `count`.
   std::byte* SlotOf(uint32_t count) const { return memory_->data() + layout_.SlotOf(count); }
   bool pinned() const { return memory_->pinned(); }
   // Whether the machine had no memory left for some page when it was touched.

@@ -1,6 +1,6 @@
-// Mailboxes that wait for their hosts: who shows the secret of one gets it. gRPC carries no
-// descriptors, so a host is told the secret where it opened the session, with all that was checked
-// there, and fetches the descriptor from a socket of its own (api/companion_socket.h).
+// Mailboxes that wait for their hosts. gRPC carries no descriptors, so a host whose rights were
+// checked when it opened the session is told a secret there. Whoever shows the secret at another
+// socket (api/companion_socket.h) gets the mailbox's descriptor.
 #pragma once
 
 #include <chrono>
@@ -23,12 +23,12 @@ class MailboxHandout {
   static constexpr size_t kTokenBytes = 16;
   static constexpr std::chrono::seconds kGoodFor{10};
 
-  // Where hosts ask for mailboxes, or why they cannot.
+  // States the socket at which hosts ask for mailboxes, or why there is none.
   void SetSocket(absl::StatusOr<std::string> path);
   absl::StatusOr<std::string> socket() const;
 
-  // A secret of kTokenBytes random bytes that is good once, and for kGoodFor. It keeps nothing: a
-  // mailbox whose session has ended is not handed out.
+  // Returns a secret of kTokenBytes random bytes that is good once, and for kGoodFor. An offer does
+  // not keep the mailbox: when the session has ended, it is not handed out.
   absl::StatusOr<std::string> Offer(const std::shared_ptr<HostMailbox>& mailbox,
                                     Clock::time_point now);
   // Null when the secret is not good, or not any more.

@@ -22,13 +22,13 @@ class MemoryDeposit {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kGoodFor{10};
-  // How many may wait at a time: of one user, whose oldest goes when there are more, and in all.
+  // How many may wait, of one user and in all. One more of a user drops the user's oldest one.
   static constexpr size_t kMostOfUser = 16;
   static constexpr size_t kMost = 256;
 
-  // `user`: the process that brought it runs as this one. False: too many wait.
+  // `user` is the one that brought the memory. Returns false when there is no room for it.
   bool Put(std::string secret, Descriptor memory, uid_t user, Clock::time_point now);
-  // Closed when the secret is not good, or not any more. A secret is good once.
+  // Returns the memory of a secret, which is good once. It is not open when the secret is not good.
   Descriptor Take(absl::string_view secret, Clock::time_point now);
 
  private:

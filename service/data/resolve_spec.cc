@@ -146,7 +146,7 @@ void ResolveScales(float asked, worker::CacheSpec* spec) {
   }
 }
 
-// The stride of the replicas; 0 for none.
+// The stride of the replicas, 0 where there are none.
 absl::StatusOr<int32_t> ResolveReplicas(const v1::CacheSpec& asked, int ranks) {
   if (asked.replicas() < 0 || asked.replicas() > 1) {
     return InvalidField("replicas", absl::StrCat("must be 0 or 1, is ", asked.replicas()));

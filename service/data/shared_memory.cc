@@ -31,7 +31,7 @@ namespace tributary::service {
 // is registered. Regions whose objects were never locked stay until they are unregistered.
 class SharedMemoryRegistry::Object {
  public:
-  // `key` names it here.
+  // `key` is the name that it has in the registry.
   Object(std::string key, Descriptor file)
       : key_(std::move(key)), file_(std::move(file)), had_owner_(SomebodyHoldsLock()) {}
   Object(const Object&) = delete;
@@ -182,7 +182,7 @@ absl::Status CutShort(absl::string_view field) {
                       "the shared memory object has been cut short");
 }
 
-// What a POSIX object may be called.
+// Whether a POSIX object may have this name.
 absl::Status CheckKeyForm(absl::string_view field, const std::string& key) {
   if (key.size() < 2 || key[0] != '/' || key.find('/', 1) != std::string::npos ||
       key.find('\0') != std::string::npos) {
@@ -308,7 +308,7 @@ absl::StatusOr<RegisteredRegionPtr> SharedMemoryRegistry::RegisterDevice(
   std::shared_ptr<Object> owner;
   if (!owner_key.empty()) {
     TRIBUTARY_RETURN_IF_ERROR(CheckKeyForm("cuda_ipc.owner_key", owner_key));
-    // It is looked at, and never mapped.
+    // It is opened for its lock alone, and never mapped.
     if (!prefixes_.empty()) {
       TRIBUTARY_RETURN_IF_ERROR(CheckAllowed("cuda_ipc.owner_key", owner_key, prefixes_));
     }

@@ -38,10 +38,10 @@ struct RegionBytes {
 // Thread safe.
 class SharedMemoryRegistry {
  public:
-  // POSIX objects are mapped only where their key begins with one of `prefixes` ("/" for any): none
-  // by default, because whoever may name an object need not be the one who owns it, and its owner
-  // may cut it short. `available`: bytes that the machine would still give.
-  // `pinner`, which may be empty, is asked to pin regions.
+  // POSIX objects are mapped only where their key begins with one of `prefixes` ("/" for any).
+  // There are none by default, because a caller may name an object that is not its own, and the
+  // owner may cut it short. `available` returns the bytes that the machine would still give.
+  // `pinner`, which may be empty, pins regions.
   explicit SharedMemoryRegistry(
       std::vector<std::string> prefixes = {},
       std::function<size_t()> available = [] { return worker::AvailableHostMemory(); },
@@ -49,16 +49,16 @@ class SharedMemoryRegistry {
   ~SharedMemoryRegistry();
 
   // Maps `byte_size` bytes at `offset` of a memfd, which is sealed against shrinking.
-  // `registration` tells it from others: the same registration again is OK, and `memory` may then
-  // be closed. NOT_FOUND: `memory` is closed, and there is no such region.
+  // `registration` tells it from others. The same registration again is OK, and its `memory` need
+  // not be open. NOT_FOUND: `memory` is not open, and there is no such region.
   absl::Status RegisterMemfd(const std::string& name, Descriptor memory,
                              const std::string& registration, uint64_t offset, uint64_t byte_size);
   // Maps `byte_size` bytes at `offset` of the POSIX object `key`. The same registration again is
   // OK. PERMISSION_DENIED when no prefix allows the key.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);
-  // The region of that name, made if there is none; ALREADY_EXISTS when it is another one.
-  // `owner_key`: CudaIpcMemory.owner_key, empty for none.
+  // Returns the region of that name, which it makes if there is none. ALREADY_EXISTS when the
+  // region has other memory. `owner_key` is CudaIpcMemory.owner_key, empty for none.
   absl::StatusOr<RegisteredRegionPtr> RegisterDevice(const std::string& name,
                                                      const worker::SharedDeviceMemory& memory,
                                                      const std::string& owner_key);
@@ -90,7 +90,7 @@ class SharedMemoryRegistry {
     std::shared_ptr<const Object> owner;  // whose lock says that the owner lives; may be null
   };
 
-  // Of memory that is mapped here: the names of fields in errors begin with `kind`.
+  // Registers memory that is mapped here. The names of fields in errors begin with `kind`.
   template <typename Open>
   absl::Status Register(const std::string& name, absl::string_view kind, const std::string& key,
                         uint64_t offset, uint64_t byte_size, Open open);

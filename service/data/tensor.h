@@ -27,10 +27,10 @@ struct InputTensor {
 // neither, into the reply.
 struct OutputTensor {
   DType dtype = DType::kF32;
-  float scale = 1.0f;  // of FP8 and NVFP4
+  float scale = 1.0f;  // for FP8 and NVFP4
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
-  bool pinned = false;  // worker::OutputPlace::pinned, of `region`
+  bool pinned = false;  // whether `region` is pinned, as in worker::OutputPlace
   std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;
   worker::RegionPart part;              // of `device`
@@ -53,8 +53,8 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry* regions);
 
-// Copies a result's bytes into its region or into reply->inline. Null: the workers have put them
-// where they belong, and the reply only refers to them.
+// Copies a result's bytes into its region or into reply->inline. `bytes` is null where the workers
+// have put them where they belong: then the reply only refers to them.
 void WriteOutput(const OutputTensor& output, const std::byte* bytes, v1::Tensor* reply);
 
 }  // namespace tributary::service

@@ -9,7 +9,7 @@ namespace {
 
 // A session that waits by stream memory operations makes two launches more per layer.
 constexpr double kClearlyFaster = 0.5;
-// No hand-over between warps that run at the same time takes as long.
+// Warps that run at the same time hand over faster than this.
 constexpr double kTakingTurnsSeconds = 200e-6;
 
 bool Timed(double seconds) { return std::isfinite(seconds) && seconds > 0; }

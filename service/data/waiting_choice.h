@@ -1,5 +1,5 @@
-// How the two sides of a session on a GPU wait for each other, chosen by how long a round trip took
-// either way.
+// How the two sides of a session on a GPU wait for each other. The choice rests on how long a round
+// trip took by either way.
 #pragma once
 
 #include <string>
@@ -15,12 +15,12 @@ struct WaitingChoice {
   std::string warning;            // what would make the session faster, or empty
 };
 
-// What was not timed (0) is not chosen, unless neither was. Stream memory operations are chosen
-// where they are clearly faster, for each of them costs a launch more. `one_gpu`: host and worker
-// share it; then a slow round trip of spinning warps means that they take turns.
+// A way that was not timed (0) is chosen only if neither was. Stream memory operations must be
+// clearly faster, because each costs another launch. `one_gpu`: host and worker share a GPU, so
+// slow round trips of spinning warps mean that the two processes take turns on it.
 WaitingChoice ChooseWaiting(const v1::ProbeResult& times, bool one_gpu);
 
-// As the API shows it.
+// The same as a value of the API.
 v1::Waiting PublicWaiting(worker::Waiting waiting);
 
 }  // namespace tributary::service

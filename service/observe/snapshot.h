@@ -24,8 +24,8 @@ struct Snapshot {
   double fullest_cache = 0;  // used / total of the cache where that is largest
   int64_t sequences = 0;
   int64_t sequences_lost = 0;
-  // Pages that ranks, or the replicas that they keep, have yet to get from others, and bytes that
-  // they have got so.
+  // Pages that ranks, or the replicas that they keep, have yet to get from other ranks, and the
+  // bytes that they have got that way.
   int64_t pages_restoring = 0;
   int64_t pages_without_replica = 0;
   uint64_t bytes_restored = 0;

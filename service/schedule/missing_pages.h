@@ -1,6 +1,6 @@
 // Which pages of the ranks' shares are missing where they should be: on the rank itself, or in the
-// replica that another rank keeps of them (worker/replica.h). One group of layers of a cache has
-// one, in its SequenceTable. Costs nothing while nothing is missing.
+// replica that another rank keeps of them (worker/replica.h). A SequenceTable has one of these for
+// each group of layers. It takes no memory for pages while nothing is missing.
 #pragma once
 
 #include <array>
@@ -21,20 +21,20 @@ class MissingPages {
         kept_(static_cast<size_t>(ranks), replicas),
         of_{Shares(static_cast<size_t>(ranks)), Shares(static_cast<size_t>(ranks))} {}
 
-  // Whether there is a replica of a rank's pages: of every rank's or of none's, but for a
-  // hand-over.
+  // Whether there is a replica of a rank's pages. All ranks have one or none has, except that a
+  // rank which hands its pages over has one for that.
   bool kept(int rank) const { return kept_[static_cast<size_t>(rank)]; }
   void Keep(int rank) { kept_[static_cast<size_t>(rank)] = true; }
-  // There is none any more, so nothing is missing in it.
+  // The rank has no replica from now on, so nothing is missing there.
   void StopKeeping(int rank);
 
-  // Of a rank's share.
+  // Whether a page of a rank's share is missing at a place, and how many are.
   bool Has(PagePlace place, int rank, int32_t page) const {
     const Share& share = At(place, rank);
     return share.count > 0 && share.missing[static_cast<size_t>(page)];
   }
   int64_t count(PagePlace place, int rank) const { return At(place, rank).count; }
-  // Over all ranks.
+  // How many pages are missing at a place, over all ranks.
   int64_t count(PagePlace place) const { return counts_[static_cast<size_t>(place)]; }
   bool any() const { return count(PagePlace::kRank) + count(PagePlace::kReplica) > 0; }
   // Whether nobody has the page of a rank's share any more.
@@ -45,25 +45,25 @@ class MissingPages {
 
   void Add(PagePlace place, int rank, int32_t page);
   void Remove(PagePlace place, int rank, int32_t page);
-  // The page is free: whoever takes it writes it anew, everywhere.
+  // Forgets a page that is free: whoever takes it writes it anew everywhere.
   void Forget(int32_t page);
-  // A step that is not carried out yet will copy a page. Where the replica of the source is
-  // missing, that of the destination will be. Nothing is brought to the destination before Unpin,
-  // for then the copy could follow what was brought.
+  // A step that has not been carried out yet will copy a page. Where a replica lacks the source, it
+  // will lack the destination. The destination is brought to no replica before Unpin, because the
+  // step's copy could come after it and overwrite it.
   void CopyAndPin(int32_t source, int32_t destination);
   // The step has been carried out, or never will be.
   void Unpin(int32_t page) { pinned_.erase(page); }
-  // Whether it may be brought now: it is not on its way, and not pinned.
+  // Whether a page may be brought to a place now: it is missing, not on its way and not pinned.
   bool MayBring(PagePlace place, int rank, int32_t page) const {
     return Has(place, rank, page) && !At(place, rank).on_way.contains(page) &&
            (place == PagePlace::kRank || !pinned_.contains(page));
   }
   void SetOnWay(PagePlace place, int rank, int32_t page, bool on_way);
-  // Nothing is on its way: the group broke.
+  // Notes that nothing is on its way any more, because the group broke.
   void StopAll();
 
-  // A rank that has joined late must be told when nothing is missing, for a coordinator that
-  // restarts (TransferPagesCommand::complete).
+  // Whether a rank that joined late has yet to be told that it lacks nothing. A coordinator that
+  // restarts relies on that (TransferPagesCommand::complete).
   bool to_confirm(PagePlace place, int rank) const { return At(place, rank).to_confirm; }
   void set_to_confirm(PagePlace place, int rank, bool to) { At(place, rank).to_confirm = to; }
 

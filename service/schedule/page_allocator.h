@@ -24,12 +24,12 @@ class PageAllocator {
   bool Claim(int32_t page);
   void FinishClaims();
 
-  // Pages with numbers from here on were never taken.
+  // Pages with numbers from this one on were never taken.
   int32_t ever_taken() const { return static_cast<int32_t>(references_.size()); }
-  // More than one sequence holds the page, so that none of them may write to it.
+  // Whether more than one sequence holds the page, so that none of them may write to it.
   bool IsShared(int32_t page) const { return references_[page] > 1; }
 
-  // Of a page that was taken at some time.
+  // How many references a page has that was taken at some time.
   int32_t references(int32_t page) const { return references_[page]; }
   int32_t total() const { return total_; }
   int32_t used() const { return static_cast<int32_t>(references_.size() - returned_.size()); }

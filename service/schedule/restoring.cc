@@ -13,7 +13,7 @@
 namespace tributary::service {
 namespace {
 
-// Sequences that are looked at for one transfer, once it has some pages.
+// How many sequences a transfer that has some pages looks at.
 constexpr int kSequencesPerTransfer = 256;
 
 }  // namespace
@@ -53,7 +53,7 @@ void SequenceTable::AddMissing(int32_t group, PagePlace place, int rank) {
       if (i < end) missing.Add(place, rank, list.pages[i]);
     }
   }
-  // Pages that steps which have failed may yet put back.
+  // Pages that no sequence lists now, and that sequences get back when steps in flight fail.
   for (int32_t page = 0; page < pages.ever_taken(); ++page) {
     if (pages.references(page) > listed[static_cast<size_t>(page)]) missing.Add(place, rank, page);
   }
@@ -64,7 +64,7 @@ void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
   for (int rank = 0; rank < std::min(ranks, static_cast<int>(fresh.size())); ++rank) {
     for (int32_t group = 0; group < groups_.size(); ++group) {
       if (!fresh[rank]) {
-        // Who was about to leave has stayed: nothing is handed over any more.
+        // The rank that was about to leave has stayed, so nothing is handed over any more.
         if (KeptForHandOver(rank)) missing_[group].set_to_confirm(PagePlace::kRank, rank, true);
         continue;
       }
@@ -75,7 +75,8 @@ void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
   }
   LoseWhatIsGone();
   if (geometry_.replica_stride > 0) return;
-  // What was kept for a hand-over has gone with its keeper. Who still leaves will ask again.
+  // Pages that were kept for a hand-over are gone with their keeper. A rank that still leaves asks
+  // again.
   for (int rank = 0; rank < std::min(ranks, static_cast<int>(fresh.size())); ++rank) {
     const int ward = worker::WardOf(rank, stride(), ranks);
     for (MissingPages& missing : missing_) {
@@ -92,7 +93,7 @@ void SequenceTable::LoseWhatIsGone() {
   for (auto& [id, sequence] : sequences_) {
     if (!sequence->lost && AnyPage(*sequence, gone)) MarkLost(sequence.get());
   }
-  // Who still holds such a page has no tokens in it on that rank. Tokens that come are written
+  // A sequence that holds such a page has no tokens in it on that rank. New tokens are written
   // everywhere.
   for (int32_t group = 0; group < groups_.size(); ++group) {
     MissingPages& missing = missing_[group];
@@ -187,7 +188,8 @@ std::optional<PageTransfer> SequenceTable::Confirm(PagePlace to) {
       PageTransfer told{.group = group, .to = to, .rank = rank, .pages = {}, .complete = true};
       told.ends_hand_over =
           to == PagePlace::kRank && geometry_.replica_stride == 0 && missing_[group].kept(rank);
-      // Not when it is answered: nobody may count on what the keeper has been told to drop.
+      // It is noted when the command is sent, not when it is answered: nobody may count on pages
+      // that the keeper has been told to drop.
       if (told.ends_hand_over) missing_[group].StopKeeping(rank);
       return told;
     }

@@ -279,7 +279,7 @@ int64_t SequenceTable::FirstKept(int32_t group, const Sequence& sequence) const 
   const std::optional<int64_t> reach = groups_[group].reach;
   if (!reach.has_value()) return 0;
   const int64_t begin = std::max<int64_t>(0, sequence.longest - geometry_.rollback_tokens);
-  // A coordinator that has restarted knows of the pages alone.
+  // After a restart only the entries without pages tell which tokens were given up.
   return std::max(FirstVisible({*reach, -1}, begin), FirstHeld(sequence.groups[group]));
 }
 

@@ -55,7 +55,7 @@ struct TableGeometry {
   int64_t rollback_tokens = 0;
   // More than 0: layers with a window are a group of their own, which has this many pages.
   int32_t window_pages = 0;
-  // More than 0: rank r's pages are also kept by rank (r + replica_stride) % N.
+  // Where this is more than 0, rank (r + replica_stride) % N also keeps the pages of rank r.
   int32_t replica_stride = 0;
   std::chrono::milliseconds retry_delay{200};  // of UNAVAILABLE
 };
@@ -67,7 +67,7 @@ struct PageTransfer {
   int rank = 0;
   std::vector<int32_t> pages;
   bool complete = false;  // `pages` is empty, and nothing is missing there any more
-  // The rank's pages were kept for a hand-over, and are kept no more from now on.
+  // Whether the rank's pages were kept for a hand-over, and need not be kept from now on.
   bool ends_hand_over = false;
 };
 
@@ -89,7 +89,7 @@ struct Sequence {
   // [layers]: where the tokens of each layer's last step began. That step may be repeated, so its
   // tokens are not given up.
   std::vector<int64_t> last_step;
-  // The most tokens that all layers have held since the sequence was empty: which tokens count as
+  // The most tokens that all layers have held since the sequence was empty. Which tokens count as
   // given up follows from it (SequenceTable::FirstKept).
   int64_t longest = 0;
   bool lost = false;
@@ -194,10 +194,10 @@ class SequenceTable {
   // already.
   void UndoPages(const StepReservation::Change& change, int32_t group,
                  const std::vector<int32_t>& replaced);
-  // The first token of a group of layers with windows that has not been given up: `rollback_tokens`
-  // and the widest window before the most tokens that all layers have held. That is the rule that
-  // callers are told; pages go later, with their last token and when no call may be repeated that
-  // looks at them.
+  // The first token of a group of layers with windows that has not been given up. It lies
+  // `rollback_tokens` and the widest window before the most tokens that all layers have held. That
+  // is the rule that callers are told. A page is given back later: when all its tokens were given
+  // up and no call that looks at them may be repeated.
   int64_t FirstKept(int32_t group, const Sequence& sequence) const;
   // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on has not
   // been given up, or they repeat the layer's last call.
@@ -209,34 +209,34 @@ class SequenceTable {
   // OUT_OF_RANGE unless a fork of so many tokens may be made.
   absl::Status CheckFork(absl::string_view field, const Sequence& from, int64_t length) const;
 
-  // Called when a group has formed: ranks that are fresh lack their pages, and those of the replica
-  // that they keep. A sequence is lost when nobody has some of its tokens any more. Lost sequences
-  // give their pages back.
+  // Called when a group has formed. Ranks that are fresh lack their pages, and those of the replica
+  // that they keep. A sequence is lost when nobody has some of its tokens any more; it then gives
+  // its pages back.
   void MarkLostOn(const std::vector<bool>& fresh);
-  // A rank that has joined late has not got all that it should have; of one group of layers. Before
+  // Notes that a rank which joined late lacks the pages of one group of layers. Called before
   // MarkLostOn.
   void AddMissing(int32_t group, PagePlace place, int rank);
-  // A rank's pages are kept by its keeper from now on, although the cache has no replicas: all of
-  // them are missing there. Until the rank, or who takes its place, lacks nothing (NextTransfer's
-  // `complete`).
+  // Has the rank's keeper keep the rank's pages although the cache has no replicas. At first the
+  // keeper lacks all of them. It keeps them until the rank, or its successor, lacks nothing
+  // (PageTransfer::complete).
   void KeepForHandOver(int rank);
   // Whether the rank may go without a loss: its keeper has all its pages, and the rank whose pages
   // it keeps has them itself.
   bool MayLeave(int rank) const;
-  // Who keeps a rank's pages is (rank + stride) % N.
+  // Rank (rank + stride) % N is the one that keeps a rank's pages.
   int32_t stride() const { return geometry_.replica_stride > 0 ? geometry_.replica_stride : 1; }
   // UNAVAILABLE when a rank lacks tokens of the sequence that it takes from a replica.
   absl::Status CheckThere(absl::string_view field, const Sequence& sequence) const;
-  // The next pages to bring to a place, sequence by sequence. `most`: [groups], pages in one
-  // transfer. Nothing: all that is missing is on its way, or waits for a step to end.
+  // The next pages to bring to a place, sequence by sequence; none when all that is missing is on
+  // its way or waits for a step to end. `most` is [groups], the pages that one transfer may have.
   std::optional<PageTransfer> NextTransfer(PagePlace to, absl::Span<const int32_t> most);
-  // `done`: the pages are there.
+  // Ends a transfer. `done` says whether the pages have arrived.
   void EndTransfer(const PageTransfer& transfer, bool done);
-  // The group broke: no transfer is under way.
+  // Notes that no transfer is under way any more, because the group broke.
   void StopTransfers();
-  // Pages that are missing at a place, over all groups of layers and ranks.
+  // How many pages are missing at a place, over all groups of layers and ranks.
   int64_t missing(PagePlace place) const;
-  // Of one rank's share.
+  // The same for one rank's share.
   int64_t missing(PagePlace place, int rank) const;
   // Whether a rank's pages are kept for a hand-over alone.
   bool KeptForHandOver(int rank) const {
@@ -324,15 +324,15 @@ class SequenceTable {
   static void Disown(Sequence* sequence);
   // Gives a reference back, and forgets what is missing of a page that is free now.
   void ReleaseReference(int32_t group, int32_t page);
-  // In how many of the sequence's first pages `rank` should have tokens.
+  // Returns in how many of the sequence's first pages `rank` should have tokens.
   size_t PagesWithTokens(int32_t group, const Sequence& sequence, int rank) const;
   // Whether a page of the sequence fulfils `is`(group, rank, page) on a rank that should have
   // tokens in it.
   template <typename Is>
   bool AnyPage(const Sequence& sequence, const Is& is) const;
   void LoseWhatIsGone();
-  // Adds pages of the sequence that may be brought to the transfer, from its page `begin` on.
-  // Returns the index that it came to.
+  // Adds those of the sequence's pages from `begin` on to the transfer that may be brought. Returns
+  // the index behind the last page that it looked at.
   size_t Collect(const Sequence& sequence, size_t begin, size_t most, PageTransfer* transfer) const;
   std::optional<PageTransfer> FindTransfer(PagePlace to, absl::Span<const int32_t> most);
   std::optional<PageTransfer> Confirm(PagePlace to);
@@ -349,12 +349,12 @@ class SequenceTable {
   std::vector<absl::flat_hash_map<SequenceId, bool>> untold_;
   HeldPages* held_ = nullptr;          // of whoever holds what is released now
   std::vector<MissingPages> missing_;  // [groups]
-  // How far transfers to each place have come.
+  // Where the search for pages to bring to each place goes on.
   struct Scan {
     SequenceId sequence = 0;
     int32_t group = 0;
     int rank = 0;
-    size_t index = 0;  // of the sequence's next page
+    size_t index = 0;  // the sequence's next page
   };
   std::array<Scan, kPagePlaces.size()> scans_;
 };

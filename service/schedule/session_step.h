@@ -25,7 +25,7 @@ struct SessionStepRequest {
   LayerRange range;
   std::vector<worker::StepEntry> entries;
   std::vector<EntryChange> changes;  // empty, or one per entry
-  // [one or more] What goes through a slot at a time.
+  // What goes through a slot at a time; there is at least one.
   std::vector<mailbox::Piece> pieces;
 
   // Those of the entries and those that they are forked from, each once.

@@ -24,23 +24,23 @@ struct ReservedRequest {
 // The step of all requests, which have one BatchKey; its layer is left to the caller. The tensors
 // of a single request are not copied, except that those in memory that a host shares are with
 // `copy_shared`; those of several are copied into one buffer. The owner keeps alive what the
-// command's tensors point to: request messages and regions, or the buffer. Results in memory that a
-// host shares are written there by the workers, but with `copy_shared`: then, and where they belong
-// into the host's message, they come in the reply.
+// command's tensors point to: request messages and regions, or the buffer. The workers write
+// results to memory that a host shares themselves. With `copy_shared`, and where results belong
+// into the host's message, they come in the workers' reply instead.
 struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;
 };
 BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared);
 
-// Whether rank 0's reply holds what it should of a step's outputs in a layer of this geometry, no
-// more and no less. INTERNAL (WRONG_RESULT) with both sizes otherwise: what a worker sends is not
-// read, nor given to a host, before this said OK.
+// Checks that rank 0's reply holds exactly what it should of a step's outputs in a layer of this
+// geometry. INTERNAL (WRONG_RESULT) names both sizes otherwise. What a worker sends is not read,
+// nor given to a host, before this has returned OK.
 absl::Status CheckResult(const worker::LayerGeometry& geometry,
                          std::span<const worker::StepOutput> outputs, const worker::Reply& merged);
 
-// Writes the reply to a request whose results are `output`. `result` is at what the workers' reply
-// has of them; it may be null when that is nothing.
+// Writes the reply to a request whose results are `output`. `result` points to the part of them
+// that came in the workers' reply, and may be null where nothing did.
 void WriteReply(const StepRequest& request, const worker::StepOutput& output,
                 const std::byte* result, v1::AttendReply* reply);
 

@@ -47,7 +47,7 @@ class Splitter {
       if (count == 0 || (whole && count < units)) {
         return CheckCost(CostOf(Cut(entry, 0, whole ? units : 1)), limits_);
       }
-      // What is left is not to be so little that its rows are served in another way.
+      // The rest must not be so short that its rows are served in another way.
       if (left - count > 0 && left - count < least && count >= 2 * least) count = left - least;
       Take(Cut(entry, begin, begin + count));
       begin += count;
@@ -181,7 +181,7 @@ void Place(const OutputTensor& output, int64_t first_row, const v1::Tensor& rows
   const size_t elements = BytesOf(output.dtype, count);
   std::memcpy(destination + BytesOf(output.dtype, before), from.data(), elements);
   if (output.dtype != DType::kNvfp4) return;
-  // Scales come behind all elements.
+  // The scales come after all elements.
   const size_t scales = Nvfp4ScalesOffset(Elements(output, output.shape.front())) +
                         static_cast<size_t>(before / kNvfp4Block);
   std::memcpy(destination + scales, from.data() + elements, from.size() - elements);

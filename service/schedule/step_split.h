@@ -1,7 +1,8 @@
-// A call that is more than one step may take, in pieces that are carried out one after the other.
+// How a call that is more than one step may take is cut into pieces, each a step, which are carried
+// out one after the other.
 //
-// Pieces are made of whole rows and tokens, in the order of the call, and follow from the call and
-// the limits alone: a repeated call has the same ones. All of the call's pages are reserved before
+// Pieces have whole rows and tokens, in the order of the call. They follow from the call and the
+// limits alone, so a repeated call has the same ones. All of the call's pages are reserved before
 // the first piece, and its tokens count when the last piece has been carried out, or not at all.
 //
 // A row sees the tokens of earlier pieces of its entry as the cache keeps them. An entry with more
@@ -23,12 +24,13 @@ namespace tributary::service {
 
 struct StepPiece {
   std::vector<worker::StepEntry> entries;
-  int64_t first_row = 0;    // of the call
-  int64_t first_token = 0;  // likewise
+  int64_t first_row = 0;    // counted in the call
+  int64_t first_token = 0;  // counted in the call
 };
 
-// At least one piece. RESOURCE_EXHAUSTED as CheckCost says it, when a row by itself, or a draft's
-// block, is beyond the limits. `entries` are a call's whose positions are right.
+// Cuts a call into pieces, one at least. `entries` are the call's, with positions that were
+// checked. RESOURCE_EXHAUSTED, as CheckCost says it, when a single row or a draft's block is beyond
+// the limits.
 absl::StatusOr<std::vector<StepPiece>> SplitStep(const worker::LayerGeometry& geometry,
                                                  int64_t window_left, worker::StepKind kind,
                                                  const std::vector<worker::StepEntry>& entries,
@@ -39,8 +41,8 @@ absl::StatusOr<std::vector<StepPiece>> SplitStep(const worker::LayerGeometry& ge
 bool CanBeCut(const StepRequest& request, const std::vector<StepPiece>& pieces,
               const worker::LayerGeometry& geometry);
 
-// The piece as a request of its own. Its results on the host are inline: PlacePiece puts them where
-// the call wants them.
+// Makes a request of a piece. Its results on the host are inline; PlacePiece puts them where the
+// call wants them.
 StepRequest PieceOf(const StepRequest& request, const StepPiece& piece);
 
 // Puts the results of a piece, as the reply to PieceOf's request, into the reply to the call, or

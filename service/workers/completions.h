@@ -20,8 +20,8 @@ class Completions {
   // could be held.
   void Add(WorkerGroup::Done done, Outcome outcome);
 
-  // Calls `done` at once, on this thread, unless others are waiting or being called; then the same
-  // as Add. A thread that is not needed elsewhere saves the way to another one.
+  // Calls `done` at once, on this thread, when no other waits or is being called; otherwise it does
+  // what Add does. A thread that has nothing else to do so saves handing the call to another one.
   void CallOrAdd(WorkerGroup::Done done, Outcome outcome);
 
   // Returns when everything that was added has been called.
@@ -38,7 +38,7 @@ class Completions {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> work_ TRIBUTARY_GUARDED_BY(mutex_);
-  bool calling_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // some thread, one at a time
+  bool calling_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // whether some thread calls a `done`
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

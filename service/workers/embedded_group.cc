@@ -224,7 +224,7 @@ void EmbeddedGroup::RunRank(int index) {
   std::deque<SubmissionPtr>& queue = work_[index].queue;
   while (true) {
     if (spin_ && !ranks_end_ && queue.empty()) {
-      // The next layer's command as a rule comes sooner than a thread that sleeps wakes up.
+      // The next layer's command usually comes sooner than a thread that sleeps could wake up.
       const uint64_t seen = rank.commands.load(std::memory_order_relaxed);
       lock.Unlock();
       SpinUntil([&] { return rank.commands.load(std::memory_order_relaxed) != seen; }, kSpin);
@@ -281,7 +281,7 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
     }
   }
   if (!done) return;
-  // The rank does not keep its next command waiting for what follows this one.
+  // Another thread calls `done`, so that the rank's next command does not wait for it.
   if (more_to_do) return completions_.Add(std::move(done), std::move(outcome));
   completions_.CallOrAdd(std::move(done), std::move(outcome));
 }

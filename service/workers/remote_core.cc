@@ -48,7 +48,7 @@ void RemoteCore::OnMessage(const Stream& stream, const grpc::ByteBuffer& bytes) 
     OnEnd(stream);
     return stream->Close({grpc::StatusCode::INVALID_ARGUMENT, "not a WorkerMessage"});
   }
-  // Read here, for which nobody should have to wait.
+  // The reply is decoded here, before the lock is taken, so that nobody waits for that.
   absl::StatusOr<worker::Reply> reply = absl::NotFoundError("not a reply");
   if (message.has_reply()) {
     reply = worker::DecodeReply(message.epoch(), std::move(*message.mutable_reply()));

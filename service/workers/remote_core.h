@@ -65,8 +65,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   struct Peer {
     int rank = -1;  // -1: not registered, or has lost its rank
     Clock::time_point heard;
-    bool leaving = false;   // it is to be let go when the observer says so
-    bool draining = false;  // it is to be let go when nothing is in flight
+    bool leaving = false;   // it wants to leave, and goes when the observer says so
+    bool draining = false;  // it goes when nothing is in flight
   };
 
   struct RankState {
@@ -118,7 +118,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   absl::Status Admit(uint64_t number, Pending pending, WorkerGroup::Done* done)
       TRIBUTARY_REQUIRES(mutex_);
   void TakeReply(int rank, worker::Reply reply) TRIBUTARY_REQUIRES(mutex_);
-  // Told to the observer on the thread of completions: in order, and behind the replies before it.
+  // Passes the news to the observer, on the thread of completions: in order, and after the replies
+  // that came before.
   void TakeNews(int rank, const v1::SessionNews& news) TRIBUTARY_REQUIRES(mutex_);
   void Complete(WorkerGroup::Done done, absl::Status status, std::vector<worker::Reply> replies);
   // Epochs.

@@ -38,7 +38,7 @@ absl::Status NoDeviceSessions(absl::string_view why);
 struct Member {
   int rank = 0;
   std::string address;  // "embedded" or the peer's address
-  std::string host;     // under which peers reach it: its machine; empty for "embedded"
+  std::string host;     // the name under which peers reach its machine; empty for "embedded"
   std::string backend;  // "cpu", "cuda"; empty while nobody holds the rank
   bool connected = false;
   // The group counts on what this worker holds: it was set up, and it is not fresh if it leaves and
@@ -62,9 +62,9 @@ class GroupObserver {
   virtual void OnFormed(uint64_t epoch, const std::vector<bool>& fresh) = 0;
   // The group cannot execute; every command in flight has been or will be completed with kAborted.
   virtual void OnBroken(const std::string& reason) = 0;
-  // A worker has been told to stop while the group serves. True: it goes on executing commands
-  // until it is let go (WorkerGroup::LetGo) or leaves by itself; when the group forms anew
-  // meanwhile, this is called again. False: it is let go after what is in flight.
+  // A worker was told to stop while the group serves. If this returns true, it goes on executing
+  // commands until it is let go (WorkerGroup::LetGo) or leaves by itself, and this is called again
+  // when the group forms anew meanwhile. Otherwise it is let go when nothing is in flight.
   virtual bool OnLeaving(int rank) {
     static_cast<void>(rank);
     return false;
@@ -94,8 +94,8 @@ class WorkerGroup {
   // Whether tensors of commands are handed to the system, to be sent. Fixed by configuration. They
   // are then not to lie in memory that a host shares: see GuardedMapping.
   virtual bool sends_tensors() const { return false; }
-  // Pins memory that a host shares (MemoryPinner). Only ranks that are threads of this process and
-  // compute on GPUs have a use for that.
+  // Pins memory that a host shares (MemoryPinner). It does so only where ranks are threads of this
+  // process and compute on GPUs, because others have no use for that.
   virtual std::shared_ptr<const void> PinMemory(std::byte* data, size_t bytes) const {
     static_cast<void>(data), static_cast<void>(bytes);
     return nullptr;
@@ -109,8 +109,8 @@ class WorkerGroup {
   // kAborted at once.
   virtual void Submit(std::shared_ptr<const worker::Command> command, Done done) = 0;
   virtual std::vector<Member> members() const = 0;
-  // Lets a worker go that is leaving (GroupObserver::OnLeaving), after what is in flight; the group
-  // breaks. Of a rank that is not leaving: changes nothing.
+  // Lets a worker go that is leaving (GroupObserver::OnLeaving) when nothing is in flight; then the
+  // group breaks. It changes nothing where the rank is not leaving.
   virtual void LetGo(int rank) { static_cast<void>(rank); }
   // Waits until the commands in flight have ended, at most until their deadlines, and lets the
   // workers go.

@@ -8,7 +8,7 @@
 
 namespace tributary::worker {
 
-// CUDA's ordinal of a GPU in this process, by its UUID; -1: it does not see it.
+// CUDA's ordinal in this process of the GPU with this UUID. -1: the process does not see it.
 absl::StatusOr<int> FindGpu(const std::string& uuid);
 
 // Callers of Open and Close have made the GPU their thread's (CudaRank::Use).

@@ -378,7 +378,7 @@ size_t MostReplyBytes(const Command& command) {
     return row.key_dim >= 64 && row.value_dim <= row.key_dim;
   }));
   const size_t elements = step->q.bytes * 8 / static_cast<size_t>(BitsOf(step->q.dtype));
-  // As if all rows were wanted as the widest of the outputs.
+  // The size is that of a reply in which all rows have the widest type of the outputs.
   size_t o = step->outputs.empty() ? sizeof(float) * elements : 0;
   bool lse = step->outputs.empty();
   for (const StepOutput& output : step->outputs) {

@@ -25,9 +25,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// For all round trips that are timed when a session is opened.
+// How long all round trips may take that are timed when a session is opened.
 constexpr std::chrono::seconds kProbePatience{5};
-// Between two looks at a wait of a stream.
+// The time between two looks at a stream's wait.
 constexpr std::chrono::milliseconds kGuardPause{20};
 
 absl::Status FromCuda(absl::string_view what, cudaError_t error) {
@@ -103,7 +103,7 @@ class CudaDeviceSession final : public DeviceSession {
                                                               return Probe(asked, gpu);
                                                             }));
     const v1::SessionOpened& opened = stream_->opened();
-    // A service that did not ask for round trips.
+    // The service did not ask for round trips.
     if (mailbox_ == nullptr) {
       TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(opened.layout(), opened.device(), gpu));
     }

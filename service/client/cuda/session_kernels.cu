@@ -45,7 +45,7 @@ __device__ bool AwaitFinished(const MailboxView& session, const HostCounter& cou
                               uint32_t count) {
   if (counter.failure != 0) return false;
   const uint32_t* status = WordOf(session, session.layout.status);
-  // The stream has waited for it, or there is no use in waiting.
+  // The stream has waited for the layer already, or waiting is of no use.
   const uint64_t bound = session.stream_waits ? 0 : session.bound;
   const mailbox::Awaited awaited = mailbox::Await(WordOf(session, session.layout.finished), count,
                                                   status, bound, session.one_gpu);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x != 0 || !LastBlock(session)) return;
   if (free) {
-    // Nothing comes back before it is rung for.
+    // A layer that was not handed over does not come back.
     if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
     mailbox::Ring(WordOf(session, session.layout.arrived), count + 1, session.one_gpu);
   }

@@ -18,7 +18,7 @@ namespace tributary::client {
 struct alignas(16) HostCounter {
   uint32_t count = 0;    // the session's number of the layer that is handed over next
   uint32_t tickets = 0;  // blocks of the launch under way that are through
-  // 0, or the google.rpc.Code that a wait ended with. From then on nothing is awaited, handed over
+  // 0, or the google.rpc.Code with which a wait ended. From then on nothing is awaited, handed over
   // or taken back.
   uint32_t failure = 0;
   uint32_t unfinished = 0;  // layers handed over without a result, and not known to be finished
@@ -27,7 +27,7 @@ struct alignas(16) HostCounter {
 // What the CPU sees without asking the GPU; in pinned memory.
 struct HostFailure {
   uint32_t status = 0;  // HostCounter::failure
-  // Where the stream waits: layers handed over, and taken back.
+  // How many layers were handed over and taken back; counted only where the stream waits.
   uint32_t handed_over = 0;
   uint32_t taken_back = 0;
 };
@@ -38,10 +38,10 @@ struct MailboxView {
   mailbox::Layout layout;
   HostCounter* counter = nullptr;
   HostFailure* failure = nullptr;
-  uint64_t bound = 0;    // of a wait, ns
+  uint64_t bound = 0;    // how long a wait may take, ns
   bool one_gpu = false;  // the mailbox lies on the GPU that launches, and no other one reads it
-  // Results are awaited by stream memory operations (session.proto), which have no bound: whoever
-  // launches looks after it by HostFailure, and ends a wait by writing to `handed_back`.
+  // Whether results are awaited by stream memory operations (session.proto). These have no bound,
+  // so the caller of the launches watches HostFailure, and ends a wait by writing to `handed_back`.
   bool stream_waits = false;
 };
 
@@ -57,8 +57,8 @@ struct StridedTensor {
 };
 
 // Waits until the layer's slot is free, writes q, k and v into it, and rings. `no_result`: nothing
-// will be taken back (append-only), so this launch advances the counter. Where the stream waits,
-// all layers are taken back.
+// will be taken back (append-only), so this launch advances the counter. It is not set where the
+// stream waits, for all layers are taken back there.
 cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
                            const StridedTensor& k, const StridedTensor& v, bool no_result,
                            cudaStream_t stream);
@@ -67,7 +67,7 @@ enum class Element : uint8_t { kF32, kBf16, kF16 };
 
 // Where results go: `rows` rows of `heads` heads of `value_dim` elements. Rows and heads lie so
 // many elements apart; within a head elements are dense, in vectors of 8. Slots hold f32, which is
-// rounded on the way. Null pointers: not wanted.
+// rounded on the way. A null pointer means that the result is not wanted.
 struct ResultTarget {
   void* output = nullptr;
   float* lse = nullptr;              // dense, [rows, heads]
@@ -84,18 +84,19 @@ struct ResultTarget {
 cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
                            cudaStream_t stream);
 
-// The median of `rounds` round trips (SessionProbe), in seconds; 0: it could not be timed.
+// The median time of a round trip (SessionProbe) by each way of waiting, in seconds. 0: it could
+// not be timed.
 struct RoundTrips {
   double memory_ops = 0;
   double spinning = 0;
 };
-// Makes them on the stream and waits for them, until `until` at the latest: then whoever called
-// ends the session, and what is left in the stream ends with it.
+// Makes `rounds` round trips of each way on the stream and waits for them, until `until` at the
+// latest. After that the caller ends the session, and what is left in the stream ends with it.
 cudaError_t TimeRoundTrips(const MailboxView& session, int32_t rounds,
                            std::chrono::steady_clock::time_point until, cudaStream_t stream,
                            RoundTrips* out);
 
-// Loads the kernels, so that no launch has to.
+// Loads the kernels, so that no launch has to do it.
 cudaError_t LoadSessionKernels();
 
 }  // namespace tributary::client

@@ -1,4 +1,4 @@
-// Calls of AttendAsync that several groups answer, by the number that Cancel is given.
+// Calls of AttendAsync in flight, by the numbers that Cancel takes. Several groups may answer one.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tributary::client {
 
-// Shared by the clients that WithTimeout makes of one. Thread safe.
+// A client and those that WithTimeout makes of it share one of these. Thread safe.
 class AttendsInFlight {
  public:
   // Where a part of a call is, and its number there.
@@ -20,10 +20,10 @@ class AttendsInFlight {
     uint64_t call = 0;
   };
 
-  // A number for a call that is about to be sent: not 0.
+  // Returns a number, not 0, for a call that is about to be sent.
   uint64_t Begin();
-  // A part of the call has been sent. It is cancelled at once when the call has been; nothing comes
-  // of it when the call is over.
+  // Notes that a part of the call has been sent. Where the call has been cancelled meanwhile, the
+  // part is cancelled at once; where the call is over, nothing happens.
   void Sent(uint64_t id, Part part);
   void End(uint64_t id);
   // Cancels the parts of the call, those that were sent and those that will be.

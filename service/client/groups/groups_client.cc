@@ -206,7 +206,7 @@ class GroupsClient final : public Client {
     return In(**group)->CloseSequence(cache_id, sequence_id);
   }
 
-  // All of them or none: so they are of one group.
+  // All updates are made or none, so all sequences must be of one group.
   absl::StatusOr<std::vector<uint64_t>> UpdateSequences(
       const std::string& cache_id, const std::vector<SequenceUpdate>& updates) override {
     GroupPtr all;
@@ -397,7 +397,7 @@ class GroupsClient final : public Client {
     return where;
   }
 
-  // `id`: of the call, of which this is all or a part.
+  // Sends a call or a part of one. `id` is the whole call's number.
   void AttendIn(const GroupPtr& group, const AttendCall& call, uint64_t id,
                 std::function<void(absl::Status)> done) const {
     const auto region = RegionFor(*group, call.device);

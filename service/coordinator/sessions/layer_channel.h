@@ -18,9 +18,9 @@ namespace tributary::service {
 // One layer of a step, or a piece of one.
 struct LayerCall {
   uint64_t step_id = 0;
-  int32_t layer = 0;   // of the cache
-  int32_t piece = 0;   // of the layer
-  uint32_t count = 0;  // the session's number of it
+  int32_t layer = 0;   // its number in the cache
+  int32_t piece = 0;   // the piece's number in the layer
+  uint32_t count = 0;  // the session's number of the piece
   worker::LayerGeometry geometry;
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
@@ -48,8 +48,8 @@ class LayerChannel {
   // the status that End was given.
   virtual absl::StatusOr<LayerTensors> Take(const LayerCall& call,
                                             std::chrono::steady_clock::time_point until) = 0;
-  // The layer that was taken last is done. `result`: its output and then its LSEs where they came
-  // in the workers' reply; empty where the workers have put them into their places.
+  // Tells the host that the layer taken last is done. `result` has its output and then its LSEs if
+  // they came in the workers' reply, and is empty if the workers have put them into their places.
   virtual void Deliver(const LayerCall& call, std::span<const std::byte> result) = 0;
   // Ends every wait of both sides. Only the first call counts.
   virtual void End(const absl::Status& why) = 0;

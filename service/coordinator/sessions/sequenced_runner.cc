@@ -65,7 +65,7 @@ absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
   return absl::OkStatus();
 }
 
-// Workers that are sent tensors send results back, too.
+// Workers to which tensors are sent send their results back, too.
 worker::OutputPlace ForWorkers(const worker::OutputPlace& place, bool sends_tensors) {
   if (sends_tensors && place.data != nullptr) return {.in_reply = true};
   return place;
@@ -288,7 +288,7 @@ Outcome SequencedRunner::Execute(int32_t group, const FillWith& fill) {
         [fill, standings](worker::Command* command) { fill(standings, command); },
         [answer](Outcome outcome) { answer->Set(std::move(outcome)); });
   }
-  // One processor for this thread, one for the worker's.
+  // It spins where there is a processor for this thread and another one for the worker's.
   static const bool spins = std::thread::hardware_concurrency() > 2;
   Outcome outcome = answer->Wait(spins ? kSpin : std::chrono::microseconds(0));
   if (!outcome.status.ok() && !standings.empty()) {

@@ -53,7 +53,7 @@ class SequencedRunner : public SessionRunner {
   AcceptedStepPtr NextStep();
   // Counts what it has done in `news`.
   absl::Status RunStep(const AcceptedStep& step, worker::SessionNews* news);
-  // Piece `piece` of the step's layer number `index`.
+  // Carries out piece `piece` of the step's layer number `index`.
   absl::Status RunPiece(const AcceptedStep& step, int32_t index, int32_t piece,
                         worker::SessionNews* news);
   // Tells the workers the tables of groups that have no layer in the step.

@@ -25,8 +25,8 @@ struct AcceptedStep {
   LayerRange range;
   uint32_t first_count = 0;  // the session's number of the first piece of its first layer
   std::vector<worker::StepEntry> entries;
-  std::vector<mailbox::Piece> pieces;  // that each layer goes in
-  std::vector<GroupPages> pages;       // that the workers are told of before its first layer
+  std::vector<mailbox::Piece> pieces;  // the pieces in which each layer goes
+  std::vector<GroupPages> pages;       // what the workers are told before its first layer
 };
 
 using AcceptedStepPtr = std::shared_ptr<const AcceptedStep>;

@@ -1,6 +1,6 @@
-// Launches that stand between a session's layers: a gate (base/mailbox/gate.h), where the layer
-// does not begin with a launch that passes it, and what the gate needs where the stream waits ahead
-// of it. And those that answer the round trips that a host times.
+// Launches that stand between a session's layers: a gate (base/mailbox/gate.h), for layers whose
+// own first launch does not pass it, and what goes ahead of the gate where the stream waits. There
+// are also the launches that answer the round trips that a host times.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ namespace tributary::worker {
 // so only when the layer has arrived: it could fill the GPU, and the host must be able to compute.
 absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
 
-// Says that the layer ahead of the gate is finished (Gate::handed_over).
+// Calls the layer ahead of the gate finished, where the stream waits (Gate::handed_over).
 absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
 
 // The words of a SessionProbe in the mailbox.
@@ -24,15 +24,15 @@ struct ProbeWords {
   const uint32_t* asked = nullptr;
   uint32_t* answered = nullptr;
   const uint32_t* status = nullptr;
-  uint64_t bound = 0;  // of one wait, ns
+  uint64_t bound = 0;  // how long one wait may take, ns
 };
-// Answers a round that the stream has waited for.
+// Answers a round for which the stream has waited.
 absl::Status LaunchAnswer(const ProbeWords& words, uint32_t round, cudaStream_t stream);
-// Waits for the rounds `first` to `last` and answers them, until one is not asked for in time.
+// Waits for the rounds `first` to `last` and answers them. Gives up when one does not come in time.
 absl::Status LaunchAnswers(const ProbeWords& words, uint32_t first, uint32_t last,
                            cudaStream_t stream);
 
-// Loads the kernels, so that no launch has to.
+// Loads the kernels, so that no launch has to do it.
 absl::Status LoadGate();
 
 }  // namespace tributary::worker

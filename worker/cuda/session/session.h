@@ -4,8 +4,9 @@
 // that its doorbell opens. No call of the host, no lock and no allocation stands between two
 // layers. A step that resembles one before is launched as one CUDA graph.
 //
-// Of several ranks each has a stream of its own, whose gates look at the one mailbox, which is rank
-// 0's, and reads queries and tokens there. Rank 0 writes the merged result and rings.
+// Where several ranks share a session, each has a stream of its own. All read queries and tokens in
+// the one mailbox, which is rank 0's, and their gates look at its doorbells. Rank 0 writes the
+// merged result and rings.
 #pragma once
 
 #include <chrono>
@@ -71,16 +72,16 @@ class CudaSession final : public DeviceSession {
         early_launch_(
             cuda::FeaturesOf(rank.plan_options().device.compute_capability).early_launch) {}
 
-  // This rank's memory, and on rank 0 the mailbox.
+  // Takes this rank's memory, and on rank 0 the mailbox.
   absl::Status TakeMemory();
-  // Of several ranks: all of them take memory and share it, or all of them fail.
+  // The same where there are several ranks: all of them take memory and share it, or all fail.
   absl::Status MeetOthers(collective::Communicator& comm, collective::Deadline deadline);
   absl::Status Describe();
   void Watch(OnSessionNews news);
-  // Puts what answers the host's round trips into the stream.
+  // Puts the launches that answer the host's round trips into the stream.
   absl::Status AnswerProbe();
-  // A host that hands nothing over in time is told so. Only where the stream waits, which has no
-  // bound of its own; called now and then.
+  // Ends the session when the host has handed nothing over for too long. The watch calls this now
+  // and then where the stream waits, because such a wait has no bound of its own.
   void EndIfHostIsSilent();
   uint32_t* Word(size_t offset) const {
     return reinterpret_cast<uint32_t*>(memory_->mailbox() + offset);
@@ -95,9 +96,9 @@ class CudaSession final : public DeviceSession {
   absl::Status LaunchLayer(Layer& layer);
   // The same as one graph, when the step resembles one before.
   absl::Status LaunchGraph(std::deque<Layer>& layers);
-  // Where the step repeats tokens: memory for what comes of it.
+  // Takes memory for the differences that a step finds which repeats tokens.
   absl::Status ExpectDifferences(uint32_t first_count, std::deque<Layer>* layers);
-  // Adds what came of the repeats that have ended.
+  // Adds the conflicts of repeats that have ended.
   void AddConflicts(SessionNews* news);
 
   CudaRank& rank_;
@@ -106,17 +107,18 @@ class CudaSession final : public DeviceSession {
   const int32_t ranks_;
   const int32_t own_rank_;
   const bool early_launch_;
-  // Goes when nothing of the session runs any more; then the watch frees it.
+  // Released when nothing of the session runs any more; then the watch frees it.
   std::shared_ptr<SessionMemory> memory_;
   DeviceMailbox mailbox_;  // rank 0's
   bool watched_ = false;
   bool graphs_work_ = true;
-  Waiting waiting_ = Waiting::kSpinningWarp;  // of the step that is being enqueued
+  Waiting waiting_ = Waiting::kSpinningWarp;  // how the step waits that is being enqueued
 
   Mutex mutex_;
   bool ended_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::deque<Repeat> repeats_ TRIBUTARY_GUARDED_BY(mutex_);  // not yet told of
-  // The last layer of the steps whose stream waits, and when the host handed over its last one.
+  // For EndIfHostIsSilent: whether the stream waits, the end of the layers that were enqueued, the
+  // layers that the host has handed over, and since when there are so many.
   bool stream_waits_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   uint32_t expected_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   uint32_t seen_ TRIBUTARY_GUARDED_BY(mutex_) = 0;

@@ -72,7 +72,7 @@ absl::Status SessionMeeting::Agree(const absl::Status& own) {
     SaidStatus& said = words[rank];
     if (said.code == 0) continue;
     said.message[sizeof(said.message) - 1] = '\0';
-    // The rank's own has its payloads, which name the field.
+    // The rank's own status has payloads, which name the field.
     if (static_cast<int>(rank) == comm_.rank()) return own;
     const auto code = static_cast<absl::StatusCode>(said.code);
     const std::string text = absl::StrCat("rank ", rank, ": ", said.message);

@@ -1,6 +1,6 @@
-// What the ranks of a session have of each other: rank 0's mailbox, which all of them read, and a
-// group of GPUs to exchange partials in. Exchanges of one session meet those of no other session
-// and of no call, so sessions need no common order, and a silent host holds up nobody else.
+// What the ranks of a session share: rank 0's mailbox, which all of them read, and a group of GPUs
+// in which they exchange partials. The group belongs to the one session, so sessions and calls need
+// no common order, and a silent host holds up nobody else.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,17 @@
 
 namespace tributary::worker {
 
-// How a rank agrees with all others while a session is opened. Every function is called by all
-// ranks at once.
+// How a rank agrees with all others while a session is opened. All ranks call every function at
+// once.
 class SessionMeeting {
  public:
   SessionMeeting(collective::Communicator& comm, collective::Deadline deadline)
       : comm_(comm), deadline_(deadline) {}
 
-  // OK when all ranks bring OK. Else, on all ranks alike, an error of the first rank that brings
-  // one, or one of the communicator.
+  // Returns OK when all ranks bring OK. Otherwise all of them get the error of the first rank that
+  // brings one, or an error of the communicator.
   absl::Status Agree(const absl::Status& own);
-  // Where rank 0's mailbox lies: that rank says `own`, and all hear it.
+  // Tells all ranks where rank 0's mailbox lies, which rank 0 states as `own`.
   absl::StatusOr<DeviceMailbox> HearMailbox(const DeviceMailbox& own);
 
   collective::Communicator& comm() { return comm_; }
@@ -53,12 +53,12 @@ class PeerMailbox {
   PeerMailbox(std::byte* data, bool opened) : data_(data), opened_(opened) {}
 
   std::byte* const data_;
-  const bool opened_;  // by its handle
+  const bool opened_;  // whether data_ was opened by the mailbox's handle
 };
 
-// A group of GPUs for the exchanges of one session, straight between their memories. Called by all
-// ranks at once, which all get one or all fail alike. kFailedPrecondition, open.memory: the ranks
-// cannot reach each other's memory.
+// Forms a group of GPUs for the exchanges of one session, straight between their memories. All
+// ranks call this at once; all of them get the group, or all fail alike. kFailedPrecondition,
+// open.memory: the ranks cannot reach each other's memory.
 absl::StatusOr<std::unique_ptr<collective::DeviceGroup>> FormSessionGroup(
     CudaRank& rank, const OpenSessionCommand& command, SessionMeeting& meeting);
 

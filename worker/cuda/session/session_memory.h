@@ -26,8 +26,8 @@ namespace tributary::worker {
 // other sessions. So whoever destroys this is a thread that may wait (SessionWatch::FreeLater).
 class SessionMemory {
  public:
-  // kResourceExhausted: no room. The device is the calling thread's. `ranks`: that share the
-  // session; rank 0 alone has the mailbox, and the others are told of it by Share.
+  // `ranks` ranks share the session. Rank 0 alone has the mailbox; the others are told of it by
+  // Share. The memory is of the calling thread's device. kResourceExhausted: it has no room.
   static absl::StatusOr<std::shared_ptr<SessionMemory>> Take(CudaRank& rank,
                                                              const OpenSessionCommand& command,
                                                              int32_t ranks, int32_t own_rank);
@@ -36,17 +36,17 @@ class SessionMemory {
   SessionMemory& operator=(const SessionMemory&) = delete;
 
   cudaStream_t stream() const { return stream_; }
-  // Rank 0's.
+  // Rank 0's mailbox.
   std::byte* mailbox() const { return root_ != nullptr ? root_->data() : mailbox_; }
   size_t mailbox_bytes() const { return mailbox_bytes_; }
-  // What ranks but rank 0 have finished of steps without results, kPeerWords apart from rank 1 on;
-  // in rank 0's memory.
+  // Words in rank 0's memory, kPeerWords apart and rank 1's first: the layers of steps without
+  // results that the other ranks have finished.
   uint32_t* finished_of_peers() const { return PeerWord(kFinishedFromEnd); }
-  // The group that the session's partials are exchanged in; null on a rank on its own.
+  // The group in which the session's partials are exchanged. Null where the rank is alone.
   collective::DeviceGroup* group() const { return group_.get(); }
-  // Of several ranks: how this one reaches rank 0's mailbox (null on rank 0), and the group.
+  // Where there are several ranks: gives it rank 0's mailbox (null on rank 0) and the group.
   void Share(std::unique_ptr<PeerMailbox> root, std::unique_ptr<collective::DeviceGroup> group);
-  // Whether no other rank reaches the mailbox any more. For whoever destroys this.
+  // Whether no other rank reaches the mailbox any more. It is asked before this is destroyed.
   bool PeersAreGone();
   mailbox::SessionCounter* counter() const { return counter_->as<mailbox::SessionCounter>(); }
   mailbox::SessionProgress* progress() const { return &pinned_.as<Pinned>()->progress; }
@@ -56,9 +56,9 @@ class SessionMemory {
 
   // What comes into the stream from now on comes behind what the rank's stream has been given.
   absl::Status FollowRank();
-  // Both write words of the mailbox beside all that runs or waits. The status; it is written once.
+  // Writes the status word, once. This and the next do not wait for what runs or waits on the GPU.
   absl::Status WriteStatus(const mailbox::Layout& layout, uint32_t status);
-  // What streams of either side wait for.
+  // Writes the words that streams of either side wait for, so that their waits end.
   absl::Status EndStreamWaits(const mailbox::Layout& layout);
 
  private:
@@ -66,11 +66,11 @@ class SessionMemory {
     mailbox::SessionProgress progress;
     uint32_t status = 0;  // what WriteStatus writes
     uint32_t ends_waits = mailbox::kEndsWaits;
-    uint32_t gone = 1;  // what this rank says when it does not reach the mailbox any more
+    uint32_t gone = 1;  // what SayGone writes
     uint32_t gone_of_peers[collective::kMaxDirectRanks * mailbox::kPeerWords] = {};
   };
 
-  // Words of ranks lie at the end of the mailbox's memory, so far from its end.
+  // Words of the ranks lie behind the mailbox, at these distances from the end of its memory.
   static constexpr size_t kFinishedFromEnd = 8192;
   static constexpr size_t kGoneFromEnd = 4096;
 
@@ -79,7 +79,7 @@ class SessionMemory {
   uint32_t* PeerWord(size_t from_end) const {
     return reinterpret_cast<uint32_t*>(mailbox() + mailbox_bytes_ - from_end);
   }
-  // Rank 0 may give the mailbox back as far as this rank goes.
+  // Tells rank 0 that this rank does not reach the mailbox any more.
   void SayGone();
   absl::Status WriteWord(size_t offset, const uint32_t& from);
   absl::Status TakeAll(const OpenSessionCommand& command);
@@ -87,10 +87,10 @@ class SessionMemory {
   CudaRank& rank_;
   const int32_t ranks_;
   const int32_t own_rank_;
-  std::unique_ptr<PeerMailbox> root_;  // on other ranks than rank 0
+  std::unique_ptr<PeerMailbox> root_;  // null on rank 0
   std::unique_ptr<collective::DeviceGroup> group_;
-  cudaStream_t stream_ = nullptr;   // of the steps
-  cudaStream_t control_ = nullptr;  // of what is written beside
+  cudaStream_t stream_ = nullptr;   // steps run here
+  cudaStream_t control_ = nullptr;  // status and ends of waits are written here
   cudaEvent_t rank_work_ = nullptr;
   std::byte* mailbox_ = nullptr;
   size_t mailbox_bytes_ = 0;

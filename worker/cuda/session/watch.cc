@@ -137,7 +137,7 @@ void SessionWatch::FreeOrLeakUnused() {
     if (unused_.empty() || Clock::now() >= grace) break;
     changed_.WaitUntil(mutex_, Clock::now() + kHeldBackPause);
   }
-  // The ranks that hold it back are not coming.
+  // The ranks that hold it back will not let it go any more.
   for (Unused& unused : unused_) new std::shared_ptr<void>(std::move(unused.memory));
   unused_.clear();
 }

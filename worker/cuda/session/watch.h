@@ -35,9 +35,10 @@ class SessionWatch {
   void Expect(SessionId session, uint32_t end);
   // `told` is not called any more when this returns. Not from within `told`.
   void Remove(SessionId session);
-  // Destroys `memory` on the watch's thread, when no step of a session is in flight, or after a
-  // while: CUDA may make it wait for all that runs. Not before `may_go` says so, which is asked now
-  // and then; what it holds back to the end stays until the process ends.
+  // Destroys `memory` on the watch's thread, when no step of a session is in flight or after a
+  // while, because CUDA may make that wait for all that runs. It is not destroyed before `may_go`,
+  // which is called now and then, returns true; memory that it holds back until the watch ends
+  // stays until the process ends.
   void FreeLater(std::shared_ptr<void> memory, std::function<bool()> may_go = nullptr);
 
  private:
@@ -53,7 +54,7 @@ class SessionWatch {
     std::function<absl::Status()> device_status;
     uint32_t expected = 0;  // number of layers that were enqueued
     uint32_t seen = 0;      // number of layers that `told` knows to have ended
-    bool failed = false;    // `told` knows
+    bool failed = false;    // `told` knows that it failed
   };
   using WatchedPtr = std::shared_ptr<Watched>;
 
