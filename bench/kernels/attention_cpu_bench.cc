@@ -1,5 +1,5 @@
 // Decode attention on CPUs: one query row over a paged cache, in bf16 and FP8, beside a loop that
-// only reads the same bytes with the same threads. Prints one JSON object a line.
+// only reads the same bytes with the same threads. Prints one JSON object per line.
 //
 //   attention_cpu_bench [--threads=N] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
 //                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0]

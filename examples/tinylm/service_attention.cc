@@ -30,7 +30,7 @@ v1::CacheSpec SpecOf(const ModelConfig& config, const ServiceCacheOptions& optio
   return spec;
 }
 
-// One sequence, a row a token.
+// One sequence, one row per token.
 client::AttendCall CallOf(const ServiceCache& cache, uint64_t sequence, int32_t layer,
                           int64_t first_position, const Matrix& q, const Matrix& k, const Matrix& v,
                           Matrix& out) {

@@ -55,7 +55,7 @@ class Bench final : public Command {
   std::string description() const override {
     return "Fills sequences of --context tokens, then attends over them in a closed loop: each "
            "step\n"
-           "sends --rows new tokens of --batch sequences through every layer, one call a layer.\n"
+           "sends --rows new tokens of --batch sequences through every layer, one call per layer.\n"
            "Shows latencies of calls and of steps, and tokens/s. Without --target it starts a\n"
            "coordinator with --workers embedded workers on a private socket. The cache it creates\n"
            "is deleted at the end, after SIGINT too.\n"

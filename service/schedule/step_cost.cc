@@ -59,7 +59,7 @@ absl::Status CheckCost(const StepCost& cost, const StepLimits& limits) {
   if (cost.flops > limits.flops) {
     return Exhausted("max_step_flops", absl::StrCat("the call's rows over what they see take ",
                                                     cost.flops, " operations, a step at most ",
-                                                    limits.flops, ": send fewer rows a call"));
+                                                    limits.flops, ": send fewer rows per call"));
   }
   return absl::OkStatus();
 }

@@ -104,7 +104,7 @@ void CreateAndDelete(Stub& stub, int thread, int64_t blow, int64_t tokens) {
   stub.DeleteCache(&context, request, &reply);
 }
 
-// 9, 10: as many rows a call as a message takes, over one sequence.
+// 9, 10: as many rows per call as a message takes, over one sequence.
 void LongCall(Stub& stub, int thread) {
   const std::string cache = "long" + std::to_string(thread);
   v1::CacheSpec spec = SmallSpec();

@@ -177,9 +177,9 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
   absl::Cleanup forget = [slot] { slot->plan.Clear(); };
   PinnedMemory& staged = rank_.workspace().staged_plan;
   TRIBUTARY_RETURN_IF_ERROR(staged.Reserve(slot->plan.bytes() * room));
-  TRIBUTARY_RETURN_IF_ERROR(slot->data.Reserve(slot->plan.bytes() * room));
+  TRIBUTARY_RETURN_IF_ERROR(slot->block.Reserve(slot->plan.bytes() * room));
   slot->plan.Write(staged.data());
-  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot->data.data(), staged.data(), slot->plan.bytes(),
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(slot->block.data(), staged.data(), slot->plan.bytes(),
                                     cudaMemcpyHostToDevice, rank_.stream()));
   std::move(forget).Cancel();
   return slot;
@@ -187,7 +187,7 @@ absl::StatusOr<CudaShard::PlanSlot*> CudaShard::PlanOnDevice(const PlannedStep& 
 
 absl::Status CudaShard::RunPlanned(const PlannedStep& step, const PlanSlot& slot, bool meet,
                                    StepResults* results) {
-  CudaOperations operations(step, slot.plan, slot.data.data(),
+  CudaOperations operations(step, slot.plan, slot.block.data(),
                             layers_[static_cast<size_t>(step.layer_index)], rank_,
                             {.stream = rank_.stream(), .memory = rank_.workspace()}, results);
   absl::Status reserved = operations.Reserve(meet ? kRoom : 1);

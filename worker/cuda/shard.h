@@ -52,7 +52,7 @@ class CudaShard final : public Shard {
     PlanKey key;
     int64_t used = 0;
     DevicePlan plan;
-    DeviceMemory data;
+    DeviceMemory block;
   };
   CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {}
 

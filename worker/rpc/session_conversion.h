@@ -19,7 +19,7 @@ absl::StatusOr<OpenSessionCommand> Decode(const v1::OpenSessionCommand& message)
 CloseSessionCommand Decode(const v1::CloseSessionCommand& message);
 absl::StatusOr<SessionStepCommand> Decode(const v1::SessionStepCommand& message);
 DeviceMailbox DecodeMailbox(const v1::CommandReply& message);
-// Of a rank. "OK" spelled out is no status.
+// News of a rank. A status that says OK counts as none.
 SessionNews DecodeNews(int32_t rank, const v1::SessionNews& message);
 
 }  // namespace tributary::worker

@@ -220,7 +220,7 @@ class Bench {
 
   const DeviceProperties& device() const { return device_; }
 
-  // Bytes a second.
+  // Bytes per second.
   double ReadBandwidth() {
     const GpuArray<uint32_t> sink(1);
     Fill(DType::kFp8E4M3);

@@ -18,7 +18,7 @@ struct Grid {
   bool begins_early = false;
 };
 
-// Launches kernel(args) with `threads` threads and `shared_bytes` of dynamic shared memory a block.
+// Launches kernel(args) with `threads` threads and `shared_bytes` of shared memory per block.
 template <typename Args>
 cudaError_t LaunchGrid(void (*kernel)(Args), const Args& args, const Grid& grid, int threads,
                        size_t shared_bytes, cudaStream_t stream) {

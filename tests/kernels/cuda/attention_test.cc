@@ -16,6 +16,7 @@
 #include "tests/kernels/cuda/gpu_cache.h"
 #include "tests/kernels/cuda/sequence.h"
 #include "tests/kernels/cuda/slow_copy.h"
+#include "tests/support/compare.h"
 
 namespace tributary::cuda {
 namespace {
@@ -401,24 +402,8 @@ double Tolerance(const Case& c) {
 
 void ExpectClose(const std::vector<float>& actual, const std::vector<double>& expected,
                  double tolerance, const char* what) {
-  ASSERT_EQ(actual.size(), expected.size());
-  double worst = 0;
-  size_t worst_at = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_EQ(std::isnan(actual[i]), std::isnan(expected[i]))
-        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
-    if (std::isinf(expected[i])) {
-      ASSERT_EQ(actual[i], expected[i]) << what << "[" << i << "]";
-      continue;
-    }
-    const double error = std::abs(actual[i] - expected[i]);
-    if (error > worst) {
-      worst = error;
-      worst_at = i;
-    }
-  }
-  EXPECT_LE(worst, tolerance) << what << "[" << worst_at << "] is " << actual[worst_at]
-                              << ", expected " << expected[worst_at];
+  const auto count = static_cast<int64_t>(expected.size());
+  EXPECT_TRUE(test::AllClose(actual, expected, {.absolute = tolerance}, {count})) << what;
 }
 
 // The same of what is finite, which must be what is expected to be finite.
