@@ -3,9 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -46,15 +46,19 @@ class CudaShard final : public Shard {
     LayerGeometry geometry;
     friend bool operator==(const PlanKey&, const PlanKey&) = default;
   };
+  static constexpr int kPlans = 4;
   // A plan on the device, and what it was made for. Layers of different kinds need plans of their
   // own, so there is one for each of a few kinds. Steps that follow each other use the same memory.
   struct PlanSlot {
+    explicit PlanSlot(cudaStream_t stream) : block(stream) {}
     PlanKey key;
     int64_t used = 0;
     DevicePlan plan;
     DeviceMemory block;
   };
-  CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {}
+  CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {
+    for (int i = 0; i < kPlans; ++i) plans_.emplace_back(rank.stream());
+  }
 
   absl::Status TakeMemory(const CacheSpec& spec, PageFill fill);
   // Whether ranks meet before the step, which they do before the first of its size in this epoch
@@ -89,7 +93,7 @@ class CudaShard final : public Shard {
   DeviceMemory constants_;  // scales and sinks of all layers
   std::vector<CudaLayer> layers_;
 
-  std::array<PlanSlot, 4> plans_;
+  std::deque<PlanSlot> plans_;  // [kPlans]
   int64_t clock_ = 0;
   bool graphs_work_ = true;
   absl::flat_hash_set<StepSize> sizes_;  // for which ranks have met in this epoch
