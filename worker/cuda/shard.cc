@@ -77,9 +77,10 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
     constants.insert(constants.end(), layer.sinks.begin(), layer.sinks.end());
   }
   TRIBUTARY_RETURN_IF_ERROR(constants_.Reserve(constants.size() * sizeof(float)));
-  // Not asynchronous: the source goes.
-  TRIBUTARY_CUDA_OK(cudaMemcpy(constants_.data(), constants.data(),
-                               constants.size() * sizeof(float), cudaMemcpyHostToDevice));
+  TRIBUTARY_CUDA_OK(cudaMemcpyAsync(constants_.data(), constants.data(),
+                                    constants.size() * sizeof(float), cudaMemcpyHostToDevice,
+                                    rank_.stream()));
+  TRIBUTARY_CUDA_OK(cudaStreamSynchronize(rank_.stream()));  // the source goes
   std::byte* pages = pages_.data();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
@@ -104,6 +105,11 @@ CudaShard::~CudaShard() {
   cudaStreamSynchronize(rank_.stream());
   // Those of other shards come back soon; this one's must not be found by another at its place.
   rank_.graphs().Forget();
+  // All of it goes back to the GPU, and nobody's kernels are waited for.
+  pages_.Free();
+  constants_.Free();
+  plans_.clear();
+  cudaStreamSynchronize(rank_.stream());
 }
 
 absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies) {

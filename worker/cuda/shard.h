@@ -56,7 +56,8 @@ class CudaShard final : public Shard {
     DevicePlan plan;
     DeviceMemory block;
   };
-  CudaShard(CudaRank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {
+  CudaShard(CudaRank& rank, size_t bytes)
+      : rank_(rank), bytes_(bytes), pages_(rank.stream()), constants_(rank.stream()) {
     for (int i = 0; i < kPlans; ++i) plans_.emplace_back(rank.stream());
   }
 

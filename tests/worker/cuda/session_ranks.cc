@@ -162,11 +162,11 @@ SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output, Wait
       output_(output),
       waiting_(waiting) {}
 
-Reply SessionRanks::Send(decltype(Command::body) body) {
+Reply SessionRanks::Send(decltype(Command::body) body, CacheId cache) {
   Command command;
   command.epoch = epoch();
   command.number = ++number_;
-  command.cache = 1;
+  command.cache = cache;
   command.deadline = std::chrono::steady_clock::now() + kPatience;
   command.body = std::move(body);
   std::map<int, Reply> replies = ranks_.Execute(command);

@@ -79,7 +79,7 @@ class SessionRanks final : public Ranks {
                           std::chrono::nanoseconds wait_timeout, DeviceMailbox* mailbox,
                           bool measures = false);
   // To all ranks; rank 0's reply, or an error of another.
-  Reply Send(decltype(Command::body) body);
+  Reply Send(decltype(Command::body) body, CacheId cache = 1);
   Waiting waiting() const { return waiting_; }
   SessionLog& log() { return *log_; }
   GpuRanks& ranks() { return ranks_; }

@@ -365,6 +365,17 @@ TEST_P(GpuSessionEnd, ANewEpochEndsAllSessions) {
   EXPECT_EQ(Submit().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_P(GpuSessionEnd, AnotherCacheComesAndGoesWhileTheHostIsSilent) {
+  Begin(std::chrono::seconds(10));
+  ASSERT_TRUE(Submit().ok());
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(ranks_->Send(CreateCacheCommand{spec_}, 2).status.ok());
+  EXPECT_TRUE(ranks_->Send(DropCacheCommand{}, 2).status.ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_EQ(HandOver().failure, 0u);
+  EXPECT_EQ(HandOver().failure, 0u);
+}
+
 TEST_P(GpuSessionEnd, AGpuServesSoManySessionsAtATime) {
   Begin(std::chrono::seconds(10));
   OpenSessionCommand more = command_;
