@@ -53,6 +53,10 @@ class Buffer {
     }
     return error;
   }
+  void Free() {
+    if (data_ != nullptr) where_.Free(data_);
+    Leak();
+  }
   // The memory now belongs to nobody, and stays until the process ends.
   void Leak() {
     data_ = nullptr;
@@ -67,11 +71,6 @@ class Buffer {
   }
 
  private:
-  void Free() {
-    if (data_ != nullptr) where_.Free(data_);
-    Leak();
-  }
-
   Where where_;
   void* data_ = nullptr;
   size_t bytes_ = 0;

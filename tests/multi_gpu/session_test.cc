@@ -52,6 +52,9 @@ class Elements {
     EXPECT_EQ(
         cudaMemcpy(data_, values.data(), values.size() * sizeof(uint16_t), cudaMemcpyHostToDevice),
         cudaSuccess);
+    // A small copy from pageable memory may return before it is there, and the session's stream
+    // waits for no other.
+    EXPECT_EQ(cudaStreamSynchronize(cudaStreamLegacy), cudaSuccess);
   }
   std::vector<float> Get(size_t count) const {
     std::vector<uint16_t> values(count);

@@ -25,6 +25,7 @@ class GrowingBuffer {
   T* as() const {
     return buffer_.template as<T>();
   }
+  void Free() { buffer_.Free(); }
 
  protected:
   GrowingBuffer() = default;
