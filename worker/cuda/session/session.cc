@@ -170,6 +170,9 @@ CudaSession::~CudaSession() {
       memory_->group()->Abort("the session is over");
     }
   }
+  const MutexLock lock(mutex_);
+  for (Repeat& repeat : repeats_) watch_.FreeLater(std::move(repeat.differs));
+  for (std::shared_ptr<PinnedMemory>& spare : spare_) watch_.FreeLater(std::move(spare));
   // Other ranks may reach the mailbox for a while.
   SessionMemory* memory = memory_.get();
   watch_.FreeLater(std::move(memory_), [memory] { return memory->PeersAreGone(); });
@@ -403,7 +406,7 @@ absl::Status CudaSession::ExpectDifferences(uint32_t first_count, std::deque<Lay
   Repeat repeat{.first_count = first_count,
                 .layers = static_cast<int32_t>(layers->size()),
                 .entries = entries,
-                .differs = std::make_shared<PinnedMemory>()};
+                .differs = TakeSpare()};
   const size_t words = layers->size() * static_cast<size_t>(entries);
   TRIBUTARY_RETURN_IF_ERROR(repeat.differs->Reserve(words * sizeof(uint32_t)));
   auto* differs = repeat.differs->as<uint32_t>();
@@ -429,9 +432,17 @@ void CudaSession::AddConflicts(SessionNews* news) {
       }
       if (any) news->conflicts.emplace_back(repeat.first_count, entry);
     }
-    watch_.FreeLater(repeat.differs);
+    spare_.push_back(repeat.differs);
     repeats_.pop_front();
   }
+}
+
+std::shared_ptr<PinnedMemory> CudaSession::TakeSpare() {
+  const MutexLock lock(mutex_);
+  if (spare_.empty()) return std::make_shared<PinnedMemory>();
+  std::shared_ptr<PinnedMemory> spare = std::move(spare_.back());
+  spare_.pop_back();
+  return spare;
 }
 
 }  // namespace tributary::worker

@@ -100,6 +100,8 @@ class CudaSession final : public DeviceSession {
   absl::Status ExpectDifferences(uint32_t first_count, std::deque<Layer>* layers);
   // Adds the conflicts of repeats that have ended.
   void AddConflicts(SessionNews* news);
+  // Memory of a repeat that has ended, or new memory: none is given back while the session goes on.
+  std::shared_ptr<PinnedMemory> TakeSpare();
 
   CudaRank& rank_;
   SessionWatch& watch_;
@@ -117,6 +119,7 @@ class CudaSession final : public DeviceSession {
   Mutex mutex_;
   bool ended_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::deque<Repeat> repeats_ TRIBUTARY_GUARDED_BY(mutex_);  // not yet told of
+  std::vector<std::shared_ptr<PinnedMemory>> spare_ TRIBUTARY_GUARDED_BY(mutex_);
   // For EndIfHostIsSilent: whether the stream waits, the end of the layers that were enqueued, the
   // layers that the host has handed over, and since when there are so many.
   bool stream_waits_ TRIBUTARY_GUARDED_BY(mutex_) = false;
