@@ -6,16 +6,12 @@
 #include "kernels/cpu/backend.h"
 #include "worker/cpu_operations.h"
 #include "worker/kv_shard.h"
+#include "worker/memory_taker.h"
 #include "worker/status_conversion.h"
 #include "worker/step_output.h"
 
 namespace tributary::worker {
 namespace {
-
-// What is taken on each thread between two looks at the clock, about a millisecond's worth, and how
-// often until the machine's memory is looked at again.
-constexpr size_t kPieceOfThread = size_t{2} << 20;
-constexpr size_t kPiecesBetweenChecks = 8;
 
 // What the shards of a rank share: they never work at the same time.
 struct CpuRank {
@@ -28,25 +24,17 @@ class CpuShard final : public Shard {
  public:
   CpuShard(CpuRank& rank, std::unique_ptr<KvShard> pages,
            std::unique_ptr<HostMemoryLedger::Claim> claim)
-      : rank_(rank), pages_(std::move(pages)), claim_(std::move(claim)) {}
+      : rank_(rank),
+        pages_(std::move(pages)),
+        taker_(std::make_unique<MemoryTaker>(*pages_, std::move(claim), rank_.pool->threads())) {}
 
   size_t bytes() const override { return pages_->bytes(); }
 
   absl::StatusOr<bool> TakeMemory(std::chrono::steady_clock::time_point until) override {
-    while (claim_ != nullptr) {
-      TRIBUTARY_RETURN_IF_ERROR(claim_->CheckRoom());
-      const size_t piece = kPieceOfThread * static_cast<size_t>(rank_.pool->threads());
-      for (size_t i = 0; i < kPiecesBetweenChecks; ++i) {
-        TRIBUTARY_ASSIGN_OR_RETURN(const size_t taken, pages_->TakeMemory(piece, *rank_.pool));
-        claim_->Taken(taken);
-        if (taken == 0) {
-          claim_.reset();
-          return true;
-        }
-        if (std::chrono::steady_clock::now() >= until) return false;
-      }
-    }
-    return true;
+    if (taker_ == nullptr) return true;
+    TRIBUTARY_ASSIGN_OR_RETURN(const bool complete, taker_->Await(until));
+    if (complete) taker_.reset();
+    return complete;
   }
 
   absl::Status CopyPages(const std::vector<PageCopy>& copies) override {
@@ -114,7 +102,7 @@ class CpuShard final : public Shard {
 
   CpuRank& rank_;
   const std::unique_ptr<KvShard> pages_;
-  std::unique_ptr<HostMemoryLedger::Claim> claim_;  // null: all is taken
+  std::unique_ptr<MemoryTaker> taker_;  // null: all is taken
 };
 
 class CpuRankBackend final : public Backend {

@@ -19,7 +19,7 @@
 namespace tributary::worker {
 
 // For how long a cache that is being created may keep a step of another waiting.
-inline constexpr std::chrono::milliseconds kMemorySlice{4};
+inline constexpr std::chrono::microseconds kMemorySlice{500};
 
 struct ExecutorOptions {
   collective::Strategy strategy = collective::Strategy::kAuto;  // of the CPU backend

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -36,8 +35,7 @@ int Populate(std::byte* begin, size_t bytes, PageFill fill) {
     return 0;
   }
 #ifdef MADV_POPULATE_WRITE
-  // It wants the begin of a page. A part begins at one unless the shard is small and the mapping's
-  // only part, which does, too.
+  // It wants the begin of a page. A piece begins at one.
   if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno == ENOMEM || errno == EFAULT) return errno;
 #endif
@@ -98,19 +96,12 @@ KvShard::KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t byt
   }
 }
 
-absl::StatusOr<size_t> KvShard::TakeMemory(size_t bytes, cpu::ThreadPool& pool) {
-  const size_t begin = taken_;
-  const size_t end = begin + std::min(bytes, bytes_ - begin);
-  const size_t parts = (end - begin + kHugePage - 1) / kHugePage;
-  std::atomic<int> refused = 0;  // errno
-  pool.Run(static_cast<int>(parts), [&](int part) {
-    const size_t from = begin + static_cast<size_t>(part) * kHugePage;
-    const int error = Populate(base_ + from, std::min(kHugePage, end - from), fill_);
-    if (error != 0) refused = error;
-  });
-  if (refused != 0) return ShardOutOfMemory(bytes_, std::strerror(refused));
-  taken_ = end;
-  return end - begin;
+absl::StatusOr<size_t> KvShard::TakePiece(size_t piece) {
+  const size_t begin = piece * kPieceBytes;
+  const size_t bytes = std::min(kPieceBytes, bytes_ - begin);
+  const int error = Populate(base_ + begin, bytes, fill_);
+  if (error != 0) return ShardOutOfMemory(bytes_, std::strerror(error));
+  return bytes;
 }
 
 KvShard::~KvShard() { munmap(mapping_, mapped_); }

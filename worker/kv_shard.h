@@ -19,7 +19,7 @@ namespace tributary::worker {
 class KvShard {
  public:
   // Takes addresses, for huge pages where the system gives them; the memory is taken by
-  // TakeMemory. kResourceExhausted, with the sizes, when it needs more than `available` bytes or
+  // TakePiece. kResourceExhausted, with the sizes, when it needs more than `available` bytes or
   // the system refuses. The spec is valid.
   static absl::StatusOr<std::unique_ptr<KvShard>> Create(const CacheSpec& spec, size_t available,
                                                          PageFill fill);
@@ -27,10 +27,11 @@ class KvShard {
   KvShard(const KvShard&) = delete;
   KvShard& operator=(const KvShard&) = delete;
 
-  // Takes at most `bytes` more memory, on the threads of the pool, so that no later step finds out
-  // that it is not there. Returns how many bytes it took, 0 when it has all. No page may be used
-  // before that. kResourceExhausted when the system refuses.
-  absl::StatusOr<size_t> TakeMemory(size_t bytes, cpu::ThreadPool& pool);
+  // Takes the memory of a piece, so that no later step finds out that it is not there; each once,
+  // on any thread. No page is used before all are taken. Returns the piece's bytes.
+  // kResourceExhausted when the system refuses.
+  size_t pieces() const { return (bytes_ + kPieceBytes - 1) / kPieceBytes; }
+  absl::StatusOr<size_t> TakePiece(size_t piece);
 
   // Valid as long as the shard.
   const PagedKv& layer(int32_t layer) const { return layers_[static_cast<size_t>(layer)]; }
@@ -48,14 +49,15 @@ class KvShard {
   size_t bytes() const { return bytes_; }
 
  private:
+  static constexpr size_t kPieceBytes = size_t{2} << 20;  // a huge page
+
   KvShard(const CacheSpec& spec, void* mapping, size_t mapped, size_t bytes, PageFill fill);
 
   void* mapping_;
   size_t mapped_;
   size_t bytes_;
   const PageFill fill_;
-  std::byte* base_;  // where the first page begins
-  size_t taken_ = 0;
+  std::byte* base_;            // where the first page begins
   size_t page_bytes_ = 0;      // of one page, all layers
   std::vector<float> scales_;  // per layer: k [its kv_heads], v [its kv_heads]
   std::vector<PagedKv> layers_;

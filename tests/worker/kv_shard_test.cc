@@ -84,15 +84,11 @@ TEST(KvShard, PoisonFillsEveryByte) {
   spec.num_pages = 1024;  // beyond a huge page: the aligned mapping
   auto shard = KvShard::Create(spec, kAnySize, PageFill::kPoison);
   ASSERT_TRUE(shard.ok());
-  // In pieces, the last of which is smaller.
-  cpu::ThreadPool pool(2);
   size_t taken = 0;
-  while (true) {
-    const absl::StatusOr<size_t> piece = (*shard)->TakeMemory(size_t{6} << 20, pool);
-    ASSERT_TRUE(piece.ok());
-    EXPECT_LE(*piece, size_t{6} << 20);
-    if (*piece == 0) break;
-    taken += *piece;
+  for (size_t piece = 0; piece < (*shard)->pieces(); ++piece) {
+    const absl::StatusOr<size_t> bytes = (*shard)->TakePiece(piece);
+    ASSERT_TRUE(bytes.ok());
+    taken += *bytes;
   }
   EXPECT_EQ(taken, (*shard)->bytes());
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*shard)->layer(0).base) % (size_t{2} << 20), 0u);
