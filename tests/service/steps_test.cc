@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -58,8 +60,8 @@ class StepsTest : public ::testing::Test {
  protected:
   void SetUp() override { Begin({}); }
 
-  void Begin(CoordinatorOptions options) {
-    auto group = std::make_unique<FakeGroup>(2);
+  void Begin(CoordinatorOptions options,
+             std::unique_ptr<FakeGroup> group = std::make_unique<FakeGroup>(2)) {
     group_ = group.get();
     coordinator_ = std::make_unique<Coordinator>(
         options, std::move(group),
@@ -652,6 +654,73 @@ TEST_F(StepsTest, ACacheThatTheNewGroupCannotHoldLeavesTheOthersServed) {
   coordinator_->DeleteCache(deletion, {}, answers_->For<v1::DeleteCacheReply>("delete"));
   EXPECT_TRUE(answers_->Wait("delete").ok());
   EXPECT_EQ(open("deleted", 3).code(), absl::StatusCode::kNotFound);
+}
+
+// Keeps what creates caches, and lets the test say when it is answered.
+class GroupOfLateCaches final : public FakeGroup {
+ public:
+  GroupOfLateCaches() : FakeGroup(2) {}
+
+  void Submit(std::shared_ptr<const worker::Command> command, Done done) override {
+    const bool creates = std::holds_alternative<worker::CreateCacheCommand>(command->body);
+    {
+      std::lock_guard lock(mutex_);
+      if (late_ && creates) {
+        kept_.push_back({std::move(command), std::move(done)});
+        return;
+      }
+    }
+    FakeGroup::Submit(std::move(command), std::move(done));
+  }
+  void BeLate() {
+    std::lock_guard lock(mutex_);
+    late_ = true;
+  }
+  size_t kept() {
+    std::lock_guard lock(mutex_);
+    return kept_.size();
+  }
+  // The oldest that is kept succeeds, whatever has become of its epoch.
+  void AnswerOne() {
+    Kept oldest;
+    {
+      std::lock_guard lock(mutex_);
+      oldest = std::move(kept_.front());
+      kept_.pop_front();
+    }
+    Outcome outcome;
+    outcome.replies.resize(2);
+    oldest.done(std::move(outcome));
+  }
+
+ private:
+  struct Kept {
+    std::shared_ptr<const worker::Command> command;
+    Done done;
+  };
+  std::mutex mutex_;
+  bool late_ = false;
+  std::deque<Kept> kept_;
+};
+
+TEST_F(StepsTest, ALateAnswerOfOneSetUpDoesNotEndTheNext) {
+  coordinator_->Stop();
+  auto owned = std::make_unique<GroupOfLateCaches>();
+  GroupOfLateCaches& group = *owned;
+  Begin({}, std::move(owned));
+  group.BeLate();
+  for (const char* reason : {"a worker died", "and another one"}) {
+    group.Break(reason);
+    group.Form({true, false});
+  }
+  ASSERT_EQ(group.kept(), 1u);
+  group.AnswerOne();  // of the first set-up
+  EXPECT_FALSE(coordinator_->ready());
+  ASSERT_EQ(group.kept(), 1u);
+  group.AnswerOne();
+  EXPECT_TRUE(coordinator_->ready());
+  Attend("served", Token(1, 0));
+  EXPECT_TRUE(answers_->Wait("served").ok());
 }
 
 TEST_F(StepsTest, ADeadlineEndsTheWaitForATurn) {

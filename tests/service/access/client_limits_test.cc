@@ -15,6 +15,7 @@
 #include "service/data/resolve_spec.h"
 #include "service/observe/telemetry.h"
 #include "tests/service/fake_group.h"
+#include "tests/service/session_driver.h"
 #include "tests/service/test_service.h"
 #include "worker/cache_spec.h"
 
@@ -193,6 +194,15 @@ TEST_F(ClientLimitsTest, AStreamEndsWhenItsCallersTokenIsTakenAway) {
   group_->Release();
   EXPECT_TRUE(test::Eventually(std::chrono::seconds(60),
                                [&] { return service_->server().open_streams() == 0; }));
+}
+
+TEST_F(ClientLimitsTest, ASessionEndsWhenItsCallersTokenIsTakenAway) {
+  Serve({});
+  ASSERT_TRUE(alice_->Open(1).ok());
+  SessionDriver session(alice_->stub(), MessagesSession(1));
+  ASSERT_TRUE(session.is_open());
+  std::ofstream(directory_.File("tokens")) << "bob client,admin 0123456789abcdef-bob\n";
+  EXPECT_EQ(session.Finish().error_code(), StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(ClientLimitsTest, CachesAreSeenByThoseWhoAskedForThemAndDeletedByWhoCreatedThem) {
