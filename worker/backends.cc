@@ -88,6 +88,39 @@ std::vector<ModeCapabilities> EveryMode() {
            .sinks = true}};
 }
 
+constexpr DType kInputs[] = {DType::kF32, DType::kBf16, DType::kF16};
+constexpr DType kCaches[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16};
+
+template <typename ErrorOf>
+std::vector<OutputError> ForEveryType(ErrorOf error_of) {
+  std::vector<OutputError> errors;
+  for (const DType q : kInputs) {
+    for (const DType kv : kCaches) errors.push_back(error_of(q, kv));
+  }
+  return errors;
+}
+
+// Weights are rounded to bf16 where q is bf16 and the processor multiplies bf16
+// (kernels/cpu/bf16_pieces.h). That is half a unit of the weighted mean of |v|.
+OutputError CpuError(DType q, DType kv) {
+  const double error = q == DType::kBf16 ? 1e-2 : 1e-4;
+  return {.q = q, .kv = kv, .few_rows = error, .many_rows = error};
+}
+
+// f16 is multiplied over caches of f16 and FP8, bf16 over those of bf16, and what many rows see as
+// it came in its own type: f32 is rounded to bf16 then.
+OutputError CudaError(DType q, DType kv) {
+  constexpr double kF16Multiplied = 2e-3;
+  if (kv == DType::kBf16) {
+    const double error = q == DType::kBf16 ? 1e-2 : 2e-2;
+    return {.q = q, .kv = kv, .few_rows = error, .many_rows = error};
+  }
+  double many_rows = kF16Multiplied;
+  if (q == DType::kF32) many_rows = 2e-2;
+  if (q == DType::kBf16) many_rows = kv == DType::kF16 ? 1e-2 : 2e-2;
+  return {.q = q, .kv = kv, .few_rows = kF16Multiplied, .many_rows = many_rows};
+}
+
 // What every backend of this tree can do.
 BackendCapabilities CommonCapabilities() {
   return {.modes = EveryMode(),
@@ -108,6 +141,7 @@ BackendCapabilities CpuCapabilities() {
   cpu.head_dims = RowsThat([](const HeadDims& row) { return row.cpu; });
   cpu.shares_pages = true;
   cpu.replicas = true;
+  cpu.f32_output_errors = ForEveryType(CpuError);
   return cpu;
 }
 
@@ -118,6 +152,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.arch = "sm_80 and later";
   cuda.least_compute_capability = 80;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
+  cuda.f32_output_errors = ForEveryType(CudaError);
   return cuda;
 }
 

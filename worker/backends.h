@@ -38,6 +38,15 @@ struct ModeCapabilities {
   bool sinks = false;
 };
 
+// How far elements of f32 outputs may be from attention over what the cache holds, where queries,
+// keys and values have unit variance.
+struct OutputError {
+  DType q = DType::kF32;  // also of new tokens
+  DType kv = DType::kBf16;
+  double few_rows = 0;   // of rows that see all tokens as the cache keeps them
+  double many_rows = 0;  // of calls of many rows, drafts, and rows that see tokens as they came
+};
+
 struct BackendCapabilities {
   std::string name;  // "cpu"; unique, and what replies and workers say
   Device device = Device::kCpu;
@@ -60,6 +69,7 @@ struct BackendCapabilities {
   bool shares_pages = false;
   // Keeps pages for other ranks (CacheSpec::replicas).
   bool replicas = false;
+  std::vector<OutputError> f32_output_errors;  // one for each type of q and of a cache
 };
 
 const BackendCapabilities& CpuBackend();

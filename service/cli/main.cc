@@ -25,6 +25,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeBench());
   commands.push_back(MakeHealth());
   commands.push_back(MakeCheck());
+  commands.push_back(MakeLimits());
   commands.push_back(MakeTopology());
   commands.push_back(MakeStat());
   commands.push_back(MakeTop());

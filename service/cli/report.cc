@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "service/cli/dtype_name.h"
 #include "service/cli/group_report.h"
 #include "service/cli/interval.h"
 #include "service/cli/session_report.h"
@@ -21,12 +21,6 @@ std::string HeadDims(const v1::CacheSpec& spec) {
   return spec.value_head_dim() == 0 || spec.value_head_dim() == spec.head_dim()
              ? absl::StrCat(spec.head_dim())
              : absl::StrCat(spec.head_dim(), "/", spec.value_head_dim());
-}
-
-// "DTYPE_FP8_E4M3" as flags and docs spell it.
-std::string DTypeName(v1::DType dtype) {
-  constexpr size_t kPrefix = sizeof("DTYPE_") - 1;
-  return absl::AsciiStrToLower(v1::DType_Name(dtype).substr(kPrefix));
 }
 
 std::string Workers(const v1::GetTopologyReply& topology, const Style& style) {

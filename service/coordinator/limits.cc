@@ -41,6 +41,13 @@ void AddBackend(const worker::BackendCapabilities& backend, v1::GetLimitsReply* 
   out->set_layer_types(backend.layer_types);
   out->set_fp8_queries(backend.fp8_queries);
   out->set_deterministic(backend.batch_invariant);
+  for (const worker::OutputError& error : backend.f32_output_errors) {
+    v1::OutputError* told = out->add_f32_output_errors();
+    told->set_q_dtype(ToProto(error.q));
+    told->set_kv_dtype(ToProto(error.kv));
+    told->set_few_rows(error.few_rows);
+    told->set_many_rows(error.many_rows);
+  }
 }
 
 }  // namespace

@@ -7,8 +7,11 @@
 #include <optional>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "tests/service/fake_group.h"
+#include "tests/service/model_host.h"
 #include "tests/service/test_service.h"
+#include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -469,6 +472,36 @@ TEST(Limits, AreToldWithWhatEachBackendServes) {
     EXPECT_TRUE(service.stub().DeleteCache(&deleting, request, &deleted).ok());
   }
   EXPECT_GE(caches, 7);
+}
+
+TEST(Limits, F32OutputsAreAsPreciseAsTold) {
+  TestService service({.workers = 2});
+  v1::GetLimitsReply limits;
+  grpc::ClientContext context;
+  ASSERT_TRUE(service.stub().GetLimits(&context, {}, &limits).ok());
+  const v1::BackendLimits& cpu = limits.backends(0);
+  EXPECT_EQ(cpu.f32_output_errors_size(), limits.tensor_dtypes_size() * cpu.kv_dtypes_size());
+  int caches = 0;
+  for (const v1::OutputError& told : cpu.f32_output_errors()) {
+    SCOPED_TRACE(told.ShortDebugString());
+    v1::CacheSpec spec = SmallSpec();
+    spec.set_kv_dtype(told.kv_dtype());
+    const std::string cache = absl::StrCat("c", caches++);
+    ASSERT_TRUE(CreateCache(service.stub(), cache, spec).ok());
+    ModelHost host(&service.stub(), cache, spec, *FromProto(told.q_dtype()), /*seed=*/caches);
+    host.Open(1);
+    const auto check = [&](v1::AttendRequest request, double error) {
+      request.mutable_output()->set_dtype(v1::DTYPE_F32);
+      v1::AttendReply reply;
+      const grpc::Status status = Attend(service.stub(), request, &reply);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      host.Check(request, reply, {.absolute = error});
+    };
+    check(host.MakeStep(0, {{1, 64}}), told.few_rows());
+    check(host.MakeStep(0, {{1, 1}}), told.few_rows());
+    check(host.MakeStep(0, {{1, 80}}), told.many_rows());
+    check(host.MakeDraft(0, {{1, 16}}), told.many_rows());
+  }
 }
 
 // ------------------------------------------------------------ DATA_LOSS, UNAVAILABLE and ABORTED

@@ -180,6 +180,11 @@ v1::AttendRequest ModelHost::MakeStep(int32_t layer,
 }
 
 void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& reply) {
+  Check(request, reply, OutputTolerance(dtype_));
+}
+
+void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& reply,
+                      const test::Tolerance& output) {
   ASSERT_EQ(reply.lengths_size(), request.entries_size());
   const worker::LayerSpec& layer = spec_.layers[request.layer()];
   const worker::LayerGeometry g = Geometry(request.layer());
@@ -213,8 +218,8 @@ void ModelHost::Check(const v1::AttendRequest& request, const v1::AttendReply& r
     }
   }
   const int64_t rows = static_cast<int64_t>(lse.size()) / g.q_heads;
-  EXPECT_TRUE(test::AllClose(ValuesOf(reply.output()), o, OutputTolerance(dtype_),
-                             {rows, g.q_heads, g.kv.value_dim}))
+  EXPECT_TRUE(
+      test::AllClose(ValuesOf(reply.output()), o, output, {rows, g.q_heads, g.kv.value_dim}))
       << "output of layer " << request.layer();
   EXPECT_TRUE(
       test::AllClose(ValuesOf(reply.lse()), lse, test::kAttentionTolerance, {rows, g.q_heads}))

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "tests/support/compare.h"
 #include "tests/worker/dense_model.h"
 #include "tributary/v1/attention.grpc.pb.h"
 #include "worker/cache_spec.h"
@@ -50,6 +51,9 @@ class ModelHost {
                               const std::vector<std::pair<uint64_t, int32_t>>& entries,
                               int64_t context = -1);
   void Check(const v1::AttendRequest& request, const v1::AttendReply& reply);
+  // The same for outputs that are to be as close as this.
+  void Check(const v1::AttendRequest& request, const v1::AttendReply& reply,
+             const test::Tolerance& output);
 
  private:
   worker::testing::DenseLayer& Layer(uint64_t sequence, int32_t layer);

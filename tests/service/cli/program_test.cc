@@ -45,8 +45,8 @@ Outcome RunProgram(const std::string& arguments) {
 TEST(Program, ExplainsItself) {
   const Outcome overview = RunProgram("help");
   EXPECT_EQ(overview.code, 0);
-  for (const std::string command :
-       {"bench", "check", "demo", "flight", "health", "stat", "top", "topology", "trace"}) {
+  for (const std::string command : {"bench", "check", "demo", "flight", "health", "limits", "stat",
+                                    "top", "topology", "trace"}) {
     EXPECT_THAT(overview.out, HasSubstr("  " + command));
     const Outcome help = RunProgram("help " + command);
     EXPECT_EQ(help.code, 0);
@@ -71,7 +71,7 @@ TEST(Program, WrongUsageIsTwo) {
 TEST(Program, NobodyThereIsOne) {
   const std::string nowhere = "--target=unix:/tmp/tributary-nobody --timeout=100ms";
   for (const std::string command :
-       {"topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
+       {"limits", "topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
     const Outcome outcome = RunProgram(command + " " + nowhere);
     EXPECT_EQ(outcome.code, 1) << command;
     EXPECT_THAT(outcome.out, HasSubstr("/tmp/tributary-nobody"));
@@ -85,7 +85,7 @@ TEST(Program, NobodyThereIsOne) {
 TEST(Program, ADeadAddressFailsAtOnceWithTheReason) {
   const auto begin = std::chrono::steady_clock::now();
   for (const std::string command :
-       {"topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
+       {"limits", "topology", "stat", "top", "flight", "trace", "health", "check", "bench"}) {
     const Outcome socket = RunProgram(command + " --target=unix:/tmp/tributary-nobody");
     EXPECT_EQ(socket.code, 1) << command;
     EXPECT_THAT(socket.out,
@@ -96,12 +96,12 @@ TEST(Program, ADeadAddressFailsAtOnceWithTheReason) {
   }
   EXPECT_THAT(RunProgram("health --admin=127.0.0.1:1").out, HasSubstr("connection refused"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20))
-      << "17 commands, whose own limits are 3 to 30 s each";
+      << "19 commands, whose own limits are 3 to 30 s each";
 }
 
 TEST(Program, AFlagByWhichTheServiceIsReachedIsWrongUsage) {
   for (const std::string command :
-       {"topology", "stat", "top", "flight", "trace", "check", "bench"}) {
+       {"limits", "topology", "stat", "top", "flight", "trace", "check", "bench"}) {
     const Outcome outcome =
         RunProgram(command + " --target=127.0.0.1:1 --tls_server_name=a.example");
     EXPECT_EQ(outcome.code, 2) << command;
@@ -139,6 +139,10 @@ TEST(Program, LooksAtAService) {
   EXPECT_THAT(topology.out, HasSubstr("3 of 3 workers"));
   EXPECT_THAT(topology.out, HasSubstr("no caches")) << "bench and check have deleted theirs";
   EXPECT_THAT(RunProgram("topology --json" + target).out, StartsWith("{"));
+  const Outcome limits = RunProgram("limits" + target);
+  EXPECT_EQ(limits.code, 0);
+  EXPECT_THAT(limits.out, HasSubstr("BACKEND CPU"));
+  EXPECT_THAT(RunProgram("limits --json" + target).out, HasSubstr("f32_output_errors"));
   const Outcome stat = RunProgram("stat" + target);
   EXPECT_EQ(stat.code, 0);
   EXPECT_THAT(stat.out, HasSubstr("tokens appended"));

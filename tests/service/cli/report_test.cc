@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "service/cli/latencies.h"
+#include "service/cli/limits_report.h"
 #include "service/cli/progress.h"
 #include "service/cli/session_report.h"
 #include "service/cli/table.h"
@@ -121,6 +122,35 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
   EXPECT_THAT(report, Not(HasSubstr("\x1b"))) << "plain when it is not for a terminal";
   EXPECT_THAT(TopologyReport(Topology(), kColoured), HasSubstr("\x1b[31mlost"));
   EXPECT_THAT(TopologyReport({}, kPlain), HasSubstr("no caches"));
+}
+
+TEST(LimitsReport, SaysWhatIsAcceptedAndHowPreciseF32Is) {
+  v1::GetLimitsReply limits;
+  limits.set_ranks(2);
+  limits.set_device("cpu");
+  limits.set_max_message_bytes(64 << 20);
+  limits.add_output_dtypes(v1::DTYPE_NVFP4);
+  limits.mutable_per_client()->set_caches(256);
+  v1::BackendLimits* backend = limits.add_backends();
+  backend->set_name("cpu");
+  v1::ModeLimits* mode = backend->add_modes();
+  mode->set_mode(v1::ATTEND_MODE_DFLASH);
+  mode->set_anchor_window(true);
+  mode->set_sinks(true);
+  v1::HeadDimLimits* dims = backend->add_head_dims();
+  dims->set_head_dim(192);
+  dims->set_value_head_dim(128);
+  v1::OutputError* error = backend->add_f32_output_errors();
+  error->set_q_dtype(v1::DTYPE_BF16);
+  error->set_kv_dtype(v1::DTYPE_FP8_E5M2);
+  error->set_few_rows(0.002);
+  error->set_many_rows(0.02);
+  const std::string report = LimitsReport(limits, kPlain);
+  for (const char* text :
+       {"2 workers, cpu", "64.0 MiB", "nvfp4", "256", "no limit", "BACKEND CPU",
+        "dflash (anchor_window, sinks)", "192/128", "fp8_e5m2", "2e-03", "2e-02"}) {
+    EXPECT_THAT(report, HasSubstr(text));
+  }
 }
 
 TEST(SessionsReport, SaysWhoWaitsHowAndHowFarTheyAre) {
