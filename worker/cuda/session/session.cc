@@ -170,9 +170,13 @@ CudaSession::~CudaSession() {
       memory_->group()->Abort("the session is over");
     }
   }
-  const MutexLock lock(mutex_);
-  for (Repeat& repeat : repeats_) watch_.FreeLater(std::move(repeat.differs));
-  for (std::shared_ptr<PinnedMemory>& spare : spare_) watch_.FreeLater(std::move(spare));
+  std::vector<std::shared_ptr<PinnedMemory>> unused;
+  {
+    const MutexLock lock(mutex_);
+    unused = std::move(spare_);
+    for (Repeat& repeat : repeats_) unused.push_back(std::move(repeat.differs));
+  }
+  for (std::shared_ptr<PinnedMemory>& memory : unused) watch_.FreeLater(std::move(memory));
   // Other ranks may reach the mailbox for a while.
   SessionMemory* memory = memory_.get();
   watch_.FreeLater(std::move(memory_), [memory] { return memory->PeersAreGone(); });
