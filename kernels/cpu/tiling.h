@@ -26,7 +26,9 @@ inline constexpr int64_t kChunkKeys = 1024;
 // outputs of 64 fit beside a tile of K and V in a 1 MiB L2.
 inline constexpr int32_t kMaxQueryVectors = 64;
 
-constexpr int32_t RowsPerBlock(int32_t group) { return std::max(1, kMaxQueryVectors / group); }
+constexpr int32_t RowsPerBlock(int32_t gqa_ratio) {
+  return std::max(1, kMaxQueryVectors / gqa_ratio);
+}
 
 // Whether FP8 is converted in registers every time a block of four query vectors reads it, or once
 // into memory. `passes` is how often each query vector reads it (bf16_pieces.h). Converting costs
@@ -64,20 +66,20 @@ constexpr int32_t HeadsPerJob(int32_t kv_heads, int32_t query_vectors, int64_t h
 }
 
 // How often the pages of a run are read by entries with so many rows each.
-constexpr int64_t ReadsOf(int64_t rows, int32_t group) {
-  return (rows + RowsPerBlock(group) - 1) / RowsPerBlock(group);
+constexpr int64_t ReadsOf(int64_t rows, int32_t gqa_ratio) {
+  return (rows + RowsPerBlock(gqa_ratio) - 1) / RowsPerBlock(gqa_ratio);
 }
 
 // Whether entries that share pages should be taken together there: whether that reads the pages
 // less often than if each read them for itself. A part of the entries gains less than all of them.
-constexpr bool WorthSharing(std::span<const int32_t> rows_of_entries, int32_t group) {
+constexpr bool WorthSharing(std::span<const int32_t> rows_of_entries, int32_t gqa_ratio) {
   int64_t rows = 0;
   int64_t apart = 0;
   for (const int32_t of_entry : rows_of_entries) {
     rows += of_entry;
-    apart += ReadsOf(of_entry, group);
+    apart += ReadsOf(of_entry, gqa_ratio);
   }
-  return ReadsOf(rows, group) < apart;
+  return ReadsOf(rows, gqa_ratio) < apart;
 }
 
 struct ChunkSpan {
