@@ -1,0 +1,326 @@
+// What deaths and restarts of programs cost, and what it costs to be ready for them: a coordinator
+// and CPU workers as processes of this machine.
+#include <dirent.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
+#include "service/client/client.h"
+#include "tests/fault/programs.h"
+#include "tests/support/process.h"
+
+ABSL_FLAG(std::vector<std::string>, what,
+          (std::vector<std::string>{"coordinator", "worker", "rolling", "cost"}),
+          "What to measure: coordinator, worker, rolling, cost.");
+ABSL_FLAG(int, sequences, 4096, "Sequences that are open when the coordinator is killed.");
+ABSL_FLAG(int, shard_mib, 1024, "MiB of tokens on the worker that is killed.");
+ABSL_FLAG(int, steps, 3000, "Decode steps of which the costs are means.");
+ABSL_FLAG(int, prefills, 5, "Prompts of 4,096 tokens of which the costs are means.");
+
+namespace tributary {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using client::AppendCall;
+using client::AttendCall;
+using client::Client;
+using client::SequenceUpdate;
+
+constexpr int kRanks = 4;
+constexpr std::chrono::seconds kPatience{300};
+const char* const kCache = "bench";
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void Must(const absl::Status& status, const char* what) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s: %s\n", what, status.ToString().c_str());
+  std::exit(1);
+}
+
+// CPU seconds of all threads of a process so far.
+double CpuSecondsOf(pid_t pid) {
+  const std::string tasks = absl::StrCat("/proc/", pid, "/task");
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(tasks.c_str()), closedir);
+  double nanoseconds = 0;
+  while (const dirent* entry = directory == nullptr ? nullptr : readdir(directory.get())) {
+    std::ifstream file(absl::StrCat(tasks, "/", entry->d_name, "/schedstat"));
+    double running = 0;
+    if (file >> running) nanoseconds += running;
+  }
+  return nanoseconds * 1e-9;
+}
+
+struct Shape {
+  int layers = 1;
+  int q_heads = 8;
+  int kv_heads = 8;
+  int head_dim = 128;
+  int64_t capacity = 0;  // tokens
+};
+
+// The programs, and a client with default retries.
+class Service {
+ public:
+  explicit Service(std::vector<std::string> flags) : flags_(std::move(flags)) {
+    Coordinate();
+    for (int rank = 0; rank < kRanks; ++rank) workers_.push_back(Worker(rank));
+    client_ = *Client::Connect({.target = test::PublicAddress(directory_),
+                                .timeout = kPatience,
+                                .shared_memory_bytes = size_t{128} << 20});
+  }
+
+  void Coordinate() { coordinator_ = test::StartCoordinator(directory_, kRanks, flags_); }
+  std::unique_ptr<test::ChildProcess> Worker(int rank) {
+    return test::StartWorker(directory_, test::WorkerAddress(directory_), rank);
+  }
+  test::ChildProcess& coordinator() { return *coordinator_; }
+  std::vector<std::unique_ptr<test::ChildProcess>>& workers() { return workers_; }
+  Client& client() { return *client_; }
+  double WorkersCpu() const {
+    double seconds = 0;
+    for (const auto& worker : workers_) seconds += CpuSecondsOf(worker->pid());
+    return seconds;
+  }
+
+  void CreateCache(const Shape& shape) {
+    shape_ = shape;
+    v1::CacheSpec spec;
+    spec.set_layers(shape.layers);
+    spec.set_q_heads(shape.q_heads);
+    spec.set_kv_heads(shape.kv_heads);
+    spec.set_head_dim(shape.head_dim);
+    spec.set_page_size(64);
+    spec.set_kv_dtype(v1::DTYPE_BF16);
+    spec.set_capacity_tokens(shape.capacity);
+    Must(client_->CreateCache(kCache, spec).status(), "CreateCache");
+    values_.assign(size_t{4096} * static_cast<size_t>(shape.q_heads * shape.head_dim), 0x3f80);
+  }
+  std::vector<uint64_t> Open(int count) {
+    return *client_->UpdateSequences(kCache, std::vector<SequenceUpdate>(count));
+  }
+  void Append(const std::vector<uint64_t>& sequences, int32_t tokens) {
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      AppendCall call{.cache_id = kCache,
+                      .layer = layer,
+                      .dtype = v1::DTYPE_BF16,
+                      .k = values_.data(),
+                      .v = values_.data(),
+                      .kv_heads = shape_.kv_heads,
+                      .head_dim = shape_.head_dim};
+      for (const uint64_t id : sequences) call.entries.push_back({id, 0, tokens});
+      Must(client_->Append(call), "Append");
+    }
+  }
+  // New rows with tokens, or queries alone, of each sequence.
+  absl::Status Attend(const std::vector<uint64_t>& sequences, int64_t first, int32_t rows,
+                      int32_t new_tokens) {
+    AttendCall call{.cache_id = kCache,
+                    .dtype = v1::DTYPE_BF16,
+                    .q = values_.data(),
+                    .k = new_tokens > 0 ? values_.data() : nullptr,
+                    .v = new_tokens > 0 ? values_.data() : nullptr,
+                    .q_heads = shape_.q_heads,
+                    .kv_heads = shape_.kv_heads,
+                    .head_dim = shape_.head_dim};
+    for (const uint64_t id : sequences) call.entries.push_back({id, first, rows, new_tokens});
+    output_.resize(values_.size());
+    call.output = output_.data();
+    return client_->Attend(call);
+  }
+  void WaitWhole() {
+    const auto whole = [&] {
+      const auto topology = client_->GetTopology({});
+      if (!topology.ok() || topology->state() != v1::GROUP_STATE_READY) return false;
+      for (const v1::CacheInfo& cache : topology->caches()) {
+        if (cache.pages_restoring() + cache.pages_without_replica() > 0) return false;
+      }
+      return true;
+    };
+    if (!test::Eventually(kPatience, whole)) Must(absl::DeadlineExceededError(""), "WaitWhole");
+  }
+
+ private:
+  test::TemporaryDirectory directory_;
+  const std::vector<std::string> flags_;
+  std::unique_ptr<test::ChildProcess> coordinator_;
+  std::vector<std::unique_ptr<test::ChildProcess>> workers_;
+  std::unique_ptr<Client> client_;
+  Shape shape_;
+  std::vector<uint16_t> values_;  // ones
+  std::vector<uint16_t> output_;
+};
+
+// Given to a coordinator, whose directory it is.
+struct StateDirectory {
+  test::TemporaryDirectory directory;
+  std::string flag() const { return "--state_dir=" + directory.File("."); }
+};
+
+void KilledCoordinator() {
+  const int count = absl::GetFlag(FLAGS_sequences);
+  const StateDirectory state;
+  Service service({state.flag(), "--max_sequences=100000"});
+  service.CreateCache({.capacity = int64_t{count} * 256});
+  std::vector<std::vector<uint64_t>> calls;
+  for (int i = 0; i < count; i += 64) {
+    calls.push_back(service.Open(std::min(64, count - i)));
+    service.Append(calls.back(), 64);
+  }
+  service.coordinator().Signal(SIGKILL);
+  service.coordinator().Wait(kPatience);
+  const Clock::time_point start = Clock::now();
+  service.Coordinate();
+  Must(service.Attend(calls.front(), 63, 1, 0), "Attend");
+  const double first = SecondsSince(start);
+  for (const auto& call : calls) Must(service.Attend(call, 63, 1, 0), "Attend");
+  std::printf(
+      "coordinator killed, %d sequences: serving %.2f s after its start; all attended over "
+      "after %.2f s, 0 tokens sent again\n",
+      count, first, SecondsSince(start));
+}
+
+void KilledWorker() {
+  const int64_t shard = int64_t{absl::GetFlag(FLAGS_shard_mib)} << 20;
+  const Shape shape{.layers = 8};
+  const int64_t token = int64_t{2} * shape.layers * shape.kv_heads * shape.head_dim * 2;
+  const auto count = static_cast<int>(std::max<int64_t>(1, shard * kRanks / token / 4096));
+  Shape whole = shape;
+  whole.capacity = int64_t{count} * 4352;
+  Service service({"--replicas=1"});
+  service.CreateCache(whole);
+  const std::vector<uint64_t> sequences = service.Open(count);
+  for (const uint64_t id : sequences) service.Append({id}, 4096);
+  const auto spare = service.Worker(-1);
+  test::Eventually(kPatience, [&] {
+    return spare->Log().find("are held by live workers") != std::string::npos;
+  });
+  service.workers()[1]->Signal(SIGKILL);
+  const Clock::time_point killed = Clock::now();
+  double first = 0;
+  for (const uint64_t id : sequences) {
+    Must(service.Attend({id}, 4095, 1, 0), "Attend");
+    if (first == 0) first = SecondsSince(killed);
+  }
+  const double all = SecondsSince(killed);
+  service.WaitWhole();
+  const double again = SecondsSince(killed);
+  std::printf(
+      "worker killed, %.2f GiB of tokens on it, a spare, replicas 1: first sequence attended "
+      "over after %.2f s, all %d after %.2f s; replicas whole again after %.2f s; 0 tokens "
+      "sent again\n",
+      static_cast<double>(count) * 4096 * static_cast<double>(token) / kRanks / (1 << 30), first,
+      count, all, again);
+}
+
+void RollingRestart(int replicas) {
+  const StateDirectory state;
+  Service service({state.flag(), absl::StrCat("--replicas=", replicas)});
+  service.CreateCache({.layers = 1, .capacity = 1 << 16});
+  std::atomic<bool> stopping = false;
+  double longest = 0;
+  int64_t calls = 0;
+  std::thread host([&] {
+    const std::vector<uint64_t> ids = service.Open(4);
+    for (int64_t position = 0; !stopping; ++position, ++calls) {
+      const Clock::time_point begin = Clock::now();
+      Must(service.Attend(ids, position % 1024, 1, 1), "Attend");
+      longest = std::max(longest, SecondsSince(begin));
+    }
+  });
+  const Clock::time_point begin = Clock::now();
+  for (auto& worker : service.workers()) {
+    worker->Signal(SIGTERM);
+    worker->Wait(kPatience);
+    worker = service.Worker(static_cast<int>(&worker - service.workers().data()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    service.WaitWhole();
+  }
+  service.coordinator().Signal(SIGTERM);
+  service.coordinator().Wait(kPatience);
+  service.Coordinate();
+  service.WaitWhole();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  stopping = true;
+  host.join();
+  std::printf(
+      "rolling restart of %d workers and the coordinator, replicas %d: %.1f s, longest call "
+      "%.2f s, %lld calls, none failed\n",
+      kRanks, replicas, SecondsSince(begin), longest, static_cast<long long>(calls));
+}
+
+struct Costs {
+  double step_us = 0;         // of all workers
+  double prefill_s = 0;       // of all workers
+  double coordinator_us = 0;  // per decode step
+};
+
+Costs CostsOf(const std::vector<std::string>& flags) {
+  Service service(flags);
+  const int steps = absl::GetFlag(FLAGS_steps);
+  const int prefills = absl::GetFlag(FLAGS_prefills);
+  service.CreateCache({.q_heads = 32, .capacity = 8 * 4096 + (prefills + 8) * 4608});
+  const std::vector<uint64_t> ids = service.Open(8);
+  service.Append(ids, 500);
+  Must(service.Attend(ids, 500, 1, 1), "Attend");
+  Costs costs;
+  double workers = service.WorkersCpu();
+  double coordinator = CpuSecondsOf(service.coordinator().pid());
+  for (int i = 1; i <= steps; ++i) Must(service.Attend(ids, 500 + i, 1, 1), "Attend");
+  costs.step_us = (service.WorkersCpu() - workers) / steps * 1e6;
+  costs.coordinator_us = (CpuSecondsOf(service.coordinator().pid()) - coordinator) / steps * 1e6;
+  workers = service.WorkersCpu();
+  for (const uint64_t id : service.Open(prefills))
+    Must(service.Attend({id}, 0, 4096, 4096), "Attend");
+  if (prefills > 0) costs.prefill_s = (service.WorkersCpu() - workers) / prefills;
+  return costs;
+}
+
+void CostOfReadiness() {
+  const StateDirectory state;
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"nothing kept", {}}, {"replicas 1", {"--replicas=1"}}, {"journal", {state.flag()}},
+      {"nothing kept", {}}, {"replicas 1", {"--replicas=1"}}, {"journal", {state.flag()}},
+  };
+  for (const auto& [name, flags] : cases) {
+    const Costs costs = CostsOf(flags);
+    std::printf(
+        "%-12s CPU time: decode step of 8 sequences, workers %.1f us, coordinator %.1f us; "
+        "prompt of 4,096 tokens, workers %.3f s\n",
+        name, costs.step_us, costs.coordinator_us, costs.prefill_s);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace tributary
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  for (const std::string& what : absl::GetFlag(FLAGS_what)) {
+    if (what == "coordinator") tributary::KilledCoordinator();
+    if (what == "worker") tributary::KilledWorker();
+    if (what == "rolling") {
+      tributary::RollingRestart(0);
+      tributary::RollingRestart(1);
+    }
+    if (what == "cost") tributary::CostOfReadiness();
+    std::fflush(stdout);
+  }
+  return 0;
+}
