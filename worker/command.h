@@ -186,6 +186,9 @@ struct StepEntry {
   // Whether the entry goes on in a later step of its call. Its tokens count when the last of these
   // steps has been carried out (worker/holdings.h).
   bool more_follows = false;
+  // The tokens lie before the layer's end, where they were lost with a worker: they are written,
+  // and the layer's length stays as it is.
+  bool brings_back = false;
 };
 
 // Where one tensor of a result goes: nowhere, or to one of three places.

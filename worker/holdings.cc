@@ -95,7 +95,7 @@ void SequenceRecords::AfterStep(CommandMark mark, const StepCommand& step) {
   if (step.kind == StepKind::kDflash) return;
   const auto layer = static_cast<size_t>(step.layer);
   for (const StepEntry& entry : step.entries) {
-    if (entry.new_tokens == 0 || entry.replay || entry.more_follows) continue;
+    if (entry.new_tokens == 0 || entry.replay || entry.more_follows || entry.brings_back) continue;
     Record& record = Of(entry.sequence);
     undo_.push_back({.mark = mark,
                      .sequence = entry.sequence,

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/status/errors.h"
 #include "google/rpc/error_details.pb.h"
@@ -120,22 +121,40 @@ absl::Status Unsupported(absl::string_view subject, const std::vector<std::strin
   return status;
 }
 
-absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field) {
+namespace {
+
+absl::Status LostStatus(const std::vector<uint64_t>& sequences, absl::string_view field,
+                        absl::string_view advice, std::map<std::string, std::string> metadata) {
   // Details travel in a trailer, which has room for a few kilobytes.
   constexpr size_t kMostNamed = 100;
   const auto named = absl::MakeConstSpan(sequences).first(std::min(kMostNamed, sequences.size()));
   const std::string others =
       sequences.size() > 1 ? absl::StrCat(" and ", sequences.size() - 1, " more of the call") : "";
-  absl::Status status =
-      FieldError(absl::StatusCode::kDataLoss, field,
-                 absl::StrCat("sequence ", sequences.front(), others,
-                              " had tokens on a worker that was lost; open it again"));
-  AttachReason("SHARD_LOST",
-               {{"sequence", absl::StrCat(sequences.front())},
-                {"sequences", absl::StrJoin(named, ",")},
-                {"count", absl::StrCat(sequences.size())}},
-               &status);
+  absl::Status status = FieldError(absl::StatusCode::kDataLoss, field,
+                                   absl::StrCat("sequence ", sequences.front(), others,
+                                                " had tokens on a worker that was lost; ", advice));
+  metadata["sequence"] = absl::StrCat(sequences.front());
+  metadata["sequences"] = absl::StrJoin(named, ",");
+  metadata["count"] = absl::StrCat(sequences.size());
+  AttachReason("SHARD_LOST", metadata, &status);
   return status;
+}
+
+}  // namespace
+
+absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field) {
+  return LostStatus(sequences, field, "open it again", {});
+}
+
+absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field,
+                  const MissingTokens& missing) {
+  const auto name = [](std::string* out, const PositionRange& range) {
+    absl::StrAppend(out, range.begin, "-", range.end - 1);
+  };
+  return LostStatus(sequences, field, "append those that are missing, in order, or open it again",
+                    {{"missing", absl::StrJoin(missing.ranges, ",", name)},
+                     {"missing_tokens", absl::StrCat(missing.tokens)},
+                     {"layer", absl::StrCat(missing.layer)}});
 }
 
 absl::Status Unavailable(absl::string_view reason, absl::string_view message,
@@ -251,14 +270,49 @@ std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status
                   std::chrono::ceil<std::chrono::milliseconds>(exact));
 }
 
-std::optional<int64_t> LengthOf(const absl::Status& status) {
+namespace {
+
+// A value of ErrorInfo.metadata; "" where there is none.
+std::string MetadataOf(const absl::Status& status, const char* key) {
   const auto info = FindDetail<google::rpc::ErrorInfo>(status);
-  if (!info.has_value() || info->domain() != kErrorDomain) return std::nullopt;
-  const auto length = info->metadata().find("length");
-  int64_t tokens = 0;
-  if (length == info->metadata().end() || !absl::SimpleAtoi(length->second, &tokens)) {
+  if (!info.has_value() || info->domain() != kErrorDomain) return "";
+  const auto found = info->metadata().find(key);
+  return found == info->metadata().end() ? "" : found->second;
+}
+
+std::optional<PositionRange> ReadRange(absl::string_view text) {
+  const std::pair<absl::string_view, absl::string_view> ends = absl::StrSplit(text, '-');
+  PositionRange range;
+  int64_t last = 0;
+  if (!absl::SimpleAtoi(ends.first, &range.begin) || !absl::SimpleAtoi(ends.second, &last)) {
     return std::nullopt;
   }
+  range.end = last + 1;
+  return range;
+}
+
+}  // namespace
+
+std::optional<MissingTokens> MissingTokensOf(const absl::Status& status) {
+  const std::string ranges = MetadataOf(status, "missing");
+  MissingTokens missing;
+  if (!absl::IsDataLoss(status) || ranges.empty() ||
+      !absl::SimpleAtoi(MetadataOf(status, "sequence"), &missing.sequence) ||
+      !absl::SimpleAtoi(MetadataOf(status, "layer"), &missing.layer) ||
+      !absl::SimpleAtoi(MetadataOf(status, "missing_tokens"), &missing.tokens)) {
+    return std::nullopt;
+  }
+  for (const absl::string_view text : absl::StrSplit(ranges, ',')) {
+    const std::optional<PositionRange> range = ReadRange(text);
+    if (!range.has_value()) return std::nullopt;
+    missing.ranges.push_back(*range);
+  }
+  return missing;
+}
+
+std::optional<int64_t> LengthOf(const absl::Status& status) {
+  int64_t tokens = 0;
+  if (!absl::SimpleAtoi(MetadataOf(status, "length"), &tokens)) return std::nullopt;
   return tokens;
 }
 

@@ -45,10 +45,28 @@ absl::Status Exhausted(absl::string_view subject, absl::string_view message);
 // FAILED_PRECONDITION: a valid combination that nothing here can do; one violation per reason.
 absl::Status Unsupported(absl::string_view subject, const std::vector<std::string>& reasons);
 
+// Positions [begin, end) of tokens.
+struct PositionRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  friend bool operator==(const PositionRange&, const PositionRange&) = default;
+};
+
+// What a sequence has lost of one layer.
+struct MissingTokens {
+  uint64_t sequence = 0;
+  int32_t layer = 0;
+  std::vector<PositionRange> ranges;  // in order: the first ones, where there are too many to tell
+  int64_t tokens = 0;                 // in all
+};
+
 // DATA_LOSS of sequences that had tokens on a lost shard; `field` is where the first was named.
 // ErrorInfo.metadata has the first as "sequence", the first hundred as "sequences" ("3,7"), and how
-// many there are as "count".
+// many there are as "count". With what the first one lacks, if something of it is left: "missing"
+// ("16-31,80-95"), "missing_tokens" and "layer".
 absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field);
+absl::Status Lost(const std::vector<uint64_t>& sequences, absl::string_view field,
+                  const MissingTokens& missing);
 
 // UNAVAILABLE with RetryInfo.
 absl::Status Unavailable(absl::string_view reason, absl::string_view message,
@@ -79,6 +97,10 @@ std::string StatusText(const absl::Status& status);
 // The delay the service asks for before the call is repeated, rounded up to milliseconds; nothing
 // when it asks for none.
 std::optional<std::chrono::milliseconds> RetryDelayOf(const absl::Status& status);
+
+// What is missing of a sequence, where an error says so: Lost does. Nothing: nothing is left of it,
+// and it must be opened again.
+std::optional<MissingTokens> MissingTokensOf(const absl::Status& status);
 
 // How many tokens are held, where an error says so: BeyondEnd does.
 std::optional<int64_t> LengthOf(const absl::Status& status);

@@ -2,7 +2,9 @@
 #include "core.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 namespace tributary::python {
 
@@ -14,6 +16,10 @@ Failure FailureOf(tributary_code code, const tributary_error* error) {
   failure.field = tributary_error_field(error);
   failure.retry_delay_ms = tributary_error_retry_delay_ms(error);
   failure.length = tributary_error_length(error);
+  const tributary_range* ranges = nullptr;
+  const int32_t count =
+      tributary_error_missing(error, &failure.lost_sequence, &failure.lost_layer, &ranges);
+  for (int32_t i = 0; i < count; ++i) failure.missing.emplace_back(ranges[i].begin, ranges[i].end);
   return failure;
 }
 
@@ -28,7 +34,7 @@ void Fail(int code, std::string message, std::string field) {
 nb::object ExceptionOf(const Failure& failure) {
   return nb::module_::import_("tributary.errors")
       .attr("of_code")(failure.code, failure.message, failure.field, failure.retry_delay_ms,
-                       failure.length);
+                       failure.length, failure.lost_sequence, failure.lost_layer, failure.missing);
 }
 
 tributary_dtype DTypeOf(const nb::dlpack::dtype& dtype, const char* field) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tributary::python {
 
@@ -20,6 +21,10 @@ struct Failure : std::exception {
   int code = 0;
   std::string message, field;
   int64_t retry_delay_ms = -1, length = -1;
+  // What a sequence has lost of a layer; empty ranges: nothing that is known.
+  uint64_t lost_sequence = 0;
+  int32_t lost_layer = 0;
+  std::vector<std::pair<int64_t, int64_t>> missing;
 };
 
 // What the C interface said of a failure; `error` may be null.

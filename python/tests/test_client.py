@@ -98,6 +98,12 @@ class Calls(WithService):
         np.testing.assert_allclose(done.output.astype(np.float32), 1, atol=1e-2)
         np.testing.assert_allclose(done.lse, 8 + np.log([[1], [2]]) * np.ones((1, HEADS)), atol=1e-2)
 
+    def test_data_loss_says_what_is_missing(self):
+        error = errors.of_code(15, "lost", "entries[0].sequence_id", -1, -1, 7, 3, [(16, 32), (80, 96)])
+        self.assertIsInstance(error, errors.DataLoss)
+        self.assertEqual(error.missing, errors.Missing(sequence=7, layer=3, ranges=[(16, 32), (80, 96)]))
+        self.assertIsNone(errors.of_code(15, "lost", "", -1, -1).missing)
+
     def test_many_sequences_change_in_one_call(self):
         cache = self.cache()
         q = np.ones((3, HEADS, DIM), np.float32)

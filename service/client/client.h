@@ -146,6 +146,8 @@ struct AppendCall {
     int64_t first_position = 0;
     int32_t tokens = 0;
   };
+  // A sequence at most once, but for lost tokens that are brought again: one entry for each range,
+  // in order.
   std::vector<Entry> entries;
   v1::DType dtype = v1::DTYPE_F32;
   const void* k = nullptr;  // [tokens, kv_heads, head_dim]
@@ -174,7 +176,8 @@ class Client {
 
   // Ids are chosen by the client (random), so that opening may be repeated.
   virtual absl::StatusOr<uint64_t> OpenSequence(const std::string& cache_id) = 0;
-  // Re-opens a sequence that said DATA_LOSS, empty.
+  // Re-opens a sequence that said DATA_LOSS, empty. (If MissingTokensOf says what it has lost, an
+  // Append of that makes it whole as well.)
   virtual absl::Status ReopenSequence(const std::string& cache_id, uint64_t sequence_id) = 0;
   virtual absl::StatusOr<uint64_t> ForkSequence(const std::string& cache_id, uint64_t parent_id,
                                                 std::optional<int64_t> length) = 0;
@@ -230,9 +233,13 @@ class Client {
 // What the details of an error say. FieldOf(status) is the path of the request's field that the
 // service or the client refused, "" when the error names none; RetryDelayOf(status) is the delay
 // that the service asks for before a retry; LengthOf(status) is how many tokens are held, of a
-// position beyond them.
+// position beyond them; MissingTokensOf(status) is what a sequence has lost of a layer, of
+// DATA_LOSS, if something of it is left.
 using tributary::FieldOf;
 using tributary::LengthOf;
+using tributary::MissingTokens;
+using tributary::MissingTokensOf;
+using tributary::PositionRange;
 using tributary::RetryDelayOf;
 
 }  // namespace tributary::client

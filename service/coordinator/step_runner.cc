@@ -30,7 +30,10 @@ class StepRunner::StepOperation final : public Operation,
  public:
   StepOperation(StepRunner* runner, StepRequest request, Done<v1::AttendReply> done)
       : runner_(*runner) {
-    for (const worker::StepEntry& entry : request.entries) sequences.push_back(entry.sequence);
+    for (const worker::StepEntry& entry : request.entries) {
+      const bool again = !sequences.empty() && sequences.back() == entry.sequence;
+      if (!again) sequences.push_back(entry.sequence);
+    }
     member.request = std::move(request);
     member.done = std::move(done);
   }

@@ -52,7 +52,10 @@ absl::Status EntryList::AddTokens(uint64_t sequence, int64_t first_position, int
 absl::Status EntryList::Add(uint64_t sequence, int64_t first_position, int32_t query_rows,
                             int32_t new_tokens) {
   const int index = static_cast<int>(entries_.size());
-  if (!sequences_.insert(sequence).second) {
+  const bool goes_on =
+      query_rows == 0 && !entries_.empty() && entries_.back().sequence == sequence &&
+      first_position >= entries_.back().first_position + entries_.back().new_tokens;
+  if (!sequences_.insert(sequence).second && !goes_on) {
     return InvalidField(EntryField(index, "sequence_id"),
                         absl::StrCat("sequence ", sequence, " appears twice"));
   }

@@ -19,7 +19,8 @@ class EntryList {
   // An entry of a step with query rows. `draft`: it is a draft's block.
   absl::Status AddRows(uint64_t sequence, int64_t first_position, int32_t query_rows,
                        int32_t new_tokens, bool draft);
-  // An entry of a step that computes nothing.
+  // An entry of a step that computes nothing. A sequence may have several of them, one behind the
+  // other and in the order of their positions, that bring lost tokens again (SequenceTable).
   absl::Status AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens);
 
   const std::vector<worker::StepEntry>& entries() const { return entries_; }

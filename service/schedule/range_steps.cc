@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -57,7 +59,11 @@ absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entr
                                       AcceptedRange* accepted) {
   // All forks see the sequences as they were.
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (changes[i].fork_from.has_value()) table_.Save(*changes[i].fork_from, saved);
+    if (changes[i].fork_from.has_value()) {
+      // What another fork was brought may have mended it.
+      if (Sequence* from = table_.Find(*changes[i].fork_from)) table_.Mend(from);
+      table_.Save(*changes[i].fork_from, saved);
+    }
     if (changes[i].fork_from.has_value() || changes[i].truncate_to.has_value()) {
       table_.Save(entries[i].sequence, saved);
     }
@@ -114,7 +120,7 @@ absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& chang
     return NotFound("sequence", absl::StrCat(*change.fork_from), EntryField(index, "fork_from"));
   }
   const Sequence& from = *found;
-  if (from.lost) return Lost({from.id}, EntryField(index, "fork_from"));
+  if (from.lost) return table_.LostError({from.id}, 0, EntryField(index, "fork_from"));
   const int64_t length = change.fork_length < 0 ? LeastLength(from) : change.fork_length;
   TRIBUTARY_RETURN_IF_ERROR(table_.CheckFork(EntryField(index, "fork_length"), from, length));
   Sequence* to = table_.Find(id);
@@ -146,8 +152,21 @@ absl::Status RangeSteps::CheckLayers(int index, const Sequence& sequence, const 
   return absl::OkStatus();
 }
 
+absl::Status RangeSteps::CheckWhole(const AcceptedRange& accepted) {
+  std::vector<SequenceId> lost;
+  std::string field;
+  for (size_t i = 0; i < accepted.entries.size(); ++i) {
+    Sequence* sequence = table_.Find(accepted.entries[i].sequence);
+    if (sequence == nullptr || table_.Mend(sequence)) continue;
+    if (lost.empty()) field = EntryField(static_cast<int>(i), "sequence_id");
+    lost.push_back(sequence->id);
+  }
+  return lost.empty() ? absl::OkStatus() : table_.LostError(lost, accepted.range.first, field);
+}
+
 absl::Status RangeSteps::ReserveLayers(worker::StepKind kind, AcceptedRange* accepted) {
   const LayerRange& range = accepted->range;
+  TRIBUTARY_RETURN_IF_ERROR(CheckWhole(*accepted));
   std::vector<StepReservation> reservations;
   absl::Status status;
   for (const GroupPages& pages : accepted->pages) {
@@ -226,7 +245,7 @@ void RangeSteps::Settle(AcceptedRange* accepted) {
 void RangeSteps::Undo(AcceptedRange* accepted) {
   for (const AcceptedRange::Before& before : accepted->before) {
     Sequence& sequence = *before.sequence;
-    if (sequence.lost) continue;
+    if (sequence.lost && !sequence.mendable) continue;
     // A later step may have cut it shorter than it was.
     for (int32_t i = 0; i < accepted->range.count; ++i) {
       int64_t& length = sequence.lengths[accepted->range.first + i];
@@ -237,7 +256,7 @@ void RangeSteps::Undo(AcceptedRange* accepted) {
     table_.TellLengthsLater(sequence.id);
   }
   for (auto undo = accepted->undo.rbegin(); undo != accepted->undo.rend(); ++undo) {
-    if (!undo->change.sequence->lost) {
+    if (!undo->change.sequence->lost || undo->change.sequence->mendable) {
       table_.UndoPages(undo->change, undo->group, undo->replaced);
     }
   }

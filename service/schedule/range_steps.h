@@ -93,6 +93,8 @@ class RangeSteps {
   void TellStandings(AcceptedRange* accepted);
   absl::Status CheckLayers(int index, const Sequence& sequence, const LayerRange& range,
                            int64_t first_position) const;
+  // DATA_LOSS of the entries' sequences that are lost: a step brings nothing back.
+  absl::Status CheckWhole(const AcceptedRange& accepted);
   absl::Status ReserveLayers(worker::StepKind kind, AcceptedRange* accepted);
   void CommitLayers(const std::vector<StepReservation>& reservations, AcceptedRange* accepted);
 

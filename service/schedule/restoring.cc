@@ -25,12 +25,12 @@ size_t SequenceTable::PagesWithTokens(int32_t group, const Sequence& sequence, i
   return std::min(pages, sequence.groups[group].pages.size());
 }
 
-template <typename Is>
-bool SequenceTable::AnyPage(const Sequence& sequence, const Is& is) const {
+template <typename Of, typename Is>
+bool SequenceTable::AnyPage(const Sequence& sequence, const Of& of, const Is& is) const {
   for (int32_t group = 0; group < groups_.size(); ++group) {
     const PageList& list = sequence.groups[group];
     for (int rank = 0; rank < geometry_.ranks; ++rank) {
-      if (missing_[group].count(PagePlace::kRank, rank) == 0) continue;
+      if (!of(group, rank)) continue;
       const size_t end = PagesWithTokens(group, sequence, rank);
       for (size_t i = static_cast<size_t>(list.given_up); i < end; ++i) {
         if (is(group, rank, list.pages[i])) return true;
@@ -87,25 +87,20 @@ void SequenceTable::MarkLostOn(const std::vector<bool>& fresh) {
 
 void SequenceTable::LoseWhatIsGone() {
   if (missing(PagePlace::kRank) == 0) return;
-  const auto gone = [this](int32_t group, int rank, int32_t page) {
-    return missing_[group].Gone(rank, page);
-  };
-  for (auto& [id, sequence] : sequences_) {
-    if (!sequence->lost && AnyPage(*sequence, gone)) MarkLost(sequence.get());
-  }
-  // A sequence that holds such a page has no tokens in it on that rank. New tokens are written
-  // everywhere.
   for (int32_t group = 0; group < groups_.size(); ++group) {
     MissingPages& missing = missing_[group];
     for (int rank = 0; rank < geometry_.ranks; ++rank) {
       if (missing.count(PagePlace::kRank, rank) == 0) continue;
       for (int32_t page = 0; page < pages_[group].ever_taken(); ++page) {
         if (!missing.Gone(rank, page)) continue;
+        // No more missing than other pages: tokens that come are written everywhere.
+        lost_pages_[group].Add(rank, page);
         missing.Remove(PagePlace::kRank, rank, page);
         missing.Remove(PagePlace::kReplica, rank, page);
       }
     }
   }
+  LoseSequences();
 }
 
 void SequenceTable::KeepForHandOver(int rank) {
@@ -127,7 +122,10 @@ absl::Status SequenceTable::CheckThere(absl::string_view field, const Sequence& 
   const auto lacks = [this](int32_t group, int rank, int32_t page) {
     return missing_[group].Has(PagePlace::kRank, rank, page);
   };
-  if (!AnyPage(sequence, lacks)) return absl::OkStatus();
+  const auto lacks_any = [this](int32_t group, int rank) {
+    return missing_[group].count(PagePlace::kRank, rank) > 0;
+  };
+  if (!AnyPage(sequence, lacks_any, lacks)) return absl::OkStatus();
   return Unavailable(
       "SEQUENCE_RESTORING",
       absl::StrCat(field, ": a worker takes tokens of sequence ", sequence.id, " from a replica"),

@@ -84,6 +84,7 @@ SequenceTable::SequenceTable(const TableGeometry& geometry)
     const bool own = geometry.window_pages > 0 && groups_[g].reach.has_value();
     pages_.emplace_back(own ? geometry.window_pages : geometry.pages);
     missing_.emplace_back(geometry.ranks, pages_.back().total(), geometry.replica_stride > 0);
+    lost_pages_.emplace_back(geometry.ranks, groups_[g].layers.size());
   }
   untold_.resize(groups_.size());
 }
@@ -115,6 +116,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
     if (owner != held->owner) Disown(held);
     held->owner = std::move(owner);
     held->lost = false;
+    held->mendable = false;
     held->parent = 0;
     TellLengthsLater(id);
     *reopened = true;
@@ -141,7 +143,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
                                               int64_t length, ClientAccountPtr owner) {
   Sequence* parent = Find(parent_id);
   if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
-  if (parent->lost) return Lost({parent_id}, "parent_id");
+  if (!Mend(parent)) return LostError({parent_id}, 0, "parent_id");
   if (length < 0) length = LeastLength(*parent);
   TRIBUTARY_RETURN_IF_ERROR(CheckFork("length", *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
@@ -171,7 +173,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
 absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
-  if (sequence->lost) return Lost({id}, "sequence_id");
+  if (sequence->lost && !sequence->mendable) return Lost({id}, "sequence_id");
   TRIBUTARY_RETURN_IF_ERROR(CheckCut("length", *sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
@@ -179,6 +181,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
     Shorten(g, CeilDiv(LongestOf(g, *sequence), page_tokens()), sequence);
   }
   TellLengthsLater(id);
+  Mend(sequence);
   return LeastLength(*sequence);
 }
 
@@ -235,7 +238,9 @@ void SequenceTable::Release(int32_t group, int32_t page, const ClientAccountPtr&
 
 void SequenceTable::ReleaseReference(int32_t group, int32_t page) {
   pages_[group].Release(page);
-  if (pages_[group].references(page) == 0) missing_[group].Forget(page);
+  if (pages_[group].references(page) > 0) return;
+  missing_[group].Forget(page);
+  lost_pages_[group].Forget(page);
 }
 
 void SequenceTable::Return(int32_t group, const StepReservation::Change& change) {
@@ -339,8 +344,10 @@ absl::StatusOr<StepReservation> SequenceTable::Reserve(
       for (const StepReservation::Change& change : reservation.changes)
         Return(reservation.group, change);
       EndCopies(reservation.group, reservation.page_copies);
-      if (absl::IsDataLoss(status)) return Lost(LostOf(entries), FieldOf(status));
-      return status;
+      // All lost ones are named, unless the call is there to mend one.
+      const bool mends = kind == worker::StepKind::kAppend && MissingTokensOf(status).has_value();
+      if (!absl::IsDataLoss(status) || mends) return status;
+      return LostError(LostOf(entries), layer, FieldOf(status));
     }
   }
   return reservation;
@@ -350,7 +357,8 @@ std::vector<SequenceId> SequenceTable::LostOf(const std::vector<worker::StepEntr
   std::vector<SequenceId> lost;
   for (const worker::StepEntry& entry : entries) {
     const Sequence* sequence = Find(entry.sequence);
-    if (sequence != nullptr && sequence->lost) lost.push_back(entry.sequence);
+    const bool named = !lost.empty() && lost.back() == entry.sequence;
+    if (sequence != nullptr && sequence->lost && !named) lost.push_back(entry.sequence);
   }
   return lost;
 }
@@ -362,7 +370,15 @@ absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
   if (sequence == nullptr) {
     return NotFound("sequence", absl::StrCat(entry.sequence), EntryField(index, "sequence_id"));
   }
-  if (sequence->lost) return Lost({entry.sequence}, EntryField(index, "sequence_id"));
+  if (!Mend(sequence)) {
+    const bool may_mend = sequence->mendable && kind == worker::StepKind::kAppend;
+    if (may_mend) return ReserveMissing(index, reservation);
+    return LostError({entry.sequence}, reservation->layer, EntryField(index, "sequence_id"));
+  }
+  if (!reservation->changes.empty() && reservation->changes.back().sequence == sequence) {
+    return InvalidField(EntryField(index, "sequence_id"),
+                        absl::StrCat("sequence ", entry.sequence, " appears twice"));
+  }
   const int64_t length = sequence->lengths[reservation->layer];
   TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
   TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence,
@@ -436,8 +452,13 @@ void SequenceTable::Commit(const StepReservation& reservation) {
 }
 
 void SequenceTable::CommitAhead(const StepReservation& reservation) {
-  for (const StepReservation::Change& change : reservation.changes) {
+  for (size_t i = 0; i < reservation.changes.size(); ++i) {
+    const StepReservation::Change& change = reservation.changes[i];
     Sequence& sequence = *change.sequence;
+    if (change.brings_back) {
+      if (sequence.mendable) BringBack(reservation.entries[i], reservation.layer, &sequence);
+      continue;
+    }
     if (sequence.lost) {  // since it was reserved
       Return(reservation.group, change);
       continue;
@@ -449,7 +470,14 @@ void SequenceTable::CommitAhead(const StepReservation& reservation) {
     }
     list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
     list.unsynced.clear();
-    if (change.length != before) sequence.last_step[reservation.layer] = before;
+    if (change.length == before) continue;
+    sequence.last_step[reservation.layer] = before;
+    // Where it writes, no other sequence has anything.
+    if (!lost_pages_[reservation.group].any()) continue;
+    for (auto page = static_cast<size_t>(before / page_tokens()); page < list.pages.size();
+         ++page) {
+      lost_pages_[reservation.group].Forget(list.pages[page]);
+    }
   }
 }
 
@@ -535,13 +563,13 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
 }
 
 void SequenceTable::MarkLost(Sequence* sequence) {
-  if (sequence->lost) return;
+  if (sequence->lost && !sequence->mendable) return;
   const std::vector<int64_t> lengths = sequence->lengths;
   Empty(sequence);
   Disown(sequence);
   sequence->lengths = lengths;  // what the caller must bring again
-  sequence->lost = true;
-  ++lost_;
+  if (!std::exchange(sequence->lost, true)) ++lost_;
+  sequence->mendable = false;
   TellLengthsLater(sequence->id);
 }
 

@@ -23,8 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/status/rpc_errors.h"
 #include "service/data/layer_groups.h"
 #include "service/schedule/client_quota.h"
+#include "service/schedule/lost_pages.h"
 #include "service/schedule/missing_pages.h"
 #include "service/schedule/page_allocator.h"
 #include "worker/command.h"
@@ -92,9 +94,13 @@ struct Sequence {
   // The most tokens that all layers have held since the sequence was empty. Which tokens count as
   // given up follows from it (SequenceTable::FirstKept).
   int64_t longest = 0;
+  // Nobody has some of its tokens any more.
   bool lost = false;
+  // It is lost, but others of its tokens are left: its pages and lengths are kept, and an Append
+  // may bring those that are missing.
+  bool mendable = false;
   // The client that opened or forked it and pays for what it holds. Null if nothing is limited, and
-  // for lost sequences.
+  // for lost sequences that hold nothing.
   ClientAccountPtr owner;
   // The sequence that it was forked from, by which a repeated call is recognised.
   SequenceId parent = 0;
@@ -115,6 +121,8 @@ struct StepReservation {
     std::vector<std::pair<int32_t, int32_t>> replaced;  // (index, new page)
     std::vector<int32_t> resent;                        // indices of PageList::unsynced
     ClientAccountPtr owner;                             // of the sequence when this was reserved
+    // The entry brings tokens of a lost sequence again; it adds none, and takes no pages.
+    bool brings_back = false;
   };
   int32_t layer = 0;
   int32_t group = 0;                       // of the layer: all pages below are of it
@@ -242,8 +250,14 @@ class SequenceTable {
   bool KeptForHandOver(int rank) const {
     return geometry_.replica_stride == 0 && missing_[0].kept(rank);
   }
-  // One sequence is lost, because the workers could not be told its table.
+  // One sequence is lost with all that it holds: the workers could not be told its table, say.
   void MarkLost(Sequence* sequence);
+  // Of a lost sequence: it is so no more if nothing of it is missing. False: something is.
+  bool Mend(Sequence* sequence);
+  // DATA_LOSS of sequences that are lost, named by `field` in a call of a layer: what the first one
+  // lacks in that layer or, if it lacks nothing there, in the first layer where it does.
+  absl::Status LostError(const std::vector<SequenceId>& lost, int32_t layer,
+                         absl::string_view field) const;
   // For a coordinator that has restarted: adds a sequence as the workers hold it. `sequence` has an
   // id that is not open, and pages that exist. FinishRestoring follows the last of them.
   void Restore(Sequence sequence);
@@ -327,10 +341,26 @@ class SequenceTable {
   // Returns in how many of the sequence's first pages `rank` should have tokens.
   size_t PagesWithTokens(int32_t group, const Sequence& sequence, int rank) const;
   // Whether a page of the sequence fulfils `is`(group, rank, page) on a rank that should have
-  // tokens in it.
-  template <typename Is>
-  bool AnyPage(const Sequence& sequence, const Is& is) const;
+  // tokens in it, of those that fulfil `of`(group, rank).
+  template <typename Of, typename Is>
+  bool AnyPage(const Sequence& sequence, const Of& of, const Is& is) const;
   void LoseWhatIsGone();
+  // Sequences that have tokens in lost pages are lost; of those that have others, the pages are
+  // kept.
+  void LoseSequences();
+  // How many tokens of a layer are missing.
+  int64_t CountLacking(const Sequence& sequence, int32_t layer) const;
+  // The tokens of a layer that are missing in a sequence's page: ranges in order.
+  std::vector<PositionRange> LackingIn(const Sequence& sequence, int32_t layer, size_t index) const;
+  // The first tokens of a layer that are missing, from a position on.
+  std::optional<PositionRange> NextLacking(const Sequence& sequence, int32_t layer,
+                                           int64_t from) const;
+  MissingTokens MissingOf(const Sequence& sequence, int32_t layer) const;
+  // Of an entry of an Append to a lost sequence: it brings what is missing, in order, or repeats
+  // what is there. DATA_LOSS says what is missing.
+  absl::Status ReserveMissing(int index, StepReservation* reservation);
+  // The entry's tokens are there again.
+  void BringBack(const worker::StepEntry& entry, int32_t layer, Sequence* sequence);
   // Adds those of the sequence's pages from `begin` on to the transfer that may be brought. Returns
   // the index behind the last page that it looked at.
   size_t Collect(const Sequence& sequence, size_t begin, size_t most, PageTransfer* transfer) const;
@@ -349,6 +379,7 @@ class SequenceTable {
   std::vector<absl::flat_hash_map<SequenceId, bool>> untold_;
   HeldPages* held_ = nullptr;          // of whoever holds what is released now
   std::vector<MissingPages> missing_;  // [groups]
+  std::vector<LostPages> lost_pages_;  // [groups]
   // Where the search for pages to bring to each place goes on.
   struct Scan {
     SequenceId sequence = 0;

@@ -17,7 +17,7 @@ worker::Standing SequenceTable::StandingOf(int32_t group, const Sequence& sequen
   worker::Standing standing{
       .sequence = sequence.id, .given_up = sequence.groups[group].given_up, .lengths = {}};
   if (!lengths) return standing;
-  if (sequence.lost) {  // its pages are others' by now
+  if (sequence.lost) {  // a coordinator that restarts does not know what is missing
     standing.lengths = {0};
     return standing;
   }

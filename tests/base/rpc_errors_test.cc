@@ -94,5 +94,25 @@ TEST(RpcErrors, AreTextForPeople) {
   EXPECT_EQ(StatusText(unknown), "INTERNAL: broken");
 }
 
+TEST(MissingTokens, TravelWithTheError) {
+  const MissingTokens missing{
+      .sequence = 7, .layer = 3, .ranges = {{16, 32}, {80, 81}}, .tokens = 17};
+  const absl::Status status =
+      FromRpcStatus(ToRpcStatus(Lost({7, 9}, "entries[0].sequence_id", missing)));
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_EQ(FieldOf(status), "entries[0].sequence_id");
+  const auto told = MissingTokensOf(status);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->sequence, 7u);
+  EXPECT_EQ(told->layer, 3);
+  EXPECT_EQ(told->ranges, missing.ranges);
+  EXPECT_EQ(told->tokens, 17);
+  EXPECT_NE(StatusText(status).find("missing 16-31,80-80"), std::string::npos);
+  // Nothing is left, or nothing is lost.
+  EXPECT_FALSE(MissingTokensOf(Lost({7}, "sequence_id")).has_value());
+  EXPECT_FALSE(MissingTokensOf(BeyondEnd("x", 5, 3)).has_value());
+  EXPECT_FALSE(MissingTokensOf(absl::OkStatus()).has_value());
+}
+
 }  // namespace
 }  // namespace tributary

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
 #include "kernels/element.h"
 #include "tests/support/compare.h"
@@ -176,6 +177,37 @@ grpc::Status SequenceHost::Look(int rows) {
   Rows look{.first = length_ - rows, .count = rows};
   look.q = RandomValues(static_cast<size_t>(rows) * kQHeads * kHeadDim);
   return Attend(look);
+}
+
+grpc::Status SequenceHost::BringBack(const grpc::Status& lost, int64_t* brought) {
+  google::rpc::Status details;
+  details.ParseFromString(lost.error_details());
+  const auto missing = MissingTokensOf(FromRpcStatus(details));
+  if (!missing.has_value()) return lost;
+  v1::AppendRequest request;
+  request.set_cache_id(kCacheId);
+  request.set_layer(missing->layer);
+  std::vector<float> k, v;
+  int64_t tokens = 0;
+  for (const PositionRange& range : missing->ranges) {
+    v1::AppendEntry* entry = request.add_entries();
+    entry->set_sequence_id(id_);
+    entry->set_first_position(range.begin);
+    entry->set_tokens(static_cast<int32_t>(range.end - range.begin));
+    tokens += range.end - range.begin;
+    constexpr int64_t kToken = kKvHeads * kHeadDim;
+    k.insert(k.end(), dense_.k.begin() + range.begin * kToken,
+             dense_.k.begin() + range.end * kToken);
+    v.insert(v.end(), dense_.v.begin() + range.begin * kToken,
+             dense_.v.begin() + range.end * kToken);
+  }
+  FillTensor(k, tokens, kKvHeads, request.mutable_k());
+  FillTensor(v, tokens, kKvHeads, request.mutable_v());
+  v1::AppendReply reply;
+  const grpc::Status status =
+      WithDeadline([&](grpc::ClientContext* c) { return stub_->Append(c, request, &reply); });
+  if (status.ok()) *brought += tokens;
+  return status;
 }
 
 void SequenceHost::Forget() {

@@ -50,6 +50,10 @@ class SequenceHost {
   // Attends from the last `rows` positions held, appending nothing.
   grpc::Status Look(int rows);
 
+  // Of a status DATA_LOSS: brings what it says is missing. Adds to `brought` how many tokens that
+  // are.
+  grpc::Status BringBack(const grpc::Status& lost, int64_t* brought);
+
   // Tokens known to be held: those of steps that ended in OK.
   int64_t length() const { return length_; }
   uint64_t id() const { return id_; }

@@ -133,6 +133,128 @@ TEST_F(WorkerRestart, ACacheMayDoWithoutReplicas) {
       kPatience, [&] { return host->Look(4).error_code() == grpc::StatusCode::DATA_LOSS; }));
 }
 
+// Without replicas: what is left of sequences is kept, and hosts send the rest again.
+class LostTokens : public WorkerRestart {
+ protected:
+  LostTokens() : WorkerRestart({"--replicas=0"}) {}
+
+  // Until the host's sequence is whole again. Returns the tokens that were sent.
+  static int64_t Mend(SequenceHost& host) {
+    int64_t brought = 0;
+    grpc::Status status;
+    EXPECT_TRUE(Eventually(kPatience,
+                           [&] {
+                             status = host.Look(1);
+                             while (status.error_code() == grpc::StatusCode::DATA_LOSS) {
+                               status = host.BringBack(status, &brought);
+                               if (status.ok()) status = host.Look(1);
+                             }
+                             return status.ok();
+                           }))
+        << status.error_code() << ": " << status.error_message();
+    return brought;
+  }
+  void Replace(int rank) {
+    Kill(rank);
+    workers_[rank] = Worker(rank);
+  }
+};
+
+TEST_F(LostTokens, AreAllThatIsSentAgain) {
+  const auto parent = Host(1, 200);
+  SequenceHost child(stub_, 2);
+  ASSERT_TRUE(parent->Fork(&child, 150).ok());
+  ASSERT_TRUE(child.Step(30).ok());
+  Replace(1);
+  ASSERT_TRUE(WaitReady(2));
+  EXPECT_EQ(Mend(*parent), 3 * 16) << "positions 16, 80 and 144";
+  EXPECT_EQ(Mend(child), 16) << "what it shares is there; its own page lacks 144 to 159";
+  EXPECT_TRUE(parent->Look(200).ok());
+  EXPECT_TRUE(child.Look(180).ok());
+  EXPECT_TRUE(parent->Step(20).ok());
+  EXPECT_TRUE(child.Step(20).ok());
+  EXPECT_EQ(Topology().caches(0).sequences_lost(), 0);
+  Replace(3);
+  Replace(0);
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Topology().epoch() >= 3; }));
+  EXPECT_GT(Mend(child), 0);
+  EXPECT_GT(Mend(*parent), 0);
+  EXPECT_TRUE(parent->Look(220).ok());
+  EXPECT_TRUE(child.Look(200).ok());
+}
+
+// Two layers that see everything and one with a window, which has pages of its own.
+TEST_F(LostTokens, OfSeveralLayersAndWindowsGiveTheSameBytesAsBefore) {
+  constexpr int32_t kLayers = 3;
+  constexpr int32_t kTokens = 300;
+  v1::CacheSpec spec = PublicSpec();
+  spec.set_layers(kLayers);
+  for (int layer = 0; layer < kLayers; ++layer) spec.add_layer_specs();
+  spec.mutable_layer_specs(1)->mutable_window()->set_left(64);
+  spec.set_rollback_tokens(32);
+  spec.set_window_capacity_tokens(2'048);
+  const auto client = *client::Client::Connect({.target = PublicAddress(directory_)});
+  ASSERT_TRUE(client->CreateCache("layers", spec).ok());
+  const uint64_t sequence = *client->OpenSequence("layers");
+  const size_t token = static_cast<size_t>(spec.kv_heads() * spec.head_dim());
+  std::vector<float> values(kTokens * token);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 61) / 30.0f - 1.0f;
+  const auto append = [&](int32_t layer, const std::vector<client::PositionRange>& ranges) {
+    std::vector<float> given;
+    client::AppendCall call{.cache_id = "layers",
+                            .layer = layer,
+                            .kv_heads = spec.kv_heads(),
+                            .head_dim = spec.head_dim()};
+    for (const auto& [begin, end] : ranges) {
+      call.entries.push_back({sequence, begin, static_cast<int32_t>(end - begin)});
+      given.insert(given.end(), values.begin() + begin * static_cast<int64_t>(token),
+                   values.begin() + end * static_cast<int64_t>(token));
+    }
+    call.k = given.data();
+    call.v = given.data();
+    return client->Append(call);
+  };
+  const auto look = [&](int32_t layer, std::vector<float>* output) {
+    const std::vector<float> q(4 * static_cast<size_t>(spec.q_heads() * spec.head_dim()), 0.5f);
+    output->resize(q.size());
+    return client->Attend({.cache_id = "layers",
+                           .layer = layer,
+                           .entries = {{sequence, kTokens - 4, 4, 0}},
+                           .q = q.data(),
+                           .q_heads = spec.q_heads(),
+                           .kv_heads = spec.kv_heads(),
+                           .head_dim = spec.head_dim(),
+                           .output = output->data()});
+  };
+  for (int32_t first = 0; first < kTokens; first += 100) {
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      ASSERT_TRUE(append(layer, {{first, first + 100}}).ok());
+    }
+  }
+  std::vector<float> before[kLayers];
+  for (int32_t layer = 0; layer < kLayers; ++layer) ASSERT_TRUE(look(layer, &before[layer]).ok());
+  Replace(2);
+  ASSERT_TRUE(WaitReady(2));
+  std::vector<float> after[kLayers];
+  int64_t brought[kLayers] = {};
+  absl::Status status = look(0, &after[0]);
+  while (absl::IsDataLoss(status)) {
+    const auto missing = client::MissingTokensOf(status);
+    ASSERT_TRUE(missing.has_value()) << status;
+    const absl::Status appended = append(missing->layer, missing->ranges);
+    ASSERT_TRUE(appended.ok()) << appended;
+    brought[missing->layer] += missing->tokens;
+    status = look(0, &after[0]);
+  }
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_TRUE(look(layer, &after[layer]).ok());
+    EXPECT_EQ(after[layer], before[layer]) << "layer " << layer;
+  }
+  EXPECT_EQ(brought[0], brought[2]);
+  EXPECT_GT(brought[1], 0);
+  EXPECT_LT(brought[1], brought[0]) << "what the window gave up is not asked for";
+}
+
 // Made before the fleet that is told of it.
 struct StateDirectory {
   TemporaryDirectory state;

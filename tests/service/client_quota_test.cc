@@ -123,12 +123,16 @@ TEST_F(ClientQuotaTest, WhoReopensASequenceAnswersForIt) {
   EXPECT_EQ(table_.Find(1)->owner, b_) << "refused, and nothing changed";
 }
 
-TEST_F(ClientQuotaTest, LostSequencesAreNobodys) {
+TEST_F(ClientQuotaTest, LostSequencesOfWhichNothingIsLeftAreNobodys) {
   Limit({.sequences = 1, .pages = 2});
   ASSERT_TRUE(Open(1, a_).ok());
   ASSERT_TRUE(Append(1, 64).ok());
   EXPECT_EQ(a_->pages(), 2);
   table_.MarkLostOn({true, false});
+  EXPECT_TRUE(table_.Find(1)->lost);
+  EXPECT_EQ(a_->sequences(), 1);
+  EXPECT_EQ(a_->pages(), 2) << "what is left is kept for it";
+  table_.MarkLostOn({false, true});
   EXPECT_EQ(a_->sequences(), 0);
   EXPECT_EQ(a_->pages(), 0);
   ASSERT_TRUE(Open(2, a_).ok());

@@ -120,10 +120,18 @@ TEST_F(RestoringTest, ASecondLossBeforeTheReplicaIsThereLosesWhatHasNone) {
   BringAll(PagePlace::kRank);
   const auto transfer = table_.NextTransfer(PagePlace::kReplica, kMost);
   table_.EndTransfer(*transfer, true);
-  Lose({1});  // two of its pages are on rank 2 again, the others are not
+  Lose({1});  // two of its pages are on rank 2 again, the third is not
   EXPECT_TRUE(table_.Find(1)->lost);
-  EXPECT_EQ(table_.missing(PagePlace::kRank), 0);
-  EXPECT_EQ(table_.missing(PagePlace::kReplica), 0);
+  const auto missing = MissingTokensOf(Reserve(1, 200, 1).status());
+  ASSERT_TRUE(missing.has_value());
+  EXPECT_THAT(missing->ranges, ElementsAre(PositionRange{144, 160}));
+  EXPECT_EQ(Reserve(1, 144, 16).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(BringAll(PagePlace::kRank), 2);
+  Append(1, 144, 16);
+  Append(1, 200, 1);
+  EXPECT_EQ(BringAll(PagePlace::kReplica), 4) << "those of rank 0, which rank 1 keeps";
+  Lose({1});
+  EXPECT_FALSE(table_.Find(1)->lost) << "what was brought is kept twice, too";
 }
 
 TEST_F(RestoringTest, ASecondLossAfterwardsLosesNothing) {

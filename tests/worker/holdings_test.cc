@@ -79,6 +79,15 @@ TEST_F(HoldingsTest, TokensOfALongCallCountWithItsLastStep) {
   EXPECT_EQ(Report().undo.back().length, 10);
 }
 
+// The layer is as long as before.
+TEST_F(HoldingsTest, TokensThatAreBroughtBackChangeNoLength) {
+  Step(1, 0, 0, 100, {{7, 0, {3, 4}}});
+  StepCommand step;
+  step.entries = {{.sequence = 7, .first_position = 16, .new_tokens = 16, .brings_back = true}};
+  records_.AfterStep({1, 2}, step);
+  EXPECT_THAT(Report().sequences[0].lengths, ElementsAre(100, 0));
+}
+
 TEST_F(HoldingsTest, WhatAllRanksHaveDoneIsNotUndone) {
   Step(1, 0, 0, 10, {{7, 0, {3}}});
   Step(2, 0, 10, 10, {{7, 0, {5}}, {7, 1, {4}}});

@@ -188,6 +188,30 @@ TEST_F(ReplicaTest, TokensOfACallThatIsNotFinishedAreReplacedInReplicasToo) {
   }
 }
 
+// Tokens of a lost shard that a host brings again: several ranges in one step, and not twice.
+TEST_F(ReplicaTest, TokensThatAreBroughtBackGiveTheSameBytes) {
+  const std::vector<float> before = Look();
+  Replace(0);
+  Replace(1);  // who kept the pages of rank 0
+  for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
+    StepCommand step{.layer = layer, .kind = StepKind::kAppend};
+    // All of the sequence: what is left is compared.
+    for (int64_t first = 0; first < kTokens; first += 50) {
+      StepEntry entry{.sequence = 1, .first_position = first, .new_tokens = 50};
+      entry.brings_back = true;
+      step.entries.push_back(entry);
+    }
+    step.k = Values(0, kTokens, spec_.kv_heads);
+    step.v = Values(1000, kTokens, spec_.kv_heads);
+    Ok(step);
+    std::swap(step.entries[0], step.entries[1]);
+    for (const auto& [rank, reply] : Execute(step)) {
+      EXPECT_EQ(FieldOf(reply.status), "entries[1].sequence") << reply.status;
+    }
+  }
+  EXPECT_EQ(Look(), before);
+}
+
 TEST_F(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
   const auto refused = [&](const TransferPagesCommand& transfer) {
     std::string field;

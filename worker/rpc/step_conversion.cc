@@ -88,6 +88,7 @@ void Encode(const std::vector<StepEntry>& entries,
     message->set_new_tokens(entry.new_tokens);
     message->set_replay(entry.replay);
     message->set_more_follows(entry.more_follows);
+    message->set_brings_back(entry.brings_back);
   }
 }
 
@@ -100,7 +101,8 @@ std::vector<StepEntry> Decode(const google::protobuf::RepeatedPtrField<v1::StepE
                    .query_rows = entry.query_rows(),
                    .new_tokens = entry.new_tokens(),
                    .replay = entry.replay(),
-                   .more_follows = entry.more_follows()});
+                   .more_follows = entry.more_follows(),
+                   .brings_back = entry.brings_back()});
   }
   return out;
 }

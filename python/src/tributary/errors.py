@@ -5,6 +5,17 @@ docs/api.md tells which situation has which code, and what a host does about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Missing(NamedTuple):
+    """What a sequence has lost of a layer: positions ``[begin, end)``, in order, the first hundred ranges."""
+
+    sequence: int
+    layer: int
+    ranges: list[tuple[int, int]]
+
 
 class TributaryError(Exception):
     """A call that was refused or failed.
@@ -19,17 +30,25 @@ class TributaryError(Exception):
         Seconds after which the service asks for a repetition.
     length : int or None
         Tokens held, where a position lies beyond them.
+    missing : Missing or None
+        Of ``DataLoss``: what `append` may bring again. None: nothing of the sequence is left.
     """
 
     code = "UNKNOWN"
 
     def __init__(
-        self, message: str, field: str = "", retry_after: float | None = None, length: int | None = None
+        self,
+        message: str,
+        field: str = "",
+        retry_after: float | None = None,
+        length: int | None = None,
+        missing: Missing | None = None,
     ) -> None:
         super().__init__(message)
         self.field = field
         self.retry_after = retry_after
         self.length = length
+        self.missing = missing
 
 
 class Cancelled(TributaryError):
@@ -115,7 +134,7 @@ class Unavailable(TributaryError, ConnectionError):
 
 
 class DataLoss(TributaryError):
-    """A worker that held tokens of the sequence is gone: reopen the sequence and send them again."""
+    """Workers that held tokens of the sequence are gone: append those in ``missing`` again, or reopen the sequence."""
 
     code = "DATA_LOSS"
 
@@ -147,12 +166,22 @@ _BY_NUMBER: tuple[type[TributaryError], ...] = (
 )
 
 
-def of_code(code: int, message: str, field: str, retry_delay_ms: int, length: int) -> TributaryError:
-    """The exception of a code's number, for the extension module; -1 stands for what is not said."""
+def of_code(
+    code: int,
+    message: str,
+    field: str,
+    retry_delay_ms: int,
+    length: int,
+    lost_sequence: int = 0,
+    lost_layer: int = 0,
+    missing: Sequence[tuple[int, int]] = (),
+) -> TributaryError:
+    """The exception of a code's number, for the extension module; -1 and () stand for what is not said."""
     kind = _BY_NUMBER[code - 1] if 1 <= code <= len(_BY_NUMBER) else Unknown
     return kind(
         message,
         field,
         retry_delay_ms / 1000 if retry_delay_ms >= 0 else None,
         length if length >= 0 else None,
+        Missing(lost_sequence, lost_layer, list(missing)) if missing else None,
     )

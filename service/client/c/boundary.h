@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +24,9 @@ struct tributary_error {
   std::string field;
   int64_t retry_delay_ms;
   int64_t length;
+  uint64_t lost_sequence;
+  int32_t lost_layer;
+  std::vector<tributary_range> missing;
 };
 
 struct tributary_client {

@@ -179,6 +179,13 @@ int64_t tributary_error_retry_delay_ms(const tributary_error* error) {
   return error->retry_delay_ms;
 }
 int64_t tributary_error_length(const tributary_error* error) { return error->length; }
+int32_t tributary_error_missing(const tributary_error* error, uint64_t* sequence, int32_t* layer,
+                                const tributary_range** ranges) {
+  if (sequence != nullptr) *sequence = error->lost_sequence;
+  if (layer != nullptr) *layer = error->lost_layer;
+  if (ranges != nullptr) *ranges = error->missing.data();
+  return static_cast<int32_t>(error->missing.size());
+}
 void tributary_error_free(tributary_error* error) { delete error; }
 
 tributary_code tributary_connect(const tributary_options* options, tributary_client** client,

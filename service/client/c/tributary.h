@@ -57,6 +57,17 @@ const char* tributary_error_field(const tributary_error* error);
 int64_t tributary_error_retry_delay_ms(const tributary_error* error);
 /* Tokens held, of a position beyond them; -1 when the error does not say. */
 int64_t tributary_error_length(const tributary_error* error);
+/* Positions [begin, end) of tokens. */
+typedef struct tributary_range {
+  int64_t begin;
+  int64_t end;
+} tributary_range;
+/* What a sequence has lost of a layer (TRIBUTARY_DATA_LOSS), if something of it is left: ranges in
+ * order, the first hundred, for tributary_append to bring again. Returns how many; 0 when the error
+ * is another one, or nothing is left and the sequence must be opened again. Each pointer but the
+ * first may be NULL; `ranges` live as long as the error. */
+int32_t tributary_error_missing(const tributary_error* error, uint64_t* sequence, int32_t* layer,
+                                const tributary_range** ranges);
 /* NULL is allowed. */
 void tributary_error_free(tributary_error* error);
 

@@ -162,14 +162,18 @@ TEST_P(Tensors, StepsKeepEveryByte) {
   step.kind = StepKind::kPrefill;
   step.page_copies = {{1, 2}, {3, 4}};
   step.page_updates = {{.sequence = 9, .first_index = 1, .pages = {8}}};
-  step.entries = {
-      {.sequence = 9,
-       .first_position = int64_t{1} << 40,
-       .query_rows = 4,
-       .new_tokens = 0,
-       .replay = false,
-       .more_follows = true},
-      {.sequence = 10, .first_position = 0, .query_rows = 0, .new_tokens = 5, .replay = true}};
+  step.entries = {{.sequence = 9,
+                   .first_position = int64_t{1} << 40,
+                   .query_rows = 4,
+                   .new_tokens = 0,
+                   .replay = false,
+                   .more_follows = true},
+                  {.sequence = 10,
+                   .first_position = 0,
+                   .query_rows = 0,
+                   .new_tokens = 5,
+                   .replay = true,
+                   .brings_back = true}};
   step.q = {q.data(), DType::kF16, q.size()};
   step.k = {k.data(), DType::kF32, k.size()};
   step.v = {v.data(), DType::kBf16, v.size()};
@@ -195,6 +199,7 @@ TEST_P(Tensors, StepsKeepEveryByte) {
     EXPECT_EQ(s.entries[i].new_tokens, step.entries[i].new_tokens);
     EXPECT_EQ(s.entries[i].replay, step.entries[i].replay);
     EXPECT_EQ(s.entries[i].more_follows, step.entries[i].more_follows);
+    EXPECT_EQ(s.entries[i].brings_back, step.entries[i].brings_back);
   }
   ExpectSameTensor(s.q, step.q);
   ExpectSameTensor(s.k, step.k);
