@@ -293,6 +293,11 @@ void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
   if (++operation->next_piece == operation->pieces.size()) {
     return EndPieces(operation.get(), absl::OkStatus());
   }
+  // Whoever failed the calls that waited when the group broke did not see this one.
+  if (!serving_.ready()) {
+    return EndPieces(operation.get(),
+                     FromOutcome(absl::AbortedError("the group has broken"), options_.retry_delay));
+  }
   order_.WaitAgain(operation);
   operation->Gather(Clock::now(), /*share=*/2);
 }
