@@ -491,7 +491,8 @@ void Sessions::Send(const SessionPtr& session, const SessionStepPtr& step) {
   }
   commands_.Send(
       session->cache->id(),
-      [session, step](worker::Command* command) { command->body = CommandOf(*session, *step); },
+      [session, step](worker::Command* command)
+          TRIBUTARY_LOCKED { command->body = CommandOf(*session, *step); },
       [this, session](const Outcome& outcome) {
         if (outcome.status.ok()) return;  // the workers will say how it goes on
         const CriticalSection section(lock_);

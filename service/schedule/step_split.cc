@@ -1,7 +1,6 @@
 #include "service/schedule/step_split.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -179,12 +178,12 @@ void Place(const OutputTensor& output, int64_t first_row, const v1::Tensor& rows
   const int64_t before = Elements(output, first_row);
   const int64_t count = Elements(output, rows.shape(0));
   const size_t elements = BytesOf(output.dtype, count);
-  std::memcpy(destination + BytesOf(output.dtype, before), from.data(), elements);
+  std::copy_n(from.data(), elements, destination + BytesOf(output.dtype, before));
   if (output.dtype != DType::kNvfp4) return;
   // The scales come after all elements.
   const size_t scales = Nvfp4ScalesOffset(Elements(output, output.shape.front())) +
                         static_cast<size_t>(before / kNvfp4Block);
-  std::memcpy(destination + scales, from.data() + elements, from.size() - elements);
+  std::copy_n(from.data() + elements, from.size() - elements, destination + scales);
 }
 
 }  // namespace
