@@ -15,6 +15,7 @@
 #include "service/coordinator/coordinator.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/test_service.h"
+#include "tests/support/process.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -201,6 +202,8 @@ TEST_F(StepsTest, GatheredTensorsAreTheRequestsOneAfterTheOther) {
   Attend("a", a);
   Attend("b", b);
   group_->ReleaseOne();
+  // The coordinator's own thread may be the one that sends it.
+  ASSERT_TRUE(test::Eventually(std::chrono::seconds(20), [this] { return Steps().size() == 3; }));
   const auto command = group_->commands().back();
   const auto& step = std::get<worker::StepCommand>(command->body);
   const auto bytes = [](const worker::TensorView& view) {
