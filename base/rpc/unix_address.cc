@@ -19,11 +19,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-int Bind(int fd, const sockaddr* address, socklen_t bytes) { return bind(fd, address, bytes); }
-int Connect(int fd, const sockaddr* address, socklen_t bytes) {
-  return connect(fd, address, bytes);
-}
-
 // Calls connect or bind.
 template <typename Call>
 absl::StatusOr<int> OpenAt(absl::string_view path, int flags, const Call& call) {
@@ -53,7 +48,7 @@ absl::string_view UnixPath(absl::string_view address) {
 }
 
 absl::StatusOr<int> ConnectToUnix(absl::string_view path, int flags) {
-  return OpenAt(path, flags, Connect);
+  return OpenAt(path, flags, connect);
 }
 
 absl::StatusOr<int> ConnectToUnixBy(absl::string_view path, Clock::time_point deadline) {
@@ -74,7 +69,7 @@ absl::StatusOr<int> ConnectToUnixBy(absl::string_view path, Clock::time_point de
 }
 
 absl::StatusOr<int> BindToUnix(absl::string_view path, int flags) {
-  return OpenAt(path, flags, Bind);
+  return OpenAt(path, flags, bind);
 }
 
 std::optional<uid_t> UserAt(int connection) {

@@ -110,13 +110,8 @@ class Group {
   }
 
   Reply Execute(decltype(Command::body) body) {
-    Command command;
-    command.epoch = ranks_.epoch();
-    command.number = ++number_;
-    command.cache = 1;
-    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    command.body = std::move(body);
-    std::map<int, Reply> replies = ranks_.Execute(command);
+    std::map<int, Reply> replies =
+        ranks_.Execute(CommandOf(ranks_.epoch(), ++number_, 1, std::move(body)));
     for (const auto& [rank, reply] : replies) {
       EXPECT_TRUE(reply.status.ok()) << "rank " << rank << ": " << reply.status;
     }

@@ -32,13 +32,7 @@ class ExecutorTest : public ::testing::Test {
   explicit ExecutorTest(int size = 2) : ranks_(size, {}), values_(1 << 16, 0x3f80) {}
 
   Command Make(decltype(Command::body) body) {
-    Command command;
-    command.epoch = ranks_.epoch();
-    command.number = ++number_;
-    command.cache = kCache;
-    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    command.body = std::move(body);
-    return command;
+    return CommandOf(ranks_.epoch(), ++number_, kCache, std::move(body));
   }
 
   // The status all ranks agree on.
@@ -425,13 +419,7 @@ TEST(ExecutorMemory, AStepThatARankHasNoMemoryForIsRefusedByAllAndTheGroupStays)
   spec.num_pages = 512;
   uint64_t number = 0;
   const auto execute = [&](decltype(Command::body) body) {
-    Command command;
-    command.epoch = ranks.epoch();
-    command.number = ++number;
-    command.cache = kCache;
-    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    command.body = std::move(body);
-    const auto replies = ranks.Execute(command);
+    const auto replies = ranks.Execute(CommandOf(ranks.epoch(), ++number, kCache, std::move(body)));
     EXPECT_EQ(replies.at(0).status, replies.at(1).status);
     return replies.at(0).status;
   };

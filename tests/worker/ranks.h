@@ -1,8 +1,11 @@
 // The ranks of a group as a test sees them: something that executes a command on all of them.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "worker/executor.h"
@@ -14,6 +17,18 @@ inline ExecutorOptions Poisoned() {
   ExecutorOptions options;
   options.page_fill = PageFill::kPoison;
   return options;
+}
+
+// The group's command number `number`, which has a minute.
+inline Command CommandOf(uint64_t epoch, uint64_t number, CacheId cache,
+                         decltype(Command::body) body) {
+  Command command;
+  command.epoch = epoch;
+  command.number = number;
+  command.cache = cache;
+  command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  command.body = std::move(body);
+  return command;
 }
 
 class Ranks {

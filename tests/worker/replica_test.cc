@@ -60,13 +60,7 @@ class ReplicaTest : public ::testing::Test {
   }
 
   std::map<int, Reply> Execute(decltype(Command::body) body) {
-    Command command;
-    command.epoch = ranks_.epoch();
-    command.number = ++number_;
-    command.cache = kCache;
-    command.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    command.body = std::move(body);
-    return ranks_.Execute(command);
+    return ranks_.Execute(CommandOf(ranks_.epoch(), ++number_, kCache, std::move(body)));
   }
   void Ok(decltype(Command::body) body) {
     for (const auto& [rank, reply] : Execute(std::move(body))) {

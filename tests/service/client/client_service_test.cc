@@ -162,6 +162,21 @@ class ClientServiceTest : public ::testing::Test {
     return *std::move(client);
   }
 
+  // The first 30 tokens, in both layers.
+  static void AppendThirty(Client& client, uint64_t sequence, const Tokens& tokens) {
+    for (const int layer : {0, 1}) {
+      ASSERT_EQ(client.Append({.cache_id = kCache,
+                               .layer = layer,
+                               .entries = {{sequence, 0, 30}},
+                               .dtype = v1::DTYPE_BF16,
+                               .k = tokens.K(0),
+                               .v = tokens.V(0),
+                               .kv_heads = kKvHeads,
+                               .head_dim = kHeadDim}),
+                absl::OkStatus());
+    }
+  }
+
   // A prompt, then token by token.
   Results Generate(Client& client, const Tokens& tokens) {
     Results results(tokens);
@@ -388,17 +403,7 @@ TEST_F(ClientServiceTest, ManySequencesChangeInOneCall) {
   const uint64_t parent = opened->front();
   EXPECT_NE(parent, opened->back());
   const Tokens tokens(40, 3);
-  for (const int layer : {0, 1}) {
-    ASSERT_EQ(client->Append({.cache_id = kCache,
-                              .layer = layer,
-                              .entries = {{parent, 0, 30}},
-                              .dtype = v1::DTYPE_BF16,
-                              .k = tokens.K(0),
-                              .v = tokens.V(0),
-                              .kv_heads = kKvHeads,
-                              .head_dim = kHeadDim}),
-              absl::OkStatus());
-  }
+  ASSERT_NO_FATAL_FAILURE(AppendThirty(*client, parent, tokens));
   const auto changed = client->UpdateSequences(
       kCache, {{.kind = Kind::kFork, .parent_id = parent},
                {.kind = Kind::kFork, .parent_id = parent, .length = 20},
@@ -426,17 +431,7 @@ TEST_F(ClientServiceTest, SequencesForkRollBackAndClose) {
   Results results(tokens), forked(tokens);
   const auto parent = client->OpenSequence(kCache);
   ASSERT_TRUE(parent.ok());
-  for (const int layer : {0, 1}) {
-    ASSERT_EQ(client->Append({.cache_id = kCache,
-                              .layer = layer,
-                              .entries = {{*parent, 0, 30}},
-                              .dtype = v1::DTYPE_BF16,
-                              .k = tokens.K(0),
-                              .v = tokens.V(0),
-                              .kv_heads = kKvHeads,
-                              .head_dim = kHeadDim}),
-              absl::OkStatus());
-  }
+  ASSERT_NO_FATAL_FAILURE(AppendThirty(*client, *parent, tokens));
   const auto child = client->ForkSequence(kCache, *parent, 20);
   ASSERT_TRUE(child.ok()) << child.status();
   ASSERT_EQ(client->Attend(CallOf(tokens, results, *parent, 30, 10)), absl::OkStatus());
