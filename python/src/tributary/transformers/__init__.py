@@ -6,8 +6,9 @@
 Needs transformers 5.24 or later and torch, neither of which `import tributary` brings.
 """
 
-from .attachment import Attachment, attach
+from .attachment import Attachment, attach, examine
 from .cache import ServiceCache
+from .drafts import DraftAttachment, attach_drafter
 from .geometry import Layer, Refused
 
-__all__ = ["Attachment", "Layer", "Refused", "ServiceCache", "attach"]
+__all__ = ["Attachment", "DraftAttachment", "Layer", "Refused", "ServiceCache", "attach", "attach_drafter", "examine"]

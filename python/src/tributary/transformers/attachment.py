@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import TracebackType
 from typing import Any
 
@@ -14,11 +15,41 @@ from ..service import Service
 from .attention import NAME, register
 from .cache import ServiceCache
 from .geometry import Layer, Refused, cache_id, cache_spec
+from .graphs import Graphs
 from .probe import ask
 from .steps import Steps
 
 _KV_DTYPES = {torch.float32: "bf16", torch.bfloat16: "bf16", torch.float16: "f16"}
 _SESSION_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def switch(model: Any, implementation: Any) -> None:
+    """Lets another implementation compute a model's attention. Refuses models that do not ask for it by name."""
+    try:
+        model.set_attn_implementation(implementation)
+    except ValueError as error:
+        raise Refused([f"its attention cannot be replaced: {error}"]) from error
+    if model.config.get_text_config(decoder=True)._attn_implementation != implementation:
+        raise Refused(["its attention cannot be replaced: it is not computed through AttentionInterface"])
+
+
+def examine(model: Any) -> dict[int, Layer]:
+    """What `attach` would find in a model: its layers that have keys and values. Needs no service.
+
+    The model may be on torch's "meta" device, where it has no weights.
+
+    Raises
+    ------
+    Refused
+        As `attach` does.
+    """
+    before = model.config._attn_implementation
+    register()
+    try:
+        switch(model, NAME)
+        return ask(model).layers
+    finally:
+        model.set_attn_implementation(before)
 
 
 class Attachment:
@@ -37,31 +68,44 @@ class Attachment:
     def __init__(self, model: Any, client: Client, owned: Client | None, options: dict[str, Any]) -> None:
         self.model = model
         self._owned = owned
-        self._most_bytes = options.pop("max_call_bytes")
-        session_rows = options.pop("session_rows")
+        most_bytes = options.pop("max_call_bytes")
+        session_rows, cuda_graphs = options.pop("session_rows"), options.pop("cuda_graphs")
         self._implementation = model.config._attn_implementation
         if isinstance(self._implementation, str) and self._implementation == NAME:
             raise Refused(["the model is attached already"])
-        self._hook: Any = None
+        self._hooks: list[Any] = []
+        self._graphs: Graphs | None = None
         register()
         try:
-            self._switch(NAME)
-            layers, in_order = ask(model)
-            self.layers: dict[int, Layer] = layers
+            switch(model, NAME)
+            found = ask(model)
+            self.layers: dict[int, Layer] = found.layers
+            self._has_states = found.has_states
             spec = cache_spec(list(self.layers.values()), **options)
             self.held = client.create_cache(cache_id(spec), spec)
             dtype = _SESSION_DTYPES[getattr(model, "dtype", torch.float32)]
-            self._steps = Steps(self.held, len(layers), dtype, session_rows if in_order else 0)
+            gpu = model.device if model.device.type == "cuda" else None
+            rows = session_rows if found.in_order else 0
+            self._steps = Steps(self.held, len(self.layers), dtype, rows, most_bytes, gpu)
         except BaseException:
-            self._switch(self._implementation)
+            switch(model, self._implementation)
             raise
-        self._hook = model.register_forward_pre_hook(self._with_cache, with_kwargs=True)
+        if cuda_graphs and found.in_order and not found.has_states and gpu is not None:
+            self._graphs = Graphs(model, self.layers, self._config.num_hidden_layers, self._steps)
+        self._hooks = [
+            model.register_forward_pre_hook(self._with_cache, with_kwargs=True),
+            model.register_forward_hook(self._settle, with_kwargs=True),
+        ]
         model._prepare_cache_for_generation = self._prepare
+        model.init_continuous_batching = self._batching
 
     def cache(self) -> ServiceCache:
         """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
-        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        return ServiceCache(self.held, self.layers, layers, self._most_bytes, self._steps)
+        return ServiceCache(self.layers, self._config, self._steps)
+
+    @property
+    def _config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True)
 
     def detach(self, delete: bool = False) -> None:
         """Makes the model what it was; may be repeated.
@@ -71,12 +115,18 @@ class Attachment:
         delete : bool
             Whether the service's cache is deleted, with the sequences of all who share it.
         """
-        if self._hook is None:
+        if not self._hooks:
             return
-        self._hook.remove()
-        self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if hasattr(self.model, "_cached_continuous_batching_manager"):
+            self.model.destroy_cached_continuous_batching_manager()
+        if self._graphs is not None:
+            self._graphs.close()
         del self.model._prepare_cache_for_generation
-        self._switch(self._implementation)
+        del self.model.init_continuous_batching
+        switch(self.model, self._implementation)
         self._steps.close()
         if delete:
             with contextlib.suppress(errors.NotFound):  # someone who shares it did
@@ -92,21 +142,38 @@ class Attachment:
     ) -> None:
         self.detach()
 
-    def _switch(self, implementation: str) -> None:
-        try:
-            self.model.set_attn_implementation(implementation)
-        except ValueError as error:
-            raise Refused([f"its attention cannot be replaced: {error}"]) from error
-        if self.model.config.get_text_config(decoder=True)._attn_implementation != implementation:
-            raise Refused(["its attention cannot be replaced: it is not computed through AttentionInterface"])
-
     def _with_cache(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = kwargs.get("cache")
         if given is None:
             kwargs = {**kwargs, "cache": self.cache()}
-        elif not isinstance(given, ServiceCache):
+        elif not getattr(given, "of_service", False):
             raise Refused([f"the model is attached to a service, and its cache is {type(given).__name__}"])
         return args, kwargs
+
+    def _settle(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        cache = kwargs.get("cache")
+        if isinstance(cache, ServiceCache):
+            cache.settle()
+
+    def _batching(
+        self, generation_config: Any = None, continuous_batching_config: Any = None, workload_hints: Any = None
+    ) -> Any:
+        """Takes the place of ContinuousMixin.init_continuous_batching: `generate_batch` and managers go through it."""
+        from .batching import BatchingCache, ServiceBatching  # pylint: disable=import-outside-toplevel
+
+        if self._has_states:
+            raise Refused(["continuous batching of layers with states (linear attention, convolutions)"])
+        kept = getattr(self.model, "_cached_continuous_batching_manager", None)
+        if isinstance(kept, ServiceBatching):
+            return kept
+        return ServiceBatching(
+            self.model,
+            generation_config or self.model.generation_config,
+            continuous_batching_config,
+            workload_hints,
+            self.held,
+            functools.partial(BatchingCache, self.layers, self._steps),
+        )
 
     def _prepare(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Takes the place of GenerationMixin._prepare_cache_for_generation."""
@@ -131,6 +198,7 @@ def attach(
     rollback_tokens: int = 0,
     max_call_bytes: int = 32 << 20,
     session_rows: int = 256,
+    cuda_graphs: bool = False,
 ) -> Attachment:
     """Lets a service hold the KV cache of a model and compute its attention; `model.generate` works as ever.
 
@@ -154,6 +222,9 @@ def attach(
     session_rows : int
         A forward pass of at most so many tokens, over all rows of the batch, is one step of a session; one of more
         is a call for each layer. 0: all are.
+    cuda_graphs : bool
+        Of a model on a GPU: passes of one token for each row are captured in a CUDA graph for each batch size, where
+        the model allows it, and launched from there. Modules' hooks and changes of weights' addresses are not noticed.
 
     Raises
     ------
@@ -176,6 +247,7 @@ def attach(
         "rollback_tokens": rollback_tokens,
         "max_call_bytes": max_call_bytes,
         "session_rows": session_rows,
+        "cuda_graphs": cuda_graphs,
     }
     try:
         return Attachment(model, client, owned, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -11,8 +13,16 @@ from .geometry import Refused
 
 NAME = "tributary"
 
-# Tensors that attention functions are handed and that change nothing in what is computed.
-_HARMLESS = {"position_ids", "cache_position", "position_embeddings", "input_ids", "cu_seq_lens_q", "cu_seq_lens_k"}
+# Tensors that attention functions are handed and that change nothing in what is computed, or are seen to here.
+_HARMLESS = {
+    "s_aux",
+    "position_ids",
+    "cache_position",
+    "position_embeddings",
+    "input_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+}
 
 
 class Mask:
@@ -30,6 +40,15 @@ class _Noted(torch.Tensor):
 
     def __getitem__(self, _: Any) -> _Noted:  # type: ignore[override]
         return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("to", "contiguous", "clone", "detach"):
+            return args[0]
+        if name in ("__get__", "__set__", "as_subclass", "dim", "size", "is_floating_point"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise Refused([f"it computes with its mask ({name})"])
 
 
 def mask(
@@ -68,37 +87,64 @@ class Call:
         self.sinks: torch.Tensor | None = options.get("s_aux")
         self.options = options
 
-    def reasons(self) -> list[str]:
-        """What of it the service cannot do, whatever the layer is."""
+    def reasons(self, masked: bool = True, known: Set[str] = frozenset()) -> list[str]:
+        """What of it the service cannot do, whatever the layer is.
+
+        Parameters
+        ----------
+        masked : bool
+            Whether a mask tells what rows see; else whoever asks knows it.
+        known : set of str
+            Names of tensors that whoever asks has made use of.
+        """
         why = []
-        if self.mask is None:
+        if masked and self.mask is None:
             why.append("its mask was not made by Transformers' mask functions")
-        if self.options.get("is_causal") is False or getattr(self.module, "is_causal", True) is False:
+        if masked and (self.options.get("is_causal") is False or getattr(self.module, "is_causal", True) is False):
             why.append("its attention is not causal")
         if self.options.get("dropout"):
             why.append("it drops attention weights: model.eval()")
         if self.options.get("output_attentions"):
             why.append("attention weights are not to be had (output_attentions)")
-        known = _HARMLESS | {"s_aux"}
         why += [
             f"its attention is given {name}, which the service does not know"
             for name, value in self.options.items()
-            if isinstance(value, torch.Tensor) and name not in known
+            if isinstance(value, torch.Tensor) and name not in _HARMLESS and name not in known
         ]
         if torch.is_grad_enabled() and self.query.requires_grad:
             why.append("attention in the service has no gradient: use torch.no_grad()")
         return why
 
 
+_latest = threading.local()  # .tag: of the keys that a cache was given last in this thread, .columns of them
+
+
+def tagged(key: torch.Tensor, tag: Any) -> torch.Tensor:
+    """Keys as a cache returns them, with what attention is to do with them: ``tag.attend(call)``, for ``tag.layer``."""
+    key = key.view_as(key)
+    key.tributary = tag  # type: ignore[attr-defined]
+    _latest.tag, _latest.columns = tag, key.shape[2]
+    return key
+
+
+def _tag_of(module: Any, key: torch.Tensor) -> Any:
+    """What rides on keys. Layers that make keys of what their cache returned (MLA expands a latent, others repeat
+    heads) hand over other tensors: those are the keys of the tokens that were cached just before, of the same layer."""
+    tag = getattr(key, "tributary", None)
+    latest = getattr(_latest, "tag", None)
+    if tag is None and latest is not None and getattr(module, "layer_idx", None) == latest.layer:
+        tag = latest if key.shape[2] == _latest.columns else None
+    _latest.tag = None  # the next layer, or cross attention, has other keys
+    return tag
+
+
 def attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
     """One layer's attention, where its cache lies. Which cache that is rides on `key`: `Cache.update` put it there."""
-    tag = getattr(key, "tributary", None)
+    tag = _tag_of(module, key)
     if tag is None:
-        raise Refused(
-            ["a layer attends over keys other than those it gave to the cache (MLA, cross attention, or another cache)"]
-        )
+        raise Refused(["a layer attends over keys other than those it gave to the cache (cross attention, say)"])
     output: torch.Tensor = tag.attend(Call(module, query, key, value, attention_mask, options))
     return output, None
 

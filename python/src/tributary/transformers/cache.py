@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,33 +11,15 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .. import client, errors
-from .attention import Call, Mask
-from ..session import StepEntry
+from .attention import Call, Mask, tagged
 from .geometry import Layer, Refused, is_window
-from .steps import TRANSIENT, Ride, Steps
+from .states import copy_states, with_states
+from .steps import Pass, Steps
+from .tensors import fit, to_rows
 
 
-def split(pieces: Iterable[tuple[int, int, int]], most: int) -> list[list[tuple[int, int, int]]]:
-    """Deals (sequence, first position, rows) to calls of at most `most` rows each, in order."""
-    calls: list[list[tuple[int, int, int]]] = [[]]
-    free = most
-    for sequence, position, rows in pieces:
-        while rows > 0:
-            if free == 0:
-                calls.append([])
-                free = most
-            now = min(rows, free)
-            calls[-1].append((sequence, position, now))
-            position, rows, free = position + now, rows - now, free - now
-    return calls
-
-
-def _pad(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    missing = dim - tensor.shape[-1]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _close(held: client.Cache, sequences: list[int]) -> None:
+def close(held: client.Cache, sequences: list[int]) -> None:
+    """Closes sequences as well as can be, and empties the list."""
     for sequence in sequences:
         try:
             held.close(sequence)
@@ -49,28 +31,26 @@ def _close(held: client.Cache, sequences: list[int]) -> None:
 class Step:
     """One forward pass: the same rows of the same sequences in every layer."""
 
-    def __init__(self, present: torch.Tensor | None, batch: int, columns: int, pieces: list[tuple[int, int, int]]):
+    def __init__(self, present: torch.Tensor | None, batch: int, columns: int, run: Pass):
         self.present = present  #: [batch, columns] bool, None: all of them
         self.batch, self.columns = batch, columns
-        self.pieces = pieces  #: (sequence, first position, rows) of rows with tokens
+        self.run = run  #: of rows with tokens
         self.done: set[int] = set()  #: layers that have them
-        self.ride: Ride | None = None  #: the session that it goes by; None: calls
 
-    def tail(self, columns: int) -> Step:
+    def tail(self, columns: int) -> tuple[Step, list[tuple[int, int, int]]]:
         """Its last columns, of which some models compute no more in layers that attend over the keys of others."""
         if columns == self.columns:
-            return self
+            return self, self.run.pieces
         present = None if self.present is None else self.present[:, -columns:]
         counts = [columns] * self.batch if present is None else present.sum(1).tolist()
         whole = [self.columns] * self.batch if self.present is None else self.present.sum(1).tolist()
         kept = [left for left, before in zip(counts, whole) if before]
-        pieces = [(sequence, at + rows - left, left) for (sequence, at, rows), left in zip(self.pieces, kept) if left]
-        return Step(present, self.batch, columns, pieces)
+        pieces = [(s, at + rows - left, left) for (s, at, rows), left in zip(self.run.pieces, kept) if left]
+        return Step(present, self.batch, columns, self.run), pieces
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[batch, heads, columns, dim] as [tokens, heads, dim]."""
-        tensor = tensor.transpose(1, 2)
-        return tensor.flatten(0, 1) if self.present is None else tensor[self.present.to(tensor.device)]
+        return to_rows(tensor) if self.present is None else tensor.transpose(1, 2)[self.present.to(tensor.device)]
 
     def scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, dim] as [batch, columns, heads, dim], zeros where padding is."""
@@ -130,14 +110,18 @@ class ServiceCache(Cache):
     gone on from many times.
     """
 
+    of_service = True
+
     def __init__(
-        self, held: client.Cache, layers: dict[int, Layer], model_layers: int, most_bytes: int, steps: Steps
+        self, layers: dict[int, Layer], config: Any, steps: Steps
     ) -> None:
-        super().__init__(layers=[_LayerView(self, index) for index in range(model_layers)])
-        self._held = held
+        views, kept = with_states([_LayerView(self, index) for index in range(config.num_hidden_layers)], config)
+        super().__init__(layers=views)
+        self._kept = kept  # layers whose states stay here
+        held = self._held = steps.held
         self._geometry = layers
         self._number = {index: number for number, index in enumerate(layers)}  # of a layer, in the service
-        self._model_layers, self._most_bytes, self._steps = model_layers, most_bytes, steps
+        self._config, self._steps = config, steps
         lefts = [layer.window_left for layer in layers.values() if layer.window_left is not None]
         self._narrowest = min(lefts, default=None)
         self._sequences: list[int] = []
@@ -145,7 +129,8 @@ class ServiceCache(Cache):
         self._present = torch.zeros(0, 0, dtype=torch.bool)  # [batch, columns]: where those tokens stand
         self._step: Step | None = None  # that some layers have done
         self._stale = False  # the service may hold more than _lengths
-        self._finalizer = weakref.finalize(self, _close, held, self._sequences)
+        self._ahead = False  # states that stay here are those of a pass that the service does not hold
+        self._finalizer = weakref.finalize(self, close, held, self._sequences)
 
     # What Transformers asks.
 
@@ -169,14 +154,15 @@ class ServiceCache(Cache):
         """Hands both on to attention, which sends them with the queries: a layer is one call."""
         if layer_idx not in self._geometry:
             raise Refused([f"layer {layer_idx} used no cache when the model was attached"])
-        key = key_states.view_as(key_states)
-        key.tributary = _Tag(self, layer_idx)  # type: ignore[attr-defined]
-        return key, value_states
+        return tagged(key_states, _Tag(self, layer_idx)), value_states
 
     def crop(self, tokens_to_remove: int) -> None:
         """Takes the last columns away; a number that is negative, as Transformers' caches have it."""
         if tokens_to_remove > 0:
             raise ValueError("tokens_to_remove: state how many as a negative number")
+        for layer in self._kept:
+            if tokens_to_remove or layer.record_past:
+                layer.crop(tokens_to_remove)
         if tokens_to_remove == 0:
             return
         self._whole()
@@ -202,21 +188,46 @@ class ServiceCache(Cache):
 
     def reset(self) -> None:
         """Empties the cache and closes its sequences."""
-        _close(self._held, self._sequences)
+        if self._step is not None:
+            self._take_back()
+        close(self._held, self._sequences)
         self._lengths = []
         self._present = torch.zeros(0, 0, dtype=torch.bool)
-        self._step, self._stale = None, False
+        self._step, self._stale, self._ahead = None, False, False
+        for layer in self._kept:
+            layer.reset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceCache:
         self._whole()
-        copy = ServiceCache(self._held, self._geometry, self._model_layers, self._most_bytes, self._steps)
+        copy = ServiceCache(self._geometry, self._config, self._steps)
         copy._sequences += self._forks(list(range(len(self._sequences))))
         copy._lengths, copy._present = list(self._lengths), self._present
+        copy_states(copy._kept, self._kept)
         return copy
+
+    # Passes that a CUDA graph computes: one token for each row.
+
+    def one_more(self, attention_mask: torch.Tensor | None) -> list[tuple[int, int, int | None]] | None:
+        """(sequence, position, length to be truncated to before) of each row; None: not every row has a token."""
+        self._whole()
+        columns = None if attention_mask is None else attention_mask.detach().to("cpu", torch.bool)
+        if self._columns(Mask(None, columns, self._present.shape[1] + 1), 1) is not None:
+            return None
+        return [(s, at, at if self._stale else None) for s, at in zip(self._sequences, self._lengths)]
+
+    def one_held(self) -> None:
+        """The tokens of `one_more` are held."""
+        self._stale = False
+        self._commit(Step(None, len(self._sequences), 1, Pass(self._steps, [])))
+
+    def none_more(self) -> None:
+        """What became of them is not known: the pass may be repeated."""
+        self._stale = True
 
     # Rows.
 
     def _whole(self) -> None:
+        self.settle()
         if self._step is not None:
             raise RuntimeError("the last forward pass ended before its last layer: begin with a cache of its own")
 
@@ -228,7 +239,7 @@ class ServiceCache(Cache):
                 length = self._lengths[row]
                 made.append(self._held.fork(self._sequences[row], length) if length else self._held.open())
         except BaseException:
-            _close(self._held, made)
+            close(self._held, made)
             raise
         return made
 
@@ -240,8 +251,10 @@ class ServiceCache(Cache):
         chosen = [forks.get(place, self._sequences[row]) for place, row in enumerate(rows)]
         self._lengths = [self._lengths[row] for row in rows]
         self._present = self._present[list(rows)]
+        for layer in self._kept:
+            layer.reorder_cache(torch.tensor(rows))
         self._sequences[:] = chosen
-        _close(self._held, unused)
+        close(self._held, unused)
 
     # Attention.
 
@@ -254,17 +267,35 @@ class ServiceCache(Cache):
                 step = self._begin(tag, call)
             output = self._send(tag, step, call)
         except BaseException:
-            # The whole step is taken back, whatever the service did of it: it may be repeated.
-            if self._step is not None and self._step.ride is not None:
-                self._step.ride.abandon()
-            self._step, self._stale = None, True
+            self._take_back()
             raise
         if tag.step is None:
             tag.step = step
             step.done.add(tag.layer)
-            if len(step.done) == len(self._geometry):
-                self._commit(step)
+            if not step.run.on_device:
+                self.settle()
         return output
+
+    def settle(self) -> None:
+        """Ends a pass whose layers are all done, when its tokens are held; waits for a GPU that is still at it.
+
+        The attachment calls this when a forward pass has been launched to its end, so the model's other layers overlap.
+        """
+        step = self._step
+        if step is None or len(step.done) < len(self._geometry):
+            return
+        try:
+            step.run.finish()
+        except BaseException:
+            self._take_back()
+            raise
+        self._commit(step)
+
+    def _take_back(self) -> None:
+        """The pass may be repeated, whatever the service did of it."""
+        if self._step is not None:
+            self._step.run.abandon()
+        self._step, self._stale, self._ahead = None, True, bool(self._kept)
 
     def _check(self, layer: Layer, call: Call) -> None:
         why = call.reasons()
@@ -279,6 +310,9 @@ class ServiceCache(Cache):
             raise Refused(why)
 
     def _begin(self, tag: _Tag, call: Call) -> Step:
+        self.settle()
+        if self._ahead:
+            raise RuntimeError("states of a pass that failed cannot be taken back: begin with a cache of its own")
         batch, _, columns, _ = call.query.shape
         assert call.mask is not None
         if self._step is not None:
@@ -294,26 +328,24 @@ class ServiceCache(Cache):
         present = self._columns(call.mask, columns)
         counts = [columns] * batch if present is None else present.sum(1).tolist()
         pieces = [piece for piece in zip(self._sequences, self._lengths, counts) if piece[2]]
-        step = Step(present, batch, columns, pieces)
-        if 0 < sum(counts) <= self._steps.max_rows:
-            step.ride = self._ride(pieces)
-        if step.ride is None and self._stale:
-            for sequence, length in zip(self._sequences, self._lengths):
-                self._held.truncate(sequence, length)
+        self._step = Step(present, batch, columns, self._run(pieces))
         self._stale = False
-        self._step = step
-        return step
+        return self._step
 
-    def _ride(self, pieces: list[tuple[int, int, int]]) -> Ride | None:
-        """The pass as a step of a session, which first rolls back what is stale."""
+    def _run(self, pieces: list[tuple[int, int, int]]) -> Pass:
+        """The pass of these rows. What is stale is rolled back before."""
+        growing = {piece[0] for piece in pieces}
         if self._stale:
-            growing = {piece[0] for piece in pieces}
-            for sequence, length in zip(self._sequences, self._lengths):
-                if sequence not in growing:
-                    self._held.truncate(sequence, length)
-        return self._steps.begin(
-            [StepEntry(sequence, at, rows, rows, at if self._stale else None) for sequence, at, rows in pieces]
-        )
+            self._truncate(lambda sequence: sequence not in growing)
+        run = self._steps.begin(pieces, truncate=self._stale)
+        if run is None and self._stale:
+            self._truncate(lambda sequence: sequence in growing)
+        return run or Pass(self._steps, pieces)
+
+    def _truncate(self, chosen: Callable[[int], bool]) -> None:
+        for sequence, length in zip(self._sequences, self._lengths):
+            if chosen(sequence):
+                self._held.truncate(sequence, length)
 
     def _open(self, batch: int) -> None:
         made: list[int] = []
@@ -321,7 +353,7 @@ class ServiceCache(Cache):
             for _ in range(batch):
                 made.append(self._held.open())
         except BaseException:
-            _close(self._held, made)
+            close(self._held, made)
             raise
         self._sequences += made
         self._lengths = [0] * batch
@@ -350,55 +382,11 @@ class ServiceCache(Cache):
     def _send(self, tag: _Tag, step: Step, call: Call) -> torch.Tensor:
         layer = self._geometry[tag.layer]
         new = tag.step is None  # else another layer attends over the keys of this one
-        device, dims = call.query.device, layer.held_dims
         key, value = step.gather(call.key), step.gather(call.value)
-        if layer.copies > 1:
-            key, value = key.repeat_interleave(layer.copies, 1), value.repeat_interleave(layer.copies, 1)
-        step = step.tail(call.query.shape[2])
-        query = step.gather(call.query)
-        query, key, value = (_pad(t, dim).to("cpu") for t, dim in ((query, dims[0]), (key, dims[0]), (value, dims[1])))
-        output = query.new_empty(*query.shape[:2], dims[1])
-        if step.ride is None or not self._by_session(step, self._number[tag.layer], query, key, value, output):
-            self._by_calls(step, self._number[tag.layer], query, key, value, output, new)
-        return step.scatter(output[..., : layer.value_head_dim].to(device))
-
-    def _by_session(self, step: Step, number: int, query: Any, key: Any, value: Any, output: Any) -> bool:
-        """Whether the layer was computed. If not, what the session had been given is written by calls."""
-        assert step.ride is not None
-        try:
-            step.ride.attend(number, query, key, value, output)
-            if len(step.ride.sent) == len(self._geometry):
-                step.ride.finish()
-            return True
-        except TRANSIENT:
-            # The group of workers has formed anew, say. Calls wait for it.
-            ride, step.ride = step.ride, None
-            ride.abandon()
-        for sequence, at, _ in step.pieces:
-            self._held.truncate(sequence, at)
-        for sent, k, v in ride.sent:
-            if sent != number:
-                self._held.append(sent, step.pieces, k, v)
-        return False
-
-    def _by_calls(
-        self, step: Step, number: int, query: Any, key: Any, value: Any, output: Any, new: bool
-    ) -> None:
-        row_bytes = sum(t[0].numel() * t.element_size() for t in (query, key, value, output) if len(t))
-        begin = 0
-        for pieces in split(step.pieces, max(1, self._most_bytes // max(1, row_bytes))):
-            end = begin + sum(rows for _, _, rows in pieces)
-            if begin == end:
-                continue
-            self._held.attend(
-                number,
-                [client.Entry(sequence, at, rows, rows if new else 0) for sequence, at, rows in pieces],
-                query[begin:end],
-                key[begin:end] if new else None,
-                value[begin:end] if new else None,
-                out=output[begin:end],
-            )
-            begin = end
+        step, pieces = step.tail(call.query.shape[2])
+        query, key, value = fit(layer, step.gather(call.query), key, value)
+        output = step.run.attend(self._number[tag.layer], query, key, value, pieces, new)
+        return step.scatter(output[..., : layer.value_head_dim])
 
     def _commit(self, step: Step) -> None:
         present = step.present

@@ -133,3 +133,18 @@ def window_of(mask_function: Any) -> int | None:
     if not is_window(mask_function, left):
         raise Refused(["its mask is neither causal nor a sliding window (chunks, blocks or packed texts)"])
     return left
+
+
+def reach_of_block(mask_function: Any, rows: int) -> int | None:
+    """How far a mask reaches back whose `rows` rows see each other both ways; None: to the beginning."""
+    low, high = 0, _FAR  # the first key that the first row sees lies in [low, high]
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sees(mask_function, _FAR, [middle])[0] else (middle + 1, high)
+    left = _FAR - low if low > 0 else None
+    last = _FAR + rows - 1
+    for query in (_FAR, last):
+        keys = [_FAR, last] if left is None else [max(_FAR, query - left), last, query - left, query - left - 1]
+        if sees(mask_function, query, keys) != [True] * min(3, len(keys)) + [False] * (left is not None):
+            raise Refused(["its block's rows do not see each other, or its window is no sliding one"])
+    return left

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from .attention import Call
+from .attention import Call, Mask, tagged
 from .geometry import Layer, Refused, window_of
+from .states import with_states
 
 _TOKENS = 3
 
 
-class _Empty(CacheLayerMixin):
+class Unheld(CacheLayerMixin):
+    """A layer of a cache that holds nothing."""
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 
@@ -42,12 +46,14 @@ class _Tag:
 class Probe(Cache):
     """Stands in for the cache in one forward pass."""
 
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers=[_Empty() for _ in range(layers)])
+    def __init__(self, config: Any) -> None:
+        layers, self.kept = with_states([Unheld() for _ in range(config.num_hidden_layers)], config)
+        super().__init__(layers=layers)
         self.updated: set[int] = set()
         self.found: dict[int, Layer] = {}
         self.order: list[int] = []  # of the layers' attention
         self.why: list[str] = []
+        self._windows: dict[int, tuple[Mask, int | None]] = {}  # by the id of what they are of
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -55,15 +61,16 @@ class Probe(Cache):
         if layer_idx in self.updated:
             self.why.append(f"layer {layer_idx}: keeps more than one set of keys and values")
         self.updated.add(layer_idx)
-        key = key_states.view_as(key_states)
-        key.tributary = _Tag(self, layer_idx)  # type: ignore[attr-defined]
-        return key, value_states
+        return tagged(key_states, _Tag(self, layer_idx)), value_states
 
-    def _no_state(self, *args: Any, **kwargs: Any) -> Any:
-        raise Refused(["layers keep a state that is not keys and values (linear attention, convolutions, indexers)"])
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
 
-    update_conv_state = update_recurrent_state = get_conv_state = get_recurrent_state = _no_state
-    update_indexer = has_previous_state = _no_state
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
+        raise Refused(["an indexer chooses which keys are attended over (sparse attention)"])
 
     def note(self, index: int, call: Call) -> torch.Tensor:
         """Notes one call; the answer has the right shape and says nothing."""
@@ -81,7 +88,7 @@ class Probe(Cache):
                 value_head_dim=value_head_dim,
                 scale=call.scale,
                 soft_cap=call.soft_cap,
-                window_left=window_of(call.mask.function),
+                window_left=self._window(call.mask),
                 sinks=sinks_of(call),
             )
             if self.found.setdefault(index, layer) != layer:
@@ -89,6 +96,12 @@ class Probe(Cache):
         except Refused as refused:
             self.why += [f"layer {index}: {reason}" for reason in refused.reasons]
         return call.query.new_zeros(batch, rows, q_heads, value_head_dim)
+
+    def _window(self, mask: Mask) -> int | None:
+        """A mask's window; layers share masks, and looking takes a while."""
+        if id(mask) not in self._windows:
+            self._windows[id(mask)] = (mask, window_of(mask.function))
+        return self._windows[id(mask)][1]
 
     def layers_found(self) -> dict[int, Layer]:
         """Layers with keys and values, by the model's number. Raises with every reason when some cannot be held."""
@@ -98,7 +111,7 @@ class Probe(Cache):
         if silent := sorted(self.updated - self.found.keys()):
             why.append(f"layers {silent}: do not attend through Transformers' AttentionInterface")
         if not self.updated and not why:
-            why.append("no layer uses a cache")
+            why.append("no layer has keys and values")
         if why:
             raise Refused(why)
         return dict(sorted(self.found.items()))
@@ -113,15 +126,26 @@ def sinks_of(call: Call) -> tuple[float, ...]:
     return tuple(call.sinks.detach().float().cpu().reshape(-1).tolist())
 
 
-def ask(model: Any) -> tuple[dict[int, Layer], bool]:
+@dataclass(frozen=True)
+class Found:
+    """What a model's attention is."""
+
+    layers: dict[int, Layer]  #: that have keys and values, by the model's number
+    in_order: bool  #: whether each of them attends once, in their order
+    has_states: bool  #: whether some layers have states besides, or instead
+
+
+def ask(model: Any) -> Found:
     """Runs a model, whose attention is set to "tributary", over a few tokens. What it computes is thrown away.
 
-    The layers that it has, and whether each attends once, in their order.
+    Raises `Refused` with every reason that was found, whatever the model does.
     """
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise Refused(["it is an encoder with a decoder"])
-    probe = Probe(config.num_hidden_layers)
+    if not isinstance(getattr(config, "num_hidden_layers", None), int):
+        raise Refused(["its config does not say how many layers it has"])
+    probe = Probe(config)
     tokens = torch.arange(1, 1 + _TOKENS, device=model.device).unsqueeze(0)
     with torch.no_grad():
         try:
@@ -133,4 +157,4 @@ def ask(model: Any) -> tuple[dict[int, Layer], bool]:
             why = f"a pass over {_TOKENS} tokens failed: {type(error).__name__}: {said}"
             raise Refused([*probe.why, why]) from error
     layers = probe.layers_found()
-    return layers, probe.order == list(layers)
+    return Found(layers, probe.order == list(layers), bool(probe.kept))

@@ -1,0 +1,112 @@
+"""Which of Transformers' causal language models the service can hold: all default configs, on torch's "meta" device.
+
+census.txt beside this file says what is expected: a line for each model type, with "fits" or why not. What was found is
+printed where it differs; TRIBUTARY_CENSUS=write writes the file anew.
+"""
+
+import collections
+import contextlib
+import copy
+import gc
+import os
+import pathlib
+import re
+import sys
+import time
+import unittest
+import warnings
+
+import torch
+import torch.fx.experimental._config
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tributary.transformers import Refused, examine
+
+# Models that look at what they compute, which "meta" has not: smaller ones on the CPU.
+NEEDS_VALUES = {"jetmoe": {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 2},
+                "longcat_flash": {"hidden_size": 128, "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 64,
+                                  "q_lora_rank": 32, "kv_lora_rank": 32, "expert_ffn_hidden_size": 32,
+                                  "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2,
+                                  "vocab_size": 64}}  # fmt: skip
+
+# What default configs lack, without which there is no model.
+LACKS = {"hunyuan_v1_dense": {"head_dim": 128}, "hunyuan_v1_moe": {"head_dim": 128}, "ministral": {"head_dim": 128},
+         "nemotron": {"num_key_value_heads": 8},
+         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16}}  # fmt: skip
+
+EXPECTED = pathlib.Path(__file__).with_name("census.txt")
+
+
+def said(reasons):
+    """Reasons of all layers as one line, however many layers there are."""
+    lines = (re.sub(r"layers? \[?[\d, ]+\]?", "layers", reason) for reason in reasons)
+    return "; ".join(dict.fromkeys(lines))
+
+
+def shorten(config):
+    """Leaves the first layers, of which there are two and of each kind one. Not all configs allow it."""
+    text = config.get_text_config(decoder=True)
+    layers, types = getattr(text, "num_hidden_layers", 0), getattr(text, "layer_types", None)
+    if not isinstance(layers, int):
+        return
+    kept = next(n for n in range(2, layers + 1) if not types or set(types[:n]) == set(types))
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        if types is not None:
+            text.layer_types = types[:kept]
+        text.num_hidden_layers = kept
+
+
+def build(model_type, name):
+    config = transformers.CONFIG_MAPPING[model_type](**NEEDS_VALUES.get(model_type, {}), **LACKS.get(model_type, {}))
+    with torch.device("cpu" if model_type in NEEDS_VALUES else "meta"):
+        with contextlib.suppress(Exception):
+            shorter = copy.deepcopy(config)
+            shorten(shorter)
+            return getattr(transformers, name)(shorter).eval()
+        return getattr(transformers, name)(config).eval()
+
+
+def outcome(model_type, name):
+    """What `attach` would say of a model type's default config."""
+    try:
+        model = build(model_type, name)
+    except Exception as error:  # pylint: disable=broad-except
+        return f"does not build: {type(error).__name__}"
+    try:
+        layers = examine(model)
+    except Refused as refused:
+        return f"refused: {said(refused.reasons)}"
+    shapes = {(layer.q_heads, layer.kv_heads, layer.head_dim, layer.value_head_dim) for layer in layers.values()}
+    kinds = [f"{q}/{kv} heads of {dim}" + (f" and {value}" if value != dim else "")
+             for q, kv, dim, value in sorted(shapes)]  # fmt: skip
+    windows = ", windows" if any(layer.window_left is not None for layer in layers.values()) else ""
+    sinks = ", sinks" if any(layer.sinks for layer in layers.values()) else ""
+    stated = f", where {' and '.join(LACKS[model_type])} is stated" if model_type in LACKS else ""
+    return "fits: " + "; ".join(kinds) + windows + sinks + stated
+
+
+class Census(unittest.TestCase):
+    def test_all_default_configs(self):
+        warnings.simplefilter("ignore")
+        transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+        torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
+        gc.disable()  # models are many small objects, and all of them are gone soon
+        self.addCleanup(gc.enable)
+        found = {}
+        for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+            begin = time.process_time()
+            found[model_type] = outcome(model_type, name)
+            if os.environ.get("TRIBUTARY_CENSUS") == "time":
+                print(f"{time.process_time() - begin:6.2f} {model_type} {found[model_type]}", flush=True)
+        table = "".join(f"{model_type:24} {text}\n" for model_type, text in found.items())
+        counts = collections.Counter(text.partition(":")[0] for text in found.values())
+        print(dict(counts), file=sys.stderr)
+        if os.environ.get("TRIBUTARY_CENSUS") == "write":
+            EXPECTED.write_text(table, encoding="utf-8")
+        self.maxDiff = None
+        self.assertMultiLineEqual(table, EXPECTED.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
