@@ -127,7 +127,7 @@ class Host {
     spec.set_head_dim(dim_);
     spec.set_page_size(64);
     // Steps in flight hold what they roll back until they are over.
-    spec.set_capacity_tokens(size.batch * (size.tokens + 6 * int64_t{rows_each_} + 512));
+    spec.set_capacity_tokens(size.batch * (size.tokens + 6 * int64_t{rows_each_} + 2048));
     client_.DeleteCache(kCache).IgnoreError();  // of a run that failed
     Check(client_.CreateCache(kCache, spec).status(), "creating the cache");
     for (int32_t i = 0; i < size.batch; ++i) {

@@ -10,6 +10,7 @@
 #include "base/rpc/connection_failure.h"
 #include "base/rpc/keepalive.h"
 #include "base/status/errors.h"
+#include "grpc/grpc.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -43,9 +44,18 @@ std::string WhyNotConnected(grpc::Channel& channel, const ConnectOptions& option
   return ExplainConnectionFailure(options.target, options.security, status.error_message());
 }
 
+// gRPC ends when the last object that uses it goes, and then waits up to 10 s for a poll that a
+// message left behind that was too large for the socket. A host that gives its client up is not to
+// wait for that, so gRPC stays for as long as the process.
+void KeepGrpc() {
+  static const bool kept = (grpc_init(), true);
+  (void)kept;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectOptions& options) {
+  KeepGrpc();
   grpc::ChannelArguments arguments;
   SetClientKeepalive(arguments);
   const int limit = static_cast<int>(

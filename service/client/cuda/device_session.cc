@@ -225,7 +225,8 @@ class CudaDeviceSession final : public DeviceSession {
     view_.counter = counter_;
     view_.failure = &pinned_->failure;
     view_.bound = static_cast<uint64_t>(std::chrono::nanoseconds(options_.wait_timeout).count());
-    view_.one_gpu = device.device_uuid() == gpu && !device.several_gpus();
+    view_.one_gpu = device.device_uuid() == gpu;
+    view_.several_gpus = device.several_gpus();
     return absl::OkStatus();
   }
 

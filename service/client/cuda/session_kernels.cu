@@ -126,7 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   if (free) {
     // A layer that was not handed over does not come back.
     if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
-    mailbox::Ring(WordOf(session, session.layout.arrived), count + 1, session.one_gpu);
+    mailbox::Ring(WordOf(session, session.layout.arrived), count + 1,
+                  session.one_gpu && !session.several_gpus);
   }
   if (session.stream_waits) {
     mailbox::Fence(session.one_gpu);

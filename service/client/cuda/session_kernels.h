@@ -38,8 +38,9 @@ struct MailboxView {
   mailbox::Layout layout;
   HostCounter* counter = nullptr;
   HostFailure* failure = nullptr;
-  uint64_t bound = 0;    // how long a wait may take, ns
-  bool one_gpu = false;  // the mailbox lies on the GPU that launches, and no other one reads it
+  uint64_t bound = 0;         // how long a wait may take, ns
+  bool one_gpu = false;       // the mailbox lies on the GPU that launches
+  bool several_gpus = false;  // GPUs of other ranks read it
   // Whether results are awaited by stream memory operations (session.proto). These have no bound,
   // so the caller of the launches watches HostFailure, and ends a wait by writing to `handed_back`.
   bool stream_waits = false;

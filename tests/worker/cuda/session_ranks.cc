@@ -108,7 +108,8 @@ HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox&
            .counter = counter_.as<client::HostCounter>(),
            .failure = failure_.as<client::HostFailure>(),
            .bound = static_cast<uint64_t>(command.wait_timeout.count()),
-           .one_gpu = !mailbox.several_gpus,
+           .one_gpu = true,
+           .several_gpus = mailbox.several_gpus,
            .stream_waits = waiting == Waiting::kStreamMemoryOps};
 }
 

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "base/mailbox/gate.cuh"
+#include "base/status/status_macros.h"
 #include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/ptx/cluster.cuh"
@@ -24,6 +27,61 @@ __global__ void __launch_bounds__(32) FinishKernel(const __grid_constant__ mailb
   cuda::WaitForLaunchesAhead();
   if (threadIdx.x != 0 || counter.failure != 0) return;
   mailbox::FinishLayer(gate, counter.first_count + static_cast<uint32_t>(gate.layer));
+}
+
+constexpr int kFetchThreads = 512;
+// Vectors of 16 bytes that a thread has in flight.
+constexpr int kFetchVectors = 4;
+// A launch of no more blocks than this passes the gate itself. A larger one would keep too many
+// multiprocessors from a host that computes here.
+constexpr int64_t kMostGatedFetchBlocks = 8;
+constexpr int64_t kMostFetchBlocks = 256;
+
+// Vector `index` of all that is fetched: how many bytes from the slot's begin.
+__device__ __forceinline__ size_t PlaceOfVector(const FetchArgs& args, size_t index) {
+  size_t at = index * 16;
+  if (at < args.bytes[0]) return args.layout.q + at;
+  at -= args.bytes[0];
+  if (at < args.bytes[1]) return args.layout.k + at;
+  return args.layout.v + at - args.bytes[1];
+}
+
+template <bool kPassesGate>
+__global__ void __launch_bounds__(kFetchThreads)
+    FetchKernel(const __grid_constant__ FetchArgs args) {
+  const mailbox::Gate& gate = args.gate;
+  mailbox::SessionCounter counter;
+  if (gate.layer > 0) counter = mailbox::CounterOf(gate);
+  cuda::WaitForLaunchesAhead();
+  if (gate.layer == 0) counter = mailbox::CounterOf(gate);
+  if (kPassesGate) {
+    if (threadIdx.x == 0) mailbox::PassGate(gate, counter, /*first=*/blockIdx.x == 0);
+    __syncthreads();
+  }
+  const uint32_t count = counter.first_count + static_cast<uint32_t>(gate.layer);
+  const std::byte* slot = args.mailbox + args.layout.SlotOf(count);
+  const size_t all = (args.bytes[0] + args.bytes[1] + args.bytes[2]) / 16;
+  const size_t threads = size_t{gridDim.x} * kFetchThreads;
+  for (size_t first = size_t{blockIdx.x} * kFetchThreads + threadIdx.x; first < all;
+       first += threads * kFetchVectors) {
+    uint4 values[kFetchVectors];
+#pragma unroll
+    for (int i = 0; i < kFetchVectors; ++i) {
+      const size_t index = first + i * threads;
+      if (index >= all) break;
+      values[i] = __ldcg(reinterpret_cast<const uint4*>(slot + PlaceOfVector(args, index)));
+    }
+#pragma unroll
+    for (int i = 0; i < kFetchVectors; ++i) {
+      const size_t index = first + i * threads;
+      if (index >= all) break;
+      *reinterpret_cast<uint4*>(args.to + PlaceOfVector(args, index)) = values[i];
+    }
+  }
+  // The launch behind it may let another one begin, which does not wait for this one.
+  mailbox::Fence(/*one_gpu=*/true);
+  __syncthreads();
+  cuda::LetNextLaunchBegin();
 }
 
 struct AnswerArgs {
@@ -58,6 +116,20 @@ absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream
                                    32, /*shared_bytes=*/0, stream));
 }
 
+absl::Status LaunchFetch(const FetchArgs& args, bool begins_early, cudaStream_t stream) {
+  const auto vectors = static_cast<int64_t>((args.bytes[0] + args.bytes[1] + args.bytes[2]) / 16);
+  constexpr int64_t kOfBlock = int64_t{kFetchThreads} * kFetchVectors;
+  const int64_t blocks =
+      std::clamp<int64_t>((vectors + kOfBlock - 1) / kOfBlock, 1, kMostFetchBlocks);
+  const bool passes_gate = blocks <= kMostGatedFetchBlocks;
+  if (!passes_gate) TRIBUTARY_RETURN_IF_ERROR(LaunchGate(args.gate, begins_early, stream));
+  return FromCuda(
+      "fetching a layer",
+      cuda::LaunchGrid(passes_gate ? FetchKernel<true> : FetchKernel<false>, args,
+                       {.clusters = static_cast<int32_t>(blocks), .begins_early = begins_early},
+                       kFetchThreads, /*shared_bytes=*/0, stream));
+}
+
 absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream) {
   return FromCuda(
       "finishing a layer",
@@ -77,6 +149,8 @@ absl::Status LaunchAnswers(const ProbeWords& words, uint32_t first, uint32_t las
 absl::Status LoadGate() {
   const void* kernels[] = {reinterpret_cast<const void*>(&GateKernel),
                            reinterpret_cast<const void*>(&FinishKernel),
+                           reinterpret_cast<const void*>(&FetchKernel<true>),
+                           reinterpret_cast<const void*>(&FetchKernel<false>),
                            reinterpret_cast<const void*>(&AnswerKernel)};
   return ToAbsl(cuda::LoadKernels(kernels, "the gate of sessions"));
 }

@@ -5,16 +5,33 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "base/mailbox/gate.h"
+#include "base/mailbox/layout.h"
 
 namespace tributary::worker {
 
 // One warp. It begins early (griddepcontrol). The launch behind it may begin early, too, but does
 // so only when the layer has arrived: it could fill the GPU, and the host must be able to compute.
 absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
+
+// A layer's tensors on their way from the mailbox, which lies on another GPU, to this one. Offsets
+// are the same there and here; here there is one slot.
+struct FetchArgs {
+  mailbox::Gate gate;
+  mailbox::Layout layout;
+  const std::byte* mailbox = nullptr;
+  std::byte* to = nullptr;
+  size_t bytes[3] = {};  // of q, k and v; multiples of 16
+};
+// Passes the gate and brings the layer's tensors here, where all launches of the layer read them:
+// blocks of an attention launch that read the same lines of another GPU's memory wait for each
+// other (about 30 us with one for each multiprocessor). What comes behind it in the stream, and
+// may begin early, finds them here.
+absl::Status LaunchFetch(const FetchArgs& args, bool begins_early, cudaStream_t stream);
 
 // Calls the layer ahead of the gate finished, where the stream waits (Gate::handed_over).
 absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);

@@ -231,7 +231,7 @@ mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_result
           .bound = static_cast<uint64_t>(command_.wait_timeout.count()),
           .layer = layer,
           .layers = layers,
-          .one_gpu = ranks_ == 1 && command_.host_gpu == mailbox_.gpu,
+          .one_gpu = is_root && command_.host_gpu == mailbox_.gpu,
           .handed_over = stream_waits ? Word(command_.layout.handed_over) : nullptr,
           .handed_back = stream_waits ? Word(command_.layout.handed_back) : nullptr,
           .exchange_failure = ranks_ > 1 ? memory_->group()->failure_word() : nullptr,
@@ -243,9 +243,11 @@ CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
                                const mailbox::Gate& gate, uint32_t count) const {
   CudaPlace place{
       .stream = memory_->stream(), .memory = memory_->workspace(), .group = memory_->group()};
-  place.q = step.q.data;
-  place.k = step.k.data;
-  place.v = step.v.data;
+  const bool fetches = own_rank_ > 0;
+  const mailbox::Layout& layout = command_.layout;
+  place.q = fetches ? memory_->fetched() + layout.q : step.q.data;
+  place.k = fetches ? memory_->fetched() + layout.k : step.k.data;
+  place.v = fetches ? memory_->fetched() + layout.v : step.v.data;
   if (command_.output_dtype == DType::kF32 && own_rank_ == 0) {
     std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(count);
     place.result_o = reinterpret_cast<float*>(slot + command_.layout.output);
@@ -256,11 +258,27 @@ CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
   // Behind a wait of the stream nothing begins early, as the gate's launch lets the append do.
   const bool stream_waits = gate.handed_over != nullptr;
   const bool small_append =
-      !stream_waits && !narrows_first && step.kind != StepKind::kDflash &&
+      !fetches && !stream_waits && !narrows_first && step.kind != StepKind::kDflash &&
       plan.write_slots().count > 0 &&
       cuda::AppendBlocks(step.geometry().kv, plan.padded_tokens()) <= cuda::kMostGatedBlocks;
   if (small_append) place.gate = gate;
   return place;
+}
+
+// With the padding that launches of the layer may read, because a graph serves steps of other
+// sizes.
+FetchArgs CudaSession::FetchOf(const PlannedStep& step, const DevicePlan& plan,
+                               const mailbox::Gate& gate) const {
+  const int32_t rows = step.plan.query_rows > 0 ? plan.padded_rows() : 0;
+  const int32_t tokens = step.plan.new_tokens > 0 ? plan.padded_tokens() : 0;
+  const mailbox::SlotRoom bytes = SlotBytes(step.geometry(), command_, rows, tokens);
+  const mailbox::Layout& layout = command_.layout;
+  return {.gate = gate,
+          .layout = layout,
+          .mailbox = memory_->mailbox(),
+          .to = memory_->fetched(),
+          .bytes = {std::min(bytes.q, layout.k - layout.q), std::min(bytes.k, layout.v - layout.k),
+                    std::min(bytes.v, layout.output - layout.v)}};
 }
 
 // ----------------------------------------------------------------------------------------- steps
@@ -336,7 +354,10 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
         cuda::EnqueueWaitAtLeast(layer.gate.handed_over, 1, memory_->stream());
     TRIBUTARY_RETURN_IF_ERROR(FromCuda("waiting for a layer", waits));
   }
-  if (layer.own_gate) {
+  if (own_rank_ > 0) {
+    TRIBUTARY_RETURN_IF_ERROR(
+        LaunchFetch(FetchOf(layer.step, layer.plan, layer.gate), early_launch_, memory_->stream()));
+  } else if (layer.own_gate) {
     TRIBUTARY_RETURN_IF_ERROR(
         LaunchGate(layer.gate, early_launch_ && !stream_waits, memory_->stream()));
   }

@@ -4,9 +4,9 @@
 // that its doorbell opens. No call of the host, no lock and no allocation stands between two
 // layers. A step that resembles one before is launched as one CUDA graph.
 //
-// Where several ranks share a session, each has a stream of its own. All read queries and tokens in
-// the one mailbox, which is rank 0's, and their gates look at its doorbells. Rank 0 writes the
-// merged result and rings.
+// Where several ranks share a session, each has a stream of its own. The one mailbox is rank 0's.
+// The gates of all look at its doorbells, and the others bring queries and tokens to their own
+// memory first. Rank 0 writes the merged result and rings.
 #pragma once
 
 #include <chrono>
@@ -26,6 +26,7 @@
 #include "worker/command.h"
 #include "worker/cuda/operations/operations.h"
 #include "worker/cuda/rank.h"
+#include "worker/cuda/session/gate_kernel.h"
 #include "worker/cuda/session/session_memory.h"
 #include "worker/cuda/session/watch.h"
 
@@ -89,6 +90,9 @@ class CudaSession final : public DeviceSession {
   mailbox::Gate GateOf(int32_t layer, int32_t layers, bool has_results) const;
   CudaPlace PlaceOf(const PlannedStep& step, const DevicePlan& plan, const mailbox::Gate& gate,
                     uint32_t count) const;
+  // On other ranks than rank 0: what passes the gate and brings the layer here.
+  FetchArgs FetchOf(const PlannedStep& step, const DevicePlan& plan,
+                    const mailbox::Gate& gate) const;
   absl::Status Prepare(std::span<const PlannedStep> steps, std::span<Shard* const> shards,
                        uint32_t first_count, std::deque<Layer>* layers);
   // Puts all layers into the stream, one launch at a time.

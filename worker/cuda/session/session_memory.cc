@@ -41,6 +41,10 @@ absl::Status SessionMemory::TakeAll(const OpenSessionCommand& command) {
   }
   counter_.emplace(stream_);
   TRIBUTARY_RETURN_IF_ERROR(counter_->ReserveZeroed(sizeof(mailbox::SessionCounter), stream_));
+  if (own_rank_ > 0) {
+    fetched_.emplace(stream_);
+    TRIBUTARY_RETURN_IF_ERROR(fetched_->ReserveZeroed(command.layout.slot_bytes, stream_));
+  }
   workspace_ = std::make_unique<CudaRank::Workspace>(stream_);
   plans_ = std::make_unique<SessionPlans>(stream_, command.max_steps + 1);
   TRIBUTARY_RETURN_IF_ERROR(plans_->Reserve());
@@ -55,6 +59,7 @@ SessionMemory::~SessionMemory() {
   plans_.reset();
   workspace_.reset();
   counter_.reset();
+  fetched_.reset();
   group_.reset();
   SayGone();
   if (control_ != nullptr) cudaStreamSynchronize(control_);

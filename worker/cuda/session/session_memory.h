@@ -39,6 +39,9 @@ class SessionMemory {
   // Rank 0's mailbox.
   std::byte* mailbox() const { return root_ != nullptr ? root_->data() : mailbox_; }
   size_t mailbox_bytes() const { return mailbox_bytes_; }
+  // On other ranks than rank 0: where the tensors of the layer under way are brought to, laid out
+  // as a slot of the mailbox.
+  std::byte* fetched() const { return fetched_->data(); }
   // Words in rank 0's memory, kPeerWords apart and rank 1's first: the layers of steps without
   // results that the other ranks have finished.
   uint32_t* finished_of_peers() const { return PeerWord(kFinishedFromEnd); }
@@ -96,6 +99,7 @@ class SessionMemory {
   size_t mailbox_bytes_ = 0;
   PinnedMemory pinned_;
   std::optional<DeviceMemory> counter_;
+  std::optional<DeviceMemory> fetched_;
   std::unique_ptr<CudaRank::Workspace> workspace_;
   std::unique_ptr<SessionPlans> plans_;
   StepGraphs graphs_;
