@@ -18,6 +18,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import tributary
 from tributary.transformers import attach
+from tributary.transformers.columns import Columns
 from tributary.transformers.graphs import Graph
 
 CHUNK = 8192  # tokens of an append
@@ -114,7 +115,8 @@ class Filled:
         cache._finalizer.detach()
         cache._sequences.extend(self.sequences[:batch])
         cache._lengths = [context] * batch
-        cache._present = torch.ones(batch, context, dtype=torch.bool)
+        cache._columns = Columns(batch)
+        cache._columns.add(context, None)
         return cache
 
 
@@ -134,6 +136,7 @@ def in_service(options, model, client, cases, results):
             for name in ["service, CUDA graphs", "service"] if graphs else ["service"]:
                 cache = filled.cache(batch, context)
                 by_graph = model.__dict__.pop("forward", None) if name == "service" else None
+                model(input_ids=ids, cache=cache, use_cache=True)  # a graph is captured, and has its workspaces
                 before = allocated(options)
                 took = timed(options, lambda: model(input_ids=ids, cache=cache, use_cache=True))
                 grown = allocated(options) - before

@@ -21,14 +21,15 @@ def dtype_code(dtype: str) -> int:
 
 def bits(tensor: Any) -> Any:
     """The tensor; an array of bfloat16 (of ml_dtypes), which no protocol exports, as its bits."""
-    if isinstance(tensor, np.ndarray) and tensor.dtype.name == "bfloat16":
+    # A dtype's name is made anew whenever it is asked for; numpy's own numbers need not be asked.
+    if isinstance(tensor, np.ndarray) and tensor.dtype.kind == "V" and tensor.dtype.name == "bfloat16":
         return tensor.view(np.uint16)
     return tensor
 
 
 def address(tensor: Any) -> Any:
     """A tensor of torch as (address, dtype, on a GPU, shape, strides); anything else as `bits` has it."""
-    if not hasattr(tensor, "data_ptr"):
+    if isinstance(tensor, np.ndarray) or not hasattr(tensor, "data_ptr"):
         return bits(tensor)
     code = _of_torch.get(tensor.dtype)
     if code is None:
@@ -41,8 +42,8 @@ def address(tensor: Any) -> Any:
 
 def strided(tensor: Any) -> Any:
     """[rows, heads, dim] such that heads are dense and rows and heads lie apart; a copy where it is not."""
-    if tensor is None:
-        return None
+    if tensor is None or (isinstance(tensor, np.ndarray) and tensor.ndim == 3 and tensor.flags.c_contiguous):
+        return tensor
     of_torch = hasattr(tensor, "data_ptr")
     strides = tensor.stride() if of_torch else getattr(tensor, "strides", None)
     if strides is None or len(strides) != 3:

@@ -30,6 +30,9 @@ class StepEntry(NamedTuple):
     fork_length: int | None = None  #: tokens of the fork; None: all
 
 
+_FIELDS = len(StepEntry._fields)
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """What the tensors of a layer must be."""
@@ -97,7 +100,7 @@ class Session:
         """
         if mode not in _MODES:
             raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
-        stated = [StepEntry(*entry) for entry in entries]
+        stated = [entry if len(entry) == _FIELDS else StepEntry(*entry) for entry in entries]
         return self._core.submit(_MODES[mode], first_layer, layers, stated, append_only)
 
     def attend(

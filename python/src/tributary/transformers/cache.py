@@ -11,7 +11,8 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .. import client, errors
-from .attention import Call, Mask, tagged
+from .attention import Call, tagged
+from .columns import Columns, Present
 from .geometry import Layer, Refused, is_window
 from .states import copy_states, with_states
 from .steps import Pass, Steps
@@ -31,8 +32,8 @@ def close(held: client.Cache, sequences: list[int]) -> None:
 class Step:
     """One forward pass: the same rows of the same sequences in every layer."""
 
-    def __init__(self, present: torch.Tensor | None, batch: int, columns: int, run: Pass):
-        self.present = present  #: [batch, columns] bool, None: all of them
+    def __init__(self, present: Present | None, batch: int, columns: int, run: Pass):
+        self.present = present  #: None: all columns are tokens
         self.batch, self.columns = batch, columns
         self.run = run  #: of rows with tokens
         self.done: set[int] = set()  #: layers that have them
@@ -50,7 +51,7 @@ class Step:
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[batch, heads, columns, dim] as [tokens, heads, dim]."""
-        return to_rows(tensor) if self.present is None else tensor.transpose(1, 2)[self.present.to(tensor.device)]
+        return to_rows(tensor) if self.present is None else tensor.transpose(1, 2)[self._chosen(tensor)]
 
     def scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, dim] as [batch, columns, heads, dim], zeros where padding is."""
@@ -58,8 +59,11 @@ class Step:
         if self.present is None:
             return tensor.reshape(shape)
         whole = tensor.new_zeros(shape)
-        whole[self.present.to(tensor.device)] = tensor
+        whole[self._chosen(tensor)] = tensor
         return whole
+
+    def _chosen(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.present).to(tensor.device)
 
 
 class _Tag:
@@ -112,9 +116,7 @@ class ServiceCache(Cache):
 
     of_service = True
 
-    def __init__(
-        self, layers: dict[int, Layer], config: Any, steps: Steps
-    ) -> None:
+    def __init__(self, layers: dict[int, Layer], config: Any, steps: Steps) -> None:
         views, kept = with_states([_LayerView(self, index) for index in range(config.num_hidden_layers)], config)
         super().__init__(layers=views)
         self._kept = kept  # layers whose states stay here
@@ -126,7 +128,7 @@ class ServiceCache(Cache):
         self._narrowest = min(lefts, default=None)
         self._sequences: list[int] = []
         self._lengths: list[int] = []  # tokens of each
-        self._present = torch.zeros(0, 0, dtype=torch.bool)  # [batch, columns]: where those tokens stand
+        self._columns = Columns()  # where those tokens stand
         self._step: Step | None = None  # that some layers have done
         self._stale = False  # the service may hold more than _lengths
         self._ahead = False  # states that stay here are those of a pass that the service does not hold
@@ -146,7 +148,7 @@ class ServiceCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the batch, padding included."""
         ahead = self._step.columns if self._step is not None and layer_idx in self._step.done else 0
-        return self._present.shape[1] + ahead
+        return self._columns.width + ahead
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -166,10 +168,8 @@ class ServiceCache(Cache):
         if tokens_to_remove == 0:
             return
         self._whole()
-        keep = max(0, self._present.shape[1] + tokens_to_remove)
-        gone = self._present[:, keep:].sum(1).tolist()
+        gone = self._columns.crop(max(0, self._columns.width + tokens_to_remove))
         self._lengths = [length - count for length, count in zip(self._lengths, gone)]
-        self._present = self._present[:, :keep]
         self._stale = True  # truncated before the next step, so that a failure there leaves nothing half done
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -191,8 +191,7 @@ class ServiceCache(Cache):
         if self._step is not None:
             self._take_back()
         close(self._held, self._sequences)
-        self._lengths = []
-        self._present = torch.zeros(0, 0, dtype=torch.bool)
+        self._lengths, self._columns = [], Columns()
         self._step, self._stale, self._ahead = None, False, False
         for layer in self._kept:
             layer.reset()
@@ -201,7 +200,7 @@ class ServiceCache(Cache):
         self._whole()
         copy = ServiceCache(self._geometry, self._config, self._steps)
         copy._sequences += self._forks(list(range(len(self._sequences))))
-        copy._lengths, copy._present = list(self._lengths), self._present
+        copy._lengths, copy._columns = list(self._lengths), self._columns.copy()
         copy_states(copy._kept, self._kept)
         return copy
 
@@ -210,15 +209,16 @@ class ServiceCache(Cache):
     def one_more(self, attention_mask: torch.Tensor | None) -> list[tuple[int, int, int | None]] | None:
         """(sequence, position, length to be truncated to before) of each row; None: not every row has a token."""
         self._whole()
-        columns = None if attention_mask is None else attention_mask.detach().to("cpu", torch.bool)
-        if self._columns(Mask(None, columns, self._present.shape[1] + 1), 1) is not None:
+        mask = None if attention_mask is None else attention_mask.detach().to("cpu", torch.bool).numpy()
+        if self._columns.new(mask, self._columns.width + 1, 1, self._narrowest) is not None:
             return None
         return [(s, at, at if self._stale else None) for s, at in zip(self._sequences, self._lengths)]
 
     def one_held(self) -> None:
         """The tokens of `one_more` are held."""
         self._stale = False
-        self._commit(Step(None, len(self._sequences), 1, Pass(self._steps, [])))
+        self._lengths = [length + 1 for length in self._lengths]
+        self._columns.add(1, None)
 
     def none_more(self) -> None:
         """What became of them is not known: the pass may be repeated."""
@@ -250,7 +250,7 @@ class ServiceCache(Cache):
         unused = [sequence for row, sequence in enumerate(self._sequences) if row not in rows]
         chosen = [forks.get(place, self._sequences[row]) for place, row in enumerate(rows)]
         self._lengths = [self._lengths[row] for row in rows]
-        self._present = self._present[list(rows)]
+        self._columns.select(list(rows))
         for layer in self._kept:
             layer.reorder_cache(torch.tensor(rows))
         self._sequences[:] = chosen
@@ -325,7 +325,8 @@ class ServiceCache(Cache):
             self._open(batch)
         if batch != len(self._sequences):
             raise Refused([f"the batch has {batch} rows, the cache {len(self._sequences)}"])
-        present = self._columns(call.mask, columns)
+        given = None if call.mask.columns is None else call.mask.columns.numpy()
+        present = self._columns.new(given, call.mask.length, columns, self._narrowest)
         counts = [columns] * batch if present is None else present.sum(1).tolist()
         pieces = [piece for piece in zip(self._sequences, self._lengths, counts) if piece[2]]
         self._step = Step(present, batch, columns, self._run(pieces))
@@ -356,28 +357,7 @@ class ServiceCache(Cache):
             close(self._held, made)
             raise
         self._sequences += made
-        self._lengths = [0] * batch
-        self._present = torch.zeros(batch, 0, dtype=torch.bool)
-
-    def _columns(self, mask: Mask, columns: int) -> torch.Tensor | None:
-        """Which of the step's columns are tokens; None: all."""
-        before = self._present.shape[1]
-        if mask.length != before + columns:
-            raise Refused([f"the mask has {mask.length} columns, the cache and the step {before + columns}"])
-        if mask.columns is None:
-            if not self._present.all():
-                raise Refused(["padding was given before and is not now: pass attention_mask"])
-            return None
-        whole = mask.columns
-        if whole.shape != (len(self._sequences), mask.length):
-            raise Refused([f"attention_mask is {list(whole.shape)}, not {[len(self._sequences), mask.length]}"])
-        if not torch.equal(whole[:, :before], self._present):
-            raise Refused(["columns that were computed before are masked, or no longer, by this attention_mask"])
-        holes = ~whole & (whole.cumsum(1) > 0) & (whole.flip(1).cumsum(1).flip(1) > 0)
-        if self._narrowest is not None and mask.length > self._narrowest and holes.any():
-            raise Refused(["a window counts columns that are masked between tokens: pad on the left"])
-        present = whole[:, before:]
-        return None if present.all() else present
+        self._lengths, self._columns = [0] * batch, Columns(batch)
 
     def _send(self, tag: _Tag, step: Step, call: Call) -> torch.Tensor:
         layer = self._geometry[tag.layer]
@@ -389,9 +369,7 @@ class ServiceCache(Cache):
         return step.scatter(output[..., : layer.value_head_dim])
 
     def _commit(self, step: Step) -> None:
-        present = step.present
-        if present is None:
-            present = torch.ones(step.batch, step.columns, dtype=torch.bool)
-        self._lengths = [length + count for length, count in zip(self._lengths, present.sum(1).tolist())]
-        self._present = torch.cat([self._present, present], 1)
+        counts = [step.columns] * step.batch if step.present is None else step.present.sum(1).tolist()
+        self._lengths = [length + count for length, count in zip(self._lengths, counts)]
+        self._columns.add(step.columns, step.present)
         self._step = None

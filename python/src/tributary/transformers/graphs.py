@@ -164,7 +164,8 @@ class Graphs:
     def _graph(self, batch: int) -> Graph | None:
         if batch not in self._graphs:
             try:
-                with torch.no_grad():
+                # Not in inference mode: tensors that were made there could not be written to outside of it.
+                with torch.inference_mode(False), torch.no_grad():
                     self._graphs[batch] = Graph(self._forward, self._layers, self._model_layers, self._steps, batch)
             except (Refused, RuntimeError) as error:
                 warnings.warn(f"tributary: a batch of {batch} is not captured in a CUDA graph: {error}", stacklevel=3)
