@@ -11,7 +11,7 @@ PREFIX ?= /usr/local
 # ON: a warning of the C++ compiler is an error, as in CI. Another compiler may give warnings that CI's does not.
 WERROR ?= OFF
 
-.PHONY: help demo test test-asan test-tsan test-multi-gpu soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -62,6 +62,10 @@ test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is
 	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
 	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test multi_gpu_device_memory_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
+
+image-test: build ## build the runtime image with buildah, and run this build's programs in it (as root)
+	@deploy/install-packages.sh deploy images
+	TRIBUTARY_IMAGE_BUILD=1 ctest --preset $(PRESET) --no-tests=error -R '^deploy_image_build_test$$'
 
 soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descriptors and pages stay as they are
 	cmake --preset $(PRESET)

@@ -169,13 +169,25 @@ ABSL_FLAG(std::string, log_level, "info",
 ABSL_FLAG(std::string, log_format, "text",
           "The log is written as text, or as json with one object per line.");
 ABSL_FLAG(std::string, trace_file, "",
-          "The coordinator writes the spans it keeps to this file, as Chrome trace JSON, when the "
-          "process ends. `tributary trace` fetches them at any time.");
+          "The coordinator writes the spans it keeps to this file when the process ends: as "
+          "Chrome trace JSON where its name ends with .json, else in Perfetto's format. `tributary "
+          "trace` fetches them at any time.");
 ABSL_FLAG(double, trace_sample, 0,
           "This share, 0 to 1, of the calls that bring no traceparent is traced. Calls that bring "
           "one are traced as it says.");
 ABSL_FLAG(int32_t, trace_spans, 65536,
           "The coordinator keeps this many spans, the last ones; 0 means that nothing is traced.");
+ABSL_FLAG(std::string, otlp_endpoint, "",
+          "The coordinator sends spans and metrics to the OpenTelemetry collector at this address, "
+          "http://host:4318 or https://..., as OTLP over HTTP in JSON (to /v1/traces and "
+          "/v1/metrics). When empty, nothing is sent.");
+ABSL_FLAG(absl::Duration, otlp_interval, absl::Seconds(10), "It sends what is new this often.");
+ABSL_FLAG(std::string, otlp_ca, "",
+          "One of the authorities in this PEM file must have signed the collector's certificate; "
+          "when empty, one of the system's.");
+ABSL_FLAG(std::string, otlp_headers_file, "",
+          "Each request to the collector carries the headers in this file, one per line, such as "
+          "'Authorization: Bearer ...'. The file is read again for each request.");
 
 namespace tributary::service {
 namespace {
@@ -464,7 +476,11 @@ absl::Status ReadLogging(Config* config) {
   if (config->trace_spans > 10'000'000) {
     return InvalidField("trace_spans", "must be at most 10000000");
   }
-  return absl::OkStatus();
+  config->otlp = {.endpoint = absl::GetFlag(FLAGS_otlp_endpoint),
+                  .interval = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_otlp_interval)),
+                  .authorities = absl::GetFlag(FLAGS_otlp_ca),
+                  .headers_file = absl::GetFlag(FLAGS_otlp_headers_file)};
+  return telemetry::CheckOtlp(config->otlp);
 }
 
 }  // namespace

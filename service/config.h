@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/rpc/tls.h"
 #include "base/telemetry/log.h"
+#include "base/telemetry/otlp_options.h"
 #include "collective/exchange/exchange.h"
 #include "service/access/access_control.h"
 #include "service/access/join_secret.h"
@@ -79,6 +80,7 @@ struct Config {
   std::string trace_file;
   double trace_sample = 0;
   int32_t trace_spans = 0;  // 0: nothing is traced
+  telemetry::OtlpOptions otlp;
 };
 
 // Command line and --config file; the command line wins. INVALID_ARGUMENT or NOT_FOUND names the

@@ -1,11 +1,14 @@
 // tributary-coordinator: settings, workers, servers, and an orderly end.
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
@@ -23,6 +26,7 @@
 #include "base/telemetry/library_log.h"
 #include "base/telemetry/log.h"
 #include "base/telemetry/metrics_server.h"
+#include "base/telemetry/otlp_exporter.h"
 #include "base/telemetry/trace.h"
 #include "service/api/server.h"
 #include "service/config.h"
@@ -175,14 +179,14 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
                        coordinator);
 }
 
+using Collectables = std::vector<std::shared_ptr<prometheus::Collectable>>;
+
 // Null, and OK, when the configuration asks for no metrics.
-absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
-    const Config& config, const Telemetry& observer, const Coordinator& coordinator) {
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(const Config& config,
+                                                                       const Collectables& what) {
   if (!config.metrics_port.has_value()) return nullptr;
-  return telemetry::MetricsServer::Start(
-      telemetry::HostOf(config.admin_listen), *config.metrics_port,
-      {MakeCollectable(observer.metrics(), [&coordinator] { return coordinator.TakeSnapshot(); }),
-       telemetry::ProcessMetrics(Version(), "coordinator")});
+  return telemetry::MetricsServer::Start(telemetry::HostOf(config.admin_listen),
+                                         *config.metrics_port, what);
 }
 
 std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
@@ -193,64 +197,94 @@ std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
 
 // Starts metrics and workers, and serves until the end is asked for, by a signal for example, and
 // calls are drained. Returns the exit code.
-int ServeUntilAsked(const Config& config, const telemetry::Logger& log, const Telemetry& observer,
+int ServeUntilAsked(const Config& config, const std::shared_ptr<const telemetry::Logger>& log,
+                    const Telemetry& observer,
+                    const std::shared_ptr<const telemetry::TraceBuffer>& spans,
                     Coordinator& coordinator, std::future<int> asked, Server& server) {
-  // It asks the coordinator, and ends before that does.
-  const auto metrics = StartMetrics(config, observer, coordinator);
+  // The two below ask the coordinator, and end before that does.
+  const Collectables collectables = {
+      MakeCollectable(observer.metrics(), [&coordinator] { return coordinator.TakeSnapshot(); }),
+      telemetry::ProcessMetrics(Version(), "coordinator")};
+  const auto metrics = StartMetrics(config, collectables);
   if (!metrics.ok()) {
-    log.Error(metrics.status().message());
+    log->Error(metrics.status().message());
+    return kCannotServe;
+  }
+  const auto exporter = telemetry::OtlpExporter::Start(
+      config.otlp, telemetry::ResourceOf("tributary-coordinator", Version()), spans, collectables,
+      log);
+  if (!exporter.ok()) {
+    log->Error(exporter.status().message());
     return kCannotServe;
   }
   if (absl::Status started = coordinator.Start(); !started.ok()) {
-    log.Error("cannot start the workers", {{"error", started.message()}});
+    log->Error("cannot start the workers", {{"error", started.message()}});
     return kCannotServe;
   }
-  log.Info("listening", {{"addresses", absl::StrJoin(server.addresses(), ",")},
-                         {"admin", server.admin_address()},
-                         {"device", Name(config.device)},
-                         {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
-                         {"embedded_workers", config.embedded_workers},
-                         {"workers", config.workers}});
+  log->Info("listening", {{"addresses", absl::StrJoin(server.addresses(), ",")},
+                          {"admin", server.admin_address()},
+                          {"device", Name(config.device)},
+                          {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
+                          {"embedded_workers", config.embedded_workers},
+                          {"workers", config.workers}});
   const int code = asked.get();
   const bool drained = server.Drain(std::chrono::steady_clock::now() + config.drain_timeout);
-  if (!drained) log.Warning("calls were still in flight when the drain timeout passed");
+  if (!drained) log->Warning("calls were still in flight when the drain timeout passed");
   return code;
 }
 
-// A whole number of at least 0.
-absl::StatusOr<int64_t> Limit(const std::string& text) {
-  int64_t limit = 0;
-  if (absl::SimpleAtoi(text, &limit) && limit >= 0) return limit;
-  return absl::InvalidArgumentError(absl::StrCat("must be a whole number >= 0, is '", text, "'"));
+// A setting that is a whole number of at least 0, and what is to be done with it.
+SettingsReload::Apply Number(std::function<void(int64_t)> set) {
+  return [set = std::move(set)](const std::string& text) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(text, &number) || number < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("must be a whole number >= 0, is '", text, "'"));
+    }
+    set(number);
+    return absl::OkStatus();
+  };
+}
+
+SettingsReload::Apply SampleRatio(const std::shared_ptr<telemetry::TraceBuffer>& spans) {
+  return [spans](const std::string& text) {
+    double ratio = 0;
+    if (!absl::SimpleAtod(text, &ratio) || !(ratio >= 0 && ratio <= 1)) {
+      return absl::InvalidArgumentError(absl::StrCat("must be 0 to 1, is '", text, "'"));
+    }
+    if (spans != nullptr) spans->SetSampleRatio(ratio);
+    return absl::OkStatus();
+  };
 }
 
 // The settings that count without a restart, and how each is applied.
 std::map<std::string, SettingsReload::Apply> Reloadable(
     const std::shared_ptr<telemetry::Logger>& log,
-    const std::shared_ptr<telemetry::TraceBuffer>& spans, Server& server) {
+    const std::shared_ptr<telemetry::TraceBuffer>& spans, Coordinator& coordinator,
+    Server& server) {
+  ClientLimits& clients = coordinator.client_limits();
+  const auto live = [](LiveLimit& limit) { return Number([&limit](int64_t n) { limit = n; }); };
+  const auto bytes = [&server](int64_t ByteLimits::*which) {
+    return Number([&server, which](int64_t most) {
+      ByteLimits limits = server.bytes_in_flight();
+      limits.*which = most;
+      server.SetBytesInFlight(limits);
+    });
+  };
   return {
       {"log_level", [log](const std::string& text) { return telemetry::SetLevel(text, *log); }},
-      {"trace_sample",
-       [spans](const std::string& text) {
-         double ratio = 0;
-         if (!absl::SimpleAtod(text, &ratio) || !(ratio >= 0 && ratio <= 1)) {
-           return absl::InvalidArgumentError(absl::StrCat("must be 0 to 1, is '", text, "'"));
-         }
-         if (spans != nullptr) spans->SetSampleRatio(ratio);
-         return absl::OkStatus();
-       }},
-      {"max_calls_per_client",
-       [&server](const std::string& text) -> absl::Status {
-         TRIBUTARY_ASSIGN_OR_RETURN(const int64_t calls, Limit(text));
-         server.SetMaxCallsPerClient(calls);
-         return absl::OkStatus();
-       }},
+      {"trace_sample", SampleRatio(spans)},
+      {"max_calls_per_client", Number([&server](int64_t n) { server.SetMaxCallsPerClient(n); })},
       {"max_streams_per_client",
-       [&server](const std::string& text) -> absl::Status {
-         TRIBUTARY_ASSIGN_OR_RETURN(const int64_t streams, Limit(text));
-         server.SetMaxStreamsPerClient(streams);
-         return absl::OkStatus();
-       }},
+       Number([&server](int64_t n) { server.SetMaxStreamsPerClient(n); })},
+      {"max_bytes_per_client", bytes(&ByteLimits::per_caller)},
+      {"max_bytes_in_flight", bytes(&ByteLimits::in_all)},
+      {"max_sequences_per_client", live(clients.sequences)},
+      {"max_pages_per_client", live(clients.pages)},
+      {"max_caches_per_client", live(clients.caches)},
+      {"max_cache_bytes_per_client", live(clients.cache_bytes)},
+      {"max_sessions_per_client", live(clients.sessions)},
+      {"max_mailbox_bytes_per_client", live(clients.mailbox_bytes)},
   };
 }
 
@@ -303,8 +337,8 @@ int Serve(const Config& config, SettingsReload& reload) {
   }
   Server& server = **started;  // `stop` ends it
   published.Set(*std::move(started));
-  reload.Start(log, Reloadable(log, spans, server));
-  const int code = ServeUntilAsked(config, *log, *observer, coordinator, end.asked(), server);
+  reload.Start(log, Reloadable(log, spans, coordinator, server));
+  const int code = ServeUntilAsked(config, log, *observer, spans, coordinator, end.asked(), server);
   if (code == 0 && !config.trace_file.empty() && spans != nullptr) {
     const absl::Status written = spans->WriteTo(config.trace_file);
     if (!written.ok()) log->Warning("trace not written", {{"error", written.message()}});

@@ -9,8 +9,10 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/telemetry/json_string.h"
+#include "base/telemetry/perfetto.h"
 
 namespace tributary::telemetry {
 namespace {
@@ -147,6 +149,15 @@ void TraceBuffer::Add(const Span& span) {
   ++added_;
 }
 
+std::vector<Span> TraceBuffer::Since(uint64_t* seen) const {
+  std::vector<Span> since;
+  const MutexLock lock(mutex_);
+  *seen = std::max<uint64_t>(*seen, added_ - spans_.size());
+  since.reserve(added_ - *seen);
+  for (uint64_t i = *seen; i < added_; ++i) since.push_back(spans_[i % capacity_]);
+  return since;
+}
+
 uint64_t TraceBuffer::dropped() const {
   const MutexLock lock(mutex_);
   return added_ - spans_.size();
@@ -177,13 +188,21 @@ std::string TraceBuffer::Json() const {
   return absl::StrCat(out, "\n]}\n");
 }
 
+std::string TraceBuffer::Perfetto() const {
+  uint64_t first = 0;
+  std::vector<Span> spans = Since(&first);
+  const std::chrono::nanoseconds to_wall = std::chrono::system_clock::now().time_since_epoch() -
+                                           std::chrono::steady_clock::now().time_since_epoch();
+  return PerfettoTrace(std::move(spans), process_, to_wall);
+}
+
 absl::Status TraceBuffer::WriteTo(const std::string& path) const {
-  const std::string json = Json();
+  const std::string text = absl::EndsWith(path, ".json") ? Json() : Perfetto();
   std::FILE* file = std::fopen(path.c_str(), "we");
   if (file == nullptr) {
     return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
   }
-  const bool written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = std::fclose(file) == 0;
   if (written && closed) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot write all of ", path));

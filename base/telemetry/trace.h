@@ -1,5 +1,6 @@
 // Traces: which call a span of time belongs to (W3C trace context), and a bounded buffer of spans
-// that is written as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+// that is written as Chrome trace JSON, which chrome://tracing and many others open, or in
+// Perfetto's own format.
 #pragma once
 
 #include <array>
@@ -69,9 +70,16 @@ class TraceBuffer {
   uint64_t NewSpanId();
   void Add(const Span& span);
 
+  // The spans added since the first `*seen` of all, oldest first. `*seen` is then how many were
+  // added before the first of these: more than it was where some are no longer kept.
+  std::vector<Span> Since(uint64_t* seen) const;
+
   // Spans dropped because newer ones took their place.
   uint64_t dropped() const;
   std::string Json() const;
+  // In Perfetto's own format (perfetto.h).
+  std::string Perfetto() const;
+  // As JSON where the path ends with .json, else in Perfetto's own format.
   absl::Status WriteTo(const std::string& path) const;
 
  private:

@@ -10,7 +10,9 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/attend_chunk_bf16.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target:
+#if HWY_ARCH_X86
 #include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <bit>

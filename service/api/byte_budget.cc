@@ -1,7 +1,6 @@
 #include "service/api/byte_budget.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
@@ -58,8 +57,10 @@ void ByteBudget::Count(const std::string& caller, int64_t bytes) {
 
 absl::Status ByteBudget::Add(const std::string& caller, int64_t own, int64_t bytes) {
   std::string full;
+  ByteLimits limits;
   {
     const MutexLock lock(mutex_);
+    limits = limits_;
     full = Full(caller, own);
     if (full.empty()) {
       Count(caller, bytes);
@@ -68,8 +69,8 @@ absl::Status ByteBudget::Add(const std::string& caller, int64_t own, int64_t byt
   }
   if (on_refused_) on_refused_(ClientLimit::kBytes);
   return Exhausted(
-      full, absl::StrCat("calls in flight have as many bytes as they may (", limits_.per_caller,
-                         " of a client, ", limits_.in_all,
+      full, absl::StrCat("calls in flight have as many bytes as they may (", limits.per_caller,
+                         " of a client, ", limits.in_all,
                          " in all; 0 is no limit); repeat the call when some are answered"));
 }
 
@@ -80,15 +81,35 @@ void ByteBudget::Give(const std::string& caller, int64_t bytes) {
     all_ -= bytes;
     const auto held = by_caller_.find(caller);
     if (held != by_caller_.end() && (held->second -= bytes) == 0) by_caller_.erase(held);
-    if (waiting_.empty()) return;
-    const auto first = std::stable_partition(
-        waiting_.begin(), waiting_.end(),
-        [this](const Waiting& waiting)
-            TRIBUTARY_REQUIRES(mutex_) { return !Full(waiting.caller, 0).empty(); });
-    for (auto it = first; it != waiting_.end(); ++it) woken.push_back(std::move(it->on_room));
-    waiting_.erase(first, waiting_.end());
+    woken = TakeThoseWithRoom();
   }
   for (const auto& wake : woken) wake();
+}
+
+std::vector<std::function<void()>> ByteBudget::TakeThoseWithRoom() {
+  std::vector<std::function<void()>> woken;
+  const auto first = std::stable_partition(
+      waiting_.begin(), waiting_.end(), [this](const Waiting& waiting) TRIBUTARY_REQUIRES(mutex_) {
+        return !Full(waiting.caller, 0).empty();
+      });
+  for (auto it = first; it != waiting_.end(); ++it) woken.push_back(std::move(it->on_room));
+  waiting_.erase(first, waiting_.end());
+  return woken;
+}
+
+void ByteBudget::SetLimits(const ByteLimits& limits) {
+  std::vector<std::function<void()>> woken;
+  {
+    const MutexLock lock(mutex_);
+    limits_ = limits;
+    woken = TakeThoseWithRoom();
+  }
+  for (const auto& wake : woken) wake();
+}
+
+ByteLimits ByteBudget::limits() const {
+  const MutexLock lock(mutex_);
+  return limits_;
 }
 
 absl::Status ByteBudget::Charge::Add(int64_t bytes) {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -71,12 +72,15 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   // Whether the caller has room now. If it has none, `on_room` is called once when it may have.
   bool HasRoom(const std::string& caller, std::function<void()> on_room);
 
+  // From now on. What is in flight stays, and callers that have room now are told.
+  void SetLimits(const ByteLimits& limits);
+
   int64_t in_flight() const;
-  const ByteLimits& limits() const { return limits_; }
+  ByteLimits limits() const;
 
  private:
   ByteBudget(const ByteLimits& limits, OnRefused on_refused)
-      : limits_(limits), on_refused_(std::move(on_refused)) {}
+      : on_refused_(std::move(on_refused)), limits_(limits) {}
 
   // Empty when there is room beside `own` bytes of the caller's, which are in flight; or else whose
   // bytes leave none: "client:host-1 bytes".
@@ -84,15 +88,17 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   absl::Status Add(const std::string& caller, int64_t own, int64_t bytes);
   void Count(const std::string& caller, int64_t bytes) TRIBUTARY_REQUIRES(mutex_);
   void Give(const std::string& caller, int64_t bytes);
+  // Callbacks of callers that waited for room and have it. Call them without the lock.
+  std::vector<std::function<void()>> TakeThoseWithRoom() TRIBUTARY_REQUIRES(mutex_);
 
   struct Waiting {
     std::string caller;
     std::function<void()> on_room;
   };
 
-  const ByteLimits limits_;
   const OnRefused on_refused_;
   mutable Mutex mutex_;
+  ByteLimits limits_ TRIBUTARY_GUARDED_BY(mutex_);
   int64_t all_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   // Callers that have no bytes in flight are not in it.
   absl::flat_hash_map<std::string, int64_t> by_caller_ TRIBUTARY_GUARDED_BY(mutex_);

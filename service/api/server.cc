@@ -62,6 +62,8 @@ class GrpcServer final : public Server {
   std::string admin_address() const override { return admin_ == nullptr ? "" : admin_->address(); }
   void SetMaxCallsPerClient(int64_t calls) override { limits_.calls->SetMost(calls); }
   void SetMaxStreamsPerClient(int64_t streams) override { limits_.streams->SetMost(streams); }
+  ByteLimits bytes_in_flight() const override { return limits_.bytes->limits(); }
+  void SetBytesInFlight(const ByteLimits& limits) override { limits_.bytes->SetLimits(limits); }
   void SetReady(bool ready) override {
     if (admin_ != nullptr) admin_->SetReady(ready);
   }

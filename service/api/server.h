@@ -66,6 +66,8 @@ class Server {
   // Calls and streams that one client may have in flight from now on; 0: no limit.
   virtual void SetMaxCallsPerClient(int64_t calls) = 0;
   virtual void SetMaxStreamsPerClient(int64_t streams) = 0;
+  virtual ByteLimits bytes_in_flight() const = 0;
+  virtual void SetBytesInFlight(const ByteLimits& limits) = 0;
   // How many streams have not ended.
   virtual size_t open_streams() const = 0;
   // Refuses new calls, waits until the deadline for accepted calls to finish, and cancels the rest.

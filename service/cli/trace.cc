@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/cli/commands.h"
 #include "service/cli/service_command.h"
@@ -17,18 +18,24 @@ class Trace final : public ServiceCommand {
   std::string name() const override { return "trace"; }
   std::string summary() const override { return "spans of traced calls, for Perfetto"; }
   std::string description() const override {
-    return "Fetches the spans the service keeps of traced calls and their steps, as Chrome trace\n"
-           "JSON: open it at https://ui.perfetto.dev or chrome://tracing. Calls are traced that\n"
-           "bring a sampled traceparent, and the share --trace_sample of the others.\n";
+    return "Fetches the spans the service keeps of traced calls and their steps. A file whose "
+           "name\n"
+           "ends with .json, and standard output, get Chrome trace JSON, for chrome://tracing and\n"
+           "scripts; any other file, such as trace.pftrace, gets Perfetto's own format, for\n"
+           "https://ui.perfetto.dev. Calls are traced that bring a sampled traceparent, and the\n"
+           "share --trace_sample of the others.\n";
   }
   void AddOwnFlags(FlagSet& flags) override {
     flags.Add("out", &out_, "The spans are written to this file; when empty, to standard output.");
   }
 
   int Run() override {
+    v1::GetTraceRequest request;
+    const bool json = out_.empty() || absl::EndsWith(out_, ".json");
+    if (!json) request.set_format(v1::GetTraceRequest::PERFETTO);
     v1::GetTraceReply reply;
     const absl::Status status = Diagnose([&](v1::DiagnosticsService::Stub& stub, auto* context) {
-      return stub.GetTrace(context, {}, &reply);
+      return stub.GetTrace(context, request, &reply);
     });
     if (!status.ok()) return FailToAsk(status);
     if (reply.spans_dropped() > 0) {
@@ -40,7 +47,7 @@ class Trace final : public ServiceCommand {
       return kDone;
     }
     std::ofstream file(out_, std::ios::binary);
-    file << reply.chrome_json();
+    file << (json ? reply.chrome_json() : reply.perfetto());
     file.close();
     if (!file) return FailWith(absl::StrCat("cannot write ", out_));
     return kDone;

@@ -79,7 +79,9 @@ class Coordinator final : private EndOfSection {
   // is told as it is when its turn comes.
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request,
                                                    const CallContext& call) const;
-  // Without the lock: it is as it was configured.
+  // What each client may hold: from now on, on any thread.
+  ClientLimits& client_limits() { return options_.client_limits; }
+  // Without the lock: but for the limits of clients it is as it was configured.
   v1::GetLimitsReply GetLimits() const { return LimitsOf(options_, *group_); }
   Snapshot TakeSnapshot() const;
   // Of every caller, one session per stream (sessions.h).
@@ -103,7 +105,7 @@ class Coordinator final : private EndOfSection {
   void ActOnTime(Clock::time_point now) TRIBUTARY_LOCKED;
   v1::Statistics Statistics() const TRIBUTARY_LOCKED;
 
-  const CoordinatorOptions options_;
+  CoordinatorOptions options_;  // all but the limits of clients stays as it is
   const std::shared_ptr<const telemetry::Logger> log_;
   const std::shared_ptr<Observer> observer_;  // never null
   const Clock::time_point started_ = Clock::now();

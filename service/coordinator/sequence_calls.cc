@@ -104,7 +104,7 @@ SequenceCalls::SequenceCalls(const CoordinatorOptions& options, const telemetry:
       caches_(caches),
       commands_(commands),
       order_(order),
-      clients_(options.client_limits, std::move(on_refused)) {}
+      clients_(&options.client_limits, std::move(on_refused)) {}
 
 void SequenceCalls::Enter(const std::string& cache_name, const CallContext& call,
                           std::vector<worker::SequenceId> sequences, Apply apply,

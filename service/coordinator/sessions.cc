@@ -214,8 +214,9 @@ absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_b
     return refuse(ClientLimit::kSessions, count, 1, each.sessions);
   }
   const auto wanted = static_cast<int64_t>(mailbox_bytes);
-  if (each.mailbox_bytes > 0 && wanted > each.mailbox_bytes - std::min(each.mailbox_bytes, held)) {
-    return refuse(ClientLimit::kMailboxBytes, held, wanted, each.mailbox_bytes);
+  const int64_t most = each.mailbox_bytes;
+  if (most > 0 && wanted > most - std::min(most, held)) {
+    return refuse(ClientLimit::kMailboxBytes, held, wanted, most);
   }
   return absl::OkStatus();
 }

@@ -6,13 +6,18 @@
 namespace tributary::service {
 namespace {
 
-absl::StatusOr<v1::GetTraceReply> TraceOf(const telemetry::TraceBuffer* spans) {
+absl::StatusOr<v1::GetTraceReply> TraceOf(const telemetry::TraceBuffer* spans,
+                                          v1::GetTraceRequest::Format format) {
   if (spans == nullptr) {
     return absl::FailedPreconditionError(
         "this service keeps no spans: it was started with --trace_spans=0");
   }
   v1::GetTraceReply reply;
-  reply.set_chrome_json(spans->Json());
+  if (format == v1::GetTraceRequest::PERFETTO) {
+    reply.set_perfetto(spans->Perfetto());
+  } else {
+    reply.set_chrome_json(spans->Json());
+  }
   reply.set_spans_dropped(spans->dropped());
   return reply;
 }
@@ -30,11 +35,11 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetFlightRecord(
 }
 
 grpc::ServerUnaryReactor* DiagnosticsService::GetTrace(grpc::CallbackServerContext* context,
-                                                       const v1::GetTraceRequest*,
+                                                       const v1::GetTraceRequest* request,
                                                        v1::GetTraceReply* reply) {
   absl::Status status = access_->Authorize(*context, {Role::kAdmin}).status();
   if (status.ok()) {
-    absl::StatusOr<v1::GetTraceReply> trace = TraceOf(telemetry_->spans());
+    absl::StatusOr<v1::GetTraceReply> trace = TraceOf(telemetry_->spans(), request->format());
     status = trace.status();
     if (status.ok()) *reply = *std::move(trace);
   }

@@ -60,7 +60,7 @@ ClientAccountPtr ClientQuota::Of(const std::string& client) {
     if (ClientAccountPtr account = found->second.lock()) return account;
   }
   if (accounts_.size() >= sweep_at_) Sweep();
-  auto account = std::make_shared<ClientAccount>(client, limits_, on_refused_);
+  auto account = std::make_shared<ClientAccount>(client, &limits_, on_refused_);
   accounts_[client] = account;
   return account;
 }

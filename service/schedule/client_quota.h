@@ -11,6 +11,7 @@
 // Not thread safe, except that the last reference to an account may be dropped on any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,14 +25,34 @@
 
 namespace tributary::service {
 
-// 0: no limit.
+// A limit that may change while others look at it, on any thread. Whoever looks sees the old value
+// or the new one.
+class LiveLimit {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor): it stands where a number does.
+  LiveLimit(int64_t most = 0) : most_(most) {}
+  LiveLimit(const LiveLimit& other) : most_(static_cast<int64_t>(other)) {}
+  LiveLimit& operator=(const LiveLimit& other) { return *this = static_cast<int64_t>(other); }
+  LiveLimit& operator=(int64_t most) {
+    most_.store(most, std::memory_order_relaxed);
+    return *this;
+  }
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  operator int64_t() const { return most_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int64_t> most_;
+};
+
+// 0: no limit. When a limit changes, clients keep what they hold. What they came to hold while it
+// was 0 does not count.
 struct ClientLimits {
-  int64_t sequences = 0;
-  int64_t pages = 0;
-  int64_t caches = 0;
-  int64_t cache_bytes = 0;  // of their pages, on all ranks together
-  int64_t sessions = 0;
-  int64_t mailbox_bytes = 0;  // of its sessions
+  LiveLimit sequences;
+  LiveLimit pages;
+  LiveLimit caches;
+  LiveLimit cache_bytes;  // of their pages, on all ranks together
+  LiveLimit sessions;
+  LiveLimit mailbox_bytes;  // of its sessions
 };
 
 // RESOURCE_EXHAUSTED for a client at a limit. The client holds `held` and asks for `wanted` more;
@@ -39,11 +60,11 @@ struct ClientLimits {
 absl::Status LimitReached(const std::string& client, ClientLimit limit, int64_t held,
                           int64_t wanted, int64_t most);
 
-// What one client holds.
+// What one client holds. The limits must be there as long as something is taken.
 class ClientAccount {
  public:
-  ClientAccount(std::string client, const ClientLimits& limits, OnRefused on_refused)
-      : client_(std::move(client)), limits_(limits), on_refused_(std::move(on_refused)) {}
+  ClientAccount(std::string client, const ClientLimits* limits, OnRefused on_refused)
+      : client_(std::move(client)), limits_(*limits), on_refused_(std::move(on_refused)) {}
 
   // RESOURCE_EXHAUSTED when the client has as many sequences as it may have; nothing is changed
   // then.
@@ -68,7 +89,7 @@ class ClientAccount {
   absl::Status Refuse(ClientLimit limit, int64_t held, int64_t wanted, int64_t most) const;
 
   const std::string client_;
-  const ClientLimits limits_;
+  const ClientLimits& limits_;
   const OnRefused on_refused_;
   int64_t sequences_ = 0;
   // How many of the client's sequences (and steps under way) hold a page.
@@ -81,8 +102,9 @@ using ClientAccountPtr = std::shared_ptr<ClientAccount>;
 // The accounts of all clients that hold something.
 class ClientQuota {
  public:
-  ClientQuota(const ClientLimits& limits, OnRefused on_refused)
-      : limits_(limits), on_refused_(std::move(on_refused)) {}
+  // The limits must outlive the quota.
+  ClientQuota(const ClientLimits* limits, OnRefused on_refused)
+      : limits_(*limits), on_refused_(std::move(on_refused)) {}
 
   // Null when nothing is limited.
   ClientAccountPtr Of(const std::string& client);
@@ -93,7 +115,7 @@ class ClientQuota {
  private:
   void Sweep();
 
-  const ClientLimits limits_;
+  const ClientLimits& limits_;
   const OnRefused on_refused_;
   // Sequences that hold something keep their owner's account alive.
   absl::flat_hash_map<std::string, std::weak_ptr<ClientAccount>> accounts_;

@@ -125,6 +125,66 @@ def ports_in_use():
     return used
 
 
+def paths_without_nvcc():
+    """The PATH of a machine that has no nvcc."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if not os.path.exists(os.path.join(folder, "nvcc")))
+
+
+class Presets(unittest.TestCase):
+    """What `make` builds, where nvcc is found and where it is not."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        nvcc = pathlib.Path(folder.name) / "nvcc"
+        nvcc.write_text("#!/bin/sh\n", encoding="utf-8")
+        nvcc.chmod(0o755)
+        without = paths_without_nvcc()
+        self.machines = {"with nvcc": f"{folder.name}{os.pathsep}{without}", "without": without}
+
+    @staticmethod
+    def steps(command, path):
+        """What `make` would run."""
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        return support.run(*command.split(), "-n", cwd=support.SOURCE, env=environment | {"PATH": path}).stdout
+
+    def test_pages_say_how_the_folders_that_they_use_are_built(self):
+        count = 0
+        for name, text in pages().items():
+            blocks = "\n".join(code for info, code in split(text)[1] if MARKER in info.split()[1:])
+            folders = set(re.findall(r"build/(\w+)/bin", blocks))
+            if not folders:
+                continue
+            count += 1
+            said = {" ".join(found.split()) for found in re.findall(r"make build\s+PRESET=\w+", text)}
+            self.assertTrue(said, f"{name} uses build/{folders} and says nowhere what builds it")
+            for machine, path in self.machines.items():
+                with self.subTest(name, machine=machine):
+                    built = {preset for command in said
+                             for preset in re.findall(r"cmake --build --preset (\w+)", self.steps(command, path))}
+                    self.assertLessEqual(folders, built)
+        self.assertGreaterEqual(count, 5)
+
+    def test_targets_run_what_they_build(self):
+        for machine, path in self.machines.items():
+            for target in ("demo", "test", "build", "bench-cpu", "soak", "hostile"):
+                with self.subTest(target, machine=machine):
+                    steps = self.steps(f"make {target}", path)
+                    built = set(re.findall(r"cmake --build --preset (\w+)", steps))
+                    used = set(re.findall(r"build/(\w+)(?:/bin|$)", steps, re.MULTILINE))
+                    used |= set(re.findall(r"ctest --preset (\w+)", steps))
+                    self.assertEqual(len(built), 1, steps)
+                    self.assertLessEqual(used, built, steps)
+                    expected = "cuda" if machine == "with nvcc" and target != "demo" else "cpu"
+                    self.assertEqual(built, {expected})
+
+    def test_both_kinds_of_machine_are_told_apart(self):
+        with_nvcc, without = (self.steps("make build", path) for path in self.machines.values())
+        self.assertIn("--preset cuda", with_nvcc)
+        self.assertIn("--preset cpu", without)
+
+
 class Commands(unittest.TestCase):
     def scratch(self):
         """A folder like a checkout in which `make build PRESET=cpu` has built."""
@@ -145,7 +205,7 @@ class Commands(unittest.TestCase):
         with tempfile.TemporaryFile("w+") as output:
             child = subprocess.Popen([*prefix, *BASH, "-c", script], stdout=output, stderr=subprocess.STDOUT,
                                      stdin=subprocess.DEVNULL, cwd=self.scratch(),
-                                     start_new_session=True)
+                                     env=os.environ | {"PATH": paths_without_nvcc()}, start_new_session=True)
             try:
                 code = child.wait(PAGE_TIMEOUT)
             except subprocess.TimeoutExpired:

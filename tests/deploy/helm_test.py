@@ -12,6 +12,7 @@ import urllib.request
 
 import yaml
 
+import metrics_doc
 import support
 from topology import Topology
 
@@ -22,25 +23,9 @@ KUBERNETES = ["1.28.0", "1.34.0"]
 # Values that need what came later: containers of MPS that go on running, resource claims.
 NEED_NEWEST = {"node-values.yaml", "nodes-values.yaml"}
 OPERATORS = ["monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v1/PrometheusRule",
-             "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet"]
-# Kinds of operators have no schema in the validator: the fields their APIs know, of the objects the chart makes.
-OWN_KINDS = {
-    "ServiceMonitor": {
-        "spec": {"endpoints", "jobLabel", "namespaceSelector", "podTargetLabels", "selector", "targetLabels"},
-        "spec.endpoints": {"bearerTokenSecret", "interval", "metricRelabelings", "path", "port", "relabelings", "scheme",
-                           "scrapeTimeout", "tlsConfig"},
-        "spec.namespaceSelector": {"any", "matchNames"},
-        "spec.selector": {"matchExpressions", "matchLabels"}},
-    "PrometheusRule": {
-        "spec": {"groups"},
-        "spec.groups": {"interval", "labels", "limit", "name", "rules"},
-        "spec.groups.rules": {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "record"}},
-    "LeaderWorkerSet": {
-        "spec": {"leaderWorkerTemplate", "networkConfig", "replicas", "rolloutStrategy", "startupPolicy"},
-        "spec.rolloutStrategy": {"rollingUpdateConfiguration", "type"},
-        "spec.rolloutStrategy.rollingUpdateConfiguration": {"maxSurge", "maxUnavailable", "partition"},
-        "spec.leaderWorkerTemplate": {"leaderTemplate", "restartPolicy", "size", "subGroupPolicy", "workerTemplate"}},
-}
+             "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet", "keda.sh/v1alpha1/ScaledObject"]
+# Kinds of operators, of which kubernetes-validate has no schema: operators.py has.
+OPERATORS_KINDS = {name.rsplit("/", 1)[1] for name in OPERATORS}
 
 
 def setUpModule():
@@ -75,10 +60,19 @@ def validate(documents, kubernetes):
     """What kubernetes-validate says against objects of Kubernetes' own kinds: "" when nothing."""
     program = support.need_tool("venv/bin/kubernetes-validate")
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump_all([d for d in documents if d["kind"] not in OWN_KINDS], file)
+        yaml.safe_dump_all([d for d in documents if d["kind"] not in OPERATORS_KINDS], file)
         file.flush()
         result = support.run(program, "--strict", "-k", kubernetes, "--quiet", file.name)
     return "" if result.returncode == 0 and not result.stdout else result.stdout
+
+
+def validate_operators(documents):
+    """What the CRDs' schemas say against objects of operators: "" when nothing."""
+    result = support.run(support.need_tool("venv/bin/python"), "-B", pathlib.Path(__file__).parent / "operators.py",
+                         input=yaml.safe_dump_all(documents))
+    if result.returncode != 0:
+        raise AssertionError(result.stdout)
+    return result.stdout
 
 
 def pod_templates(documents):
@@ -86,8 +80,7 @@ def pod_templates(documents):
     "worker-g0" and so on."""
     found = {}
     for document in documents:
-        template = {"Deployment": lambda d: d["spec"]["template"],
-                    "StatefulSet": lambda d: d["spec"]["template"],
+        template = {"StatefulSet": lambda d: d["spec"]["template"],
                     "LeaderWorkerSet": lambda d: d["spec"]["leaderWorkerTemplate"]["workerTemplate"],
                     "Pod": lambda d: d}.get(document["kind"])
         if template:
@@ -126,6 +119,13 @@ def matches(selector, pod):
     return selector.items() <= pod["metadata"]["labels"].items()
 
 
+def selects(selector, pod):
+    """The same of a selector that may have expressions, which are all of the kind In here."""
+    labels = pod["metadata"]["labels"]
+    return matches(selector["matchLabels"], pod) and all(
+        labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", []))
+
+
 def for_every_values(test):
     """Calls the test with the objects of every ci values file."""
 
@@ -155,23 +155,37 @@ class Rendered(unittest.TestCase):
         container(pod_templates(documents)["worker"])["securitycontext"] = {}
         self.assertIn("securitycontext", validate(documents, KUBERNETES[0]))
 
-    @for_every_values
-    def test_objects_are_what_operators_take(self, documents):
+    def test_objects_are_what_operators_take(self):
+        documents = [document for values in CI_VALUES for document in objects(values, apis=OPERATORS)]
+        documents += objects(CHART / "ci/cpu-values.yaml", apis=OPERATORS, sets=["worker.controller=lws"])
+        found = [document for document in documents if document["kind"] in OPERATORS_KINDS]
+        self.assertEqual({document["kind"] for document in found}, OPERATORS_KINDS, "no kind is left out")
+        self.assertEqual(validate_operators(found), "")
+
+    def test_a_field_that_operators_do_not_know_is_refused(self):
+        documents = [document for values in ("gpu", "nodes", "scaled")
+                     for document in objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS)
+                     if document["kind"] in OPERATORS_KINDS]
         for document in documents:
-            for path, fields in OWN_KINDS.get(document["kind"], {}).items():
-                found = [document]
-                for key in path.split("."):
-                    found = [value for one in found
-                             for value in (one[key] if isinstance(one[key], list) else [one[key]])]
-                for one in found:
-                    self.assertLessEqual(set(one), fields, f"{document['kind']} {path}")
+            spec = document["spec"]
+            key = {"ServiceMonitor": "endpoints", "PrometheusRule": "groups", "LeaderWorkerSet": "rolloutStrategy",
+                   "ScaledObject": "triggers"}[document["kind"]]
+            inner = spec[key][0] if isinstance(spec[key], list) else spec[key]
+            inner["misspelt"] = "x"
+        problems = validate_operators(documents).splitlines()
+        self.assertEqual(len(problems), len(documents), problems)
+        for problem in problems:
+            self.assertIn("misspelt", problem)
+        lws = by_kind(objects(CHART / "ci/nodes-values.yaml", apis=OPERATORS), "LeaderWorkerSet")["tributary-worker"]
+        lws["spec"]["leaderWorkerTemplate"]["restartPolicy"] = "Never"
+        self.assertIn("restartPolicy: 'Never' is not one of", validate_operators([lws]))
 
     def test_pods_of_other_kinds_too(self):
         for values, version in (("lws", KUBERNETES[0]), ("nodes", KUBERNETES[-1])):
             documents = objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS)
             lws = by_kind(documents, "LeaderWorkerSet")["tributary-worker"]
             self.assertEqual(lws["spec"]["leaderWorkerTemplate"]["size"], 2)
-            self.assertNotIn("StatefulSet", [d["kind"] for d in documents])
+            self.assertNotIn("tributary-worker", by_kind(documents, "StatefulSet"))
             self.assertNotIn("tributary-worker", by_kind(documents, "Service"), "the set makes one of that name itself")
             template = lws["spec"]["leaderWorkerTemplate"]["workerTemplate"]
             template["metadata"]["name"] = "worker"
@@ -207,12 +221,15 @@ class Rendered(unittest.TestCase):
                 self.assertEqual(ports_of(found[0])[port["targetPort"]], port["port"])
             names = [port["name"] for port in service["spec"]["ports"]]
             self.assertEqual(len(names), len(set(names)))
-        for kind in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
+        names = {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"}
+        for kind in ("StatefulSet", "PodDisruptionBudget"):
             for one in by_kind(documents, kind).values():
-                selector = one["spec"]["selector"]["matchLabels"]
-                self.assertEqual(set(selector) - {"tributary/group"},
-                                 {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
-                self.assertEqual(sum(matches(selector, pod) for pod in pods.values()), 1)
+                selector = one["spec"]["selector"]
+                labels = selector["matchLabels"] | {
+                    e["key"]: e["values"] for e in selector.get("matchExpressions", [])}
+                self.assertEqual(set(labels) - {"tributary/group"}, names)
+                self.assertEqual(sum(selects(selector, pod) for pod in pods.values()),
+                                 2 if "matchExpressions" in selector else 1)
 
     @for_every_values
     def test_nobody_runs_as_root_or_writes_to_the_image(self, documents):
@@ -245,7 +262,12 @@ class Rendered(unittest.TestCase):
             self.assertEqual(len(volumes), len(set(volumes)), component)
             everybody = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
             mounts = {mount["name"] for one in everybody for mount in one.get("volumeMounts", [])}
-            self.assertEqual(sorted(volumes), sorted(mounts), component)
+            claimed = set()
+            if component.startswith("coordinator"):
+                claimed = {claim["metadata"]["name"] for one in by_kind(documents, "StatefulSet").values()
+                           for claim in one["spec"].get("volumeClaimTemplates", [])}
+            self.assertEqual(set(volumes) | claimed, mounts, component)
+            self.assertFalse(set(volumes) & claimed, component)
 
     @for_every_values
     def test_grace_is_longer_than_the_drain(self, documents):
@@ -260,7 +282,7 @@ class Rendered(unittest.TestCase):
 class Sections(unittest.TestCase):
     """What a section of the values adds, and what is not there without it."""
 
-    SMALLEST = {"ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount",
+    SMALLEST = {"ConfigMap", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount",
                 "StatefulSet"}
 
     @staticmethod
@@ -281,8 +303,10 @@ class Sections(unittest.TestCase):
                                                            "networkPolicy.prometheus=[{podSelector: {}}]"])
             self.assertEqual(self.kinds(documents), self.SMALLEST | {kind})
         self.assertEqual(self.kinds(objects(cpu, apis=OPERATORS, sets=["worker.controller=lws"])),
-                         self.SMALLEST - {"StatefulSet"} | {"LeaderWorkerSet"})
-        self.assertEqual(self.kinds(objects(cpu, sets=["worker.controller=embedded"])), self.SMALLEST - {"StatefulSet"})
+                         self.SMALLEST | {"LeaderWorkerSet"})
+        embedded = objects(cpu, sets=["worker.controller=embedded"])
+        self.assertEqual(self.kinds(embedded), self.SMALLEST)
+        self.assertEqual(list(by_kind(embedded, "StatefulSet")), ["tributary-coordinator"])
         self.assertEqual(self.kinds(objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS)),
                          self.SMALLEST | set(on.values()))
 
@@ -351,21 +375,36 @@ class Group(unittest.TestCase):
         self.assertEqual(settings["coordinator"], f"tributary-registration:{port}")
 
     def test_one_coordinator_at_a_time(self):
-        deployment = by_kind(self.documents, "Deployment")["tributary-coordinator"]["spec"]
-        self.assertEqual((deployment["replicas"], deployment["strategy"]), (1, {"type": "Recreate"}))
+        stateful = by_kind(self.documents, "StatefulSet")["tributary-coordinator"]["spec"]
+        self.assertEqual((stateful["replicas"], stateful["updateStrategy"]), (1, {"type": "RollingUpdate"}))
+        self.assertIn(stateful["serviceName"], by_kind(self.documents, "Service"))
 
-    def test_the_journal_outlives_the_container_and_with_a_claim_the_pod(self):
+    def test_the_journal_outlives_the_pod(self):
         settings = settings_of(self.documents)["coordinator.yaml"]
-        spec = self.pods["coordinator"]["spec"]
         mounts = {m["name"]: m["mountPath"] for m in container(self.pods["coordinator"])["volumeMounts"]}
-        volumes = {v["name"]: v for v in spec["volumes"]}
         self.assertEqual(mounts["state"], settings["state_dir"])
-        self.assertIn("emptyDir", volumes["state"])
-        claimed = pod_templates(objects(CHART / "ci/cpu-values.yaml",
-                                        sets=["coordinator.state.existingClaim=journal"]))["coordinator"]
-        self.assertIn({"name": "state", "persistentVolumeClaim": {"claimName": "journal"}}, claimed["spec"]["volumes"])
+        claim = by_kind(self.documents, "StatefulSet")["tributary-coordinator"]["spec"]["volumeClaimTemplates"][0]
+        self.assertEqual(claim["metadata"]["name"], "state")
+        self.assertEqual(claim["spec"]["resources"]["requests"], {"storage": "1Gi"})
+        self.assertNotIn("storageClassName", claim["spec"], "the cluster's own")
+
+        def volumes(*sets):
+            documents = objects(CHART / "ci/cpu-values.yaml", sets=sets)
+            stateful = by_kind(documents, "StatefulSet")["tributary-coordinator"]["spec"]
+            of_pod = [v for v in stateful["template"]["spec"]["volumes"] if v["name"] == "state"]
+            return documents, of_pod, stateful.get("volumeClaimTemplates", [])
+
+        _, of_pod, templates = volumes("coordinator.state.existingClaim=journal")
+        self.assertEqual((of_pod, templates),
+                         ([{"name": "state", "persistentVolumeClaim": {"claimName": "journal"}}], []))
+        _, of_pod, templates = volumes('coordinator.state.size=""')
+        self.assertIn("emptyDir", of_pod[0])
+        self.assertEqual(templates, [])
+        _, _, templates = volumes("coordinator.state.size=5Gi", "coordinator.state.storageClassName=fast")
+        self.assertEqual(templates[0]["spec"]["storageClassName"], "fast")
         for change in ("coordinator.state.enabled=false", "worker.controller=embedded"):
-            documents = objects(CHART / "ci/cpu-values.yaml", sets=[change])
+            documents, of_pod, templates = volumes(change)
+            self.assertEqual((of_pod, templates), ([], []))
             self.assertNotIn("state_dir", settings_of(documents)["coordinator.yaml"], change)
             self.assertNotIn("/var/lib/tributary", yaml.safe_dump_all(documents), change)
 
@@ -423,10 +462,38 @@ class Group(unittest.TestCase):
                 if source["secret"]["name"] == "tributary-tls":
                     self.assertEqual([item["key"] for item in source["secret"]["items"]], ["ca.crt"])
 
-    def test_evictions_wait(self):
-        budgets = by_kind(self.documents, "PodDisruptionBudget")
-        self.assertEqual(budgets["tributary-worker"]["spec"]["maxUnavailable"], 0)
-        self.assertEqual(budgets["tributary-coordinator"]["spec"]["minAvailable"], 1)
+    def test_evictions_wait_for_what_would_be_lost(self):
+        def budgets(*sets, values="cpu"):
+            found = by_kind(objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS, sets=sets),
+                            "PodDisruptionBudget")
+            return {name: one["spec"]["maxUnavailable"] for name, one in found.items()}
+
+        # Workers on CPUs hand over, and the journal is on a claim: a pod of the group at a time.
+        self.assertEqual(budgets(), {"tributary": 1})
+        self.assertEqual(budgets(values="groups"), {f"tributary-g{group}": 1 for group in range(4)})
+        self.assertEqual(budgets('coordinator.state.size=""'), {"tributary-coordinator": 0, "tributary-worker": 1})
+        self.assertEqual(budgets("worker.count=1"), {"tributary-coordinator": 1, "tributary-worker": 0})
+        lws = ["worker.controller=lws", "worker.lws.restartPolicy=RecreateGroupOnPodRestart"]
+        self.assertEqual(budgets(lws[0]), {"tributary": 1})
+        self.assertEqual(budgets(*lws), {"tributary-coordinator": 1, "tributary-worker": 0}, "all would restart with it")
+        # GPUs do not; a coordinator that comes back finds its workers.
+        self.assertEqual(budgets(values="gpu"), {"tributary-coordinator": 1, "tributary-worker": 0})
+        self.assertEqual(budgets(values="node"), {"tributary-coordinator": 0})
+
+    def test_workers_are_replaced_by_an_upgrade_only_where_nothing_is_lost(self):
+        def of(*sets, values="cpu"):
+            documents = objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS, sets=sets)
+            spec = by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]
+            drain = settings_of(documents)["worker.yaml"]["drain_timeout"]
+            return spec["updateStrategy"]["type"], drain, spec["template"]["spec"]["terminationGracePeriodSeconds"]
+
+        self.assertEqual(of(), ("OnDelete", "180s", 225))
+        self.assertEqual(of("coordinator.settings.replicas=1"), ("RollingUpdate", "180s", 225))
+        self.assertEqual(of("worker.updateStrategy=RollingUpdate")[0], "RollingUpdate")
+        self.assertEqual(of(values="gpu"), ("OnDelete", "30s", 75))
+        self.assertEqual(of("worker.count=1", "coordinator.settings.replicas=1"), ("OnDelete", "30s", 75))
+        pods = pod_templates(objects(CHART / "ci/cpu-values.yaml"))
+        self.assertEqual(pods["coordinator"]["spec"]["terminationGracePeriodSeconds"], 75)
 
     def test_network_policy_names_who_may_talk(self):
         policies = by_kind(self.documents, "NetworkPolicy")
@@ -489,12 +556,16 @@ class Group(unittest.TestCase):
     def test_what_can_change_under_a_running_pod_replaces_none(self):
         def pods(*sets):
             documents = objects(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=sets)
-            return (by_kind(documents, "Deployment")["tributary-coordinator"]["spec"]["template"],
+            return (by_kind(documents, "StatefulSet")["tributary-coordinator"]["spec"]["template"],
                     by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]["template"])
 
         before = pods()
-        for change in ("logging.level=debug", "tracing.sample=0.5", "coordinator.settings.max_calls_per_client=7",
-                       "coordinator.settings.max_streams_per_client=7"):
+        program = (support.SOURCE / "service/main.cc").read_text(encoding="utf-8")
+        reloadable = set(re.findall(r'\{"(\w+)",', program[program.index("> Reloadable("):program.index("int Serve(")]))
+        limits = reloadable - {"log_level", "trace_sample"}
+        self.assertGreater(len(limits), 8)
+        for change in ("logging.level=debug", "tracing.sample=0.5",
+                       *(f"coordinator.settings.{limit}=7" for limit in limits)):
             self.assertEqual(pods(change), before, change)
         for change in ("logging.format=text", "coordinator.settings.batch_max_rows=7"):
             self.assertNotEqual(pods(change)[0], before[0], change)
@@ -510,8 +581,15 @@ class Group(unittest.TestCase):
         self.assertEqual(container(cpu["worker"])["image"], f"tributary:{version}-cpu")
         code, notes = render(CHART / "ci/cpu-values.yaml", notes=True)
         self.assertEqual(code, 0, notes)
-        self.assertIn("Node drains will block", notes)
-        self.assertIn("delete pod -l", notes)
+        self.assertNotIn("Node drains will block", notes)
+        self.assertIn("rollout status statefulset/tributary-coordinator", notes)
+        _, of_gpus = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, notes=True)
+        self.assertIn("Node drains will block", of_gpus)
+        self.assertIn("What workers send each other is not encrypted", of_gpus)
+        self.assertNotIn("What workers send each other", notes, "all is plain text, which is said")
+        _, without = render(CHART / "ci/cpu-values.yaml", sets=['coordinator.state.size=""'], notes=True)
+        self.assertIn("an upgrade that replaces the pod loses all", without)
+        self.assertIn("delete pod --grace-period=30 -l", notes)
         code, of_set = render(CHART / "ci/lws-values.yaml", apis=OPERATORS, notes=True)
         self.assertEqual(code, 0, of_set)
         self.assertIn("partition=0", of_set)
@@ -708,9 +786,9 @@ class Groups(unittest.TestCase):
         self.documents = objects(CHART / "ci/groups-values.yaml", apis=OPERATORS)
 
     def test_each_has_objects_of_its_own(self):
-        for kind, name in (("Deployment", "tributary-g%d-coordinator"), ("StatefulSet", "tributary-g%d-worker"),
+        for kind, name in (("StatefulSet", "tributary-g%d-coordinator"), ("StatefulSet", "tributary-g%d-worker"),
                            ("ConfigMap", "tributary-g%d"), ("NetworkPolicy", "tributary-g%d-worker"),
-                           ("PodDisruptionBudget", "tributary-g%d-worker"), ("Service", "tributary-g%d-registration")):
+                           ("PodDisruptionBudget", "tributary-g%d"), ("Service", "tributary-g%d-registration")):
             found = by_kind(self.documents, kind)
             for group in range(4):
                 self.assertIn(name % group, found)
@@ -759,9 +837,87 @@ class Groups(unittest.TestCase):
         self.assertIn("a release for each group", text)
 
 
+class Scaling(unittest.TestCase):
+    """Groups of one pod, whose number an autoscaler decides."""
+
+    HPA = ["worker.controller=embedded", "autoscaling.enabled=true", "autoscaling.targetRatio=0.57"]
+
+    def test_the_autoscaler_scales_what_is_there(self):
+        hpa = objects(CHART / "ci/cpu-values.yaml", sets=self.HPA)
+        keda = objects(CHART / "ci/scaled-values.yaml", apis=OPERATORS)
+        self.assertEqual(validate(hpa, KUBERNETES[0]), "")
+        for documents, kind in ((hpa, "HorizontalPodAutoscaler"), (keda, "ScaledObject")):
+            target = by_kind(documents, kind)["tributary"]["spec"]["scaleTargetRef"]
+            self.assertEqual(target, {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "tributary-coordinator"})
+            stateful = by_kind(documents, "StatefulSet")[target["name"]]["spec"]
+            self.assertNotIn("replicas", stateful, "an upgrade would set it back")
+
+    def test_it_goes_by_how_full_caches_are_and_never_removes_a_group(self):
+        hpa = by_kind(objects(CHART / "ci/cpu-values.yaml", sets=self.HPA), "HorizontalPodAutoscaler")["tributary"]
+        keda = by_kind(objects(CHART / "ci/scaled-values.yaml", apis=OPERATORS), "ScaledObject")["tributary"]["spec"]
+        pods = hpa["spec"]["metrics"][0]["pods"]
+        self.assertEqual(pods["target"], {"type": "AverageValue", "averageValue": "570m"})
+        trigger = keda["triggers"][0]
+        self.assertEqual((trigger["metricType"], trigger["metadata"]["threshold"]), ("AverageValue", "0.7"))
+        query = trigger["metadata"]["query"]
+        known = metrics_doc.documented()
+        self.assertEqual(metrics_doc.problems(query.replace('namespace="default", ', ""), known), [])
+        self.assertIn(pods["metric"]["name"], known)
+        self.assertIn('namespace="default", job="tributary-coordinator-metrics"', query)
+        self.assertIn("tributary-coordinator-metrics",
+                      by_kind(objects(CHART / "ci/scaled-values.yaml", apis=OPERATORS), "Service"))
+        for behavior in (hpa["spec"]["behavior"], keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]):
+            self.assertEqual(behavior["scaleDown"], {"selectPolicy": "Disabled"})
+            self.assertEqual(behavior["scaleUp"]["policies"], [{"type": "Pods", "value": 1, "periodSeconds": 300}])
+        self.assertEqual((keda["minReplicaCount"], keda["maxReplicaCount"]), (2, 6))
+
+    def test_hosts_find_every_group_by_the_releases_name(self):
+        documents = objects(CHART / "ci/scaled-values.yaml", apis=OPERATORS)
+        service = by_kind(documents, "Service")["tributary"]["spec"]
+        self.assertEqual(service["clusterIP"], "None")
+        self.assertEqual(by_kind(documents, "StatefulSet")["tributary-coordinator"]["spec"]["serviceName"], "tributary")
+        _, notes = render(CHART / "ci/scaled-values.yaml", apis=OPERATORS, notes=True)
+        self.assertIn("groups:tributary.", notes)
+        targets = [word for one in pod_templates(documents)["test"]["spec"]["containers"] for word in one["args"]
+                   if word.startswith("--target=")]
+        self.assertEqual(targets, [f"--target=tributary-coordinator-{group}.tributary:7400" for group in range(2)])
+
+
+class Collector(unittest.TestCase):
+    """Spans and metrics to an OpenTelemetry collector."""
+
+    def test_both_programs_send_there_and_policies_let_them(self):
+        documents = objects(CHART / "ci/cpu-values.yaml", sets=[
+            "otlp.endpoint='https://otel.monitoring:4318'", "otlp.headersSecret=h", "otlp.caSecret=c",
+            "networkPolicy.collector=[{namespaceSelector: {}}]"])
+        self.assertEqual(validate(documents, KUBERNETES[0]), "")
+        for file, settings in settings_of(documents).items():
+            self.assertEqual(settings["otlp_endpoint"], "https://otel.monitoring:4318", file)
+            self.assertEqual(settings["otlp_headers_file"], "/etc/tributary/otlp/headers")
+            self.assertEqual(settings["otlp_ca"], "/etc/tributary/otlp/ca.crt")
+        for component in ("coordinator", "worker"):
+            pod = pod_templates(documents)[component]
+            self.assertIn({"name": "otlp", "mountPath": "/etc/tributary/otlp", "readOnly": True},
+                          container(pod)["volumeMounts"])
+            egress = by_kind(documents, "NetworkPolicy")[f"tributary-{component}"]["spec"]["egress"]
+            self.assertIn({"ports": [{"protocol": "TCP", "port": 4318}], "to": [{"namespaceSelector": {}}]}, egress)
+            self.assertIn({"protocol": "UDP", "port": 53}, [port for rule in egress for port in rule["ports"]])
+
+    def test_the_port_may_go_unsaid(self):
+        for endpoint, port in (("http://c", 80), ("https://c/", 443), ("http://[fd00::1]:99", 99), ("https://[::2]", 443)):
+            documents = objects(CHART / "ci/cpu-values.yaml", sets=[f"otlp.endpoint='{endpoint}'"])
+            egress = by_kind(documents, "NetworkPolicy")["tributary-coordinator"]["spec"]["egress"]
+            self.assertEqual(egress[0], {"ports": [{"protocol": "TCP", "port": port}]}, endpoint)
+
+    def test_without_one_nothing_is_there(self):
+        text = yaml.safe_dump_all(objects(CHART / "ci/cpu-values.yaml"))
+        self.assertNotIn("otlp", text)
+
+
 # Values that are refused, and what the refusal says.
 OK = "tls: {insecure: true}\n"
 TLS = "tls: {enabled: true, existingSecret: s, %s}\n"
+SCALED = OK + "autoscaling: {enabled: true}\n%s\n"
 REFUSALS = [
     # Values against each other (templates/validations.yaml).
     ("", "Set tls.enabled=true and tls.existingSecret, or tls.insecure=true"),
@@ -830,6 +986,20 @@ REFUSALS = [
     (OK + "grpc: {maxMessageBytes: 4294967296}\n", "grpc.maxMessageBytes: Must be less than or equal to"),
     (OK + "tracing: {sample: 2}\n", "tracing.sample: Must be less than or equal to 1"),
     (OK + "tracing: {otlp: x}\n", "tracing: Additional property otlp is not allowed"),
+    (OK + "otlp: {endpoint: 'collector:4317'}\n", "otlp.endpoint: Does not match pattern"),
+    (OK + "otlp: {endpoint: 'http://c:4318', headersSecret: s}\n", "would be sent in plain text"),
+    (OK + "otlp: {endpoint: 'http://c:4318', caSecret: s}\n", "otlp.caSecret is of no use"),
+    (OK + "coordinator: {settings: {otlp_endpoint: x}}\n", "coordinator.settings.otlp_endpoint is set by the chart"),
+    (OK + "coordinator: {state: {size: big}}\n", "coordinator.state.size"),
+    (SCALED % "worker: {count: 2}", "autoscaling.enabled needs worker.controller=embedded"),
+    (SCALED % "groups: 2", "leave groups at 1"),
+    (OK + "autoscaling: {enabled: true, minGroups: 5}\n", "autoscaling.minGroups (5) exceeds"),
+    (SCALED % "metrics: {enabled: false}", "autoscaling.enabled needs metrics.enabled=true"),
+    (SCALED % "coordinator: {socket: {enabled: true, hostPath: /run/t}}", "the groups of a node would share one socket"),
+    (SCALED % "coordinator: {state: {existingClaim: a}}", "keep no journal"),
+    (OK + "autoscaling: {enabled: true, by: keda}\n", "autoscaling.prometheus is empty"),
+    (OK + "autoscaling: {enabled: true, by: keda, prometheus: 'http://p:9090'}\n", "the cluster has no ScaledObject"),
+    (OK + "autoscaling: {enabled: true, targetRatio: 1.5}\n", "autoscaling.targetRatio"),
     (OK + "networkPolicy: {clients: {a: b}}\n", "networkPolicy.clients: Invalid type"),
     (OK + "podDisruptionBudget: {minAvailable: 1}\n", "podDisruptionBudget: Additional property minAvailable"),
     (OK + "metrics: {serviceMonitor: {interval: often}}\n", "serviceMonitor.interval: Does not match pattern"),
@@ -904,6 +1074,7 @@ class Release(unittest.TestCase):
         empty, containers of a pod share."""
         root = self.folder / name
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        volumes.setdefault("state", {"name": "state"})  # which a set claims
         empty = {}
         for mount in one.get("volumeMounts", []):
             if mount["mountPath"].startswith(("/run/", "/var/lib/")):
@@ -930,7 +1101,8 @@ class Release(unittest.TestCase):
         pods = pod_templates(documents)
         maps = secrets | {name: one["data"] for name, one in by_kind(documents, "ConfigMap").items()}
         started = [("coordinator", pods["coordinator"], container(pods["coordinator"]), 0)]
-        replicas = sum(one["spec"]["replicas"] for one in by_kind(documents, "StatefulSet").values())
+        workers = by_kind(documents, "StatefulSet").get("tributary-worker")
+        replicas = workers["spec"]["replicas"] if workers else 0
         started += [(f"worker-{index}-{one['name']}", pods["worker"], one, index)
                     for index in range(replicas) for one in containers(pods["worker"])]
         hosts = [("host", pods["coordinator"], one, 0) for one in pods["coordinator"]["spec"]["containers"]

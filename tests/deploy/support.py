@@ -46,8 +46,9 @@ def run(*command, timeout=120, **options):
 
 
 def own_network():
-    """The beginning of a command that runs the rest in a network of its own, or [] where that is not permitted."""
-    for unshare in (["unshare", "--net"], ["unshare", "--net", "--user", "--map-root-user"]):
+    """The beginning of a command that runs the rest in a network of its own, with mounts that nobody else sees, or []
+    where that is not permitted."""
+    for unshare in (["unshare", "--net", "--mount"], ["unshare", "--net", "--mount", "--user", "--map-root-user"]):
         command = [*unshare, sys.executable, "-B", __file__]
         try:
             if run(*command, "true").returncode == 0:
@@ -97,6 +98,9 @@ class Process:
 
     def output(self):
         return pathlib.Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def pid(self):
+        return self._child.pid
 
     def exit_code(self):
         """None while it runs."""

@@ -235,6 +235,23 @@ TEST_F(DiagnosticsTest, FilesAreWrittenAtTheEnd) {
   }
 }
 
+TEST_F(DiagnosticsTest, TracesComeInPerfettosFormatToo) {
+  Start();
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(AttendOneToken(0, kSampled).ok());
+  ASSERT_TRUE(Eventually(kPatience,
+                         [&] { return Spans(Trace(), kTraceId).count("rank 1/exchange") == 1; }));
+  grpc::ClientContext context;
+  v1::GetTraceRequest request;
+  request.set_format(v1::GetTraceRequest::PERFETTO);
+  v1::GetTraceReply reply;
+  ASSERT_TRUE(diagnostics_->GetTrace(&context, request, &reply).ok());
+  EXPECT_EQ(reply.chrome_json(), "");
+  for (const char* text : {"coordinator", "rank 0", "rank 1", "calls", "Attend", "exchange"}) {
+    EXPECT_NE(reply.perfetto().find(text), std::string::npos) << text;
+  }
+}
+
 TEST_F(DiagnosticsTest, WithoutSpansThereIsNoTrace) {
   Start({"--trace_spans=0"});
   grpc::ClientContext context;

@@ -64,6 +64,22 @@ TEST(ByteBudget, WhoHasNoRoomIsToldOnceWhenItMayHaveSome) {
   EXPECT_EQ(told, 2);
 }
 
+TEST(ByteBudget, ALimitThatRisesIsToldToThoseWhoWaited) {
+  const auto budget = ByteBudget::Create({.per_caller = kUnit});
+  int told = 0;
+  const auto call = *budget->Take("a", 10 * kUnit);
+  EXPECT_FALSE(budget->HasRoom("a", [&] { ++told; }));
+  budget->SetLimits({.per_caller = 5 * kUnit});
+  EXPECT_EQ(told, 0);
+  budget->SetLimits({.per_caller = 20 * kUnit});
+  EXPECT_EQ(told, 1);
+  const auto second = budget->Take("a", 15 * kUnit);
+  EXPECT_TRUE(second.ok());
+  budget->SetLimits({.per_caller = 20 * kUnit, .in_all = kUnit});
+  EXPECT_FALSE(budget->Take("b", kUnit).ok());
+  EXPECT_EQ(budget->limits().in_all, kUnit);
+}
+
 TEST(ByteBudget, ASmallRequestNeedsNoRoomAndCounts) {
   const auto budget = ByteBudget::Create({.per_caller = kUnit});
   const auto call = *budget->Take("a", kUnit);

@@ -45,7 +45,9 @@ std::string SubjectOf(const absl::Status& status) {
 class ClientQuotaTest : public ::testing::Test {
  protected:
   void Limit(const ClientLimits& limits) {
-    quota_.emplace(limits, [this](ClientLimit limit) { ++refusals_[static_cast<size_t>(limit)]; });
+    limits_ = limits;
+    quota_.emplace(&limits_,
+                   [this](ClientLimit limit) { ++refusals_[static_cast<size_t>(limit)]; });
     a_ = quota_->Of("a");
     b_ = quota_->Of("b");
   }
@@ -63,6 +65,7 @@ class ClientQuotaTest : public ::testing::Test {
     return plan.status();
   }
 
+  ClientLimits limits_;
   std::optional<ClientQuota> quota_;
   ClientAccountPtr a_;
   ClientAccountPtr b_;
@@ -90,6 +93,24 @@ TEST_F(ClientQuotaTest, AccountsOfClientsThatHoldNothingAreForgotten) {
   for (int i = 0; i < 10'000; ++i) quota_->Of("client" + std::to_string(i));
   EXPECT_LE(quota_->size(), 64u);
   EXPECT_EQ(quota_->Of("a"), a_);
+}
+
+TEST_F(ClientQuotaTest, ALimitThatChangesHoldsFromThenOn) {
+  Limit({.sequences = 1, .pages = 100});
+  ASSERT_TRUE(Open(1, a_).ok());
+  EXPECT_FALSE(Open(2, a_).ok());
+  limits_.sequences = 3;
+  ASSERT_TRUE(Open(2, a_).ok());
+  limits_.sequences = 1;
+  EXPECT_FALSE(Open(3, a_).ok());
+  EXPECT_EQ(a_->sequences(), 2) << "what the client has it keeps";
+  limits_.sequences = 0;
+  EXPECT_TRUE(Open(3, a_).ok());
+  ASSERT_TRUE(Append(1, 2 * kPageTokens).ok());
+  limits_.pages = 2;
+  EXPECT_FALSE(Append(1, 1).ok());
+  limits_.pages = 3;
+  EXPECT_TRUE(Append(1, 1).ok());
 }
 
 TEST_F(ClientQuotaTest, SequencesCountForWhoOpenedThemUntilTheyAreClosed) {
@@ -267,7 +288,8 @@ TEST(ClientQuotaWindowTest, PagesThatAreGivenUpCountNoLonger) {
   geometry.window_left = {40};
   geometry.rollback_tokens = 10;
   SequenceTable table(geometry);
-  ClientQuota quota({.pages = 4}, nullptr);
+  const ClientLimits limits{.pages = 4};
+  ClientQuota quota(&limits, nullptr);
   const ClientAccountPtr a = quota.Of("a");
   bool reopened = false;
   ASSERT_TRUE(table.Open(1, &reopened, a).ok());
@@ -290,7 +312,8 @@ TEST(ClientQuotaWindowTest, PagesOfEveryGroupOfLayersCount) {
   geometry.window_pages = 8;
   SequenceTable table(geometry);
   ASSERT_EQ(table.groups().size(), 2);
-  ClientQuota quota({.pages = 7}, nullptr);
+  const ClientLimits limits{.pages = 7};
+  ClientQuota quota(&limits, nullptr);
   const ClientAccountPtr a = quota.Of("a");
   const ClientAccountPtr b = quota.Of("b");
   bool reopened = false;

@@ -154,6 +154,17 @@ TEST_F(ProcessTest, SettingsOfTheFileChangeWithoutARestart) {
   EXPECT_THAT(process->Log(), HasSubstr("setting=log_level value=info")) << "the flag's default";
   asked("batch_max_rows: 32\ntrace_sample: 0.5\nmax_streams_per_client: 2\n",
         "settings read again: nothing has changed");
+  asked(
+      "batch_max_rows: 32\ntrace_sample: 0.5\nmax_streams_per_client: 2\n"
+      "max_pages_per_client: 77\nmax_bytes_per_client: 123456\n",
+      "setting=max_pages_per_client value=77");
+  const auto stub = v1::AttentionService::NewStub(
+      grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::GetLimitsReply limits;
+  ASSERT_TRUE(stub->GetLimits(&context, {}, &limits).ok());
+  EXPECT_EQ(limits.per_client().pages(), 77);
+  EXPECT_EQ(limits.per_client().message_bytes(), 123456);
   EXPECT_EQ(process->Log().find("max_calls_per_client"), std::string::npos);
   EXPECT_EQ(Health("readiness"), kServing) << "all the while";
   // Without being asked, it looks by itself.

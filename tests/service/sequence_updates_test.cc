@@ -137,10 +137,8 @@ TEST_F(SequenceUpdatesTest, ARefusalNamesTheFieldAndChangesNothing) {
 }
 
 TEST_F(SequenceUpdatesTest, AccountsAreAsTheyWereAfterARefusal) {
-  const auto account = [] {
-    return std::make_shared<ClientAccount>("a", ClientLimits{.sequences = 2, .pages = 40},
-                                           OnRefused());
-  };
+  const ClientLimits limits{.sequences = 2, .pages = 40};
+  const auto account = [&] { return std::make_shared<ClientAccount>("a", &limits, OnRefused()); };
   const ClientAccountPtr owner = account(), other = account();
   ASSERT_TRUE(Update({Open(1), Open(2)}, owner).ok());
   ASSERT_TRUE(Update({Open(3)}, other).ok());

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
@@ -25,6 +26,7 @@
 #include "base/telemetry/library_log.h"
 #include "base/telemetry/log.h"
 #include "base/telemetry/metrics_server.h"
+#include "base/telemetry/otlp_exporter.h"
 #include "base/telemetry/trace.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
@@ -76,10 +78,21 @@ ABSL_FLAG(std::string, log_level, "info",
 ABSL_FLAG(std::string, log_format, "text",
           "The log is written as text, or as json with one object per line.");
 ABSL_FLAG(std::string, trace_file, "",
-          "The worker writes the spans of traced steps to this file, as Chrome trace JSON, when "
-          "the process ends.");
+          "The worker writes the spans of traced steps to this file when the process ends: "
+          "as Chrome trace JSON where its name ends with .json, else in Perfetto's format.");
 ABSL_FLAG(int32_t, trace_spans, 65536,
           "The worker keeps this many spans, the last ones; 0 means that nothing is traced.");
+ABSL_FLAG(std::string, otlp_endpoint, "",
+          "The worker sends spans and metrics to the OpenTelemetry collector at this address, "
+          "http://host:4318 or https://..., as OTLP over HTTP in JSON (to /v1/traces and "
+          "/v1/metrics). When empty, nothing is sent.");
+ABSL_FLAG(absl::Duration, otlp_interval, absl::Seconds(10), "It sends what is new this often.");
+ABSL_FLAG(std::string, otlp_ca, "",
+          "One of the authorities in this PEM file must have signed the collector's certificate; "
+          "when empty, one of the system's.");
+ABSL_FLAG(std::string, otlp_headers_file, "",
+          "Each request to the collector carries the headers in this file, one per line, such as "
+          "'Authorization: Bearer ...'. The file is read again for each request.");
 ABSL_FLAG(absl::Duration, reconnect_min, absl::Milliseconds(100),
           "The first pause before the worker dials the coordinator again takes this long; later "
           "pauses double.");
@@ -210,14 +223,21 @@ absl::StatusOr<std::shared_ptr<telemetry::Logger>> LoggerFromFlags() {
   return std::make_shared<telemetry::Logger>(level, format);
 }
 
+using Collectables = std::vector<std::shared_ptr<prometheus::Collectable>>;
+
 // Null when none is wanted.
-absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
-    const std::shared_ptr<WorkerMetrics>& metrics) {
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(const Collectables& what) {
   const std::optional<int32_t> port = absl::GetFlag(FLAGS_metrics_port);
   if (!port.has_value()) return nullptr;
-  return telemetry::MetricsServer::Start(
-      telemetry::HostOf(absl::GetFlag(FLAGS_admin_listen)), *port,
-      {metrics, telemetry::ProcessMetrics(BuildVersion(), "worker")});
+  return telemetry::MetricsServer::Start(telemetry::HostOf(absl::GetFlag(FLAGS_admin_listen)),
+                                         *port, what);
+}
+
+telemetry::OtlpOptions OtlpFromFlags() {
+  return {.endpoint = absl::GetFlag(FLAGS_otlp_endpoint),
+          .interval = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_otlp_interval)),
+          .authorities = absl::GetFlag(FLAGS_otlp_ca),
+          .headers_file = absl::GetFlag(FLAGS_otlp_headers_file)};
 }
 
 int Fail(const absl::Status& status, int code) {
@@ -246,6 +266,10 @@ int Main(int argc, char** argv) {
   if (absl::GetFlag(FLAGS_trace_spans) < 0) {
     return Fail(InvalidField("trace_spans", "must be >= 0"), kExitWrongUsage);
   }
+  const telemetry::OtlpOptions otlp = OtlpFromFlags();
+  if (const absl::Status checked = telemetry::CheckOtlp(otlp); !checked.ok()) {
+    return Fail(checked, kExitWrongUsage);
+  }
 
   const absl::StatusOr<std::unique_ptr<AdminServer>> admin = StartAdmin(*log);
   if (!admin.ok()) return Fail(admin.status(), kExitRefused);
@@ -263,8 +287,13 @@ int Main(int argc, char** argv) {
 
   Worker worker(*std::move(options));
   metrics->set_shard_bytes([&worker] { return worker.shard_bytes(); });
-  const auto metrics_server = StartMetrics(metrics);  // goes before the worker it asks
+  // The two below go before the worker that they ask.
+  const Collectables collectables = {metrics, telemetry::ProcessMetrics(BuildVersion(), "worker")};
+  const auto metrics_server = StartMetrics(collectables);
   if (!metrics_server.ok()) return Fail(metrics_server.status(), kExitRefused);
+  const auto exporter = telemetry::OtlpExporter::Start(
+      otlp, telemetry::ResourceOf("tributary-worker", BuildVersion()), spans, collectables, *log);
+  if (!exporter.ok()) return Fail(exporter.status(), kExitRefused);
   if (*metrics_server != nullptr) {
     (*log)->Info("serving metrics", {{"port", (*metrics_server)->port()}});
   }

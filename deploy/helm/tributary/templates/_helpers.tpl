@@ -18,6 +18,11 @@
      number as .Group; objects of the whole release, and those of a single group, have none. */}}
 {{- define "tributary.hasGroups" -}}{{ if gt (.Values.groups | int) 1 }}yes{{ end }}{{- end -}}
 
+{{/* "yes" when hosts find several groups by the release's name: its service then has an address for each. */}}
+{{- define "tributary.byGroups" -}}
+{{- if or (include "tributary.hasGroups" .) .Values.autoscaling.enabled }}yes{{ end -}}
+{{- end -}}
+
 {{/* Names that several templates use, of one group. */}}
 {{- define "tributary.groupName" -}}
 {{ include "tributary.fullname" . }}{{ if hasKey . "Group" }}-g{{ .Group }}{{ end }}
@@ -90,6 +95,38 @@ timeoutSeconds: 3
 {{/* "yes" when the coordinator keeps a journal. */}}
 {{- define "tributary.hasState" -}}
 {{- if and .Values.coordinator.state.enabled (not (include "tributary.embedded" .)) }}yes{{ end -}}
+{{- end -}}
+
+{{/* Where the journal lies: "existing" (a claim that the user names), "template" (a claim that the StatefulSet makes), or
+     nothing: in a folder of the pod, with which it ends. */}}
+{{- define "tributary.stateClaim" -}}
+{{- if include "tributary.hasState" . -}}
+{{- if .Values.coordinator.state.existingClaim }}existing{{ else if .Values.coordinator.state.size }}template{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "yes" when a worker that is told to stop can hand its tokens to another one: there is one, which does not restart with
+     it, and both are of CPUs. */}}
+{{- define "tributary.handsOver" -}}
+{{- $alone := or (ne .Values.worker.controller "lws") (eq .Values.worker.lws.restartPolicy "None") -}}
+{{- if and $alone (eq .Values.worker.backend "cpu") (not (include "tributary.embedded" .)) (gt (include "tributary.workerPods" . | int) 1) }}yes{{ end -}}
+{{- end -}}
+
+{{/* How an upgrade replaces workers. One after the other only where that loses nothing even while the coordinator is
+     being replaced, too: where each one's tokens are kept by another one. */}}
+{{- define "tributary.updateStrategy" -}}
+{{- $replicas := get .Values.coordinator.settings "replicas" | default 0 | int -}}
+{{- $rolls := and (eq (include "tributary.handsOver" .) "yes") (ge $replicas 1) -}}
+{{- default (ternary "RollingUpdate" "OnDelete" $rolls) .Values.worker.updateStrategy -}}
+{{- end -}}
+
+{{/* Seconds that a worker may take to end: for calls in flight, and for handing over its tokens. */}}
+{{- define "tributary.workerDrainSeconds" -}}
+{{- if include "tributary.handsOver" . -}}
+{{ max (.Values.timeouts.drainSeconds | int) (.Values.timeouts.handOverSeconds | int) }}
+{{- else -}}
+{{ .Values.timeouts.drainSeconds | int }}
+{{- end -}}
 {{- end -}}
 
 {{/* How a program says "every address of mine". */}}
@@ -230,7 +267,9 @@ claims:
 serviceAccountName: {{ include "tributary.serviceAccountName" $top }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ $top.Values.terminationGracePeriodSeconds | int }}
+{{- /* A worker's drain may be longer than the coordinator's, for which the value stands. */}}
+{{- $longer := ternary (sub (include "tributary.workerDrainSeconds" $top | int) ($top.Values.timeouts.drainSeconds | int)) 0 (eq $component "worker") }}
+terminationGracePeriodSeconds: {{ add ($top.Values.terminationGracePeriodSeconds | int) $longer }}
 securityContext:
   {{- toYaml $top.Values.podSecurityContext | nindent 2 }}
 {{- with $top.Values.imagePullSecrets }}
@@ -309,6 +348,18 @@ topologySpreadConstraints:
 - name: mps
   emptyDir: {sizeLimit: 64Mi}
 {{- end }}
+{{- if include "tributary.hasOtlpFiles" $top }}
+- name: otlp
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $top.Values.otlp.headersSecret }}
+      - secret: {name: {{ . }}, items: [{key: headers, path: headers}]}
+      {{- end }}
+      {{- with $top.Values.otlp.caSecret }}
+      - secret: {name: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}
+      {{- end }}
+{{- end }}
 {{- with $role.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -324,6 +375,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- if and $top.Values.mps.enabled (include "tributary.hasGpus" (list $top (index . 2))) }}
 - {name: mps, mountPath: /run/nvidia-mps}
+{{- end }}
+{{- if include "tributary.hasOtlpFiles" $top }}
+- {name: otlp, mountPath: /etc/tributary/otlp, readOnly: true}
 {{- end }}
 {{- with $role.extraVolumeMounts }}
 {{ toYaml . }}
@@ -498,7 +552,42 @@ spec:
 {{/* Settings that a program reads at its start only. The others change under a running pod: Kubernetes renews the file and
      the program looks at it. Call with a settings file. */}}
 {{- define "tributary.settingsOfTheStart" -}}
-{{- omit (fromYaml .) "log_level" "trace_sample" "max_calls_per_client" "max_streams_per_client" | toYaml -}}
+{{- omit (fromYaml .) "log_level" "trace_sample" "max_calls_per_client" "max_streams_per_client" "max_bytes_per_client"
+     "max_bytes_in_flight" "max_sequences_per_client" "max_pages_per_client" "max_caches_per_client" "max_cache_bytes_per_client"
+     "max_sessions_per_client" "max_mailbox_bytes_per_client" | toYaml -}}
+{{- end -}}
+
+{{/* Settings with which a program sends spans and metrics to a collector: a mapping. */}}
+{{- define "tributary.otlpSettings" -}}
+{{- $settings := dict -}}
+{{- if .Values.otlp.endpoint -}}
+{{- $_ := set $settings "otlp_endpoint" .Values.otlp.endpoint -}}
+{{- $_ := set $settings "otlp_interval" (printf "%ds" (.Values.otlp.intervalSeconds | int)) -}}
+{{- if .Values.otlp.headersSecret }}{{ $_ := set $settings "otlp_headers_file" "/etc/tributary/otlp/headers" }}{{ end -}}
+{{- if .Values.otlp.caSecret }}{{ $_ := set $settings "otlp_ca" "/etc/tributary/otlp/ca.crt" }}{{ end -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{- define "tributary.hasOtlpFiles" -}}
+{{- if and .Values.otlp.endpoint (or .Values.otlp.headersSecret .Values.otlp.caSecret) }}yes{{ end -}}
+{{- end -}}
+
+{{/* What a NetworkPolicy must let out for it, names of services included. */}}
+{{- define "tributary.otlpEgress" -}}
+{{- if .Values.otlp.endpoint -}}
+{{- $port := regexFind ":[0-9]+" (regexReplaceAll "^https?://(\\[[^]]*\\])?" .Values.otlp.endpoint "") | trimPrefix ":" -}}
+{{- $port = default (ternary "443" "80" (hasPrefix "https:" .Values.otlp.endpoint)) $port -}}
+- ports:
+    - {protocol: TCP, port: {{ $port }}}
+  {{- with .Values.networkPolicy.collector }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- end -}}
 {{- end -}}
 
 {{/* Settings files: flag names of the programs. What a user sets by name wins. */}}
@@ -542,6 +631,7 @@ spec:
 {{- if $names }}{{ $_ := set $settings $flag $names }}{{ end -}}
 {{- end -}}
 {{- if .Values.auth.tokenSecret }}{{ $_ := set $settings "token_file" "/etc/tributary/auth/tokens" }}{{ end -}}
+{{- $_ := mergeOverwrite $settings (include "tributary.otlpSettings" . | fromYaml) -}}
 {{- toYaml (mergeOverwrite $settings .Values.coordinator.settings) -}}
 {{- end -}}
 
@@ -581,7 +671,7 @@ spec:
   "coordinator" (printf "%s:%d" (include "tributary.registrationName" .) (.Values.grpc.workerPort | int))
   "admin_listen" (printf "%s:%d" (include "tributary.anyAddress" .) (.Values.grpc.adminPort | int))
   "world_size" (.Values.worker.count | int)
-  "drain_timeout" (printf "%ds" (.Values.timeouts.drainSeconds | int))
+  "drain_timeout" (printf "%ss" (include "tributary.workerDrainSeconds" .))
   "log_level" .Values.logging.level
   "log_format" .Values.logging.format
 -}}
@@ -594,5 +684,14 @@ spec:
 {{- $_ := set $settings "tls_key" "/etc/tributary/identity/tls.key" }}
 {{- end -}}
 {{- if .Values.auth.workerTokenSecret }}{{ $_ := set $settings "token_file" "/etc/tributary/identity/token" }}{{ end -}}
+{{- $_ := mergeOverwrite $settings (include "tributary.otlpSettings" . | fromYaml) -}}
 {{- toYaml (mergeOverwrite $settings .Values.worker.settings) -}}
+{{- end -}}
+
+{{/* How an autoscaler may act: one group at a time, and never one less, since the tokens of a group end with it. */}}
+{{- define "tributary.scaling" -}}
+scaleUp:
+  stabilizationWindowSeconds: {{ .Values.autoscaling.secondsPerGroup | int }}
+  policies: [{type: Pods, value: 1, periodSeconds: {{ .Values.autoscaling.secondsPerGroup | int }}}]
+scaleDown: {selectPolicy: Disabled}
 {{- end -}}
