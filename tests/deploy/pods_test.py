@@ -94,10 +94,10 @@ class Pod:
         mounts += [{"path": mount["mountPath"], "source": str(self.folder / "volumes" / mount["name"]),
                     "readOnly": mount.get("readOnly", False)} for mount in one.get("volumeMounts", [])]
         if "/tmp" not in [mount["path"] for mount in mounts]:
-            (self.folder / f"tmp-{one['name']}").mkdir(mode=0o777)
+            (self.folder / f"tmp-{one['name']}").mkdir(mode=0o777, exist_ok=True)
             mounts.append({"path": "/tmp", "source": str(self.folder / f"tmp-{one['name']}")})
         root = self.folder / f"root-{one['name']}"
-        root.mkdir()
+        root.mkdir(exist_ok=True)
         spec = self.folder / f"{one['name']}.json"
         spec.write_text(json.dumps({
             "args": words, "env": environment, "mounts": mounts, "user": context["runAsUser"],
@@ -135,6 +135,16 @@ class Pod:
         """Of the containers, by name, within the time that a cluster would give them."""
         grace = self.spec["terminationGracePeriodSeconds"]
         return {name: process.wait(grace) for name, process in self.processes.items()}
+
+    def replace(self):
+        """Another pod in its place, with its name, address and volumes; the exit codes of its containers."""
+        self.stop()
+        codes = self.exit_codes()
+        for name, process in list(self.processes.items()):
+            process.kill()
+            one = next(one for one in self.spec["containers"] if one["name"] == name)
+            self.start(one, self.name.rpartition("-")[2])
+        return codes
 
     def remove(self):
         for process in [*self.processes.values(), self._pause]:
@@ -291,6 +301,57 @@ class Nodes(unittest.TestCase):
         self.assertEqual(namespaces[0], namespaces[1])
         pod.stop()
         self.assertEqual(pod.exit_codes(), {"coordinator": 0}, self.cluster.logs())
+
+
+    def asked(self, *words):
+        """What `tributary` says in the pod of tests."""
+        test = self.cluster.pods["test"]
+        target = f"--target={self.cluster.pods['coordinator'].address}:7400"
+        return support.run("ip", "netns", "exec", test.namespace, support.BIN / "tributary", *words, target).stdout
+
+    def has_every_copy(self):
+        statistics = json.loads(self.asked("topology", "--json") or "{}")
+        return all(int(value) == 0 for value in find(statistics, {"pages_restoring", "pages_without_replica"}))
+
+    def test_an_upgrade_replaces_pod_after_pod_and_loses_nothing(self):
+        """As StatefulSets replace pods, with calls all the while."""
+        documents = helm_test.objects(helm_test.CHART / "ci/cpu-values.yaml",
+                                      sets=["worker.count=2", "coordinator.settings.replicas=1",
+                                            'worker.resources.requests.cpu="1"'])
+        workers = helm_test.by_kind(documents, "StatefulSet")["tributary-worker"]["spec"]
+        self.assertEqual(workers["updateStrategy"]["type"], "RollingUpdate")
+        pods = self.make(documents, 2)
+        started = [(pod, pod.spec["containers"][0]) for name, pod in pods.items() if name != "test"]
+        for pod, one in started:
+            pod.start(one, pod.name.rpartition("-")[2])
+        self.cluster.await_ready(started)
+        load = support.Process("load", [
+            "ip", "netns", "exec", pods["test"].namespace, support.BIN / "tributary", "bench", "--shm=false", "--layers=1",
+            "--context=256", "--sequences=2", "--batch=2", "--duration=10m",
+            f"--target={pods['coordinator'].address}:7400"])
+        self.addCleanup(load.kill)
+        pods["test"].processes["load"] = load
+        support.wait_until("sequences", lambda: "256" in self.asked("topology", "--sequences"), 30, [load])
+        for name in ("coordinator", "worker-1", "worker-0"):
+            support.wait_until("every copy", self.has_every_copy, 60, [load])
+            self.assertEqual(list(pods[name].replace().values()), [0], self.cluster.logs())
+            self.cluster.await_ready(started)
+        load.terminate(signal.SIGINT)
+        self.assertEqual(load.wait(60), 0, self.cluster.logs())
+        self.assertIn("no errors", load.output())
+
+
+def find(value, names):
+    """The values of those names, wherever in a JSON they are."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in names:
+                yield inner
+            else:
+                yield from find(inner, names)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from find(inner, names)
 
 
 if __name__ == "__main__":
