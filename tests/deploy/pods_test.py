@@ -195,7 +195,9 @@ class Cluster:
     def remove(self):
         for pod in self.pods.values():
             pod.remove()
-        for namespace in self._made:
+        for index, namespace in enumerate(self._made):
+            # A link goes with its namespace, but some time after; the next cluster's have the same names.
+            support.run("ip", "link", "delete", f"pod{index}")
             support.run("ip", "netns", "delete", namespace)
         support.run("ip", "link", "delete", "pods")
 
