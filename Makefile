@@ -10,6 +10,9 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 # ON: a warning of the C++ compiler is an error, as in CI. Another compiler may give warnings that CI's does not.
 WERROR ?= OFF
+# ON: the sources of a library are compiled several at a time, which makes a whole build quicker. OFF: each by itself,
+# which is quicker for who changes one and builds again, and shows that each includes what it uses.
+UNITY ?= ON
 
 .PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
@@ -20,7 +23,7 @@ setup: ## install Debian packages that are missing
 	@deploy/install-packages.sh build
 
 build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_WERROR=$(WERROR)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_WERROR=$(WERROR) -DTRIBUTARY_UNITY=$(UNITY)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)
@@ -43,7 +46,7 @@ wheel: setup ## build the Python package as a self-contained wheel, in build/whe
 	python3 python/check_wheel.py --self-contained build/wheel/*.whl
 
 demo: setup ## generate text with attention computed by four CPU workers, or by GPUs (DEVICE=cuda)
-	cmake --preset $(DEVICE)
+	cmake --preset $(DEVICE) -DTRIBUTARY_UNITY=$(UNITY)
 	cmake --build --preset $(DEVICE) -j $(JOBS) --target tributary tinylm_demo
 	build/$(DEVICE)/bin/tributary demo --device=$(DEVICE)
 

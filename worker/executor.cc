@@ -54,9 +54,9 @@ std::vector<StepOutput> PlaceOutputs(std::vector<StepOutput> outputs, const Laye
 }
 
 // One cache on this rank.
-struct Cache {
-  Cache(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in,
-        bool shares_pages)
+struct CacheShard {
+  CacheShard(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in,
+             bool shares_pages)
       : spec(spec_in),
         layout(layout_in),
         shard(std::move(shard_in)),
@@ -256,7 +256,7 @@ class Executor::Impl {
     } else if (!SameSpec(it->second->spec, spec)) {
       return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
     }
-    Cache& cache = *caches_.at(id);
+    CacheShard& cache = *caches_.at(id);
     if (cache.complete) return absl::OkStatus();
     const absl::StatusOr<bool> complete = TakeMemory(cache);
     if (!complete.ok()) {
@@ -268,7 +268,7 @@ class Executor::Impl {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<bool> TakeMemory(Cache& cache) const {
+  absl::StatusOr<bool> TakeMemory(CacheShard& cache) const {
     const auto until = EndOfTurn();
     TRIBUTARY_ASSIGN_OR_RETURN(const bool complete, cache.shard->TakeMemory(until));
     return complete ? cache.replicas.TakeMemory(until) : false;
@@ -291,9 +291,10 @@ class Executor::Impl {
     }
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<Shard> shard,
                                backend_->CreateShard(spec, AvailableMemory(), options_.page_fill));
-    auto made = std::make_unique<Cache>(spec, DcpLayout{rank, size, spec.interleave},
-                                        std::move(shard), backend_->capabilities().shares_pages);
-    Cache& cache = *made;
+    auto made =
+        std::make_unique<CacheShard>(spec, DcpLayout{rank, size, spec.interleave}, std::move(shard),
+                                     backend_->capabilities().shares_pages);
+    CacheShard& cache = *made;
     caches_.emplace(id, std::move(made));
     memory_used_.fetch_add(cache.bytes(), std::memory_order_relaxed);
     if (spec.replica_stride == 0) return absl::OkStatus();
@@ -367,7 +368,7 @@ class Executor::Impl {
     StepCommand step{.kind = command.kind, .entries = command.entries};
     TRIBUTARY_RETURN_IF_ERROR(CheckSessionStep(command, *opened.session, &step));
     for (const PageChanges& changes : command.changes) {
-      Cache& cache = *caches_.at(changes.cache);
+      CacheShard& cache = *caches_.at(changes.cache);
       opened.caches.insert(changes.cache);
       TRIBUTARY_RETURN_IF_ERROR(opened.session->CopyPages(*cache.shard, changes.page_copies));
       for (const PageUpdate& update : changes.page_updates) cache.tables.Update(update);
@@ -379,7 +380,7 @@ class Executor::Impl {
     layers.reserve(command.layers.size());
     uint32_t count = command.first_count;
     for (const SessionLayer& place : command.layers) {
-      Cache& cache = *caches_.at(place.cache);
+      CacheShard& cache = *caches_.at(place.cache);
       opened.caches.insert(place.cache);
       SetLayer(cache, place.layer, count++, *opened.session, &step);
       // Layers of one kind have one plan, which is found, not made.
@@ -401,7 +402,7 @@ class Executor::Impl {
                                 StepCommand* step) const {
     absl::flat_hash_set<CacheId> checked;
     for (const SessionLayer& place : command.layers) {
-      TRIBUTARY_ASSIGN_OR_RETURN(const Cache* const cache, FindCache(place.cache));
+      TRIBUTARY_ASSIGN_OR_RETURN(const CacheShard* const cache, FindCache(place.cache));
       if (place.layer < 0 || place.layer >= static_cast<int32_t>(cache->spec.layers.size())) {
         return InvalidField("layers", absl::StrCat("layer ", place.layer, " is not in the cache"));
       }
@@ -422,7 +423,7 @@ class Executor::Impl {
     }
     for (const PageChanges& changes : command.changes) {
       if (checked.contains(changes.cache)) continue;
-      TRIBUTARY_ASSIGN_OR_RETURN(const Cache* const cache, FindCache(changes.cache));
+      TRIBUTARY_ASSIGN_OR_RETURN(const CacheShard* const cache, FindCache(changes.cache));
       PageTables::Sizes updated;
       TRIBUTARY_RETURN_IF_ERROR(cache->tables.Check(changes.page_updates, "changes", &updated));
     }
@@ -430,7 +431,7 @@ class Executor::Impl {
   }
 
   // Makes `step` the step of one layer, whose tensors lie in the slot of layer number `count`.
-  static void SetLayer(const Cache& cache, int32_t layer, uint32_t count,
+  static void SetLayer(const CacheShard& cache, int32_t layer, uint32_t count,
                        const DeviceSession& session, StepCommand* step) {
     int32_t rows = 0;
     int32_t tokens = 0;
@@ -449,7 +450,7 @@ class Executor::Impl {
     }
   }
 
-  absl::StatusOr<Cache*> FindCache(CacheId id) const {
+  absl::StatusOr<CacheShard*> FindCache(CacheId id) const {
     const auto it = caches_.find(id);
     if (it == caches_.end() || !it->second->complete) {
       return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
@@ -459,7 +460,7 @@ class Executor::Impl {
 
   // --------------------------------------------------------------------------------- tables, steps
 
-  absl::Status SetTables(Cache& cache, const SetTablesCommand& command) {
+  absl::Status SetTables(CacheShard& cache, const SetTablesCommand& command) {
     TRIBUTARY_RETURN_IF_ERROR(cache.tables.CheckReplace(command.tables, "tables"));
     TRIBUTARY_RETURN_IF_ERROR(cache.records.Check(command.standings, "standings"));
     for (const PageUpdate& table : command.tables) cache.tables.Replace(table);
@@ -473,7 +474,8 @@ class Executor::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Step(Cache& cache, const StepCommand& step, const Command& command, Reply* reply) {
+  absl::Status Step(CacheShard& cache, const StepCommand& step, const Command& command,
+                    Reply* reply) {
     const collective::Deadline deadline = command.deadline;
     const CommandMark mark{command.epoch, command.number};
     step_begun_ = true;
@@ -511,7 +513,7 @@ class Executor::Impl {
 
   // Whether the step may be refused memory, as all ranks tell alike. Below, what it takes is not
   // worth a message between them.
-  static bool IsLarge(const Cache& cache, const StepCommand& step) {
+  static bool IsLarge(const CacheShard& cache, const StepCommand& step) {
     constexpr int64_t kLargeBytes = int64_t{8} << 20;
     const LayerGeometry g =
         GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(step.layer)]);
@@ -525,8 +527,8 @@ class Executor::Impl {
 
   // Everything of a step before ranks wait for each other: tables, the plan, where results go, and
   // memory. May throw std::bad_alloc.
-  absl::Status Prepare(Cache& cache, const StepCommand& step, const Command& command, Reply* reply,
-                       std::optional<PlannedStep>* planned) {
+  absl::Status Prepare(CacheShard& cache, const StepCommand& step, const Command& command,
+                       Reply* reply, std::optional<PlannedStep>* planned) {
     const TimedSection timed(reply->times.plan);
     TRIBUTARY_RETURN_IF_ERROR(cache.shard->CopyPages(step.page_copies));
     TRIBUTARY_RETURN_IF_ERROR(cache.replicas.CopyPages(step.page_copies));
@@ -544,7 +546,7 @@ class Executor::Impl {
     return cache.shard->Reserve(**planned);
   }
 
-  absl::Status Transfer(Cache& cache, const TransferPagesCommand& transfer,
+  absl::Status Transfer(CacheShard& cache, const TransferPagesCommand& transfer,
                         collective::Deadline deadline, Reply* reply) {
     ReplicaKeeper& replicas = cache.replicas;
     TRIBUTARY_RETURN_IF_ERROR(replicas.Check(transfer));
@@ -561,14 +563,14 @@ class Executor::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Check(const Cache& cache, const StepCommand& step) const {
+  absl::Status Check(const CacheShard& cache, const StepCommand& step) const {
     TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
     TRIBUTARY_RETURN_IF_ERROR(cache.records.Check(step.standings, "step.standings"));
     return CheckStepRegions(cache.spec, step,
                             [this](const RegionPart& part) { return backend_->Reaches(part); });
   }
 
-  const StepPlan& Plan(Cache& cache, const StepCommand& step) {
+  const StepPlan& Plan(CacheShard& cache, const StepCommand& step) {
     tables_of_entries_.clear();
     for (const StepEntry& entry : step.entries) {
       // A draft without context may be of a sequence that nothing was ever written to.
@@ -586,7 +588,7 @@ class Executor::Impl {
   }
 
   // `step` and `plan` stay while the result is in use; its tensors are copied.
-  PlannedStep Planned(const Cache& cache, const StepCommand& step, const StepPlan& plan,
+  PlannedStep Planned(const CacheShard& cache, const StepCommand& step, const StepPlan& plan,
                       collective::Deadline deadline) const {
     int64_t reach = 0;
     for (const StepEntry& entry : step.entries) {
@@ -619,7 +621,7 @@ class Executor::Impl {
     absl::flat_hash_set<CacheId> caches;  // whose pages its steps work on
   };
 
-  absl::flat_hash_map<CacheId, std::unique_ptr<Cache>> caches_;
+  absl::flat_hash_map<CacheId, std::unique_ptr<CacheShard>> caches_;
   absl::flat_hash_map<SessionId, OpenedSession> sessions_;  // of this epoch; after what they use
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 namespace tributary::service {
 namespace {

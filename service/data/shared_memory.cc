@@ -18,7 +18,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 #include "worker/host_memory_ledger.h"
 
 namespace tributary::service {

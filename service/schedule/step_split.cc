@@ -8,7 +8,7 @@
 #include "base/status/status_macros.h"
 #include "kernels/output_format.h"
 #include "worker/choose_path.h"
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 namespace tributary::service {
 namespace {

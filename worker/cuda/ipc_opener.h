@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 namespace tributary::worker {
 

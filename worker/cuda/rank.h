@@ -21,7 +21,7 @@
 #include "worker/cuda/memory.h"
 #include "worker/cuda/step_graphs.h"
 #include "worker/cuda_backend.h"
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 namespace tributary::worker {
 
@@ -56,7 +56,7 @@ class CudaRank {
   StepGraphs& graphs() { return graphs_; }
 
   // Memory that other processes share with this one.
-  const DeviceRegions& regions() const { return regions_; }
+  const OpenedRegions& regions() const { return regions_; }
   absl::Status OpenRegion(RegionId region, const SharedDeviceMemory& memory);
   // Closes it once nothing works on it: a step that failed, or that passed its deadline, is waited
   // for.
@@ -119,7 +119,7 @@ class CudaRank {
   std::unique_ptr<Workspace> workspace_;  // of steps that are not a session's
   StepGraphs graphs_;
   IpcOpener opener_;
-  DeviceRegions regions_{opener_};
+  OpenedRegions regions_{opener_};
   const std::shared_ptr<collective::RetiredMemory> retired_ =
       std::make_shared<collective::RetiredMemory>();
   std::shared_ptr<collective::DeviceGroup> group_;

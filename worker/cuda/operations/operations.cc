@@ -77,7 +77,7 @@ CudaOperations::Input CudaOperations::InputOf(const TensorView& tensor, const st
               .in_place = on_device,
               .on_device = on_device != nullptr};
   if (input.on_device || input.padded_bytes == 0 || !tensor.in_regions()) return input;
-  const DeviceRegions::Place place = rank_.regions().Find(tensor.parts.front());
+  const OpenedRegions::Place place = rank_.regions().Find(tensor.parts.front());
   const InputUse use{.kind = step_.kind,
                      .parts = tensor.parts.size(),
                      .padded = input.padded_bytes != tensor.bytes,

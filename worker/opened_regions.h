@@ -39,13 +39,13 @@ class RegionOpener {
 };
 
 // Of one GPU. Not thread safe.
-class DeviceRegions {
+class OpenedRegions {
  public:
   // The opener outlives this.
-  explicit DeviceRegions(RegionOpener& opener) : opener_(opener) {}
-  ~DeviceRegions();
-  DeviceRegions(const DeviceRegions&) = delete;
-  DeviceRegions& operator=(const DeviceRegions&) = delete;
+  explicit OpenedRegions(RegionOpener& opener) : opener_(opener) {}
+  ~OpenedRegions();
+  OpenedRegions(const OpenedRegions&) = delete;
+  OpenedRegions& operator=(const OpenedRegions&) = delete;
 
   // Backend::OpenRegion and CloseRegion.
   absl::Status Open(RegionId region, const SharedDeviceMemory& memory);

@@ -1,4 +1,4 @@
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -44,11 +44,11 @@ absl::Status CheckSharedDeviceMemory(const SharedDeviceMemory& memory) {
   return absl::OkStatus();
 }
 
-DeviceRegions::~DeviceRegions() {
+OpenedRegions::~OpenedRegions() {
   for (const auto& [id, region] : open_) opener_.Close(region.mapping);
 }
 
-absl::Status DeviceRegions::Open(RegionId region, const SharedDeviceMemory& memory) {
+absl::Status OpenedRegions::Open(RegionId region, const SharedDeviceMemory& memory) {
   if (const auto it = open_.find(region); it != open_.end()) {
     if (it->second.memory == memory) return absl::OkStatus();
     return absl::AlreadyExistsError(absl::StrCat("region ", region, " is other memory"));
@@ -65,14 +65,14 @@ absl::Status DeviceRegions::Open(RegionId region, const SharedDeviceMemory& memo
   return absl::OkStatus();
 }
 
-void DeviceRegions::Close(RegionId region) {
+void OpenedRegions::Close(RegionId region) {
   const auto it = open_.find(region);
   if (it == open_.end()) return;
   opener_.Close(it->second.mapping);
   open_.erase(it);
 }
 
-DeviceRegions::Place DeviceRegions::Find(const RegionPart& part) const {
+OpenedRegions::Place OpenedRegions::Find(const RegionPart& part) const {
   const auto it = open_.find(part.region);
   if (it == open_.end()) return {};
   const auto& [memory, mapping] = it->second;

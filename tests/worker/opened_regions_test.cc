@@ -1,5 +1,5 @@
 // Memory of other processes' GPUs, as far as it can be told without one.
-#include "worker/device_regions.h"
+#include "worker/opened_regions.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -65,9 +65,9 @@ TEST(SharedDeviceMemoryTest, BadOnesAreRefusedAndNamed) {
   EXPECT_EQ(refused(Memory('h', UINT64_MAX - 15, 32)), "cuda_ipc.offset");
 }
 
-TEST(DeviceRegionsTest, PartsLieWhereTheRegionSays) {
+TEST(OpenedRegionsTest, PartsLieWhereTheRegionSays) {
   FakeOpener opener;
-  DeviceRegions regions(opener);
+  OpenedRegions regions(opener);
   ASSERT_TRUE(regions.Open(7, Memory('h')).ok());
   ASSERT_TRUE(regions.Open(8, Memory('p', 0, 4096)).ok());
   EXPECT_EQ(regions.Find({7, 0, 1024}).data, opener.base('h') + 256);
@@ -82,10 +82,10 @@ TEST(DeviceRegionsTest, PartsLieWhereTheRegionSays) {
   }
 }
 
-TEST(DeviceRegionsTest, OpenedOnceAndClosedOnce) {
+TEST(OpenedRegionsTest, OpenedOnceAndClosedOnce) {
   FakeOpener opener;
   {
-    DeviceRegions regions(opener);
+    OpenedRegions regions(opener);
     ASSERT_TRUE(regions.Open(1, Memory('h')).ok());
     EXPECT_TRUE(regions.Open(1, Memory('h')).ok()) << "the command, repeated";
     EXPECT_EQ(regions.Open(1, Memory('p')).code(), absl::StatusCode::kAlreadyExists);
@@ -100,9 +100,9 @@ TEST(DeviceRegionsTest, OpenedOnceAndClosedOnce) {
   EXPECT_EQ(opener.open(), 0u) << "what is left is closed at the end";
 }
 
-TEST(DeviceRegionsTest, WhatCannotBeOpenedChangesNothing) {
+TEST(OpenedRegionsTest, WhatCannotBeOpenedChangesNothing) {
   FakeOpener opener;
-  DeviceRegions regions(opener);
+  OpenedRegions regions(opener);
   EXPECT_EQ(FieldOf(regions.Open(1, Memory('!'))), "cuda_ipc.raw_handle");
   const absl::Status beyond = regions.Open(1, Memory('h', 4096 - 512, 528));
   EXPECT_EQ(FieldOf(beyond), "byte_size");
