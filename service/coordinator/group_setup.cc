@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
+#include "service/workers/leaving.h"
 
 namespace tributary::service {
 namespace {
@@ -72,7 +73,9 @@ void GroupSetup::OnAdopted(const std::vector<std::optional<worker::Holdings>>& h
 void GroupSetup::OnBroken(const std::string& reason) {
   const CriticalSection section(lock_);
   const uint64_t epoch = serving_.epoch();
-  log_.Warning("group broken", {{"epoch", epoch}, {"reason", reason}});
+  const auto level =
+      LeftInOrder(reason) ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning;
+  log_.Write(level, "group broken", {{"epoch", epoch}, {"reason", reason}});
   ++round_;
   retry_at_.reset();
   serving_.SetNotReady(ServingState::Phase::kForming, reason);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/process/random_id.h"
 #include "base/status/grpc_status.h"
+#include "service/workers/leaving.h"
 #include "worker/rpc/conversion.h"
 #include "worker/rpc/holdings_conversion.h"
 
@@ -234,7 +235,7 @@ void RemoteCore::LetDrainedGo() {
 void RemoteCore::LetGo(const Stream& stream) {
   v1::CoordinatorMessage message = Message();
   message.mutable_bye()->set_reason("as asked for");
-  Vacate(stream, "it is leaving");
+  Vacate(stream, std::string(kIsLeaving));
   stream->Send(worker::EncodeMessage(message));
   stream->Close(grpc::Status::OK);
 }
