@@ -89,7 +89,7 @@ ABSL_FLAG(int32_t, batch_max_entries, 256, "At most this many sequences share a 
 ABSL_FLAG(absl::Duration, batch_window, absl::ZeroDuration(),
           "A call may wait this long for others to share its step, although one could begin.");
 ABSL_FLAG(int32_t, pipeline_depth, 2, "The workers are handed this many steps at a time.");
-ABSL_FLAG(int64_t, memory_limit_bytes, 0,
+ABSL_FLAG(int64_t, memory_limit, 0,
           "Caches may take this many bytes on all embedded workers together; 0 means no limit.");
 ABSL_FLAG(int64_t, max_calls_per_client, 0,
           "One client, known by the name of its token or certificate, may have this many calls in "
@@ -455,7 +455,7 @@ absl::Status ReadLimits(Config* config) {
                              AtLeast("pipeline_depth", absl::GetFlag(FLAGS_pipeline_depth), 1));
   TRIBUTARY_ASSIGN_OR_RETURN(
       config->memory_limit_bytes,
-      AtLeast("memory_limit_bytes", absl::GetFlag(FLAGS_memory_limit_bytes), int64_t{0}));
+      AtLeast("memory_limit", absl::GetFlag(FLAGS_memory_limit), int64_t{0}));
   return absl::OkStatus();
 }
 

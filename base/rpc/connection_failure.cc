@@ -13,12 +13,11 @@ std::string ExpectedName(absl::string_view target, const ChannelSecurity& securi
   return absl::StrCat("'", target.substr(0, target.rfind(':')), "'");
 }
 
-std::string ClosedByPeer(absl::string_view target, const ChannelSecurity& security,
-                         absl::string_view authorities_flag) {
+std::string ClosedByPeer(absl::string_view target, const ChannelSecurity& security) {
   if (security.tls.authorities.empty()) {
     return absl::StrCat("the service at ", target,
-                        " closed the connection, which is in plain text: it may want TLS (",
-                        authorities_flag, ")");
+                        " closed the connection, which is in plain text: it may want TLS "
+                        "(--tls_ca)");
   }
   return absl::StrCat("the service at ", target, " closed the connection after the handshake: ",
                       security.tls.certificate.empty()
@@ -29,8 +28,7 @@ std::string ClosedByPeer(absl::string_view target, const ChannelSecurity& securi
 }  // namespace
 
 std::string ExplainConnectionFailure(absl::string_view target, const ChannelSecurity& security,
-                                     absl::string_view message,
-                                     absl::string_view authorities_flag) {
+                                     absl::string_view message) {
   const auto says = [&](absl::string_view part) { return absl::StrContains(message, part); };
   if (says("Connection refused")) {
     return absl::StrCat("nobody listens at ", target, " (connection refused)");
@@ -53,15 +51,15 @@ std::string ExplainConnectionFailure(absl::string_view target, const ChannelSecu
   // The last: signed by another authority that has the name of one in the file.
   if (says("certificate verify failed") || says("CERTIFICATE_VERIFY_FAILED") || says("EVP lib")) {
     return absl::StrCat("the certificate of the service at ", target,
-                        " is not trusted: no authority in ", security.tls.authorities, " (",
-                        authorities_flag, ") signed it, or it has expired");
+                        " is not trusted: no authority in ", security.tls.authorities,
+                        " (--tls_ca) signed it, or it has expired");
   }
   if (says("wrong version number") || says("WRONG_VERSION_NUMBER")) {
-    return absl::StrCat("the service at ", target, " speaks plain text, not TLS: leave out ",
-                        authorities_flag, ", or ask another port");
+    return absl::StrCat("the service at ", target,
+                        " speaks plain text, not TLS: leave out --tls_ca, or ask another port");
   }
   if (says("Socket closed") || says("Connection reset")) {
-    return ClosedByPeer(target, security, authorities_flag);
+    return ClosedByPeer(target, security);
   }
   return absl::StrCat(target, ": ", message);
 }

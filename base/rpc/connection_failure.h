@@ -10,11 +10,9 @@ namespace tributary {
 
 // What gRPC's message about a failed connection to `target` means: nobody listens, no such name, or
 // which part of TLS failed: the name in the certificate, trust in it, a certificate that is
-// missing, or one end that speaks plain text. Flags are named as programs spell them;
-// `authorities_flag` is the one of security.tls.authorities, which has two names. A message that is
-// not known comes back as it is, after the target.
+// missing, or one end that speaks plain text. Flags are named as all programs spell them. A message
+// that is not known comes back as it is, after the target.
 std::string ExplainConnectionFailure(absl::string_view target, const ChannelSecurity& security,
-                                     absl::string_view message,
-                                     absl::string_view authorities_flag = "--tls_ca");
+                                     absl::string_view message);
 
 }  // namespace tributary

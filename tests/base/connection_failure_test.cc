@@ -77,12 +77,6 @@ TEST(ConnectionFailure, TheCertificateThatIsMissingOrRefused) {
             "signed the certificate of --tls_cert");
 }
 
-TEST(ConnectionFailure, FlagsAreThoseOfTheProgram) {
-  EXPECT_EQ(ExplainConnectionFailure("a:1", {}, "Socket closed", "--coordinator_ca"),
-            "the service at a:1 closed the connection, which is in plain text: it may want TLS "
-            "(--coordinator_ca)");
-}
-
 TEST(ConnectionFailure, WhatIsNotKnownStaysAsItIs) {
   EXPECT_EQ(ExplainConnectionFailure("a:1", {}, "the dog ate it"), "a:1: the dog ate it");
 }

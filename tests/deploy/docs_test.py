@@ -308,6 +308,17 @@ class Names(unittest.TestCase):
         for code in settings:
             self.assertLessEqual(set(yaml.safe_load(code)), flags_of("tributary-coordinator"))
 
+    def test_flags_that_mean_the_same_are_called_the_same(self):
+        coordinator, worker = flags_of("tributary-coordinator"), flags_of("tributary-worker")
+        caller = flags_of("tributary", "check")
+        self.assertLessEqual({"tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file"}, worker & caller)
+        self.assertLessEqual(
+            {"admin_listen", "config", "device", "drain_timeout", "join_secret_file", "log_format", "log_level",
+             "max_message_bytes", "memory_limit", "metrics_port", "otlp_ca", "otlp_endpoint", "otlp_headers_file",
+             "otlp_interval", "threads", "tls_cert", "tls_key", "token_file", "trace_file", "trace_spans"},
+            coordinator & worker)
+        self.assertIn("threads", flags_of("tributary", "bench"))
+
     def test_operations_explains_every_flag(self):
         page = pages()["docs/operations.md"]
         for program in ("tributary-coordinator", "tributary-worker"):

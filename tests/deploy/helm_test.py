@@ -728,7 +728,7 @@ class NodePods(unittest.TestCase):
     def test_embedded_cpu_workers_stay_within_their_container(self):
         documents, _ = self.of("cpu", sets=["worker.controller=embedded", "coordinator.resources.limits.memory=8Gi"])
         settings = settings_of(documents)["coordinator.yaml"]
-        self.assertEqual((settings["threads"], settings["memory_limit_bytes"]), (2, 7730941132))
+        self.assertEqual((settings["threads"], settings["memory_limit"]), (2, 7730941132))
 
 
 class Placement(unittest.TestCase):

@@ -103,7 +103,7 @@ ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
 ABSL_FLAG(absl::Duration, orphan_timeout, absl::Minutes(10),
           "The worker keeps its shards this long while the coordinator is away. A coordinator with "
           "a --state_dir that comes back meanwhile goes on with them.");
-ABSL_FLAG(std::string, coordinator_ca, "",
+ABSL_FLAG(std::string, tls_ca, "",
           "One of the authorities in this PEM file must have signed the coordinator's certificate; "
           "when empty, the worker speaks plain text.");
 ABSL_FLAG(std::string, tls_server_name, "",
@@ -170,12 +170,12 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   TRIBUTARY_RETURN_IF_ERROR(ReadDevice(&options));
   options.security = {.tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                               .key = absl::GetFlag(FLAGS_tls_key),
-                              .authorities = absl::GetFlag(FLAGS_coordinator_ca)},
+                              .authorities = absl::GetFlag(FLAGS_tls_ca)},
                       .server_name = absl::GetFlag(FLAGS_tls_server_name),
                       .token_file = absl::GetFlag(FLAGS_token_file),
                       .join_secret_file = absl::GetFlag(FLAGS_join_secret_file)};
   if (!options.security.server_name.empty() && options.security.tls.authorities.empty()) {
-    return InvalidField("coordinator_ca", "is missing; tls_server_name is given");
+    return InvalidField("tls_ca", "is missing; tls_server_name is given");
   }
   options.session.host = absl::GetFlag(FLAGS_host);
   TRIBUTARY_ASSIGN_OR_RETURN(options.session.rank,

@@ -38,8 +38,7 @@ std::string WhyOver(const WorkerOptions& options, const Session::End& end) {
   const grpc::Status& status = end.status;
   if (end.welcomed) return status.error_message();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return ExplainConnectionFailure(options.coordinator, options.security, status.error_message(),
-                                    "--coordinator_ca");
+    return ExplainConnectionFailure(options.coordinator, options.security, status.error_message());
   }
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
     return absl::StrCat("no workers register at ", options.coordinator,

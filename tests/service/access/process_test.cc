@@ -50,7 +50,7 @@ class AccessProcess : public ::testing::Test {
     coordinator_ = StartCoordinator(directory_, workers, more);
   }
   std::vector<std::string> WorkerFlags(const std::string& token) const {
-    return {"--coordinator_ca=" + authority_.file(), "--token_file=" + File(token)};
+    return {"--tls_ca=" + authority_.file(), "--token_file=" + File(token)};
   }
   client::ConnectOptions ClientOptions(const std::string& token) const {
     client::ConnectOptions options{.target = PublicAddress(directory_)};
@@ -240,7 +240,7 @@ TEST_F(AccessProcess, AWorkerIsKnownByTheNameInItsCertificate) {
             "--admin_san=ops.example"});
   const auto flags = [&](const std::string& name) -> std::vector<std::string> {
     const TlsFiles files = authority_.Issue(name, {{name}});
-    return {"--coordinator_ca=" + authority_.file(), "--tls_cert=" + files.certificate,
+    return {"--tls_ca=" + authority_.file(), "--tls_cert=" + files.certificate,
             "--tls_key=" + files.key};
   };
   {

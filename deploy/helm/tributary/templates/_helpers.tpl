@@ -612,7 +612,7 @@ spec:
 -}}
 {{- if include "tributary.embedded" . -}}
 {{- $_ := set $settings "embedded_workers" (.Values.worker.count | int) -}}
-{{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.coordinator.resources "memory_limit_bytes") | fromYaml) -}}
+{{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.coordinator.resources "memory_limit") | fromYaml) -}}
 {{- else -}}
 {{- $_ := set $settings "workers" (.Values.worker.count | int) -}}
 {{- $_ := set $settings "worker_listen" (printf "%s:%d" $any (.Values.grpc.workerPort | int)) -}}
@@ -678,7 +678,7 @@ spec:
 {{- if eq .Values.worker.backend "gpu" }}{{ $_ := set $settings "device" "cuda" }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
 {{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.worker.resources "memory_limit") | fromYaml) -}}
-{{- if .Values.tls.enabled }}{{ $_ := set $settings "coordinator_ca" "/etc/tributary/identity/ca.crt" }}{{ end -}}
+{{- if .Values.tls.enabled }}{{ $_ := set $settings "tls_ca" "/etc/tributary/identity/ca.crt" }}{{ end -}}
 {{- if .Values.tls.workerSecret }}
 {{- $_ := set $settings "tls_cert" "/etc/tributary/identity/tls.crt" }}
 {{- $_ := set $settings "tls_key" "/etc/tributary/identity/tls.key" }}
