@@ -18,8 +18,8 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "worker/opened_regions.h"
 #include "worker/host_memory_ledger.h"
+#include "worker/opened_regions.h"
 
 namespace tributary::service {
 
