@@ -7,6 +7,7 @@ installs the programs, and the runtime list is compared with what they are linke
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 import unittest
 
@@ -94,6 +95,20 @@ class DockerfileRules(unittest.TestCase):
         instructions = re.sub(r"(?m)^#.*$", "", self.text)
         for name in ("x86_64", "amd64", "aarch64", "arm64"):
             self.assertNotIn(name, instructions)
+
+    def test_kernels_are_for_arm_too(self):
+        """What differs by architecture, read by a cross compiler; the libraries of the other sources are not there."""
+        compiler = shutil.which("aarch64-linux-gnu-g++")
+        if compiler is None:
+            raise unittest.SkipTest("g++-aarch64-linux-gnu is not installed")
+        settings = (support.SOURCE / "kernels/CMakeLists.txt").read_text(encoding="utf-8")
+        disabled = re.search(r'"(HWY_DISABLED_TARGETS=[^"]*)"', settings)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "hwy").symlink_to("/usr/include/hwy")  # headers alone, of every architecture
+            for source in ("attend_chunk.cc", "attend_chunk_bf16.cc", "instruction_set.cc", "thread_pool.cc"):
+                result = support.run(compiler, "-std=c++20", "-fsyntax-only", "-DHWY_WANT_AVX3_DL=1", f"-D{disabled}",
+                                     f"-I{support.SOURCE}", f"-I{folder}", support.SOURCE / "kernels/cpu" / source)
+                self.assertEqual(result.returncode, 0, f"{source}\n{result.stdout[-3000:]}")
 
     def test_nccl_finds_infiniband(self):
         self.assertEqual(OF_NO_PROGRAM, {"ibverbs-providers", "libibverbs1", "librdmacm1", "tini"})
