@@ -1,5 +1,6 @@
 #include "worker/cpu_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status/status_macros.h"
@@ -13,9 +14,13 @@
 namespace tributary::worker {
 namespace {
 
+// Half of a rank's threads, so that new caches leave processors for steps.
+int ThreadsThatTakeMemory(int threads) { return std::max(1, threads / 2); }
+
 // What the shards of a rank share: they never work at the same time.
 struct CpuRank {
   std::shared_ptr<cpu::ThreadPool> pool;
+  MemoryThreads memory_threads;
   collective::Strategy strategy = collective::Strategy::kAuto;
   StepWorkspace workspace;
 };
@@ -26,7 +31,8 @@ class CpuShard final : public Shard {
            std::unique_ptr<HostMemoryLedger::Claim> claim)
       : rank_(rank),
         pages_(std::move(pages)),
-        taker_(std::make_unique<MemoryTaker>(*pages_, std::move(claim), rank_.pool->threads())) {}
+        taker_(std::make_unique<MemoryTaker>(pages_->memory(), std::move(claim),
+                                             rank_.memory_threads)) {}
 
   size_t bytes() const override { return pages_->bytes(); }
 
@@ -109,7 +115,10 @@ class CpuRankBackend final : public Backend {
  public:
   CpuRankBackend(std::shared_ptr<cpu::ThreadPool> pool, collective::Strategy strategy,
                  std::shared_ptr<HostMemoryLedger> memory)
-      : rank_{.pool = std::move(pool), .strategy = strategy}, memory_(std::move(memory)) {}
+      : rank_{.pool = pool,
+              .memory_threads = MemoryThreads(ThreadsThatTakeMemory(pool->threads())),
+              .strategy = strategy},
+        memory_(std::move(memory)) {}
 
   const BackendCapabilities& capabilities() const override { return CpuBackend(); }
   size_t AvailableMemory() const override { return memory_->Available(); }

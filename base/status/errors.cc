@@ -26,7 +26,11 @@ absl::Status PrefixField(absl::string_view prefix, const absl::Status& status) {
   if (field.empty()) return status;
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat(field, ": "));
-  return FieldError(status.code(), absl::StrCat(prefix, ".", field), message);
+  absl::Status renamed = FieldError(status.code(), absl::StrCat(prefix, ".", field), message);
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    if (url != kFieldPayloadUrl) renamed.SetPayload(url, payload);
+  });
+  return renamed;
 }
 
 }  // namespace tributary

@@ -242,7 +242,7 @@ absl::Status CheckCall(const AttendCall& call) {
   }
   if (call.yield.count() < 0 || call.yield > kMostYield) {
     return InvalidField(
-        "yield", absl::StrCat("must be 0 to ", kMostYield.count(), " ms, is ", call.yield.count()));
+        "yield_ms", absl::StrCat("must be 0 to ", kMostYield.count(), ", is ", call.yield.count()));
   }
   if (auto s = CheckDType(call.dtype); !s.ok()) return s;
   if (auto s = CheckPositive("q_heads", call.q_heads); !s.ok()) return s;

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "base/mailbox/cpu_doorbell.h"
 #include "base/mailbox/layout.h"
 #include "service/data/guarded_mapping.h"
+#include "worker/host_memory.h"
 
 namespace tributary::service {
 
@@ -17,9 +19,11 @@ namespace tributary::service {
 class HostMailbox {
  public:
   // Makes a mailbox that is backed by memory as a whole, and zero. `pinner`, which may be empty,
-  // pins it. RESOURCE_EXHAUSTED when the machine has too little memory.
-  static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(const mailbox::Layout& layout,
-                                                             const MemoryPinner& pinner = {});
+  // pins it. `available` returns the bytes that the machine would still give. RESOURCE_EXHAUSTED
+  // when they are too few.
+  static absl::StatusOr<std::shared_ptr<HostMailbox>> Create(
+      const mailbox::Layout& layout, const MemoryPinner& pinner = {},
+      const std::function<size_t()>& available = [] { return worker::AvailableHostMemory(); });
   ~HostMailbox();
   HostMailbox(const HostMailbox&) = delete;
   HostMailbox& operator=(const HostMailbox&) = delete;

@@ -18,7 +18,7 @@
 #include "base/status/errors.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
-#include "worker/host_memory_ledger.h"
+#include "service/data/file_memory.h"
 #include "worker/opened_regions.h"
 
 namespace tributary::service {
@@ -95,15 +95,10 @@ class SharedMemoryRegistry::Mapping {
                                                     "' ends before ", offset_, " + ", size_));
     }
     // All of it is taken now: the owner is told here, and not by a call, that there is not enough.
-    // What the machine cannot hold is refused before any of it is taken. Others take memory at the
-    // same time, so each piece is checked again.
     const uint64_t held = object_->BytesHeld();
-    TRIBUTARY_RETURN_IF_ERROR(CheckLeft(size_ - std::min(size_, held), available()));
-    for (uint64_t taken = 0; taken < size_; taken += kPiece) {
-      const uint64_t piece = std::min(kPiece, size_ - taken);
-      TRIBUTARY_RETURN_IF_ERROR(CheckLeft(piece, available()));
-      if (!Take(offset_ + taken, piece)) return CannotTake(std::strerror(errno));
-    }
+    const absl::Status taken =
+        TakeFileMemory(object_->fd(), offset_, size_, size_ - std::min(size_, held), available);
+    if (!taken.ok()) return CannotTake(taken.message());
     // From the start of the object: an offset need not be a multiple of the machine's page.
     memory_ = GuardedMapping::Create(object_->fd(), offset_ + size_);
     if (memory_ == nullptr) {
@@ -125,23 +120,6 @@ class SharedMemoryRegistry::Mapping {
   uint64_t size() const { return size_; }
 
  private:
-  static constexpr uint64_t kPiece = uint64_t{64} << 20;
-
-  // `left`: bytes that the machine would still give.
-  absl::Status CheckLeft(uint64_t bytes, size_t left) const {
-    const size_t margin = worker::MemoryMargin(left);
-    if (margin <= left && bytes <= left - margin) return absl::OkStatus();
-    return CannotTake(absl::StrCat(left, " bytes are left on the machine"));
-  }
-  // False, and errno, when the system refuses.
-  bool Take(uint64_t begin, uint64_t bytes) const {
-    while (fallocate(object_->fd(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                     static_cast<off_t>(bytes)) != 0) {
-      if (errno == EOPNOTSUPP) return true;
-      if (errno != EINTR) return false;
-    }
-    return true;
-  }
   absl::Status CannotTake(absl::string_view why) const {
     return FieldError(
         absl::StatusCode::kResourceExhausted, "byte_size",

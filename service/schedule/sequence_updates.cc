@@ -44,8 +44,8 @@ absl::StatusOr<State> Apply(const SequenceUpdate& update, const ClientAccountPtr
   return absl::InternalError("an update of no kind");
 }
 
-// The refusal of updates[i], with the field as the request has it. One that names no field, as that
-// of a limit, stays as it is.
+// The refusal of updates[i], with the field as the request has it, and its other details. One that
+// names no field, as that of a limit, stays as it is.
 absl::Status Named(int i, Kind kind, const absl::Status& status) {
   const std::string update = absl::StrCat("updates[", i, "]");
   const std::string field = FieldOf(status);
@@ -54,8 +54,12 @@ absl::Status Named(int i, Kind kind, const absl::Status& status) {
   if (field.empty()) return status;
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat(field, ": "));
-  return FieldError(status.code(), absl::StrCat(update, kind == Kind::kOpen ? ".open" : ".close"),
-                    message);
+  absl::Status named = FieldError(
+      status.code(), absl::StrCat(update, kind == Kind::kOpen ? ".open" : ".close"), message);
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    if (url != kFieldPayloadUrl) named.SetPayload(url, payload);
+  });
+  return named;
 }
 
 // Each sequence of one kind of update once, in order.

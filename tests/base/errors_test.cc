@@ -29,5 +29,13 @@ TEST(Errors, APrefixGoesBeforeTheField) {
   EXPECT_TRUE(PrefixField("spec", absl::OkStatus()).ok());
 }
 
+TEST(Errors, APrefixLeavesTheOtherDetails) {
+  absl::Status status = InvalidField("layers", "is 0");
+  status.SetPayload("example.org/more", absl::Cord("more"));
+  status = PrefixField("spec", status);
+  EXPECT_EQ(FieldOf(status), "spec.layers");
+  EXPECT_EQ(status.GetPayload("example.org/more"), absl::Cord("more"));
+}
+
 }  // namespace
 }  // namespace tributary

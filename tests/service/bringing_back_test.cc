@@ -11,6 +11,7 @@
 #include "base/status/rpc_errors.h"
 #include "service/schedule/range_steps.h"
 #include "service/schedule/sequence_table.h"
+#include "service/schedule/sequence_updates.h"
 
 namespace tributary::service {
 namespace {
@@ -77,6 +78,23 @@ class BringingBackTest : public ::testing::Test {
 
   SequenceTable table_;
 };
+
+// The field is that of the update, and what is missing is still told.
+TEST_F(BringingBackTest, AnUpdateThatNeedsLostTokensNamesThem) {
+  Add(1, 200);
+  Lose({2});
+  using Kind = SequenceUpdate::Kind;
+  const absl::Status refused =
+      ApplyUpdates({{Kind::kOpen, 5}, {Kind::kFork, 6, /*parent=*/1, /*length=*/100}}, nullptr,
+                   &table_)
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_EQ(FieldOf(refused), "updates[1].fork.parent_id");
+  const auto missing = MissingTokensOf(refused);
+  ASSERT_TRUE(missing.has_value());
+  EXPECT_EQ(missing->sequence, 1u);
+  EXPECT_EQ(missing->ranges.front().begin, 32);
+}
 
 TEST_F(BringingBackTest, WhatIsMissingIsNamedAndBroughtInOrder) {
   Add(1, 200);

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/worker/specs.h"
 #include "worker/host_memory_ledger.h"
@@ -46,8 +47,9 @@ TEST(MemoryTaker, TakesAllBesideItsCaller) {
   const auto ledger = HostMemoryLedger::Create([] { return kRoom; });
   const size_t before = ledger->Available();
   const auto shard = MakeShard(/*large=*/true);
-  ASSERT_GT(shard->pieces(), 4u);
-  MemoryTaker taker(*shard, Claim(*ledger, *shard), 3);
+  ASSERT_GT(shard->memory()->pieces(), 4u);
+  MemoryThreads threads(3);
+  MemoryTaker taker(shard->memory(), Claim(*ledger, *shard), threads);
   EXPECT_LT(ledger->Available(), before);
   EXPECT_FALSE(*taker.Await(Clock::now())) << "it has only just begun";
   EXPECT_TRUE(*taker.Await(InAMinute()));
@@ -59,7 +61,8 @@ TEST(MemoryTaker, TakesAllBesideItsCaller) {
 TEST(MemoryTaker, ASinglePieceIsTakenAtOnce) {
   const auto ledger = HostMemoryLedger::Create([] { return kRoom; });
   const auto shard = MakeShard(/*large=*/false);
-  MemoryTaker taker(*shard, Claim(*ledger, *shard), 3);
+  MemoryThreads threads(3);
+  MemoryTaker taker(shard->memory(), Claim(*ledger, *shard), threads);
   EXPECT_TRUE(*taker.Await(Clock::now()));
   EXPECT_TRUE(IsPoisoned(*shard));
 }
@@ -68,7 +71,8 @@ TEST(MemoryTaker, EndsWhenTheMachineHasNoMoreToGive) {
   const auto room = std::make_shared<std::atomic<size_t>>(kRoom);
   const auto ledger = HostMemoryLedger::Create([room] { return room->load(); });
   const auto shard = MakeShard(/*large=*/true);
-  MemoryTaker taker(*shard, Claim(*ledger, *shard), 2);
+  MemoryThreads threads(2);
+  MemoryTaker taker(shard->memory(), Claim(*ledger, *shard), threads);
   *room = 0;
   EXPECT_EQ(taker.Await(InAMinute()).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(taker.Await(InAMinute()).status().code(), absl::StatusCode::kResourceExhausted);
@@ -77,12 +81,33 @@ TEST(MemoryTaker, EndsWhenTheMachineHasNoMoreToGive) {
 TEST(MemoryTaker, MayBeGivenUpHalfWay) {
   const auto ledger = HostMemoryLedger::Create([] { return kRoom; });
   const size_t before = ledger->Available();
-  const auto shard = MakeShard(/*large=*/true);
+  MemoryThreads threads(2);
   {
-    MemoryTaker taker(*shard, Claim(*ledger, *shard), 2);
+    const auto shard = MakeShard(/*large=*/true);
+    MemoryTaker taker(shard->memory(), Claim(*ledger, *shard), threads);
     EXPECT_FALSE(*taker.Await(Clock::now()));
   }
   EXPECT_EQ(ledger->Available(), before);
+}
+
+// A cache is not held up by a larger one that came before it, nor by one that is given up.
+TEST(MemoryTaker, CachesTakeTurns) {
+  const auto ledger = HostMemoryLedger::Create([] { return kRoom; });
+  MemoryThreads threads(1);
+  std::vector<std::unique_ptr<KvShard>> shards;
+  std::vector<std::unique_ptr<MemoryTaker>> takers;
+  for (int i = 0; i < 4; ++i) {
+    shards.push_back(MakeShard(/*large=*/true));
+    takers.push_back(std::make_unique<MemoryTaker>(shards.back()->memory(),
+                                                   Claim(*ledger, *shards.back()), threads));
+    EXPECT_FALSE(*takers.back()->Await(Clock::now()));
+  }
+  takers[1].reset();
+  shards[1].reset();
+  for (const size_t i : {3, 2, 0}) {
+    EXPECT_TRUE(*takers[i]->Await(InAMinute()));
+    EXPECT_TRUE(IsPoisoned(*shards[i]));
+  }
 }
 
 }  // namespace

@@ -59,6 +59,8 @@ class TestHost {
   // One step of every layer, checked. Fails the test (non-fatally) where something is wrong.
   void Step(StepKind kind, const std::vector<Move>& moves);
 
+  // The largest error of an output that was compared so far.
+  double worst_o() const { return worst_o_; }
   // Of rank 0, for the last layer stepped, where rank 0 lives in this process.
   const std::vector<float>& last_o() const { return last_o_; }
   const std::vector<float>& last_lse() const { return last_lse_; }
@@ -108,7 +110,7 @@ class TestHost {
                       const std::map<int, Reply>& replies) const;
   void CheckRows(StepKind kind, const std::vector<Move>& moves, const Prepared& prepared,
                  int32_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Reply& reply) const;
+                 const Reply& reply);
 
   // `row` values for each count of each entry; what an entry gets depends on the step, the layer
   // and its sequence, not on its company in the batch.
@@ -134,6 +136,7 @@ class TestHost {
   std::map<SequenceId, Sequence> sequences_;
   bool nan_tokens_ = false;
   int row_stride_ = 1;
+  double worst_o_ = 0;
   std::vector<float> last_o_;
   std::vector<float> last_lse_;
 };

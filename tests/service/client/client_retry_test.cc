@@ -480,9 +480,9 @@ TEST_F(ClientRetryTest, TheServiceIsToldHowMuchTimeIsLeftAndWhoMayGoFirst) {
   EXPECT_GT(seen[1].timeout_ms(), 0);
   EXPECT_LE(seen[1].timeout_ms(), 50);
   call.call.yield = milliseconds(1001);
-  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield");
+  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield_ms");
   call.call.yield = milliseconds(-1);
-  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield");
+  EXPECT_EQ(FieldOf(client->Attend(call.call)), "yield_ms");
 }
 
 TEST_F(ClientRetryTest, ACallIsCancelledByItself) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -9,6 +11,8 @@
 #include "tests/worker/cuda/gpu_ranks.h"
 #include "tests/worker/scenarios.h"
 #include "tests/worker/specs.h"
+#include "tests/worker/test_host.h"
+#include "worker/backends.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -186,6 +190,45 @@ TEST(Gpu, QueriesInFp8) {
       GpuRanks ranks(size, {.portable = portable});
       RunDecodeVerifyPrefill(ranks, Fp8QueriesSpec(), GpuTolerance(), 80);
       RunTwoDrafts(ranks, Fp8QueriesSpec(), GpuTolerance());
+    }
+  }
+}
+
+// Outputs in f32 are as precise as BackendCapabilities tell: values of unit variance, decode, a
+// verify, a prompt and drafts, over contexts of few tokens and of many, by every kernel.
+TEST(Gpu, F32OutputsAreAsPreciseAsTold) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const bool portable : {false, true}) {
+    for (const OutputError& told : CudaBackend().f32_output_errors) {
+      SCOPED_TRACE(std::string(Name(told.q)) + " over " + Name(told.kv) +
+                   (portable ? ", portable" : ""));
+      double few_rows = 0;
+      double many_rows = 0;
+      for (const int group : {4, 16}) {
+        CacheSpec spec = GeometrySpec(told.kv, 128, group);
+        spec.num_pages = 256;
+        const TestHost::Options options =
+            GpuTolerance({.q_dtype = told.q, .input_dtype = told.q, .seed = 3});
+        GpuRanks ranks(1, {.portable = portable});
+        TestHost few(ranks, spec, options);
+        few.Open(1);
+        for (int step = 0; step < 12; ++step) few.Step(StepKind::kDecode, {{1, 1, 1}});
+        few.Step(StepKind::kDecode, {{1, 8, 8}});
+        few.Step(StepKind::kAppend, {{1, 0, 900}});
+        for (int step = 0; step < 4; ++step) few.Step(StepKind::kDecode, {{1, 4, 4}});
+        few_rows = std::max(few_rows, few.worst_o());
+        GpuRanks others(1, {.portable = portable});
+        TestHost many(others, spec, options);
+        many.Open(1);
+        many.Step(StepKind::kPrefill, {{1, 80, 80}});
+        many.Step(StepKind::kPrefill, {{1, 200, 200}});
+        for (int step = 0; step < 4; ++step) many.Step(StepKind::kDflash, {{1, 16, 16}});
+        many_rows = std::max(many_rows, many.worst_o());
+      }
+      EXPECT_LE(few_rows, told.few_rows);
+      EXPECT_LE(many_rows, told.many_rows);
+      std::printf("%s over %s: %.1e of few rows, %.1e of many\n", Name(told.q), Name(told.kv),
+                  few_rows, many_rows);
     }
   }
 }
