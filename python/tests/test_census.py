@@ -24,7 +24,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tributary.transformers import Refused, examine
 
 # Models that look at what they compute, which "meta" has not: smaller ones on the CPU.
-NEEDS_VALUES = {"jetmoe": {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 2},
+NEEDS_VALUES = {"llama4_text": {"hidden_size": 128, "intermediate_size": 64, "intermediate_size_mlp": 64, "vocab_size": 64,
+                                "num_hidden_layers": 4, "num_local_experts": 2, "pad_token_id": 0, "bos_token_id": 1,
+                                "eos_token_id": 2},
+                "jetmoe": {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 2},
                 "longcat_flash": {"hidden_size": 128, "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 64,
                                   "q_lora_rank": 32, "kv_lora_rank": 32, "expert_ffn_hidden_size": 32,
                                   "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2,
@@ -81,6 +84,7 @@ def outcome(model_type, name):
     kinds = [f"{q}/{kv} heads of {dim}" + (f" and {value}" if value != dim else "")
              for q, kv, dim, value in sorted(shapes)]  # fmt: skip
     windows = ", windows" if any(layer.window_left is not None for layer in layers.values()) else ""
+    windows += ", chunks" if any(layer.chunk is not None for layer in layers.values()) else ""
     sinks = ", sinks" if any(layer.sinks for layer in layers.values()) else ""
     stated = f", where {' and '.join(LACKS[model_type])} is stated" if model_type in LACKS else ""
     return "fits: " + "; ".join(kinds) + windows + sinks + stated

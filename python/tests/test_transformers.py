@@ -357,6 +357,9 @@ FAMILIES = {
     "DeepseekV3": {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 64,
                    "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
                    "topk_group": 1, "first_k_dense_replace": 2, "moe_intermediate_size": 64, "head_dim": 32},
+    # Layers that see a chunk alone.
+    "Llama4Text": {"attention_chunk_size": 16, "no_rope_layers": [1, 0, 1], "num_local_experts": 2, "num_experts_per_tok": 1,
+                   "intermediate_size_mlp": 192, "use_qk_norm": False, "interleave_moe_layer_step": 2},
     # Layers with states besides such with keys.
     "Lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 64},
     "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
@@ -417,6 +420,9 @@ class Families(WithService):
         self.writes_the_text("DeepseekV3", cache=DynamicCache, kv_dtype="f16", head_dim=[96] * 3,
                              value_head_dim=[64] * 3, kv_heads=[4] * 3)  # fmt: skip
 
+    def test_llama4(self):
+        self.writes_the_text("Llama4Text", chunk=[16, None, 16])
+
     def test_lfm2(self):
         self.writes_the_text("Lfm2")
 
@@ -468,6 +474,35 @@ class States(WithService):
             model(**inputs, cache=cache)
         with self.assertRaises(Refused):
             model.generate_batch([[3, 4, 5]])
+
+
+class ChunkedLayers(WithService):
+    def test_beams_forks_and_tokens_taken_back(self):
+        model, inputs = family("Llama4Text"), prompts([9, 20])
+        options = {"num_beams": 3}
+        want = eager(model, inputs, 24, **options)
+        attachment = self.attached(model)
+        got = text(model, inputs, 24, **options)
+        torch.testing.assert_close(got.sequences_scores, want.sequences_scores, atol=ROUNDING, rtol=0)
+        del got
+        ids = prompts([45])["input_ids"]
+        cache = attachment.cache()
+        with torch.no_grad():
+            whole = model(input_ids=ids).logits
+            model(input_ids=ids[:, :40], cache=cache)
+            twin = copy.deepcopy(cache)
+            cache.crop(-12)  # into the chunk before
+            for each, begin in ((cache, 28), (twin, 40)):
+                again = model(input_ids=ids[:, begin:], cache=each).logits
+                torch.testing.assert_close(again, whole[:, begin:], atol=ROUNDING, rtol=0)
+            with self.assertRaises(Refused):
+                cache.crop(-40)
+            self.assertEqual(cache.get_seq_length(), 45)
+        with self.assertRaises(Refused):
+            model.generate_batch([[3, 4, 5]])
+        del cache, twin, each
+        gc.collect()
+        self.assert_nothing_left(attachment)
 
 
 class Batching(WithService):

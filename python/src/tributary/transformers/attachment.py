@@ -81,16 +81,27 @@ class Attachment:
             found = ask(model)
             self.layers: dict[int, Layer] = found.layers
             self._has_states = found.has_states
-            spec = cache_spec(list(self.layers.values()), **options)
+            plain = [layer for layer in self.layers.values() if layer.chunk is None]
+            chunked = [layer for layer in self.layers.values() if layer.chunk is not None]
+            if not plain or len({layer.chunk for layer in chunked}) > 1:
+                raise Refused(["its chunks are not alike, or no layer sees more than a chunk"])
+            spec = cache_spec(plain, **options)
             self.held = client.create_cache(cache_id(spec), spec)
             dtype = _SESSION_DTYPES[getattr(model, "dtype", torch.float32)]
             gpu = model.device if model.device.type == "cuda" else None
             rows = session_rows if found.in_order else 0
-            self._steps = Steps(self.held, len(self.layers), dtype, rows, most_bytes, gpu)
+            self._steps = Steps(self.held, len(plain), dtype, rows, most_bytes, gpu)
+            self._chunked: tuple[Steps, int] | None = None
+            if chunked:
+                spec = cache_spec(chunked, **options)
+                held = client.create_cache(cache_id(spec) + f"-chunks-{chunked[0].chunk}", spec)
+                assert chunked[0].chunk is not None
+                self._chunked = (Steps(held, len(chunked), dtype, rows, most_bytes, gpu), chunked[0].chunk)
         except BaseException:
             switch(model, self._implementation)
             raise
-        if cuda_graphs and found.in_order and not found.has_states and gpu is not None:
+        whole = not found.has_states and self._chunked is None
+        if cuda_graphs and found.in_order and whole and gpu is not None:
             self._graphs = Graphs(model, self.layers, self._config.num_hidden_layers, self._steps)
         self._hooks = [
             model.register_forward_pre_hook(self._with_cache, with_kwargs=True),
@@ -101,7 +112,7 @@ class Attachment:
 
     def cache(self) -> ServiceCache:
         """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
-        return ServiceCache(self.layers, self._config, self._steps)
+        return ServiceCache(self.layers, self._config, self._steps, self._chunked)
 
     @property
     def _config(self) -> Any:
@@ -127,10 +138,11 @@ class Attachment:
         del self.model._prepare_cache_for_generation
         del self.model.init_continuous_batching
         switch(self.model, self._implementation)
-        self._steps.close()
-        if delete:
-            with contextlib.suppress(errors.NotFound):  # someone who shares it did
-                self.held.delete()
+        for steps in [self._steps, *([] if self._chunked is None else [self._chunked[0]])]:
+            steps.close()
+            if delete:
+                with contextlib.suppress(errors.NotFound):  # someone who shares it did
+                    steps.held.delete()
         if self._owned is not None:
             self._owned.close()
 
@@ -161,8 +173,8 @@ class Attachment:
         """Takes the place of ContinuousMixin.init_continuous_batching: `generate_batch` and managers go through it."""
         from .batching import BatchingCache, ServiceBatching  # pylint: disable=import-outside-toplevel
 
-        if self._has_states:
-            raise Refused(["continuous batching of layers with states (linear attention, convolutions)"])
+        if self._has_states or self._chunked is not None:
+            raise Refused(["continuous batching of layers with states (linear attention, convolutions) or chunks"])
         kept = getattr(self.model, "_cached_continuous_batching_manager", None)
         if isinstance(kept, ServiceBatching):
             return kept

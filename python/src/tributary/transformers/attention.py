@@ -32,7 +32,7 @@ class Mask:
         self.function = function
         self.columns = columns  #: [batch, length] bool, False: padding; None: there is none
         self.length = length  #: columns before this step, and its own
-        self.checked: set[int | None] = set()  #: windows that the function was found to be
+        self.checked: set[tuple[int | None, int | None]] = set()  #: (window, chunk) that the function was found to be
 
 
 class _Noted(torch.Tensor):

@@ -11,9 +11,10 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .. import client, errors
-from .attention import Call, tagged
+from .attention import Call, Mask, tagged
+from .chunks import Chunks, close_rows
 from .columns import Columns, Present
-from .geometry import Layer, Refused, is_window
+from .geometry import Layer, Refused, is_chunk, is_window
 from .states import copy_states, with_states
 from .steps import Pass, Steps
 from .tensors import fit, to_rows
@@ -29,13 +30,31 @@ def close(held: client.Cache, sequences: list[int]) -> None:
     sequences.clear()
 
 
+def numbers(layers: dict[int, Layer]) -> dict[int, int]:
+    """Of the model's layers, in the service's cache: those that see chunks alone have one of their own."""
+    plain = [index for index, layer in layers.items() if layer.chunk is None]
+    chunked = [index for index, layer in layers.items() if layer.chunk is not None]
+    return {index: number for kind in (plain, chunked) for number, index in enumerate(kind)}
+
+
+def reaches(mask: Mask, window_left: int | None, chunk: int | None) -> bool:
+    """Whether a mask is that of a layer."""
+    if chunk is None:
+        return is_window(mask.function, window_left)
+    padding = 0 if mask.columns is None else int(mask.columns[0].to(torch.int8).argmax())
+    return is_chunk(mask.function, chunk, padding)
+
+
 class Step:
     """One forward pass: the same rows of the same sequences in every layer."""
 
-    def __init__(self, present: Present | None, batch: int, columns: int, run: Pass):
+    def __init__(
+        self, present: Present | None, batch: int, columns: int, run: Pass, chunked: Pass | None = None
+    ) -> None:
         self.present = present  #: None: all columns are tokens
         self.batch, self.columns = batch, columns
         self.run = run  #: of rows with tokens
+        self.chunked = chunked  #: the same rows, of layers that see chunks alone
         self.done: set[int] = set()  #: layers that have them
 
     def tail(self, columns: int) -> tuple[Step, list[tuple[int, int, int]]]:
@@ -116,13 +135,16 @@ class ServiceCache(Cache):
 
     of_service = True
 
-    def __init__(self, layers: dict[int, Layer], config: Any, steps: Steps) -> None:
+    def __init__(
+        self, layers: dict[int, Layer], config: Any, steps: Steps, chunked: tuple[Steps, int] | None = None
+    ) -> None:
         views, kept = with_states([_LayerView(self, index) for index in range(config.num_hidden_layers)], config)
         super().__init__(layers=views)
         self._kept = kept  # layers whose states stay here
         held = self._held = steps.held
         self._geometry = layers
-        self._number = {index: number for number, index in enumerate(layers)}  # of a layer, in the service
+        self._number = numbers(layers)
+        self._chunks = None if chunked is None else Chunks(*chunked, close)
         self._config, self._steps = config, steps
         lefts = [layer.window_left for layer in layers.values() if layer.window_left is not None]
         self._narrowest = min(lefts, default=None)
@@ -133,6 +155,8 @@ class ServiceCache(Cache):
         self._stale = False  # the service may hold more than _lengths
         self._ahead = False  # states that stay here are those of a pass that the service does not hold
         self._finalizer = weakref.finalize(self, close, held, self._sequences)
+        if self._chunks is not None:
+            weakref.finalize(self, close_rows, self._chunks.steps.held, self._chunks.rows, close)
 
     # What Transformers asks.
 
@@ -168,8 +192,12 @@ class ServiceCache(Cache):
         if tokens_to_remove == 0:
             return
         self._whole()
-        gone = self._columns.crop(max(0, self._columns.width + tokens_to_remove))
-        self._lengths = [length - count for length, count in zip(self._lengths, gone)]
+        columns = self._columns.copy()
+        gone = columns.crop(max(0, columns.width + tokens_to_remove))
+        lengths = [length - count for length, count in zip(self._lengths, gone)]
+        if self._chunks is not None:
+            self._chunks.check(lengths)
+        self._lengths, self._columns = lengths, columns
         self._stale = True  # truncated before the next step, so that a failure there leaves nothing half done
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -191,6 +219,8 @@ class ServiceCache(Cache):
         if self._step is not None:
             self._take_back()
         close(self._held, self._sequences)
+        if self._chunks is not None:
+            self._chunks.close()
         self._lengths, self._columns = [], Columns()
         self._step, self._stale, self._ahead = None, False, False
         for layer in self._kept:
@@ -198,10 +228,15 @@ class ServiceCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceCache:
         self._whole()
-        copy = ServiceCache(self._geometry, self._config, self._steps)
+        chunks = self._chunks
+        copy = ServiceCache(
+            self._geometry, self._config, self._steps, None if chunks is None else (chunks.steps, chunks.size)
+        )
         copy._sequences += self._forks(list(range(len(self._sequences))))
         copy._lengths, copy._columns = list(self._lengths), self._columns.copy()
         copy_states(copy._kept, self._kept)
+        if chunks is not None and copy._chunks is not None:
+            copy._chunks.rows[:] = chunks.forked(list(range(len(self._sequences))), self._lengths)
         return copy
 
     # Passes that a CUDA graph computes: one token for each row.
@@ -249,6 +284,8 @@ class ServiceCache(Cache):
         forks = dict(zip(again, self._forks([rows[place] for place in again])))
         unused = [sequence for row, sequence in enumerate(self._sequences) if row not in rows]
         chosen = [forks.get(place, self._sequences[row]) for place, row in enumerate(rows)]
+        if self._chunks is not None:
+            self._chunks.select(list(rows), self._lengths)
         self._lengths = [self._lengths[row] for row in rows]
         self._columns.select(list(rows))
         for layer in self._kept:
@@ -286,6 +323,8 @@ class ServiceCache(Cache):
             return
         try:
             step.run.finish()
+            if step.chunked is not None:
+                step.chunked.finish()
         except BaseException:
             self._take_back()
             raise
@@ -295,13 +334,16 @@ class ServiceCache(Cache):
         """The pass may be repeated, whatever the service did of it."""
         if self._step is not None:
             self._step.run.abandon()
+            if self._step.chunked is not None:
+                self._step.chunked.abandon()
         self._step, self._stale, self._ahead = None, True, bool(self._kept)
 
     def _check(self, layer: Layer, call: Call) -> None:
         why = call.reasons()
-        if call.mask is not None and layer.window_left not in call.mask.checked:
-            if is_window(call.mask.function, layer.window_left):
-                call.mask.checked.add(layer.window_left)
+        reach = (layer.window_left, layer.chunk)
+        if call.mask is not None and reach not in call.mask.checked:
+            if reaches(call.mask, *reach):
+                call.mask.checked.add(reach)
             else:
                 why.append("its mask is not what it was when the model was attached (chunks, blocks, packed texts)")
         if (call.scale, call.soft_cap, call.sinks is not None) != (layer.scale, layer.soft_cap, bool(layer.sinks)):
@@ -329,7 +371,13 @@ class ServiceCache(Cache):
         present = self._columns.new(given, call.mask.length, columns, self._narrowest)
         counts = [columns] * batch if present is None else present.sum(1).tolist()
         pieces = [piece for piece in zip(self._sequences, self._lengths, counts) if piece[2]]
-        self._step = Step(present, batch, columns, self._run(pieces))
+        run = self._run(pieces)
+        try:
+            chunked = None if self._chunks is None else self._chunks.begin(self._lengths, counts, self._stale)
+        except BaseException:
+            run.abandon()
+            raise
+        self._step = Step(present, batch, columns, run, chunked)
         self._stale = False
         return self._step
 
@@ -358,6 +406,8 @@ class ServiceCache(Cache):
             raise
         self._sequences += made
         self._lengths, self._columns = [0] * batch, Columns(batch)
+        if self._chunks is not None:
+            self._chunks.open(batch)
 
     def _send(self, tag: _Tag, step: Step, call: Call) -> torch.Tensor:
         layer = self._geometry[tag.layer]
@@ -365,7 +415,11 @@ class ServiceCache(Cache):
         key, value = step.gather(call.key), step.gather(call.value)
         step, pieces = step.tail(call.query.shape[2])
         query, key, value = fit(layer, step.gather(call.query), key, value)
-        output = step.run.attend(self._number[tag.layer], query, key, value, pieces, new)
+        if layer.chunk is not None:
+            assert step.chunked is not None
+            output = step.chunked.attend(self._number[tag.layer], query, key, value)
+        else:
+            output = step.run.attend(self._number[tag.layer], query, key, value, pieces, new)
         return step.scatter(output[..., : layer.value_head_dim])
 
     def _commit(self, step: Step) -> None:
@@ -373,3 +427,5 @@ class ServiceCache(Cache):
         self._lengths = [length + count for length, count in zip(self._lengths, counts)]
         self._columns.add(step.columns, step.present)
         self._step = None
+        if self._chunks is not None:
+            self._chunks.grown(self._lengths)

@@ -40,6 +40,7 @@ class Layer:
     soft_cap: float  #: 0: none
     window_left: int | None
     sinks: tuple[float, ...]
+    chunk: int | None = None  #: a row sees its own chunk of so many tokens alone, up to itself
 
     @property
     def copies(self) -> int:
@@ -133,6 +134,34 @@ def window_of(mask_function: Any) -> int | None:
     if not is_window(mask_function, left):
         raise Refused(["its mask is neither causal nor a sliding window (chunks, blocks or packed texts)"])
     return left
+
+
+def chunk_of(mask_function: Any) -> int | None:
+    """The size of the chunks of a causal mask whose rows see their own chunk alone; None: it is no such mask."""
+    try:
+        if sees(mask_function, _FAR, [0])[0]:
+            return None
+        low, high = 1, _FAR  # the first query that does not see the first key
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if sees(mask_function, middle, [0])[0] else (low, middle)
+    except (IndexError, RuntimeError):
+        return None
+    return low if low > 1 and is_chunk(mask_function, low, 0) else None
+
+
+def is_chunk(mask_function: Any, chunk: int, padding: int) -> bool:
+    """Whether a mask is that of chunks of this size, counted from behind the padding of the first row."""
+    for query in (chunk - 1, chunk, 5 * chunk + chunk // 2, 6 * chunk - 1):
+        begin = query // chunk * chunk
+        keys = [begin, (begin + query) // 2, query, query + 1, *([begin - 1] if begin else [])]
+        want = [True, True, True, False, *([False] if begin else [])]
+        try:
+            if sees(mask_function, padding + query, [padding + key for key in keys]) != want:
+                return False
+        except (IndexError, RuntimeError):
+            return False
+    return True
 
 
 def reach_of_block(mask_function: Any, rows: int) -> int | None:

@@ -10,7 +10,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Call, Mask, tagged
-from .geometry import Layer, Refused, window_of
+from .geometry import Layer, Refused, chunk_of, window_of
 from .states import with_states
 
 _TOKENS = 3
@@ -53,7 +53,7 @@ class Probe(Cache):
         self.found: dict[int, Layer] = {}
         self.order: list[int] = []  # of the layers' attention
         self.why: list[str] = []
-        self._windows: dict[int, tuple[Mask, int | None]] = {}  # by the id of what they are of
+        self._reaches: dict[int, tuple[Mask, int | None, int | None]] = {}  # by the id of what they are of
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -81,6 +81,7 @@ class Probe(Cache):
             if reasons := call.reasons():
                 raise Refused(reasons)
             assert call.mask is not None
+            window_left, chunk = self._reach(call.mask)
             layer = Layer(
                 q_heads=q_heads,
                 kv_heads=call.key.shape[1],
@@ -88,8 +89,9 @@ class Probe(Cache):
                 value_head_dim=value_head_dim,
                 scale=call.scale,
                 soft_cap=call.soft_cap,
-                window_left=self._window(call.mask),
+                window_left=window_left,
                 sinks=sinks_of(call),
+                chunk=chunk,
             )
             if self.found.setdefault(index, layer) != layer:
                 raise Refused(["another layer attends over its keys in another way"])
@@ -97,11 +99,12 @@ class Probe(Cache):
             self.why += [f"layer {index}: {reason}" for reason in refused.reasons]
         return call.query.new_zeros(batch, rows, q_heads, value_head_dim)
 
-    def _window(self, mask: Mask) -> int | None:
-        """A mask's window; layers share masks, and looking takes a while."""
-        if id(mask) not in self._windows:
-            self._windows[id(mask)] = (mask, window_of(mask.function))
-        return self._windows[id(mask)][1]
+    def _reach(self, mask: Mask) -> tuple[int | None, int | None]:
+        """A mask's window and its chunks; layers share masks, and looking takes a while."""
+        if id(mask) not in self._reaches:
+            chunk = chunk_of(mask.function)
+            self._reaches[id(mask)] = (mask, window_of(mask.function) if chunk is None else None, chunk)
+        return self._reaches[id(mask)][1:]
 
     def layers_found(self) -> dict[int, Layer]:
         """Layers with keys and values, by the model's number. Raises with every reason when some cannot be held."""
