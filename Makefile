@@ -66,8 +66,10 @@ test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is
 	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test multi_gpu_device_memory_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
 
-image-test: build ## build the runtime image with buildah, and run this build's programs in it (as root)
+image-test: setup ## build the runtime image with buildah, and run this build's programs in it (as root)
 	@deploy/install-packages.sh deploy images
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	TRIBUTARY_IMAGE_BUILD=1 ctest --preset $(PRESET) --no-tests=error -R '^deploy_image_build_test$$'
 
 soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descriptors and pages stay as they are

@@ -168,7 +168,7 @@ class Presets(unittest.TestCase):
 
     def test_targets_run_what_they_build(self):
         for machine, path in self.machines.items():
-            for target in ("demo", "test", "build", "bench-cpu", "soak", "hostile"):
+            for target in ("demo", "test", "build", "bench-cpu", "soak", "hostile", "image-test"):
                 with self.subTest(target, machine=machine):
                     steps = self.steps(f"make {target}", path)
                     built = set(re.findall(r"cmake --build --preset (\w+)", steps))
