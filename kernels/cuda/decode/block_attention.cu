@@ -160,11 +160,13 @@ class WarpBlock {
     rows_differ_ = __any_sync(0xffffffffu, hides);
   }
 
-  // before_merging() is called once, when all that can be done without the partial is done.
+  // before_merging() is called once, when all that can be done without the partial is done. Without
+  // tokens there is one tile, of which no row sees anything: the partial stays, and gets its sinks.
   template <typename F>
   __device__ __forceinline__ void Run(F before_merging) {
+    int key = 0;
 #pragma unroll 1
-    for (int key = 0; key < entry_.token_count; key += kDraftTokens) {
+    do {
       float s[2][4] = {};
       MultiplyKeys(key, s);
       MakeDraftLogits(args_.sm_scale, args_.soft_cap, {packed_rows_[0].keys, packed_rows_[1].keys},
@@ -174,7 +176,8 @@ class WarpBlock {
       uint32_t p[4];
       PackDraftWeights<kCompute>(s, p);
       Merge(key, p, largest, sum, before_merging);
-    }
+      key += kDraftTokens;
+    } while (key < entry_.token_count);
     __syncwarp();  // the quad has read what one of it is about to write
 #pragma unroll
     for (const PackedRow& c : packed_rows_) {

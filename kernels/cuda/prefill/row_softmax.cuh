@@ -78,6 +78,9 @@ class RowSoftmax {
     return raised;
   }
 
+  // What the two rows see.
+  __device__ const RowKeys (&keys() const)[2] { return keys_; }
+
   // Makes the weights operand A of the second product: four registers for every 16 keys.
   static __device__ void PackWeights(const float (&s)[kKeys / 2], uint32_t (&p)[kKeys / 4]) {
 #pragma unroll

@@ -37,6 +37,7 @@ struct Case {
   bool many_sequences = false;  // chooses the kernels for large batches
   bool batch_invariant = false;
   float q_magnitude = 1.0f;
+  float sm_scale = -1.0f;    // below 0: that of the head dim
   int32_t cluster_size = 0;  // 0: as chosen
   int32_t blocks = 0;        // 0: as many as the GPU has multiprocessors
   bool draft = false;        // a new token to each row, seen by the rows of its sequence
@@ -75,7 +76,9 @@ class Call {
     p.q_heads = case_.gqa_ratio * case_.kv_heads;
     p.entries = entries_;
     p.keys = keys_.data();
-    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(case_.dims.key_dim)) / case_.q_magnitude;
+    p.sm_scale = case_.sm_scale >= 0.0f
+                     ? case_.sm_scale
+                     : 1.0f / std::sqrt(static_cast<float>(case_.dims.key_dim)) / case_.q_magnitude;
     p.soft_cap = case_.soft_cap;
     return p;
   }
@@ -144,6 +147,16 @@ class Call {
     StoreElement(kv.geometry.dtype,
                  ValueRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)),
                  static_cast<size_t>(slot % kv.geometry.value_dim), value);
+  }
+  // The same of a draft's new token: the value of one KV head, the key of another one.
+  void PoisonToken(int32_t token, float value) {
+    const auto row_of = [&](int32_t head, int32_t dim) {
+      return (size_t(token) * case_.kv_heads + head) * dim;
+    };
+    StoreElement(DType::kBf16, block_v_.data(),
+                 row_of(0, case_.dims.value_dim) + size_t(token % case_.dims.value_dim), value);
+    StoreElement(DType::kBf16, block_k_.data(), row_of(case_.kv_heads - 1, case_.dims.key_dim) + 3,
+                 value);
   }
 
   // Buffers of a captured graph: as large as any call of `room`'s sizes and shape needs.
@@ -534,7 +547,6 @@ TEST_P(EveryCacheType, WindowsAndBlocksThatSeeEachOther) {
 // of a causal call, and both edges of its windows. Each poisons one KV head.
 TEST_P(EveryCacheType, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  if (!Base().portable) GTEST_SKIP() << "the wide kernels of sm_90 do not keep them apart";
   for (const int32_t gqa_ratio : {4, 16}) {
     for (const int32_t rows : {3, 8}) {
       for (const float value : {std::nanf(""), -INFINITY}) {
@@ -823,6 +835,64 @@ TEST(AttentionTest, AReplayedGraphRunsTheNewPlan) {
   }
 }
 
+// Every key has the same weight, those that are masked none.
+TEST_P(EveryCacheType, AScaleOfNothingWeighsKeysAlike) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float sm_scale : {0.0f, 1e-38f, 1e-30f}) {
+    for (const int32_t rows : {1, 12}) {
+      for (const bool fp8_queries : {false, true}) {
+        Case c = Base();
+        if (fp8_queries && !IsFp8(c.kv)) continue;
+        c.sm_scale = sm_scale;
+        c.fp8_queries = fp8_queries;
+        c.sequences = {{70, rows}, {300, rows, 100}, {0, rows}, {1500, rows}};
+        c.blocks = 7;
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+// A launch without items lets nothing behind it overtake the launch ahead.
+TEST(AttentionTest, NothingToDoStillWaitsForTheLaunchAhead) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  constexpr size_t kBytes = 4096;
+  const DeviceArray<std::byte> written(std::vector<std::byte>(kBytes, std::byte{1}));
+  DeviceArray<std::byte> seen(kBytes);
+  DeviceArray<std::byte> copied(kBytes);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (const DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (const int32_t rows : {1, 16}) {
+      for (const bool portable : {false, true}) {
+        Case c{.kv = kv, .sequences = {{40, rows}}, .portable = portable};
+        SCOPED_TRACE(Describe(c));
+        Call call(c);
+        const auto device = call.MakeDevice();
+        ASSERT_NO_FATAL_FAILURE(call.Upload(device.get()));
+        Plan idle;
+        PlanAttention(device->plan_shape, {}, {}, &idle);
+        device->items.Set(idle.items);
+        for (int launch = 0; launch < 3; ++launch) {
+          seen.Fill(0);
+          copied.Fill(0);
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          ASSERT_EQ(
+              LaunchSlowCopy(written.data(), seen.data(), kBytes, /*microseconds=*/2000, stream),
+              cudaSuccess);
+          const Status status = call.Launch(*device, stream);
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(LaunchSlowCopy(seen.data(), copied.data(), kBytes, /*microseconds=*/0, stream),
+                    cudaSuccess);
+          ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+          EXPECT_THAT(copied.Get(), ::testing::Each(std::byte{1}));
+        }
+      }
+    }
+  }
+  cudaStreamDestroy(stream);
+}
+
 // Attention begins while the launch ahead still writes the end of every sequence.
 TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
@@ -879,6 +949,33 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
   invariant.draft = true;
   invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
   ExpectMatchesReference(invariant);
+}
+
+// Tokens that are not finite, the last one and one in the middle, are seen by few rows of a causal
+// draft and by all rows of another.
+TEST(AttentionTest, DraftTokensThatAreNotFiniteStayWithTheRowsThatSeeThem) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+    for (const int32_t rows : {9, 17, 33}) {
+      for (const bool causal : {false, true}) {
+        for (const bool fp8_queries : {false, true}) {
+          for (const int32_t blocks : {4, 132}) {
+            Case c{.kv = kv, .gqa_ratio = 4, .scaled = true, .blocks = blocks, .draft = true};
+            c.draft_causal = causal;
+            c.fp8_queries = fp8_queries;
+            c.sequences = {{300, rows, -1, false}, {0, rows, -1, false}, {900, rows, -1, false}};
+            Call call(c);
+            // The second sequence's tokens are as they should be.
+            for (const int32_t first : {0, 2 * rows}) {
+              call.PoisonToken(first + rows / 2, INFINITY);
+              call.PoisonToken(first + rows - 1, std::nanf(""));
+            }
+            ExpectMatchesWhereFinite(c, call);
+          }
+        }
+      }
+    }
+  }
 }
 
 // The block's weights are taken against a reference of its own, which the first keys of the context

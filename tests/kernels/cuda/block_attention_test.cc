@@ -33,6 +33,7 @@ struct Case {
   // Makes one dimension of some tokens' values NaN or infinite, of the first KV head, and of their
   // keys, of the last.
   bool poisoned = false;
+  bool tokenless = false;  // the last block has rows and no tokens
 };
 
 std::vector<std::byte> Random(size_t count, DType type, std::mt19937& random) {
@@ -65,6 +66,9 @@ struct Blocks {
       }
       rows += block;
     }
+    if (!c.tokenless) return;
+    entries.back().token_count = 0;
+    for (int32_t row = reference.back().row_begin; row < rows; ++row) keys[row] = {0, 0};
   }
 };
 
@@ -296,6 +300,17 @@ TEST(BlockAttention, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
                                   .poisoned = true});
         }
       }
+    }
+  }
+}
+
+TEST(BlockAttention, RowsWithoutTokensKeepTheirContext) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const bool sinks : {false, true}) {
+    for (const bool begins_early : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << (sinks ? "with sinks" : "without") << begins_early);
+      ExpectMatchesReference(
+          {.blocks = {16, 5, 9}, .sinks = sinks, .begins_early = begins_early, .tokenless = true});
     }
   }
 }

@@ -116,6 +116,24 @@ class Call {
     return ReferenceNewTokens(p);
   }
 
+  // Makes a dimension of a key of the last KV head, and of its value of the first, this.
+  void Poison(size_t sequence, int64_t key, float value) {
+    const int32_t last = case_.kv_heads - 1;
+    const auto d = static_cast<size_t>(key % case_.dims.value_dim);
+    if (case_.context) {
+      const PagedKv& kv = cache_->kv();
+      const int32_t page = tables_[sequence][key / kv.page_size];
+      const auto slot = static_cast<int32_t>(key % kv.page_size);
+      StoreElement(case_.kv, ValueRow(kv, page, 0, slot), d, value);
+      StoreElement(case_.kv, KeyRow(kv, page, last, slot), 1, value);
+      return;
+    }
+    const size_t token = entries_[sequence].token_begin + key;
+    StoreElement(case_.kv, v_.data(), token * case_.kv_heads * case_.dims.value_dim + d, value);
+    StoreElement(case_.kv, k_.data(), (token * case_.kv_heads + last) * case_.dims.key_dim + 1,
+                 value);
+  }
+
   // With `accumulate`, *o and *lse are what the result is merged with.
   void Run(std::vector<float>* o, std::vector<float>* lse, bool accumulate = false) {
     DeviceProperties device;
@@ -308,6 +326,27 @@ void ExpectMatchesReference(const Case& c) {
   ExpectClose(lse, expected.lse, c.q == c.kv ? 1e-3 : 2e-2, "lse");
 }
 
+// The same of what is finite, which must be what is expected to be finite.
+void ExpectMatchesWhereFinite(const Case& c, Call& call) {
+  SCOPED_TRACE(Describe(c));
+  std::vector<float> o, lse;
+  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  const ReferenceResult expected = call.Expected();
+  const auto expect = [](const std::vector<float>& actual, const std::vector<double>& wanted,
+                         double tolerance, const char* what) {
+    ASSERT_EQ(actual.size(), wanted.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_EQ(std::isfinite(actual[i]), std::isfinite(wanted[i]))
+          << what << "[" << i << "] is " << actual[i] << ", expected " << wanted[i];
+      if (!std::isfinite(wanted[i])) continue;
+      ASSERT_NEAR(actual[i], wanted[i], tolerance * std::max(1.0, std::abs(wanted[i])))
+          << what << "[" << i << "]";
+    }
+  };
+  expect(o, expected.o, Tolerance(c), "o");
+  expect(lse, expected.lse, c.q == c.kv ? 1e-3 : 2e-2, "lse");
+}
+
 // (head dims, portable)
 class Prefill : public ::testing::TestWithParam<std::tuple<HeadDims, bool>> {
  protected:
@@ -476,6 +515,43 @@ TEST_P(Prefill, OneBlockTakesAllItems) {
     c.blocks = blocks;
     c.sequences = {{600, 600}, {257, 257}, {31, 31}};
     ExpectMatchesReference(c);
+  }
+}
+
+// Keys and values that are not finite, where some rows see them and others do not, in the middle of
+// a prompt, at its end, and at the edges of windows.
+TEST_P(Prefill, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const float value : {std::nanf(""), INFINITY}) {
+    for (const DType kv : {DType::kBf16, DType::kF16}) {
+      Case c = Base(false, kv);
+      c.sequences = {{400, 400}, {300, 300, 70}, {150, 150, 20, false}, {40, 40}};
+      for (const int32_t blocks : {0, 2}) {
+        c.blocks = blocks;
+        Call call(c);
+        for (const size_t sequence : {0, 1, 2}) {
+          for (const int64_t key : {5, 77, 130, 149}) call.Poison(sequence, key, value);
+        }
+        ExpectMatchesWhereFinite(c, call);
+      }
+    }
+    for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+      Case c = Base(true, kv);
+      c.scaled = true;
+      c.sequences = {{330, 200}, {300, 130, 70}, {260, 90, 20, false}, {1900, 70}};
+      if (IsFp8(kv) && std::isinf(value)) continue;  // FP8 stores its largest number instead
+      for (const int64_t workspace_slots : {int64_t{256}, c.workspace_slots}) {
+        c.workspace_slots = workspace_slots;
+        Call call(c);
+        for (size_t sequence = 0; sequence < c.sequences.size(); ++sequence) {
+          const Sequence& s = c.sequences[sequence];
+          for (const int64_t key : {s.length - 1, s.length - s.rows / 2, s.length - s.rows - 40}) {
+            call.Poison(sequence, key, value);
+          }
+        }
+        ExpectMatchesWhereFinite(c, call);
+      }
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 // The named barriers of the kernels of warpgroups (bar.sync, bar.arrive): a thread block has 16.
 #pragma once
 
+#include <cstdint>
+
 namespace tributary::cuda {
 
 enum NamedBarrier : int {
@@ -15,6 +17,19 @@ enum NamedBarrier : int {
 // A barrier of one warpgroup of 128 threads.
 __device__ __forceinline__ void SyncWarpgroup(int barrier) {
   asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+}
+// The same; returns to each of the threads whether any of them brought true.
+__device__ __forceinline__ bool AnyOfWarpgroup(int barrier, bool brought) {
+  uint32_t any;
+  asm volatile(
+      "{ .reg .pred of_thread, of_any;\n"
+      "  setp.ne.u32 of_thread, %2, 0;\n"
+      "  bar.red.or.pred of_any, %1, 128, of_thread;\n"
+      "  selp.u32 %0, 1, 0, of_any; }"
+      : "=r"(any)
+      : "r"(barrier), "r"(static_cast<uint32_t>(brought))
+      : "memory");
+  return any != 0;
 }
 
 }  // namespace tributary::cuda

@@ -17,35 +17,37 @@ inline constexpr int kTileStrips = 4;  // of 16 tokens, that a warpgroup takes a
 inline constexpr int kTilesOfLanes = 32 / kTileStrips;  // whose strips a warp's lanes take one each
 inline constexpr int kComputeWarpgroups = 2;            // a block's tiles are dealt to them in turn
 
-// What of an item its tiles need, kept in registers.
-struct TileRanges {
+// What some row of the block sees, and what every row sees. Slots that no row sees may hold
+// anything, NaN included, and 0 * NaN is NaN.
+struct SlotRanges {
   int key_begin, key_end;
   int dense_begin, dense_end;
-  int strip_end;
-
-  __device__ explicit TileRanges(const WorkItem& item)
-      : key_begin(item.key_begin),
-        key_end(item.key_end),
-        dense_begin(item.dense_begin),
-        dense_end(item.dense_end),
-        strip_end(item.strip_end) {}
 
   // Whether every row of the block may see every slot of the tile that begins with this strip.
   __device__ __forceinline__ bool Dense(int strip) const {
     const int first = strip * kStripSlots;
     return first >= dense_begin && first + kTileStrips * kStripSlots <= dense_end;
   }
+  // The same of one strip.
+  __device__ __forceinline__ bool DenseStrip(int strip) const {
+    const int first = strip * kStripSlots;
+    return first >= dense_begin && first + kStripSlots <= dense_end;
+  }
 };
 
-// Slots that some row sees. Others may hold anything, NaN included, and 0 * NaN is NaN.
-struct SlotRange {
-  int key_begin, key_end;
+// What of an item its tiles need, kept in registers.
+struct TileRanges : SlotRanges {
+  int strip_end;
+
+  __device__ explicit TileRanges(const WorkItem& item)
+      : SlotRanges{item.key_begin, item.key_end, item.dense_begin, item.dense_end},
+        strip_end(item.strip_end) {}
 };
 
-// Whether these are all slots of the tile that begins with slot `first`.
-template <typename Range>
-__device__ __forceinline__ bool SeesTile(const Range& range, int first) {
-  return first >= range.key_begin && first + kTileStrips * kStripSlots <= range.key_end;
+// Whether some row sees each slot of the tile that begins with slot `first`.
+template <typename Ranges>
+__device__ __forceinline__ bool SeesTile(const Ranges& ranges, int first) {
+  return first >= ranges.key_begin && first + kTileStrips * kStripSlots <= ranges.key_end;
 }
 
 // The tiles of an item that fall to one warpgroup of a block: the cluster's blocks take tiles in

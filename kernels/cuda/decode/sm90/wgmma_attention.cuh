@@ -171,7 +171,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   }
   __syncthreads();
   ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
-  if (shared.items[0].packed_count == 0) return;
+  if (shared.items[0].packed_count == 0) {
+    // Where no block has an item, what comes after this launch still comes after those ahead of it.
+    WaitForLaunchesAhead();
+    return;
+  }
 
   if (copies) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));

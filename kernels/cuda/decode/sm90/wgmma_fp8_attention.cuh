@@ -27,6 +27,7 @@
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_hidden.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_output.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_queries.cuh"
@@ -75,6 +76,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     const WorkItem& next = shared.items[item_parity ^ 1];
     if (threadIdx.x == 0) {
       shared.v_scale = ValueScale(args, item);
+      shared.values_hidden[0] = shared.values_hidden[1] = 0;
       Fp8Warpgroup<Traits>::ExpectOfCluster(shared, place);
       if (item.split_count > 1) CutJob(args, item, place).Begin();
     }
@@ -90,7 +92,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     if (HasTiles(item.strip_begin, item.strip_end, place)) {
       state.AddTiles(item, item.strip_begin + turns.first, turns.apart, adds_draft);
     } else if (adds_draft) {
-      state.AddDraftBlock();
+      state.AddDraftBlock(item);
     }
     WaitForCopies();
     // The state is looked at further below, when it has come.
@@ -179,7 +181,9 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
       if (!HasTiles(item.z, item.w, place)) continue;
       shared.queries_loaded.Wait(parity);
       parity ^= 1;
-      widener.WidenItem(item, {__ldg(&args.items[at].key_begin), __ldg(&args.items[at].key_end)},
+      widener.WidenItem(item,
+                        {__ldg(&args.items[at].key_begin), __ldg(&args.items[at].key_end),
+                         __ldg(&args.items[at].dense_begin), __ldg(&args.items[at].dense_end)},
                         draft);
     }
     return;

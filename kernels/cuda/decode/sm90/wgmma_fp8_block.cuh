@@ -49,6 +49,8 @@ struct DraftTile {
 // The DraftTile lies in place of a tile of widened V of the warpgroup that takes it. The draft
 // block's keys lie in such a place of the other warpgroup.
 inline constexpr int kDraftStage = 2;
+// Set in the number of a draft block's steps when its rows do not all see the same tokens.
+inline constexpr int kDraftRowsDiffer = 1 << 30;
 template <typename Traits>
 __device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
   static_assert(sizeof(DraftTile) <= Traits::kWideBytes && kDraftStage < Traits::kWideStages);
@@ -129,11 +131,12 @@ class Fp8DraftBlock {
       }
       WaitForCopies();
       FenceSharedForWgmma();
-      Sync();
+      const bool differ =
+          AnyOfWarpgroup(kDraftBlockBarrier, SeesOtherTokens(0) || SeesOtherTokens(1));
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) FindLogits(token, step);
       if (warp_ == 0 && lane_ == 0) {
-        shared_.draft_steps = StepsFrom(begin_);
+        shared_.draft_steps = StepsFrom(begin_) | (differ ? kDraftRowsDiffer : 0);
       }
       shared_.draft_found.Arrive();
       phases.left = true;
@@ -150,6 +153,10 @@ class Fp8DraftBlock {
 
   static __device__ __forceinline__ void Sync() { SyncBlock<128, kDraftBlockBarrier>(); }
 
+  // Whether this thread's first or second row does not see all tokens that the rows see together.
+  __device__ __forceinline__ bool SeesOtherTokens(int i) const {
+    return keys_[i].begin != begin_ || keys_[i].end != end_;
+  }
   // How many steps of kDraftTokens tokens there are.
   __device__ __forceinline__ int StepsFrom(int token) const {
     return (end_ - token + kDraftTokens - 1) / kDraftTokens;

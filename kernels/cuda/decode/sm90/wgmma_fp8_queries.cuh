@@ -151,7 +151,12 @@ class PieceStager {
       *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
       if constexpr (Traits::kPieces == 2)
         *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
-      if (threadIdx.x % kVectors == 0) shared.packed_rows.scale[packed_row] = scales[i] * kLog2E;
+      // Scores that are masked are -inf, and 0 * -inf is NaN.
+      constexpr float kLeast = 1.17549435e-38f;
+      const float scale = scales[i] * kLog2E;
+      if (threadIdx.x % kVectors == 0) {
+        shared.packed_rows.scale[packed_row] = scale == 0.0f ? kLeast : scale;
+      }
     }
   }
 

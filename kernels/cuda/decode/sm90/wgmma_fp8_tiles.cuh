@@ -2,6 +2,7 @@
 // cache to shared memory, and widen V there.
 #pragma once
 
+#include "kernels/cuda/decode/hidden_values.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
@@ -152,9 +153,10 @@ class ValueWidener {
     }
   }
 
-  // Widens the values of an item, given by its first 16 bytes, and clears those of slots that no
-  // row sees.
-  __device__ __forceinline__ void WidenItem(int4 item, SlotRange seen, DraftPhases& draft) {
+  // Widens the values of an item, given by its first 16 bytes. Clears those of slots that no row
+  // sees, and those that are not finite and that only some rows see (wgmma_fp8_hidden.cuh).
+  __device__ __forceinline__ void WidenItem(int4 item, const SlotRanges& ranges,
+                                            DraftPhases& draft) {
     const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
     for (int strip = item.z + turns_.first; strip < item.w; strip += turns_.apart) {
       shared_.values_full[half_][from_.stage].Wait(from_.parity);
@@ -164,8 +166,11 @@ class ValueWidener {
       if constexpr (Traits::kDraftBlock) {
         if (half_ == 0 && to_.stage == kDraftStage) draft.WaitUntilTaken(shared_);
       }
+      if (!ranges.Dense(strip) && RowsDiffer(ranges)) {
+        KeepFinite(shared_.values[half_][from_.stage], strip * kStripSlots, ranges, lane);
+      }
       WidenTile(shared_.values[half_][from_.stage], shared_.wide[half_][to_.stage],
-                strip * kStripSlots, seen, lane);
+                strip * kStripSlots, ranges, lane);
       FenceSharedForWgmma();
       shared_.wide_full[half_][to_.stage].Arrive();
       shared_.values_empty[half_][from_.stage].Arrive();
@@ -178,22 +183,28 @@ class ValueWidener {
  private:
   // A lane takes four dimensions of a strip. Neighbouring lanes take different strips, so that any
   // eight of them read, and write, different banks.
+  __device__ __forceinline__ int FourOf(int i, int lane) const {
+    return (2 * part_ + i) * 8 + lane / 4;
+  }
+  __device__ __forceinline__ int PlaceOf(int i, int lane) const {
+    return lane % 4 * Traits::kValueStripStride + FourOf(i, lane) * 4 * kVectorBytes;
+  }
+
   __device__ __forceinline__ void WidenTile(const std::byte* values, std::byte* wide, int first,
-                                            SlotRange seen, int lane) const {
+                                            const SlotRanges& ranges, int lane) const {
     const int strip = lane % 4;
-    const bool whole = SeesTile(seen, first);
+    const bool whole = SeesTile(ranges, first);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int four = (2 * part_ + i) * 8 + lane / 4;  // of dimensions
-      const auto* from = reinterpret_cast<const uint4*>(values + strip * Traits::kValueStripStride +
-                                                        four * 4 * kVectorBytes);
+      const int four = FourOf(i, lane);
+      const auto* from = reinterpret_cast<const uint4*>(values + PlaceOf(i, lane));
       uint32_t words[4][4];  // quads of tokens of a dimension
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) {
         uint4 x = from[quad];
         if (!whole) {
           KeepTokens<Traits::kKv>(
-              x, AliveTokens(seen, first + strip * kStripSlots + quad * kQuadTokens));
+              x, AliveTokens(ranges, first + strip * kStripSlots + quad * kQuadTokens));
         }
         words[quad][0] = x.x, words[quad][1] = x.y, words[quad][2] = x.z, words[quad][3] = x.w;
       }
@@ -212,6 +223,34 @@ class ValueWidener {
             make_uint4(high[0], high[1], high[2], high[3]);
       }
     }
+  }
+
+  // Takes what is not finite out of this lane's values of a tile. Says so to the warpgroup that
+  // computes, if some row sees it.
+  __device__ __forceinline__ void KeepFinite(std::byte* values, int first, const SlotRanges& ranges,
+                                             int lane) const {
+    NonFiniteSearch<Traits::kKv> search;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto* at = reinterpret_cast<const uint4*>(values + PlaceOf(i, lane));
+#pragma unroll
+      for (int quad = 0; quad < 4; ++quad) search.Look(at[quad]);
+    }
+    if (__builtin_expect(!__any_sync(0xffffffffu, search.Found()), 1)) return;
+    NonFiniteSearch<Traits::kKv> seen;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      auto* at = reinterpret_cast<uint4*>(values + PlaceOf(i, lane));
+#pragma unroll 1
+      for (int quad = 0; quad < 4; ++quad) {
+        uint4 x = at[quad];
+        at[quad] = FiniteOnly<Traits::kKv>(x);
+        KeepTokens<Traits::kKv>(
+            x, AliveTokens(ranges, first + lane % 4 * kStripSlots + quad * kQuadTokens));
+        seen.Look(x);
+      }
+    }
+    if (seen.Found()) shared_.values_hidden[half_] = 1;
   }
 
   Shared& shared_;

@@ -88,7 +88,9 @@ struct WgmmaFp8Traits {
     CopyBarrier queries_here;    // likewise: uncut queries, for a draft block
     CopyBarrier draft_found;     // one arrival per widening thread, one phase per DraftTile
     CopyBarrier draft_taken;     // one arrival per thread that has taken it
-    int draft_steps;             // steps of kDraftTokens tokens in the draft block found last
+    // Steps of kDraftTokens tokens in the draft block found last, and kDraftRowsDiffer.
+    int draft_steps;
+    int values_hidden[kWarpgroups];  // whether values have been taken out of an item's tiles
     InboxBarrier published;
     ClusterBarrier read;
     MergeNotes merge_notes;

@@ -36,7 +36,8 @@ __device__ __forceinline__ int PackedRowOfOwner(int index, const ClusterPlace& p
 }
 
 // One computing warpgroup's part of an item.
-// (Weights are found in wgmma_fp8_softmax.cuh, the output in wgmma_fp8_output.cuh.)
+// (Weights are found in wgmma_fp8_softmax.cuh, the output in wgmma_fp8_output.cuh; values that are
+// not finite are seen to in wgmma_fp8_hidden.cuh.)
 template <typename Traits>
 class Fp8Warpgroup {
  public:
@@ -70,13 +71,17 @@ class Fp8Warpgroup {
 #pragma unroll
     for (int r = 0; r < 2; ++r) scale_[r] = shared_.packed_rows.scale[packed_row_ + 8 * r];
     const TileRanges ranges(item);
-    if (strip < ranges.strip_end) AddSomeTiles(ranges, strip, apart, draft);
+    if (strip >= ranges.strip_end) return;
+    const bool hidden = AddSomeTiles(item, ranges, strip, apart, draft);
+    if (__builtin_expect(hidden, 0)) AddHiddenValues(item, strip, apart);
   }
 
-  // Adds a draft block, step by step as the widening warps hand it over.
-  __device__ __forceinline__ void AddDraftBlock() {
+  // Adds an item's draft block, step by step as the widening warps hand it over.
+  __device__ __forceinline__ void AddDraftBlock(const WorkItem& item) {
     // The values of a draft block do not have the cache's scale.
     const float weight = __fdividef(1.0f, shared_.v_scale);
+    bool hidden = false;
+    bool differ = false;  // the block's rows do not all see the same tokens
     int steps;
     int step = 0;
 #pragma unroll 1
@@ -85,12 +90,17 @@ class Fp8Warpgroup {
       if (of_tile == 0) {
         shared_.draft_found.Wait(draft_parity_);
         draft_parity_ ^= 1;
-        steps = shared_.draft_steps;
+        steps = shared_.draft_steps & ~kDraftRowsDiffer;
+        differ = (shared_.draft_steps & kDraftRowsDiffer) != 0;
       }
-      if (step < steps) AddDraftStep(of_tile, step == 0, weight);
+      if (step < steps) {
+        if (differ) hidden |= ConfineDraftStep(of_tile);
+        AddDraftStep(of_tile, step == 0, weight);
+      }
       ++step;
       if (step >= steps || step % DraftTile::kSteps == 0) shared_.draft_taken.Arrive();
     } while (step < steps);
+    if (__builtin_expect(hidden, 0)) AddHiddenDraftValues(item);
   }
 
   __device__ __forceinline__ void Combine();
@@ -130,15 +140,21 @@ class Fp8Warpgroup {
   template <int kGiven>
   __device__ __forceinline__ void Take();
 
-  // While a tile is weighed, the tensor cores multiply the values of the tile before it.
-  __device__ __forceinline__ void AddSomeTiles(const TileRanges& ranges, int strip, int apart,
-                                               bool draft) {
+  // Values that are not finite (wgmma_fp8_hidden.cuh).
+  __device__ __forceinline__ void AddHiddenValues(const WorkItem& item, int strip, int apart);
+  __device__ __forceinline__ bool ConfineDraftStep(int step) const;
+  __device__ __forceinline__ void AddHiddenDraftValues(const WorkItem& item);
+
+  // While a tile is weighed, the tensor cores multiply the values of the tile before it. Returns
+  // whether values have been taken out of the tiles.
+  __device__ __forceinline__ bool AddSomeTiles(const WorkItem& item, const TileRanges& ranges,
+                                               int strip, int apart, bool draft) {
     WaitForKeys();
     WgmmaFence();
     MultiplyKeys();
     WgmmaCommit();
     if constexpr (Traits::kDraftBlock) {
-      if (draft) AddDraftBlock();
+      if (draft) AddDraftBlock(item);
     }
     WgmmaWait();
     FenceRegisters(s_);
@@ -174,9 +190,11 @@ class Fp8Warpgroup {
     WgmmaFence();
     MultiplyValues();
     WgmmaCommit();
+    const bool hidden = __any_sync(0xffffffffu, shared_.values_hidden[warpgroup_] != 0);
     WgmmaWait();
     FenceRegisters(o_);
     LeaveValues();
+    return hidden;
   }
 
   // Adds sixteen tokens of a draft block. `first`: there is no output yet.

@@ -2,6 +2,7 @@
 // registers, widened there, as operand A of warpgroup products.
 #pragma once
 
+#include "kernels/cuda/decode/hidden_values.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
@@ -88,8 +89,37 @@ __device__ __forceinline__ void LeaveStage(Warpgroup<Traits>& wg) {
   wg.place.Advance();
 }
 
+// Takes what is not finite out of this warp's values of a tile, in strips that some packed rows see
+// and others do not. Returns whether there was any.
+template <typename Traits>
+__device__ __forceinline__ bool KeepFiniteValues(Warpgroup<Traits>& wg, const TileRanges& item,
+                                                 int first_strip) {
+  NonFiniteSearch<Traits::kKv> search;
+#pragma unroll
+  for (int i = 0; i < kTileStrips; ++i) {
+    if (item.DenseStrip(first_strip + i)) continue;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+#pragma unroll
+      for (int word = 0; word < Traits::kValueWords; ++word) search.Look(wg.v[i][tile][word], word);
+    }
+  }
+  if (__builtin_expect(!__any_sync(0xffffffffu, search.Found()), 1)) return false;
+#pragma unroll
+  for (int i = 0; i < kTileStrips; ++i) {
+    if (item.DenseStrip(first_strip + i)) continue;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+#pragma unroll
+      for (uint32_t& word : wg.v[i][tile]) word &= ~NonFiniteMask<Traits::kKv>(word);
+    }
+  }
+  return true;
+}
+
 // Bring K and V of the next tile into registers, when they are there. Of V, the tile that begins
-// with `first_strip`, slots that no row sees are cleared.
+// with `first_strip`, slots that no row sees are cleared, and values that are not finite where only
+// some rows see them (wgmma_hidden.cuh): returns whether there were such.
 template <typename Traits>
 __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
   const std::byte* const keys = WaitForStage(wg) + wg.warp * Traits::kKeyStripBytes;
@@ -108,7 +138,7 @@ __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
   LeaveStage(wg);
 }
 template <typename Traits>
-__device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRanges& item,
+__device__ __forceinline__ bool ReadValues(Warpgroup<Traits>& wg, const TileRanges& item,
                                            int first_strip) {
   const int first = first_strip * kStripSlots;
   const bool whole = SeesTile(item, first);
@@ -127,7 +157,12 @@ __device__ __forceinline__ void ReadValues(Warpgroup<Traits>& wg, const TileRang
       }
     }
   }
+  bool hidden = false;
+  if (!item.Dense(first_strip) && RowsDiffer(item)) {
+    hidden = KeepFiniteValues(wg, item, first_strip);
+  }
   LeaveStage(wg);
+  return hidden;
 }
 
 // The tile's K and V as operand A.

@@ -4,6 +4,7 @@
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_hidden.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_operands.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_softmax.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
@@ -53,9 +54,9 @@ __device__ __forceinline__ bool StoreWeights(Warpgroup<Traits>& wg, const TileRa
   return exceeded;
 }
 
-// There is at least one tile.
+// There is at least one tile. Returns whether values have been taken out of this warp's tiles.
 template <typename Traits>
-__device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRanges& ranges,
+__device__ __forceinline__ bool AddSomeTiles(Warpgroup<Traits>& wg, const TileRanges& ranges,
                                              int strip, int apart) {
   uint32_t keys[Traits::kKeySteps][4];
   uint32_t values[kTileStrips][Traits::kDimTiles][4];
@@ -69,7 +70,7 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   WgmmaWait();
   FenceRegisters(wg.s);
   bool more = strip + apart < ranges.strip_end;
-  ReadValues(wg, ranges, strip);
+  bool hidden = ReadValues(wg, ranges, strip);
   WidenValues(wg, values);
   if (Traits::kTogether) {
     if (more) ReadKeys(wg);
@@ -100,7 +101,7 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
     WgmmaWait();
     FenceRegisters(wg.s);
     FenceRegisters(wg.o);
-    ReadValues(wg, ranges, strip);
+    hidden |= ReadValues(wg, ranges, strip);
     if (Traits::kTogether && more) ReadKeys(wg);
     wg.parity ^= 1;
     PublishWeights(wg, StoreWeights(wg, ranges, strip, keys));
@@ -113,6 +114,7 @@ __device__ __forceinline__ void AddSomeTiles(Warpgroup<Traits>& wg, const TileRa
   WgmmaWait();
   FenceRegisters(wg.o);
   wg.parity ^= 1;
+  return hidden;
 }
 
 // Adds the tiles of an item that fall to this warpgroup: from `strip`, `apart` strips apart.
@@ -126,7 +128,9 @@ __device__ __forceinline__ void AddTiles(Warpgroup<Traits>& wg, const WorkItem& 
   }
   BeginItem(wg);
   const TileRanges ranges(item);
-  if (strip < ranges.strip_end) AddSomeTiles(wg, ranges, strip, apart);
+  if (strip >= ranges.strip_end) return;
+  const bool hidden = AddSomeTiles(wg, ranges, strip, apart);
+  if (__builtin_expect(hidden, 0)) AddHiddenValues(wg, item, strip, apart);
 }
 
 }  // namespace tributary::cuda

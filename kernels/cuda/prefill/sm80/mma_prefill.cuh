@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/prefill/hidden_values.cuh"
 #include "kernels/cuda/prefill/row_results.cuh"
 #include "kernels/cuda/prefill/row_softmax.cuh"
 #include "kernels/cuda/prefill/sm80/mma_prefill.h"
@@ -142,54 +143,78 @@ __device__ __forceinline__ void CopyQueries(const PrefillKernelArgs& args, const
       size_t(args.q_heads) * kRowBytes, Traits::kRows, item.row_count);
 }
 
-// Works off the items of the thread block's chain, one after the other. While the warps multiply a
-// KV tile, the next one is on its way to the other stage.
+// Attends to an item. While the warps multiply a KV tile, the next one is on its way to the other
+// stage. `confines`: takes values that are not finite out of tiles that are not dense
+// (prefill/hidden_values.cuh). Without, it returns to all threads whether that is needed.
+template <typename Traits>
+__device__ __forceinline__ bool Attend(
+    const PrefillKernelArgs& args, const PrefillItem& item, typename Traits::Shared& shared,
+    RowSoftmax<Traits::kCompute, Traits::kKeys> (&softmax)[Traits::kTiles],
+    float (&o)[Traits::kTiles][Traits::kValueDim / 2], bool confines) {
+  const int warp_row = threadIdx.x / 32 * 16 * Traits::kTiles;
+  const int row = warp_row + threadIdx.x % 32 / 4;  // the thread's first
+  const int tiles = max(0, (item.key_end - item.key_begin + Traits::kKeys - 1) / Traits::kKeys);
+  const int kv_head = args.KvHead(item.head);
+#pragma unroll
+  for (int i = 0; i < Traits::kTiles; ++i) {
+    softmax[i].Reset(args, item, row + 16 * i);
+#pragma unroll
+    for (int j = 0; j < Traits::kValueDim / 2; ++j) o[i][j] = 0.0f;
+  }
+  if (tiles == 0) return false;
+  CopyQueries<Traits>(args, item, shared.q);
+  CopyTile<Traits>(args, item, kv_head, 0, shared.stages[0]);
+  CommitCopies();
+  for (int tile = 0; tile < tiles; ++tile) {
+    if (tile + 1 < tiles) {
+      CopyTile<Traits>(args, item, kv_head, tile + 1, shared.stages[(tile + 1) % Traits::kStages]);
+    }
+    CommitCopies();
+    WaitForCopyGroups<1>();
+    __syncthreads();
+    typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
+    const int first_key = item.key_begin + tile * Traits::kKeys;
+    if (confines && !IsDense<Traits::kKeys>(item, first_key)) {
+      KeepFinite<Traits::kCompute, sizeof(stage.v), Traits::kThreads>(
+          stage.v, static_cast<int>(threadIdx.x));
+      __syncthreads();
+    }
+    float s[Traits::kTiles][Traits::kKeys / 2];
+    MultiplyKeys<Traits>(shared.q, warp_row, stage.k, s);
+    uint32_t p[Traits::kTiles][Traits::kKeys / 4];
+#pragma unroll
+    for (int i = 0; i < Traits::kTiles; ++i) {
+      float factor[2];
+      if (softmax[i].Weigh(item, first_key, s[i], factor)) ScaleRows(factor, o[i]);
+      softmax[i].PackWeights(s[i], p[i]);
+    }
+    AddValues<Traits>(p, stage.v, o);
+    __syncthreads();  // the stage is free, and after the last tile so is the queries' place
+  }
+  if (confines || IsDense<Traits::kKeys>(item, item.key_begin, tiles)) return false;
+  return __syncthreads_or(row < item.row_count && HasNonFinite(o[0])) != 0;
+}
+
+// Works off the items of the thread block's chain, one after the other; an item once more if a
+// value that is not finite has, or may have, reached rows that do not see it.
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kThreads)
     MmaPrefillKernel(const __grid_constant__ PrefillKernelArgs args) {
   extern __shared__ __align__(128) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
-  const int warp_row = threadIdx.x / 32 * 16 * Traits::kTiles;
-  const int row = warp_row + threadIdx.x % 32 / 4;  // the thread's first
+  const int row = threadIdx.x / 32 * 16 * Traits::kTiles + threadIdx.x % 32 / 4;
   for (int index = args.item_begin + blockIdx.x; index >= 0;) {
     const PrefillItem item = args.items[index];
-    const int tiles = max(0, (item.key_end - item.key_begin + Traits::kKeys - 1) / Traits::kKeys);
-    const int kv_head = args.KvHead(item.head);
     RowSoftmax<Traits::kCompute, Traits::kKeys> softmax[Traits::kTiles];
     float o[Traits::kTiles][Traits::kValueDim / 2];
-#pragma unroll
-    for (int i = 0; i < Traits::kTiles; ++i) {
-      softmax[i].Reset(args, item, row + 16 * i);
-#pragma unroll
-      for (int j = 0; j < Traits::kValueDim / 2; ++j) o[i][j] = 0.0f;
-    }
-    if (tiles > 0) {
-      CopyQueries<Traits>(args, item, shared.q);
-      CopyTile<Traits>(args, item, kv_head, 0, shared.stages[0]);
-      CommitCopies();
-    }
-    for (int tile = 0; tile < tiles; ++tile) {
-      if (tile + 1 < tiles) {
-        CopyTile<Traits>(args, item, kv_head, tile + 1,
-                         shared.stages[(tile + 1) % Traits::kStages]);
-      }
-      CommitCopies();
-      WaitForCopyGroups<1>();
-      __syncthreads();
-      const typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
-      float s[Traits::kTiles][Traits::kKeys / 2];
-      MultiplyKeys<Traits>(shared.q, warp_row, stage.k, s);
-      uint32_t p[Traits::kTiles][Traits::kKeys / 4];
+    bool confines = false;
+    while (Attend<Traits>(args, item, shared, softmax, o, confines)) confines = true;
+    if (__builtin_expect(confines, 0)) {
 #pragma unroll
       for (int i = 0; i < Traits::kTiles; ++i) {
-        float factor[2];
-        if (softmax[i].Weigh(item, item.key_begin + tile * Traits::kKeys, s[i], factor)) {
-          ScaleRows(factor, o[i]);
-        }
-        softmax[i].PackWeights(s[i], p[i]);
+        AddHiddenValues<Traits::kCompute, Traits::kKeys, Traits::kValueDim>(
+            args, item, softmax[i].keys(), o[i]);
       }
-      AddValues<Traits>(p, stage.v, o);
-      __syncthreads();  // the stage is free, and after the last tile so is the queries' place
     }
 #pragma unroll
     for (int i = 0; i < Traits::kTiles; ++i) {

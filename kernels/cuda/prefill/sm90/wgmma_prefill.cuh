@@ -8,6 +8,7 @@
 // wgmma_prefill_config.h holds the sizes.
 #pragma once
 
+#include "kernels/cuda/prefill/hidden_values.cuh"
 #include "kernels/cuda/prefill/row_results.cuh"
 #include "kernels/cuda/prefill/row_softmax.cuh"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
@@ -45,28 +46,62 @@ class PrefillWarpgroup {
       : args_(args), shared_(shared), warpgroup_(threadIdx.x / 128), turns_(warpgroup_) {}
 
   __device__ void Run() {
-    for (int index = args_.item_begin + blockIdx.x; index >= 0;) {
+    const int left = RunPass<false>();
+    shared_.first_pass.Arrive();
+    shared_.first_pass.Wait(0);
+    if (left < 0 && shared_.second_pass == 0) return;
+    RunPass<true>();
+  }
+
+ private:
+  static constexpr int kOutputs = Traits::kDimsOfProduct / 2;  // of a product, a thread's
+
+  // Attends to the items of the first pass or, with kAgain, of the second. Returns the item that
+  // the pass leaves, or -1.
+  template <bool kAgain>
+  __device__ __forceinline__ int RunPass() {
+    const int warp = threadIdx.x / 32;
+    const int row = warp * 16 + threadIdx.x % 32 / 4;
+    auto& o = reinterpret_cast<float(&)[Traits::kPaddedValueDim / 2]>(o_);
+    int index = args_.item_begin + blockIdx.x;
+    int n = 0;
+    while (index >= 0 && (kAgain || items_before_ < kMarkedItems)) {
       const PrefillItem item = args_.items[index];
       index = item.next;
-      const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      const int tiles = TilesOf<Traits>(item);
+      const int number = kAgain ? n : items_before_;
+      if constexpr (kAgain) {
+        if (tiles > 0) ++n;
+        if (tiles > 0 ? !shared_.Wanted(number) : number < kMarkedItems) continue;
+      }
       softmax_.Reset(args_, item, row);
 #pragma unroll
       for (int i = 0; i < Traits::kDimProducts; ++i) {
 #pragma unroll
         for (int j = 0; j < kOutputs; ++j) o_[i][j] = 0.0f;
       }
-      const int tiles = TilesOf<Traits>(item);
-      if (tiles > 0) Attend(item, tiles);
-      StoreRows<Traits::kValueDim>(
-          args_, item, row, softmax_,
-          reinterpret_cast<const float(&)[Traits::kPaddedValueDim / 2]>(o_));
+      if (tiles > 0) Attend<kAgain>(item, tiles);
+      if constexpr (kAgain) {
+        if (!shared_.WantedBy(warp, number)) continue;  // it is stored
+        AddHiddenValues<Traits::kCompute, Traits::kKeys, Traits::kValueDim>(args_, item,
+                                                                            softmax_.keys(), o);
+      } else if (!IsDense<Traits::kKeys>(item, item.key_begin, tiles)) {
+        if (__any_sync(0xffffffffu, row < item.row_count && HasNonFinite(o))) {
+          if (threadIdx.x % 32 == 0) {
+            shared_.again[warp][number / 32] |= 1u << number % 32;
+            shared_.second_pass = 1;
+          }
+          continue;
+        }
+      }
+      StoreRows<Traits::kValueDim>(args_, item, row, softmax_, o);
     }
+    return index;
   }
 
- private:
-  static constexpr int kOutputs = Traits::kDimsOfProduct / 2;  // of a product, a thread's
-
-  __device__ void Attend(const PrefillItem& item, int tiles) {
+  // kConfines: takes values that are not finite out of tiles that are not dense.
+  template <bool kConfines>
+  __device__ __forceinline__ void Attend(const PrefillItem& item, int tiles) {
     float factor[2];
     const PrefillRingPlace<Traits::kQueryStages> queries(items_before_);
     shared_.q_full[queries.stage].Wait(queries.parity);
@@ -85,6 +120,9 @@ class PrefillWarpgroup {
       const PrefillRingPlace<Traits::kStages> keys(tiles_before_ + tile);
       const PrefillRingPlace<Traits::kStages> values(tiles_before_ + tile - 1);
       shared_.k_full[keys.stage].Wait(keys.parity);
+      if constexpr (kConfines) {
+        KeepFiniteValues(item, item.key_begin + (tile - 1) * Traits::kKeys, values);
+      }
       turns_.Take();
       WgmmaFence();
       MultiplyKeys(queries.stage, keys.stage);
@@ -113,7 +151,9 @@ class PrefillWarpgroup {
     }
     const PrefillRingPlace<Traits::kStages> last(tiles_before_ + tiles - 1);
     shared_.v_full[last.stage].Wait(last.parity);
-    ClearForeignValues(item, item.key_begin + (tiles - 1) * Traits::kKeys, last.stage);
+    const int last_key = item.key_begin + (tiles - 1) * Traits::kKeys;  // the first of the tile
+    ClearForeignValues(item, last_key, last.stage);
+    if constexpr (kConfines) KeepFiniteValues(item, last_key, last);
     WgmmaFence();
     AddValues(last.stage);
     WgmmaCommit();
@@ -179,6 +219,18 @@ class PrefillWarpgroup {
     SyncBlock<Traits::kThreads, kComputing>();
   }
 
+  // Takes what is not finite out of a tile's values, if not all rows see all its keys. Both
+  // warpgroups do this together, and none has a turn.
+  __device__ void KeepFiniteValues(const PrefillItem& item, int first_key,
+                                   const PrefillRingPlace<Traits::kStages>& values) {
+    if (IsDense<Traits::kKeys>(item, first_key)) return;
+    shared_.v_full[values.stage].Wait(values.parity);
+    KeepFinite<Traits::kCompute, sizeof(typename Traits::Values), Traits::kThreads>(
+        &shared_.v[values.stage], static_cast<int>(threadIdx.x));
+    FenceSharedForWgmma();
+    SyncBlock<Traits::kThreads, kComputing>();
+  }
+
   __device__ void HoldOutputs() {
 #pragma unroll
     for (int i = 0; i < Traits::kDimProducts; ++i) FenceRegisters(o_[i]);
@@ -204,6 +256,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<WgmmaPrefillShared<Traits>*>(shared_bytes);
   if (threadIdx.x == 0) shared.InitBarriers();
+  shared.ClearMarks();
   __syncthreads();
   if (threadIdx.x >= Traits::kThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

@@ -34,38 +34,46 @@ __device__ __forceinline__ void CopyPanels(std::byte (&panels)[kPanels][kPanelBy
   for (int i = 0; i < kPanels; ++i) CopyBox(panels[i], map, i * kRowBytes, head, row, full);
 }
 
-// The work of the copying thread: it brings the queries and KV tiles of every item of the thread
-// block, in the order of their use, each as soon as its stage is empty.
-template <typename Traits>
-__device__ __forceinline__ void CopyItems(const PrefillKernelArgs& args,
-                                          const PrefillTensorMaps& maps,
-                                          WgmmaPrefillShared<Traits>& shared) {
+// Tiles, and items with keys, that a thread block has had before.
+struct PrefillCounts {
+  int items = 0;
+  int tiles = 0;
+};
+
+// Brings the queries and KV tiles of items of the thread block, in the order of their use, each as
+// soon as its stage is empty: those of the first pass or, with kAgain, of the second. Returns the
+// item that the pass leaves, or -1.
+template <typename Traits, bool kAgain>
+__device__ __forceinline__ int CopyPass(const PrefillKernelArgs& args,
+                                        const PrefillTensorMaps& maps,
+                                        WgmmaPrefillShared<Traits>& shared, PrefillCounts& before) {
   using TilePlace = PrefillRingPlace<Traits::kStages>;
-  int items_before = 0;
-  int tiles_before = 0;
-  for (int index = args.item_begin + blockIdx.x; index >= 0;) {
+  int index = args.item_begin + blockIdx.x;
+  int n = 0;
+  while (index >= 0 && (kAgain || before.items < kMarkedItems)) {
     const PrefillItem item = args.items[index];
     index = item.next;
     PrefetchItem(args, index);
     const int tiles = TilesOf<Traits>(item);
     if (tiles == 0) continue;
+    if (kAgain && !shared.Wanted(n++)) continue;
     const int kv_head = args.KvHead(item.head);
     const int first_row = item.key_row + item.key_begin;
     const auto copy_keys = [&](int tile) {
-      const TilePlace place(tiles_before + tile);
+      const TilePlace place(before.tiles + tile);
       shared.k_empty[place.stage].Wait(place.parity ^ 1);
       CopyPanels<Traits::kScoreRowBytes>(shared.k[place.stage].panels, maps.k, kv_head,
                                          first_row + tile * Traits::kKeys,
                                          shared.k_full[place.stage]);
     };
     const auto copy_values = [&](int tile) {
-      const TilePlace place(tiles_before + tile);
+      const TilePlace place(before.tiles + tile);
       shared.v_empty[place.stage].Wait(place.parity ^ 1);
       CopyPanels<Traits::kValueRowBytes>(shared.v[place.stage].panels, maps.v, kv_head,
                                          first_row + tile * Traits::kKeys,
                                          shared.v_full[place.stage]);
     };
-    const PrefillRingPlace<Traits::kQueryStages> queries(items_before);
+    const PrefillRingPlace<Traits::kQueryStages> queries(before.items);
     shared.q_empty[queries.stage].Wait(queries.parity ^ 1);
     CopyPanels<Traits::kScoreRowBytes>(shared.q[queries.stage].panels, maps.q, item.head,
                                        item.row_begin, shared.q_full[queries.stage]);
@@ -75,9 +83,22 @@ __device__ __forceinline__ void CopyItems(const PrefillKernelArgs& args,
       copy_values(tile - 1);
     }
     copy_values(tiles - 1);
-    ++items_before;
-    tiles_before += tiles;
+    ++before.items;
+    before.tiles += tiles;
   }
+  return index;
+}
+
+// The work of the copying thread.
+template <typename Traits>
+__device__ __forceinline__ void CopyItems(const PrefillKernelArgs& args,
+                                          const PrefillTensorMaps& maps,
+                                          WgmmaPrefillShared<Traits>& shared) {
+  PrefillCounts before;
+  const int left = CopyPass<Traits, /*kAgain=*/false>(args, maps, shared, before);
+  shared.first_pass.Wait(0);
+  if (left < 0 && shared.second_pass == 0) return;
+  CopyPass<Traits, /*kAgain=*/true>(args, maps, shared, before);
 }
 
 }  // namespace tributary::cuda

@@ -10,6 +10,10 @@
 
 namespace tributary::cuda {
 
+// How many of a thread block's items the first pass takes, and can mark for the second. Any further
+// ones are left to the second pass.
+inline constexpr int kMarkedItems = 2048;
+
 // The shared memory of a thread block. A "full" barrier has one arrival, the copying thread's, and
 // counts the bytes that land. An "empty" barrier has one arrival of every thread that computes.
 template <typename Traits>
@@ -23,6 +27,12 @@ struct WgmmaPrefillShared {
   CopyBarrier k_empty[Traits::kStages];
   CopyBarrier v_full[Traits::kStages];
   CopyBarrier v_empty[Traits::kStages];
+  // Items with keys that are attended to a second time (prefill/hidden_values.cuh): the n-th of the
+  // thread block is bit n of the words of each computing warp that wants it. The first pass ends
+  // when every thread that computes has arrived.
+  uint32_t again[Traits::kThreads / 32][kMarkedItems / 32];
+  int second_pass;  // whether there is one
+  CopyBarrier first_pass;
 
   // By one thread, before all threads of the block meet.
   __device__ void InitBarriers() {
@@ -36,7 +46,27 @@ struct WgmmaPrefillShared {
       k_empty[i].Init(Traits::kThreads);
       v_empty[i].Init(Traits::kThreads);
     }
+    first_pass.Init(Traits::kThreads);
     FenceBarrierInit();
+    second_pass = 0;
+  }
+  // By all threads, before they meet.
+  __device__ void ClearMarks() {
+    auto* const words = &again[0][0];
+    for (int i = threadIdx.x; i < sizeof(again) / sizeof(*words); i += Traits::kBlockThreads) {
+      words[i] = 0;
+    }
+  }
+
+  // Whether this warp wants the n-th item in the second pass, and whether any warp does.
+  __device__ bool WantedBy(int warp, int n) const {
+    return n >= kMarkedItems || (again[warp][n / 32] >> n % 32 & 1) != 0;
+  }
+  __device__ bool Wanted(int n) const {
+    bool wanted = false;
+#pragma unroll 1
+    for (int warp = 0; warp < Traits::kThreads / 32; ++warp) wanted |= WantedBy(warp, n);
+    return wanted;
   }
 };
 
