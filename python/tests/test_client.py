@@ -248,7 +248,7 @@ class Calls(WithService):
         for wrong in (-1, 1001):
             with self.assertRaises(errors.InvalidArgument) as caught:
                 cache.attend(0, [Entry(sequence, 0, 1)], q, yield_ms=wrong)
-            self.assertEqual(caught.exception.field, "yield")
+            self.assertEqual(caught.exception.field, "yield_ms")
 
     def test_a_call_is_cancelled(self):
         cache = self.cache()
