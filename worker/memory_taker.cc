@@ -106,8 +106,9 @@ absl::StatusOr<bool> MemoryTaker::Await(steady_clock::time_point until) {
   for (;;) {
     const absl::StatusOr<bool> all = pieces_->Look();
     const steady_clock::time_point now = steady_clock::now();
-    if (!all.ok() || *all || now >= until) return all;
-    std::this_thread::sleep_for(std::min<steady_clock::duration>(kLook, until - now));
+    // Who has no time for a second look need not wait for one.
+    if (!all.ok() || *all || until - now < kLook) return all;
+    std::this_thread::sleep_for(kLook);
   }
 }
 

@@ -90,7 +90,7 @@ void Coordinator::AfterRelease() { commands_.Submit(); }
 
 Coordinator::Clock::time_point Coordinator::NextDue() const {
   return std::min({order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep(),
-                   sessions_.NextDue(), restoration_.NextDue()});
+                   sessions_.NextDue(), restoration_.NextDue(), commands_.NextDue()});
 }
 
 void Coordinator::ActOnTime(Clock::time_point now) {
@@ -98,6 +98,7 @@ void Coordinator::ActOnTime(Clock::time_point now) {
   setup_.RetryIfDue(now);
   regions_.SweepIfDue(now);
   restoration_.ActIfDue(now);
+  commands_.ActIfDue();
   sessions_.FailExpired(now);
 }
 

@@ -9,6 +9,10 @@
 namespace tributary::service {
 namespace {
 
+// Between two times that workers are asked to take memory: a rank that is asked takes no step for
+// half a millisecond at most (worker::kMemorySlice).
+constexpr std::chrono::milliseconds kBetweenTurns{5};
+
 // Collects the answers to several commands.
 class Answers {
  public:
@@ -87,8 +91,13 @@ void GroupCommands::CreateCache(worker::CacheId cache, worker::CreateCacheComman
   CreateMore();
 }
 
+CoordinatorLock::Clock::time_point GroupCommands::NextDue() const {
+  if (creating_ || creations_.empty()) return CoordinatorLock::Clock::time_point::max();
+  return next_creation_;
+}
+
 void GroupCommands::CreateMore() {
-  if (creating_ || creations_.empty()) return;
+  if (CoordinatorLock::Clock::now() < NextDue()) return;
   creating_ = true;
   const CreationPtr creation = std::move(creations_.front());
   creations_.pop_front();
@@ -103,7 +112,10 @@ void GroupCommands::OnCreateAnswer(const CreationPtr& creation, const Outcome& o
   {
     const CriticalSection section(lock_);
     creating_ = false;
-    if (more) creations_.push_back(creation);
+    if (more) {
+      creations_.push_back(creation);
+      next_creation_ = CoordinatorLock::Clock::now() + kBetweenTurns;
+    }
     CreateMore();
   }
   if (!more) creation->done(outcome.status);

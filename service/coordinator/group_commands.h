@@ -47,10 +47,13 @@ class GroupCommands {
                          std::function<void(const absl::Status&)> done) TRIBUTARY_LOCKED;
 
   // Has the workers create a cache, or one group of its layers. They take its memory a little at a
-  // time, one cache at a time and each in its turn, so that steps of others come in between. `done`
-  // is called without the lock, once.
+  // time, one cache at a time and each in its turn, so that steps of others come in between: a
+  // worker that is asked takes no step for a moment. `done` is called without the lock, once.
   void CreateCache(worker::CacheId cache, worker::CreateCacheCommand command,
                    std::function<void(const absl::Status&)> done) TRIBUTARY_LOCKED;
+  // When the workers are next to be asked for more memory; max() for never.
+  CoordinatorLock::Clock::time_point NextDue() const TRIBUTARY_LOCKED;
+  void ActIfDue() TRIBUTARY_LOCKED { CreateMore(); }
 
   // Without the lock: hands the commands sent so far to the workers, or leaves that to the thread
   // that is already doing it.
@@ -77,6 +80,8 @@ class GroupCommands {
   // Those that wait for their turn, and whether one has it.
   std::deque<CreationPtr> creations_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   bool creating_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  CoordinatorLock::Clock::time_point next_creation_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) =
+      CoordinatorLock::Clock::time_point::min();
 };
 
 }  // namespace tributary::service

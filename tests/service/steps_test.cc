@@ -601,7 +601,7 @@ TEST_F(StepsTest, CachesTakeTheirMemoryInPiecesAndInTurns) {
   group_->TakeMemoryInPieces(5);
   group_->Break("a worker died");
   group_->Form({false, true});
-  ASSERT_TRUE(coordinator_->ready());
+  ASSERT_TRUE(test::Eventually(std::chrono::seconds(20), [this] { return coordinator_->ready(); }));
   Attend("formed", Token(2, 0));
   EXPECT_TRUE(answers_->Wait("formed").ok());
 }
