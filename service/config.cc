@@ -135,6 +135,9 @@ ABSL_FLAG(std::string, state_dir, "",
           "The coordinator keeps a journal in this directory, which no other coordinator may use. "
           "When it restarts, it goes on with its group, and sequences go on where they were. When "
           "empty, a restart loses them. It takes effect with worker processes (--workers).");
+ABSL_FLAG(absl::Duration, lease_timeout, absl::Minutes(10),
+          "When no host has presented a lease for this long, the sequences that belong to it are "
+          "closed; 0 means never.");
 ABSL_FLAG(int32_t, replicas, 0,
           "How many other workers keep each worker's tokens as well, in caches that do not say: 0 "
           "or 1. With 1 nothing is lost when a worker dies, and caches take twice the memory. It "
@@ -446,6 +449,12 @@ absl::Status ReadLimits(Config* config) {
       AtLeast("max_calls_per_stream", absl::GetFlag(FLAGS_max_calls_per_stream), 1));
   TRIBUTARY_ASSIGN_OR_RETURN(config->max_sequences,
                              AtLeast("max_sequences", absl::GetFlag(FLAGS_max_sequences), 1));
+  const absl::Duration lease_timeout = absl::GetFlag(FLAGS_lease_timeout);
+  const bool allowed =
+      lease_timeout == absl::ZeroDuration() ||
+      (lease_timeout >= absl::Milliseconds(1) && lease_timeout <= absl::Hours(24 * 365));
+  if (!allowed) return InvalidField("lease_timeout", "must be 0, or 1ms to 8760h");
+  config->lease_timeout = absl::ToChronoMilliseconds(lease_timeout);
   TRIBUTARY_ASSIGN_OR_RETURN(config->batch_max_rows,
                              AtLeast("batch_max_rows", absl::GetFlag(FLAGS_batch_max_rows), 1));
   TRIBUTARY_ASSIGN_OR_RETURN(

@@ -72,6 +72,7 @@ struct Config {
   bool reflection = true;
   TlsFiles tls;
   std::shared_ptr<AccessControl> access;
+  std::chrono::milliseconds lease_timeout{0};
   int32_t replicas = 0;                     // of caches that do not say
   std::string state_dir;                    // empty: nothing outlives the process
   std::shared_ptr<JoinSecret> join_secret;  // null: workers need not show one

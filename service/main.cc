@@ -84,6 +84,7 @@ CoordinatorOptions OptionsOf(const Config& config) {
   options.shared_memory_prefixes = config.shared_memory_prefixes;
   options.deterministic = config.deterministic;
   options.replicas = config.replicas;
+  options.lease_timeout = config.lease_timeout;
   return options;
 }
 
@@ -204,15 +205,15 @@ int ServeUntilAsked(const Config& config, const std::shared_ptr<const telemetry:
   // The two below ask the coordinator, and end before that does.
   const Collectables collectables = {
       MakeCollectable(observer.metrics(), [&coordinator] { return coordinator.TakeSnapshot(); }),
-      telemetry::ProcessMetrics(Version(), "coordinator")};
+      telemetry::ProcessMetrics(BuildVersion(), "coordinator")};
   const auto metrics = StartMetrics(config, collectables);
   if (!metrics.ok()) {
     log->Error(metrics.status().message());
     return kCannotServe;
   }
   const auto exporter = telemetry::OtlpExporter::Start(
-      config.otlp, telemetry::ResourceOf("tributary-coordinator", Version()), spans, collectables,
-      log);
+      config.otlp, telemetry::ResourceOf("tributary-coordinator", BuildVersion()), spans,
+      collectables, log);
   if (!exporter.ok()) {
     log->Error(exporter.status().message());
     return kCannotServe;
@@ -319,6 +320,7 @@ int Serve(const Config& config, SettingsReload& reload) {
   CoordinatorOptions options = OptionsOf(config);
   const std::shared_ptr<telemetry::TraceBuffer> spans = SpansOf(config);
   const auto observer = std::make_shared<Telemetry>(group->size(), log, spans);
+  options.build_version = BuildVersion();
   options.observer = observer;
   options.journal = journal;
   options.on_readiness = [&published](bool ready) { published.SetReady(ready); };

@@ -11,6 +11,10 @@ namespace tributary {
 // without their history and nobody said (TRIBUTARY_COMMIT in the environment of the build).
 const char* BuildCommit();
 
+// What tells builds apart, of programs that talk to each other: the project's version and the
+// commit, "0.1.0-g0123456789ab", as git describe writes them.
+std::string BuildVersion();
+
 // "PROGRAM 0.1.0 (commit 0123456789ab)", with an end of line.
 std::string VersionLine(absl::string_view program);
 

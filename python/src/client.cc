@@ -124,7 +124,7 @@ class Client {
  public:
   Client(const std::string& target, double timeout, uint64_t shared_memory_bytes, int max_attempts,
          const std::string& certificate, const std::string& key, const std::string& authorities,
-         const std::string& token_file) {
+         const std::string& token_file, const std::string& lease) {
     tributary_options options{};
     options.size = sizeof options;
     options.target = target.c_str();
@@ -135,6 +135,7 @@ class Client {
     options.tls_key = key.c_str();
     options.tls_authorities = authorities.c_str();
     options.token_file = token_file.c_str();
+    options.lease = lease.c_str();
     tributary_client* client = nullptr;
     Wait([&](tributary_error** error) { return tributary_connect(&options, &client, error); });
     client_ = Own(client);
@@ -358,7 +359,8 @@ void BindClient(nb::module_& m) {
   const auto timeout = nb::arg() = nb::none();
   nb::class_<Client>(m, "Client")
       .def(nb::init<const std::string&, double, uint64_t, int, const std::string&,
-                    const std::string&, const std::string&, const std::string&>())
+                    const std::string&, const std::string&, const std::string&,
+                    const std::string&>())
       .def("close", &Client::Close)
       .def("create_cache", &Client::CreateCache, nb::arg(), nb::arg(), timeout)
       .def("delete_cache", &Client::DeleteCache, nb::arg(), timeout)

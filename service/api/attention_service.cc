@@ -42,6 +42,18 @@ std::string TraceparentOf(const grpc::CallbackServerContext& context, const Obse
   return {found->second.data(), found->second.size()};
 }
 
+// Holds the lease that the caller presents in its metadata; null when it presents none.
+absl::StatusOr<Leases::HolderPtr> LeaseOf(const grpc::CallbackServerContext& context,
+                                          Leases& leases) {
+  constexpr char kKey[] = "tributary-lease";
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(kKey);
+  if (found == metadata.end()) return nullptr;
+  const std::string name(found->second.data(), found->second.size());
+  TRIBUTARY_RETURN_IF_ERROR(Leases::CheckName(name, kKey));
+  return leases.Present(name);
+}
+
 // 0 for requests without one.
 template <typename Request>
 uint64_t RequestIdOf(const Request& request) {
@@ -75,7 +87,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   // Whether the caller may make this call now.
   absl::Status Admit(const grpc::CallbackServerContext& context,
                      AttentionServiceFront::Callers callers, AccessControl& access,
-                     const AttentionServiceFront::Limits& limits, size_t request_bytes) {
+                     const AttentionServiceFront::Limits& limits, Leases& leases,
+                     size_t request_bytes) {
     TRIBUTARY_ASSIGN_OR_RETURN(const Caller caller,
                                callers == AttentionServiceFront::Callers::kClients
                                    ? access.Authorize(context, {Role::kClient})
@@ -84,6 +97,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     call_.manages_all = caller.manages_all;
     call_.shares_memory = SharesMemory(context, limits);
     TRIBUTARY_RETURN_IF_ERROR(CheckMessage(request_bytes, limits.max_message_bytes));
+    TRIBUTARY_ASSIGN_OR_RETURN(call_.lease, LeaseOf(context, leases));
     TRIBUTARY_ASSIGN_OR_RETURN(admission_, limits.calls->Admit(call_.caller));
     TRIBUTARY_ASSIGN_OR_RETURN(
         bytes_, limits.bytes->Take(call_.caller, static_cast<int64_t>(request_bytes)));
@@ -178,7 +192,8 @@ AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, M
                                                              const Begin& begin) {
   const size_t bytes = request->Length();
   auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes, open_->Enter());
-  absl::Status refused = call->Admit(*context, callers, *access_, limits_, bytes);
+  absl::Status refused =
+      call->Admit(*context, callers, *access_, limits_, coordinator_->leases(), bytes);
   if (refused.ok()) {
     absl::StatusOr<std::shared_ptr<Request>> parsed = ParseMessage<Request>(request);
     if (parsed.ok()) {
@@ -212,6 +227,12 @@ size_t AttentionServiceFront::open_streams() const {
          static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), expired));
 }
 
+absl::StatusOr<CallQuota::Admission> AttentionServiceFront::EnterStream(const Context& context,
+                                                                        CallContext* call) {
+  TRIBUTARY_ASSIGN_OR_RETURN(call->lease, LeaseOf(context, coordinator_->leases()));
+  return limits_.streams->Admit(call->caller);
+}
+
 AttentionServiceFront::Stream* AttentionServiceFront::OpenStream(Context* context) {
   absl::StatusOr<Caller> caller = access_->Authorize(*context, {Role::kClient});
   if (!caller.ok()) return new RefusedStream(caller.status());
@@ -219,7 +240,7 @@ AttentionServiceFront::Stream* AttentionServiceFront::OpenStream(Context* contex
   call.deadline = DeadlineOf(*context);
   call.shares_memory = SharesMemory(*context, limits_);
   call.caller = caller->name;
-  absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
+  absl::StatusOr<CallQuota::Admission> place = EnterStream(*context, &call);
   if (!place.ok()) return new RefusedStream(place.status());
   const auto stream =
       service::AttendStream::Begin(coordinator_, context, std::move(call),
@@ -249,7 +270,7 @@ AttentionServiceFront::Stream* AttentionServiceFront::OpenSession(Context* conte
   if (!caller.ok()) return new RefusedStream(caller.status());
   CallContext call;
   call.caller = caller->name;
-  absl::StatusOr<CallQuota::Admission> place = limits_.streams->Admit(call.caller);
+  absl::StatusOr<CallQuota::Admission> place = EnterStream(*context, &call);
   if (!place.ok()) return new RefusedStream(place.status());
   const auto stream =
       SessionStream::Begin(coordinator_, std::move(call), CameThroughUnixSocket(context->peer()),
@@ -320,6 +341,11 @@ void AttentionServiceFront::AddSequenceMethods() {
 }
 
 void AttentionServiceFront::AddOtherMethods() {
+  Add<v1::RenewLeaseRequest, v1::RenewLeaseReply>(
+      "RenewLease", Method::kRenewLease, Callers::kClients,
+      [this](const auto& request, const CallContext&, auto done) {
+        done(coordinator_->RenewLease(*request));
+      });
   Add<v1::GetTopologyRequest, v1::GetTopologyReply>(
       "GetTopology", Method::kGetTopology, Callers::kClientsAndAdmins,
       [this](const auto& request, const CallContext& call, auto done) {

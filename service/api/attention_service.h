@@ -49,6 +49,8 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
 
   using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
+  // Of a caller that may open a stream: holds the lease that it presents, and its place.
+  absl::StatusOr<CallQuota::Admission> EnterStream(const Context& context, CallContext* call);
   Stream* OpenStream(Context* context);
   Stream* OpenSession(Context* context);
 

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "base/process/version.h"
 #include "base/telemetry/log.h"
 #include "service/workers/embedded_group.h"
 
@@ -29,7 +30,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedService>> EmbeddedService::Start(
   }
   std::unique_ptr<EmbeddedService> self(new EmbeddedService(pattern));
   self->coordinator_ = std::make_unique<service::Coordinator>(
-      service::CoordinatorOptions{},
+      service::CoordinatorOptions{.build_version = BuildVersion()},
       service::CreateEmbeddedGroup({.workers = options.workers,
                                     .threads = options.threads,
                                     .device = options.device,

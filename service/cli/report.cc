@@ -24,9 +24,9 @@ std::string HeadDims(const v1::CacheSpec& spec) {
 }
 
 std::string Workers(const v1::GetTopologyReply& topology, const Style& style) {
-  Table table(WorkerColumns());
+  Table table(WorkerColumns(topology));
   for (const v1::WorkerInfo& worker : topology.workers()) {
-    table.AddRow(WorkerCells(worker, Seconds(worker.busy_seconds()), style));
+    table.AddRow(WorkerCells(topology, worker, Seconds(worker.busy_seconds()), style));
   }
   return table.Render(style);
 }

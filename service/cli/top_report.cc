@@ -59,7 +59,7 @@ std::string Phases(const Interval& interval, const Style& style) {
 
 std::string Workers(const v1::GetTopologyReply& before, const v1::GetTopologyReply& after,
                     const Interval& interval, double seconds, const Style& style) {
-  std::vector<Table::Column> columns = WorkerColumns();
+  std::vector<Table::Column> columns = WorkerColumns(after);
   columns.push_back({"SLOWEST", Align::kRight});
   Table table(std::move(columns));
   for (int i = 0; i < after.workers_size(); ++i) {
@@ -71,7 +71,7 @@ std::string Workers(const v1::GetTopologyReply& before, const v1::GetTopologyRep
     const double slowest = interval.Rise([i](const v1::Statistics& s) {
       return i < s.slowest_steps_size() ? s.slowest_steps(i) : uint64_t{0};
     });
-    std::vector<std::string> cells = WorkerCells(worker, Percent(busy, seconds), style);
+    std::vector<std::string> cells = WorkerCells(after, worker, Percent(busy, seconds), style);
     cells.push_back(Percent(slowest, interval.steps()));
     table.AddRow(std::move(cells));
   }

@@ -12,6 +12,7 @@
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/client_callback.h"
 #include "service/client/attend_message.h"
+#include "service/client/lease.h"
 #include "service/client/retry.h"
 
 namespace tributary::client {
@@ -49,6 +50,7 @@ class AttendPipe::Stream final
   explicit Stream(AttendPipe* pipe) : pipe_(pipe) {}
 
   void Begin() {
+    PresentLease(pipe_->options_.lease, &context_);
     pipe_->stub_->async()->AttendStream(&context_, this);
     // Writes begin outside of reactions, which the hold makes legal.
     AddHold();
@@ -121,7 +123,7 @@ AttendPipe::AttendPipe(v1::AttentionService::Stub* stub, RegionPool* regions,
       regions_(regions),
       devices_(devices),
       buffers_(buffers),
-      options_(options),
+      options_(std::move(options)),
       queue_(options.max_attempts,
              [dice = std::make_shared<absl::BitGen>()] { return absl::Uniform(*dice, 0.0, 1.0); }),
       thread_([this] { KeepTime(); }) {}

@@ -30,6 +30,7 @@ namespace tributary::client {
 struct AttendPipeOptions {
   int max_attempts = 0;
   uint64_t max_message_bytes = 0;
+  std::string lease;  // that the streams present; empty: none
 };
 
 class AttendPipe {

@@ -23,6 +23,7 @@
 #include "service/client/groups/one_group.h"
 #include "service/client/groups/targets.h"
 #include "service/client/host_buffers.h"
+#include "service/client/lease.h"
 #include "service/client/region_pool.h"
 #include "service/client/retry.h"
 #include "tributary/v1/attention.grpc.pb.h"
@@ -51,7 +52,10 @@ struct Connection {
         buffers(stub.get(), std::string(UnixPath(options.target))),
         pipe(stub.get(), &regions, &devices, &buffers,
              {.max_attempts = options.max_attempts,
-              .max_message_bytes = options.max_message_bytes}) {}
+              .max_message_bytes = options.max_message_bytes,
+              .lease = options.lease}) {
+    if (!options.lease.empty()) renewal.emplace(stub.get(), options.lease);
+  }
 
   const std::function<uint64_t()> new_id;  // of sequences
   const std::shared_ptr<grpc::Channel> channel;
@@ -59,7 +63,8 @@ struct Connection {
   RegionPool regions;
   DeviceRegions devices;
   HostBuffers buffers;
-  AttendPipe pipe;  // last: its calls end before what they use
+  AttendPipe pipe;  // its calls end before what they use
+  std::optional<LeaseRenewal> renewal;
 };
 
 class GrpcClient final : public Client {
@@ -215,6 +220,18 @@ class GrpcClient final : public Client {
     return GoneByNow(std::move(status), failures);
   }
 
+  absl::StatusOr<std::vector<v1::LeasedSequence>> LeasedSequences() override {
+    if (options_.lease.empty()) {
+      return FieldError(absl::StatusCode::kFailedPrecondition, "lease", "the client has none");
+    }
+    v1::RenewLeaseRequest request;
+    request.set_lease(options_.lease);
+    request.set_with_sequences(true);
+    const auto reply = Call<v1::RenewLeaseReply>(&Stub::RenewLease, request);
+    if (!reply.ok()) return reply.status();
+    return std::vector<v1::LeasedSequence>(reply->sequences().begin(), reply->sequences().end());
+  }
+
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request) override {
     return Call<v1::GetTopologyReply>(&Stub::GetTopology, request);
   }
@@ -256,6 +273,7 @@ class GrpcClient final : public Client {
         [&](Deadline deadline) {
           grpc::ClientContext context;
           context.set_deadline(deadline);
+          PresentLease(options_.lease, &context);
           return FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
         },
         failures);
@@ -281,6 +299,7 @@ class GrpcClient final : public Client {
     }
     grpc::ClientContext context;
     context.set_deadline(deadline);
+    PresentLease(options_.lease, &context);
     v1::AppendReply reply;
     absl::Status status = FromGrpcStatus(connection_->stub->Append(&context, request, &reply));
     const bool region_unusable = IsOutcomeUnknown(status) || IsForgottenRegion(status);

@@ -54,6 +54,12 @@ struct ConnectOptions {
   // The service's limit for one message. A larger call is refused before it is sent; tensors in
   // shared memory do not count.
   size_t max_message_bytes = size_t{64} << 20;
+  // The lease that sequences belong to which this client opens: 1 to 128 of [A-Za-z0-9._-], drawn
+  // at random and kept by the host. The client presents it, and renews it for as long as it lives.
+  // When nobody has presented it for as long as the service's --lease_timeout, the service closes
+  // the sequences. A client that presents it before that has adopted them (LeasedSequences). Empty:
+  // sequences stay until they are closed.
+  std::string lease;
   // Whether Connect waits for a service that does not answer yet, up to the timeout. Otherwise the
   // first attempt that fails ends it, with the reason.
   bool wait_for_service = true;
@@ -216,6 +222,10 @@ class Client {
   // Returns when the service has let go of it: it must not be freed before. Calls in flight that
   // use it finish first. Calls that come later are NOT_FOUND, "q.shared_memory.region".
   virtual absl::Status UnshareDeviceMemory(const DeviceRegion& region) = 0;
+
+  // The sequences that belong to the client's lease, in all caches. FAILED_PRECONDITION without
+  // one.
+  virtual absl::StatusOr<std::vector<v1::LeasedSequence>> LeasedSequences() = 0;
 
   // Of several groups: of those that answer, the workers one after the other and the caches with
   // all their pages and sequences; without an epoch.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/rpc/channel_security.h"
 #include "base/rpc/connection_failure.h"
@@ -96,6 +97,14 @@ absl::Status CheckConnectOptions(const ConnectOptions& options) {
     return InvalidField("timeout", "must be 24 hours at most");
   }
   if (options.max_attempts < 0) return InvalidField("max_attempts", "must be >= 0");
+  if (!options.lease.empty()) {
+    const bool fits = options.lease.size() <= 128 &&
+                      std::all_of(options.lease.begin(), options.lease.end(), [](char c) {
+                        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
+                               c == '_' || c == '-';
+                      });
+    if (!fits) return InvalidField("lease", "must be 1 to 128 of [A-Za-z0-9._-]");
+  }
   if (options.max_message_bytes == 0) return InvalidField("max_message_bytes", "must be > 0");
   return absl::OkStatus();
 }

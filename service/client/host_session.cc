@@ -48,7 +48,7 @@ absl::Status CheckRows(absl::string_view field, const HeadRows& rows, int32_t co
 class ClientHostSession final : public HostSession {
  public:
   ClientHostSession(const ConnectOptions& connect, const HostSessionOptions& options)
-      : options_(options), timeout_(connect.timeout) {}
+      : options_(options), timeout_(connect.timeout), lease_(connect.lease) {}
   ~ClientHostSession() override { stream_.reset(); }  // its thread calls the path
 
   absl::Status Start(const ConnectOptions& connect) {
@@ -131,7 +131,7 @@ class ClientHostSession final : public HostSession {
     open.set_max_steps(options_.max_steps);
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
     const auto until = Until();
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, until));
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, lease_, until));
     const v1::SessionOpened& opened = stream_->opened();
     if (opened.shapes().empty()) return absl::InternalError("the service told no shapes");
     const int32_t bytes = BytesOf(options_.dtype);
@@ -248,6 +248,7 @@ class ClientHostSession final : public HostSession {
 
   const HostSessionOptions options_;
   const std::chrono::milliseconds timeout_;
+  const std::string lease_;  // that the session presents; empty: none
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   std::unique_ptr<LayerPath> path_;
   std::unique_ptr<SessionStream> stream_;

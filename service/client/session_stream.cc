@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
+#include "service/client/lease.h"
 
 namespace tributary::client {
 namespace {
@@ -20,8 +21,9 @@ absl::Status Late(absl::string_view what) {
 
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
     v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
-    std::chrono::steady_clock::time_point deadline, const Probe& probe) {
+    const std::string& lease, std::chrono::steady_clock::time_point deadline, const Probe& probe) {
   std::unique_ptr<SessionStream> session(new SessionStream);
+  PresentLease(lease, &session->context_);
   session->stream_ = stub->AttendSession(&session->context_);
   v1::SessionRequest first;
   *first.mutable_open() = request;

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -26,12 +27,14 @@ class SessionStream {
   // Times round trips for the service (session.proto, SessionProbe).
   using Probe = std::function<absl::StatusOr<v1::ProbeResult>(const v1::SessionProbe&)>;
 
-  // Opens the session; `deadline` holds for that alone. `probe` is called on this thread when the
-  // service asks for round trips; a request with `measures` set needs one. Errors are the service's
-  // refusal, DEADLINE_EXCEEDED, and those of `probe`.
+  // Opens the session, which presents `lease` unless that is empty; `deadline` holds for that
+  // alone. `probe` is called on this thread when the service asks for round trips; a request with
+  // `measures` set needs one. Errors are the service's refusal, DEADLINE_EXCEEDED, and those of
+  // `probe`.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
-      std::chrono::steady_clock::time_point deadline, const Probe& probe = nullptr);
+      const std::string& lease, std::chrono::steady_clock::time_point deadline,
+      const Probe& probe = nullptr);
   // Ends the session at once, if it has not ended.
   ~SessionStream();
   SessionStream(const SessionStream&) = delete;

@@ -78,7 +78,7 @@ std::optional<int32_t> HeldStride(worker::CacheId id,
 CacheRegistry::CacheRegistry(const CoordinatorOptions& options, const telemetry::Logger& log,
                              const WorkerGroup& group, CoordinatorLock& lock,
                              const ServingState& serving, GroupCommands& commands, CallOrder& order,
-                             OnRefused on_refused)
+                             Leases& leases, OnRefused on_refused)
     : options_(options),
       log_(log),
       group_(group),
@@ -86,6 +86,7 @@ CacheRegistry::CacheRegistry(const CoordinatorOptions& options, const telemetry:
       serving_(serving),
       commands_(commands),
       order_(order),
+      leases_(leases),
       on_refused_(std::move(on_refused)) {}
 
 absl::StatusOr<CachePtr> CacheRegistry::Find(const std::string& name) const {
@@ -357,7 +358,22 @@ void CacheRegistry::Adopt(const std::vector<std::optional<worker::Holdings>>& he
                    {{"cache", journaled.name}, {"sequence", sequence}, {"reason", why}});
     }
   }
+  RestoreLeases();
   LeaveOthers(held);
+}
+
+void CacheRegistry::RestoreLeases() {
+  const auto now = CoordinatorLock::Clock::now();
+  for (const JournaledLease& journaled : options_.journal->leases()) {
+    const auto cache = caches_.find(journaled.cache);
+    Sequence* sequence =
+        cache == caches_.end() ? nullptr : cache->second->table.Find(journaled.sequence);
+    if (sequence == nullptr) {
+      options_.journal->DropLease(journaled.cache, journaled.sequence);
+    } else {
+      sequence->lease = leases_.Restore(journaled.lease, now);
+    }
+  }
 }
 
 void CacheRegistry::LeaveOthers(const std::vector<std::optional<worker::Holdings>>& held) {

@@ -17,6 +17,7 @@
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/serving_state.h"
 #include "service/observe/observer.h"
+#include "service/schedule/leases.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -29,7 +30,7 @@ class CacheRegistry {
   // All of them outlive this.
   CacheRegistry(const CoordinatorOptions& options, const telemetry::Logger& log,
                 const WorkerGroup& group, CoordinatorLock& lock, const ServingState& serving,
-                GroupCommands& commands, CallOrder& order, OnRefused on_refused);
+                GroupCommands& commands, CallOrder& order, Leases& leases, OnRefused on_refused);
 
   // The calls of the API.
   void Create(const v1::CreateCacheRequest& request, const CallContext& call,
@@ -83,6 +84,8 @@ class CacheRegistry {
   // Workers hold caches that are not among ours: they are told to drop them, and their ids are not
   // used again.
   void LeaveOthers(const std::vector<std::optional<worker::Holdings>>& held) TRIBUTARY_LOCKED;
+  // Sequences that have been adopted belong to the leases that the journal knows.
+  void RestoreLeases() TRIBUTARY_LOCKED;
   void AnswerCreators(const CachePtr& cache, const absl::Status& failure) TRIBUTARY_LOCKED;
   void OnCreated(const CachePtr& cache, const absl::Status& status) TRIBUTARY_UNLOCKED;
   // Tells the workers that a cache is gone. `done` is called with the lock held, whatever comes of
@@ -96,6 +99,7 @@ class CacheRegistry {
   const ServingState& serving_;
   GroupCommands& commands_;
   CallOrder& order_;
+  Leases& leases_;
   const OnRefused on_refused_;
 
   ByName caches_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);

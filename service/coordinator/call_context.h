@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/telemetry/trace.h"
+#include "service/schedule/leases.h"
 
 namespace tributary::service {
 
@@ -20,6 +21,8 @@ template <typename Reply>
 using Done = std::function<void(absl::StatusOr<Reply>)>;
 
 struct CallContext {
+  // The lease that the caller presents, which is held while a copy of this exists; null: none.
+  Leases::HolderPtr lease;
   // The caller's name (service/access/access_control.h).
   std::string caller;
   // Whether it sees and deletes what others made.

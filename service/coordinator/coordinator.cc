@@ -12,8 +12,6 @@
 
 namespace tributary::service {
 
-const char* Version() { return "0.1.0"; }
-
 Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup> group,
                          std::shared_ptr<const telemetry::Logger> log)
     : options_(std::move(options)),
@@ -21,21 +19,23 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
       observer_(options_.observer != nullptr ? options_.observer : std::make_shared<Observer>()),
       group_(std::move(group)),
       lock_(this),
+      leases_(options_.lease_timeout),
       serving_(lock_, options_.retry_delay, options_.on_readiness),
       commands_(group_.get(), lock_, serving_, options_.step_timeout),
       order_(options_.max_call_timeout),
-      caches_(options_, *log_, *group_, lock_, serving_, commands_, order_,
+      caches_(options_, *log_, *group_, lock_, serving_, commands_, order_, leases_,
               [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       regions_(options_, *log_, *group_, lock_, serving_, commands_),
       sequences_(options_, *log_, lock_, caches_, commands_, order_,
                  [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
+      lease_expiry_(*log_, lock_, caches_, sequences_, leases_),
       steps_(options_, *observer_, lock_, serving_, commands_, order_, caches_, regions_, *group_),
       sessions_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, sequences_,
                 mailboxes_, [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       restoration_(*log_, *group_, lock_, serving_, commands_, caches_,
                    options_.journal != nullptr),
-      setup_(options_, *log_, *observer_, lock_, serving_, commands_, order_, caches_, regions_,
-             sessions_, restoration_),
+      setup_(options_, *log_, *observer_, *group_, lock_, serving_, commands_, order_, caches_,
+             regions_, sessions_, restoration_),
       timer_(
           lock_, [this]() TRIBUTARY_LOCKED { return NextDue(); },
           [this](Clock::time_point now) TRIBUTARY_LOCKED { ActOnTime(now); }) {}
@@ -90,7 +90,8 @@ void Coordinator::AfterRelease() { commands_.Submit(); }
 
 Coordinator::Clock::time_point Coordinator::NextDue() const {
   return std::min({order_.NextDeadline(), setup_.NextDue(), steps_.NextDue(), regions_.NextSweep(),
-                   sessions_.NextDue(), restoration_.NextDue(), commands_.NextDue()});
+                   sessions_.NextDue(), restoration_.NextDue(), commands_.NextDue(),
+                   lease_expiry_.NextDue()});
 }
 
 void Coordinator::ActOnTime(Clock::time_point now) {
@@ -100,6 +101,7 @@ void Coordinator::ActOnTime(Clock::time_point now) {
   restoration_.ActIfDue(now);
   commands_.ActIfDue();
   sessions_.FailExpired(now);
+  lease_expiry_.ActIfDue(now);
 }
 
 // ----------------------------------------------------------------------------------------- calls
@@ -182,8 +184,8 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(const v1::GetTopol
     return InvalidField("max_sequences", "must be >= 0");
   }
   v1::GetTopologyReply reply;
+  reply.set_version(options_.build_version);
   AddWorkers(group_->members(), &reply);
-  reply.set_version(Version());
   std::vector<CachePtr> caches;
   {
     const ReadSection section(lock_);
@@ -208,6 +210,7 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(const v1::GetTopol
 Snapshot Coordinator::TakeSnapshot() const {
   Snapshot snapshot;
   snapshot.members = group_->members();
+  snapshot.build_version = options_.build_version;
   const ReadSection section(lock_);
   snapshot.epoch = serving_.epoch();
   snapshot.ready = serving_.ready();
@@ -217,6 +220,8 @@ Snapshot Coordinator::TakeSnapshot() const {
   snapshot.steps_in_flight = steps_.in_flight();
   snapshot.statistics = Statistics();
   CountCaches(caches_.all(), &snapshot);
+  snapshot.leases = static_cast<int64_t>(leases_.size());
+  snapshot.closed_by_leases = sequences_.closed_by_leases();
   snapshot.bytes_restored = restoration_.bytes_restored();
   snapshot.bytes_replicated = restoration_.bytes_replicated();
   return snapshot;

@@ -18,6 +18,7 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/group_setup.h"
+#include "service/coordinator/lease_expiry.h"
 #include "service/coordinator/limits.h"
 #include "service/coordinator/registered_regions.h"
 #include "service/coordinator/restoration.h"
@@ -29,6 +30,7 @@
 #include "service/data/mailbox_handout.h"
 #include "service/observe/observer.h"
 #include "service/observe/snapshot.h"
+#include "service/schedule/leases.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -84,6 +86,11 @@ class Coordinator final : private EndOfSection {
   // Without the lock: but for the limits of clients it is as it was configured.
   v1::GetLimitsReply GetLimits() const { return LimitsOf(options_, *group_); }
   Snapshot TakeSnapshot() const;
+  absl::StatusOr<v1::RenewLeaseReply> RenewLease(const v1::RenewLeaseRequest& request) {
+    return lease_expiry_.Renew(request);
+  }
+  // Which callers present. Thread safe.
+  Leases& leases() { return leases_; }
   // Of every caller, one session per stream (sessions.h).
   Sessions& sessions() { return sessions_; }
   // Their mailboxes that wait for their hosts.
@@ -113,12 +120,14 @@ class Coordinator final : private EndOfSection {
 
   // In this order each part knows only those before it.
   mutable CoordinatorLock lock_;
+  Leases leases_;
   ServingState serving_;
   GroupCommands commands_;
   CallOrder order_;
   CacheRegistry caches_;
   RegisteredRegions regions_;
   SequenceCalls sequences_;
+  LeaseExpiry lease_expiry_;
   StepRunner steps_;
   MailboxHandout mailboxes_;
   Sessions sessions_;
@@ -127,8 +136,5 @@ class Coordinator final : private EndOfSection {
   Timer timer_;
   bool stopped_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
 };
-
-// What GetTopologyReply.version says.
-const char* Version();
 
 }  // namespace tributary::service

@@ -28,6 +28,8 @@ struct SessionLimits {
 };
 
 struct CoordinatorOptions {
+  // Of the program (base/process/version.h): what GetTopologyReply.version says.
+  std::string build_version = "unknown";
   BatchLimits batch;
   // How many steps the workers are given at a time. With 2, the next step is ready when they finish
   // one.
@@ -53,6 +55,8 @@ struct CoordinatorOptions {
   std::vector<std::string> shared_memory_prefixes;
   // How often it is looked whether the owners of registered regions live.
   std::chrono::milliseconds region_sweep{1'000};
+  // How long a lease holds when nobody presents it; 0: for ever.
+  std::chrono::milliseconds lease_timeout{600'000};
   // CacheSpec.replicas of caches that do not state them.
   int32_t replicas = 0;
   // Called when the service becomes able to serve and when it ceases to be; may be empty.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
+#include "service/workers/builds.h"
 #include "service/workers/leaving.h"
 
 namespace tributary::service {
@@ -39,12 +40,14 @@ std::vector<worker::SetTablesCommand> Chunks(std::vector<SequenceTable::Told> al
 }  // namespace
 
 GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log,
-                       Observer& observer, CoordinatorLock& lock, ServingState& serving,
-                       GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
-                       RegisteredRegions& regions, Sessions& sessions, Restoration& restoration)
+                       Observer& observer, const WorkerGroup& group, CoordinatorLock& lock,
+                       ServingState& serving, GroupCommands& commands, CallOrder& order,
+                       CacheRegistry& caches, RegisteredRegions& regions, Sessions& sessions,
+                       Restoration& restoration)
     : options_(options),
       log_(log),
       observer_(observer),
+      group_(group),
       lock_(lock),
       serving_(serving),
       commands_(commands),
@@ -59,6 +62,11 @@ GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logge
 void GroupSetup::OnFormed(uint64_t epoch, const std::vector<bool>& fresh) {
   log_.Info("group formed",
             {{"epoch", epoch}, {"fresh", std::count(fresh.begin(), fresh.end(), true)}});
+  const std::string others = OtherBuilds(group_.members(), options_.build_version);
+  if (!others.empty()) {
+    log_.Warning("workers are of other builds than the coordinator",
+                 {{"epoch", epoch}, {"coordinator", options_.build_version}, {"workers", others}});
+  }
   const CriticalSection section(lock_);
   serving_.BeginEpoch(epoch);
   caches_.MarkLost(fresh);

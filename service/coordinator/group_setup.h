@@ -33,9 +33,9 @@ class GroupSetup final : public GroupObserver {
  public:
   // All of them outlive this.
   GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log, Observer& observer,
-             CoordinatorLock& lock, ServingState& serving, GroupCommands& commands,
-             CallOrder& order, CacheRegistry& caches, RegisteredRegions& regions,
-             Sessions& sessions, Restoration& restoration);
+             const WorkerGroup& group, CoordinatorLock& lock, ServingState& serving,
+             GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
+             RegisteredRegions& regions, Sessions& sessions, Restoration& restoration);
 
   // The group calls these from its own thread, one at a time.
   void OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) override
@@ -85,6 +85,7 @@ class GroupSetup final : public GroupObserver {
   const CoordinatorOptions& options_;
   const telemetry::Logger& log_;
   Observer& observer_;
+  const WorkerGroup& group_;
   CoordinatorLock& lock_;
   ServingState& serving_;
   GroupCommands& commands_;

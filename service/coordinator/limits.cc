@@ -65,6 +65,7 @@ v1::GetLimitsReply LimitsOf(const CoordinatorOptions& options, const WorkerGroup
       StepLimitsFor(group.device(), group.size(), options.max_step_bytes, options.step_timeout);
   reply.set_max_step_bytes(step.bytes);
   reply.set_max_step_flops(step.flops);
+  reply.set_lease_timeout_seconds(Seconds(options.lease_timeout));
   v1::PerClientLimits* client = reply.mutable_per_client();
   client->set_sequences(options.client_limits.sequences);
   client->set_pages(options.client_limits.pages);

@@ -128,15 +128,14 @@ void SequenceCalls::Open(const v1::OpenSequenceRequest& request, const CallConte
   const worker::SequenceId id = request.sequence_id();
   std::vector<worker::SequenceId> order;
   if (id != 0) order.push_back(id);
-  const std::string& caller = call.caller;
-  const auto apply = [this, id, caller, done](const CachePtr& cache) TRIBUTARY_LOCKED {
+  const auto apply = [this, id, call, done](const CachePtr& cache) TRIBUTARY_LOCKED {
     bool reopened = false;
     const absl::StatusOr<worker::SequenceId> opened =
-        cache->table.Open(id, &reopened, clients_.Of(caller));
-    lock_.Answer([done, opened] {
-      if (!opened.ok()) return done(opened.status());
-      done(SequenceReply<v1::OpenSequenceReply>(*opened));
-    });
+        cache->table.Open(id, &reopened, clients_.Of(call.caller));
+    if (!opened.ok()) return lock_.Answer([done, opened] { done(opened.status()); });
+    DropLease(cache, *opened);  // of an earlier host
+    AnswerWhenKept(SetLease(cache, {*opened}, call),
+                   [done, opened] { done(SequenceReply<v1::OpenSequenceReply>(*opened)); });
   };
   Enter(request.cache_id(), call, std::move(order), apply, done);
 }
@@ -151,10 +150,9 @@ void SequenceCalls::Fork(const v1::ForkSequenceRequest& request, const CallConte
   if (request.sequence_id() != 0 && request.sequence_id() != request.parent_id()) {
     order.push_back(request.sequence_id());
   }
-  const auto apply = [this, request, length, caller = call.caller,
-                      done](const CachePtr& cache) TRIBUTARY_LOCKED {
-    const absl::StatusOr<Sequence*> forked =
-        cache->table.Fork(request.parent_id(), request.sequence_id(), length, clients_.Of(caller));
+  const auto apply = [this, request, length, call, done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const absl::StatusOr<Sequence*> forked = cache->table.Fork(
+        request.parent_id(), request.sequence_id(), length, clients_.Of(call.caller));
     if (!forked.ok()) {
       return lock_.Answer([done, status = forked.status()] { done(status); });
     }
@@ -162,7 +160,8 @@ void SequenceCalls::Fork(const v1::ForkSequenceRequest& request, const CallConte
     TellFork(cache, child);
     v1::ForkSequenceReply reply = SequenceReply<v1::ForkSequenceReply>(child.id);
     reply.set_length(child.fork_length);
-    AnswerWhenSafe(cache, [done, reply] { done(reply); });
+    AnswerWhenSafe(
+        cache, [done, reply] { done(reply); }, SetLease(cache, {child.id}, call));
   };
   Enter(request.cache_id(), call, std::move(order), apply, done);
 }
@@ -208,12 +207,31 @@ void SequenceCalls::Close(const v1::CloseSequenceRequest& request, const CallCon
                           Done<v1::CloseSequenceReply> done) {
   const worker::SequenceId id = request.sequence_id();
   const auto apply = [this, id, done](const CachePtr& cache) TRIBUTARY_LOCKED {
-    const absl::Status closed = cache->table.Close(id);
+    const absl::Status closed = CloseNow(cache, id);
     if (!closed.ok()) return lock_.Answer([done, closed] { done(closed); });
-    TellClosed(cache, id);
     AnswerWhenSafe(cache, [done] { done(v1::CloseSequenceReply()); });
   };
   Enter(request.cache_id(), call, {id}, apply, done);
+}
+
+absl::Status SequenceCalls::CloseNow(const CachePtr& cache, worker::SequenceId id) {
+  DropLease(cache, id);
+  absl::Status closed = cache->table.Close(id);
+  if (closed.ok()) TellClosed(cache, id);
+  return closed;
+}
+
+void SequenceCalls::CloseLeased(const std::string& cache_name, worker::SequenceId id,
+                                const LeasePtr& lease) {
+  const auto apply = [this, id, lease](const CachePtr& cache) TRIBUTARY_LOCKED {
+    const Sequence* sequence = cache->table.Find(id);
+    if (sequence != nullptr && sequence->lease == lease && CloseNow(cache, id).ok()) {
+      ++closed_by_leases_;
+    }
+    lock_.Answer([] {});
+  };
+  // What fails is found, and closed, the next time.
+  Enter(cache_name, CallContext(), {id}, apply, [](const absl::Status&) {});
 }
 
 void SequenceCalls::Update(const v1::UpdateSequencesRequest& request, const CallContext& call,
@@ -226,12 +244,28 @@ void SequenceCalls::Update(const v1::UpdateSequencesRequest& request, const Call
     updates.push_back(*std::move(update));
   }
   std::vector<worker::SequenceId> order = SequencesOf(updates);
-  const auto apply = [this, updates = std::move(updates), caller = call.caller,
+  const auto apply = [this, updates = std::move(updates), call,
                       done](const CachePtr& cache) TRIBUTARY_LOCKED {
+    std::vector<worker::SequenceId> leased;
+    for (const SequenceUpdate& update : updates) {
+      const Sequence* sequence = cache->table.Find(update.sequence);
+      if (sequence != nullptr && sequence->lease != nullptr) leased.push_back(sequence->id);
+    }
     const absl::StatusOr<UpdatedSequences> updated =
-        ApplyUpdates(updates, clients_.Of(caller), &cache->table);
+        ApplyUpdates(updates, clients_.Of(call.caller), &cache->table);
     if (!updated.ok()) {
       return lock_.Answer([done, status = updated.status()] { done(status); });
+    }
+    std::vector<worker::SequenceId> made;
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const bool is_new = updates[i].kind == SequenceUpdate::Kind::kOpen ||
+                          updates[i].kind == SequenceUpdate::Kind::kFork;
+      if (is_new) made.push_back(updated->states[i].sequence);
+    }
+    const std::vector<JournaledLease> leases = SetLease(cache, made, call);
+    for (const worker::SequenceId id : leased) {
+      const Sequence* sequence = cache->table.Find(id);
+      if (sequence == nullptr || sequence->lease == nullptr) ForgetLease(cache, id);
     }
     for (const worker::SequenceId id : updated->closed) TellClosed(cache, id);
     for (const worker::SequenceId id : updated->forked) {
@@ -243,23 +277,67 @@ void SequenceCalls::Update(const v1::UpdateSequencesRequest& request, const Call
       out->set_sequence_id(state.sequence);
       out->set_length(state.length);
     }
-    AnswerWhenSafe(cache, [done, reply] { done(reply); });
+    AnswerWhenSafe(
+        cache, [done, reply] { done(reply); }, leases);
   };
   Enter(request.cache_id(), call, std::move(order), apply, done);
 }
 
+// ----------------------------------------------------------------------------------------- leases
+
+std::vector<JournaledLease> SequenceCalls::SetLease(const CachePtr& cache,
+                                                    const std::vector<worker::SequenceId>& made,
+                                                    const CallContext& call) {
+  std::vector<JournaledLease> leases;
+  for (const worker::SequenceId id : made) {
+    Sequence* sequence = cache->table.Find(id);
+    if (sequence == nullptr) continue;  // closed by the same call
+    if (call.lease != nullptr) sequence->lease = call.lease->lease();
+    if (sequence->lease == nullptr || options_.journal == nullptr) continue;
+    leases.push_back({.cache = cache->name, .sequence = id, .lease = sequence->lease->name()});
+  }
+  return leases;
+}
+
+void SequenceCalls::GiveLease(const CachePtr& cache, const std::vector<worker::SequenceId>& made,
+                              const CallContext& call) {
+  const std::vector<JournaledLease> leases = SetLease(cache, made, call);
+  if (!leases.empty()) options_.journal->PutLeases(leases, nullptr);
+}
+
+void SequenceCalls::DropLease(const CachePtr& cache, worker::SequenceId id) {
+  Sequence* sequence = cache->table.Find(id);
+  if (sequence == nullptr || std::exchange(sequence->lease, nullptr) == nullptr) return;
+  ForgetLease(cache, id);
+}
+
+void SequenceCalls::ForgetLease(const CachePtr& cache, worker::SequenceId id) {
+  if (options_.journal != nullptr) options_.journal->DropLease(cache->name, id);
+}
+
+void SequenceCalls::AnswerWhenKept(const std::vector<JournaledLease>& leases,
+                                   std::function<void()> answer) {
+  if (leases.empty()) return lock_.Answer(std::move(answer));
+  // If the journal cannot write it, the log says so, and after a restart the sequence has no lease.
+  options_.journal->PutLeases(leases, [this, answer = std::move(answer)](const absl::Status&) {
+    const CriticalSection section(lock_);
+    lock_.Answer(answer);
+  });
+}
+
 // Workers that were told keep the change for a coordinator that restarts. If the group breaks
 // first, this coordinator lives, and tells the next group.
-void SequenceCalls::AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer) {
+void SequenceCalls::AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer,
+                                   const std::vector<JournaledLease>& leases) {
   if (options_.journal == nullptr) return lock_.Answer(std::move(answer));
   commands_.SendToLayerGroups(
       *cache,
       [&cache](int32_t group) TRIBUTARY_LOCKED {
         return worker::SetTablesCommand{{}, cache->table.TakeStandings(group)};
       },
-      [this, answer = std::move(answer)](const absl::Status&) {
+      [this, leases, answer = std::move(answer)](const absl::Status&) {
         const CriticalSection section(lock_);
-        lock_.Answer(answer);
+        AnswerWhenKept(leases, answer);
       });
 }
 

@@ -1,6 +1,7 @@
 // The calls of the API that open, fork, truncate and close sequences.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,7 +14,9 @@
 #include "service/coordinator/coordinator_options.h"
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
+#include "service/journal/journal.h"
 #include "service/schedule/client_quota.h"
+#include "service/schedule/leases.h"
 #include "tributary/v1/attention.pb.h"
 
 namespace tributary::service {
@@ -36,6 +39,9 @@ class SequenceCalls {
   void Close(const v1::CloseSequenceRequest& request, const CallContext& call,
              Done<v1::CloseSequenceReply> done);
 
+  // Closes a sequence whose lease has ended, unless it belongs to another lease by then.
+  void CloseLeased(const std::string& cache_name, worker::SequenceId id, const LeasePtr& lease);
+
   // Many of the above for one cache, all of them or none.
   void Update(const v1::UpdateSequencesRequest& request, const CallContext& call,
               Done<v1::UpdateSequencesReply> done);
@@ -44,6 +50,12 @@ class SequenceCalls {
   ClientAccountPtr AccountOf(const std::string& caller) TRIBUTARY_LOCKED {
     return clients_.Of(caller);
   }
+  // Sequences were opened or forked by a call: they belong to the lease that it presents, if it
+  // presents one, and the journal is told of it.
+  void GiveLease(const CachePtr& cache, const std::vector<worker::SequenceId>& made,
+                 const CallContext& call) TRIBUTARY_LOCKED;
+  // Of leases that ended, over all time.
+  uint64_t closed_by_leases() const TRIBUTARY_LOCKED { return closed_by_leases_; }
 
  private:
   class SequenceOperation;
@@ -54,9 +66,22 @@ class SequenceCalls {
   void Enter(const std::string& cache_name, const CallContext& call,
              std::vector<worker::SequenceId> sequences, Apply apply,
              std::function<void(absl::Status)> fail) TRIBUTARY_UNLOCKED;
+  // The same as GiveLease. Returns what the journal is to be told, if there is one.
+  std::vector<JournaledLease> SetLease(const CachePtr& cache,
+                                       const std::vector<worker::SequenceId>& made,
+                                       const CallContext& call) TRIBUTARY_LOCKED;
+  // The sequence belongs to no lease any more; the journal forgets which it was.
+  void DropLease(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
+  void ForgetLease(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
+  // Answers a call when the journal has leases.
+  void AnswerWhenKept(const std::vector<JournaledLease>& leases,
+                      std::function<void()> answer) TRIBUTARY_LOCKED;
   void TellFork(const CachePtr& cache, const Sequence& child) TRIBUTARY_LOCKED;
   // Answers a call that has changed sequences when no restart can undo the change.
-  void AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer) TRIBUTARY_LOCKED;
+  void AnswerWhenSafe(const CachePtr& cache, std::function<void()> answer,
+                      const std::vector<JournaledLease>& leases = {}) TRIBUTARY_LOCKED;
+  // Closes it, and tells workers and journal.
+  absl::Status CloseNow(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
   void TellClosed(const CachePtr& cache, worker::SequenceId id) TRIBUTARY_LOCKED;
 
   const CoordinatorOptions& options_;
@@ -67,6 +92,7 @@ class SequenceCalls {
   CallOrder& order_;
 
   ClientQuota clients_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  uint64_t closed_by_leases_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
 };
 
 }  // namespace tributary::service

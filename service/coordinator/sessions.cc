@@ -447,6 +447,12 @@ void Sessions::Accept(const SessionPtr& session, const SessionStepPtr& step) {
   if (!accepted.ok()) return order_.Fail(*step->operation, accepted.status());
   order_.StopWaiting(*step->operation);
   step->accepted = *std::move(accepted);
+  std::vector<worker::SequenceId> forked;
+  for (size_t i = 0; i < step->request.changes.size(); ++i) {
+    if (!step->request.changes[i].fork_from.has_value()) continue;
+    forked.push_back(step->request.entries[i].sequence);
+  }
+  sequences_.GiveLease(session->cache, forked, session->call);
   step->first_count = session->next_count;
   session->next_count = step->end();
   session->in_flight.push_back(step);

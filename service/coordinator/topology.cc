@@ -81,6 +81,8 @@ void AddWorkers(const std::vector<Member>& members, v1::GetTopologyReply* reply)
     worker->set_address(member.address);
     worker->set_backend(member.backend);
     worker->set_connected(member.connected);
+    worker->set_version(member.build.empty() ? reply->version() : member.build);
+    worker->set_protocol_version(member.protocol);
     worker->set_memory_bytes(member.memory_bytes);
     worker->set_busy_seconds(member.busy_seconds);
   }

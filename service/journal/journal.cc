@@ -29,6 +29,11 @@ constexpr char kTables[] =
     "CREATE TABLE caches (name TEXT PRIMARY KEY, owner TEXT NOT NULL, first_id INTEGER NOT NULL, "
     "spec BLOB NOT NULL);";
 
+// Builds that know nothing of leases leave the table alone, so it is added where it is missing.
+constexpr char kLeaseTable[] =
+    "CREATE TABLE IF NOT EXISTS leases (cache TEXT NOT NULL, sequence INTEGER NOT NULL, lease TEXT "
+    "NOT NULL, PRIMARY KEY (cache, sequence)) WITHOUT ROWID";
+
 // SQLite's integers have a sign; ids use all 64 bits.
 SqlValue Number(uint64_t value) { return static_cast<int64_t>(value); }
 
@@ -122,6 +127,7 @@ absl::Status Journal::Load(const std::string& path, int ranks) {
   } else if (format != kFormat) {
     return absl::DataLossError(absl::StrCat("its format is ", format, ", this build's ", kFormat));
   }
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kLeaseTable));
   return LoadGroup(ranks);
 }
 
@@ -173,6 +179,20 @@ absl::Status Journal::LoadCaches() {
     cache.first_id = static_cast<worker::CacheId>(*first_id);
     caches_.push_back(std::move(cache));
   }
+  return LoadLeases();
+}
+
+absl::Status Journal::LoadLeases() {
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> rows,
+                             database_->Query("SELECT cache, sequence, lease FROM leases"));
+  leases_.clear();
+  for (const SqlRow& row : rows) {
+    const auto* cache = std::get_if<std::string>(&row[0]);
+    const auto sequence = ReadNumber(row[1]);
+    const auto* lease = std::get_if<std::string>(&row[2]);
+    if (cache == nullptr || !sequence || lease == nullptr) return Misread();
+    leases_.push_back({.cache = *cache, .sequence = *sequence, .lease = *lease});
+  }
   return absl::OkStatus();
 }
 
@@ -180,8 +200,10 @@ absl::Status Journal::BeginGroup(int ranks) {
   identity_ = {.group_id = RandomId(), .epoch = 0, .formed_epoch = 0, .holders = {}};
   identity_.holders.resize(static_cast<size_t>(ranks));
   caches_.clear();
-  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(
-      "BEGIN; DELETE FROM group_identity; DELETE FROM holders; DELETE FROM caches;"));
+  leases_.clear();
+  TRIBUTARY_RETURN_IF_ERROR(
+      database_->Execute("BEGIN; DELETE FROM group_identity; DELETE FROM holders; "
+                         "DELETE FROM caches; DELETE FROM leases;"));
   TRIBUTARY_RETURN_IF_ERROR(
       database_->Run("INSERT INTO group_identity VALUES (1, ?, ?, 0, 0)",
                      {Number(identity_.group_id), static_cast<int64_t>(ranks)}));
@@ -216,7 +238,26 @@ void Journal::PutCache(const JournaledCache& cache, Done done) {
 
 void Journal::DropCache(const std::string& name, Done done) {
   std::vector<Write> writes;
+  writes.push_back({"DELETE FROM leases WHERE cache = ?", {name}, nullptr});
   writes.push_back({"DELETE FROM caches WHERE name = ?", {name}, std::move(done)});
+  Enqueue(std::move(writes));
+}
+
+void Journal::PutLeases(const std::vector<JournaledLease>& leases, Done done) {
+  std::vector<Write> writes;
+  for (const JournaledLease& lease : leases) {
+    writes.push_back({"INSERT OR REPLACE INTO leases VALUES (?, ?, ?)",
+                      {lease.cache, Number(lease.sequence), lease.lease},
+                      nullptr});
+  }
+  writes.back().done = std::move(done);
+  Enqueue(std::move(writes));
+}
+
+void Journal::DropLease(const std::string& cache, worker::SequenceId sequence) {
+  std::vector<Write> writes;
+  writes.push_back(
+      {"DELETE FROM leases WHERE cache = ? AND sequence = ?", {cache, Number(sequence)}, nullptr});
   Enqueue(std::move(writes));
 }
 

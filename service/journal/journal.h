@@ -30,6 +30,14 @@ struct JournaledCache {
   v1::CacheSpec spec;            // as it was asked for
 };
 
+// What a sequence with a lease belongs to (service/schedule/leases.h). The workers keep sequences,
+// and know nothing of leases.
+struct JournaledLease {
+  std::string cache;
+  worker::SequenceId sequence = 0;
+  std::string lease;
+};
+
 // Thread safe.
 class Journal final : public GroupStore {
  public:
@@ -44,6 +52,7 @@ class Journal final : public GroupStore {
   // As an earlier process left them.
   const GroupIdentity& identity() const { return identity_; }
   const std::vector<JournaledCache>& caches() const { return caches_; }
+  const std::vector<JournaledLease>& leases() const { return leases_; }
 
   void OnEpoch(uint64_t epoch) override;
   void OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) override;
@@ -51,7 +60,12 @@ class Journal final : public GroupStore {
   // Called from any thread, with any lock held; `done` is called on the journal's thread.
   using Done = std::function<void(const absl::Status&)>;
   void PutCache(const JournaledCache& cache, Done done);
+  // Its sequences go with it.
   void DropCache(const std::string& name, Done done);
+  // The sequences belong to these leases from now on; at least one.
+  void PutLeases(const std::vector<JournaledLease>& leases, Done done);
+  // A sequence is gone, or belongs to no lease any more.
+  void DropLease(const std::string& cache, worker::SequenceId sequence);
   // Returns when everything that was asked for has been done, and its `done` called.
   void Flush();
 
@@ -69,6 +83,7 @@ class Journal final : public GroupStore {
   absl::Status Load(const std::string& path, int ranks);
   absl::Status LoadGroup(int ranks);
   absl::Status LoadCaches();
+  absl::Status LoadLeases();
   absl::Status BeginGroup(int ranks);
   void Enqueue(std::vector<Write> writes);
   void EnqueueAndWait(std::vector<Write> writes);
@@ -79,6 +94,7 @@ class Journal final : public GroupStore {
   int lock_file_ = -1;
   GroupIdentity identity_;
   std::vector<JournaledCache> caches_;
+  std::vector<JournaledLease> leases_;
   std::unique_ptr<Sqlite> database_;  // the thread's, once that runs
 
   Mutex mutex_;

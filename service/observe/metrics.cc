@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/telemetry/families.h"
+#include "service/workers/builds.h"
 #include "service/workers/embedded_group.h"
 
 namespace tributary::service {
@@ -57,6 +58,11 @@ void AddGroup(const Snapshot& now, telemetry::Families* out) {
   for (const Member& member : now.members) {
     out->Add(member.connected, {{"rank", absl::StrCat(member.rank)}});
   }
+  out->Gauge({"tributary_worker_other_build",
+              "1: the rank's worker is of another build than the coordinator."});
+  for (const Member& member : now.members) {
+    out->Add(IsOfAnotherBuild(member, now.build_version), {{"rank", absl::StrCat(member.rank)}});
+  }
   out->Gauge({"tributary_worker_memory_bytes", "Held by the rank's shards."});
   for (const Member& member : now.members) {
     out->Add(static_cast<double>(member.memory_bytes), {{"rank", absl::StrCat(member.rank)}});
@@ -79,6 +85,11 @@ void AddCaches(const Snapshot& now, telemetry::Families* out) {
   out->Gauge({"tributary_kv_sequences", "Open sequences."}, static_cast<double>(now.sequences));
   out->Gauge({"tributary_kv_sequences_lost", "Open sequences that lost tokens with a worker."},
              static_cast<double>(now.sequences_lost));
+  out->Gauge({"tributary_leases", "Leases of hosts that are held or have sequences."},
+             static_cast<double>(now.leases));
+  out->Counter({"tributary_lease_sequences_closed_total",
+                "Sequences closed because the lease that they belonged to had ended."},
+               static_cast<double>(now.closed_by_leases));
   out->Gauge({"tributary_kv_pages_restoring",
               "Pages that workers have yet to take from replicas; their sequences wait."},
              static_cast<double>(now.pages_restoring));

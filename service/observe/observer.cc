@@ -16,7 +16,8 @@ const char* Name(Method method) {
                                             "RegisterSharedMemory",
                                             "UnregisterSharedMemory",
                                             "UpdateSequences",
-                                            "GetLimits"};
+                                            "GetLimits",
+                                            "RenewLease"};
   return kNames[static_cast<int>(method)];
 }
 

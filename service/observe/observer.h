@@ -35,8 +35,9 @@ enum class Method : uint8_t {
   kUnregisterSharedMemory,
   kUpdateSequences,
   kGetLimits,
+  kRenewLease,
 };
-inline constexpr int kMethods = 14;
+inline constexpr int kMethods = 15;
 const char* Name(Method method);
 
 // What a client may have only so much of.

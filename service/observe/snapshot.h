@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "service/workers/worker_group.h"
@@ -10,6 +11,7 @@
 namespace tributary::service {
 
 struct Snapshot {
+  std::string build_version;  // of the coordinator
   uint64_t epoch = 0;
   bool ready = false;
   bool draining = false;
@@ -28,6 +30,8 @@ struct Snapshot {
   // bytes that they have got that way.
   int64_t pages_restoring = 0;
   int64_t pages_without_replica = 0;
+  int64_t leases = 0;
+  uint64_t closed_by_leases = 0;  // sequences, over all time
   uint64_t bytes_restored = 0;
   uint64_t bytes_replicated = 0;
   v1::Statistics statistics;

@@ -48,6 +48,23 @@ std::vector<int64_t> WindowsOf(const TableGeometry& geometry) {
                                       : geometry.window_left;
 }
 
+// Whether `child` is the fork of `length` tokens, on so many pages, that is asked for, and
+// untouched.
+bool IsForkOf(const Sequence& parent, int64_t length, int64_t shared, const Sequence& child) {
+  if (child.lost || child.id == parent.id) return false;
+  if (LeastLength(child) != length || GreatestLength(child) != length) return false;
+  if (child.parent == parent.id && child.fork_length == length) return true;
+  // A coordinator that has restarted knows no parents. Who holds the same pages, and nothing else,
+  // holds the same tokens.
+  for (size_t g = 0; g < child.groups.size(); ++g) {
+    const std::vector<int32_t>& pages = child.groups[g].pages;
+    const std::vector<int32_t>& of_parent = parent.groups[g].pages;
+    if (pages.size() != shared || of_parent.size() < pages.size()) return false;
+    if (!std::equal(pages.begin(), pages.end(), of_parent.begin())) return false;
+  }
+  return length > 0;
+}
+
 // Drops what an index list says of indices outside [begin, end).
 void KeepBetween(int64_t begin, int64_t end, std::vector<int32_t>* indices) {
   const auto outside = [&](int32_t i) { return i < begin || i >= end; };
@@ -147,8 +164,9 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   if (length < 0) length = LeastLength(*parent);
   TRIBUTARY_RETURN_IF_ERROR(CheckFork("length", *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
-    if (!child->lost && child->parent == parent_id && child->fork_length == length &&
-        LeastLength(*child) == length && GreatestLength(*child) == length) {
+    if (IsForkOf(*parent, length, CeilDiv(length, page_tokens()), *child)) {
+      child->parent = parent_id;
+      child->fork_length = length;
       return child;
     }
     return Conflict("sequence_id", absl::StrCat("sequence ", child_id, " is open"));
@@ -547,6 +565,7 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
     }
   }
   Empty(to);
+  if (from.lease != nullptr) to->lease = from.lease;
   to->parent = from.id;
   to->fork_length = length;
   to->lengths.assign(geometry_.layers, length);

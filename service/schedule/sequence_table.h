@@ -26,6 +26,7 @@
 #include "base/status/rpc_errors.h"
 #include "service/data/layer_groups.h"
 #include "service/schedule/client_quota.h"
+#include "service/schedule/leases.h"
 #include "service/schedule/lost_pages.h"
 #include "service/schedule/missing_pages.h"
 #include "service/schedule/page_allocator.h"
@@ -102,6 +103,9 @@ struct Sequence {
   // The client that opened or forked it and pays for what it holds. Null if nothing is limited, and
   // for lost sequences that hold nothing.
   ClientAccountPtr owner;
+  // The lease that it belongs to; null: it stays until it is closed. Forks begin with that of the
+  // sequence that they are forked from. The table does nothing else with it.
+  LeasePtr lease;
   // The sequence that it was forked from, by which a repeated call is recognised.
   SequenceId parent = 0;
   int64_t fork_length = 0;

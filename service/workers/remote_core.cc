@@ -131,6 +131,9 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   state.aborting = false;
   state.host = registration.host();
   state.backend = registration.backend();
+  state.build = registration.build_version();
+  state.protocol =
+      worker::CommonProtocol(worker::SpokenBy(registration), worker::SpokenProtocol()).value_or(0);
   state.held.reset();
   state.reporting = adopting_ && state.holder == registration.instance_id();
   peers_[stream].rank = *rank;
@@ -142,6 +145,7 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   welcome->set_size(options_.size);
   welcome->set_strategy(collective::Name(options_.strategy));
   welcome->set_deterministic(options_.deterministic);
+  welcome->set_protocol_version(state.protocol);
   welcome->set_device_exchange(options_.exchange_place == worker::ExchangePlace::kAuto);
   welcome->set_heartbeat_interval_ms(options_.heartbeat_interval.count());
   welcome->set_heartbeat_timeout_ms(options_.heartbeat_timeout.count());
@@ -200,7 +204,7 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
     case v1::WorkerMessage::kRendezvousGet:
       return Get(rank, message.rendezvous_get().key());
     default:
-      return;  // of a newer build: CheckRegistration lets none in
+      return;  // of a newer build, which knows more than was agreed on
   }
 }
 
@@ -330,6 +334,8 @@ std::vector<Member> RemoteCore::members() const {
                        .address = state.stream == nullptr ? "" : state.stream->peer(),
                        .host = state.host,
                        .backend = state.backend,
+                       .build = state.build,
+                       .protocol = state.protocol,
                        .connected = state.stream != nullptr,
                        .holds_shard = state.holder != 0 && state.holder == state.known.instance_id,
                        .memory_bytes = state.memory_bytes,
@@ -357,6 +363,13 @@ std::string RemoteCore::RanksThat(const std::function<bool(int rank)>& predicate
     if (predicate(rank)) ranks.push_back(rank);
   }
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+uint32_t RemoteCore::GroupProtocol() const {
+  return std::min_element(
+             ranks_.begin(), ranks_.end(),
+             [](const auto& one, const auto& other) { return one.protocol < other.protocol; })
+      ->protocol;
 }
 
 v1::CoordinatorMessage RemoteCore::Message() const {

@@ -83,6 +83,8 @@ class RemoteCore : public worker::WorkerStream::Events,
     std::optional<worker::Holdings> held;
     std::string host;
     std::string backend;
+    std::string build;      // of the worker's program
+    uint32_t protocol = 0;  // the version of worker.proto that is spoken with it
     uint64_t memory_bytes = 0;
     double busy_seconds = 0;
   };
@@ -134,6 +136,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   bool AllReady() const TRIBUTARY_REQUIRES(mutex_);
   std::string RanksThat(const std::function<bool(int rank)>& predicate) const
       TRIBUTARY_REQUIRES(mutex_);
+  // The lowest protocol version that is spoken with a rank: all ranks are told the same.
+  uint32_t GroupProtocol() const TRIBUTARY_REQUIRES(mutex_);
   v1::CoordinatorMessage Message() const TRIBUTARY_REQUIRES(mutex_);
   void SendToAll(const v1::CoordinatorMessage& message) TRIBUTARY_REQUIRES(mutex_);
   // Does what is due at `now`, and returns when to look again.

@@ -69,6 +69,7 @@ void RemoteCore::Form() {
     v1::CoordinatorMessage message = Message();
     message.mutable_configure()->set_fresh(state.holder != state.known.instance_id);
     message.mutable_configure()->set_timeout_ms(options_.form_timeout.count());
+    message.mutable_configure()->set_protocol_version(GroupProtocol());
     state.stream->Send(worker::EncodeMessage(message));
   }
   watch_wakes_.NotifyOne();

@@ -37,9 +37,11 @@ absl::Status NoDeviceSessions(absl::string_view why);
 
 struct Member {
   int rank = 0;
-  std::string address;  // "embedded" or the peer's address
-  std::string host;     // the name under which peers reach its machine; empty for "embedded"
-  std::string backend;  // "cpu", "cuda"; empty while nobody holds the rank
+  std::string address;    // "embedded" or the peer's address
+  std::string host;       // the name under which peers reach its machine; empty for "embedded"
+  std::string backend;    // "cpu", "cuda"; empty while nobody holds the rank
+  std::string build;      // the build of the worker's program; empty for "embedded"
+  uint32_t protocol = 0;  // the version of worker.proto spoken with it; 0 for "embedded"
   bool connected = false;
   // The group counts on what this worker holds: it was set up, and it is not fresh if it leaves and
   // comes back.

@@ -8,8 +8,10 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "service/client/client.h"
 #include "tests/fault/fleet.h"
 
 namespace tributary::test {
@@ -91,6 +93,34 @@ TEST_F(CoordinatorRestart, ForksTruncationsAndClosesAreKept) {
   EXPECT_TRUE(parent->Close().ok());
   EXPECT_TRUE(child.Close().ok());
   EXPECT_EQ(Topology().caches(0).pages_used(), 0);
+}
+
+// The journal knows what belongs to which lease: a host finds its sequences again, and those of
+// hosts that do not come back are closed.
+TEST_F(CoordinatorRestart, LeasesAreKept) {
+  const auto host_with = [&](const std::string& lease) {
+    auto host = client::Client::Connect({.target = PublicAddress(directory_), .lease = lease});
+    EXPECT_TRUE(host.ok()) << host.status();
+    return *std::move(host);
+  };
+  const auto unleased = Host(1, 40);
+  const uint64_t first = *host_with("a")->ForkSequence(kCacheId, unleased->id(), std::nullopt);
+  const uint64_t second = *host_with("b")->ForkSequence(kCacheId, unleased->id(), std::nullopt);
+  Kill();
+  Coordinate();
+  ASSERT_TRUE(WaitReady(2));
+  for (const auto& [lease, sequence] : {std::pair{"a", first}, std::pair{"b", second}}) {
+    const auto leased = host_with(lease)->LeasedSequences();
+    ASSERT_TRUE(leased.ok()) << leased.status();
+    ASSERT_EQ(leased->size(), 1u);
+    EXPECT_EQ(leased->front().sequence_id(), sequence);
+    EXPECT_EQ(leased->front().length(), 40);
+  }
+  Kill();
+  Coordinate({"--lease_timeout=200ms"});
+  ASSERT_TRUE(WaitReady(3));
+  EXPECT_TRUE(Eventually(kPatience, [&] { return Topology().caches(0).sequences() == 1; }));
+  ASSERT_TRUE(Eventually(kPatience, [&] { return unleased->Look(4).ok(); }));
 }
 
 TEST_F(CoordinatorRestart, AWorkerThatWentMeanwhileLosesItsShareOnly) {

@@ -29,7 +29,7 @@ void FakeWorker::Register(uint64_t instance_id, int rank,
   v1::WorkerMessage message;
   v1::Registration* registration = message.mutable_registration();
   registration->set_protocol_version(worker::kProtocolVersion);
-  registration->set_build_version(worker::BuildVersion());
+  registration->set_build_version("0.1.0-gfake");
   registration->set_instance_id(instance_id);
   registration->set_host("127.0.0.1");
   registration->set_backend("cpu");

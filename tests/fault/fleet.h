@@ -45,8 +45,10 @@ class Fleet : public ::testing::Test {
 
   // Starts a coordinator, and dials it once it listens: a channel that failed once waits for
   // seconds.
-  void Coordinate() {
-    coordinator_ = StartCoordinator(directory_, options_.workers, options_.coordinator_flags);
+  void Coordinate(const std::vector<std::string>& more_flags = {}) {
+    std::vector<std::string> flags = options_.coordinator_flags;
+    flags.insert(flags.end(), more_flags.begin(), more_flags.end());
+    coordinator_ = StartCoordinator(directory_, options_.workers, std::move(flags));
     stub_ = nullptr;
     ASSERT_TRUE(Eventually(kPatience, [&] {
       stub_ = ConnectTo(PublicAddress(directory_));
@@ -54,11 +56,15 @@ class Fleet : public ::testing::Test {
     }));
   }
 
-  std::unique_ptr<ChildProcess> Worker(int rank, const std::vector<std::string>& more_flags = {}) {
+  std::unique_ptr<ChildProcess> Worker(int rank, const std::vector<std::string>& more_flags = {},
+                                       Build build = Build::kThis) {
     std::vector<std::string> flags = options_.worker_flags;
     flags.insert(flags.end(), more_flags.begin(), more_flags.end());
-    return StartWorker(directory_, WorkerAddress(directory_), rank, std::move(flags));
+    return StartWorker(directory_, CoordinatorAddress(rank), rank, std::move(flags), build);
   }
+
+  // Where a worker finds the coordinator.
+  virtual std::string CoordinatorAddress(int /*rank*/) const { return WorkerAddress(directory_); }
 
   grpc::Status CreateCache() {
     v1::CreateCacheRequest request;

@@ -19,10 +19,14 @@ std::string Coordinator() {
 
 std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
                                           const std::string& coordinator, int rank,
-                                          std::vector<std::string> more_flags) {
-  std::vector<std::string> arguments = {
-      Program("TRIBUTARY_WORKER_PROGRAM", TRIBUTARY_WORKER_PROGRAM), "--coordinator=" + coordinator,
-      "--rank=" + std::to_string(rank), "--threads=1", "--reconnect_max=500ms"};
+                                          std::vector<std::string> more_flags, Build build) {
+  const std::string program =
+      build == Build::kPrevious
+          ? Program("TRIBUTARY_PREVIOUS_WORKER_PROGRAM", TRIBUTARY_PREVIOUS_WORKER_PROGRAM)
+          : Program("TRIBUTARY_WORKER_PROGRAM", TRIBUTARY_WORKER_PROGRAM);
+  std::vector<std::string> arguments = {program, "--coordinator=" + coordinator,
+                                        "--rank=" + std::to_string(rank), "--threads=1",
+                                        "--reconnect_max=500ms"};
   arguments.insert(arguments.end(), more_flags.begin(), more_flags.end());
   return std::make_unique<ChildProcess>(std::move(arguments),
                                         directory.File("worker" + std::to_string(rank) + ".log"));

@@ -1,7 +1,9 @@
 // The programs under test, as processes: those that were built with the test, or the ones that the
-// environment names in TRIBUTARY_COORDINATOR_PROGRAM and TRIBUTARY_WORKER_PROGRAM.
+// environment names in TRIBUTARY_COORDINATOR_PROGRAM, TRIBUTARY_WORKER_PROGRAM and
+// TRIBUTARY_PREVIOUS_WORKER_PROGRAM.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,11 +12,17 @@
 
 namespace tributary::test {
 
+enum class Build : uint8_t {
+  kThis,
+  kPrevious,  // it speaks the protocol version before this one, and says that it is another build
+};
+
 // A tributary-worker that dials `coordinator` and asks for `rank` (-1: any). One thread, short
 // pauses between attempts, log in `directory`.
 std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
                                           const std::string& coordinator, int rank,
-                                          std::vector<std::string> more_flags = {});
+                                          std::vector<std::string> more_flags = {},
+                                          Build build = Build::kThis);
 
 // A tributary-coordinator that listens on Unix sockets in `directory` and waits for `workers`.
 std::unique_ptr<ChildProcess> StartCoordinator(const TemporaryDirectory& directory, int workers,

@@ -97,8 +97,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Refusal{"protocol_version",
                 [](auto* m) { m->mutable_registration()->set_protocol_version(1'000); }},
-        Refusal{"build_version",
-                [](auto* m) { m->mutable_registration()->set_build_version("another"); }},
         Refusal{"backend", [](auto* m) { m->mutable_registration()->set_backend("abacus"); }},
         Refusal{"world_size", [](auto* m) { m->mutable_registration()->set_world_size(3); }},
         Refusal{"rank", [](auto* m) { m->mutable_registration()->set_rank(2); }},

@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status/errors.h"
 #include "tests/support/process.h"
@@ -20,6 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 constexpr int kRanks = 2;
 
@@ -68,6 +70,36 @@ class JournalTest : public ::testing::Test {
 
   test::TemporaryDirectory directory_;
 };
+
+// As text: "cache/sequence=lease".
+std::vector<std::string> LeasesOf(const Journal& journal) {
+  std::vector<std::string> leases;
+  for (const JournaledLease& lease : journal.leases()) {
+    leases.push_back(lease.cache + "/" + std::to_string(lease.sequence) + "=" + lease.lease);
+  }
+  return leases;
+}
+
+TEST_F(JournalTest, LeasesAreFoundAgain) {
+  Fill();
+  {
+    const auto journal = MustOpen();
+    EXPECT_THAT(LeasesOf(*journal), IsEmpty());
+    std::promise<absl::Status> written;
+    journal->PutLeases({{"model", 1, "a"}, {"model", ~uint64_t{0}, "b"}, {"other", 1, "a"}},
+                       [&written](const absl::Status& status) { written.set_value(status); });
+    EXPECT_TRUE(written.get_future().get().ok());
+    journal->PutLeases({{"model", 1, "c"}}, nullptr);
+  }
+  {
+    const auto journal = MustOpen();
+    EXPECT_THAT(LeasesOf(*journal),
+                UnorderedElementsAre("model/1=c", "model/18446744073709551615=b", "other/1=a"));
+    journal->DropLease("model", 1);
+    EXPECT_TRUE(Drop(*journal, "other").ok());
+  }
+  EXPECT_THAT(LeasesOf(*MustOpen()), ElementsAre("model/18446744073709551615=b"));
+}
 
 TEST_F(JournalTest, WhatWasWrittenIsFoundAgain) {
   const uint64_t group = Fill();

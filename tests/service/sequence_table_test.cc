@@ -216,6 +216,28 @@ TEST_F(SequenceTableTest, AForkMayBeRepeatedWhileTheChildIsUntouched) {
   EXPECT_EQ(table_.Fork(7, 3, 0).status().code(), absl::StatusCode::kNotFound);
 }
 
+// As a coordinator that has restarted knows them: by what they hold.
+TEST_F(SequenceTableTest, AForkMayBeRepeatedThatWasAdopted) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 100);
+  for (const SequenceId id : {2, 3}) {
+    Sequence adopted = **table_.Fork(1, id + 10, 70);
+    ASSERT_TRUE(table_.Close(id + 10).ok());
+    adopted.id = id;
+    adopted.parent = 0;
+    adopted.fork_length = 0;
+    table_.Restore(std::move(adopted));
+  }
+  table_.FinishRestoring();
+  EXPECT_EQ((*table_.Fork(1, 2, 70))->fork_length, 70);
+  EXPECT_EQ((*table_.Fork(1, 2, 70))->id, 2u);
+  EXPECT_EQ(table_.Fork(1, 2, 69).status().code(), absl::StatusCode::kAlreadyExists);
+  MustAppend(3, 70, 1);
+  EXPECT_EQ(table_.Fork(1, 3, 70).status().code(), absl::StatusCode::kAlreadyExists);
+  MustOpen(4);
+  EXPECT_EQ(table_.Fork(1, 4, 0).status().code(), absl::StatusCode::kAlreadyExists);
+}
+
 TEST_F(SequenceTableTest, TruncateReturnsPagesBeyondTheLongestLayer) {
   MustOpen(1);
   MustAppend(1, 0, 200, 0);

@@ -31,7 +31,6 @@
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
 #include "worker/rpc/place_in_group.h"
-#include "worker/rpc/protocol.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
 
@@ -177,6 +176,7 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (!options.security.server_name.empty() && options.security.tls.authorities.empty()) {
     return InvalidField("tls_ca", "is missing; tls_server_name is given");
   }
+  options.session.build_version = BuildVersion();
   options.session.host = absl::GetFlag(FLAGS_host);
   TRIBUTARY_ASSIGN_OR_RETURN(options.session.rank,
                              PlaceInGroup({.rank = absl::GetFlag(FLAGS_rank),

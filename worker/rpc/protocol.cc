@@ -2,6 +2,8 @@
 
 namespace tributary::worker {
 
-const char* BuildVersion() { return TRIBUTARY_VERSION; }
+ProtocolRange SpokenProtocol() {
+  return {.minimum = kMinProtocolVersion, .current = kProtocolVersion};
+}
 
 }  // namespace tributary::worker

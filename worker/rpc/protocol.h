@@ -1,15 +1,35 @@
 // What both ends of a session must agree on before they can talk.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 
 namespace tributary::worker {
 
-// The version of worker.proto. It is raised by a change that an older end would misread.
-inline constexpr uint32_t kProtocolVersion = 7;
+// The version of worker.proto. It is raised by a change that an older end would misread, in that
+// file or in what the ranks of a group take for granted of each other: how an exchange is chosen
+// and cut, and what goes over its connections.
+inline constexpr uint32_t kProtocolVersion = 8;
+// The oldest version that this build speaks, too. It is raised only when no build is left that
+// speaks no newer one: at least one version before kProtocolVersion is spoken.
+inline constexpr uint32_t kMinProtocolVersion = 7;
 
-// The version of this build. Ranks of different builds may compute differently, so they never form
-// a group.
-const char* BuildVersion();
+// The versions that an end speaks: all of minimum .. current.
+struct ProtocolRange {
+  uint32_t minimum = 0;
+  uint32_t current = 0;
+};
+
+// What this program speaks.
+ProtocolRange SpokenProtocol();
+
+// The highest version that both ends speak; nothing when there is none.
+inline std::optional<uint32_t> CommonProtocol(const ProtocolRange& one,
+                                              const ProtocolRange& other) {
+  const uint32_t common = std::min(one.current, other.current);
+  if (common < std::max(one.minimum, other.minimum)) return std::nullopt;
+  return common;
+}
 
 }  // namespace tributary::worker

@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
-#include "worker/rpc/protocol.h"
 
 namespace tributary::worker {
 namespace {
@@ -18,12 +17,18 @@ absl::Status RefuseOther(absl::string_view field, const T& theirs, const T& ours
 
 }  // namespace
 
+ProtocolRange SpokenBy(const v1::Registration& registration) {
+  const uint32_t current = registration.protocol_version();
+  const uint32_t minimum = registration.minimum_protocol_version();
+  return {.minimum = minimum == 0 ? current : minimum, .current = current};
+}
+
 absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch, const v1::Registration& r) {
-  if (r.protocol_version() != kProtocolVersion) {
-    return RefuseOther("protocol_version", r.protocol_version(), kProtocolVersion);
-  }
-  if (r.build_version() != BuildVersion()) {
-    return RefuseOther<absl::string_view>("build_version", r.build_version(), BuildVersion());
+  const ProtocolRange theirs = SpokenBy(r), ours = SpokenProtocol();
+  if (!CommonProtocol(theirs, ours).has_value()) {
+    return Refuse("protocol_version",
+                  absl::StrCat("the worker speaks ", theirs.minimum, " to ", theirs.current,
+                               ", the coordinator ", ours.minimum, " to ", ours.current));
   }
   if (r.backend() != group.backend) {
     return RefuseOther<absl::string_view>("backend", r.backend(), group.backend);

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tributary/v1/worker.pb.h"
+#include "worker/rpc/protocol.h"
 
 namespace tributary::worker {
 
@@ -18,6 +19,9 @@ struct GroupFacts {
   uint64_t epoch = 0;     // the last one given out
   std::string backend;
 };
+
+// The versions of the protocol that the worker speaks.
+ProtocolRange SpokenBy(const v1::Registration& registration);
 
 // kFailedPrecondition with the field (base/status/errors.h); worker.proto lists the reasons.
 // `epoch` is WorkerMessage.epoch.

@@ -20,6 +20,17 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using telemetry::LogLevel;
 
+// Whether this program speaks the version that the coordinator chose; 0: it chose none.
+absl::Status CheckSpoken(uint32_t version) {
+  const ProtocolRange spoken = SpokenProtocol();
+  if (version == 0 || (version >= spoken.minimum && version <= spoken.current)) {
+    return absl::OkStatus();
+  }
+  return FieldError(absl::StatusCode::kFailedPrecondition, "protocol_version",
+                    absl::StrCat("the group's is ", version, ", this worker speaks ",
+                                 spoken.minimum, " to ", spoken.current));
+}
+
 }  // namespace
 
 Session::Session(const SessionOptions& options, Identity& identity, RankThread& rank,
@@ -87,8 +98,9 @@ void Session::Register() {
   v1::WorkerMessage message;
   message.set_epoch(identity_.epoch);
   v1::Registration* registration = message.mutable_registration();
-  registration->set_protocol_version(kProtocolVersion);
-  registration->set_build_version(BuildVersion());
+  registration->set_protocol_version(SpokenProtocol().current);
+  registration->set_minimum_protocol_version(SpokenProtocol().minimum);
+  registration->set_build_version(options_.build_version);
   registration->set_instance_id(identity_.instance_id);
   registration->set_group_id(identity_.group_id);
   registration->set_host(options_.host);
@@ -128,7 +140,10 @@ void Session::Handle(v1::CoordinatorMessage message) {
 void Session::OnWelcome(const v1::Welcome& welcome) {
   welcome_ = welcome;
   logged_rank_ = welcome.rank();
-  Log(LogLevel::kInfo, absl::StrCat("registered as rank ", welcome.rank(), " of ", welcome.size()));
+  Log(LogLevel::kInfo,
+      absl::StrCat(
+          "registered as rank ", welcome.rank(), " of ", welcome.size(), ", protocol version ",
+          welcome.protocol_version() == 0 ? SpokenProtocol().current : welcome.protocol_version()));
   options_.observer->OnWelcome(welcome.rank(), welcome.size());
   if (welcome.report_holdings()) {
     rank_.Report([outbox = outbox_](const Holdings& holdings) {
@@ -171,6 +186,9 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   logged_epoch_ = epoch;
   if (!welcome_.has_value()) {
     return answer(absl::FailedPreconditionError("configured before being welcomed"));
+  }
+  if (absl::Status spoken = CheckSpoken(configure.protocol_version()); !spoken.ok()) {
+    return answer(std::move(spoken));
   }
   // Nothing to keep, yet the coordinator counts on it: never serve an empty shard as a full one.
   if (!configure.fresh() && identity_.group_id != welcome_->group_id()) {

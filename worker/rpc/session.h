@@ -27,8 +27,9 @@ namespace tributary::worker {
 struct SessionOptions {
   std::string host = "127.0.0.1";  // where peers reach this worker, and where it listens for them
   std::string backend = "cpu";
-  std::optional<int> rank;  // that the worker asks for
-  int world_size = 0;       // that the worker expects; 0: any
+  std::optional<int> rank;                // that the worker asks for
+  int world_size = 0;                     // that the worker expects; 0: any
+  std::string build_version = "unknown";  // of the program (base/process/version.h)
   // A coordinator that says nothing for so long is gone. Its Welcome states another time.
   std::chrono::milliseconds welcome_timeout{10'000};
   std::shared_ptr<const telemetry::Logger> log;                                   // null: silent

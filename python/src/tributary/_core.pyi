@@ -29,6 +29,7 @@ class Client:
         key: str,
         authorities: str,
         token_file: str,
+        lease: str,
         /,
     ) -> None: ...
     def close(self) -> None: ...

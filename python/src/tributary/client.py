@@ -365,6 +365,10 @@ class Client:
         the timeout allows.
     tls_certificate, tls_key, tls_authorities, token_file : str
         Paths of files; "" when not used.
+    lease : str
+        The lease that sequences opened by this client belong to: 1 to 128 of [A-Za-z0-9._-], drawn
+        at random. The service closes them when no client has presented the lease for a while, as
+        after this process died. "": they stay until they are closed.
 
     Raises
     ------
@@ -383,6 +387,7 @@ class Client:
         tls_key: str = "",
         tls_authorities: str = "",
         token_file: str = "",
+        lease: str = "",
     ) -> None:
         self._core = _core.Client(
             target,
@@ -393,6 +398,7 @@ class Client:
             tls_key,
             tls_authorities,
             token_file,
+            lease,
         )
 
     def create_cache(self, id: str, spec: CacheSpec, *, timeout: float | None = None) -> Cache:

@@ -27,7 +27,8 @@ absl::StatusOr<ConnectOptions> FromC(const tributary_options& given) {
                                               .key = Text(given.tls_key),
                                               .authorities = Text(given.tls_authorities)},
                                       .token_file = Text(given.token_file)},
-                         .shared_memory_bytes = given.shared_memory_bytes};
+                         .shared_memory_bytes = given.shared_memory_bytes,
+                         .lease = Text(given.lease)};
   if (given.timeout_ms != 0) options.timeout = std::chrono::milliseconds(given.timeout_ms);
   if (given.max_attempts != 0) options.max_attempts = given.max_attempts;
   if (given.max_message_bytes != 0) options.max_message_bytes = given.max_message_bytes;

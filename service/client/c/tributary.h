@@ -86,6 +86,9 @@ typedef struct tributary_options {
   const char* tls_key;
   const char* tls_authorities;
   const char* token_file;
+  /* The lease that sequences opened by this client belong to: 1 to 128 of [A-Za-z0-9._-], drawn at
+   * random. NULL or "": none, and sequences stay until they are closed. See docs/hosts.md. */
+  const char* lease;
 } tributary_options;
 
 /* UNAVAILABLE when nobody answers within the timeout. */

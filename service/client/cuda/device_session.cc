@@ -57,7 +57,7 @@ absl::Status CheckRows(absl::string_view field, const HeadRows& rows, int32_t el
 class CudaDeviceSession final : public DeviceSession {
  public:
   CudaDeviceSession(const ConnectOptions& connect, const DeviceSessionOptions& options)
-      : options_(options), timeout_(connect.timeout) {}
+      : options_(options), timeout_(connect.timeout), lease_(connect.lease) {}
 
   ~CudaDeviceSession() override {
     stream_.reset();  // the service ends every wait, and so does EndWaits
@@ -98,7 +98,7 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
     open.set_device_uuid(gpu);
     open.set_measures(true);
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, Until(),
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, lease_, Until(),
                                                             [&](const v1::SessionProbe& asked) {
                                                               return Probe(asked, gpu);
                                                             }));
@@ -289,6 +289,7 @@ class CudaDeviceSession final : public DeviceSession {
 
   const DeviceSessionOptions options_;
   const std::chrono::milliseconds timeout_;
+  const std::string lease_;  // that the session presents; empty: none
   int gpu_ = 0;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   void* mailbox_ = nullptr;

@@ -196,6 +196,7 @@ GroupTable::GroupPtr GroupTable::MakeGroup(const std::string& target) const {
   if (!channel.ok()) return nullptr;
   group->channel = *std::move(channel);
   group->stub = v1::AttentionService::NewStub(group->channel);
+  group->lease = options.lease;
   // The client does not outlive its group.
   group->client =
       MakeClient(options, group->channel, [raw = group.get()] { return raw->NewSequenceId(); });

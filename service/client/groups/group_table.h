@@ -46,6 +46,7 @@ class GroupTable {
     std::shared_ptr<grpc::Channel> channel;
     std::unique_ptr<v1::AttentionService::Stub> stub;
     std::unique_ptr<Client> client;
+    std::string lease;             // that `client` presents; empty: none
     std::atomic<uint32_t> tag{0};  // 0: not known yet
 
     // An id with the group's tag. Sequences that `client` opens and forks have such ids.

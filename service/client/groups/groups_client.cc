@@ -17,6 +17,7 @@
 #include "service/client/attend_message.h"
 #include "service/client/groups/attends_in_flight.h"
 #include "service/client/groups/split_call.h"
+#include "service/client/lease.h"
 #include "service/client/retry.h"
 
 namespace tributary::client {
@@ -343,6 +344,16 @@ class GroupsClient final : public Client {
     return sum;
   }
 
+  absl::StatusOr<std::vector<v1::LeasedSequence>> LeasedSequences() override {
+    std::vector<v1::LeasedSequence> all;
+    for (const GroupPtr& group : table_->Answering()) {
+      const auto some = In(*group)->LeasedSequences();
+      if (!some.ok()) return some;
+      all.insert(all.end(), some->begin(), some->end());
+    }
+    return all;
+  }
+
   absl::StatusOr<v1::GetLimitsReply> GetLimits() override {
     const std::vector<GroupPtr> groups = table_->Answering();
     if (groups.empty()) return absl::UnavailableError("no group answers");
@@ -370,6 +381,7 @@ class GroupsClient final : public Client {
       request.set_sequence_id(group.NewSequenceId());
       grpc::ClientContext context;
       context.set_deadline(std::chrono::system_clock::now() + timeout_);
+      PresentLease(group.lease, &context);
       v1::OpenSequenceReply reply;
       status = FromGrpcStatus(group.stub->OpenSequence(&context, request, &reply));
       if (status.ok()) {

@@ -124,6 +124,28 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
   EXPECT_THAT(TopologyReport({}, kPlain), HasSubstr("no caches"));
 }
 
+TEST(TopologyReport, SaysThatBuildsAreMixed) {
+  v1::GetTopologyReply topology = Topology();
+  topology.set_version("0.1.0-g1");
+  for (v1::WorkerInfo& worker : *topology.mutable_workers()) {
+    worker.set_connected(true);
+    worker.set_version("0.1.0-g1");
+    worker.set_protocol_version(8);
+  }
+  EXPECT_THAT(TopologyReport(topology, kPlain), Not(HasSubstr("mixed")));
+  EXPECT_THAT(TopologyReport(topology, kPlain), Not(HasSubstr("PROTOCOL")));
+  topology.mutable_workers(1)->set_version("0.0.9-g2");
+  topology.mutable_workers(1)->set_protocol_version(7);
+  for (const std::string& report :
+       {TopologyReport(topology, kPlain), TopReport(topology, topology, 1, kPlain)}) {
+    EXPECT_THAT(report, HasSubstr("version 0.1.0-g1  mixed builds"));
+    EXPECT_THAT(report, HasSubstr("0.0.9-g2"));
+    EXPECT_THAT(report, HasSubstr("PROTOCOL"));
+  }
+  topology.mutable_workers(1)->set_connected(false);  // nothing of it counts any more
+  EXPECT_THAT(TopologyReport(topology, kPlain), Not(HasSubstr("mixed")));
+}
+
 TEST(LimitsReport, SaysWhatIsAcceptedAndHowPreciseF32Is) {
   v1::GetLimitsReply limits;
   limits.set_ranks(2);

@@ -47,6 +47,7 @@ class MockClient : public client::Client {
   MOCK_METHOD(absl::StatusOr<std::shared_ptr<const client::DeviceRegion>>, ShareDeviceMemory,
               (const client::DeviceMemory&), (override));
   MOCK_METHOD(absl::Status, UnshareDeviceMemory, (const client::DeviceRegion&), (override));
+  MOCK_METHOD(absl::StatusOr<std::vector<v1::LeasedSequence>>, LeasedSequences, (), (override));
   MOCK_METHOD(absl::StatusOr<v1::GetTopologyReply>, GetTopology, (const v1::GetTopologyRequest&),
               (override));
   MOCK_METHOD(absl::StatusOr<v1::GetLimitsReply>, GetLimits, (), (override));

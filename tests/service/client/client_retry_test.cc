@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "service/client/client.h"
 #include "tests/service/client/fake_service.h"
+#include "tests/support/process.h"
 
 namespace tributary::client {
 namespace {
@@ -290,6 +291,31 @@ TEST_F(ClientRetryTest, OpeningRepeatsOneIdAndNeverUsesItTwice) {
   EXPECT_EQ(ids.size(), 20u);
   ASSERT_EQ(service_.ids.size(), 40u);
   for (size_t i = 0; i < 40; i += 2) EXPECT_EQ(service_.ids[i], service_.ids[i + 1]);
+}
+
+TEST_F(ClientRetryTest, ALeaseIsPresentedAndRenewed) {
+  const auto times = [&](const std::string& what) {
+    const std::vector<std::string> leases = service_.leases();
+    return std::count(leases.begin(), leases.end(), what);
+  };
+  service_.on_unary = [](const std::string& method, int attempt) {
+    return method == "RenewLease" && attempt == 2 ? GrpcError(grpc::StatusCode::UNAVAILABLE, 1)
+                                                  : grpc::Status::OK;
+  };
+  {
+    const auto client = Connect({.lease = "host-1"});
+    EXPECT_TRUE(client->OpenSequence("cache").ok());
+    EXPECT_EQ(times("call: host-1"), 1);
+    OwnedCall call(5);
+    EXPECT_TRUE(client->Attend(call.call).ok());
+    EXPECT_EQ(times("stream: host-1"), 1);
+    // Also after a renewal that failed.
+    EXPECT_TRUE(test::Eventually(seconds(45), [&] { return times("renewed: host-1") > 4; }));
+  }
+  const auto renewals = times("renewed: host-1");
+  const auto client = Connect();
+  EXPECT_TRUE(client->OpenSequence("cache").ok());
+  EXPECT_EQ(service_.leases().size(), renewals + 2) << "nothing is presented without one";
 }
 
 TEST_F(ClientRetryTest, AttendIsRepeatedOnTheSameStream) {

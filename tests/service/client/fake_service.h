@@ -122,6 +122,11 @@ class FakeService final : public v1::AttentionService::Service {
     known_.clear();
   }
   int streams() const { return streams_; }
+  // What calls, streams and renewals presented, in order: "stream: NAME".
+  std::vector<std::string> leases() const {
+    std::lock_guard lock(mutex_);
+    return leases_;
+  }
 
  private:
   grpc::Status Unary(const std::string& method) {
@@ -142,8 +147,9 @@ class FakeService final : public v1::AttentionService::Service {
                            v1::DeleteCacheReply*) override {
     return Unary("DeleteCache");
   }
-  grpc::Status OpenSequence(grpc::ServerContext*, const v1::OpenSequenceRequest* request,
+  grpc::Status OpenSequence(grpc::ServerContext* context, const v1::OpenSequenceRequest* request,
                             v1::OpenSequenceReply* reply) override {
+    RememberLease("call", *context);
     reply->set_sequence_id(request->sequence_id());
     Remember(request->sequence_id());
     return Unary("OpenSequence");
@@ -182,6 +188,15 @@ class FakeService final : public v1::AttentionService::Service {
                          v1::GetLimitsReply*) override {
     return Unary("GetLimits");
   }
+  grpc::Status RenewLease(grpc::ServerContext*, const v1::RenewLeaseRequest* request,
+                          v1::RenewLeaseReply* reply) override {
+    reply->set_timeout_seconds(0.03);
+    {
+      std::lock_guard lock(mutex_);
+      leases_.push_back("renewed: " + request->lease());
+    }
+    return Unary("RenewLease");
+  }
   grpc::Status RegisterSharedMemory(grpc::ServerContext*,
                                     const v1::RegisterSharedMemoryRequest* request,
                                     v1::RegisterSharedMemoryReply*) override {
@@ -207,9 +222,10 @@ class FakeService final : public v1::AttentionService::Service {
   }
 
   grpc::Status AttendStream(
-      grpc::ServerContext*,
+      grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::AttendReply, v1::AttendRequest>* stream) override {
     ++streams_;
+    RememberLease("stream", *context);
     v1::AttendRequest request;
     while (stream->Read(&request)) {
       const Verdict verdict = on_attend ? on_attend(request) : Verdict();
@@ -258,10 +274,18 @@ class FakeService final : public v1::AttentionService::Service {
     ids.push_back(id);
   }
 
+  void RememberLease(const std::string& by, const grpc::ServerContext& context) {
+    const auto found = context.client_metadata().find("tributary-lease");
+    if (found == context.client_metadata().end()) return;
+    std::lock_guard lock(mutex_);
+    leases_.push_back(by + ": " + std::string(found->second.data(), found->second.size()));
+  }
+
   const std::string target_;
   mutable std::mutex mutex_;
   std::map<std::string, int> attempts_;
   std::vector<std::string> regions_;
+  std::vector<std::string> leases_;
   std::set<std::string> known_;
   std::map<std::string, std::byte*> mapped_;
   std::atomic<int> streams_{0};

@@ -18,7 +18,7 @@ const GroupFacts kGroup = {.size = 4, .group_id = 77, .epoch = 5, .backend = "cp
 v1::Registration Good(uint64_t instance_id) {
   v1::Registration registration;
   registration.set_protocol_version(kProtocolVersion);
-  registration.set_build_version(BuildVersion());
+  registration.set_minimum_protocol_version(kMinProtocolVersion);
   registration.set_instance_id(instance_id);
   registration.set_host("127.0.0.1");
   registration.set_backend("cpu");
@@ -43,8 +43,21 @@ TEST_P(Refused, NamesTheField) {
 
 INSTANTIATE_TEST_SUITE_P(
     Reasons, Refused,
-    ::testing::Values(Refusal{"protocol_version", 0, [](auto* r) { r->set_protocol_version(99); }},
-                      Refusal{"build_version", 0, [](auto* r) { r->set_build_version("0.0.0"); }},
+    ::testing::Values(Refusal{"protocol_version", 0,
+                              [](auto* r) {
+                                r->set_protocol_version(99);
+                                r->set_minimum_protocol_version(kProtocolVersion + 1);
+                              }},
+                      Refusal{"protocol_version", 0,
+                              [](auto* r) {
+                                r->set_protocol_version(kMinProtocolVersion - 1);
+                                r->set_minimum_protocol_version(1);
+                              }},
+                      Refusal{"protocol_version", 0,
+                              [](auto* r) {
+                                r->set_protocol_version(99);
+                                r->clear_minimum_protocol_version();
+                              }},
                       Refusal{"backend", 0, [](auto* r) { r->set_backend("cuda"); }},
                       Refusal{"world_size", 0, [](auto* r) { r->set_world_size(3); }},
                       Refusal{"rank", 0, [](auto* r) { r->set_rank(4); }},
@@ -60,6 +73,27 @@ TEST(Registration, WhatFitsIsTaken) {
   full.set_world_size(4);
   full.set_group_id(77);
   EXPECT_EQ(CheckRegistration(kGroup, 5, full), absl::OkStatus());
+}
+
+TEST(Protocol, BothEndsSpeakTheHighestThatBothKnow) {
+  const ProtocolRange ours = {.minimum = 7, .current = 8};
+  EXPECT_EQ(CommonProtocol(ours, ours), 8u);
+  EXPECT_EQ(CommonProtocol(ours, {.minimum = 6, .current = 7}), 7u);  // the one before
+  EXPECT_EQ(CommonProtocol(ours, {.minimum = 8, .current = 9}), 8u);  // the one behind
+  EXPECT_EQ(CommonProtocol(ours, {.minimum = 1, .current = 6}), std::nullopt);
+  EXPECT_EQ(CommonProtocol(ours, {.minimum = 9, .current = 9}), std::nullopt);
+  EXPECT_LT(SpokenProtocol().minimum, SpokenProtocol().current);
+}
+
+TEST(Registration, BuildsAndVersionsMayDiffer) {
+  v1::Registration registration = Good(1);
+  registration.set_build_version("another");
+  registration.set_protocol_version(kProtocolVersion + 1);
+  registration.set_minimum_protocol_version(kProtocolVersion);
+  EXPECT_EQ(CheckRegistration(kGroup, 0, registration), absl::OkStatus());
+  registration.set_protocol_version(kMinProtocolVersion);
+  registration.clear_minimum_protocol_version();  // as before ranges were stated
+  EXPECT_EQ(CheckRegistration(kGroup, 0, registration), absl::OkStatus());
 }
 
 TEST(Ranks, AnInstanceGetsItsOwnBack) {
