@@ -8,13 +8,15 @@ BUILD := build/$(PRESET)
 DEVICE ?= cpu
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+# What the random calls and faults of `make soak-faults` follow from.
+SEED ?= 1
 # ON: a warning of the C++ compiler is an error, as in CI. Another compiler may give warnings that CI's does not.
 WERROR ?= OFF
 # ON: the sources of a library are compiled several at a time, which makes a whole build quicker. OFF: each by itself,
 # which is quicker for who changes one and builds again, and shows that each includes what it uses.
 UNITY ?= ON
 
-.PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
+.PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak soak-faults hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -76,6 +78,11 @@ soak: setup ## 64 clients that cancel and hang up for ten minutes: memory, descr
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target fault_soak
 	$(BUILD)/bin/fault_soak
+
+soak-faults: setup ## random calls checked against a model beside random faults, for half an hour (SEED=1)
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) -j $(JOBS) --target fault_soak_faults
+	$(BUILD)/bin/fault_soak_faults --seed=$(SEED)
 
 hostile: setup ## a hostile client beside two honest hosts, one attack after the other: their p99, the coordinator's memory
 	cmake --preset $(PRESET)
