@@ -18,6 +18,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "service/client/client.h"
 #include "tests/fault/programs.h"
 #include "tests/support/process.h"
@@ -27,8 +28,8 @@ ABSL_FLAG(std::vector<std::string>, what,
           "What to measure: coordinator, worker, rolling, cost.");
 ABSL_FLAG(int, sequences, 4096, "Sequences that are open when the coordinator is killed.");
 ABSL_FLAG(int, shard_mib, 1024, "MiB of tokens on the worker that is killed.");
-ABSL_FLAG(int, steps, 3000, "Decode steps of which the costs are means.");
-ABSL_FLAG(int, prefills, 5, "Prompts of 4,096 tokens of which the costs are means.");
+ABSL_FLAG(int, steps, 3000, "Decode steps whose costs are measured.");
+ABSL_FLAG(int, prefills, 5, "Prompts of 4,096 tokens whose costs are measured.");
 
 namespace tributary {
 namespace {
@@ -40,6 +41,8 @@ using client::Client;
 using client::SequenceUpdate;
 
 constexpr int kRanks = 4;
+// Of each case in turn, where costs are measured.
+constexpr int kStepsOfABlock = 50;
 constexpr std::chrono::seconds kPatience{300};
 const char* const kCache = "bench";
 
@@ -264,46 +267,88 @@ void RollingRestart(int replicas) {
       kRanks, replicas, SecondsSince(begin), longest, static_cast<long long>(calls));
 }
 
-struct Costs {
-  double step_us = 0;         // of all workers
-  double prefill_s = 0;       // of all workers
-  double coordinator_us = 0;  // per decode step
+// One way to be ready, and what its programs took for each block of steps, and for each prompt.
+struct Case {
+  Case(const char* called, std::vector<std::string> flags)
+      : name(called), service(std::move(flags)) {}
+
+  const char* name;
+  Service service;
+  std::vector<uint64_t> ids;
+  int64_t position = 500;
+  std::vector<double> step_us, coordinator_us, prefill_s;
+
+  void Begin(int prefills) {
+    service.CreateCache(
+        {.q_heads = 32,
+         .capacity = 8 * (500 + absl::GetFlag(FLAGS_steps) + 512) + (prefills + 2) * 4608});
+    ids = service.Open(8);
+    service.Append(ids, static_cast<int32_t>(position));
+    Must(service.Attend(ids, position++, 1, 1), "Attend");
+  }
+  void Steps(int count) {
+    const double workers = service.WorkersCpu();
+    const double coordinator = CpuSecondsOf(service.coordinator().pid());
+    for (int i = 0; i < count; ++i) Must(service.Attend(ids, position++, 1, 1), "Attend");
+    step_us.push_back((service.WorkersCpu() - workers) / count * 1e6);
+    coordinator_us.push_back((CpuSecondsOf(service.coordinator().pid()) - coordinator) / count *
+                             1e6);
+  }
+  void Prompt() {
+    const double workers = service.WorkersCpu();
+    Must(service.Attend(service.Open(1), 0, 4096, 4096), "Attend");
+    prefill_s.push_back(service.WorkersCpu() - workers);
+  }
 };
 
-Costs CostsOf(const std::vector<std::string>& flags) {
-  Service service(flags);
-  const int steps = absl::GetFlag(FLAGS_steps);
-  const int prefills = absl::GetFlag(FLAGS_prefills);
-  service.CreateCache({.q_heads = 32, .capacity = 8 * 4096 + (prefills + 8) * 4608});
-  const std::vector<uint64_t> ids = service.Open(8);
-  service.Append(ids, 500);
-  Must(service.Attend(ids, 500, 1, 1), "Attend");
-  Costs costs;
-  double workers = service.WorkersCpu();
-  double coordinator = CpuSecondsOf(service.coordinator().pid());
-  for (int i = 1; i <= steps; ++i) Must(service.Attend(ids, 500 + i, 1, 1), "Attend");
-  costs.step_us = (service.WorkersCpu() - workers) / steps * 1e6;
-  costs.coordinator_us = (CpuSecondsOf(service.coordinator().pid()) - coordinator) / steps * 1e6;
-  workers = service.WorkersCpu();
-  for (const uint64_t id : service.Open(prefills))
-    Must(service.Attend({id}, 0, 4096, 4096), "Attend");
-  if (prefills > 0) costs.prefill_s = (service.WorkersCpu() - workers) / prefills;
-  return costs;
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
+// By how much each value is above the one of the same round, as parts of it: the quartiles.
+std::string MoreThan(const std::vector<double>& base, const std::vector<double>& values) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < values.size() && i < base.size(); ++i) {
+    ratios.push_back(values[i] / base[i] - 1);
+  }
+  if (ratios.empty()) return "-";
+  std::sort(ratios.begin(), ratios.end());
+  return absl::StrFormat("%+.1f%% (quartiles %+.1f%% to %+.1f%%)", 100 * Median(ratios),
+                         100 * ratios[ratios.size() / 4], 100 * ratios[ratios.size() * 3 / 4]);
+}
+
+// All cases run side by side, a block of steps of each in turn, so that what else the machine does
+// meets all of them alike. CPU time does not count what others take.
 void CostOfReadiness() {
+  const int prefills = absl::GetFlag(FLAGS_prefills);
+  const int blocks = std::max(1, absl::GetFlag(FLAGS_steps) / kStepsOfABlock);
   const StateDirectory state;
-  const std::pair<const char*, std::vector<std::string>> cases[] = {
-      {"nothing kept", {}}, {"replicas 1", {"--replicas=1"}}, {"journal", {state.flag()}},
-      {"nothing kept", {}}, {"replicas 1", {"--replicas=1"}}, {"journal", {state.flag()}},
-  };
-  for (const auto& [name, flags] : cases) {
-    const Costs costs = CostsOf(flags);
+  std::vector<std::unique_ptr<Case>> cases;
+  cases.push_back(std::make_unique<Case>("nothing kept", std::vector<std::string>()));
+  cases.push_back(std::make_unique<Case>("nothing again", std::vector<std::string>()));
+  cases.push_back(std::make_unique<Case>("replicas 1", std::vector<std::string>{"--replicas=1"}));
+  cases.push_back(std::make_unique<Case>("journal", std::vector<std::string>{state.flag()}));
+  for (const auto& one : cases) one->Begin(prefills);
+  for (int block = 0; block < blocks; ++block) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      cases[(i + static_cast<size_t>(block)) % cases.size()]->Steps(kStepsOfABlock);
+    }
+  }
+  for (int prompt = 0; prompt < prefills; ++prompt) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      cases[(i + static_cast<size_t>(prompt)) % cases.size()]->Prompt();
+    }
+  }
+  const Case& base = *cases.front();
+  for (const auto& one : cases) {
     std::printf(
-        "%-12s CPU time: decode step of 8 sequences, workers %.1f us, coordinator %.1f us; "
-        "prompt of 4,096 tokens, workers %.3f s\n",
-        name, costs.step_us, costs.coordinator_us, costs.prefill_s);
-    std::fflush(stdout);
+        "%-13s CPU time, medians: decode step of 8 sequences, workers %.1f us, %s; coordinator "
+        "%.1f us, %s; prompt of 4,096 tokens, workers %.3f s, %s\n",
+        one->name, Median(one->step_us), MoreThan(base.step_us, one->step_us).c_str(),
+        Median(one->coordinator_us), MoreThan(base.coordinator_us, one->coordinator_us).c_str(),
+        Median(one->prefill_s), MoreThan(base.prefill_s, one->prefill_s).c_str());
   }
 }
 
