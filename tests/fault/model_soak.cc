@@ -232,9 +232,9 @@ void ModelSoak::RollingRestart() {
   EndCoordinator(SIGTERM);
 }
 
-// What is spoilt was written since the coordinator came up in order: epochs, who holds which rank, and
-// leases. A journal that lost the caches, too, loses them with their sequences, and the log says so:
-// that is not to be seen here.
+// What is spoilt was written since the coordinator came up in order: epochs, who holds which rank,
+// and leases. A journal that lost the caches, too, loses them with their sequences, and the log
+// says so: that is not to be seen here.
 void ModelSoak::SpoilJournal(const Fault& fault) {
   ASSERT_NO_FATAL_FAILURE(EndCoordinator(SIGTERM));
   ASSERT_TRUE(WaitWhole());
