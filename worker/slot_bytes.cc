@@ -16,11 +16,11 @@ mailbox::SlotRoom SlotBytes(const LayerGeometry& geometry, const OpenSessionComm
           .lse = BytesOf(DType::kF32, rows * geometry.q_heads)};
 }
 
-mailbox::SlotRoom MostSlotBytes(const CacheSpec& spec, const OpenSessionCommand& session,
-                                int64_t rows, int64_t tokens) {
+mailbox::SlotRoom MostSlotBytes(std::span<const LayerGeometry> layers,
+                                const OpenSessionCommand& session, int64_t rows, int64_t tokens) {
   mailbox::SlotRoom most;
-  for (const LayerSpec& layer : spec.layers) {
-    const mailbox::SlotRoom bytes = SlotBytes(GeometryOf(spec, layer), session, rows, tokens);
+  for (const LayerGeometry& layer : layers) {
+    const mailbox::SlotRoom bytes = SlotBytes(layer, session, rows, tokens);
     most.q = std::max(most.q, bytes.q);
     most.k = std::max(most.k, bytes.k);
     most.v = std::max(most.v, bytes.v);

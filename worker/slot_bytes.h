@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/mailbox/layout.h"
 #include "worker/cache_spec.h"
@@ -14,8 +15,8 @@ namespace tributary::worker {
 mailbox::SlotRoom SlotBytes(const LayerGeometry& geometry, const OpenSessionCommand& session,
                             int64_t rows, int64_t tokens);
 
-// The most that any layer of a cache takes.
-mailbox::SlotRoom MostSlotBytes(const CacheSpec& spec, const OpenSessionCommand& session,
-                                int64_t rows, int64_t tokens);
+// The most that any of these layers takes.
+mailbox::SlotRoom MostSlotBytes(std::span<const LayerGeometry> layers,
+                                const OpenSessionCommand& session, int64_t rows, int64_t tokens);
 
 }  // namespace tributary::worker

@@ -32,7 +32,8 @@ struct Gate {
   uint64_t bound = 0;                   // how long the wait may take, ns
   int32_t layer = 0;
   int32_t layers = 0;
-  // Whether the host rings from the GPU of the mailbox, and no other GPU reads the mailbox.
+  // Whether the mailbox and the host are on this GPU. What the two tell each other then needs no
+  // order for the whole system, whoever else reads the mailbox: only the host reads results.
   bool one_gpu = false;
   // Words of the mailbox where both sides wait by stream memory operations (session.proto). Then
   // FinishKernel says that the layer before is finished, and the stream waits for `handed_over`

@@ -22,6 +22,7 @@
 #include "collective/rendezvous/memory_rendezvous.h"
 #include "kernels/element.h"
 #include "kernels/key_range.h"
+#include "worker/choose_path.h"
 #include "worker/cuda_backend.h"
 #include "worker/executor.h"
 
@@ -63,13 +64,18 @@ struct Flags {
   int32_t kv_heads = 4;
   int32_t head_dim = 128;
   int32_t page_size = 64;
-  int32_t query_rows = 1;   // of each sequence, causal: more than one verify a draft
+  int32_t query_rows = 1;   // of each sequence, causal: a few verify a draft, many are a prompt
   int32_t block = 0;        // rows of a draft's block instead; 0: none
   int64_t window = -1;      // tokens ahead of its own that a row sees; -1: all
   bool f32_output = false;  // else the result is for bf16
   std::string json;
 
   int32_t rows() const { return block > 0 ? block : query_rows; }  // of a sequence
+  StepKind kind() const {
+    return block > 0 ? StepKind::kDflash : ChoosePath(query_rows, query_rows);
+  }
+  // Whether rows see the step's own tokens as they came, and not as the cache keeps them.
+  bool sees_tokens_as_they_came() const { return kind() != StepKind::kDecode; }
 };
 
 std::vector<std::string> Split(const std::string& list) {
@@ -177,7 +183,7 @@ class Problem {
   // The step that is timed.
   StepCommand Step() const {
     StepCommand step;
-    step.kind = flags_.block > 0 ? StepKind::kDflash : StepKind::kDecode;
+    step.kind = flags_.kind();
     for (int32_t s = 0; s < case_.batch; ++s) {
       step.entries.push_back({.sequence = Id(s),
                               .first_position = case_.tokens,
@@ -237,9 +243,9 @@ class Problem {
     const int32_t sequence = row / flags_.rows();
     const size_t kv_head = static_cast<size_t>(head / (flags_.q_heads / flags_.kv_heads));
     const size_t q = (static_cast<size_t>(row) * flags_.q_heads + head) * dim;
-    // A block is not kept and seen as it is.
     const auto cached = [&](const Values& values, size_t at) {
-      const bool kept = flags_.block == 0 || &values == &pool_k_ || &values == &pool_v_;
+      const bool of_step = &values == &k_ || &values == &v_;
+      const bool kept = !of_step || !flags_.sees_tokens_as_they_came();
       return kept ? AsCached(values.At(at)) : values.At(at);
     };
     std::vector<double> scores;
@@ -395,7 +401,7 @@ class Group {
 
 CacheSpec SpecOf(const Flags& f, const Case& c, int ranks, int32_t* pages_each) {
   const int64_t virtual_page = int64_t{f.page_size} * ranks;
-  *pages_each = static_cast<int32_t>((c.tokens + 1 + virtual_page - 1) / virtual_page);
+  *pages_each = static_cast<int32_t>((c.tokens + f.rows() + virtual_page - 1) / virtual_page);
   CacheSpec spec;
   spec.q_heads = f.q_heads;
   spec.kv_heads = f.kv_heads;

@@ -44,7 +44,11 @@ void SessionStream::OnReadDone(bool ok) {
       return FinishIfOver();
     }
   }
-  coordinator_->sessions().Abandon(session);
+  Leave(session);
+}
+
+void SessionStream::Leave(const SessionPtr& session) {
+  coordinator_->sessions().Abandon(session, endpoint_.load());
 }
 
 void SessionStream::Handle(v1::SessionRequest& request) {
@@ -54,7 +58,9 @@ void SessionStream::Handle(v1::SessionRequest& request) {
     if (over_ || finished_) return;
     session = session_;
     const bool first = !std::exchange(opened_, true);
-    if (first != (request.body_case() == v1::SessionRequest::kOpen)) {
+    const bool begins = request.body_case() == v1::SessionRequest::kOpen ||
+                        request.body_case() == v1::SessionRequest::kJoin;
+    if (first != begins) {
       over_ = true;
       why_ =
           InvalidField("open", first ? "must be the first message" : "is the first message only");
@@ -62,10 +68,10 @@ void SessionStream::Handle(v1::SessionRequest& request) {
     }
   }
   switch (request.body_case()) {
-    case v1::SessionRequest::kOpen: {
-      if (session != nullptr) return coordinator_->sessions().Abandon(session);
-      SessionPtr opened =
-          coordinator_->sessions().Open(request.open(), call_, local_, shared_from_this());
+    case v1::SessionRequest::kOpen:
+    case v1::SessionRequest::kJoin: {
+      if (session != nullptr) return Leave(session);
+      SessionPtr opened = BeginSession(request);
       {
         const MutexLock lock(mutex_);
         if (!over_) {
@@ -74,17 +80,18 @@ void SessionStream::Handle(v1::SessionRequest& request) {
         }
       }
       // It has ended meanwhile, or its caller may not have it any more.
-      if (opened != nullptr) coordinator_->sessions().Abandon(opened);
+      if (opened != nullptr) Leave(opened);
       return;
     }
     case v1::SessionRequest::kSubmit:
+      if (endpoint_ > 0) return Refuse(InvalidField("submit", "is what endpoint 0 sends"));
       if (session != nullptr) coordinator_->sessions().Submit(session, request.submit());
       return;
     case v1::SessionRequest::kProbed:
       if (session != nullptr) coordinator_->sessions().Probed(session, request.probed());
       return;
     case v1::SessionRequest::kClose:
-      if (session != nullptr) coordinator_->sessions().Close(session);
+      if (session != nullptr && endpoint_ == 0) coordinator_->sessions().Close(session);
       return;
     case v1::SessionRequest::kLayer: {
       if (session == nullptr) return;
@@ -97,6 +104,15 @@ void SessionStream::Handle(v1::SessionRequest& request) {
       break;
   }
   Refuse(InvalidField("body", "is missing, or not of this kind of session"));
+}
+
+SessionPtr SessionStream::BeginSession(const v1::SessionRequest& request) {
+  Sessions& sessions = coordinator_->sessions();
+  if (request.has_open()) {
+    return sessions.Open(request.open(), call_, local_, shared_from_this());
+  }
+  endpoint_ = request.join().endpoint();
+  return sessions.Join(request.join(), call_, local_, shared_from_this());
 }
 
 void SessionStream::ReadOn() {
@@ -118,7 +134,7 @@ void SessionStream::OnCancel() {
     const MutexLock lock(mutex_);
     session = session_;
   }
-  if (session != nullptr) coordinator_->sessions().Abandon(session);
+  if (session != nullptr) Leave(session);
 }
 
 void SessionStream::Refuse(const absl::Status& why) {
@@ -133,7 +149,7 @@ void SessionStream::Refuse(const absl::Status& why) {
       return FinishIfOver();
     }
   }
-  coordinator_->sessions().Abandon(session);
+  Leave(session);
 }
 
 void SessionStream::OnReply(v1::SessionReply reply) {

@@ -1,9 +1,11 @@
-// One AttendSession: a session lives as long as its stream.
+// One AttendSession: a session lives as long as its stream, and as those of its other endpoints.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <memory>
 
@@ -53,6 +55,10 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void OnEnd(const absl::Status& why) override;
   void OnRoom() override;
 
+  // Carries out the first message. Null: it was refused.
+  SessionPtr BeginSession(const v1::SessionRequest& request);
+  // The session ends with this stream.
+  void Leave(const SessionPtr& session);
   // Does what a message of the host asks for.
   void Handle(v1::SessionRequest& request);
   // Reads the next message once there is room for it, unless the session is to end.
@@ -64,6 +70,7 @@ class SessionStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   const CallContext call_;
   const bool local_;
   const Limits limits_;
+  std::atomic<int32_t> endpoint_{0};  // of the session; set by the first message
   grpc::ByteBuffer reading_;  // the message that is being read, until OnReadDone has handled it
 
   Mutex mutex_;

@@ -52,10 +52,7 @@ class ClientHostSession final : public HostSession {
   ~ClientHostSession() override { stream_.reset(); }  // its thread calls the path
 
   absl::Status Start(const ConnectOptions& connect) {
-    TRIBUTARY_RETURN_IF_ERROR(CheckConnectOptions(connect));
-    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
-    TRIBUTARY_RETURN_IF_ERROR(channel.status());
-    stub_ = v1::AttentionService::NewStub(*channel);
+    TRIBUTARY_RETURN_IF_ERROR(Connect(connect));
     const absl::string_view path = UnixPath(connect.target);
     const bool any = options_.memory == v1::SESSION_MEMORY_UNSPECIFIED;
     if (!any || path.empty()) {
@@ -66,10 +63,35 @@ class ClientHostSession final : public HostSession {
     return Begin(v1::SESSION_MEMORY_MESSAGES, path);
   }
 
+  absl::Status StartAsEndpoint(const ConnectOptions& connect, const EndpointOptions& endpoint) {
+    TRIBUTARY_RETURN_IF_ERROR(Connect(connect));
+    v1::SessionRequest first;
+    first.mutable_join()->set_session_id(endpoint.session_id);
+    first.mutable_join()->set_secret(endpoint.secret);
+    first.mutable_join()->set_endpoint(endpoint.endpoint);
+    TRIBUTARY_RETURN_IF_ERROR(Begin(first));
+    const v1::OpenSession& terms = opened().terms();
+    options_ = {.cache_id = terms.cache_id(),
+                .max_rows = terms.max_rows(),
+                .max_new_tokens = terms.max_new_tokens(),
+                .dtype = terms.q_dtype(),
+                .return_lse = terms.return_lse(),
+                .max_steps = terms.max_steps(),
+                .wait_timeout = std::chrono::milliseconds(terms.wait_timeout_ms()),
+                .memory = terms.memory(),
+                .spin = endpoint.spin,
+                .endpoints = terms.endpoints(),
+                .kv_replicated = terms.kv_replicated()};
+    return TakePath(UnixPath(connect.target));
+  }
+
   absl::StatusOr<uint64_t> Submit(const SessionStep& step) override {
     AwaitRoom();
-    const v1::SubmitStep message = MessageOf(step, ++last_step_);
-    TRIBUTARY_ASSIGN_OR_RETURN(const v1::StepAccepted accepted, stream_->Submit(message, Until()));
+    ++last_step_;
+    TRIBUTARY_ASSIGN_OR_RETURN(const v1::StepAccepted accepted,
+                               opened().endpoint() > 0
+                                   ? stream_->AwaitAccepted(last_step_, Until())
+                                   : stream_->Submit(MessageOf(step, last_step_), Until()));
     Submitted submitted{.place = {.step_id = last_step_,
                                   .layer = step.first_layer,
                                   .count = accepted.first_count()},
@@ -119,9 +141,18 @@ class ClientHostSession final : public HostSession {
 
   Clock::time_point Until() const { return Clock::now() + timeout_; }
 
+  absl::Status Connect(const ConnectOptions& connect) {
+    TRIBUTARY_RETURN_IF_ERROR(CheckConnectOptions(connect));
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
+    TRIBUTARY_RETURN_IF_ERROR(channel.status());
+    stub_ = v1::AttentionService::NewStub(*channel);
+    return absl::OkStatus();
+  }
+
   // `path`: of the service's Unix socket.
   absl::Status Begin(v1::SessionMemory memory, absl::string_view path) {
-    v1::OpenSession open;
+    v1::SessionRequest first;
+    v1::OpenSession& open = *first.mutable_open();
     open.set_cache_id(options_.cache_id);
     open.set_memory(memory);
     open.set_max_rows(options_.max_rows);
@@ -130,17 +161,29 @@ class ClientHostSession final : public HostSession {
     open.set_return_lse(options_.return_lse);
     open.set_max_steps(options_.max_steps);
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
-    const auto until = Until();
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, lease_, until));
+    open.set_endpoints(options_.endpoints);
+    open.set_kv_replicated(options_.kv_replicated);
+    TRIBUTARY_RETURN_IF_ERROR(Begin(first));
+    return TakePath(path);
+  }
+
+  absl::Status Begin(const v1::SessionRequest& first) {
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), first, lease_, Until()));
+    return opened().shapes().empty() ? absl::InternalError("the service told no shapes")
+                                     : absl::OkStatus();
+  }
+
+  // How layers are to travel in the session that has been opened.
+  absl::Status TakePath(absl::string_view path) {
     const v1::SessionOpened& opened = stream_->opened();
-    if (opened.shapes().empty()) return absl::InternalError("the service told no shapes");
     const int32_t bytes = BytesOf(options_.dtype);
-    if (memory == v1::SESSION_MEMORY_HOST) {
+    if (opened.has_host()) {
       // The service may see the folder of its socket under another name.
       const std::string socket = path.empty() ? opened.host().socket() : CompanionSocketOf(path);
-      TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<MailboxMemory> mailbox,
-                                 MailboxMemory::Fetch(socket, opened.host().token(),
-                                                      mailbox::ReadLayout(opened.layout()), until));
+      TRIBUTARY_ASSIGN_OR_RETURN(
+          std::unique_ptr<MailboxMemory> mailbox,
+          MailboxMemory::Fetch(socket, opened.host().token(), mailbox::ReadLayout(opened.layout()),
+                               Until()));
       path_ = CreateMailboxPath(std::move(mailbox), bytes, options_.spin);
     } else {
       path_ = CreateMessagePath(stream_.get(), bytes);
@@ -175,9 +218,10 @@ class ClientHostSession final : public HostSession {
     const int32_t q_heads = shape.q_heads();
     const int32_t kv_heads = shape.kv_heads();
     TRIBUTARY_RETURN_IF_ERROR(CheckRows("q", layer.q, step.rows, q_heads, shape.head_dim()));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", layer.k, step.tokens, kv_heads, shape.head_dim()));
-    TRIBUTARY_RETURN_IF_ERROR(
-        CheckRows("v", layer.v, step.tokens, kv_heads, shape.value_head_dim()));
+    // Without KV heads of its own the endpoint leaves k and v out.
+    const int32_t tokens = kv_heads == 0 ? 0 : step.tokens;
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", layer.k, tokens, kv_heads, shape.head_dim()));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", layer.v, tokens, kv_heads, shape.value_head_dim()));
     if (layer.lse != nullptr && !options_.return_lse) {
       return InvalidField("lse", "is given, but the session was opened without return_lse");
     }
@@ -246,7 +290,7 @@ class ClientHostSession final : public HostSession {
     return given_up_;
   }
 
-  const HostSessionOptions options_;
+  HostSessionOptions options_;
   const std::chrono::milliseconds timeout_;
   const std::string lease_;  // that the session presents; empty: none
   std::unique_ptr<v1::AttentionService::Stub> stub_;
@@ -264,6 +308,13 @@ absl::StatusOr<std::unique_ptr<HostSession>> HostSession::Open(const ConnectOpti
                                                                const HostSessionOptions& options) {
   auto session = std::make_unique<ClientHostSession>(connect, options);
   TRIBUTARY_RETURN_IF_ERROR(session->Start(connect));
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<HostSession>> HostSession::Join(const ConnectOptions& connect,
+                                                               const EndpointOptions& options) {
+  auto session = std::make_unique<ClientHostSession>(connect, HostSessionOptions{});
+  TRIBUTARY_RETURN_IF_ERROR(session->StartAsEndpoint(connect, options));
   return session;
 }
 

@@ -40,6 +40,20 @@ struct HostSessionOptions {
   v1::SessionMemory memory = v1::SESSION_MEMORY_UNSPECIFIED;
   // HOST: how long a wait keeps its eyes open before it sleeps.
   std::chrono::nanoseconds spin{std::chrono::microseconds(50)};
+  // HOST: processes that the model's heads are split over, and whether each of them has all KV
+  // heads (session.proto, JoinSession).
+  int32_t endpoints = 1;
+  bool kv_replicated = false;
+};
+
+// Which endpoint of which session a process is to be: its place among the processes of a host whose
+// model is split over heads. The process with endpoint 0 opens the session with `endpoints` set,
+// and tells the others opened().session_id() and opened().endpoint_secret().
+struct EndpointOptions {
+  uint64_t session_id = 0;
+  std::string secret;
+  int32_t endpoint = 1;                                          // 1 to endpoints - 1
+  std::chrono::nanoseconds spin{std::chrono::microseconds(50)};  // as in HostSessionOptions
 };
 
 // Used from one thread at a time. Every wait ends by its bound, also when the service dies.
@@ -48,12 +62,16 @@ class HostSession {
   // FAILED_PRECONDITION, open.memory: the service has no such memory for this host.
   static absl::StatusOr<std::unique_ptr<HostSession>> Open(const ConnectOptions& connect,
                                                            const HostSessionOptions& options);
-  // Ends the session at once, if it has not ended.
+  // Joins a session with several endpoints. Its q, k, v and output are the heads of
+  // opened().shapes(), and every function is called as endpoint 0 calls it, with the same steps.
+  static absl::StatusOr<std::unique_ptr<HostSession>> Join(const ConnectOptions& connect,
+                                                           const EndpointOptions& options);
+  // Ends the session at once, if it has not ended, for all its endpoints.
   virtual ~HostSession() = default;
 
   // Returns when the service has accepted the step, or refused it: then nothing has changed, and
   // none of its layers may be handed over. May be called while earlier steps run. The step's
-  // number, for Await.
+  // number, for Await. (An endpoint that joined waits for what becomes of the step of endpoint 0.)
   virtual absl::StatusOr<uint64_t> Submit(const SessionStep& step) = 0;
   // Hands over the next layer, in the order of steps and layers, and waits for its results. What it
   // is given is the caller's again when it returns. INVALID_ARGUMENT names what does not fit the

@@ -20,13 +20,11 @@ absl::Status Late(absl::string_view what) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
-    v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
+    v1::AttentionService::StubInterface* stub, const v1::SessionRequest& first,
     const std::string& lease, std::chrono::steady_clock::time_point deadline, const Probe& probe) {
   std::unique_ptr<SessionStream> session(new SessionStream);
   PresentLease(lease, &session->context_);
   session->stream_ = stub->AttendSession(&session->context_);
-  v1::SessionRequest first;
-  *first.mutable_open() = request;
   session->stream_->Write(first);  // the read says what came of it
   session->reader_ = std::thread([s = session.get()] { s->Read(); });
   MutexLock lock(session->mutex_);
@@ -125,13 +123,22 @@ absl::StatusOr<v1::StepAccepted> SessionStream::Submit(
   v1::SessionRequest request;
   *request.mutable_submit() = step;
   if (absl::Status written = Write(request); !written.ok()) return written;
+  return AwaitAccepted(step.step_id(), deadline);
+}
+
+absl::StatusOr<v1::StepAccepted> SessionStream::AwaitAccepted(
+    uint64_t step_id, std::chrono::steady_clock::time_point deadline) {
   const MutexLock lock(mutex_);
   while (true) {
-    if (const auto found = accepted_.find(step.step_id()); found != accepted_.end()) {
+    if (const auto found = accepted_.find(step_id); found != accepted_.end()) {
       v1::StepAccepted accepted = std::move(found->second);
       accepted_.erase(found);
       if (accepted.has_status()) return FromRpcStatus(accepted.status());
       return accepted;
+    }
+    // Steps are told of in order: this one was refused before the endpoint joined.
+    if (!accepted_.empty() && accepted_.rbegin()->first > step_id) {
+      return absl::FailedPreconditionError("the step was refused");
     }
     if (!why_.ok()) return why_;
     if (!changed_.WaitUntil(mutex_, deadline)) return Late("answer a step");

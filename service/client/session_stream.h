@@ -27,12 +27,12 @@ class SessionStream {
   // Times round trips for the service (session.proto, SessionProbe).
   using Probe = std::function<absl::StatusOr<v1::ProbeResult>(const v1::SessionProbe&)>;
 
-  // Opens the session, which presents `lease` unless that is empty; `deadline` holds for that
-  // alone. `probe` is called on this thread when the service asks for round trips; a request with
-  // `measures` set needs one. Errors are the service's refusal, DEADLINE_EXCEEDED, and those of
-  // `probe`.
+  // Opens or joins a session, as the first message says, and presents `lease` unless that is empty;
+  // `deadline` holds for that alone. `probe` is called on this thread when the service asks for
+  // round trips; a request with `measures` set needs one. Errors are the service's refusal,
+  // DEADLINE_EXCEEDED, and those of `probe`.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
-      v1::AttentionService::StubInterface* stub, const v1::OpenSession& request,
+      v1::AttentionService::StubInterface* stub, const v1::SessionRequest& first,
       const std::string& lease, std::chrono::steady_clock::time_point deadline,
       const Probe& probe = nullptr);
   // Ends the session at once, if it has not ended.
@@ -48,6 +48,9 @@ class SessionStream {
   // The service's answer to a step: accepted, or why not. Steps are submitted one after the other.
   absl::StatusOr<v1::StepAccepted> Submit(const v1::SubmitStep& step,
                                           std::chrono::steady_clock::time_point deadline);
+  // The same for a step that endpoint 0 submits, for the other endpoints of the session.
+  absl::StatusOr<v1::StepAccepted> AwaitAccepted(uint64_t step_id,
+                                                 std::chrono::steady_clock::time_point deadline);
   // What became of an accepted step: OK when it was carried out.
   absl::Status Await(uint64_t step_id, std::chrono::steady_clock::time_point deadline);
   // Hands over a layer, where the session's memory is MESSAGES.

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "service/coordinator/operation.h"
 #include "service/coordinator/sessions/session_runner.h"
 #include "service/data/coordinator_lock.h"
+#include "service/data/host_mailbox.h"
 #include "service/data/session_terms.h"
 #include "service/data/waiting_choice.h"
 #include "service/schedule/session_step.h"
@@ -104,6 +106,11 @@ struct Session {
   std::unique_ptr<SessionRunner> runner;  // thread safe
 
   uint64_t epoch TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // Where it has several endpoints: what they show to join, their mailboxes, and their streams. The
+  // last are null for endpoint 0, whose stream is `outbox`, and for endpoints that have not joined.
+  std::string endpoint_secret TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  std::vector<std::shared_ptr<HostMailbox>> mailboxes TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  std::vector<std::shared_ptr<SessionOutbox>> joined TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Set while the session is being opened and the host times round trips: until when it may do so.
   std::optional<CoordinatorLock::Clock::time_point> probed_until
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);

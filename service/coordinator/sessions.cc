@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/mailbox/layout.h"
@@ -13,6 +17,7 @@
 #include "base/status/status_macros.h"
 #include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/session_runner.h"
+#include "service/data/endpoints.h"
 #include "service/schedule/client_quota.h"
 
 namespace tributary::service {
@@ -43,14 +48,18 @@ absl::Status ConflictOf(const SessionStep& step) {
   return OtherTokensHeld(step.conflicts.front());
 }
 
-// One shape for all layers where they are alike.
-void AddShapes(const worker::CacheSpec& spec, v1::SessionOpened* opened) {
+// What an endpoint hands over: one shape for all layers where they are alike.
+void AddShapes(const Session& session, int32_t endpoint, v1::SessionOpened* opened) {
+  const worker::CacheSpec& spec = session.cache->spec;
   bool alike = true;
   for (const worker::LayerSpec& layer : spec.layers) {
     const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
+    const EndpointHeads heads = HeadsOf(geometry, session.terms.endpoints, endpoint);
     v1::LayerShape shape;
-    shape.set_q_heads(geometry.q_heads);
-    shape.set_kv_heads(geometry.kv.kv_heads);
+    shape.set_q_heads(heads.q.count);
+    shape.set_first_q_head(heads.q.begin);
+    shape.set_kv_heads(heads.kv.count);
+    shape.set_first_kv_head(heads.kv.begin);
     shape.set_head_dim(geometry.kv.key_dim);
     shape.set_value_head_dim(geometry.kv.value_dim);
     *opened->add_shapes() = shape;
@@ -59,14 +68,15 @@ void AddShapes(const worker::CacheSpec& spec, v1::SessionOpened* opened) {
   if (alike) opened->mutable_shapes()->DeleteSubrange(1, opened->shapes_size() - 1);
 }
 
-// What the host is told when its session is open, but for where its mailbox lies.
-v1::SessionReply OpenedReply(const Session& session) TRIBUTARY_LOCKED {
+// What an endpoint is told when it has its session, but for where its mailbox lies.
+v1::SessionReply OpenedReply(const Session& session, int32_t endpoint = 0) TRIBUTARY_LOCKED {
   v1::SessionReply reply;
   v1::SessionOpened* opened = reply.mutable_opened();
   opened->set_session_id(session.id);
   opened->set_epoch(session.epoch);
   *opened->mutable_terms() = session.terms.public_terms;
-  AddShapes(session.cache->spec, opened);
+  opened->set_endpoint(endpoint);
+  AddShapes(session, endpoint, opened);
   return reply;
 }
 
@@ -89,9 +99,60 @@ v1::DeviceMailbox PublicMailbox(const worker::DeviceMailbox& mailbox) {
   return out;
 }
 
+absl::Status MailboxesAreLocal() {
+  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                    "a mailbox is shared with callers on this machine: use the Unix socket");
+}
+
+void AddMailbox(const Session& session, const std::string& token, const std::string& socket,
+                v1::SessionOpened* opened) {
+  *opened->mutable_layout() = mailbox::MessageOf(session.terms.command.layout);
+  opened->mutable_host()->set_socket(socket);
+  opened->mutable_host()->set_token(token);
+}
+
+// Whether `shown` is the secret, in a time that does not tell how much of it is.
+bool IsSecret(absl::string_view secret, absl::string_view shown) {
+  if (secret.empty() || shown.size() != secret.size()) return false;
+  int differs = 0;
+  for (size_t i = 0; i < secret.size(); ++i) differs |= secret[i] ^ shown[i];
+  return differs == 0;
+}
+
 absl::Status OnAnotherMachine() {
   return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
                     "the GPU of rank 0 is on another machine than the service and its hosts");
+}
+
+void AddToOutboxes(Session& session, v1::SessionReply reply) TRIBUTARY_LOCKED {
+  for (const auto& endpoint : session.joined) {
+    if (endpoint != nullptr) endpoint->Reply(reply);
+  }
+  session.outbox.Reply(std::move(reply));
+}
+
+// Sends what the outboxes of all endpoints hold; called without the lock.
+std::function<void()> DrainOf(const SessionPtr& session) TRIBUTARY_LOCKED {
+  return [session, joined = session->joined] {
+    session->outbox.Drain();
+    for (const auto& endpoint : joined) {
+      if (endpoint != nullptr) endpoint->Drain();
+    }
+  };
+}
+
+v1::SessionReply AcceptedReply(const SessionStep& step) TRIBUTARY_LOCKED {
+  v1::SessionReply reply;
+  v1::StepAccepted* told = reply.mutable_accepted();
+  told->set_step_id(step.request.step_id);
+  told->set_first_count(step.first_count);
+  told->mutable_lengths()->Add(step.accepted.lengths.begin(), step.accepted.lengths.end());
+  return reply;
+}
+
+// Why a session with several endpoints is over when the stream of one of them has ended.
+absl::Status EndpointLeft(int32_t endpoint) {
+  return absl::AbortedError(absl::StrCat("endpoint ", endpoint, " of the session left"));
 }
 
 v1::SessionInfo InfoOf(const Session& session,
@@ -106,10 +167,14 @@ v1::SessionInfo InfoOf(const Session& session,
   info.set_round_trip_seconds(session.choice.round_trip_seconds);
   info.set_warning(session.choice.warning);
   const bool has_mailbox = terms.memory() != v1::SESSION_MEMORY_MESSAGES;
-  if (has_mailbox) info.set_mailbox_bytes(session.terms.command.layout.bytes);
+  if (has_mailbox) info.set_mailbox_bytes(session.terms.mailbox_bytes());
   info.set_steps_in_flight(static_cast<int32_t>(session.in_flight.size()));
   info.set_steps_done(session.steps_done);
   info.set_layers_done(session.layers_done);
+  info.set_endpoints(session.terms.endpoints.count);
+  info.set_endpoints_joined(static_cast<int32_t>(
+      1 + std::count_if(session.joined.begin(), session.joined.end(),
+                        [](const auto& endpoint) { return endpoint != nullptr; })));
   info.set_age_seconds(std::chrono::duration<double>(now - session.since).count());
   return info;
 }
@@ -156,13 +221,13 @@ Sessions::Sessions(const CoordinatorOptions& options, const telemetry::Logger& l
       on_refused_(std::move(on_refused)) {}
 
 void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
-  session->outbox.Reply(std::move(reply));
-  lock_.Defer([session] { session->outbox.Drain(); });
+  AddToOutboxes(*session, std::move(reply));
+  lock_.Defer(DrainOf(session));
 }
 
 void Sessions::TellLast(const SessionPtr& session, v1::SessionReply reply) {
-  session->outbox.Reply(std::move(reply));
-  lock_.Answer([session] { session->outbox.Drain(); });
+  AddToOutboxes(*session, std::move(reply));
+  lock_.Answer(DrainOf(session));
 }
 
 // --------------------------------------------------------------------------------------- opening
@@ -183,9 +248,7 @@ absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
   } else if (const absl::Status served = mailboxes_.socket().status(); !served.ok()) {
     return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory", served.message());
   }
-  if (local) return absl::OkStatus();
-  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                    "a mailbox is shared with callers on this machine: use the Unix socket");
+  return local ? absl::OkStatus() : MailboxesAreLocal();
 }
 
 absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_bytes) const {
@@ -203,7 +266,7 @@ absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_b
   for (const auto& [id, session] : sessions_) {
     if (session->call.caller != client) continue;
     ++count;
-    held += static_cast<int64_t>(session->terms.command.layout.bytes);
+    held += static_cast<int64_t>(session->terms.mailbox_bytes());
   }
   const auto refuse = [&](ClientLimit limit, int64_t has, int64_t wanted, int64_t most) {
     if (on_refused_) on_refused_(limit);
@@ -233,7 +296,7 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   TRIBUTARY_RETURN_IF_ERROR(CheckMemory(request.memory(), local));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
-  const size_t bytes = terms.command.layout.bytes;
+  const uint64_t bytes = terms.mailbox_bytes();
   TRIBUTARY_RETURN_IF_ERROR(CheckLimits(call.caller, bytes));
   terms.command.session = next_id_++;
   mailbox_bytes_ += bytes;
@@ -277,33 +340,99 @@ void Sessions::OpenRunner(const SessionPtr& session, std::unique_ptr<SessionRunn
   EndIfIdle(session);
 }
 
-void Sessions::OpenHostMailbox(const SessionPtr& session,
-                               const std::shared_ptr<SessionListener>& listener) {
+void Sessions::OpenHostMailboxes(const SessionPtr& session,
+                                 const std::shared_ptr<SessionListener>& listener) {
   const absl::StatusOr<std::string> socket = mailboxes_.socket();
-  absl::StatusOr<std::shared_ptr<HostMailbox>> mailbox = HostMailbox::Create(
-      session->terms.command.layout,
-      [this](std::byte* data, size_t bytes) { return group_.PinMemory(data, bytes); });
+  absl::StatusOr<std::vector<std::shared_ptr<HostMailbox>>> mailboxes = MakeMailboxes(*session);
   const absl::StatusOr<std::string> token =
-      mailbox.ok() ? mailboxes_.Offer(*mailbox, CoordinatorLock::Clock::now()) : mailbox.status();
+      mailboxes.ok() ? mailboxes_.Offer(mailboxes->front(), CoordinatorLock::Clock::now())
+                     : mailboxes.status();
+  absl::StatusOr<std::string> secret = MailboxHandout::MakeSecret();
   const CriticalSection section(lock_);
   if (session->phase != Session::Phase::kOpening) return;  // it was ended meanwhile
-  if (!token.ok()) {
-    session->why = token.status();
+  if (!token.ok() || !secret.ok()) {
+    session->why = token.ok() ? secret.status() : token.status();
     session->phase = Session::Phase::kEnding;
     return FinishEnd(session);
   }
   v1::SessionReply reply = OpenedReply(*session);
   v1::SessionOpened* opened = reply.mutable_opened();
-  *opened->mutable_layout() = mailbox::MessageOf(session->terms.command.layout);
-  opened->mutable_host()->set_socket(socket.value_or(""));
-  opened->mutable_host()->set_token(*token);
+  AddMailbox(*session, *token, socket.value_or(""), opened);
   session->way_to_wait = v1::WAITING_FUTEX;
   opened->set_waiting(session->way_to_wait);
+  if (mailboxes->size() > 1) {
+    opened->set_endpoint_secret(*secret);
+    session->endpoint_secret = *std::move(secret);
+    session->mailboxes = *mailboxes;
+    session->joined.resize(mailboxes->size());
+  }
   OpenRunner(session,
              CreateMailboxRunner(RunnerContext(), session->cache, session->epoch, session->terms,
-                                 *std::move(mailbox), options_.session_limits.spin,
+                                 *std::move(mailboxes), options_.session_limits.spin,
                                  EventsOf(session.get(), listener)),
              std::move(reply));
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<HostMailbox>>> Sessions::MakeMailboxes(
+    const Session& session) const {
+  std::vector<std::shared_ptr<HostMailbox>> mailboxes;
+  for (int32_t endpoint = 0; endpoint < session.terms.endpoints.count; ++endpoint) {
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        std::shared_ptr<HostMailbox> mailbox,
+        HostMailbox::Create(session.terms.command.layout, [this](std::byte* data, size_t bytes) {
+          return group_.PinMemory(data, bytes);
+        }));
+    mailboxes.push_back(std::move(mailbox));
+  }
+  return mailboxes;
+}
+
+absl::StatusOr<SessionPtr> Sessions::AdmitEndpoint(
+    const v1::JoinSession& request, const CallContext& call,
+    const std::shared_ptr<SessionListener>& listener) {
+  const absl::StatusOr<std::string> socket = mailboxes_.socket();
+  const CriticalSection section(lock_);
+  const auto found = sessions_.find(request.session_id());
+  const bool known = found != sessions_.end() && found->second->phase == Session::Phase::kOpen &&
+                     found->second->call.caller == call.caller &&
+                     IsSecret(found->second->endpoint_secret, request.secret());
+  if (!known) {
+    return FieldError(absl::StatusCode::kNotFound, "join.session_id",
+                      "no session with this number and secret is open");
+  }
+  const SessionPtr session = found->second;
+  const int32_t endpoint = request.endpoint();
+  const int32_t count = session->terms.endpoints.count;
+  if (endpoint < 1 || endpoint >= count) {
+    return InvalidField("join.endpoint",
+                        absl::StrCat("must be 1 to ", count - 1, ", is ", endpoint));
+  }
+  const auto place = static_cast<size_t>(endpoint);
+  if (session->joined[place] != nullptr) {
+    return FieldError(absl::StatusCode::kAlreadyExists, "join.endpoint",
+                      absl::StrCat("endpoint ", endpoint, " has joined"));
+  }
+  TRIBUTARY_ASSIGN_OR_RETURN(
+      const std::string token,
+      mailboxes_.Offer(session->mailboxes[place], CoordinatorLock::Clock::now()));
+  v1::SessionReply reply = OpenedReply(*session, endpoint);
+  AddMailbox(*session, token, socket.value_or(""), reply.mutable_opened());
+  reply.mutable_opened()->set_waiting(session->way_to_wait);
+  const auto outbox = std::make_shared<SessionOutbox>(listener);
+  session->joined[place] = outbox;
+  outbox->Reply(std::move(reply));
+  for (const SessionStepPtr& step : session->in_flight) outbox->Reply(AcceptedReply(*step));
+  lock_.Defer([outbox] { outbox->Drain(); });
+  return session;
+}
+
+SessionPtr Sessions::Join(const v1::JoinSession& request, const CallContext& call, bool local,
+                          std::shared_ptr<SessionListener> listener) {
+  absl::StatusOr<SessionPtr> session = MailboxesAreLocal();
+  if (local) session = AdmitEndpoint(request, call, listener);
+  if (session.ok()) return *std::move(session);
+  listener->OnEnd(session.status());
+  return nullptr;
 }
 
 SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& call, bool local,
@@ -314,7 +443,7 @@ SessionPtr Sessions::Open(const v1::OpenSession& request, const CallContext& cal
     listener->OnEnd(session.status());
     return nullptr;
   }
-  if (request.memory() == v1::SESSION_MEMORY_HOST) OpenHostMailbox(*session, listener);
+  if (request.memory() == v1::SESSION_MEMORY_HOST) OpenHostMailboxes(*session, listener);
   return *std::move(session);
 }
 
@@ -457,12 +586,7 @@ void Sessions::Accept(const SessionPtr& session, const SessionStepPtr& step) {
   session->next_count = step->end();
   session->in_flight.push_back(step);
   session->waiting.pop_front();
-  v1::SessionReply reply;
-  v1::StepAccepted* told = reply.mutable_accepted();
-  told->set_step_id(step->request.step_id);
-  told->set_first_count(step->first_count);
-  told->mutable_lengths()->Add(step->accepted.lengths.begin(), step->accepted.lengths.end());
-  Tell(session, std::move(reply));
+  Tell(session, AcceptedReply(*step));
   Send(session, step);
   EnterNext(session);
 }
@@ -566,9 +690,10 @@ void Sessions::Close(const SessionPtr& session) {
   EndIfIdle(session);
 }
 
-void Sessions::Abandon(const SessionPtr& session) {
+void Sessions::Abandon(const SessionPtr& session, int32_t endpoint) {
   const CriticalSection section(lock_);
-  BeginEnd(session, absl::CancelledError("the host left"));
+  BeginEnd(session, session->terms.endpoints.count > 1 ? EndpointLeft(endpoint)
+                                                       : absl::CancelledError("the host left"));
 }
 
 void Sessions::EndIfIdle(const SessionPtr& session) {
@@ -628,8 +753,12 @@ void Sessions::FinishEnd(const SessionPtr& session) {
     log_.Info("session ended", {{"session", session->id}, {"why", session->why.message()}});
   }
   session->outbox.End(session->why);
-  lock_.Defer([session] { session->outbox.Drain(); });
-  mailbox_bytes_ -= session->terms.command.layout.bytes;
+  for (const auto& endpoint : session->joined) {
+    if (endpoint != nullptr) endpoint->End(session->why);
+  }
+  lock_.Defer(DrainOf(session));
+  session->mailboxes.clear();
+  mailbox_bytes_ -= session->terms.mailbox_bytes();
   if (session->runner != nullptr) unjoined_.push_back(session);
   sessions_.erase(session->id);
 }

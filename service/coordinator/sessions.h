@@ -20,6 +20,7 @@
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/session.h"
 #include "service/coordinator/sessions/sequenced_runner.h"
+#include "service/data/host_mailbox.h"
 #include "service/data/mailbox_handout.h"
 #include "service/observe/observer.h"
 #include "service/workers/worker_group.h"
@@ -41,6 +42,9 @@ class Sessions {
   // SessionOpened, or the end with the refusal. `local`: whether the caller is on this machine.
   SessionPtr Open(const v1::OpenSession& request, const CallContext& call, bool local,
                   std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
+  // Another endpoint's stream. Its listener is told SessionOpened, or the end with the refusal.
+  SessionPtr Join(const v1::JoinSession& request, const CallContext& call, bool local,
+                  std::shared_ptr<SessionListener> listener) TRIBUTARY_UNLOCKED;
   void Submit(const SessionPtr& session, const v1::SubmitStep& request) TRIBUTARY_UNLOCKED;
   // The host has timed round trips, as SessionProbe asked for.
   void Probed(const SessionPtr& session, const v1::ProbeResult& times) TRIBUTARY_UNLOCKED;
@@ -51,8 +55,8 @@ class Sessions {
   }
   // Ends the session when its steps in flight are over.
   void Close(const SessionPtr& session) TRIBUTARY_UNLOCKED;
-  // Ends the session at once, because the host is gone.
-  void Abandon(const SessionPtr& session) TRIBUTARY_UNLOCKED;
+  // Ends the session at once, because the host, or an endpoint of it, is gone.
+  void Abandon(const SessionPtr& session, int32_t endpoint = 0) TRIBUTARY_UNLOCKED;
 
   // The workers tell how far a session has come.
   void OnNews(const worker::SessionNews& news) TRIBUTARY_UNLOCKED;
@@ -84,6 +88,9 @@ class Sessions {
   absl::StatusOr<SessionPtr> Admit(const v1::OpenSession& request, const CallContext& call,
                                    bool local, const std::shared_ptr<SessionListener>& listener)
       TRIBUTARY_UNLOCKED;
+  absl::StatusOr<SessionPtr> AdmitEndpoint(const v1::JoinSession& request, const CallContext& call,
+                                           const std::shared_ptr<SessionListener>& listener)
+      TRIBUTARY_UNLOCKED;
   // Waits for the runners of sessions that have ended, which takes no longer than a layer.
   void Reap() TRIBUTARY_UNLOCKED;
   // OK when the group and the caller can share such memory.
@@ -94,9 +101,12 @@ class Sessions {
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
   // Opens a session on a GPU whose mailbox is there and whose way of waiting has been chosen.
   void FinishOpening(const SessionPtr& session) TRIBUTARY_LOCKED;
-  // Makes the mailbox in shared memory, which takes long where it is large.
-  void OpenHostMailbox(const SessionPtr& session,
-                       const std::shared_ptr<SessionListener>& listener) TRIBUTARY_UNLOCKED;
+  // Makes the mailboxes in shared memory, which takes long where they are large.
+  void OpenHostMailboxes(const SessionPtr& session,
+                         const std::shared_ptr<SessionListener>& listener) TRIBUTARY_UNLOCKED;
+  // One for each endpoint.
+  absl::StatusOr<std::vector<std::shared_ptr<HostMailbox>>> MakeMailboxes(
+      const Session& session) const TRIBUTARY_UNLOCKED;
   // What a runner tells of the session. The session outlives its runner.
   RunnerEvents EventsOf(Session* session, const std::shared_ptr<SessionListener>& listener);
   SequencedContext RunnerContext() {
@@ -125,7 +135,8 @@ class Sessions {
   // Undoes what was not carried out and tells the host.
   void FinishEnd(const SessionPtr& session) TRIBUTARY_LOCKED;
   void EndIfIdle(const SessionPtr& session) TRIBUTARY_LOCKED;
-  // Adds a message to the outbox, which sends it when the critical section has ended.
+  // Adds a message to the outboxes of all endpoints, which send it when the critical section has
+  // ended.
   void Tell(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;
   // The same for the last message about a step, which refuses the step or tells its end.
   void TellLast(const SessionPtr& session, v1::SessionReply reply) TRIBUTARY_LOCKED;

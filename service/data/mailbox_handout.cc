@@ -4,7 +4,18 @@
 
 #include <utility>
 
+#include "base/status/status_macros.h"
+
 namespace tributary::service {
+
+absl::StatusOr<std::string> MailboxHandout::MakeSecret() {
+  std::string secret(kTokenBytes, '\0');
+  // So few bytes come at once or not at all.
+  if (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    return absl::InternalError("the system has no random bytes");
+  }
+  return secret;
+}
 
 void MailboxHandout::SetSocket(absl::StatusOr<std::string> path) {
   const MutexLock lock(mutex_);
@@ -18,11 +29,7 @@ absl::StatusOr<std::string> MailboxHandout::socket() const {
 
 absl::StatusOr<std::string> MailboxHandout::Offer(const std::shared_ptr<HostMailbox>& mailbox,
                                                   Clock::time_point now) {
-  std::string token(kTokenBytes, '\0');
-  // So few bytes come at once or not at all.
-  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    return absl::InternalError("the system has no random bytes");
-  }
+  TRIBUTARY_ASSIGN_OR_RETURN(std::string token, MakeSecret());
   const MutexLock lock(mutex_);
   std::erase_if(offered_, [now](const auto& offer) { return offer.second.until < now; });
   offered_.emplace(token, Offered{mailbox, now + kGoodFor});

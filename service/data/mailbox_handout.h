@@ -23,6 +23,9 @@ class MailboxHandout {
   static constexpr size_t kTokenBytes = 16;
   static constexpr std::chrono::seconds kGoodFor{10};
 
+  // kTokenBytes random bytes.
+  static absl::StatusOr<std::string> MakeSecret();
+
   // States the socket at which hosts ask for mailboxes, or why there is none.
   void SetSocket(absl::StatusOr<std::string> path);
   absl::StatusOr<std::string> socket() const;

@@ -1,6 +1,7 @@
 #include "service/data/session_terms.h"
 
 #include <chrono>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -45,6 +46,7 @@ void FillDefaults(v1::OpenSession* terms) {
   if (terms->slots() == 0) terms->set_slots(2);
   if (terms->max_steps() == 0) terms->set_max_steps(2);
   if (terms->wait_timeout_ms() == 0) terms->set_wait_timeout_ms(kDefaultWaitMs);
+  if (terms->endpoints() == 0) terms->set_endpoints(1);
 }
 
 absl::Status CheckNumbers(const v1::OpenSession& terms) {
@@ -56,6 +58,30 @@ absl::Status CheckNumbers(const v1::OpenSession& terms) {
   }
   TRIBUTARY_RETURN_IF_ERROR(CheckRange("max_steps", terms.max_steps(), 1, kMostSteps));
   return CheckRange("wait_timeout_ms", terms.wait_timeout_ms(), 1, kMostWaitMs);
+}
+
+absl::Status CheckSplit(const v1::OpenSession& open, const worker::CacheSpec& spec,
+                        const Endpoints& endpoints) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckEndpoints(spec, endpoints));
+  if (endpoints.count == 1) return absl::OkStatus();
+  if (open.memory() != v1::SESSION_MEMORY_HOST) {
+    return InvalidField("open.endpoints", "more than one is of sessions whose memory is HOST");
+  }
+  // Its blocks lie behind their scales, so heads are not dense.
+  if (open.output_dtype() == v1::DTYPE_NVFP4) {
+    return InvalidField("open.output_dtype", "nvfp4 is of sessions with one endpoint");
+  }
+  return absl::OkStatus();
+}
+
+// Endpoint 0 hands over as much as any other.
+mailbox::SlotRoom RoomOfEndpoint(const worker::CacheSpec& spec, const SessionTerms& terms,
+                                 int64_t rows, int64_t tokens) {
+  std::vector<worker::LayerGeometry> layers;
+  for (const worker::LayerSpec& layer : spec.layers) {
+    layers.push_back(OwnGeometry(worker::GeometryOf(spec, layer), terms.endpoints, 0));
+  }
+  return worker::MostSlotBytes(layers, terms.command, rows, tokens);
 }
 
 // Launches are made for a few rows more than there are, so that few graphs serve many steps.
@@ -72,6 +98,8 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   if (open.measures() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
     return InvalidField("open.measures", "is of sessions whose memory is DEVICE");
   }
+  terms.endpoints = {open.endpoints(), open.kv_replicated()};
+  TRIBUTARY_RETURN_IF_ERROR(CheckSplit(open, spec, terms.endpoints));
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
@@ -83,9 +111,9 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   command.wait_timeout = std::chrono::milliseconds(open.wait_timeout_ms());
   command.host_gpu = open.device_uuid();
   command.measures = open.measures();
-  command.layout = mailbox::LayOut(
-      open.slots(), worker::MostSlotBytes(spec, command, PaddedRows(command.max_rows),
-                                          PaddedRows(command.max_new_tokens)));
+  command.layout =
+      mailbox::LayOut(open.slots(), RoomOfEndpoint(spec, terms, PaddedRows(command.max_rows),
+                                                   PaddedRows(command.max_new_tokens)));
   return terms;
 }
 

@@ -85,7 +85,8 @@ class CudaDeviceSession final : public DeviceSession {
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
     TRIBUTARY_RETURN_IF_ERROR(channel.status());
     stub_ = v1::AttentionService::NewStub(*channel);
-    v1::OpenSession open;
+    v1::SessionRequest first;
+    v1::OpenSession& open = *first.mutable_open();
     open.set_cache_id(options_.cache_id);
     open.set_memory(v1::SESSION_MEMORY_DEVICE);
     open.set_max_rows(options_.max_rows);
@@ -98,7 +99,7 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
     open.set_device_uuid(gpu);
     open.set_measures(true);
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), open, lease_, Until(),
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), first, lease_, Until(),
                                                             [&](const v1::SessionProbe& asked) {
                                                               return Probe(asked, gpu);
                                                             }));

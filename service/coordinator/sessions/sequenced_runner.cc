@@ -12,6 +12,7 @@
 #include "base/status/status_macros.h"
 #include "base/sync/spin.h"
 #include "service/coordinator/conflicts.h"
+#include "service/coordinator/sessions/endpoint_channel.h"
 #include "service/coordinator/sessions/mailbox_channel.h"
 #include "service/coordinator/sessions/message_channel.h"
 #include "service/schedule/step_batch.h"
@@ -309,14 +310,18 @@ std::unique_ptr<SessionRunner> CreateMessageRunner(const SequencedContext& conte
                                          std::move(channel), std::move(events));
 }
 
-std::unique_ptr<SessionRunner> CreateMailboxRunner(const SequencedContext& context, CachePtr cache,
-                                                   uint64_t epoch, const SessionTerms& terms,
-                                                   std::shared_ptr<HostMailbox> mailbox,
-                                                   std::chrono::nanoseconds spin,
-                                                   RunnerEvents events) {
-  return std::make_unique<MailboxRunner>(
-      context, std::move(cache), epoch, terms,
-      std::make_unique<MailboxChannel>(terms, std::move(mailbox), spin), std::move(events));
+std::unique_ptr<SessionRunner> CreateMailboxRunner(
+    const SequencedContext& context, CachePtr cache, uint64_t epoch, const SessionTerms& terms,
+    std::vector<std::shared_ptr<HostMailbox>> mailboxes, std::chrono::nanoseconds spin,
+    RunnerEvents events) {
+  std::unique_ptr<LayerChannel> channel;
+  if (mailboxes.size() == 1) {
+    channel = std::make_unique<MailboxChannel>(terms, std::move(mailboxes.front()), spin);
+  } else {
+    channel = std::make_unique<EndpointChannel>(terms, mailboxes, spin);
+  }
+  return std::make_unique<MailboxRunner>(context, std::move(cache), epoch, terms,
+                                         std::move(channel), std::move(events));
 }
 
 }  // namespace tributary::service

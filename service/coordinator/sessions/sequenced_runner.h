@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "base/sync/mutex.h"
 #include "service/coordinator/cache.h"
@@ -82,11 +83,11 @@ class SequencedRunner : public SessionRunner {
 std::unique_ptr<SessionRunner> CreateMessageRunner(const SequencedContext& context, CachePtr cache,
                                                    uint64_t epoch, const SessionTerms& terms,
                                                    RunnerEvents events);
-// Layers through a mailbox in shared memory; `spin` as MailboxChannel has it.
-std::unique_ptr<SessionRunner> CreateMailboxRunner(const SequencedContext& context, CachePtr cache,
-                                                   uint64_t epoch, const SessionTerms& terms,
-                                                   std::shared_ptr<HostMailbox> mailbox,
-                                                   std::chrono::nanoseconds spin,
-                                                   RunnerEvents events);
+// Layers through mailboxes in shared memory, one for each endpoint; `spin` as MailboxChannel has
+// it.
+std::unique_ptr<SessionRunner> CreateMailboxRunner(
+    const SequencedContext& context, CachePtr cache, uint64_t epoch, const SessionTerms& terms,
+    std::vector<std::shared_ptr<HostMailbox>> mailboxes, std::chrono::nanoseconds spin,
+    RunnerEvents events);
 
 }  // namespace tributary::service

@@ -191,7 +191,9 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
                           .wait_timeout = wait_timeout,
                           .measures = measures};
   // Results lie there in f32 while they are computed, whatever their type is in the end.
-  open.layout = mailbox::LayOut(2, MostSlotBytes(spec, open, max_rows, max_rows));
+  std::vector<LayerGeometry> layers;
+  for (const LayerSpec& layer : spec.layers) layers.push_back(GeometryOf(spec, layer));
+  open.layout = mailbox::LayOut(2, MostSlotBytes(layers, open, max_rows, max_rows));
   cudaDeviceProp properties;
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   open.host_gpu = cuda::UuidOf(properties);
