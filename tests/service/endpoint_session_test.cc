@@ -52,9 +52,12 @@ TEST(Endpoints, EveryHeadBelongsToOneOfThem) {
           const EndpointHeads heads = HeadsOf(LayerOf(q_heads, kv_heads), {count, replicated}, e);
           EXPECT_EQ(heads.q, (Heads{e * (q_heads / count), q_heads / count}));
           for (int32_t h = 0; h < heads.q.count; ++h) ++q[static_cast<size_t>(heads.q.begin + h)];
-          for (int32_t h = 0; h < heads.kv.count; ++h)
+          for (int32_t h = 0; h < heads.kv.count; ++h) {
             ++kv[static_cast<size_t>(heads.kv.begin + h)];
-          if (replicated) EXPECT_EQ(heads.kv.count, e == 0 ? kv_heads : 0);
+          }
+          if (replicated) {
+            EXPECT_EQ(heads.kv.count, e == 0 ? kv_heads : 0);
+          }
         }
         EXPECT_THAT(q, ::testing::Each(1));
         EXPECT_THAT(kv, ::testing::Each(1));
