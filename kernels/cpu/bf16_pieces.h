@@ -16,8 +16,8 @@ constexpr int QueryPieces(DType q_dtype) {
 // output is off by at most that share of the weighted mean of |v|. The LSE never depends on this:
 // the sum is taken of the weights as they were.
 //
-// The type of the output does not matter: rows of several calls share a block of queries, and what a
-// row gets must not depend on its company. A host that wants f32 to be precise to f32 sends its
+// The type of the output does not matter: rows of several calls share a block of queries, and what
+// a row gets must not depend on its company. A host that wants f32 to be precise to f32 sends its
 // queries in f32, which holds every bf16 exactly.
 constexpr int WeightPieces(DType q_dtype) { return q_dtype == DType::kBf16 ? 1 : 2; }
 
