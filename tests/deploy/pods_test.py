@@ -146,6 +146,10 @@ class Pod:
         return codes
 
     def remove(self):
+        for process in self.processes.values():
+            # The kernel forgets to kill a child with its parent when the child changes its user (prctl(2)).
+            for pid in children(process.pid()):
+                os.kill(pid, signal.SIGKILL)
         for process in [*self.processes.values(), self._pause]:
             if process:
                 process.kill()
