@@ -28,6 +28,7 @@
 #include "base/telemetry/metrics_server.h"
 #include "base/telemetry/otlp_exporter.h"
 #include "base/telemetry/trace.h"
+#include "service/api/operations_service.h"
 #include "service/api/server.h"
 #include "service/config.h"
 #include "service/coordinator/coordinator.h"
@@ -136,7 +137,7 @@ struct WorkerServer {
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
                                            const std::shared_ptr<Journal>& journal,
                                            WorkerServer* workers) {
-  auto group = CreateRemoteGroup({.size = config.workers,
+  auto group = CreateRemoteGroup({.size = journal ? journal->ranks() : config.workers,
                                   .strategy = config.exchange,
                                   .exchange_place = config.device_exchange,
                                   .device = config.device,
@@ -159,7 +160,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
 }
 
 absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
-                                                    DiagnosticsService* diagnostics,
+                                                    std::vector<grpc::Service*> more_services,
                                                     Coordinator* coordinator) {
   return Server::Start({.listen = config.listen,
                         .admin_listen = config.admin_listen,
@@ -175,7 +176,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(const Config& config,
                         .bytes_in_flight = {.per_caller = config.max_bytes_per_client,
                                             .in_all = config.max_bytes_in_flight},
                         .streams = {.reply_timeout = config.reply_timeout},
-                        .more_services = {diagnostics},
+                        .more_services = std::move(more_services),
                         .drain_settle = config.drain_settle},
                        coordinator);
 }
@@ -332,7 +333,9 @@ int Serve(const Config& config, SettingsReload& reload) {
     workers.Stop();
     published.Set(nullptr);
   };
-  absl::StatusOr<std::unique_ptr<Server>> started = StartServer(config, &diagnostics, &coordinator);
+  OperationsService operations(&coordinator, config.access);
+  absl::StatusOr<std::unique_ptr<Server>> started =
+      StartServer(config, {&diagnostics, &operations}, &coordinator);
   if (!started.ok()) {
     log->Error(started.status().message());
     return kCannotServe;

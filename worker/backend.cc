@@ -16,6 +16,12 @@ absl::Status Shard::ReadPages(std::span<const int32_t>, std::byte*) { return NoR
 
 absl::Status Shard::WritePages(std::span<const int32_t>, const std::byte*) { return NoReplicas(); }
 
+absl::Status Shard::ReadRuns(std::span<const int64_t>, int32_t, std::byte*) { return NoReplicas(); }
+
+absl::Status Shard::WriteRuns(std::span<const int64_t>, int32_t, const std::byte*) {
+  return NoReplicas();
+}
+
 absl::StatusOr<std::unique_ptr<Shard>> Backend::CreateReplica(const CacheSpec&, size_t, PageFill) {
   return NoReplicas();
 }

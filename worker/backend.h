@@ -70,6 +70,17 @@ class Shard {
   virtual absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out);
   virtual absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in);
 
+  // Reads and writes runs of `slots` slots that begin at these ones, in all layers:
+  // [runs][run_bytes(slots)]. `slots` divides the page size, and the runs begin at multiples of it.
+  // Runs of whole pages are in the backend's order of bytes.
+  virtual size_t run_bytes(int32_t slots) const {
+    static_cast<void>(slots);
+    return 0;
+  }
+  virtual absl::Status ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out);
+  virtual absl::Status WriteRuns(std::span<const int64_t> first, int32_t slots,
+                                 const std::byte* in);
+
   // Runs a step (RunStep) and waits for its results. An error leaves the group in need of a new
   // epoch; kDataLoss: what the shard held is gone.
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;

@@ -21,6 +21,7 @@
 #include "kernels/dtype.h"
 #include "kernels/output_format.h"
 #include "worker/cache_spec.h"
+#include "worker/redeal.h"
 
 namespace tributary::worker {
 
@@ -81,6 +82,9 @@ struct CreateCacheCommand {
   // Whether the cache has sequences already. Then a rank that does not have the cache yet lacks
   // pages until it is told otherwise (TransferPagesCommand::complete).
   bool existing = false;
+  // Over how many ranks its tokens are dealt; 0: over all of the group. The ranks from this one on
+  // hold nothing of it, and other commands about it do nothing there.
+  int32_t ranks = 0;
 };
 
 struct DropCacheCommand {};
@@ -163,6 +167,17 @@ struct TransferPagesCommand {
   std::vector<int32_t> pages;
   // Whether nothing is missing at the destination any more.
   bool complete = false;
+};
+
+// Brings tokens from a cache to another one, Command::cache, whose tokens are dealt over another
+// number of ranks. Both have the same layers and page size. The bytes stay as they are.
+struct MoveTokensCommand {
+  CacheId from_cache = 0;
+  RankChange ranks;
+  // Where this is more than 0, the tokens of each rank are not brought to it, but to the rank that
+  // keeps them for it (KeeperOf, worker/replica.h).
+  int32_t keeper_stride = 0;
+  std::vector<MovedPage> pages;
 };
 
 enum class StepKind : uint8_t {
@@ -269,7 +284,7 @@ struct Command {
   std::chrono::steady_clock::time_point deadline;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
                TransferPagesCommand, StepCommand, OpenRegionCommand, CloseRegionCommand,
-               OpenSessionCommand, CloseSessionCommand, SessionStepCommand>
+               OpenSessionCommand, CloseSessionCommand, SessionStepCommand, MoveTokensCommand>
       body;
   // Keeps what the tensor views of the body point to.
   std::shared_ptr<const void> owner;

@@ -76,6 +76,17 @@ class CpuShard final : public Shard {
     return absl::OkStatus();
   }
 
+  size_t run_bytes(int32_t slots) const override { return pages_->run_bytes(slots); }
+  absl::Status ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out) override {
+    pages_->ReadRuns(first, slots, out, *rank_.pool);
+    return absl::OkStatus();
+  }
+  absl::Status WriteRuns(std::span<const int64_t> first, int32_t slots,
+                         const std::byte* in) override {
+    pages_->WriteRuns(first, slots, in, *rank_.pool);
+    return absl::OkStatus();
+  }
+
   absl::Status Run(const PlannedStep& step, StepResults* results) override {
     const RankResources resources{step.comm, *rank_.pool, rank_.workspace, rank_.strategy};
     if (!step.outputs.empty()) PlaceNumbers(step, results);

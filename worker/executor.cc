@@ -23,6 +23,7 @@
 #include "worker/step_check.h"
 #include "worker/step_output.h"
 #include "worker/step_run.h"
+#include "worker/token_mover.h"
 
 namespace tributary::worker {
 namespace {
@@ -87,23 +88,26 @@ class Executor::Impl {
   void Join(std::unique_ptr<collective::Communicator> comm) {
     sessions_.clear();
     backend_->Leave();
-    Use(std::move(comm));
+    const int size = comm->size();
+    Use(std::move(comm), size);
   }
 
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
-                    collective::Rendezvous& rendezvous, collective::Deadline deadline) {
+                    collective::Rendezvous& rendezvous, collective::Deadline deadline,
+                    int shard_ranks) {
     sessions_.clear();  // a session is of one epoch
     backend_->Leave();
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> joined,
                                backend_->Join(std::move(comm), rendezvous, deadline));
-    Use(std::move(joined));
+    const int ranks = shard_ranks > 0 ? shard_ranks : joined->size();
+    Use(std::move(joined), ranks);
     return absl::OkStatus();
   }
 
-  void Use(std::unique_ptr<collective::Communicator> comm) {
-    const bool same_place =
-        comm_ == nullptr || (comm_->rank() == comm->rank() && comm_->size() == comm->size());
-    if (!same_place) DropAll();
+  void Use(std::unique_ptr<collective::Communicator> comm, int shard_ranks) {
+    DropOthers(comm->rank(), shard_ranks);
+    apart_.clear();
+    mover_ = {};
     // The old communicator closes its connections as it goes, which may take a while: not under the
     // lock.
     const std::shared_ptr<collective::Communicator> last = comm_;
@@ -224,6 +228,10 @@ class Executor::Impl {
     if (const auto* step = std::get_if<SessionStepCommand>(&command.body)) {
       return SessionStep(*step, command.deadline);
     }
+    if (const auto* move = std::get_if<MoveTokensCommand>(&command.body)) {
+      return Move(command.cache, *move, command.deadline);
+    }
+    if (apart_.contains(command.cache)) return absl::OkStatus();
     const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
       if (it != caches_.end()) {
@@ -249,9 +257,18 @@ class Executor::Impl {
   absl::Status CreateCache(CacheId id, const CreateCacheCommand& create, Reply* reply) {
     const CacheSpec& spec = create.spec;
     TRIBUTARY_RETURN_IF_ERROR(ValidateCacheSpec(spec));
+    if (create.ranks < 0 || create.ranks > comm_->size()) {
+      return InvalidField("ranks",
+                          absl::StrCat("must be 0 to ", comm_->size(), ", is ", create.ranks));
+    }
+    const int ranks = create.ranks > 0 ? create.ranks : comm_->size();
+    if (comm_->rank() >= ranks) {
+      apart_.insert(id);
+      return absl::OkStatus();
+    }
     const auto it = caches_.find(id);
     if (it == caches_.end()) {
-      TRIBUTARY_RETURN_IF_ERROR(AddCache(id, spec));
+      TRIBUTARY_RETURN_IF_ERROR(AddCache(id, spec, ranks));
       if (create.existing) caches_.at(id)->replicas.JoinedLate();
     } else if (!SameSpec(it->second->spec, spec)) {
       return absl::AlreadyExistsError(absl::StrCat("cache ", id, " exists with another spec"));
@@ -282,9 +299,8 @@ class Executor::Impl {
     return {*backend_, AvailableMemory(), options_.page_fill};
   }
 
-  absl::Status AddCache(CacheId id, const CacheSpec& spec) {
+  absl::Status AddCache(CacheId id, const CacheSpec& spec, int size) {
     const int rank = comm_->rank();
-    const int size = comm_->size();
     if (spec.replica_stride < 0 || (spec.replica_stride > 0 && spec.replica_stride >= size)) {
       return InvalidField("replica_stride", absl::StrCat("must be below the number of ranks, ",
                                                          size, ", is ", spec.replica_stride));
@@ -317,6 +333,7 @@ class Executor::Impl {
   }
 
   void Drop(CacheId id) {
+    apart_.erase(id);
     const auto it = caches_.find(id);
     if (it == caches_.end()) return;
     // What works on its pages ends first.
@@ -328,8 +345,13 @@ class Executor::Impl {
     caches_.erase(it);
   }
 
-  void DropAll() {
-    while (!caches_.empty()) Drop(caches_.begin()->first);
+  // Drops the caches of another place: what they hold means nothing here.
+  void DropOthers(int rank, int shard_ranks) {
+    std::vector<CacheId> others;
+    for (const auto& [id, cache] : caches_) {
+      if (cache->layout.rank != rank || cache->layout.size != shard_ranks) others.push_back(id);
+    }
+    for (const CacheId id : others) Drop(id);
   }
 
   // ------------------------------------------------------------------------------------- sessions
@@ -563,6 +585,27 @@ class Executor::Impl {
     return absl::OkStatus();
   }
 
+  // Whatever goes wrong on one rank alone leaves nobody waiting.
+  absl::Status Move(CacheId to, const MoveTokensCommand& move, collective::Deadline deadline) {
+    step_begun_ = true;
+    const auto holds = [this](CacheId id) -> CacheShard* {
+      const auto it = caches_.find(id);
+      return it == caches_.end() || !it->second->complete ? nullptr : it->second.get();
+    };
+    CacheShard* const source = holds(move.from_cache);
+    CacheShard* const place = holds(to);
+    TokenMover::Ends ends;
+    if (source != nullptr) {
+      ends.from = source->shard.get();
+      ends.from_spec = &source->spec;
+    }
+    if (place != nullptr) {
+      ends.to = move.keeper_stride > 0 ? place->replicas.kept() : place->shard.get();
+      ends.to_spec = &place->spec;
+    }
+    return mover_.Move(move, ends, *comm_, deadline);
+  }
+
   absl::Status Check(const CacheShard& cache, const StepCommand& step) const {
     TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache.spec, cache.layout.size, cache.tables, step));
     TRIBUTARY_RETURN_IF_ERROR(cache.records.Check(step.standings, "step.standings"));
@@ -623,6 +666,9 @@ class Executor::Impl {
 
   absl::flat_hash_map<CacheId, std::unique_ptr<CacheShard>> caches_;
   absl::flat_hash_map<SessionId, OpenedSession> sessions_;  // of this epoch; after what they use
+  // Caches that this rank holds nothing of, because it is beyond their ranks (CreateCacheCommand).
+  absl::flat_hash_set<CacheId> apart_;
+  TokenMover mover_;
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;
 
@@ -646,8 +692,9 @@ void Executor::Join(std::unique_ptr<collective::Communicator> comm) {
 }
 
 absl::Status Executor::Join(std::unique_ptr<collective::Communicator> comm,
-                            collective::Rendezvous& rendezvous, collective::Deadline deadline) {
-  return impl_->Join(std::move(comm), rendezvous, deadline);
+                            collective::Rendezvous& rendezvous, collective::Deadline deadline,
+                            int shard_ranks) {
+  return impl_->Join(std::move(comm), rendezvous, deadline, shard_ranks);
 }
 
 std::shared_ptr<collective::Communicator> Executor::communicator() const {

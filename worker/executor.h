@@ -54,14 +54,16 @@ class Executor {
   ~Executor();
 
   // Joins a group; shards and tables are kept, so that survivors of a lost rank keep their share.
-  // The layout of existing caches is fixed: joining with another rank or size drops them.
-  // Partials are exchanged over `comm`.
+  // Caches are of a rank and a number of ranks: joining with others drops them. Partials are
+  // exchanged over `comm`.
   void Join(std::unique_ptr<collective::Communicator> comm);
   // The same of a backend that may have another way (Backend::Join): called by all ranks at once,
   // each on a thread of its own. An error: this rank is in no group, and what it holds is as it
-  // was.
+  // was. `shard_ranks`: the caches whose tokens are dealt over so many ranks are kept; 0: over
+  // those of the group. They differ while the number of workers changes.
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
-                    collective::Rendezvous& rendezvous, collective::Deadline deadline);
+                    collective::Rendezvous& rendezvous, collective::Deadline deadline,
+                    int shard_ranks = 0);
   // The communicator in use, for Abort() from other threads; may be null. From any thread.
   std::shared_ptr<collective::Communicator> communicator() const;
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status/status_macros.h"
+#include "kernels/cpu/page_rows.h"
 
 namespace tributary::worker {
 namespace {
@@ -11,6 +12,33 @@ namespace {
 // Expands one value, or one per head, to one per head.
 void Expand(const std::vector<float>& scale, int32_t kv_heads, float* out) {
   for (int32_t h = 0; h < kv_heads; ++h) out[h] = scale[scale.size() == 1 ? 0 : h];
+}
+
+// Bytes of one token of one layer, without padding.
+size_t TokenBytes(const KvGeometry& g) {
+  return static_cast<size_t>(g.kv_heads) * static_cast<size_t>(BytesPerTokenOfHead(g));
+}
+
+// Calls visit(place, bytes) for the rows of all heads of one token of one layer.
+template <typename Visit>
+void ForEachRow(const PagedKv& kv, int64_t slot, const Visit& visit) {
+  cpu::RowPlace place{.page = static_cast<int32_t>(slot / kv.page_size),
+                      .token = static_cast<int32_t>(slot % kv.page_size)};
+  for (place.head = 0; place.head < kv.geometry.kv_heads; ++place.head) {
+    place.kind = cpu::RowKind::kKey;
+    visit(place, KeyBytes(kv.geometry));
+    if (kv.geometry.value_in_key) continue;
+    place.kind = cpu::RowKind::kValue;
+    visit(place, ValueBytes(kv.geometry));
+  }
+}
+
+// The pages of runs that are as long as a page.
+std::vector<int32_t> PagesOf(std::span<const int64_t> first, int32_t page_size) {
+  std::vector<int32_t> pages;
+  pages.reserve(first.size());
+  for (const int64_t slot : first) pages.push_back(static_cast<int32_t>(slot / page_size));
+  return pages;
 }
 
 }  // namespace
@@ -82,6 +110,55 @@ void KvShard::WritePages(std::span<const int32_t> pages, const std::byte* in,
     for (const PagedKv& kv : layers_) {
       std::memcpy(KeyPlane(kv, pages[static_cast<size_t>(i)], 0), from, PageBytes(kv));
       from += PageBytes(kv);
+    }
+  });
+}
+
+size_t KvShard::run_bytes(int32_t slots) const {
+  if (slots == page_size()) return page_bytes_;
+  size_t bytes = 0;
+  for (const PagedKv& kv : layers_) bytes += TokenBytes(kv.geometry);
+  return bytes * static_cast<size_t>(slots);
+}
+
+void KvShard::ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out,
+                       cpu::ThreadPool& pool) const {
+  if (slots == page_size()) return ReadPages(PagesOf(first, slots), out, pool);
+  const size_t bytes = run_bytes(slots);
+  pool.Run(static_cast<int>(first.size()), [&](int i) {
+    std::byte* to = out + static_cast<size_t>(i) * bytes;
+    for (const PagedKv& kv : layers_) {
+      for (int32_t slot = 0; slot < slots; ++slot) {
+        ForEachRow(kv, first[static_cast<size_t>(i)] + slot, [&](cpu::RowPlace place, size_t row) {
+          cpu::LoadRow(kv, place, to);
+          to += row;
+        });
+      }
+    }
+  });
+}
+
+void KvShard::WriteRuns(std::span<const int64_t> first, int32_t slots, const std::byte* in,
+                        cpu::ThreadPool& pool) {
+  if (slots == page_size()) return WritePages(PagesOf(first, slots), in, pool);
+  // Tokens that lie beside each other share words, so a layer's runs are written by one thread.
+  const size_t bytes = run_bytes(slots);
+  std::vector<size_t> offsets;
+  size_t offset = 0;
+  for (const PagedKv& kv : layers_) {
+    offsets.push_back(offset);
+    offset += TokenBytes(kv.geometry) * static_cast<size_t>(slots);
+  }
+  pool.Run(num_layers(), [&](int layer) {
+    const PagedKv& kv = layers_[static_cast<size_t>(layer)];
+    for (size_t i = 0; i < first.size(); ++i) {
+      const std::byte* from = in + i * bytes + offsets[static_cast<size_t>(layer)];
+      for (int32_t slot = 0; slot < slots; ++slot) {
+        ForEachRow(kv, first[i] + slot, [&](cpu::RowPlace place, size_t row) {
+          cpu::StoreRow(kv, place, from);
+          from += row;
+        });
+      }
     }
   });
 }

@@ -40,11 +40,20 @@ class KvShard {
   void ReadPages(std::span<const int32_t> pages, std::byte* out, cpu::ThreadPool& pool) const;
   void WritePages(std::span<const int32_t> pages, const std::byte* in, cpu::ThreadPool& pool);
 
+  // Reads and writes runs of slots, as Shard::ReadRuns and WriteRuns say.
+  size_t run_bytes(int32_t slots) const;
+  void ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out,
+                cpu::ThreadPool& pool) const;
+  void WriteRuns(std::span<const int64_t> first, int32_t slots, const std::byte* in,
+                 cpu::ThreadPool& pool);
+
   // Bytes of the mapping that holds the pages.
   size_t bytes() const { return memory_->bytes(); }
 
  private:
   KvShard(const CacheSpec& spec, std::shared_ptr<ShardMemory> memory);
+
+  int32_t page_size() const { return layers_.front().page_size; }
 
   const std::shared_ptr<ShardMemory> memory_;
   size_t page_bytes_ = 0;      // of one page, all layers

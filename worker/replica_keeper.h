@@ -65,6 +65,9 @@ class ReplicaKeeper {
   absl::StatusOr<bool> Turn(const TransferPagesCommand& transfer, const Memory& memory,
                             std::chrono::steady_clock::time_point until);
 
+  // The pages that it keeps for its ward, once they have all their memory; else null.
+  Shard* kept() const { return complete_ ? replica_.get() : nullptr; }
+
   // The rank has joined late, and lacks pages until it is told otherwise (HeldCache).
   void JoinedLate();
   bool lacks_pages() const { return lacks_pages_; }

@@ -67,6 +67,13 @@ void StoreRow(const PagedKv& kv, RowPlace place, const std::byte* row) {
   });
 }
 
+void LoadRow(const PagedKv& kv, RowPlace place, std::byte* row) {
+  ForEachPiece(kv, place, [&](const std::byte* at, auto bytes) {
+    std::memcpy(row, at, bytes);
+    row += bytes;
+  });
+}
+
 bool HoldsRow(const PagedKv& kv, RowPlace place, const std::byte* row) {
   bool same = true;
   ForEachPiece(kv, place, [&](const std::byte* at, auto bytes) {

@@ -22,6 +22,9 @@ struct RowPlace {
 // that rows of neighbouring tokens may be written at the same time.
 void StoreRow(const PagedKv& kv, RowPlace place, const std::byte* row);
 
+// The inverse: reads what StoreRow wrote.
+void LoadRow(const PagedKv& kv, RowPlace place, std::byte* row);
+
 // Whether the page holds these very bytes.
 bool HoldsRow(const PagedKv& kv, RowPlace place, const std::byte* row);
 

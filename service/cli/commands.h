@@ -13,6 +13,7 @@ std::unique_ptr<Command> MakeDemo();
 std::unique_ptr<Command> MakeFlight();
 std::unique_ptr<Command> MakeHealth();
 std::unique_ptr<Command> MakeLimits();
+std::unique_ptr<Command> MakeResize();
 std::unique_ptr<Command> MakeStat();
 std::unique_ptr<Command> MakeTop();
 std::unique_ptr<Command> MakeTopology();

@@ -31,6 +31,7 @@ std::vector<std::unique_ptr<Command>> AllCommands() {
   commands.push_back(MakeTop());
   commands.push_back(MakeFlight());
   commands.push_back(MakeTrace());
+  commands.push_back(MakeResize());
   return commands;
 }
 

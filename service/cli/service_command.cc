@@ -33,15 +33,14 @@ absl::StatusOr<std::vector<std::string>> ServiceCommand::GroupTargets() const {
   return client::GroupsOf(target_);
 }
 
-absl::Status ServiceCommand::Diagnose(const DiagnosticsCall& call) const {
+absl::Status ServiceCommand::CallOver(const ChannelCall& call) const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // a trace may be larger than what calls may send
   const auto channel = DialSecurely(target_, security_, arguments);
   if (!channel.ok()) return channel.status();
-  const auto stub = v1::DiagnosticsService::NewStub(*channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout_));
-  const grpc::Status status = call(*stub, &context);
+  const grpc::Status status = call(*channel, &context);
   if (status.ok()) return absl::OkStatus();
   const absl::Status answer = FromGrpcStatus(status);
   if (absl::IsUnavailable(answer)) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/rpc/security_options.h"
+#include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "service/cli/command.h"
 #include "service/client/client.h"
@@ -47,10 +48,20 @@ class ServiceCommand : public Command {
   // The addresses of the service's groups: --target, where it does not name several.
   absl::StatusOr<std::vector<std::string>> GroupTargets() const;
 
-  // Makes one call of the service's DiagnosticsService. An error names the target.
-  using DiagnosticsCall =
-      std::function<grpc::Status(v1::DiagnosticsService::Stub& stub, grpc::ClientContext* context)>;
-  absl::Status Diagnose(const DiagnosticsCall& call) const;
+  // Makes one call of one of the service's gRPC services. An error names the target.
+  template <typename Service>
+  using Call =
+      std::function<grpc::Status(typename Service::Stub& stub, grpc::ClientContext* context)>;
+  template <typename Service>
+  absl::Status Ask(const Call<Service>& call) const {
+    return CallOver(
+        [&call](const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context) {
+          return call(*Service::NewStub(channel), context);
+        });
+  }
+  absl::Status Diagnose(const Call<v1::DiagnosticsService>& call) const {
+    return Ask<v1::DiagnosticsService>(call);
+  }
 
   // Prints why the command failed, and returns its exit code.
   int FailWith(const std::string& message) const { return Fail(name(), message); }
@@ -62,6 +73,10 @@ class ServiceCommand : public Command {
   absl::Duration timeout() const { return timeout_; }
 
  private:
+  using ChannelCall = std::function<grpc::Status(const std::shared_ptr<grpc::Channel>& channel,
+                                                 grpc::ClientContext* context)>;
+  absl::Status CallOver(const ChannelCall& call) const;
+
   std::string target_;
   ChannelSecurity security_;
   absl::Duration timeout_;

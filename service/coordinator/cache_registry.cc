@@ -193,8 +193,8 @@ worker::CacheBackends CacheRegistry::BackendsFor(const ResolvedSpec& resolved) c
 
 absl::StatusOr<CachePtr> CacheRegistry::Make(const std::string& name, const std::string& client,
                                              worker::CacheId first_id, ResolvedSpec resolved,
-                                             worker::CacheBackends backends) const {
-  const TableGeometry geometry = GeometryOf(name, first_id, resolved, group_.size(), options_);
+                                             worker::CacheBackends backends, int ranks) const {
+  const TableGeometry geometry = GeometryOf(name, first_id, resolved, ranks, options_);
   auto cache = std::make_shared<Cache>(name, client, first_id, std::move(resolved),
                                        std::move(backends), geometry);
   for (int32_t group = 0; group < cache->table.groups().size(); ++group) {
@@ -209,8 +209,8 @@ absl::StatusOr<CachePtr> CacheRegistry::Make(const std::string& name, const std:
 absl::StatusOr<CachePtr> CacheRegistry::Admit(const std::string& name, const std::string& client,
                                               ResolvedSpec resolved,
                                               worker::CacheBackends backends) {
-  TRIBUTARY_ASSIGN_OR_RETURN(
-      CachePtr cache, Make(name, client, next_id_, std::move(resolved), std::move(backends)));
+  TRIBUTARY_ASSIGN_OR_RETURN(CachePtr cache, Make(name, client, next_id_, std::move(resolved),
+                                                  std::move(backends), group_.size()));
   TRIBUTARY_RETURN_IF_ERROR(CheckLimits(client, cache->bytes));
   next_id_ += static_cast<worker::CacheId>(cache->ids.size());
   caches_.emplace(cache->name, cache);
@@ -330,7 +330,7 @@ absl::StatusOr<CachePtr> CacheRegistry::AddAgain(
   TRIBUTARY_RETURN_IF_ERROR(CheckBackends(backends, resolved.terms));
   TRIBUTARY_ASSIGN_OR_RETURN(
       CachePtr cache, Make(journaled.name, journaled.owner, journaled.first_id, std::move(resolved),
-                           std::move(backends)));
+                           std::move(backends), group_.size()));
   cache->asked = journaled.spec;
   cache->created = true;
   next_id_ = std::max(next_id_, cache->ids.back() + 1);
@@ -405,6 +405,38 @@ void CacheRegistry::DropAgain() {
       const CriticalSection section(lock_);
       undropped_.push_back(id);
     });
+  }
+}
+
+// ------------------------------------------------------------------------- another number of ranks
+
+absl::StatusOr<CachePtr> CacheRegistry::MakeFor(const Cache& cache,
+                                                const std::vector<std::string>& hosts) {
+  const int ranks = static_cast<int>(hosts.size());
+  absl::StatusOr<ResolvedSpec> resolved = ResolveSpec(cache.asked, ranks);
+  if (!resolved.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cache '", cache.name, "': ", resolved.status().message()));
+  }
+  if (resolved->spec.replica_stride > 0) {
+    resolved->spec.replica_stride = worker::ReplicaStride(hosts);
+  }
+  worker::CacheBackends backends = BackendsFor(*resolved);
+  TRIBUTARY_RETURN_IF_ERROR(CheckBackends(backends, resolved->terms));
+  TRIBUTARY_ASSIGN_OR_RETURN(CachePtr made, Make(cache.name, cache.owner, next_id_,
+                                                 *std::move(resolved), std::move(backends), ranks));
+  next_id_ += static_cast<worker::CacheId>(made->ids.size());
+  made->asked = cache.asked;
+  made->users = cache.users;
+  made->created = true;
+  return made;
+}
+
+void CacheRegistry::Replace(const std::vector<CachePtr>& caches) {
+  for (const CachePtr& cache : caches) {
+    CachePtr& known = caches_[cache->name];
+    cache->table.TakeOwners(&known->table);
+    known = cache;
   }
 }
 

@@ -60,6 +60,13 @@ class CacheRegistry {
   // Sends again what workers of an earlier epoch may not have heard of.
   void DropAgain() TRIBUTARY_LOCKED;
 
+  // Makes a cache anew for so many ranks, under ids that were never used. Nobody knows of it before
+  // Replace. `hosts`: where those ranks are. An error: so many ranks cannot have it.
+  absl::StatusOr<CachePtr> MakeFor(const Cache& cache,
+                                   const std::vector<std::string>& hosts) TRIBUTARY_LOCKED;
+  // From now on these caches stand for those of their names, and have their sequences.
+  void Replace(const std::vector<CachePtr>& caches) TRIBUTARY_LOCKED;
+
  private:
   // Find, whether the workers hold it or not.
   absl::StatusOr<CachePtr> Lookup(const std::string& name) const TRIBUTARY_LOCKED;
@@ -73,7 +80,7 @@ class CacheRegistry {
   // A cache that nobody knows of yet.
   absl::StatusOr<CachePtr> Make(const std::string& name, const std::string& client,
                                 worker::CacheId first_id, ResolvedSpec resolved,
-                                worker::CacheBackends backends) const TRIBUTARY_LOCKED;
+                                worker::CacheBackends backends, int ranks) const TRIBUTARY_LOCKED;
   // By where the workers are now.
   int StrideOfReplicas() const;
   worker::CacheBackends BackendsFor(const ResolvedSpec& resolved) const;

@@ -34,8 +34,9 @@ Coordinator::Coordinator(CoordinatorOptions options, std::unique_ptr<WorkerGroup
                 mailboxes_, [this](ClientLimit limit) { observer_->OnLimitReached(limit); }),
       restoration_(*log_, *group_, lock_, serving_, commands_, caches_,
                    options_.journal != nullptr),
+      resizing_(options_, *log_, *group_, lock_, serving_, commands_, order_, caches_, steps_),
       setup_(options_, *log_, *observer_, *group_, lock_, serving_, commands_, order_, caches_,
-             regions_, sessions_, restoration_),
+             regions_, sessions_, restoration_, resizing_),
       timer_(
           lock_, [this]() TRIBUTARY_LOCKED { return NextDue(); },
           [this](Clock::time_point now) TRIBUTARY_LOCKED { ActOnTime(now); }) {}
@@ -53,6 +54,7 @@ void Coordinator::StartDraining() {
   const CriticalSection section(lock_);
   serving_.StartDraining();
   sessions_.StartDraining();
+  resizing_.BeginStop();
 }
 
 bool Coordinator::WaitIdle(Clock::time_point until) { return lock_.WaitIdle(until); }
@@ -68,6 +70,7 @@ void Coordinator::Stop() {
     order_.FailAll(why);
     sessions_.EndAll(why);
   }
+  resizing_.Stop();
   group_->Stop();
   if (options_.journal != nullptr) options_.journal->Flush();  // it calls parts of this
   sessions_.Join();

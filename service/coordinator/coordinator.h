@@ -21,6 +21,7 @@
 #include "service/coordinator/lease_expiry.h"
 #include "service/coordinator/limits.h"
 #include "service/coordinator/registered_regions.h"
+#include "service/coordinator/resizing.h"
 #include "service/coordinator/restoration.h"
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
@@ -91,6 +92,10 @@ class Coordinator final : private EndOfSection {
   }
   // Which callers present. Thread safe.
   Leases& leases() { return leases_; }
+  // Of operators: see operations.proto.
+  void ChangeWorkers(const v1::ChangeWorkersRequest& request, Done<v1::ChangeWorkersReply> done) {
+    resizing_.Ask(request, std::move(done));
+  }
   // Of every caller, one session per stream (sessions.h).
   Sessions& sessions() { return sessions_; }
   // Their mailboxes that wait for their hosts.
@@ -132,6 +137,7 @@ class Coordinator final : private EndOfSection {
   MailboxHandout mailboxes_;
   Sessions sessions_;
   Restoration restoration_;
+  Resizing resizing_;
   GroupSetup setup_;
   Timer timer_;
   bool stopped_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;

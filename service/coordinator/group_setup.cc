@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
+#include "service/coordinator/table_commands.h"
 #include "service/workers/builds.h"
 #include "service/workers/leaving.h"
 
@@ -15,35 +16,13 @@ namespace {
 constexpr std::chrono::seconds kFirstPause{1};
 constexpr std::chrono::seconds kLongestPause{30};
 
-// The most page numbers, and lengths, in one SetTables command. It bounds the size of the command
-// however many sequences are open.
-constexpr size_t kNumbersPerCommand = 1 << 18;
-
-// Cuts what is to be told into commands. What is told of one sequence goes into one.
-std::vector<worker::SetTablesCommand> Chunks(std::vector<SequenceTable::Told> all) {
-  std::vector<worker::SetTablesCommand> chunks;
-  size_t room = 0;
-  for (SequenceTable::Told& told : all) {
-    const size_t size =
-        1 + told.standing.lengths.size() + (told.table ? told.table->pages.size() : 0);
-    if (size > room) {
-      chunks.emplace_back();
-      room = std::max(kNumbersPerCommand, size);
-    }
-    room -= size;
-    if (told.table.has_value()) chunks.back().tables.push_back(*std::move(told.table));
-    chunks.back().standings.push_back(std::move(told.standing));
-  }
-  return chunks;
-}
-
 }  // namespace
 
 GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log,
                        Observer& observer, const WorkerGroup& group, CoordinatorLock& lock,
                        ServingState& serving, GroupCommands& commands, CallOrder& order,
                        CacheRegistry& caches, RegisteredRegions& regions, Sessions& sessions,
-                       Restoration& restoration)
+                       Restoration& restoration, Resizing& resizing)
     : options_(options),
       log_(log),
       observer_(observer),
@@ -55,7 +34,8 @@ GroupSetup::GroupSetup(const CoordinatorOptions& options, const telemetry::Logge
       caches_(caches),
       regions_(regions),
       sessions_(sessions),
-      restoration_(restoration) {}
+      restoration_(restoration),
+      resizing_(resizing) {}
 
 // --------------------------------------------------------------------------------- generations
 
@@ -70,6 +50,7 @@ void GroupSetup::OnFormed(uint64_t epoch, const std::vector<bool>& fresh) {
   const CriticalSection section(lock_);
   serving_.BeginEpoch(epoch);
   caches_.MarkLost(fresh);
+  if (resizing_.takes_group()) return resizing_.OnFormed(fresh);
   BeginRound();
 }
 
@@ -82,12 +63,13 @@ void GroupSetup::OnBroken(const std::string& reason) {
   const CriticalSection section(lock_);
   const uint64_t epoch = serving_.epoch();
   const auto level =
-      LeftInOrder(reason) ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning;
+      BrokeInOrder(reason) ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarning;
   log_.Write(level, "group broken", {{"epoch", epoch}, {"reason", reason}});
   ++round_;
   retry_at_.reset();
   serving_.SetNotReady(ServingState::Phase::kForming, reason);
   restoration_.OnBroken();
+  resizing_.OnBroken(reason);
   order_.FailAll(serving_.Check());
   sessions_.OnGroupBroken(serving_.Check());
   lock_.Defer([this, epoch, reason] { observer_.OnGroupBroken(epoch, reason); });
@@ -139,7 +121,7 @@ void GroupSetup::OnHeld(const AttemptPtr& attempt, int32_t group, const absl::St
       SendCounted(attempt, id, worker::DropTablesCommand{attempt->undropped});
     }
     if (status.ok()) {
-      for (auto& tables : Chunks(attempt->cache->table.Snapshot(group))) {
+      for (auto& tables : TableCommands(attempt->cache->table.Snapshot(group))) {
         SendCounted(attempt, id, std::move(tables));
       }
     }

@@ -21,6 +21,7 @@
 #include "service/coordinator/critical_section.h"
 #include "service/coordinator/group_commands.h"
 #include "service/coordinator/registered_regions.h"
+#include "service/coordinator/resizing.h"
 #include "service/coordinator/restoration.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/sessions.h"
@@ -35,7 +36,8 @@ class GroupSetup final : public GroupObserver {
   GroupSetup(const CoordinatorOptions& options, const telemetry::Logger& log, Observer& observer,
              const WorkerGroup& group, CoordinatorLock& lock, ServingState& serving,
              GroupCommands& commands, CallOrder& order, CacheRegistry& caches,
-             RegisteredRegions& regions, Sessions& sessions, Restoration& restoration);
+             RegisteredRegions& regions, Sessions& sessions, Restoration& restoration,
+             Resizing& resizing);
 
   // The group calls these from its own thread, one at a time.
   void OnAdopted(const std::vector<std::optional<worker::Holdings>>& held) override
@@ -94,6 +96,7 @@ class GroupSetup final : public GroupObserver {
   RegisteredRegions& regions_;
   Sessions& sessions_;
   Restoration& restoration_;
+  Resizing& resizing_;
 
   // Answers to an earlier round count for nothing. Rises with every group, and when one breaks.
   uint64_t round_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

@@ -39,7 +39,7 @@ class StepRunner::StepOperation final : public Operation,
   }
 
   void OnTurn() override TRIBUTARY_LOCKED {
-    Gather(accepted, runner_.CostOf(*this).Share(runner_.limits_));
+    Gather(accepted, runner_.CostOf(*this).Share(runner_.limits()));
   }
   // Waits in the batcher; `share`: of what a step may take, more than 1 for a step of its own.
   void Gather(Clock::time_point arrival, double share) TRIBUTARY_LOCKED {
@@ -106,8 +106,6 @@ StepRunner::StepRunner(const CoordinatorOptions& options, Observer& observer, Co
       caches_(caches),
       regions_(regions),
       group_(group),
-      limits_(StepLimitsFor(group.device(), group.size(), options.max_step_bytes,
-                            options.step_timeout)),
       batcher_(options.batch) {}
 
 // ------------------------------------------------------------------------------------- admission
@@ -219,7 +217,12 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
         TellSubmitted(observer_, step.get(), command);
       },
       [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); },
-      MoreTimeFor(flops, limits_, options_.step_timeout));
+      MoreTimeFor(flops, limits(), options_.step_timeout));
+}
+
+StepLimits StepRunner::limits() const {
+  return StepLimitsFor(group_.device(), group_.size(), options_.max_step_bytes,
+                       options_.step_timeout);
 }
 
 StepCost StepRunner::CostOf(const StepOperation& operation) const {
@@ -254,7 +257,7 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
   if (!reservation.ok()) return fail(reservation.status());
   // Now that its positions are known to be right.
   member.reservation = *std::move(reservation);
-  if (!CheckCost(CostOf(*operation), limits_).ok()) {
+  if (!CheckCost(CostOf(*operation), limits()).ok()) {
     if (absl::Status split = Split(operation); !split.ok()) {
       operation->cache->table.Rollback(member.reservation);
       return fail(split);
@@ -273,8 +276,8 @@ absl::Status StepRunner::Split(StepOperation* operation) {
   const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
   TRIBUTARY_ASSIGN_OR_RETURN(std::vector<StepPiece> pieces,
                              SplitStep(geometry, layer.window.left, member.request.key.kind,
-                                       member.reservation.entries, limits_));
-  if (!CanBeCut(member.request, pieces, geometry)) return CheckCost(CostOf(*operation), limits_);
+                                       member.reservation.entries, limits()));
+  if (!CanBeCut(member.request, pieces, geometry)) return CheckCost(CostOf(*operation), limits());
   operation->pieces = std::move(pieces);
   operation->epoch = serving_.epoch();
   operation->TakePiece();

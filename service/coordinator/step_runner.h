@@ -63,6 +63,8 @@ class StepRunner {
   // workers.
   void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
   StepCost CostOf(const StepOperation& operation) const;
+  // Of a step of the group as it is now.
+  StepLimits limits() const;
   // Returns whether the operation takes part in the step. If not, it has failed.
   bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
   // Cuts an operation that is too much for one step into pieces, and reserves all its pages.
@@ -83,7 +85,6 @@ class StepRunner {
   const CacheRegistry& caches_;
   RegisteredRegions& regions_;
   const WorkerGroup& group_;
-  const StepLimits limits_;
 
   Batcher batcher_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;

@@ -29,6 +29,7 @@ void AddTokens(const SequenceTable& table, const Sequence& sequence, v1::GetTopo
   if (sequence.lost) return;
   const int64_t length = LeastLength(sequence);
   for (v1::WorkerInfo& worker : *reply->mutable_workers()) {
+    if (worker.rank() >= table.geometry().ranks) continue;  // of a larger group that is to be
     worker.set_tokens(worker.tokens() + table.LocalTokens(worker.rank(), sequence, length));
   }
 }

@@ -34,6 +34,9 @@ constexpr char kLeaseTable[] =
     "CREATE TABLE IF NOT EXISTS leases (cache TEXT NOT NULL, sequence INTEGER NOT NULL, lease TEXT "
     "NOT NULL, PRIMARY KEY (cache, sequence)) WITHOUT ROWID";
 
+// Beyond this, the number of ranks of a journal is not one that anybody wrote.
+constexpr uint64_t kMostRanks = 65'536;
+
 // SQLite's integers have a sign; ids use all 64 bits.
 SqlValue Number(uint64_t value) { return static_cast<int64_t>(value); }
 
@@ -143,9 +146,12 @@ absl::Status Journal::LoadGroup(int ranks) {
   const auto formed = ReadNumber(row[3]);
   if (!group_id || !of_ranks || !epoch || !formed || *group_id == 0) return Misread();
   if (*of_ranks != static_cast<uint64_t>(ranks)) {
-    log_->Warning("the journal is of a group of another size: the group begins anew",
-                  {{"ranks", *of_ranks}, {"now", ranks}});
-    return BeginGroup(ranks);
+    if (*of_ranks == 0 || *of_ranks > kMostRanks) return Misread();
+    log_->Warning(
+        "the group goes on with the number of workers that it has, not with --workers: "
+        "`tributary resize` changes it",
+        {{"workers", *of_ranks}, {"flag", ranks}});
+    ranks = static_cast<int>(*of_ranks);
   }
   identity_ = {.group_id = *group_id, .epoch = *epoch, .formed_epoch = *formed, .holders = {}};
   identity_.holders.resize(static_cast<size_t>(ranks));
@@ -154,7 +160,9 @@ absl::Status Journal::LoadGroup(int ranks) {
   for (const SqlRow& holder : holders) {
     const auto rank = ReadNumber(holder[0]);
     const auto instance = ReadNumber(holder[1]);
-    if (!rank || !instance || *rank >= identity_.holders.size()) return Misread();
+    if (!rank || !instance) return Misread();
+    // Ranks of a larger group that there was, or was about to be.
+    if (*rank >= identity_.holders.size()) continue;
     identity_.holders[*rank] = *instance;
   }
   return LoadCaches();
@@ -227,12 +235,24 @@ void Journal::OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) {
   EnqueueAndWait(std::move(writes));
 }
 
+Journal::Write Journal::WriteOf(const JournaledCache& cache) {
+  return {"INSERT OR REPLACE INTO caches VALUES (?, ?, ?, ?)",
+          {cache.name, cache.owner, static_cast<int64_t>(cache.first_id),
+           Blob{cache.spec.SerializeAsString()}},
+          nullptr};
+}
+
 void Journal::PutCache(const JournaledCache& cache, Done done) {
+  std::vector<Write> writes = {WriteOf(cache)};
+  writes.back().done = std::move(done);
+  Enqueue(std::move(writes));
+}
+
+void Journal::ChangeRanks(int ranks, const std::vector<JournaledCache>& caches, Done done) {
   std::vector<Write> writes;
-  writes.push_back({"INSERT OR REPLACE INTO caches VALUES (?, ?, ?, ?)",
-                    {cache.name, cache.owner, static_cast<int64_t>(cache.first_id),
-                     Blob{cache.spec.SerializeAsString()}},
-                    std::move(done)});
+  for (const JournaledCache& cache : caches) writes.push_back(WriteOf(cache));
+  writes.push_back({"DELETE FROM holders WHERE rank >= ?", {int64_t{ranks}}, nullptr});
+  writes.push_back({"UPDATE group_identity SET ranks = ?", {int64_t{ranks}}, std::move(done)});
   Enqueue(std::move(writes));
 }
 

@@ -42,7 +42,8 @@ struct JournaledLease {
 class Journal final : public GroupStore {
  public:
   // Takes the directory, which must exist, for this process alone, and reads what an earlier one
-  // left there for a group of `ranks`. A journal that is damaged or of a newer build is put aside,
+  // left there. A new group has `ranks`; one that there is keeps its own number, and the log says
+  // so where it is another. A journal that is damaged or of a newer build is put aside,
   // which the log says, and the group begins anew: what cannot be read is not guessed.
   // kFailedPrecondition: another coordinator has the directory. Errors name the field "state_dir".
   static absl::StatusOr<std::shared_ptr<Journal>> Open(
@@ -50,6 +51,7 @@ class Journal final : public GroupStore {
   ~Journal() override;
 
   // As an earlier process left them.
+  int ranks() const { return static_cast<int>(identity_.holders.size()); }
   const GroupIdentity& identity() const { return identity_; }
   const std::vector<JournaledCache>& caches() const { return caches_; }
   const std::vector<JournaledLease>& leases() const { return leases_; }
@@ -60,6 +62,9 @@ class Journal final : public GroupStore {
   // Called from any thread, with any lock held; `done` is called on the journal's thread.
   using Done = std::function<void(const absl::Status&)>;
   void PutCache(const JournaledCache& cache, Done done);
+  // From now on the group has so many ranks, and these caches take the place of those of their
+  // names.
+  void ChangeRanks(int ranks, const std::vector<JournaledCache>& caches, Done done);
   // Its sequences go with it.
   void DropCache(const std::string& name, Done done);
   // The sequences belong to these leases from now on; at least one.
@@ -75,6 +80,8 @@ class Journal final : public GroupStore {
     std::vector<SqlValue> parameters;
     Done done;
   };
+
+  static Write WriteOf(const JournaledCache& cache);
 
   explicit Journal(std::shared_ptr<const telemetry::Logger> log) : log_(std::move(log)) {}
 

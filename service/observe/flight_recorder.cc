@@ -71,7 +71,11 @@ void FlightRecorder::Ended(const StepRecord& step, const absl::Status& status,
   slot.code = status.code();
   slot.done = step.done;
   slot.answered = step.answered;
-  for (size_t rank = 0; rank < std::min(replies.size(), slot.times.size()); ++rank) {
+  if (!replies.empty()) {  // their number may have changed
+    slot.replied.resize(replies.size());
+    slot.times.resize(replies.size());
+  }
+  for (size_t rank = 0; rank < replies.size(); ++rank) {
     slot.replied[rank] = replies[rank].epoch != 0;  // 0: never came
     slot.times[rank] = replies[rank].times;
   }

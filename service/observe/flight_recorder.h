@@ -20,6 +20,7 @@ class FlightRecorder {
  public:
   static constexpr size_t kSlots = 256;
 
+  // `ranks`: to begin with. A step has as many as have replied.
   explicit FlightRecorder(int ranks);
 
   void Submitted(const StepRecord& step);

@@ -142,7 +142,7 @@ std::optional<RankSkew> SkewOf(const std::vector<worker::Reply>& replies) {
   return skew;
 }
 
-Metrics::Metrics(int ranks) : slowest_(ranks) {
+Metrics::Metrics(int ranks) : slowest_(std::max(ranks, kMostRanks)), ranks_(ranks) {
   for (int phase = 0; phase < kPhases; ++phase) {
     phase_seconds_.push_back(std::make_unique<telemetry::Histogram>(telemetry::LatencyBounds()));
   }
@@ -190,6 +190,7 @@ void Metrics::StepEnded(const StepRecord& step, const absl::Status& status,
   if (const std::optional<RankSkew> skew = SkewOf(replies)) {
     skew_seconds_.Observe(skew->seconds);
     if (skew->slowest < static_cast<int>(slowest_.size())) slowest_[skew->slowest].Add();
+    ranks_.store(static_cast<int>(replies.size()), std::memory_order_relaxed);
   }
   steps_done_.Add();
 }
@@ -199,8 +200,8 @@ void Metrics::Fill(v1::Statistics* statistics) const {
   for (const double bound : telemetry::LatencyBounds()) statistics->add_call_seconds_bound(bound);
   for (const uint64_t count : calls.counts) statistics->add_call_seconds_count(count);
   statistics->set_skew_seconds(skew_seconds_.Read().sum);
-  for (const telemetry::Counter& slowest : slowest_) {
-    statistics->add_slowest_steps(slowest.value());
+  for (size_t rank = 0; rank < ranks(); ++rank) {
+    statistics->add_slowest_steps(slowest_[rank].value());
   }
 }
 
@@ -260,7 +261,7 @@ std::vector<prometheus::MetricFamily> Metrics::Collect(const Snapshot& now) cons
   out.Add(skew_seconds_);
   out.Counter(
       {"tributary_rank_slowest_steps_total", "Steps in which the others waited for the rank."});
-  for (size_t rank = 0; rank < slowest_.size(); ++rank) {
+  for (size_t rank = 0; rank < ranks(); ++rank) {
     out.Add(Of(slowest_[rank]), {{"rank", absl::StrCat(rank)}});
   }
   out.Counter({"tributary_group_breaks_total", "Groups that broke: a worker died, hung or left."},

@@ -4,6 +4,7 @@
 
 #include <prometheus/collectable.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -36,6 +37,7 @@ std::optional<RankSkew> SkewOf(const std::vector<worker::Reply>& replies);
 
 class Metrics {
  public:
+  // `ranks`: to begin with. Steps of more ranks than kMostRanks are counted without their slowest.
   explicit Metrics(int ranks);
 
   void CallBegun(Method method, size_t bytes);
@@ -51,6 +53,7 @@ class Metrics {
   std::vector<prometheus::MetricFamily> Collect(const Snapshot& now) const;
 
  private:
+  static constexpr int kMostRanks = 256;
   static constexpr int kCodes = 17;  // absl::StatusCode, kOk to kUnauthenticated
 
   struct OfMethod {
@@ -60,6 +63,10 @@ class Metrics {
     telemetry::Counter bytes_received;
     telemetry::Counter bytes_sent;
   };
+
+  size_t ranks() const {
+    return std::min(slowest_.size(), static_cast<size_t>(ranks_.load(std::memory_order_relaxed)));
+  }
 
   std::array<OfMethod, kMethods> methods_;
   telemetry::Histogram data_call_seconds_{telemetry::LatencyBounds()};  // Attend and Append
@@ -73,7 +80,8 @@ class Metrics {
   telemetry::Histogram step_rows_{telemetry::CountBounds()};
   telemetry::Histogram skew_seconds_{telemetry::LatencyBounds()};
   std::vector<std::unique_ptr<telemetry::Histogram>> phase_seconds_;  // by Phase
-  std::vector<telemetry::Counter> slowest_;                           // by rank
+  std::vector<telemetry::Counter> slowest_;  // by rank, with room for a group that grows
+  std::atomic<int> ranks_;                   // as many as the last step had
   telemetry::Counter group_breaks_;
   std::array<telemetry::Counter, kClientLimits> limits_reached_;
 };

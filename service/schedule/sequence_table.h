@@ -267,6 +267,19 @@ class SequenceTable {
   void Restore(Sequence sequence);
   void FinishRestoring();
 
+  // For a change of the number of ranks: fills `to`, the empty table of the same cache over another
+  // number of ranks, and returns what is to be moved: [groups of layers], by page. Pages that
+  // sequences share are shared as far as all tokens of a new page are the same. Sequences of `to`
+  // have no owners yet. kUnavailable: pages are being restored, or calls are under way.
+  // kFailedPrecondition: a sequence lacks tokens that were lost, or `to` has too few pages.
+  using RedealtPages = std::vector<std::vector<worker::MovedPage>>;
+  absl::StatusOr<RedealtPages> RedealInto(SequenceTable* to);
+  // The same errors, but for the number of pages.
+  absl::Status CheckMayRedeal();
+  // The sequences belong to their owners of `from` from now on, who pay for pages here and no
+  // longer there.
+  void TakeOwners(SequenceTable* from);
+
   // What has become of sequences of one group of layers by other means than steps, since workers
   // were told last (worker/holdings.h). The next command about the group carries it. Lengths are
   // only told of sequences that take part in no reservation and no step that was accepted ahead.
@@ -352,6 +365,9 @@ class SequenceTable {
   // Sequences that have tokens in lost pages are lost; of those that have others, the pages are
   // kept.
   void LoseSequences();
+  // One group of layers of RedealInto: fills `lists`, by sequence in the order of their ids.
+  absl::StatusOr<std::vector<worker::MovedPage>> RedealGroup(int32_t group, const SequenceTable& to,
+                                                             std::vector<PageList>* lists) const;
   // How many tokens of a layer are missing.
   int64_t CountLacking(const Sequence& sequence, int32_t layer) const;
   // The tokens of a layer that are missing in a sequence's page: ranges in order.

@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kGoodbyeTimeout{1'000};
 RemoteCore::RemoteCore(const RemoteGroupOptions& options)
     : options_(options),
       group_id_(options.identity.group_id == 0 ? RandomId() : options.identity.group_id),
+      size_(options.size),
+      shard_ranks_(options.size),
       ranks_(options.size) {
   const MutexLock lock(mutex_);
   epoch_ = options.identity.epoch;
@@ -104,10 +106,9 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   if (Replaced(epoch, registration)) {
     return refuse(absl::UnavailableError("another coordinator goes on with this group"));
   }
-  const worker::GroupFacts facts = {.size = options_.size,
-                                    .group_id = group_id_,
-                                    .epoch = epoch_,
-                                    .backend = Name(options_.device)};
+  const int places = static_cast<int>(ranks_.size());
+  const worker::GroupFacts facts = {
+      .size = places, .group_id = group_id_, .epoch = epoch_, .backend = Name(options_.device)};
   const absl::Status check = worker::CheckRegistration(facts, epoch, registration);
   if (!check.ok()) return refuse(check);
   std::vector<worker::RankHistory> known;
@@ -142,7 +143,7 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   v1::Welcome* welcome = message.mutable_welcome();
   welcome->set_group_id(group_id_);
   welcome->set_rank(*rank);
-  welcome->set_size(options_.size);
+  welcome->set_size(*rank < size_ ? size() : places);
   welcome->set_strategy(collective::Name(options_.strategy));
   welcome->set_deterministic(options_.deterministic);
   welcome->set_protocol_version(state.protocol);
@@ -191,7 +192,7 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
     ranks_[rank].aborting = false;
     return former_wakes_.NotifyOne();
   }
-  if (state_ != State::kForming) return;
+  if (state_ != State::kForming || rank >= size_) return;
   switch (message.body_case()) {
     case v1::WorkerMessage::kReady:
       ranks_[rank].ready = true;
@@ -210,7 +211,8 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
 
 void RemoteCore::BeginDraining(const Stream& stream) {
   Peer& peer = peers_[stream];
-  if (peer.rank < 0) return LetGo(stream);  // nothing waits for a worker without a rank
+  // Nothing waits for a worker that has no rank of the group.
+  if (peer.rank < 0 || peer.rank >= size_) return LetGo(stream);
   if (state_ == State::kServing && !stopping_) {
     if (std::exchange(peer.leaving, true)) return;
     leaving_.push_back(peer.rank);
@@ -256,7 +258,7 @@ void RemoteCore::Vacate(const Stream& stream, const std::string& why) {
   state.held.reset();
   state.known.connected = false;
   state.known.left = ++leavings_;
-  Break(absl::StrCat("rank ", rank, " is gone: ", why));
+  if (rank < size_) Break(absl::StrCat("rank ", rank, " is gone: ", why));
 }
 
 // ------------------------------------------------------------------------------------ rendezvous
@@ -328,7 +330,7 @@ void RemoteCore::WaitForPeersToLeave() {
 std::vector<Member> RemoteCore::members() const {
   const MutexLock lock(mutex_);
   std::vector<Member> members;
-  for (int rank = 0; rank < options_.size; ++rank) {
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     const RankState& state = ranks_[rank];
     members.push_back({.rank = rank,
                        .address = state.stream == nullptr ? "" : state.stream->peer(),
@@ -344,22 +346,65 @@ std::vector<Member> RemoteCore::members() const {
   return members;
 }
 
+// ---------------------------------------------------------------------------- another number of
+// ranks
+
+absl::Status RemoteCore::CheckResize() const {
+  if (options_.device == worker::Device::kCpu) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the workers compute on GPUs: tokens are dealt anew over CPU workers only, because no "
+      "command "
+      "reads the pages of a GPU");
+}
+
+void RemoteCore::SetPlaces(int places) {
+  for (auto& [stream, peer] : peers_) {
+    if (peer.rank < places) continue;
+    peer.rank = -1;
+    peer.leaving = false;
+    v1::CoordinatorMessage message = Message();
+    message.mutable_bye()->set_reason("the group has no place for it");
+    stream->Send(worker::EncodeMessage(message));
+    stream->Close(grpc::Status::OK);
+  }
+  ranks_.resize(static_cast<size_t>(places));
+}
+
+void RemoteCore::Expect(int workers) {
+  const MutexLock lock(mutex_);
+  SetPlaces(std::max(size(), workers));
+}
+
+void RemoteCore::Regroup(const Regrouping& regrouping) {
+  const MutexLock lock(mutex_);
+  const size_t told = broken_.size();
+  Break(regrouping.reason);
+  if (broken_.size() == told) broken_.push_back(regrouping.reason);
+  size_ = regrouping.size;
+  shard_ranks_ = regrouping.shard_ranks;
+  forms_once_ = regrouping.once;
+  has_formed_ = false;
+  form_not_before_ = Clock::now();
+  SetPlaces(regrouping.size);
+  former_wakes_.NotifyOne();
+}
+
 // ---------------------------------------------------------------------------------------- helpers
 
 bool RemoteCore::AllCanForm() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& state) {
+  return std::all_of(Ranks().begin(), Ranks().end(), [](const RankState& state) {
     return state.stream != nullptr && !state.aborting && !state.reporting;
   });
 }
 
 bool RemoteCore::AllReady() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
+  return std::all_of(Ranks().begin(), Ranks().end(),
                      [](const RankState& state) { return state.ready; });
 }
 
 std::string RemoteCore::RanksThat(const std::function<bool(int rank)>& predicate) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < options_.size; ++rank) {
+  for (int rank = 0; rank < size_; ++rank) {
     if (predicate(rank)) ranks.push_back(rank);
   }
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
@@ -367,7 +412,7 @@ std::string RemoteCore::RanksThat(const std::function<bool(int rank)>& predicate
 
 uint32_t RemoteCore::GroupProtocol() const {
   return std::min_element(
-             ranks_.begin(), ranks_.end(),
+             Ranks().begin(), Ranks().end(),
              [](const auto& one, const auto& other) { return one.protocol < other.protocol; })
       ->protocol;
 }

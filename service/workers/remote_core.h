@@ -6,6 +6,7 @@
 // on gRPC's threads and on those of callers.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "base/sync/mutex.h"
 #include "service/workers/completions.h"
 #include "service/workers/remote_group.h"
@@ -48,6 +50,10 @@ class RemoteCore : public worker::WorkerStream::Events,
   void Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done);
   std::vector<Member> members() const;
   void LetGo(int rank);
+  int size() const { return size_; }
+  absl::Status CheckResize() const;
+  void Expect(int workers);
+  void Regroup(const Regrouping& regrouping);
   void Stop();
 
   void OnMessage(const Stream& stream, const grpc::ByteBuffer& message) override;
@@ -143,6 +149,16 @@ class RemoteCore : public worker::WorkerStream::Events,
   // Does what is due at `now`, and returns when to look again.
   Clock::time_point WatchOnce(Clock::time_point now) TRIBUTARY_REQUIRES(mutex_);
 
+  // The ranks of the group that serves or forms. Behind them are workers that a larger one expects.
+  absl::Span<RankState> Ranks() TRIBUTARY_REQUIRES(mutex_) {
+    return absl::MakeSpan(ranks_).first(static_cast<size_t>(size_));
+  }
+  absl::Span<const RankState> Ranks() const TRIBUTARY_REQUIRES(mutex_) {
+    return absl::MakeConstSpan(ranks_).first(static_cast<size_t>(size_));
+  }
+  // From now on there are so many ranks that workers may hold. Those of others are sent away.
+  void SetPlaces(int places) TRIBUTARY_REQUIRES(mutex_);
+
   // When the service stops: waits until all streams are gone, for a bounded time.
   void WaitForPeersToLeave() TRIBUTARY_REQUIRES(mutex_);
 
@@ -184,6 +200,11 @@ class RemoteCore : public worker::WorkerStream::Events,
   Clock::time_point next_heartbeat_ TRIBUTARY_GUARDED_BY(mutex_);
   Clock::time_point watch_until_ TRIBUTARY_GUARDED_BY(mutex_);
 
+  // Changes under mutex_, and is read without it too.
+  std::atomic<int> size_;
+  int shard_ranks_ TRIBUTARY_GUARDED_BY(mutex_);          // as in Regrouping
+  bool forms_once_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // as in Regrouping
+  bool has_formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // and must not form again
   std::vector<RankState> ranks_ TRIBUTARY_GUARDED_BY(mutex_);
   std::map<Stream, Peer> peers_ TRIBUTARY_GUARDED_BY(mutex_);  // every stream that is not gone
   std::map<std::string, std::string> rendezvous_ TRIBUTARY_GUARDED_BY(mutex_);

@@ -34,7 +34,7 @@ void RemoteCore::Submit(std::shared_ptr<const worker::Command> command, WorkerGr
   } else {
     const MutexLock lock(mutex_);
     admitted = Admit(number, pending, &done);
-    for (const RankState& state : ranks_) streams.push_back(state.stream);
+    for (const RankState& state : Ranks()) streams.push_back(state.stream);
   }
   if (!admitted.ok()) {
     in_order.Unlock();
@@ -59,9 +59,9 @@ absl::Status RemoteCore::Admit(uint64_t number, Pending pending, WorkerGroup::Do
     return absl::InternalError(absl::StrCat("command ", number, " is in flight already"));
   }
   pending.done = std::move(*done);
-  pending.replies.resize(ranks_.size());
-  pending.answered.resize(ranks_.size());
-  pending.missing = options_.size;
+  pending.replies.resize(Ranks().size());
+  pending.answered.resize(Ranks().size());
+  pending.missing = size_;
   if (pending.deadline < watch_until_) watch_wakes_.NotifyOne();
   last_number_ = number;
   pending_.emplace(number, std::move(pending));
@@ -69,7 +69,7 @@ absl::Status RemoteCore::Admit(uint64_t number, Pending pending, WorkerGroup::Do
 }
 
 void RemoteCore::TakeReply(int rank, worker::Reply reply) {
-  if (state_ != State::kServing) return;
+  if (state_ != State::kServing || rank >= size_) return;
   const auto found = pending_.find(reply.number);
   if (found == pending_.end()) return;
   Pending& pending = found->second;

@@ -32,9 +32,10 @@ void RemoteCore::Break(const std::string& reason) {
   v1::CoordinatorMessage message = Message();
   message.mutable_abort()->set_reason(reason);
   SendToAll(message);
-  for (RankState& state : ranks_) state.aborting = state.stream != nullptr;
+  for (RankState& state : Ranks()) state.aborting = state.stream != nullptr;
   abort_deadline_ = Clock::now() + options_.form_timeout;
-  if (served) {
+  has_formed_ = forms_once_;
+  if (served || forms_once_) {
     broken_.push_back(reason);
   } else {
     form_not_before_ = Clock::now() + FormationPause(form_failures_++);
@@ -64,9 +65,11 @@ void RemoteCore::Form() {
   form_deadline_ = Clock::now() + options_.form_timeout;
   rendezvous_.clear();
   rendezvous_waiters_.clear();
-  for (RankState& state : ranks_) {
+  for (RankState& state : Ranks()) {
     state.ready = false;
     v1::CoordinatorMessage message = Message();
+    message.mutable_configure()->set_size(size_);
+    message.mutable_configure()->set_shard_ranks(shard_ranks_);
     message.mutable_configure()->set_fresh(state.holder != state.known.instance_id);
     message.mutable_configure()->set_timeout_ms(options_.form_timeout.count());
     message.mutable_configure()->set_protocol_version(GroupProtocol());
@@ -87,10 +90,12 @@ void RemoteCore::FormerLoop() {
     } else if (!leaving_.empty()) {
       const int rank = leaving_.front();
       leaving_.pop_front();
+      if (rank >= size_) continue;
       lock.Unlock();
       if (!observer_->OnLeaving(rank)) LetGo(rank);
       lock.Lock();
-    } else if (state_ == State::kWaiting && AllCanForm() && !stopping_ && !replaced_) {
+    } else if (state_ == State::kWaiting && AllCanForm() && !has_formed_ && !stopping_ &&
+               !replaced_) {
       if (Clock::now() >= form_not_before_ && options_.store != nullptr && stored_ <= epoch_) {
         // Without the lock: the store's thread may want it for something else first.
         const uint64_t next = epoch_ + 1;
@@ -117,7 +122,7 @@ void RemoteCore::Serve() {
   std::vector<uint64_t> holders;
   std::vector<std::optional<worker::Holdings>> held;
   const bool adopting = std::exchange(adopting_, false);
-  for (RankState& state : ranks_) {
+  for (RankState& state : Ranks()) {
     fresh.push_back(state.holder != state.known.instance_id);
     holders.push_back(state.known.instance_id);
     // From here on tokens may be written that whoever held the rank before does not have.
@@ -135,7 +140,7 @@ void RemoteCore::Serve() {
   // A rank counts as holding something once the observer has set it up. If the group broke before
   // that, the rank starts empty again.
   if (state_ == State::kServing && epoch_ == epoch) {
-    for (RankState& state : ranks_) state.holder = state.known.instance_id;
+    for (RankState& state : Ranks()) state.holder = state.known.instance_id;
     for (const auto& [stream, peer] : peers_) {
       if (peer.leaving && peer.rank >= 0) leaving_.push_back(peer.rank);
     }

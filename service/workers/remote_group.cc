@@ -36,7 +36,7 @@ class RemoteGroupImpl
     builder.RegisterService(static_cast<v1::GroupService::Service*>(this));
   }
   uint64_t id() const override { return core_->group_id(); }
-  int size() const override { return core_->options().size; }
+  int size() const override { return core_->size(); }
   worker::Device device() const override { return core_->options().device; }
   bool sends_tensors() const override { return true; }
   // A process that was stopped and goes on after the group formed without it could still write the
@@ -59,6 +59,9 @@ class RemoteGroupImpl
   }
   std::vector<Member> members() const override { return core_->members(); }
   void LetGo(int rank) override { core_->LetGo(rank); }
+  absl::Status CheckResize() const override { return core_->CheckResize(); }
+  void Expect(int workers) override { core_->Expect(workers); }
+  void Regroup(const Regrouping& regrouping) override { core_->Regroup(regrouping); }
   void Stop() override { core_->Stop(); }
 
  private:

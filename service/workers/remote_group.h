@@ -32,7 +32,7 @@ class ServerBuilder;
 namespace tributary::service {
 
 struct RemoteGroupOptions {
-  int size = 1;
+  int size = 1;  // to begin with
   // Told to every worker: ranks must choose alike.
   collective::Strategy strategy = collective::Strategy::kAuto;
   worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;  // told to every worker too

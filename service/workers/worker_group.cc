@@ -30,4 +30,9 @@ absl::Status NoDeviceSessions(absl::string_view why) {
                     absl::StrCat("there are no mailboxes on GPUs here: ", why));
 }
 
+absl::Status WorkerGroup::CheckResize() const {
+  return absl::FailedPreconditionError(
+      "the workers are threads of the coordinator: their number changes when it is started anew");
+}
+
 }  // namespace tributary::service

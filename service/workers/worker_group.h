@@ -75,6 +75,15 @@ class GroupObserver {
   virtual void OnSessionNews(const worker::SessionNews& news) { static_cast<void>(news); }
 };
 
+// Why the group is to form anew, and as what (WorkerGroup::Regroup).
+struct Regrouping {
+  int size = 1;         // N from now on
+  int shard_ranks = 1;  // the shards that workers keep are dealt over so many ranks
+  // The group forms once: when it breaks, or fails to form, it waits for another Regroup.
+  bool once = false;
+  std::string reason;  // what OnBroken is told
+};
+
 class WorkerGroup {
  public:
   using Done = std::function<void(Outcome)>;
@@ -83,7 +92,7 @@ class WorkerGroup {
 
   // Tells groups apart: drawn at random, and kept by a coordinator that keeps its state. Never 0.
   virtual uint64_t id() const = 0;
-  // The number of ranks, N. Fixed by configuration.
+  // The number of ranks, N. It changes by Regroup only.
   virtual int size() const = 0;
   // What all its workers compute on; fixed by configuration.
   virtual worker::Device device() const = 0;
@@ -114,6 +123,17 @@ class WorkerGroup {
   // Lets a worker go that is leaving (GroupObserver::OnLeaving) when nothing is in flight; then the
   // group breaks. It changes nothing where the rank is not leaving.
   virtual void LetGo(int rank) { static_cast<void>(rank); }
+
+  // OK when the number of ranks may change, or else kFailedPrecondition that says why not.
+  virtual absl::Status CheckResize() const;
+  // More workers than the group has may register from now on, up to `workers`. They are members,
+  // and take no part until the group is formed anew with them. With size() nobody else may.
+  virtual void Expect(int workers) { static_cast<void>(workers); }
+  // Breaks the group, if it is not broken already, and forms it anew. The observer is told of one
+  // break, with the reason given. What is in flight ends with kAborted. Workers of ranks
+  // beyond the new size are sent away, and stand by.
+  virtual void Regroup(const Regrouping& regrouping) { static_cast<void>(regrouping); }
+
   // Waits until the commands in flight have ended, at most until their deadlines, and lets the
   // workers go.
   virtual void Stop() = 0;

@@ -9,7 +9,8 @@ constexpr std::array<const char*, kFaultKinds> kNames = {
     "kill-worker",      "pause-worker",      "stop-worker",      "other-build",
     "kill-coordinator", "pause-coordinator", "stop-coordinator", "rolling-restart",
     "torn-journal",     "garbled-journal",   "slow-link",        "cut-link",
-    "full-disk",        "memory-pressure"};
+    "full-disk",        "memory-pressure",   "resize",           "killed-resize",
+    "parted-peer",      "clock-jump"};
 
 bool HitsAWorker(FaultKind kind) {
   switch (kind) {
@@ -20,6 +21,8 @@ bool HitsAWorker(FaultKind kind) {
     case FaultKind::kSlowLink:
     case FaultKind::kCutLink:
     case FaultKind::kFullDisk:
+    case FaultKind::kKilledResize:
+    case FaultKind::kPartedPeer:
       return true;
     default:
       return false;
@@ -28,7 +31,8 @@ bool HitsAWorker(FaultKind kind) {
 
 bool Lasts(FaultKind kind) {
   return kind == FaultKind::kPauseWorker || kind == FaultKind::kPauseCoordinator ||
-         kind == FaultKind::kSlowLink || kind == FaultKind::kCutLink;
+         kind == FaultKind::kSlowLink || kind == FaultKind::kCutLink ||
+         kind == FaultKind::kPartedPeer || kind == FaultKind::kKilledResize;
 }
 
 }  // namespace
@@ -47,6 +51,8 @@ std::string Describe(const Fault& fault) {
   if (HitsAWorker(fault.kind)) text += " rank " + std::to_string(fault.rank);
   if (Lasts(fault.kind)) text += " " + std::to_string(fault.time.count()) + " ms";
   if (fault.bytes > 0) text += " " + std::to_string(fault.bytes) + " bytes";
+  if (fault.workers > 0) text += " to " + std::to_string(fault.workers) + " workers";
+  if (fault.jump.count() != 0) text += " " + std::to_string(fault.jump.count()) + " s";
   return text;
 }
 
@@ -62,6 +68,20 @@ Fault FaultPlan::Next() {
     case FaultKind::kCutLink:
       // A worker that is silent for 5 s is taken for dead: sometimes it is, and sometimes not.
       fault.time = std::chrono::milliseconds(Between(100, 7'000));
+      break;
+    case FaultKind::kPartedPeer:
+      fault.time = std::chrono::milliseconds(Between(100, 5'000));
+      break;
+    case FaultKind::kKilledResize:
+      fault.time = std::chrono::milliseconds(Between(0, 300));
+      [[fallthrough]];
+    case FaultKind::kResize: {
+      constexpr int kOthers[] = {2, 3, 5, 6};
+      fault.workers = kOthers[Between(0, 3)];
+      break;
+    }
+    case FaultKind::kClockJump:
+      fault.jump = std::chrono::seconds(Between(1, 100'000) * (Between(0, 1) == 0 ? 1 : -1));
       break;
     case FaultKind::kPauseCoordinator:
       fault.time = std::chrono::milliseconds(Between(100, 7'000));

@@ -27,8 +27,12 @@ enum class FaultKind : uint8_t {
   kCutLink,           // between a worker and the coordinator, nothing arrives
   kFullDisk,          // the journal's disk is full while a worker is killed
   kMemoryPressure,    // caches are asked for that the workers have no memory for
+  kResize,            // the number of workers changes, and changes back
+  kKilledResize,      // the same, and a worker is killed meanwhile
+  kPartedPeer,        // between a worker and the others, nothing arrives
+  kClockJump,         // the wall clock of the coordinator jumps
 };
-inline constexpr int kFaultKinds = 14;
+inline constexpr int kFaultKinds = 18;
 const char* Name(FaultKind kind);  // "kill-worker"
 // Whether there is a kind of that name.
 bool ParseFaultKind(const std::string& name, FaultKind* kind);
@@ -39,6 +43,8 @@ struct Fault {
   // How long it lasts, or how late things arrive.
   std::chrono::milliseconds time{0};
   uint32_t bytes = 0;  // of the journal
+  int workers = 0;     // that there are to be
+  std::chrono::seconds jump{0};
 };
 
 std::string Describe(const Fault& fault);  // "kill-worker 2"

@@ -48,7 +48,8 @@ class Fleet : public ::testing::Test {
   void Coordinate(const std::vector<std::string>& more_flags = {}) {
     std::vector<std::string> flags = options_.coordinator_flags;
     flags.insert(flags.end(), more_flags.begin(), more_flags.end());
-    coordinator_ = StartCoordinator(directory_, options_.workers, std::move(flags));
+    coordinator_ =
+        StartCoordinator(directory_, options_.workers, std::move(flags), CoordinatorLauncher());
     stub_ = nullptr;
     ASSERT_TRUE(Eventually(kPatience, [&] {
       stub_ = ConnectTo(PublicAddress(directory_));
@@ -59,9 +60,17 @@ class Fleet : public ::testing::Test {
   std::unique_ptr<ChildProcess> Worker(int rank, const std::vector<std::string>& more_flags = {},
                                        Build build = Build::kThis) {
     std::vector<std::string> flags = options_.worker_flags;
+    const std::string host = WorkerHost(rank);
+    if (!host.empty()) flags.push_back("--host=" + host);
     flags.insert(flags.end(), more_flags.begin(), more_flags.end());
-    return StartWorker(directory_, CoordinatorAddress(rank), rank, std::move(flags), build);
+    return StartWorker(directory_, CoordinatorAddress(rank), rank, std::move(flags), build,
+                       WorkerLauncher(rank));
   }
+  // What programs are started by.
+  virtual Launcher CoordinatorLauncher() const { return {}; }
+  virtual Launcher WorkerLauncher(int /*rank*/) const { return {}; }
+  // Where a worker's peers reach it; empty: on this machine.
+  virtual std::string WorkerHost(int /*rank*/) const { return ""; }
 
   // Where a worker finds the coordinator.
   virtual std::string CoordinatorAddress(int /*rank*/) const { return WorkerAddress(directory_); }

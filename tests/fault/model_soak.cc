@@ -1,5 +1,6 @@
 #include "tests/fault/model_soak.h"
 
+#include <grpcpp/create_channel.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "tests/support/usage.h"
+#include "tributary/v1/operations.grpc.pb.h"
 
 namespace tributary::test {
 namespace {
@@ -66,7 +68,7 @@ ModelSoak::ModelSoak()
     : Fleet({.workers = kWorkers,
              .coordinator_flags = {"--replicas=1", "--state_dir=" + state_.File("disk")},
              .worker_flags = {kMemoryLimit}}),
-      builds_(kWorkers, Build::kThis) {}
+      builds_(kMostWorkers, Build::kThis) {}
 
 ModelSoak::~ModelSoak() {
   stop_ = true;
@@ -74,7 +76,7 @@ ModelSoak::~ModelSoak() {
 }
 
 void ModelSoak::SetUp() {
-  for (int rank = 0; rank < kWorkers; ++rank) {
+  for (int rank = 0; rank < kMostWorkers; ++rank) {
     links_.push_back(std::make_unique<Link>(directory_.File("link" + std::to_string(rank)),
                                             directory_.File("workers.sock")));
   }
@@ -87,12 +89,13 @@ std::string ModelSoak::CoordinatorAddress(int rank) const {
 std::vector<FaultKind> ModelSoak::Possible(const std::vector<FaultKind>& kinds) {
   std::vector<FaultKind> possible;
   for (const FaultKind kind : kinds) {
-    if (kind == FaultKind::kFullDisk) {
-      const std::string why_not = MakeSmallDisk();
-      if (!why_not.empty()) {
-        std::printf("left out: %s: %s\n", Name(kind), why_not.c_str());
-        continue;
-      }
+    std::string why_not;
+    if (kind == FaultKind::kFullDisk) why_not = MakeSmallDisk();
+    if (kind == FaultKind::kPartedPeer) why_not = peers_.Make();
+    if (kind == FaultKind::kClockJump) why_not = clock_.Make(directory_);
+    if (!why_not.empty()) {
+      std::printf("left out: %s: %s\n", Name(kind), why_not.c_str());
+      continue;
     }
     possible.push_back(kind);
   }
@@ -202,6 +205,15 @@ void ModelSoak::Inject(const Fault& fault) {
       return EmptyDisk();
     case FaultKind::kMemoryPressure:
       return PressMemory();
+    case FaultKind::kResize:
+    case FaultKind::kKilledResize:
+      return Resize(fault);
+    case FaultKind::kPartedPeer:
+      peers_.Cut(fault.rank);
+      std::this_thread::sleep_for(fault.time);
+      return peers_.Mend(fault.rank);
+    case FaultKind::kClockJump:
+      return clock_.Jump(fault.jump);
   }
 }
 
@@ -268,6 +280,46 @@ void ModelSoak::PressMemory() {
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
   EXPECT_EQ(stub_->CreateCache(&context, request, &reply).error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+grpc::Status ModelSoak::AskFor(int workers) {
+  v1::ChangeWorkersRequest request;
+  request.set_workers(workers);
+  v1::ChangeWorkersReply reply;
+  const auto stub = v1::OperationsService::NewStub(
+      grpc::CreateChannel(PublicAddress(directory_), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kRecovery);
+  return stub->ChangeWorkers(&context, request, &reply);
+}
+
+void ModelSoak::Resize(const Fault& fault) {
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    if (builds_[rank] == Build::kThis) continue;
+    EXPECT_EQ(AskFor(fault.workers).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    ASSERT_NO_FATAL_FAILURE(StopWorker(rank, Build::kThis));
+    ASSERT_TRUE(WaitWhole());
+  }
+  for (int rank = kWorkers; rank < fault.workers; ++rank) workers_.push_back(Worker(rank));
+  grpc::Status status;
+  std::thread asking([&] { status = AskFor(fault.workers); });
+  if (fault.kind == FaultKind::kKilledResize) {
+    std::this_thread::sleep_for(fault.time);
+    KillWorker(fault.rank);
+  }
+  asking.join();
+  EXPECT_TRUE(status.ok() || (fault.kind == FaultKind::kKilledResize &&
+                              status.error_code() == grpc::StatusCode::UNAVAILABLE))
+      << status.error_code() << ": " << status.error_message();
+  ASSERT_TRUE(WaitWhole());
+  ASSERT_TRUE(WaitForHosts(kOperationsBetween));
+  status = AskFor(kWorkers);
+  EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message();
+  while (workers_.size() > kWorkers) {
+    workers_.back()->Signal(SIGTERM);
+    ASSERT_EQ(workers_.back()->Wait(kPatience), 0);
+    workers_.pop_back();
+  }
 }
 
 void ModelSoak::PrintCounts() const {

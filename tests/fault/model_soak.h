@@ -18,6 +18,7 @@
 #include "tests/fault/fault_plan.h"
 #include "tests/fault/fleet.h"
 #include "tests/fault/link.h"
+#include "tests/fault/machine.h"
 #include "tests/fault/random_host.h"
 
 namespace tributary::test {
@@ -49,7 +50,8 @@ class JournalDirectory {
 
 class ModelSoak : protected JournalDirectory, public Fleet {
  protected:
-  static constexpr int kWorkers = 4;
+  static constexpr int kWorkers = 4;      // when no fault is under way
+  static constexpr int kMostWorkers = 6;  // while their number changes
 
   ModelSoak();
   ~ModelSoak() override;
@@ -61,6 +63,9 @@ class ModelSoak : protected JournalDirectory, public Fleet {
   void PrintCounts() const;
 
   std::string CoordinatorAddress(int rank) const override;
+  Launcher CoordinatorLauncher() const override { return clock_.launcher(); }
+  Launcher WorkerLauncher(int rank) const override { return peers_.launcher(rank); }
+  std::string WorkerHost(int rank) const override { return peers_.host(rank); }
 
  private:
   // Leaves out what cannot be done here, and says why.
@@ -72,11 +77,16 @@ class ModelSoak : protected JournalDirectory, public Fleet {
   void RollingRestart();
   void SpoilJournal(const Fault& fault);
   void PressMemory();
+  void Resize(const Fault& fault);
+  // Asks for so many workers. Those of the build before cannot do it.
+  grpc::Status AskFor(int workers);
   // Until the group serves and every page has its replica.
   bool WaitWhole();
   // Until every host has done so much more.
   bool WaitForHosts(int64_t more);
 
+  PeerNetwork peers_{kMostWorkers};
+  MovableClock clock_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank
   std::vector<std::unique_ptr<RandomHost>> hosts_;
   std::vector<std::thread> threads_;

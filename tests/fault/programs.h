@@ -17,16 +17,21 @@ enum class Build : uint8_t {
   kPrevious,  // it speaks the protocol version before this one, and says that it is another build
 };
 
+// What a program is started by: a program that replaces itself by it, and that one's arguments.
+// Empty: nothing.
+using Launcher = std::vector<std::string>;
+
 // A tributary-worker that dials `coordinator` and asks for `rank` (-1: any). One thread, short
 // pauses between attempts, log in `directory`.
 std::unique_ptr<ChildProcess> StartWorker(const TemporaryDirectory& directory,
                                           const std::string& coordinator, int rank,
                                           std::vector<std::string> more_flags = {},
-                                          Build build = Build::kThis);
+                                          Build build = Build::kThis, Launcher launcher = {});
 
 // A tributary-coordinator that listens on Unix sockets in `directory` and waits for `workers`.
 std::unique_ptr<ChildProcess> StartCoordinator(const TemporaryDirectory& directory, int workers,
-                                               std::vector<std::string> more_flags = {});
+                                               std::vector<std::string> more_flags = {},
+                                               Launcher launcher = {});
 
 // One whose workers are threads of its own.
 std::unique_ptr<ChildProcess> StartEmbedded(const TemporaryDirectory& directory, int workers,

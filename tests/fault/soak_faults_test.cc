@@ -14,10 +14,10 @@ class ShortSoak : public ModelSoak {};
 
 TEST_F(ShortSoak, NoAnswerIsWrongAndNothingIsLost) {
   Soak({.seed = 20240901,
-        .faults = 7,
+        .faults = 9,
         .kinds = {FaultKind::kKillWorker, FaultKind::kOtherBuild, FaultKind::kKillCoordinator,
                   FaultKind::kStopCoordinator, FaultKind::kTornJournal, FaultKind::kSlowLink,
-                  FaultKind::kMemoryPressure}});
+                  FaultKind::kMemoryPressure, FaultKind::kResize, FaultKind::kKilledResize}});
   PrintCounts();
 }
 

@@ -133,12 +133,38 @@ TEST_F(JournalTest, ADirectoryThatIsNotThereIsAnError) {
   EXPECT_EQ(FieldOf(opened.status()), "state_dir");
 }
 
-TEST_F(JournalTest, AGroupOfAnotherSizeBeginsAnew) {
+TEST_F(JournalTest, AGroupKeepsItsNumberOfRanks) {
   const uint64_t group = Fill();
   const auto journal = MustOpen(kRanks + 1);
-  EXPECT_NE(journal->identity().group_id, group);
-  EXPECT_THAT(journal->identity().holders, ElementsAre(0, 0, 0));
-  EXPECT_THAT(journal->caches(), IsEmpty());
+  EXPECT_EQ(journal->identity().group_id, group);
+  EXPECT_EQ(journal->ranks(), kRanks);
+}
+
+TEST_F(JournalTest, TheNumberOfRanksChangesWithTheCaches) {
+  Fill();
+  std::vector<JournaledCache> caches;
+  {
+    const auto journal = MustOpen();
+    caches = journal->caches();
+    ASSERT_FALSE(caches.empty());
+    // The group of the change has more ranks, and is not what counts.
+    journal->OnFormed(8, {11, 12, 13, 14});
+  }
+  EXPECT_EQ(MustOpen()->ranks(), kRanks);
+  {
+    const auto journal = MustOpen();
+    for (JournaledCache& cache : caches) cache.first_id += 100;
+    absl::Status written = absl::UnknownError("");
+    journal->ChangeRanks(4, caches, [&](const absl::Status& status) { written = status; });
+    journal->Flush();
+    EXPECT_TRUE(written.ok()) << written;
+  }
+  const auto journal = MustOpen();
+  EXPECT_EQ(journal->ranks(), 4);
+  EXPECT_THAT(journal->identity().holders, ElementsAre(11, 12, 13, 14));
+  ASSERT_EQ(journal->caches().size(), caches.size());
+  EXPECT_EQ(journal->caches().front().first_id, caches.front().first_id);
+  EXPECT_EQ(journal->caches().front().name, caches.front().name);
 }
 
 TEST_F(JournalTest, GarbageIsPutAside) {

@@ -35,7 +35,7 @@ ThreadRanks::~ThreadRanks() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void ThreadRanks::Reform() {
+void ThreadRanks::Reform(int shard_ranks) {
   ++epoch_;
   auto comms = collective::CreateInProcessGroup(size(), epoch_);
   collective::MemoryRendezvous rendezvous;
@@ -44,11 +44,19 @@ void ThreadRanks::Reform() {
   for (size_t rank = 0; rank < executors_.size(); ++rank) {
     threads.emplace_back([&, rank] {
       const absl::Status joined =
-          executors_[rank]->Join(std::move(comms[rank]), rendezvous, deadline);
+          executors_[rank]->Join(std::move(comms[rank]), rendezvous, deadline, shard_ranks);
       EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+void ThreadRanks::Resize(int size, const ExecutorOptions& options, int shard_ranks) {
+  while (static_cast<int>(executors_.size()) < size) {
+    executors_.push_back(std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(1)));
+  }
+  executors_.resize(static_cast<size_t>(size));
+  Reform(shard_ranks);
 }
 
 void ThreadRanks::Replace(int rank, const ExecutorOptions& options) {

@@ -53,8 +53,10 @@ class ThreadRanks : public Ranks {
   uint64_t epoch() const override { return epoch_; }
   std::map<int, Reply> Execute(const Command& command) override;
 
-  // A new group of the same executors under the next epoch.
-  void Reform();
+  // A new group of the same executors under the next epoch. `shard_ranks`: as of Executor::Join.
+  void Reform(int shard_ranks = 0);
+  // The same, of so many: those behind them leave, and those that are missing begin with nothing.
+  void Resize(int size, const ExecutorOptions& options, int shard_ranks);
   // The same, but this rank begins anew and holds nothing.
   void Replace(int rank, const ExecutorOptions& options);
   Executor& executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }

@@ -149,6 +149,20 @@ void Encode(const StepCommand& step, v1::StepCommand* out) {
   }
 }
 
+MoveTokensCommand Decode(const v1::MoveTokensCommand& move) {
+  MoveTokensCommand out{.from_cache = move.from_cache(),
+                        .ranks = {.from = move.from_ranks(), .to = move.to_ranks()},
+                        .keeper_stride = move.keeper_stride(),
+                        .pages = {}};
+  out.pages.reserve(static_cast<size_t>(move.pages_size()));
+  for (const v1::MovedPage& page : move.pages()) {
+    out.pages.push_back({.page = page.page(),
+                         .index = page.index(),
+                         .from = {page.from().begin(), page.from().end()}});
+  }
+  return out;
+}
+
 // What a step's tensor views point to.
 struct Tensors {
   std::string q;
@@ -195,6 +209,7 @@ struct BodyEncoder {
   void operator()(const CreateCacheCommand& c) const {
     Encode(c.spec, out->mutable_create_cache());
     out->mutable_create_cache()->set_existing(c.existing);
+    out->mutable_create_cache()->set_ranks(c.ranks);
   }
   void operator()(const DropCacheCommand&) const { out->mutable_drop_cache(); }
   void operator()(const SetTablesCommand& c) const {
@@ -211,6 +226,19 @@ struct BodyEncoder {
     transfer->set_restore(c.restore);
     transfer->mutable_pages()->Add(c.pages.begin(), c.pages.end());
     transfer->set_complete(c.complete);
+  }
+  void operator()(const MoveTokensCommand& c) const {
+    v1::MoveTokensCommand* move = out->mutable_move_tokens();
+    move->set_from_cache(c.from_cache);
+    move->set_from_ranks(c.ranks.from);
+    move->set_to_ranks(c.ranks.to);
+    move->set_keeper_stride(c.keeper_stride);
+    for (const MovedPage& page : c.pages) {
+      v1::MovedPage* moved = move->add_pages();
+      moved->set_page(page.page);
+      moved->set_index(page.index);
+      moved->mutable_from()->Add(page.from.begin(), page.from.end());
+    }
   }
   void operator()(const StepCommand& c) const { Encode(c, out->mutable_step()); }
   // Never sent to other processes (RemoteGroup::CheckRegions); a command without a body is refused.
@@ -317,7 +345,8 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
   switch (in.body_case()) {
     case v1::Command::kCreateCache: {
       TRIBUTARY_ASSIGN_OR_RETURN(CacheSpec spec, Decode(in.create_cache()));
-      out.body = CreateCacheCommand{std::move(spec), in.create_cache().existing()};
+      out.body = CreateCacheCommand{std::move(spec), in.create_cache().existing(),
+                                    in.create_cache().ranks()};
       return out;
     }
     case v1::Command::kDropCache:
@@ -326,6 +355,9 @@ absl::StatusOr<Command> DecodeCommand(v1::CoordinatorMessage message, TimePoint 
     case v1::Command::kSetTables:
       out.body =
           SetTablesCommand{Decode(in.set_tables().tables()), Decode(in.set_tables().standings())};
+      return out;
+    case v1::Command::kMoveTokens:
+      out.body = Decode(in.move_tokens());
       return out;
     case v1::Command::kDropTables:
       out.body = DropTablesCommand{

@@ -10,10 +10,13 @@ namespace tributary::worker {
 // The version of worker.proto. It is raised by a change that an older end would misread, in that
 // file or in what the ranks of a group take for granted of each other: how an exchange is chosen
 // and cut, and what goes over its connections.
-inline constexpr uint32_t kProtocolVersion = 8;
+inline constexpr uint32_t kProtocolVersion = 9;
 // The oldest version that this build speaks, too. It is raised only when no build is left that
 // speaks no newer one: at least one version before kProtocolVersion is spoken.
 inline constexpr uint32_t kMinProtocolVersion = 7;
+
+// The first version in which the number of ranks may change while a group lives.
+inline constexpr uint32_t kRankChangeProtocol = 9;
 
 // The versions that an end speaks: all of minimum .. current.
 struct ProtocolRange {

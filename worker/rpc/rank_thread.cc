@@ -146,8 +146,8 @@ absl::Status RankThread::FormNow(const Formation& formation) {
   std::unique_ptr<collective::Communicator> communicator;
   TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreateGlooCommunicator(
       formation.place, *formation.rendezvous, formation.deadline, &communicator)));
-  TRIBUTARY_RETURN_IF_ERROR(
-      executor_->Join(std::move(communicator), *formation.rendezvous, formation.deadline));
+  TRIBUTARY_RETURN_IF_ERROR(executor_->Join(std::move(communicator), *formation.rendezvous,
+                                            formation.deadline, formation.shard_ranks));
   memory_bytes_ = executor_->memory_used();
   const MutexLock lock(mutex_);
   communicator_ = executor_->communicator();

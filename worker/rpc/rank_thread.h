@@ -42,6 +42,7 @@ class RankThread {
  public:
   struct Formation {
     collective::GlooOptions place;
+    int shard_ranks = 0;  // as of Executor::Join
     collective::Strategy strategy = collective::Strategy::kAuto;
     // See CudaBackendOptions: batch_invariant, exchange and on_exchange.
     bool deterministic = false;

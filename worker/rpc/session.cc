@@ -206,8 +206,13 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   };
   identity_.group_id = welcome_->group_id();
   rendezvous_ = std::make_shared<SessionRendezvous>(epoch, outbox_);
-  formation.place = {
-      .rank = welcome_->rank(), .size = welcome_->size(), .epoch = epoch, .host = options_.host};
+  const int size = configure.size() > 0 ? configure.size() : welcome_->size();
+  if (welcome_->rank() >= size) {
+    return answer(absl::InvalidArgumentError(
+        absl::StrCat("size: this worker has rank ", welcome_->rank(), ", the group has ", size)));
+  }
+  formation.place = {.rank = welcome_->rank(), .size = size, .epoch = epoch, .host = options_.host};
+  formation.shard_ranks = configure.shard_ranks();
   formation.fresh = configure.fresh();
   formation.rendezvous = rendezvous_;
   formation.on_session_news = [outbox = outbox_, epoch](const SessionNews& news) {

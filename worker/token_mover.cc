@@ -1,0 +1,104 @@
+#include "worker/token_mover.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status/errors.h"
+#include "base/status/status_macros.h"
+#include "worker/redeal.h"
+#include "worker/replica.h"
+#include "worker/status_conversion.h"
+
+namespace tributary::worker {
+namespace {
+
+// The runs that go from one rank to another, as slots on either side.
+struct Route {
+  std::vector<int64_t> from;
+  std::vector<int64_t> to;
+};
+
+absl::Status CheckSlots(const std::vector<int64_t>& slots, const CacheSpec& spec) {
+  const int64_t all = int64_t{spec.num_pages} * spec.page_size;
+  for (const int64_t slot : slots) {
+    if (slot >= 0 && slot < all) continue;
+    return InvalidField("move.pages", absl::StrCat("there is no slot ", slot));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status TokenMover::Check(const MoveTokensCommand& move, const Ends& ends, int size) const {
+  const auto in_group = [size](int32_t ranks) { return ranks >= 1 && ranks <= size; };
+  if (!in_group(move.ranks.from) || !in_group(move.ranks.to)) {
+    return InvalidField("move.ranks", absl::StrCat("must be 1 to ", size));
+  }
+  if (move.keeper_stride < 0 || (move.keeper_stride > 0 && move.keeper_stride >= move.ranks.to)) {
+    return InvalidField("move.keeper_stride", "must be below the number of ranks");
+  }
+  if (ends.from_spec == nullptr && ends.to_spec == nullptr) {
+    return absl::NotFoundError("this rank has neither of the caches");
+  }
+  if (ends.from_spec == nullptr || ends.to_spec == nullptr) return absl::OkStatus();
+  if (ends.from_spec->page_size == ends.to_spec->page_size &&
+      ends.from_spec->interleave == ends.to_spec->interleave) {
+    return absl::OkStatus();
+  }
+  return InvalidField("move.from_cache", "has other pages");
+}
+
+absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
+                              collective::Communicator& comm, collective::Deadline deadline) {
+  TRIBUTARY_RETURN_IF_ERROR(Check(move, ends, comm.size()));
+  const CacheSpec& spec = ends.from_spec != nullptr ? *ends.from_spec : *ends.to_spec;
+  const int size = comm.size();
+  const int rank = comm.rank();
+  Shard* const any = ends.from != nullptr ? ends.from : ends.to;
+  if (any == nullptr) return absl::InternalError("this rank has neither of the caches' pages");
+  const size_t run_bytes = any->run_bytes(spec.interleave);
+  std::vector<Route> routes(static_cast<size_t>(size) * static_cast<size_t>(size));
+  for (const MovedPage& page : move.pages) {
+    for (const RunMove& run : RunsOf(move.ranks, spec.page_size, spec.interleave, page)) {
+      const int to = KeeperOf(run.to_rank, move.keeper_stride, move.ranks.to);
+      Route& route = routes[static_cast<size_t>(run.from_rank * size + to)];
+      route.from.push_back(run.from_slot);
+      route.to.push_back(run.to_slot);
+    }
+  }
+  // Neighbours first, so that in each turn every rank sends to one and hears from one.
+  for (int turn = 0; turn < size; ++turn) {
+    for (int from = 0; from < size; ++from) {
+      const int to = (from + turn) % size;
+      const Route& route = routes[static_cast<size_t>(from * size + to)];
+      if (route.from.empty()) continue;
+      Shard* const source = rank == from ? ends.from : nullptr;
+      Shard* const place = rank == to ? ends.to : nullptr;
+      if ((rank == from && source == nullptr) || (rank == to && place == nullptr)) {
+        return absl::InternalError(absl::StrCat("rank ", rank, " lacks a cache that is moved"));
+      }
+      const size_t runs = route.from.size();
+      const size_t bytes = ParcelBytes(runs, run_bytes);
+      std::byte* const parcel = rank == from || rank == to ? parcel_.Reserve(bytes) : nullptr;
+      if (source != nullptr) {
+        TRIBUTARY_RETURN_IF_ERROR(CheckSlots(route.from, *ends.from_spec));
+        TRIBUTARY_RETURN_IF_ERROR(source->ReadRuns(route.from, spec.interleave, parcel));
+        SealParcel(runs, run_bytes, parcel);
+      }
+      if (from != to) {
+        TRIBUTARY_RETURN_IF_ERROR(
+            CollectiveStatus(comm.Pass(parcel, parcel, bytes, from, to, deadline)));
+      }
+      if (place == nullptr) continue;
+      TRIBUTARY_RETURN_IF_ERROR(CheckSlots(route.to, *ends.to_spec));
+      const std::vector<int32_t> numbers(route.to.begin(), route.to.end());
+      TRIBUTARY_RETURN_IF_ERROR(CheckParcel(numbers, run_bytes, parcel));
+      TRIBUTARY_RETURN_IF_ERROR(place->WriteRuns(route.to, spec.interleave, parcel));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tributary::worker
