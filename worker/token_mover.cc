@@ -1,6 +1,7 @@
 #include "worker/token_mover.h"
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,10 @@ absl::Status TokenMover::Check(const MoveTokensCommand& move, const Ends& ends, 
   }
   if (move.keeper_stride < 0 || (move.keeper_stride > 0 && move.keeper_stride >= move.ranks.to)) {
     return InvalidField("move.keeper_stride", "must be below the number of ranks");
+  }
+  for (const MovedPage& page : move.pages) {
+    if (page.index >= 0 && page.index <= std::numeric_limits<int32_t>::max()) continue;
+    return InvalidField("move.pages", absl::StrCat("no sequence has a page ", page.index));
   }
   if (ends.from_spec == nullptr && ends.to_spec == nullptr) {
     return absl::NotFoundError("this rank has neither of the caches");

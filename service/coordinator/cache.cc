@@ -1,5 +1,6 @@
 #include "service/coordinator/cache.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -30,6 +31,12 @@ Cache::Cache(std::string cache_name, std::string cache_owner, worker::CacheId fi
 
 worker::CacheSpec Cache::GroupSpec(int32_t group) const {
   return SpecOf(spec, table.groups()[group], table.pages(group).total());
+}
+
+int64_t Cache::PageBytes(int32_t group) const {
+  const worker::CacheSpec group_spec = GroupSpec(group);
+  const auto all = static_cast<int64_t>(worker::ShardBytes(group_spec).value_or(0));
+  return std::max<int64_t>(1, all / std::max(1, group_spec.num_pages));
 }
 
 }  // namespace tributary::service

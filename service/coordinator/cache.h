@@ -32,6 +32,8 @@ struct Cache {
   worker::CacheId id() const { return ids.front(); }
   // What the workers are told of a group of layers.
   worker::CacheSpec GroupSpec(int32_t group) const TRIBUTARY_LOCKED;
+  // Bytes of a page of a group of layers, on one rank; at least 1.
+  int64_t PageBytes(int32_t group) const TRIBUTARY_LOCKED;
   // Whether a caller may know of it.
   bool VisibleTo(const CallContext& call) const TRIBUTARY_LOCKED {
     return call.manages_all || users.contains(call.caller);

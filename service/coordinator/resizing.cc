@@ -19,19 +19,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kPatience{60};      // for workers that are missing
-constexpr milliseconds kPause{50};    // between two times that they are counted
-constexpr seconds kFormPatience{60};  // for a group whose workers are all there
+constexpr seconds kWorkerPatience{60};  // for workers that are missing
+constexpr milliseconds kLookAgain{50};  // between two times that they are counted
+constexpr seconds kFormPatience{60};    // for a group whose workers are all there
 constexpr seconds kSettlePatience{10};
 // Of one command that moves tokens, on a rank. Two are under way at a time.
-constexpr size_t kBytes = size_t{8} << 20;
+constexpr size_t kBytesOfMove = size_t{8} << 20;
 constexpr int kUnderWay = 2;
-
-size_t PageBytesOf(const Cache& cache, int32_t group) TRIBUTARY_LOCKED {
-  const worker::CacheSpec spec = cache.GroupSpec(group);
-  const size_t bytes = worker::ShardBytes(spec).value_or(0);
-  return std::max<size_t>(1, bytes / static_cast<size_t>(std::max(1, spec.num_pages)));
-}
 
 std::string ReasonOf(int from, int to) {
   return absl::StrCat(kNumberChanges, " from ", from, " to ", to);
@@ -64,8 +58,8 @@ void Resizing::Ask(const v1::ChangeWorkersRequest& request, Done<v1::ChangeWorke
     return done(InvalidField("workers", absl::StrCat("must be >= 1, is ", workers)));
   }
   if (absl::Status may = group_.CheckResize(); !may.ok()) return done(std::move(may));
-  const milliseconds patience =
-      request.patience_ms() > 0 ? milliseconds(request.patience_ms()) : milliseconds(kPatience);
+  const milliseconds patience = request.patience_ms() > 0 ? milliseconds(request.patience_ms())
+                                                          : milliseconds(kWorkerPatience);
   {
     const CriticalSection section(lock_);
     if (stopping_) {
@@ -183,12 +177,32 @@ absl::Status Resizing::AwaitWorkers(int workers, int places, Clock::time_point p
           options_.retry_delay);
     }
     const CriticalSection section(lock_);
-    if (!stopping_) lock_.Wait(changed_, Clock::now() + kPause);
+    if (!stopping_) lock_.Wait(changed_, Clock::now() + kLookAgain);
     if (stopping_) return absl::UnavailableError("the service is stopping");
   }
 }
 
+std::vector<std::string> Resizing::HostsOf(int ranks) const {
+  std::vector<std::string> hosts;
+  for (const Member& member : group_.members()) {
+    if (member.rank < ranks) hosts.push_back(member.host);
+  }
+  return hosts;
+}
+
+absl::Status Resizing::PairUp(const std::vector<std::string>& hosts) {
+  pairs_.clear();
+  for (const auto& [name, cache] : caches_.all()) {
+    Pair& pair = pairs_.emplace_back();
+    pair.old = cache;
+    TRIBUTARY_ASSIGN_OR_RETURN(pair.made, caches_.MakeFor(*cache, hosts));
+    TRIBUTARY_ASSIGN_OR_RETURN(pair.pages, cache->table.RedealInto(&pair.made->table));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Resizing::Pause(int from, int to) {
+  const std::vector<std::string> hosts = HostsOf(to);
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(serving_.Check());
   for (const auto& [name, cache] : caches_.all()) {
@@ -204,6 +218,8 @@ absl::Status Resizing::Pause(int from, int to) {
           options_.retry_delay);
     }
   }
+  // What can be known of it before anybody has to wait. Calls that are under way are no matter yet.
+  if (absl::Status may = PairUp(hosts); absl::IsFailedPrecondition(may)) return may;
   failed_ = absl::OkStatus();
   formed_ = false;
   regrouped_ = false;
@@ -231,10 +247,7 @@ absl::Status Resizing::FormAll(int from, int to) {
 }
 
 absl::Status Resizing::MakeCaches(int to) {
-  std::vector<std::string> hosts;
-  for (const Member& member : group_.members()) {
-    if (member.rank < to) hosts.push_back(member.host);
-  }
+  const std::vector<std::string> hosts = HostsOf(to);
   {
     const CriticalSection section(lock_);
     // What the old group had under way is being settled, on other threads.
@@ -246,13 +259,7 @@ absl::Status Resizing::MakeCaches(int to) {
     });
     TRIBUTARY_RETURN_IF_ERROR(may);
     TRIBUTARY_RETURN_IF_ERROR(settled);
-    for (const auto& [name, cache] : caches_.all()) {
-      if (!cache->created) continue;
-      Pair& pair = pairs_.emplace_back();
-      pair.old = cache;
-      TRIBUTARY_ASSIGN_OR_RETURN(pair.made, caches_.MakeFor(*cache, hosts));
-      TRIBUTARY_ASSIGN_OR_RETURN(pair.pages, cache->table.RedealInto(&pair.made->table));
-    }
+    TRIBUTARY_RETURN_IF_ERROR(PairUp(hosts));
     for (const Pair& pair : pairs_) {
       for (int32_t group = 0; group < pair.made->table.groups().size(); ++group) {
         ++unanswered_;
@@ -273,9 +280,9 @@ absl::Status Resizing::MoveTokens(int from, int to, uint64_t* bytes) {
       const std::vector<worker::MovedPage>& pages = pair.pages[group];
       const size_t page_bytes = [&] {
         const CriticalSection section(lock_);
-        return PageBytesOf(*pair.made, static_cast<int32_t>(group));
+        return static_cast<size_t>(pair.made->PageBytes(static_cast<int32_t>(group)));
       }();
-      const size_t most = std::clamp<size_t>(kBytes / page_bytes, 1, 1 << 14);
+      const size_t most = std::clamp<size_t>(kBytesOfMove / page_bytes, 1, 1 << 14);
       for (size_t begin = 0; begin < pages.size(); begin += most) {
         const size_t end = std::min(pages.size(), begin + most);
         worker::MoveTokensCommand move{.from_cache = pair.old->ids[group],
@@ -312,6 +319,10 @@ absl::Status Resizing::TellTables() {
 }
 
 absl::Status Resizing::Commit(int to) {
+  {
+    const CriticalSection section(lock_);
+    TRIBUTARY_RETURN_IF_ERROR(failed_);
+  }
   if (options_.journal != nullptr) {
     std::vector<JournaledCache> caches;
     for (const Pair& pair : pairs_) {
@@ -415,7 +426,7 @@ absl::Status Resizing::Await(Clock::time_point until, const std::function<bool()
     if (now >= until) {
       return Unavailable("GROUP_FORMING", "it took too long", options_.retry_delay);
     }
-    lock_.Wait(changed_, std::min(until, now + kPause));
+    lock_.Wait(changed_, std::min(until, now + kLookAgain));
   }
 }
 

@@ -79,6 +79,9 @@ class Resizing {
   // The stages. An error says why there is no change.
   absl::Status AwaitWorkers(int workers, int places, Clock::time_point patience) TRIBUTARY_UNLOCKED;
   absl::Status Pause(int from, int to) TRIBUTARY_UNLOCKED;
+  // Makes every cache for ranks on these hosts, in this process alone.
+  absl::Status PairUp(const std::vector<std::string>& hosts) TRIBUTARY_LOCKED;
+  std::vector<std::string> HostsOf(int ranks) const TRIBUTARY_UNLOCKED;
   absl::Status FormAll(int from, int to) TRIBUTARY_UNLOCKED;
   absl::Status MakeCaches(int to) TRIBUTARY_UNLOCKED;
   absl::Status MoveTokens(int from, int to, uint64_t* bytes) TRIBUTARY_UNLOCKED;

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "worker/cache_spec.h"
-
 namespace tributary::service {
 namespace {
 
@@ -19,17 +17,11 @@ constexpr int64_t kFewBytes = int64_t{2} << 20;
 constexpr std::chrono::milliseconds kPause{200};
 constexpr std::chrono::seconds kTellEvery{5};
 
-int64_t PageBytesOf(const Cache& cache, int32_t group) TRIBUTARY_LOCKED {
-  const worker::CacheSpec spec = cache.GroupSpec(group);
-  const auto bytes = static_cast<int64_t>(worker::ShardBytes(spec).value_or(0));
-  return std::max<int64_t>(1, bytes / std::max(1, spec.num_pages));
-}
-
 // [groups of layers]
 std::vector<int32_t> MostPages(const Cache& cache, int64_t bytes) TRIBUTARY_LOCKED {
   std::vector<int32_t> most;
   for (int32_t group = 0; group < cache.table.groups().size(); ++group) {
-    const int64_t pages = bytes / PageBytesOf(cache, group);
+    const int64_t pages = bytes / cache.PageBytes(group);
     most.push_back(static_cast<int32_t>(std::clamp<int64_t>(pages, 1, 1 << 16)));
   }
   return most;
@@ -115,7 +107,7 @@ void Restoration::OnDone(const CachePtr& cache, const PageTransfer& transfer, ui
     return;
   }
   bytes_[static_cast<size_t>(transfer.to)] +=
-      transfer.pages.size() * static_cast<uint64_t>(PageBytesOf(*cache, transfer.group));
+      transfer.pages.size() * static_cast<uint64_t>(cache->PageBytes(transfer.group));
   Advance();
 }
 

@@ -160,7 +160,7 @@ void Telemetry::TraceStep(const StepRecord& step, const std::vector<worker::Repl
 // Whoever looks into it wants to know what ran, and what was normal.
 void Telemetry::OnGroupBroken(uint64_t epoch, const std::string& reason) {
   metrics_->GroupBroken();
-  if (LeftInOrder(reason) || !log_->Logs(telemetry::LogLevel::kWarning)) return;
+  if (BrokeInOrder(reason) || !log_->Logs(telemetry::LogLevel::kWarning)) return;
   const v1::FlightRecord record = flight_.Read();
   const int first_told = record.steps_size() - static_cast<int>(kStepsTold);
   for (int i = 0; i < record.steps_size(); ++i) {

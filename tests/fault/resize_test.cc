@@ -130,13 +130,12 @@ TEST_F(ResizeTest, WorkersThatAreMissingAreWaitedForAndTheServiceGoesOn) {
   EXPECT_TRUE(Resize(2).ok()) << "as many as there are";
   EXPECT_EQ(Resize(0).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   // They come while the change waits for them.
-  std::thread late([this] {
-    std::this_thread::sleep_for(milliseconds(300));
-    workers_.push_back(Worker(2));
-    workers_.push_back(Worker(-1));
-  });
-  const grpc::Status there = Resize(4);
-  late.join();
+  grpc::Status there;
+  std::thread resize([&] { there = Resize(4); });
+  std::this_thread::sleep_for(milliseconds(300));
+  workers_.push_back(Worker(2));
+  workers_.push_back(Worker(-1));
+  resize.join();
   EXPECT_TRUE(there.ok()) << there.error_message();
   ASSERT_TRUE(WaitForHosts(5));
   CheckHosts();
@@ -145,6 +144,8 @@ TEST_F(ResizeTest, WorkersThatAreMissingAreWaitedForAndTheServiceGoesOn) {
 TEST_F(ResizeTest, EmbeddedWorkersAreRefused) {
   TemporaryDirectory directory;
   const auto embedded = StartEmbedded(directory, 2);
+  ASSERT_TRUE(Eventually(kPatience,
+                         [&] { return embedded->Log().find("listening") != std::string::npos; }));
   const auto stub = v1::OperationsService::NewStub(
       grpc::CreateChannel(PublicAddress(directory), grpc::InsecureChannelCredentials()));
   v1::ChangeWorkersRequest request;
@@ -419,9 +420,9 @@ TEST_P(ResizedAnswers, AreThoseOfAServiceThatAlwaysHadSoManyWorkers) {
 
 INSTANTIATE_TEST_SUITE_P(All, ResizedAnswers,
                          ::testing::Values(std::pair(2, 4), std::pair(4, 2), std::pair(3, 1)),
-                         [](const auto& info) {
-                           return std::to_string(info.param.first) + "_to_" +
-                                  std::to_string(info.param.second);
+                         [](const auto& test) {
+                           return std::to_string(test.param.first) + "_to_" +
+                                  std::to_string(test.param.second);
                          });
 
 }  // namespace

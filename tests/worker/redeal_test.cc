@@ -233,16 +233,18 @@ TEST_P(RedealRanksTest, ReplicasAreThereToo) {
   }
 }
 
+std::string NameOf(const ::testing::TestParamInfo<RedealRanksTest::ParamType>& test) {
+  const std::pair<int, int> ranks = std::get<0>(test.param);
+  return std::to_string(ranks.first) + "_to_" + std::to_string(ranks.second) + "_shape_" +
+         std::to_string(std::get<1>(test.param));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RedealRanksTest,
                          ::testing::Combine(::testing::Values(std::pair(2, 4), std::pair(4, 2),
                                                               std::pair(3, 1), std::pair(1, 3),
                                                               std::pair(2, 3)),
                                             ::testing::Range(0, 4)),
-                         [](const auto& info) {
-                           const auto [before, after] = std::get<0>(info.param);
-                           return std::to_string(before) + "_to_" + std::to_string(after) +
-                                  "_shape_" + std::to_string(std::get<1>(info.param));
-                         });
+                         NameOf);
 
 // A change that ends half-way: the group forms as it was, and what was made meanwhile is dropped.
 TEST(Redeal, AGroupFormsAgainAsItWas) {

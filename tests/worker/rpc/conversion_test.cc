@@ -150,6 +150,25 @@ TEST(Commands, TablesAndDropsKeepEveryField) {
   ExpectSameBase(*got, *sent);
 }
 
+TEST(Commands, ChangesOfTheNumberOfRanksKeepEveryField) {
+  const auto command = Base();
+  const MoveTokensCommand moved{
+      .from_cache = 77,
+      .ranks = {.from = 4, .to = 3},
+      .keeper_stride = 2,
+      .pages = {{.page = 5, .index = int64_t{1} << 30, .from = {1, -1, 9}},
+                {.page = 6, .index = 0, .from = {}}}};
+  command->body = moved;
+  const absl::StatusOr<Command> arrived = Travel(command);
+  ASSERT_TRUE(arrived.ok()) << arrived.status();
+  ExpectSameBase(*command, *arrived);
+  const auto& move = std::get<MoveTokensCommand>(arrived->body);
+  EXPECT_EQ(move.from_cache, 77u);
+  EXPECT_EQ(move.ranks, moved.ranks);
+  EXPECT_EQ(move.keeper_stride, 2);
+  EXPECT_EQ(move.pages, moved.pages);
+}
+
 class Tensors : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Tensors, StepsKeepEveryByte) {
