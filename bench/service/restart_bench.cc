@@ -1,6 +1,7 @@
 // What deaths and restarts of programs cost, and what it costs to be ready for them: a coordinator
 // and CPU workers as processes of this machine.
 #include <dirent.h>
+#include <grpcpp/create_channel.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,12 +23,14 @@
 #include "service/client/client.h"
 #include "tests/fault/programs.h"
 #include "tests/support/process.h"
+#include "tributary/v1/operations.grpc.pb.h"
 
 ABSL_FLAG(std::vector<std::string>, what,
-          (std::vector<std::string>{"coordinator", "worker", "rolling", "cost"}),
-          "What to measure: coordinator, worker, rolling, cost.");
+          (std::vector<std::string>{"coordinator", "worker", "rolling", "resize", "cost"}),
+          "What to measure: coordinator, worker, rolling, resize, cost.");
 ABSL_FLAG(int, sequences, 4096, "Sequences that are open when the coordinator is killed.");
 ABSL_FLAG(int, shard_mib, 1024, "MiB of tokens on the worker that is killed.");
+ABSL_FLAG(int, moved_mib, 1024, "MiB of tokens that all workers hold when their number changes.");
 ABSL_FLAG(int, steps, 3000, "Decode steps whose costs are measured.");
 ABSL_FLAG(int, prefills, 5, "Prompts of 4,096 tokens whose costs are measured.");
 
@@ -145,6 +148,17 @@ class Service {
     output_.resize(values_.size());
     call.output = output_.data();
     return client_->Attend(call);
+  }
+  v1::ChangeWorkersReply Resize(int workers) {
+    v1::ChangeWorkersRequest request;
+    request.set_workers(workers);
+    v1::ChangeWorkersReply reply;
+    const auto stub = v1::OperationsService::NewStub(
+        grpc::CreateChannel(test::PublicAddress(directory_), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    const grpc::Status status = stub->ChangeWorkers(&context, request, &reply);
+    if (!status.ok()) Must(absl::UnknownError(status.error_message()), "ChangeWorkers");
+    return reply;
   }
   void WaitWhole() {
     const auto whole = [&] {
@@ -267,6 +281,41 @@ void RollingRestart(int replicas) {
       kRanks, replicas, SecondsSince(begin), longest, static_cast<long long>(calls));
 }
 
+// Four workers become two, and four again, while a host goes on.
+void Resized(int replicas) {
+  const int64_t all = int64_t{absl::GetFlag(FLAGS_moved_mib)} << 20;
+  Shape shape{.layers = 8};
+  const int64_t token = int64_t{2} * shape.layers * shape.kv_heads * shape.head_dim * 2;
+  const auto count = static_cast<int>(std::max<int64_t>(1, all / token / 4096));
+  shape.capacity = int64_t{count + 1} * 4608;
+  Service service({absl::StrCat("--replicas=", replicas)});
+  service.CreateCache(shape);
+  const std::vector<uint64_t> sequences = service.Open(count);
+  for (const uint64_t id : sequences) service.Append({id}, 4096);
+  for (const int workers : {2, 4}) {
+    std::atomic<bool> stopping = false;
+    double longest = 0;
+    std::thread host([&] {
+      for (size_t i = 0; !stopping; ++i) {
+        const Clock::time_point begin = Clock::now();
+        Must(service.Attend({sequences[i % sequences.size()]}, 4095, 1, 0), "Attend");
+        longest = std::max(longest, SecondsSince(begin));
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const v1::ChangeWorkersReply changed = service.Resize(workers);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    stopping = true;
+    host.join();
+    std::printf(
+        "%d -> %d workers, %.2f GiB of tokens, replicas %d: calls waited for %.2f s, %.2f GiB "
+        "filled, longest call %.2f s, none failed, 0 tokens sent again\n",
+        changed.workers_before(), changed.workers(),
+        static_cast<double>(count) * 4096 * static_cast<double>(token) / (1 << 30), replicas,
+        changed.seconds(), static_cast<double>(changed.bytes_moved()) / (1 << 30), longest);
+  }
+}
+
 // One way to be ready, and what its programs took for each block of steps, and for each prompt.
 struct Case {
   Case(const char* called, std::vector<std::string> flags)
@@ -363,6 +412,10 @@ int main(int argc, char** argv) {
     if (what == "rolling") {
       tributary::RollingRestart(0);
       tributary::RollingRestart(1);
+    }
+    if (what == "resize") {
+      tributary::Resized(0);
+      tributary::Resized(1);
     }
     if (what == "cost") tributary::CostOfReadiness();
     std::fflush(stdout);
