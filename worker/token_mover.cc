@@ -64,11 +64,15 @@ absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
   Shard* const any = ends.from != nullptr ? ends.from : ends.to;
   if (any == nullptr) return absl::InternalError("this rank has neither of the caches' pages");
   const size_t run_bytes = any->run_bytes(spec.interleave);
-  std::vector<Route> routes(static_cast<size_t>(size) * static_cast<size_t>(size));
+  const auto ranks = static_cast<size_t>(size);
+  std::vector<Route> routes(ranks * ranks);
+  const auto route_of = [&routes, ranks](int from, int to) -> Route& {
+    return routes[static_cast<size_t>(from) * ranks + static_cast<size_t>(to)];
+  };
   for (const MovedPage& page : move.pages) {
     for (const RunMove& run : RunsOf(move.ranks, spec.page_size, spec.interleave, page)) {
       const int to = KeeperOf(run.to_rank, move.keeper_stride, move.ranks.to);
-      Route& route = routes[static_cast<size_t>(run.from_rank * size + to)];
+      Route& route = route_of(run.from_rank, to);
       route.from.push_back(run.from_slot);
       route.to.push_back(run.to_slot);
     }
@@ -77,7 +81,7 @@ absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
   for (int turn = 0; turn < size; ++turn) {
     for (int from = 0; from < size; ++from) {
       const int to = (from + turn) % size;
-      const Route& route = routes[static_cast<size_t>(from * size + to)];
+      const Route& route = route_of(from, to);
       if (route.from.empty()) continue;
       Shard* const source = rank == from ? ends.from : nullptr;
       Shard* const place = rank == to ? ends.to : nullptr;
