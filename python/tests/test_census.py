@@ -24,9 +24,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tributary.transformers import Refused, examine
 
 # Models that look at what they compute, which "meta" has not: smaller ones on the CPU.
-NEEDS_VALUES = {"llama4_text": {"hidden_size": 128, "intermediate_size": 64, "intermediate_size_mlp": 64, "vocab_size": 64,
-                                "num_hidden_layers": 4, "num_local_experts": 2, "pad_token_id": 0, "bos_token_id": 1,
-                                "eos_token_id": 2},
+LLAMA4 = {"hidden_size": 128, "intermediate_size": 64, "intermediate_size_mlp": 64, "vocab_size": 64,
+          "num_hidden_layers": 4, "num_local_experts": 2, "pad_token_id": 0, "bos_token_id": 1,
+          "eos_token_id": 2}  # fmt: skip
+NEEDS_VALUES = {"dbrx": {"vocab_size": 64, "n_layers": 2,
+                         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 2048}},
+                "deepseek_v2": {"hidden_size": 128, "intermediate_size": 64, "moe_intermediate_size": 64, "vocab_size": 64,
+                                "num_hidden_layers": 2, "n_routed_experts": 4},
+                "llama4_text": LLAMA4, "llama4": {"text_config": LLAMA4},
                 "jetmoe": {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 2},
                 "longcat_flash": {"hidden_size": 128, "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 64,
                                   "q_lora_rank": 32, "kv_lora_rank": 32, "expert_ffn_hidden_size": 32,
@@ -36,7 +41,12 @@ NEEDS_VALUES = {"llama4_text": {"hidden_size": 128, "intermediate_size": 64, "in
 # What default configs lack, without which there is no model.
 LACKS = {"hunyuan_v1_dense": {"head_dim": 128}, "hunyuan_v1_moe": {"head_dim": 128}, "ministral": {"head_dim": 128},
          "nemotron": {"num_key_value_heads": 8},
-         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16}}  # fmt: skip
+         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+         "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+         "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+         "deepseek_v2": {"num_experts_per_tok": 2}, "xmod": {"default_language": "en_XX"},
+         "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+         }  # fmt: skip
 
 EXPECTED = pathlib.Path(__file__).with_name("census.txt")
 
@@ -51,7 +61,7 @@ def shorten(config):
     """Leaves the first layers, of which there are two and of each kind one. Not all configs allow it."""
     text = config.get_text_config(decoder=True)
     layers, types = getattr(text, "num_hidden_layers", 0), getattr(text, "layer_types", None)
-    if not isinstance(layers, int):
+    if not isinstance(layers, int) or hasattr(text, "n_recurrent_layers"):  # some of which are gone through again
         return
     kept = next(n for n in range(2, layers + 1) if not types or set(types[:n]) == set(types))
     with contextlib.suppress(AttributeError, NotImplementedError):
@@ -60,8 +70,18 @@ def shorten(config):
         text.num_hidden_layers = kept
 
 
-def build(model_type, name):
+def config_of(model_type, name):
+    """A model type's default config, as AutoModelForCausalLM takes it: of a text beside images or sounds, that of the text."""
     config = transformers.CONFIG_MAPPING[model_type](**NEEDS_VALUES.get(model_type, {}), **LACKS.get(model_type, {}))
+    if getattr(transformers, name).config_class in type(config).sub_configs.values():
+        config = config.get_text_config(decoder=True)
+    if getattr(config, "is_decoder", True) is False:
+        config.is_decoder = True
+    return config
+
+
+def build(model_type, name):
+    config = config_of(model_type, name)
     with torch.device("cpu" if model_type in NEEDS_VALUES else "meta"):
         with contextlib.suppress(Exception):
             shorter = copy.deepcopy(config)

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 import transformers
 from transformers import DynamicCache
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 import tributary
 from tributary.transformers import Refused, ServiceCache, attach, attach_drafter
@@ -42,6 +43,11 @@ class Rounding(DynamicCache):
     def update(self, key_states, value_states, *args, **kwargs):
         rounded = (each.to(torch.bfloat16).to(each.dtype) for each in (key_states, value_states))
         return super().update(*rounded, *args, **kwargs)
+
+
+class RoundingMiniMax(Rounding, MiniMaxCache):
+    def __init__(self, config):
+        MiniMaxCache.__init__(self)
 
 
 def prompts(lengths, seed=0):
@@ -368,13 +374,38 @@ FAMILIES = {
                   "linear_value_head_dim": 32},
     "Gemma4Text": {**windows(True, True, False), "head_dim": 64, "per_layer_config": {"2": {"head_dim": 128}},
                    "hidden_size_per_layer_input": 0},
+    "MiniMax": {"layer_types": ["full_attention", "linear_attention", "full_attention"], "num_local_experts": 2,
+                "num_experts_per_tok": 1, "block_size": 8},
+    "DeepseekV2": {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 64,
+                   "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                   "first_k_dense_replace": 2, "moe_intermediate_size": 64},
+    "Dbrx": {"d_model": 128, "head_dim": 32, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+             "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 2, "moe_top_k": 1}},
+    "Dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+              "first_k_dense_replace": 1, "max_window_layers": 2, "sliding_window": 16},
+    "CohereCompassText": {**windows(True, False, True), "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")}},
+    "Emu3Text": {},
+    "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
+                    "linear_value_head_dim": 32},
+    "BigBirdPegasus": {"d_model": 128, "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 192,
+                       "init_std": 0.25},
+    # Layers that are gone through again, with other keys each time.
+    "Dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3,
+             **windows(True, False, True)},
 }  # fmt: skip
+
+# Encoders, which are causal where their configs say so.
+ENCODERS = ("Bert", "BertGeneration", "Camembert", "Data2VecText", "Electra", "Ernie", "RoCBert", "Roberta",
+            "RobertaPreLayerNorm", "XLMRoberta", "XLMRobertaXL", "Xmod")  # fmt: skip
 
 
 def family(name, **more):
     torch.manual_seed(2)
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **FAMILIES[name], **more})
-    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **FAMILIES.get(name, {}), **more})
+    kind = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM", None)
+    model = (kind or transformers.AutoModelForCausalLM.from_config)(config).eval()
     for module in model.modules():
         if hasattr(module, "sinks"):
             torch.nn.init.normal_(module.sinks, std=2.0)
@@ -384,14 +415,15 @@ def family(name, **more):
 class Families(WithService):
     """Each family's text beside eager's: one prompt alone, and four of different lengths."""
 
-    def writes_the_text(self, name, config=(), cache=Rounding, kv_dtype=None, **found):
+    def writes_the_text(self, name, config=(), cache=Rounding, kv_dtype=None, tokens=TOKENS, words=10, **found):
         model = family(name, **dict(config))
-        wanted = [(inputs, eager(model, inputs, cache=cache)) for inputs in (prompts([40]), prompts([21, 3, 30, 1]))]
+        batches = (prompts([40]), prompts([21, 3, 30, 1]))
+        wanted = [(inputs, eager(model, inputs, tokens, cache=cache)) for inputs in batches]
         layers = self.attached(model, kv_dtype=kv_dtype).layers
         for index, values in enumerate(zip(*found.values())):
             self.assertEqual([getattr(layers[index], field) for field in found], list(values))
         for inputs, want in wanted:
-            self.assertGreater(len(set(want.sequences[0, -TOKENS:].tolist())), 10)
+            self.assertGreater(len(set(want.sequences[0, -tokens:].tolist())), words)
             self.assert_same_text(want, model, inputs)
 
     def test_qwen2(self):
@@ -436,6 +468,67 @@ class Families(WithService):
         shared = {**windows(True, False, True, False), "num_hidden_layers": 4, "num_kv_shared_layers": 2,
                   "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": SMALL["vocab_size"]}  # fmt: skip
         self.writes_the_text("Gemma4Text", {**shared, "per_layer_config": {}}, head_dim=[64, 64])
+
+    def test_minimax(self):
+        self.writes_the_text("MiniMax", cache=RoundingMiniMax)
+
+    def test_deepseek_v2(self):
+        self.writes_the_text("DeepseekV2", cache=DynamicCache, kv_dtype="f16", head_dim=[96] * 3, value_head_dim=[64] * 3)
+
+    def test_dbrx(self):
+        self.writes_the_text("Dbrx", kv_heads=[2] * 3)
+
+    def test_dots1(self):
+        self.writes_the_text("Dots1", window_left=[None, None, 15])
+
+    def test_cohere_compass(self):
+        self.writes_the_text("CohereCompassText", window_left=[15, None, 15])
+
+    def test_emu3(self):
+        self.writes_the_text("Emu3Text", head_dim=[64] * 3)
+
+    def test_qwen3_5(self):
+        self.writes_the_text("Qwen3_5Text")
+
+    def test_bigbird_pegasus(self):
+        self.writes_the_text("BigBirdPegasus", head_dim=[32] * 3)
+
+    def test_dory(self):
+        self.writes_the_text("Dory", window_left=[15, None, 15, None, None])
+
+    def test_musicgen(self):
+        """A text of four code books, each of them a row of what goes in and out."""
+        for name in ("Musicgen", "MusicgenMelody"):
+            with self.subTest(name):
+                torch.manual_seed(2)
+                config = getattr(transformers, f"{name}DecoderConfig")(**{**SMALL, "ffn_dim": 192, "num_codebooks": 4})
+                model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+                ids = torch.randint(3, 250, (8, 12), generator=torch.Generator().manual_seed(1))
+                model.set_attn_implementation("eager")
+                want, cache = [], Rounding(config=config)
+                with torch.no_grad():
+                    for _ in range(24):
+                        new = ids[:, cache.get_seq_length() :]
+                        want.append(model(input_ids=new, cache=cache, use_cache=True).logits[:, -1])
+                        ids = torch.cat([ids, want[-1].argmax(-1, keepdim=True)], 1)
+                    attachment = self.attached(model)
+                    cache = attachment.cache()
+                    for step, logits in enumerate(want):
+                        new = ids[:, cache.get_seq_length() : 12 + step]
+                        got = model(input_ids=new, cache=cache, use_cache=True).logits[:, -1]
+                        torch.testing.assert_close(got, logits, atol=ROUNDING, rtol=0)
+                self.assertEqual(len(cache.sequences), 2)
+                self.assertGreater(len(set(ids[0, 12:].tolist())), 5)
+
+    def test_encoders_that_are_decoders(self):
+        for name in ENCODERS:
+            with self.subTest(name):
+                more = {"initializer_range": 0.5, **({"default_language": "en_XX"} if name == "Xmod" else {})}
+                with self.assertRaises(Refused) as caught:
+                    attach(family(name, **more), self.client)
+                self.assertIn("is_decoder", str(caught.exception))
+                # They repeat themselves soon, but their logits go on changing.
+                self.writes_the_text(name, {**more, "is_decoder": True}, tokens=24, words=1, q_heads=[4] * 3)
 
 
 class States(WithService):

@@ -17,6 +17,7 @@ from .cache import ServiceCache
 from .geometry import Layer, Refused, cache_id, cache_spec
 from .graphs import Graphs
 from .probe import ask
+from .states import cache_class
 from .steps import Steps
 
 _KV_DTYPES = {torch.float32: "bf16", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -112,7 +113,10 @@ class Attachment:
 
     def cache(self) -> ServiceCache:
         """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
-        return ServiceCache(self.layers, self._config, self._steps, self._chunked)
+        cache: ServiceCache = cache_class(ServiceCache, self._config)(
+            self.layers, self._config, self._steps, self._chunked
+        )
+        return cache
 
     @property
     def _config(self) -> Any:

@@ -99,9 +99,9 @@ class Call:
         """
         why = []
         if masked and self.mask is None:
-            why.append("its mask was not made by Transformers' mask functions")
-        if masked and (self.options.get("is_causal") is False or getattr(self.module, "is_causal", True) is False):
-            why.append("its attention is not causal")
+            # Where there is a mask it alone says what a row sees, whatever a module states of itself.
+            causal = self.options.get("is_causal") is not False and getattr(self.module, "is_causal", True) is not False
+            why.append("its mask was not made by Transformers' mask functions" if causal else "its attention is not causal")
         if self.options.get("dropout"):
             why.append("it drops attention weights: model.eval()")
         if self.options.get("output_attentions"):

@@ -139,7 +139,7 @@ class ServiceCache(Cache):
         self, layers: dict[int, Layer], config: Any, steps: Steps, chunked: tuple[Steps, int] | None = None
     ) -> None:
         views, kept = with_states([_LayerView(self, index) for index in range(config.num_hidden_layers)], config)
-        super().__init__(layers=views)
+        Cache.__init__(self, layers=views)
         self._kept = kept  # layers whose states stay here
         held = self._held = steps.held
         self._geometry = layers
@@ -229,7 +229,7 @@ class ServiceCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceCache:
         self._whole()
         chunks = self._chunks
-        copy = ServiceCache(
+        copy: ServiceCache = type(self)(
             self._geometry, self._config, self._steps, None if chunks is None else (chunks.steps, chunks.size)
         )
         copy._sequences += self._forks(list(range(len(self._sequences))))

@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Call, Mask, tagged
 from .geometry import Layer, Refused, chunk_of, window_of
-from .states import with_states
+from .states import cache_class, with_states
 
 _TOKENS = 3
 
@@ -48,7 +48,7 @@ class Probe(Cache):
 
     def __init__(self, config: Any) -> None:
         layers, self.kept = with_states([Unheld() for _ in range(config.num_hidden_layers)], config)
-        super().__init__(layers=layers)
+        Cache.__init__(self, layers=layers)
         self.updated: set[int] = set()
         self.found: dict[int, Layer] = {}
         self.order: list[int] = []  # of the layers' attention
@@ -107,7 +107,7 @@ class Probe(Cache):
         return self._reaches[id(mask)][1:]
 
     def layers_found(self) -> dict[int, Layer]:
-        """Layers with keys and values, by the model's number. Raises with every reason when some cannot be held."""
+        """Layers with keys and values, by the model's number, as they come in a pass. Raises with every reason when some cannot be held."""
         why = list(dict.fromkeys(self.why))
         for index, layer in self.found.items():
             why += layer.reasons(index)
@@ -117,7 +117,7 @@ class Probe(Cache):
             why.append("no layer has keys and values")
         if why:
             raise Refused(why)
-        return dict(sorted(self.found.items()))
+        return self.found
 
 
 def sinks_of(call: Call) -> tuple[float, ...]:
@@ -148,8 +148,10 @@ def ask(model: Any) -> Found:
         raise Refused(["it is an encoder with a decoder"])
     if not isinstance(getattr(config, "num_hidden_layers", None), int):
         raise Refused(["its config does not say how many layers it has"])
-    probe = Probe(config)
-    tokens = torch.arange(1, 1 + _TOKENS, device=model.device).unsqueeze(0)
+    probe = cache_class(Probe, config)(config)
+    # A row for each code book, of which some models make one text.
+    rows = getattr(config, "num_codebooks", None) or 1
+    tokens = torch.arange(1, 1 + _TOKENS, device=model.device).expand(rows, -1)
     with torch.no_grad():
         try:
             model(input_ids=tokens, cache=probe, use_cache=True)
@@ -159,5 +161,10 @@ def ask(model: Any) -> Found:
             said = " ".join(str(error).split())[:200]
             why = f"a pass over {_TOKENS} tokens failed: {type(error).__name__}: {said}"
             raise Refused([*probe.why, why]) from error
-    layers = probe.layers_found()
+    try:
+        layers = probe.layers_found()
+    except Refused as refused:
+        if getattr(config, "is_decoder", True) is False:
+            raise Refused([*refused.reasons, "its config says is_decoder=False: an encoder is causal with True"]) from None
+        raise
     return Found(layers, probe.order == list(layers), bool(probe.kept))

@@ -7,12 +7,39 @@ for them. Only keys and values go to the service.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 _OF_THE_VIEW = ("_cache", "_index")
+
+
+def cache_class(kind: type, config: Any) -> Any:
+    """The class `kind` of caches, as the model asks for it: MiniMax takes no cache that is not of a class of its own."""
+    return _of_minimax(kind) if config.model_type == "minimax" else kind
+
+
+@functools.cache
+def _of_minimax(kind: type) -> type:
+    from transformers.models.minimax.modeling_minimax import MiniMaxCache  # pylint: disable=import-outside-toplevel
+
+    class OfMiniMax(kind, MiniMaxCache):  # type: ignore[misc, valid-type]
+        """States of its linear layers are those of `LinearAttentionLayer`."""
+
+        linear_cache = ()
+
+        def get_linear_cache(self, layer_idx: int) -> Any:
+            layer = self.layers[layer_idx]
+            return layer.recurrent_states[0] if layer.has_previous_state[0] else None
+
+        def set_linear_cache(self, layer_idx: int, linear_cache: Any) -> None:
+            layer = self.layers[layer_idx]
+            layer.recurrent_states[0], layer.device = linear_cache, linear_cache.device
+            layer.is_recurrent_states_initialized[0] = layer.has_previous_state[0] = True
+
+    return OfMiniMax
 
 
 def with_states(views: list[Any], config: Any) -> tuple[list[Any], list[Any]]:
