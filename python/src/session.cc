@@ -38,6 +38,7 @@ Session::Session(tributary_client* client, const tributary_session_options& opti
   Wait([&](tributary_error** error) {
     return tributary_open_session(client, &options, &session_, &info_, error);
   });
+  warning_ = tributary_session_warning(session_);
 }
 
 template <typename Body>
@@ -187,6 +188,7 @@ void Session::Abandon() {
 void BindSession(nb::module_& m) {
   nb::class_<Session>(m, "Session")
       .def("info", &Session::Info)
+      .def("warning", &Session::Warning)
       .def("layer_shape", &Session::LayerShape)
       .def("submit", &Session::Submit)
       .def("attend", &Session::Attend, nb::arg(), nb::arg().none(), nb::arg().none(),

@@ -25,6 +25,8 @@ class Session {
 
   // (memory, max_rows, max_new_tokens, max_steps)
   std::tuple<int, int, int, int> Info() const;
+  // What would make it faster, or "".
+  const std::string& Warning() const { return warning_; }
   // (q_heads, kv_heads, head_dim, value_head_dim)
   std::tuple<int, int, int, int> LayerShape(int layer);
   uint64_t Submit(int mode, int first_layer, int layers, const StepEntries& entries,
@@ -45,6 +47,7 @@ class Session {
 
   const tributary_dtype dtype_;
   tributary_session_info info_{};
+  std::string warning_;
   std::mutex turn_;
   tributary_session* session_ = nullptr;  // guarded by turn_
 };

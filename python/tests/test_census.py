@@ -70,18 +70,18 @@ def shorten(config):
         text.num_hidden_layers = kept
 
 
-def config_of(model_type, name):
+def config_of(model_type, name, **stated):
     """A model type's default config, as AutoModelForCausalLM takes it: of a text beside images or sounds, that of the text."""
     config = transformers.CONFIG_MAPPING[model_type](**NEEDS_VALUES.get(model_type, {}), **LACKS.get(model_type, {}))
     if getattr(transformers, name).config_class in type(config).sub_configs.values():
         config = config.get_text_config(decoder=True)
-    if getattr(config, "is_decoder", True) is False:
-        config.is_decoder = True
+    for field, value in stated.items():
+        setattr(config, field, value)
     return config
 
 
-def build(model_type, name):
-    config = config_of(model_type, name)
+def build(model_type, name, **stated):
+    config = config_of(model_type, name, **stated)
     with torch.device("cpu" if model_type in NEEDS_VALUES else "meta"):
         with contextlib.suppress(Exception):
             shorter = copy.deepcopy(config)
@@ -90,15 +90,18 @@ def build(model_type, name):
         return getattr(transformers, name)(config).eval()
 
 
-def outcome(model_type, name):
+def outcome(model_type, name, **stated):
     """What `attach` would say of a model type's default config."""
     try:
-        model = build(model_type, name)
+        model = build(model_type, name, **stated)
     except Exception as error:  # pylint: disable=broad-except
         return f"does not build: {type(error).__name__}"
     try:
         layers = examine(model)
     except Refused as refused:
+        # An encoder, which Transformers asks to be told when it is used as a causal model.
+        if not stated and any("is_decoder" in reason for reason in refused.reasons):
+            return outcome(model_type, name, is_decoder=True)
         return f"refused: {said(refused.reasons)}"
     shapes = {(layer.q_heads, layer.kv_heads, layer.head_dim, layer.value_head_dim) for layer in layers.values()}
     kinds = [f"{q}/{kv} heads of {dim}" + (f" and {value}" if value != dim else "")
@@ -106,8 +109,9 @@ def outcome(model_type, name):
     windows = ", windows" if any(layer.window_left is not None for layer in layers.values()) else ""
     windows += ", chunks" if any(layer.chunk is not None for layer in layers.values()) else ""
     sinks = ", sinks" if any(layer.sinks for layer in layers.values()) else ""
-    stated = f", where {' and '.join(LACKS[model_type])} is stated" if model_type in LACKS else ""
-    return "fits: " + "; ".join(kinds) + windows + sinks + stated
+    fields = [*LACKS.get(model_type, ()), *(f"{field}={value}" for field, value in stated.items())]
+    where = f", where {' and '.join(fields)} {'is' if len(fields) == 1 else 'are'} stated" if fields else ""
+    return "fits: " + "; ".join(kinds) + windows + sinks + where
 
 
 class Census(unittest.TestCase):

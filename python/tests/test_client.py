@@ -14,9 +14,12 @@ import sys
 import threading
 import time
 import unittest
+import warnings
 import weakref
+from unittest import mock
 
 import numpy as np
+import served
 
 import tributary
 import tributary.aio
@@ -58,15 +61,10 @@ def attention(q, keys, values, first_position, window_left=None, sinks=None):
     return output, lse
 
 
-class WithService(unittest.TestCase):
+class WithService(served.WithService):
+    SERVICE = {"workers": 3}
+    CLIENT = {"shared_memory_bytes": 8 << 20}
     numbers = itertools.count()
-
-    @classmethod
-    def setUpClass(cls):
-        cls.service = tributary.serve(workers=3)
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target, shared_memory_bytes=8 << 20)
-        cls.addClassCleanup(cls.client.close)
 
     def cache(self, kv_dtype="bf16", **more):
         spec = CacheSpec(
@@ -370,6 +368,32 @@ class Sessions(WithService):
             session.attend(q, q[:, :KV_HEADS], q[:, :KV_HEADS])
             raise KeyError
         self.assertEqual(cache.truncate(sequence, 9), 0)
+
+
+class Warnings(WithService):
+    def test_what_would_make_a_session_faster_is_said_once(self):
+        class Core:
+            """A session of the core that has something to say."""
+
+            def info(self):
+                return (1, 1, 1, 2)
+
+            def warning(self):
+                return "another way would be faster"
+
+            def abandon(self):
+                pass
+
+        cache = self.cache()
+        cache._core = mock.Mock(open_session=lambda *_: Core())
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            sessions = [cache.session() for _ in range(2)]
+        self.assertEqual([str(each.message) for each in shown], ["tributary: another way would be faster"])
+        self.assertEqual(shown[0].filename, __file__)
+        self.assertEqual([session.warning for session in sessions], ["another way would be faster"] * 2)
+        with self.client.create_cache(cache.id, cache.spec).session() as session:
+            self.assertEqual(session.warning, "")
 
 
 class Asyncio(WithService):

@@ -7,8 +7,8 @@ import os
 import unittest
 
 import torch
+from served import WithService
 
-import tributary
 from tributary import CacheSpec, Entry, StepEntry, ops
 
 HEADS, KV_HEADS, DIM, LAYERS = 8, 2, 64, 2
@@ -18,18 +18,13 @@ GPU = torch.cuda.is_available()
 NEAR, FAR = 0.3, 2.0
 
 
-def serve():
-    return tributary.serve(device="cuda", workers=1)
-
-
 @unittest.skipUnless(GPU, "there is no GPU")
-class Sessions(unittest.TestCase):
+class Sessions(WithService):
+    SERVICE = {"device": "cuda", "workers": 1}
+
     @classmethod
     def setUpClass(cls):
-        cls.service = serve()
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target)
-        cls.addClassCleanup(cls.client.close)
+        super().setUpClass()
         spec = CacheSpec(LAYERS, HEADS, KV_HEADS, DIM, capacity_tokens=1 << 13, kv_dtype="bf16")
         cls.cache = cls.client.create_cache("cuda", spec)
 
@@ -111,16 +106,15 @@ class Sessions(unittest.TestCase):
 
 
 @unittest.skipUnless(GPU, "there is no GPU")
-class Models(unittest.TestCase):
+class Models(WithService):
+    SERVICE = {"device": "cuda", "workers": 1}
+
     @classmethod
     def setUpClass(cls):
         import test_transformers  # pylint: disable=import-outside-toplevel
 
         cls.tests = test_transformers
-        cls.service = serve()
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target)
-        cls.addClassCleanup(cls.client.close)
+        super().setUpClass()
 
     def compared(self, name, tokens=24, **options):
         tests = self.tests

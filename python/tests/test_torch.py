@@ -3,20 +3,17 @@
 import unittest
 
 import torch
+from served import WithService
 
-import tributary
 from tributary import CacheSpec, Entry, StepEntry, ops
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 64, 2
 
 
-class Torch(unittest.TestCase):
+class Torch(WithService):
     @classmethod
     def setUpClass(cls):
-        cls.service = tributary.serve(workers=2)
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target)
-        cls.addClassCleanup(cls.client.close)
+        super().setUpClass()
         spec = CacheSpec(LAYERS, HEADS, KV_HEADS, DIM, capacity_tokens=1 << 12, kv_dtype="bf16")
         cls.cache = cls.client.create_cache("torch", spec)
 

@@ -10,6 +10,7 @@ import pathlib
 import unittest
 from unittest import mock
 
+import served
 import torch
 import transformers
 from transformers import DynamicCache
@@ -71,14 +72,14 @@ def eager(model, inputs, tokens=TOKENS, cache=Rounding, **more):
     return text(model, inputs, tokens, cache=cache(config=model.config), **more)
 
 
-class WithService(unittest.TestCase):
+class WithService(served.WithService):
+    SERVICE = {"workers": 4}
+    CLIENT = {"shared_memory_bytes": 16 << 20}
+
     @classmethod
     def setUpClass(cls):
         torch.set_num_threads(1)
-        cls.service = tributary.serve(workers=4)
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target, shared_memory_bytes=16 << 20)
-        cls.addClassCleanup(cls.client.close)
+        super().setUpClass()
 
     def attached(self, model, **more):
         attachment = attach(model, self.client, **{"capacity_tokens": 1 << 13, **more})

@@ -7,8 +7,8 @@ import random
 import unittest
 
 import numpy as np
+from served import WithService
 
-import tributary
 from tributary import CacheSpec, StepEntry
 from tributary.vllm import PADDING, BlockMap
 
@@ -127,14 +127,7 @@ class Engine:
         np.testing.assert_allclose(output, want, atol=1e-2, rtol=1e-2)
 
 
-class VLLM(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.service = tributary.serve(workers=2)
-        cls.addClassCleanup(cls.service.close)
-        cls.client = tributary.Client(cls.service.target)
-        cls.addClassCleanup(cls.client.close)
-
+class VLLM(WithService):
     def setUp(self):
         spec = CacheSpec(LAYERS, HEADS, KV_HEADS, DIM, capacity_tokens=1 << 13, kv_dtype="bf16")
         self.cache = self.client.create_cache(self.id().rpartition(".")[2], spec)

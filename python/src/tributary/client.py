@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -157,6 +158,7 @@ class Cache:
         self.spec = spec
         #: workers that it is spread over, tokens of a worker's page, tokens that it holds
         self.ranks, self.page_size, self.capacity_tokens = core.create_cache(id, spec, timeout)
+        self._warnings: set[str] = set()  # of sessions, that were shown
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Frees the cache and all its sequences."""
@@ -230,6 +232,11 @@ class Cache:
             The service has no such memory for this host (``open.memory``).
         Unimplemented
             "device", and the client library was built without CUDA.
+
+        Warns
+        -----
+        RuntimeWarning
+            With what would make the session faster, as the service says (`Session.warning`); once for a cache.
         """
         if memory not in MEMORIES:
             raise ValueError(f"memory: must be one of {', '.join(MEMORIES)}, is {memory!r}")
@@ -237,7 +244,11 @@ class Cache:
         core = self._core.open_session(
             self.id, MEMORIES[memory], max_rows, tokens, dtype_code(dtype), lse, max_steps, wait_timeout, timeout
         )
-        return Session(core, lse)
+        session = Session(core, lse)
+        if session.warning and session.warning not in self._warnings:
+            self._warnings.add(session.warning)
+            warnings.warn(f"tributary: {session.warning}", RuntimeWarning, stacklevel=2)
+        return session
 
     def append(
         self, layer: int, entries: Sequence[tuple[int, int, int]], k: Any, v: Any, *, timeout: float | None = None

@@ -55,6 +55,8 @@ class Session:
         Where the tensors of its layers travel.
     max_rows, max_new_tokens, max_steps : int
         The largest step, and how many may be submitted and not over.
+    warning : str
+        What would make it faster, as the service says; "": nothing. `Cache.session` warns of it, once for a cache.
     """
 
     def __init__(self, core: _core.Session, lse: bool) -> None:
@@ -63,6 +65,7 @@ class Session:
         self._lse = lse
         memory, self.max_rows, self.max_new_tokens, self.max_steps = core.info()
         self.memory = next(name for name, code in MEMORIES.items() if code == memory)
+        self.warning = core.warning()
         self._shapes: dict[int, LayerShape] = {}
 
     def layer_shape(self, layer: int) -> LayerShape:

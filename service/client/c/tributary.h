@@ -305,6 +305,10 @@ tributary_code tributary_open_session(tributary_client* client,
                                       tributary_session** session, tributary_session_info* info,
                                       tributary_error** error);
 
+/* What would make the session faster, for whoever runs the host; "": nothing that the service knows
+ * of. Valid until the session is closed or abandoned. */
+const char* tributary_session_warning(const tributary_session* session);
+
 /* What the tensors of a layer must be. */
 typedef struct tributary_layer_shape {
   size_t size;

@@ -101,6 +101,10 @@ tributary_code tributary_open_session(tributary_client* client,
   });
 }
 
+const char* tributary_session_warning(const tributary_session* session) {
+  return session->session->opened().warning().c_str();
+}
+
 tributary_code tributary_session_layer_shape(const tributary_session* session, int32_t layer,
                                              tributary_layer_shape* shape,
                                              tributary_error** error) {

@@ -217,6 +217,7 @@ static void Sessions(tributary_client* client, tributary_memory memory) {
   CHECK(info.memory == memory && info.max_rows == kMost && info.max_steps == 2);
   tributary_layer_shape shape = {.size = sizeof shape};
   CHECK(tributary_session_layer_shape(session, 1, &shape, NULL) == TRIBUTARY_OK);
+  CHECK(strcmp(tributary_session_warning(session), "") == 0);
   CHECK(shape.q_heads == kHeads && shape.head_dim == kDim && shape.value_head_dim == kDim);
   CHECK(tributary_session_layer_shape(session, -1, &shape, NULL) == TRIBUTARY_INVALID_ARGUMENT);
 

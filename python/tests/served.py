@@ -1,0 +1,17 @@
+"""Tests beside a service of their own: it starts before the first of a class, and ends after the last."""
+
+import unittest
+
+import tributary
+
+
+class WithService(unittest.TestCase):
+    SERVICE = {"workers": 2}  # of tributary.serve
+    CLIENT = {}  # of tributary.Client
+
+    @classmethod
+    def setUpClass(cls):
+        cls.service = tributary.serve(**cls.SERVICE)
+        cls.addClassCleanup(cls.service.close)
+        cls.client = tributary.Client(cls.service.target, **cls.CLIENT)
+        cls.addClassCleanup(cls.client.close)
