@@ -13,8 +13,8 @@ from tributary import CacheSpec, Entry, StepEntry, ops
 
 HEADS, KV_HEADS, DIM, LAYERS = 8, 2, 64, 2
 GPU = torch.cuda.is_available()
-# Of logits, whose spread is about 10: kernels on GPUs take queries of float32 as bfloat16, and a mixture's router may
-# choose otherwise for it. Most are as near as NEAR, none is farther than FAR.
+# Of logits, whose spread is about 10: kernels on GPUs take queries of float32 as bfloat16. Most are as near as NEAR, none
+# is farther than FAR.
 NEAR, FAR = 0.3, 2.0
 
 
@@ -116,9 +116,9 @@ class Models(WithService):
         cls.tests = test_transformers
         super().setUpClass()
 
-    def compared(self, name, tokens=24, **options):
+    def compared(self, name, tokens=24, config=(), **options):
         tests = self.tests
-        model = tests.family(name).cuda()
+        model = tests.family(name, **dict(config)).cuda()
         for lengths in ([17], [21, 3, 30, 1]):
             inputs = {key: tensor.cuda() for key, tensor in tests.prompts(lengths).items()}
             want = tests.eager(model, inputs, tokens)
@@ -131,8 +131,9 @@ class Models(WithService):
                 attachment.held.delete()
             for step, (mine, theirs) in enumerate(zip(got.logits, want.logits)):
                 apart = (mine - theirs).abs()
-                self.assertLess(apart.max(), FAR)
-                self.assertLess((apart > NEAR).float().mean(), 0.05)
+                said = f"{name}, {len(lengths)} rows, step {step}: {apart.flatten().topk(8).values.tolist()}"
+                self.assertLess(apart.max(), FAR, said)
+                self.assertLess((apart > NEAR).float().mean(), 0.05, said)
                 place = len(inputs["input_ids"][0]) + step
                 if not torch.equal(got.sequences[:, place], want.sequences[:, place]):
                     break
@@ -146,11 +147,15 @@ class Models(WithService):
 
     def test_windows_soft_caps_and_sinks(self):
         self.compared("Gemma2")
-        self.compared("GptOss")
+        # Of all experts: a choice among them may fall otherwise for the smallest difference.
+        self.compared("GptOss", config={"num_experts_per_tok": 4})
 
     def test_passes_as_cuda_graphs(self):
         self.compared("Qwen3", cuda_graphs=True)
         self.compared("Gemma3Text", cuda_graphs=True)
+
+    def test_parts_made_by_torch_compile(self):
+        self.compared("Qwen3", cuda_graphs=True, fuse=True)
 
     def test_continuous_batching(self):
         tests = self.tests

@@ -4,9 +4,11 @@ Models are small and random, with weights large enough that their text does not 
 the cache in bfloat16; eager's cache rounds to bfloat16 too.
 """
 
+import collections
 import copy
 import gc
 import pathlib
+import sys
 import unittest
 from unittest import mock
 
@@ -18,6 +20,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 import tributary
 from tributary.transformers import Refused, ServiceCache, attach, attach_drafter
+from tributary.transformers.fused import fused, parts
 
 TINYLM = pathlib.Path(__file__).parents[2] / "examples" / "tinylm"
 TOKENS = 64
@@ -757,6 +760,36 @@ class Perplexity(WithService):
                     attachment.held.delete()
                 self.assertLess(abs(got / want - 1), most)
                 self.assertNotEqual(got, want)
+
+
+class Fused(unittest.TestCase):
+    def test_parts_without_attention_are_compiled_for_a_while(self):
+        model, inputs = family("Qwen3"), prompts([9, 4])
+        seen = []
+
+        def compiled(function, **_):
+            def called(*args):
+                seen.append(function)
+                return function(*args)
+
+            return called
+
+        self.assertEqual(
+            collections.Counter(type(part).__name__ for part in parts(model)), {"Qwen3RMSNorm": 13, "Qwen3MLP": 3})
+        module = sys.modules[type(model).__module__]
+        turning = module.apply_rotary_pos_emb
+        with torch.no_grad(), mock.patch.object(torch, "compile", compiled):
+            want = model(**inputs).logits
+            self.assertEqual(seen, [])
+            with self.assertRaises(KeyError), fused(model):
+                self.assertTrue(torch.equal(model(**inputs).logits, want))
+                raise KeyError
+            self.assertEqual(collections.Counter(each.__qualname__ for each in seen), {
+                "Qwen3RMSNorm.forward": 13, "Qwen3MLP.forward": 3, "apply_rotary_pos_emb": 3})
+            seen.clear()
+            model(**inputs)
+            self.assertEqual(seen, [])
+        self.assertIs(module.apply_rotary_pos_emb, turning)
 
 
 class Attaching(WithService):

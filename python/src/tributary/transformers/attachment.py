@@ -70,7 +70,7 @@ class Attachment:
         self.model = model
         self._owned = owned
         most_bytes = options.pop("max_call_bytes")
-        session_rows, cuda_graphs = options.pop("session_rows"), options.pop("cuda_graphs")
+        session_rows, cuda_graphs, fuse = (options.pop(name) for name in ("session_rows", "cuda_graphs", "fuse"))
         self._implementation = model.config._attn_implementation
         if isinstance(self._implementation, str) and self._implementation == NAME:
             raise Refused(["the model is attached already"])
@@ -103,7 +103,7 @@ class Attachment:
             raise
         whole = not found.has_states and self._chunked is None
         if cuda_graphs and found.in_order and whole and gpu is not None:
-            self._graphs = Graphs(model, self.layers, self._config.num_hidden_layers, self._steps)
+            self._graphs = Graphs(model, self.layers, self._config.num_hidden_layers, self._steps, fuse)
         self._hooks = [
             model.register_forward_pre_hook(self._with_cache, with_kwargs=True),
             model.register_forward_hook(self._settle, with_kwargs=True),
@@ -215,6 +215,7 @@ def attach(
     max_call_bytes: int = 32 << 20,
     session_rows: int = 256,
     cuda_graphs: bool = False,
+    fuse: bool = False,
 ) -> Attachment:
     """Lets a service hold the KV cache of a model and compute its attention; `model.generate` works as ever.
 
@@ -241,6 +242,9 @@ def attach(
     cuda_graphs : bool
         Of a model on a GPU: passes of one token for each row are captured in a CUDA graph for each batch size, where
         the model allows it, and launched from there. Modules' hooks and changes of weights' addresses are not noticed.
+    fuse : bool
+        Of passes in CUDA graphs: norms, MLPs and other parts without attention are made by torch.compile first, which
+        takes some seconds once.
 
     Raises
     ------
@@ -264,6 +268,7 @@ def attach(
         "max_call_bytes": max_call_bytes,
         "session_rows": session_rows,
         "cuda_graphs": cuda_graphs,
+        "fuse": fuse,
     }
     try:
         return Attachment(model, client, owned, options)

@@ -109,7 +109,7 @@ class Call:
         why += [
             f"its attention is given {name}, which the service does not know"
             for name, value in self.options.items()
-            if isinstance(value, torch.Tensor) and name not in _HARMLESS and name not in known
+            if name not in _HARMLESS and name not in known and isinstance(value, torch.Tensor)
         ]
         if torch.is_grad_enabled() and self.query.requires_grad:
             why.append("attention in the service has no gradient: use torch.no_grad()")
@@ -121,7 +121,6 @@ _latest = threading.local()  # .tag: of the keys that a cache was given last in 
 
 def tagged(key: torch.Tensor, tag: Any) -> torch.Tensor:
     """Keys as a cache returns them, with what attention is to do with them: ``tag.attend(call)``, for ``tag.layer``."""
-    key = key.view_as(key)
     key.tributary = tag  # type: ignore[attr-defined]
     _latest.tag, _latest.columns = tag, key.shape[2]
     return key

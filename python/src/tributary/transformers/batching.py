@@ -27,7 +27,7 @@ from .attention import Call, tagged
 from .cache import close
 from .geometry import Layer, Refused
 from .steps import Pass, Steps
-from .tensors import fit, to_batch, to_rows
+from .tensors import fit, to_batch, to_rows, trim
 
 # Tensors that Transformers tells attention of a batch, and that the service knows by itself.
 _TOLD = {"logits_indices", "logits_processor_args", "block_table", "cu_seq_lens_q", "cu_seq_lens_k"}
@@ -143,7 +143,7 @@ class BatchingCache(PagedAttentionCache):
         except BaseException:
             self._give_up()
             raise
-        return to_batch(output[..., : layer.value_head_dim], 1)
+        return to_batch(trim(output, layer.value_head_dim), 1)
 
     def _begin(self) -> Pass:
         """Opens sequences for requests that are new; the pass is a step of a session where it is small enough."""

@@ -17,7 +17,7 @@ from .columns import Columns, Present
 from .geometry import Layer, Refused, is_chunk, is_window
 from .states import copy_states, with_states
 from .steps import Pass, Steps
-from .tensors import fit, to_rows
+from .tensors import fit, to_rows, trim
 
 
 def close(held: client.Cache, sequences: list[int]) -> None:
@@ -420,7 +420,7 @@ class ServiceCache(Cache):
             output = step.chunked.attend(self._number[tag.layer], query, key, value)
         else:
             output = step.run.attend(self._number[tag.layer], query, key, value, pieces, new)
-        return step.scatter(output[..., : layer.value_head_dim])
+        return step.scatter(trim(output, layer.value_head_dim))
 
     def _commit(self, step: Step) -> None:
         counts = [step.columns] * step.batch if step.present is None else step.present.sum(1).tolist()

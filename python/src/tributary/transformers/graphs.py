@@ -7,6 +7,7 @@ mailbox and on the device, so a graph stays right for every later pass.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from typing import Any
@@ -18,10 +19,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..session import Session, StepEntry
 from .attention import Call, tagged
 from .cache import ServiceCache
+from .fused import fused
 from .geometry import Layer, Refused
 from .probe import Unheld
 from .steps import TRANSIENT, Steps
-from .tensors import fit, to_batch, to_rows
+from .tensors import fit, to_batch, to_rows, trim
 
 # What a pass may be given; anything else goes the ordinary way.
 _PLAIN = {"input_ids", "attention_mask", "position_ids", "cache"}
@@ -56,7 +58,7 @@ class _Captured(Cache):
             return call.query.new_zeros(batch, rows, heads, layer.value_head_dim)
         query, key, value = fit(layer, *(to_rows(tensor) for tensor in (call.query, call.key, call.value)))
         output: torch.Tensor = self.session.attend(query, key, value)
-        return to_batch(output[..., : layer.value_head_dim], batch)
+        return to_batch(trim(output, layer.value_head_dim), batch)
 
 
 class Graph:
@@ -94,8 +96,9 @@ class Graph:
 class Graphs:
     """The graphs of one attachment, in place of the model's `forward` where a pass is of that kind."""
 
-    def __init__(self, model: Any, layers: dict[int, Layer], model_layers: int, steps: Steps) -> None:
+    def __init__(self, model: Any, layers: dict[int, Layer], model_layers: int, steps: Steps, fuse: bool) -> None:
         self._model, self._layers, self._model_layers, self._steps = model, layers, model_layers, steps
+        self._fuse = fuse
         self._forward = model.forward
         self._graphs: dict[int, Graph | None] = {}  # by batch size; None: it cannot be captured
 
@@ -165,7 +168,8 @@ class Graphs:
         if batch not in self._graphs:
             try:
                 # Not in inference mode: tensors that were made there could not be written to outside of it.
-                with torch.inference_mode(False), torch.no_grad():
+                fusing = fused(self._model) if self._fuse else contextlib.nullcontext()
+                with torch.inference_mode(False), torch.no_grad(), fusing:
                     self._graphs[batch] = Graph(self._forward, self._layers, self._model_layers, self._steps, batch)
             except (Refused, RuntimeError) as error:
                 warnings.warn(f"tributary: a batch of {batch} is not captured in a CUDA graph: {error}", stacklevel=3)

@@ -160,6 +160,8 @@ def ask(model: Any) -> Found:
         except Exception as error:  # models that want a cache or inputs of their own kind
             said = " ".join(str(error).split())[:200]
             why = f"a pass over {_TOKENS} tokens failed: {type(error).__name__}: {said}"
+            if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__module__ == __name__:
+                why = f"its layers want a cache of a kind of their own, with {error.name}"
             raise Refused([*probe.why, why]) from error
     try:
         layers = probe.layers_found()

@@ -9,6 +9,8 @@ from .geometry import Layer
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
     """[batch, heads, columns, dim] as [batch * columns, heads, dim]."""
+    if tensor.shape[2] == 1:  # a token for each row: done for every layer of every token, so by one operation
+        return tensor.squeeze(2)
     return tensor.transpose(1, 2).flatten(0, 1)
 
 
@@ -21,6 +23,11 @@ def pad(rows: torch.Tensor, dim: int) -> torch.Tensor:
     """Heads of `dim` dimensions, the last of them zeros."""
     missing = dim - rows.shape[-1]
     return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+
+
+def trim(rows: torch.Tensor, dim: int) -> torch.Tensor:
+    """The first `dim` dimensions of heads: without those that `pad` added."""
+    return rows if rows.shape[-1] == dim else rows[..., :dim]
 
 
 def fit(
