@@ -393,6 +393,10 @@ FAMILIES = {
     "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
                     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
                     "linear_value_head_dim": 32},
+    "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
+                       "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+                       "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
+                       "linear_value_head_dim": 32},
     "BigBirdPegasus": {"d_model": 128, "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 192,
                        "init_std": 0.25},
     # Layers that are gone through again, with other keys each time.
@@ -493,6 +497,7 @@ class Families(WithService):
 
     def test_qwen3_5(self):
         self.writes_the_text("Qwen3_5Text")
+        self.writes_the_text("Qwen3_5MoeText")
 
     def test_bigbird_pegasus(self):
         self.writes_the_text("BigBirdPegasus", head_dim=[32] * 3)
