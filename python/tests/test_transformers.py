@@ -532,7 +532,7 @@ class Families(WithService):
     def test_encoders_that_are_decoders(self):
         for name in ENCODERS:
             with self.subTest(name):
-                more = {"initializer_range": 0.5, **({"default_language": "en_XX"} if name == "Xmod" else {})}
+                more = {"default_language": "en_XX", "initializer_range": 0.5} if name == "Xmod" else {}
                 with self.assertRaises(Refused) as caught:
                     attach(family(name, **more), self.client)
                 self.assertIn("is_decoder", str(caught.exception))

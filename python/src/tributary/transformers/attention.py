@@ -121,6 +121,8 @@ _latest = threading.local()  # .tag: of the keys that a cache was given last in 
 
 def tagged(key: torch.Tensor, tag: Any) -> torch.Tensor:
     """Keys as a cache returns them, with what attention is to do with them: ``tag.attend(call)``, for ``tag.layer``."""
+    # A view of its own: views of the key itself, which a pass may keep, would keep the tag alive, and that the pass.
+    key = key.view_as(key)
     key.tributary = tag  # type: ignore[attr-defined]
     _latest.tag, _latest.columns = tag, key.shape[2]
     return key
