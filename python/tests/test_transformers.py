@@ -8,6 +8,7 @@ import collections
 import copy
 import gc
 import pathlib
+import random
 import sys
 import unittest
 from unittest import mock
@@ -20,6 +21,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 import tributary
 from tributary.transformers import Refused, ServiceCache, attach, attach_drafter
+from tributary.transformers.columns import Columns
 from tributary.transformers.fused import fused, parts
 
 TINYLM = pathlib.Path(__file__).parents[2] / "examples" / "tinylm"
@@ -765,6 +767,59 @@ class Perplexity(WithService):
                     attachment.held.delete()
                 self.assertLess(abs(got / want - 1), most)
                 self.assertNotEqual(got, want)
+
+
+class Masks(unittest.TestCase):
+    def test_those_of_a_gpu_are_compared_there(self):
+        """The same is found as of a mask in host memory, whatever is held, taken back, chosen or refused."""
+        dice = random.Random(3)
+        for trial in range(60):
+            near, far = Columns(3), Columns(3)
+            mask = torch.ones(3, 0, dtype=torch.long)
+            for _ in range(12):
+                columns = dice.choice([1, 1, 4])
+                new = torch.tensor([[int(dice.random() < 0.9) for _ in range(columns)] for _ in range(3)])
+                whole = torch.cat([mask, new], 1).to(torch.bool if trial % 2 else torch.long)
+                wrong = whole.clone()
+                if mask.shape[1] and dice.random() < 0.2:
+                    place = dice.randrange(3), dice.randrange(mask.shape[1])
+                    wrong[place] = not wrong[place]
+                found = []
+                for columns, fetches in ((near, False), (far, True)):
+                    with mock.patch("tributary.transformers.columns._fetches", return_value=fetches):
+                        try:
+                            found.append(columns.new(wrong.clone(), whole.shape[1], new.shape[1], None))
+                        except Refused as refused:
+                            found.append(refused.reasons)
+                if isinstance(found[0], list):
+                    self.assertFalse(torch.equal(wrong, whole))
+                    self.assertEqual(found[0], found[1])
+                    continue
+                self.assertEqual(*(None if each is None else each.tolist() for each in found))
+                for columns in (near, far):
+                    columns.add(new.shape[1], found[0])
+                mask = whole.long()
+                self.assertIsNotNone(far._shown)
+                match dice.randrange(6):
+                    case 0:
+                        keep = dice.randrange(mask.shape[1] + 1)
+                        self.assertEqual(near.crop(keep), far.crop(keep))
+                        mask = mask[:, :keep]
+                    case 1:
+                        rows = [dice.randrange(3) for _ in range(3)]
+                        near.select(rows), far.select(rows)
+                        mask = mask[rows]
+                    case 2:
+                        near, far = near.copy(), far.copy()
+
+    def test_a_mask_that_is_written_to_later(self):
+        columns, mask = Columns(1), torch.ones(1, 3, dtype=torch.bool)
+        with mock.patch("tributary.transformers.columns._fetches", return_value=True):
+            self.assertIsNone(columns.new(mask, 3, 3, None))
+            columns.add(3, None)
+            mask[0, 1] = False
+            with self.assertRaises(Refused):
+                columns.new(torch.cat([mask, mask[:, :1]], 1), 4, 1, None)
 
 
 class Fused(unittest.TestCase):

@@ -30,7 +30,7 @@ class Mask:
 
     def __init__(self, function: Any, columns: torch.Tensor | None, length: int) -> None:
         self.function = function
-        self.columns = columns  #: [batch, length] bool, False: padding; None: there is none
+        self.columns = columns  #: [batch, length], where the model has it; 0: padding; None: there is none
         self.length = length  #: columns before this step, and its own
         self.checked: set[tuple[int | None, int | None]] = set()  #: (window, chunk) that the function was found to be
 
@@ -64,9 +64,7 @@ def mask(
     """Notes which columns are padding, and what else the mask is; nothing of [rows, columns] is made."""
     if kv_offset != 0:
         raise Refused(["the cache is not the service's: pass none, or one of Attachment.cache()"])
-    columns = None
-    if attention_mask is not None and not attention_mask.is_meta:
-        columns = attention_mask.detach().to("cpu", torch.bool)
+    columns = None if attention_mask is None or attention_mask.is_meta else attention_mask.detach()
     noted = torch.empty(batch_size, 0, dtype=torch.bool).as_subclass(_Noted)
     noted.tributary = Mask(mask_function, columns, kv_length)  # type: ignore[attr-defined]
     return noted

@@ -41,7 +41,7 @@ def reaches(mask: Mask, window_left: int | None, chunk: int | None) -> bool:
     """Whether a mask is that of a layer."""
     if chunk is None:
         return is_window(mask.function, window_left)
-    padding = 0 if mask.columns is None else int(mask.columns[0].to(torch.int8).argmax())
+    padding = 0 if mask.columns is None else int(mask.columns[0].bool().to(torch.int8).argmax())
     return is_chunk(mask.function, chunk, padding)
 
 
@@ -244,7 +244,7 @@ class ServiceCache(Cache):
     def one_more(self, attention_mask: torch.Tensor | None) -> list[tuple[int, int, int | None]] | None:
         """(sequence, position, length to be truncated to before) of each row; None: not every row has a token."""
         self._whole()
-        mask = None if attention_mask is None else attention_mask.detach().to("cpu", torch.bool).numpy()
+        mask = None if attention_mask is None else attention_mask.detach()
         if self._columns.new(mask, self._columns.width + 1, 1, self._narrowest) is not None:
             return None
         return [(s, at, at if self._stale else None) for s, at in zip(self._sequences, self._lengths)]
@@ -367,8 +367,7 @@ class ServiceCache(Cache):
             self._open(batch)
         if batch != len(self._sequences):
             raise Refused([f"the batch has {batch} rows, the cache {len(self._sequences)}"])
-        given = None if call.mask.columns is None else call.mask.columns.numpy()
-        present = self._columns.new(given, call.mask.length, columns, self._narrowest)
+        present = self._columns.new(call.mask.columns, call.mask.length, columns, self._narrowest)
         counts = [columns] * batch if present is None else present.sum(1).tolist()
         pieces = [piece for piece in zip(self._sequences, self._lengths, counts) if piece[2]]
         run = self._run(pieces)
