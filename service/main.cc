@@ -43,6 +43,8 @@ namespace {
 
 constexpr int kCannotServe = 1;
 constexpr int kLostDevice = 1;
+// For how long a group waits for workers that the flag says it is to have more.
+constexpr std::chrono::milliseconds kWorkersPatience = std::chrono::minutes(10);
 
 // The servers, once they are there. The coordinator tells its readiness from threads of its own,
 // and may do so before.
@@ -138,6 +140,7 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
                                            const std::shared_ptr<Journal>& journal,
                                            WorkerServer* workers) {
   auto group = CreateRemoteGroup({.size = journal ? journal->ranks() : config.workers,
+                                  .wanted_size = config.workers,
                                   .strategy = config.exchange,
                                   .exchange_place = config.device_exchange,
                                   .device = config.device,
@@ -197,6 +200,17 @@ std::shared_ptr<telemetry::TraceBuffer> SpansOf(const Config& config) {
                                                   "coordinator");
 }
 
+// A group that goes on with another number of workers than the flag says is to have those of the
+// flag, when they are there.
+void ChangeWorkersIfAsked(const Config& config, Coordinator& coordinator) {
+  if (config.workers == 0) return;
+  v1::ChangeWorkersRequest request;
+  request.set_workers(config.workers);
+  request.set_patience_ms(static_cast<uint32_t>(kWorkersPatience.count()));
+  // What comes of it is in the log.
+  coordinator.ChangeWorkers(request, [](const absl::StatusOr<v1::ChangeWorkersReply>&) {});
+}
+
 // Starts metrics and workers, and serves until the end is asked for, by a signal for example, and
 // calls are drained. Returns the exit code.
 int ServeUntilAsked(const Config& config, const std::shared_ptr<const telemetry::Logger>& log,
@@ -229,6 +243,7 @@ int ServeUntilAsked(const Config& config, const std::shared_ptr<const telemetry:
                           {"metrics_port", *metrics == nullptr ? 0 : (*metrics)->port()},
                           {"embedded_workers", config.embedded_workers},
                           {"workers", config.workers}});
+  ChangeWorkersIfAsked(config, coordinator);
   const int code = asked.get();
   const bool drained = server.Drain(std::chrono::steady_clock::now() + config.drain_timeout);
   if (!drained) log->Warning("calls were still in flight when the drain timeout passed");
@@ -301,7 +316,8 @@ int Serve(const Config& config, SettingsReload& reload) {
   std::shared_ptr<Journal> journal;
   if (!config.state_dir.empty()) {
     absl::StatusOr<std::shared_ptr<Journal>> opened =
-        Journal::Open(config.state_dir, config.workers, log);
+        Journal::Open(config.state_dir, config.workers, log,
+                      /*keeps_ranks=*/config.device == worker::Device::kCpu);
     if (!opened.ok()) {
       log->Error(opened.status().message());
       return kCannotServe;

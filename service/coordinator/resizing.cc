@@ -118,14 +118,16 @@ absl::StatusOr<v1::ChangeWorkersReply> Resizing::Change(int workers, Clock::time
   log_.Info("the number of workers is to change", {{"from", from}, {"to", workers}});
   const int places = std::max(from, workers);
   group_.Expect(places);
-  if (absl::Status there = AwaitWorkers(workers, places, patience); !there.ok()) {
+  absl::Status may;
+  Clock::time_point begun;
+  do {
+    may = AwaitWorkers(workers, places, patience);
+    begun = Clock::now();
+    if (may.ok()) may = Pause(from, workers);
+  } while (absl::IsUnavailable(may) && begun < patience && Rest());
+  if (!may.ok()) {
     group_.Expect(from);
-    return there;
-  }
-  const Clock::time_point begun = Clock::now();
-  if (absl::Status paused = Pause(from, workers); !paused.ok()) {
-    group_.Expect(from);
-    return paused;
+    return may;
   }
   // From here on the group is broken, and is formed again in any case.
   uint64_t bytes = 0;
@@ -176,10 +178,14 @@ absl::Status Resizing::AwaitWorkers(int workers, int places, Clock::time_point p
                        ", start the others and ask again"),
           options_.retry_delay);
     }
-    const CriticalSection section(lock_);
-    if (!stopping_) lock_.Wait(changed_, Clock::now() + kLookAgain);
-    if (stopping_) return absl::UnavailableError("the service is stopping");
+    if (!Rest()) return absl::UnavailableError("the service is stopping");
   }
+}
+
+bool Resizing::Rest() {
+  const CriticalSection section(lock_);
+  if (!stopping_) lock_.Wait(changed_, Clock::now() + kLookAgain);
+  return !stopping_;
 }
 
 std::vector<std::string> Resizing::HostsOf(int ranks) const {
@@ -379,14 +385,18 @@ void Resizing::OnFormed(const std::vector<bool>& fresh) {
   changed_.NotifyAll();
 }
 
+absl::Status Resizing::Broke(absl::string_view reason) const {
+  return Unavailable("GROUP_FORMING", absl::StrCat("the group broke meanwhile: ", reason),
+                     options_.retry_delay);
+}
+
 void Resizing::OnBroken(const std::string& reason) {
   if (!takes_group_) return;
   if (!regrouped_ && reason == expected_break_) {
     regrouped_ = true;
     return;
   }
-  failed_.Update(Unavailable("GROUP_FORMING", absl::StrCat("the group broke meanwhile: ", reason),
-                             options_.retry_delay));
+  failed_.Update(Broke(reason));
   changed_.NotifyAll();
 }
 
@@ -406,7 +416,8 @@ void Resizing::OnAnswer(uint64_t change, const absl::Status& status) {
   const CriticalSection section(lock_);
   if (change != change_) return;
   --unanswered_;
-  failed_.Update(FromOutcome(status, options_.retry_delay));
+  failed_.Update(absl::IsAborted(status) ? Broke(status.message())
+                                         : FromOutcome(status, options_.retry_delay));
   changed_.NotifyAll();
 }
 

@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/sync/mutex.h"
 #include "base/telemetry/log.h"
 #include "service/coordinator/cache_registry.h"
@@ -79,6 +80,8 @@ class Resizing {
   // The stages. An error says why there is no change.
   absl::Status AwaitWorkers(int workers, int places, Clock::time_point patience) TRIBUTARY_UNLOCKED;
   absl::Status Pause(int from, int to) TRIBUTARY_UNLOCKED;
+  // Waits a moment. False: the change is to end.
+  bool Rest() TRIBUTARY_UNLOCKED;
   // Makes every cache for ranks on these hosts, in this process alone.
   absl::Status PairUp(const std::vector<std::string>& hosts) TRIBUTARY_LOCKED;
   std::vector<std::string> HostsOf(int ranks) const TRIBUTARY_UNLOCKED;
@@ -93,6 +96,7 @@ class Resizing {
   // Sends a command and waits until at most `most` are unanswered. An error: that of any of them so
   // far, or that the group broke.
   absl::Status Send(worker::CacheId cache, GroupCommands::Body body, int most) TRIBUTARY_UNLOCKED;
+  absl::Status Broke(absl::string_view reason) const;
   absl::Status AwaitAnswers(int most) TRIBUTARY_UNLOCKED;
   void OnAnswer(uint64_t change, const absl::Status& status) TRIBUTARY_UNLOCKED;
   // Waits until `fulfilled` or the time has come, or the change is to end. kDeadlineExceeded.

@@ -107,8 +107,11 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
     return refuse(absl::UnavailableError("another coordinator goes on with this group"));
   }
   const int places = static_cast<int>(ranks_.size());
-  const worker::GroupFacts facts = {
-      .size = places, .group_id = group_id_, .epoch = epoch_, .backend = Name(options_.device)};
+  const worker::GroupFacts facts = {.size = places,
+                                    .other_sizes = {size(), options_.wanted_size},
+                                    .group_id = group_id_,
+                                    .epoch = epoch_,
+                                    .backend = Name(options_.device)};
   const absl::Status check = worker::CheckRegistration(facts, epoch, registration);
   if (!check.ok()) return refuse(check);
   std::vector<worker::RankHistory> known;

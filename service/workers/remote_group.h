@@ -33,6 +33,8 @@ namespace tributary::service {
 
 struct RemoteGroupOptions {
   int size = 1;  // to begin with
+  // What it is to have later, by Regroup; 0: as many. Workers that were told either may register.
+  int wanted_size = 0;
   // Told to every worker: ranks must choose alike.
   collective::Strategy strategy = collective::Strategy::kAuto;
   worker::ExchangePlace exchange_place = worker::ExchangePlace::kHost;  // told to every worker too

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "tests/fault/fleet.h"
+#include "tests/fault/link.h"
 #include "tests/fault/random_host.h"
 #include "tributary/v1/operations.grpc.pb.h"
 
@@ -47,6 +49,17 @@ class ResizeTest : public Fleet {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
     return stub->ChangeWorkers(&context, request, reply == nullptr ? &ignored : reply);
   }
+  // From now on every message between workers and the coordinator arrives so much later, where
+  // there are links.
+  void SlowDown(milliseconds delay) {
+    for (const auto& link : links_) link->SetDelay(delay);
+  }
+  void MakeLinks() {
+    for (int rank = 0; rank < 4; ++rank) {
+      links_.push_back(std::make_unique<Link>(CoordinatorAddress(rank).substr(5),
+                                              directory_.File("workers.sock")));
+    }
+  }
   // As an operator does it: starts those that are missing, asks, and stops those that stand by.
   void ResizeTo(int workers) {
     for (int rank = static_cast<int>(workers_.size()); rank < workers; ++rank) {
@@ -62,6 +75,20 @@ class ResizeTest : public Fleet {
       workers_.pop_back();
     }
     ASSERT_EQ(Topology().workers_size(), workers);
+  }
+  // Of the group as it is, without workers that a larger one waits for.
+  int Ranks() {
+    v1::GetLimitsReply reply;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    return stub_->GetLimits(&context, v1::GetLimitsRequest(), &reply).ok() ? reply.ranks() : 0;
+  }
+  // How often the coordinator's log has a text.
+  size_t Times(const std::string& text) const {
+    const std::string log = coordinator_->Log();
+    size_t times = 0;
+    for (size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++times;
+    return times;
   }
   bool WaitWhole() {
     return Eventually(kPatience, [&] {
@@ -104,10 +131,20 @@ class ResizeTest : public Fleet {
     EXPECT_EQ(Topology().caches(0).sequences(), 0);
   }
 
+  std::vector<std::unique_ptr<Link>>
+      links_;  // by rank; none: workers reach the coordinator directly
   std::vector<std::unique_ptr<RandomHost>> hosts_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_ = false;
 };
+
+// What the errors of changes say that did not come about.
+void Count(const grpc::Status& status, std::map<std::string, int>* counts) {
+  ++(*counts)[status.ok() ? "came about" : status.error_message()];
+}
+void Print(const std::map<std::string, int>& counts) {
+  for (const auto& [what, count] : counts) std::printf("%d x %s\n", count, what.c_str());
+}
 
 TEST_F(ResizeTest, GrowsAndShrinksUnderLoad) {
   StartHosts(3);
@@ -133,7 +170,7 @@ TEST_F(ResizeTest, WorkersThatAreMissingAreWaitedForAndTheServiceGoesOn) {
   grpc::Status there;
   std::thread resize([&] { there = Resize(4); });
   std::this_thread::sleep_for(milliseconds(300));
-  workers_.push_back(Worker(2));
+  workers_.push_back(Worker(-1));
   workers_.push_back(Worker(-1));
   resize.join();
   EXPECT_TRUE(there.ok()) << there.error_message();
@@ -165,6 +202,30 @@ class ResizeWithReplicas : public ResizeTest {
   ResizeWithReplicas() : ResizeTest(3, {"--replicas=1"}) {}
 };
 
+// Changes take long enough for something to come in between.
+class ResizeSlowly : public ResizeTest {
+ protected:
+  explicit ResizeSlowly(int workers = 3, std::vector<std::string> flags = {"--replicas=1"})
+      : ResizeTest(workers, std::move(flags)) {}
+
+  void SetUp() override {
+    MakeLinks();
+    ResizeTest::SetUp();
+    SlowDown(milliseconds(15));
+  }
+  std::string CoordinatorAddress(int rank) const override {
+    return "unix:" + directory_.File("link" + std::to_string(rank));
+  }
+  // How long a change takes in which nobody dies. Deaths come at times up to half as late again.
+  milliseconds TimeOf(int workers) {
+    EXPECT_TRUE(WaitForHosts(3));
+    v1::ChangeWorkersReply reply;
+    const grpc::Status status = Resize(workers, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return milliseconds(static_cast<int64_t>(reply.seconds() * 1e3));
+  }
+};
+
 TEST_F(ResizeWithReplicas, ReplicasAreThereAtOnceAndOneWorkerCannotHaveThem) {
   StartHosts(2);
   ASSERT_TRUE(WaitForHosts(15));
@@ -183,31 +244,38 @@ TEST_F(ResizeWithReplicas, ReplicasAreThereAtOnceAndOneWorkerCannotHaveThem) {
 }
 
 // Whenever a worker dies, either number of workers results, and nothing is lost.
-TEST_F(ResizeWithReplicas, AWorkerMayDieInTheMidst) {
+TEST_F(ResizeSlowly, AWorkerMayDieInTheMidst) {
   StartHosts(3);
   workers_.push_back(Worker(3));
   std::mt19937 random(11);
-  int changed = 0;
-  for (int time = 0; time < 8; ++time) {
-    ASSERT_TRUE(WaitForHosts(8));
+  std::map<std::string, int> outcomes;
+  const milliseconds whole = TimeOf(4);
+  for (int time = 0; time < 7; ++time) {
+    ASSERT_TRUE(WaitForHosts(3));
     ASSERT_TRUE(WaitWhole());
-    const int now = Topology().workers_size();
-    const int workers = now == 4 ? 3 : 4;
+    const int workers = Ranks() == 4 ? 3 : 4;
     grpc::Status status;
-    std::thread resize([&] { status = Resize(workers, nullptr, std::chrono::seconds(5)); });
-    std::this_thread::sleep_for(milliseconds(time * 12));
+    std::thread resize([&] { status = Resize(workers); });
+    // The group is broken for the change, and formed again; then caches are made and filled.
+    const size_t changes = Times("reason=the number of workers changes");
+    ASSERT_TRUE(Eventually(
+        kPatience, [&] { return Times("reason=the number of workers changes") > changes; }));
+    std::this_thread::sleep_for(whole * time / 4);
     const auto rank = static_cast<size_t>(random() % 3);
     workers_[rank]->Signal(SIGKILL);
     ASSERT_EQ(workers_[rank]->Wait(kPatience), -SIGKILL);
     workers_[rank] = Worker(static_cast<int>(rank));
     resize.join();
-    changed += status.ok() ? 1 : 0;
     EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE)
         << status.error_code() << ": " << status.error_message();
+    Count(status, &outcomes);
     ASSERT_TRUE(WaitWhole()) << status.error_message();
     EXPECT_EQ(Topology().caches(0).sequences_lost(), 0) << time;
   }
-  std::printf("of 8 changes in which a worker died, %d came about\n", changed);
+  Print(outcomes);
+  EXPECT_GT(outcomes["came about"], 0) << "the last deaths come late";
+  EXPECT_LT(outcomes["came about"], 7) << "the first deaths come early";
+  SlowDown(milliseconds(0));
   ASSERT_TRUE(WaitForHosts(10));
   CheckHosts();
 }
@@ -218,43 +286,54 @@ class StateDirectory {
   TemporaryDirectory state_;
 };
 
-class ResizeWithJournal : protected StateDirectory, public ResizeTest {
+class ResizeWithJournal : protected StateDirectory, public ResizeSlowly {
  protected:
-  ResizeWithJournal() : ResizeTest(2, {"--state_dir=" + state_.File(".")}) {}
+  ResizeWithJournal() : ResizeSlowly(2, {"--state_dir=" + state_.File(".")}) {}
 };
+
+constexpr char kAnotherFlag[] = "the group goes on with the number of workers that it has";
 
 TEST_F(ResizeWithJournal, TheCoordinatorMayDieInTheMidstAndAfterwards) {
   StartHosts(3);
   workers_.push_back(Worker(2));
   workers_.push_back(Worker(3));
-  for (int time = 0; time < 8; ++time) {
-    ASSERT_TRUE(WaitForHosts(8));
+  int changed = 0;
+  const milliseconds whole = TimeOf(4);
+  for (int time = 0; time < 7; ++time) {
+    ASSERT_TRUE(WaitForHosts(3));
     ASSERT_TRUE(WaitWhole());
-    const int now = Topology().workers_size();
-    std::thread resize([&] { Resize(now == 4 ? 2 : 4, nullptr, std::chrono::seconds(5)); });
-    std::this_thread::sleep_for(milliseconds(time * 15));
+    const int before = Ranks();
+    std::thread resize([&] { Resize(before == 4 ? 2 : 4); });
+    const size_t changes = Times("reason=the number of workers changes");
+    ASSERT_TRUE(Eventually(
+        kPatience, [&] { return Times("reason=the number of workers changes") > changes; }));
+    std::this_thread::sleep_for(whole * time / 4);
     coordinator_->Signal(SIGKILL);
     ASSERT_EQ(coordinator_->Wait(kPatience), -SIGKILL);
     resize.join();
-    // Its flag says 2, whatever the group has.
-    ASSERT_NO_FATAL_FAILURE(Coordinate());
+    // If the change counts, it is undone: the flag says how many there are to be.
+    const size_t others = Times(kAnotherFlag);
+    ASSERT_NO_FATAL_FAILURE(Coordinate({"--workers=" + std::to_string(before)}));
     ASSERT_TRUE(WaitWhole());
     EXPECT_EQ(Topology().caches(0).sequences_lost(), 0) << time;
+    changed += Times(kAnotherFlag) > others ? 1 : 0;
+    EXPECT_TRUE(Eventually(kPatience, [&] { return Ranks() == before; }));
   }
-  // One more, of which nothing comes in between.
-  const int now = Topology().workers_size();
-  const grpc::Status status = Resize(now == 4 ? 2 : 4);
-  EXPECT_TRUE(status.ok()) << status.error_message();
+  std::printf("of 7 changes in which the coordinator died, %d counted\n", changed);
+  EXPECT_GT(changed, 0) << "the last deaths come late";
+  EXPECT_LT(changed, 7) << "the first deaths come early";
+  // The flag of the next start says another number.
+  SlowDown(milliseconds(0));
+  ASSERT_EQ(Ranks(), 4);
   coordinator_->Signal(SIGTERM);
   ASSERT_EQ(coordinator_->Wait(kPatience), 0);
-  ASSERT_NO_FATAL_FAILURE(Coordinate());
+  ASSERT_NO_FATAL_FAILURE(Coordinate({"--workers=3"}));
+  EXPECT_TRUE(Eventually(kPatience, [&] { return Ranks() == 3; }));
   ASSERT_TRUE(WaitWhole());
-  EXPECT_EQ(Topology().workers_size(), now == 4 ? 2 : 4);
   ASSERT_TRUE(WaitForHosts(10));
   CheckHosts();
 }
 
-// A share takes 1 MiB on two workers; both shares of a change do not fit.
 class ResizeWithoutMemory : public ResizeTest {
  protected:
   ResizeWithoutMemory() : ResizeTest(2) {}

@@ -1,5 +1,7 @@
 #include "worker/rpc/registration.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 
@@ -33,7 +35,10 @@ absl::Status CheckRegistration(const GroupFacts& group, uint64_t epoch, const v1
   if (r.backend() != group.backend) {
     return RefuseOther<absl::string_view>("backend", r.backend(), group.backend);
   }
-  if (r.world_size() != 0 && r.world_size() != group.size) {
+  const auto& others = group.other_sizes;
+  const bool meant = r.world_size() == 0 || r.world_size() == group.size ||
+                     std::find(others.begin(), others.end(), r.world_size()) != others.end();
+  if (!meant) {
     return RefuseOther("world_size", r.world_size(), group.size);
   }
   if (r.has_rank() && (r.rank() < 0 || r.rank() >= group.size)) {

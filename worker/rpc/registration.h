@@ -14,7 +14,9 @@ namespace tributary::worker {
 
 // What the coordinator compares a registration with.
 struct GroupFacts {
-  int size = 1;           // N
+  int size = 1;  // N: the ranks that there are
+  // Other numbers of ranks that workers may be meant for: that of a group that is about to change.
+  std::vector<int> other_sizes = {};
   uint64_t group_id = 0;  // of this life of the coordinator
   uint64_t epoch = 0;     // the last one given out
   std::string backend;

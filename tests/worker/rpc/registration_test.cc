@@ -66,6 +66,18 @@ INSTANTIATE_TEST_SUITE_P(
                       Refusal{"epoch", 3, [](auto* r) { r->set_group_id(78); }},
                       Refusal{"epoch", 6, [](auto* r) { r->set_group_id(77); }}));
 
+TEST(Registration, WorkersMayBeMeantForTheSizeThatTheGroupIsToHave) {
+  GroupFacts group = kGroup;
+  group.other_sizes = {8};
+  v1::Registration meant = Good(1);
+  meant.set_world_size(8);
+  EXPECT_EQ(CheckRegistration(group, 0, meant), absl::OkStatus());
+  meant.set_rank(5);
+  EXPECT_EQ(FieldOf(CheckRegistration(group, 0, meant)), "rank") << "there is no place yet";
+  meant.set_world_size(6);
+  EXPECT_EQ(FieldOf(CheckRegistration(group, 0, meant)), "world_size");
+}
+
 TEST(Registration, WhatFitsIsTaken) {
   EXPECT_EQ(CheckRegistration(kGroup, 0, Good(1)), absl::OkStatus());
   v1::Registration full = Good(1);
