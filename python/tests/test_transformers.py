@@ -23,6 +23,7 @@ import tributary
 from tributary.transformers import Refused, ServiceCache, attach, attach_drafter
 from tributary.transformers.columns import Columns
 from tributary.transformers.fused import fused, parts
+from tributary.transformers.graphs import Graphs
 
 TINYLM = pathlib.Path(__file__).parents[2] / "examples" / "tinylm"
 TOKENS = 64
@@ -850,6 +851,21 @@ class Fused(unittest.TestCase):
             model(**inputs)
             self.assertEqual(seen, [])
         self.assertIs(module.apply_rotary_pos_emb, turning)
+
+    def test_where_nothing_can_be_compiled_graphs_go_without(self):
+        model = family("Qwen3")
+        held = Graphs(model, {}, 3, mock.Mock(), True)
+        self.addCleanup(held.close)
+        graph = mock.Mock()
+        with mock.patch("tributary.transformers.graphs.Graph", side_effect=[RuntimeError("no compiler"), graph]) as made:
+            with self.assertWarnsRegex(UserWarning, "no part of the model is fused: no compiler"):
+                self.assertIs(held._graph(2), graph)
+            self.assertIs(held._graph(2), graph)
+        self.assertEqual(made.call_count, 2)
+        with mock.patch("tributary.transformers.graphs.Graph", side_effect=RuntimeError("no")) as made:
+            with self.assertWarnsRegex(UserWarning, "a batch of 3 is not captured"):
+                self.assertIsNone(held._graph(3))
+        self.assertEqual(made.call_count, 1)
 
 
 class Attaching(WithService):

@@ -166,12 +166,20 @@ class Graphs:
 
     def _graph(self, batch: int) -> Graph | None:
         if batch not in self._graphs:
-            try:
-                # Not in inference mode: tensors that were made there could not be written to outside of it.
-                fusing = fused(self._model) if self._fuse else contextlib.nullcontext()
-                with torch.inference_mode(False), torch.no_grad(), fusing:
-                    self._graphs[batch] = Graph(self._forward, self._layers, self._model_layers, self._steps, batch)
-            except (Refused, RuntimeError) as error:
-                warnings.warn(f"tributary: a batch of {batch} is not captured in a CUDA graph: {error}", stacklevel=3)
-                self._graphs[batch] = None
+            self._graphs[batch] = self._captured(batch)
         return self._graphs[batch]
+
+    def _captured(self, batch: int) -> Graph | None:
+        # Not in inference mode: tensors that were made there could not be written to outside of it.
+        fusing = fused(self._model) if self._fuse else contextlib.nullcontext()
+        try:
+            with torch.inference_mode(False), torch.no_grad(), fusing:
+                return Graph(self._forward, self._layers, self._model_layers, self._steps, batch)
+        except (Refused, RuntimeError) as error:
+            if not self._fuse:
+                warnings.warn(f"tributary: a batch of {batch} is not captured in a CUDA graph: {error}", stacklevel=4)
+                return None
+            # torch.compile wants a compiler, and Triton, which not every machine has.
+            warnings.warn(f"tributary: no part of the model is fused: {error}", stacklevel=4)
+            self._fuse = False
+        return self._captured(batch)
