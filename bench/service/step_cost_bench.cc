@@ -6,7 +6,9 @@
 #include <string>
 
 #include "service/coordinator/coordinator.h"
+#include "service/journal/journal.h"
 #include "tests/service/fake_group.h"
+#include "tests/support/process.h"
 
 namespace tributary::service {
 namespace {
@@ -35,10 +37,14 @@ Coordinator::Done<Reply> MustSucceed() {
   };
 }
 
-// A sequence of `length` tokens and `batch` - 1 forks of it.
+// A sequence of `length` tokens and `batch` - 1 forks of it, with a journal or without.
 class Subject {
  public:
-  Subject(int64_t length, int batch) : length_(length), batch_(batch) {
+  Subject(int64_t length, int batch, bool journal)
+      : coordinator_(OptionsOf(directory_, journal),
+                     std::make_unique<testing::FakeGroup>(4, /*record=*/false), Log()),
+        length_(length),
+        batch_(batch) {
     coordinator_.Start().IgnoreError();
     v1::CreateCacheRequest create;
     create.set_cache_id("m");
@@ -85,6 +91,15 @@ class Subject {
   }
 
  private:
+  static std::shared_ptr<const telemetry::Logger> Log() {
+    return std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kError,
+                                                     telemetry::LogFormat::kText);
+  }
+  static CoordinatorOptions OptionsOf(const test::TemporaryDirectory& directory, bool journal) {
+    CoordinatorOptions options;
+    if (journal) options.journal = *Journal::Open(directory.File("."), 4, Log());
+    return options;
+  }
   void Append(int64_t at, int32_t tokens) {
     auto append = std::make_shared<v1::AppendRequest>();
     append->set_cache_id("m");
@@ -97,25 +112,23 @@ class Subject {
     coordinator_.Append(append, {}, MustSucceed<v1::AppendReply>());
   }
 
-  Coordinator coordinator_{{},
-                           std::make_unique<testing::FakeGroup>(4, /*record=*/false),
-                           std::make_shared<const telemetry::Logger>(telemetry::LogLevel::kError,
-                                                                     telemetry::LogFormat::kText)};
+  const test::TemporaryDirectory directory_;
+  Coordinator coordinator_;
   int64_t length_;
   const int batch_;
   v1::AttendRequest request_;
 };
 
 void BM_CoordinatorStep(benchmark::State& state) {
-  Subject subject(state.range(0), static_cast<int>(state.range(1)));
+  Subject subject(state.range(0), static_cast<int>(state.range(1)), state.range(2) != 0);
   for (auto _ : state) subject.Step();
   state.counters["per_sequence"] =
       benchmark::Counter(static_cast<double>(state.iterations() * state.range(1)),
                          benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(BM_CoordinatorStep)
-    ->ArgNames({"tokens", "batch"})
-    ->ArgsProduct({{1 << 10, 1 << 20}, {1, 16, 128}})
+    ->ArgNames({"tokens", "batch", "journal"})
+    ->ArgsProduct({{1 << 10, 1 << 20}, {1, 16, 128}, {0, 1}})
     ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
