@@ -45,8 +45,8 @@ Outcome RunProgram(const std::string& arguments) {
 TEST(Program, ExplainsItself) {
   const Outcome overview = RunProgram("help");
   EXPECT_EQ(overview.code, 0);
-  for (const std::string command : {"bench", "check", "demo", "flight", "health", "limits", "stat",
-                                    "top", "topology", "trace"}) {
+  for (const std::string command : {"bench", "check", "demo", "flight", "health", "limits",
+                                    "resize", "stat", "top", "topology", "trace"}) {
     EXPECT_THAT(overview.out, HasSubstr("  " + command));
     const Outcome help = RunProgram("help " + command);
     EXPECT_EQ(help.code, 0);
@@ -56,6 +56,14 @@ TEST(Program, ExplainsItself) {
     }
   }
   EXPECT_THAT(RunProgram("help bench").out, HasSubstr("--context=4096"));
+}
+
+TEST(Program, ResizeIsToldHowManyAndSaysWhyNot) {
+  EXPECT_EQ(RunProgram("resize").code, 2);
+  EXPECT_THAT(RunProgram("resize --workers=0").out, HasSubstr("--workers: must be >= 1"));
+  const Outcome nobody = RunProgram("resize --workers=2 --target=unix:/tmp/tributary-nobody");
+  EXPECT_EQ(nobody.code, 1);
+  EXPECT_THAT(nobody.out, HasSubstr("/tmp/tributary-nobody"));
 }
 
 TEST(Program, WrongUsageIsTwo) {
