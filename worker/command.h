@@ -116,7 +116,7 @@ struct OpenSessionCommand {
   SessionId session = 0;
   int32_t max_rows = 0;        // query rows of a step
   int32_t max_new_tokens = 0;  // new tokens of a step
-  int32_t max_steps = 2;       // steps in flight at once
+  int32_t max_steps = 2;       // step commands in flight at once
   DType q_dtype = DType::kBf16;
   DType kv_dtype = DType::kBf16;
   DType output_dtype = DType::kF32;
@@ -126,6 +126,9 @@ struct OpenSessionCommand {
   std::string host_gpu;                      // UUID of the GPU from which the host rings
   // Whether the host times round trips of both ways of waiting ahead of its steps (SessionProbe).
   bool measures = false;
+  // How many endpoints share the mailbox and hand each layer over together (session.proto,
+  // JoinSession). `layout` has the control words of endpoint 0.
+  int32_t endpoints = 1;
 };
 
 // How the two sides of a session wait for each other's doorbells.

@@ -20,10 +20,15 @@ __device__ __forceinline__ void Fence(bool one_gpu) {
   }
 }
 
+// Sets a word. It orders nothing.
+__device__ __forceinline__ void Store(uint32_t* word, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
 // Sets a doorbell: whoever sees the new count sees all that is ordered before it.
 __device__ __forceinline__ void Ring(uint32_t* doorbell, uint32_t count, bool one_gpu) {
   Fence(one_gpu);
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(doorbell), "r"(count) : "memory");
+  Store(doorbell, count);
 }
 
 // The newest value of a word. It orders nothing.
@@ -57,6 +62,44 @@ __device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t coun
     if (begin == 0) begin = now;
     if (now - begin > bound) return Awaited::kTimedOut;
   }
+}
+
+// A control word of an endpoint, of endpoint 0's.
+__device__ __forceinline__ uint32_t* WordOf(uint32_t* word, int32_t endpoint) {
+  return word + static_cast<size_t>(endpoint) * (kControlBytes / sizeof(uint32_t));
+}
+
+// The first of so many endpoints whose doorbell has not reached `count`, or their number.
+__device__ __forceinline__ int32_t FirstNotReached(uint32_t* doorbell, int32_t endpoints,
+                                                   uint32_t count) {
+  // Looks that are under way at the same time: each takes most of a microsecond.
+  constexpr int32_t kAtOnce = 4;
+  for (int32_t begin = 0; begin < endpoints; begin += kAtOnce) {
+    uint32_t rung[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      rung[i] = Look(WordOf(doorbell, begin + i < endpoints ? begin + i : endpoints - 1));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (begin + i < endpoints && !Reached(rung[i], count)) return begin + i;
+    }
+  }
+  return endpoints;
+}
+
+// Await for the doorbells of all endpoints.
+__device__ __forceinline__ Awaited AwaitAll(uint32_t* doorbell, int32_t endpoints, uint32_t count,
+                                            const uint32_t* status, uint64_t bound, bool one_gpu) {
+  // Once it has come, another one is waited for.
+  int32_t next = 0;
+  while (next < endpoints) {
+    const Awaited awaited = Await(WordOf(doorbell, next), count, status, bound, one_gpu);
+    if (awaited != Awaited::kReached) return awaited;
+    next = FirstNotReached(doorbell, endpoints, count);
+  }
+  Fence(one_gpu);
+  return Awaited::kReached;
 }
 
 }  // namespace tributary::mailbox

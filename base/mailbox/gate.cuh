@@ -1,6 +1,8 @@
 // A gate as a kernel passes it.
 #pragma once
 
+#include <type_traits>
+
 #include "base/mailbox/doorbell.cuh"
 #include "base/mailbox/gate.h"
 
@@ -18,6 +20,24 @@ __device__ __forceinline__ SessionCounter CounterOf(const Gate& gate) {
   return {words.x, words.y};
 }
 
+// The stamps of layer number `count`; called only where layers are timed.
+__device__ __forceinline__ SlotStamps* StampsOf(const SharedGate& gate, uint32_t count) {
+  return reinterpret_cast<SlotStamps*>(gate.stamps + (count % gate.slots) * gate.slot_bytes);
+}
+
+// What follows is for a Gate or a SharedGate.
+template <typename AnyGate>
+inline constexpr bool kIsShared = std::is_same_v<AnyGate, SharedGate>;
+
+// Tells all endpoints why the session is over.
+template <typename AnyGate>
+__device__ __forceinline__ void SetStatus(const AnyGate& gate, uint32_t status) {
+  Ring(gate.status, status, /*one_gpu=*/false);
+  if constexpr (kIsShared<AnyGate>) {
+    for (int32_t e = 1; e < gate.endpoints; ++e) Store(WordOf(gate.status, e), status);
+  }
+}
+
 // Ends the session for this rank. Nothing is awaited and nothing is called finished any more; the
 // layers from number `failed_at` on have not been carried out.
 __device__ __forceinline__ void FailSession(const Gate& gate, Awaited why, uint32_t failed_at) {
@@ -28,10 +48,11 @@ __device__ __forceinline__ void FailSession(const Gate& gate, Awaited why, uint3
 
 // Whether the results of the layer ahead of the gate may be used. Another rank may have failed
 // where this one did not; then the status tells the host.
-__device__ __forceinline__ bool LayerAheadIsGood(const Gate& gate, uint32_t count) {
+template <typename AnyGate>
+__device__ __forceinline__ bool LayerAheadIsGood(const AnyGate& gate, uint32_t count) {
   if (gate.layer == 0) return true;
   if (gate.exchange_failure != nullptr && Look(gate.exchange_failure) != 0) {
-    Ring(gate.status, kAborted, /*one_gpu=*/false);
+    SetStatus(gate, kAborted);
     FailSession(gate, Awaited::kEnded, count - 1);
     return false;
   }
@@ -39,7 +60,7 @@ __device__ __forceinline__ bool LayerAheadIsGood(const Gate& gate, uint32_t coun
     const Awaited awaited = Await(gate.peers + (peer - 1) * kPeerWords, count, gate.status,
                                   gate.bound, /*one_gpu=*/false);
     if (awaited == Awaited::kReached) continue;
-    if (awaited == Awaited::kTimedOut) Ring(gate.status, kAborted, /*one_gpu=*/false);
+    if (awaited == Awaited::kTimedOut) SetStatus(gate, kAborted);
     FailSession(gate, Awaited::kEnded, count - 1);
     return false;
   }
@@ -48,21 +69,57 @@ __device__ __forceinline__ bool LayerAheadIsGood(const Gate& gate, uint32_t coun
 
 // Calls the layer ahead of the gate, number `count` - 1 of the session, finished if its results may
 // be used, or else ends the session. One thread of a launch calls this.
-__device__ __forceinline__ bool FinishLayer(const Gate& gate, uint32_t count) {
+template <typename AnyGate>
+__device__ __forceinline__ bool FinishLayer(const AnyGate& gate, uint32_t count) {
   if (!LayerAheadIsGood(gate, count)) return false;
   if (gate.layer == 0) return true;
+  int32_t told = 1;
+  if constexpr (kIsShared<AnyGate>) {
+    told = gate.told;
+    if (gate.stamps != nullptr) StampsOf(gate, count - 1)->finished = Nanoseconds();
+  }
   Ring(gate.finished, count, gate.one_gpu);
+  for (int32_t e = 1; e < told; ++e) Store(WordOf(gate.finished, e), count);
   if (gate.handed_back == nullptr) return true;
   Fence(gate.one_gpu);
   atomicCAS_system(gate.handed_back, 0u, 1u);
+  for (int32_t e = 1; e < told; ++e) atomicCAS_system(WordOf(gate.handed_back, e), 0u, 1u);
   return true;
+}
+
+// Waits until the layer has arrived from all endpoints.
+template <typename AnyGate>
+__device__ __forceinline__ Awaited AwaitArrival(const AnyGate& gate, uint32_t count,
+                                                uint64_t bound) {
+  if constexpr (kIsShared<AnyGate>) {
+    return AwaitAll(gate.arrived, gate.endpoints, count + 1, gate.status, bound, gate.one_gpu);
+  } else {
+    return Await(gate.arrived, count + 1, gate.status, bound, gate.one_gpu);
+  }
+}
+
+// Notes that the layer has arrived, by one block of the launch.
+template <typename AnyGate>
+__device__ __forceinline__ void NoteArrival(const AnyGate& gate, uint32_t count) {
+  int32_t endpoints = 1;
+  if constexpr (kIsShared<AnyGate>) {
+    endpoints = gate.endpoints;
+    if (gate.stamps != nullptr) {
+      *StampsOf(gate, count) = {.seen = Nanoseconds(), .attended = 0, .finished = 0};
+    }
+  }
+  if (gate.handed_over == nullptr) return;
+  atomicCAS_system(gate.handed_over, 1u, 0u);
+  for (int32_t e = 1; e < endpoints; ++e) atomicCAS_system(WordOf(gate.handed_over, e), 1u, 0u);
+  Ring(&gate.progress->passed, count + 1, /*one_gpu=*/false);
 }
 
 // One thread of each block calls this when all launches ahead have ended. `first` is true in one
 // block, which calls the layer before finished. When the wait at a gate was in vain, later gates do
 // not wait: the rest of the steps is computed on whatever the slots hold and is not called
 // finished. The status tells the host so before any doorbell could tell it otherwise.
-__device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter& counter,
+template <typename AnyGate>
+__device__ __forceinline__ void PassGate(const AnyGate& gate, const SessionCounter& counter,
                                          bool first) {
   const uint32_t count = counter.first_count + static_cast<uint32_t>(gate.layer);
   const bool waits_itself = gate.handed_over == nullptr;
@@ -78,18 +135,22 @@ __device__ __forceinline__ void PassGate(const Gate& gate, const SessionCounter&
   if (failed) return;
   // The stream has waited until the layer arrived, or until there is no use in waiting.
   const uint64_t bound = waits_itself ? gate.bound : 0;
-  Awaited awaited = Await(gate.arrived, count + 1, gate.status, bound, gate.one_gpu);
+  Awaited awaited = AwaitArrival(gate, count, bound);
   if (awaited == Awaited::kReached) {
-    if (waits_itself || !first) return;
-    atomicCAS_system(gate.handed_over, 1u, 0u);
-    Ring(&gate.progress->passed, count + 1, /*one_gpu=*/false);
+    if (first) NoteArrival(gate, count);
     return;
   }
   // One block tells of the failure for the whole launch. Results of the others are not used.
   if (!first) return;
   // Another rank, or the session's watch on the host, saw first that the bound had passed.
   if (Look(gate.status) == kDeadlineExceeded) awaited = Awaited::kTimedOut;
-  if (awaited == Awaited::kTimedOut) Ring(gate.status, kDeadlineExceeded, /*one_gpu=*/false);
+  if (awaited == Awaited::kTimedOut) {
+    if constexpr (kIsShared<AnyGate>) {
+      const int32_t silent = FirstNotReached(gate.arrived, gate.endpoints, count + 1);
+      if (gate.endpoints > 1 && silent < gate.endpoints) gate.progress->silent = 1 + silent;
+    }
+    SetStatus(gate, kDeadlineExceeded);
+  }
   FailSession(gate, awaited, count);
 }
 

@@ -2,6 +2,7 @@
 // finished, and the layer behind begins when it has arrived.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tributary::mailbox {
@@ -15,17 +16,21 @@ struct alignas(8) SessionCounter {
 
 // What the host sees without asking the GPU; in pinned memory. Read `failure` after `ended`.
 struct SessionProgress {
-  uint32_t passed = 0;     // gates that were passed; written only where `handed_over` is used
-  uint32_t ended = 0;      // layers of all steps that have ended, carried out or not
-  uint32_t failure = 0;    // SessionCounter::failure
-  uint32_t failed_at = 0;  // the layer that the wait in vain was for; written before `failure`
+  uint32_t passed = 0;   // gates that were passed; written only where `handed_over` is used
+  uint32_t ended = 0;    // layers of all steps that have ended, carried out or not
+  uint32_t failure = 0;  // SessionCounter::failure
+  // The next two are written before `failure`: the layer that the wait in vain was for, and, where
+  // an endpoint of several is to blame, 1 + its number.
+  uint32_t failed_at = 0;
+  uint32_t silent = 0;
 };
 
 // The gate ahead of layer `layer` of a step of `layers`. There is one more, behind the last layer,
 // where nothing is awaited: it advances the counter and tells the progress.
 struct Gate {
+  // Control words of the mailbox are endpoint 0's.
   uint32_t* arrived = nullptr;   // null where there is no gate
-  uint32_t* finished = nullptr;  // on ranks but rank 0: the word that rank 0 awaits
+  uint32_t* finished = nullptr;  // on ranks but rank 0: the one word that rank 0 awaits
   uint32_t* status = nullptr;
   SessionCounter* counter = nullptr;
   SessionProgress* progress = nullptr;  // as the GPU addresses it
@@ -47,6 +52,21 @@ struct Gate {
   // nothing is awaited.
   const uint32_t* peers = nullptr;
   int32_t ranks = 1;
+};
+
+// A gate of a session with several endpoints, or whose layers are timed. Kernels that pass gates
+// are made for both kinds, so that what is added here costs the other one nothing.
+struct SharedGate : Gate {
+  int32_t endpoints = 1;  // that hand a layer over
+  int32_t told = 1;  // that are told when it is finished; on ranks but rank 0: 1, which is rank 0
+  // Where the layers are timed: the stamps of slot 0 (layout.h), how far slots lie apart, and how
+  // many there are. Null elsewhere, and on ranks but rank 0.
+  std::byte* stamps = nullptr;
+  size_t slot_bytes = 0;
+  uint32_t slots = 1;
+
+  // Whether the gate is more than its Gate.
+  bool is_shared() const { return endpoints > 1 || stamps != nullptr; }
 };
 
 inline constexpr int kPeerWords = 32;  // two words never share a sector

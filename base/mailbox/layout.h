@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 // These functions run on both sides.
 #ifdef __CUDACC__
@@ -17,6 +18,9 @@ namespace tributary::mailbox {
 // Control words and tensors begin at multiples of this many bytes, so that no two of them share a
 // cache line of a CPU or a sector of a GPU.
 inline constexpr size_t kAlignment = 128;
+// Where several endpoints share a mailbox, each has control words of its own. Those of one begin so
+// many bytes behind those of the endpoint before.
+inline constexpr size_t kControlBytes = 7 * kAlignment;
 
 // Bytes that one slot has room for: the most that any layer of a step takes.
 struct SlotRoom {
@@ -25,6 +29,13 @@ struct SlotRoom {
   size_t v = 0;
   size_t output = 0;
   size_t lse = 0;  // 0: the session returns no LSE
+};
+
+// When a layer came to a point on the service's GPU, in nanoseconds of that GPU's clock.
+struct SlotStamps {
+  uint64_t seen = 0;      // all endpoints had handed it over
+  uint64_t attended = 0;  // this rank's attention was over; 0 where nothing is exchanged after it
+  uint64_t finished = 0;  // its results were in the slot
 };
 
 // Offsets in bytes. Those of control words and of the first slot count from the mailbox's begin,
@@ -47,16 +58,29 @@ struct Layout {
   size_t v = 0;
   size_t output = 0;
   size_t lse = 0;
-  size_t bytes = 0;  // size of the whole mailbox
+  size_t stamps = 0;  // SlotStamps; 0: the session's layers are not timed
+  size_t bytes = 0;   // size of the whole mailbox
   friend bool operator==(const Layout&, const Layout&) = default;
 
   // Where the slot of the session's layer number `count` begins.
   TRIBUTARY_MAILBOX_DEVICE size_t SlotOf(uint32_t count) const {
     return first_slot + (count % static_cast<uint32_t>(slots)) * slot_bytes;
   }
+  // The same mailbox with the control words of another endpoint. This is endpoint 0's.
+  Layout OfEndpoint(int32_t endpoint) const {
+    Layout other = *this;
+    for (size_t Layout::*word :
+         {&Layout::arrived, &Layout::finished, &Layout::status, &Layout::service_sleeps,
+          &Layout::host_sleeps, &Layout::handed_over, &Layout::handed_back}) {
+      other.*word += static_cast<size_t>(endpoint) * kControlBytes;
+    }
+    return other;
+  }
 };
 
-inline Layout LayOut(int32_t slots, const SlotRoom& room) {
+// `endpoints` share the mailbox. `timed`: slots have room for stamps.
+inline Layout LayOut(int32_t slots, const SlotRoom& room, int32_t endpoints = 1,
+                     bool timed = false) {
   size_t end = 0;
   const auto place = [&end](size_t bytes) {
     const size_t begin = end;
@@ -72,13 +96,14 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room) {
   layout.host_sleeps = place(sizeof(uint32_t));
   layout.handed_over = place(sizeof(uint32_t));
   layout.handed_back = place(sizeof(uint32_t));
-  layout.first_slot = end;
+  layout.first_slot = kControlBytes * static_cast<size_t>(endpoints);
   end = 0;
   layout.q = place(room.q);
   layout.k = place(room.k);
   layout.v = place(room.v);
   layout.output = place(room.output);
   layout.lse = place(room.lse);
+  if (timed) layout.stamps = place(sizeof(SlotStamps));
   layout.slot_bytes = end;
   layout.bytes = layout.first_slot + layout.slot_bytes * static_cast<size_t>(slots);
   return layout;

@@ -19,6 +19,7 @@ v1::MailboxLayout MessageOf(const Layout& layout) {
   out.set_v(layout.v);
   out.set_output(layout.output);
   out.set_lse(layout.lse);
+  out.set_stamps(layout.stamps);
   out.set_byte_size(layout.bytes);
   return out;
 }
@@ -39,6 +40,7 @@ Layout ReadLayout(const v1::MailboxLayout& message) {
           .v = message.v(),
           .output = message.output(),
           .lse = message.lse(),
+          .stamps = message.stamps(),
           .bytes = message.byte_size()};
 }
 

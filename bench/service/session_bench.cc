@@ -9,9 +9,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -34,6 +36,9 @@ ABSL_FLAG(bool, dflash, false, "Rows are a draft's block.");
 ABSL_FLAG(int32_t, steps, 300, "Steps measured per case.");
 ABSL_FLAG(bool, copy_out, false, "Results are copied out of the slot.");
 ABSL_FLAG(int32_t, gpu, 0, "The host's GPU, by CUDA's ordinal.");
+ABSL_FLAG(int32_t, endpoints, 1,
+          "Endpoints that the heads are split over, here threads of the one process.");
+ABSL_FLAG(bool, spread, false, "Endpoints take the GPUs in turn, from --gpu on.");
 ABSL_FLAG(std::string, json, "", "Where to write the figures.");
 
 namespace tributary::client {
@@ -100,6 +105,99 @@ class Values {
   uint16_t* device_ = nullptr;
 };
 
+// q, k and v of all heads, and an output. Every endpoint has the same values.
+struct Tensors {
+  explicit Tensors(int32_t step_rows, int32_t most_tokens)
+      : rows(step_rows),
+        q(static_cast<size_t>(rows) * q_heads * dim, 1),
+        k(static_cast<size_t>(most_tokens) * kv_heads * dim, 2),
+        v(static_cast<size_t>(most_tokens) * kv_heads * dim, 3),
+        o(static_cast<size_t>(rows) * q_heads * dim, 4) {}
+
+  // Heads [first, first + heads) of [count, all, dim].
+  HeadRows Part(const Values& values, int32_t count, int32_t all, int32_t first,
+                int32_t heads) const {
+    if (heads == 0) return {.rows = count};
+    return {.data = values.device() + static_cast<size_t>(first) * dim,
+            .rows = count,
+            .heads = heads,
+            .dim = dim,
+            .row_stride = int64_t{all} * dim};
+  }
+  SessionLayer LayerOf(const v1::LayerShape& shape, bool copy_out) const {
+    SessionLayer layer{.q = Part(q, rows, q_heads, shape.first_q_head(), shape.q_heads()),
+                       .k = Part(k, rows, kv_heads, shape.first_kv_head(), shape.kv_heads()),
+                       .v = Part(v, rows, kv_heads, shape.first_kv_head(), shape.kv_heads())};
+    if (copy_out) layer.output = Part(o, rows, q_heads, shape.first_q_head(), shape.q_heads());
+    return layer;
+  }
+
+  const int32_t q_heads = absl::GetFlag(FLAGS_q_heads);
+  const int32_t kv_heads = absl::GetFlag(FLAGS_kv_heads);
+  const int32_t dim = absl::GetFlag(FLAGS_head_dim);
+  const int32_t rows;
+  const Values q, k, v, o;
+};
+
+// All layers of a step.
+void LaunchLayers(DeviceSession& session, cudaStream_t stream, const Tensors& tensors,
+                  bool copy_out) {
+  const SessionLayer layer = tensors.LayerOf(session.opened().shapes(0), copy_out);
+  const int32_t layers = absl::GetFlag(FLAGS_layers);
+  for (int32_t i = 0; i < layers; ++i) Check(session.Attend(stream, layer), "a layer");
+}
+
+// The same as a graph.
+cudaGraphExec_t CaptureLayers(DeviceSession& session, cudaStream_t stream, const Tensors& tensors) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  LaunchLayers(session, stream, tensors, absl::GetFlag(FLAGS_copy_out));
+  Check(cudaStreamEndCapture(stream, &graph), "capture");
+  Check(cudaGraphInstantiate(&replay, graph, 0), "capture");
+  cudaGraphDestroy(graph);
+  return replay;
+}
+
+// Another endpoint of a session, which makes so many steps.
+class OtherEndpoint {
+ public:
+  OtherEndpoint(const ConnectOptions& connect, const v1::SessionOpened& opened, int32_t endpoint,
+                const SessionStep& step, int32_t rows, int32_t steps)
+      : thread_([=, this,
+                 options = EndpointOptions{.session_id = opened.session_id(),
+                                           .secret = opened.endpoint_secret(),
+                                           .endpoint = endpoint}] {
+          int gpus = 1;
+          Check(cudaGetDeviceCount(&gpus), "the GPUs");
+          const int gpu = absl::GetFlag(FLAGS_gpu);
+          Check(cudaSetDevice(absl::GetFlag(FLAGS_spread) ? (gpu + endpoint) % gpus : gpu),
+                "an endpoint's GPU");
+          cudaStream_t stream = nullptr;
+          Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+          const Tensors tensors(rows, rows);
+          const auto session = Value(DeviceSession::Join(connect, options), "joining");
+          const cudaGraphExec_t replay = CaptureLayers(*session, stream, tensors);
+          ready_.count_down();
+          uint64_t number = 0;
+          for (int i = 0; i < steps; ++i) {
+            number = Value(session->Submit(step), "a step of an endpoint");
+            Check(cudaGraphLaunch(replay, stream), "a step of an endpoint");
+          }
+          Check(session->Await(number), "the last step of an endpoint");
+          Check(cudaStreamSynchronize(stream), "the last step of an endpoint");
+        }) {}
+  ~OtherEndpoint() { thread_.join(); }
+
+  // Waits until all that is left for it to do are steps. What it does before would wait for
+  // launches of this process that wait for it.
+  void AwaitReady() { ready_.wait(); }
+
+ private:
+  std::latch ready_{1};
+  std::thread thread_;
+};
+
 float FromBf16(uint16_t bits) {
   const uint32_t wide = uint32_t{bits} << 16;
   float value;
@@ -115,10 +213,7 @@ class Host {
         case_(size),
         rows_each_(absl::GetFlag(FLAGS_rows)),
         rows_(size.batch * rows_each_),
-        q_(static_cast<size_t>(rows_) * q_heads_ * dim_, 1),
-        k_(static_cast<size_t>(std::max(rows_, kFillTokens)) * kv_heads_ * dim_, 2),
-        v_(static_cast<size_t>(std::max(rows_, kFillTokens)) * kv_heads_ * dim_, 3),
-        o_(static_cast<size_t>(rows_) * q_heads_ * dim_, 4) {
+        tensors_(rows_, std::max(rows_, kFillTokens)) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
     v1::CacheSpec spec;
     spec.set_layers(layers_);
@@ -144,13 +239,20 @@ class Host {
 
   Figures Measure() {
     Fill();
-    session_ =
-        Value(DeviceSession::Open(
-                  connect_,
-                  {.cache_id = kCache, .max_rows = rows_, .max_new_tokens = rows_, .max_steps = 4}),
-              "opening a session");
+    session_ = Value(DeviceSession::Open(connect_, {.cache_id = kCache,
+                                                    .max_rows = rows_,
+                                                    .max_new_tokens = rows_,
+                                                    .max_steps = 4,
+                                                    .endpoints = absl::GetFlag(FLAGS_endpoints)}),
+                     "opening a session");
     Figures figures;
     const v1::SessionOpened& opened = session_->opened();
+    std::vector<std::unique_ptr<OtherEndpoint>> others;
+    for (int32_t e = 1; e < absl::GetFlag(FLAGS_endpoints); ++e) {
+      others.push_back(std::make_unique<OtherEndpoint>(connect_, opened, e, Step(), rows_,
+                                                       1 + kWarm + absl::GetFlag(FLAGS_steps) + 2));
+    }
+    for (const auto& other : others) other->AwaitReady();
     figures.waiting = v1::Waiting_Name(opened.waiting());
     figures.round_trip_us = 1e6 * opened.round_trip_seconds();
     if (!opened.warning().empty()) {
@@ -163,10 +265,7 @@ class Host {
 
  private:
   static constexpr const char* kCache = "session-bench";
-
-  HeadRows Heads(uint16_t* data, int32_t rows, int32_t heads) const {
-    return {.data = data, .rows = rows, .heads = heads, .dim = dim_};
-  }
+  static constexpr int kWarm = 20;
 
   // Context for every layer of every sequence, by append-only steps.
   void Fill() {
@@ -183,9 +282,10 @@ class Host {
                  .append_only = true}),
             "filling");
         for (int32_t layer = 0; layer < layers_; ++layer) {
-          Check(session->Append(stream_, Heads(k_.device(), tokens, kv_heads_),
-                                Heads(v_.device(), tokens, kv_heads_)),
-                "filling");
+          const auto all = [&](const Values& values) {
+            return tensors_.Part(values, tokens, kv_heads_, 0, kv_heads_);
+          };
+          Check(session->Append(stream_, all(tensors_.k), all(tensors_.v)), "filling");
         }
         Check(session->Await(step), "filling");
       }
@@ -207,46 +307,41 @@ class Host {
     return step;
   }
 
-  void Layers(bool copy_out) {
-    for (int32_t layer = 0; layer < layers_; ++layer) {
-      SessionLayer call{.q = Heads(q_.device(), rows_, q_heads_),
-                        .k = Heads(k_.device(), rows_, kv_heads_),
-                        .v = Heads(v_.device(), rows_, kv_heads_)};
-      if (copy_out) call.output = Heads(o_.device(), rows_, q_heads_);
-      Check(session_->Attend(stream_, call), "a layer");
-    }
-  }
-
   // One step, and what a call of the last layer gives for the same rows.
   double FirstStep() {
     const uint64_t step = Value(session_->Submit(Step()), "the first step");
-    Layers(/*copy_out=*/true);
+    LaunchLayers(*session_, stream_, tensors_, /*copy_out=*/true);
     Check(cudaStreamSynchronize(stream_), "the first step");
     Check(session_->Await(step), "the first step");
     const size_t count = static_cast<size_t>(rows_) * q_heads_ * dim_;
     std::vector<uint16_t> got(count);
-    Check(cudaMemcpy(got.data(), o_.device(), count * 2, cudaMemcpyDeviceToHost), "results");
+    Check(cudaMemcpy(got.data(), tensors_.o.device(), count * 2, cudaMemcpyDeviceToHost),
+          "results");
     std::vector<uint16_t> want(count);
     const bool draft = absl::GetFlag(FLAGS_dflash);
     AttendCall call{.cache_id = kCache,
                     .layer = layers_ - 1,
                     .mode = draft ? v1::ATTEND_MODE_DFLASH : v1::ATTEND_MODE_CAUSAL,
                     .dtype = v1::DTYPE_BF16,
-                    .q = q_.host(),
+                    .q = tensors_.q.host(),
                     .q_heads = q_heads_,
                     .kv_heads = kv_heads_,
                     .head_dim = dim_,
                     .output = want.data()};
     if (draft) {
-      call.k = k_.host();
-      call.v = v_.host();
+      call.k = tensors_.k.host();
+      call.v = tensors_.v.host();
     }
     for (const uint64_t sequence : sequences_) {
       call.entries.push_back({sequence, case_.tokens, rows_each_, draft ? rows_each_ : 0});
     }
     Check(client_.Attend(call), "a call of the same rows");
     double worst = 0;
+    // Of the heads that this endpoint, the first, has.
+    const auto row = static_cast<size_t>(q_heads_) * dim_;
+    const size_t own = row / static_cast<size_t>(absl::GetFlag(FLAGS_endpoints));
     for (size_t i = 0; i < count; ++i) {
+      if (i % row >= own) continue;
       const double error = std::abs(FromBf16(got[i]) - FromBf16(want[i]));
       worst = std::isnan(error) ? INFINITY : std::max(worst, error);
     }
@@ -254,17 +349,11 @@ class Host {
   }
 
   void Time(Figures* figures) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    Layers(absl::GetFlag(FLAGS_copy_out));
-    Check(cudaStreamEndCapture(stream_, &graph), "capture");
-    Check(cudaGraphInstantiate(&replay, graph, 0), "capture");
+    const cudaGraphExec_t replay = CaptureLayers(*session_, stream_, tensors_);
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
     Check(cudaEventCreate(&begin), "an event");
     Check(cudaEventCreate(&end), "an event");
-    constexpr int kWarm = 20;
     const int steps = absl::GetFlag(FLAGS_steps);
     std::vector<double> us;
     std::chrono::steady_clock::time_point wall_begin;
@@ -295,7 +384,6 @@ class Host {
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
     cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
   }
 
   Client& client_;
@@ -307,7 +395,7 @@ class Host {
   const int32_t dim_ = absl::GetFlag(FLAGS_head_dim);
   const int32_t rows_each_;
   const int32_t rows_;
-  const Values q_, k_, v_, o_;
+  const Tensors tensors_;
   cudaStream_t stream_ = nullptr;
   std::vector<uint64_t> sequences_;
   std::unique_ptr<DeviceSession> session_;
@@ -355,5 +443,7 @@ void Run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
+  // Streams of endpoints in one process that share a queue of the GPU would wait for each other.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
   tributary::client::Run();
 }

@@ -70,6 +70,9 @@ class ClientHostSession final : public HostSession {
     first.mutable_join()->set_secret(endpoint.secret);
     first.mutable_join()->set_endpoint(endpoint.endpoint);
     TRIBUTARY_RETURN_IF_ERROR(Begin(first));
+    if (!opened().has_host()) {
+      return InvalidField("join.session_id", "the session has no mailbox in shared memory");
+    }
     const v1::OpenSession& terms = opened().terms();
     options_ = {.cache_id = terms.cache_id(),
                 .max_rows = terms.max_rows(),
@@ -97,14 +100,11 @@ class ClientHostSession final : public HostSession {
                                   .count = accepted.first_count()},
                         .layers_left = step.layers,
                         .append_only = step.append_only};
-    std::vector<mailbox::EntryRows> rows;
     for (const SessionEntry& entry : step.entries) {
       submitted.rows += entry.query_rows;
       submitted.tokens += entry.new_tokens;
-      rows.push_back({entry.query_rows, entry.new_tokens});
     }
-    submitted.pieces = mailbox::CutIntoPieces(rows, options_.max_rows, options_.max_new_tokens,
-                                              step.mode == v1::ATTEND_MODE_DFLASH);
+    submitted.pieces = PiecesOf(step, options_.max_rows, options_.max_new_tokens);
     submitted_.push_back(submitted);
     running_.push_back(last_step_);
     return last_step_;
@@ -250,7 +250,7 @@ class ClientHostSession final : public HostSession {
       return taken;
     };
     for (const mailbox::Piece& piece : pieces) {
-      const SessionLayer part = PartOf(layer, piece);
+      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
       if (!ahead) TRIBUTARY_RETURN_IF_ERROR(take_back());
       TRIBUTARY_RETURN_IF_ERROR(path_->HandOver(place, part, Clock::now() + options_.wait_timeout));
       TRIBUTARY_RETURN_IF_ERROR(take_back());
@@ -259,24 +259,6 @@ class ClientHostSession final : public HostSession {
       ++place.count;
     }
     return take_back();
-  }
-
-  SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece) const {
-    const int32_t bytes = BytesOf(options_.dtype);
-    const auto cut = [bytes](HeadRows rows, int32_t first, int32_t count) {
-      if (rows.data == nullptr) return rows;
-      rows.data = static_cast<std::byte*>(rows.data) + first * RowStride(rows) * bytes;
-      rows.rows = count;
-      return rows;
-    };
-    SessionLayer part{.q = cut(layer.q, piece.first_row, piece.rows),
-                      .k = cut(layer.k, piece.first_token, piece.tokens),
-                      .v = cut(layer.v, piece.first_token, piece.tokens),
-                      .output = cut(layer.output, piece.first_row, piece.rows)};
-    if (layer.lse != nullptr) {
-      part.lse = layer.lse + static_cast<size_t>(piece.first_row) * layer.q.heads;
-    }
-    return part;
   }
 
   // Why the session is over, which it is after the first layer that failed.

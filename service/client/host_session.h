@@ -46,16 +46,6 @@ struct HostSessionOptions {
   bool kv_replicated = false;
 };
 
-// Which endpoint of which session a process is to be: its place among the processes of a host whose
-// model is split over heads. The process with endpoint 0 opens the session with `endpoints` set,
-// and tells the others opened().session_id() and opened().endpoint_secret().
-struct EndpointOptions {
-  uint64_t session_id = 0;
-  std::string secret;
-  int32_t endpoint = 1;                                          // 1 to endpoints - 1
-  std::chrono::nanoseconds spin{std::chrono::microseconds(50)};  // as in HostSessionOptions
-};
-
 // Used from one thread at a time. Every wait ends by its bound, also when the service dies.
 class HostSession {
  public:
@@ -64,6 +54,7 @@ class HostSession {
                                                            const HostSessionOptions& options);
   // Joins a session with several endpoints. Its q, k, v and output are the heads of
   // opened().shapes(), and every function is called as endpoint 0 calls it, with the same steps.
+  // INVALID_ARGUMENT, join.session_id: the session's memory is not HOST.
   static absl::StatusOr<std::unique_ptr<HostSession>> Join(const ConnectOptions& connect,
                                                            const EndpointOptions& options);
   // Ends the session at once, if it has not ended, for all its endpoints.

@@ -51,4 +51,14 @@ struct SessionLayer {
   float* lse = nullptr;  // [rows, heads], with return_lse
 };
 
+// Which endpoint of which session a process is to be: its place among the processes of a host whose
+// model is split over heads. The process with endpoint 0 opens the session with `endpoints` set,
+// and tells the others opened().session_id() and opened().endpoint_secret().
+struct EndpointOptions {
+  uint64_t session_id = 0;
+  std::string secret;
+  int32_t endpoint = 1;                                          // 1 to endpoints - 1
+  std::chrono::nanoseconds spin{std::chrono::microseconds(50)};  // HOST: as in HostSessionOptions
+};
+
 }  // namespace tributary::client

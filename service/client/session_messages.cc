@@ -1,5 +1,7 @@
 #include "service/client/session_messages.h"
 
+#include <cstddef>
+
 namespace tributary::client {
 
 v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id) {
@@ -20,6 +22,34 @@ v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id) {
     if (entry.fork_length.has_value()) out->set_fork_length(*entry.fork_length);
   }
   return message;
+}
+
+std::vector<mailbox::Piece> PiecesOf(const SessionStep& step, int32_t max_rows,
+                                     int32_t max_new_tokens) {
+  std::vector<mailbox::EntryRows> rows;
+  rows.reserve(step.entries.size());
+  for (const SessionEntry& entry : step.entries) {
+    rows.push_back({entry.query_rows, entry.new_tokens});
+  }
+  return mailbox::CutIntoPieces(rows, max_rows, max_new_tokens,
+                                step.mode == v1::ATTEND_MODE_DFLASH);
+}
+
+SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, int32_t element_bytes) {
+  const auto cut = [element_bytes](HeadRows rows, int32_t first, int32_t count) {
+    if (rows.data == nullptr) return rows;
+    rows.data = static_cast<std::byte*>(rows.data) + first * RowStride(rows) * element_bytes;
+    rows.rows = count;
+    return rows;
+  };
+  SessionLayer part{.q = cut(layer.q, piece.first_row, piece.rows),
+                    .k = cut(layer.k, piece.first_token, piece.tokens),
+                    .v = cut(layer.v, piece.first_token, piece.tokens),
+                    .output = cut(layer.output, piece.first_row, piece.rows)};
+  if (layer.lse != nullptr) {
+    part.lse = layer.lse + static_cast<size_t>(piece.first_row) * layer.q.heads;
+  }
+  return part;
 }
 
 }  // namespace tributary::client

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "base/mailbox/pieces.h"
 #include "service/client/session.h"
 #include "tributary/v1/session.pb.h"
 
@@ -19,5 +21,11 @@ inline int64_t RowStride(const HeadRows& rows) {
 inline int64_t HeadStride(const HeadRows& rows) {
   return rows.head_stride != 0 ? rows.head_stride : rows.dim;
 }
+
+// What a step goes through the slots in, where a slot has room for so many rows and new tokens.
+std::vector<mailbox::Piece> PiecesOf(const SessionStep& step, int32_t max_rows,
+                                     int32_t max_new_tokens);
+// A piece of a layer, in place.
+SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, int32_t element_bytes);
 
 }  // namespace tributary::client

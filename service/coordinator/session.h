@@ -132,6 +132,12 @@ struct Session {
   uint32_t carried_out TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Steps that were submitted and not accepted yet. The first one waits for its sequences.
   std::deque<SessionStepPtr> waiting TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Where steps are commands to the workers (sessions/device_commands.h): accepted steps of which
+  // not all has been sent, how much of the first has been, and the ends of the commands that were
+  // sent and are not over, in order.
+  std::deque<SessionStepPtr> to_send TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  uint32_t sent_of_first TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  std::deque<uint32_t> sent TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // Steps that were accepted and are not settled, in order.
   std::deque<SessionStepPtr> in_flight TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };

@@ -16,68 +16,18 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/coordinator/conflicts.h"
+#include "service/coordinator/sessions/device_commands.h"
+#include "service/coordinator/sessions/session_replies.h"
 #include "service/coordinator/sessions/session_runner.h"
-#include "service/data/endpoints.h"
 #include "service/schedule/client_quota.h"
+#include "worker/rpc/protocol.h"
 
 namespace tributary::service {
 namespace {
 
-// What the workers are told of a step's pages and layers.
-worker::SessionStepCommand CommandOf(const Session& session,
-                                     const SessionStep& step) TRIBUTARY_LOCKED {
-  const LayerGroups& groups = session.cache->layer_groups;
-  worker::SessionStepCommand command{.session = session.id,
-                                     .kind = step.request.kind,
-                                     .first_count = step.first_count,
-                                     .entries = step.accepted.entries,
-                                     .waiting = session.choice.waiting};
-  for (int32_t layer = step.request.range.first; layer < step.request.range.end(); ++layer) {
-    const LayerPlace place = groups.PlaceOf(layer);
-    command.layers.push_back({session.cache->ids[place.group], place.index});
-  }
-  for (const GroupPages& pages : step.accepted.pages) {
-    command.changes.push_back(
-        {session.cache->ids[pages.group], pages.page_copies, pages.page_updates});
-  }
-  return command;
-}
-
 absl::Status ConflictOf(const SessionStep& step) {
   if (step.conflicts.empty()) return absl::OkStatus();
   return OtherTokensHeld(step.conflicts.front());
-}
-
-// What an endpoint hands over: one shape for all layers where they are alike.
-void AddShapes(const Session& session, int32_t endpoint, v1::SessionOpened* opened) {
-  const worker::CacheSpec& spec = session.cache->spec;
-  bool alike = true;
-  for (const worker::LayerSpec& layer : spec.layers) {
-    const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
-    const EndpointHeads heads = HeadsOf(geometry, session.terms.endpoints, endpoint);
-    v1::LayerShape shape;
-    shape.set_q_heads(heads.q.count);
-    shape.set_first_q_head(heads.q.begin);
-    shape.set_kv_heads(heads.kv.count);
-    shape.set_first_kv_head(heads.kv.begin);
-    shape.set_head_dim(geometry.kv.key_dim);
-    shape.set_value_head_dim(geometry.kv.value_dim);
-    *opened->add_shapes() = shape;
-    alike = alike && shape.SerializeAsString() == opened->shapes(0).SerializeAsString();
-  }
-  if (alike) opened->mutable_shapes()->DeleteSubrange(1, opened->shapes_size() - 1);
-}
-
-// What an endpoint is told when it has its session, but for where its mailbox lies.
-v1::SessionReply OpenedReply(const Session& session, int32_t endpoint = 0) TRIBUTARY_LOCKED {
-  v1::SessionReply reply;
-  v1::SessionOpened* opened = reply.mutable_opened();
-  opened->set_session_id(session.id);
-  opened->set_epoch(session.epoch);
-  *opened->mutable_terms() = session.terms.public_terms;
-  opened->set_endpoint(endpoint);
-  AddShapes(session, endpoint, opened);
-  return reply;
 }
 
 // How many layers all ranks have carried out. Ranks are never 2^31 layers apart.
@@ -89,26 +39,19 @@ uint32_t LeastOf(const std::vector<uint32_t>& counts) {
   return least;
 }
 
-v1::DeviceMailbox PublicMailbox(const worker::DeviceMailbox& mailbox) {
-  v1::DeviceMailbox out;
-  out.set_raw_handle(mailbox.handle);
-  out.set_device_uuid(mailbox.gpu);
-  out.set_address(mailbox.address);
-  out.set_process_nonce(mailbox.process_nonce);
-  out.set_several_gpus(mailbox.several_gpus);
-  return out;
-}
-
 absl::Status MailboxesAreLocal() {
   return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
                     "a mailbox is shared with callers on this machine: use the Unix socket");
 }
 
-void AddMailbox(const Session& session, const std::string& token, const std::string& socket,
-                v1::SessionOpened* opened) {
-  *opened->mutable_layout() = mailbox::MessageOf(session.terms.command.layout);
-  opened->mutable_host()->set_socket(socket);
-  opened->mutable_host()->set_token(token);
+// From now on endpoints may join that show the secret.
+void ExpectEndpoints(Session& session, std::string secret,
+                     v1::SessionOpened* opened) TRIBUTARY_LOCKED {
+  const auto count = static_cast<size_t>(session.terms.endpoints.count);
+  if (count == 1) return;
+  opened->set_endpoint_secret(secret);
+  session.endpoint_secret = std::move(secret);
+  session.joined.resize(count);
 }
 
 // Whether `shown` is the secret, in a time that does not tell how much of it is.
@@ -141,42 +84,9 @@ std::function<void()> DrainOf(const SessionPtr& session) TRIBUTARY_LOCKED {
   };
 }
 
-v1::SessionReply AcceptedReply(const SessionStep& step) TRIBUTARY_LOCKED {
-  v1::SessionReply reply;
-  v1::StepAccepted* told = reply.mutable_accepted();
-  told->set_step_id(step.request.step_id);
-  told->set_first_count(step.first_count);
-  told->mutable_lengths()->Add(step.accepted.lengths.begin(), step.accepted.lengths.end());
-  return reply;
-}
-
 // Why a session with several endpoints is over when the stream of one of them has ended.
 absl::Status EndpointLeft(int32_t endpoint) {
   return absl::AbortedError(absl::StrCat("endpoint ", endpoint, " of the session left"));
-}
-
-v1::SessionInfo InfoOf(const Session& session,
-                       CoordinatorLock::Clock::time_point now) TRIBUTARY_LOCKED {
-  v1::SessionInfo info;
-  info.set_session_id(session.id);
-  info.set_client(session.call.caller);
-  info.set_cache_id(session.cache->name);
-  const v1::OpenSession& terms = session.terms.public_terms;
-  info.set_memory(terms.memory());
-  info.set_waiting(session.way_to_wait);
-  info.set_round_trip_seconds(session.choice.round_trip_seconds);
-  info.set_warning(session.choice.warning);
-  const bool has_mailbox = terms.memory() != v1::SESSION_MEMORY_MESSAGES;
-  if (has_mailbox) info.set_mailbox_bytes(session.terms.mailbox_bytes());
-  info.set_steps_in_flight(static_cast<int32_t>(session.in_flight.size()));
-  info.set_steps_done(session.steps_done);
-  info.set_layers_done(session.layers_done);
-  info.set_endpoints(session.terms.endpoints.count);
-  info.set_endpoints_joined(static_cast<int32_t>(
-      1 + std::count_if(session.joined.begin(), session.joined.end(),
-                        [](const auto& endpoint) { return endpoint != nullptr; })));
-  info.set_age_seconds(std::chrono::duration<double>(now - session.since).count());
-  return info;
 }
 
 }  // namespace
@@ -251,6 +161,19 @@ absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
   return local ? absl::OkStatus() : MailboxesAreLocal();
 }
 
+absl::Status Sessions::CheckWorkers(const SessionTerms& terms) const {
+  const bool timed = terms.public_terms.timed();
+  if (!timed && terms.command.endpoints == 1) return absl::OkStatus();
+  for (const Member& member : group_.members()) {
+    if (member.protocol == 0 || member.protocol >= worker::kSharedMailboxProtocol) continue;
+    return FieldError(absl::StatusCode::kFailedPrecondition,
+                      timed ? "open.timed" : "open.endpoints",
+                      absl::StrCat("the worker of rank ", member.rank,
+                                   " is of an older build, which does not know of it"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_bytes) const {
   const SessionLimits& limits = options_.session_limits;
   if (open() >= limits.sessions) {
@@ -294,6 +217,7 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   TRIBUTARY_RETURN_IF_ERROR(cache.status());
   TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
   TRIBUTARY_RETURN_IF_ERROR(CheckMemory(request.memory(), local));
+  TRIBUTARY_RETURN_IF_ERROR(CheckWorkers(terms));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
   const uint64_t bytes = terms.mailbox_bytes();
@@ -360,12 +284,8 @@ void Sessions::OpenHostMailboxes(const SessionPtr& session,
   AddMailbox(*session, *token, socket.value_or(""), opened);
   session->way_to_wait = v1::WAITING_FUTEX;
   opened->set_waiting(session->way_to_wait);
-  if (mailboxes->size() > 1) {
-    opened->set_endpoint_secret(*secret);
-    session->endpoint_secret = *std::move(secret);
-    session->mailboxes = *mailboxes;
-    session->joined.resize(mailboxes->size());
-  }
+  ExpectEndpoints(*session, *std::move(secret), opened);
+  if (mailboxes->size() > 1) session->mailboxes = *mailboxes;
   OpenRunner(session,
              CreateMailboxRunner(RunnerContext(), session->cache, session->epoch, session->terms,
                                  *std::move(mailboxes), options_.session_limits.spin,
@@ -412,11 +332,15 @@ absl::StatusOr<SessionPtr> Sessions::AdmitEndpoint(
     return FieldError(absl::StatusCode::kAlreadyExists, "join.endpoint",
                       absl::StrCat("endpoint ", endpoint, " has joined"));
   }
-  TRIBUTARY_ASSIGN_OR_RETURN(
-      const std::string token,
-      mailboxes_.Offer(session->mailboxes[place], CoordinatorLock::Clock::now()));
   v1::SessionReply reply = OpenedReply(*session, endpoint);
-  AddMailbox(*session, token, socket.value_or(""), reply.mutable_opened());
+  if (session->terms.shares_mailbox()) {
+    AddDeviceMailbox(*session, endpoint, reply.mutable_opened());
+  } else {
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        const std::string token,
+        mailboxes_.Offer(session->mailboxes[place], CoordinatorLock::Clock::now()));
+    AddMailbox(*session, token, socket.value_or(""), reply.mutable_opened());
+  }
   reply.mutable_opened()->set_waiting(session->way_to_wait);
   const auto outbox = std::make_shared<SessionOutbox>(listener);
   session->joined[place] = outbox;
@@ -481,12 +405,14 @@ void Sessions::Probed(const SessionPtr& session, const v1::ProbeResult& times) {
 }
 
 void Sessions::FinishOpening(const SessionPtr& session) {
+  absl::StatusOr<std::string> secret = MailboxHandout::MakeSecret();
+  if (!secret.ok()) return BeginEnd(session, secret.status());
   session->phase = Session::Phase::kOpen;
   session->way_to_wait = PublicWaiting(session->choice.waiting);
   v1::SessionReply reply = OpenedReply(*session);
   v1::SessionOpened* opened = reply.mutable_opened();
-  *opened->mutable_layout() = mailbox::MessageOf(session->terms.command.layout);
-  *opened->mutable_device() = session->mailbox;
+  AddDeviceMailbox(*session, /*endpoint=*/0, opened);
+  ExpectEndpoints(*session, *std::move(secret), opened);
   opened->set_waiting(session->way_to_wait);
   opened->set_round_trip_seconds(session->choice.round_trip_seconds);
   opened->set_warning(session->choice.warning);
@@ -547,7 +473,7 @@ void Sessions::Submit(const SessionPtr& session, const v1::SubmitStep& request) 
     refused = InvalidField("step_id", absl::StrCat("must rise: is ", request.step_id(), " after ",
                                                    session->last_step_id));
   }
-  const size_t most = static_cast<size_t>(session->terms.command.max_steps);
+  const auto most = static_cast<size_t>(session->terms.public_terms.max_steps());
   if (refused.ok() && session->waiting.size() + session->in_flight.size() >= most) {
     refused = Exhausted("session steps", absl::StrCat("all ", most, " are in flight"));
   }
@@ -620,15 +546,23 @@ void Sessions::Send(const SessionPtr& session, const SessionStepPtr& step) {
                                                           .pieces = request.pieces,
                                                           .pages = step->accepted.pages}));
   }
-  commands_.Send(
-      session->cache->id(),
-      [session, step](worker::Command* command)
-          TRIBUTARY_LOCKED { command->body = CommandOf(*session, *step); },
-      [this, session](const Outcome& outcome) {
-        if (outcome.status.ok()) return;  // the workers will say how it goes on
-        const CriticalSection section(lock_);
-        BeginEnd(session, FromOutcome(outcome.status, options_.retry_delay));
-      });
+  session->to_send.push_back(step);
+  SendCommands(session);
+}
+
+void Sessions::SendCommands(const SessionPtr& session) {
+  if (session->phase != Session::Phase::kOpen) return;
+  while (const NextCommand next = TakeNextCommand(*session)) {
+    commands_.Send(
+        session->cache->id(),
+        [session, next](worker::Command* command)
+            TRIBUTARY_LOCKED { command->body = CommandOf(*session, *next.step, next.first); },
+        [this, session](const Outcome& outcome) {
+          if (outcome.status.ok()) return;  // the workers will say how it goes on
+          const CriticalSection section(lock_);
+          BeginEnd(session, FromOutcome(outcome.status, options_.retry_delay));
+        });
+  }
 }
 
 void Sessions::OnNews(const worker::SessionNews& news) {
@@ -640,16 +574,16 @@ void Sessions::OnNews(const worker::SessionNews& news) {
   session->ended[static_cast<size_t>(news.rank)] = news.ended;
   session->carried_out = LeastOf(session->ended);
   for (const auto& [first_count, entry] : news.conflicts) {
-    for (const SessionStepPtr& step : session->in_flight) {
-      if (step->first_count == first_count) step->conflicts.push_back(entry);
-    }
+    AddConflict(*session, first_count, entry);
   }
+  DropDoneCommands(*session);
   SettleDone(session);
   if (!news.status.ok()) {
     BeginEnd(session, news.status);
     if (session->runner != nullptr) FinishEnd(session);  // it has ended already
     return;
   }
+  if (session->on_workers()) SendCommands(session);
   EndIfIdle(session);
 }
 
@@ -758,6 +692,7 @@ void Sessions::FinishEnd(const SessionPtr& session) {
   }
   lock_.Defer(DrainOf(session));
   session->mailboxes.clear();
+  session->to_send.clear();
   mailbox_bytes_ -= session->terms.mailbox_bytes();
   if (session->runner != nullptr) unjoined_.push_back(session);
   sessions_.erase(session->id);

@@ -95,6 +95,8 @@ class Sessions {
   void Reap() TRIBUTARY_UNLOCKED;
   // OK when the group and the caller can share such memory.
   absl::Status CheckMemory(v1::SessionMemory memory, bool local) const;
+  // FAILED_PRECONDITION when a worker is of a build that does not know what the session asks for.
+  absl::Status CheckWorkers(const SessionTerms& terms) const;
   // RESOURCE_EXHAUSTED when one session more is too many, for the service or for the client.
   absl::Status CheckLimits(const std::string& client,
                            uint64_t mailbox_bytes) const TRIBUTARY_LOCKED;
@@ -123,6 +125,8 @@ class Sessions {
   void Refuse(const SessionPtr& session, const SessionStepPtr& step,
               const absl::Status& why) TRIBUTARY_LOCKED;
   void Send(const SessionPtr& session, const SessionStepPtr& step) TRIBUTARY_LOCKED;
+  // Sends the workers what is to be sent next of the session's steps.
+  void SendCommands(const SessionPtr& session) TRIBUTARY_LOCKED;
   // Frees the step's place among the calls of its sequences.
   void LeaveOrder(SessionStep* step) TRIBUTARY_LOCKED;
   // Settles the steps whose layers have all been carried out.

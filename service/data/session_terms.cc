@@ -1,5 +1,6 @@
 #include "service/data/session_terms.h"
 
+#include <algorithm>
 #include <chrono>
 #include <vector>
 
@@ -64,8 +65,9 @@ absl::Status CheckSplit(const v1::OpenSession& open, const worker::CacheSpec& sp
                         const Endpoints& endpoints) {
   TRIBUTARY_RETURN_IF_ERROR(CheckEndpoints(spec, endpoints));
   if (endpoints.count == 1) return absl::OkStatus();
-  if (open.memory() != v1::SESSION_MEMORY_HOST) {
-    return InvalidField("open.endpoints", "more than one is of sessions whose memory is HOST");
+  if (open.memory() == v1::SESSION_MEMORY_MESSAGES) {
+    return InvalidField("open.endpoints",
+                        "more than one is of sessions whose memory is HOST or DEVICE");
   }
   // Its blocks lie behind their scales, so heads are not dense.
   if (open.output_dtype() == v1::DTYPE_NVFP4) {
@@ -74,12 +76,13 @@ absl::Status CheckSplit(const v1::OpenSession& open, const worker::CacheSpec& sp
   return absl::OkStatus();
 }
 
-// Endpoint 0 hands over as much as any other.
-mailbox::SlotRoom RoomOfEndpoint(const worker::CacheSpec& spec, const SessionTerms& terms,
-                                 int64_t rows, int64_t tokens) {
+// Of a slot. Where each endpoint has slots of its own, endpoint 0 hands over as much as any other.
+mailbox::SlotRoom RoomOfSlot(const worker::CacheSpec& spec, const SessionTerms& terms, int64_t rows,
+                             int64_t tokens) {
   std::vector<worker::LayerGeometry> layers;
   for (const worker::LayerSpec& layer : spec.layers) {
-    layers.push_back(OwnGeometry(worker::GeometryOf(spec, layer), terms.endpoints, 0));
+    const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
+    layers.push_back(terms.shares_mailbox() ? geometry : OwnGeometry(geometry, terms.endpoints, 0));
   }
   return worker::MostSlotBytes(layers, terms.command, rows, tokens);
 }
@@ -100,20 +103,26 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   }
   terms.endpoints = {open.endpoints(), open.kv_replicated()};
   TRIBUTARY_RETURN_IF_ERROR(CheckSplit(open, spec, terms.endpoints));
+  if (open.timed() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
+    return InvalidField("open.timed", "is of sessions whose memory is DEVICE");
+  }
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.output_dtype, ReadOutputType(open));
   command.max_rows = open.max_rows();
   command.max_new_tokens = open.max_new_tokens();
-  command.max_steps = open.max_steps();
+  // Steps larger than a slot are several commands.
+  command.max_steps = std::max(open.max_steps(), kCommandsAhead);
   command.return_lse = open.return_lse();
   command.wait_timeout = std::chrono::milliseconds(open.wait_timeout_ms());
   command.host_gpu = open.device_uuid();
   command.measures = open.measures();
-  command.layout =
-      mailbox::LayOut(open.slots(), RoomOfEndpoint(spec, terms, PaddedRows(command.max_rows),
-                                                   PaddedRows(command.max_new_tokens)));
+  command.endpoints = terms.shares_mailbox() ? terms.endpoints.count : 1;
+  command.layout = mailbox::LayOut(
+      open.slots(),
+      RoomOfSlot(spec, terms, PaddedRows(command.max_rows), PaddedRows(command.max_new_tokens)),
+      command.endpoints, open.timed());
   return terms;
 }
 

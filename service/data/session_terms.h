@@ -18,14 +18,22 @@ struct SessionTerms {
   worker::OpenSessionCommand command;  // what workers are told; the session's number is missing
   Endpoints endpoints;
 
-  // Of the mailboxes of all endpoints; that of one is command.layout.
+  // Whether all endpoints have one mailbox, with command.layout, in which each has control words of
+  // its own. Elsewhere each has a mailbox with that layout.
+  bool shares_mailbox() const { return public_terms.memory() == v1::SESSION_MEMORY_DEVICE; }
+  // Of all mailboxes.
   uint64_t mailbox_bytes() const {
-    return static_cast<uint64_t>(command.layout.bytes) * static_cast<uint64_t>(endpoints.count);
+    const int32_t mailboxes = shares_mailbox() ? 1 : endpoints.count;
+    return static_cast<uint64_t>(command.layout.bytes) * static_cast<uint64_t>(mailboxes);
   }
 };
 
-// INVALID_ARGUMENT with the field under "open". The slots of each endpoint's mailbox have room for
-// its heads of the widest layer of the cache.
+// At least so many step commands of a session on a GPU are with the workers at a time, as far as
+// there are any: while one is computed the next ones are on their way.
+inline constexpr int32_t kCommandsAhead = 4;
+
+// INVALID_ARGUMENT with the field under "open". Slots have room for the heads of the widest layer
+// of the cache.
 absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
                                                  const worker::CacheSpec& spec);
 

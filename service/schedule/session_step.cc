@@ -51,8 +51,7 @@ absl::StatusOr<std::vector<mailbox::Piece>> Cut(const EntryList& entries, const 
   }
   std::vector<mailbox::Piece> pieces =
       mailbox::CutIntoPieces(rows, room.max_rows, room.max_new_tokens, draft);
-  const bool one_slot = terms.public_terms.memory() == v1::SESSION_MEMORY_DEVICE;
-  if (pieces.empty() || (one_slot && pieces.size() > 1)) {
+  if (pieces.empty()) {
     TRIBUTARY_RETURN_IF_ERROR(CheckRoom("max_rows", entries.query_rows(), room.max_rows));
     TRIBUTARY_RETURN_IF_ERROR(
         CheckRoom("max_new_tokens", entries.new_tokens(), room.max_new_tokens));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <memory>
@@ -10,11 +11,16 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
+#include "base/mailbox/layout.h"
+#include "service/data/mailbox_handout.h"
+#include "service/data/session_terms.h"
 #include "service/data/waiting_choice.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/session_driver.h"
 #include "tests/service/test_service.h"
+#include "worker/rpc/protocol.h"
 
 namespace tributary::service::testing {
 namespace {
@@ -85,6 +91,14 @@ class DeviceSessionTest : public ::testing::Test {
     return open;
   }
 
+  static v1::SessionRequest JoinOf(const v1::SessionOpened& opened, int32_t endpoint) {
+    v1::SessionRequest request;
+    request.mutable_join()->set_session_id(opened.session_id());
+    request.mutable_join()->set_secret(opened.endpoint_secret());
+    request.mutable_join()->set_endpoint(endpoint);
+    return request;
+  }
+
   // One new token, and a query row for it, through both layers.
   static v1::SubmitStep StepAt(uint64_t step_id, int64_t position) {
     v1::SubmitStep step;
@@ -107,6 +121,20 @@ class DeviceSessionTest : public ::testing::Test {
       if (const auto* body = std::get_if<Body>(&command->body)) last = *body;
     }
     return last;
+  }
+
+  // All commands of steps, in order.
+  std::vector<worker::SessionStepCommand> StepCommands() const {
+    std::vector<worker::SessionStepCommand> steps;
+    for (const auto& command : group_->commands()) {
+      const auto* step = std::get_if<worker::SessionStepCommand>(&command->body);
+      if (step != nullptr) steps.push_back(*step);
+    }
+    return steps;
+  }
+  bool AwaitStepCommands(size_t count) {
+    return test::Eventually(std::chrono::seconds(60),
+                            [&] { return StepCommands().size() == count; });
   }
 
   int64_t Length() { return service_->Topology().caches(0).sequence(0).length(); }
@@ -253,6 +281,157 @@ TEST_F(DeviceSessionTest, ConflictsOfAnyRankAreTold) {
     EXPECT_EQ(session.ReadEnded().status().code(),
               step == 1 ? 0 : static_cast<int>(StatusCode::ALREADY_EXISTS));
   }
+}
+
+// Each piece of each layer is a command, and a few of them are with the workers at a time.
+TEST_F(DeviceSessionTest, AStepLargerThanASlotGoesInPieces) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  const uint64_t id = session.opened().session_id();
+  v1::SubmitStep step = StepAt(1, 0);
+  step.mutable_entries(0)->set_query_rows(20);
+  step.mutable_entries(0)->set_new_tokens(20);
+  session.Submit(step);
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  ASSERT_TRUE(AwaitStepCommands(kCommandsAhead));
+  session.Submit(StepAt(2, 20));  // its turn comes when the step before has been sent
+  const v1::StepAccepted next = session.ReadAccepted();
+  ASSERT_FALSE(next.has_status()) << next.status().message();
+  EXPECT_EQ(next.first_count(), 6u);
+  for (uint32_t done = 1; done <= 6; ++done) {
+    group_->Tell({.session = id, .ended = done});
+    ASSERT_TRUE(AwaitStepCommands(std::min<size_t>(done + kCommandsAhead, 7)));
+  }
+  EXPECT_EQ(session.ReadEnded().step_id(), 1u);
+  EXPECT_EQ(Length(), 21);
+  const std::vector<worker::SessionStepCommand> commands = StepCommands();
+  for (uint32_t i = 0; i < 6; ++i) {
+    const worker::SessionStepCommand& command = commands[i];
+    EXPECT_EQ(command.first_count, i);
+    ASSERT_EQ(command.layers.size(), 1u);
+    EXPECT_EQ(command.layers[0].layer, static_cast<int32_t>(i / 3));
+    ASSERT_EQ(command.entries.size(), 1u);
+    EXPECT_EQ(command.entries[0].first_position, 8 * (i % 3));
+    EXPECT_EQ(command.entries[0].query_rows, i % 3 == 2 ? 4 : 8);
+    EXPECT_EQ(command.entries[0].new_tokens, command.entries[0].query_rows);
+    EXPECT_EQ(command.changes.empty(), i > 0);  // pages come once, ahead of all
+  }
+  EXPECT_EQ(commands[6].first_count, 6u);
+  EXPECT_EQ(commands[6].layers.size(), 2u);
+}
+
+TEST_F(DeviceSessionTest, AStepThatEndsInTheMidstOfItsPiecesChangesNothing) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  v1::SubmitStep step = StepAt(1, 0);
+  step.mutable_entries(0)->set_query_rows(20);
+  step.mutable_entries(0)->set_new_tokens(20);
+  session.Submit(step);
+  ASSERT_FALSE(session.ReadAccepted().has_status());
+  group_->Tell({.session = session.opened().session_id(),
+                .ended = 4,
+                .status = absl::DeadlineExceededError("the host is silent")});
+  const v1::StepEnded ended = session.ReadEnded();
+  EXPECT_EQ(ended.status().code(), static_cast<int>(StatusCode::DEADLINE_EXCEEDED));
+  EXPECT_EQ(ended.layers_done(), 1);  // and a piece of the second
+  EXPECT_EQ(session.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Length(), 0);
+  EXPECT_LE(StepCommands().size(), static_cast<size_t>(kCommandsAhead));
+}
+
+TEST_F(DeviceSessionTest, AConflictOfAPieceIsOneOfItsEntry) {
+  Begin();
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  const uint64_t id = session.opened().session_id();
+  for (const uint64_t number : {1, 2}) {  // the second repeats the first
+    v1::SubmitStep step = StepAt(number, 0);
+    step.mutable_entries(0)->set_query_rows(20);
+    step.mutable_entries(0)->set_new_tokens(20);
+    session.Submit(step);
+    ASSERT_FALSE(session.ReadAccepted().has_status());
+    worker::SessionNews news{.session = id, .ended = static_cast<uint32_t>(6 * number)};
+    // Of a piece that there is, and of one that there is not.
+    if (number == 2) news.conflicts = {{10, 0}, {11, 5}, {99, 0}};
+    group_->Tell(news);
+    EXPECT_EQ(session.ReadEnded().status().code(),
+              number == 1 ? 0 : static_cast<int>(StatusCode::ALREADY_EXISTS));
+  }
+}
+
+// They share a mailbox, in which each has words of its own.
+TEST_F(DeviceSessionTest, EndpointsShareTheMailbox) {
+  Begin();
+  v1::OpenSession open = DeviceOpen(/*measures=*/false);
+  open.set_endpoints(2);
+  SessionDriver session(service_->stub(), open);
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  const auto command = Last<worker::OpenSessionCommand>();
+  EXPECT_EQ(command->endpoints, 2);
+  const v1::SessionOpened& opened = session.opened();
+  EXPECT_EQ(opened.endpoint_secret().size(), MailboxHandout::kTokenBytes);
+  EXPECT_EQ(opened.layout().arrived(), command->layout.arrived);
+  EXPECT_EQ(opened.shapes(0).q_heads(), 2);
+  EXPECT_EQ(opened.shapes(0).slot_q_heads(), 4);
+  EXPECT_EQ(opened.shapes(0).slot_kv_heads(), 2);
+
+  SessionDriver joined(service_->stub(), JoinOf(opened, 1));
+  ASSERT_TRUE(joined.is_open()) << joined.Finish().error_message();
+  const v1::SessionOpened& other = joined.opened();
+  EXPECT_EQ(other.device().raw_handle(), opened.device().raw_handle());
+  EXPECT_EQ(other.layout().arrived(), opened.layout().arrived() + mailbox::kControlBytes);
+  EXPECT_EQ(other.layout().status(), opened.layout().status() + mailbox::kControlBytes);
+  EXPECT_EQ(other.layout().first_slot(), opened.layout().first_slot());
+  EXPECT_EQ(other.layout().q(), opened.layout().q());
+  EXPECT_EQ(other.waiting(), opened.waiting());
+  EXPECT_EQ(other.shapes(0).first_q_head(), 2);
+  EXPECT_EQ(other.shapes(0).first_kv_head(), 1);
+  EXPECT_EQ(service_->Topology().sessions(0).endpoints_joined(), 2);
+
+  session.Submit(StepAt(1, 0));
+  EXPECT_FALSE(session.ReadAccepted().has_status());
+  EXPECT_FALSE(joined.ReadAccepted().has_status());
+  joined.Cancel();  // its process was killed
+  const v1::StepEnded ended = session.ReadEnded();
+  EXPECT_EQ(ended.status().code(), static_cast<int>(StatusCode::ABORTED));
+  const grpc::Status why = session.Finish();
+  EXPECT_EQ(why.error_code(), StatusCode::ABORTED);
+  EXPECT_THAT(why.error_message(), HasSubstr("endpoint 1"));
+  EXPECT_EQ(Last<worker::CloseSessionCommand>()->status, static_cast<int>(StatusCode::ABORTED));
+  EXPECT_EQ(Length(), 0);
+}
+
+TEST_F(DeviceSessionTest, OnlySessionsOnGpusAreTimed) {
+  Begin();
+  v1::OpenSession open = DeviceOpen(/*measures=*/false);
+  open.set_timed(true);
+  SessionDriver session(service_->stub(), open);
+  ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
+  EXPECT_GT(session.opened().layout().stamps(), 0u);
+  EXPECT_EQ(Last<worker::OpenSessionCommand>()->layout.stamps, session.opened().layout().stamps());
+  open = MessagesSession(8);
+  open.set_timed(true);
+  SessionDriver refused(service_->stub(), open);
+  const grpc::Status status = refused.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "open.timed");
+}
+
+TEST_F(DeviceSessionTest, WorkersOfAnOlderBuildKnowNothingOfEndpoints) {
+  Begin();
+  group_->SpeakProtocol(worker::kSharedMailboxProtocol - 1);
+  for (const bool timed : {false, true}) {
+    v1::OpenSession open = DeviceOpen(/*measures=*/false);
+    timed ? open.set_timed(true) : open.set_endpoints(2);
+    SessionDriver session(service_->stub(), open);
+    const grpc::Status status = session.Finish();
+    EXPECT_EQ(status.error_code(), StatusCode::FAILED_PRECONDITION);
+    EXPECT_EQ(FieldOf(status), timed ? "open.timed" : "open.endpoints");
+  }
+  SessionDriver session(service_->stub(), DeviceOpen(/*measures=*/false));
+  EXPECT_TRUE(session.is_open());
 }
 
 TEST_F(DeviceSessionTest, ANewEpochEndsIt) {

@@ -64,10 +64,14 @@ Outcome FakeGroup::Succeed(const worker::Command& command) {
 }
 
 std::vector<Member> FakeGroup::members() const {
+  std::lock_guard lock(mutex_);
   std::vector<Member> members;
   for (int rank = 0; rank < size_; ++rank) {
-    members.push_back(
-        {.rank = rank, .address = "fake", .backend = Name(device_), .connected = true});
+    members.push_back({.rank = rank,
+                       .address = "fake",
+                       .backend = Name(device_),
+                       .protocol = protocol_,
+                       .connected = true});
   }
   return members;
 }
@@ -155,6 +159,11 @@ void FakeGroup::Form(const std::vector<bool>& fresh) {
     epoch = ++epoch_;
   }
   observer_->OnFormed(epoch, fresh);
+}
+
+void FakeGroup::SpeakProtocol(uint32_t version) {
+  std::lock_guard lock(mutex_);
+  protocol_ = version;
 }
 
 void FakeGroup::LieElsewhere() {

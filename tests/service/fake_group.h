@@ -55,6 +55,8 @@ class FakeGroup : public WorkerGroup {
 
   // From now on the mailboxes of sessions lie on another machine.
   void LieElsewhere();
+  // From now on its workers are of a build that speaks this version of worker.proto.
+  void SpeakProtocol(uint32_t version);
   // What a rank says of a session on its GPU.
   void Tell(const worker::SessionNews& news);
 
@@ -85,6 +87,7 @@ class FakeGroup : public WorkerGroup {
   int pieces_ = 1;
   std::map<worker::CacheId, int> taken_;  // pieces
   bool lies_elsewhere_ = false;
+  uint32_t protocol_ = 0;
   bool broken_ = true;
   uint64_t epoch_ = 0;
   std::deque<Held> held_;

@@ -6,13 +6,25 @@
 
 namespace tributary::service::testing {
 
+namespace {
+
+v1::SessionRequest RequestOf(const v1::OpenSession& open) {
+  v1::SessionRequest request;
+  *request.mutable_open() = open;
+  return request;
+}
+
+}  // namespace
+
 SessionDriver::SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open,
+                             const v1::ProbeResult* times)
+    : SessionDriver(stub, RequestOf(open), times) {}
+
+SessionDriver::SessionDriver(v1::AttentionService::Stub& stub, const v1::SessionRequest& first,
                              const v1::ProbeResult* times) {
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   stream_ = stub.AttendSession(&context_);
-  v1::SessionRequest request;
-  *request.mutable_open() = open;
-  stream_->Write(request);
+  stream_->Write(first);
   v1::SessionReply reply;
   bool read = stream_->Read(&reply);
   was_probed_ = read && reply.has_probe();

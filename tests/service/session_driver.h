@@ -14,6 +14,8 @@ class SessionDriver {
  public:
   // Sends the first message, and reads the reply to it into `opened` if there is one. Asked to time
   // round trips, it answers with `times`, or, where these are null, leaves it at that.
+  SessionDriver(v1::AttentionService::Stub& stub, const v1::SessionRequest& first,
+                const v1::ProbeResult* times = nullptr);
   SessionDriver(v1::AttentionService::Stub& stub, const v1::OpenSession& open,
                 const v1::ProbeResult* times = nullptr);
   // Cancels the stream if it has not ended.

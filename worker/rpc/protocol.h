@@ -17,6 +17,8 @@ inline constexpr uint32_t kMinProtocolVersion = 7;
 
 // The first version in which the number of ranks may change while a group lives.
 inline constexpr uint32_t kRankChangeProtocol = 9;
+// The first version in which endpoints may share a mailbox on a GPU, and layers are timed there.
+inline constexpr uint32_t kSharedMailboxProtocol = 9;
 
 // The versions that an end speaks: all of minimum .. current.
 struct ProtocolRange {

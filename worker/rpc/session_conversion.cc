@@ -1,5 +1,6 @@
 #include "worker/rpc/session_conversion.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -50,6 +51,7 @@ void Encode(const OpenSessionCommand& command, v1::OpenSessionCommand* out) {
       static_cast<uint64_t>(duration_cast<microseconds>(command.wait_timeout).count()));
   out->set_host_gpu(command.host_gpu);
   out->set_measures(command.measures);
+  out->set_endpoints(command.endpoints);
 }
 
 absl::StatusOr<OpenSessionCommand> Decode(const v1::OpenSessionCommand& message) {
@@ -68,6 +70,7 @@ absl::StatusOr<OpenSessionCommand> Decode(const v1::OpenSessionCommand& message)
   out.wait_timeout = microseconds(message.wait_timeout_us());
   out.host_gpu = message.host_gpu();
   out.measures = message.measures();
+  out.endpoints = std::max(message.endpoints(), 1);
   return out;
 }
 

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/cuda/device_memory.h"
 #include "base/mailbox/layout_message.h"
+#include "base/mailbox/pieces.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
@@ -54,6 +57,20 @@ absl::Status CheckRows(absl::string_view field, const HeadRows& rows, int32_t el
   return absl::OkStatus();
 }
 
+// Where the heads of a layer's tensors lie in a slot.
+struct SlotPlaces {
+  SlotHeads q;  // and output
+  SlotHeads kv;
+  bool operator==(const SlotPlaces&) const = default;
+};
+
+// Takes memory of `bytes` bytes on the GPU, all of them 0.
+template <typename T>
+absl::Status TakeZeros(size_t bytes, T** data) {
+  TRIBUTARY_RETURN_IF_ERROR(FromCuda("memory of the session", cudaMalloc(data, bytes)));
+  return FromCuda("memory of the session", cudaMemset(*data, 0, bytes));
+}
+
 class CudaDeviceSession final : public DeviceSession {
  public:
   CudaDeviceSession(const ConnectOptions& connect, const DeviceSessionOptions& options)
@@ -70,21 +87,15 @@ class CudaDeviceSession final : public DeviceSession {
     if (mailbox_ == nullptr || cudaSetDevice(gpu_) != cudaSuccess) return;
     cudaDeviceSynchronize();
     if (opened_here_) cudaIpcCloseMemHandle(mailbox_);
-    cudaFree(counter_);
+    cudaFree(view_.counter);
+    cudaFree(timing_.stamps);
+    cudaFreeHost(timing_.records);
     cudaFreeHost(pinned_);
     cudaStreamDestroy(control_);
   }
 
   absl::Status Start(const ConnectOptions& connect) {
-    TRIBUTARY_RETURN_IF_ERROR(FromCuda("the current GPU", cudaGetDevice(&gpu_)));
-    cudaDeviceProp properties;
-    TRIBUTARY_RETURN_IF_ERROR(
-        FromCuda("the current GPU", cudaGetDeviceProperties(&properties, gpu_)));
-    TRIBUTARY_RETURN_IF_ERROR(FromCuda("loading kernels", LoadSessionKernels()));
-    const std::string gpu = cuda::UuidOf(properties);
-    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
-    TRIBUTARY_RETURN_IF_ERROR(channel.status());
-    stub_ = v1::AttentionService::NewStub(*channel);
+    TRIBUTARY_RETURN_IF_ERROR(Prepare(connect));
     v1::SessionRequest first;
     v1::OpenSession& open = *first.mutable_open();
     open.set_cache_id(options_.cache_id);
@@ -97,66 +108,81 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_return_lse(options_.return_lse);
     open.set_max_steps(options_.max_steps);
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
-    open.set_device_uuid(gpu);
+    open.set_device_uuid(gpu_uuid_);
     open.set_measures(true);
-    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), first, lease_, Until(),
-                                                            [&](const v1::SessionProbe& asked) {
-                                                              return Probe(asked, gpu);
-                                                            }));
-    const v1::SessionOpened& opened = stream_->opened();
-    // The service did not ask for round trips.
-    if (mailbox_ == nullptr) {
-      TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(opened.layout(), opened.device(), gpu));
-    }
-    view_.stream_waits = opened.waiting() == v1::WAITING_STREAM_MEMORY_OPS;
-    if (view_.stream_waits) guard_ = std::thread([this] { GuardWaits(); });
-    stream_->OnEnd([this](const absl::Status& why) { EndWaits(why); });
-    return absl::OkStatus();
+    open.set_endpoints(options_.endpoints);
+    open.set_kv_replicated(options_.kv_replicated);
+    open.set_timed(options_.timed);
+    return Begin(first);
+  }
+
+  absl::Status StartAsEndpoint(const ConnectOptions& connect, const EndpointOptions& endpoint) {
+    TRIBUTARY_RETURN_IF_ERROR(Prepare(connect));
+    v1::SessionRequest first;
+    first.mutable_join()->set_session_id(endpoint.session_id);
+    first.mutable_join()->set_secret(endpoint.secret);
+    first.mutable_join()->set_endpoint(endpoint.endpoint);
+    return Begin(first);
   }
 
   absl::StatusOr<uint64_t> Submit(const SessionStep& step) override {
-    TRIBUTARY_RETURN_IF_ERROR(stream_->Submit(MessageOf(step, ++last_step_), Until()).status());
+    ++last_step_;
+    TRIBUTARY_RETURN_IF_ERROR((opened().endpoint() > 0
+                                   ? stream_->AwaitAccepted(last_step_, Until())
+                                   : stream_->Submit(MessageOf(step, last_step_), Until()))
+                                  .status());
+    LargeStep large{.pieces = PiecesOf(step, options_.max_rows, options_.max_new_tokens),
+                    .layers_left = step.layers};
+    for (const SessionEntry& entry : step.entries) {
+      large.rows += entry.query_rows;
+      large.tokens += entry.new_tokens;
+    }
+    if (large.pieces.size() > 1) large_steps_.push_back(std::move(large));
     return last_step_;
   }
 
   absl::Status Attend(cudaStream_t stream, const SessionLayer& layer) override {
-    const int32_t bytes = BytesOf(options_.dtype);
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("q", layer.q, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", layer.k, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", layer.v, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("output", layer.output, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRoom(layer.q.rows, layer.k.rows));
+    TRIBUTARY_RETURN_IF_ERROR(CheckTensors(layer));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("q", layer.q, BytesOf(options_.dtype)));
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("output", layer.output, BytesOf(options_.dtype)));
     if (layer.q.data == nullptr) return InvalidField("q", "has no data: see Append");
     if (layer.lse != nullptr && !options_.return_lse) {
       return InvalidField("lse", "is given, but the session was opened without return_lse");
     }
-    TRIBUTARY_RETURN_IF_ERROR(
-        FromCuda("handing a layer over", LaunchHandOver(view_, Strided(layer.q), Strided(layer.k),
-                                                        Strided(layer.v), false, stream)));
-    const HeadRows& to = layer.output;
-    const bool has_output = to.data != nullptr;
-    const ResultTarget target{.output = to.data,
-                              .lse = layer.lse,
-                              .element = ElementOf(options_.dtype),
-                              .rows = layer.q.rows,
-                              .heads = layer.q.heads,
-                              .value_dim = has_output ? to.dim : 8,
-                              .row_stride = has_output ? RowStride(to) : 0,
-                              .head_stride = has_output ? HeadStride(to) : 0};
-    return FromCuda("taking a layer back", LaunchTakeBack(view_, target, stream));
+    TRIBUTARY_ASSIGN_OR_RETURN(const SlotPlaces slot, PlacesOf(layer));
+    if (FitsSlot(layer)) {
+      TRIBUTARY_RETURN_IF_ERROR(LaunchOver(layer, slot, {}, stream));
+      return LaunchBack(layer, slot, stream);
+    }
+    TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<mailbox::Piece> pieces, NextPieces(layer, stream));
+    const bool ahead = !view_.stream_waits && view_.layout.slots > 1;
+    std::optional<SessionLayer> last;  // whose results are not taken back yet
+    for (const mailbox::Piece& piece : pieces) {
+      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
+      if (!ahead && last.has_value()) TRIBUTARY_RETURN_IF_ERROR(LaunchBack(*last, slot, stream));
+      const HandOver how{.ahead = ahead && last.has_value() ? 1u : 0u};
+      TRIBUTARY_RETURN_IF_ERROR(LaunchOver(part, slot, how, stream));
+      if (ahead && last.has_value()) TRIBUTARY_RETURN_IF_ERROR(LaunchBack(*last, slot, stream));
+      last = part;
+    }
+    return LaunchBack(*last, slot, stream);
   }
 
   absl::Status Append(cudaStream_t stream, const HeadRows& k, const HeadRows& v) override {
-    const int32_t bytes = BytesOf(options_.dtype);
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", k, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRows("v", v, bytes));
-    TRIBUTARY_RETURN_IF_ERROR(CheckRoom(0, k.rows));
-    const bool no_result = !view_.stream_waits;
-    TRIBUTARY_RETURN_IF_ERROR(
-        FromCuda("handing a layer over",
-                 LaunchHandOver(view_, {}, Strided(k), Strided(v), no_result, stream)));
-    if (no_result) return absl::OkStatus();
-    return FromCuda("taking a layer back", LaunchTakeBack(view_, {}, stream));
+    const SessionLayer layer{.k = k, .v = v};
+    TRIBUTARY_RETURN_IF_ERROR(CheckTensors(layer));
+    TRIBUTARY_ASSIGN_OR_RETURN(const SlotPlaces slot, PlacesOf(layer));
+    std::vector<mailbox::Piece> pieces = {{.tokens = k.rows}};
+    if (!FitsSlot(layer)) {
+      TRIBUTARY_ASSIGN_OR_RETURN(pieces, NextPieces(layer, stream));
+    }
+    for (const mailbox::Piece& piece : pieces) {
+      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
+      const HandOver how{.no_result = !view_.stream_waits};
+      TRIBUTARY_RETURN_IF_ERROR(LaunchOver(part, slot, how, stream));
+      if (!how.no_result) TRIBUTARY_RETURN_IF_ERROR(LaunchBack(part, slot, stream));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Await(uint64_t step) override { return stream_->Await(step, Until()); }
@@ -168,9 +194,28 @@ class CudaDeviceSession final : public DeviceSession {
     return absl::Status(static_cast<absl::StatusCode>(failure), "a wait for the service ended");
   }
 
+  std::vector<LayerTimes> TakeTimes() override {
+    std::vector<LayerTimes> times;
+    if (timing_.records == nullptr) return times;
+    const uint32_t taken = std::atomic_ref(timing_.records->taken).load(std::memory_order_acquire);
+    if (taken - times_told_ > LayerRecords::kLayers) times_told_ = taken - LayerRecords::kLayers;
+    for (; times_told_ != taken; ++times_told_) {
+      times.push_back(
+          TimesOf(timing_.records->layers[times_told_ % LayerRecords::kLayers], view_.one_gpu));
+    }
+    return times;
+  }
+
   const v1::SessionOpened& opened() const override { return stream_->opened(); }
 
  private:
+  // A step that is larger than a slot, and whose layers have not all been launched.
+  struct LargeStep {
+    std::vector<mailbox::Piece> pieces;
+    int32_t layers_left = 0;
+    int32_t rows = 0;
+    int32_t tokens = 0;
+  };
   struct Pinned {
     HostFailure failure;
     uint32_t end_status = 0;  // what EndWaits writes
@@ -179,8 +224,53 @@ class CudaDeviceSession final : public DeviceSession {
 
   Clock::time_point Until() const { return Clock::now() + timeout_; }
 
-  absl::StatusOr<v1::ProbeResult> Probe(const v1::SessionProbe& asked, const std::string& gpu) {
-    TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(asked.layout(), asked.device(), gpu));
+  absl::Status Prepare(const ConnectOptions& connect) {
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("the current GPU", cudaGetDevice(&gpu_)));
+    cudaDeviceProp properties;
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("the current GPU", cudaGetDeviceProperties(&properties, gpu_)));
+    gpu_uuid_ = cuda::UuidOf(properties);
+    TRIBUTARY_RETURN_IF_ERROR(FromCuda("loading kernels", LoadSessionKernels()));
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
+    TRIBUTARY_RETURN_IF_ERROR(channel.status());
+    stub_ = v1::AttentionService::NewStub(*channel);
+    return absl::OkStatus();
+  }
+
+  // Opens or joins the session, as the first message says.
+  absl::Status Begin(const v1::SessionRequest& first) {
+    TRIBUTARY_ASSIGN_OR_RETURN(stream_, SessionStream::Open(stub_.get(), first, lease_, Until(),
+                                                            [this](const v1::SessionProbe& asked) {
+                                                              return Probe(asked);
+                                                            }));
+    const v1::SessionOpened& opened = stream_->opened();
+    if (!opened.has_device()) {
+      return InvalidField("join.session_id", "the session has no mailbox on a GPU");
+    }
+    // An endpoint that joins has the options of the one that opened the session.
+    const v1::OpenSession& terms = opened.terms();
+    options_ = {.cache_id = terms.cache_id(),
+                .max_rows = terms.max_rows(),
+                .max_new_tokens = terms.max_new_tokens(),
+                .dtype = terms.q_dtype(),
+                .return_lse = terms.return_lse(),
+                .max_steps = terms.max_steps(),
+                .wait_timeout = std::chrono::milliseconds(terms.wait_timeout_ms()),
+                .endpoints = terms.endpoints(),
+                .kv_replicated = terms.kv_replicated(),
+                .timed = terms.timed()};
+    // The service did not ask for round trips.
+    if (mailbox_ == nullptr) {
+      TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(opened.layout(), opened.device()));
+    }
+    view_.stream_waits = opened.waiting() == v1::WAITING_STREAM_MEMORY_OPS;
+    if (view_.stream_waits) guard_ = std::thread([this] { GuardWaits(); });
+    stream_->OnEnd([this](const absl::Status& why) { EndWaits(why); });
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<v1::ProbeResult> Probe(const v1::SessionProbe& asked) {
+    TRIBUTARY_RETURN_IF_ERROR(OpenMailbox(asked.layout(), asked.device()));
     cudaStream_t stream = nullptr;
     TRIBUTARY_RETURN_IF_ERROR(
         FromCuda("a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)));
@@ -199,8 +289,7 @@ class CudaDeviceSession final : public DeviceSession {
     return result;
   }
 
-  absl::Status OpenMailbox(const v1::MailboxLayout& layout, const v1::DeviceMailbox& device,
-                           const std::string& gpu) {
+  absl::Status OpenMailbox(const v1::MailboxLayout& layout, const v1::DeviceMailbox& device) {
     view_.layout = mailbox::ReadLayout(layout);
     if (device.process_nonce() == cuda::ProcessNonce()) {
       mailbox_ = reinterpret_cast<void*>(device.address());
@@ -215,18 +304,24 @@ class CudaDeviceSession final : public DeviceSession {
                    cudaIpcOpenMemHandle(&mailbox_, handle, cudaIpcMemLazyEnablePeerAccess)));
       opened_here_ = true;
     }
-    TRIBUTARY_RETURN_IF_ERROR(FromCuda("a counter", cudaMalloc(&counter_, sizeof(HostCounter))));
-    TRIBUTARY_RETURN_IF_ERROR(FromCuda("a counter", cudaMemset(counter_, 0, sizeof(HostCounter))));
+    TRIBUTARY_RETURN_IF_ERROR(TakeZeros(sizeof(HostCounter), &view_.counter));
+    if (view_.layout.stamps != 0) {
+      const auto slots = static_cast<size_t>(view_.layout.slots);
+      TRIBUTARY_RETURN_IF_ERROR(TakeZeros(slots * sizeof(LayerStamps), &timing_.stamps));
+      TRIBUTARY_RETURN_IF_ERROR(
+          FromCuda("pinned memory",
+                   cudaHostAlloc(&timing_.records, sizeof(LayerRecords), cudaHostAllocMapped)));
+      *timing_.records = {};
+    }
     TRIBUTARY_RETURN_IF_ERROR(
         FromCuda("pinned memory", cudaHostAlloc(&pinned_, sizeof(Pinned), cudaHostAllocMapped)));
     *pinned_ = {};
     TRIBUTARY_RETURN_IF_ERROR(
         FromCuda("a stream", cudaStreamCreateWithFlags(&control_, cudaStreamNonBlocking)));
     view_.mailbox = static_cast<std::byte*>(mailbox_);
-    view_.counter = counter_;
     view_.failure = &pinned_->failure;
     view_.bound = static_cast<uint64_t>(std::chrono::nanoseconds(options_.wait_timeout).count());
-    view_.one_gpu = device.device_uuid() == gpu;
+    view_.one_gpu = device.device_uuid() == gpu_uuid_;
     view_.several_gpus = device.several_gpus();
     return absl::OkStatus();
   }
@@ -265,16 +360,100 @@ class CudaDeviceSession final : public DeviceSession {
     }
   }
 
-  absl::Status CheckRoom(int32_t rows, int32_t tokens) const {
-    if (rows > options_.max_rows) {
-      return InvalidField(
-          "q.rows", absl::StrCat("is ", rows, ", the session was opened for ", options_.max_rows));
+  absl::Status CheckTensors(const SessionLayer& layer) const {
+    const int32_t bytes = BytesOf(options_.dtype);
+    TRIBUTARY_RETURN_IF_ERROR(CheckRows("k", layer.k, bytes));
+    return CheckRows("v", layer.v, bytes);
+  }
+
+  bool FitsSlot(const SessionLayer& layer) const {
+    if (layer.q.rows > options_.max_rows || layer.k.rows > options_.max_new_tokens) return false;
+    // An endpoint without KV heads need not say how many new tokens come with its rows.
+    const bool unsaid = layer.q.data != nullptr && layer.k.data == nullptr && layer.k.rows == 0;
+    return !unsaid || layer.q.rows <= options_.max_new_tokens || large_steps_.empty() ||
+           large_steps_.front().rows != layer.q.rows;
+  }
+
+  // Where the endpoint's heads lie among those of all endpoints.
+  absl::StatusOr<SlotPlaces> PlacesOf(const SessionLayer& layer) const {
+    if (options_.endpoints == 1) return SlotPlaces{};
+    std::optional<SlotPlaces> places;
+    for (const v1::LayerShape& shape : opened().shapes()) {
+      const auto fits = [&shape](const HeadRows& rows, int32_t heads) {
+        return rows.data == nullptr || (rows.heads == heads && rows.dim == shape.head_dim());
+      };
+      if (!fits(layer.q, shape.q_heads()) || !fits(layer.k, shape.kv_heads())) continue;
+      SlotPlaces found;
+      if (layer.q.data != nullptr) found.q = {shape.slot_q_heads(), shape.first_q_head()};
+      if (layer.k.data != nullptr) found.kv = {shape.slot_kv_heads(), shape.first_kv_head()};
+      if (places.has_value() && *places != found) {
+        return absl::FailedPreconditionError(
+            "layers of this cache with as many heads of this endpoint have other heads of others, "
+            "and a layer does not tell which of them it is");
+      }
+      places = found;
     }
-    if (tokens > options_.max_new_tokens) {
-      return InvalidField("k.rows", absl::StrCat("is ", tokens, ", the session was opened for ",
-                                                 options_.max_new_tokens));
+    if (places.has_value()) return *places;
+    return InvalidField(layer.q.data != nullptr ? "q.heads" : "k.heads",
+                        "no layer has so many heads of this endpoint: see SessionOpened.shapes");
+  }
+
+  // The pieces of a layer that does not fit a slot: the next one of the first step that is so
+  // large.
+  absl::StatusOr<std::vector<mailbox::Piece>> NextPieces(const SessionLayer& layer,
+                                                         cudaStream_t stream) {
+    const auto larger = [](absl::string_view field, int32_t is, int32_t room) {
+      return InvalidField(field, absl::StrCat("is ", is, ", a slot has room for ", room,
+                                              ", and no step of so many has been submitted"));
+    };
+    const bool has_rows = large_steps_.empty() || layer.q.rows == large_steps_.front().rows;
+    if (layer.q.rows > options_.max_rows && (large_steps_.empty() || !has_rows)) {
+      return larger("q.rows", layer.q.rows, options_.max_rows);
     }
-    return absl::OkStatus();
+    // An endpoint without KV heads need not state tokens where it has rows.
+    const bool rows_tell = layer.k.data == nullptr && layer.q.data != nullptr;
+    const bool has_tokens =
+        !large_steps_.empty() && (rows_tell || layer.k.rows == large_steps_.front().tokens);
+    if (!has_tokens || !has_rows) {
+      return larger("k.rows", layer.k.rows, options_.max_new_tokens);
+    }
+    cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    TRIBUTARY_RETURN_IF_ERROR(
+        FromCuda("the stream's state", cudaStreamIsCapturing(stream, &captured)));
+    if (captured != cudaStreamCaptureStatusNone) {
+      return absl::FailedPreconditionError(
+          "layers of a step that is larger than a slot are not captured in a graph");
+    }
+    LargeStep& step = large_steps_.front();
+    std::vector<mailbox::Piece> pieces = step.pieces;
+    if (--step.layers_left == 0) large_steps_.pop_front();
+    return pieces;
+  }
+
+  // The launches of one layer, or of a piece of one.
+  absl::Status LaunchOver(const SessionLayer& layer, const SlotPlaces& slot, HandOver how,
+                          cudaStream_t stream) const {
+    how.q = slot.q;
+    how.kv = slot.kv;
+    how.timing = timing_;
+    return FromCuda(
+        "handing a layer over",
+        LaunchHandOver(view_, Strided(layer.q), Strided(layer.k), Strided(layer.v), how, stream));
+  }
+  absl::Status LaunchBack(const SessionLayer& layer, const SlotPlaces& slot,
+                          cudaStream_t stream) const {
+    const HeadRows& to = layer.output;
+    const bool has_output = to.data != nullptr;
+    const ResultTarget target{.output = to.data,
+                              .lse = layer.lse,
+                              .element = ElementOf(options_.dtype),
+                              .rows = layer.q.rows,
+                              .heads = layer.q.heads,
+                              .value_dim = has_output ? to.dim : 8,
+                              .row_stride = has_output ? RowStride(to) : 0,
+                              .head_stride = has_output ? HeadStride(to) : 0};
+    return FromCuda("taking a layer back",
+                    LaunchTakeBack(view_, target, {.q = slot.q, .timing = timing_}, stream));
   }
 
   StridedTensor Strided(const HeadRows& rows) const {
@@ -288,18 +467,21 @@ class CudaDeviceSession final : public DeviceSession {
             .head_stride = HeadStride(rows) * bytes};
   }
 
-  const DeviceSessionOptions options_;
+  DeviceSessionOptions options_;
   const std::chrono::milliseconds timeout_;
   const std::string lease_;  // that the session presents; empty: none
   int gpu_ = 0;
+  std::string gpu_uuid_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   void* mailbox_ = nullptr;
   bool opened_here_ = false;  // by its handle
-  HostCounter* counter_ = nullptr;
   Pinned* pinned_ = nullptr;
   cudaStream_t control_ = nullptr;
   MailboxView view_;
+  Timing timing_;
   uint64_t last_step_ = 0;
+  std::deque<LargeStep> large_steps_;
+  uint32_t times_told_ = 0;
   std::unique_ptr<SessionStream> stream_;
 
   Mutex mutex_;
@@ -314,6 +496,13 @@ absl::StatusOr<std::unique_ptr<DeviceSession>> DeviceSession::Open(
     const ConnectOptions& connect, const DeviceSessionOptions& options) {
   auto session = std::make_unique<CudaDeviceSession>(connect, options);
   TRIBUTARY_RETURN_IF_ERROR(session->Start(connect));
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSession>> DeviceSession::Join(
+    const ConnectOptions& connect, const EndpointOptions& endpoint) {
+  auto session = std::make_unique<CudaDeviceSession>(connect, DeviceSessionOptions{});
+  TRIBUTARY_RETURN_IF_ERROR(session->StartAsEndpoint(connect, endpoint));
   return session;
 }
 

@@ -18,10 +18,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "service/client/client.h"
+#include "service/client/layer_times.h"
 #include "service/client/session.h"
 #include "tributary/v1/session.pb.h"
 
@@ -29,14 +31,23 @@ namespace tributary::client {
 
 struct DeviceSessionOptions {
   std::string cache_id;
-  int32_t max_rows = 1;              // query rows of a step
-  int32_t max_new_tokens = 1;        // new tokens of a step
+  // Query rows and new tokens that a slot has room for. A step may have more, a prompt for example:
+  // its layers then go in pieces.
+  int32_t max_rows = 1;
+  int32_t max_new_tokens = 1;
   v1::DType dtype = v1::DTYPE_BF16;  // of q, k, v and output: F32, BF16 or F16
   bool return_lse = false;
   int32_t max_steps = 2;  // submitted and not over, at a time
   // How long a launch waits for the service, and the service for a launch, before the session is
   // given up.
   std::chrono::milliseconds wait_timeout{10'000};
+  // Processes that the model's heads are split over, and whether each of them has all KV heads
+  // (session.proto, JoinSession).
+  int32_t endpoints = 1;
+  bool kv_replicated = false;
+  // Whether layers are timed on the GPUs (TakeTimes). Exchanges then begin when attention has
+  // ended, where they would otherwise go along with it.
+  bool timed = false;
 };
 
 // Used from one thread at a time. Its launches are made on the device that was current when it was
@@ -46,6 +57,11 @@ class DeviceSession {
   // FAILED_PRECONDITION, open.memory: the service has no mailbox on a GPU for this host.
   static absl::StatusOr<std::unique_ptr<DeviceSession>> Open(const ConnectOptions& connect,
                                                              const DeviceSessionOptions& options);
+  // Joins a session with several endpoints. Its q, k, v and output are the heads of
+  // opened().shapes(), and every function is called as endpoint 0 calls it, with the same steps.
+  // INVALID_ARGUMENT, join.session_id: the session's memory is not DEVICE.
+  static absl::StatusOr<std::unique_ptr<DeviceSession>> Join(const ConnectOptions& connect,
+                                                             const EndpointOptions& endpoint);
   // Ends the session, and waits for what it has launched.
   virtual ~DeviceSession() = default;
 
@@ -57,15 +73,23 @@ class DeviceSession {
   // results back. They may be captured in a CUDA graph, which may be launched again for every later
   // step of the same shape. Layers are launched in the order of steps and layers.
   //
+  // A layer of a step that is larger than a slot takes launches for each of its pieces: one piece
+  // is filled while the one before it is computed. These launches are of the one step, which has
+  // been submitted before, and are not captured.
+  //
   // When the session ends before its time, results are NaN, and status() says why.
   virtual absl::Status Attend(cudaStream_t stream, const SessionLayer& layer) = 0;
-  // The same for a layer of an append-only step: one launch, which waits for no result.
+  // The same for a layer of an append-only step: one launch, which waits for no result. An endpoint
+  // without KV heads of its own leaves `data` out and states `rows` all the same.
   virtual absl::Status Append(cudaStream_t stream, const HeadRows& k, const HeadRows& v) = 0;
 
   // What became of a step; waits until it is over.
   virtual absl::Status Await(uint64_t step) = 0;
   // OK while the session works: as far as the stream and the GPU have said.
   virtual absl::Status status() const = 0;
+  // Of a timed session: the layers, or pieces of layers, that were taken back since the last call,
+  // the oldest first, and of these the last 4096. What was launched has ended when it is told.
+  virtual std::vector<LayerTimes> TakeTimes() = 0;
   virtual const v1::SessionOpened& opened() const = 0;
 };
 

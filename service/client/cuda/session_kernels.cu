@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "base/cuda/early_launch.cuh"
@@ -40,7 +41,11 @@ __device__ __forceinline__ uint32_t* WordOf(const MailboxView& session, size_t o
   return reinterpret_cast<uint32_t*>(session.mailbox + offset);
 }
 
+// Launches are of two kinds: what HandOver and TakeBack may ask for beyond the usual (`kExtended`)
+// costs the others nothing.
+
 // By one thread: whether the first `count` layers of the session are finished.
+template <bool kExtended>
 __device__ bool AwaitFinished(const MailboxView& session, const HostCounter& counter,
                               uint32_t count) {
   if (counter.failure != 0) return false;
@@ -50,6 +55,14 @@ __device__ bool AwaitFinished(const MailboxView& session, const HostCounter& cou
   const mailbox::Awaited awaited = mailbox::Await(WordOf(session, session.layout.finished), count,
                                                   status, bound, session.one_gpu);
   if (awaited == mailbox::Awaited::kReached) return true;
+  if constexpr (kExtended) {
+    // Other endpoints may have left since. What was finished before is good.
+    const uint32_t* finished = WordOf(session, session.layout.finished);
+    if (awaited == mailbox::Awaited::kEnded && mailbox::Reached(mailbox::Look(finished), count)) {
+      mailbox::Fence(session.one_gpu);
+      return true;
+    }
+  }
   const uint32_t code = mailbox::Look(status);
   session.counter->failure = code != 0 ? code : mailbox::kDeadlineExceeded;
   session.failure->status = session.counter->failure;
@@ -73,6 +86,46 @@ struct HandOverArgs {
   uint32_t vectors[3];       // of 16 bytes
   bool no_result = false;
 };
+struct ExtendedHandOver : HandOverArgs {
+  uint32_t ahead = 0;
+  int32_t slot_heads[3] = {};  // in a row of the slot
+  Timing timing;
+};
+
+struct TakeBackArgs {
+  MailboxView session;
+  ResultTarget target;
+};
+struct ExtendedTakeBack : TakeBackArgs {
+  SlotHeads heads;
+  Timing timing;
+};
+
+// What a launch of one warp waits for, ahead of one of many blocks.
+struct AwaitArgs {
+  MailboxView session;
+  bool slot = false;  // that the layer's slot is free; or else its result
+};
+struct ExtendedAwait : AwaitArgs {
+  uint32_t ahead = 0;
+  Timing timing;
+};
+
+template <typename Args>
+inline constexpr bool kIsExtended =
+    std::is_same_v<Args, ExtendedHandOver> || std::is_same_v<Args, ExtendedTakeBack> ||
+    std::is_same_v<Args, ExtendedAwait>;
+
+// The stamps of layer number `count` while it is under way, or null.
+template <typename Args>
+__device__ __forceinline__ LayerStamps* StampsOf(const Args& args, uint32_t count) {
+  if constexpr (kIsExtended<Args>) {
+    if (args.timing.stamps != nullptr) {
+      return args.timing.stamps + count % static_cast<uint32_t>(args.session.layout.slots);
+    }
+  }
+  return nullptr;
+}
 
 __device__ __forceinline__ const uint4* VectorOf(const StridedTensor& tensor, uint32_t index) {
   const uint32_t per_head = static_cast<uint32_t>(tensor.head_bytes) / 16;
@@ -84,13 +137,33 @@ __device__ __forceinline__ const uint4* VectorOf(const StridedTensor& tensor, ui
   return reinterpret_cast<const uint4*>(tensor.data + at);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    HandOverKernel(const __grid_constant__ HandOverArgs args) {
+// Where vector `index` of a tensor goes, from the tensor's offset in the slot on.
+template <typename Args>
+__device__ __forceinline__ size_t PlaceInSlot(const Args& args, int tensor, uint32_t index) {
+  if constexpr (kIsExtended<Args>) {
+    const StridedTensor& from = args.tensors[tensor];
+    const uint32_t of_row = static_cast<uint32_t>(from.heads) * from.head_bytes / 16;
+    const uint32_t row = index / of_row;
+    const size_t row_bytes = static_cast<size_t>(args.slot_heads[tensor]) * from.head_bytes;
+    return row * row_bytes + static_cast<size_t>(index - row * of_row) * 16;
+  } else {
+    return static_cast<size_t>(index) * 16;
+  }
+}
+
+template <typename Args>
+__global__ void __launch_bounds__(kThreads) HandOverKernel(const __grid_constant__ Args args) {
+  constexpr bool kExtended = kIsExtended<Args>;
   WaitForLaunchesAhead();
   LetNextLaunchBegin();
   const MailboxView& session = args.session;
   const HostCounter counter = CounterOf(session);
-  const uint32_t count = counter.count;
+  uint32_t ahead = 0;
+  if constexpr (kExtended) ahead = args.ahead;
+  const uint32_t count = counter.count + ahead;
+  if (LayerStamps* stamps = StampsOf(args, count); stamps != nullptr) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) stamps->begun = mailbox::Nanoseconds();
+  }
   const uint32_t all = args.vectors[0] + args.vectors[1] + args.vectors[2];
   uint4 values[kVectors];
   size_t offsets[kVectors];
@@ -103,15 +176,15 @@ __global__ void __launch_bounds__(kThreads)
     if (index >= args.vectors[0]) index -= args.vectors[t++];
     if (t == 1 && index >= args.vectors[1]) index -= args.vectors[t++];
     values[i] = __ldcs(VectorOf(args.tensors[t], index));
-    offsets[i] = args.offsets[t] + static_cast<size_t>(index) * 16;
+    offsets[i] = args.offsets[t] + PlaceInSlot(args, t, index);
   }
   // Slots come free in the order of layers, mostly long before.
   const auto slots = static_cast<uint32_t>(session.layout.slots);
   __shared__ bool free;
   if (threadIdx.x == 0) {
     // What was taken back is finished.
-    free = counter.failure == 0 &&
-           (counter.unfinished < slots || AwaitFinished(session, counter, count + 1 - slots));
+    free = counter.failure == 0 && (counter.unfinished + ahead < slots ||
+                                    AwaitFinished<kExtended>(session, counter, count + 1 - slots));
   }
   __syncthreads();
   if (free) {
@@ -128,6 +201,8 @@ __global__ void __launch_bounds__(kThreads)
     if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
     mailbox::Ring(WordOf(session, session.layout.arrived), count + 1,
                   session.one_gpu && !session.several_gpus);
+    LayerStamps* stamps = StampsOf(args, count);
+    if (stamps != nullptr) stamps->rung = mailbox::Nanoseconds();
   }
   if (session.stream_waits) {
     mailbox::Fence(session.one_gpu);
@@ -139,25 +214,21 @@ __global__ void __launch_bounds__(kThreads)
   session.counter->unfinished = counter.unfinished < slots ? counter.unfinished + 1 : slots;
 }
 
-struct TakeBackArgs {
-  MailboxView session;
-  ResultTarget target;
-};
-
-// What a launch of one warp waits for, ahead of one of many blocks.
-struct AwaitArgs {
-  MailboxView session;
-  bool slot = false;  // that the layer's slot is free; or else its result
-};
-
-__global__ void __launch_bounds__(32) AwaitKernel(const __grid_constant__ AwaitArgs args) {
+template <typename Args>
+__global__ void __launch_bounds__(32) AwaitKernel(const __grid_constant__ Args args) {
   WaitForLaunchesAhead();
   const MailboxView& session = args.session;
   const HostCounter counter = CounterOf(session);
   const auto slots = static_cast<uint32_t>(session.layout.slots);
-  const bool free = args.slot && counter.unfinished < slots;  // what was taken back is finished
+  uint32_t ahead = 0;
+  if constexpr (kIsExtended<Args>) ahead = args.ahead;
+  // What was taken back is finished.
+  const bool free = args.slot && counter.unfinished + ahead < slots;
   if (threadIdx.x == 0 && !free) {
-    AwaitFinished(session, counter, counter.count + 1 - (args.slot ? slots : 0));
+    AwaitFinished<kIsExtended<Args>>(session, counter,
+                                     counter.count + ahead + 1 - (args.slot ? slots : 0));
+    LayerStamps* stamps = args.slot ? nullptr : StampsOf(args, counter.count);
+    if (stamps != nullptr) stamps->back = mailbox::Nanoseconds();
   }
   // All of the warp: what comes next may be large, and the result may need the room.
   __syncwarp();
@@ -174,14 +245,25 @@ __device__ __forceinline__ uint32_t Pair(Element element, float low, float high)
   return pair;
 }
 
+// Which head of the slot head `index` of a result is; a row of the slot has `slot_heads`.
+template <bool kExtended>
+__device__ __forceinline__ int64_t HeadInSlot(int64_t index, int heads, int64_t slot_heads) {
+  return kExtended ? index / heads * slot_heads + index % heads : index;
+}
+
+template <bool kExtended>
 __device__ __forceinline__ void CopyVector(const ResultTarget& target, const float* from,
-                                           int64_t vector, bool good) {
+                                           int64_t vector, int64_t slot_heads, bool good) {
   const int per_head = target.value_dim / kElements;
   const int64_t head = vector / per_head;
   const int64_t at = head / target.heads * target.row_stride +
                      head % target.heads * target.head_stride + vector % per_head * kElements;
   float4 x[2];
-  const auto* source = reinterpret_cast<const float4*>(from + vector * kElements);
+  int64_t in_slot = vector;
+  if constexpr (kExtended) {
+    in_slot = HeadInSlot<true>(head, target.heads, slot_heads) * per_head + vector % per_head;
+  }
+  const auto* source = reinterpret_cast<const float4*>(from + in_slot * kElements);
   const float nan = __int_as_float(0x7fffffff);
   x[0] = good ? __ldcs(source) : make_float4(nan, nan, nan, nan);
   x[1] = good ? __ldcs(source + 1) : make_float4(nan, nan, nan, nan);
@@ -196,9 +278,20 @@ __device__ __forceinline__ void CopyVector(const ResultTarget& target, const flo
                  Pair(target.element, x[1].x, x[1].y), Pair(target.element, x[1].z, x[1].w));
 }
 
-template <bool kWaits>
-__global__ void __launch_bounds__(kThreads)
-    TakeBackKernel(const __grid_constant__ TakeBackArgs args) {
+// Keeps the stamps of a layer that has been taken back.
+__device__ __forceinline__ void Record(const ExtendedTakeBack& args, uint32_t count) {
+  if (args.timing.records == nullptr) return;
+  const MailboxView& session = args.session;
+  LayerStamps stamps = *StampsOf(args, count);
+  stamps.service = *reinterpret_cast<const mailbox::SlotStamps*>(
+      session.mailbox + session.layout.SlotOf(count) + session.layout.stamps);
+  args.timing.records->layers[count % LayerRecords::kLayers] = stamps;
+  mailbox::Ring(&args.timing.records->taken, count + 1, /*one_gpu=*/false);
+}
+
+template <bool kWaits, typename Args>
+__global__ void __launch_bounds__(kThreads) TakeBackKernel(const __grid_constant__ Args args) {
+  constexpr bool kExtended = kIsExtended<Args>;
   WaitForLaunchesAhead();
   const MailboxView& session = args.session;
   const ResultTarget& target = args.target;
@@ -206,28 +299,38 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t count = counter.count;
   __shared__ bool good;
   if (threadIdx.x == 0) {
-    good = kWaits ? AwaitFinished(session, counter, count + 1) : counter.failure == 0;
+    good = kWaits ? AwaitFinished<kExtended>(session, counter, count + 1) : counter.failure == 0;
+    LayerStamps* stamps = kWaits && blockIdx.x == 0 ? StampsOf(args, count) : nullptr;
+    if (stamps != nullptr) stamps->back = mailbox::Nanoseconds();
   }
   __syncthreads();
   LetNextLaunchBegin();
   const std::byte* slot = session.mailbox + session.layout.SlotOf(count);
   const auto* o = reinterpret_cast<const float*>(slot + session.layout.output);
   const auto* lse = reinterpret_cast<const float*>(slot + session.layout.lse);
+  int64_t slot_heads = target.heads;
+  if constexpr (kExtended) {
+    slot_heads = args.heads.all;
+    o += int64_t{args.heads.first} * target.value_dim;
+    lse += args.heads.first;
+  }
   const int64_t row_heads = int64_t{target.rows} * target.heads;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (target.output != nullptr) {
     for (int64_t i = first; i < row_heads * target.value_dim / kElements; i += step) {
-      CopyVector(target, o, i, good);
+      CopyVector<kExtended>(target, o, i, slot_heads, good);
     }
   }
   if (target.lse != nullptr) {
     for (int64_t i = first; i < row_heads; i += step) {
-      target.lse[i] = good ? lse[i] : __int_as_float(0x7fffffff);
+      const int64_t in_slot = HeadInSlot<kExtended>(i, target.heads, slot_heads);
+      target.lse[i] = good ? lse[in_slot] : __int_as_float(0x7fffffff);
     }
   }
   __syncthreads();
   if (threadIdx.x != 0 || !LastBlock(session)) return;
+  if constexpr (kExtended) Record(args, count);
   session.counter->count = count + 1;
   session.counter->unfinished = 0;
   if (session.stream_waits) session.failure->taken_back = count + 1;
@@ -276,27 +379,30 @@ cudaError_t Launch(void (*kernel)(Args), const Args& args, int64_t blocks, int t
 
 }  // namespace
 
-cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
-                           const StridedTensor& k, const StridedTensor& v, bool no_result,
-                           cudaStream_t stream) {
-  const HandOverArgs args{.session = session,
-                          .tensors = {q, k, v},
-                          .offsets = {session.layout.q, session.layout.k, session.layout.v},
-                          .vectors = {VectorsOf(q), VectorsOf(k), VectorsOf(v)},
-                          .no_result = no_result};
-  const uint32_t vectors = args.vectors[0] + args.vectors[1] + args.vectors[2];
+namespace {
+
+template <typename Args>
+cudaError_t LaunchHandOverOf(const Args& args, uint32_t vectors, cudaStream_t stream) {
   constexpr uint32_t kOfBlock = kThreads * kVectors;
   const uint32_t blocks = std::max(1u, (vectors + kOfBlock - 1) / kOfBlock);
-  if (no_result || blocks > kMostHandOverBlocks) {
-    const AwaitArgs slot{.session = session, .slot = true};
-    if (const cudaError_t e = Launch(AwaitKernel, slot, 1, 32, stream); e != cudaSuccess) return e;
+  if (args.no_result || blocks > kMostHandOverBlocks) {
+    cudaError_t error = cudaSuccess;
+    if constexpr (kIsExtended<Args>) {
+      ExtendedAwait slot{{.session = args.session, .slot = true}, args.ahead, args.timing};
+      error = Launch(AwaitKernel<ExtendedAwait>, slot, 1, 32, stream);
+    } else {
+      const AwaitArgs slot{.session = args.session, .slot = true};
+      error = Launch(AwaitKernel<AwaitArgs>, slot, 1, 32, stream);
+    }
+    if (error != cudaSuccess) return error;
   }
-  return Launch(HandOverKernel, args, blocks, kThreads, stream);
+  return Launch(HandOverKernel<Args>, args, blocks, kThreads, stream);
 }
 
-cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
-                           cudaStream_t stream) {
-  const TakeBackArgs args{session, target};
+template <typename Args, typename Await>
+cudaError_t LaunchTakeBackOf(const Args& args, const Await& await, cudaStream_t stream) {
+  const MailboxView& session = args.session;
+  const ResultTarget& target = args.target;
   const bool wanted = target.output != nullptr || target.lse != nullptr;
   const int64_t vectors =
       wanted ? int64_t{target.rows} * target.heads * target.value_dim / kElements : 0;
@@ -307,15 +413,52 @@ cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& targe
     const cudaError_t waits = cuda::EnqueueWaitAtLeast(word, 1, stream);
     if (waits != cudaSuccess) return waits;
     const int64_t blocks = std::clamp<int64_t>(vectors / kCopyThreads, 1, 1024);
-    return Launch(TakeBackKernel<true>, args, blocks, kCopyThreads, stream, false);
+    return Launch(TakeBackKernel<true, Args>, args, blocks, kCopyThreads, stream, false);
   }
   if (fused <= kMostWaitingBlocks) {
-    return Launch(TakeBackKernel<true>, args, std::max<int64_t>(fused, 1), kThreads, stream);
+    return Launch(TakeBackKernel<true, Args>, args, std::max<int64_t>(fused, 1), kThreads, stream);
   }
-  const cudaError_t awaited = Launch(AwaitKernel, AwaitArgs{.session = session}, 1, 32, stream);
+  const cudaError_t awaited = Launch(AwaitKernel<Await>, await, 1, 32, stream);
   if (awaited != cudaSuccess) return awaited;
   const int64_t blocks = std::min<int64_t>((vectors + kCopyThreads - 1) / kCopyThreads, 1024);
-  return Launch(TakeBackKernel<false>, args, blocks, kCopyThreads, stream);
+  return Launch(TakeBackKernel<false, Args>, args, blocks, kCopyThreads, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
+                           const StridedTensor& k, const StridedTensor& v, const HandOver& how,
+                           cudaStream_t stream) {
+  ExtendedHandOver args;
+  static_cast<HandOverArgs&>(args) = {
+      .session = session,
+      .tensors = {q, k, v},
+      .offsets = {session.layout.q, session.layout.k, session.layout.v},
+      .vectors = {VectorsOf(q), VectorsOf(k), VectorsOf(v)},
+      .no_result = how.no_result};
+  const uint32_t vectors = args.vectors[0] + args.vectors[1] + args.vectors[2];
+  const bool extended =
+      how.ahead > 0 || how.q.all > 0 || how.kv.all > 0 || how.timing.stamps != nullptr;
+  if (!extended) return LaunchHandOverOf(static_cast<HandOverArgs&>(args), vectors, stream);
+  args.ahead = how.ahead;
+  args.timing = how.timing;
+  for (int t = 0; t < 3; ++t) {
+    const SlotHeads& heads = t == 0 ? how.q : how.kv;
+    const StridedTensor& tensor = args.tensors[t];
+    args.slot_heads[t] = heads.all > 0 ? heads.all : tensor.heads;
+    args.offsets[t] += static_cast<size_t>(heads.first) * static_cast<size_t>(tensor.head_bytes);
+  }
+  return LaunchHandOverOf(args, vectors, stream);
+}
+
+cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
+                           const TakeBack& how, cudaStream_t stream) {
+  if (how.q.all == 0 && how.timing.stamps == nullptr) {
+    return LaunchTakeBackOf(TakeBackArgs{session, target}, AwaitArgs{.session = session}, stream);
+  }
+  const SlotHeads heads = how.q.all > 0 ? how.q : SlotHeads{.all = target.heads};
+  return LaunchTakeBackOf(ExtendedTakeBack{{session, target}, heads, how.timing},
+                          ExtendedAwait{{.session = session}, 0, how.timing}, stream);
 }
 
 namespace {
@@ -409,11 +552,15 @@ cudaError_t TimeRoundTrips(const MailboxView& session, int32_t rounds,
 }
 
 cudaError_t LoadSessionKernels() {
-  const void* kernels[] = {reinterpret_cast<const void*>(&HandOverKernel),
-                           reinterpret_cast<const void*>(&AwaitKernel),
+  const void* kernels[] = {reinterpret_cast<const void*>(&HandOverKernel<HandOverArgs>),
+                           reinterpret_cast<const void*>(&HandOverKernel<ExtendedHandOver>),
+                           reinterpret_cast<const void*>(&AwaitKernel<AwaitArgs>),
+                           reinterpret_cast<const void*>(&AwaitKernel<ExtendedAwait>),
                            reinterpret_cast<const void*>(&ProbeKernel),
-                           reinterpret_cast<const void*>(&TakeBackKernel<true>),
-                           reinterpret_cast<const void*>(&TakeBackKernel<false>)};
+                           reinterpret_cast<const void*>(&TakeBackKernel<true, TakeBackArgs>),
+                           reinterpret_cast<const void*>(&TakeBackKernel<false, TakeBackArgs>),
+                           reinterpret_cast<const void*>(&TakeBackKernel<true, ExtendedTakeBack>),
+                           reinterpret_cast<const void*>(&TakeBackKernel<false, ExtendedTakeBack>)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);

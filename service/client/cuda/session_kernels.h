@@ -11,12 +11,15 @@
 #include <cstdint>
 
 #include "base/mailbox/layout.h"
+#include "service/client/layer_stamps.h"
 
 namespace tributary::client {
 
 // What the host keeps on its GPU for a session.
 struct alignas(16) HostCounter {
-  uint32_t count = 0;    // the session's number of the layer that is handed over next
+  // The session's number of the layer that is taken back next, or handed over where none is under
+  // way.
+  uint32_t count = 0;
   uint32_t tickets = 0;  // blocks of the launch under way that are through
   // 0, or the google.rpc.Code with which a wait ended. From then on nothing is awaited, handed over
   // or taken back.
@@ -30,6 +33,14 @@ struct HostFailure {
   // How many layers were handed over and taken back; counted only where the stream waits.
   uint32_t handed_over = 0;
   uint32_t taken_back = 0;
+};
+
+// The layers of a timed session that were taken back last, in pinned memory.
+struct LayerRecords {
+  static constexpr uint32_t kLayers = 4096;
+  uint32_t taken = 0;  // layers of the session that were taken back, modulo 2^32
+  // Of layer number n of the session in n % kLayers.
+  LayerStamps layers[kLayers];
 };
 
 // A session as the host's launches see it. All pointers are the GPU's.
@@ -46,6 +57,20 @@ struct MailboxView {
   bool stream_waits = false;
 };
 
+// Where the stamps of a timed session lie; null elsewhere.
+struct Timing {
+  LayerStamps* stamps = nullptr;    // of the layers under way, [slots]
+  LayerRecords* records = nullptr;  // of the layers that were taken back
+};
+
+// Heads in a slot: so many in each row, of which this host has those from `first` on. 0: a row has
+// this host's heads and no others.
+struct SlotHeads {
+  int32_t all = 0;
+  int32_t first = 0;
+  bool operator==(const SlotHeads&) const = default;
+};
+
 // One tensor of a layer: `rows` rows of `heads` heads of `head_bytes` bytes. Rows and heads lie so
 // many bytes apart; within a head elements are dense. All are multiples of 16.
 struct StridedTensor {
@@ -57,11 +82,23 @@ struct StridedTensor {
   int64_t head_stride = 0;
 };
 
-// Waits until the layer's slot is free, writes q, k and v into it, and rings. `no_result`: nothing
-// will be taken back (append-only), so this launch advances the counter. It is not set where the
-// stream waits, for all layers are taken back there.
+// How a layer is handed over. Whatever is not as it is here takes launches of another kind, so that
+// it costs all others nothing.
+struct HandOver {
+  // Nothing will be taken back (append-only), so this launch advances the counter. It is not set
+  // where the stream waits, for all layers are taken back there.
+  bool no_result = false;
+  // 1: the layer before has been handed over, and is taken back after this one. Then there are two
+  // slots at least, and the stream does not wait. 0 elsewhere.
+  uint32_t ahead = 0;
+  SlotHeads q;
+  SlotHeads kv;
+  Timing timing;
+};
+
+// Waits until the layer's slot is free, writes q, k and v into it, and rings.
 cudaError_t LaunchHandOver(const MailboxView& session, const StridedTensor& q,
-                           const StridedTensor& k, const StridedTensor& v, bool no_result,
+                           const StridedTensor& k, const StridedTensor& v, const HandOver& how,
                            cudaStream_t stream);
 
 enum class Element : uint8_t { kF32, kBf16, kF16 };
@@ -80,10 +117,16 @@ struct ResultTarget {
   int64_t head_stride = 0;
 };
 
+// How a layer is taken back; as HandOver.
+struct TakeBack {
+  SlotHeads q;
+  Timing timing;
+};
+
 // Waits until the layer is finished, copies the results, and advances the counter. Where the
 // session has ended, or the bound passes, the results are NaN and HostFailure says why.
 cudaError_t LaunchTakeBack(const MailboxView& session, const ResultTarget& target,
-                           cudaStream_t stream);
+                           const TakeBack& how, cudaStream_t stream);
 
 // The median time of a round trip (SessionProbe) by each way of waiting, in seconds. 0: it could
 // not be timed.

@@ -16,7 +16,7 @@
 #include "service/coordinator/sessions/mailbox_channel.h"
 #include "service/coordinator/sessions/message_channel.h"
 #include "service/schedule/step_batch.h"
-#include "worker/choose_path.h"
+#include "service/schedule/step_pieces.h"
 
 namespace tributary::service {
 namespace {
@@ -70,30 +70,6 @@ absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
 worker::OutputPlace ForWorkers(const worker::OutputPlace& place, bool sends_tensors) {
   if (sends_tensors && place.data != nullptr) return {.in_reply = true};
   return place;
-}
-
-// The entries of a piece, and what they need.
-std::vector<worker::StepEntry> EntriesOf(const AcceptedStep& step, const mailbox::Piece& piece) {
-  std::vector<worker::StepEntry> entries;
-  entries.reserve(piece.parts.size());
-  for (const mailbox::PiecePart& part : piece.parts) {
-    entries.push_back(step.entries[static_cast<size_t>(part.entry)]);
-    entries.back().first_position += part.offset;
-    entries.back().query_rows = part.rows;
-    entries.back().new_tokens = part.tokens;
-  }
-  return entries;
-}
-
-worker::StepKind KindOf(const AcceptedStep& step, const mailbox::Piece& piece) {
-  if (step.kind == worker::StepKind::kDflash || step.pieces.size() == 1) return step.kind;
-  int32_t rows = 0;
-  int32_t tokens = 0;
-  for (const mailbox::PiecePart& part : piece.parts) {
-    rows = std::max(rows, part.rows);
-    tokens = std::max(tokens, part.tokens);
-  }
-  return worker::ChoosePath(rows, tokens);
 }
 
 class MessageRunner final : public SequencedRunner {
@@ -237,8 +213,9 @@ absl::Status SequencedRunner::RunPiece(const AcceptedStep& step, int32_t index, 
   TRIBUTARY_ASSIGN_OR_RETURN(LayerTensors tensors,
                              channel_->Take(call, Clock::now() + terms_.command.wait_timeout));
   const LayerPlace place = cache_->layer_groups.PlaceOf(layer);
-  worker::StepCommand body{
-      .layer = place.index, .kind = KindOf(step, piece), .entries = EntriesOf(step, piece)};
+  worker::StepCommand body{.layer = place.index,
+                           .kind = KindOf(step.kind, step.pieces, piece),
+                           .entries = EntriesOf(step.entries, piece)};
   for (const GroupPages& pages : step.pages) {
     // The first piece of each group's first layer brings what changes in its pages.
     const std::vector<int32_t>& layers = cache_->layer_groups[pages.group].layers;

@@ -25,15 +25,28 @@ CudaBackendOptions OnGpus(CudaBackendOptions options) {
   return options;
 }
 
+// Heads of a layer that an endpoint has, and what a row of the slot has of them.
+struct OwnHeads {
+  int32_t first = 0;
+  int32_t count = 0;
+  int32_t all = 0;
+};
+
+OwnHeads HeadsOf(int32_t all, int32_t endpoint, int32_t endpoints) {
+  if (all % endpoints != 0) return {0, endpoint == 0 ? all : 0, all};
+  return {endpoint * (all / endpoints), all / endpoints, all};
+}
+
 client::StridedTensor Strided(const DeviceMemory& data, const TensorView& tensor, int32_t rows,
-                              int32_t heads) {
-  if (rows == 0) return {};
-  const auto head_bytes = static_cast<int32_t>(tensor.bytes / static_cast<size_t>(rows * heads));
-  return {.data = data.data(),
+                              const OwnHeads& heads) {
+  if (rows == 0 || heads.count == 0) return {};
+  const auto head_bytes =
+      static_cast<int32_t>(tensor.bytes / static_cast<size_t>(rows * heads.all));
+  return {.data = data.data() + int64_t{heads.first} * head_bytes,
           .rows = rows,
-          .heads = heads,
+          .heads = heads.count,
           .head_bytes = head_bytes,
-          .row_stride = int64_t{heads} * head_bytes,
+          .row_stride = int64_t{heads.all} * head_bytes,
           .head_stride = head_bytes};
 }
 
@@ -96,7 +109,8 @@ std::vector<int32_t> SessionLog::ConflictsOf(SessionId session, int32_t rank,
 }
 
 HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox,
-                         Waiting waiting) {
+                         Waiting waiting, int32_t endpoint)
+    : endpoint_(endpoint), endpoints_(command.endpoints) {
   EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(counter_.Allocate(sizeof(client::HostCounter)), cudaSuccess);
   EXPECT_EQ(cudaMemset(counter_.data(), 0, sizeof(client::HostCounter)), cudaSuccess);
@@ -104,7 +118,7 @@ HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox&
   *failure_.as<client::HostFailure>() = {};
   EXPECT_EQ(client::LoadSessionKernels(), cudaSuccess);
   view_ = {.mailbox = reinterpret_cast<std::byte*>(mailbox.address),
-           .layout = command.layout,
+           .layout = command.layout.OfEndpoint(endpoint),
            .counter = counter_.as<client::HostCounter>(),
            .failure = failure_.as<client::HostFailure>(),
            .bound = static_cast<uint64_t>(command.wait_timeout.count()),
@@ -113,55 +127,70 @@ HostSession::HostSession(const OpenSessionCommand& command, const DeviceMailbox&
            .stream_waits = waiting == Waiting::kStreamMemoryOps};
 }
 
-HostSession::~HostSession() { cudaStreamDestroy(stream_); }
+HostSession::~HostSession() {
+  memory_.clear();
+  cudaStreamDestroy(stream_);
+}
 
-HostSession::Results HostSession::Layer(const LayerGeometry& geometry, const TensorView& q,
-                                        const TensorView& k, const TensorView& v, int32_t rows,
-                                        int32_t tokens) {
-  DeviceMemory q_device(stream_), k_device(stream_), v_device(stream_), o_device(stream_),
-      lse_device(stream_);
-  Upload(q, stream_, &q_device);
-  Upload(k, stream_, &k_device);
-  Upload(v, stream_, &v_device);
-  const KvGeometry& kv = geometry.kv;
-  const bool no_result = rows == 0 && !view_.stream_waits;
-  EXPECT_EQ(client::LaunchHandOver(view_, Strided(q_device, q, rows, geometry.q_heads),
-                                   Strided(k_device, k, tokens, kv.kv_heads),
-                                   Strided(v_device, v, tokens, kv.kv_heads), no_result, stream_),
-            cudaSuccess);
-  Results results;
-  const size_t heads = static_cast<size_t>(rows) * static_cast<size_t>(geometry.q_heads);
-  const size_t elements = heads * static_cast<size_t>(kv.value_dim);
-  if (rows > 0) {
-    EXPECT_TRUE(o_device.Reserve(elements * sizeof(float)).ok());
-    EXPECT_TRUE(lse_device.Reserve(heads * sizeof(float)).ok());
-    const client::ResultTarget target{.output = o_device.data(),
-                                      .lse = lse_device.as<float>(),
-                                      .element = client::Element::kF32,
-                                      .rows = rows,
-                                      .heads = geometry.q_heads,
-                                      .value_dim = kv.value_dim,
-                                      .row_stride = int64_t{geometry.q_heads} * kv.value_dim,
-                                      .head_stride = kv.value_dim};
-    EXPECT_EQ(client::LaunchTakeBack(view_, target, stream_), cudaSuccess);
-  } else if (!no_result) {
-    EXPECT_EQ(client::LaunchTakeBack(view_, {}, stream_), cudaSuccess);
+void HostSession::Launch(const HostLayer& layer) {
+  const KvGeometry& kv = layer.geometry.kv;
+  memory_.clear();
+  for (int i = 0; i < 5; ++i) memory_.push_back(std::make_unique<DeviceMemory>(stream_));
+  DeviceMemory &q = *memory_[0], &k = *memory_[1], &v = *memory_[2], &o = *memory_[3],
+               &lse = *memory_[4];
+  Upload(layer.q, stream_, &q);
+  Upload(layer.k, stream_, &k);
+  Upload(layer.v, stream_, &v);
+  const OwnHeads q_heads = HeadsOf(layer.geometry.q_heads, endpoint_, endpoints_);
+  const OwnHeads kv_heads = HeadsOf(kv.kv_heads, endpoint_, endpoints_);
+  const bool no_result = layer.rows == 0 && !view_.stream_waits;
+  client::HandOver how{.no_result = no_result};
+  client::TakeBack back;
+  if (endpoints_ > 1) {
+    back.q = how.q = {q_heads.all, q_heads.first};
+    how.kv = {kv_heads.all, kv_heads.first};
   }
+  EXPECT_EQ(client::LaunchHandOver(view_, Strided(q, layer.q, layer.rows, q_heads),
+                                   Strided(k, layer.k, layer.tokens, kv_heads),
+                                   Strided(v, layer.v, layer.tokens, kv_heads), how, stream_),
+            cudaSuccess);
+  heads_ = static_cast<size_t>(layer.rows) * static_cast<size_t>(q_heads.count);
+  elements_ = heads_ * static_cast<size_t>(kv.value_dim);
+  if (layer.rows > 0) {
+    EXPECT_TRUE(o.Reserve(elements_ * sizeof(float)).ok());
+    EXPECT_TRUE(lse.Reserve(heads_ * sizeof(float)).ok());
+    const client::ResultTarget target{.output = o.data(),
+                                      .lse = lse.as<float>(),
+                                      .element = client::Element::kF32,
+                                      .rows = layer.rows,
+                                      .heads = q_heads.count,
+                                      .value_dim = kv.value_dim,
+                                      .row_stride = int64_t{q_heads.count} * kv.value_dim,
+                                      .head_stride = kv.value_dim};
+    EXPECT_EQ(client::LaunchTakeBack(view_, target, back, stream_), cudaSuccess);
+  } else if (!no_result) {
+    EXPECT_EQ(client::LaunchTakeBack(view_, {}, back, stream_), cudaSuccess);
+  }
+}
+
+HostSession::Results HostSession::Finish() {
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-  if (rows > 0) {
-    results.o = Download(o_device, elements, stream_);
-    results.lse = Download(lse_device, heads, stream_);
+  Results results;
+  if (elements_ > 0) {
+    results.o = Download(*memory_[3], elements_, stream_);
+    results.lse = Download(*memory_[4], heads_, stream_);
   }
   results.failure = failure_.as<client::HostFailure>()->status;
   return results;
 }
 
 SessionRanks::SessionRanks(const CudaBackendOptions& options, DType output, Waiting waiting,
-                           int size)
+                           int size, int32_t endpoints)
     : log_(std::make_shared<SessionLog>(size)),
       ranks_(size, OnGpus(options), WithLog(Poisoned(), log_)),
       output_(output),
-      waiting_(waiting) {}
+      waiting_(waiting),
+      endpoints_(endpoints) {}
 
 Reply SessionRanks::Send(decltype(Command::body) body, CacheId cache) {
   Command command;
@@ -189,11 +218,12 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
                           .output_dtype = output_,
                           .return_lse = true,
                           .wait_timeout = wait_timeout,
-                          .measures = measures};
+                          .measures = measures,
+                          .endpoints = endpoints_};
   // Results lie there in f32 while they are computed, whatever their type is in the end.
   std::vector<LayerGeometry> layers;
   for (const LayerSpec& layer : spec.layers) layers.push_back(GeometryOf(spec, layer));
-  open.layout = mailbox::LayOut(2, MostSlotBytes(layers, open, max_rows, max_rows));
+  open.layout = mailbox::LayOut(2, MostSlotBytes(layers, open, max_rows, max_rows), endpoints_);
   cudaDeviceProp properties;
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   open.host_gpu = cuda::UuidOf(properties);
@@ -205,12 +235,38 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
 
 SessionRanks::Session& SessionRanks::SessionFor(const StepCommand& step) {
   Session& session = sessions_[{step.q.dtype, step.k.dtype}];
-  if (session.host == nullptr) {
+  if (session.hosts.empty()) {
     DeviceMailbox mailbox;
     session.command = Open(spec_, kMostRows, step.q.dtype, step.k.dtype, kPatience, &mailbox);
-    session.host = std::make_unique<HostSession>(session.command, mailbox, waiting_);
+    for (int32_t e = 0; e < endpoints_; ++e) {
+      session.hosts.push_back(std::make_unique<HostSession>(session.command, mailbox, waiting_, e));
+    }
   }
   return session;
+}
+
+HostSession::Results SessionRanks::RunLayer(Session& session, const HostLayer& layer) {
+  for (const auto& host : session.hosts) host->Launch(layer);
+  if (session.hosts.size() == 1) return session.hosts.front()->Finish();
+  const auto rows = static_cast<size_t>(layer.rows);
+  const auto dim = static_cast<size_t>(layer.geometry.kv.value_dim);
+  const auto all = static_cast<size_t>(layer.geometry.q_heads);
+  const size_t each = all / session.hosts.size();
+  HostSession::Results results;
+  results.o.resize(rows * all * dim);
+  results.lse.resize(rows * all);
+  for (size_t e = 0; e < session.hosts.size(); ++e) {
+    const HostSession::Results part = session.hosts[e]->Finish();
+    results.failure = std::max(results.failure, part.failure);
+    for (size_t row = 0; row < rows; ++row) {
+      const size_t to = row * all + e * each;
+      std::copy_n(part.o.begin() + static_cast<ptrdiff_t>(row * each * dim), each * dim,
+                  results.o.begin() + static_cast<ptrdiff_t>(to * dim));
+      std::copy_n(part.lse.begin() + static_cast<ptrdiff_t>(row * each), each,
+                  results.lse.begin() + static_cast<ptrdiff_t>(to));
+    }
+  }
+  return results;
 }
 
 std::map<int, Reply> SessionRanks::Step(const Command& command, const StepCommand& step) {
@@ -245,7 +301,7 @@ std::map<int, Reply> SessionRanks::Step(const Command& command, const StepComman
   }
   const LayerGeometry geometry = GeometryOf(spec_, spec_.layers[static_cast<size_t>(step.layer)]);
   HostSession::Results results =
-      session.host->Layer(geometry, step.q, step.k, step.v, rows, tokens);
+      RunLayer(session, {geometry, step.q, step.k, step.v, rows, tokens});
   EXPECT_EQ(results.failure, 0u);
   for (int rank = 0; rank < size(); ++rank) {
     replies[rank] = {.epoch = command.epoch, .number = command.number, .rank = rank};

@@ -15,6 +15,7 @@
 #include "kernels/cuda/buffer.h"
 #include "service/client/cuda/session_kernels.h"
 #include "tests/worker/cuda/gpu_ranks.h"
+#include "worker/cuda/memory.h"
 
 namespace tributary::worker::testing {
 
@@ -37,28 +38,52 @@ class SessionLog {
   std::map<std::pair<SessionId, int32_t>, SessionNews> newest_ TRIBUTARY_GUARDED_BY(mutex_);
 };
 
-// The host's end of a session, with launches on a stream of its own.
+// One layer of a step, with the tensors of all heads.
+struct HostLayer {
+  const LayerGeometry& geometry;
+  TensorView q;
+  TensorView k;
+  TensorView v;
+  int32_t rows = 0;
+  int32_t tokens = 0;
+};
+
+// The host's end of a session, or an endpoint of it, with launches on a stream of its own. Of
+// several endpoints each has its part of the query heads; KV heads are split alike where that goes
+// evenly, and endpoint 0's where it does not.
 class HostSession {
  public:
   HostSession(const OpenSessionCommand& command, const DeviceMailbox& mailbox,
-              Waiting waiting = Waiting::kSpinningWarp);
+              Waiting waiting = Waiting::kSpinningWarp, int32_t endpoint = 0);
   ~HostSession();
 
   struct Results {
-    std::vector<float> o;
+    std::vector<float> o;  // of the endpoint's heads
     std::vector<float> lse;
     uint32_t failure = 0;  // google.rpc.Code
   };
-  // Hands one layer over, and takes its results back unless there are no rows.
-  Results Layer(const LayerGeometry& geometry, const TensorView& q, const TensorView& k,
-                const TensorView& v, int32_t rows, int32_t tokens);
+  // Puts the launches of a layer into the stream: it is handed over, and its results are taken back
+  // unless there are no rows.
+  void Launch(const HostLayer& layer);
+  // Waits for them.
+  Results Finish();
+  Results Layer(const HostLayer& layer) {
+    Launch(layer);
+    return Finish();
+  }
 
   const client::MailboxView& view() const { return view_; }
   cudaStream_t stream() const { return stream_; }
 
  private:
+  const int32_t endpoint_;
+  const int32_t endpoints_;
   client::MailboxView view_;
   cudaStream_t stream_ = nullptr;
+  // Of the layer under way; made and given back in the order of the stream.
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  size_t elements_ = 0;  // of its results
+  size_t heads_ = 0;
   cuda::DeviceBuffer counter_;
   cuda::PinnedBuffer failure_;
 };
@@ -66,7 +91,8 @@ class HostSession {
 class SessionRanks final : public Ranks {
  public:
   explicit SessionRanks(const CudaBackendOptions& options = {}, DType output = DType::kF32,
-                        Waiting waiting = Waiting::kSpinningWarp, int size = 1);
+                        Waiting waiting = Waiting::kSpinningWarp, int size = 1,
+                        int32_t endpoints = 1);
 
   int size() const override { return ranks_.size(); }
   uint64_t epoch() const override { return ranks_.epoch(); }
@@ -87,17 +113,20 @@ class SessionRanks final : public Ranks {
  private:
   struct Session {
     OpenSessionCommand command;
-    std::unique_ptr<HostSession> host;
-    uint32_t count = 0;       // layers submitted
-    int32_t layers_left = 0;  // of the step, to be handed over
+    std::vector<std::unique_ptr<HostSession>> hosts;  // by endpoint
+    uint32_t count = 0;                               // layers submitted
+    int32_t layers_left = 0;                          // of the step, to be handed over
   };
   std::map<int, Reply> Step(const Command& command, const StepCommand& step);
+  // Hands a layer over by all endpoints; the results of all heads.
+  static HostSession::Results RunLayer(Session& session, const HostLayer& layer);
   Session& SessionFor(const StepCommand& step);
 
   const std::shared_ptr<SessionLog> log_;
   GpuRanks ranks_;
   const DType output_;
   const Waiting waiting_;
+  const int32_t endpoints_;
   uint64_t number_ = 0;
   SessionId last_session_ = 0;
   CacheSpec spec_;

@@ -146,6 +146,84 @@ TEST_P(GpuSessionRanks, LayersThatDifferWhereTheStreamWaits) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuSessionRanks, ::testing::Values(2, 3));
 
+// Hosts whose heads are split over endpoints, which share the mailbox.
+struct EndpointCase {
+  int32_t endpoints;
+  int ranks;
+  Waiting waiting;
+};
+
+class GpuSessionEndpoints : public ::testing::TestWithParam<EndpointCase> {
+ protected:
+  void SetUp() override {
+    TRIBUTARY_SKIP_WITHOUT_GPU();
+    const EndpointCase& c = GetParam();
+    ranks_.emplace(CudaBackendOptions{}, DType::kF32, c.waiting, c.ranks, c.endpoints);
+  }
+  std::optional<SessionRanks> ranks_;  // a GPU is needed to make one
+};
+
+TEST_P(GpuSessionEndpoints, DecodeVerifyPrefill) {
+  RunDecodeVerifyPrefill(*ranks_, LifecycleSpec(16), GpuTolerance(), /*many=*/64);
+}
+
+TEST_P(GpuSessionEndpoints, MixedBatchesAndRepeats) {
+  RunMixedBatches(*ranks_, LifecycleSpec(16), GpuTolerance());
+}
+
+TEST_P(GpuSessionEndpoints, Drafts) { RunDrafts(*ranks_, EveryLayerTypeSpec(), GpuTolerance()); }
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuSessionEndpoints,
+                         ::testing::Values(EndpointCase{2, 1, Waiting::kSpinningWarp},
+                                           EndpointCase{4, 1, Waiting::kSpinningWarp},
+                                           EndpointCase{2, 1, Waiting::kStreamMemoryOps},
+                                           EndpointCase{2, 2, Waiting::kSpinningWarp}),
+                         [](const auto& param) {
+                           const EndpointCase& c = param.param;
+                           const bool spins = c.waiting == Waiting::kSpinningWarp;
+                           return std::to_string(c.endpoints) + "EndpointsOver" +
+                                  std::to_string(c.ranks) + (spins ? "" : "StreamsWait");
+                         });
+
+// What all of them wait for in vain is named.
+TEST(GpuSessionTest, ASilentEndpointEndsTheSession) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks({}, DType::kF32, Waiting::kSpinningWarp, 1, /*endpoints=*/2);
+  const CacheSpec spec = LifecycleSpec(16);
+  ASSERT_TRUE(ranks.Send(CreateCacheCommand{spec}).status.ok());
+  ASSERT_TRUE(ranks.Send(SetTablesCommand{{{7, 0, {0, 1, 2, 3}}}}).status.ok());
+  DeviceMailbox mailbox;
+  const OpenSessionCommand command =
+      ranks.Open(spec, 8, DType::kBf16, DType::kBf16, milliseconds(300), &mailbox);
+  HostSession first(command, mailbox, Waiting::kSpinningWarp, 0);
+  HostSession second(command, mailbox, Waiting::kSpinningWarp, 1);
+  ASSERT_TRUE(
+      ranks
+          .Send(SessionStepCommand{
+              .session = command.session,
+              .kind = StepKind::kDecode,
+              .layers = {{1, 0}, {1, 1}},
+              .entries = {{.sequence = 7, .first_position = 0, .query_rows = 1, .new_tokens = 1}}})
+          .status.ok());
+  const LayerGeometry g = GeometryOf(spec, spec.layers[0]);
+  const std::vector<std::byte> zeros(static_cast<size_t>(g.q_heads * g.kv.key_dim) * 2);
+  const auto view = [&zeros](int32_t heads, int32_t dim) {
+    return TensorView{
+        .data = zeros.data(), .dtype = DType::kBf16, .bytes = static_cast<size_t>(heads * dim) * 2};
+  };
+  const TensorView kv = view(g.kv.kv_heads, g.kv.key_dim);
+  first.Launch({g, view(g.q_heads, g.kv.key_dim), kv, kv, 1, 1});
+  const SessionNews news = ranks.log().AwaitEnd(command.session, 2);
+  EXPECT_EQ(news.status.code(), absl::StatusCode::kDeadlineExceeded) << news.status;
+  EXPECT_THAT(news.status.message(), ::testing::HasSubstr("endpoint 1"));
+  for (HostSession* host : {&first, &second}) {
+    if (host == &second) host->Launch({g, view(g.q_heads, g.kv.key_dim), kv, kv, 1, 1});
+    const HostSession::Results results = host->Finish();
+    EXPECT_EQ(results.failure, 4u);
+    for (const float x : results.o) EXPECT_TRUE(std::isnan(x));
+  }
+}
+
 // A host's graph with layers of a session in it is launched again and again.
 TEST(GpuSessionTest, GraphsOfHostsGoOnForEver) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
@@ -175,10 +253,10 @@ TEST(GpuSessionTest, GraphsOfHostsGoOnForEver) {
     ASSERT_EQ(cudaStreamBeginCapture(host.stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
     for (int layer = 0; layer < 2; ++layer) {
       const client::StridedTensor kv = tensor(g.kv.kv_heads, g.kv.key_dim);
-      ASSERT_EQ(client::LaunchHandOver(host.view(), tensor(g.q_heads, g.kv.key_dim), kv, kv, false,
+      ASSERT_EQ(client::LaunchHandOver(host.view(), tensor(g.q_heads, g.kv.key_dim), kv, kv, {},
                                        host.stream()),
                 cudaSuccess);
-      ASSERT_EQ(client::LaunchTakeBack(host.view(), {}, host.stream()), cudaSuccess);
+      ASSERT_EQ(client::LaunchTakeBack(host.view(), {}, {}, host.stream()), cudaSuccess);
     }
     ASSERT_EQ(cudaStreamEndCapture(host.stream(), &graph), cudaSuccess);
     ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
@@ -225,6 +303,30 @@ TEST(GpuSessionTest, RoundTripsAreTimedBothWays) {
   RecordProperty("spinning_us", std::to_string(times.spinning * 1e6));
   std::printf("round trips: %.1f us by stream memory operations, %.1f us by spinning warps\n",
               times.memory_ops * 1e6, times.spinning * 1e6);
+}
+
+// The memory of one is freed, which may wait for all launches, while the next one is opened, whose
+// launches wait for the host.
+TEST(GpuSessionTest, OneIsOpenedAsAnotherEnds) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks;
+  const CacheSpec spec = LifecycleSpec(16);
+  ASSERT_TRUE(ranks.Send(CreateCacheCommand{spec}).status.ok());
+  for (int i = 0; i < 20; ++i) {
+    DeviceMailbox mailbox;
+    const auto begin = std::chrono::steady_clock::now();
+    const OpenSessionCommand command =
+        ranks.Open(spec, 8, DType::kBf16, DType::kBf16, std::chrono::seconds(10), &mailbox,
+                   /*measures=*/true);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+    HostSession host(command, mailbox);
+    client::RoundTrips times;
+    ASSERT_EQ(client::TimeRoundTrips(host.view(), kProbeRounds,
+                                     std::chrono::steady_clock::now() + std::chrono::seconds(5),
+                                     host.stream(), &times),
+              cudaSuccess);
+    ASSERT_TRUE(ranks.Send(CloseSessionCommand{command.session, 10}).status.ok());
+  }
 }
 
 // ---- how sessions end ---------------------------------------------------------------------------
@@ -279,7 +381,7 @@ class GpuSessionEnd : public ::testing::TestWithParam<EndCase> {
     const auto q = zeros(g.q_heads, g.kv.key_dim);
     const auto k = zeros(g.kv.kv_heads, g.kv.key_dim);
     const auto v = zeros(g.kv.kv_heads, g.kv.value_dim);
-    return host_->Layer(g, view(q), view(k), view(v), 1, 1);
+    return host_->Layer({g, view(q), view(k), view(v), 1, 1});
   }
 
   static constexpr SequenceId kSequence = 7;

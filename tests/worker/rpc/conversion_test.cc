@@ -242,8 +242,10 @@ TEST(Commands, SessionsKeepEveryField) {
                           .return_lse = true,
                           .wait_timeout = std::chrono::microseconds(12'345),
                           .host_gpu = "GPU-1",
-                          .measures = true};
-  open.layout = mailbox::LayOut(4, {.q = 1000, .k = 200, .v = 300, .output = 4000, .lse = 50});
+                          .measures = true,
+                          .endpoints = 3};
+  open.layout = mailbox::LayOut(4, {.q = 1000, .k = 200, .v = 300, .output = 4000, .lse = 50},
+                                /*endpoints=*/3, /*timed=*/true);
   sent->body = open;
   absl::StatusOr<Command> got = Travel(sent);
   ASSERT_TRUE(got.ok()) << got.status();
@@ -261,6 +263,7 @@ TEST(Commands, SessionsKeepEveryField) {
   EXPECT_EQ(opened.wait_timeout, open.wait_timeout);
   EXPECT_EQ(opened.host_gpu, open.host_gpu);
   EXPECT_TRUE(opened.measures);
+  EXPECT_EQ(opened.endpoints, open.endpoints);
 
   sent->body = CloseSessionCommand{9, 14};
   got = Travel(sent);

@@ -1,6 +1,7 @@
 // CudaOperations: partials between ranks.
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/operations/operations.h"
+#include "worker/cuda/session/gate_kernel.h"
 #include "worker/cuda/status.h"
 
 namespace tributary::worker {
@@ -20,6 +21,11 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::BringToHost(Partial part
   return host;
 }
 
+absl::Status CudaOperations::StampAttention() const {
+  if (place_.timed_gate.stamps == nullptr) return absl::OkStatus();
+  return LaunchStamp(place_.timed_gate, stream_);
+}
+
 absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
   const NvtxRange range("merge to root", step_.layer_index);
   if (alone()) {
@@ -28,6 +34,7 @@ absl::Status CudaOperations::MergeToRoot(const RowPass& pass, Partial partial) {
     return Merge(plan_.RowsOf(pass), geometry_.q_heads, layer_.sinks, partial, {}, partial);
   }
   if (device_exchange_.has_value()) {
+    TRIBUTARY_RETURN_IF_ERROR(StampAttention());
     return device_exchange_->MergeToRoot(plan_.RowsOf(pass), partial, layer_.sinks, ResultOf(pass),
                                          partial_arrives_);
   }
@@ -41,6 +48,7 @@ absl::StatusOr<StepOperations::Partial> CudaOperations::MergeToSlices(const RowP
   const NvtxRange range("exchange to slices", step_.layer_index);
   const Partial context{memory_.context_o.as<float>(), memory_.context_lse.as<float>()};
   if (device_exchange_.has_value()) {
+    TRIBUTARY_RETURN_IF_ERROR(StampAttention());
     TRIBUTARY_RETURN_IF_ERROR(device_exchange_->MergeToSlices(pass.row_count, partial, context));
     return context;
   }

@@ -51,6 +51,8 @@ struct CudaPlace {
   float* result_lse = nullptr;
   // The append passes this gate; it is then the first launch of the layer.
   mailbox::Gate gate;
+  // Where the layer is timed (Gate::stamps is not null): what is told when attention is over.
+  mailbox::SharedGate timed_gate;
   // The group of GPUs in which partials are exchanged. Null: the rank's own.
   collective::DeviceGroup* group = nullptr;
 };
@@ -181,6 +183,8 @@ class CudaOperations final : public StepOperations {
   // The rows of a pass in the result. Null where results do not lie on this rank's device.
   Partial ResultOf(const RowPass& pass) const;
 
+  // Called ahead of an exchange: a timed layer's attention is over.
+  absl::Status StampAttention() const;
   absl::Status EnqueueNarrowedTokens();
   cuda::MergeArgs ConversionOf(Partial rows, int32_t count) const;
   // Put rows [row, row + output.rows) of the result on their way to where they are wanted.

@@ -12,7 +12,11 @@
 namespace tributary::worker {
 namespace {
 
-__global__ void __launch_bounds__(32) GateKernel(const __grid_constant__ mailbox::Gate gate) {
+using mailbox::Gate;
+using mailbox::SharedGate;
+
+template <typename AnyGate>
+__global__ void __launch_bounds__(32) GateKernel(const __grid_constant__ AnyGate gate) {
   mailbox::SessionCounter counter;
   if (gate.layer > 0) counter = mailbox::CounterOf(gate);
   cuda::WaitForLaunchesAhead();
@@ -22,11 +26,19 @@ __global__ void __launch_bounds__(32) GateKernel(const __grid_constant__ mailbox
   cuda::LetNextLaunchBegin();
 }
 
-__global__ void __launch_bounds__(32) FinishKernel(const __grid_constant__ mailbox::Gate gate) {
+template <typename AnyGate>
+__global__ void __launch_bounds__(32) FinishKernel(const __grid_constant__ AnyGate gate) {
   const mailbox::SessionCounter counter = mailbox::CounterOf(gate);
   cuda::WaitForLaunchesAhead();
   if (threadIdx.x != 0 || counter.failure != 0) return;
   mailbox::FinishLayer(gate, counter.first_count + static_cast<uint32_t>(gate.layer));
+}
+
+__global__ void __launch_bounds__(32) StampKernel(const __grid_constant__ SharedGate gate) {
+  if (threadIdx.x != 0) return;
+  const mailbox::SessionCounter counter = mailbox::CounterOf(gate);
+  const uint32_t count = counter.first_count + static_cast<uint32_t>(gate.layer);
+  mailbox::StampsOf(gate, count)->attended = mailbox::Nanoseconds();
 }
 
 constexpr int kFetchThreads = 512;
@@ -37,8 +49,19 @@ constexpr int kFetchVectors = 4;
 constexpr int64_t kMostGatedFetchBlocks = 8;
 constexpr int64_t kMostFetchBlocks = 256;
 
+// FetchArgs as a launch has them that passes such gates.
+template <typename AnyGate>
+struct FetchLaunch {
+  AnyGate gate;
+  mailbox::Layout layout;
+  const std::byte* mailbox;
+  std::byte* to;
+  size_t bytes[3];
+};
+
 // Vector `index` of all that is fetched: how many bytes from the slot's begin.
-__device__ __forceinline__ size_t PlaceOfVector(const FetchArgs& args, size_t index) {
+template <typename AnyGate>
+__device__ __forceinline__ size_t PlaceOfVector(const FetchLaunch<AnyGate>& args, size_t index) {
   size_t at = index * 16;
   if (at < args.bytes[0]) return args.layout.q + at;
   at -= args.bytes[0];
@@ -46,10 +69,10 @@ __device__ __forceinline__ size_t PlaceOfVector(const FetchArgs& args, size_t in
   return args.layout.v + at - args.bytes[1];
 }
 
-template <bool kPassesGate>
+template <bool kPassesGate, typename AnyGate>
 __global__ void __launch_bounds__(kFetchThreads)
-    FetchKernel(const __grid_constant__ FetchArgs args) {
-  const mailbox::Gate& gate = args.gate;
+    FetchKernel(const __grid_constant__ FetchLaunch<AnyGate> args) {
+  const AnyGate& gate = args.gate;
   mailbox::SessionCounter counter;
   if (gate.layer > 0) counter = mailbox::CounterOf(gate);
   cuda::WaitForLaunchesAhead();
@@ -108,12 +131,34 @@ absl::Status LaunchProbe(const AnswerArgs& args, cudaStream_t stream) {
                                                              32, /*shared_bytes=*/0, stream));
 }
 
+// Calls launch(gate) with the gate as the kind that it is.
+template <typename Launch>
+cudaError_t WithKind(const SharedGate& gate, const Launch& launch) {
+  return gate.is_shared() ? launch(gate) : launch(static_cast<const Gate&>(gate));
+}
+
+template <typename AnyGate>
+cudaError_t LaunchFetchOf(const FetchArgs& from, const AnyGate& gate, int64_t blocks,
+                          bool passes_gate, bool begins_early, cudaStream_t stream) {
+  const FetchLaunch<AnyGate> args{.gate = gate,
+                                  .layout = from.layout,
+                                  .mailbox = from.mailbox,
+                                  .to = from.to,
+                                  .bytes = {from.bytes[0], from.bytes[1], from.bytes[2]}};
+  return cuda::LaunchGrid(passes_gate ? FetchKernel<true, AnyGate> : FetchKernel<false, AnyGate>,
+                          args,
+                          {.clusters = static_cast<int32_t>(blocks), .begins_early = begins_early},
+                          kFetchThreads, /*shared_bytes=*/0, stream);
+}
+
 }  // namespace
 
-absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream) {
-  return FromCuda("launching a gate",
-                  cuda::LaunchGrid(GateKernel, gate, {.clusters = 1, .begins_early = begins_early},
-                                   32, /*shared_bytes=*/0, stream));
+absl::Status LaunchGate(const SharedGate& gate, bool begins_early, cudaStream_t stream) {
+  return FromCuda("launching a gate", WithKind(gate, [&]<typename G>(const G& g) {
+                    return cuda::LaunchGrid(GateKernel<G>, g,
+                                            {.clusters = 1, .begins_early = begins_early}, 32,
+                                            /*shared_bytes=*/0, stream);
+                  }));
 }
 
 absl::Status LaunchFetch(const FetchArgs& args, bool begins_early, cudaStream_t stream) {
@@ -123,18 +168,22 @@ absl::Status LaunchFetch(const FetchArgs& args, bool begins_early, cudaStream_t 
       std::clamp<int64_t>((vectors + kOfBlock - 1) / kOfBlock, 1, kMostFetchBlocks);
   const bool passes_gate = blocks <= kMostGatedFetchBlocks;
   if (!passes_gate) TRIBUTARY_RETURN_IF_ERROR(LaunchGate(args.gate, begins_early, stream));
-  return FromCuda(
-      "fetching a layer",
-      cuda::LaunchGrid(passes_gate ? FetchKernel<true> : FetchKernel<false>, args,
-                       {.clusters = static_cast<int32_t>(blocks), .begins_early = begins_early},
-                       kFetchThreads, /*shared_bytes=*/0, stream));
+  return FromCuda("fetching a layer", WithKind(args.gate, [&](const auto& gate) {
+                    return LaunchFetchOf(args, gate, blocks, passes_gate, begins_early, stream);
+                  }));
 }
 
-absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream) {
-  return FromCuda(
-      "finishing a layer",
-      cuda::LaunchGrid(FinishKernel, gate, {.clusters = 1, .begins_early = begins_early}, 32,
-                       /*shared_bytes=*/0, stream));
+absl::Status LaunchFinish(const SharedGate& gate, bool begins_early, cudaStream_t stream) {
+  return FromCuda("finishing a layer", WithKind(gate, [&]<typename G>(const G& g) {
+                    return cuda::LaunchGrid(FinishKernel<G>, g,
+                                            {.clusters = 1, .begins_early = begins_early}, 32,
+                                            /*shared_bytes=*/0, stream);
+                  }));
+}
+
+absl::Status LaunchStamp(const SharedGate& gate, cudaStream_t stream) {
+  return FromCuda("timing a layer", cuda::LaunchGrid(StampKernel, gate, {.clusters = 1}, 32,
+                                                     /*shared_bytes=*/0, stream));
 }
 
 absl::Status LaunchAnswer(const ProbeWords& words, uint32_t round, cudaStream_t stream) {
@@ -147,10 +196,15 @@ absl::Status LaunchAnswers(const ProbeWords& words, uint32_t first, uint32_t las
 }
 
 absl::Status LoadGate() {
-  const void* kernels[] = {reinterpret_cast<const void*>(&GateKernel),
-                           reinterpret_cast<const void*>(&FinishKernel),
-                           reinterpret_cast<const void*>(&FetchKernel<true>),
-                           reinterpret_cast<const void*>(&FetchKernel<false>),
+  const void* kernels[] = {reinterpret_cast<const void*>(&GateKernel<Gate>),
+                           reinterpret_cast<const void*>(&GateKernel<SharedGate>),
+                           reinterpret_cast<const void*>(&FinishKernel<Gate>),
+                           reinterpret_cast<const void*>(&FinishKernel<SharedGate>),
+                           reinterpret_cast<const void*>(&FetchKernel<true, Gate>),
+                           reinterpret_cast<const void*>(&FetchKernel<true, SharedGate>),
+                           reinterpret_cast<const void*>(&FetchKernel<false, Gate>),
+                           reinterpret_cast<const void*>(&FetchKernel<false, SharedGate>),
+                           reinterpret_cast<const void*>(&StampKernel),
                            reinterpret_cast<const void*>(&AnswerKernel)};
   return ToAbsl(cuda::LoadKernels(kernels, "the gate of sessions"));
 }

@@ -16,12 +16,12 @@ namespace tributary::worker {
 
 // One warp. It begins early (griddepcontrol). The launch behind it may begin early, too, but does
 // so only when the layer has arrived: it could fill the GPU, and the host must be able to compute.
-absl::Status LaunchGate(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
+absl::Status LaunchGate(const mailbox::SharedGate& gate, bool begins_early, cudaStream_t stream);
 
 // A layer's tensors on their way from the mailbox, which lies on another GPU, to this one. Offsets
 // are the same there and here; here there is one slot.
 struct FetchArgs {
-  mailbox::Gate gate;
+  mailbox::SharedGate gate;
   mailbox::Layout layout;
   const std::byte* mailbox = nullptr;
   std::byte* to = nullptr;
@@ -34,7 +34,10 @@ struct FetchArgs {
 absl::Status LaunchFetch(const FetchArgs& args, bool begins_early, cudaStream_t stream);
 
 // Calls the layer ahead of the gate finished, where the stream waits (Gate::handed_over).
-absl::Status LaunchFinish(const mailbox::Gate& gate, bool begins_early, cudaStream_t stream);
+absl::Status LaunchFinish(const mailbox::SharedGate& gate, bool begins_early, cudaStream_t stream);
+
+// Stamps a timed layer: what the stream has been given of it is over (SlotStamps::attended).
+absl::Status LaunchStamp(const mailbox::SharedGate& gate, cudaStream_t stream);
 
 // The words of a SessionProbe in the mailbox.
 struct ProbeWords {

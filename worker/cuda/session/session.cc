@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,7 +45,7 @@ struct CudaSession::Layer {
   CudaPlace place;
   uint32_t count = 0;
   bool own_gate = false;  // the gate is a launch of its own
-  mailbox::Gate gate;
+  mailbox::SharedGate gate;
   uint32_t* differs = nullptr;  // [entries] in pinned memory, where the layer repeats tokens
   StepResults results;
   std::unique_ptr<CudaOperations> operations;
@@ -67,10 +68,11 @@ absl::StatusOr<std::unique_ptr<CudaSession>> CudaSession::Open(CudaRank& rank, S
       new CudaSession(rank, watch, command, comm.size(), comm.rank()));
   TRIBUTARY_RETURN_IF_ERROR(comm.size() == 1 ? session->TakeMemory()
                                              : session->MeetOthers(comm, deadline));
-  if (command.measures && comm.rank() == 0) {
-    TRIBUTARY_RETURN_IF_ERROR(session->AnswerProbe());
-  }
-  session->Watch(std::move(news));
+  const bool answers = command.measures && comm.rank() == 0;
+  // Ahead of the launches, so that no memory is freed meanwhile: that would wait for them, and they
+  // wait for the host.
+  session->Watch(std::move(news), answers);
+  if (answers) TRIBUTARY_RETURN_IF_ERROR(session->AnswerProbe());
   return session;
 }
 
@@ -135,10 +137,19 @@ absl::Status CudaSession::AnswerProbe() {
     TRIBUTARY_RETURN_IF_ERROR(LaunchAnswer(words, round, memory_->stream()));
     answered = round;
   }
-  return LaunchAnswers(words, answered + 1, 2 * kProbeRounds, memory_->stream());
+  TRIBUTARY_RETURN_IF_ERROR(
+      LaunchAnswers(words, answered + 1, 2 * kProbeRounds, memory_->stream()));
+  probe_launched_ = true;
+  return absl::OkStatus();
 }
 
-void CudaSession::Watch(OnSessionNews news) {
+void CudaSession::Watch(OnSessionNews news, bool answers) {
+  std::function<bool()> answered;
+  if (answers) {
+    answered = [this, memory = memory_.get()] {
+      return probe_launched_ && cudaStreamQuery(memory->stream()) != cudaErrorNotReady;
+    };
+  }
   watch_.Add(
       command_.session, memory_->progress(),
       [this, news = std::move(news)](SessionNews told) {
@@ -151,7 +162,8 @@ void CudaSession::Watch(OnSessionNews news) {
         const cudaError_t state = cudaStreamQuery(memory->stream());
         if (state == cudaSuccess || state == cudaErrorNotReady) return absl::OkStatus();
         return FromCuda("a layer of a session", state);
-      });
+      },
+      std::move(answered));
   watched_ = true;
 }
 
@@ -164,7 +176,7 @@ CudaSession::~CudaSession() {
   while (cudaStreamQuery(memory_->stream()) == cudaErrorNotReady && Clock::now() < grace) {
     std::this_thread::sleep_for(kEndNap);
     // The host may have overwritten the words that end the waits.
-    memory_->EndStreamWaits(command_.layout).IgnoreError();
+    memory_->EndStreamWaits(command_.layout, command_.endpoints).IgnoreError();
     // A rank that is gone is not waited for.
     if (memory_->group() != nullptr && Clock::now() > grace - kEndGrace + kExchangeGrace) {
       memory_->group()->Abort("the session is over");
@@ -187,8 +199,9 @@ void CudaSession::End(int32_t status) {
   if (ended_ || memory_ == nullptr || !rank_.Use().ok()) return;
   ended_ = true;
   // An error means that the GPU is lost, and with it the host's wait.
-  memory_->WriteStatus(command_.layout, static_cast<uint32_t>(status)).IgnoreError();
-  memory_->EndStreamWaits(command_.layout).IgnoreError();
+  memory_->WriteStatus(command_.layout, command_.endpoints, static_cast<uint32_t>(status))
+      .IgnoreError();
+  memory_->EndStreamWaits(command_.layout, command_.endpoints).IgnoreError();
 }
 
 void CudaSession::EndIfHostIsSilent() {
@@ -217,30 +230,40 @@ DeviceSession::SlotTensors CudaSession::TensorsOf(const LayerGeometry& geometry,
           .v = {.data = slot + command_.layout.v, .dtype = command_.kv_dtype, .bytes = bytes.v}};
 }
 
-mailbox::Gate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_results) const {
+mailbox::SharedGate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_results) const {
   const bool is_root = own_rank_ == 0;
   // Other ranks do not share the GPU with the host.
   const bool stream_waits = waiting_ == Waiting::kStreamMemoryOps && is_root;
   uint32_t* peers = ranks_ > 1 ? memory_->finished_of_peers() : nullptr;
-  return {.arrived = Word(command_.layout.arrived),
-          .finished = is_root ? Word(command_.layout.finished)
-                              : peers + (own_rank_ - 1) * mailbox::kPeerWords,
-          .status = Word(command_.layout.status),
-          .counter = memory_->counter(),
-          .progress = memory_->progress(),
-          .bound = static_cast<uint64_t>(command_.wait_timeout.count()),
-          .layer = layer,
-          .layers = layers,
-          .one_gpu = is_root && command_.host_gpu == mailbox_.gpu,
-          .handed_over = stream_waits ? Word(command_.layout.handed_over) : nullptr,
-          .handed_back = stream_waits ? Word(command_.layout.handed_back) : nullptr,
-          .exchange_failure = ranks_ > 1 ? memory_->group()->failure_word() : nullptr,
-          .peers = is_root && !has_results ? peers : nullptr,
-          .ranks = ranks_};
+  mailbox::SharedGate gate;
+  static_cast<mailbox::Gate&>(gate) = {
+      .arrived = Word(command_.layout.arrived),
+      .finished =
+          is_root ? Word(command_.layout.finished) : peers + (own_rank_ - 1) * mailbox::kPeerWords,
+      .status = Word(command_.layout.status),
+      .counter = memory_->counter(),
+      .progress = memory_->progress(),
+      .bound = static_cast<uint64_t>(command_.wait_timeout.count()),
+      .layer = layer,
+      .layers = layers,
+      // Where other endpoints compute is not known.
+      .one_gpu = is_root && command_.endpoints == 1 && command_.host_gpu == mailbox_.gpu,
+      .handed_over = stream_waits ? Word(command_.layout.handed_over) : nullptr,
+      .handed_back = stream_waits ? Word(command_.layout.handed_back) : nullptr,
+      .exchange_failure = ranks_ > 1 ? memory_->group()->failure_word() : nullptr,
+      .peers = is_root && !has_results ? peers : nullptr,
+      .ranks = ranks_};
+  gate.endpoints = command_.endpoints;
+  gate.told = is_root ? command_.endpoints : 1;
+  if (!is_root || command_.layout.stamps == 0) return gate;
+  gate.stamps = memory_->mailbox() + command_.layout.first_slot + command_.layout.stamps;
+  gate.slot_bytes = command_.layout.slot_bytes;
+  gate.slots = static_cast<uint32_t>(command_.layout.slots);
+  return gate;
 }
 
 CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
-                               const mailbox::Gate& gate, uint32_t count) const {
+                               const mailbox::SharedGate& gate, uint32_t count) const {
   CudaPlace place{
       .stream = memory_->stream(), .memory = memory_->workspace(), .group = memory_->group()};
   const bool fetches = own_rank_ > 0;
@@ -258,17 +281,18 @@ CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
   // Behind a wait of the stream nothing begins early, as the gate's launch lets the append do.
   const bool stream_waits = gate.handed_over != nullptr;
   const bool small_append =
-      !fetches && !stream_waits && !narrows_first && step.kind != StepKind::kDflash &&
-      plan.write_slots().count > 0 &&
+      !fetches && !gate.is_shared() && !stream_waits && !narrows_first &&
+      step.kind != StepKind::kDflash && plan.write_slots().count > 0 &&
       cuda::AppendBlocks(step.geometry().kv, plan.padded_tokens()) <= cuda::kMostGatedBlocks;
   if (small_append) place.gate = gate;
+  place.timed_gate = gate;
   return place;
 }
 
 // With the padding that launches of the layer may read, because a graph serves steps of other
 // sizes.
 FetchArgs CudaSession::FetchOf(const PlannedStep& step, const DevicePlan& plan,
-                               const mailbox::Gate& gate) const {
+                               const mailbox::SharedGate& gate) const {
   const int32_t rows = step.plan.query_rows > 0 ? plan.padded_rows() : 0;
   const int32_t tokens = step.plan.new_tokens > 0 ? plan.padded_tokens() : 0;
   const mailbox::SlotRoom bytes = SlotBytes(step.geometry(), command_, rows, tokens);
@@ -325,7 +349,7 @@ absl::Status CudaSession::Prepare(std::span<const PlannedStep> steps,
     const PlannedStep& step = steps[static_cast<size_t>(i)];
     TRIBUTARY_ASSIGN_OR_RETURN(const SessionPlans::Slot* slot,
                                memory_->plans().PlanOf(step, rank_.plan_options()));
-    const mailbox::Gate gate = GateOf(i, count, step.plan.query_rows > 0);
+    const mailbox::SharedGate gate = GateOf(i, count, step.plan.query_rows > 0);
     const uint32_t number = first_count + static_cast<uint32_t>(i);
     const CudaPlace place = PlaceOf(step, slot->plan, gate, number);
     layers->push_back({.step = step,
@@ -350,9 +374,11 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
     if (layer.gate.layer > 0) {
       TRIBUTARY_RETURN_IF_ERROR(LaunchFinish(layer.gate, early_launch_, memory_->stream()));
     }
-    const cudaError_t waits =
-        cuda::EnqueueWaitAtLeast(layer.gate.handed_over, 1, memory_->stream());
-    TRIBUTARY_RETURN_IF_ERROR(FromCuda("waiting for a layer", waits));
+    for (int32_t e = 0; e < command_.endpoints; ++e) {
+      const uint32_t* word = Word(command_.layout.OfEndpoint(e).handed_over);
+      TRIBUTARY_RETURN_IF_ERROR(
+          FromCuda("waiting for a layer", cuda::EnqueueWaitAtLeast(word, 1, memory_->stream())));
+    }
   }
   if (own_rank_ > 0) {
     TRIBUTARY_RETURN_IF_ERROR(

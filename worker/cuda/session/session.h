@@ -9,6 +9,7 @@
 // memory first. Rank 0 writes the merged result and rings.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -78,7 +79,8 @@ class CudaSession final : public DeviceSession {
   // The same where there are several ranks: all of them take memory and share it, or all fail.
   absl::Status MeetOthers(collective::Communicator& comm, collective::Deadline deadline);
   absl::Status Describe();
-  void Watch(OnSessionNews news);
+  // `answers`: AnswerProbe follows.
+  void Watch(OnSessionNews news, bool answers);
   // Puts the launches that answer the host's round trips into the stream.
   absl::Status AnswerProbe();
   // Ends the session when the host has handed nothing over for too long. The watch calls this now
@@ -87,12 +89,12 @@ class CudaSession final : public DeviceSession {
   uint32_t* Word(size_t offset) const {
     return reinterpret_cast<uint32_t*>(memory_->mailbox() + offset);
   }
-  mailbox::Gate GateOf(int32_t layer, int32_t layers, bool has_results) const;
-  CudaPlace PlaceOf(const PlannedStep& step, const DevicePlan& plan, const mailbox::Gate& gate,
-                    uint32_t count) const;
+  mailbox::SharedGate GateOf(int32_t layer, int32_t layers, bool has_results) const;
+  CudaPlace PlaceOf(const PlannedStep& step, const DevicePlan& plan,
+                    const mailbox::SharedGate& gate, uint32_t count) const;
   // On other ranks than rank 0: what passes the gate and brings the layer here.
   FetchArgs FetchOf(const PlannedStep& step, const DevicePlan& plan,
-                    const mailbox::Gate& gate) const;
+                    const mailbox::SharedGate& gate) const;
   absl::Status Prepare(std::span<const PlannedStep> steps, std::span<Shard* const> shards,
                        uint32_t first_count, std::deque<Layer>* layers);
   // Puts all layers into the stream, one launch at a time.
@@ -117,6 +119,7 @@ class CudaSession final : public DeviceSession {
   std::shared_ptr<SessionMemory> memory_;
   DeviceMailbox mailbox_;  // rank 0's
   bool watched_ = false;
+  std::atomic<bool> probe_launched_ = false;  // all of AnswerProbe is in the stream
   bool graphs_work_ = true;
   Waiting waiting_ = Waiting::kSpinningWarp;  // how the step waits that is being enqueued
 

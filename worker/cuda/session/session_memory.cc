@@ -112,18 +112,25 @@ bool SessionMemory::PeersAreGone() {
   return true;
 }
 
-absl::Status SessionMemory::WriteStatus(const mailbox::Layout& layout, uint32_t status) {
+absl::Status SessionMemory::WriteStatus(const mailbox::Layout& layout, int32_t endpoints,
+                                        uint32_t status) {
   uint32_t& word = pinned_.as<Pinned>()->status;
   word = status;
-  return WriteWord(layout.status, word);
+  for (int32_t e = 0; e < endpoints; ++e) {
+    TRIBUTARY_RETURN_IF_ERROR(WriteWord(layout.OfEndpoint(e).status, word));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status SessionMemory::EndStreamWaits(const mailbox::Layout& layout) {
+absl::Status SessionMemory::EndStreamWaits(const mailbox::Layout& layout, int32_t endpoints) {
   const uint32_t& word = pinned_.as<Pinned>()->ends_waits;
-  // Those of layers, and those of round trips.
-  for (const size_t offset :
-       {layout.handed_over, layout.handed_back, layout.service_sleeps, layout.host_sleeps}) {
-    TRIBUTARY_RETURN_IF_ERROR(WriteWord(offset, word));
+  for (int32_t e = 0; e < endpoints; ++e) {
+    const mailbox::Layout words = layout.OfEndpoint(e);
+    // Those of layers, and those of round trips.
+    for (const size_t offset :
+         {words.handed_over, words.handed_back, words.service_sleeps, words.host_sleeps}) {
+      TRIBUTARY_RETURN_IF_ERROR(WriteWord(offset, word));
+    }
   }
   return absl::OkStatus();
 }

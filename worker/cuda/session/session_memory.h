@@ -59,10 +59,11 @@ class SessionMemory {
 
   // What comes into the stream from now on comes behind what the rank's stream has been given.
   absl::Status FollowRank();
-  // Writes the status word, once. This and the next do not wait for what runs or waits on the GPU.
-  absl::Status WriteStatus(const mailbox::Layout& layout, uint32_t status);
+  // Writes the status words of so many endpoints, once. This and the next do not wait for what runs
+  // or waits on the GPU. `layout` is endpoint 0's.
+  absl::Status WriteStatus(const mailbox::Layout& layout, int32_t endpoints, uint32_t status);
   // Writes the words that streams of either side wait for, so that their waits end.
-  absl::Status EndStreamWaits(const mailbox::Layout& layout);
+  absl::Status EndStreamWaits(const mailbox::Layout& layout, int32_t endpoints);
 
  private:
   struct Pinned {

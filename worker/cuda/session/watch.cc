@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,10 +26,12 @@ uint32_t Read(const uint32_t& word) {
 // Memory that a session left waits for the steps of others no longer than this.
 constexpr std::chrono::seconds kPatience{10};
 
-absl::Status FailureOf(uint32_t failure) {
+absl::Status FailureOf(uint32_t failure, uint32_t silent) {
   switch (static_cast<mailbox::Awaited>(failure)) {
     case mailbox::Awaited::kTimedOut:
-      return absl::DeadlineExceededError("the host did not hand the next layer over in time");
+      return absl::DeadlineExceededError(absl::StrCat(
+          silent == 0 ? std::string("the host") : absl::StrCat("endpoint ", silent - 1),
+          " did not hand the next layer over in time"));
     default:
       return absl::AbortedError("the session was ended");
   }
@@ -50,14 +53,19 @@ SessionWatch::~SessionWatch() {
 }
 
 void SessionWatch::Add(SessionId session, const mailbox::SessionProgress* progress,
-                       OnSessionNews told, std::function<absl::Status()> device_status) {
+                       OnSessionNews told, std::function<absl::Status()> device_status,
+                       std::function<bool()> answered) {
   auto watched = std::make_shared<Watched>();
   watched->session = session;
   watched->progress = progress;
   watched->told = std::move(told);
   watched->device_status = std::move(device_status);
+  watched->answered = std::move(answered);
   const MutexLock lock(mutex_);
+  const bool waits_for_host = watched->answered != nullptr;
   sessions_.push_back(std::move(watched));
+  changed_.NotifyAll();
+  while (waits_for_host && freeing_) changed_.Wait(mutex_);
 }
 
 void SessionWatch::Expect(SessionId session, uint32_t end) {
@@ -77,18 +85,19 @@ void SessionWatch::Remove(SessionId session) {
 
 bool SessionWatch::Busy() const {
   return std::any_of(sessions_.begin(), sessions_.end(),
-                     [](const WatchedPtr& w) { return w->seen != w->expected; });
+                     [](const WatchedPtr& w) { return w->answered || w->seen != w->expected; });
 }
 
 void SessionWatch::Look(bool at_device) {
   const std::vector<WatchedPtr> sessions = sessions_;
   for (const WatchedPtr& watched : sessions) {
+    if (at_device && watched->answered && watched->answered()) watched->answered = nullptr;
     if (watched->seen == watched->expected) continue;
     SessionNews news{.session = watched->session, .ended = Read(watched->progress->ended)};
     const uint32_t failure = Read(watched->progress->failure);
     if (failure != 0 && news.ended != watched->expected) continue;  // until nothing runs
     if (failure != 0) {
-      news.status = FailureOf(failure);
+      news.status = FailureOf(failure, Read(watched->progress->silent));
       news.ended = Read(watched->progress->failed_at);
     }
     if (at_device && news.status.ok()) news.status = watched->device_status();
@@ -120,10 +129,13 @@ void SessionWatch::FreeUnused() {
     if (Busy() && Clock::now() - unused_.front().since <= kPatience) return;
     Unused unused = std::move(unused_.front());
     unused_.pop_front();
+    freeing_ = true;
     mutex_.Unlock();
     const bool goes = unused.may_go == nullptr || unused.may_go();
     if (goes) unused.memory.reset();
     mutex_.Lock();
+    freeing_ = false;
+    changed_.NotifyAll();
     if (goes) continue;
     unused.since = Clock::now();
     unused_.push_back(std::move(unused));

@@ -28,17 +28,20 @@ class SessionWatch {
 
   // From now on `told` is called, on the watch's thread, whenever more of the session's steps have
   // ended, and when it has failed and nothing of it is left on the GPU. `progress` stays until
-  // Remove. `device_status` says whether the GPU still works; it is called now and then.
+  // Remove. `device_status` says whether the GPU still works; it is called now and then. Where
+  // `answered` is given, the session is about to wait for its host on the GPU, as a step does,
+  // until that returns true; it is called now and then, too. Then no memory is being freed when
+  // this returns, and none is until then.
   void Add(SessionId session, const mailbox::SessionProgress* progress, OnSessionNews told,
-           std::function<absl::Status()> device_status);
+           std::function<absl::Status()> device_status, std::function<bool()> answered = nullptr);
   // The session's steps in flight will end with layer number `end` - 1.
   void Expect(SessionId session, uint32_t end);
   // `told` is not called any more when this returns. Not from within `told`.
   void Remove(SessionId session);
-  // Destroys `memory` on the watch's thread, when no step of a session is in flight or after a
-  // while, because CUDA may make that wait for all that runs. It is not destroyed before `may_go`,
-  // which is called now and then, returns true; memory that it holds back until the watch ends
-  // stays until the process ends.
+  // Destroys `memory` on the watch's thread, when no session waits for its host or after a while,
+  // because CUDA may make that wait for all that runs. It is not destroyed before `may_go`, which
+  // is called now and then, returns true; memory that it holds back until the watch ends stays
+  // until the process ends.
   void FreeLater(std::shared_ptr<void> memory, std::function<bool()> may_go = nullptr);
 
  private:
@@ -52,9 +55,10 @@ class SessionWatch {
     const mailbox::SessionProgress* progress = nullptr;
     OnSessionNews told;
     std::function<absl::Status()> device_status;
-    uint32_t expected = 0;  // number of layers that were enqueued
-    uint32_t seen = 0;      // number of layers that `told` knows to have ended
-    bool failed = false;    // `told` knows that it failed
+    std::function<bool()> answered;  // null from when it has returned true
+    uint32_t expected = 0;           // number of layers that were enqueued
+    uint32_t seen = 0;               // number of layers that `told` knows to have ended
+    bool failed = false;             // `told` knows that it failed
   };
   using WatchedPtr = std::shared_ptr<Watched>;
 
@@ -72,6 +76,7 @@ class SessionWatch {
   std::vector<WatchedPtr> sessions_ TRIBUTARY_GUARDED_BY(mutex_);
   const Watched* telling_ TRIBUTARY_GUARDED_BY(mutex_) = nullptr;  // whose `told` is being called
   std::deque<Unused> unused_ TRIBUTARY_GUARDED_BY(mutex_);
+  bool freeing_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // something that was in unused_
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
