@@ -5,7 +5,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <thread>
 #include <tuple>
@@ -313,7 +315,8 @@ class Client {
 
   std::unique_ptr<Session> OpenSession(const std::string& cache, int memory, int max_rows,
                                        int max_new_tokens, int dtype, bool lse, int max_steps,
-                                       double wait_timeout, Timeout timeout) {
+                                       double wait_timeout, int endpoints, bool kv_replicated,
+                                       Timeout timeout) {
     const Handle client = Open(timeout);
     tributary_session_options options{};
     options.size = sizeof options;
@@ -325,7 +328,21 @@ class Client {
     options.return_lse = lse;
     options.max_steps = max_steps;
     options.wait_timeout_ms = static_cast<int64_t>(std::ceil(wait_timeout * 1000));
+    options.endpoints = endpoints;
+    options.kv_replicated = kv_replicated;
     return std::make_unique<Session>(client.get(), options);
+  }
+
+  std::unique_ptr<Session> JoinSession(uint64_t session, nb::bytes secret, int number, int memory,
+                                       Timeout timeout) {
+    const Handle client = Open(timeout);
+    tributary_endpoint endpoint{};
+    endpoint.size = sizeof endpoint;
+    endpoint.session = session;
+    std::memcpy(endpoint.secret, secret.c_str(), std::min(secret.size(), sizeof endpoint.secret));
+    endpoint.endpoint = number;
+    endpoint.memory = static_cast<tributary_memory>(memory);
+    return std::make_unique<Session>(client.get(), endpoint);
   }
 
  private:
@@ -380,7 +397,9 @@ void BindClient(nb::module_& m) {
            nb::arg().noconvert().none(), nb::arg(), nb::arg(), timeout)
       .def("cancel", &Client::Cancel, nb::arg())
       .def("open_session", &Client::OpenSession, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg(), nb::arg(), nb::arg(), nb::arg(), timeout);
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), timeout)
+      .def("join_session", &Client::JoinSession, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           timeout);
 }
 
 }  // namespace tributary::python

@@ -32,11 +32,18 @@ Address Locate(const char* field, const Array& array) {
 
 }  // namespace
 
-Session::Session(tributary_client* client, const tributary_session_options& options)
-    : dtype_(options.dtype) {
+Session::Session(tributary_client* client, const tributary_session_options& options) {
   info_.size = sizeof info_;
   Wait([&](tributary_error** error) {
     return tributary_open_session(client, &options, &session_, &info_, error);
+  });
+  warning_ = tributary_session_warning(session_);
+}
+
+Session::Session(tributary_client* client, const tributary_endpoint& endpoint) {
+  info_.size = sizeof info_;
+  Wait([&](tributary_error** error) {
+    return tributary_join_session(client, &endpoint, &session_, &info_, error);
   });
   warning_ = tributary_session_warning(session_);
 }
@@ -49,17 +56,24 @@ void Session::InTurn(const Body& body) {
   });
 }
 
-std::tuple<int, int, int, int> Session::Info() const {
-  return {info_.memory, info_.max_rows, info_.max_new_tokens, info_.max_steps};
+std::tuple<int, int, int, int, bool> Session::Info() const {
+  return {info_.memory, info_.max_rows, info_.max_new_tokens, info_.max_steps,
+          info_.return_lse != 0};
 }
 
-std::tuple<int, int, int, int> Session::LayerShape(int layer) {
+std::tuple<int, int, uint64_t, nb::bytes> Session::Endpoint() const {
+  return {info_.endpoint, info_.endpoints, info_.session,
+          nb::bytes(info_.secret, sizeof info_.secret)};
+}
+
+std::tuple<int, int, int, int, int, int> Session::LayerShape(int layer) {
   tributary_layer_shape shape{};
   shape.size = sizeof shape;
   InTurn([&](tributary_session* session, tributary_error** error) {
     return tributary_session_layer_shape(session, layer, &shape, error);
   });
-  return {shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_head_dim};
+  return {shape.q_heads,        shape.kv_heads,     shape.head_dim,
+          shape.value_head_dim, shape.first_q_head, shape.first_kv_head};
 }
 
 uint64_t Session::Submit(int mode, int first_layer, int layers, const StepEntries& entries,
@@ -106,7 +120,7 @@ tributary_rows Session::Rows(const char* field, nb::handle tensor, bool written)
     address = Locate(field, nb::cast<nb::ndarray<nb::ro>>(tensor, /*convert=*/false));
   }
   const auto& [data, dtype, on_gpu, shape, strides] = address;
-  if (dtype != dtype_) Wrong(field, "must have the dtype of the session");
+  if (dtype != info_.dtype) Wrong(field, "must have the dtype of the session");
   if (on_gpu != (info_.memory == TRIBUTARY_MEMORY_DEVICE))
     Wrong(field, on_gpu ? "is on a GPU, the session in host memory" : "must be on the GPU");
   if (std::get<2>(strides) != 1 && std::get<2>(shape) > 1)
@@ -147,11 +161,12 @@ void Session::Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, n
   });
 }
 
-void Session::Append(nb::handle k, nb::handle v, uintptr_t stream) {
+void Session::Append(nb::handle k, nb::handle v, int rows, uintptr_t stream) {
   tributary_session_layer layer{};
   layer.size = sizeof layer;
   layer.k = Rows("k", k, false);
   layer.v = Rows("v", v, false);
+  if (layer.k.data == nullptr) layer.k.rows = rows;
   layer.stream = reinterpret_cast<void*>(stream);
   InTurn([&](tributary_session* session, tributary_error** error) {
     return tributary_session_append(session, &layer, error);
@@ -188,12 +203,13 @@ void Session::Abandon() {
 void BindSession(nb::module_& m) {
   nb::class_<Session>(m, "Session")
       .def("info", &Session::Info)
+      .def("endpoint", &Session::Endpoint)
       .def("warning", &Session::Warning)
       .def("layer_shape", &Session::LayerShape)
       .def("submit", &Session::Submit)
       .def("attend", &Session::Attend, nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg().none(), nb::arg().none(), nb::arg())
-      .def("append", &Session::Append)
+      .def("append", &Session::Append, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
       .def("wait", &Session::Await)
       .def("status", &Session::Status)
       .def("close", &Session::Close)

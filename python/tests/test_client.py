@@ -6,6 +6,7 @@ The service is $TRIBUTARY_COORDINATOR, or the tributary-coordinator on the PATH.
 import asyncio
 import contextlib
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -59,6 +60,40 @@ def attention(q, keys, values, first_position, window_left=None, sinks=None):
             if sinks is not None:
                 output[row, head] /= 1 + np.exp(sinks[head] - lse[row, head])
     return output, lse
+
+
+def whole_heads():
+    """q, k and v of four rows; the same in every process."""
+    rng = np.random.default_rng(11)
+    return [exact(rng, (4, heads, DIM), "bf16") for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def drive(session, sequence, position):
+    """An endpoint's part of a step with `whole_heads`: output and LSE of its heads, for each layer."""
+    number = session.submit([StepEntry(sequence, position, 4, 4)], layers=2)
+    done = []
+    for layer in range(2):
+        shape = session.layer_shape(layer)
+        own, of_kv = (
+            slice(shape.first_q_head, shape.first_q_head + shape.q_heads),
+            slice(shape.first_kv_head, shape.first_kv_head + shape.kv_heads),
+        )
+        q, k, v = whole_heads()
+        kv = (k[:, of_kv], v[:, of_kv]) if shape.kv_heads else (None, None)
+        lse = np.empty((4, shape.q_heads), np.float32)
+        done.append((session.attend(q[:, own], *kv, lse=lse), lse))
+    session.wait(number)
+    return done
+
+
+def join(target, invitation, endpoint, sequence, position):
+    """What another process of the host does."""
+    with tributary.Client(target) as client:
+        session = client.join_session(invitation, endpoint)
+        assert session.endpoint == endpoint
+        done = drive(session, sequence, position)
+        session.abandon()  # the step is over for all of them
+        return done
 
 
 class WithService(served.WithService):
@@ -324,6 +359,49 @@ class Sessions(WithService):
             self.assertIs(session.attend(q[:1], out=out[:1]).base, out.base)
             np.testing.assert_allclose(out[0, :, 0], 1 / 3, atol=1e-2)
             session.wait(number)
+
+    def test_endpoints_are_processes(self):
+        cache = self.cache()
+        sequence = cache.open()
+        processes = multiprocessing.get_context("spawn")
+        for replicated in (False, True):
+            with self.subTest(kv_replicated=replicated):
+                position = cache.truncate(sequence, 0)
+                session = cache.session(max_rows=4, memory="host", lse=True, endpoints=4, kv_replicated=replicated)
+                self.assertEqual((session.endpoint, session.endpoints), (0, 4))
+                with self.assertRaises(errors.InvalidArgument) as caught:
+                    self.client.join_session(session.invitation, 4)
+                self.assertEqual(caught.exception.field, "join.endpoint")
+                with processes.Pool(3) as pool:
+                    others = [
+                        pool.apply_async(join, (self.service.target, session.invitation, endpoint, sequence, position))
+                        for endpoint in (1, 2, 3)
+                    ]
+                    outputs = [drive(session, sequence, position)] + [other.get(60) for other in others]
+                q, k, v = whole_heads()
+                want, sums = attention(q, k, v, 0)
+                for layer in range(2):
+                    got = np.concatenate([output for output, _ in (of[layer] for of in outputs)], axis=1)
+                    np.testing.assert_allclose(got, want, atol=1e-2, rtol=1e-2)
+                    got = np.concatenate([lse for _, lse in (of[layer] for of in outputs)], axis=1)
+                    np.testing.assert_allclose(got, sums, atol=2e-3, rtol=2e-3)
+                session.abandon()
+
+    def test_an_endpoint_that_leaves_ends_the_session_for_all(self):
+        cache = self.cache()
+        session = cache.session(max_rows=4, memory="host", endpoints=2)
+        other = self.client.join_session(session.invitation, 1)
+        self.assertIsNone(other.invitation)
+        self.assertEqual((other.endpoint, other.max_rows, other.memory), (1, 4, "host"))
+        self.assertEqual(other.layer_shape(0), tributary.LayerShape(2, 1, DIM, DIM, 2, 1))
+        with self.assertRaises(errors.AlreadyExists):
+            self.client.join_session(session.invitation, 1)
+        other.abandon()
+        q, k, v = whole_heads()
+        with self.assertRaises(errors.Aborted) as caught:
+            session.submit([StepEntry(cache.open(), 0, 4, 4)], layers=2)
+            session.attend(q[:, :2], k[:, :1], v[:, :1])
+        self.assertIn("endpoint 1", str(caught.exception))
 
     def test_what_does_not_fit_is_refused_and_the_session_goes_on(self):
         cache = self.cache()

@@ -15,7 +15,7 @@ from ._core import version as _version
 from .client import Attention, Cache, CacheSpec, Call, Client, Entry, LayerSpec
 from .errors import TributaryError
 from .service import Service, serve
-from .session import LayerShape, Session, StepEntry
+from .session import Invitation, LayerShape, Session, StepEntry
 
 __version__ = _version()
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Call",
     "Client",
     "Entry",
+    "Invitation",
     "LayerShape",
     "LayerSpec",
     "Service",

@@ -22,7 +22,7 @@ from typing import Any
 from . import client as blocking
 from . import session as blocking_session
 from .client import Attention, CacheSpec, Entry
-from .session import StepEntry
+from .session import Invitation, StepEntry
 
 __all__ = ["Cache", "Client", "Session", "connect"]
 
@@ -177,6 +177,10 @@ class Client:
     async def create_cache(self, id: str, spec: CacheSpec, *, timeout: float | None = None) -> Cache:
         """Creates a cache, or finds the one that has this id and this spec."""
         return Cache(await asyncio.to_thread(self.blocking.create_cache, id, spec, timeout=timeout))
+
+    async def join_session(self, invitation: Invitation, endpoint: int, *, timeout: float | None = None) -> Session:
+        """As `tributary.Client.join_session`."""
+        return Session(await asyncio.to_thread(self.blocking.join_session, invitation, endpoint, timeout=timeout))
 
     async def close(self) -> None:
         """Ends the connection. Calls in flight raise `Cancelled`."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _core
 from ._tensors import CODES, bits, dtype_code, empty_beside
-from .session import MEMORIES, Session
+from .session import MEMORIES, Invitation, Session
 
 _KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16")
 _MODES = {"causal": 1, "dflash": 2}
@@ -205,6 +205,8 @@ class Cache:
         lse: bool = False,
         max_steps: int = 2,
         wait_timeout: float = 10.0,
+        endpoints: int = 1,
+        kv_replicated: bool = False,
         timeout: float | None = None,
     ) -> Session:
         """Opens a session: model steps are submitted once, and then their layers are handed over.
@@ -225,9 +227,16 @@ class Cache:
             Steps that are submitted and not over, at a time.
         wait_timeout : float
             Seconds that either side waits for a layer before the session is given up.
+        endpoints : int
+            Processes that the model's heads are split over, each with an endpoint of the session. The others join
+            with `Client.join_session` and this one's `Session.invitation`. Of "host" and "device" memory.
+        kv_replicated : bool
+            Whether every endpoint has all KV heads. Then endpoint 0 alone hands k and v over.
 
         Raises
         ------
+        InvalidArgument
+            The model's heads cannot be split over so many endpoints (``open.endpoints``).
         FailedPrecondition
             The service has no such memory for this host (``open.memory``).
         Unimplemented
@@ -242,9 +251,19 @@ class Cache:
             raise ValueError(f"memory: must be one of {', '.join(MEMORIES)}, is {memory!r}")
         tokens = max_rows if max_new_tokens is None else max_new_tokens
         core = self._core.open_session(
-            self.id, MEMORIES[memory], max_rows, tokens, dtype_code(dtype), lse, max_steps, wait_timeout, timeout
+            self.id,
+            MEMORIES[memory],
+            max_rows,
+            tokens,
+            dtype_code(dtype),
+            lse,
+            max_steps,
+            wait_timeout,
+            endpoints,
+            kv_replicated,
+            timeout,
         )
-        session = Session(core, lse)
+        session = Session(core)
         if session.warning and session.warning not in self._warnings:
             self._warnings.add(session.warning)
             warnings.warn(f"tributary: {session.warning}", RuntimeWarning, stacklevel=2)
@@ -415,6 +434,31 @@ class Client:
     def create_cache(self, id: str, spec: CacheSpec, *, timeout: float | None = None) -> Cache:
         """Creates a cache, or finds the one that has this id and this spec."""
         return Cache(self._core, id, spec, timeout)
+
+    def join_session(self, invitation: Invitation, endpoint: int, *, timeout: float | None = None) -> Session:
+        """Joins a session that another process of the same host has opened with several endpoints.
+
+        From then on all endpoints do the same: `Session.submit`, `Session.attend` or `Session.append` for each layer,
+        `Session.wait`. Endpoint 0 sends the step, the others wait for what becomes of it. Tensors are those of the
+        endpoint's heads: see `Session.layer_shape`. The session ends for all of them when one leaves, or hands nothing
+        over for the session's wait timeout.
+
+        Parameters
+        ----------
+        invitation : Invitation
+            `Session.invitation` of the process that opened the session. It may be pickled.
+        endpoint : int
+            Which one this process is to be: 1 to endpoints - 1. Each joins once.
+
+        Raises
+        ------
+        NotFound
+            No session with this number and secret is open (``join.session_id``).
+        InvalidArgument, AlreadyExists
+            There is no such endpoint, or it has joined (``join.endpoint``).
+        """
+        memory = MEMORIES[invitation.memory]
+        return Session(self._core.join_session(invitation.session, invitation.secret, endpoint, memory, timeout))
 
     def close(self) -> None:
         """Ends the connection, when calls of other threads have ended."""

@@ -38,9 +38,23 @@ class LayerShape:
     """What the tensors of a layer must be."""
 
     q_heads: int
-    kv_heads: int
+    kv_heads: int  #: 0: another endpoint hands k and v over
     head_dim: int  #: of queries and keys
     value_head_dim: int  #: of values and outputs
+    first_q_head: int = 0  #: which of the layer's query heads is this endpoint's first
+    first_kv_head: int = 0
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a process needs to join a session with several endpoints (`Client.join_session`).
+
+    It is good while the session lives, for clients of the identity that opened it.
+    """
+
+    session: int  #: the session's number
+    secret: bytes
+    memory: str  #: "host" or "device"
 
 
 class Session:
@@ -54,17 +68,23 @@ class Session:
     memory : "host", "device" or "messages"
         Where the tensors of its layers travel.
     max_rows, max_new_tokens, max_steps : int
-        The largest step, and how many may be submitted and not over.
+        Rows and new tokens of a slot, and how many steps may be submitted and not over. Larger steps go in pieces.
+    endpoint, endpoints : int
+        Which endpoint of the session this is, and how many there are.
+    invitation : Invitation or None
+        With this the other endpoints join. None: this one has joined itself, or there are no others.
     warning : str
         What would make it faster, as the service says; "": nothing. `Cache.session` warns of it, once for a cache.
     """
 
-    def __init__(self, core: _core.Session, lse: bool) -> None:
+    def __init__(self, core: _core.Session) -> None:
         self._core = core
         weakref.finalize(self, core.abandon)  # before Python ends, at the latest
-        self._lse = lse
-        memory, self.max_rows, self.max_new_tokens, self.max_steps = core.info()
+        memory, self.max_rows, self.max_new_tokens, self.max_steps, self._lse = core.info()
         self.memory = next(name for name, code in MEMORIES.items() if code == memory)
+        self.endpoint, self.endpoints, number, secret = core.endpoint()
+        invites = self.endpoint == 0 and self.endpoints > 1
+        self.invitation = Invitation(number, secret, self.memory) if invites else None
         self.warning = core.warning()
         self._shapes: dict[int, LayerShape] = {}
 
@@ -158,10 +178,21 @@ class Session:
         )
         return out
 
-    def append(self, k: Any, v: Any, *, stream: int | None = None) -> None:
-        """Hands over a layer of an append-only step, and waits for nothing."""
+    def append(self, k: Any, v: Any, *, rows: int = 0, stream: int | None = None) -> None:
+        """Hands over a layer of an append-only step, and waits for nothing.
+
+        Parameters
+        ----------
+        k : [new tokens, kv_heads, head_dim], or None
+            None: of an endpoint without KV heads.
+        v : [new tokens, kv_heads, value_head_dim], or None
+        rows : int
+            New tokens, where k and v are None.
+        stream : int
+            As of `attend`. An endpoint without KV heads states it, if its memory is "device".
+        """
         k, v = strided(k), strided(v)
-        self._core.append(address(k), address(v), _stream(k, stream))
+        self._core.append(address(k), address(v), rows, _stream(k, stream))
 
     def wait(self, step: int) -> None:
         """Waits until a step is over. Raises what it failed with; without that, its tokens are held."""
