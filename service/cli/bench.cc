@@ -48,6 +48,20 @@ bool ParseDType(const std::string& name, DType* dtype) {
   return false;
 }
 
+bool ParseMemory(const std::string& name, v1::SessionMemory* memory) {
+  constexpr std::pair<const char*, v1::SessionMemory> kMemories[] = {
+      {"default", v1::SESSION_MEMORY_UNSPECIFIED},
+      {"host", v1::SESSION_MEMORY_HOST},
+      {"device", v1::SESSION_MEMORY_DEVICE},
+      {"messages", v1::SESSION_MEMORY_MESSAGES}};
+  for (const auto& [known, value] : kMemories) {
+    if (name != known) continue;
+    *memory = value;
+    return true;
+  }
+  return false;
+}
+
 class Bench final : public Command {
  public:
   std::string name() const override { return "bench"; }
@@ -113,6 +127,18 @@ class Bench final : public Command {
     flags.Add("session", &load_.session,
               "Each step is submitted to a session, and its layers go through shared memory over a "
               "Unix socket, or in messages over TCP, instead of a call each.");
+    flags.Add("session_memory", &session_memory_,
+              "The session's tensors lie there: default, host (shared memory), device (a GPU) or "
+              "messages.");
+    flags.Add("slot_rows", &load_.slot_rows,
+              "A slot of the session has room for this many rows and new tokens; layers of larger "
+              "steps go in pieces. 0 means those of a step.");
+    flags.Add(
+        "host_gpu", &load_.host_gpu,
+        "Queries, keys and values of a session with --session_memory=device lie on this GPU.");
+    flags.Add("breakdown", &load_.breakdown,
+              "Layers of a session with --session_memory=device are timed on the GPUs, and where "
+              "their time goes is shown.");
     flags.Add("warmup", &warmup_, "The load runs for this long before it is measured.");
     flags.Add("duration", &duration_, "The load is measured for this long.");
     flags.Add("timeout", &timeout_, "A call, its repeats included, may take this long.");
@@ -122,6 +148,11 @@ class Bench final : public Command {
   int Run() override {
     if (!ParseDType(dtype_, &load_.dtype)) return WrongDType("dtype", dtype_);
     if (!ParseDType(kv_dtype_, &load_.kv_dtype)) return WrongDType("kv_dtype", kv_dtype_);
+    if (!ParseMemory(session_memory_, &load_.session_memory)) {
+      Fail(name(), absl::StrCat("--session_memory: cannot be '", session_memory_,
+                                "', only default, host, device or messages"));
+      return kWrongUsage;
+    }
     if (!worker::Parse(device_, &embedded_.device)) {
       Fail(name(), absl::StrCat("--device: cannot be '", device_, "', only cpu or cuda"));
       return kWrongUsage;
@@ -173,6 +204,7 @@ class Bench final : public Command {
   std::string device_ = Name(worker::Device::kCpu);
   std::string dtype_ = Name(LoadOptions().dtype);
   std::string kv_dtype_ = Name(LoadOptions().kv_dtype);
+  std::string session_memory_ = "default";
   bool shared_memory_ = true;
   bool json_ = false;
   absl::Duration warmup_ = absl::FromChrono(LoadOptions().warmup);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/telemetry/json_string.h"
 #include "service/cli/interval.h"
 #include "service/cli/table.h"
@@ -30,7 +31,9 @@ std::string HeadDims(const LoadOptions& o) {
 
 // How they travel.
 std::string Tensors(const LoadOptions& o) {
-  if (o.session) return ", session";
+  if (o.session) {
+    return o.session_memory == v1::SESSION_MEMORY_DEVICE ? ", session on a GPU" : ", session";
+  }
   return o.shared_memory_bytes > 0 ? ", shared memory" : ", inline";
 }
 
@@ -52,22 +55,34 @@ std::string Throughput(const LoadResult& r) {
                       Bytes(PerSecond(r, r.kv_bytes_read)), "/s\n");
 }
 
-std::string Percentiles(LoadResult& r, const Style& style) {
+using NamedLatencies = std::vector<std::pair<const char*, Latencies*>>;
+
+NamedLatencies PhasesOf(LayerBreakdown& times) {
+  return {{"fill", &times.fill},           {"ring seen", &times.ring_seen},
+          {"attention", &times.attention}, {"exchange", &times.exchange},
+          {"ring back", &times.ring_back}, {"wait", &times.wait}};
+}
+
+std::string Percentiles(const char* heading, const NamedLatencies& rows, const Style& style) {
   std::vector<Table::Column> columns = {
-      {"LATENCY"}, {"COUNT", Align::kRight}, {"MEAN", Align::kRight}};
-  for (const auto& [title, fraction] : kPercentiles) columns.push_back({title, Align::kRight});
+      {heading}, {"COUNT", Align::kRight}, {"MEAN", Align::kRight}};
+  for (const auto& [name, fraction] : kPercentiles) columns.push_back({name, Align::kRight});
   Table table(columns);
-  const auto add = [&](const char* what, Latencies& latencies) {
+  for (const auto& [what, of_row] : rows) {
+    Latencies& latencies = *of_row;
     std::vector<std::string> cells = {what, Count(static_cast<int64_t>(latencies.count())),
                                       latencies.count() == 0 ? "-" : Seconds(latencies.Mean())};
     for (const auto& [title, fraction] : kPercentiles) {
       cells.push_back(latencies.count() == 0 ? "-" : Seconds(latencies.Percentile(fraction)));
     }
     table.AddRow(std::move(cells));
-  };
-  add("request (one layer)", r.request_latency);
-  add("step (all layers)", r.step_latency);
+  }
   return table.Render(style);
+}
+
+std::string Breakdown(LayerBreakdown& times, const Style& style) {
+  if (times.empty()) return "";
+  return absl::StrCat("\n", Percentiles("A LAYER ON THE GPUS", PhasesOf(times), style));
 }
 
 std::string ServiceShare(const v1::Statistics& s, const Style& style) {
@@ -117,7 +132,11 @@ std::string LatencyJson(Latencies& latencies) {
 std::string BenchReport(const LoadOptions& options, LoadResult& result, bool embedded,
                         const Style& style) {
   return absl::StrCat(SetUp(options, result, embedded, style), Throughput(result), "\n",
-                      Percentiles(result, style), ServiceShare(result.service, style),
+                      Percentiles("LATENCY",
+                                  {{"request (one layer)", &result.request_latency},
+                                   {"step (all layers)", &result.step_latency}},
+                                  style),
+                      Breakdown(result.breakdown, style), ServiceShare(result.service, style),
                       Errors(result, style));
 }
 
@@ -147,6 +166,12 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
                                       {"append_seconds", Number(r.service.append_seconds())},
                                       {"attend_seconds", Number(r.service.attend_seconds())},
                                       {"exchange_seconds", Number(r.service.exchange_seconds())}});
+  std::vector<std::pair<std::string, std::string>> breakdown;
+  if (!r.breakdown.empty()) {
+    for (const auto& [phase, latencies] : PhasesOf(r.breakdown)) {
+      breakdown.emplace_back(absl::StrReplaceAll(phase, {{" ", "_"}}), LatencyJson(*latencies));
+    }
+  }
   return absl::StrCat(
       Object({{"load", load},
               {"seconds", Number(r.seconds)},
@@ -158,6 +183,7 @@ std::string BenchJson(const LoadOptions& o, LoadResult& r) {
               {"kv_bytes_read_per_second", Number(PerSecond(r, r.kv_bytes_read))},
               {"request_latency_seconds", LatencyJson(r.request_latency)},
               {"step_latency_seconds", LatencyJson(r.step_latency)},
+              {"breakdown_seconds", Object(breakdown)},
               {"service", service},
               {"errors", Object(errors)},
               {"first_error", telemetry::JsonString(r.first_error)}}),

@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 #include "kernels/element.h"
+#include "service/cli/load_session.h"
 #include "service/cli/units.h"
 #include "service/client/client.h"
-#include "service/client/host_session.h"
 #include "worker/rpc/dtype_conversion.h"
 
 namespace tributary::cli {
@@ -33,10 +33,6 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-int32_t ValueDim(const LoadOptions& o) {
-  return o.value_head_dim == 0 ? o.head_dim : o.value_head_dim;
 }
 
 int64_t WindowTokens(const LoadOptions& options) { return options.rollback_steps * options.rows; }
@@ -83,10 +79,10 @@ class Loop {
   Loop(Shared& shared, Client& client, uint32_t seed) : shared_(shared), client_(client) {
     const LoadOptions& o = shared.options;
     const size_t rows = static_cast<size_t>(o.batch) * o.rows;
-    const size_t kv_row = static_cast<size_t>(o.kv_heads) * std::max(o.head_dim, ValueDim(o));
+    const size_t kv_row = static_cast<size_t>(o.kv_heads) * std::max(o.head_dim, o.ValueDim());
     q_.values = RandomTensor(rows * o.q_heads * o.head_dim, o.dtype, seed);
     kv_.values = RandomTensor(std::max<size_t>(rows, kFillTokens) * kv_row, o.dtype, seed + 1);
-    output_.values.resize(BytesOf(o.dtype, static_cast<int64_t>(rows) * o.q_heads * ValueDim(o)));
+    output_.values.resize(BytesOf(o.dtype, static_cast<int64_t>(rows) * o.q_heads * o.ValueDim()));
   }
 
   void Run() {
@@ -158,18 +154,18 @@ class Loop {
     if (position_ - o.context >= WindowTokens(o)) RollBack();
     const bool recording = shared_.recording;
     const Clock::time_point start = Clock::now();
-    if (const absl::Status status = Submit(); !status.ok()) return Recover(status);
-    for (int layer = 0; layer < o.layers; ++layer) {
-      const Clock::time_point asked = Clock::now();
-      const absl::Status status =
-          o.session ? session_->Attend(Layer()) : client_.Attend(CallOf(layer));
-      if (!status.ok()) return Recover(status);
+    const auto layer_done = [&](double seconds) {
       ++shared_.requests;
       // What straddles the beginning or the end is not counted.
-      if (!recording || !shared_.recording) continue;
-      result_.request_latency.Add(SecondsSince(asked));
+      if (!recording || !shared_.recording) return;
+      result_.request_latency.Add(seconds);
       ++result_.requests;
       result_.kv_bytes_read += KvBytes();
+    };
+    const absl::Status status = o.session ? RunStep(layer_done) : CallLayers(layer_done);
+    if (!status.ok()) return Recover(status);
+    for (const client::LayerTimes& times : TakeTimes()) {
+      if (recording && shared_.recording) result_.breakdown.Add(times);
     }
     position_ += o.rows;
     if (!recording || !shared_.recording) return;
@@ -178,25 +174,22 @@ class Loop {
     result_.tokens += static_cast<uint64_t>(o.batch) * o.rows;
   }
 
-  absl::Status OpenSession() {
-    const LoadOptions& o = shared_.options;
-    auto session = client::HostSession::Open(
-        {.target = o.target, .security = o.security, .timeout = o.timeout},
-        {.cache_id = shared_.cache_id,
-         .max_rows = o.batch * o.rows,
-         .max_new_tokens = o.batch * o.rows,
-         .dtype = ToProto(o.dtype)});
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
+  absl::Status CallLayers(const std::function<void(double)>& layer_done) {
+    for (int layer = 0; layer < shared_.options.layers; ++layer) {
+      const Clock::time_point asked = Clock::now();
+      if (absl::Status status = client_.Attend(CallOf(layer)); !status.ok()) return status;
+      layer_done(SecondsSince(asked));
+    }
     return absl::OkStatus();
   }
 
-  // The step that begins at position_, where steps go through a session.
-  absl::Status Submit() {
+  // The step that begins at position_, through the session.
+  absl::Status RunStep(const std::function<void(double)>& layer_done) {
     const LoadOptions& o = shared_.options;
-    if (!o.session) return absl::OkStatus();
     if (session_ == nullptr) {
-      if (absl::Status opened = OpenSession(); !opened.ok()) return opened;
+      auto opened = OpenLoadSession(o, shared_.cache_id, {q_.data(), kv_.data(), output_.data()});
+      if (!opened.ok()) return opened.status();
+      session_ = *std::move(opened);
     }
     client::SessionStep step{.layers = o.layers};
     for (const uint64_t sequence : sequences_) {
@@ -206,16 +199,11 @@ class Loop {
                               .new_tokens = o.rows});
       if (position_ == o.context) step.entries.back().truncate_to = position_;
     }
-    return session_->Submit(step).status();
+    return session_->Run(step, layer_done);
   }
 
-  client::SessionLayer Layer() {
-    const LoadOptions& o = shared_.options;
-    const int32_t rows = o.batch * o.rows;
-    return {.q = {q_.data(), rows, o.q_heads, o.head_dim},
-            .k = {kv_.data(), rows, o.kv_heads, o.head_dim},
-            .v = {kv_.data(), rows, o.kv_heads, ValueDim(o)},
-            .output = {output_.data(), rows, o.q_heads, ValueDim(o)}};
+  std::vector<client::LayerTimes> TakeTimes() {
+    return session_ == nullptr ? std::vector<client::LayerTimes>() : session_->TakeTimes();
   }
 
   client::AttendCall CallOf(int layer) {
@@ -241,7 +229,7 @@ class Loop {
   double KvBytes() const {
     const LoadOptions& o = shared_.options;
     const int64_t elements =
-        (position_ + o.rows) * o.batch * o.kv_heads * (o.head_dim + ValueDim(o));
+        (position_ + o.rows) * o.batch * o.kv_heads * (o.head_dim + o.ValueDim());
     return static_cast<double>(BytesOf(o.kv_dtype, elements));
   }
 
@@ -275,8 +263,8 @@ class Loop {
   Client& client_;
   Place q_, kv_, output_;
   std::vector<uint64_t> sequences_;
-  std::unique_ptr<client::HostSession> session_;  // opened by the step that finds none
-  int64_t position_ = 0;                          // tokens held by all layers
+  std::unique_ptr<LoadSession> session_;  // opened by the step that finds none
+  int64_t position_ = 0;                  // tokens held by all layers
   LoadResult result_;
 };
 
@@ -316,6 +304,7 @@ void Combine(LoadResult& into, LoadResult& from) {
   into.kv_bytes_read += from.kv_bytes_read;
   into.request_latency.Merge(from.request_latency);
   into.step_latency.Merge(from.step_latency);
+  into.breakdown.Merge(from.breakdown);
   for (const auto& [code, count] : from.errors) into.errors[code] += count;
   if (into.first_error.empty()) into.first_error = from.first_error;
 }
@@ -335,6 +324,24 @@ absl::StatusOr<std::vector<std::unique_ptr<Client>>> ConnectAll(const LoadOption
 }
 
 }  // namespace
+
+void LayerBreakdown::Add(const client::LayerTimes& times) {
+  fill.Add(times.fill);
+  ring_seen.Add(times.ring_seen);
+  attention.Add(times.attention);
+  exchange.Add(times.exchange);
+  ring_back.Add(times.ring_back);
+  wait.Add(times.wait);
+}
+
+void LayerBreakdown::Merge(const LayerBreakdown& other) {
+  fill.Merge(other.fill);
+  ring_seen.Merge(other.ring_seen);
+  attention.Merge(other.attention);
+  exchange.Merge(other.exchange);
+  ring_back.Merge(other.ring_back);
+  wait.Merge(other.wait);
+}
 
 absl::Status CheckLoad(const LoadOptions& o) {
   const auto positive = [](const char* flag, int64_t value) {
@@ -360,6 +367,13 @@ absl::Status CheckLoad(const LoadOptions& o) {
     return absl::InvalidArgumentError(
         absl::StrCat("--value_head_dim must be >= 0, is ", o.value_head_dim));
   }
+  const bool on_gpu = o.session && o.session_memory == v1::SESSION_MEMORY_DEVICE;
+  if (o.breakdown && !on_gpu) {
+    return absl::InvalidArgumentError("--breakdown is of --session --session_memory=device");
+  }
+  if (o.slot_rows < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--slot_rows must be >= 0, is ", o.slot_rows));
+  }
   if (o.sequences % o.batch != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--sequences (", o.sequences, ") must be a multiple of --batch (", o.batch, ")"));
@@ -379,8 +393,9 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options, const std::atomic
   // Whole virtual pages, of page_size tokens per rank, for each sequence.
   const int64_t page =
       static_cast<int64_t>(options.page_size) * std::max(1, topology->workers_size());
-  // Tokens that a session's step cuts off keep their pages until the step is over.
-  const int64_t cut_off = options.session ? 2 * int64_t{options.rows} : 0;
+  // Tokens that a session's step cuts off keep their pages until the step is over, and those that
+  // it brings begin a page anew.
+  const int64_t cut_off = options.session ? 2 * int64_t{options.rows} + page : 0;
   const int64_t most = options.context + WindowTokens(options) + cut_off;
   const int64_t capacity = options.sequences * ((most + page - 1) / page * page);
 

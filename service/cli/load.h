@@ -20,7 +20,9 @@
 #include "base/rpc/channel_security.h"
 #include "kernels/dtype.h"
 #include "service/cli/latencies.h"
+#include "service/client/layer_times.h"
 #include "tributary/v1/attention.pb.h"
+#include "tributary/v1/session.pb.h"
 
 namespace tributary::cli {
 
@@ -42,15 +44,33 @@ struct LoadOptions {
   DType dtype = DType::kBf16;                     // of q, k, v and output
   DType kv_dtype = DType::kFp8E4M3;               // of the cache
   size_t shared_memory_bytes = size_t{64} << 20;  // of each connection; 0: tensors in messages
-  // Steps go through a session of each loop: in shared memory, or in messages over TCP.
+  // Steps go through a session of each loop, whose memory is this. (Unspecified: shared memory over
+  // a Unix socket, and messages over TCP.)
   bool session = false;
+  v1::SessionMemory session_memory = v1::SESSION_MEMORY_UNSPECIFIED;
+  int32_t slot_rows = 0;   // rows, and new tokens, of a session's slot; 0: those of a step
+  int32_t host_gpu = 0;    // by CUDA's ordinal: where q, k and v lie of sessions on GPUs
+  bool breakdown = false;  // whether layers of sessions on GPUs are timed there
   std::chrono::milliseconds warmup{1'000};
   std::chrono::milliseconds duration{10'000};
   std::chrono::milliseconds timeout{30'000};  // of a call
+
+  int32_t ValueDim() const { return value_head_dim == 0 ? head_dim : value_head_dim; }
+  int32_t StepRows() const { return batch * rows; }  // of a loop's step
+  int32_t SlotRows() const { return slot_rows == 0 ? StepRows() : slot_rows; }
 };
 
 // INVALID_ARGUMENT names the flag.
 absl::Status CheckLoad(const LoadOptions& options);
+
+// Where the time of layers went that were timed on GPUs (client::LayerTimes).
+struct LayerBreakdown {
+  Latencies fill, ring_seen, attention, exchange, ring_back, wait;
+
+  void Add(const client::LayerTimes& times);
+  void Merge(const LayerBreakdown& other);
+  bool empty() const { return fill.count() == 0; }
+};
 
 struct LoadResult {
   double seconds = 0;  // measured, without filling and warm-up
@@ -61,6 +81,7 @@ struct LoadResult {
   double kv_bytes_read = 0;
   Latencies request_latency;
   Latencies step_latency;
+  LayerBreakdown breakdown;                // empty unless it was asked for
   std::map<std::string, uint64_t> errors;  // by status code
   std::string first_error;
   v1::CreateCacheReply cache;

@@ -44,7 +44,16 @@ absl::StatusOr<std::unique_ptr<AnySession>> OpenDeviceSession(const ConnectOptio
                                                .dtype = options.dtype,
                                                .return_lse = options.return_lse,
                                                .max_steps = options.max_steps,
-                                               .wait_timeout = options.wait_timeout});
+                                               .wait_timeout = options.wait_timeout,
+                                               .endpoints = options.endpoints,
+                                               .kv_replicated = options.kv_replicated});
+  if (!session.ok()) return session.status();
+  return std::make_unique<OnDevice>(*std::move(session));
+}
+
+absl::StatusOr<std::unique_ptr<AnySession>> JoinDeviceSession(const ConnectOptions& connect,
+                                                              const EndpointOptions& endpoint) {
+  auto session = DeviceSession::Join(connect, endpoint);
   if (!session.ok()) return session.status();
   return std::make_unique<OnDevice>(*std::move(session));
 }

@@ -37,4 +37,11 @@ absl::StatusOr<std::unique_ptr<AnySession>> OpenHostSession(const ConnectOptions
   return std::make_unique<OnHost>(*std::move(session));
 }
 
+absl::StatusOr<std::unique_ptr<AnySession>> JoinHostSession(const ConnectOptions& connect,
+                                                            const EndpointOptions& endpoint) {
+  auto session = HostSession::Join(connect, endpoint);
+  if (!session.ok()) return session.status();
+  return std::make_unique<OnHost>(*std::move(session));
+}
+
 }  // namespace tributary::client

@@ -7,4 +7,9 @@ absl::StatusOr<std::unique_ptr<AnySession>> OpenDeviceSession(
   return absl::UnimplementedError("sessions on GPUs: this libtributary was built without CUDA");
 }
 
+absl::StatusOr<std::unique_ptr<AnySession>> JoinDeviceSession(const ConnectOptions& /*connect*/,
+                                                              const EndpointOptions& /*endpoint*/) {
+  return absl::UnimplementedError("sessions on GPUs: this libtributary was built without CUDA");
+}
+
 }  // namespace tributary::client

@@ -27,9 +27,13 @@ class AnySession {
 
 absl::StatusOr<std::unique_ptr<AnySession>> OpenHostSession(const ConnectOptions& connect,
                                                             const HostSessionOptions& options);
+absl::StatusOr<std::unique_ptr<AnySession>> JoinHostSession(const ConnectOptions& connect,
+                                                            const EndpointOptions& endpoint);
 // On the GPU that is current. UNIMPLEMENTED in a library that was built without CUDA. `spin` of the
 // options is not looked at.
 absl::StatusOr<std::unique_ptr<AnySession>> OpenDeviceSession(const ConnectOptions& connect,
                                                               const HostSessionOptions& options);
+absl::StatusOr<std::unique_ptr<AnySession>> JoinDeviceSession(const ConnectOptions& connect,
+                                                              const EndpointOptions& endpoint);
 
 }  // namespace tributary::client

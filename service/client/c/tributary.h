@@ -288,7 +288,13 @@ typedef struct tributary_session_options {
   int64_t wait_timeout_ms; /* how long either side waits for a layer before the session is given up;
                               0: 10000 */
   int32_t spin_us; /* HOST: how long a wait polls before it sleeps; 0: 50; < 0: it does not */
+  /* Since 1.1. HOST and DEVICE: into how many processes the model's heads are split, each of them
+   * an endpoint of the session; 0: 1. The others join: see tributary_join_session. */
+  int32_t endpoints;
+  int32_t kv_replicated; /* 1: every endpoint has all KV heads, and endpoint 0 hands k and v over */
 } tributary_session_options;
+
+#define TRIBUTARY_SECRET_BYTES 16
 
 typedef struct tributary_session_info {
   size_t size;
@@ -296,6 +302,14 @@ typedef struct tributary_session_info {
   int32_t max_rows;
   int32_t max_new_tokens;
   int32_t max_steps;
+  /* Since 1.1. */
+  tributary_dtype dtype;
+  int32_t return_lse;
+  int32_t endpoint; /* which endpoint this is */
+  int32_t endpoints;
+  /* What endpoint 0 tells the others, so that they may join. The secret is 0 elsewhere. */
+  uint64_t session;
+  unsigned char secret[TRIBUTARY_SECRET_BYTES];
 } tributary_session_info;
 
 /* Opens a session by the client's timeout. FAILED_PRECONDITION, open.memory: the service has no
@@ -305,17 +319,40 @@ tributary_code tributary_open_session(tributary_client* client,
                                       tributary_session** session, tributary_session_info* info,
                                       tributary_error** error);
 
-/* What would make the session faster, for whoever runs the host; "": nothing that the service knows
- * of. Valid until the session is closed or abandoned. */
+/* Since 1.1. What would make the session faster, for whoever runs the host; "": nothing that the
+ * service knows of. Valid until the session is closed or abandoned. */
 const char* tributary_session_warning(const tributary_session* session);
+
+/* Which endpoint of which session a process is to be. */
+typedef struct tributary_endpoint {
+  size_t size;
+  uint64_t session; /* and the secret: as endpoint 0 was told in its tributary_session_info */
+  unsigned char secret[TRIBUTARY_SECRET_BYTES];
+  int32_t endpoint;        /* 1 to endpoints - 1 */
+  tributary_memory memory; /* the session's: HOST (which 0 stands for) or DEVICE */
+  int32_t spin_us;         /* as in tributary_session_options */
+} tributary_endpoint;
+
+/* Since 1.1. Joins a session that another process has opened with several endpoints. From then on
+ * all of them do the same: submit, attend or append for each layer, await. Endpoint 0 sends the
+ * step, the others wait for what becomes of it. q, k, v and output are those of the endpoint's
+ * heads (tributary_session_layer_shape). The session ends for all of them when one leaves, or hands
+ * nothing over for the session's wait timeout. NOT_FOUND, join.session_id: there is no session with
+ * this number and secret. */
+tributary_code tributary_join_session(tributary_client* client, const tributary_endpoint* endpoint,
+                                      tributary_session** session, tributary_session_info* info,
+                                      tributary_error** error);
 
 /* What the tensors of a layer must be. */
 typedef struct tributary_layer_shape {
   size_t size;
   int32_t q_heads;
-  int32_t kv_heads;
+  int32_t kv_heads;       /* 0: another endpoint hands k and v over, and this one leaves them out */
   int32_t head_dim;       /* of queries and keys */
   int32_t value_head_dim; /* of values and output */
+  /* Since 1.1: which of the layer's heads the first ones are. */
+  int32_t first_q_head;
+  int32_t first_kv_head;
 } tributary_layer_shape;
 tributary_code tributary_session_layer_shape(const tributary_session* session, int32_t layer,
                                              tributary_layer_shape* shape, tributary_error** error);
@@ -381,7 +418,8 @@ typedef struct tributary_session_layer {
 tributary_code tributary_session_attend(tributary_session* session,
                                         const tributary_session_layer* layer,
                                         tributary_error** error);
-/* The same for a layer of an append-only step, which has k and v only and no result to wait for. */
+/* The same for a layer of an append-only step, which has k and v only and no result to wait for. On
+ * a GPU an endpoint without KV heads leaves `data` out and states `rows` all the same. */
 tributary_code tributary_session_append(tributary_session* session,
                                         const tributary_session_layer* layer,
                                         tributary_error** error);

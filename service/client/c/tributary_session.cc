@@ -31,6 +31,17 @@ HostSessionOptions FromC(const tributary_session_options& given) {
     options.wait_timeout = std::chrono::milliseconds(given.wait_timeout_ms);
   }
   if (given.spin_us != 0) options.spin = std::chrono::microseconds(std::max(0, given.spin_us));
+  if (given.endpoints != 0) options.endpoints = given.endpoints;
+  options.kv_replicated = given.kv_replicated != 0;
+  return options;
+}
+
+EndpointOptions FromC(const tributary_endpoint& given) {
+  EndpointOptions options{
+      .session_id = given.session,
+      .secret = std::string(reinterpret_cast<const char*>(given.secret), sizeof(given.secret)),
+      .endpoint = given.endpoint};
+  if (given.spin_us != 0) options.spin = std::chrono::microseconds(std::max(0, given.spin_us));
   return options;
 }
 
@@ -70,11 +81,18 @@ HeadRows FromC(const tributary_rows& rows) {
 
 void Describe(const v1::SessionOpened& opened, tributary_session_info& info) {
   const v1::OpenSession& terms = opened.terms();
-  const tributary_session_info told{.size = info.size,
-                                    .memory = static_cast<tributary_memory>(terms.memory()),
-                                    .max_rows = terms.max_rows(),
-                                    .max_new_tokens = terms.max_new_tokens(),
-                                    .max_steps = terms.max_steps()};
+  tributary_session_info told{.size = info.size,
+                              .memory = static_cast<tributary_memory>(terms.memory()),
+                              .max_rows = terms.max_rows(),
+                              .max_new_tokens = terms.max_new_tokens(),
+                              .max_steps = terms.max_steps(),
+                              .dtype = static_cast<tributary_dtype>(terms.q_dtype()),
+                              .return_lse = terms.return_lse(),
+                              .endpoint = opened.endpoint(),
+                              .endpoints = terms.endpoints(),
+                              .session = opened.session_id()};
+  const std::string& secret = opened.endpoint_secret();
+  std::memcpy(told.secret, secret.data(), std::min(secret.size(), sizeof(told.secret)));
   std::memcpy(&info, &told, std::min(info.size, sizeof(told)));
 }
 
@@ -101,6 +119,26 @@ tributary_code tributary_open_session(tributary_client* client,
   });
 }
 
+tributary_code tributary_join_session(tributary_client* client, const tributary_endpoint* endpoint,
+                                      tributary_session** session, tributary_session_info* info,
+                                      tributary_error** error) {
+  return Guarded(error, [&]() -> absl::Status {
+    const auto known = Known(endpoint, "endpoint");
+    if (!known.ok()) return known.status();
+    const bool on_gpu = known->memory == TRIBUTARY_MEMORY_DEVICE;
+    if (!on_gpu && known->memory != TRIBUTARY_MEMORY_DEFAULT &&
+        known->memory != TRIBUTARY_MEMORY_HOST) {
+      return tributary::InvalidField("endpoint.memory", "must be HOST or DEVICE");
+    }
+    auto joined = on_gpu ? JoinDeviceSession(client->options, FromC(*known))
+                         : JoinHostSession(client->options, FromC(*known));
+    if (!joined.ok()) return joined.status();
+    if (info != nullptr) Describe((*joined)->opened(), *info);
+    *session = new tributary_session{*std::move(joined)};
+    return absl::OkStatus();
+  });
+}
+
 const char* tributary_session_warning(const tributary_session* session) {
   return session->session->opened().warning().c_str();
 }
@@ -119,7 +157,9 @@ tributary_code tributary_session_layer_shape(const tributary_session* session, i
                                      .q_heads = of.q_heads(),
                                      .kv_heads = of.kv_heads(),
                                      .head_dim = of.head_dim(),
-                                     .value_head_dim = of.value_head_dim()};
+                                     .value_head_dim = of.value_head_dim(),
+                                     .first_q_head = of.first_q_head(),
+                                     .first_kv_head = of.first_kv_head()};
     std::memcpy(shape, &told, std::min(shape->size, sizeof(told)));
     return absl::OkStatus();
   });

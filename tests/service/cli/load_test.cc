@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
+using ::testing::Not;
 
 class LoadTest : public ::testing::Test {
  protected:
@@ -96,6 +97,31 @@ TEST_F(LoadTest, SessionsMeasureTheSame) {
   EXPECT_THAT(BenchJson(options_, shown), HasSubstr("\"session\": true"));
 }
 
+TEST_F(LoadTest, StepsLargerThanASlotGoInPieces) {
+  options_.session = true;
+  options_.context = 16;
+  options_.rows = 20;
+  options_.slot_rows = 8;
+  for (const v1::SessionMemory memory : {v1::SESSION_MEMORY_HOST, v1::SESSION_MEMORY_MESSAGES}) {
+    options_.session_memory = memory;
+    const auto result = Run();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->errors.empty()) << result->first_error;
+    EXPECT_GT(result->steps, 0u);
+    EXPECT_TRUE(result->breakdown.empty());
+  }
+}
+
+// CPU workers have no mailbox on a GPU. (A build without CUDA says so, too.)
+TEST_F(LoadTest, SessionsOnGpusNeedThem) {
+  options_.session = true;
+  options_.session_memory = v1::SESSION_MEMORY_DEVICE;
+  const auto result = Run();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->steps, 0u);
+  EXPECT_FALSE(result->errors.empty());
+}
+
 TEST_F(LoadTest, RollsBackWhenItsWindowIsFull) {
   options_.rows = 4;
   options_.layers = 1;
@@ -122,7 +148,30 @@ TEST_F(LoadTest, RefusalsAreReported) {
   EXPECT_EQ(CachesLeft(), 0);
 }
 
+TEST(BenchReport, ShowsWhereTheTimeOfALayerWent) {
+  LoadResult result;
+  EXPECT_THAT(BenchReport({}, result, true, Style(false)), Not(HasSubstr("ring seen")));
+  EXPECT_THAT(BenchJson({}, result), HasSubstr("\"breakdown_seconds\": {}"));
+  for (int i = 0; i < 3; ++i) {
+    result.breakdown.Add({.fill = 1e-6,
+                          .ring_seen = 2e-6,
+                          .attention = 30e-6,
+                          .exchange = 4e-6,
+                          .ring_back = 5e-6,
+                          .wait = 41e-6});
+  }
+  const std::string report = BenchReport({}, result, true, Style(false));
+  for (const char* phase : {"fill", "ring seen", "attention", "exchange", "ring back", "wait"}) {
+    EXPECT_THAT(report, HasSubstr(phase));
+  }
+  EXPECT_THAT(BenchJson({}, result), HasSubstr("\"ring_seen\": {\"count\": 3, "));
+}
+
 TEST(CheckLoad, NamesTheFlag) {
+  const LoadOptions on_host{.session = true, .breakdown = true};
+  EXPECT_THAT(std::string(CheckLoad(on_host).message()), HasSubstr("--breakdown"));
+  EXPECT_THAT(std::string(CheckLoad({.slot_rows = -1}).message()), HasSubstr("--slot_rows"));
+
   EXPECT_THAT(std::string(CheckLoad({.sequences = 3, .batch = 2}).message()),
               HasSubstr("--sequences"));
   EXPECT_THAT(std::string(CheckLoad({.connections = 0}).message()), HasSubstr("--connections"));

@@ -32,6 +32,8 @@ class CInterface : public testing::Test {
 
 TEST_F(CInterface, HoldsWhatItsHeaderSays) { EXPECT_EQ(Run(C_HOST), ""); }
 
+TEST_F(CInterface, EndpointsOfASessionAreProcesses) { EXPECT_EQ(Run(C_ENDPOINTS), ""); }
+
 TEST_F(CInterface, TheExampleShowsIt) {
   const std::string shown = Run(C_EXAMPLE);
   EXPECT_NE(shown.find("over 2 workers\n"), std::string::npos) << shown;
