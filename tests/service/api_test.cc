@@ -450,6 +450,8 @@ TEST(Limits, AreToldWithWhatEachBackendServes) {
   EXPECT_EQ(reply.per_client().pages(), 0);
   EXPECT_TRUE(reply.shared_memory());
   EXPECT_EQ(reply.ranks(), 2);
+  EXPECT_EQ(reply.max_kv_heads(), 1024);
+  EXPECT_EQ(reply.max_layers(), 1024);
   EXPECT_NE(reply.group_id(), 0u);
   EXPECT_EQ(reply.device(), "cpu");
   ASSERT_EQ(reply.backends_size(), 1) << "those of other devices serve nothing here";

@@ -123,6 +123,22 @@ TEST(CacheSpec, LimitsThemselvesAreFine) {
   EXPECT_TRUE(ValidateCacheSpec(spec).ok());
 }
 
+TEST(CacheSpec, ServesAsManyKvHeadsAsTheLimitsTell) {
+  CacheSpec spec = testing::SmallSpec();
+  const auto with = [&spec](int32_t kv_heads) {
+    spec.kv_heads = spec.q_heads = kv_heads;
+    for (LayerSpec& layer : spec.layers) {
+      layer.k_scale.assign(kv_heads, 1.0f);
+      layer.v_scale.assign(kv_heads, 1.0f);
+    }
+    return ValidateCacheSpec(spec);
+  };
+  EXPECT_TRUE(with(1024).ok()) << with(1024);
+  const absl::Status beyond = with(1025);
+  EXPECT_EQ(FieldOf(beyond), "kv_heads");
+  EXPECT_THAT(beyond.message(), ::testing::HasSubstr("1024"));
+}
+
 TEST(CacheSpec, EveryRowOfTheTableOfHeadDimsIsFine) {
   for (const HeadDims& dims : kHeadDims) {
     CacheSpec spec = testing::SmallSpec();

@@ -1,4 +1,5 @@
 #include "kernels/cuda/launch/cluster.h"
+#include "kernels/cuda/launch/on_device.h"
 
 namespace tributary::cuda {
 namespace {
@@ -7,15 +8,10 @@ constexpr int kSharedBytes = 128 * 1024;  // more than half of a multiprocessor'
 
 __global__ void TakesAMultiprocessor() {}
 
-}  // namespace
-
-cudaError_t QueryClusters(int device, int32_t (&clusters)[3]) {
-  int current = 0;
-  cudaError_t error = cudaGetDevice(&current);
-  if (error == cudaSuccess && current != device) error = cudaSetDevice(device);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(TakesAMultiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kSharedBytes);
+// Of the current device.
+cudaError_t CountClusters(int32_t (&clusters)[3]) {
+  cudaError_t error = cudaFuncSetAttribute(
+      TakesAMultiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   for (int i = 0; i < 3 && error == cudaSuccess; ++i) {
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -28,8 +24,13 @@ cudaError_t QueryClusters(int device, int32_t (&clusters)[3]) {
     config.numAttrs = 1;
     error = cudaOccupancyMaxActiveClusters(&clusters[i], TakesAMultiprocessor, &config);
   }
-  const cudaError_t restored = current != device ? cudaSetDevice(current) : cudaSuccess;
-  return error != cudaSuccess ? error : restored;
+  return error;
+}
+
+}  // namespace
+
+cudaError_t QueryClusters(int device, int32_t (&clusters)[3]) {
+  return OnDevice(device, [&] { return CountClusters(clusters); });
 }
 
 }  // namespace tributary::cuda
