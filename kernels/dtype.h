@@ -37,6 +37,15 @@ constexpr size_t BytesOf(DType t, int64_t elements) {
   return (static_cast<size_t>(elements) * static_cast<size_t>(BitsOf(t)) + 7) / 8;
 }
 
+// Consecutive elements of NVFP4 that share a scale.
+inline constexpr int32_t kNvfp4Block = 16;
+
+// Bytes of the block scales that so many consecutive elements (whole blocks) bring with them; 0 for
+// types other than NVFP4.
+constexpr size_t BlockScaleBytes(DType t, int64_t elements) {
+  return t == DType::kNvfp4 ? static_cast<size_t>(elements / kNvfp4Block) : 0;
+}
+
 // Bytes of one element. Only for kernels that are built for types of whole bytes.
 constexpr size_t SizeOf(DType t) { return BytesOf(t, 1); }
 

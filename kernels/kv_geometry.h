@@ -25,24 +25,33 @@ constexpr KvGeometry SquareGeometry(int32_t kv_heads, int32_t head_dim, DType dt
   return {.kv_heads = kv_heads, .key_dim = head_dim, .value_dim = head_dim, .dtype = dtype};
 }
 
-// A key takes a multiple of so many bytes in a page, because that is the unit that a tensor core
-// multiplies. What lies behind its last element is padding; kernels that load it write zeros there.
-inline constexpr size_t kKeyRowAlignment = 32;
+// A key's elements take a multiple of so many bytes in a page, because that is the unit that a
+// tensor core multiplies (of NVFP4, widened to f16, 16 elements). What lies behind the last element
+// is padding; kernels that load it write zeros there.
+constexpr size_t KeyRowAlignment(DType t) { return t == DType::kNvfp4 ? 8 : 32; }
 
-// Bytes of one token's key in one head, without and with the padding.
+// Bytes of the elements of one token's key in one head, without and with the padding.
 constexpr size_t KeyBytes(const KvGeometry& g) { return BytesOf(g.dtype, g.key_dim); }
 constexpr size_t KeyRowBytes(const KvGeometry& g) {
-  return (KeyBytes(g) + kKeyRowAlignment - 1) / kKeyRowAlignment * kKeyRowAlignment;
+  const size_t unit = KeyRowAlignment(g.dtype);
+  return (KeyBytes(g) + unit - 1) / unit * unit;
 }
-// Bytes of one token's value in one head. Values have no padding.
+// Bytes of the elements of one token's value in one head. Values have no padding.
 constexpr size_t ValueBytes(const KvGeometry& g) { return BytesOf(g.dtype, g.value_dim); }
 
-// Bytes of the keys (values) of one head in a page of `page_size` slots of one layer.
+// Bytes of the block scales of one token's key (value) in one head.
+constexpr size_t KeyScaleBytes(const KvGeometry& g) { return BlockScaleBytes(g.dtype, g.key_dim); }
+constexpr size_t ValueScaleBytes(const KvGeometry& g) {
+  return BlockScaleBytes(g.dtype, g.value_dim);
+}
+
+// Bytes of the keys (values) of one head in a page of `page_size` slots of one layer: the elements
+// of all slots, then their block scales.
 constexpr size_t KeyPlaneBytes(const KvGeometry& g, int32_t page_size) {
-  return size_t(page_size) * KeyRowBytes(g);
+  return size_t(page_size) * (KeyRowBytes(g) + KeyScaleBytes(g));
 }
 constexpr size_t ValuePlaneBytes(const KvGeometry& g, int32_t page_size) {
-  return g.value_in_key ? 0 : size_t(page_size) * ValueBytes(g);
+  return g.value_in_key ? 0 : size_t(page_size) * (ValueBytes(g) + ValueScaleBytes(g));
 }
 
 // Bytes of a page of one layer: the planes of all heads' keys, then those of all heads' values.
@@ -67,7 +76,8 @@ constexpr int64_t ElementsPerToken(const KvGeometry& g) {
 
 // Bytes that attention reads of one token in one head, without padding.
 constexpr int64_t BytesPerTokenOfHead(const KvGeometry& g) {
-  return static_cast<int64_t>(KeyBytes(g) + (g.value_in_key ? 0 : ValueBytes(g)));
+  const size_t value = g.value_in_key ? 0 : ValueBytes(g) + ValueScaleBytes(g);
+  return static_cast<int64_t>(KeyBytes(g) + KeyScaleBytes(g) + value);
 }
 
 }  // namespace tributary

@@ -17,12 +17,11 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/dtype.h"
 #include "kernels/float4.h"
 #include "kernels/float8.h"
 
 namespace tributary {
-
-inline constexpr int32_t kNvfp4Block = 16;
 
 // What is the larger of two magnitudes when it is the larger of these; NaN is larger than any
 // number.

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
-#include "kernels/nvfp4.h"
 
 namespace tributary {
 
@@ -27,8 +26,7 @@ constexpr size_t Nvfp4ScalesOffset(int64_t elements) { return BytesOf(DType::kNv
 
 // Bytes of an output of so many elements, scales included.
 constexpr size_t OutputBytes(DType t, int64_t elements) {
-  const size_t scales = t == DType::kNvfp4 ? static_cast<size_t>(elements / kNvfp4Block) : 0;
-  return BytesOf(t, elements) + scales;
+  return BytesOf(t, elements) + BlockScaleBytes(t, elements);
 }
 
 }  // namespace tributary

@@ -11,8 +11,8 @@ namespace tributary {
 // A page holds `page_size` consecutive local slots of one sequence. The order of the bytes inside a
 // page belongs to the backend that writes and reads it (kernels/cpu/page_layout.h,
 // kernels/cuda/layout/page_layout.h); pages are copied whole. The reference has the plain order: K
-// comes first, then V: [kv_heads, page_size, KeyRowBytes], [kv_heads, page_size, ValueBytes]. The
-// view owns nothing.
+// comes first, then V: [kv_heads, page_size, KeyRowBytes], [kv_heads, page_size, ValueBytes]; with
+// block scales, those of all slots of a head follow its elements. The view owns nothing.
 struct PagedKv {
   std::byte* base = nullptr;  // [num_pages, PageBytes]
   int32_t num_pages = 0;
@@ -40,6 +40,15 @@ inline std::byte* KeyRow(const PagedKv& kv, int32_t page, int32_t head, int32_t 
 }
 inline std::byte* ValueRow(const PagedKv& kv, int32_t page, int32_t head, int32_t slot) {
   return ValuePlane(kv, page, head) + size_t(slot) * ValueBytes(kv.geometry);
+}
+// Where the block scales of the key (value) of one slot lie, in the order of the reference.
+inline std::byte* KeyScales(const PagedKv& kv, int32_t page, int32_t head, int32_t slot) {
+  return KeyPlane(kv, page, head) + size_t(kv.page_size) * KeyRowBytes(kv.geometry) +
+         size_t(slot) * KeyScaleBytes(kv.geometry);
+}
+inline std::byte* ValueScales(const PagedKv& kv, int32_t page, int32_t head, int32_t slot) {
+  return ValuePlane(kv, page, head) + size_t(kv.page_size) * ValueBytes(kv.geometry) +
+         size_t(slot) * ValueScaleBytes(kv.geometry);
 }
 
 }  // namespace tributary

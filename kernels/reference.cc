@@ -7,6 +7,7 @@
 
 #include "kernels/element.h"
 #include "kernels/lse.h"
+#include "kernels/nvfp4.h"
 
 namespace tributary {
 namespace {
@@ -78,11 +79,39 @@ Rows PagedRows(const PagedKv& kv, const AttentionEntry& entry, int32_t head, boo
     const float* scales = values ? kv.v_scale : kv.k_scale;
     Vector x =
         LoadRow(kv.geometry.dtype, row, 0, values ? kv.geometry.value_dim : kv.geometry.key_dim);
+    if (kv.geometry.dtype == DType::kNvfp4) {
+      const std::byte* blocks =
+          values ? ValueScales(kv, page, head, in_page) : KeyScales(kv, page, head, in_page);
+      for (size_t d = 0; d < x.size(); ++d) {
+        x[d] *= FloatFromFloat8E4M3(std::to_integer<uint8_t>(blocks[d / kNvfp4Block]));
+      }
+    }
     if (scales != nullptr) {
       for (double& element : x) element *= scales[head];
     }
     return x;
   });
+}
+
+// Row `row` of `dim` elements, block by block as kernels/nvfp4.h says.
+void StoreNvfp4(DType from_type, const void* from, size_t row, int32_t dim, float tensor_scale,
+                std::byte* to, std::byte* block_scales) {
+  for (int32_t first = 0; first < dim; first += kNvfp4Block) {
+    float x[kNvfp4Block];
+    uint32_t largest = 0;
+    for (int32_t i = 0; i < kNvfp4Block; ++i) {
+      x[i] = LoadElement(from_type, from, row * dim + first + i);
+      largest = std::max(largest, MagnitudeBits(x[i]));
+    }
+    const uint8_t scale = Nvfp4BlockScale(largest, tensor_scale);
+    block_scales[first / kNvfp4Block] = std::byte{scale};
+    const float divisor = Nvfp4Divisor(scale, tensor_scale);
+    for (int32_t i = 0; i < kNvfp4Block; i += 2) {
+      const uint32_t low = Nvfp4Element(x[i], divisor);
+      const uint32_t high = Nvfp4Element(x[i + 1], divisor);
+      to[(first + i) / 2] = static_cast<std::byte>(low | high << 4);
+    }
+  }
 }
 
 Rows DenseRows(const void* data, int32_t dim, const NewTokensParams& p, int32_t first_row,
@@ -166,7 +195,11 @@ ReferenceResult ReferenceMerge(const MergeParams& p) {
 void ReferenceAppend(const AppendParams& p) {
   const PagedKv& kv = p.kv;
   const KvGeometry& g = kv.geometry;
-  const auto store = [&](const void* from, size_t row, int32_t dim, float scale, std::byte* to) {
+  const auto store = [&](const void* from, size_t row, int32_t dim, float scale, std::byte* to,
+                         std::byte* block_scales) {
+    if (g.dtype == DType::kNvfp4) {
+      return StoreNvfp4(p.input_dtype, from, row, dim, scale, to, block_scales);
+    }
     for (int32_t d = 0; d < dim; ++d) {
       StoreElement(g.dtype, to, d, LoadElement(p.input_dtype, from, row * dim + d) / scale);
     }
@@ -178,9 +211,9 @@ void ReferenceAppend(const AppendParams& p) {
     for (int32_t h = 0; h < g.kv_heads; ++h) {
       const size_t row = size_t(t) * g.kv_heads + h;
       store(p.k, row, g.key_dim, kv.k_scale == nullptr ? 1.0f : kv.k_scale[h],
-            KeyRow(kv, page, h, slot));
+            KeyRow(kv, page, h, slot), KeyScales(kv, page, h, slot));
       store(p.v, row, g.value_dim, kv.v_scale == nullptr ? 1.0f : kv.v_scale[h],
-            ValueRow(kv, page, h, slot));
+            ValueRow(kv, page, h, slot), ValueScales(kv, page, h, slot));
     }
   }
 }

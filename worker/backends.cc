@@ -89,21 +89,23 @@ std::vector<ModeCapabilities> EveryMode() {
 }
 
 constexpr DType kInputs[] = {DType::kF32, DType::kBf16, DType::kF16};
-constexpr DType kCaches[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16};
 
+// Of every type of q over every type of cache that the backend offers.
 template <typename ErrorOf>
-std::vector<OutputError> ForEveryType(ErrorOf error_of) {
+std::vector<OutputError> ForEveryType(const BackendCapabilities& backend, ErrorOf error_of) {
   std::vector<OutputError> errors;
   for (const DType q : kInputs) {
-    for (const DType kv : kCaches) errors.push_back(error_of(q, kv));
+    for (const DType kv : backend.kv_dtypes) errors.push_back(error_of(q, kv));
   }
   return errors;
 }
 
 // Weights are rounded to bf16 where q is bf16 and the processor multiplies bf16
-// (kernels/cpu/bf16_pieces.h). That is half a unit of the weighted mean of |v|.
+// (kernels/cpu/bf16_pieces.h). That is half a unit of the weighted mean of |v|. Over f32 and NVFP4
+// everything is multiplied in f32.
 OutputError CpuError(DType q, DType kv) {
-  const double error = q == DType::kBf16 ? 1e-2 : 1e-4;
+  const bool in_f32 = kv == DType::kF32 || kv == DType::kNvfp4;
+  const double error = q == DType::kBf16 && !in_f32 ? 1e-2 : 1e-4;
   return {.q = q, .kv = kv, .few_rows = error, .many_rows = error};
 }
 
@@ -139,9 +141,10 @@ BackendCapabilities CpuCapabilities() {
   cpu.device = Device::kCpu;
   cpu.arch = "x86-64, arm64";
   cpu.head_dims = RowsThat([](const HeadDims& row) { return row.cpu; });
+  cpu.kv_dtypes.insert(cpu.kv_dtypes.end(), {DType::kF32, DType::kNvfp4});
   cpu.shares_pages = true;
   cpu.replicas = true;
-  cpu.f32_output_errors = ForEveryType(CpuError);
+  cpu.f32_output_errors = ForEveryType(cpu, CpuError);
   return cpu;
 }
 
@@ -152,7 +155,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.arch = "sm_80 and later";
   cuda.least_compute_capability = 80;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
-  cuda.f32_output_errors = ForEveryType(CudaError);
+  cuda.f32_output_errors = ForEveryType(cuda, CudaError);
   return cuda;
 }
 

@@ -96,9 +96,10 @@ absl::Status CheckWindowSide(const std::string& field, int64_t side) {
 }
 
 absl::Status CheckKvDType(const std::string& field, DType dtype) {
-  if (IsFp8(dtype) || dtype == DType::kBf16 || dtype == DType::kF16) return absl::OkStatus();
-  return InvalidField(field,
-                      absl::StrCat("must be fp8_e4m3, fp8_e5m2, bf16 or f16, is ", Name(dtype)));
+  if (BitsOf(dtype) != 0) return absl::OkStatus();
+  return InvalidField(
+      field, absl::StrCat("must be f32, bf16, f16, fp8_e4m3, fp8_e5m2 or nvfp4, is number ",
+                          static_cast<int>(dtype)));
 }
 
 absl::Status CheckSoftCap(const std::string& field, float soft_cap) {

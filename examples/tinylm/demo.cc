@@ -74,11 +74,12 @@ constexpr int64_t kCalibrationBytes = 1024;
 constexpr int64_t kPromptBytes = 64;  // of the prompts that speculation goes on from
 
 absl::StatusOr<DType> ParseKvDType(const std::string& name) {
-  for (const DType type : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (const DType type :
+       {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kF32, DType::kNvfp4}) {
     if (name == Name(type)) return type;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--kv_dtype=", name, " is none of fp8_e4m3, fp8_e5m2, bf16, f16"));
+      absl::StrCat("--kv_dtype=", name, " is none of fp8_e4m3, fp8_e5m2, bf16, f16, f32, nvfp4"));
 }
 
 // The embedded service's, from the flags.

@@ -36,10 +36,29 @@ const std::byte* At(const void* data, size_t element, DType type) {
 
 float ScaleOf(const float* scales, int32_t head) { return scales == nullptr ? 1.0f : scales[head]; }
 
+// Room for a row of elements with its block scales, and for the numbers that it is made of.
+struct RowRoom {
+  explicit RowRoom(const KvGeometry& g)
+      : row(std::max(KeyBytes(g) + KeyScaleBytes(g), ValueBytes(g) + ValueScaleBytes(g))) {
+    if (g.dtype == DType::kNvfp4) wide.resize(std::max(g.key_dim, g.value_dim));
+  }
+  std::vector<std::byte> row;
+  std::vector<float> wide;  // NVFP4 only
+};
+
+// A row of `dim` elements at `from` as the cache holds it, to room.row.
+void EncodeRow(DType from_type, const std::byte* from, float scale, DType to, int32_t dim,
+               RowRoom* room) {
+  if (to != DType::kNvfp4) return QuantizeRow(from_type, from, scale, to, room->row.data(), dim);
+  QuantizeRow(from_type, from, 1.0f, DType::kF32, room->wide.data(), dim);
+  QuantizeNvfp4(room->wide.data(), scale, room->row.data(), room->row.data() + BytesOf(to, dim),
+                dim);
+}
+
 // Calls visit(place in the cache, row as the cache would hold it) for the key and the value of
-// every head of token t. `row` has room for one.
+// every head of token t.
 template <typename Visit>
-void ForEachRow(const AppendParams& p, int32_t t, std::vector<std::byte>& row, const Visit& visit) {
+void ForEachRow(const AppendParams& p, int32_t t, RowRoom& room, const Visit& visit) {
   const PagedKv& kv = p.kv;
   const KvGeometry& g = kv.geometry;
   RowPlace place;
@@ -49,17 +68,13 @@ void ForEachRow(const AppendParams& p, int32_t t, std::vector<std::byte>& row, c
     const size_t from = size_t(t) * g.kv_heads + place.head;
     const auto visit_row = [&](RowKind kind, const void* source, int32_t dim, const float* scales) {
       place.kind = kind;
-      QuantizeRow(p.input_dtype, At(source, from * dim, p.input_dtype), ScaleOf(scales, place.head),
-                  g.dtype, row.data(), dim);
-      visit(place, row.data());
+      EncodeRow(p.input_dtype, At(source, from * dim, p.input_dtype), ScaleOf(scales, place.head),
+                g.dtype, dim, &room);
+      visit(place, room.row.data());
     };
     visit_row(RowKind::kKey, p.k, g.key_dim, kv.k_scale);
     visit_row(RowKind::kValue, p.v, g.value_dim, kv.v_scale);
   }
-}
-
-std::vector<std::byte> RoomForRow(const KvGeometry& g) {
-  return std::vector<std::byte>(std::max(KeyBytes(g), ValueBytes(g)));
 }
 
 // Attention reads the keys and values of `head` and of those after it by this.
@@ -276,7 +291,7 @@ void WeighOutputs(const MergeParams& p, int64_t at, const std::vector<float>& we
 Status Append(const AppendParams& p, ThreadPool& pool) {
   if (Status status = Validate(p); !status.ok()) return status;
   ParallelFor(p.tokens, ElementsPerToken(p.kv.geometry), pool, [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> room = RoomForRow(p.kv.geometry);
+    RowRoom room(p.kv.geometry);
     for (int64_t t = begin; t < end; ++t) {
       if (p.slots[t] == kPadSlot) continue;
       ForEachRow(p, t, room,
@@ -290,7 +305,7 @@ Status MatchesCache(const AppendParams& p, ThreadPool& pool, uint8_t* matches) {
   if (Status status = Validate(p); !status.ok()) return status;
   if (p.tokens > 0 && matches == nullptr) return InvalidArgument("matches: is null");
   ParallelFor(p.tokens, ElementsPerToken(p.kv.geometry), pool, [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> room = RoomForRow(p.kv.geometry);
+    RowRoom room(p.kv.geometry);
     for (int64_t t = begin; t < end; ++t) {
       bool same = true;
       if (p.slots[t] != kPadSlot) {

@@ -61,15 +61,19 @@ class FloatMath {
     if (p_.kv.pages == nullptr) {
       TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.key_row_bytes, *keys.tile, p_.key_dim, row_,
                          k_);
-    } else {
+    } else if (IsPaired(p_.kv_dtype)) {
       UnpackKeys(p_.kv_dtype, keys, p_.key_dim, k_);
+    } else {
+      TransposePagedKeys(KeyRows(), keys, row_, k_);
     }
     return {k_, size_t(kTileKeys), kWholeTile};
   }
 
   View Values(const CachedPlane& values) const {
     const Tile& tile = *values.tile;
-    if (p_.kv.pages != nullptr) {
+    if (p_.kv.pages != nullptr && !IsPaired(p_.kv_dtype)) {
+      CopyPagedValues(ValueRows(), values, row_, v_);
+    } else if (p_.kv.pages != nullptr) {
       UnpackValues(p_.kv_dtype, values, p_.value_dim, v_);
     } else if (p_.kv_dtype == DType::kF32) {
       const std::byte* first = values.head + tile.begin * p_.kv.value_row_bytes;
@@ -146,6 +150,22 @@ class FloatMath {
   static constexpr int kLanes = HWY_LANES(float);
   static constexpr int kVectors = 4;  // of a row, to a register block
   static constexpr int kBlock = kVectors * kLanes;
+
+  // What AttendChunk reads of a page whose type is not in pairs.
+  KvGeometry Geometry() const {
+    return {.kv_heads = p_.kv_heads,
+            .key_dim = p_.key_dim,
+            .value_dim = p_.value_dim,
+            .dtype = p_.kv_dtype};
+  }
+  RowsOfBlock KeyRows() const {
+    const KvGeometry g = Geometry();
+    return {g.dtype, g.key_dim, KeyRowBytes(g), KeyScaleBytes(g)};
+  }
+  RowsOfBlock ValueRows() const {
+    const KvGeometry g = Geometry();
+    return {g.dtype, g.value_dim, ValueBytes(g), ValueScaleBytes(g)};
+  }
 
   // Accumulate for kCount vectors of channels from `first` on, whose sums are at `block`.
   template <int kQueries, int kCount>

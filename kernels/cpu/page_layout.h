@@ -25,6 +25,10 @@
 //   8-bit elements, two pairs a cell, four columns of one pair, then of the other:
 //     | x0 x0' .. x3 x3' | y0 y0' .. y3 y3' | x4 x4' .. x7 x7' | y4 y4' .. | ...
 //   so that interleaving bytes within 128 bits gives each pair's 16 columns in order.
+//
+// Types of other widths, f32 and NVFP4, lie in rows and not in pairs. A head's keys in a block are
+// one row of KeyRowBytes per token, then one row of block scales per token (NVFP4); its values are
+// likewise.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +59,9 @@ constexpr int32_t ValuePlanes(int32_t value_dim) {
 constexpr int32_t ValuePlaneColumns(int32_t value_dim, int32_t first) {
   return std::min(kValueColumns, value_dim - first);
 }
+
+// Whether elements of the type lie in pairs; in rows otherwise.
+constexpr bool IsPaired(DType t) { return BitsOf(t) == 8 || BitsOf(t) == 16; }
 
 constexpr int32_t BlockTokens(int32_t page_size) { return std::min(page_size, kMaxBlockTokens); }
 
@@ -103,7 +110,23 @@ constexpr size_t ValueBlockOffset(const PagedKv& kv, int32_t head, int32_t token
          ValuePlaneOffset(kv.geometry, BlockTokens(kv.page_size), head);
 }
 
-// Byte offset, in a page, of channel d of the key of a token (a slot of the page).
+// Of a type that lies in rows: bytes from the begin of a head's keys (values) in a block to the
+// elements of a token of the block, and to its block scales.
+constexpr size_t KeyRowOffset(const KvGeometry& g, int32_t token) {
+  return size_t(token) * KeyRowBytes(g);
+}
+constexpr size_t ValueRowOffset(const KvGeometry& g, int32_t token) {
+  return size_t(token) * ValueBytes(g);
+}
+constexpr size_t KeyScalesOffset(const KvGeometry& g, int32_t block_tokens, int32_t token) {
+  return KeyRowOffset(g, block_tokens) + size_t(token) * KeyScaleBytes(g);
+}
+constexpr size_t ValueScalesOffset(const KvGeometry& g, int32_t block_tokens, int32_t token) {
+  return ValueRowOffset(g, block_tokens) + size_t(token) * ValueScaleBytes(g);
+}
+
+// Byte offset, in a page, of channel d of the key of a token (a slot of the page). The type lies in
+// pairs.
 constexpr size_t KeyOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t columns = BlockTokens(kv.page_size);
   return KeyBlockOffset(kv, head, token) +

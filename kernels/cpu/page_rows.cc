@@ -49,9 +49,29 @@ void ForEachPiece(const PagedKv& kv, RowPlace place, const Visit& visit) {
   }
 }
 
+// The same for a type that lies in rows: its elements, then its block scales.
+template <typename Visit>
+void ForEachRowPiece(const PagedKv& kv, RowPlace place, const Visit& visit) {
+  const KvGeometry& g = kv.geometry;
+  const int32_t tokens = BlockTokens(kv.page_size);
+  const int32_t token = place.token % tokens;
+  std::byte* page = kv.base + size_t(place.page) * PageBytes(kv);
+  if (place.kind == RowKind::kKey) {
+    std::byte* plane = page + KeyBlockOffset(kv, place.head, place.token);
+    visit(plane + KeyRowOffset(g, token), KeyBytes(g));
+    visit(plane + KeyScalesOffset(g, tokens, token), KeyScaleBytes(g));
+  } else {
+    std::byte* plane = page + ValueBlockOffset(kv, place.head, place.token);
+    visit(plane + ValueRowOffset(g, token), ValueBytes(g));
+    visit(plane + ValueScalesOffset(g, tokens, token), ValueScaleBytes(g));
+  }
+}
+
 template <typename Visit>
 void ForEachPiece(const PagedKv& kv, RowPlace place, const Visit& visit) {
-  if (BitsOf(kv.geometry.dtype) == 8) {
+  if (!IsPaired(kv.geometry.dtype)) {
+    ForEachRowPiece(kv, place, visit);
+  } else if (BitsOf(kv.geometry.dtype) == 8) {
     ForEachPiece<1>(kv, place, visit);
   } else {
     ForEachPiece<2>(kv, place, visit);

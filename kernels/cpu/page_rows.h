@@ -18,8 +18,9 @@ struct RowPlace {
   int32_t token = 0;  // slot in the page
 };
 
-// Writes a row of key_dim or value_dim elements of the cache's type. Touches no other element, so
-// that rows of neighbouring tokens may be written at the same time.
+// Writes a row of key_dim or value_dim elements of the cache's type, and behind them its block
+// scales (NVFP4). Touches no other element, so that rows of neighbouring tokens may be written at
+// the same time.
 void StoreRow(const PagedKv& kv, RowPlace place, const std::byte* row);
 
 // The inverse: reads what StoreRow wrote.

@@ -40,7 +40,7 @@ class Interruptible {
 
 bool ParseDType(const std::string& name, DType* dtype) {
   for (const DType type :
-       {DType::kF32, DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+       {DType::kF32, DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
     if (name != Name(type)) continue;
     *dtype = type;
     return true;

@@ -60,7 +60,8 @@ class AppendTest : public ::testing::TestWithParam<int64_t> {
 INSTANTIATE_TEST_SUITE_P(Targets, AppendTest, ::testing::ValuesIn(Targets()), TargetName);
 
 TEST_P(AppendTest, WritesWhatTheReferenceWritesAndNothingElse) {
-  for (const DType cache : {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
+  for (const DType cache :
+       {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kF32, DType::kNvfp4}) {
     for (const DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
       for (const HeadDims& dims : kHeadDims) {
         for (const int32_t page_size : {16, 128}) {
@@ -81,7 +82,7 @@ TEST_P(AppendTest, WritesWhatTheReferenceWritesAndNothingElse) {
 }
 
 TEST_P(AppendTest, MatchesCacheTellsARepetitionFromAnotherToken) {
-  for (const DType cache : {DType::kBf16, DType::kFp8E4M3}) {
+  for (const DType cache : {DType::kBf16, DType::kFp8E4M3, DType::kF32, DType::kNvfp4}) {
     AppendCase c(cache, DType::kF32, {64, 64}, 16);
     std::vector<uint8_t> matches(c.p.tokens, 7);
     ASSERT_TRUE(cpu::MatchesCache(c.p, pool_, matches.data()).ok());

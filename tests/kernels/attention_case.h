@@ -89,14 +89,30 @@ class AttentionCase {
     return p;
   }
 
-  // Reads an element of a value as the reference does.
+  // Reads an element of a value as the reference does, without v_scale.
   float Value(size_t sequence, int64_t slot, int32_t head, int32_t d) {
-    return LoadElement(kv_.geometry.dtype, Plain(/*value=*/true, sequence, slot, head, d), 0);
+    const DType type = kv_.geometry.dtype;
+    const bool nvfp4 = type == DType::kNvfp4;
+    const float element =
+        LoadElement(type, Plain(/*value=*/true, sequence, slot, head, d), nvfp4 ? d % 2 : 0);
+    if (!nvfp4) return element;
+    return element *
+           LoadElement(DType::kFp8E4M3, PlainScale(/*value=*/true, sequence, slot, head, d), 0);
   }
   std::span<const int32_t> pages(size_t sequence) const { return page_tables_[sequence]; }
   std::vector<std::byte>& q() { return q_; }
-  // Overwrites one element of a key or a value.
+  // Overwrites one element of a key or a value; of NVFP4, where x must be NaN, its block's scale.
   void Set(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d, float x) {
+    if (kv_.geometry.dtype == DType::kNvfp4) {
+      const size_t scales =
+          CpuScalesOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
+                          slot % shape_.page_size);
+      for (std::byte* scale :
+           {PlainScale(value, sequence, slot, head, d), &memory_[scales + d / kNvfp4Block]}) {
+        StoreElement(DType::kFp8E4M3, scale, 0, x);
+      }
+      return;
+    }
     StoreElement(kv_.geometry.dtype, Plain(value, sequence, slot, head, d), 0, x);
     const size_t at = CpuOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
                                 slot % shape_.page_size, d);
@@ -191,13 +207,23 @@ class AttentionCase {
     }
   }
 
-  // An element in the order of the reference.
+  // An element in the order of the reference; of NVFP4, the byte that it shares.
   std::byte* Plain(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d) {
     PagedKv plain = kv_;
     plain.base = plain_.data();
     const int32_t page = page_tables_[sequence][slot / shape_.page_size];
     const auto at = static_cast<int32_t>(slot % shape_.page_size);
-    return (value ? ValueRow : KeyRow)(plain, page, head, at) + BytesOf(shape_.kv_dtype, d);
+    const size_t before = size_t(d) * static_cast<size_t>(BitsOf(shape_.kv_dtype)) / 8;
+    return (value ? ValueRow : KeyRow)(plain, page, head, at) + before;
+  }
+
+  // The scale of an element's block in the order of the reference.
+  std::byte* PlainScale(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d) {
+    PagedKv plain = kv_;
+    plain.base = plain_.data();
+    const int32_t page = page_tables_[sequence][slot / shape_.page_size];
+    const auto at = static_cast<int32_t>(slot % shape_.page_size);
+    return (value ? ValueScales : KeyScales)(plain, page, head, at) + d / kNvfp4Block;
   }
 
   AttentionShape shape_;

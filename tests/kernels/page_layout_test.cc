@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/page_rows.h"
@@ -10,7 +11,8 @@
 namespace tributary::cpu {
 namespace {
 
-constexpr DType kCacheTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
+constexpr DType kPairedTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
+constexpr DType kRowTypes[] = {DType::kF32, DType::kNvfp4};
 
 PagedKv Shape(DType dtype, int32_t page_size, const HeadDims& dims) {
   return {.num_pages = 1,
@@ -19,10 +21,10 @@ PagedKv Shape(DType dtype, int32_t page_size, const HeadDims& dims) {
               .kv_heads = 3, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = dtype}};
 }
 
-// Calls body(shape) for every shape of a page.
+// Calls body(shape) for every shape of a page of these types.
 template <typename Body>
-void ForEachShape(const Body& body) {
-  for (const DType dtype : kCacheTypes) {
+void ForEachShape(std::span<const DType> types, const Body& body) {
+  for (const DType dtype : types) {
     for (const int32_t page_size : {16, 32, 64, 128}) {
       for (const HeadDims& dims : kHeadDims) body(Shape(dtype, page_size, dims));
     }
@@ -30,7 +32,7 @@ void ForEachShape(const Body& body) {
 }
 
 TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndTheRestIsPaddingOfKeys) {
-  ForEachShape([](const PagedKv& kv) {
+  ForEachShape(kPairedTypes, [](const PagedKv& kv) {
     std::vector<char> taken(PageBytes(kv));
     const auto take = [&](size_t offset) {
       for (size_t i = 0; i < BytesOf(kv.geometry.dtype, 1); ++i) {
@@ -51,7 +53,7 @@ TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndTheRestIsPaddingOfKeys) {
 }
 
 TEST(PageLayoutTest, PairsAreSideBySide) {
-  ForEachShape([](const PagedKv& kv) {
+  ForEachShape(kPairedTypes, [](const PagedKv& kv) {
     const size_t bytes = BytesOf(kv.geometry.dtype, 1);
     EXPECT_EQ(KeyOffset(kv, 1, 5, 7), KeyOffset(kv, 1, 5, 6) + bytes);            // channels
     EXPECT_EQ(KeyOffset(kv, 1, 5, 6), KeyOffset(kv, 1, 4, 6) + 2 * bytes);        // tokens
@@ -76,7 +78,7 @@ TEST(PageLayoutTest, UnpackingACellOfBytesPutsColumnsInOrder) {
 }
 
 TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
-  ForEachShape([](const PagedKv& kv) {
+  ForEachShape(kPairedTypes, [](const PagedKv& kv) {
     size_t last = 0;
     for (int32_t block = 0; block < kv.page_size; block += BlockTokens(kv.page_size)) {
       for (const bool value : {false, true}) {
@@ -92,7 +94,7 @@ TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
 }
 
 TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
-  ForEachShape([](PagedKv kv) {
+  ForEachShape(kPairedTypes, [](PagedKv kv) {
     const size_t bytes = BytesOf(kv.geometry.dtype, 1);
     for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
       const int32_t dim = kind == RowKind::kKey ? kv.geometry.key_dim : kv.geometry.value_dim;
@@ -114,6 +116,38 @@ TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
       }
     }
   });
+}
+
+TEST(PageRowsTest, ARowAndItsScalesHaveAPlaceOfTheirOwnAndNothingElseIsTouched) {
+  ForEachShape(kRowTypes, [](PagedKv kv) {
+    const KvGeometry& g = kv.geometry;
+    std::vector<std::byte> page(PageBytes(kv));
+    kv.base = page.data();
+    size_t written = 0;
+    for (int32_t token = 0; token < kv.page_size; ++token) {
+      for (int32_t head = 0; head < g.kv_heads; ++head) {
+        for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
+          const int32_t dim = kind == RowKind::kKey ? g.key_dim : g.value_dim;
+          const size_t bytes = BytesOf(g.dtype, dim) + BlockScaleBytes(g.dtype, dim);
+          const std::vector<std::byte> row(bytes, std::byte{1});
+          const RowPlace place{kind, 0, head, token};
+          EXPECT_FALSE(HoldsRow(kv, place, row.data()));
+          StoreRow(kv, place, row.data());
+          EXPECT_TRUE(HoldsRow(kv, place, row.data()));
+          written += bytes;
+        }
+      }
+    }
+    // No two rows share a byte, so each kept what it was given.
+    EXPECT_EQ(static_cast<size_t>(std::count(page.begin(), page.end(), std::byte{1})), written);
+    const size_t padding = (KeyRowBytes(g) - KeyBytes(g)) * g.kv_heads * kv.page_size;
+    EXPECT_EQ(written + padding, page.size());
+  });
+}
+
+TEST(PageRowsTest, Nvfp4Takes36BitsForEachOf16Elements) {
+  const KvGeometry g = SquareGeometry(8, 128, DType::kNvfp4);
+  EXPECT_EQ(PageBytes(g, 16), size_t{2} * 16 * 8 * 128 * 9 / 16);
 }
 
 }  // namespace

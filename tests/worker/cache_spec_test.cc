@@ -61,7 +61,6 @@ const Case kCases[] = {
     {"ZeroInterleave", "interleave", [](CacheSpec& s) { s.interleave = 0; }},
     {"InterleaveThatDoesNotDivide", "interleave", [](CacheSpec& s) { s.interleave = 6; }},
     {"InterleaveBeyondAPage", "interleave", [](CacheSpec& s) { s.interleave = 32; }},
-    {"FullFloatKv", "kv_dtype", [](CacheSpec& s) { s.kv_dtype = DType::kF32; }},
     {"UnknownKv", "kv_dtype", [](CacheSpec& s) { s.kv_dtype = static_cast<DType>(9); }},
     {"ZeroScale", "sm_scale", [](CacheSpec& s) { s.sm_scale = 0; }},
     {"NanScale", "sm_scale", [](CacheSpec& s) { s.sm_scale = kNan; }},

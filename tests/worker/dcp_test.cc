@@ -94,7 +94,8 @@ std::string GeometryName(const ::testing::TestParamInfo<Geometry::ParamType>& in
 
 INSTANTIATE_TEST_SUITE_P(Grid, Geometry,
                          ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
-                                                              DType::kBf16, DType::kF16),
+                                                              DType::kBf16, DType::kF16,
+                                                              DType::kF32, DType::kNvfp4),
                                             ::testing::ValuesIn(kHeadDims),
                                             ::testing::Values(1, 4, 8, 16)),
                          GeometryName);
@@ -219,7 +220,7 @@ TEST_P(Lifecycle, MixedBatches) {
 
 TEST_P(Lifecycle, PoisonedSlots) {
   ThreadRanks ranks(std::get<0>(GetParam()), Poisoned());
-  for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16}) {
+  for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
     CacheSpec spec = Spec();
     spec.kv_dtype = kv_dtype;
     RunPoisonedSlots(ranks, spec, {});

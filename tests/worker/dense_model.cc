@@ -23,9 +23,33 @@ double ThroughCache(DType dtype, float value, double scale) {
   return static_cast<double>(LoadElement(dtype, stored, 0)) * scale;
 }
 
+// What a block of 16 numbers is after it went through an NVFP4 cache, as types.proto says.
+void BlockThroughCache(std::span<const float> block, float scale, std::vector<double>* cached) {
+  float largest = 0;
+  for (const float x : block) largest = std::max(largest, std::fabs(x));
+  unsigned char stored = 0;
+  StoreElement(DType::kFp8E4M3, &stored, 0, largest / (6.0f * scale));
+  const float block_scale = LoadElement(DType::kFp8E4M3, &stored, 0);
+  for (const float x : block) {
+    unsigned char element = 0;
+    if (block_scale != 0) StoreElement(DType::kNvfp4, &element, 0, x / (block_scale * scale));
+    const double number = LoadElement(DType::kNvfp4, &element, 0);
+    cached->push_back(number * static_cast<double>(block_scale) * static_cast<double>(scale));
+  }
+}
+
 // `dim` elements to a head.
 void Quantise(const KvGeometry& g, int32_t dim, const std::vector<float>& scale,
               std::span<const float> given, std::vector<double>* cached) {
+  if (g.dtype == DType::kNvfp4) {
+    for (size_t i = 0; i < given.size(); i += kNvfp4Block) {
+      const auto head =
+          static_cast<int32_t>(i / static_cast<size_t>(dim) % static_cast<size_t>(g.kv_heads));
+      BlockThroughCache(given.subspan(i, kNvfp4Block), static_cast<float>(ScaleOf(scale, head)),
+                        cached);
+    }
+    return;
+  }
   for (size_t i = 0; i < given.size(); ++i) {
     const auto head =
         static_cast<int32_t>(i / static_cast<size_t>(dim) % static_cast<size_t>(g.kv_heads));

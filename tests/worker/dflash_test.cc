@@ -83,12 +83,12 @@ TEST_P(Types, QueriesAndBlockKeepTheirPrecision) {
                {.q_dtype = input, .input_dtype = input});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Types,
-                         ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
-                                                              DType::kBf16, DType::kF16),
-                                            ::testing::Values(DType::kF32, DType::kBf16,
-                                                              DType::kF16),
-                                            ::testing::ValuesIn(kHeadDims)));
+INSTANTIATE_TEST_SUITE_P(
+    All, Types,
+    ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16,
+                                         DType::kF16, DType::kF32, DType::kNvfp4),
+                       ::testing::Values(DType::kF32, DType::kBf16, DType::kF16),
+                       ::testing::ValuesIn(kHeadDims)));
 
 TEST(Dflash, MoreRanksThanHeads) {
   CacheSpec spec = SmallSpec();

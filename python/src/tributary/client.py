@@ -15,7 +15,7 @@ from . import _core
 from ._tensors import CODES, bits, dtype_code, empty_beside
 from .session import MEMORIES, Invitation, Session
 
-_KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16")
+_KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16", "f32", "nvfp4")
 _MODES = {"causal": 1, "dflash": 2}
 _UPDATES = {"open": 1, "fork": 2, "truncate": 3, "close": 4}
 
@@ -71,7 +71,7 @@ class CacheSpec:
     head_dim: int  #: of queries and keys: 64, 80, 96, 128, 192 or 256
     capacity_tokens: int  #: over all sequences
     value_head_dim: int = 0  #: of values and outputs; 0: head_dim
-    kv_dtype: str = "fp8_e4m3"  #: or "fp8_e5m2", "bf16", "f16"
+    kv_dtype: str = "fp8_e4m3"  #: or "fp8_e5m2", "bf16", "f16"; on CPU workers "f32", "nvfp4" too
     page_size: int = 0  #: tokens of a worker's page; 0: 16
     sm_scale: float = 0.0  #: 0: 1 / sqrt(head_dim)
     soft_cap: float = 0.0  #: 0: none

@@ -18,6 +18,7 @@ namespace {
 
 static_assert(TRIBUTARY_F32 == static_cast<int>(v1::DTYPE_F32));
 static_assert(TRIBUTARY_FP8_E5M2 == static_cast<int>(v1::DTYPE_FP8_E5M2));
+static_assert(TRIBUTARY_NVFP4 == static_cast<int>(v1::DTYPE_NVFP4));
 static_assert(TRIBUTARY_DFLASH == static_cast<int>(v1::ATTEND_MODE_DFLASH));
 static_assert(TRIBUTARY_UNAUTHENTICATED == static_cast<int>(absl::StatusCode::kUnauthenticated));
 

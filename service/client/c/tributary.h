@@ -109,7 +109,8 @@ typedef enum tributary_dtype {
   TRIBUTARY_BF16 = 2,
   TRIBUTARY_F16 = 3,
   TRIBUTARY_FP8_E4M3 = 4,
-  TRIBUTARY_FP8_E5M2 = 5
+  TRIBUTARY_FP8_E5M2 = 5,
+  TRIBUTARY_NVFP4 = 6
 } tributary_dtype;
 
 /* What may differ from layer to layer. 0 and NULL stand for the cache's value or for none. */
