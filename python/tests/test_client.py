@@ -32,12 +32,16 @@ except ImportError:  # it comes from PyPI
     ml_dtypes = None
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
-# Of each of four kinds of cache: 2,000 in all. TRIBUTARY_TEST_OPERATIONS=2000 makes 8,000 of them.
-OPERATIONS = int(os.environ.get("TRIBUTARY_TEST_OPERATIONS", "500"))
+# Of each of six kinds of cache: 2,400 in all. TRIBUTARY_TEST_OPERATIONS=2000 makes 12,000 of them.
+OPERATIONS = int(os.environ.get("TRIBUTARY_TEST_OPERATIONS", "400"))
 
 
 def exact(rng, shape, kv_dtype):
     """Values that every kind of cache holds as they are: few bits of mantissa, small exponents."""
+    if kv_dtype == "nvfp4":  # with 6 in every block of 16, so that all block scales are 1
+        values = rng.choice(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]), shape) * rng.choice((-1.0, 1.0), shape)
+        values[..., ::16] = 6
+        return values.astype(np.float32)
     steps, most = (4, 7) if kv_dtype == "fp8_e5m2" else (8, 15)
     return (rng.integers(-most, most + 1, shape) / steps).astype(np.float32)
 
@@ -713,7 +717,7 @@ class Oracle:
 class RandomOperations(WithService):
     def test_they_give_what_numpy_gives(self):
         layers = (LayerSpec(), LayerSpec(window_left=50, sinks=(0.5, -1.0, 2.0, 0.0)))
-        for seed, kv_dtype in enumerate(("bf16", "f16", "fp8_e4m3", "fp8_e5m2")):
+        for seed, kv_dtype in enumerate(("bf16", "f16", "fp8_e4m3", "fp8_e5m2", "f32", "nvfp4")):
             with self.subTest(kv_dtype):
                 cache = self.cache(kv_dtype, layer_specs=layers, capacity_tokens=1 << 15)
                 with cache.session(max_rows=128, dtype="f16", lse=True) as session:

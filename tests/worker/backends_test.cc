@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/worker/test_host.h"
 
 namespace tributary::worker {
@@ -34,6 +35,19 @@ TEST(Backends, EveryDeviceOffersEveryValidCausalCache) {
         EXPECT_THAT(selection.refusals, IsEmpty());
       }
     }
+  }
+}
+
+// They are f32 and NVFP4.
+TEST(Backends, OnlyTheCpuOffersTypesThatLieInRows) {
+  CacheSpec spec = testing::SmallSpec();
+  for (const DType kv : {DType::kF32, DType::kNvfp4}) {
+    spec.kv_dtype = kv;
+    EXPECT_TRUE(SelectBackend(spec, {.device = Device::kCpu, .batch_invariant = true}).ok());
+    const Selection selection = SelectBackend(spec, {.device = Device::kCuda});
+    EXPECT_FALSE(selection.ok());
+    EXPECT_THAT(selection.refusals[0],
+                HasSubstr(absl::StrCat("kv_dtype ", tributary::Name(kv), " is not offered")));
   }
 }
 
