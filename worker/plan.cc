@@ -15,6 +15,8 @@ class Planner {
 
   void Plan(std::span<const StepEntry> entries, TableOfEntry tables) {
     Clear(entries);
+    may_share_ = entries.size() > 1;
+    if (may_share_) users_.reserve(entries.size());
     for (size_t i = 0; i < entries.size(); ++i) {
       if (keeps_tokens()) AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
       AddRows(entries[i], *tables[i]);
@@ -112,7 +114,7 @@ class Planner {
     // Handing on no more of the table than the rows may see: what lies beyond is not ours to read.
     const size_t pages = static_cast<size_t>((last_key + shape_.page_size - 1) / shape_.page_size);
     pass->entries.push_back({pass->row_count, count, table.pages().first(pages)});
-    users_.push_back({table.prefix_ids(), {0, last_key}});
+    if (may_share_) users_.push_back({table.prefix_ids(), {0, last_key}});
     pass->row_count += count;
   }
 
@@ -134,7 +136,7 @@ class Planner {
 
   // The last pass has all its entries.
   void ShareLastPass() {
-    if (!plan_.passes.empty()) plan_.passes.back().shared = FindSharedPages(users_);
+    if (users_.size() > 1) plan_.passes.back().shared = FindSharedPages(users_);
     users_.clear();
   }
 
@@ -155,6 +157,7 @@ class Planner {
   const DcpLayout& layout_;
   StepPlan& plan_;
   std::vector<PrefixUser> users_;  // of the entries of the last pass
+  bool may_share_ = false;         // an entry alone shares with nobody
   bool any_write_ = false;
   bool any_replay_ = false;
 };
