@@ -75,9 +75,7 @@ def _last(chain, name):
 
 
 def _pinned(base):
-    if "@sha256:" in base:
-        return re.search(r"@sha256:[0-9a-f]{64}$", base) is not None
-    return re.search(r":\d+\.\d+\.\d+[\w.-]*$", base) is not None
+    return re.search(r"@sha256:[0-9a-f]{64}$", base) is not None
 
 
 def problems(text, targets, packages):
@@ -86,7 +84,7 @@ def problems(text, targets, packages):
     found = []
     for stage in stages.values():
         if stage.base not in stages and not _pinned(stage.base):
-            found.append(f"{stage.name}: base {stage.base} is not pinned by digest or exact version")
+            found.append(f"{stage.name}: base {stage.base} is not pinned by digest")
         for instruction in stage.all("COPY"):
             for option in instruction.options:
                 if option.startswith("--from=") and option[7:] not in stages:

@@ -47,8 +47,8 @@ class DockerfileRules(unittest.TestCase):
     def test_each_breach_is_named(self):
         breaches = [
             (r"@sha256:[0-9a-f]{64}", "", "build: base debian:bookworm-20260918-slim is not pinned"),
-            (r"nvidia/cuda:13.0.1-devel-ubuntu22.04", "nvidia/cuda:latest",
-             "cuda-toolkit: base nvidia/cuda:latest is not pinned"),
+            (r"nvidia/cuda:13.0.0-devel-ubuntu22.04@sha256:[0-9a-f]{64}", "nvidia/cuda:13.0.0",
+             "cuda-toolkit: base nvidia/cuda:13.0.0 is not pinned"),
             (r"(?m)^USER .*$", "USER root", "cpu: USER root must be a number"),
             (r"(?m)^STOPSIGNAL.*$", "", "cpu: STOPSIGNAL must be SIGTERM"),
             (r"(?m)^ENTRYPOINT.*$", 'ENTRYPOINT ["tributary-coordinator"]', "cpu: ENTRYPOINT must begin with tini"),
