@@ -45,6 +45,12 @@ constexpr size_t ValueScaleBytes(const KvGeometry& g) {
   return BlockScaleBytes(g.dtype, g.value_dim);
 }
 
+// Bytes of one token's key (value) in one head, its block scales included, without padding.
+constexpr size_t StoredKeyBytes(const KvGeometry& g) { return KeyBytes(g) + KeyScaleBytes(g); }
+constexpr size_t StoredValueBytes(const KvGeometry& g) {
+  return ValueBytes(g) + ValueScaleBytes(g);
+}
+
 // Bytes of the keys (values) of one head in a page of `page_size` slots of one layer: the elements
 // of all slots, then their block scales.
 constexpr size_t KeyPlaneBytes(const KvGeometry& g, int32_t page_size) {
@@ -76,8 +82,7 @@ constexpr int64_t ElementsPerToken(const KvGeometry& g) {
 
 // Bytes that attention reads of one token in one head, without padding.
 constexpr int64_t BytesPerTokenOfHead(const KvGeometry& g) {
-  const size_t value = g.value_in_key ? 0 : ValueBytes(g) + ValueScaleBytes(g);
-  return static_cast<int64_t>(KeyBytes(g) + KeyScaleBytes(g) + value);
+  return static_cast<int64_t>(StoredKeyBytes(g) + (g.value_in_key ? 0 : StoredValueBytes(g)));
 }
 
 }  // namespace tributary

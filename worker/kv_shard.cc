@@ -26,10 +26,10 @@ void ForEachRow(const PagedKv& kv, int64_t slot, const Visit& visit) {
                       .token = static_cast<int32_t>(slot % kv.page_size)};
   for (place.head = 0; place.head < kv.geometry.kv_heads; ++place.head) {
     place.kind = cpu::RowKind::kKey;
-    visit(place, KeyBytes(kv.geometry));
+    visit(place, StoredKeyBytes(kv.geometry));
     if (kv.geometry.value_in_key) continue;
     place.kind = cpu::RowKind::kValue;
-    visit(place, ValueBytes(kv.geometry));
+    visit(place, StoredValueBytes(kv.geometry));
   }
 }
 

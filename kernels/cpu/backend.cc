@@ -38,8 +38,7 @@ float ScaleOf(const float* scales, int32_t head) { return scales == nullptr ? 1.
 
 // Room for a row of elements with its block scales, and for the numbers that it is made of.
 struct RowRoom {
-  explicit RowRoom(const KvGeometry& g)
-      : row(std::max(KeyBytes(g) + KeyScaleBytes(g), ValueBytes(g) + ValueScaleBytes(g))) {
+  explicit RowRoom(const KvGeometry& g) : row(std::max(StoredKeyBytes(g), StoredValueBytes(g))) {
     if (g.dtype == DType::kNvfp4) wide.resize(std::max(g.key_dim, g.value_dim));
   }
   std::vector<std::byte> row;

@@ -92,6 +92,8 @@ class RedealRanksTest : public ::testing::TestWithParam<std::tuple<std::pair<int
         return PagedSpec(32, 8, DType::kFp8E4M3);
       case 2:
         return PagedSpec(128, 1, DType::kF16);
+      case 3:
+        return PagedSpec(64, 4, DType::kNvfp4);
       default:
         return LayersDifferSpec();
     }
@@ -243,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RedealRanksTest,
                          ::testing::Combine(::testing::Values(std::pair(2, 4), std::pair(4, 2),
                                                               std::pair(3, 1), std::pair(1, 3),
                                                               std::pair(2, 3)),
-                                            ::testing::Range(0, 4)),
+                                            ::testing::Range(0, 5)),
                          NameOf);
 
 // A change that ends half-way: the group forms as it was, and what was made meanwhile is dropped.
