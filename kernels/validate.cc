@@ -73,6 +73,7 @@ void CheckCache(Checker& check, const PagedKv& kv) {
   check.Require(g.kv_heads > 0, "kv.kv_heads", g.kv_heads, " is not positive");
   CheckHeadDims(check, "kv.", g.key_dim, g.value_dim);
   check.RequireSupported(!g.value_in_key, "kv.value_in_key", "is not supported");
+  check.Require(BitsOf(g.dtype) != 0, "kv.dtype", Name(g.dtype), " is no type of element");
   check.Require(kv.num_pages <= 0 || kv.base != nullptr, "kv.base", "is null");
   CheckScales(check, "kv.k_scale", kv.k_scale, g.kv_heads);
   CheckScales(check, "kv.v_scale", kv.v_scale, g.kv_heads);

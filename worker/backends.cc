@@ -101,11 +101,10 @@ std::vector<OutputError> ForEveryType(const BackendCapabilities& backend, ErrorO
 }
 
 // Weights are rounded to bf16 where q is bf16 and the processor multiplies bf16
-// (kernels/cpu/bf16_pieces.h). That is half a unit of the weighted mean of |v|. Over f32 and NVFP4
-// everything is multiplied in f32.
+// (kernels/cpu/bf16_pieces.h). That is half a unit of the weighted mean of |v|. Caches of f32 and
+// NVFP4 are multiplied in f32, but not the tokens that rows see as they came.
 OutputError CpuError(DType q, DType kv) {
-  const bool in_f32 = kv == DType::kF32 || kv == DType::kNvfp4;
-  const double error = q == DType::kBf16 && !in_f32 ? 1e-2 : 1e-4;
+  const double error = q == DType::kBf16 ? 1e-2 : 1e-4;
   return {.q = q, .kv = kv, .few_rows = error, .many_rows = error};
 }
 

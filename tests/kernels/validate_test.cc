@@ -42,7 +42,6 @@ TEST(ValidateTest, Attention) {
       {"kv.key_dim: 0", kInvalid, [](P& p) { p.kv.geometry.key_dim = 0; }},
       {"kv.value_dim: 0", kInvalid, [](P& p) { p.kv.geometry.value_dim = 0; }},
       {"kv.key_dim: 112", kUnsupported, [](P& p) { p.kv.geometry.key_dim = 112; }},
-      {"kv.dtype: f32", kInvalid, [](P& p) { p.kv.geometry.dtype = DType::kF32; }},
       {"kv.dtype: unknown", kInvalid, [](P& p) { p.kv.geometry.dtype = static_cast<DType>(77); }},
       {"kv.base", kInvalid, [](P& p) { p.kv.base = nullptr; }},
       {"kv.k_scale[1]", kInvalid, [](P& p) { p.kv.k_scale = kBadScales; }},

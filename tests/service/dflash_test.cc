@@ -269,7 +269,6 @@ TEST_F(DraftTest, SpecsThatMakeNoSenseAreRefusedAndNamed) {
   };
   refuse("spec.layer_specs[1].window_base",
          [](auto*, auto* l) { l->set_window_base(static_cast<v1::WindowBase>(7)); });
-  refuse("spec.layer_specs[1].kv_dtype", [](auto*, auto* l) { l->set_kv_dtype(v1::DTYPE_F32); });
   refuse("spec.layer_specs[1].kv_dtype",
          [](auto*, auto* l) { l->set_kv_dtype(static_cast<v1::DType>(70)); });
   refuse("spec.layer_specs[1].soft_cap", [](auto*, auto* l) { l->set_soft_cap(-1); });

@@ -310,7 +310,6 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
   EXPECT_EQ(field([](auto* s) { s->set_page_size(17); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_page_size(-16); }), "spec.page_size");
   EXPECT_EQ(field([](auto* s) { s->set_interleave(3); }), "spec.interleave");
-  EXPECT_EQ(field([](auto* s) { s->set_kv_dtype(v1::DTYPE_F32); }), "spec.kv_dtype");
   EXPECT_EQ(field([](auto* s) { s->set_kv_dtype(static_cast<v1::DType>(77)); }), "spec.kv_dtype");
   EXPECT_EQ(field([](auto* s) { s->set_sm_scale(-1); }), "spec.sm_scale");
   EXPECT_EQ(field([](auto* s) { s->set_soft_cap(-1); }), "spec.soft_cap");
