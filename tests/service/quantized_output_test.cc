@@ -160,8 +160,6 @@ TEST(QuantizedOutputRefusalTest, FieldsAreNamed) {
   open.set_output_dtype(v1::DTYPE_NVFP4);
   open.set_q_dtype(v1::DTYPE_NVFP4);
   EXPECT_EQ(FieldOf(SessionDriver(service.stub(), open).Finish()), "open.q_dtype");
-  spec.set_kv_dtype(v1::DTYPE_NVFP4);
-  EXPECT_EQ(FieldOf(CreateCache(service.stub(), "n", spec)), "spec.kv_dtype");
 }
 
 TEST(QuantizedOutputLimitsTest, LimitsNameTheTypesOfOutputs) {
