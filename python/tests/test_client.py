@@ -241,7 +241,7 @@ class Calls(WithService):
         values = [cache.attend(layer, [Entry(sequence, 0, 1, 1)], q, odd, odd).output[0, 0, 0] for layer in (0, 1)]
         self.assertEqual((values[0], values[1] in (1.0, 1.125)), (1.0625, True))
         with self.assertRaises(ValueError):
-            LayerSpec(kv_dtype="f32")
+            LayerSpec(kv_dtype="f64")
 
     def test_a_call_may_have_a_timeout_of_its_own(self):
         cache = self.cache()
@@ -458,7 +458,10 @@ class Warnings(WithService):
             """A session of the core that has something to say."""
 
             def info(self):
-                return (1, 1, 1, 2)
+                return (1, 1, 1, 2, False)
+
+            def endpoint(self):
+                return (0, 1, 0, b"")
 
             def warning(self):
                 return "another way would be faster"
