@@ -83,11 +83,12 @@ def local(options, model, implementation, batch, context):
     model.set_attn_implementation(implementation)
     cache = DynamicCache()
     like = {"device": options.device, "dtype": torch.bfloat16}
-    for layer in range(options.layers):
-        keys = torch.randn(batch, KV_HEADS, context, HEAD_DIM, **like) * 0.1
-        cache.update(keys, torch.randn_like(keys), layer)
     ids = torch.zeros(batch, 1, dtype=torch.long, device=options.device)
     try:
+        for layer in range(options.layers):
+            keys = torch.randn(batch, KV_HEADS, context, HEAD_DIM, **like) * 0.1
+            cache.update(keys, torch.randn_like(keys), layer)
+            del keys
         return timed(options, lambda: model(input_ids=ids, cache=cache, use_cache=True))
     except torch.cuda.OutOfMemoryError as error:
         print(implementation, batch, context, str(error).splitlines()[0][:160], flush=True)
