@@ -8,9 +8,8 @@
 //   3. Every cache is made once more, for the other number of ranks, beside what there is. Workers
 //      that lack the memory refuse, and nothing has been changed.
 //   4. The tokens are moved into it, as the bytes that they are, and its replicas are written, too.
-//   5. The workers are told the page tables, and the journal the number of ranks and the new
-//   caches.
-//      From then on these count.
+//   5. The workers are told the page tables. The journal is told the number of ranks and the new
+//      caches, in one commit, and from then on these count.
 //   6. The group forms with the new number of ranks, and what is of another number is dropped.
 // Until the end of stage 5 the old shards are as they were: whatever goes wrong, the group forms
 // again with the old number of ranks.
