@@ -37,8 +37,9 @@ ABSL_FLAG(std::optional<int32_t>, workers, std::nullopt,
           "workers of the embedded service; default: 4, or 1 with --device=cuda");
 ABSL_FLAG(std::string, device, "cpu",
           "what the embedded service's workers compute on: cpu, or cuda (a GPU each)");
-ABSL_FLAG(std::string, kv_dtype, "fp8_e4m3",
-          "what the text's KV cache holds: fp8_e4m3, fp8_e5m2, bf16 or f16");
+ABSL_FLAG(
+    std::string, kv_dtype, "fp8_e4m3",
+    "what the text's KV cache holds: fp8_e4m3, fp8_e5m2, bf16 or f16; on CPUs f32 or nvfp4, too");
 ABSL_FLAG(std::string, target, "",
           "a running service (host:port or unix:/path) to use instead of an embedded one");
 ABSL_FLAG(double, temperature, 0.7, "of the text shown; 0: always the most likely byte");

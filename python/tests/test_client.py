@@ -32,8 +32,8 @@ except ImportError:  # it comes from PyPI
     ml_dtypes = None
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
-# Of each of six kinds of cache: 2,400 in all. TRIBUTARY_TEST_OPERATIONS=2000 makes 12,000 of them.
-OPERATIONS = int(os.environ.get("TRIBUTARY_TEST_OPERATIONS", "400"))
+# Of each of six kinds of cache: 3,000 in all. TRIBUTARY_TEST_OPERATIONS=2000 makes 12,000 of them.
+OPERATIONS = int(os.environ.get("TRIBUTARY_TEST_OPERATIONS", "500"))
 
 
 def exact(rng, shape, kv_dtype):

@@ -117,7 +117,8 @@ class Bench final : public Command {
     flags.Add("dtype", &dtype_,
               "Queries, keys, values and outputs have this type: f32, bf16 or f16.");
     flags.Add("kv_dtype", &kv_dtype_,
-              "The cache holds elements of this type: fp8_e4m3, fp8_e5m2, bf16 or f16.");
+              "The cache holds elements of this type: fp8_e4m3, fp8_e5m2, bf16 or f16; on CPUs f32 "
+              "or nvfp4, too.");
     flags.Add("shm", &shared_memory_,
               "Tensors travel in shared memory. The service must run on this machine, and be "
               "called at its "
