@@ -230,7 +230,8 @@ class Loop {
     const LoadOptions& o = shared_.options;
     const int64_t elements =
         (position_ + o.rows) * o.batch * o.kv_heads * (o.head_dim + o.ValueDim());
-    return static_cast<double>(BytesOf(o.kv_dtype, elements));
+    return static_cast<double>(BytesOf(o.kv_dtype, elements) +
+                               BlockScaleBytes(o.kv_dtype, elements));
   }
 
   void RollBack() {
