@@ -47,10 +47,7 @@ Resizing::Resizing(const CoordinatorOptions& options, const telemetry::Logger& l
       caches_(caches),
       steps_(steps) {}
 
-Resizing::~Resizing() { Stop(); }
-
-// ------------------------------------------------------------------------------ asking, and the
-// end
+// ---------------------------------------------------------------------------- asking, and the end
 
 void Resizing::Ask(const v1::ChangeWorkersRequest& request, Done<v1::ChangeWorkersReply> done) {
   const int workers = request.workers();
@@ -76,9 +73,16 @@ void Resizing::Ask(const v1::ChangeWorkersRequest& request, Done<v1::ChangeWorke
     waiting_.push_back(std::move(done));
     if (std::exchange(asked_, workers) == workers) return;
   }
-  const MutexLock lock(thread_mutex_);
-  if (thread_.joinable()) thread_.join();  // it has answered, and ends
-  thread_ = std::thread([this, workers, until = Clock::now() + patience] { Run(workers, until); });
+  const Clock::time_point until = Clock::now() + patience;
+  {
+    const MutexLock lock(thread_mutex_);
+    if (!stopped_) {
+      if (thread_.joinable()) thread_.join();  // it has answered, and ends
+      thread_ = std::thread([this, workers, until] { Run(workers, until); });
+      return;
+    }
+  }
+  Run(workers, until);  // which ends at once, with the answer
 }
 
 void Resizing::BeginStop() {
@@ -92,6 +96,7 @@ void Resizing::Stop() {
     BeginStop();
   }
   const MutexLock lock(thread_mutex_);
+  stopped_ = true;
   if (thread_.joinable()) thread_.join();
 }
 

@@ -48,7 +48,8 @@ class Resizing {
   Resizing(const CoordinatorOptions& options, const telemetry::Logger& log, WorkerGroup& group,
            CoordinatorLock& lock, ServingState& serving, GroupCommands& commands, CallOrder& order,
            CacheRegistry& caches, const StepRunner& steps);
-  ~Resizing();  // stops
+  // Stop() has been called: what the lock's sections do at their end may be gone by now.
+  ~Resizing() = default;
 
   // The call of the API. `done` is called when the change is over. One change at a time; the same
   // one may be asked for again while it is under way, and all who did are answered.
@@ -130,6 +131,7 @@ class Resizing {
 
   Mutex thread_mutex_;  // taken without the lock
   std::thread thread_ TRIBUTARY_GUARDED_BY(thread_mutex_);
+  bool stopped_ TRIBUTARY_GUARDED_BY(thread_mutex_) = false;  // no thread begins
 };
 
 }  // namespace tributary::service
