@@ -91,6 +91,9 @@ endfunction()
 # With TRIBUTARY_WERROR warnings are errors, but for one that g++ 12 gives about correct uses of std::string.
 function(_tributary_settings target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TRIBUTARY_WARNINGS}>)
+  # Everything is position-independent, for libtributary.so's sake. g++ then inlines no function that another
+  # library could put its own in place of, unless it is told that none does; clang never thinks so.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
   if(TRIBUTARY_WERROR)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-error=restrict>)
