@@ -1,21 +1,23 @@
-// Decode attention on CPUs: one query row over a paged cache, in bf16 and FP8, beside a loop that
-// only reads the same bytes with the same threads. Prints one JSON object per line.
+// Decode attention on CPUs: one query row (--rows: several, as in verify) over a paged cache, in
+// every type of cache, beside a loop that only reads the bytes of the bf16 cache with the same
+// threads. Prints one JSON object per line.
 //
-//   attention_cpu_bench [--threads=N] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
-//                       [--page-size=64] [--tokens=4096,...] [--seconds=1.0]
-//                       [--instruction-set=AVX2] [--serve]
+//   attention_cpu_bench [--threads=N] [--rows=1] [--q-heads=32] [--kv-heads=8] [--head-dim=128]
+//                       [--page-size=64] [--tokens=4096,...] [--types=bf16,fp8_e4m3,nvfp4,f32]
+//                       [--seconds=1.0] [--instruction-set=AVX2] [--serve]
 //
 // "resident" is the same attention with every page of the table the same one: nothing comes from
 // memory, and what is left is arithmetic. It tells whether memory or arithmetic bounds a machine.
 //
 // With --serve it answers one line of standard input with one line, so that another program can
 // interleave measurements of its own on the same tensors:
-//   tensors TOKENS FILE   reads q [q_heads, head_dim], k and v [tokens, kv_heads, head_dim], bf16,
-//                         one after another; "ok"
-//   output TYPE FILE      writes the output [q_heads, head_dim] in float; "ok"
+//   tensors TOKENS FILE   reads q [rows, q_heads, head_dim], k and v [tokens, kv_heads, head_dim],
+//                         bf16, one after another; "ok"
+//   output TYPE FILE      writes the output [rows, q_heads, head_dim] in float; "ok"
 //   time TYPE WHERE       seconds that one attention takes; WHERE is scattered or resident
 //   time read scattered   seconds that reading the bf16 cache takes
-// TYPE is bf16, f16, fp8_e4m3 or fp8_e5m2. Without "tensors", numbers are random.
+//   append TYPE ROUNDS    seconds that appending 128 tokens takes, the least of so many times
+// TYPE is bf16, f16, fp8_e4m3, fp8_e5m2, nvfp4 or f32. Without "tensors", numbers are random.
 //
 // What is timed scattered finds the threads awake and the processor's caches full of other data,
 // the loop that reads like the attention: whichever came second would otherwise find what the first
@@ -33,6 +35,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -55,15 +58,40 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   int threads = static_cast<int>(std::thread::hardware_concurrency());
+  int rows = 1;
   int q_heads = 32;
   int kv_heads = 8;
   int head_dim = 128;
   int page_size = 64;
   std::vector<int64_t> tokens = {4096, 8192, 16384, 32768, 65536, 131072};
+  std::vector<DType> types = {DType::kBf16, DType::kFp8E4M3, DType::kNvfp4, DType::kF32};
   double seconds = 1.0;
   std::string instruction_set;  // empty: the best
   bool serve = false;
 };
+
+// False if no type has the name.
+bool TypeNamed(const std::string& name, DType& dtype) {
+  for (const DType named :
+       {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4, DType::kF32}) {
+    if (name != Name(named)) continue;
+    dtype = named;
+    return true;
+  }
+  return false;
+}
+
+bool ParseTypes(const std::string& names, std::vector<DType>& types) {
+  types.clear();
+  std::stringstream list(names);
+  for (std::string item; std::getline(list, item, ',');) {
+    if (!TypeNamed(item, types.emplace_back())) {
+      std::fprintf(stderr, "unknown type %s\n", item.c_str());
+      return false;
+    }
+  }
+  return !types.empty();
+}
 
 bool Parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
@@ -73,6 +101,10 @@ bool Parse(int argc, char** argv, Options& options) {
     const std::string value(equals == std::string_view::npos ? "" : arg.substr(equals + 1));
     if (name == "--threads") {
       options.threads = std::atoi(value.c_str());
+    } else if (name == "--rows") {
+      options.rows = std::atoi(value.c_str());
+    } else if (name == "--types") {
+      if (!ParseTypes(value, options.types)) return false;
     } else if (name == "--q-heads") {
       options.q_heads = std::atoi(value.c_str());
     } else if (name == "--kv-heads") {
@@ -98,7 +130,7 @@ bool Parse(int argc, char** argv, Options& options) {
       return false;
     }
   }
-  return options.threads > 0 && !options.tokens.empty();
+  return options.threads > 0 && options.rows > 0 && !options.tokens.empty();
 }
 
 // Holds the kernels to one of the instruction sets they are compiled for.
@@ -117,7 +149,7 @@ bool ForceInstructionSet(const std::string& name) {
 struct Tensors {
   int64_t tokens = 0;
   int32_t held = 0;
-  std::vector<uint16_t> q;     // [q_heads, head_dim]
+  std::vector<uint16_t> q;     // [rows, q_heads, head_dim]
   std::vector<uint16_t> k, v;  // [held, kv_heads, head_dim]
 };
 
@@ -129,7 +161,7 @@ Tensors RandomTensors(const Options& o, int64_t tokens) {
     x.resize(n);
     for (uint16_t& element : x) element = Bf16FromFloat(normal(generator));
   };
-  fill(t.q, size_t(o.q_heads) * o.head_dim);
+  fill(t.q, size_t(o.rows) * o.q_heads * o.head_dim);
   fill(t.k, size_t(t.held) * o.kv_heads * o.head_dim);
   fill(t.v, t.k.size());
   return t;
@@ -137,7 +169,7 @@ Tensors RandomTensors(const Options& o, int64_t tokens) {
 
 Tensors ReadTensors(const Options& o, int64_t tokens, const std::string& path) {
   Tensors t{.tokens = tokens, .held = static_cast<int32_t>(tokens)};
-  t.q.resize(size_t(o.q_heads) * o.head_dim);
+  t.q.resize(size_t(o.rows) * o.q_heads * o.head_dim);
   t.k.resize(size_t(tokens) * o.kv_heads * o.head_dim);
   t.v.resize(t.k.size());
   std::ifstream file(path, std::ios::binary);
@@ -214,7 +246,8 @@ class OtherData {
   HugeMemory memory_;
 };
 
-// A cache of one layer and one sequence, its pages in a shuffled order, and one query row.
+// A cache of one layer and one sequence, its pages in a shuffled order, and the query rows of its
+// last tokens.
 class Decode {
  public:
   Decode(const Options& o, const Tensors& tensors, DType dtype, Placement placement,
@@ -233,15 +266,15 @@ class Decode {
     std::shuffle(pages_.begin(), pages_.end(), generator);
     Append(tensors, pool);
     o_.resize(q_.size());
-    lse_.resize(o.q_heads);
-    entry_ = {0, 1, pages_};
-    keys_ = {0, tokens};
+    lse_.resize(size_t(o.rows) * o.q_heads);
+    entry_ = {0, o.rows, pages_};
+    for (int64_t row = 0; row < o.rows; ++row) keys_.push_back({0, tokens - o.rows + 1 + row});
     params_.kv = kv_;
     params_.q = q_.data();
-    params_.rows = 1;
+    params_.rows = o.rows;
     params_.q_heads = o.q_heads;
     params_.entries = std::span(&entry_, 1);
-    params_.keys = &keys_;
+    params_.keys = keys_.data();
     params_.sm_scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim));
     params_.o = o_.data();
     params_.lse = lse_.data();
@@ -252,6 +285,13 @@ class Decode {
   size_t bytes() const { return size_t(kv_.num_pages) * PageBytes(kv_); }
 
   const std::vector<float>& output() const { return o_; }
+
+  // Writes the first 128 tokens again. Which numbers they are does not matter.
+  void AppendAgain(const Tensors& tensors, cpu::ThreadPool& pool) {
+    Tensors first = tensors;
+    first.tokens = std::min<int64_t>(128, tensors.held);
+    Append(first, pool);
+  }
 
   void Attend(cpu::ThreadPool& pool) { ExitUnless(cpu::Attention(params_, pool)); }
 
@@ -282,7 +322,7 @@ class Decode {
   std::vector<uint16_t> q_;
   std::vector<float> o_, lse_;
   AttentionEntry entry_;
-  KeyRange keys_;
+  std::vector<KeyRange> keys_;
   AttentionParams params_;
 };
 
@@ -312,6 +352,20 @@ double Median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
+// What is timed of one type.
+struct Measured {
+  Measured(const Options& o, const Tensors& tensors, DType type, cpu::ThreadPool& pool)
+      : dtype(type),
+        scattered(std::make_unique<Decode>(o, tensors, type, Placement::kScattered, pool)),
+        in_cache(std::make_unique<Decode>(o, tensors, type, Placement::kResident, pool)) {
+    scattered->Attend(pool);
+  }
+
+  DType dtype;
+  std::unique_ptr<Decode> scattered, in_cache;
+  std::vector<double> cold, resident;  // seconds
+};
+
 void Table(const Options& options) {
   cpu::ThreadPool pool(options.threads);
   PinThreads(pool);
@@ -322,32 +376,32 @@ void Table(const Options& options) {
   };
   for (const int64_t tokens : options.tokens) {
     const Tensors tensors = RandomTensors(options, tokens);
-    Decode bf16(options, tensors, DType::kBf16, Placement::kScattered, pool);
-    Decode fp8(options, tensors, DType::kFp8E4M3, Placement::kScattered, pool);
-    Decode bf16_resident(options, tensors, DType::kBf16, Placement::kResident, pool);
-    Decode fp8_resident(options, tensors, DType::kFp8E4M3, Placement::kResident, pool);
-    std::vector<double> bf16_s, fp8_s, read_s, bf16_resident_s, fp8_resident_s;
-    bf16.Attend(pool);
-    fp8.Attend(pool);
+    Decode read(options, tensors, DType::kBf16, Placement::kScattered, pool);
+    std::vector<Measured> all;
+    for (const DType dtype : options.types) all.emplace_back(options, tensors, dtype, pool);
+    std::vector<double> read_s;
     for (const auto start = Clock::now();
          std::chrono::duration<double>(Clock::now() - start).count() < options.seconds ||
          read_s.size() < 5;) {
-      bf16_s.push_back(cold([&] { bf16.Attend(pool); }));
-      read_s.push_back(cold([&] { bf16.Read(pool); }));
-      fp8_s.push_back(cold([&] { fp8.Attend(pool); }));
-      bf16_resident_s.push_back(Seconds([&] { bf16_resident.Attend(pool); }));
-      fp8_resident_s.push_back(Seconds([&] { fp8_resident.Attend(pool); }));
+      read_s.push_back(cold([&] { read.Read(pool); }));
+      for (Measured& of : all) {
+        of.cold.push_back(cold([&] { of.scattered->Attend(pool); }));
+        of.resident.push_back(Seconds([&] { of.in_cache->Attend(pool); }));
+      }
     }
-    const double b = Median(bf16_s), f = Median(fp8_s), r = Median(read_s);
-    const double gb = 1e-9 * static_cast<double>(bf16.bytes());
     std::printf(
-        "{\"tokens\": %lld, \"threads\": %d, \"instruction_set\": \"%s\", \"runs\": %zu, "
-        "\"bf16_us\": %.1f, \"fp8_us\": %.1f, \"bf16_gb_per_s\": %.2f, \"fp8_gb_per_s\": %.2f, "
-        "\"read_gb_per_s\": %.2f, \"bf16_of_read\": %.3f, \"fp8_over_bf16\": %.3f, "
-        "\"bf16_resident_us\": %.1f, \"fp8_resident_us\": %.1f}\n",
-        static_cast<long long>(tokens), options.threads, cpu::InstructionSet(), read_s.size(),
-        b * 1e6, f * 1e6, gb / b, gb / 2 / f, gb / r, r / b, b / f, Median(bf16_resident_s) * 1e6,
-        Median(fp8_resident_s) * 1e6);
+        "{\"tokens\": %lld, \"rows\": %d, \"threads\": %d, \"instruction_set\": \"%s\", "
+        "\"runs\": %zu, \"read_gb_per_s\": %.2f",
+        static_cast<long long>(tokens), options.rows, options.threads, cpu::InstructionSet(),
+        read_s.size(), 1e-9 * static_cast<double>(read.bytes()) / Median(read_s));
+    for (const Measured& of : all) {
+      const double seconds = Median(of.cold);
+      std::printf(", \"%s\": {\"us\": %.1f, \"gb_per_s\": %.2f, \"resident_us\": %.1f}",
+                  Name(of.dtype), seconds * 1e6,
+                  1e-9 * static_cast<double>(of.scattered->bytes()) / seconds,
+                  Median(of.resident) * 1e6);
+    }
+    std::printf("}\n");
     std::fflush(stdout);
   }
 }
@@ -360,9 +414,7 @@ void Serve(const Options& options) {
   std::map<std::pair<DType, Placement>, std::unique_ptr<Decode>> held;
   const auto find = [&](const std::string& type, const std::string& where) -> Decode& {
     DType dtype = DType::kBf16;
-    for (const DType named : {DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2}) {
-      if (type == Name(named)) dtype = named;
-    }
+    TypeNamed(type, dtype);  // "read" is of the bf16 cache
     const Placement placement = where == "resident" ? Placement::kResident : Placement::kScattered;
     auto& decode = held[{dtype, placement}];
     if (decode == nullptr) {
@@ -382,6 +434,13 @@ void Serve(const Options& options) {
       std::ofstream(second, std::ios::binary)
           .write(reinterpret_cast<const char*>(o.data()), o.size() * sizeof(float));
       std::printf("ok\n");
+    } else if (command == "append") {
+      Decode& decode = find(first, "scattered");
+      double least = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < std::atoi(second.c_str()); ++i) {
+        least = std::min(least, Seconds([&] { decode.AppendAgain(tensors, pool); }));
+      }
+      std::printf("%.9f\n", least);
     } else {
       Decode& decode = find(first, second);
       if (second == "scattered") other.Evict(pool);

@@ -33,8 +33,8 @@ void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* l
 
 namespace {
 
-// The dot-product instruction takes what is exact in bf16.
-bool FitsBf16(DType type) { return type == DType::kBf16 || IsFp8(type); }
+// The dot-product instruction takes elements that are exact in bf16.
+bool FitsBf16(DType type) { return type == DType::kBf16 || IsFp8(type) || type == DType::kNvfp4; }
 
 }  // namespace
 

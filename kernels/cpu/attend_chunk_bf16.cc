@@ -29,6 +29,7 @@
 #endif
 #include "kernels/cpu/bf16_dot_math-inl.h"
 #include "kernels/cpu/chunk_pass-inl.h"
+#include "kernels/cpu/nvfp4_dot_math-inl.h"
 
 #if HWY_TARGET == HWY_AVX3_DL
 HWY_BEFORE_NAMESPACE();
@@ -46,11 +47,22 @@ void AttendCells(const ChunkParams& p, std::byte* memory, float* o, float* lse) 
   }
 }
 
+void AttendNvfp4(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
+  namespace target = HWY_NAMESPACE;
+  if (WeightPieces(p.queries.dtype) == 1) {
+    target::ChunkPass<target::Nvfp4DotMath<1>>(p, memory).Run(o, lse);
+  } else {
+    target::ChunkPass<target::Nvfp4DotMath<2>>(p, memory).Run(o, lse);
+  }
+}
+
 }  // namespace
 
 void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* lse) {
   namespace target = HWY_NAMESPACE;
-  if (p.kv_dtype == DType::kFp8E4M3) {
+  if (p.kv_dtype == DType::kNvfp4) {
+    AttendNvfp4(p, memory, o, lse);
+  } else if (p.kv_dtype == DType::kFp8E4M3) {
     AttendCells<target::Float8Cells<DType::kFp8E4M3>>(p, memory, o, lse);
   } else if (p.kv_dtype == DType::kFp8E5M2) {
     AttendCells<target::Float8Cells<DType::kFp8E5M2>>(p, memory, o, lse);

@@ -1,8 +1,8 @@
 // The arithmetic of AttendChunk in float: works for every element type on every target.
 //
 // Keys are unpacked to one row per channel, values to one row per token, so that both products are
-// the same loop: a number in every lane times a row, added to the lanes' sums. Compiled once per
-// target.
+// the same loop: a number in every lane times a row, added to the lanes' sums. A cache in f32 has
+// them so already, and is read where it lies. Compiled once per target.
 #if defined(TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
 #undef TRIBUTARY_KERNELS_CPU_FLOAT_MATH_INL_H_
@@ -16,6 +16,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/chunk_tiles.h"
 #include "kernels/cpu/float_rows-inl.h"
+#include "kernels/cpu/nvfp4_rows-inl.h"
 #include "kernels/cpu/page_layout.h"
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
@@ -34,10 +35,26 @@ class FloatMath {
   // Query vectors to a register block: 4 times 4 vectors of sums where there are 32 registers.
   static constexpr int kQueryBlock = HWY_CAP_GE512 ? 4 : 2;
 
+  // Rows of a tile, in scratch memory or, block by block, in the cache.
   struct View {
-    const float* rows = nullptr;
-    size_t stride = 0;  // floats from one row to the next
+    const float* block[Tile::kMaxBlocks] = {};
+    ptrdiff_t ahead[Tile::kMaxBlocks] = {};  // bytes to what is asked of memory; 0: nothing
+    int block_shift = Tile::kTileShift;      // log2 of the tokens of a block
+    size_t stride = 0;                       // floats from one row to the next
     uint64_t live = 0;  // values: the tokens that count; others may hold anything
+
+    // Keys: where tokens from `slot` on are in the first row.
+    const float* columns(int64_t slot) const {
+      return block[slot >> block_shift] + (slot & InBlock());
+    }
+    // Values: the row of a token.
+    const float* row(int64_t slot) const {
+      return block[slot >> block_shift] + size_t(slot & InBlock()) * stride;
+    }
+    ptrdiff_t ahead_of(int64_t slot) const { return ahead[slot >> block_shift]; }
+
+   private:
+    int64_t InBlock() const { return (int64_t{1} << block_shift) - 1; }
   };
 
   FloatMath(const ChunkParams& p, std::byte* memory, const WorkspaceLayout& layout)
@@ -61,39 +78,45 @@ class FloatMath {
     if (p_.kv.pages == nullptr) {
       TransposeDenseKeys(p_.kv_dtype, keys.head, p_.kv.key_row_bytes, *keys.tile, p_.key_dim, row_,
                          k_);
-    } else if (IsPaired(p_.kv_dtype)) {
-      UnpackKeys(p_.kv_dtype, keys, p_.key_dim, k_);
+    } else if (p_.kv_dtype == DType::kF32) {
+      return InCache(keys, size_t(keys.block_tokens()));
+    } else if (p_.kv_dtype == DType::kNvfp4) {
+      UnpackNvfp4Keys(keys, p_.key_dim, k_);
     } else {
-      TransposePagedKeys(KeyRows(), keys, row_, k_);
+      UnpackKeys(p_.kv_dtype, keys, p_.key_dim, k_);
     }
-    return {k_, size_t(kTileKeys), kWholeTile};
+    return Scratch(k_, size_t(kTileKeys), kWholeTile);
   }
 
   View Values(const CachedPlane& values) const {
     const Tile& tile = *values.tile;
-    if (p_.kv.pages != nullptr && !IsPaired(p_.kv_dtype)) {
-      CopyPagedValues(ValueRows(), values, row_, v_);
-    } else if (p_.kv.pages != nullptr) {
-      UnpackValues(p_.kv_dtype, values, p_.value_dim, v_);
-    } else if (p_.kv_dtype == DType::kF32) {
+    if (p_.kv.pages == nullptr && p_.kv_dtype == DType::kF32) {
       const std::byte* first = values.head + tile.begin * p_.kv.value_row_bytes;
-      return {reinterpret_cast<const float*>(first), p_.kv.value_row_bytes / sizeof(float),
-              tile.live};
-    } else {
-      WidenDenseValues(p_.kv_dtype, values.head, p_.kv.value_row_bytes, tile, p_.value_dim, v_);
+      return Scratch(reinterpret_cast<const float*>(first), p_.kv.value_row_bytes / sizeof(float),
+                     tile.live);
     }
-    return {v_, size_t(p_.value_dim), tile.live};
+    if (p_.kv.pages == nullptr) {
+      WidenDenseValues(p_.kv_dtype, values.head, p_.kv.value_row_bytes, tile, p_.value_dim, v_);
+    } else if (p_.kv_dtype == DType::kF32) {
+      return InCache(values, size_t(p_.value_dim));
+    } else if (p_.kv_dtype == DType::kNvfp4) {
+      UnpackNvfp4Values(values, p_.value_dim, v_);
+    } else {
+      UnpackValues(p_.kv_dtype, values, p_.value_dim, v_);
+    }
+    return Scratch(v_, size_t(p_.value_dim), tile.live);
   }
 
   bool AllFinite(const View& values) const {
     for (int64_t j = 0; j < kTileKeys; ++j) {
-      if ((values.live >> j & 1) != 0 && !RowFinite(values.rows + j * values.stride)) return false;
+      if ((values.live >> j & 1) != 0 && !RowFinite(values.row(j))) return false;
     }
     return true;
   }
 
-  View Only(const View& values, uint64_t mask) const {
-    return {values.rows, values.stride, values.live & mask};
+  View Only(View values, uint64_t mask) const {
+    values.live &= mask;
+    return values;
   }
 
   // logits[m * kTileKeys + j] = scale * (q[m] . k[j]). Does all of `beside` first: there is no time
@@ -107,8 +130,13 @@ class FloatMath {
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) sum[m][c] = hn::Zero(d);
       }
-      for (int32_t i = 0; i < p_.key_dim; ++i) {
-        AddRow<kQueries>(q + i, p_.key_dim, keys.rows + i * keys.stride + j, sum);
+      const float* column[kVectors];
+      TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) column[c] = keys.columns(j + c * kLanes);
+      const ptrdiff_t ahead = keys.ahead_of(j);
+      size_t at = 0;
+      for (int32_t i = 0; i < p_.key_dim; ++i, at += keys.stride) {
+        if (ahead != 0) AskForRow<kVectors>(column[0] + at, ahead);
+        AddRow<kQueries>(q + i, p_.key_dim, column, at, sum);
       }
       TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
         TRIBUTARY_UNROLL for (int c = 0; c < kVectors; ++c) {
@@ -151,20 +179,24 @@ class FloatMath {
   static constexpr int kVectors = 4;  // of a row, to a register block
   static constexpr int kBlock = kVectors * kLanes;
 
-  // What AttendChunk reads of a page whose type is not in pairs.
-  KvGeometry Geometry() const {
-    return {.kv_heads = p_.kv_heads,
-            .key_dim = p_.key_dim,
-            .value_dim = p_.value_dim,
-            .dtype = p_.kv_dtype};
+  static View Scratch(const float* rows, size_t stride, uint64_t live) {
+    View view;
+    view.block[0] = rows;
+    view.stride = stride;
+    view.live = live;
+    return view;
   }
-  RowsOfBlock KeyRows() const {
-    const KvGeometry g = Geometry();
-    return {g.dtype, g.key_dim, KeyRowBytes(g), KeyScaleBytes(g)};
-  }
-  RowsOfBlock ValueRows() const {
-    const KvGeometry g = Geometry();
-    return {g.dtype, g.value_dim, ValueBytes(g), ValueScaleBytes(g)};
+  // A plane of f32 where it lies.
+  static View InCache(const CachedPlane& plane, size_t stride) {
+    View view;
+    for (int32_t i = 0; i < plane.blocks(); ++i) {
+      view.block[i] = reinterpret_cast<const float*>(plane.block(i));
+      view.ahead[i] = plane.Ahead(i);
+    }
+    view.block_shift = plane.tile->block_shift;
+    view.stride = stride;
+    view.live = plane.tile->live;
+    return view;
   }
 
   // Accumulate for kCount vectors of channels from `first` on, whose sums are at `block`.
@@ -181,7 +213,11 @@ class FloatMath {
     }
     for (int64_t j = 0; j < kTileKeys; ++j) {
       if ((values.live >> j & 1) == 0) continue;
-      AddRow<kQueries>(weights + j, kTileKeys, values.rows + j * values.stride + first, sum);
+      const float* const row = values.row(j) + first;
+      const float* column[kCount];
+      TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) column[c] = row + c * kLanes;
+      if (const ptrdiff_t ahead = values.ahead_of(j); ahead != 0) AskForRow<kCount>(row, ahead);
+      AddRow<kQueries>(weights + j, kTileKeys, column, 0, sum);
     }
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) {
@@ -190,12 +226,22 @@ class FloatMath {
     }
   }
 
-  // sum[m] += factors[m * stride] * row.
+  // Asks memory for the lines of kCount vectors, `ahead` bytes on.
+  template <int kCount>
+  static HWY_INLINE void AskForRow(const float* row, ptrdiff_t ahead) {
+    const std::byte* const first = reinterpret_cast<const std::byte*>(row) + ahead;
+    TRIBUTARY_UNROLL for (size_t byte = 0; byte < kCount * kLanes * sizeof(float); byte += 64) {
+      AskFor(first + byte);
+    }
+  }
+
+  // sum[m] += factors[m * stride] * the row whose vector c begins at column[c] + at.
   template <int kQueries, int kCount>
   static HWY_INLINE void AddRow(const float* HWY_RESTRICT factors, int64_t stride,
-                                const float* HWY_RESTRICT row, V (&sum)[kQueries][kCount]) {
+                                const float* const (&column)[kCount], size_t at,
+                                V (&sum)[kQueries][kCount]) {
     V x[kCount];
-    TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) x[c] = hn::LoadU(d, row + c * kLanes);
+    TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) x[c] = hn::LoadU(d, column[c] + at);
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       const V factor = hn::Set(d, factors[m * stride]);
       TRIBUTARY_UNROLL for (int c = 0; c < kCount; ++c) {

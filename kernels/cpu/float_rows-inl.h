@@ -114,56 +114,6 @@ HWY_INLINE void UnpackValues(DType type, const CachedPlane& values, int32_t valu
   }
 }
 
-// Where one head's keys or values of a tile lie in a page whose type is not in pairs.
-struct RowsOfBlock {
-  DType type;
-  int32_t dim;         // elements of a row
-  size_t row_bytes;    // from one token's elements to the next
-  size_t scale_bytes;  // from one token's block scales to the next
-};
-
-// Calls body(slot of the tile, row of floats) for the live slots of a tile of a page, in `row`,
-// which holds a row. Asks memory for what lies ahead.
-template <class Body>
-HWY_INLINE void ForEachPagedRow(const RowsOfBlock& of, const CachedPlane& plane, float* row,
-                                const Body& body) {
-  const int32_t tokens = plane.block_tokens();
-  for (int32_t block = 0; block < plane.blocks(); ++block) {
-    const std::byte* const elements = plane.block(block);
-    const std::byte* const scales = elements + size_t(tokens) * of.row_bytes;
-    const ptrdiff_t ahead = plane.Ahead(block);
-    for (int32_t token = 0; token < tokens; ++token) {
-      const std::byte* const source = elements + size_t(token) * of.row_bytes;
-      for (size_t line = 0; line < of.row_bytes; line += 64) AskFor(source + line + ahead);
-      const int32_t slot = block * tokens + token;
-      if ((plane.tile->live >> slot & 1) == 0) continue;
-      if (of.type == DType::kNvfp4) {
-        WidenNvfp4(source, scales + size_t(token) * of.scale_bytes, row, of.dim);
-      } else {
-        WidenRow(of.type, source, row, of.dim);
-      }
-      body(slot, row);
-    }
-  }
-}
-
-// From a page whose type is not in pairs to rows [key_dim, kTileKeys]. Columns of slots that are
-// not live are left as they are.
-HWY_INLINE void TransposePagedKeys(const RowsOfBlock& of, const CachedPlane& keys,
-                                   float* HWY_RESTRICT row, float* HWY_RESTRICT rows) {
-  ForEachPagedRow(of, keys, row, [&](int32_t slot, const float* x) HWY_ATTR {
-    for (int32_t i = 0; i < of.dim; ++i) rows[i * kTileKeys + slot] = x[i];
-  });
-}
-
-// The same to rows [kTileKeys, value_dim].
-HWY_INLINE void CopyPagedValues(const RowsOfBlock& of, const CachedPlane& values,
-                                float* HWY_RESTRICT row, float* HWY_RESTRICT rows) {
-  ForEachPagedRow(of, values, row, [&](int32_t slot, const float* x) HWY_ATTR {
-    std::copy_n(x, of.dim, rows + size_t(slot) * of.dim);
-  });
-}
-
 // From dense rows, a token every row_bytes from slot 0 on, to rows [key_dim, kTileKeys]. Slots
 // that are not live are not read and stand as zeros. `row` holds key_dim floats.
 HWY_INLINE void TransposeDenseKeys(DType type, const std::byte* source, size_t row_bytes,

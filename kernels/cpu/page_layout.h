@@ -26,9 +26,20 @@
 //     | x0 x0' .. x3 x3' | y0 y0' .. y3 y3' | x4 x4' .. x7 x7' | y4 y4' .. | ...
 //   so that interleaving bytes within 128 bits gives each pair's 16 columns in order.
 //
-// Types of other widths, f32 and NVFP4, lie in rows and not in pairs. A head's keys in a block are
-// one row of KeyRowBytes per token, then one row of block scales per token (NVFP4); its values are
-// likewise.
+// NVFP4 has four elements in a word of 16 bits, the first in the lowest bits, and a cell has the
+// words [column][2], as it has elements of 16 bits. The four are such that a byte is one token's
+// alone:
+//
+//   K                            the column's four pairs of channels
+//   V, a plane of 64 channels    one pair of tokens: channels 16 apart
+//             of 32              two pairs of tokens, two channels 16 apart of each
+//             of 16              described at Nvfp4ValuePlace
+//
+// The block scales of a head's keys (values) follow its elements: one row of bytes for every 16
+// channels, a byte per token of the block.
+//
+// f32 is not in pairs. Keys lie channel by channel, [key_dim][tokens], values token by token,
+// [tokens][value_dim].
 #pragma once
 
 #include <algorithm>
@@ -60,7 +71,7 @@ constexpr int32_t ValuePlaneColumns(int32_t value_dim, int32_t first) {
   return std::min(kValueColumns, value_dim - first);
 }
 
-// Whether elements of the type lie in pairs; in rows otherwise.
+// Whether elements of the type lie in pairs of whole bytes.
 constexpr bool IsPaired(DType t) { return BitsOf(t) == 8 || BitsOf(t) == 16; }
 
 constexpr int32_t BlockTokens(int32_t page_size) { return std::min(page_size, kMaxBlockTokens); }
@@ -110,34 +121,26 @@ constexpr size_t ValueBlockOffset(const PagedKv& kv, int32_t head, int32_t token
          ValuePlaneOffset(kv.geometry, BlockTokens(kv.page_size), head);
 }
 
-// Of a type that lies in rows: bytes from the begin of a head's keys (values) in a block to the
-// elements of a token of the block, and to its block scales.
-constexpr size_t KeyRowOffset(const KvGeometry& g, int32_t token) {
-  return size_t(token) * KeyRowBytes(g);
-}
-constexpr size_t ValueRowOffset(const KvGeometry& g, int32_t token) {
-  return size_t(token) * ValueBytes(g);
-}
-constexpr size_t KeyScalesOffset(const KvGeometry& g, int32_t block_tokens, int32_t token) {
-  return KeyRowOffset(g, block_tokens) + size_t(token) * KeyScaleBytes(g);
-}
-constexpr size_t ValueScalesOffset(const KvGeometry& g, int32_t block_tokens, int32_t token) {
-  return ValueRowOffset(g, block_tokens) + size_t(token) * ValueScaleBytes(g);
-}
-
-// Byte offset, in a page, of channel d of the key of a token (a slot of the page). The type lies in
-// pairs.
+// Byte offset, in a page, of channel d of the key of a token (a slot of the page). Not of NVFP4.
 constexpr size_t KeyOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t columns = BlockTokens(kv.page_size);
-  return KeyBlockOffset(kv, head, token) +
-         PairOffset(BytesOf(kv.geometry.dtype, 1), columns, d / 2, token % columns, d % 2);
+  const size_t block = KeyBlockOffset(kv, head, token);
+  if (!IsPaired(kv.geometry.dtype)) {
+    return block + BytesOf(kv.geometry.dtype, int64_t{d} * columns + token % columns);
+  }
+  return block + PairOffset(BytesOf(kv.geometry.dtype, 1), columns, d / 2, token % columns, d % 2);
 }
 // The same for V.
 constexpr size_t ValueOffset(const PagedKv& kv, int32_t head, int32_t token, int32_t d) {
   const int32_t tokens = BlockTokens(kv.page_size);
+  const size_t block = ValueBlockOffset(kv, head, token);
+  if (!IsPaired(kv.geometry.dtype)) {
+    const int64_t row = token % tokens;
+    return block + BytesOf(kv.geometry.dtype, row * kv.geometry.value_dim + d);
+  }
   const size_t plane_bytes = size_t(tokens) * kValueColumns * BytesOf(kv.geometry.dtype, 1);
   const int32_t first = d / kValueColumns * kValueColumns;
-  return ValueBlockOffset(kv, head, token) + d / kValueColumns * plane_bytes +
+  return block + d / kValueColumns * plane_bytes +
          PairOffset(BytesOf(kv.geometry.dtype, 1), ValuePlaneColumns(kv.geometry.value_dim, first),
                     token % tokens / 2, d - first, token % 2);
 }

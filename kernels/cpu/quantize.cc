@@ -1,6 +1,8 @@
 #include "kernels/cpu/quantize.h"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "kernels/element.h"
 #include "kernels/nvfp4.h"
@@ -115,28 +117,67 @@ HWY_INLINE void EncodeRow(DType to, const float* src, std::byte* dst, size_t n) 
   }
 }
 
-// The e2m1 codes of a block, one to a byte, and its scale.
-HWY_INLINE uint8_t EncodeNvfp4Block(const float* src, float tensor_scale, uint8_t* codes) {
+// Blocks of NVFP4 whose scales are made at once.
+constexpr size_t kScaledBlocks = 16;
+
+// What is the larger of two numbers' magnitudes, as MagnitudeBits, of a block.
+HWY_INLINE uint32_t LargestOfBlock(const float* src) {
   const hn::CappedTag<float, kNvfp4Block> d;
   const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint8_t, decltype(d)> d8;
   auto largest = hn::Zero(du);
   for (size_t i = 0; i < kNvfp4Block; i += hn::Lanes(d)) {
     const auto bits = hn::BitCast(du, hn::LoadU(d, src + i));
     largest = hn::Max(largest, hn::And(bits, hn::Set(du, 0x7fffffffu)));
   }
-  const uint8_t scale = Nvfp4BlockScale(hn::GetLane(hn::MaxOfLanes(du, largest)), tensor_scale);
-  const auto divisor = hn::Set(d, Nvfp4Divisor(scale, tensor_scale));
-  // As Nvfp4Element.
+  return hn::GetLane(hn::MaxOfLanes(du, largest));
+}
+
+// As Nvfp4BlockScale and Nvfp4Divisor, of kScaledBlocks blocks.
+HWY_INLINE void ScaleBlocks(const uint32_t* largest, float tensor_scale, uint8_t* scales,
+                            float* divisors) {
+  const hn::CappedTag<float, kScaledBlocks> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  const auto six_scales = hn::Set(d, 6.0f * tensor_scale);
+  for (size_t i = 0; i < kScaledBlocks; i += hn::Lanes(d)) {
+    const auto largest_of = hn::BitCast(d, hn::Load(du, largest + i));
+    const auto wide = hn::And(EncodeFloat8<Float8E4M3Format>(d, hn::Div(largest_of, six_scales)),
+                              hn::Set(du, 0x7fu));
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<decltype(d)>(), wide)), d8,
+               scales + i);
+    const auto divisor =
+        hn::Mul(WidenFloat8<DType::kFp8E4M3>(d, scales + i), hn::Set(d, tensor_scale));
+    const auto none = hn::Set(d, std::numeric_limits<float>::infinity());
+    hn::Store(hn::IfThenElse(hn::RebindMask(d, hn::Eq(wide, hn::Zero(du))), none, divisor), d,
+              divisors + i);
+  }
+}
+
+// The e2m1 codes of a block as Nvfp4Element, two to a byte.
+HWY_INLINE void EncodeNvfp4Block(const float* src, float divisor, uint8_t* elements) {
+  const hn::CappedTag<float, kNvfp4Block> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  HWY_ALIGN uint8_t codes[kNvfp4Block];
   for (size_t i = 0; i < kNvfp4Block; i += hn::Lanes(d)) {
     const auto x = hn::LoadU(d, src + i);
-    const auto magnitude = EncodeFloat8<Float4E2M1Format>(d, hn::Div(x, divisor));
+    const auto magnitude = EncodeFloat8<Float4E2M1Format>(d, hn::Div(x, hn::Set(d, divisor)));
     const auto sign = hn::And(hn::ShiftRight<28>(hn::BitCast(du, x)), hn::Set(du, 0x8u));
     const auto code = hn::Or(hn::And(magnitude, hn::Set(du, 0x7u)), sign);
     hn::StoreU(hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<decltype(d)>(), code)), d8,
                codes + i);
   }
-  return scale;
+  uint64_t low, high;  // the codes, the first in the lowest bits
+  std::memcpy(&low, codes, sizeof(low));
+  std::memcpy(&high, codes + sizeof(low), sizeof(high));
+  // Every second code joins the one before it; then bytes, pairs and fours of them move together.
+  const auto join = [](uint64_t x) {
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+    x = (x | x >> 8) & 0x0000ffff0000ffffu;
+    return static_cast<uint32_t>(x | x >> 16);
+  };
+  const uint64_t packed = join(low) | uint64_t{join(high)} << 32;
+  std::memcpy(elements, &packed, sizeof(packed));
 }
 
 }  // namespace
@@ -161,11 +202,20 @@ void QuantizeRowImpl(DType from, const std::byte* src, float scale, DType to, st
 
 void QuantizeNvfp4Impl(const float* src, float tensor_scale, uint8_t* elements, uint8_t* scales,
                        size_t n) {
-  HWY_ALIGN uint8_t codes[kNvfp4Block];
-  for (size_t done = 0; done + kNvfp4Block <= n; done += kNvfp4Block) {
-    *scales++ = EncodeNvfp4Block(src + done, tensor_scale, codes);
-    for (size_t i = 0; i < kNvfp4Block; i += 2) {
-      *elements++ = static_cast<uint8_t>(codes[i] | uint32_t{codes[i + 1]} << 4);
+  HWY_ALIGN uint32_t largest[kScaledBlocks] = {};
+  HWY_ALIGN float divisors[kScaledBlocks];
+  uint8_t scales_of[kScaledBlocks];
+  const size_t blocks = n / kNvfp4Block;
+  for (size_t first = 0; first < blocks; first += kScaledBlocks) {
+    const size_t count = std::min(kScaledBlocks, blocks - first);
+    for (size_t i = 0; i < count; ++i) {
+      largest[i] = LargestOfBlock(src + (first + i) * kNvfp4Block);
+    }
+    ScaleBlocks(largest, tensor_scale, scales_of, divisors);
+    std::copy_n(scales_of, count, scales + first);
+    for (size_t i = 0; i < count; ++i) {
+      EncodeNvfp4Block(src + (first + i) * kNvfp4Block, divisors[i],
+                       elements + (first + i) * kNvfp4Block / 2);
     }
   }
 }

@@ -113,46 +113,6 @@ HWY_INLINE void WidenRow(DType type, const std::byte* src, float* HWY_RESTRICT d
   }
 }
 
-// n elements of NVFP4, whole blocks, times their block scales; exact.
-HWY_INLINE void WidenNvfp4(const std::byte* elements, const std::byte* scales, float* dst,
-                           size_t n) {
-#if HWY_TARGET == HWY_SCALAR
-  for (size_t i = 0; i < n; ++i) {
-    dst[i] = LoadElement(DType::kNvfp4, elements, i) *
-             LoadElement(DType::kFp8E4M3, scales, i / kNvfp4Block);
-  }
-#else
-  // The upper half of an e2m1 number as a float, which is all of it, by its code.
-  alignas(16) static constexpr uint8_t kLow[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0,
-                                                   0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0};
-  alignas(16) static constexpr uint8_t kHigh[16] = {0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
-                                                    0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
-  const hn::CappedTag<float, kNvfp4Block> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  const hn::Full128<uint8_t> d8;
-  const hn::Full128<uint16_t> halves;
-  for (size_t block = 0; block < n / kNvfp4Block; ++block) {
-    HWY_ALIGN uint8_t packed[16] = {};
-    HWY_ALIGN uint16_t upper[kNvfp4Block];
-    std::memcpy(packed, elements + block * kNvfp4Block / 2, kNvfp4Block / 2);
-    const auto two = hn::Load(d8, packed);
-    const auto second = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(halves, two)));
-    const auto nibble = hn::Set(d8, uint8_t{0x0f});
-    const auto codes = hn::InterleaveLower(d8, hn::And(two, nibble), hn::And(second, nibble));
-    const auto low = hn::TableLookupBytes(hn::Load(d8, kLow), codes);
-    const auto high = hn::TableLookupBytes(hn::Load(d8, kHigh), codes);
-    hn::Store(hn::BitCast(halves, hn::InterleaveLower(d8, low, high)), halves, upper);
-    hn::Store(hn::BitCast(halves, hn::InterleaveUpper(d8, low, high)), halves, upper + 8);
-    const auto scale = hn::Set(d, FloatFromFloat8E4M3(std::to_integer<uint8_t>(scales[block])));
-    for (size_t i = 0; i < kNvfp4Block; i += hn::Lanes(d)) {
-      const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du, hn::Load(d16, upper + i)));
-      hn::StoreU(hn::Mul(hn::BitCast(d, bits), scale), d, dst + block * kNvfp4Block + i);
-    }
-  }
-#endif
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tributary::cpu

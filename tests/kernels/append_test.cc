@@ -23,7 +23,7 @@ struct AppendCase {
         .kv_heads = 3, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = cache};
     p.kv.k_scale = k_scale;
     p.kv.v_scale = v_scale;
-    memory.assign(p.kv.num_pages * PageBytes(p.kv), std::byte{0x5a});
+    memory.assign(p.kv.num_pages * PageBytes(p.kv), std::byte{0x55});
     p.kv.base = memory.data();
     slots.resize(p.kv.num_pages * page_size);
     std::iota(slots.begin(), slots.end(), 0);
@@ -66,13 +66,14 @@ TEST_P(AppendTest, WritesWhatTheReferenceWritesAndNothingElse) {
       for (const HeadDims& dims : kHeadDims) {
         for (const int32_t page_size : {16, 128}) {
           AppendCase c(cache, input, dims, page_size);
-          std::vector<std::byte> expected = c.memory;  // one byte throughout, in any order
+          std::vector<std::byte> expected =
+              c.memory;  // the same half bytes throughout, in any order
           AppendParams reference = c.p;
           reference.kv.base = expected.data();
           ReferenceAppend(reference);
           const Status status = cpu::Append(c.p, pool_);
           ASSERT_TRUE(status.ok()) << status.message();
-          EXPECT_TRUE(c.memory == CpuOrder(c.p.kv, expected, std::byte{0x5a}))
+          EXPECT_TRUE(c.memory == CpuOrder(c.p.kv, expected, std::byte{0x55}))
               << Name(input) << " to " << Name(cache) << ", "
               << HeadDimsName(dims.key_dim, dims.value_dim) << ", " << page_size;
         }

@@ -103,19 +103,17 @@ class AttentionCase {
   std::vector<std::byte>& q() { return q_; }
   // Overwrites one element of a key or a value; of NVFP4, where x must be NaN, its block's scale.
   void Set(bool value, size_t sequence, int64_t slot, int32_t head, int32_t d, float x) {
+    const int32_t page = page_tables_[sequence][slot / shape_.page_size];
+    const auto token = static_cast<int32_t>(slot % shape_.page_size);
     if (kv_.geometry.dtype == DType::kNvfp4) {
-      const size_t scales =
-          CpuScalesOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
-                          slot % shape_.page_size);
-      for (std::byte* scale :
-           {PlainScale(value, sequence, slot, head, d), &memory_[scales + d / kNvfp4Block]}) {
+      const size_t at = CpuBlockScale(kv_, value, page, head, token, d / kNvfp4Block);
+      for (std::byte* scale : {PlainScale(value, sequence, slot, head, d), &memory_[at]}) {
         StoreElement(DType::kFp8E4M3, scale, 0, x);
       }
       return;
     }
     StoreElement(kv_.geometry.dtype, Plain(value, sequence, slot, head, d), 0, x);
-    const size_t at = CpuOffset(kv_, value, page_tables_[sequence][slot / shape_.page_size], head,
-                                slot % shape_.page_size, d);
+    const size_t at = CpuPlace(kv_, value, page, head, token, d).byte;
     StoreElement(kv_.geometry.dtype, &memory_[at], 0, x);
   }
 

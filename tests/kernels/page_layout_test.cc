@@ -2,17 +2,23 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/nvfp4_layout.h"
 #include "kernels/cpu/page_rows.h"
 
 namespace tributary::cpu {
 namespace {
 
 constexpr DType kPairedTypes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2};
-constexpr DType kRowTypes[] = {DType::kF32, DType::kNvfp4};
+constexpr DType kOtherTypes[] = {DType::kF32, DType::kNvfp4};
+constexpr DType kWholeBytes[] = {DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kFp8E5M2,
+                                 DType::kF32};
+constexpr DType kAllTypes[] = {DType::kBf16,    DType::kF16, DType::kFp8E4M3,
+                               DType::kFp8E5M2, DType::kF32, DType::kNvfp4};
 
 PagedKv Shape(DType dtype, int32_t page_size, const HeadDims& dims) {
   return {.num_pages = 1,
@@ -32,7 +38,7 @@ void ForEachShape(std::span<const DType> types, const Body& body) {
 }
 
 TEST(PageLayoutTest, EveryElementHasAPlaceOfItsOwnAndTheRestIsPaddingOfKeys) {
-  ForEachShape(kPairedTypes, [](const PagedKv& kv) {
+  ForEachShape(kWholeBytes, [](const PagedKv& kv) {
     std::vector<char> taken(PageBytes(kv));
     const auto take = [&](size_t offset) {
       for (size_t i = 0; i < BytesOf(kv.geometry.dtype, 1); ++i) {
@@ -78,7 +84,7 @@ TEST(PageLayoutTest, UnpackingACellOfBytesPutsColumnsInOrder) {
 }
 
 TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
-  ForEachShape(kPairedTypes, [](const PagedKv& kv) {
+  ForEachShape(kAllTypes, [](const PagedKv& kv) {
     size_t last = 0;
     for (int32_t block = 0; block < kv.page_size; block += BlockTokens(kv.page_size)) {
       for (const bool value : {false, true}) {
@@ -94,7 +100,7 @@ TEST(PageLayoutTest, ATokensHeadsAreReadInTheOrderOfMemory) {
 }
 
 TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
-  ForEachShape(kPairedTypes, [](PagedKv kv) {
+  ForEachShape(kWholeBytes, [](PagedKv kv) {
     const size_t bytes = BytesOf(kv.geometry.dtype, 1);
     for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
       const int32_t dim = kind == RowKind::kKey ? kv.geometry.key_dim : kv.geometry.value_dim;
@@ -119,7 +125,7 @@ TEST(PageRowsTest, ARowIsStoredElementByElementWhereTheLayoutSays) {
 }
 
 TEST(PageRowsTest, ARowAndItsScalesHaveAPlaceOfTheirOwnAndNothingElseIsTouched) {
-  ForEachShape(kRowTypes, [](PagedKv kv) {
+  ForEachShape(kOtherTypes, [](PagedKv kv) {
     const KvGeometry& g = kv.geometry;
     std::vector<std::byte> page(PageBytes(kv));
     kv.base = page.data();
@@ -129,7 +135,7 @@ TEST(PageRowsTest, ARowAndItsScalesHaveAPlaceOfTheirOwnAndNothingElseIsTouched) 
         for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
           const int32_t dim = kind == RowKind::kKey ? g.key_dim : g.value_dim;
           const size_t bytes = BytesOf(g.dtype, dim) + BlockScaleBytes(g.dtype, dim);
-          const std::vector<std::byte> row(bytes, std::byte{1});
+          const std::vector<std::byte> row(bytes, std::byte{0x11});
           const RowPlace place{kind, 0, head, token};
           EXPECT_FALSE(HoldsRow(kv, place, row.data()));
           StoreRow(kv, place, row.data());
@@ -139,10 +145,99 @@ TEST(PageRowsTest, ARowAndItsScalesHaveAPlaceOfTheirOwnAndNothingElseIsTouched) 
       }
     }
     // No two rows share a byte, so each kept what it was given.
-    EXPECT_EQ(static_cast<size_t>(std::count(page.begin(), page.end(), std::byte{1})), written);
+    EXPECT_EQ(static_cast<size_t>(std::count(page.begin(), page.end(), std::byte{0x11})), written);
     const size_t padding = (KeyRowBytes(g) - KeyBytes(g)) * g.kv_heads * kv.page_size;
     EXPECT_EQ(written + padding, page.size());
   });
+}
+
+TEST(PageRowsTest, WhatIsReadBackIsTheRowThatWasStored) {
+  ForEachShape(kAllTypes, [](PagedKv kv) {
+    const KvGeometry& g = kv.geometry;
+    std::vector<std::byte> page(PageBytes(kv));
+    kv.base = page.data();
+    const auto row_of = [&](RowKind kind, int32_t token) {
+      std::vector<std::byte> row(kind == RowKind::kKey ? StoredKeyBytes(g) : StoredValueBytes(g));
+      for (size_t i = 0; i < row.size(); ++i) {
+        row[i] = static_cast<std::byte>((i * 37 + static_cast<size_t>(token) * 11) % 256);
+      }
+      return row;
+    };
+    for (const RowKind kind : {RowKind::kKey, RowKind::kValue}) {
+      for (int32_t token = 0; token < kv.page_size; ++token) {
+        StoreRow(kv, {kind, 0, 2, token}, row_of(kind, token).data());
+      }
+      for (int32_t token = 0; token < kv.page_size; ++token) {
+        const std::vector<std::byte> stored = row_of(kind, token);
+        std::vector<std::byte> read(stored.size());
+        LoadRow(kv, {kind, 0, 2, token}, read.data());
+        ASSERT_EQ(read, stored) << Name(g.dtype) << ", token " << token;
+      }
+    }
+  });
+}
+
+// Calls body(tokens of a block, columns of a plane of values).
+template <typename Body>
+void ForEachPlane(const Body& body) {
+  for (const int32_t tokens : {16, 32, 64}) {
+    for (const int32_t columns : {16, 32, 64}) body(tokens, columns);
+  }
+}
+
+TEST(Nvfp4LayoutTest, EveryElementHasAPlaceOfItsOwn) {
+  const auto check = [](int32_t tokens, int32_t dim, const auto& place_of) {
+    std::vector<char> taken(BytesOf(DType::kNvfp4, int64_t{tokens} * dim) * 2);
+    for (int32_t token = 0; token < tokens; ++token) {
+      for (int32_t d = 0; d < dim; ++d) {
+        const NibblePlace place = place_of(token, d);
+        const size_t at = place.byte * 2 + static_cast<size_t>(place.half);
+        ASSERT_LT(at, taken.size());
+        EXPECT_EQ(taken[at]++, 0);
+      }
+    }
+  };
+  ForEachPlane([&](int32_t tokens, int32_t columns) {
+    check(tokens, columns,
+          [&](int32_t token, int32_t column) { return Nvfp4ValuePlace(columns, token, column); });
+  });
+  for (const int32_t tokens : {16, 32, 64}) {
+    for (const HeadDims& dims : kHeadDims) {
+      check(tokens, dims.key_dim,
+            [&](int32_t token, int32_t d) { return Nvfp4KeyPlace(tokens, token, d); });
+    }
+  }
+}
+
+// So that tokens may be written at the same time.
+TEST(Nvfp4LayoutTest, AByteIsOneTokensAlone) {
+  ForEachPlane([](int32_t tokens, int32_t columns) {
+    std::vector<int32_t> token_of(Nvfp4PlaneBytes(tokens, columns), -1);
+    for (int32_t token = 0; token < tokens; ++token) {
+      for (int32_t column = 0; column < columns; ++column) {
+        int32_t& owner = token_of[Nvfp4ValuePlace(columns, token, column).byte];
+        EXPECT_TRUE(owner == -1 || owner == token);
+        owner = token;
+      }
+    }
+  });
+}
+
+// What the dot products rely on: words are [column][half of the pair], and a shift by four bits
+// brings the next pair of channels, or the channels 16 on.
+TEST(Nvfp4LayoutTest, WordsOfACellAreColumnsAndHalvesOfPairs) {
+  for (const int32_t d : {0, 1, 2, 7, 8, 25}) {
+    const NibblePlace place = Nvfp4KeyPlace(64, 21, d);
+    EXPECT_EQ(place.byte / kCellBytes, static_cast<size_t>(d / 8 * 4 + 1));
+    EXPECT_EQ(place.byte % kCellBytes / 2, static_cast<size_t>(5 * 2 + d % 2));
+    EXPECT_EQ(place.byte % 2 * 2 + static_cast<size_t>(place.half), static_cast<size_t>(d % 8 / 2));
+  }
+  for (const int32_t d : {0, 5, 16, 33, 63}) {
+    const NibblePlace place = Nvfp4ValuePlace(64, 9, d);
+    EXPECT_EQ(place.byte / kCellBytes, 4u);
+    EXPECT_EQ(place.byte % kCellBytes / 2, static_cast<size_t>(d % 16 * 2 + 1));
+    EXPECT_EQ(place.byte % 2 * 2 + static_cast<size_t>(place.half), static_cast<size_t>(d / 16));
+  }
 }
 
 TEST(PageRowsTest, Nvfp4Takes36BitsForEachOf16Elements) {

@@ -8,66 +8,101 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/nvfp4_layout.h"
 #include "kernels/cpu/page_layout.h"
 #include "kernels/paged_kv.h"
 
 namespace tributary::test {
 
-// Where an element lies from the start of the cache; of NVFP4, the byte that it shares.
-inline size_t CpuOffset(const PagedKv& kv, bool value, int32_t page, int32_t head, int32_t token,
-                        int32_t d) {
-  const size_t begin = size_t(page) * PageBytes(kv);
-  if (cpu::IsPaired(kv.geometry.dtype)) {
-    return begin + (value ? cpu::ValueOffset : cpu::KeyOffset)(kv, head, token, d);
+// Where an element lies from the start of the cache. Only of NVFP4 does the half say something.
+inline cpu::NibblePlace CpuPlace(const PagedKv& kv, bool value, int32_t page, int32_t head,
+                                 int32_t token, int32_t d) {
+  cpu::NibblePlace place;
+  place.byte = size_t(page) * PageBytes(kv);
+  if (kv.geometry.dtype != DType::kNvfp4) {
+    place.byte += (value ? cpu::ValueOffset : cpu::KeyOffset)(kv, head, token, d);
+    return place;
   }
-  const size_t block = (value ? cpu::ValueBlockOffset : cpu::KeyBlockOffset)(kv, head, token);
-  const int32_t in_block = token % cpu::BlockTokens(kv.page_size);
-  const size_t row = (value ? cpu::ValueRowOffset : cpu::KeyRowOffset)(kv.geometry, in_block);
-  return begin + block + row + size_t(d) * static_cast<size_t>(BitsOf(kv.geometry.dtype)) / 8;
+  const int32_t tokens = cpu::BlockTokens(kv.page_size);
+  cpu::NibblePlace in_block;
+  if (value) {
+    const int32_t first = d / cpu::kValueColumns * cpu::kValueColumns;
+    const int32_t columns = cpu::ValuePlaneColumns(kv.geometry.value_dim, first);
+    in_block = cpu::Nvfp4ValuePlace(columns, token % tokens, d - first);
+    place.byte += cpu::ValueBlockOffset(kv, head, token) + cpu::Nvfp4PlaneBytes(tokens, first);
+  } else {
+    in_block = cpu::Nvfp4KeyPlace(tokens, token % tokens, d);
+    place.byte += cpu::KeyBlockOffset(kv, head, token);
+  }
+  return {place.byte + in_block.byte, in_block.half};
 }
 
-// Where a token's block scales lie from the start of the cache.
-inline size_t CpuScalesOffset(const PagedKv& kv, bool value, int32_t page, int32_t head,
-                              int32_t token) {
+// Where the block scale of a token's channels [16 * group, 16 * group + 16) lies from the start of
+// the cache.
+inline size_t CpuBlockScale(const PagedKv& kv, bool value, int32_t page, int32_t head,
+                            int32_t token, int32_t group) {
   const int32_t tokens = cpu::BlockTokens(kv.page_size);
+  const int32_t dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
   return size_t(page) * PageBytes(kv) +
          (value ? cpu::ValueBlockOffset : cpu::KeyBlockOffset)(kv, head, token) +
-         (value ? cpu::ValueScalesOffset : cpu::KeyScalesOffset)(kv.geometry, tokens,
-                                                                 token % tokens);
+         cpu::BlockScalesOffset(tokens, dim) + cpu::BlockScaleOffset(tokens, token % tokens, group);
 }
+
+// Where elements of a token's key or value lie, from its first. Of all pages and heads alike.
+struct PlacesOfRows {
+  PlacesOfRows(const PagedKv& kv, bool value) {
+    dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
+    for (int32_t token = 0; token < kv.page_size; ++token) {
+      const size_t first = CpuPlace(kv, value, 0, 0, token, 0).byte;
+      for (int32_t d = 0; d < dim; ++d) {
+        places.push_back(CpuPlace(kv, value, 0, 0, token, d));
+        places.back().byte -= first;
+      }
+    }
+  }
+  const cpu::NibblePlace& of(int32_t token, int32_t d) const {
+    return places[static_cast<size_t>(token * dim + d)];
+  }
+
+  int32_t dim = 0;
+  std::vector<cpu::NibblePlace> places;
+};
 
 // `kv` says the shape; its base is not looked at. Padding is filled with `padding`.
 inline std::vector<std::byte> CpuOrder(PagedKv kv, std::span<std::byte> plain,
                                        std::byte padding = {}) {
   std::vector<std::byte> bytes(plain.size(), padding);
   kv.base = plain.data();
-  const size_t element = BytesOf(kv.geometry.dtype, 1);
-  const int32_t together =
-      kv.geometry.dtype == DType::kNvfp4 ? 2 : 1;  // elements of `element` bytes
-  for (const bool value : {false, true}) {
-    const int32_t dim = value ? kv.geometry.value_dim : kv.geometry.key_dim;
-    // How far a token's channels lie from its first is the same for every page and head.
-    std::vector<ptrdiff_t> from_first;
-    for (int32_t token = 0; token < kv.page_size; ++token) {
-      for (int32_t d = 0; d < dim; d += together) {
-        from_first.push_back(static_cast<ptrdiff_t>(CpuOffset(kv, value, 0, 0, token, d)) -
-                             static_cast<ptrdiff_t>(CpuOffset(kv, value, 0, 0, token, 0)));
+  const DType dtype = kv.geometry.dtype;
+  const auto copy_row = [&](bool value, int32_t page, int32_t head, int32_t token,
+                            const PlacesOfRows& places) {
+    const std::byte* from = (value ? ValueRow : KeyRow)(kv, page, head, token);
+    std::byte* const to = &bytes[CpuPlace(kv, value, page, head, token, 0).byte];
+    if (dtype != DType::kNvfp4) {
+      const size_t element = BytesOf(dtype, 1);
+      for (int32_t d = 0; d < places.dim; ++d, from += element) {
+        std::memcpy(to + places.of(token, d).byte, from, element);
       }
+      return;
     }
+    for (int32_t d = 0; d < places.dim; ++d) {
+      const auto code = std::to_integer<uint32_t>(from[d / 2]) >> (d % 2 * 4) & 0xfu;
+      const cpu::NibblePlace& place = places.of(token, d);
+      std::byte& byte = to[place.byte];
+      const std::byte other = byte & (place.half == 0 ? std::byte{0xf0} : std::byte{0x0f});
+      byte = other | static_cast<std::byte>(code << (4 * place.half));
+    }
+    const std::byte* scales = (value ? ValueScales : KeyScales)(kv, page, head, token);
+    for (int32_t group = 0; group < places.dim / kNvfp4Block; ++group) {
+      bytes[CpuBlockScale(kv, value, page, head, token, group)] = scales[group];
+    }
+  };
+  for (const bool value : {false, true}) {
+    const PlacesOfRows places(kv, value);
     for (int32_t page = 0; page < kv.num_pages; ++page) {
       for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
         for (int32_t token = 0; token < kv.page_size; ++token) {
-          const std::byte* from = (value ? ValueRow : KeyRow)(kv, page, head, token);
-          std::byte* const to = bytes.data() + CpuOffset(kv, value, page, head, token, 0);
-          const int32_t count = dim / together;
-          for (int32_t i = 0; i < count; ++i, from += element) {
-            std::memcpy(to + from_first[static_cast<size_t>(token * count + i)], from, element);
-          }
-          const std::byte* scales = (value ? ValueScales : KeyScales)(kv, page, head, token);
-          const size_t scale_bytes = BlockScaleBytes(kv.geometry.dtype, dim);
-          if (scale_bytes == 0) continue;
-          std::memcpy(bytes.data() + CpuScalesOffset(kv, value, page, head, token), scales,
-                      scale_bytes);
+          copy_row(value, page, head, token, places);
         }
       }
     }
