@@ -73,13 +73,13 @@ void PageTables::Update(const PageUpdate& update) {
   if (end > pages.size()) pages.resize(end);
   std::copy(update.pages.begin(), update.pages.end(), pages.begin() + first);
   table.version_ = ++last_version_;
-  prefixes_.Update(pages, first, &table.prefix_ids_);
+  prefixes_.Update(pages, first, &table.prefixes_);
 }
 
 void PageTables::Drop(SequenceId sequence) {
   const auto it = tables_.find(sequence);
   if (it == tables_.end()) return;
-  prefixes_.Drop(&it->second.prefix_ids_);
+  prefixes_.Drop(&it->second.prefixes_);
   tables_.erase(it);
 }
 
@@ -89,7 +89,7 @@ void PageTables::Replace(const PageUpdate& table) {
     if (held != tables_.end() && held->second.pages_.size() > table.pages.size()) {
       held->second.pages_.resize(table.pages.size());
       held->second.version_ = ++last_version_;
-      prefixes_.Update(held->second.pages_, table.pages.size(), &held->second.prefix_ids_);
+      prefixes_.Update(held->second.pages_, table.pages.size(), &held->second.prefixes_);
     }
   }
   Update(table);

@@ -8,7 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "worker/command.h"
-#include "worker/prefix_ids.h"
+#include "worker/page_prefixes.h"
 
 namespace tributary::worker {
 
@@ -23,21 +23,26 @@ class PageTable {
   // table was dropped and made again. A plan made at a version stays good while the version lasts,
   // and so does the memory behind pages().
   uint64_t version() const { return version_; }
-  // Ids of the table's beginnings (prefix_ids.h); empty when the tables keep none.
-  std::span<const uint64_t> prefix_ids() const { return prefix_ids_; }
+  // The table's beginnings that other tables have, too; none when the tables keep no beginnings.
+  // Costs next to nothing where there is none.
+  std::span<PagePrefix* const> shared_prefixes() const {
+    return std::span(prefixes_).first(static_cast<size_t>(SharedUnits(prefixes_)));
+  }
+  // All of its beginnings.
+  std::span<PagePrefix* const> prefixes() const { return prefixes_; }
 
  private:
   friend class PageTables;
   std::vector<int32_t> pages_;
   uint64_t version_ = 0;
-  std::vector<uint64_t> prefix_ids_;
+  PrefixesOfTable prefixes_;
 };
 
 // The tables of one cache. Every operation costs what it touches, not what the tables hold: a step
 // that adds a page to a sequence of a million tokens writes one entry.
 class PageTables {
  public:
-  // `unit_pages`: of what the tables' prefix ids count; 0: they have none.
+  // `unit_pages`: pages of a unit of the tables' beginnings; 0: none are kept.
   explicit PageTables(int32_t num_pages, int32_t unit_pages = 0)
       : num_pages_(num_pages), prefixes_(unit_pages) {}
 
@@ -67,7 +72,7 @@ class PageTables {
                          Sizes* after) const;
 
   int32_t num_pages_;
-  PrefixIds prefixes_;
+  PagePrefixes prefixes_;
   uint64_t last_version_ = 0;
   absl::flat_hash_map<SequenceId, PageTable> tables_;
 };

@@ -16,7 +16,6 @@ class Planner {
   void Plan(std::span<const StepEntry> entries, TableOfEntry tables) {
     Clear(entries);
     may_share_ = entries.size() > 1;
-    if (may_share_) users_.reserve(entries.size());
     for (size_t i = 0; i < entries.size(); ++i) {
       if (keeps_tokens()) AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
       AddRows(entries[i], *tables[i]);
@@ -114,8 +113,15 @@ class Planner {
     // Handing on no more of the table than the rows may see: what lies beyond is not ours to read.
     const size_t pages = static_cast<size_t>((last_key + shape_.page_size - 1) / shape_.page_size);
     pass->entries.push_back({pass->row_count, count, table.pages().first(pages)});
-    if (may_share_) users_.push_back({table.prefix_ids(), {0, last_key}});
+    if (may_share_) AddUser(table, last_key, *pass);
     pass->row_count += count;
+  }
+
+  // The last entry of a pass, where its table shares pages: most tables do not, and say so.
+  void AddUser(const PageTable& table, int64_t last_key, const RowPass& pass) {
+    const std::span<PagePrefix* const> shared = table.shared_prefixes();
+    if (shared.empty()) return;
+    users_.push_back({static_cast<int32_t>(pass.entries.size()) - 1, shared, {0, last_key}});
   }
 
   RowPass& PassWithRoom(bool many_rows, bool in_two_parts) {
@@ -156,7 +162,7 @@ class Planner {
   const PlanShape& shape_;
   const DcpLayout& layout_;
   StepPlan& plan_;
-  std::vector<PrefixUser> users_;  // of the entries of the last pass
+  std::vector<PrefixUser> users_;  // entries of the last pass whose tables share pages
   bool may_share_ = false;         // an entry alone shares with nobody
   bool any_write_ = false;
   bool any_replay_ = false;

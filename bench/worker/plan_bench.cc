@@ -4,6 +4,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -25,13 +26,19 @@ constexpr DcpLayout kLayout{.rank = 0, .size = kRanks, .interleave = kPageSize};
 constexpr PlanShape kDecode{
     .kind = StepKind::kDecode, .page_size = kPageSize, .rows_per_pass = 1024};
 
-// `batch` sequences of `length` tokens, each about to decode one.
+constexpr auto kUnitPages = static_cast<int32_t>(kSharedSlots / kPageSize);
+
+// `batch` sequences of `length` tokens, each about to decode one. They begin with `shared` units of
+// the same pages, as forks do.
 struct Batch {
-  Batch(int64_t batch, int64_t length) : tables(1 << 30) {
+  Batch(int64_t batch, int64_t length, int64_t shared = 0) : tables(1 << 30, kUnitPages) {
     const auto pages = static_cast<size_t>(length / (kPageSize * kRanks) + 1);
+    const auto same = std::min(pages, static_cast<size_t>(shared * kUnitPages));
     for (int64_t i = 0; i < batch; ++i) {
       const auto sequence = static_cast<SequenceId>(i);
-      tables.Update({sequence, 0, std::vector<int32_t>(pages, static_cast<int32_t>(i))});
+      std::vector<int32_t> of_sequence(pages, static_cast<int32_t>(i + 1));
+      std::fill_n(of_sequence.begin(), same, 0);
+      tables.Update({sequence, 0, std::move(of_sequence)});
       entries.push_back(
           {.sequence = sequence, .first_position = length, .query_rows = 1, .new_tokens = 1});
     }
@@ -60,6 +67,22 @@ void PlanADecodeStep(benchmark::State& state) {
   state.counters["table_lookups"] = static_cast<double>(plan.table_lookups);
 }
 BENCHMARK(PlanADecodeStep)->Apply(Sizes);
+
+// The same of forks of one sequence, half of whose tokens are shared.
+void PlanADecodeStepOfForks(benchmark::State& state) {
+  const int64_t units = state.range(1) / (kSharedSlots * kRanks);
+  const Batch batch(state.range(0), state.range(1), units / 2);
+  StepPlan plan;
+  for (auto _ : state) {
+    PlanStep(kDecode, kLayout, batch.entries, batch.found, &plan);
+    benchmark::DoNotOptimize(plan.context_keys.data());
+  }
+  state.counters["shared_runs"] = static_cast<double>(plan.passes.front().shared.size());
+}
+BENCHMARK(PlanADecodeStepOfForks)
+    ->ArgNames({"batch", "tokens"})
+    ->Args({64, 1 << 16})
+    ->Args({64, 1 << 20});
 
 void FindThePlanForTheNextLayer(benchmark::State& state) {
   const Batch batch(state.range(0), state.range(1));

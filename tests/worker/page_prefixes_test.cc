@@ -1,11 +1,12 @@
 // Which beginnings of page tables are alike, and what entries of a step share.
-#include "worker/prefix_ids.h"
+#include "worker/page_prefixes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "worker/page_tables.h"
@@ -18,50 +19,74 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// ------------------------------------------------------------------------------------------ ids
+// ------------------------------------------------------------------------------------ of tables
 
-TEST(PrefixIdsTest, ForksShareIdsUntilTheyDiffer) {
+std::vector<const PagePrefix*> PrefixesOf(const PageTables& tables, SequenceId sequence) {
+  const auto span = tables.Find(sequence)->prefixes();
+  return {span.begin(), span.end()};
+}
+
+TEST(PagePrefixesTest, ForksAreAlikeUntilTheyDiffer) {
   PageTables tables(1000, /*unit_pages=*/2);
   tables.Update({1, 0, {10, 11, 12, 13, 14}});
   tables.Update({2, 0, {10, 11, 12, 13, 15, 16}});  // forked within the third unit
-  const auto ids = [&](SequenceId s) {
-    const auto span = tables.Find(s)->prefix_ids();
-    return std::vector<uint64_t>(span.begin(), span.end());
-  };
-  ASSERT_THAT(ids(1), SizeIs(2)) << "whole units alone";
-  ASSERT_THAT(ids(2), SizeIs(3));
-  EXPECT_EQ(ids(1)[0], ids(2)[0]);
-  EXPECT_EQ(ids(1)[1], ids(2)[1]);
+  const auto of = [&](SequenceId s) { return PrefixesOf(tables, s); };
+  ASSERT_THAT(of(1), SizeIs(2)) << "whole units alone";
+  ASSERT_THAT(of(2), SizeIs(3));
+  EXPECT_EQ(of(1)[0], of(2)[0]);
+  EXPECT_EQ(of(1)[1], of(2)[1]);
   tables.Update({1, 5, {17}});
-  EXPECT_NE(ids(1)[2], ids(2)[2]);
+  EXPECT_NE(of(1)[2], of(2)[2]);
   // A copy on write changes its unit and all behind it.
-  const uint64_t first = ids(1)[0];
+  const PagePrefix* first = of(1)[0];
   tables.Update({2, 2, {20}});
-  EXPECT_EQ(ids(2)[0], first);
-  EXPECT_NE(ids(2)[1], ids(1)[1]);
+  EXPECT_EQ(of(2)[0], first);
+  EXPECT_NE(of(2)[1], of(1)[1]);
   // The same pages behind another beginning are not the same beginning.
   tables.Update({3, 0, {50, 51, 12, 13}});
-  EXPECT_NE(ids(3)[1], ids(1)[1]);
+  EXPECT_NE(of(3)[1], of(1)[1]);
 }
 
-TEST(PrefixIdsTest, NothingIsKeptOfTablesThatAreGone) {
-  PrefixIds prefixes(2);
-  std::vector<uint64_t> a, b;
+// What one table says of itself follows what others do.
+TEST(PagePrefixesTest, ATableKnowsHowMuchItSharesWithAnyOther) {
+  PageTables tables(1000, /*unit_pages=*/2);
+  const auto shared = [&](SequenceId s) { return tables.Find(s)->shared_prefixes().size(); };
+  tables.Update({1, 0, {10, 11, 12, 13, 14, 15, 16}});
+  EXPECT_EQ(shared(1), 0u);
+  tables.Replace({2, 0, {10, 11, 12, 13, 14, 15, 16}});  // a fork
+  EXPECT_EQ(shared(1), 3u);
+  EXPECT_EQ(shared(2), 3u);
+  tables.Update({2, 5, {20}});  // a copy on write
+  EXPECT_EQ(shared(1), 2u);
+  EXPECT_EQ(shared(2), 2u);
+  tables.Replace({3, 0, {10, 11, 12, 13, 14, 20}});  // a fork of the fork
+  EXPECT_EQ(shared(1), 2u);
+  EXPECT_EQ(shared(2), 3u);
+  tables.Replace({2, 0, {10, 11}});  // truncated
+  EXPECT_EQ(shared(1), 2u);
+  EXPECT_EQ(shared(2), 1u);
+  EXPECT_EQ(shared(3), 2u);
+  tables.Drop(3);  // closed
+  EXPECT_EQ(shared(1), 1u);
+  tables.Drop(1);
+  EXPECT_EQ(shared(2), 0u);
+}
+
+TEST(PagePrefixesTest, NothingIsKeptOfTablesThatAreGone) {
+  PagePrefixes prefixes(2);
+  PrefixesOfTable a, b;
   prefixes.Update(std::vector<int32_t>{1, 2, 3, 4}, 0, &a);
   prefixes.Update(std::vector<int32_t>{1, 2, 5, 6, 7, 8}, 0, &b);
   EXPECT_EQ(prefixes.size(), 4u);
   prefixes.Update(std::vector<int32_t>{1, 2}, 2, &b);  // truncated
   EXPECT_EQ(prefixes.size(), 2u);
-  const uint64_t old = a[0];
   prefixes.Drop(&a);
   EXPECT_EQ(prefixes.size(), 1u);
   prefixes.Drop(&b);
   EXPECT_EQ(prefixes.size(), 0u);
-  prefixes.Update(std::vector<int32_t>{1, 2}, 0, &a);
-  EXPECT_GT(a[0], old) << "a number is never used again";
 }
 
-TEST(PrefixIdsTest, TablesThatChangeAtRandomAgreeWithTheirPages) {
+TEST(PagePrefixesTest, TablesThatChangeAtRandomAgreeWithTheirPages) {
   constexpr size_t kUnit = 4;
   PageTables tables(50, kUnit);
   std::mt19937 random(1);
@@ -90,17 +115,21 @@ TEST(PrefixIdsTest, TablesThatChangeAtRandomAgreeWithTheirPages) {
         if (size < 60) tables.Update(update);
     }
     const PageTable* a = tables.Find(1);
+    size_t shared = 0;  // units of the first table
     for (SequenceId other = 1; a != nullptr && other <= 6; ++other) {
       const PageTable* b = tables.Find(other);
       if (b == nullptr) continue;
-      ASSERT_EQ(b->prefix_ids().size(), b->size() / kUnit);
-      const size_t units = std::min(a->prefix_ids().size(), b->prefix_ids().size());
+      ASSERT_EQ(b->prefixes().size(), b->size() / kUnit);
+      const size_t units = std::min(a->prefixes().size(), b->prefixes().size());
       for (size_t u = 0; u < units; ++u) {
         const bool alike = std::equal(a->pages().begin(), a->pages().begin() + (u + 1) * kUnit,
                                       b->pages().begin());
-        ASSERT_EQ(a->prefix_ids()[u] == b->prefix_ids()[u], alike) << move;
+        ASSERT_EQ(a->prefixes()[u] == b->prefixes()[u], alike) << move;
+        if (alike && other != 1) shared = std::max(shared, u + 1);
       }
     }
+    if (a == nullptr) continue;
+    ASSERT_EQ(a->shared_prefixes().size(), shared) << move;
   }
 }
 
@@ -108,18 +137,22 @@ TEST(PrefixIdsTest, TablesThatChangeAtRandomAgreeWithTheirPages) {
 
 constexpr int64_t kUnitSlots = kSharedSlots;
 
-// Entries with these ids, which see so many slots.
+// Entries with these beginnings, which see so many slots. Beginnings are named by numbers.
 struct Entries {
-  std::vector<std::vector<uint64_t>> ids;
+  std::map<int, PagePrefix> prefixes;
+  std::vector<PrefixesOfTable> tables;
   std::vector<KeyRange> slots;
 
-  void Add(std::vector<uint64_t> of_entry, int64_t end) {
-    ids.push_back(std::move(of_entry));
+  void Add(const std::vector<int>& of_entry, int64_t end) {
+    PrefixesOfTable& table = tables.emplace_back();
+    for (const int name : of_entry) table.push_back(&prefixes[name]);
     slots.push_back({0, end});
   }
   std::vector<SharedPages> Find() const {
     std::vector<PrefixUser> users;
-    for (size_t i = 0; i < ids.size(); ++i) users.push_back({ids[i], slots[i]});
+    for (size_t i = 0; i < tables.size(); ++i) {
+      users.push_back({static_cast<int32_t>(i), tables[i], slots[i]});
+    }
     return FindSharedPages(users);
   }
 };
@@ -172,6 +205,16 @@ TEST(SharedPrefixesTest, ThreeLevels) {
   ExpectRun(runs[1], 2, 3, {0, 2});
   ExpectRun(runs[2], 2, 3, {1, 3, 4});
   ExpectRun(runs[3], 3, 4, {3, 4});
+}
+
+TEST(SharedPrefixesTest, EntriesAreNamedByTheirNumbersInThePass) {
+  PagePrefix one, two;
+  PrefixesOfTable table = {&one, &two};
+  const std::vector<PrefixUser> users = {{3, table, {0, 2 * kUnitSlots}},
+                                         {8, table, {0, 2 * kUnitSlots}}};
+  const std::vector<SharedPages> runs = FindSharedPages(users);
+  ASSERT_THAT(runs, SizeIs(1));
+  ExpectRun(runs[0], 0, 2, {3, 8});
 }
 
 TEST(SharedPrefixesTest, WhoSeesNothingOfARunIsNotInIt) {
