@@ -17,10 +17,9 @@
 #include "base/status/status_macros.h"
 #include "service/coordinator/conflicts.h"
 #include "service/coordinator/sessions/device_commands.h"
+#include "service/coordinator/sessions/endpoints.h"
 #include "service/coordinator/sessions/session_replies.h"
 #include "service/coordinator/sessions/session_runner.h"
-#include "service/schedule/client_quota.h"
-#include "worker/rpc/protocol.h"
 
 namespace tributary::service {
 namespace {
@@ -39,54 +38,9 @@ uint32_t LeastOf(const std::vector<uint32_t>& counts) {
   return least;
 }
 
-absl::Status MailboxesAreLocal() {
-  return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
-                    "a mailbox is shared with callers on this machine: use the Unix socket");
-}
-
-// From now on endpoints may join that show the secret.
-void ExpectEndpoints(Session& session, std::string secret,
-                     v1::SessionOpened* opened) TRIBUTARY_LOCKED {
-  const auto count = static_cast<size_t>(session.terms.endpoints.count);
-  if (count == 1) return;
-  opened->set_endpoint_secret(secret);
-  session.endpoint_secret = std::move(secret);
-  session.joined.resize(count);
-}
-
-// Whether `shown` is the secret, in a time that does not tell how much of it is.
-bool IsSecret(absl::string_view secret, absl::string_view shown) {
-  if (secret.empty() || shown.size() != secret.size()) return false;
-  int differs = 0;
-  for (size_t i = 0; i < secret.size(); ++i) differs |= secret[i] ^ shown[i];
-  return differs == 0;
-}
-
 absl::Status OnAnotherMachine() {
   return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
                     "the GPU of rank 0 is on another machine than the service and its hosts");
-}
-
-void AddToOutboxes(Session& session, v1::SessionReply reply) TRIBUTARY_LOCKED {
-  for (const auto& endpoint : session.joined) {
-    if (endpoint != nullptr) endpoint->Reply(reply);
-  }
-  session.outbox.Reply(std::move(reply));
-}
-
-// Sends what the outboxes of all endpoints hold; called without the lock.
-std::function<void()> DrainOf(const SessionPtr& session) TRIBUTARY_LOCKED {
-  return [session, joined = session->joined] {
-    session->outbox.Drain();
-    for (const auto& endpoint : joined) {
-      if (endpoint != nullptr) endpoint->Drain();
-    }
-  };
-}
-
-// Why a session with several endpoints is over when the stream of one of them has ended.
-absl::Status EndpointLeft(int32_t endpoint) {
-  return absl::AbortedError(absl::StrCat("endpoint ", endpoint, " of the session left"));
 }
 
 }  // namespace
@@ -128,7 +82,7 @@ Sessions::Sessions(const CoordinatorOptions& options, const telemetry::Logger& l
       caches_(caches),
       sequences_(sequences),
       mailboxes_(mailboxes),
-      on_refused_(std::move(on_refused)) {}
+      admission_(options, group, mailboxes, std::move(on_refused)) {}
 
 void Sessions::Tell(const SessionPtr& session, v1::SessionReply reply) {
   AddToOutboxes(*session, std::move(reply));
@@ -142,71 +96,6 @@ void Sessions::TellLast(const SessionPtr& session, v1::SessionReply reply) {
 
 // --------------------------------------------------------------------------------------- opening
 
-absl::Status Sessions::CheckMemory(v1::SessionMemory memory, bool local) const {
-  if (memory == v1::SESSION_MEMORY_MESSAGES) return absl::OkStatus();
-  if (memory == v1::SESSION_MEMORY_UNSPECIFIED) return InvalidField("open.memory", "is missing");
-  if (memory == v1::SESSION_MEMORY_DEVICE) {
-    TRIBUTARY_RETURN_IF_ERROR(group_.CheckDeviceSessions());
-    if (options_.journal != nullptr) {
-      return NoDeviceSessions(
-          "the coordinator may be restarted (--state_dir), and workers keep no account of the "
-          "tokens "
-          "that come to them through a mailbox on a GPU; HOST sessions are accounted for");
-    }
-  } else if (memory != v1::SESSION_MEMORY_HOST) {
-    return InvalidField("open.memory", absl::StrCat("is unknown: ", memory));
-  } else if (const absl::Status served = mailboxes_.socket().status(); !served.ok()) {
-    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory", served.message());
-  }
-  return local ? absl::OkStatus() : MailboxesAreLocal();
-}
-
-absl::Status Sessions::CheckWorkers(const SessionTerms& terms) const {
-  const bool timed = terms.public_terms.timed();
-  if (!timed && terms.command.endpoints == 1) return absl::OkStatus();
-  for (const Member& member : group_.members()) {
-    if (member.protocol == 0 || member.protocol >= worker::kSharedMailboxProtocol) continue;
-    return FieldError(absl::StatusCode::kFailedPrecondition,
-                      timed ? "open.timed" : "open.endpoints",
-                      absl::StrCat("the worker of rank ", member.rank,
-                                   " is of an older build, which does not know of it"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Sessions::CheckLimits(const std::string& client, uint64_t mailbox_bytes) const {
-  const SessionLimits& limits = options_.session_limits;
-  if (open() >= limits.sessions) {
-    return Exhausted("sessions", absl::StrCat("all ", limits.sessions, " are open"));
-  }
-  if (mailbox_bytes > limits.mailbox_bytes - std::min(limits.mailbox_bytes, mailbox_bytes_)) {
-    return Exhausted("mailboxes",
-                     absl::StrCat("the session needs ", mailbox_bytes, " bytes, of ",
-                                  limits.mailbox_bytes, " ", mailbox_bytes_, " are taken"));
-  }
-  int64_t count = 0;
-  int64_t held = 0;
-  for (const auto& [id, session] : sessions_) {
-    if (session->call.caller != client) continue;
-    ++count;
-    held += static_cast<int64_t>(session->terms.mailbox_bytes());
-  }
-  const auto refuse = [&](ClientLimit limit, int64_t has, int64_t wanted, int64_t most) {
-    if (on_refused_) on_refused_(limit);
-    return LimitReached(client, limit, has, wanted, most);
-  };
-  const ClientLimits& each = options_.client_limits;
-  if (each.sessions > 0 && count >= each.sessions) {
-    return refuse(ClientLimit::kSessions, count, 1, each.sessions);
-  }
-  const auto wanted = static_cast<int64_t>(mailbox_bytes);
-  const int64_t most = each.mailbox_bytes;
-  if (most > 0 && wanted > most - std::min(most, held)) {
-    return refuse(ClientLimit::kMailboxBytes, held, wanted, most);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const CallContext& call,
                                            bool local,
                                            const std::shared_ptr<SessionListener>& listener) {
@@ -216,14 +105,12 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   }();
   TRIBUTARY_RETURN_IF_ERROR(cache.status());
   TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
-  TRIBUTARY_RETURN_IF_ERROR(CheckMemory(request.memory(), local));
-  TRIBUTARY_RETURN_IF_ERROR(CheckWorkers(terms));
+  TRIBUTARY_RETURN_IF_ERROR(admission_.CheckMemory(request.memory(), local));
+  TRIBUTARY_RETURN_IF_ERROR(admission_.CheckWorkers(terms));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
-  const uint64_t bytes = terms.mailbox_bytes();
-  TRIBUTARY_RETURN_IF_ERROR(CheckLimits(call.caller, bytes));
+  TRIBUTARY_RETURN_IF_ERROR(admission_.Enter(call.caller, terms.mailbox_bytes()));
   terms.command.session = next_id_++;
-  mailbox_bytes_ += bytes;
   const worker::OpenSessionCommand command = terms.command;
   auto session =
       std::make_shared<Session>(command.session, *cache, std::move(terms), call, listener);
@@ -686,14 +573,11 @@ void Sessions::FinishEnd(const SessionPtr& session) {
   if (!session->why.ok()) {
     log_.Info("session ended", {{"session", session->id}, {"why", session->why.message()}});
   }
-  session->outbox.End(session->why);
-  for (const auto& endpoint : session->joined) {
-    if (endpoint != nullptr) endpoint->End(session->why);
-  }
+  EndOutboxes(*session, session->why);
   lock_.Defer(DrainOf(session));
   session->mailboxes.clear();
   session->to_send.clear();
-  mailbox_bytes_ -= session->terms.mailbox_bytes();
+  admission_.Leave(session->call.caller, session->terms.mailbox_bytes());
   if (session->runner != nullptr) unjoined_.push_back(session);
   sessions_.erase(session->id);
 }

@@ -19,6 +19,7 @@
 #include "service/coordinator/sequence_calls.h"
 #include "service/coordinator/serving_state.h"
 #include "service/coordinator/session.h"
+#include "service/coordinator/sessions/admission.h"
 #include "service/coordinator/sessions/sequenced_runner.h"
 #include "service/data/host_mailbox.h"
 #include "service/data/mailbox_handout.h"
@@ -93,13 +94,6 @@ class Sessions {
       TRIBUTARY_UNLOCKED;
   // Waits for the runners of sessions that have ended, which takes no longer than a layer.
   void Reap() TRIBUTARY_UNLOCKED;
-  // OK when the group and the caller can share such memory.
-  absl::Status CheckMemory(v1::SessionMemory memory, bool local) const;
-  // FAILED_PRECONDITION when a worker is of a build that does not know what the session asks for.
-  absl::Status CheckWorkers(const SessionTerms& terms) const;
-  // RESOURCE_EXHAUSTED when one session more is too many, for the service or for the client.
-  absl::Status CheckLimits(const std::string& client,
-                           uint64_t mailbox_bytes) const TRIBUTARY_LOCKED;
   void OnOpened(const SessionPtr& session, const Outcome& outcome) TRIBUTARY_UNLOCKED;
   // Opens a session on a GPU whose mailbox is there and whose way of waiting has been chosen.
   void FinishOpening(const SessionPtr& session) TRIBUTARY_LOCKED;
@@ -155,10 +149,9 @@ class Sessions {
   const CacheRegistry& caches_;
   SequenceCalls& sequences_;
   MailboxHandout& mailboxes_;
-  const OnRefused on_refused_;
+  SessionAdmission admission_;
 
   worker::SessionId next_id_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 1;
-  uint64_t mailbox_bytes_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Sessions that have not ended.
   absl::flat_hash_map<worker::SessionId, SessionPtr> sessions_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);
