@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -285,6 +286,9 @@ struct Command {
   telemetry::TraceContext trace;  // what to trace it as; span_id is the coordinator's for the step
   // When the step must be over, by the worker's steady clock. Collectives end at it, too.
   std::chrono::steady_clock::time_point deadline;
+  // The thread that waits for the outcome and lends itself to workers of its process meanwhile, if
+  // one does (WorkerGroup::Lend). Of no meaning in other processes.
+  std::thread::id waiter;
   std::variant<CreateCacheCommand, DropCacheCommand, SetTablesCommand, DropTablesCommand,
                TransferPagesCommand, StepCommand, OpenRegionCommand, CloseRegionCommand,
                OpenSessionCommand, CloseSessionCommand, SessionStepCommand, MoveTokensCommand>

@@ -13,6 +13,7 @@
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "kernels/half.h"
+#include "service/client/host_session.h"
 #include "service/client/shared_region.h"
 #include "tributary/v1/attention.grpc.pb.h"
 
@@ -179,7 +180,7 @@ class Host {
   }
 
   absl::Status Attend(const v1::AttendRequest& request, v1::AttendReply* reply) {
-    if (!options_.stream) {
+    if (options_.way != "stream") {
       grpc::ClientContext context;
       return FromGrpcStatus(stub_->Attend(&context, request, reply));
     }
@@ -189,6 +190,58 @@ class Host {
     }
     return FromRpcStatus(reply->status());
   }
+
+  using Times = std::pair<TimePoint, TimePoint>;
+
+  absl::StatusOr<Times> TimeCall(uint64_t sequence, int64_t position) {
+    const v1::AttendRequest request = OneToken(sequence, position, false);
+    v1::AttendReply reply;
+    const TimePoint begin = std::chrono::steady_clock::now();
+    TRIBUTARY_RETURN_IF_ERROR(Attend(request, &reply));
+    const TimePoint end = std::chrono::steady_clock::now();
+    output_ = Output(reply);
+    return Times{begin, end};
+  }
+
+  // A step of a session: of every layer but the first, which waits for the step to be accepted.
+  absl::Status TimeStep(uint64_t sequence, int64_t position, std::vector<Times>* times) {
+    if (session_ == nullptr) {
+      TRIBUTARY_ASSIGN_OR_RETURN(session_,
+                                 client::HostSession::Open({.target = options_.target},
+                                                           {.cache_id = options_.cache,
+                                                            .dtype = v1::DTYPE_BF16,
+                                                            .memory = v1::SESSION_MEMORY_HOST}));
+    }
+    output_.resize(Elements(options_.q_heads));
+    const auto rows = [this](const std::vector<Bf16>& values, int32_t heads) {
+      return client::HeadRows{const_cast<Bf16*>(values.data()), 1, heads, options_.head_dim};
+    };
+    TRIBUTARY_ASSIGN_OR_RETURN(const uint64_t step,
+                               session_->Submit({.layers = options_.layers,
+                                                 .entries = {{.sequence_id = sequence,
+                                                              .first_position = position,
+                                                              .query_rows = 1,
+                                                              .new_tokens = 1}}}));
+    for (int32_t layer = 0; layer < options_.layers; ++layer) {
+      const TimePoint begin = std::chrono::steady_clock::now();
+      TRIBUTARY_RETURN_IF_ERROR(session_->Attend({.q = rows(values_[0], options_.q_heads),
+                                                  .k = rows(values_[1], options_.kv_heads),
+                                                  .v = rows(values_[2], options_.kv_heads),
+                                                  .output = rows(output_, options_.q_heads)}));
+      if (layer > 0) times->emplace_back(begin, std::chrono::steady_clock::now());
+    }
+    return session_->Await(step);
+  }
+
+  // As the options have it.
+  absl::Status Time(uint64_t sequence, int64_t position, std::vector<Times>* times) {
+    if (options_.way == "session") return TimeStep(sequence, position, times);
+    TRIBUTARY_ASSIGN_OR_RETURN(const Times time, TimeCall(sequence, position));
+    times->push_back(time);
+    return absl::OkStatus();
+  }
+  // Of the last call or layer that was timed.
+  const std::vector<Bf16>& output() const { return output_; }
 
   // Of a call that put it where calls do.
   std::vector<Bf16> Output(const v1::AttendReply& reply) {
@@ -225,14 +278,17 @@ class Host {
   const std::vector<Bf16> values_[3];
   grpc::ClientContext stream_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttendRequest, v1::AttendReply>> stream_;
+  std::unique_ptr<client::HostSession> session_;
+  std::vector<Bf16> output_;
 };
 
 absl::Status CheckResult(Host& host, uint64_t first, uint64_t second, int64_t position) {
   v1::AttendReply reply;
   TRIBUTARY_RETURN_IF_ERROR(host.Attend(host.OneToken(first, position, true), &reply));
   const std::vector<Bf16> expected = host.Output(reply);
-  TRIBUTARY_RETURN_IF_ERROR(host.Attend(host.OneToken(second, position, false), &reply));
-  const std::vector<Bf16> actual = host.Output(reply);
+  std::vector<Host::Times> times;
+  TRIBUTARY_RETURN_IF_ERROR(host.Time(second, position, &times));
+  const std::vector<Bf16>& actual = host.output();
   for (size_t i = 0; i < expected.size(); ++i) {
     const float a = FloatFromBf16(expected[i]);
     const float b = FloatFromBf16(actual[i]);
@@ -258,12 +314,8 @@ absl::StatusOr<std::vector<std::pair<TimePoint, TimePoint>>> RunClient(
   TRIBUTARY_RETURN_IF_ERROR(CheckResult(host, inlined, sequence, position++));
   std::vector<std::pair<TimePoint, TimePoint>> times;
   times.reserve(static_cast<size_t>(options.calls));
-  for (int call = 0; call < options.calls; ++call) {
-    const v1::AttendRequest request = host.OneToken(sequence, position++, false);
-    v1::AttendReply reply;
-    const TimePoint begin = std::chrono::steady_clock::now();
-    TRIBUTARY_RETURN_IF_ERROR(host.Attend(request, &reply));
-    times.emplace_back(begin, std::chrono::steady_clock::now());
+  while (times.size() < static_cast<size_t>(options.calls)) {
+    TRIBUTARY_RETURN_IF_ERROR(host.Time(sequence, position++, &times));
   }
   TRIBUTARY_RETURN_IF_ERROR(host.End());
   return times;

@@ -1,7 +1,7 @@
 // What the service adds to an Attend of one token, and where: the same calls (a) in process, (b)
 // unary over a Unix socket, (c) on an open stream, with tensors in messages, in shared memory and
-// in memory of a GPU. The host is a process of its own; both read one clock, so that a call's time
-// falls into stages without a gap (stages.h).
+// in memory of a GPU, and (d) as layers of a session over shared memory. The host is a process of
+// its own; both read one clock, so that a call's time falls into stages without a gap (stages.h).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,8 +35,8 @@ ABSL_FLAG(int32_t, workers, 1, "Embedded workers.");
 ABSL_FLAG(std::string, device_exchange, "host", "As the coordinator's.");
 ABSL_FLAG(std::vector<std::string>, tensors, std::vector<std::string>({"inline", "shm"}),
           "Where tensors travel: inline, shm, or cuda_ipc, with GPUs.");
-ABSL_FLAG(std::vector<std::string>, ways, std::vector<std::string>({"unary", "stream"}),
-          "How calls are made.");
+ABSL_FLAG(std::vector<std::string>, ways, std::vector<std::string>({"unary", "stream", "session"}),
+          "How calls are made: unary, stream, or session, with tensors in shm.");
 ABSL_FLAG(int32_t, gpu, 0, "Where the host's memory lies, with cuda_ipc.");
 ABSL_FLAG(int32_t, q_heads, 32, "");
 ABSL_FLAG(int32_t, kv_heads, 4, "");
@@ -53,6 +53,7 @@ namespace {
 
 constexpr char kCache[] = "bench";
 constexpr uint64_t kParent = 1;
+constexpr int32_t kLayers = 8;
 constexpr int64_t kChunk = 1024;  // tokens of an Append
 
 void Require(bool ok, const std::string& what) {
@@ -161,12 +162,13 @@ int ClientMain() {
   const ClientOptions options{.target = absl::GetFlag(FLAGS_client_target),
                               .cache = kCache,
                               .tensors = absl::GetFlag(FLAGS_tensors).at(0),
-                              .stream = absl::GetFlag(FLAGS_ways).at(0) == "stream",
+                              .way = absl::GetFlag(FLAGS_ways).at(0),
                               .gpu = absl::GetFlag(FLAGS_gpu),
                               .sequence = kParent,
                               .q_heads = absl::GetFlag(FLAGS_q_heads),
                               .kv_heads = absl::GetFlag(FLAGS_kv_heads),
                               .head_dim = absl::GetFlag(FLAGS_head_dim),
+                              .layers = kLayers,
                               .calls = absl::GetFlag(FLAGS_calls)};
   const auto times = RunClient(options);
   Require(times.status());
@@ -255,30 +257,36 @@ class Service {
     v1::CreateCacheRequest create;
     create.set_cache_id(kCache);
     v1::CacheSpec* spec = create.mutable_spec();
-    spec->set_layers(1);
+    spec->set_layers(kLayers);  // sessions take them in turn, calls the first alone
     spec->set_q_heads(absl::GetFlag(FLAGS_q_heads));
     spec->set_kv_heads(absl::GetFlag(FLAGS_kv_heads));
     spec->set_head_dim(absl::GetFlag(FLAGS_head_dim));
     // The runs' own tokens: two sequences each, closed with the process.
-    spec->set_capacity_tokens(context + 40 * (absl::GetFlag(FLAGS_calls) + 4096));
+    spec->set_capacity_tokens(context + 16 * (absl::GetFlag(FLAGS_calls) + 4096));
     Await<v1::CreateCacheReply>([&](auto done) { coordinator_->CreateCache(create, {}, done); });
     v1::OpenSequenceRequest open;
     open.set_cache_id(kCache);
     open.set_sequence_id(kParent);
     Await<v1::OpenSequenceReply>([&](auto done) { coordinator_->OpenSequence(open, {}, done); });
+    for (int32_t layer = 0; layer < kLayers; ++layer) Fill(*spec, layer);
+  }
+
+  void Fill(const v1::CacheSpec& spec, int32_t layer) {
+    const int64_t context = absl::GetFlag(FLAGS_context);
     for (int64_t first = 0; first < context; first += kChunk) {
       const int64_t tokens = std::min(kChunk, context - first);
       auto append = std::make_shared<v1::AppendRequest>();
       append->set_cache_id(kCache);
+      append->set_layer(layer);
       v1::AppendEntry* entry = append->add_entries();
       entry->set_sequence_id(kParent);
       entry->set_first_position(first);
       entry->set_tokens(static_cast<int32_t>(tokens));
       for (v1::Tensor* tensor : {append->mutable_k(), append->mutable_v()}) {
         tensor->set_dtype(v1::DTYPE_BF16);
-        for (const int64_t extent : {tokens, int64_t{spec->kv_heads()}, int64_t{spec->head_dim()}})
+        for (const int64_t extent : {tokens, int64_t{spec.kv_heads()}, int64_t{spec.head_dim()}})
           tensor->add_shape(extent);
-        std::string bytes(static_cast<size_t>(tokens) * spec->kv_heads() * spec->head_dim() * 2, 0);
+        std::string bytes(static_cast<size_t>(tokens) * spec.kv_heads() * spec.head_dim() * 2, 0);
         for (size_t i = 0; i < bytes.size(); i += 2) {  // 1 to 2, of either sign
           bytes[i] = static_cast<char>((i * 37 + static_cast<size_t>(first)) % 128);
           bytes[i + 1] = static_cast<char>(i % 6 == 0 ? 0xbf : 0x3f);
@@ -315,8 +323,14 @@ Run Measure(Service& service, const std::string& tensors, const std::string& way
   service.recorder().Take();
   const auto host = RunHost(service.target(), tensors, way, calls + calls / 10);
   const std::vector<Recorder::Seen> seen = service.recorder().Take();
-  Require(host.size() >= calls && seen.size() >= calls, "calls were not recorded");
   Run run{absl::StrCat(way, ", ", tensors), {}};
+  if (way == "session") {  // no stages are told of its layers
+    for (auto time = host.end() - calls; time != host.end(); ++time) {
+      run.calls.push_back({.total = Microseconds(time->first, time->second)});
+    }
+    return run;
+  }
+  Require(host.size() >= calls && seen.size() >= calls, "calls were not recorded");
   for (size_t i = 0; i < static_cast<size_t>(calls); ++i) {
     const auto& [begin, end] = host[host.size() - calls + i];
     const Recorder::Seen& server = seen[seen.size() - calls + i];
@@ -427,6 +441,7 @@ int ServiceMain() {
   std::vector<Run> runs = {MeasureInProcess(service)};
   for (const std::string& tensors : absl::GetFlag(FLAGS_tensors)) {
     for (const std::string& way : absl::GetFlag(FLAGS_ways)) {
+      if (way == "session" && tensors != "shm") continue;
       runs.push_back(Measure(service, tensors, way));
     }
   }

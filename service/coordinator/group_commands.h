@@ -58,6 +58,9 @@ class GroupCommands {
   // Without the lock: hands the commands sent so far to the workers, or leaves that to the thread
   // that is already doing it.
   void Submit() { queue_.Drain(); }
+  // WorkerGroup's; without the lock.
+  bool borrows() const { return queue_.borrows(); }
+  void Lend(const std::function<bool()>& over) { queue_.Lend(over); }
 
  private:
   struct Creation {

@@ -29,6 +29,9 @@ class CommandQueue {
   void Enqueue(Build build, WorkerGroup::Done done);
   // Submits what is queued, or leaves that to the thread that is already doing it.
   void Drain();
+  // Of the group.
+  bool borrows() const { return group_->borrows(); }
+  void Lend(const std::function<bool()>& over) { group_->Lend(over); }
 
  private:
   struct Job {

@@ -64,6 +64,9 @@ class EmbeddedGroup : public WorkerGroup {
   }
   absl::Status Start(GroupObserver* observer) override;
   void Submit(std::shared_ptr<const worker::Command> command, Done done) override;
+  // A GPU's rank keeps to its own thread, whose present device is its GPU.
+  bool borrows() const override { return options_.device == worker::Device::kCpu; }
+  void Lend(const std::function<bool()>& over) override;
   std::vector<Member> members() const override;
   void Stop() override;
 
@@ -71,8 +74,8 @@ class EmbeddedGroup : public WorkerGroup {
   using SubmissionPtr = std::shared_ptr<Submission>;
 
   struct Rank {
-    // Made by Start. Used by the rank's thread while a group serves, and by the control thread,
-    // which forms groups, while none does. Replaced under the lock.
+    // Made by Start. Used by whoever has set RankWork::busy while a group serves, and by the
+    // control thread, which forms groups, while none does. Replaced under the lock.
     std::unique_ptr<worker::Executor> executor;
     CondVar wake;                       // the queue has changed, or the thread is to end
     std::atomic<uint64_t> commands{0};  // that were put into the queue so far
@@ -80,6 +83,7 @@ class EmbeddedGroup : public WorkerGroup {
   };
   struct RankWork {
     std::deque<SubmissionPtr> queue;
+    bool busy = false;  // a thread, the rank's or one that was lent, executes a command
     double busy_seconds = 0;
   };
 
@@ -87,6 +91,8 @@ class EmbeddedGroup : public WorkerGroup {
   absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank, bool alone) const;
   absl::Status TestDevices() const;
   void RunRank(int rank);
+  // Executes the first command of a rank that is not busy. Releases the lock meanwhile.
+  void RunFirst(int rank) TRIBUTARY_REQUIRES(mutex_);
   // Keeps deadlines and forms groups.
   void RunControl();
   // Releases the lock while it calls out. Tries until it is done or the group is stopping.
@@ -98,6 +104,8 @@ class EmbeddedGroup : public WorkerGroup {
   void Recover() TRIBUTARY_REQUIRES(mutex_);
   // Tells that a device is lost, and waits for the end.
   void WaitLost() TRIBUTARY_REQUIRES(mutex_);
+  // Whether the calling thread, which submits the command, is going to carry it out (Lend).
+  bool IsLent(const worker::Command& command) const;
   void FinishOnRank(const SubmissionPtr& submission, worker::Reply reply, double seconds);
   // Ranks that wait in a collective wake up with an error.
   void Break(const std::string& reason) TRIBUTARY_REQUIRES(mutex_);
@@ -207,8 +215,10 @@ void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done 
       // Deadlines mostly rise, so that the control thread is rarely woken for one.
       if (submission->command->deadline < next_look_) control_.NotifyAll();
       in_flight_.push_back(submission);
+      const bool lent = IsLent(*submission->command);
       for (int i = 0; i < size(); ++i) {
         work_[i].queue.push_back(submission);
+        if (i == 0 && lent) continue;  // this thread is about to see to it
         ranks_[i]->commands.fetch_add(1, std::memory_order_relaxed);
         ranks_[i]->wake.NotifyOne();
       }
@@ -218,10 +228,24 @@ void EmbeddedGroup::Submit(std::shared_ptr<const worker::Command> command, Done 
   done({absl::AbortedError("the group of workers has changed"), {}});
 }
 
+bool EmbeddedGroup::IsLent(const worker::Command& command) const {
+  return borrows() && command.waiter == std::this_thread::get_id();
+}
+
+void EmbeddedGroup::Lend(const std::function<bool()>& over) {
+  if (!borrows()) return;
+  const MutexLock lock(mutex_);
+  RankWork& work = work_[0];
+  while (!work.busy && !work.queue.empty() && !over()) RunFirst(0);
+  // Of a group that broke meanwhile a command may be left, which the rank's thread drops.
+  if (!work.busy && !work.queue.empty()) ranks_[0]->wake.NotifyOne();
+}
+
 void EmbeddedGroup::RunRank(int index) {
   Rank& rank = *ranks_[index];
   MutexLock lock(mutex_);
-  std::deque<SubmissionPtr>& queue = work_[index].queue;
+  RankWork& work = work_[index];
+  std::deque<SubmissionPtr>& queue = work.queue;
   while (true) {
     if (spin_ && !ranks_end_ && queue.empty()) {
       // The next layer's command usually comes sooner than a thread that sleeps could wake up.
@@ -230,7 +254,7 @@ void EmbeddedGroup::RunRank(int index) {
       SpinUntil([&] { return rank.commands.load(std::memory_order_relaxed) != seen; }, kSpin);
       lock.Lock();
     }
-    while (!ranks_end_ && queue.empty()) rank.wake.Wait(mutex_);
+    while (work.busy || (!ranks_end_ && queue.empty())) rank.wake.Wait(mutex_);
     if (queue.empty()) {
       // All ranks let go at once: what peers reach of a GPU's memory goes when they are through.
       std::unique_ptr<worker::Executor> executor = std::move(rank.executor);
@@ -238,24 +262,30 @@ void EmbeddedGroup::RunRank(int index) {
       executor.reset();
       return;
     }
-    const SubmissionPtr submission = std::move(queue.front());
-    queue.pop_front();
-    const bool dropped = !submission->done;  // aborted before this rank began
-    lock.Unlock();
-    worker::Reply reply;
-    const Clock::time_point begin = Clock::now();
-    if (dropped) {
-      reply.status = absl::AbortedError("dropped");
-    } else {
-      reply = rank.executor->Execute(*submission->command);
-    }
-    reply.rank = index;
-    reply.begun = begin;
-    reply.arrived = Clock::now();
-    const double seconds = std::chrono::duration<double>(reply.arrived - begin).count();
-    FinishOnRank(submission, std::move(reply), seconds);
-    lock.Lock();
+    RunFirst(index);
   }
+}
+
+void EmbeddedGroup::RunFirst(int index) {
+  RankWork& work = work_[index];
+  const SubmissionPtr submission = std::move(work.queue.front());
+  work.queue.pop_front();
+  work.busy = true;
+  const bool dropped = !submission->done;  // aborted before this rank began
+  mutex_.Unlock();
+  worker::Reply reply;
+  const Clock::time_point begin = Clock::now();
+  if (dropped) {
+    reply.status = absl::AbortedError("dropped");
+  } else {
+    reply = ranks_[index]->executor->Execute(*submission->command);
+  }
+  reply.rank = index;
+  reply.begun = begin;
+  reply.arrived = Clock::now();
+  const double seconds = std::chrono::duration<double>(reply.arrived - begin).count();
+  FinishOnRank(submission, std::move(reply), seconds);
+  mutex_.Lock();
 }
 
 void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply reply,
@@ -265,8 +295,12 @@ void EmbeddedGroup::FinishOnRank(const SubmissionPtr& submission, worker::Reply 
   bool more_to_do = false;  // on this rank
   {
     const MutexLock lock(mutex_);
-    more_to_do = !work_[reply.rank].queue.empty();
-    work_[reply.rank].busy_seconds += seconds;
+    RankWork& work = work_[reply.rank];
+    more_to_do = !work.queue.empty();
+    work.busy = false;
+    work.busy_seconds += seconds;
+    // If another thread was in its place, the rank's own goes on.
+    if (more_to_do || ranks_end_) ranks_[reply.rank]->wake.NotifyOne();
     if (absl::IsDataLoss(reply.status)) lost_.Update(reply.status);
     const bool breaks = BreaksGroup(reply.status) && submission->done;
     if (breaks) Break(absl::StrCat("rank ", reply.rank, ": ", reply.status.message()));

@@ -119,6 +119,14 @@ class WorkerGroup {
   // finished with it, which may be after `done`. A command of an earlier epoch completes with
   // kAborted at once.
   virtual void Submit(std::shared_ptr<const worker::Command> command, Done done) = 0;
+  // Whether threads that wait for commands may be lent to it. Fixed by configuration.
+  virtual bool borrows() const { return false; }
+  // For a thread that waits for the outcome of a command which names it as its waiter. A group that
+  // borrows is lent every such thread, as soon as the command has been submitted: the thread
+  // carries out rank 0's commands in that rank's place, up to its own, so that two threads need not
+  // be woken for it. Returns when `over` is true, or when another thread is at it; the caller then
+  // waits as it would have. `over` must not block.
+  virtual void Lend(const std::function<bool()>& over) { static_cast<void>(over); }
   virtual std::vector<Member> members() const = 0;
   // Lets a worker go that is leaving (GroupObserver::OnLeaving) when nothing is in flight; then the
   // group breaks. It changes nothing where the rank is not leaving.

@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "kernels/cpu/thread_pool.h"
 #include "worker/cpu_backend.h"
@@ -26,6 +28,7 @@ struct Devices {
   std::condition_variable changed;
   int joining = 0;
   int gone_while_joining = 0;
+  std::vector<std::thread::id> made_shards;  // the threads that did, one for each shard
   std::atomic<bool> lost = false;
 
   void WaitForJoining() {
@@ -60,6 +63,10 @@ class TestBackend : public worker::Backend {
                                                              size_t available,
                                                              worker::PageFill fill) override {
     if (devices_.lost) return absl::DataLossError("the GPU fell off the bus");
+    {
+      const std::lock_guard lock(devices_.mutex);
+      devices_.made_shards.push_back(std::this_thread::get_id());
+    }
     return cpu_->CreateShard(spec, available, fill);
   }
 
@@ -89,9 +96,9 @@ class Observed : public GroupObserver {
     const std::lock_guard lock(mutex_);
     broken_ = reason;
   }
-  uint64_t WaitFormed() {
+  uint64_t WaitFormed(int times = 1) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return formed_ > 0; });
+    changed_.wait(lock, [&] { return formed_ >= times; });
     return epoch_;
   }
   int formed() {
@@ -117,6 +124,24 @@ EmbeddedGroupOptions OptionsFor(Devices& devices, std::chrono::milliseconds join
           }};
 }
 
+std::shared_ptr<worker::Command> CreateCache(uint64_t epoch, worker::CacheId cache = 1) {
+  worker::CacheSpec spec;
+  spec.kv_dtype = DType::kBf16;
+  spec.num_pages = 4;
+  spec.page_size = spec.interleave = 16;
+  spec.q_heads = spec.kv_heads = 1;
+  spec.head_dim = 64;
+  spec.sm_scale = 0.125f;
+  spec.layers.resize(1);
+  auto command = std::make_shared<worker::Command>();
+  command->epoch = epoch;
+  command->number = cache;
+  command->cache = cache;
+  command->deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  command->body = worker::CreateCacheCommand{spec};
+  return command;
+}
+
 TEST(EmbeddedGroupTest, RanksStayUntilTheGroupThatIsFormingHasFormed) {
   Devices devices;
   Observed observed;
@@ -137,19 +162,7 @@ TEST(EmbeddedGroupTest, ALostDeviceIsToldOnceAndEndsTheGroup) {
   options.form_pause = std::chrono::milliseconds(1);
   auto group = CreateEmbeddedGroup(options);
   ASSERT_TRUE(group->Start(&observed).ok());
-  auto command = std::make_shared<worker::Command>();
-  command->epoch = observed.WaitFormed();
-  command->number = 1;
-  command->deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  worker::CacheSpec spec;
-  spec.kv_dtype = DType::kBf16;
-  spec.num_pages = 4;
-  spec.page_size = spec.interleave = 16;
-  spec.q_heads = spec.kv_heads = 1;
-  spec.head_dim = 64;
-  spec.sm_scale = 0.125f;
-  spec.layers.resize(1);
-  command->body = worker::CreateCacheCommand{spec};
+  const auto command = CreateCache(observed.WaitFormed());
   devices.lost = true;
   std::promise<absl::Status> answered;
   group->Submit(command, [&](Outcome outcome) { answered.set_value(outcome.status); });
@@ -166,6 +179,58 @@ TEST(EmbeddedGroupTest, ALostDeviceIsToldOnceAndEndsTheGroup) {
   EXPECT_EQ(refused.get_future().get().code(), absl::StatusCode::kAborted);
   group->Stop();
   EXPECT_EQ(observed.formed(), 1);
+}
+
+TEST(EmbeddedGroupTest, AThreadThatWaitsCarriesOutRankZerosCommand) {
+  Devices devices;
+  Observed observed;
+  auto group = CreateEmbeddedGroup(OptionsFor(devices, std::chrono::milliseconds(0)));
+  ASSERT_TRUE(group->Start(&observed).ok());
+  const uint64_t epoch = observed.WaitFormed();
+  devices.made_shards.clear();  // of the test of the device
+  const auto made_here = [&devices] {
+    const std::lock_guard lock(devices.mutex);
+    return std::count(devices.made_shards.begin(), devices.made_shards.end(),
+                      std::this_thread::get_id());
+  };
+  // The rank's thread may be awake and be quicker, but not always.
+  worker::CacheId cache = 0;
+  while (made_here() == 0 && cache < 100) {
+    const auto command = CreateCache(epoch, ++cache);
+    command->waiter = std::this_thread::get_id();
+    std::promise<absl::Status> answered;
+    std::atomic<bool> over = false;
+    group->Submit(command, [&](Outcome outcome) {
+      over = true;
+      answered.set_value(outcome.status);
+    });
+    group->Lend([&] { return over.load(); });
+    EXPECT_TRUE(answered.get_future().get().ok());
+  }
+  EXPECT_EQ(made_here(), 1);
+  EXPECT_EQ(devices.made_shards.size(), 2 * cache) << "each rank makes each cache's shard";
+  group->Stop();
+}
+
+TEST(EmbeddedGroupTest, ACommandThatItsWaiterNeverCarriedOutIsDroppedWithTheGroup) {
+  Devices devices;
+  Observed observed;
+  auto group = CreateEmbeddedGroup(OptionsFor(devices, std::chrono::milliseconds(0)));
+  ASSERT_TRUE(group->Start(&observed).ok());
+  const uint64_t epoch = observed.WaitFormed();
+  absl::Status answer;
+  for (worker::CacheId cache = 1; answer.ok() && cache < 100; ++cache) {
+    const auto command = CreateCache(epoch, cache);
+    command->waiter = std::this_thread::get_id();
+    command->deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    std::promise<absl::Status> answered;
+    group->Submit(command, [&](Outcome outcome) { answered.set_value(outcome.status); });
+    answer = answered.get_future().get();
+    group->Lend([] { return true; });
+  }
+  ASSERT_EQ(answer.code(), absl::StatusCode::kAborted);
+  observed.WaitFormed(2);
+  group->Stop();
 }
 
 }  // namespace

@@ -35,11 +35,12 @@ class Answer {
   // Every group answers every command by its deadline, so this ends. `spin`: for how long it looks
   // before it sleeps.
   Outcome Wait(std::chrono::nanoseconds spin) {
-    SpinUntil([this] { return there_.load(std::memory_order_relaxed); }, spin);
+    SpinUntil([this] { return there(); }, spin);
     const MutexLock lock(mutex_);
     while (!there_) changed_.Wait(mutex_);
     return std::move(outcome_);
   }
+  bool there() const { return there_.load(std::memory_order_relaxed); }
 
  private:
   Mutex mutex_;
@@ -254,6 +255,8 @@ absl::Status SequencedRunner::RunPiece(const AcceptedStep& step, int32_t index, 
 
 Outcome SequencedRunner::Execute(int32_t group, const FillWith& fill) {
   const auto answer = std::make_shared<Answer>();
+  const bool lent = context_.commands.borrows();
+  const std::thread::id waiter = lent ? std::this_thread::get_id() : std::thread::id();
   std::vector<worker::Standing> standings;
   {
     const CriticalSection section(context_.lock);
@@ -263,9 +266,13 @@ Outcome SequencedRunner::Execute(int32_t group, const FillWith& fill) {
     standings = cache_->table.TakeStandings(group);
     context_.commands.Send(
         cache_->ids[group],
-        [fill, standings](worker::Command* command) { fill(standings, command); },
+        [fill, standings, waiter](worker::Command* command) {
+          command->waiter = waiter;
+          fill(standings, command);
+        },
         [answer](Outcome outcome) { answer->Set(std::move(outcome)); });
   }
+  if (lent) context_.commands.Lend([&answer] { return answer->there(); });
   // It spins where there is a processor for this thread and another one for the worker's.
   static const bool spins = std::thread::hardware_concurrency() > 2;
   Outcome outcome = answer->Wait(spins ? kSpin : std::chrono::microseconds(0));
