@@ -64,7 +64,8 @@ struct CacheShard {
         replicas(spec_in, layout_in),
         tables(spec_in.num_pages,
                shares_pages ? static_cast<int32_t>(kSharedSlots / spec_in.page_size) : 0),
-        records(static_cast<int32_t>(spec_in.layers.size())) {}
+        records(static_cast<int32_t>(spec_in.layers.size())),
+        rows_per_pass(RowsPerPass(spec_in)) {}
 
   CacheSpec spec;
   DcpLayout layout;
@@ -73,6 +74,7 @@ struct CacheShard {
   PageTables tables;
   SequenceRecords records;  // kept up to date if ExecutorOptions says so
   PlanCache plans;
+  const int32_t rows_per_pass;
   bool complete = false;  // shard and replica have all their memory
 
   size_t bytes() const { return shard->bytes() + replicas.bytes(); }
@@ -622,11 +624,11 @@ class Executor::Impl {
       tables_of_entries_.push_back(table == nullptr ? &kNoPages : table);
     }
     const LayerSpec& layer = cache.spec.layers[static_cast<size_t>(step.layer)];
-    const PlanShape shape{.kind = step.kind,
-                          .mask = MaskOf(layer, step.kind),
-                          .page_size = cache.spec.page_size,
-                          .rows_per_pass = options_.rows_per_pass > 0 ? options_.rows_per_pass
-                                                                      : RowsPerPass(cache.spec)};
+    const PlanShape shape{
+        .kind = step.kind,
+        .mask = MaskOf(layer, step.kind),
+        .page_size = cache.spec.page_size,
+        .rows_per_pass = options_.rows_per_pass > 0 ? options_.rows_per_pass : cache.rows_per_pass};
     return cache.plans.Get(shape, cache.layout, step.entries, tables_of_entries_);
   }
 

@@ -3,22 +3,22 @@
 #include <algorithm>
 
 namespace tributary::worker {
-namespace {
-
-bool Same(const StepEntry& a, const StepEntry& b) {
-  return a.sequence == b.sequence && a.first_position == b.first_position &&
-         a.query_rows == b.query_rows && a.new_tokens == b.new_tokens && a.replay == b.replay;
-}
-
-}  // namespace
 
 bool PlanCache::Matches(const Slot& slot, const PlanShape& shape,
                         std::span<const StepEntry> entries, TableOfEntry tables) {
-  return slot.kind == shape.kind && slot.mask == shape.mask &&
-         std::equal(entries.begin(), entries.end(), slot.entries.begin(), slot.entries.end(),
-                    Same) &&
-         std::equal(tables.begin(), tables.end(), slot.versions.begin(), slot.versions.end(),
-                    [](const PageTable* t, uint64_t version) { return t->version() == version; });
+  if (slot.entries.size() != entries.size() || slot.kind != shape.kind || slot.mask != shape.mask) {
+    return false;
+  }
+  // One branch per entry: this is the cost of every layer but a step's first.
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const EntryKey key = KeyOf(entries[i], *tables[i]);
+    const EntryKey& known = slot.entries[i];
+    const uint64_t differs =
+        (key.sequence ^ known.sequence) | (key.first_position ^ known.first_position) |
+        (key.counts ^ known.counts) | (key.table_version ^ known.table_version);
+    if (differs != 0) return false;
+  }
+  return true;
 }
 
 const StepPlan& PlanCache::Get(const PlanShape& shape, const DcpLayout& layout,
@@ -37,12 +37,13 @@ const StepPlan& PlanCache::Get(const PlanShape& shape, const DcpLayout& layout,
   // Without entries until the plan is made: should memory run out half way, the slot matches
   // nothing.
   slot.entries.clear();
-  slot.versions.clear();
   PlanStep(shape, layout, entries, tables, &slot.plan);
   slot.kind = shape.kind;
   slot.mask = shape.mask;
-  for (const PageTable* table : tables) slot.versions.push_back(table->version());
-  slot.entries.assign(entries.begin(), entries.end());
+  slot.entries.reserve(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    slot.entries.push_back(KeyOf(entries[i], *tables[i]));
+  }
   slot.used = clock_;
   slot.plan.id = static_cast<uint64_t>(++made_);
   return slot.plan;

@@ -30,14 +30,27 @@ class PlanCache {
  private:
   // A plan is a pure function of these (the layout and page size of a cache never change). A
   // table's version stands for its entries, so that finding a plan costs the batch, not the tables.
+  struct EntryKey {
+    uint64_t sequence = 0;
+    uint64_t first_position = 0;
+    uint64_t counts = 0;         // query rows and new tokens
+    uint64_t table_version = 0;  // doubled, and one more for a repeat
+  };
   struct Slot {
     StepKind kind = StepKind::kDecode;
     RowMask mask;
-    std::vector<StepEntry> entries;
-    std::vector<uint64_t> versions;
+    std::vector<EntryKey> entries;
     StepPlan plan;
     int64_t used = 0;
   };
+
+  static EntryKey KeyOf(const StepEntry& entry, const PageTable& table) {
+    return {.sequence = entry.sequence,
+            .first_position = static_cast<uint64_t>(entry.first_position),
+            .counts = static_cast<uint64_t>(static_cast<uint32_t>(entry.query_rows)) << 32 |
+                      static_cast<uint32_t>(entry.new_tokens),
+            .table_version = table.version() << 1 | (entry.replay ? 1 : 0)};
+  }
 
   static bool Matches(const Slot& slot, const PlanShape& shape, std::span<const StepEntry> entries,
                       TableOfEntry tables);

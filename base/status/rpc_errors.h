@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "google/rpc/status.pb.h"
@@ -24,6 +25,10 @@ inline constexpr char kErrorDomain[] = "tributary.v1";
 
 // How errors name a field of an entry of a request: "entries[2].first_position".
 std::string EntryField(int index, absl::string_view field);
+
+// Spells the field that an error would name. Checks that calls pass take it instead of the name, so
+// that names are spelled for calls that are refused alone.
+using FieldName = absl::FunctionRef<std::string()>;
 
 // NOT_FOUND of a named thing ("cache", "sequence", "shared memory region"); `field` is where the
 // request named it.

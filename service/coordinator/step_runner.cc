@@ -61,17 +61,18 @@ class StepRunner::StepOperation final : public Operation,
     runner_.lock_.Answer([done = std::move(member.done), status] { done(status); });
   }
 
-  bool in_pieces() const { return !pieces.empty(); }
-  bool begun() const { return in_pieces() && next_piece > 0; }
+  bool in_pieces() const { return split != nullptr; }
+  bool begun() const { return in_pieces() && split->next > 0; }
   // The part of the operation that the next step carries out.
-  StepMember* current() { return in_pieces() ? &piece : &member; }
-  // Makes `piece` the next piece.
+  StepMember* current() { return in_pieces() ? &split->piece : &member; }
+  // Makes `split->piece` the next piece.
   void TakePiece() {
-    piece.request = PieceOf(member.request, pieces[next_piece]);
+    StepMember& piece = split->piece;
+    piece.request = PieceOf(member.request, split->pieces[split->next]);
     piece.reservation = {.layer = member.reservation.layer, .group = member.reservation.group};
     piece.reservation.entries = piece.request.entries;
     piece.settled = absl::OkStatus();
-    if (next_piece == 0) {
+    if (split->next == 0) {
       piece.reservation.page_copies = member.reservation.page_copies;
       piece.reservation.page_updates = member.reservation.page_updates;
     }
@@ -80,14 +81,18 @@ class StepRunner::StepOperation final : public Operation,
     };
   }
 
+  // A call that has several steps, all of one epoch.
+  struct SplitCall {
+    std::vector<StepPiece> pieces;
+    size_t next = 0;        // of `pieces`: the next one, or the one under way
+    StepMember piece;       // its share of the call
+    v1::AttendReply reply;  // as far as it has come
+    uint64_t epoch = 0;
+  };
+
   StepMember member;
-  // Of a call that has several steps: all of them, the one that is next or under way, its share of
-  // the call, and the call's reply as far as it has come. All steps are of one epoch.
-  std::vector<StepPiece> pieces;
-  size_t next_piece = 0;
-  StepMember piece;
-  v1::AttendReply reply;
-  uint64_t epoch = 0;
+  // Null for a call that is one step, as nearly all are.
+  std::unique_ptr<SplitCall> split;
 
  private:
   StepRunner& runner_;
@@ -199,8 +204,7 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   for (void* request : batch.requests) {
     auto* operation = static_cast<StepOperation*>(request);
     OperationPtr owner = order_.Waiting(*operation);
-    if (!Join(operation, now)) continue;
-    flops += CostOf(*operation).flops;
+    if (!Join(operation, now, &flops)) continue;
     step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(owner));
@@ -227,13 +231,13 @@ StepLimits StepRunner::limits() const {
 
 StepCost StepRunner::CostOf(const StepOperation& operation) const {
   const StepRequest& request =
-      operation.in_pieces() ? operation.piece.request : operation.member.request;
+      operation.in_pieces() ? operation.split->piece.request : operation.member.request;
   const worker::CacheSpec& spec = operation.cache->spec;
   const worker::LayerSpec& layer = spec.layers[static_cast<size_t>(request.key.layer)];
   return service::CostOf(worker::GeometryOf(spec, layer), layer.window.left, request.entries);
 }
 
-bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
+bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* flops) {
   const auto fail = [&](const absl::Status& status) TRIBUTARY_LOCKED {
     order_.Fail(*operation, status);
     return false;
@@ -244,10 +248,11 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
     return fail(absl::DeadlineExceededError("the deadline passed before the call took effect"));
   }
   if (operation->begun()) {
-    if (operation->epoch != serving_.epoch()) {
+    if (operation->split->epoch != serving_.epoch()) {
       return fail(FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay));
     }
     operation->TakePiece();
+    *flops += CostOf(*operation).flops;
     order_.StopWaiting(*operation);
     return true;
   }
@@ -257,12 +262,15 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now) {
   if (!reservation.ok()) return fail(reservation.status());
   // Now that its positions are known to be right.
   member.reservation = *std::move(reservation);
-  if (!CheckCost(CostOf(*operation), limits()).ok()) {
+  StepCost cost = CostOf(*operation);
+  if (!CheckCost(cost, limits()).ok()) {
     if (absl::Status split = Split(operation); !split.ok()) {
       operation->cache->table.Rollback(member.reservation);
       return fail(split);
     }
+    cost = CostOf(*operation);
   }
+  *flops += cost.flops;
   order_.StopWaiting(*operation);
   statistics_.set_queue_seconds(statistics_.queue_seconds() +
                                 std::chrono::duration<double>(now - operation->accepted).count());
@@ -278,8 +286,9 @@ absl::Status StepRunner::Split(StepOperation* operation) {
                              SplitStep(geometry, layer.window.left, member.request.key.kind,
                                        member.reservation.entries, limits()));
   if (!CanBeCut(member.request, pieces, geometry)) return CheckCost(CostOf(*operation), limits());
-  operation->pieces = std::move(pieces);
-  operation->epoch = serving_.epoch();
+  operation->split = std::make_unique<StepOperation::SplitCall>();
+  operation->split->pieces = std::move(pieces);
+  operation->split->epoch = serving_.epoch();
   operation->TakePiece();
   return absl::OkStatus();
 }
@@ -287,13 +296,14 @@ absl::Status StepRunner::Split(StepOperation* operation) {
 void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
                              absl::StatusOr<v1::AttendReply> results) {
   const StepRequest& request = operation->member.request;
+  StepOperation::SplitCall& split = *operation->split;
   if (results.ok()) {
-    PlacePiece(request, operation->pieces[operation->next_piece], *results, &operation->reply);
+    PlacePiece(request, split.pieces[split.next], *results, &split.reply);
     if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) results = lost;
   }
   const CriticalSection section(lock_);
   if (!results.ok()) return EndPieces(operation.get(), results.status());
-  if (++operation->next_piece == operation->pieces.size()) {
+  if (++split.next == split.pieces.size()) {
     return EndPieces(operation.get(), absl::OkStatus());
   }
   // Whoever failed the calls that waited when the group broke did not see this one.
@@ -307,19 +317,20 @@ void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
 
 void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
   StepMember& member = operation->member;
-  if (status.ok() && operation->epoch != serving_.epoch()) {
+  StepOperation::SplitCall& split = *operation->split;
+  if (status.ok() && split.epoch != serving_.epoch()) {
     status = FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay);
   }
   if (status.ok()) {
     operation->cache->table.Commit(member.reservation);
     for (const StepReservation::Change& change : member.reservation.changes) {
-      operation->reply.add_lengths(change.length);
+      split.reply.add_lengths(change.length);
     }
   } else {
     operation->cache->table.Rollback(member.reservation);
   }
   regions_.Release(member.request);
-  auto answer = status.ok() ? absl::StatusOr<v1::AttendReply>(std::move(operation->reply))
+  auto answer = status.ok() ? absl::StatusOr<v1::AttendReply>(std::move(split.reply))
                             : absl::StatusOr<v1::AttendReply>(std::move(status));
   lock_.Answer([done = std::move(member.done),
                 answer = std::make_shared<absl::StatusOr<v1::AttendReply>>(std::move(answer))] {

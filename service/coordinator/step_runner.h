@@ -65,8 +65,9 @@ class StepRunner {
   StepCost CostOf(const StepOperation& operation) const;
   // Of a step of the group as it is now.
   StepLimits limits() const;
-  // Returns whether the operation takes part in the step. If not, it has failed.
-  bool Join(StepOperation* operation, Clock::time_point now) TRIBUTARY_LOCKED;
+  // Returns whether the operation takes part in the step, and adds its share to the step's `flops`.
+  // If not, it has failed.
+  bool Join(StepOperation* operation, Clock::time_point now, double* flops) TRIBUTARY_LOCKED;
   // Cuts an operation that is too much for one step into pieces, and reserves all its pages.
   absl::Status Split(StepOperation* operation) TRIBUTARY_LOCKED;
   // A piece has been carried out or has failed. If it failed, so has the operation.

@@ -142,7 +142,7 @@ absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_v
     output.owner = std::move(found.owner);
     output.device = std::move(found.device);
     output.part = found.part;
-    output.reference = asked->shared_memory();
+    output.reference = &asked->shared_memory();
     return output;
   }
   if (output.bytes > max_inline_bytes) {
@@ -157,10 +157,10 @@ void WriteOutput(const OutputTensor& output, const std::byte* bytes, v1::Tensor*
   reply->set_dtype(ToProto(output.dtype));
   reply->mutable_shape()->Add(output.shape.begin(), output.shape.end());
   if (output.device == nullptr && output.region == nullptr) {
-    reply->set_inline_(bytes, output.bytes);
+    reply->mutable_inline_()->assign(reinterpret_cast<const char*>(bytes), output.bytes);
     return;
   }
-  *reply->mutable_shared_memory() = output.reference;
+  *reply->mutable_shared_memory() = *output.reference;
   if (bytes != nullptr) std::memcpy(output.region, bytes, output.bytes);
 }
 

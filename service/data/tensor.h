@@ -27,14 +27,15 @@ struct InputTensor {
 // neither, into the reply.
 struct OutputTensor {
   DType dtype = DType::kF32;
-  float scale = 1.0f;  // for FP8 and NVFP4
+  bool pinned = false;  // whether `region` is pinned, as in worker::OutputPlace
+  float scale = 1.0f;   // for FP8 and NVFP4
   std::vector<int64_t> shape;
   std::byte* region = nullptr;
-  bool pinned = false;  // whether `region` is pinned, as in worker::OutputPlace
   std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;
-  worker::RegionPart part;              // of `device`
-  v1::SharedMemoryReference reference;  // echoed in the reply
+  worker::RegionPart part;  // of `device`
+  // Of the request's message, which outlives this: echoed in the reply. Null: inline.
+  const v1::SharedMemoryReference* reference = nullptr;
   size_t bytes = 0;
 };
 

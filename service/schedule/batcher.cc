@@ -35,7 +35,7 @@ size_t Batcher::FittingPrefix(std::span<const Candidate> oldest_first, const Bat
 }
 
 void Batcher::Add(const BatchKey& key, const Candidate& candidate) {
-  std::deque<Candidate>& queue = queues_[key];
+  Queue& queue = queues_[key];
   const auto later = [](const Candidate& a, const Candidate& b) { return a.turn() < b.turn(); };
   queue.insert(std::upper_bound(queue.begin(), queue.end(), candidate, later), candidate);
 }
@@ -43,7 +43,7 @@ void Batcher::Add(const BatchKey& key, const Candidate& candidate) {
 bool Batcher::Remove(const BatchKey& key, const void* request) {
   const auto it = queues_.find(key);
   if (it == queues_.end()) return false;
-  std::deque<Candidate>& queue = it->second;
+  Queue& queue = it->second;
   const auto found = std::find_if(queue.begin(), queue.end(),
                                   [&](const Candidate& c) { return c.request == request; });
   if (found == queue.end()) return false;
@@ -52,7 +52,7 @@ bool Batcher::Remove(const BatchKey& key, const void* request) {
   return true;
 }
 
-Batcher::Clock::time_point Batcher::DueAt(const std::deque<Candidate>& queue) const {
+Batcher::Clock::time_point Batcher::DueAt(const Queue& queue) const {
   if (limits_.window.count() == 0) return queue.front().arrival;
   Fill fill(limits_);
   for (const Candidate& c : queue) {
@@ -70,14 +70,11 @@ std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now) {
     }
   }
   if (oldest == queues_.end()) return std::nullopt;
-  std::deque<Candidate>& queue = oldest->second;
-  // A deque is not contiguous; no more than max_entries can fit.
-  const size_t considered =
-      std::min(queue.size(), static_cast<size_t>(std::max(1, limits_.max_entries)));
-  const std::vector<Candidate> head(queue.begin(), queue.begin() + considered);
-  const size_t count = FittingPrefix(head, limits_);
+  Queue& queue = oldest->second;
+  const size_t count = FittingPrefix(queue, limits_);
   Batch batch{oldest->first, {}};
-  for (size_t i = 0; i < count; ++i) batch.requests.push_back(head[i].request);
+  batch.requests.reserve(count);
+  for (size_t i = 0; i < count; ++i) batch.requests.push_back(queue[i].request);
   queue.erase(queue.begin(), queue.begin() + count);
   if (queue.empty()) queues_.erase(oldest);
   return batch;

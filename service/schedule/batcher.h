@@ -11,7 +11,6 @@
 #include <chrono>
 #include <compare>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <span>
@@ -79,10 +78,12 @@ class Batcher {
   bool empty() const { return queues_.empty(); }
 
  private:
-  Clock::time_point DueAt(const std::deque<Candidate>& queue) const;
+  using Queue = std::vector<Candidate>;
+
+  Clock::time_point DueAt(const Queue& queue) const;
 
   const BatchLimits limits_;
-  std::map<BatchKey, std::deque<Candidate>> queues_;  // none is empty; by turn
+  std::map<BatchKey, Queue> queues_;  // none is empty; by turn
 };
 
 }  // namespace tributary::service

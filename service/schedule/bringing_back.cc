@@ -172,7 +172,7 @@ bool SequenceTable::Mend(Sequence* sequence) {
 absl::Status SequenceTable::ReserveMissing(int index, StepReservation* reservation) {
   worker::StepEntry& entry = reservation->entries[index];
   Sequence* sequence = Find(entry.sequence);
-  const std::string field = EntryField(index, "first_position");
+  const auto field = [index] { return EntryField(index, "first_position"); };
   const int32_t layer = reservation->layer;
   const int64_t end = entry.first_position + entry.new_tokens;
   // Where the tokens end that entries before this one bring.
@@ -189,13 +189,14 @@ absl::Status SequenceTable::ReserveMissing(int index, StepReservation* reservati
   if (lacks_some) {
     const std::optional<PositionRange> next = NextLacking(*sequence, layer, brought);
     const bool in_order = next->begin == entry.first_position && end <= next->end;
-    if (!in_order) return LostError({entry.sequence}, layer, field);
+    if (!in_order) return LostError({entry.sequence}, layer, field());
   } else if (!held) {
-    return LostError({entry.sequence}, layer, field);
+    return LostError({entry.sequence}, layer, field());
   } else {
     TRIBUTARY_RETURN_IF_ERROR(CheckReach(field, *sequence, layer, entry.first_position));
   }
-  TRIBUTARY_RETURN_IF_ERROR(CheckThere(EntryField(index, "sequence_id"), *sequence));
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckThere([index] { return EntryField(index, "sequence_id"); }, *sequence));
   entry.replay = !lacks_some;
   entry.brings_back = lacks_some;
   reservation->changes.push_back({.sequence = sequence,

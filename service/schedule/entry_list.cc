@@ -12,9 +12,9 @@ namespace tributary::service {
 namespace {
 
 // Sums of rows and tokens stay int32: they are in commands and kernels.
-absl::Status AddTo(int32_t count, absl::string_view field, int32_t* sum) {
+absl::Status AddTo(int32_t count, FieldName field, int32_t* sum) {
   if (__builtin_add_overflow(*sum, count, sum)) {
-    return InvalidField(field, "rows of all entries leave 31 bits");
+    return InvalidField(field(), "rows of all entries leave 31 bits");
   }
   return absl::OkStatus();
 }
@@ -63,8 +63,10 @@ absl::Status EntryList::Add(uint64_t sequence, int64_t first_position, int32_t q
     return InvalidField(EntryField(index, "first_position"),
                         absl::StrCat("must be >= 0, is ", first_position));
   }
-  TRIBUTARY_RETURN_IF_ERROR(AddTo(query_rows, EntryField(index, "query_rows"), &query_rows_));
-  TRIBUTARY_RETURN_IF_ERROR(AddTo(new_tokens, EntryField(index, "new_tokens"), &new_tokens_));
+  TRIBUTARY_RETURN_IF_ERROR(AddTo(
+      query_rows, [index] { return EntryField(index, "query_rows"); }, &query_rows_));
+  TRIBUTARY_RETURN_IF_ERROR(AddTo(
+      new_tokens, [index] { return EntryField(index, "new_tokens"); }, &new_tokens_));
   entries_.push_back({.sequence = sequence,
                       .first_position = first_position,
                       .query_rows = query_rows,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -24,6 +25,7 @@ class EntryList {
   absl::Status AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens);
 
   const std::vector<worker::StepEntry>& entries() const { return entries_; }
+  std::vector<worker::StepEntry> TakeEntries() { return std::move(entries_); }
   int32_t query_rows() const { return query_rows_; }  // sums over entries
   int32_t new_tokens() const { return new_tokens_; }
   // Of the entries that are not draft blocks.

@@ -122,7 +122,8 @@ absl::Status RangeSteps::Fork(int index, SequenceId id, const EntryChange& chang
   const Sequence& from = *found;
   if (from.lost) return table_.LostError({from.id}, 0, EntryField(index, "fork_from"));
   const int64_t length = change.fork_length < 0 ? LeastLength(from) : change.fork_length;
-  TRIBUTARY_RETURN_IF_ERROR(table_.CheckFork(EntryField(index, "fork_length"), from, length));
+  TRIBUTARY_RETURN_IF_ERROR(
+      table_.CheckFork([index] { return EntryField(index, "fork_length"); }, from, length));
   Sequence* to = table_.Find(id);
   if (to == nullptr) {
     bool reopened = false;
@@ -146,8 +147,8 @@ absl::Status RangeSteps::CheckLayers(int index, const Sequence& sequence, const 
                                      sequence.lengths[range.first], " tokens and layer ", layer,
                                      " holds ", length, ": a step needs layers of one length"));
     }
-    TRIBUTARY_RETURN_IF_ERROR(
-        table_.CheckReach(EntryField(index, "first_position"), sequence, layer, first_position));
+    TRIBUTARY_RETURN_IF_ERROR(table_.CheckReach(
+        [index] { return EntryField(index, "first_position"); }, sequence, layer, first_position));
   }
   return absl::OkStatus();
 }

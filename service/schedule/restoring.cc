@@ -117,7 +117,7 @@ bool SequenceTable::MayLeave(int rank) const {
          missing(PagePlace::kRank, rank) == 0 && missing(PagePlace::kRank, ward) == 0;
 }
 
-absl::Status SequenceTable::CheckThere(absl::string_view field, const Sequence& sequence) const {
+absl::Status SequenceTable::CheckThere(FieldName field, const Sequence& sequence) const {
   if (missing(PagePlace::kRank) == 0) return absl::OkStatus();
   const auto lacks = [this](int32_t group, int rank, int32_t page) {
     return missing_[group].Has(PagePlace::kRank, rank, page);
@@ -128,7 +128,7 @@ absl::Status SequenceTable::CheckThere(absl::string_view field, const Sequence& 
   if (!AnyPage(sequence, lacks_any, lacks)) return absl::OkStatus();
   return Unavailable(
       "SEQUENCE_RESTORING",
-      absl::StrCat(field, ": a worker takes tokens of sequence ", sequence.id, " from a replica"),
+      absl::StrCat(field(), ": a worker takes tokens of sequence ", sequence.id, " from a replica"),
       geometry_.retry_delay);
 }
 

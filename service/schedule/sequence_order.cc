@@ -15,7 +15,7 @@ bool StandTogether(const SequenceOrder::Member& head, const SequenceOrder::Membe
 bool SequenceOrder::Enter(Member* member) {
   member->blocked = 0;
   for (const worker::SequenceId id : member->sequences) {
-    std::deque<Place>& queue = queues_[id];
+    Queue& queue = queues_[id];
     const bool heads =
         queue.empty() || (queue.back().heads && StandTogether(*queue.back().member, *member));
     if (!heads) ++member->blocked;
@@ -27,7 +27,7 @@ bool SequenceOrder::Enter(Member* member) {
 void SequenceOrder::Leave(Member* member, std::vector<Member*>* runnable) {
   for (const worker::SequenceId id : member->sequences) {
     const auto it = queues_.find(id);
-    std::deque<Place>& queue = it->second;
+    Queue& queue = it->second;
     queue.erase(std::find_if(queue.begin(), queue.end(),
                              [member](const Place& place) { return place.member == member; }));
     if (queue.empty()) {

@@ -10,10 +10,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -39,7 +39,9 @@ class SequenceOrder {
     Member* member = nullptr;
     bool heads = false;
   };
-  absl::flat_hash_map<worker::SequenceId, std::deque<Place>> queues_;  // none is empty
+  // Most sequences have one call at a time.
+  using Queue = absl::InlinedVector<Place, 2>;
+  absl::flat_hash_map<worker::SequenceId, Queue> queues_;  // none is empty
 };
 
 }  // namespace tributary::service

@@ -20,22 +20,21 @@ namespace {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where an entry of a layer that holds `length` tokens stands; sets entry->replay.
-absl::Status CheckPosition(int index, worker::StepKind kind, int64_t length,
+absl::Status CheckPosition(FieldName field, worker::StepKind kind, int64_t length,
                            worker::StepEntry* entry) {
   const int64_t first = entry->first_position;
-  const std::string field = EntryField(index, "first_position");
   // first <= length from here on, so sums with an int32 cannot overflow.
-  if (first > length) return BeyondEnd(field, first, length);
+  if (first > length) return BeyondEnd(field(), first, length);
   if (kind == worker::StepKind::kDflash) return absl::OkStatus();
   if (entry->new_tokens == 0) {
     const int64_t end = first + entry->query_rows;
-    if (end > length) return BeyondEnd(field, end, length);
+    if (end > length) return BeyondEnd(field(), end, length);
     return absl::OkStatus();
   }
   if (first == length) return absl::OkStatus();
   if (first + entry->new_tokens > length) {
     return InvalidField(
-        field,
+        field(),
         absl::StrCat("tokens [", first, ", ", first + entry->new_tokens, ") overlap the end at ",
                      length, ": they must start there (append) or end before it (repeat)"));
   }
@@ -162,7 +161,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   if (parent == nullptr) return NotFound("sequence", absl::StrCat(parent_id), "parent_id");
   if (!Mend(parent)) return LostError({parent_id}, 0, "parent_id");
   if (length < 0) length = LeastLength(*parent);
-  TRIBUTARY_RETURN_IF_ERROR(CheckFork("length", *parent, length));
+  TRIBUTARY_RETURN_IF_ERROR(CheckFork([] { return "length"; }, *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
     if (IsForkOf(*parent, length, CeilDiv(length, page_tokens()), *child)) {
       child->parent = parent_id;
@@ -192,7 +191,7 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) return NotFound("sequence", absl::StrCat(id), "sequence_id");
   if (sequence->lost && !sequence->mendable) return Lost({id}, "sequence_id");
-  TRIBUTARY_RETURN_IF_ERROR(CheckCut("length", *sequence, length));
+  TRIBUTARY_RETURN_IF_ERROR(CheckCut([] { return "length"; }, *sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
   for (int32_t g = 0; g < groups_.size(); ++g) {
@@ -306,22 +305,22 @@ int64_t SequenceTable::FirstKept(int32_t group, const Sequence& sequence) const 
   return std::max(FirstVisible({*reach, -1}, begin), FirstHeld(sequence.groups[group]));
 }
 
-absl::Status SequenceTable::CheckKept(absl::string_view field, int32_t layer, int64_t position,
+absl::Status SequenceTable::CheckKept(FieldName field, int32_t layer, int64_t position,
                                       int64_t kept) const {
   const int64_t left = geometry_.window_left[layer];
   if (FirstVisible({left, -1}, position) >= kept) return absl::OkStatus();
-  return GivenUp(field, position, kept + left);
+  return GivenUp(field(), position, kept + left);
 }
 
-absl::Status SequenceTable::CheckReach(absl::string_view field, const Sequence& sequence,
-                                       int32_t layer, int64_t position) const {
+absl::Status SequenceTable::CheckReach(FieldName field, const Sequence& sequence, int32_t layer,
+                                       int64_t position) const {
   const int32_t group = groups_.PlaceOf(layer).group;
   const bool repeats = position >= sequence.last_step[layer];
   const int64_t kept = repeats ? FirstHeld(sequence.groups[group]) : FirstKept(group, sequence);
   return kept == 0 ? absl::OkStatus() : CheckKept(field, layer, position, kept);
 }
 
-absl::Status SequenceTable::CheckCut(absl::string_view field, const Sequence& sequence,
+absl::Status SequenceTable::CheckCut(FieldName field, const Sequence& sequence,
                                      int64_t length) const {
   if (length == 0) return absl::OkStatus();
   for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
@@ -398,10 +397,12 @@ absl::Status SequenceTable::ReserveEntry(int index, worker::StepKind kind,
                         absl::StrCat("sequence ", entry.sequence, " appears twice"));
   }
   const int64_t length = sequence->lengths[reservation->layer];
-  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(index, kind, length, &entry));
-  TRIBUTARY_RETURN_IF_ERROR(CheckReach(EntryField(index, "first_position"), *sequence,
-                                       reservation->layer, entry.first_position));
-  TRIBUTARY_RETURN_IF_ERROR(CheckThere(EntryField(index, "sequence_id"), *sequence));
+  const auto position = [index] { return EntryField(index, "first_position"); };
+  TRIBUTARY_RETURN_IF_ERROR(CheckPosition(position, kind, length, &entry));
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckReach(position, *sequence, reservation->layer, entry.first_position));
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckThere([index] { return EntryField(index, "sequence_id"); }, *sequence));
 
   reservation->changes.push_back({.sequence = sequence, .length = length});
   StepReservation::Change* change = &reservation->changes.back();
@@ -548,10 +549,9 @@ void SequenceTable::UndoPages(const StepReservation::Change& change, int32_t gro
   TellLengthsLater(sequence->id);
 }
 
-absl::Status SequenceTable::CheckFork(absl::string_view field, const Sequence& from,
-                                      int64_t length) const {
+absl::Status SequenceTable::CheckFork(FieldName field, const Sequence& from, int64_t length) const {
   const int64_t held = LeastLength(from);
-  if (length > held) return BeyondEnd(std::string(field), length, held);
+  if (length > held) return BeyondEnd(field(), length, held);
   TRIBUTARY_RETURN_IF_ERROR(CheckThere(field, from));
   return CheckCut(field, from, length);
 }

@@ -213,13 +213,13 @@ class SequenceTable {
   int64_t FirstKept(int32_t group, const Sequence& sequence) const;
   // OUT_OF_RANGE unless rows of a layer may begin at a position: what they look back on has not
   // been given up, or they repeat the layer's last call.
-  absl::Status CheckReach(absl::string_view field, const Sequence& sequence, int32_t layer,
+  absl::Status CheckReach(FieldName field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
   // Makes `to`, which is open, a fork of what `from` describes: its first `length` tokens. `from`
   // may be a copy, so that sequences may change places.
   void BecomeFork(const Sequence& from, int64_t length, Sequence* to);
   // OUT_OF_RANGE unless a fork of so many tokens may be made.
-  absl::Status CheckFork(absl::string_view field, const Sequence& from, int64_t length) const;
+  absl::Status CheckFork(FieldName field, const Sequence& from, int64_t length) const;
 
   // Called when a group has formed. Ranks that are fresh lack their pages, and those of the replica
   // that they keep. A sequence is lost when nobody has some of its tokens any more; it then gives
@@ -238,7 +238,7 @@ class SequenceTable {
   // Rank (rank + stride) % N is the one that keeps a rank's pages.
   int32_t stride() const { return geometry_.replica_stride > 0 ? geometry_.replica_stride : 1; }
   // UNAVAILABLE when a rank lacks tokens of the sequence that it takes from a replica.
-  absl::Status CheckThere(absl::string_view field, const Sequence& sequence) const;
+  absl::Status CheckThere(FieldName field, const Sequence& sequence) const;
   // The next pages to bring to a place, sequence by sequence; none when all that is missing is on
   // its way or waits for a step to end. `most` is [groups], the pages that one transfer may have.
   std::optional<PageTransfer> NextTransfer(PagePlace to, absl::Span<const int32_t> most);
@@ -330,10 +330,9 @@ class SequenceTable {
   std::vector<SequenceId> LostOf(const std::vector<worker::StepEntry>& entries);
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
   // OUT_OF_RANGE where a row at a position would look at tokens before `kept`.
-  absl::Status CheckKept(absl::string_view field, int32_t layer, int64_t position,
-                         int64_t kept) const;
+  absl::Status CheckKept(FieldName field, int32_t layer, int64_t position, int64_t kept) const;
   // OUT_OF_RANGE unless every layer that holds more than `length` tokens may begin there.
-  absl::Status CheckCut(absl::string_view field, const Sequence& sequence, int64_t length) const;
+  absl::Status CheckCut(FieldName field, const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.
   void GiveUp(int32_t group, Sequence* sequence);
   absl::Status ReservePages(int64_t begin, int64_t end, StepReservation::Change* change,

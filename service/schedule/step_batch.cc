@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 #include "worker/output_bytes.h"
@@ -14,7 +15,7 @@ using Field = std::optional<InputTensor> StepRequest::*;
 
 // What the tensors of a command point to.
 struct Kept {
-  std::vector<std::shared_ptr<const void>> owners;
+  absl::InlinedVector<std::shared_ptr<const void>, 6> owners;  // of one request: all of them
   std::unique_ptr<std::byte[]> q, k, v;  // where those of several requests are brought together
 
   void Keep(std::shared_ptr<const void> owner) {

@@ -1,6 +1,7 @@
 #include "service/schedule/step_request.h"
 
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -49,11 +50,11 @@ absl::Status CheckNoKv(const v1::AttendRequest& message) {
   return absl::OkStatus();
 }
 
-void Take(const EntryList& entries, StepRequest* request) {
-  request->entries = entries.entries();
+void Take(EntryList entries, StepRequest* request) {
   request->query_rows = entries.query_rows();
   request->new_tokens = entries.new_tokens();
   request->key.kind = entries.Kind();
+  request->entries = entries.TakeEntries();
 }
 
 // Of an output that is stored with a scale: the call's, or else the layer's.
@@ -152,7 +153,7 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
     TRIBUTARY_RETURN_IF_ERROR(entries.AddRows(entry.sequence_id(), entry.first_position(),
                                               entry.query_rows(), entry.new_tokens(), draft));
   }
-  Take(entries, &request);
+  Take(std::move(entries), &request);
   if (draft) request.key.kind = worker::StepKind::kDflash;
   const worker::LayerGeometry geometry = GeometryOf(request, context);
   const std::vector<int64_t> q_shape = {request.query_rows, geometry.q_heads, geometry.kv.key_dim};
@@ -181,7 +182,7 @@ absl::StatusOr<StepRequest> CheckAppend(std::shared_ptr<const v1::AppendRequest>
     TRIBUTARY_RETURN_IF_ERROR(
         entries.AddTokens(entry.sequence_id(), entry.first_position(), entry.tokens()));
   }
-  Take(entries, &request);
+  Take(std::move(entries), &request);
   TRIBUTARY_RETURN_IF_ERROR(ReadKv(message->k(), message->v(), context, &request));
   request.key.on_device = OnDevice(request);
   request.message = std::move(message);

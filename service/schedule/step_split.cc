@@ -166,7 +166,7 @@ void Place(const OutputTensor& output, int64_t first_row, const v1::Tensor& rows
   }
   char* destination = nullptr;
   if (output.device != nullptr || output.region != nullptr) {
-    *reply->mutable_shared_memory() = output.reference;
+    *reply->mutable_shared_memory() = *output.reference;
     if (output.device != nullptr) return;  // it lies there
     destination = reinterpret_cast<char*>(output.region);
   } else {

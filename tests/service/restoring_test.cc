@@ -63,7 +63,9 @@ class RestoringTest : public ::testing::Test {
     }
     return pages;
   }
-  absl::Status There(SequenceId id) { return table_.CheckThere("x", *table_.Find(id)); }
+  absl::Status There(SequenceId id) {
+    return table_.CheckThere([] { return "x"; }, *table_.Find(id));
+  }
 
   SequenceTable table_;
 };

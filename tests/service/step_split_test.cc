@@ -134,7 +134,9 @@ TEST(StepSplitTest, ResultsComeTogether) {
     const size_t scales = dtype == DType::kNvfp4 ? 4 * 64 / 16 : 0;
     std::string region(whole.size(), '\0');
     for (const bool inside : {true, false}) {
+      const v1::SharedMemoryReference reference;
       if (!inside) request.output->region = reinterpret_cast<std::byte*>(region.data());
+      if (!inside) request.output->reference = &reference;
       v1::AttendReply reply;
       for (const StepPiece& piece : Split(request.entries, 3 * kRowBytes)) {
         const StepRequest cut = PieceOf(request, piece);
