@@ -70,6 +70,9 @@ struct AttentionParams {
 struct NewTokensEntry {
   int32_t row_begin = 0;  // rows and keys of the call are numbered alike
   int32_t row_count = 0;
+  // Keys that it has beyond row_count, where other rows of it are computed in other calls. Such an
+  // entry is alone in its call, and row i is at any position. On CPUs only.
+  int32_t more_keys = 0;
 };
 
 // Attention of the new tokens over each other, from un-cached K/V in full precision. Used for a

@@ -223,14 +223,18 @@ Status Validate(const NewTokensParams& p) {
   check.Require(p.o != nullptr, "o", "is null");
   check.Require(p.lse != nullptr, "lse", "is null");
   for (size_t i = 0; i < p.entries.size(); ++i) {
+    const int32_t more_keys = p.entries[i].more_keys;
+    check.Require(more_keys >= 0 && (more_keys == 0 || p.entries.size() == 1),
+                  Indexed("entries", static_cast<int64_t>(i)) + ".more_keys", more_keys,
+                  " must be 0, or more in a call of one entry");
     for (int32_t j = 0; j < p.entries[i].row_count && check.ok(); ++j) {
       const int32_t row = p.entries[i].row_begin + j;
       if (Empty(p.keys[row])) continue;
       check.Require(p.keys[row].lo >= 0, Indexed("keys", row) + ".lo", p.keys[row].lo,
                     " is negative");
-      check.Require(p.keys[row].hi <= p.entries[i].row_count, Indexed("keys", row) + ".hi",
-                    p.keys[row].hi, " is past the ", p.entries[i].row_count,
-                    " new tokens of the entry");
+      const int64_t tokens = int64_t{p.entries[i].row_count} + p.entries[i].more_keys;
+      check.Require(p.keys[row].hi <= tokens, Indexed("keys", row) + ".hi", p.keys[row].hi,
+                    " is past the ", tokens, " new tokens of the entry");
     }
   }
   return check.status();

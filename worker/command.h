@@ -194,8 +194,9 @@ enum class StepKind : uint8_t {
 struct StepEntry {
   SequenceId sequence = 0;
   // Global position of the first row and of the first new token. New tokens and query rows of an
-  // entry start at the same position; their counts differ only when one of them is 0, and never in
-  // a kDflash step, where both are the block.
+  // entry start at the same position; their counts differ only when one of them is 0 or the entry's
+  // rows are carried out in several steps (first_row), and never in a kDflash step, where both are
+  // the block.
   int64_t first_position = 0;
   int32_t query_rows = 0;
   int32_t new_tokens = 0;
@@ -208,6 +209,14 @@ struct StepEntry {
   // The tokens lie before the layer's end, where they were lost with a worker: they are written,
   // and the layer's length stays as it is.
   bool brings_back = false;
+  // Rows of the entry that earlier steps of its call carry out: its rows here begin so many
+  // positions later. Every one of these steps has all new tokens of the entry, for its rows to see
+  // as they came; the first writes them. Of entries of a kPrefill step whose rows see tokens as
+  // they came (SeesTokensAsTheyCame), on CPU workers of the coordinator's own process.
+  int32_t first_row = 0;
+
+  // The position of its first row.
+  int64_t first_row_position() const { return first_position + first_row; }
 };
 
 // Where one tensor of a result goes: nowhere, or to one of three places.

@@ -38,13 +38,15 @@ class Planner {
     plan_.new_keys.clear();
     plan_.table_lookups = 0;
     for (const StepEntry& entry : entries) {
-      if (keeps_tokens() && entry.new_tokens > 0) (entry.replay ? any_replay_ : any_write_) = true;
+      if (KeepsTokens(entry) && entry.new_tokens > 0) {
+        (entry.replay ? any_replay_ : any_write_) = true;
+      }
     }
   }
 
   void AddTokens(const StepEntry& entry, int32_t index, const PageTable& table) {
     for (int32_t i = 0; i < entry.new_tokens; ++i) {
-      const int64_t slot = SlotOf(entry.first_position + i, table);
+      const int64_t slot = KeepsTokens(entry) ? SlotOf(entry.first_position + i, table) : kPadSlot;
       if (any_write_) plan_.write_slots.push_back(entry.replay ? kPadSlot : slot);
       if (any_replay_) {
         plan_.compare_slots.push_back(entry.replay ? slot : kPadSlot);
@@ -61,6 +63,9 @@ class Planner {
   }
 
   bool keeps_tokens() const { return shape_.kind != StepKind::kDflash; }
+  // Whether this step writes or compares the tokens of an entry. Of several steps of its rows the
+  // first does.
+  bool KeepsTokens(const StepEntry& entry) const { return keeps_tokens() && entry.first_row == 0; }
 
   // Whether any row may see the tokens of its entry as they came, beside the cache.
   bool any_in_two_parts() const {
@@ -92,7 +97,7 @@ class Planner {
 
   // What a row sees, cut where the tokens of its call begin.
   SplitRange Visible(const StepEntry& entry, int32_t row) const {
-    return SplitAt(VisibleKeys(shape_.mask, entry.first_position, entry.query_rows, row),
+    return SplitAt(VisibleKeys(shape_.mask, entry.first_row_position(), entry.query_rows, row),
                    entry.first_position);
   }
 
@@ -147,15 +152,17 @@ class Planner {
   }
 
   void AddToRun(const StepEntry& entry) {
+    // Rows without some of those before them, or after them, are not numbered as the tokens are.
+    const int32_t more_tokens = entry.new_tokens - entry.query_rows;
     const bool follows =
-        !plan_.runs.empty() &&
+        more_tokens == 0 && !plan_.runs.empty() &&
         plan_.runs.back().row_begin + plan_.runs.back().count == plan_.query_rows &&
         plan_.runs.back().token_begin + plan_.runs.back().count == plan_.new_tokens;
     if (!follows) {
       plan_.runs.push_back({.row_begin = plan_.query_rows, .token_begin = plan_.new_tokens});
     }
     NewTokensRun& run = plan_.runs.back();
-    run.entries.push_back({run.count, entry.query_rows});
+    run.entries.push_back({run.count, entry.query_rows, more_tokens});
     run.count += entry.query_rows;
   }
 

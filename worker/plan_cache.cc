@@ -13,9 +13,10 @@ bool PlanCache::Matches(const Slot& slot, const PlanShape& shape,
   for (size_t i = 0; i < entries.size(); ++i) {
     const EntryKey key = KeyOf(entries[i], *tables[i]);
     const EntryKey& known = slot.entries[i];
-    const uint64_t differs =
-        (key.sequence ^ known.sequence) | (key.first_position ^ known.first_position) |
-        (key.counts ^ known.counts) | (key.table_version ^ known.table_version);
+    const uint64_t differs = (key.sequence ^ known.sequence) |
+                             (key.first_position ^ known.first_position) |
+                             (key.counts ^ known.counts) | (key.first_row ^ known.first_row) |
+                             (key.table_version ^ known.table_version);
     if (differs != 0) return false;
   }
   return true;

@@ -33,7 +33,8 @@ class PlanCache {
   struct EntryKey {
     uint64_t sequence = 0;
     uint64_t first_position = 0;
-    uint64_t counts = 0;         // query rows and new tokens
+    uint64_t counts = 0;  // query rows and new tokens
+    uint64_t first_row = 0;
     uint64_t table_version = 0;  // doubled, and one more for a repeat
   };
   struct Slot {
@@ -49,6 +50,7 @@ class PlanCache {
             .first_position = static_cast<uint64_t>(entry.first_position),
             .counts = static_cast<uint64_t>(static_cast<uint32_t>(entry.query_rows)) << 32 |
                       static_cast<uint32_t>(entry.new_tokens),
+            .first_row = static_cast<uint64_t>(entry.first_row),
             .table_version = table.version() << 1 | (entry.replay ? 1 : 0)};
   }
 

@@ -48,7 +48,7 @@ bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
     const StepEntry& entry = entries[i];
     for (int32_t token = 0; token < entry.new_tokens; ++token) {
       int64_t slot = kPadSlot;
-      if (!entry.replay && tables[i] != nullptr) {
+      if (!entry.replay && entry.first_row == 0 && tables[i] != nullptr) {
         slot = SlotOfToken(layout, page_size, entry.first_position + token, *tables[i]);
       }
       any |= slot != kPadSlot;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
+#include "worker/choose_path.h"
 
 namespace tributary::worker {
 namespace {
@@ -39,6 +40,22 @@ absl::Status CheckCounts(size_t i, const StepEntry& entry, StepKind kind) {
                                        entry.query_rows, ", is ", entry.new_tokens));
     }
     if (entry.replay) return InvalidField(Entry(i, "replay"), "a draft's block is not kept");
+  }
+  if (entry.first_row < 0) {
+    return InvalidField(Entry(i, "first_row"), absl::StrCat("is ", entry.first_row));
+  }
+  const bool has_rows_after = entry.more_follows && entry.query_rows > 0;
+  if (entry.first_row > 0 || (has_rows_after && entry.query_rows < entry.new_tokens)) {
+    if (kind != StepKind::kPrefill || !SeesTokensAsTheyCame(entry.query_rows, entry.new_tokens)) {
+      return InvalidField(Entry(i, "first_row"),
+                          "only rows that see tokens as they came are apart");
+    }
+    if (int64_t{entry.first_row} + entry.query_rows > entry.new_tokens) {
+      return InvalidField(Entry(i, "query_rows"),
+                          absl::StrCat(entry.query_rows, " from row ", entry.first_row,
+                                       " on, the entry has ", entry.new_tokens));
+    }
+    return absl::OkStatus();
   }
   if (entry.query_rows != 0 && entry.new_tokens != 0 && entry.query_rows != entry.new_tokens) {
     return InvalidField(

@@ -52,9 +52,11 @@ void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::millisecond
   }
 }
 
-void CountStep(const Outcome& outcome, v1::Statistics* statistics) {
+double CountStep(const Outcome& outcome, v1::Statistics* statistics) {
   worker::StepTimes slowest;
+  double seconds = 0;
   for (const worker::Reply& reply : outcome.replies) {
+    seconds = std::max(seconds, reply.times.append + reply.times.attend + reply.times.exchange);
     slowest.plan = std::max(slowest.plan, reply.times.plan);
     slowest.append = std::max(slowest.append, reply.times.append);
     slowest.attend = std::max(slowest.attend, reply.times.attend);
@@ -65,6 +67,7 @@ void CountStep(const Outcome& outcome, v1::Statistics* statistics) {
   statistics->set_append_seconds(statistics->append_seconds() + slowest.append);
   statistics->set_attend_seconds(statistics->attend_seconds() + slowest.attend);
   statistics->set_exchange_seconds(statistics->exchange_seconds() + slowest.exchange);
+  return seconds;
 }
 
 void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,

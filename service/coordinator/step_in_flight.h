@@ -30,6 +30,8 @@ struct StepMember {
 struct StepInFlight {
   CachePtr cache;
   uint64_t epoch = 0;
+  double flops = 0;           // of its attention
+  bool turn_of_long = false;  // whether a call is in it that takes turns with others
   StepRecord record;
   std::vector<worker::Standing> standings;  // what the workers are told with the step
   std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend
@@ -42,8 +44,8 @@ struct StepInFlight {
 void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
             v1::Statistics* statistics) TRIBUTARY_LOCKED;
 
-// Counts a step that all ranks carried out.
-void CountStep(const Outcome& outcome, v1::Statistics* statistics);
+// Counts a step that all ranks carried out. Returns the seconds that it took the slowest of them.
+double CountStep(const Outcome& outcome, v1::Statistics* statistics);
 
 // Builds the command's body from the members' tensors, as BuildStep does. Without the lock.
 void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,

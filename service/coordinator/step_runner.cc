@@ -1,5 +1,6 @@
 #include "service/coordinator/step_runner.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -39,16 +40,19 @@ class StepRunner::StepOperation final : public Operation,
   }
 
   void OnTurn() override TRIBUTARY_LOCKED {
-    Gather(accepted, runner_.CostOf(*this).Share(runner_.limits()));
+    const StepCost cost = runner_.CostOf(*this);
+    runner_.turns_.OnCall(accepted, cost.flops);
+    Gather(accepted, cost.Share(runner_.limits()), runner_.TakesTurns(*this, cost, accepted));
   }
   // Waits in the batcher; `share`: of what a step may take, more than 1 for a step of its own.
-  void Gather(Clock::time_point arrival, double share) TRIBUTARY_LOCKED {
+  void Gather(Clock::time_point arrival, double share, bool in_turns) TRIBUTARY_LOCKED {
     const StepRequest& request = member.request;
     runner_.batcher_.Add(request.key, {.request = this,
                                        .rows = request.rows(),
                                        .entries = static_cast<int32_t>(request.entries.size()),
                                        .arrival = arrival,
                                        .share = share,
+                                       .in_turns = in_turns,
                                        .yield = request.yield});
   }
 
@@ -88,7 +92,9 @@ class StepRunner::StepOperation final : public Operation,
     StepMember piece;       // its share of the call
     v1::AttendReply reply;  // as far as it has come
     uint64_t epoch = 0;
+    bool in_turns = false;  // whether the pieces are turns
   };
+  bool in_turns() const { return in_pieces() && split->in_turns; }
 
   StepMember member;
   // Null for a call that is one step, as nearly all are.
@@ -111,7 +117,8 @@ StepRunner::StepRunner(const CoordinatorOptions& options, Observer& observer, Co
       caches_(caches),
       regions_(regions),
       group_(group),
-      batcher_(options.batch) {}
+      batcher_(options.batch),
+      turns_(options.turn_memory) {}
 
 // ------------------------------------------------------------------------------------- admission
 
@@ -182,7 +189,8 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
 
 void StepRunner::BeginSteps() {
   while (serving_.ready() && in_flight_ < options_.pipeline_depth && !batcher_.empty()) {
-    const auto batch = batcher_.Take(Clock::now());
+    // One turn at a time, so that whoever comes waits for no more than one.
+    const auto batch = batcher_.Take(Clock::now(), /*turns=*/turns_in_flight_ == 0);
     if (!batch.has_value()) return;
     BeginStep(*batch);
   }
@@ -200,11 +208,11 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   const auto step = std::make_shared<StepInFlight>();
   step->epoch = serving_.epoch();
   step->record.begun = now;
-  double flops = 0;
   for (void* request : batch.requests) {
     auto* operation = static_cast<StepOperation*>(request);
     OperationPtr owner = order_.Waiting(*operation);
-    if (!Join(operation, now, &flops)) continue;
+    if (!Join(operation, now, &step->flops)) continue;
+    step->turn_of_long |= operation->in_turns();
     step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(owner));
@@ -212,6 +220,7 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   if (step->operations.empty()) return;
   step->cache = step->operations.front()->cache;
   ++in_flight_;
+  if (step->turn_of_long) ++turns_in_flight_;
   const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
   step->standings = step->cache->table.TakeStandings(place.group);
   commands_.Send(
@@ -221,12 +230,31 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
         TellSubmitted(observer_, step.get(), command);
       },
       [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); },
-      MoreTimeFor(flops, limits(), options_.step_timeout));
+      MoreTimeFor(step->flops, limits(), options_.step_timeout));
 }
 
 StepLimits StepRunner::limits() const {
   return StepLimitsFor(group_.device(), group_.size(), options_.max_step_bytes,
                        options_.step_timeout);
+}
+
+double StepRunner::FlopsPerSecond() const {
+  return service::FlopsPerSecond(group_.device(), group_.size());
+}
+
+// GPUs are fast, and may give a row other bytes in other company. Workers that are processes would
+// be sent all tokens of a prompt with each turn.
+bool StepRunner::CanTakeTurns(const StepOperation& operation, const StepCost& cost) const {
+  const worker::StepKind kind = operation.member.request.key.kind;
+  return group_.device() == worker::Device::kCpu && kind != worker::StepKind::kDflash &&
+         (kind != worker::StepKind::kPrefill || !group_.sends_tensors()) &&
+         cost.bytes <= limits().bytes;
+}
+
+bool StepRunner::TakesTurns(const StepOperation& operation, const StepCost& cost,
+                            Clock::time_point now) const {
+  return cost.flops > 2 * turns_.FlopsOfTurn(now, FlopsPerSecond()) &&
+         CanTakeTurns(operation, cost);
 }
 
 StepCost StepRunner::CostOf(const StepOperation& operation) const {
@@ -263,8 +291,8 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* f
   // Now that its positions are known to be right.
   member.reservation = *std::move(reservation);
   StepCost cost = CostOf(*operation);
-  if (!CheckCost(cost, limits()).ok()) {
-    if (absl::Status split = Split(operation); !split.ok()) {
+  if (!CheckCost(cost, limits()).ok() || TakesTurns(*operation, cost, now)) {
+    if (absl::Status split = Split(operation, cost, now); !split.ok()) {
       operation->cache->table.Rollback(member.reservation);
       return fail(split);
     }
@@ -277,18 +305,34 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* f
   return true;
 }
 
-absl::Status StepRunner::Split(StepOperation* operation) {
+absl::Status StepRunner::Split(StepOperation* operation, const StepCost& cost,
+                               Clock::time_point now) {
   const StepMember& member = operation->member;
   const worker::CacheSpec& spec = operation->cache->spec;
   const worker::LayerSpec& layer = spec.layers[static_cast<size_t>(member.request.key.layer)];
   const worker::LayerGeometry geometry = worker::GeometryOf(spec, layer);
-  TRIBUTARY_ASSIGN_OR_RETURN(std::vector<StepPiece> pieces,
-                             SplitStep(geometry, layer.window.left, member.request.key.kind,
-                                       member.reservation.entries, limits()));
-  if (!CanBeCut(member.request, pieces, geometry)) return CheckCost(CostOf(*operation), limits());
+  const std::vector<worker::StepEntry>& entries = member.reservation.entries;
+  const StepLimits most = limits();
+  const auto fits = [&](const StepPiece& piece) {
+    return CheckCost(service::CostOf(geometry, layer.window.left, piece.entries), most).ok();
+  };
+  std::vector<StepPiece> pieces;
+  if (CanTakeTurns(*operation, cost)) {
+    const double turn = turns_.FlopsOfTurn(now, FlopsPerSecond());
+    pieces = CutIntoTurns(geometry, layer.window.left, entries, std::min(turn, most.flops));
+  }
+  const bool in_turns = !pieces.empty() && std::all_of(pieces.begin(), pieces.end(), fits);
+  if (!in_turns) {
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        pieces, SplitStep(geometry, layer.window.left, member.request.key.kind, entries, most));
+  }
+  if (pieces.size() == 1 || !CanBeCut(member.request, pieces, geometry)) {
+    return CheckCost(cost, most);
+  }
   operation->split = std::make_unique<StepOperation::SplitCall>();
   operation->split->pieces = std::move(pieces);
   operation->split->epoch = serving_.epoch();
+  operation->split->in_turns = in_turns;
   operation->TakePiece();
   return absl::OkStatus();
 }
@@ -312,7 +356,7 @@ void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
                      FromOutcome(absl::AbortedError("the group has broken"), options_.retry_delay));
   }
   order_.WaitAgain(operation);
-  operation->Gather(Clock::now(), /*share=*/2);
+  operation->Gather(Clock::now(), /*share=*/2, split.in_turns);
 }
 
 void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
@@ -343,13 +387,14 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   step->record.done = Clock::now();
   const CriticalSection section(lock_);
   --in_flight_;
+  if (step->turn_of_long) --turns_in_flight_;
   // A group that has formed since was told the tables without this step's changes.
   if (step->epoch != serving_.epoch()) {
     outcome.status = absl::AbortedError("the group has re-formed");
   }
   if (outcome.status.ok()) outcome.status = CheckAnswer(*step, outcome);
   if (outcome.status.ok()) {
-    CountStep(outcome, &statistics_);
+    turns_.OnStep(step->flops, CountStep(outcome, &statistics_), FlopsPerSecond());
   } else {
     statistics_.set_steps_aborted(statistics_.steps_aborted() + 1);
   }

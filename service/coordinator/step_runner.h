@@ -22,6 +22,7 @@
 #include "service/schedule/batcher.h"
 #include "service/schedule/step_cost.h"
 #include "service/schedule/step_request.h"
+#include "service/schedule/turn_length.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/attention.pb.h"
 
@@ -63,13 +64,22 @@ class StepRunner {
   // workers.
   void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
   StepCost CostOf(const StepOperation& operation) const;
+  // Whether an operation can be cut into turns without changing what comes of it.
+  bool CanTakeTurns(const StepOperation& operation, const StepCost& cost) const;
+  // Whether it is so long that it is to be cut so now.
+  bool TakesTurns(const StepOperation& operation, const StepCost& cost,
+                  Clock::time_point now) const TRIBUTARY_LOCKED;
+  // What is assumed of all workers.
+  double FlopsPerSecond() const;
   // Of a step of the group as it is now.
   StepLimits limits() const;
   // Returns whether the operation takes part in the step, and adds its share to the step's `flops`.
   // If not, it has failed.
   bool Join(StepOperation* operation, Clock::time_point now, double* flops) TRIBUTARY_LOCKED;
-  // Cuts an operation that is too much for one step into pieces, and reserves all its pages.
-  absl::Status Split(StepOperation* operation) TRIBUTARY_LOCKED;
+  // Cuts an operation, whose pages are reserved, into pieces: into turns, or into what a step may
+  // take.
+  absl::Status Split(StepOperation* operation, const StepCost& cost,
+                     Clock::time_point now) TRIBUTARY_LOCKED;
   // A piece has been carried out or has failed. If it failed, so has the operation.
   void OnPieceDone(const std::shared_ptr<StepOperation>& operation,
                    absl::StatusOr<v1::AttendReply> results) TRIBUTARY_UNLOCKED;
@@ -88,7 +98,10 @@ class StepRunner {
   const WorkerGroup& group_;
 
   Batcher batcher_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  TurnLength turns_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // Of those in flight, steps that are turns of long calls.
+  int turns_in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   v1::Statistics statistics_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 

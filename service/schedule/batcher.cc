@@ -61,10 +61,10 @@ Batcher::Clock::time_point Batcher::DueAt(const Queue& queue) const {
   return queue.front().arrival + limits_.window;
 }
 
-std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now) {
+std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now, bool turns) {
   auto oldest = queues_.end();
   for (auto it = queues_.begin(); it != queues_.end(); ++it) {
-    if (DueAt(it->second) > now) continue;
+    if (DueAt(it->second) > now || (!turns && it->second.front().in_turns)) continue;
     if (oldest == queues_.end() || it->second.front().turn() < oldest->second.front().turn()) {
       oldest = it;
     }

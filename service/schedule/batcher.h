@@ -50,6 +50,7 @@ class Batcher {
     int32_t entries = 0;
     Clock::time_point arrival;
     double share = 0;                    // of what a step may take (StepCost::Share)
+    bool in_turns = false;               // it is a turn of a long call, or is going to be cut
     std::chrono::milliseconds yield{0};  // it lets requests that came this much later go first
 
     Clock::time_point turn() const { return arrival + yield; }
@@ -70,8 +71,8 @@ class Batcher {
     std::vector<void*> requests;
   };
   // Takes the batch that has waited longest among those that are due. A batch is due when it is
-  // full or its window has passed.
-  std::optional<Batch> Take(Clock::time_point now);
+  // full or its window has passed. Without turns, batches whose oldest request is in turns wait.
+  std::optional<Batch> Take(Clock::time_point now, bool turns = true);
   // When the next batch becomes due; nullopt when there is none.
   std::optional<Clock::time_point> NextDue() const;
 

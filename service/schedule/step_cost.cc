@@ -16,7 +16,7 @@ constexpr double kSlack = 10;
 // Pairs of a row and a key that it sees.
 double PairsOf(const worker::StepEntry& entry, int64_t window_left) {
   const auto rows = static_cast<double>(entry.query_rows);
-  const double first = static_cast<double>(entry.first_position) + 1;
+  const double first = static_cast<double>(entry.first_row_position()) + 1;
   const double all = rows * first + rows * rows / 2;
   if (window_left < 0) return all;
   return std::min(all, rows * (static_cast<double>(window_left) + 1 + rows));
@@ -24,11 +24,14 @@ double PairsOf(const worker::StepEntry& entry, int64_t window_left) {
 
 }  // namespace
 
+double FlopsPerSecond(worker::Device device, int ranks) {
+  return ranks * (device == worker::Device::kCpu ? kCpuFlopsPerSecond : kGpuFlopsPerSecond);
+}
+
 StepLimits StepLimitsFor(worker::Device device, int ranks, int64_t bytes,
                          std::chrono::milliseconds step_timeout) {
-  const double rate = device == worker::Device::kCpu ? kCpuFlopsPerSecond : kGpuFlopsPerSecond;
-  return {.bytes = bytes,
-          .flops = rate * ranks * std::chrono::duration<double>(step_timeout).count()};
+  const double seconds = std::chrono::duration<double>(step_timeout).count();
+  return {.bytes = bytes, .flops = FlopsPerSecond(device, ranks) * seconds};
 }
 
 double StepCost::Share(const StepLimits& limits) const {

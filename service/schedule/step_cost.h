@@ -23,6 +23,9 @@ struct StepLimits {
   double flops = 0;   // of attention
 };
 
+// What slow workers do together.
+double FlopsPerSecond(worker::Device device, int ranks);
+
 // `flops` is what slow workers do in `step_timeout`.
 StepLimits StepLimitsFor(worker::Device device, int ranks, int64_t bytes,
                          std::chrono::milliseconds step_timeout);

@@ -1,6 +1,7 @@
 #include "service/schedule/step_split.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,20 +19,25 @@ int32_t UnitsOf(const worker::StepEntry& entry) {
   return std::max(entry.query_rows, entry.new_tokens);
 }
 
-// Units [begin, end) of an entry.
-worker::StepEntry Cut(const worker::StepEntry& entry, int32_t begin, int32_t end) {
-  worker::StepEntry cut = entry;
-  cut.first_position += begin;
-  if (entry.query_rows > 0) cut.query_rows = end - begin;
-  if (entry.new_tokens > 0) cut.new_tokens = end - begin;
-  cut.more_follows = end < UnitsOf(entry);
-  return cut;
+bool SeesTokensAsTheyCame(const worker::StepEntry& entry) {
+  return worker::SeesTokensAsTheyCame(entry.query_rows, entry.new_tokens);
 }
+
+// For what a call is cut.
+enum class Purpose {
+  kLimits,  // pieces are within the limits
+  kTurns,   // pieces are short, and rows see what they would see in one piece
+};
+
+// The fewest rows of a turn, but for the last of an entry: with fewer, workers read the cache once
+// for next to no work.
+constexpr int32_t kLeastTurn = 8;
 
 class Splitter {
  public:
-  Splitter(const worker::LayerGeometry& geometry, int64_t window_left, const StepLimits& limits)
-      : geometry_(geometry), window_left_(window_left), limits_(limits) {}
+  Splitter(const worker::LayerGeometry& geometry, int64_t window_left, const StepLimits& limits,
+           Purpose purpose)
+      : geometry_(geometry), window_left_(window_left), limits_(limits), purpose_(purpose) {}
 
   absl::Status Add(const worker::StepEntry& entry, bool whole) {
     const int32_t units = UnitsOf(entry);
@@ -43,6 +49,7 @@ class Splitter {
         Close();
         continue;
       }
+      if (purpose_ == Purpose::kTurns) count = std::max(count, std::min(left, least));
       if (count == 0 || (whole && count < units)) {
         return CheckCost(CostOf(Cut(entry, 0, whole ? units : 1)), limits_);
       }
@@ -61,10 +68,27 @@ class Splitter {
   }
 
  private:
-  static int32_t LeastOf(const worker::StepEntry& entry) {
-    return worker::SeesTokensAsTheyCame(entry.query_rows, entry.new_tokens)
-               ? worker::kMaxDecodeRows + 1
-               : 1;
+  int32_t LeastOf(const worker::StepEntry& entry) const {
+    if (purpose_ == Purpose::kTurns) return kLeastTurn;
+    return SeesTokensAsTheyCame(entry) ? worker::kMaxDecodeRows + 1 : 1;
+  }
+
+  // Whether pieces of the entry have all its tokens, and rows apart.
+  bool RowsApart(const worker::StepEntry& entry) const {
+    return purpose_ == Purpose::kTurns && SeesTokensAsTheyCame(entry);
+  }
+  // Units [begin, end) of an entry.
+  worker::StepEntry Cut(const worker::StepEntry& entry, int32_t begin, int32_t end) const {
+    worker::StepEntry cut = entry;
+    cut.more_follows = end < UnitsOf(entry);
+    if (entry.query_rows > 0) cut.query_rows = end - begin;
+    if (RowsApart(entry)) {
+      cut.first_row = begin;
+      return cut;
+    }
+    cut.first_position += begin;
+    if (entry.new_tokens > 0) cut.new_tokens = end - begin;
+    return cut;
   }
 
   StepCost CostOf(const worker::StepEntry& entry) const {
@@ -88,7 +112,7 @@ class Splitter {
     const StepCost more = CostOf(entry);
     cost_ = {cost_.bytes + more.bytes, cost_.flops + more.flops};
     rows_ += entry.query_rows;
-    tokens_ += entry.new_tokens;
+    if (!entry.more_follows || !RowsApart(entry)) tokens_ += entry.new_tokens;
     current_.entries.push_back(entry);
   }
   void Close() {
@@ -100,6 +124,7 @@ class Splitter {
   const worker::LayerGeometry& geometry_;
   const int64_t window_left_;
   const StepLimits& limits_;
+  const Purpose purpose_;
   std::vector<StepPiece> pieces_;
   StepPiece current_;
   StepCost cost_;
@@ -192,9 +217,20 @@ absl::StatusOr<std::vector<StepPiece>> SplitStep(const worker::LayerGeometry& ge
                                                  int64_t window_left, worker::StepKind kind,
                                                  const std::vector<worker::StepEntry>& entries,
                                                  const StepLimits& limits) {
-  Splitter splitter(geometry, window_left, limits);
+  Splitter splitter(geometry, window_left, limits, Purpose::kLimits);
   for (const worker::StepEntry& entry : entries) {
     TRIBUTARY_RETURN_IF_ERROR(splitter.Add(entry, kind == worker::StepKind::kDflash));
+  }
+  return splitter.Finish();
+}
+
+std::vector<StepPiece> CutIntoTurns(const worker::LayerGeometry& geometry, int64_t window_left,
+                                    const std::vector<worker::StepEntry>& entries, double flops) {
+  const StepLimits limits{.bytes = std::numeric_limits<int64_t>::max(), .flops = flops};
+  Splitter splitter(geometry, window_left, limits, Purpose::kTurns);
+  for (const worker::StepEntry& entry : entries) {
+    // Where a turn has room for less, it has as many rows as one has at least.
+    splitter.Add(entry, /*whole=*/false).IgnoreError();
   }
   return splitter.Finish();
 }

@@ -9,12 +9,14 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <random>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/fault/load.h"
@@ -312,6 +314,70 @@ TEST_F(HostileClient, AnEmptySequenceHasNoRows) {
       service::testing::Attend(*stub_, QueryOf(spec_, "m", 9, 0, 1), &reply);
   EXPECT_EQ(status.error_code(), StatusCode::OUT_OF_RANGE) << status.error_message();
   EXPECT_EQ(service::testing::FieldOf(status), "entries[0].first_position");
+}
+
+// ------------------------------------------------------------ more bytes at a time than it may
+// hold
+
+// What gRPC has read of messages that are not whole yet is counted by nobody but gRPC: its quota
+// makes clients that send faster than it allows wait.
+TEST(HostileClients, ThatSendMoreThanTheBoundAreHeldBackWhileOthersAreServed) {
+  constexpr int64_t kMessage = int64_t{16} << 20;
+  constexpr int64_t kInFlight = int64_t{32} << 20;
+  constexpr int kClients = 24;
+  const TemporaryDirectory directory;
+  const auto coordinator =
+      StartEmbedded(directory, 2,
+                    {"--threads=1", "--max_message_bytes=" + std::to_string(kMessage),
+                     "--max_bytes_per_client=" + std::to_string(kInFlight),
+                     "--max_bytes_in_flight=" + std::to_string(kInFlight)});
+  ASSERT_TRUE(Eventually(kPatience, [&] {
+    return coordinator->Log().find(" ready") != std::string::npos;
+  })) << coordinator->Log();
+  const std::string address = PublicAddress(directory);
+  const v1::CacheSpec spec = SmallSpec();
+  const auto stub = ConnectTo(address);
+  ASSERT_TRUE(service::testing::CreateCache(*stub, "m", spec).ok());
+  ASSERT_TRUE(service::testing::Open(*stub, "m", 1).ok());
+  const size_t before = UsageOf(coordinator->pid()).peak;
+
+  // Nearly as much as gRPC takes at all: it has read them whole before they are refused.
+  const std::string message(static_cast<size_t>(2 * kMessage - 1024), '\xff');
+  std::atomic<int> clients = kClients;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kClients; ++i) {
+    threads.emplace_back([&] {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+      const auto channel =
+          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+      for (int blow = 0; blow < 2; ++blow) {
+        const grpc::Status status =
+            service::testing::RawCall(channel, kAttend, message, kPatience).status;
+        EXPECT_FALSE(status.ok());
+      }
+      --clients;
+    });
+  }
+  // gRPC makes room by closing connections, idle ones of anybody first. Whoever finds theirs closed
+  // repeats the call, as after every UNAVAILABLE.
+  int64_t position = 0;
+  while (clients > 0) {
+    grpc::Status status;
+    const bool served = Eventually(kPatience, [&] {
+      v1::AttendReply reply;
+      status = service::testing::Attend(*stub, AttendOf(spec, "m", 1, position, 1), &reply);
+      return status.error_code() != StatusCode::UNAVAILABLE;
+    });
+    EXPECT_TRUE(served && status.ok()) << status.error_message();
+    ++position;
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(position, 0);
+  // docs/security.md: what is in flight, two messages, and what the process needs by itself. All
+  // clients together send 768 MiB at a time.
+  const auto bound = static_cast<size_t>(kInFlight + 2 * kMessage);
+  EXPECT_LT(UsageOf(coordinator->pid()).peak - before, bound + (size_t{64} << 20));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Calls that are more than a step may take, with workers that compute.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -92,6 +93,72 @@ TEST_F(LongCallTest, SeveralSequencesAndAnAppend) {
   EXPECT_EQ(replies.whole.output().inline_(), replies.cut.output().inline_());
   EXPECT_EQ(replies.cut.lengths(1), 165);
 }
+
+// While short calls come, long ones take turns with them, and nobody sees that in an answer.
+class TurnsTest : public ::testing::TestWithParam<v1::DType> {
+ protected:
+  TurnsTest() {
+    spec_.set_kv_dtype(GetParam());
+    spec_.add_layer_specs()->mutable_window()->set_left(200);
+    spec_.add_layer_specs();
+    for (TestService* service : {&whole_, &turns_}) {
+      EXPECT_TRUE(CreateCache(service->stub(), "m", spec_).ok());
+      for (uint64_t id = 1; id <= 3; ++id) EXPECT_TRUE(Open(service->stub(), "m", id).ok());
+      v1::AttendReply reply;
+      EXPECT_TRUE(Attend(service->stub(), AttendOf(spec_, "m", 1, 0, 1), &reply).ok());
+    }
+  }
+
+  // Expects the same bytes of both.
+  void Both(v1::AttendRequest request) {
+    request.set_return_lse(true);
+    const uint64_t before = turns_.Topology().statistics().steps();
+    v1::AttendReply whole, turns;
+    ASSERT_TRUE(Attend(whole_.stub(), request, &whole).ok());
+    ASSERT_TRUE(Attend(turns_.stub(), request, &turns).ok());
+    EXPECT_GT(turns_.Topology().statistics().steps(), before + 3);
+    EXPECT_EQ(whole.output().inline_(), turns.output().inline_());
+    EXPECT_EQ(whole.lse().inline_(), turns.lse().inline_());
+    ASSERT_EQ(whole.lengths_size(), turns.lengths_size());
+    for (int i = 0; i < whole.lengths_size(); ++i) EXPECT_EQ(whole.lengths(i), turns.lengths(i));
+  }
+
+  v1::CacheSpec spec_ = SmallSpec();
+  TestService whole_{{.workers = 3, .coordinator = {.turn_memory = std::chrono::milliseconds(0)}}};
+  TestService turns_{{.workers = 3, .coordinator = {.turn_memory = std::chrono::hours(1)}}};
+};
+
+TEST_P(TurnsTest, PromptsRepeatsAndRowsHaveTheSameBytes) {
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    Both(AttendOf(spec_, "m", 2, 0, 700, layer));
+    Both(AttendOf(spec_, "m", 2, 0, 700, layer));    // again
+    Both(AttendOf(spec_, "m", 2, 700, 500, layer));  // behind what the cache has
+    Both(QueryOf(spec_, "m", 2, 100, 1000, layer));  // rows alone
+  }
+  v1::AttendReply reply;
+  EXPECT_EQ(
+      Attend(turns_.stub(), AttendOf(spec_, "m", 2, 0, 700, 0, /*seed=*/2), &reply).error_code(),
+      grpc::StatusCode::ALREADY_EXISTS);
+  // What follows reads the same cache.
+  v1::AttendReply whole, turns;
+  ASSERT_TRUE(Attend(whole_.stub(), AttendOf(spec_, "m", 2, 1200, 1), &whole).ok());
+  ASSERT_TRUE(Attend(turns_.stub(), AttendOf(spec_, "m", 2, 1200, 1), &turns).ok());
+  EXPECT_EQ(whole.output().inline_(), turns.output().inline_());
+}
+
+TEST_P(TurnsTest, SeveralEntriesHaveTheSameBytes) {
+  v1::AttendRequest request = AttendOf(spec_, "m", 2, 0, 900);
+  request.mutable_entries(0)->set_query_rows(600);
+  request.mutable_entries(0)->set_new_tokens(600);
+  v1::AttendEntry* second = request.add_entries();
+  second->set_sequence_id(3);
+  second->set_query_rows(300);
+  second->set_new_tokens(300);
+  Both(request);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, TurnsTest, ::testing::Values(v1::DTYPE_BF16, v1::DTYPE_FP8_E4M3),
+                         [](const auto& type) { return v1::DType_Name(type.param); });
 
 }  // namespace
 }  // namespace tributary::service::testing

@@ -104,6 +104,52 @@ TEST(StepSplitTest, APromptIsNotCutSoThatAPieceIsServedInAnotherWay) {
   }
 }
 
+// Turns are the call, row by row. Rows that see tokens as they came have all of them in every turn.
+TEST(StepSplitTest, TurnsAreTheWholeCallAndLeaveRowsWhatTheySee) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<worker::StepEntry> entries;
+    for (uint64_t id = 1; id <= 1 + random() % 4; ++id) {
+      const auto rows = static_cast<int32_t>(1 + random() % 300);
+      worker::StepEntry entry{.sequence = id,
+                              .first_position = static_cast<int64_t>(random() % 5000)};
+      const int kind = static_cast<int>(random() % 3);
+      if (kind != 0) entry.query_rows = rows;
+      if (kind != 1) entry.new_tokens = rows;
+      entries.push_back(entry);
+    }
+    const double flops = 1e6 * static_cast<double>(1 + random() % 100);
+    const auto pieces = CutIntoTurns(FourHeads(), -1, entries, flops);
+    size_t entry = 0;
+    int32_t taken = 0;
+    int64_t rows = 0, tokens = 0;
+    for (const StepPiece& piece : pieces) {
+      EXPECT_EQ(piece.first_row, rows);
+      EXPECT_EQ(piece.first_token, tokens);
+      const bool within = CostOf(FourHeads(), -1, piece.entries).flops <= flops;
+      EXPECT_TRUE(within || piece.entries.size() == 1);
+      for (const worker::StepEntry& cut : piece.entries) {
+        ASSERT_LT(entry, entries.size());
+        const worker::StepEntry& whole = entries[entry];
+        const int32_t units = std::max(whole.query_rows, whole.new_tokens);
+        const bool apart = whole.query_rows > 0 && whole.new_tokens > 64;
+        EXPECT_EQ(cut.first_row_position(), whole.first_position + taken);
+        EXPECT_EQ(cut.first_position, whole.first_position + (apart ? 0 : taken));
+        EXPECT_TRUE(!apart || cut.new_tokens == whole.new_tokens);
+        EXPECT_TRUE(whole.query_rows > 0 || cut.new_tokens == units) << "no attention: one turn";
+        const int32_t count = apart ? cut.query_rows : std::max(cut.query_rows, cut.new_tokens);
+        taken += count;
+        rows += cut.query_rows;
+        EXPECT_EQ(cut.more_follows, taken < units);
+        if (!apart || !cut.more_follows) tokens += cut.new_tokens;
+        EXPECT_TRUE(within || count <= 8);
+        if (!cut.more_follows) ++entry, taken = 0;
+      }
+    }
+    EXPECT_EQ(entry, entries.size());
+  }
+}
+
 TEST(StepSplitTest, WhatCannotBeCutIsRefused) {
   const worker::StepEntry row{.sequence = 1, .query_rows = 3, .new_tokens = 3};
   const auto too_wide = SplitStep(FourHeads(), -1, worker::StepKind::kDecode, {row},

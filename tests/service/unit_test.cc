@@ -172,6 +172,19 @@ TEST_F(BatcherTest, ARequestThatYieldsLetsThoseGoFirstThatComeSoMuchLater) {
   EXPECT_TRUE(batcher.Take(At(0)).has_value());
 }
 
+TEST_F(BatcherTest, TurnsOfLongRequestsMayHaveToWait) {
+  Batcher batcher({.max_rows = 100, .max_entries = 100});
+  const Clock::time_point now = At(10);
+  Batcher::Candidate turn = Candidate(&a_, 1, 1, 0);
+  turn.in_turns = true;
+  batcher.Add({.cache = 1}, turn);
+  EXPECT_FALSE(batcher.Take(now, /*turns=*/false).has_value());
+  batcher.Add({.cache = 2}, Candidate(&b_, 1, 1, 5));
+  EXPECT_EQ(batcher.Take(now, /*turns=*/false)->key.cache, 2u);
+  EXPECT_EQ(batcher.Take(now)->key.cache, 1u);
+  EXPECT_TRUE(batcher.empty());
+}
+
 TEST_F(BatcherTest, AWindowHoldsABatchUntilItClosesOrTheBatchIsFull) {
   Batcher batcher({.max_rows = 2, .max_entries = 100, .window = std::chrono::microseconds(50)});
   batcher.Add(layer0_, Candidate(&a_, 1, 1, 0));

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -299,6 +300,57 @@ TEST(Plan, EntriesWithFewTokensSeeThemInTheCacheBesideOnesWithMany) {
   };
   EXPECT_THAT(plan.passes, ElementsAre(pass(0, 75, false, false), pass(75, 65, true, true),
                                        pass(140, 100, true, false), pass(240, 1, false, false)));
+}
+
+// Rows of a prompt that several steps carry out see what they see in one.
+TEST(Plan, RowsOfAnEntryMayBeApart) {
+  const StepEntry whole{.sequence = 1, .first_position = 37, .query_rows = 80, .new_tokens = 80};
+  for (const int64_t window : {-1, 5, 60}) {
+    for (const bool replay : {false, true}) {
+      const DcpLayout layout{1, 2, 16};
+      const PlanShape shape{.kind = StepKind::kPrefill, .mask = CausalMask(window)};
+      Planned planned(layout, shape);
+      Planned apart(layout, shape);
+      for (const SequenceId id : {1, 2}) {
+        planned.AddTable(id, 200);
+        apart.AddTable(id, 200);
+      }
+      StepEntry entry = whole;
+      entry.replay = replay;
+      const StepPlan& want = planned.Make({entry});
+      std::vector<KeyRange> context, fresh;
+      for (const auto& [first, rows] : {std::pair{0, 9}, {9, 70}, {79, 1}}) {
+        StepEntry part = entry;
+        part.first_row = first;
+        part.query_rows = rows;
+        part.more_follows = first + rows < 80;
+        // Beside another entry, whose rows and tokens begin where this one's end.
+        const StepEntry other{.sequence = 2, .query_rows = 65, .new_tokens = 65};
+        const StepPlan& plan = apart.Make({part, other});
+        EXPECT_EQ(plan.query_rows, rows + 65);
+        EXPECT_EQ(plan.new_tokens, 80 + 65);
+        context.insert(context.end(), plan.context_keys.begin(), plan.context_keys.begin() + rows);
+        fresh.insert(fresh.end(), plan.new_keys.begin(), plan.new_keys.begin() + rows);
+        ASSERT_EQ(plan.runs.size(), 2u);
+        EXPECT_EQ(plan.runs[0].entries[0].row_count, rows);
+        EXPECT_EQ(plan.runs[0].entries[0].more_keys, 80 - rows);
+        EXPECT_EQ(plan.runs[1].row_begin, rows);
+        EXPECT_EQ(plan.runs[1].token_begin, 80);
+        // The first of them writes or compares the tokens, for all.
+        const std::vector<int64_t>& slots = replay ? plan.compare_slots : plan.write_slots;
+        const std::vector<int64_t>& all = replay ? want.compare_slots : want.write_slots;
+        for (size_t t = 0; t < 80; ++t) {
+          const int64_t slot = slots.empty() ? kPadSlot : slots[t];
+          EXPECT_EQ(slot, first == 0 ? all[t] : kPadSlot) << t;
+        }
+      }
+      const auto same = [](const KeyRange& a, const KeyRange& b) {
+        return a.lo == b.lo && a.hi == b.hi;
+      };
+      EXPECT_TRUE(std::ranges::equal(context, want.context_keys, same));
+      EXPECT_TRUE(std::ranges::equal(fresh, want.new_keys, same));
+    }
+  }
 }
 
 TEST(Plan, AppendsHaveNoRows) {

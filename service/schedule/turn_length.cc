@@ -1,0 +1,46 @@
+#include "service/schedule/turn_length.h"
+
+#include <algorithm>
+
+namespace tributary::service {
+namespace {
+
+constexpr double kTurnSeconds = std::chrono::duration<double>(TurnLength::kTurn).count();
+// How much a step counts beside those before it.
+constexpr double kWeight = 1.0 / 8;
+// A step may be held up by what else the machine does, and seem slow.
+constexpr double kSlowest = 4;
+constexpr double kFastest = 1.0 / 100;
+
+}  // namespace
+
+void TurnLength::OnCall(Clock::time_point now, double flops) {
+  if (memory_.count() == 0) return;
+  if (last_.least == kNone || now - last_.begin >= memory_) {
+    before_ = last_;
+    last_ = {.begin = now};
+  }
+  last_.least = std::min(last_.least, flops);
+}
+
+double TurnLength::SecondsPerFlop(double flops_per_second) const {
+  return seconds_per_flop_ > 0 ? seconds_per_flop_ : 1 / flops_per_second;
+}
+
+void TurnLength::OnStep(double flops, double seconds, double flops_per_second) {
+  if (seconds <= 0 || flops * SecondsPerFlop(flops_per_second) < kTurnSeconds / 2) return;
+  const double shown =
+      std::clamp(seconds / flops, kFastest / flops_per_second, kSlowest / flops_per_second);
+  const double before = SecondsPerFlop(flops_per_second);
+  seconds_per_flop_ = before + kWeight * (shown - before);
+}
+
+double TurnLength::FlopsOfTurn(Clock::time_point now, double flops_per_second) const {
+  double least = kNone;
+  if (now - last_.begin < 2 * memory_) least = last_.least;
+  if (now - before_.begin < 2 * memory_) least = std::min(least, before_.least);
+  if (least == kNone) return kNone;
+  return std::max(least, kTurnSeconds / SecondsPerFlop(flops_per_second));
+}
+
+}  // namespace tributary::service

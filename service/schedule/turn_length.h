@@ -1,0 +1,52 @@
+// How much of a long call one step may carry out while short calls come.
+//
+// A step has all workers to itself, so whoever comes meanwhile waits for its end. Where everybody's
+// calls are long, that is as good as any other order. Where some are short, a long step between two
+// of them is the longest part of their time. So as long as short calls come, long ones are cut into
+// turns (CutIntoTurns) of about kTurn, or of as much work as the shortest of those calls.
+//
+// StepRunner owns it and holds the coordinator's lock. Not thread safe.
+#pragma once
+
+#include <chrono>
+#include <limits>
+
+namespace tributary::service {
+
+class TurnLength {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::chrono::microseconds kTurn{500};
+
+  // A call is remembered for `memory` at least, and for twice as long at most. 0: no call is.
+  explicit TurnLength(Clock::duration memory) : memory_(memory) {}
+
+  // A call with so much attention to compute has come.
+  void OnCall(Clock::time_point now, double flops);
+  // The workers spent so long on a step of so much attention. `flops_per_second` is what slow
+  // workers do together, and is assumed until a step has shown better. Short steps show nothing:
+  // most of their time is spent on other things.
+  void OnStep(double flops, double seconds, double flops_per_second);
+
+  // The most that a step of a long call should compute now; infinity when no call is remembered.
+  double FlopsOfTurn(Clock::time_point now, double flops_per_second) const;
+
+ private:
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
+
+  // A span of memory_, and the least work of the calls that came in it.
+  struct Span {
+    Clock::time_point begin;
+    double least = kNone;
+  };
+
+  double SecondsPerFlop(double flops_per_second) const;
+
+  const Clock::duration memory_;
+  Span last_;
+  Span before_;                  // it ended when last_ began, or earlier
+  double seconds_per_flop_ = 0;  // as steps have shown; 0: none has
+};
+
+}  // namespace tributary::service
