@@ -17,6 +17,11 @@
 //   time TYPE WHERE       seconds that one attention takes; WHERE is scattered or resident
 //   time read scattered   seconds that reading the bf16 cache takes
 //   append TYPE ROUNDS    seconds that appending 128 tokens takes, the least of so many times
+//   error TYPE QUERIES    how far outputs are from float64 attention, queries being of type
+//   QUERIES:
+//                         over the tensors as given, the largest error and the root mean square as
+//                         a share of the output's; then the largest over the cache as it rounds
+//                         them
 // TYPE is bf16, f16, fp8_e4m3, fp8_e5m2, nvfp4 or f32. Without "tensors", numbers are random.
 //
 // What is timed scattered finds the threads awake and the processor's caches full of other data,
@@ -50,6 +55,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/half.h"
+#include "kernels/reference.h"
 
 namespace tributary {
 namespace {
@@ -154,7 +160,7 @@ struct Tensors {
 };
 
 Tensors RandomTensors(const Options& o, int64_t tokens) {
-  Tensors t{.tokens = tokens, .held = 128};
+  Tensors t{.tokens = tokens, .held = static_cast<int32_t>(std::min<int64_t>(tokens, 4096))};
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
   const auto fill = [&](std::vector<uint16_t>& x, size_t n) {
@@ -286,6 +292,29 @@ class Decode {
 
   const std::vector<float>& output() const { return o_; }
 
+  // The step with queries of another type; `queries` has them and is used until the next call.
+  const std::vector<float>& AttendWith(DType q_dtype, const void* queries, cpu::ThreadPool& pool) {
+    AttentionParams params = params_;
+    params.q_dtype = q_dtype;
+    params.q = queries;
+    ExitUnless(cpu::Attention(params, pool));
+    return o_;
+  }
+
+  // Float64 attention over a cache of `dtype` that holds the tensors, in the order of the
+  // reference.
+  std::vector<double> Exact(const Tensors& tensors, DType dtype) const {
+    AttentionParams params = params_;
+    params.kv.geometry.dtype = dtype;
+    std::vector<std::byte> memory(static_cast<size_t>(kv_.num_pages) * PageBytes(params.kv));
+    params.kv.base = memory.data();
+    ForEachAppend(tensors, [&](AppendParams append) {
+      append.kv = params.kv;
+      ReferenceAppend(append);
+    });
+    return ReferenceAttention(params).o;
+  }
+
   // Writes the first 128 tokens again. Which numbers they are does not matter.
   void AppendAgain(const Tensors& tensors, cpu::ThreadPool& pool) {
     Tensors first = tensors;
@@ -300,6 +329,11 @@ class Decode {
 
  private:
   void Append(const Tensors& tensors, cpu::ThreadPool& pool) {
+    ForEachAppend(tensors, [&](const AppendParams& p) { ExitUnless(cpu::Append(p, pool)); });
+  }
+
+  template <typename Body>
+  void ForEachAppend(const Tensors& tensors, const Body& body) const {
     std::vector<int64_t> slots;
     for (int64_t begin = 0; begin < tensors.tokens; begin += tensors.held) {
       slots.clear();
@@ -312,7 +346,7 @@ class Decode {
       p.v = tensors.v.data();
       p.tokens = static_cast<int32_t>(slots.size());
       p.slots = slots.data();
-      ExitUnless(cpu::Append(p, pool));
+      body(p);
     }
   }
 
@@ -406,6 +440,34 @@ void Table(const Options& options) {
   }
 }
 
+struct Errors {
+  double largest = 0;
+  double of_output = 0;  // root mean squares, as a share
+};
+
+Errors ErrorsOf(const std::vector<float>& output, const std::vector<double>& exact) {
+  Errors errors;
+  double wrong = 0, all = 0;
+  for (size_t i = 0; i < output.size(); ++i) {
+    const double error = output[i] - exact[i];
+    errors.largest = std::max(errors.largest, std::abs(error));
+    wrong += error * error;
+    all += exact[i] * exact[i];
+  }
+  errors.of_output = std::sqrt(wrong / all);
+  return errors;
+}
+
+void PrintErrors(Decode& decode, const Tensors& tensors, DType dtype, DType q_dtype,
+                 cpu::ThreadPool& pool) {
+  std::vector<std::byte> queries(BytesOf(q_dtype, std::ssize(tensors.q)));
+  cpu::Convert(DType::kBf16, tensors.q.data(), q_dtype, queries.data(), tensors.q.size());
+  const std::vector<float>& output = decode.AttendWith(q_dtype, queries.data(), pool);
+  const Errors given = ErrorsOf(output, decode.Exact(tensors, DType::kF32));
+  const Errors rounded = ErrorsOf(output, decode.Exact(tensors, dtype));
+  std::printf("%.3g %.3g %.3g\n", given.largest, given.of_output, rounded.largest);
+}
+
 void Serve(const Options& options) {
   cpu::ThreadPool pool(options.threads);
   PinThreads(pool);
@@ -441,6 +503,11 @@ void Serve(const Options& options) {
         least = std::min(least, Seconds([&] { decode.AppendAgain(tensors, pool); }));
       }
       std::printf("%.9f\n", least);
+    } else if (command == "error") {
+      DType dtype = DType::kBf16, q_dtype = DType::kBf16;
+      TypeNamed(first, dtype);
+      TypeNamed(second, q_dtype);
+      PrintErrors(find(first, "scattered"), tensors, dtype, q_dtype, pool);
     } else {
       Decode& decode = find(first, second);
       if (second == "scattered") other.Evict(pool);

@@ -218,7 +218,11 @@ absl::Status ShowTable(const Host& host, cli::EmbeddedServiceOptions service, co
     absl::Status status = AddServiceRow(*alone, model, DType::kBf16, calibration, table);
     if (!status.ok()) return status;
   }
-  for (const DType kv_dtype : {DType::kBf16, DType::kFp8E4M3}) {
+  std::vector<DType> types = {DType::kBf16, DType::kFp8E4M3};
+  if (host.embedded != nullptr && service.device == worker::Device::kCpu) {
+    types.insert(types.end(), {DType::kNvfp4, DType::kF32});
+  }
+  for (const DType kv_dtype : types) {
     absl::Status status = AddServiceRow(host, model, kv_dtype, calibration, table);
     if (!status.ok()) return status;
   }

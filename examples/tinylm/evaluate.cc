@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "examples/tinylm/local_attention.h"
+#include "kernels/float4.h"
 #include "kernels/float8.h"
 
 namespace tributary::tinylm {
@@ -11,8 +12,10 @@ namespace {
 
 constexpr float kHeadroom = 2.0f;
 
-float Largest(DType fp8) {
-  return fp8 == DType::kFp8E4M3 ? Float8E4M3Format::kMax : Float8E5M2Format::kMax;
+// The largest number that a cache of the type holds with a scale of 1. The type has scales.
+float Largest(DType kv_dtype) {
+  if (kv_dtype == DType::kNvfp4) return Float4E2M1Format::kMax * Float8E4M3Format::kMax;
+  return kv_dtype == DType::kFp8E4M3 ? Float8E4M3Format::kMax : Float8E5M2Format::kMax;
 }
 
 // Keeps what a draft's context would be kept as.
@@ -101,7 +104,7 @@ std::vector<std::string> Windows(absl::string_view text, int64_t count, int64_t 
 
 absl::StatusOr<std::vector<LayerScales>> CalibrateScales(const Model& model, absl::string_view text,
                                                          DType kv_dtype) {
-  if (!IsFp8(kv_dtype)) return std::vector<LayerScales>{};
+  if (IsUnscaled(kv_dtype)) return std::vector<LayerScales>{};
   const float largest = Largest(kv_dtype);
   LocalAttention attention(model.config());
   const std::vector<Token> tokens = Tokens(text.substr(0, model.config().max_positions));
@@ -119,7 +122,7 @@ absl::StatusOr<std::vector<LayerScales>> CalibrateDraftScales(const Model& model
                                                               const Draft& draft,
                                                               absl::string_view text,
                                                               DType kv_dtype) {
-  if (!IsFp8(kv_dtype)) return std::vector<LayerScales>{};
+  if (IsUnscaled(kv_dtype)) return std::vector<LayerScales>{};
   LocalAttention attention(model.config());
   StateTap tap{.layers = draft.config().target_layers, .states = {}};
   const std::vector<Token> tokens = Tokens(text.substr(0, model.config().max_positions));

@@ -51,7 +51,7 @@ TEST(Demo, WritesTextOverFourWorkersWithAnFp8Cache) {
   EXPECT_TRUE(std::regex_search(demo.out, text)) << demo.out;
 }
 
-#ifndef TRIBUTARY_SHORT_GRID  // scores a window of 1,024 bytes four times
+#ifndef TRIBUTARY_SHORT_GRID  // scores a window of 1,024 bytes seven times
 TEST(Demo, ComparesTheSetUpsRowByRow) {
   const Outcome demo = RunDemo({"--tokens=1", "--table_tokens=8", "--heldout_windows=1"});
   ASSERT_EQ(demo.code, 0) << demo.out;
@@ -61,21 +61,23 @@ TEST(Demo, ComparesTheSetUpsRowByRow) {
   // tokens/s, attention's share of the time, perplexity, agreement; in this order of rows.
   const std::string figures = " +[0-9.]+ +[0-9]+% +([0-9.]+) +([0-9.]+)%\n";
   std::string table;
-  for (const char* row :
-       {"local f32", "DCP1 bf16", "DCP4 bf16", "DCP4 fp8_e4m3", "  over a session"}) {
-    table += row + figures;
-  }
+  const std::vector<std::string> rows = {"local f32",       "DCP1 bf16",  "DCP4 bf16",
+                                         "DCP4 fp8_e4m3",   "DCP4 nvfp4", "DCP4 f32",
+                                         "  over a session"};
+  for (const std::string& row : rows) table += row + figures;
   std::smatch match;
   ASSERT_TRUE(std::regex_search(demo.out, match, std::regex(table))) << demo.out;
   const double exact = std::stod(match[1]);
   EXPECT_EQ(match[2], "100.00");
-  for (int row = 1; row < 5; ++row) {
-    EXPECT_NEAR(std::stod(match[2 * row + 1]) / exact, 1.0, 0.02) << demo.out;
-    EXPECT_GT(std::stod(match[2 * row + 2]), 95.0) << demo.out;
+  const auto perplexity = [&](size_t row) { return match[2 * row + 1].str(); };
+  const auto same_greedy = [&](size_t row) { return match[2 * row + 2].str(); };
+  for (size_t row = 1; row < rows.size(); ++row) {
+    const bool coarse = rows[row] == "DCP4 nvfp4";
+    EXPECT_NEAR(std::stod(perplexity(row)) / exact, 1.0, coarse ? 0.04 : 0.02) << demo.out;
+    EXPECT_GT(std::stod(same_greedy(row)), coarse ? 90.0 : 95.0) << demo.out;
   }
-  for (int figure = 0; figure < 2; ++figure) {  // a session computes what calls do
-    EXPECT_EQ(match[9 + figure], match[7 + figure]) << demo.out;
-  }
+  EXPECT_EQ(perplexity(6), perplexity(3)) << "a session computes what calls do\n" << demo.out;
+  EXPECT_EQ(same_greedy(6), same_greedy(3)) << demo.out;
 }
 #endif
 
