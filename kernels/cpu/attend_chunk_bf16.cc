@@ -4,6 +4,7 @@
 // must run on older processors.
 #include "kernels/cpu/attend_chunk.h"
 #include "kernels/cpu/chunk_tiles.h"
+#include "kernels/cpu/instruction_set.h"
 #include "kernels/cpu/tiling.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -66,10 +67,15 @@ void AttendChunkBf16(const ChunkParams& p, std::byte* memory, float* o, float* l
     AttendCells<target::Float8Cells<DType::kFp8E4M3>>(p, memory, o, lse);
   } else if (p.kv_dtype == DType::kFp8E5M2) {
     AttendCells<target::Float8Cells<DType::kFp8E5M2>>(p, memory, o, lse);
-  } else if (AskedLines(p.queries.rows * p.queries.heads) == 2) {
-    AttendCells<target::Bf16CellsAsking<2>>(p, memory, o, lse);
   } else {
-    AttendCells<target::Bf16Cells>(p, memory, o, lse);
+    switch (AskedLines(p.queries.rows * p.queries.heads, PrefetcherGoesOn())) {
+      case 4:
+        return AttendCells<target::Bf16CellsAsking<4>>(p, memory, o, lse);
+      case 2:
+        return AttendCells<target::Bf16CellsAsking<2>>(p, memory, o, lse);
+      default:
+        return AttendCells<target::Bf16Cells>(p, memory, o, lse);
+    }
   }
 }
 

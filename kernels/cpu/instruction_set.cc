@@ -36,6 +36,15 @@ bool HasBf16Dot() {
 #endif
 }
 
+bool PrefetcherGoesOn() {
+#if defined(__x86_64__)
+  static const bool goes_on = __builtin_cpu_is("intel") == 0;
+  return goes_on;
+#else
+  return true;
+#endif
+}
+
 const char* InstructionSet() {
   return HasBf16Dot() ? "AVX3_DL+BF16" : hwy::TargetName(HWY_DYNAMIC_DISPATCH(ThisTarget)());
 }

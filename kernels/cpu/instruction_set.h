@@ -7,4 +7,8 @@ namespace tributary::cpu {
 // hwy::SetSupportedTargetsForTest.
 bool HasBf16Dot();
 
+// Whether the prefetcher reads on from lines that a program asks for, one of four (AskedLines in
+// tiling.h). As measured: Zen 4 does, Intel's cores do not.
+bool PrefetcherGoesOn();
+
 }  // namespace tributary::cpu

@@ -40,11 +40,12 @@ constexpr bool ReadsFloat8InPlace(int32_t query_vectors, int passes) {
 
 // Of every four lines of bf16, how many memory is asked for ahead each time a block of four query
 // vectors reads them, a block the first, the next block others. With one block reading takes longer
-// than multiplying, and a core has places for a few dozen lines under way: to ask for all would
-// hold up the loads. One of four is enough to set the processor's own prefetcher, which has more,
-// to work on the rest. With more blocks all are asked for, as evenly as can be.
-constexpr int AskedLines(int32_t query_vectors) {
-  return query_vectors > 4 && query_vectors <= 8 ? 2 : 1;
+// than multiplying, and a core has places for a few dozen lines under way: where the processor's
+// own prefetcher, which has more, goes on from one line of four, to ask for all would hold up the
+// loads. With more blocks all are asked for, as evenly as can be.
+constexpr int AskedLines(int32_t query_vectors, bool prefetcher_goes_on) {
+  if (query_vectors <= 4) return prefetcher_goes_on ? 1 : 4;
+  return query_vectors <= 8 ? 2 : 1;
 }
 
 // How many planes (one head's keys or values of a tile) lie between what is read and what is asked

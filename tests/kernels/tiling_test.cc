@@ -47,10 +47,12 @@ TEST(TilingTest, MemoryIsAskedForWholePlanesAhead) {
 }
 
 TEST(TilingTest, MoreBlocksOfQueriesAskForMoreLines) {
-  EXPECT_EQ(AskedLines(1), 1);
-  EXPECT_EQ(AskedLines(4), 1);
-  EXPECT_EQ(AskedLines(8), 2);   // two blocks: all four
-  EXPECT_EQ(AskedLines(16), 1);  // four blocks: all four
+  for (const bool goes_on : {false, true}) {
+    EXPECT_EQ(AskedLines(1, goes_on), goes_on ? 1 : 4);
+    EXPECT_EQ(AskedLines(4, goes_on), goes_on ? 1 : 4);
+    EXPECT_EQ(AskedLines(8, goes_on), 2);   // two blocks: all four
+    EXPECT_EQ(AskedLines(16, goes_on), 1);  // four blocks: all four
+  }
 }
 
 TEST(TilingTest, HeadsShareAJobWhileThreadsStayBusy) {
