@@ -1,6 +1,7 @@
-// What a group of ranks can do together on host memory. There are two implementations: ranks as
-// threads of one process (in_process.h) and ranks as processes over TCP (gloo/gloo.h). Collectives
-// on memory of GPUs have an interface of their own (device/device_communicator.h).
+// What a group of ranks can do together on host memory. There are three implementations: ranks as
+// threads of one process (in_process.h), and ranks as processes over TCP (gloo/gloo.h) or over TCP
+// under TLS (tls/tls.h). Collectives on memory of GPUs have an interface of their own
+// (device/device_communicator.h).
 //
 // Every operation takes a deadline, and all ranks enter the same operations in the same order. An
 // operation that returns an error leaves the communicator broken: every later operation fails at

@@ -7,7 +7,7 @@
 
 namespace tributary::collective {
 
-// The values are part of what ranks over Gloo match messages by.
+// The values are part of what ranks that are processes match messages by.
 enum class Op : uint8_t { kWatch, kAllGather, kAllToAll, kReduceScatter, kGather, kBarrier, kPass };
 
 constexpr const char* Name(Op op) {

@@ -11,12 +11,13 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "collective/exchange/exchange.h"
-#include "collective/gloo/gloo.h"
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
+#include "collective/transport/transport.h"
 #include "kernels/reference.h"
 
 namespace tributary::collective {
@@ -78,18 +79,24 @@ void OnEveryRank(int ranks, const std::function<void(int)>& body) {
   for (std::thread& t : threads) t.join();
 }
 
-// None where this build has no Gloo.
-Communicators ConnectByGloo(int ranks) {
+// A way between ranks, by the name that figures have.
+struct Way {
+  const char* name;
+  Communicators ranks;
+};
+
+// None where this build does not have it.
+Communicators ConnectBy(Transport transport, int ranks) {
   Communicators group(ranks);
   MemoryRendezvous rendezvous;
   std::vector<Status> status(ranks);
   OnEveryRank(ranks, [&](int r) {
-    status[r] = CreateGlooCommunicator({.rank = r, .size = ranks, .epoch = 1}, rendezvous, Soon(),
-                                       &group[r]);
+    status[r] = CreatePeerCommunicator(transport, {.rank = r, .size = ranks, .epoch = 1},
+                                       rendezvous, Soon(), &group[r]);
   });
   for (const Status& s : status) {
     if (s.code() == StatusCode::kFailedPrecondition) return {};
-    Check(s, "connecting over Gloo");
+    Check(s, Describe(transport));
   }
   return group;
 }
@@ -111,18 +118,28 @@ class Bench {
     }
   }
 
-  void Run(const char* transport, const Communicators& group) {
+  // Every figure of one way right after the same figure of the others.
+  void Run(const std::vector<Way>& ways) {
     for (const Placement placement : {Placement::kScattered, Placement::kGathered}) {
       for (const Strategy strategy : {Strategy::kAllGather, Strategy::kAgRs, Strategy::kA2a}) {
-        std::printf("%-11s %-9s %-10s", transport, Name(placement), Name(strategy));
+        std::vector<std::string> lines(ways.size());
         for (const int32_t rows : flags_.rows) {
           const ExchangeShape shape{rows, flags_.heads, flags_.head_dim, flags_.ranks, placement};
-          Verify(group, strategy, placement, rows);
-          const bool chosen = ChooseStrategy(shape, Strategy::kAuto) == strategy;
-          std::printf(" %9.1f%c", Time(group, strategy, placement, rows), chosen ? '*' : ' ');
-          std::fflush(stdout);
+          const char chosen = ChooseStrategy(shape, Strategy::kAuto) == strategy ? '*' : ' ';
+          for (size_t way = 0; way < ways.size(); ++way) {
+            const Communicators& ranks = ways[way].ranks;
+            Verify(ranks, strategy, placement, rows);
+            char figure[32];
+            std::snprintf(figure, sizeof(figure), " %9.1f%c",
+                          Time(ranks, strategy, placement, rows), chosen);
+            lines[way] += figure;
+          }
         }
-        std::printf("\n");
+        for (size_t way = 0; way < ways.size(); ++way) {
+          std::printf("%-11s %-9s %-10s%s\n", ways[way].name, Name(placement), Name(strategy),
+                      lines[way].c_str());
+        }
+        std::fflush(stdout);
       }
     }
   }
@@ -211,18 +228,19 @@ int Main(int argc, char** argv) {
   std::printf("%-32s", "rows");
   for (const int32_t rows : flags.rows) std::printf(" %9d ", rows);
   std::printf("\n");
-  Bench bench(flags);
-  {
-    const Communicators group = CreateInProcessGroup(flags.ranks, 1);
-    bench.Run("in_process", group);
+  std::vector<Way> ways;
+  ways.push_back({"in_process", CreateInProcessGroup(flags.ranks, 1)});
+  for (const auto& [name, transport] :
+       {std::pair("gloo", Transport::kGloo), std::pair("tls", Transport::kTls)}) {
+    Communicators ranks = ConnectBy(transport, flags.ranks);
+    if (ranks.empty()) {
+      std::printf("%-11s skipped: this build does not have it\n", name);
+    } else {
+      ways.push_back({name, std::move(ranks)});
+    }
   }
-  Communicators gloo = ConnectByGloo(flags.ranks);
-  if (gloo.empty()) {
-    std::printf("gloo        skipped: this build has no Gloo\n");
-    return 0;
-  }
-  bench.Run("gloo", gloo);
-  OnEveryRank(flags.ranks, [&](int r) { gloo[r].reset(); });
+  Bench(flags).Run(ways);
+  for (Way& way : ways) OnEveryRank(flags.ranks, [&](int r) { way.ranks[r].reset(); });
   return 0;
 }
 

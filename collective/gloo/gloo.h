@@ -5,25 +5,17 @@
 // that peer (kUnavailable). An abort, too, is seen by peers as a lost rank. When ranks enter
 // different operations, or the same with different sizes, all of them run into their deadlines.
 //
-// Traffic is neither encrypted nor authenticated: keep it inside a network that only ranks reach.
+// Traffic is neither encrypted nor authenticated: keep it inside a network that only ranks reach,
+// or take the communicator of tls/tls.h.
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "collective/communicator.h"
+#include "collective/peers/group_place.h"
 #include "collective/rendezvous/rendezvous.h"
 
 namespace tributary::collective {
-
-struct GlooOptions {
-  int rank = 0;
-  int size = 1;
-  uint64_t epoch = 0;
-  // The address peers reach us at: a host name or IP; empty means the host name's address.
-  std::string host = "127.0.0.1";
-};
 
 // Connects to every peer; returns when all ranks did or the deadline passed. Keys put into the
 // rendezvous carry the epoch, so a store may serve many generations. An epoch is used once: after a
@@ -34,7 +26,7 @@ struct GlooOptions {
 // came and is gone.
 //
 // Ignores SIGPIPE, unless the process handles it: Gloo writes to sockets whose peer may be gone.
-Status CreateGlooCommunicator(const GlooOptions& options, Rendezvous& rendezvous, Deadline deadline,
+Status CreateGlooCommunicator(const GroupPlace& place, Rendezvous& rendezvous, Deadline deadline,
                               std::unique_ptr<Communicator>* out);
 
 }  // namespace tributary::collective

@@ -9,7 +9,10 @@
 #include <memory>
 #include <string>
 
-#include "collective/gloo/gloo.h"
+#include "collective/communicator.h"
+#include "collective/peers/group_place.h"
+#include "collective/rendezvous/rendezvous.h"
+#include "kernels/status.h"
 
 namespace tributary::collective {
 
@@ -19,7 +22,7 @@ struct GlooMesh {
 };
 
 // Publishes this rank's addresses, waits for those of its peers and connects to all of them.
-Status ConnectMesh(const GlooOptions& options, Rendezvous& rendezvous, Deadline deadline,
+Status ConnectMesh(const GroupPlace& place, Rendezvous& rendezvous, Deadline deadline,
                    GlooMesh* mesh);
 
 // Closes every connection at once; peers see it without delay. May be called from any thread but

@@ -3,7 +3,7 @@
 
 namespace tributary::collective {
 
-Status CreateGlooCommunicator(const GlooOptions& options, Rendezvous& rendezvous, Deadline deadline,
+Status CreateGlooCommunicator(const GroupPlace& place, Rendezvous& rendezvous, Deadline deadline,
                               std::unique_ptr<Communicator>* out) {
   return {StatusCode::kFailedPrecondition,
           "built without Gloo: install libgloo-dev and configure again"};

@@ -27,11 +27,11 @@ bool HasHappened(const Wait& wait) {
 
 }  // namespace
 
-GlooTransfers::GlooTransfers(int rank, int size, uint64_t epoch, GlooMesh mesh)
-    : rank_(rank),
-      epoch_(epoch),
+GlooTransfers::GlooTransfers(const GroupPlace& place, GlooMesh mesh)
+    : rank_(place.rank),
+      epoch_(place.epoch),
       mesh_(std::move(mesh)),
-      watcher_(mesh_, rank, size, epoch, [this](int peer) { EndWaitsFor(peer); }) {}
+      watcher_(mesh_, place, [this](int peer) { EndWaitsFor(peer); }) {}
 
 bool GlooTransfers::Received(Pending& p) {
   return p.received ||
@@ -55,7 +55,7 @@ Status GlooTransfers::Run(Op op, size_t bytes, int root, const std::vector<Trans
   } catch (const std::exception& e) {
     status = StatusOf(e);
     if (status.code() == StatusCode::kUnavailable) {
-      status = LostPeersOf({{waited_for, status.message()}});
+      status = LostPeers({{waited_for, status.message()}});
     }
   }
   return End(op, pending, waited_for, status, deadline);
@@ -103,7 +103,7 @@ Status GlooTransfers::AwaitAll(std::vector<Pending>& pending, Deadline deadline,
     *waited_for = p.peer;
     p.received = p.recv->waitRecv(nullptr, TimeoutOf(deadline));
     if (p.received) continue;
-    const Status why = LostPeers();  // before the question, which breaks what was still whole
+    const Status why = WhyEnded();  // before the question, which breaks what was still whole
     if (!Received(p)) return why;
     p.received = true;
   }
@@ -111,7 +111,7 @@ Status GlooTransfers::AwaitAll(std::vector<Pending>& pending, Deadline deadline,
     if (p.send == nullptr) continue;
     *waited_for = p.peer;
     if (p.send->waitSend(nullptr, TimeoutOf(deadline))) continue;
-    const Status why = LostPeers();
+    const Status why = WhyEnded();
     if (!Sent(p)) return why;
   }
   return Status::Ok();
@@ -135,25 +135,19 @@ Status GlooTransfers::End(Op op, std::vector<Pending>& pending, int waited_for, 
 // end: Gloo itself closes all connections when a wait runs out.
 Status GlooTransfers::Explain(Op op, std::vector<Pending>& pending, int waited_for,
                               const Status& status, Deadline deadline) const {
-  const std::string name = std::string(Name(op)) + ": ";
-  if (std::chrono::steady_clock::now() >= deadline) {
-    std::set<int> missing;
-    for (Pending& p : pending) {
-      if (p.recv == nullptr || !Received(p)) missing.insert(p.peer);
-    }
-    if (missing.empty()) missing.insert(waited_for);  // it came, and did not take our message
-    std::string who;
-    for (const int peer : missing) who += (who.empty() ? "rank " : ", ") + std::to_string(peer);
-    return {StatusCode::kDeadlineExceeded,
-            name + who + " did not come before the deadline of rank " + std::to_string(rank_)};
+  if (std::chrono::steady_clock::now() < deadline) return During(op, status);
+  std::set<int> late;
+  for (Pending& p : pending) {
+    if (p.recv == nullptr || !Received(p)) late.insert(p.peer);
   }
-  return {status.code(), name + status.message()};
+  if (late.empty()) late.insert(waited_for);  // it came, and did not take our message
+  return During(op, LatePeers(late, rank_));
 }
 
 void GlooTransfers::Abort(const std::string& reason) {
   const MutexLock lock(mutex_);
   if (!error_.ok()) return;
-  error_ = {StatusCode::kAborted, "aborted by rank " + std::to_string(rank_) + ": " + reason};
+  error_ = AbortedBy(rank_, reason);
   if (pending_ == nullptr) {
     CloseMesh(mesh_);
     return;
@@ -177,9 +171,9 @@ void GlooTransfers::EndWaits(Pending& p) {
   if (p.send != nullptr) p.send->abortWaitSend();
 }
 
-Status GlooTransfers::LostPeers() {
+Status GlooTransfers::WhyEnded() {
   const Status health = watcher_.Health();
-  return health.ok() ? LostPeersOf({}) : health;
+  return health.ok() ? LostPeers({}) : health;
 }
 
 }  // namespace tributary::collective

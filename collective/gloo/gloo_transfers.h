@@ -1,9 +1,7 @@
 // One operation over Gloo: messages to and from peers, and how it ends when it cannot go on.
 //
-// Every operation sends at most one message to each peer and receives at most one, all at once,
-// straight between the two ranks. Gloo's own collectives are not used: their rings multiply the
-// latency, and their waits cannot be ended from outside. A failed operation closes all connections:
-// peers that still wait for this rank learn of it without waiting for their deadline.
+// Gloo's own collectives are not used: their rings multiply the latency, and their waits cannot be
+// ended from outside.
 #pragma once
 
 #include <gloo/transport/unbound_buffer.h>
@@ -19,31 +17,19 @@
 #include "collective/gloo/gloo_mesh.h"
 #include "collective/gloo/gloo_watcher.h"
 #include "collective/op.h"
+#include "collective/peers/group_place.h"
+#include "collective/peers/transfers.h"
 #include "kernels/status.h"
 
 namespace tributary::collective {
 
-// What goes to and comes from one peer. Both of the operation's size; nullptr also for no bytes.
-struct Transfer {
-  int peer = 0;
-  bool sends = false;
-  bool receives = false;
-  const std::byte* send = nullptr;
-  std::byte* recv = nullptr;
-};
-
-// Runs operations, one at a time. Owns the connections, and the first error, which all later
-// operations end with.
-class GlooTransfers {
+class GlooTransfers final : public Transfers {
  public:
-  GlooTransfers(int rank, int size, uint64_t epoch, GlooMesh mesh);
+  GlooTransfers(const GroupPlace& place, GlooMesh mesh);
 
-  // `bytes` is the size of every message. root: 0 where the operation has none. Errors are
-  // Communicator's.
   Status Run(Op op, size_t bytes, int root, const std::vector<Transfer>& transfers,
-             Deadline deadline);
-  // Communicator::Abort; from any thread.
-  void Abort(const std::string& reason);
+             Deadline deadline) override;
+  void Abort(const std::string& reason) override;
 
  private:
   using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
@@ -71,7 +57,7 @@ class GlooTransfers {
   void EndWaitsFor(int peer);
   // What the watcher says of a wait that was ended, which is kUnavailable also where it names
   // nobody: then Abort ended it.
-  Status LostPeers();
+  Status WhyEnded();
 
   const int rank_;
   const uint64_t epoch_;

@@ -5,15 +5,16 @@
 #include <utility>
 
 #include "collective/gloo/gloo_slot.h"
+#include "collective/peers/transfers.h"
 
 namespace tributary::collective {
 
-GlooWatcher::GlooWatcher(GlooMesh& mesh, int rank, int size, uint64_t epoch,
+GlooWatcher::GlooWatcher(GlooMesh& mesh, const GroupPlace& place,
                          std::function<void(int peer)> on_lost)
     : mesh_(mesh),
-      rank_(rank),
-      size_(size),
-      epoch_(epoch),
+      rank_(place.rank),
+      size_(place.size),
+      epoch_(place.epoch),
       on_lost_(std::move(on_lost)),
       thread_([this] { Watch(); }) {}
 
@@ -28,7 +29,7 @@ GlooWatcher::~GlooWatcher() {
 
 Status GlooWatcher::Health() {
   const MutexLock lock(mutex_);
-  return lost_.empty() ? Status::Ok() : LostPeersOf(lost_);
+  return lost_.empty() ? Status::Ok() : LostPeers(lost_);
 }
 
 void GlooWatcher::Watch() {
@@ -76,14 +77,6 @@ void GlooWatcher::Lose(int peer, std::string why) {
     lost_[peer] = std::move(why);
   }
   on_lost_(peer);
-}
-
-Status LostPeersOf(const std::map<int, std::string>& lost) {
-  std::string text;
-  for (const auto& [peer, why] : lost) {
-    text += (text.empty() ? "lost rank " : ", rank ") + std::to_string(peer) + " (" + why + ")";
-  }
-  return {StatusCode::kUnavailable, std::move(text)};
 }
 
 }  // namespace tributary::collective

@@ -15,6 +15,7 @@
 
 #include "base/sync/mutex.h"
 #include "collective/gloo/gloo_mesh.h"
+#include "collective/peers/group_place.h"
 #include "kernels/status.h"
 
 namespace tributary::collective {
@@ -24,8 +25,7 @@ class GlooWatcher {
  public:
   // `mesh` outlives the watcher. on_lost is called on the watcher's thread, without a lock, after
   // the peer was added to those that are lost.
-  GlooWatcher(GlooMesh& mesh, int rank, int size, uint64_t epoch,
-              std::function<void(int peer)> on_lost);
+  GlooWatcher(GlooMesh& mesh, const GroupPlace& place, std::function<void(int peer)> on_lost);
   ~GlooWatcher();
   GlooWatcher(const GlooWatcher&) = delete;
   GlooWatcher& operator=(const GlooWatcher&) = delete;
@@ -55,8 +55,5 @@ class GlooWatcher {
 
   std::thread thread_;  // last: it uses all of the above
 };
-
-// kUnavailable, by the peers' ranks and why each of them is lost.
-Status LostPeersOf(const std::map<int, std::string>& lost);
 
 }  // namespace tributary::collective

@@ -108,6 +108,7 @@ constexpr char kRatesFormat[] = "%9s %10s %9s %10s %9s %9s %9s %9s %9s %9s %9s\n
 
 std::string TopologyReport(const v1::GetTopologyReply& topology, const Style& style) {
   std::string out = GroupLine(topology, style);
+  if (!topology.exchange().empty()) absl::StrAppend(&out, topology.exchange(), "\n");
   if (topology.workers_size() > 0) absl::StrAppend(&out, "\n", Workers(topology, style));
   if (topology.caches_size() == 0) return absl::StrCat(out, "\n", style.Dim("no caches"), "\n");
   absl::StrAppend(&out, "\n", Caches(topology, style));

@@ -189,6 +189,7 @@ absl::StatusOr<v1::GetTopologyReply> Coordinator::GetTopology(const v1::GetTopol
   v1::GetTopologyReply reply;
   reply.set_version(options_.build_version);
   AddWorkers(group_->members(), &reply);
+  reply.set_exchange(group_->exchange());
   std::vector<CachePtr> caches;
   {
     const ReadSection section(lock_);

@@ -68,6 +68,7 @@ class EmbeddedGroup : public WorkerGroup {
   bool borrows() const override { return options_.device == worker::Device::kCpu; }
   void Lend(const std::function<bool()>& over) override;
   std::vector<Member> members() const override;
+  std::string exchange() const override;
   void Stop() override;
 
  private:
@@ -88,8 +89,8 @@ class EmbeddedGroup : public WorkerGroup {
   };
 
   // `alone`: to test the device with; without a way to exchange.
-  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank, bool alone) const;
-  absl::Status TestDevices() const;
+  absl::StatusOr<std::unique_ptr<worker::Backend>> MakeBackend(int rank, bool alone);
+  absl::Status TestDevices();
   void RunRank(int rank);
   // Executes the first command of a rank that is not busy. Releases the lock meanwhile.
   void RunFirst(int rank) TRIBUTARY_REQUIRES(mutex_);
@@ -133,6 +134,7 @@ class EmbeddedGroup : public WorkerGroup {
   Clock::time_point next_look_ TRIBUTARY_GUARDED_BY(mutex_) = Clock::time_point::max();
   uint64_t epoch_ TRIBUTARY_GUARDED_BY(mutex_) = 0;
   bool formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;
+  std::string exchange_ TRIBUTARY_GUARDED_BY(mutex_);     // what rank 0 said of it last; or empty
   bool has_formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // ever
   // Why the group broke; empty while it can execute.
   std::string broken_ TRIBUTARY_GUARDED_BY(mutex_);
@@ -148,8 +150,7 @@ EmbeddedGroup::EmbeddedGroup(const EmbeddedGroupOptions& options)
   for (int i = 0; i < options.workers; ++i) ranks_.push_back(std::make_unique<Rank>());
 }
 
-absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank,
-                                                                            bool alone) const {
+absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int rank, bool alone) {
   if (options_.make_backend) return options_.make_backend(rank);
   if (options_.device == worker::Device::kCuda) {
     if (alone) return worker::CreateCudaBackend({.gpu = options_.first_gpu + rank});
@@ -157,7 +158,13 @@ absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int 
                                     .strategy = options_.strategy,
                                     .exchange = options_.exchange_place,
                                     .batch_invariant = options_.deterministic};
-    if (rank == 0) cuda.on_exchange = options_.on_exchange;  // all ranks agree
+    if (rank == 0) {  // all ranks agree
+      cuda.on_exchange = [this](const std::string& how) {
+        if (options_.on_exchange) options_.on_exchange(how);
+        const MutexLock lock(mutex_);
+        exchange_ = how;
+      };
+    }
     return worker::CreateCudaBackend(cuda);
   }
   const int machine = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -167,7 +174,7 @@ absl::StatusOr<std::unique_ptr<worker::Backend>> EmbeddedGroup::MakeBackend(int 
       host_memory_);
 }
 
-absl::Status EmbeddedGroup::TestDevices() const {
+absl::Status EmbeddedGroup::TestDevices() {
   const int devices = options_.device == worker::Device::kCuda ? size() : 1;
   for (int i = 0; i < devices; ++i) {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<worker::Backend> backend,
@@ -445,6 +452,12 @@ std::vector<Member> EmbeddedGroup::members() const {
          .busy_seconds = work_[i].busy_seconds});
   }
   return members;
+}
+
+std::string EmbeddedGroup::exchange() const {
+  const MutexLock lock(mutex_);
+  if (size() == 1 || !has_formed_ || !exchange_.empty()) return exchange_;
+  return "partials meet in the memory of one process";
 }
 
 void EmbeddedGroup::Stop() {

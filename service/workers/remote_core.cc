@@ -199,6 +199,7 @@ void RemoteCore::Take(int rank, v1::WorkerMessage message) {
   switch (message.body_case()) {
     case v1::WorkerMessage::kReady:
       ranks_[rank].ready = true;
+      if (rank == 0) exchange_ = std::move(*message.mutable_ready()->mutable_exchange());
       return former_wakes_.NotifyOne();
     case v1::WorkerMessage::kFormFailed:
       return Break(absl::StrCat("rank ", rank,
@@ -328,6 +329,11 @@ void RemoteCore::WaitForPeersToLeave() {
   const Clock::time_point until = Clock::now() + kGoodbyeTimeout;
   while (!peers_.empty() && drained_.WaitUntil(mutex_, until)) {
   }
+}
+
+std::string RemoteCore::exchange() const {
+  const MutexLock lock(mutex_);
+  return exchange_;
 }
 
 std::vector<Member> RemoteCore::members() const {

@@ -49,6 +49,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   absl::Status Start(GroupObserver* observer);
   void Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done);
   std::vector<Member> members() const;
+  std::string exchange() const;
   void LetGo(int rank);
   int size() const { return size_; }
   absl::Status CheckResize() const;
@@ -207,6 +208,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   bool has_formed_ TRIBUTARY_GUARDED_BY(mutex_) = false;  // and must not form again
   std::vector<RankState> ranks_ TRIBUTARY_GUARDED_BY(mutex_);
   std::map<Stream, Peer> peers_ TRIBUTARY_GUARDED_BY(mutex_);  // every stream that is not gone
+  std::string exchange_ TRIBUTARY_GUARDED_BY(mutex_);          // what rank 0 said of it last
   std::map<std::string, std::string> rendezvous_ TRIBUTARY_GUARDED_BY(mutex_);
   // Which ranks wait for a key.
   std::map<std::string, std::vector<int>> rendezvous_waiters_ TRIBUTARY_GUARDED_BY(mutex_);

@@ -58,6 +58,7 @@ class RemoteGroupImpl
     core_->Submit(std::move(command), std::move(done));
   }
   std::vector<Member> members() const override { return core_->members(); }
+  std::string exchange() const override { return core_->exchange(); }
   void LetGo(int rank) override { core_->LetGo(rank); }
   absl::Status CheckResize() const override { return core_->CheckResize(); }
   void Expect(int workers) override { core_->Expect(workers); }

@@ -128,6 +128,8 @@ class WorkerGroup {
   // waits as it would have. `over` must not block.
   virtual void Lend(const std::function<bool()>& over) { static_cast<void>(over); }
   virtual std::vector<Member> members() const = 0;
+  // How the ranks' partials meet, for GetTopologyReply.exchange. On any thread.
+  virtual std::string exchange() const { return ""; }
   // Lets a worker go that is leaving (GroupObserver::OnLeaving) when nothing is in flight; then the
   // group breaks. It changes nothing where the rank is not leaving.
   virtual void LetGo(int rank) { static_cast<void>(rank); }

@@ -12,15 +12,22 @@
 #include <vector>
 
 #include "collective/communicator.h"
-#include "collective/gloo/gloo.h"
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
+#include "collective/transport/transport.h"
 
 namespace tributary::collective {
 
-enum class Kind { kInProcess, kGloo };
+enum class Kind { kInProcess, kGloo, kTls };
 
-inline const char* Name(Kind kind) { return kind == Kind::kInProcess ? "InProcess" : "Gloo"; }
+inline const char* Name(Kind kind) {
+  return kind == Kind::kInProcess ? "InProcess" : kind == Kind::kGloo ? "Gloo" : "Tls";
+}
+
+// Of the kinds whose ranks may be processes.
+inline Transport TransportOf(Kind kind) {
+  return kind == Kind::kTls ? Transport::kTls : Transport::kGloo;
+}
 
 inline Deadline After(std::chrono::milliseconds d) { return std::chrono::steady_clock::now() + d; }
 
@@ -45,8 +52,9 @@ inline Group MakeGroup(Kind kind, int size, uint64_t epoch = 1) {
   Group group(size);
   MemoryRendezvous rendezvous;
   OnEveryRank(size, [&](int rank) {
-    const Status s = CreateGlooCommunicator({.rank = rank, .size = size, .epoch = epoch},
-                                            rendezvous, Far(), &group[rank]);
+    const Status s =
+        CreatePeerCommunicator(TransportOf(kind), {.rank = rank, .size = size, .epoch = epoch},
+                               rendezvous, Far(), &group[rank]);
     EXPECT_TRUE(s.ok()) << Text(s);
   });
   return group;
@@ -72,7 +80,7 @@ inline std::string ParamName(const testing::TestParamInfo<GroupParam>& info) {
 
 inline std::vector<GroupParam> AllGroups() {
   std::vector<GroupParam> params;
-  for (const Kind kind : {Kind::kInProcess, Kind::kGloo}) {
+  for (const Kind kind : {Kind::kInProcess, Kind::kGloo, Kind::kTls}) {
     for (const int size : {1, 2, 3, 4, 8}) params.push_back({kind, size});
   }
   return params;

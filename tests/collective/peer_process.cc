@@ -1,4 +1,4 @@
-// One rank as a process: forms a group over Gloo through a directory, and all-gathers until it has
+// One rank as a process: forms a group through a directory, and all-gathers until it has
 // done what was asked or an operation fails. Says "ready" on stdout when the group is at work.
 #include <unistd.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/gloo/gloo.h"
 #include "collective/rendezvous/file_rendezvous.h"
+#include "collective/transport/transport.h"
 #include "tests/collective/peer_exit.h"
 
 namespace tributary::collective {
@@ -25,24 +25,25 @@ int Fail(int rank, const Status& s) {
 }
 
 int Main(int argc, char** argv) {
-  if (argc != 8) {
+  if (argc != 9) {
     std::fprintf(stderr,
-                 "usage: %s <directory> <epoch> <rank> <size> <words> <deadline ms> <operations, "
-                 "0: no end>\n",
+                 "usage: %s <gloo or tls> <directory> <epoch> <rank> <size> <words> <deadline ms> "
+                 "<operations, 0: no end>\n",
                  argv[0]);
     return kExitUsage;
   }
-  FileRendezvous rendezvous(argv[1]);
-  const uint64_t epoch = std::strtoull(argv[2], nullptr, 10);
-  const int rank = std::atoi(argv[3]);
-  const int size = std::atoi(argv[4]);
-  const size_t words = std::strtoull(argv[5], nullptr, 10);
-  const std::chrono::milliseconds deadline(std::atoll(argv[6]));
-  const uint32_t operations = static_cast<uint32_t>(std::strtoul(argv[7], nullptr, 10));
+  const Transport transport = std::string(argv[1]) == "tls" ? Transport::kTls : Transport::kGloo;
+  FileRendezvous rendezvous(argv[2]);
+  const uint64_t epoch = std::strtoull(argv[3], nullptr, 10);
+  const int rank = std::atoi(argv[4]);
+  const int size = std::atoi(argv[5]);
+  const size_t words = std::strtoull(argv[6], nullptr, 10);
+  const std::chrono::milliseconds deadline(std::atoll(argv[7]));
+  const uint32_t operations = static_cast<uint32_t>(std::strtoul(argv[8], nullptr, 10));
 
   std::unique_ptr<Communicator> comm;
-  if (Status s = CreateGlooCommunicator({.rank = rank, .size = size, .epoch = epoch}, rendezvous,
-                                        After(std::chrono::minutes(1)), &comm);
+  if (Status s = CreatePeerCommunicator(transport, {.rank = rank, .size = size, .epoch = epoch},
+                                        rendezvous, After(std::chrono::minutes(1)), &comm);
       !s.ok()) {
     return Fail(rank, s);
   }

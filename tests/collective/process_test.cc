@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/collective/peer_exit.h"
@@ -28,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 constexpr seconds kPatience(120);
 
 struct Job {
+  std::string transport = "gloo";  // or "tls"
   uint64_t epoch = 1;
   int size = 4;
   size_t words = 256;
@@ -41,10 +43,11 @@ class ProcessTest : public testing::Test {
     peers_.clear();
     for (int rank = 0; rank < job.size; ++rank) {
       peers_.push_back(std::make_unique<ChildProcess>(
-          std::vector<std::string>{
-              TRIBUTARY_PEER_PROCESS, directory_.File("store"), std::to_string(job.epoch),
-              std::to_string(rank), std::to_string(job.size), std::to_string(job.words),
-              std::to_string(job.deadline.count()), std::to_string(job.operations)},
+          std::vector<std::string>{TRIBUTARY_PEER_PROCESS, job.transport, directory_.File("store"),
+                                   std::to_string(job.epoch), std::to_string(rank),
+                                   std::to_string(job.size), std::to_string(job.words),
+                                   std::to_string(job.deadline.count()),
+                                   std::to_string(job.operations)},
           directory_.File(std::to_string(job.epoch) + "-" + std::to_string(rank))));
     }
   }
@@ -69,9 +72,11 @@ class ProcessTest : public testing::Test {
   std::vector<std::unique_ptr<ChildProcess>> peers_;
 };
 
-TEST_F(ProcessTest, FinishWhenNobodyFails) {
+class TransportTest : public ProcessTest, public testing::WithParamInterface<std::string> {};
+
+TEST_P(TransportTest, FinishWhenNobodyFails) {
   for (const size_t words : {size_t{0}, size_t{1}, size_t{100000}}) {
-    Start({.epoch = words + 1, .words = words, .operations = 50});
+    Start({.transport = GetParam(), .epoch = words + 1, .words = words, .operations = 50});
     for (auto& p : peers_) EXPECT_EQ(p->Wait(kPatience), kExitDone);
   }
 }
@@ -84,6 +89,7 @@ constexpr size_t kManyWords = 4 << 20;
 #endif
 
 struct KillCase {
+  std::string transport;
   int size;
   int victim;
   size_t words;
@@ -94,7 +100,10 @@ class KillTest : public ProcessTest, public testing::WithParamInterface<KillCase
 // A dead process's sockets are closed, so its peers need not wait for the deadline: they must say
 // that it is gone, not that it is late.
 TEST_P(KillTest, EverySurvivorLosesThePeer) {
-  const Job job{.size = GetParam().size, .words = GetParam().words, .deadline = seconds(20)};
+  const Job job{.transport = GetParam().transport,
+                .size = GetParam().size,
+                .words = GetParam().words,
+                .deadline = seconds(20)};
   Start(job);
   AwaitAllAtWork();
   const Clock::time_point killed = Clock::now();
@@ -108,18 +117,25 @@ TEST_P(KillTest, EverySurvivorLosesThePeer) {
   ExpectReforms(job);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, KillTest,
-                         testing::Values(KillCase{2, 0, 64}, KillCase{4, 0, 64}, KillCase{4, 3, 64},
-                                         KillCase{4, 1, kManyWords}, KillCase{2, 1, kManyWords}),
-                         [](const auto& test) {
-                           return "Rank" + std::to_string(test.param.victim) + "Of" +
-                                  std::to_string(test.param.size) + "Words" +
-                                  std::to_string(test.param.words);
-                         });
+std::vector<KillCase> KillCases() {
+  std::vector<KillCase> cases;
+  for (const char* transport : {"gloo", "tls"}) {
+    for (const auto& [size, victim, words] : std::vector<std::tuple<int, int, size_t>>{
+             {2, 0, 64}, {4, 0, 64}, {4, 3, 64}, {4, 1, kManyWords}, {2, 1, kManyWords}}) {
+      cases.push_back({transport, size, victim, words});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, KillTest, testing::ValuesIn(KillCases()), [](const auto& test) {
+  return test.param.transport + "Rank" + std::to_string(test.param.victim) + "Of" +
+         std::to_string(test.param.size) + "Words" + std::to_string(test.param.words);
+});
 
 // A stopped process keeps its sockets open: only the deadline tells.
-TEST_F(ProcessTest, AStoppedRankRunsIntoTheDeadline) {
-  const Job job{.deadline = seconds(4)};
+TEST_P(TransportTest, AStoppedRankRunsIntoTheDeadline) {
+  const Job job{.transport = GetParam(), .deadline = seconds(4)};
   Start(job);
   AwaitAllAtWork();
   const Clock::time_point stopped = Clock::now();
@@ -142,6 +158,9 @@ TEST_F(ProcessTest, AStoppedRankRunsIntoTheDeadline) {
   EXPECT_THAT(peers_[kVictim]->Wait(kPatience), AnyOf(Eq(timed_out), Eq(lost)));
   ExpectReforms(job);
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, TransportTest, testing::Values("gloo", "tls"),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace tributary::collective

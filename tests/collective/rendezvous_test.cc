@@ -1,4 +1,4 @@
-// Where ranks meet: both stores, and how forming a Gloo group fails.
+// Where ranks meet: both stores, and how forming a group of processes fails.
 #include "collective/rendezvous/rendezvous.h"
 
 #include <gmock/gmock.h>
@@ -137,13 +137,23 @@ class HeldRendezvous final : public Rendezvous {
   bool released_ = false;
 };
 
-TEST(GlooGroupTest, NamesTheRankThatDoesNotPublish) {
+// Of every transport between processes.
+class FormingTest : public testing::TestWithParam<Kind> {
+ protected:
+  static Status Create(const GroupPlace& place, Rendezvous& rendezvous, Deadline deadline,
+                       std::unique_ptr<Communicator>* out) {
+    return CreatePeerCommunicator(TransportOf(GetParam()), place, rendezvous, deadline, out);
+  }
+  // In keys.
+  static std::string Room() { return GetParam() == Kind::kTls ? "tls" : "gloo"; }
+};
+
+TEST_P(FormingTest, NamesTheRankThatDoesNotPublish) {
   MemoryRendezvous store;
   std::vector<Status> statuses(2);
   OnEveryRank(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
-    statuses[rank] =
-        CreateGlooCommunicator({.rank = rank, .size = 3}, store, After(milliseconds(300)), &comm);
+    statuses[rank] = Create({.rank = rank, .size = 3}, store, After(milliseconds(300)), &comm);
     EXPECT_EQ(comm, nullptr);
   });
   for (const Status& s : statuses) EXPECT_FALSE(s.ok());
@@ -155,21 +165,20 @@ TEST(GlooGroupTest, NamesTheRankThatDoesNotPublish) {
 
 // A rank that published its addresses and then hangs: peers on both sides of the TCP connection get
 // their deadline.
-TEST(GlooGroupTest, ConnectingObeysTheDeadline) {
+TEST_P(FormingTest, ConnectingObeysTheDeadline) {
   constexpr int kSize = 4;
   MemoryRendezvous store;
   HeldRendezvous held(store);
   std::vector<Status> statuses(kSize);
   std::vector<std::unique_ptr<Communicator>> comms(kSize);
   std::thread hanging([&] {
-    statuses[1] = CreateGlooCommunicator({.rank = 1, .size = kSize}, held, After(milliseconds(300)),
-                                         &comms[1]);
+    statuses[1] = Create({.rank = 1, .size = kSize}, held, After(milliseconds(300)), &comms[1]);
   });
   held.AwaitPublished();
   OnEveryRank(kSize, [&](int rank) {
     if (rank == 1) return;
-    statuses[rank] = CreateGlooCommunicator({.rank = rank, .size = kSize}, store,
-                                            After(milliseconds(300)), &comms[rank]);
+    statuses[rank] =
+        Create({.rank = rank, .size = kSize}, store, After(milliseconds(300)), &comms[rank]);
   });
   held.Release();
   hanging.join();
@@ -183,76 +192,74 @@ TEST(GlooGroupTest, ConnectingObeysTheDeadline) {
 }
 
 // What a rank published under an epoch that failed leads nowhere: an error, not a hang.
-TEST(GlooGroupTest, AnAddressOfTheDeadEndsInAnError) {
+TEST_P(FormingTest, AnAddressOfTheDeadEndsInAnError) {
   MemoryRendezvous store;
   std::unique_ptr<Communicator> comm;
-  Status s = CreateGlooCommunicator({.rank = 1, .size = 2}, store, After(milliseconds(50)), &comm);
+  Status s = Create({.rank = 1, .size = 2}, store, After(milliseconds(50)), &comm);
   EXPECT_EQ(s.code(), StatusCode::kDeadlineExceeded) << Text(s);
-  s = CreateGlooCommunicator({.rank = 0, .size = 2}, store, After(milliseconds(300)), &comm);
+  s = Create({.rank = 0, .size = 2}, store, After(milliseconds(300)), &comm);
   EXPECT_TRUE(s.code() == StatusCode::kDeadlineExceeded || s.code() == StatusCode::kUnavailable)
       << Text(s);
   EXPECT_THAT(s.message(), HasSubstr("rank 1"));
   EXPECT_EQ(comm, nullptr);
 }
 
-TEST(GlooGroupTest, RefusesAGroupOfAnotherSize) {
+TEST_P(FormingTest, RefusesAGroupOfAnotherSize) {
   MemoryRendezvous store;
   std::vector<Status> statuses(2);
   OnEveryRank(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
-    statuses[rank] = CreateGlooCommunicator({.rank = rank, .size = 2 + rank}, store,
-                                            After(milliseconds(500)), &comm);
+    statuses[rank] =
+        Create({.rank = rank, .size = 2 + rank}, store, After(milliseconds(500)), &comm);
   });
   EXPECT_EQ(statuses[0].code(), StatusCode::kFailedPrecondition) << Text(statuses[0]);
   EXPECT_THAT(statuses[0].message(), HasSubstr("rank 1 expects a group of 3 ranks"));
   EXPECT_FALSE(statuses[1].ok());
 }
 
-TEST(GlooGroupTest, RefusesWhatSomebodyElsePublished) {
+TEST_P(FormingTest, RefusesWhatSomebodyElsePublished) {
   for (const std::string garbage : {"", "hello", "2\nshort", "2\n"}) {
     MemoryRendezvous store;
-    ASSERT_TRUE(store.Set("tributary/gloo/5/1", garbage).ok());
+    ASSERT_TRUE(store.Set("tributary/" + Room() + "/5/1", garbage).ok());
     std::unique_ptr<Communicator> comm;
-    const Status s = CreateGlooCommunicator({.rank = 0, .size = 2, .epoch = 5}, store,
-                                            After(milliseconds(500)), &comm);
+    const Status s =
+        Create({.rank = 0, .size = 2, .epoch = 5}, store, After(milliseconds(500)), &comm);
     EXPECT_EQ(s.code(), StatusCode::kInternal) << garbage << " -> " << Text(s);
     EXPECT_THAT(s.message(), HasSubstr("rank 1"));
   }
 }
 
-TEST(GlooGroupTest, RefusesBadOptions) {
+TEST_P(FormingTest, RefusesBadOptions) {
   MemoryRendezvous store;
   std::unique_ptr<Communicator> comm;
-  Status s = CreateGlooCommunicator({.rank = 0, .size = 0}, store, Far(), &comm);
+  Status s = Create({.rank = 0, .size = 0}, store, Far(), &comm);
   EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(s.message(), HasSubstr("size"));
-  s = CreateGlooCommunicator({.rank = 2, .size = 2}, store, Far(), &comm);
+  s = Create({.rank = 2, .size = 2}, store, Far(), &comm);
   EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(s.message(), HasSubstr("rank 2"));
-  s = CreateGlooCommunicator({.rank = 0, .size = 2, .host = "no-such-host.invalid"}, store, Far(),
-                             &comm);
+  s = Create({.rank = 0, .size = 2, .host = "no-such-host.invalid"}, store, Far(), &comm);
   EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(s.message(), HasSubstr("no-such-host.invalid"));
   // TEST-NET-1 (RFC 5737) is nobody's address.
-  s = CreateGlooCommunicator({.rank = 0, .size = 2, .host = "192.0.2.1"}, store, Far(), &comm);
+  s = Create({.rank = 0, .size = 2, .host = "192.0.2.1"}, store, Far(), &comm);
   EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(s.message(), HasSubstr("192.0.2.1"));
 }
 
-TEST(GlooGroupTest, ListensOnTheHostGiven) {
+TEST_P(FormingTest, ListensOnTheHostGiven) {
   for (const char* host : {"localhost", "127.0.0.2"}) {
     MemoryRendezvous store;
     OnEveryRank(2, [&](int rank) {
       std::unique_ptr<Communicator> comm;
-      const Status s =
-          CreateGlooCommunicator({.rank = rank, .size = 2, .host = host}, store, Far(), &comm);
+      const Status s = Create({.rank = rank, .size = 2, .host = host}, store, Far(), &comm);
       EXPECT_TRUE(s.ok()) << "host '" << host << "': " << Text(s);
     });
   }
 }
 
 // A container's name need not resolve: then the error says which name that was.
-TEST(GlooGroupTest, WithoutAHostListensOnTheMachinesName) {
+TEST_P(FormingTest, WithoutAHostListensOnTheMachinesName) {
   char name[256] = {};
   ASSERT_EQ(gethostname(name, sizeof(name) - 1), 0);
   addrinfo hints = {};
@@ -264,8 +271,7 @@ TEST(GlooGroupTest, WithoutAHostListensOnTheMachinesName) {
   MemoryRendezvous store;
   OnEveryRank(2, [&](int rank) {
     std::unique_ptr<Communicator> comm;
-    const Status s =
-        CreateGlooCommunicator({.rank = rank, .size = 2, .host = ""}, store, Far(), &comm);
+    const Status s = Create({.rank = rank, .size = 2, .host = ""}, store, Far(), &comm);
     if (resolves) {
       EXPECT_TRUE(s.ok()) << Text(s);
     } else {
@@ -276,16 +282,15 @@ TEST(GlooGroupTest, WithoutAHostListensOnTheMachinesName) {
 }
 
 // Two generations in one store, formed at the same time by the same ranks, stay apart.
-TEST(GlooGroupTest, EpochsShareAStore) {
+TEST_P(FormingTest, EpochsShareAStore) {
   constexpr int kSize = 3;
   MemoryRendezvous store;
   std::vector<std::unique_ptr<Communicator>> first(kSize), second(kSize);
   OnEveryRank(2 * kSize, [&](int i) {
     const int rank = i % kSize;
     const bool is_first = i < kSize;
-    const Status s =
-        CreateGlooCommunicator({.rank = rank, .size = kSize, .epoch = is_first ? 8u : 9u}, store,
-                               Far(), is_first ? &first[rank] : &second[rank]);
+    const Status s = Create({.rank = rank, .size = kSize, .epoch = is_first ? 8u : 9u}, store,
+                            Far(), is_first ? &first[rank] : &second[rank]);
     EXPECT_TRUE(s.ok()) << Text(s);
   });
   first[0]->Abort("epoch 8 is over");
@@ -296,6 +301,37 @@ TEST(GlooGroupTest, EpochsShareAStore) {
     EXPECT_TRUE(s.ok()) << Text(s);
     EXPECT_THAT(all, testing::ElementsAre(0, 1, 2));
   });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FormingTest, testing::Values(Kind::kGloo, Kind::kTls),
+                         [](const auto& test) { return Name(test.param); });
+
+TEST(TransportTest, RanksThatSpeakDifferentlyAreNamed) {
+  MemoryRendezvous store;
+  std::vector<Status> statuses(3);
+  OnEveryRank(3, [&](int rank) {
+    const Transport own = rank == 1 ? Transport::kGloo : Transport::kTls;
+    statuses[rank] = AgreeOnTransport(own, {.rank = rank, .size = 3}, store, Far());
+  });
+  for (const Status& s : statuses) EXPECT_EQ(s.code(), StatusCode::kFailedPrecondition) << Text(s);
+  EXPECT_EQ(statuses[0].message(),
+            "rank 1 reaches its peers by Gloo over TCP, rank 0 by TCP under TLS 1.3");
+  EXPECT_EQ(statuses[1].message(),
+            "rank 0 reaches its peers by TCP under TLS 1.3, rank 1 by Gloo over TCP");
+}
+
+TEST(TransportTest, RanksThatSpeakAlikeAgree) {
+  MemoryRendezvous store;
+  OnEveryRank(3, [&](int rank) {
+    const Status s =
+        AgreeOnTransport(Transport::kTls, {.rank = rank, .size = 3, .epoch = 4}, store, Far());
+    EXPECT_TRUE(s.ok()) << Text(s);
+  });
+  // A rank that never says anything is named.
+  const Status s = AgreeOnTransport(Transport::kTls, {.rank = 0, .size = 2, .epoch = 5}, store,
+                                    After(milliseconds(20)));
+  EXPECT_EQ(s.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(s.message(), HasSubstr("rank 1"));
 }
 
 }  // namespace

@@ -326,6 +326,24 @@ class Sections(unittest.TestCase):
             services = by_kind(objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS), "Service")
             self.assertEqual(services["tributary"]["spec"]["ports"][0].get("appProtocol"), protocol, values)
 
+    def test_workers_have_tls_among_themselves_where_they_have_it_to_the_coordinator(self):
+        def settings(values, *sets):
+            documents = objects(CHART / f"ci/{values}-values.yaml", apis=OPERATORS, sets=sets)
+            return yaml.safe_load(by_kind(documents, "ConfigMap")["tributary"]["data"]["worker.yaml"])
+
+        # tributary-worker's --peer_tls is auto: TLS where there is a tls_ca.
+        self.assertNotIn("peer_tls", settings("gpu"))
+        self.assertIn("tls_ca", settings("gpu"))
+        self.assertNotIn("tls_ca", settings("cpu"))
+        self.assertEqual(settings("gpu", "tls.betweenWorkers=always")["peer_tls"], "always")
+        self.assertEqual(settings("gpu", "tls.betweenWorkers=never")["peer_tls"], "never")
+        code, text = render(CHART / "ci/cpu-values.yaml", sets=["tls.betweenWorkers=always"])
+        self.assertNotEqual(code, 0)
+        self.assertIn("tls.betweenWorkers=always needs tls.enabled=true", text)
+        code, text = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=["tls.betweenWorkers=on"])
+        self.assertNotEqual(code, 0)
+        self.assertIn("betweenWorkers", text)
+
     def test_tracing_is_the_coordinators(self):
         documents = objects(CHART / "ci/cpu-values.yaml", sets=["tracing.sample=0.25", "tracing.spans=0"])
         data = by_kind(documents, "ConfigMap")["tributary"]["data"]
@@ -585,8 +603,10 @@ class Group(unittest.TestCase):
         self.assertIn("rollout status statefulset/tributary-coordinator", notes)
         _, of_gpus = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, notes=True)
         self.assertIn("Node drains will block", of_gpus)
-        self.assertIn("What workers send each other is not encrypted", of_gpus)
-        self.assertNotIn("What workers send each other", notes, "all is plain text, which is said")
+        self.assertIn("What GPUs of several pods send each other over NCCL is not encrypted", of_gpus)
+        self.assertNotIn("is not encrypted", notes, "all is plain text, which is said")
+        _, never = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=["tls.betweenWorkers=never"], notes=True)
+        self.assertIn("What workers send each other is not encrypted (tls.betweenWorkers)", never)
         _, without = render(CHART / "ci/cpu-values.yaml", sets=['coordinator.state.size=""'], notes=True)
         self.assertIn("an upgrade that replaces the pod loses all", without)
         self.assertIn("delete pod --grace-period=30 -l", notes)

@@ -29,8 +29,9 @@ using ::testing::HasSubstr;
 
 class WorkerRestart : public Fleet {
  protected:
-  explicit WorkerRestart(const std::vector<std::string>& flags = {"--replicas=1"})
-      : Fleet({.workers = 4, .coordinator_flags = flags}) {}
+  explicit WorkerRestart(const std::vector<std::string>& flags = {"--replicas=1"},
+                         const std::vector<std::string>& worker_flags = {})
+      : Fleet({.workers = 4, .coordinator_flags = flags, .worker_flags = worker_flags}) {}
 
   void Kill(int rank) {
     workers_[rank]->Signal(SIGKILL);
@@ -69,6 +70,36 @@ TEST_F(WorkerRestart, EachMayDieUnderLoad) {
   load.Stop();
   ExpectNothingLost(load);
   EXPECT_THAT(coordinator_->Log(), HasSubstr("pages restored from replicas"));
+  ExpectPagesAccountedFor(load.hosts());
+}
+
+class WorkerRestartUnderTls : public WorkerRestart {
+ protected:
+  WorkerRestartUnderTls() : WorkerRestart({"--replicas=1"}, {"--peer_tls=always"}) {}
+};
+
+// Partials, replicas, and what is handed over or brought back: all of it goes from worker to
+// worker.
+TEST_F(WorkerRestartUnderTls, NothingIsLost) {
+  const std::string tls = "partials meet in host memory, by TCP under TLS 1.3";
+  EXPECT_EQ(Topology().exchange(), tls);
+  Load load(stub_, /*long_hosts=*/2, /*short_hosts=*/1);
+  ASSERT_TRUE(load.WaitOk(5));
+  Kill(2);
+  workers_[2] = Worker(2);
+  ASSERT_TRUE(WaitReady(2));
+  ASSERT_TRUE(WaitWhole());
+  ASSERT_TRUE(load.WaitOk(5));
+  workers_[1]->Signal(SIGTERM);
+  ASSERT_EQ(workers_[1]->Wait(kPatience), 0);
+  workers_[1] = Worker(1);
+  ASSERT_TRUE(WaitReady(3));
+  ASSERT_TRUE(WaitWhole());
+  ASSERT_TRUE(load.WaitOk(5));
+  load.Stop();
+  ExpectNothingLost(load);
+  EXPECT_THAT(coordinator_->Log(), HasSubstr("pages restored from replicas"));
+  EXPECT_EQ(Topology().exchange(), tls);
   ExpectPagesAccountedFor(load.hosts());
 }
 

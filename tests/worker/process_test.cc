@@ -50,13 +50,10 @@ using Script = std::function<void(Ranks&)>;
 
 std::unique_ptr<collective::Communicator> Connect(int rank, const std::string& directory) {
   collective::FileRendezvous rendezvous(directory);
-  collective::GlooOptions options;
-  options.rank = rank;
-  options.size = kRanks;
-  options.epoch = kEpoch;
   std::unique_ptr<collective::Communicator> comm;
   const Status status = collective::CreateGlooCommunicator(
-      options, rendezvous, std::chrono::steady_clock::now() + std::chrono::seconds(30), &comm);
+      {.rank = rank, .size = kRanks, .epoch = kEpoch}, rendezvous,
+      std::chrono::steady_clock::now() + std::chrono::seconds(30), &comm);
   EXPECT_TRUE(status.ok()) << status.message();
   return comm;
 }

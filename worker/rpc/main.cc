@@ -30,6 +30,7 @@
 #include "base/telemetry/trace.h"
 #include "worker/backends.h"
 #include "worker/cuda_backend.h"
+#include "worker/rpc/peer_security.h"
 #include "worker/rpc/place_in_group.h"
 #include "worker/rpc/worker.h"
 #include "worker/rpc/worker_metrics.h"
@@ -112,6 +113,11 @@ ABSL_FLAG(
     std::string, tls_cert, "",
     "The worker shows the certificate chain in this PEM file to coordinators that ask for one.");
 ABSL_FLAG(std::string, tls_key, "", "This PEM file holds the key of the worker's certificate.");
+ABSL_FLAG(
+    std::string, peer_tls, "auto",
+    "What workers send each other travels under TLS: always, never, or auto, that is wherever "
+    "this worker speaks TLS to the coordinator. All workers of a group must agree. Keys are "
+    "made for each group and need no files. GPUs exchange partials without it.");
 ABSL_FLAG(std::string, token_file, "",
           "The worker shows the coordinator the bearer token on the first line of this file.");
 ABSL_FLAG(std::string, join_secret_file, "",
@@ -176,6 +182,13 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (!options.security.server_name.empty() && options.security.tls.authorities.empty()) {
     return InvalidField("tls_ca", "is missing; tls_server_name is given");
   }
+  options.session.security = options.security;
+  if (!Parse(absl::GetFlag(FLAGS_peer_tls), &options.session.peer_tls)) {
+    return InvalidField("peer_tls", absl::StrCat("must be auto, always or never, is '",
+                                                 absl::GetFlag(FLAGS_peer_tls), "'"));
+  }
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckPeerTls(options.session.peer_tls, options.coordinator, options.security));
   options.session.build_version = BuildVersion();
   options.session.host = absl::GetFlag(FLAGS_host);
   TRIBUTARY_ASSIGN_OR_RETURN(options.session.rank,

@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status/status_macros.h"
 #include "kernels/cpu/thread_pool.h"
 #include "worker/cpu_backend.h"
 #include "worker/cuda_backend.h"
+#include "worker/rpc/peer_security.h"
 #include "worker/self_test.h"
 #include "worker/status_conversion.h"
 
@@ -26,7 +28,7 @@ RankThread::~RankThread() {
   executor_.reset();  // its sessions tell this object of themselves
 }
 
-void RankThread::Form(Formation formation, std::function<void(absl::Status)> done) {
+void RankThread::Form(Formation formation, std::function<void(absl::StatusOr<std::string>)> done) {
   {
     const MutexLock lock(mutex_);
     rendezvous_ = formation.rendezvous;
@@ -100,7 +102,7 @@ void RankThread::Loop() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation& formation) const {
+absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation& formation) {
   if (options_.device == Device::kCpu) {
     return CreateCpuBackend(std::make_shared<cpu::ThreadPool>(options_.threads),
                             formation.strategy);
@@ -114,7 +116,11 @@ absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation
   return CreateCudaBackend({.gpu = gpu,
                             .strategy = formation.strategy,
                             .exchange = formation.exchange,
-                            .on_exchange = formation.on_exchange,
+                            .on_exchange =
+                                [this, tell = formation.on_exchange](const std::string& how) {
+                                  device_exchange_ = how;
+                                  if (tell) tell(how);
+                                },
                             .batch_invariant = formation.deterministic});
 }
 
@@ -130,7 +136,27 @@ absl::Status RankThread::TestDevice(const Formation& formation) {
   return absl::OkStatus();
 }
 
-absl::Status RankThread::FormNow(const Formation& formation) {
+absl::StatusOr<std::unique_ptr<collective::Communicator>> RankThread::Connect(
+    const Formation& formation) {
+  collective::Rendezvous& rendezvous = *formation.rendezvous;
+  if (formation.agrees_on_transport) {
+    const absl::Status agreed = ToAbsl(collective::AgreeOnTransport(
+        formation.transport, formation.place, rendezvous, formation.deadline));
+    if (absl::IsFailedPrecondition(agreed)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(agreed.message(),
+                       ": --peer_tls, and with auto TLS to the coordinator, must be the same "
+                       "for all workers of a group"));
+    }
+    TRIBUTARY_RETURN_IF_ERROR(agreed);
+  }
+  std::unique_ptr<collective::Communicator> communicator;
+  TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreatePeerCommunicator(
+      formation.transport, formation.place, rendezvous, formation.deadline, &communicator)));
+  return communicator;
+}
+
+absl::StatusOr<std::string> RankThread::FormNow(const Formation& formation) {
   if (formation.fresh || executor_ == nullptr) {
     executor_.reset();  // first: the next one may need its memory
     memory_bytes_ = 0;
@@ -143,9 +169,8 @@ absl::Status RankThread::FormNow(const Formation& formation) {
                         .on_session_news = [this](const SessionNews& news) { OnNews(news); }},
         std::move(backend));
   }
-  std::unique_ptr<collective::Communicator> communicator;
-  TRIBUTARY_RETURN_IF_ERROR(ToAbsl(collective::CreateGlooCommunicator(
-      formation.place, *formation.rendezvous, formation.deadline, &communicator)));
+  TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> communicator,
+                             Connect(formation));
   TRIBUTARY_RETURN_IF_ERROR(executor_->Join(std::move(communicator), *formation.rendezvous,
                                             formation.deadline, formation.shard_ranks));
   memory_bytes_ = executor_->memory_used();
@@ -153,7 +178,7 @@ absl::Status RankThread::FormNow(const Formation& formation) {
   communicator_ = executor_->communicator();
   // Sessions of earlier epochs are gone by now, and tell nothing any more.
   on_session_news_ = formation.on_session_news;
-  return absl::OkStatus();
+  return DescribeExchange(formation.place.size, device_exchange_, formation.transport);
 }
 
 void RankThread::OnNews(const SessionNews& news) {

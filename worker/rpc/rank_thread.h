@@ -17,7 +17,8 @@
 #include "absl/status/statusor.h"
 #include "base/sync/mutex.h"
 #include "collective/communicator.h"
-#include "collective/gloo/gloo.h"
+#include "collective/peers/group_place.h"
+#include "collective/transport/transport.h"
 #include "worker/backend.h"
 #include "worker/backends.h"
 #include "worker/command.h"
@@ -41,7 +42,10 @@ struct RankOptions {
 class RankThread {
  public:
   struct Formation {
-    collective::GlooOptions place;
+    collective::GroupPlace place;
+    collective::Transport transport = collective::Transport::kGloo;
+    // The ranks say how they reach each other before they connect, and must agree.
+    bool agrees_on_transport = false;
     int shard_ranks = 0;  // as of Executor::Join
     collective::Strategy strategy = collective::Strategy::kAuto;
     // See CudaBackendOptions: batch_invariant, exchange and on_exchange.
@@ -60,8 +64,9 @@ class RankThread {
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;
 
-  // Connects to the other ranks. What is posted is done in order; `done` runs on the rank's thread.
-  void Form(Formation formation, std::function<void(absl::Status)> done);
+  // Connects to the other ranks. What is posted is done in order; `done` runs on the rank's thread,
+  // and is told how partials meet (DescribeExchange).
+  void Form(Formation formation, std::function<void(absl::StatusOr<std::string>)> done);
   void Execute(Command command, std::function<void(Reply)> done);
   // Says what the shards hold.
   void Report(std::function<void(Holdings)> done);
@@ -80,15 +85,17 @@ class RankThread {
   void OnNews(const SessionNews& news);
   void Post(std::function<void()> work);
   void Loop();
-  absl::Status FormNow(const Formation& formation);
-  absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Formation& formation) const;
+  absl::StatusOr<std::string> FormNow(const Formation& formation);
+  absl::StatusOr<std::unique_ptr<collective::Communicator>> Connect(const Formation& formation);
+  absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Formation& formation);
   // Checks, once per process, that the device computes rightly.
   absl::Status TestDevice(const Formation& formation);
 
   const RankOptions options_;
   // Used by the thread only.
   std::unique_ptr<Executor> executor_;
-  bool tested_ = false;  // whether the device has passed its self test
+  bool tested_ = false;          // whether the device has passed its self test
+  std::string device_exchange_;  // what the backend said last of how partials meet
 
   Mutex mutex_;
   CondVar changed_;

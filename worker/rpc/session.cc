@@ -171,14 +171,15 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   }
   readiness_.Expect(epoch);
   rank_.Abort(absl::StrCat("the group forms again under epoch ", epoch));
-  const auto answer = [outbox = outbox_, &readiness = readiness_, epoch](absl::Status status) {
+  const auto answer = [outbox = outbox_, &readiness = readiness_,
+                       epoch](const absl::StatusOr<std::string>& exchange) {
     v1::WorkerMessage message;
     message.set_epoch(epoch);
-    if (status.ok()) {
-      message.mutable_ready();
+    if (exchange.ok()) {
+      message.mutable_ready()->set_exchange(*exchange);
       readiness.Reached(epoch);
     } else {
-      *message.mutable_form_failed()->mutable_status() = EncodeStatus(status);
+      *message.mutable_form_failed()->mutable_status() = EncodeStatus(exchange.status());
     }
     outbox->Push(std::move(message));
   };
@@ -187,9 +188,14 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   if (!welcome_.has_value()) {
     return answer(absl::FailedPreconditionError("configured before being welcomed"));
   }
-  if (absl::Status spoken = CheckSpoken(configure.protocol_version()); !spoken.ok()) {
-    return answer(std::move(spoken));
+  if (const absl::Status spoken = CheckSpoken(configure.protocol_version()); !spoken.ok()) {
+    return answer(spoken);
   }
+  const uint32_t protocol = configure.protocol_version() != 0 ? configure.protocol_version()
+                                                              : welcome_->protocol_version();
+  const absl::StatusOr<collective::Transport> transport =
+      ChooseTransport(options_.peer_tls, options_.security, protocol);
+  if (!transport.ok()) return answer(transport.status());
   // Nothing to keep, yet the coordinator counts on it: never serve an empty shard as a full one.
   if (!configure.fresh() && identity_.group_id != welcome_->group_id()) {
     return answer(absl::FailedPreconditionError("this worker holds nothing of the group"));
@@ -212,6 +218,8 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
         absl::StrCat("size: this worker has rank ", welcome_->rank(), ", the group has ", size)));
   }
   formation.place = {.rank = welcome_->rank(), .size = size, .epoch = epoch, .host = options_.host};
+  formation.transport = *transport;
+  formation.agrees_on_transport = protocol >= kPeerTlsProtocol;
   formation.shard_ranks = configure.shard_ranks();
   formation.fresh = configure.fresh();
   formation.rendezvous = rendezvous_;
@@ -224,15 +232,17 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   formation.deadline = Clock::now() + milliseconds(configure.timeout_ms());
   // The session may be over by then.
   const auto joined = [log = options_.log, observer = options_.observer, answer, epoch,
-                       rank = welcome_->rank()](absl::Status status) {
-    observer->OnJoined(epoch, status);
+                       rank = welcome_->rank()](const absl::StatusOr<std::string>& exchange) {
+    observer->OnJoined(epoch, exchange.status());
     if (log != nullptr) {
-      log->Write(status.ok() ? LogLevel::kInfo : LogLevel::kWarning,
-                 status.ok() ? absl::StrCat("joined epoch ", epoch)
-                             : absl::StrCat("cannot join epoch ", epoch, ": ", status.message()),
+      const bool ok = exchange.ok();
+      const std::string how = ok && !exchange->empty() ? absl::StrCat("; ", *exchange) : "";
+      log->Write(ok ? LogLevel::kInfo : LogLevel::kWarning,
+                 ok ? absl::StrCat("joined epoch ", epoch, how)
+                    : absl::StrCat("cannot join epoch ", epoch, ": ", exchange.status().message()),
                  {{"rank", rank}, {"epoch", epoch}});
     }
-    answer(std::move(status));
+    answer(exchange);
   };
   rank_.Form(std::move(formation), joined);
 }

@@ -13,10 +13,12 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "base/rpc/security_options.h"
 #include "base/sync/mutex.h"
 #include "base/telemetry/log.h"
 #include "tributary/v1/worker.grpc.pb.h"
 #include "worker/rpc/outbox.h"
+#include "worker/rpc/peer_security.h"
 #include "worker/rpc/rank_thread.h"
 #include "worker/rpc/readiness.h"
 #include "worker/rpc/session_rendezvous.h"
@@ -29,6 +31,8 @@ struct SessionOptions {
   std::string backend = "cpu";
   std::optional<int> rank;                // that the worker asks for
   int world_size = 0;                     // that the worker expects; 0: any
+  PeerTls peer_tls = PeerTls::kAuto;      // whether it reaches its peers by TLS
+  ChannelSecurity security;               // of the channels to the coordinator
   std::string build_version = "unknown";  // of the program (base/process/version.h)
   // A coordinator that says nothing for so long is gone. Its Welcome states another time.
   std::chrono::milliseconds welcome_timeout{10'000};

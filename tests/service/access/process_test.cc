@@ -280,6 +280,59 @@ TEST_F(AccessProcess, TheCommandLineShowsItsToken) {
   EXPECT_THAT(ReadWholeFile(directory_.File("cli.log")), HasSubstr("no token"));
 }
 
+// Workers that speak TLS to the coordinator speak it to each other, without being told.
+TEST_F(AccessProcess, WhatWorkersSayToEachOtherIsUnderTls) {
+  Serve(2, {"--token_file=" + File("tokens")});
+  const auto first =
+      StartWorker(directory_, WorkerAddress(directory_), 0, WorkerFlags("worker.token"));
+  // One that was told otherwise is named, by itself and by its peer, and the group waits.
+  std::vector<std::string> plain = WorkerFlags("worker.token");
+  plain.push_back("--peer_tls=never");
+  {
+    const auto other = StartWorker(directory_, WorkerAddress(directory_), 1, plain);
+    EXPECT_TRUE(Eventually(kPatience, [&] {
+      return first->Log().find(
+                 "rank 1 reaches its peers by Gloo over TCP, rank 0 by TCP under "
+                 "TLS 1.3: --peer_tls") != std::string::npos;
+    })) << first->Log();
+    EXPECT_TRUE(Eventually(kPatience, [&] {
+      return other->Log().find(
+                 "rank 0 reaches its peers by TCP under TLS 1.3, rank 1 by Gloo "
+                 "over TCP: --peer_tls") != std::string::npos;
+    })) << other->Log();
+    const auto client = client::Client::Connect(ClientOptions("ops.token"));
+    ASSERT_TRUE(client.ok()) << client.status();
+    EXPECT_EQ((*client)->GetTopology({})->state(), v1::GROUP_STATE_FORMING);
+  }
+  const auto second =
+      StartWorker(directory_, WorkerAddress(directory_), 1, WorkerFlags("worker.token"));
+  ASSERT_TRUE(WaitReady());
+  const auto run = [&](const std::string& command, const std::string& token) {
+    std::filesystem::remove(directory_.File("cli.log"));
+    const auto code =
+        ChildProcess({TRIBUTARY_CLI_PROGRAM, command, "--target=" + PublicAddress(directory_),
+                      "--tls_ca=" + authority_.file(), "--token_file=" + File(token)},
+                     directory_.File("cli.log"))
+            .Wait(kPatience);
+    EXPECT_EQ(code, 0) << ReadWholeFile(directory_.File("cli.log"));
+    return ReadWholeFile(directory_.File("cli.log"));
+  };
+  EXPECT_THAT(run("topology", "ops.token"),
+              HasSubstr("partials meet in host memory, by TCP under TLS 1.3"));
+  run("check", "model.token");  // attention against a known answer
+}
+
+TEST_F(AccessProcess, AWorkerDoesNotLearnInPlainTextWhomToTrust) {
+  const auto worker = StartWorker(directory_, "127.0.0.1:1", 0, {"--peer_tls=always"});
+  EXPECT_EQ(worker->Wait(kPatience), 2);
+  EXPECT_THAT(worker->Log(), HasSubstr("peer_tls"));
+  EXPECT_THAT(worker->Log(), HasSubstr("--tls_ca must be given"));
+  const auto unknown =
+      StartWorker(directory_, WorkerAddress(directory_), 0, {"--peer_tls=sometimes"});
+  EXPECT_EQ(unknown->Wait(kPatience), 2);
+  EXPECT_THAT(unknown->Log(), HasSubstr("must be auto, always or never"));
+}
+
 // Which of name, trust, certificate and plain text it was, and by which name a service is known.
 TEST_F(AccessProcess, TheCommandLineSaysWhyTlsFailed) {
   const TlsFiles server = authority_.Issue("server", {.names = {"service.example"}});

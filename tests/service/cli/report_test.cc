@@ -122,6 +122,10 @@ TEST(TopologyReport, SaysWhoHoldsWhat) {
   EXPECT_THAT(report, Not(HasSubstr("\x1b"))) << "plain when it is not for a terminal";
   EXPECT_THAT(TopologyReport(Topology(), kColoured), HasSubstr("\x1b[31mlost"));
   EXPECT_THAT(TopologyReport({}, kPlain), HasSubstr("no caches"));
+  v1::GetTopologyReply under_tls = Topology();
+  under_tls.set_exchange("partials meet in host memory, by TCP under TLS 1.3");
+  EXPECT_THAT(TopologyReport(under_tls, kPlain),
+              HasSubstr("\npartials meet in host memory, by TCP"));
 }
 
 TEST(TopologyReport, SaysThatBuildsAreMixed) {

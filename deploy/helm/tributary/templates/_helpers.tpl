@@ -679,6 +679,7 @@ spec:
 {{- if .Values.metrics.enabled }}{{ $_ := set $settings "metrics_port" (.Values.metrics.port | int) }}{{ end -}}
 {{- $_ := mergeOverwrite $settings (include "tributary.cpuShare" (list . .Values.worker.resources "memory_limit") | fromYaml) -}}
 {{- if .Values.tls.enabled }}{{ $_ := set $settings "tls_ca" "/etc/tributary/identity/ca.crt" }}{{ end -}}
+{{- if ne .Values.tls.betweenWorkers "auto" }}{{ $_ := set $settings "peer_tls" .Values.tls.betweenWorkers }}{{ end -}}
 {{- if .Values.tls.workerSecret }}
 {{- $_ := set $settings "tls_cert" "/etc/tributary/identity/tls.crt" }}
 {{- $_ := set $settings "tls_key" "/etc/tributary/identity/tls.key" }}
