@@ -1,9 +1,9 @@
 """Runs a command as a container runtime would: with a root of its own that is read-only, the pod's volumes at their
 places, a user that may nothing. Usage, as root and in the pod's namespaces: container.py SPEC.json
 
-The specification has `args`, `env` and `mounts` ({path, source, readOnly}), `user` and `group`, and the folders
-`root` (empty, to build in) and `bin` (whose programs lie in /usr/local/bin). What the machine has in /usr and /etc
-stands for the image.
+The specification has `args`, `env` and `mounts` ({path, source, readOnly}), `user` and `group`, `devices` (paths of what
+the container gets besides), and the folders `root` (empty, to build in) and `bin` (whose programs lie in /usr/local/bin).
+What the machine has in /usr and /etc stands for the image.
 """
 
 import json
@@ -39,7 +39,8 @@ def build(spec):
             (root / name).symlink_to(os.readlink(f"/{name}"))
     bind(spec["bin"], root / "usr/local/bin", read_only=True)
     mount("-t", "proc", "proc", root / "proc")
-    fixed = [{"path": f"/dev/{name}", "source": f"/dev/{name}"} for name in DEVICES]
+    devices = [f"/dev/{name}" for name in DEVICES] + spec.get("devices", [])
+    fixed = [{"path": device, "source": device} for device in devices]
     fixed += [{"path": f"/etc/{name}", "source": f"/etc/{name}", "readOnly": True} for name in ETC]
     for one in fixed + sorted(spec["mounts"], key=lambda one: one["path"]):
         if not os.path.exists(one["source"]):

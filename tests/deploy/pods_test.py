@@ -2,8 +2,11 @@
 own, each container with a read-only root, the pod's volumes at their places, and a user that may nothing.
 
 Commands, environment, mounts and settings are those of the manifest, unchanged; names of services are in /etc/hosts,
-where a cluster has DNS. Two nodes are two pods of workers here. It takes root, to make namespaces; elsewhere it is
-skipped.
+where a cluster has DNS. Two nodes are two pods of workers here. Each container's memory is limited as the manifest says,
+where control groups can be made. It takes root, to make namespaces; elsewhere it is skipped.
+
+Whatever computes on CPUs here does so on GPUs, too, where the programs are built with CUDA and the machine has GPUs: the
+same cases, with the GPUs' devices in the containers.
 """
 
 import json
@@ -16,6 +19,8 @@ import sys
 import tempfile
 import unittest
 
+import control_group
+import gpus
 import helm_test
 import support
 
@@ -53,6 +58,7 @@ class Pod:
         self._claimed = set(claimed)
         self._pause = None
         self._mounted = []
+        self._limits = {}
 
     def make(self, config_maps, hosts):
         """The pause container, which holds the namespaces, and the volumes."""
@@ -87,7 +93,7 @@ class Pod:
             path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             known = {"status.podIP": self.address, "metadata.uid": f"uid-of-{self.name}", "": variable.get("value")}
             environment[variable["name"]] = known.get(path, str(index))
-        words = [*one.get("command", entrypoint), *one["args"]]
+        words = [*one.get("command", entrypoint), *one.get("args", [])]
         words = [re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], word) for word in words]
         context = self.spec["securityContext"]
         mounts = [{"path": "/etc/hosts", "source": str(self.folder / "hosts"), "readOnly": True}]
@@ -101,7 +107,8 @@ class Pod:
         spec = self.folder / f"{one['name']}.json"
         spec.write_text(json.dumps({
             "args": words, "env": environment, "mounts": mounts, "user": context["runAsUser"],
-            "group": context["runAsGroup"], "root": str(root), "bin": str(support.BIN.resolve())}), encoding="utf-8")
+            "group": context["runAsGroup"], "root": str(root), "bin": str(support.BIN.resolve()),
+            "devices": gpus.devices() if self.has_gpus(one) else []}), encoding="utf-8")
         inside = ["ip", "netns", "exec", self.namespace, "nsenter", "--target", str(self.first()), "--ipc"]
         own = ["unshare", "--mount"]
         if self.spec.get("shareProcessNamespace"):
@@ -110,12 +117,39 @@ class Pod:
             own += ["--pid", "--fork", "--kill-child"]
         return [*inside, *own, sys.executable, "-B", str(pathlib.Path(__file__).parent / "container.py"), str(spec)]
 
+    @staticmethod
+    def has_gpus(one):
+        """Whether the container is given the node's GPUs: by a claim, or by the device plugin."""
+        resources = one.get("resources", {})
+        return bool(resources.get("claims")) or "nvidia.com/gpu" in resources.get("limits", {})
+
+    def limit(self, one):
+        """The control group that holds the container to its memory; None where none can be made."""
+        name = one["name"]
+        memory = one.get("resources", {}).get("limits", {}).get("memory")
+        if name not in self._limits:
+            self._limits[name] = control_group.make(f"{self.namespace}-{name}", memory) if memory else None
+        return self._limits[name]
+
     def start(self, one, index):
-        self.processes[one["name"]] = support.Process(f"{self.name}-{one['name']}", self.command(one, index, ENTRYPOINT))
+        limit = self.limit(one)
+        command = self.command(one, index, ENTRYPOINT)
+        self.processes[one["name"]] = support.Process(f"{self.name}-{one['name']}",
+                                                      limit.within(command) if limit else command)
 
     def run(self, one, index=0):
         """A container that ends by itself."""
         return support.run(*self.command(one, index, ENTRYPOINT))
+
+    def start_first(self, running):
+        """Init containers that go on running, as MPS does, each until its probe finds it started."""
+        for one in self.spec.get("initContainers", []):
+            if one.get("restartPolicy") != "Always":
+                continue
+            self.start(one, 0)
+            probe = {**one, "name": f"{one['name']}-probe", "args": [], **one["startupProbe"]["exec"]}
+            support.wait_until(f"{one['name']} started", lambda p=probe: self.run(p).returncode == 0, 60,
+                               [*running, self.processes[one["name"]]])
 
     def program(self, name):
         """The process id of a container's first process, as the machine sees it."""
@@ -155,6 +189,9 @@ class Pod:
                 process.kill()
         for place in self._mounted:
             support.run("umount", place)
+        for limit in self._limits.values():
+            if limit:
+                limit.remove()
 
 
 class Cluster:
@@ -245,52 +282,110 @@ class Nodes(unittest.TestCase):
         self.assertLessEqual({path for path in writable if not path.startswith(("/dev/", "/proc"))},
                              {"/tmp", "/run/tributary", "/var/lib/tributary"})
 
-    def test_a_group_over_two_nodes_of_two_ranks_each(self):
-        documents = helm_test.objects(helm_test.CHART / "ci/cpu-values.yaml",
-                                      sets=["worker.count=4", "worker.gpusPerPod=2",
-                                            'worker.resources.requests.cpu="1"'])
-        pods = self.make(documents, 2)
+    def assert_limited(self, pod, one):
+        """The container's processes may take the memory that the manifest says."""
+        limit = pod.limit(one)
+        if limit is None:
+            print("memory is not limited: no control group can be made", file=sys.stderr)
+            return
+        self.assertEqual(limit.bytes(), control_group.in_bytes(one["resources"]["limits"]["memory"]))
+        self.assertIn(pod.program(one["name"]), limit.processes())
+
+    def group_of_pods(self, device, count, ranks):
+        """A coordinator's pod, and `count` pods with so many ranks each."""
+        documents = helm_test.objects(
+            helm_test.CHART / "ci/cpu-values.yaml",
+            sets=[f"worker.count={count * ranks}", f"worker.gpusPerPod={ranks}", 'worker.resources.requests.cpu="1"',
+                  *gpus.values(device)])
+        pods = self.make(documents, count)
         started = [(pod, one) for name, pod in pods.items() if name != "test" for one in pod.spec["containers"]]
-        self.assertEqual(len(started), 5)
+        self.assertEqual(len(started), 1 + count * ranks)
         for pod, one in started:
             pod.start(one, pod.name.removeprefix("worker-"))
         self.cluster.await_ready(started)
         check = pods["test"].run(pods["test"].spec["containers"][0])
         self.assertEqual(check.returncode, 0, f"{check.stdout}\n{self.cluster.logs()}")
-        self.assertIn("4 ranks", check.stdout)
-        topology = support.run("ip", "netns", "exec", pods["test"].namespace, support.BIN / "tributary", "topology",
-                               f"--target={pods['coordinator'].address}:7400").stdout
-        first, second = (pods[f"worker-{index}"] for index in range(2))
-        for pod in (first, second):
+        self.assertIn(f"{count * ranks} ranks", check.stdout)
+        topology = self.asked("topology")
+        workers = [pods[f"worker-{index}"] for index in range(count)]
+        for pod in workers:
             self.assertIn(pod.address, topology, "workers are known by their pods' addresses")
+            self.assert_limited(pod, pod.spec["containers"][0])
+        self.assertIn("partials meet in device memory, by direct" if device == "gpu" else
+                      "partials meet in host memory, by Gloo over TCP", topology)
 
+        names = [one["name"] for one in workers[0].spec["containers"]]
         namespaces = [[os.readlink(f"/proc/{pod.program(name)}/ns/{kind}") for kind in ("ipc", "pid", "net")]
-                      for pod in (first, second) for name in ("worker", "worker-1")]
+                      for pod in workers for name in names]
         self.assertEqual(namespaces[0], namespaces[1], "ranks of a pod share memory, processes and network")
-        for kind in range(3):
-            self.assertNotEqual(namespaces[1][kind], namespaces[2][kind])
-        self.assert_confined(first.program("worker"), 65532)
-        stopped = (first, second, pods["coordinator"])
+        for one, other in zip(namespaces[::ranks], namespaces[ranks::ranks]):
+            for kind in range(3):
+                self.assertNotEqual(one[kind], other[kind])
+        self.assert_confined(workers[0].program("worker"), 65532)
+        stopped = (*workers, pods["coordinator"])
         for pod in stopped:
             pod.stop()
-        self.assertEqual([code for pod in stopped for code in pod.exit_codes().values()], [0] * 5, self.cluster.logs())
+        self.assertEqual([code for pod in stopped for code in pod.exit_codes().values()], [0] * len(started),
+                         self.cluster.logs())
 
-    def test_one_node_with_a_host_in_the_pod(self):
-        """The node pod of ci/node-values.yaml, its ranks on CPUs."""
-        hosts = "[{name: host, image: a, args: [tributary, check, '--target=unix:/run/tributary/tributary.sock']}]"
+    def test_a_group_over_two_nodes_of_two_ranks_each(self):
+        self.group_of_pods("cpu", count=2, ranks=2)
+
+    def test_a_group_of_two_ranks_of_one_pod_with_a_gpu_each(self):
+        gpus.need(2)
+        self.group_of_pods("gpu", count=1, ranks=2)
+
+    def round_trip(self, command, what):
+        """Runs a host that submits steps to a session; the median of a step of one layer in microseconds."""
+        memory = "device" if self.device == "gpu" else "host"
+        done = command(["bench", "--session", f"--session_memory={memory}", "--layers=1", "--sequences=1", "--batch=1",
+                        "--context=1024", "--duration=2s", "--json"])
+        self.assertEqual(done.returncode, 0, f"{done.stdout}\n{self.cluster.logs()}")
+        result = json.loads(done.stdout[done.stdout.index("{"):])
+        self.assertEqual(result["errors"], {}, done.stdout)
+        self.assertGreater(result["steps"], 0)
+        median = result["step_latency_seconds"]["p50"] * 1e6
+        print(f"a session's round trip {what}, {self.device}: {median:.1f} us", file=sys.stderr)
+
+    def without_containers(self, ranks, settings):
+        """The same service and host as processes of this machine."""
+        socket = f"unix:{self.cluster.folder}/own.sock"
+        device = ["--device=cuda"] if self.device == "gpu" else [f"--threads={settings.get('threads', 0)}"]
+        service = support.Process("own", [
+            support.BIN / "tributary-coordinator", f"--listen={socket}", "--admin_listen=", "--worker_listen=",
+            f"--embedded_workers={ranks}", *device])
+        self.addCleanup(service.kill)
+        program = support.BIN / "tributary"
+        support.wait_until("the service without containers", lambda: support.run(
+            program, "health", f"--target={socket}").returncode == 0, 60, [service])
+        self.round_trip(lambda words: support.run(program, *words, f"--target={socket}"), "without containers")
+
+    def node_pod(self, device, ranks, mps=False):
+        """The node pod of ci/node-values.yaml, with a host in the pod."""
+        self.device = device
+        socket = "unix:/run/tributary/tributary.sock"
+        hosts = f"[{{name: host, image: a, args: [tributary, check, '--target={socket}']}}]"
         documents = helm_test.objects(
             helm_test.CHART / "ci/node-values.yaml", apis=helm_test.OPERATORS,
-            sets=["worker.backend=cpu", "worker.count=3", "worker.resourceClaims=[]", "mps.enabled=false",
-                  'coordinator.resources.requests.cpu="3"', f"coordinator.hostContainers={hosts}",
-                  "coordinator.extraVolumes=[]"])
+            sets=[f"worker.count={ranks}", f"mps.enabled={str(mps).lower()}",
+                  f'coordinator.resources.requests.cpu="{ranks}"', f"coordinator.hostContainers={hosts}",
+                  "coordinator.extraVolumes=[]",
+                  *(["worker.backend=cpu", "worker.resourceClaims=[]"] if device == "cpu" else [])])
         pods = self.make(documents, 0)
         pod = pods["coordinator"]
         coordinator, host = pod.spec["containers"]
+        pod.start_first([])
         pod.start(coordinator, 0)
         self.cluster.await_ready([(pod, coordinator)])
+        self.assert_limited(pod, coordinator)
         check = pod.run(host)
         self.assertEqual(check.returncode, 0, f"{check.stdout}\n{self.cluster.logs()}")
-        self.assertIn("3 ranks", check.stdout)
+        self.assertIn(f"{ranks} ranks", check.stdout)
+        if ranks > 1:
+            self.assertIn("partials meet in device memory, by direct" if device == "gpu" else
+                          "partials meet in the memory of one process", self.asked("topology"))
+        self.round_trip(lambda words: pod.run({**host, "name": "bench", "args": [
+            "tributary", *words, f"--target={socket}"]}), "in the node pod" + (" with MPS" if mps else ""))
         # A side container sees the service's processes, its socket and its memory, and runs as its user.
         looks = {**host, "name": "looks", "args": [
             "/bin/sh", "-c", "cat /proc/[0-9]*/comm; stat -c '%a %u' /run/tributary/tributary.sock; "
@@ -304,9 +399,22 @@ class Nodes(unittest.TestCase):
         self.assert_confined(pod.program("coordinator"), 65532)
         namespaces = [os.readlink(f"/proc/{pid}/ns/pid") for pid in (pod.program("coordinator"), pod.first())]
         self.assertEqual(namespaces[0], namespaces[1])
-        pod.stop()
-        self.assertEqual(pod.exit_codes(), {"coordinator": 0}, self.cluster.logs())
+        os.kill(pod.program("coordinator"), signal.SIGTERM)
+        self.assertEqual(pod.processes["coordinator"].wait(pod.spec["terminationGracePeriodSeconds"]), 0,
+                         self.cluster.logs())
+        maps = helm_test.by_kind(documents, "ConfigMap")["tributary"]["data"]
+        self.without_containers(ranks, helm_test.yaml.safe_load(maps["coordinator.yaml"]))
 
+    def test_one_node_with_a_host_in_the_pod(self):
+        self.node_pod("cpu", ranks=3)
+
+    def test_one_node_with_gpus_and_a_host_in_the_pod(self):
+        self.node_pod("gpu", ranks=min(2, gpus.need(1)))
+
+    def test_one_node_with_gpus_under_mps_and_a_host_in_the_pod(self):
+        ranks = min(2, gpus.need(1))
+        gpus.need_mps()
+        self.node_pod("gpu", ranks=ranks, mps=True)
 
     def asked(self, *words):
         """What `tributary` says in the pod of tests."""
