@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
-#include <vector>
+
+#include "absl/container/inlined_vector.h"
 
 namespace tributary::service {
 
@@ -27,7 +28,7 @@ class DeferredCalls {
   int64_t answers() const { return answers_; }
 
  private:
-  std::vector<std::function<void()>> calls_;
+  absl::InlinedVector<std::function<void()>, 2> calls_;
   int64_t answers_ = 0;
 };
 

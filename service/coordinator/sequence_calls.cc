@@ -117,7 +117,7 @@ void SequenceCalls::Enter(const std::string& cache_name, const CallContext& call
   }
   const auto operation =
       std::make_shared<SequenceOperation>(lock_, order_, std::move(apply), std::move(fail));
-  operation->sequences = std::move(sequences);
+  operation->sequences.assign(sequences.begin(), sequences.end());
   operation->cache = *std::move(cache);
   operation->call = call;
   order_.Enter(operation);

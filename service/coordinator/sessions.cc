@@ -51,7 +51,8 @@ class Sessions::StepOperation final : public Operation {
   StepOperation(Sessions* sessions, SessionPtr owner, SessionStepPtr step)
       : sessions_(*sessions), session_(std::move(owner)), step_(std::move(step)) {
     Member::session = session_->id;
-    sequences = step_->request.Sequences();
+    const std::vector<worker::SequenceId> all = step_->request.Sequences();
+    sequences.assign(all.begin(), all.end());
     cache = session_->cache;
     call = session_->call;
     call.deadline = CoordinatorLock::Clock::now() + session_->terms.command.wait_timeout;

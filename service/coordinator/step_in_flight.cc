@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 #include "service/coordinator/conflicts.h"
@@ -72,7 +73,7 @@ double CountStep(const Outcome& outcome, v1::Statistics* statistics) {
 
 void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,
                   worker::Command* command) {
-  std::vector<ReservedRequest> requests;
+  absl::InlinedVector<ReservedRequest, 4> requests;
   for (const StepMember* member : step->members) {
     requests.push_back({&member->request, &member->reservation});
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "service/coordinator/call_context.h"
 #include "service/coordinator/operation.h"
@@ -35,8 +36,9 @@ struct StepInFlight {
   StepRecord record;
   std::vector<worker::Standing> standings;  // what the workers are told with the step
   std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend
-  std::vector<StepMember*> members;         // in the order of their entries in the command
-  std::vector<OperationPtr> operations;     // own the members, in the same order
+  // In the order of their entries in the command.
+  absl::InlinedVector<StepMember*, 4> members;
+  absl::InlinedVector<OperationPtr, 4> operations;  // own the members, in the same order
 };
 
 // Commits or rolls back each member by itself: a request that conflicts, or whose shared memory was

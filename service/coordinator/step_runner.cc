@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "base/status/rpc_errors.h"
 #include "base/status/status_macros.h"
 #include "service/coordinator/operation.h"
@@ -26,8 +27,7 @@ absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
 
 // A request that waits for its sequences, and then in the batcher for its step, or for each of its
 // steps.
-class StepRunner::StepOperation final : public Operation,
-                                        public std::enable_shared_from_this<StepOperation> {
+class StepRunner::StepOperation final : public Operation {
  public:
   StepOperation(StepRunner* runner, StepRequest request, Done<v1::AttendReply> done)
       : runner_(*runner) {
@@ -69,8 +69,8 @@ class StepRunner::StepOperation final : public Operation,
   bool begun() const { return in_pieces() && split->next > 0; }
   // The part of the operation that the next step carries out.
   StepMember* current() { return in_pieces() ? &split->piece : &member; }
-  // Makes `split->piece` the next piece.
-  void TakePiece() {
+  // Makes `split->piece` the next piece. `self` owns this.
+  void TakePiece(const StepOperationPtr& self) {
     StepMember& piece = split->piece;
     piece.request = PieceOf(member.request, split->pieces[split->next]);
     piece.reservation = {.layer = member.reservation.layer, .group = member.reservation.group};
@@ -80,8 +80,10 @@ class StepRunner::StepOperation final : public Operation,
       piece.reservation.page_copies = member.reservation.page_copies;
       piece.reservation.page_updates = member.reservation.page_updates;
     }
-    piece.done = [this](absl::StatusOr<v1::AttendReply> results) {
-      runner_.OnPieceDone(shared_from_this(), std::move(results));
+    // The step keeps the operation until it has called this.
+    const std::weak_ptr<StepOperation> owned = self;
+    piece.done = [this, owned](absl::StatusOr<v1::AttendReply> results) {
+      runner_.OnPieceDone(owned.lock(), std::move(results));
     };
   }
 
@@ -209,13 +211,13 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
   step->epoch = serving_.epoch();
   step->record.begun = now;
   for (void* request : batch.requests) {
-    auto* operation = static_cast<StepOperation*>(request);
-    OperationPtr owner = order_.Waiting(*operation);
+    auto operation = std::static_pointer_cast<StepOperation>(
+        order_.Waiting(*static_cast<StepOperation*>(request)));
     if (!Join(operation, now, &step->flops)) continue;
     step->turn_of_long |= operation->in_turns();
     step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
-    step->operations.push_back(std::move(owner));
+    step->operations.push_back(std::move(operation));
   }
   if (step->operations.empty()) return;
   step->cache = step->operations.front()->cache;
@@ -265,7 +267,7 @@ StepCost StepRunner::CostOf(const StepOperation& operation) const {
   return service::CostOf(worker::GeometryOf(spec, layer), layer.window.left, request.entries);
 }
 
-bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* flops) {
+bool StepRunner::Join(const StepOperationPtr& operation, Clock::time_point now, double* flops) {
   const auto fail = [&](const absl::Status& status) TRIBUTARY_LOCKED {
     order_.Fail(*operation, status);
     return false;
@@ -279,7 +281,7 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* f
     if (operation->split->epoch != serving_.epoch()) {
       return fail(FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay));
     }
-    operation->TakePiece();
+    operation->TakePiece(operation);
     *flops += CostOf(*operation).flops;
     order_.StopWaiting(*operation);
     return true;
@@ -305,7 +307,7 @@ bool StepRunner::Join(StepOperation* operation, Clock::time_point now, double* f
   return true;
 }
 
-absl::Status StepRunner::Split(StepOperation* operation, const StepCost& cost,
+absl::Status StepRunner::Split(const StepOperationPtr& operation, const StepCost& cost,
                                Clock::time_point now) {
   const StepMember& member = operation->member;
   const worker::CacheSpec& spec = operation->cache->spec;
@@ -333,11 +335,11 @@ absl::Status StepRunner::Split(StepOperation* operation, const StepCost& cost,
   operation->split->pieces = std::move(pieces);
   operation->split->epoch = serving_.epoch();
   operation->split->in_turns = in_turns;
-  operation->TakePiece();
+  operation->TakePiece(operation);
   return absl::OkStatus();
 }
 
-void StepRunner::OnPieceDone(const std::shared_ptr<StepOperation>& operation,
+void StepRunner::OnPieceDone(const StepOperationPtr& operation,
                              absl::StatusOr<v1::AttendReply> results) {
   const StepRequest& request = operation->member.request;
   StepOperation::SplitCall& split = *operation->split;
@@ -404,7 +406,7 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   }
   Settle(step.get(), outcome, options_.retry_delay, &statistics_);
   // A call that has several steps is answered after the last of them.
-  std::vector<OperationPtr> over;
+  absl::InlinedVector<OperationPtr, 4> over;
   for (const OperationPtr& operation : step->operations) {
     if (!static_cast<StepOperation&>(*operation).in_pieces()) over.push_back(operation);
   }

@@ -54,6 +54,7 @@ class StepRunner {
 
  private:
   class StepOperation;
+  using StepOperationPtr = std::shared_ptr<StepOperation>;
   using StepPtr = std::shared_ptr<StepInFlight>;
   // Checks a request, without the lock.
   using Check = std::function<absl::StatusOr<StepRequest>(const StepContext&)>;
@@ -75,13 +76,14 @@ class StepRunner {
   StepLimits limits() const;
   // Returns whether the operation takes part in the step, and adds its share to the step's `flops`.
   // If not, it has failed.
-  bool Join(StepOperation* operation, Clock::time_point now, double* flops) TRIBUTARY_LOCKED;
+  bool Join(const StepOperationPtr& operation, Clock::time_point now,
+            double* flops) TRIBUTARY_LOCKED;
   // Cuts an operation, whose pages are reserved, into pieces: into turns, or into what a step may
   // take.
-  absl::Status Split(StepOperation* operation, const StepCost& cost,
+  absl::Status Split(const StepOperationPtr& operation, const StepCost& cost,
                      Clock::time_point now) TRIBUTARY_LOCKED;
   // A piece has been carried out or has failed. If it failed, so has the operation.
-  void OnPieceDone(const std::shared_ptr<StepOperation>& operation,
+  void OnPieceDone(const StepOperationPtr& operation,
                    absl::StatusOr<v1::AttendReply> results) TRIBUTARY_UNLOCKED;
   // Ends an operation in pieces. Its tokens count from now on, or not at all.
   void EndPieces(StepOperation* operation, absl::Status status) TRIBUTARY_LOCKED;

@@ -1,6 +1,8 @@
 #include "service/data/tensor.h"
 
 #include <cstring>
+#include <optional>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -14,22 +16,24 @@ namespace tributary::service {
 namespace {
 
 absl::StatusOr<DType> FloatDType(v1::DType dtype, absl::string_view field) {
+  const std::optional<DType> known = FromProto(dtype);
+  if (known.has_value() && IsUnscaled(*known)) return *known;
   const std::string name = absl::StrCat(field, ".dtype");
   TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
-  if (IsUnscaled(type)) return type;
   return InvalidField(name, absl::StrCat("must be f32, bf16 or f16, is ", Name(type)));
 }
 
 absl::StatusOr<DType> OutputDType(v1::DType dtype, absl::string_view field) {
+  const std::optional<DType> known = FromProto(dtype);
+  if (known.has_value() && IsOutputType(*known)) return *known;
   const std::string name = absl::StrCat(field, ".dtype");
   TRIBUTARY_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, name));
-  if (IsOutputType(type)) return type;
   return InvalidField(name,
                       absl::StrCat("must be f32, bf16, f16, fp8_e4m3 or nvfp4, is ", Name(type)));
 }
 
 absl::Status CheckShape(const v1::Tensor& tensor, absl::string_view field,
-                        const std::vector<int64_t>& expected) {
+                        absl::Span<const int64_t> expected) {
   if (tensor.shape_size() != static_cast<int>(expected.size())) {
     return InvalidField(
         absl::StrCat(field, ".shape"),
@@ -45,7 +49,7 @@ absl::Status CheckShape(const v1::Tensor& tensor, absl::string_view field,
 }
 
 // Bytes of a shape that is the service's own, so that no dimension is negative.
-absl::StatusOr<size_t> Bytes(const std::vector<int64_t>& shape, DType dtype,
+absl::StatusOr<size_t> Bytes(absl::Span<const int64_t> shape, DType dtype,
                              absl::string_view field) {
   int64_t elements = 1;
   int64_t bits = 0;
@@ -76,7 +80,7 @@ absl::StatusOr<RegionBytes> FindBytes(const v1::SharedMemoryReference& reference
 }  // namespace
 
 absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
-                                       const std::vector<int64_t>& shape,
+                                       absl::Span<const int64_t> shape,
                                        const SharedMemoryRegistry* regions) {
   InputTensor input;
   TRIBUTARY_ASSIGN_OR_RETURN(input.view.dtype, FloatDType(tensor.dtype(), field));
@@ -111,7 +115,7 @@ absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_vi
 }
 
 absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
-                                         std::vector<int64_t> shape, DType default_dtype,
+                                         TensorShape shape, DType default_dtype,
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry* regions) {
   OutputTensor output;

@@ -3,17 +3,20 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "service/data/guarded_mapping.h"
 #include "service/data/shared_memory.h"
 #include "tributary/v1/types.pb.h"
 #include "worker/command.h"
 
 namespace tributary::service {
+
+using TensorShape = absl::InlinedVector<int64_t, 3>;
 
 // The bytes of a request's tensor. `owner` keeps a region mapped; it is null for inline bytes,
 // which the request itself keeps.
@@ -29,7 +32,7 @@ struct OutputTensor {
   DType dtype = DType::kF32;
   bool pinned = false;  // whether `region` is pinned, as in worker::OutputPlace
   float scale = 1.0f;   // for FP8 and NVFP4
-  std::vector<int64_t> shape;
+  TensorShape shape;
   std::byte* region = nullptr;
   std::shared_ptr<const GuardedMapping> owner;
   RegisteredRegionPtr device;
@@ -43,14 +46,14 @@ struct OutputTensor {
 // `regions` null: the caller may not name any (PERMISSION_DENIED). NOT_FOUND for an unknown region.
 // Offsets must be multiples of the element's size.
 absl::StatusOr<InputTensor> ReadTensor(const v1::Tensor& tensor, absl::string_view field,
-                                       const std::vector<int64_t>& shape,
+                                       absl::Span<const int64_t> shape,
                                        const SharedMemoryRegistry* regions);
 
 // `asked` may be null or without source: inline in its dtype, or in `default_dtype` if it states
 // none. `only_dtype` (UNSPECIFIED for any that outputs may have) is the one dtype allowed.
 // RESOURCE_EXHAUSTED when an inline result is larger than `max_inline_bytes`.
 absl::StatusOr<OutputTensor> PlaceOutput(const v1::Tensor* asked, absl::string_view field,
-                                         std::vector<int64_t> shape, DType default_dtype,
+                                         TensorShape shape, DType default_dtype,
                                          v1::DType only_dtype, size_t max_inline_bytes,
                                          const SharedMemoryRegistry* regions);
 

@@ -14,8 +14,8 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -68,7 +68,7 @@ class Batcher {
 
   struct Batch {
     BatchKey key;
-    std::vector<void*> requests;
+    absl::InlinedVector<void*, 4> requests;
   };
   // Takes the batch that has waited longest among those that are due. A batch is due when it is
   // full or its window has passed. Without turns, batches whose oldest request is in turns wait.
@@ -79,7 +79,7 @@ class Batcher {
   bool empty() const { return queues_.empty(); }
 
  private:
-  using Queue = std::vector<Candidate>;
+  using Queue = absl::InlinedVector<Candidate, 2>;
 
   Clock::time_point DueAt(const Queue& queue) const;
 

@@ -41,6 +41,16 @@ absl::Status EntryList::AddRows(uint64_t sequence, int64_t first_position, int32
   return Add(sequence, first_position, query_rows, new_tokens);
 }
 
+bool EntryList::Has(uint64_t sequence) {
+  constexpr size_t kFew = 8;
+  const auto of = [sequence](const worker::StepEntry& entry) { return entry.sequence == sequence; };
+  if (entries_.size() <= kFew) return std::any_of(entries_.begin(), entries_.end(), of);
+  for (size_t i = sequences_.empty() ? 0 : entries_.size() - 1; i < entries_.size(); ++i) {
+    sequences_.insert(entries_[i].sequence);
+  }
+  return sequences_.contains(sequence);
+}
+
 absl::Status EntryList::AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens) {
   const int index = static_cast<int>(entries_.size());
   if (tokens < 1) {
@@ -55,7 +65,7 @@ absl::Status EntryList::Add(uint64_t sequence, int64_t first_position, int32_t q
   const bool goes_on =
       query_rows == 0 && !entries_.empty() && entries_.back().sequence == sequence &&
       first_position >= entries_.back().first_position + entries_.back().new_tokens;
-  if (!sequences_.insert(sequence).second && !goes_on) {
+  if (Has(sequence) && !goes_on) {
     return InvalidField(EntryField(index, "sequence_id"),
                         absl::StrCat("sequence ", sequence, " appears twice"));
   }

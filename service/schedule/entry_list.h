@@ -36,7 +36,10 @@ class EntryList {
                    int32_t new_tokens);
 
   std::vector<worker::StepEntry> entries_;
-  absl::flat_hash_set<uint64_t> sequences_;
+  // Whether an entry of the sequence was added.
+  bool Has(uint64_t sequence);
+
+  absl::flat_hash_set<uint64_t> sequences_;  // of the entries, once there are more than a few
   int32_t query_rows_ = 0;
   int32_t new_tokens_ = 0;
   int32_t most_rows_ = 0;  // of an entry

@@ -21,9 +21,9 @@ namespace tributary::service {
 class SequenceOrder {
  public:
   struct Member {
-    std::vector<worker::SequenceId> sequences;  // each at most once
-    uint64_t session = 0;                       // 0: of none
-    int blocked = 0;                            // queues of its sequences that it does not head yet
+    absl::InlinedVector<worker::SequenceId, 2> sequences;  // each at most once
+    uint64_t session = 0;                                  // 0: of none
+    int blocked = 0;  // queues of its sequences that it does not head yet
   };
 
   // True when the member may run at once.

@@ -32,7 +32,7 @@ std::shared_ptr<const void> OwnerOf(const std::optional<Tensor>& tensor) {
   return tensor.has_value() ? tensor->owner : nullptr;
 }
 
-worker::TensorView Gather(const std::vector<ReservedRequest>& requests, Field field, DType dtype,
+worker::TensorView Gather(std::span<const ReservedRequest> requests, Field field, DType dtype,
                           std::unique_ptr<std::byte[]>* buffer) {
   worker::TensorView all{.dtype = dtype};
   for (const ReservedRequest& r : requests) {
@@ -81,7 +81,7 @@ void AppendTo(const std::vector<T>& from, std::vector<T>* to) {
 
 }  // namespace
 
-BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared) {
+BuiltStep BuildStep(std::span<const ReservedRequest> requests, bool copy_shared) {
   BuiltStep built;
   worker::StepCommand& step = built.command;
   const auto kept = std::make_shared<Kept>();

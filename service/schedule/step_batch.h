@@ -31,7 +31,7 @@ struct BuiltStep {
   worker::StepCommand command;
   std::shared_ptr<const void> owner;
 };
-BuiltStep BuildStep(const std::vector<ReservedRequest>& requests, bool copy_shared);
+BuiltStep BuildStep(std::span<const ReservedRequest> requests, bool copy_shared);
 
 // Checks that rank 0's reply holds exactly what it should of a step's outputs in a layer of this
 // geometry. INTERNAL (WRONG_RESULT) names both sizes otherwise. What a worker sends is not read,

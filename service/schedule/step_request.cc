@@ -32,8 +32,8 @@ worker::LayerGeometry GeometryOf(const StepRequest& request, const StepContext& 
 absl::Status ReadKv(const v1::Tensor& k, const v1::Tensor& v, const StepContext& context,
                     StepRequest* request) {
   const KvGeometry geometry = GeometryOf(*request, context).kv;
-  const std::vector<int64_t> k_shape = {request->new_tokens, geometry.kv_heads, geometry.key_dim};
-  const std::vector<int64_t> v_shape = {request->new_tokens, geometry.kv_heads, geometry.value_dim};
+  const TensorShape k_shape = {request->new_tokens, geometry.kv_heads, geometry.key_dim};
+  const TensorShape v_shape = {request->new_tokens, geometry.kv_heads, geometry.value_dim};
   TRIBUTARY_ASSIGN_OR_RETURN(request->k, ReadTensor(k, "k", k_shape, context.regions));
   TRIBUTARY_ASSIGN_OR_RETURN(request->v, ReadTensor(v, "v", v_shape, context.regions));
   if (request->k->view.dtype != request->v->view.dtype) {
@@ -156,7 +156,7 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
   Take(std::move(entries), &request);
   if (draft) request.key.kind = worker::StepKind::kDflash;
   const worker::LayerGeometry geometry = GeometryOf(request, context);
-  const std::vector<int64_t> q_shape = {request.query_rows, geometry.q_heads, geometry.kv.key_dim};
+  const TensorShape q_shape = {request.query_rows, geometry.q_heads, geometry.kv.key_dim};
   TRIBUTARY_ASSIGN_OR_RETURN(request.q, ReadTensor(message->q(), "q", q_shape, context.regions));
   request.key.q_dtype = request.q->view.dtype;
   if (request.new_tokens > 0) {
