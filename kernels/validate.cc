@@ -9,15 +9,26 @@
 namespace tributary {
 namespace {
 
+// A field of one of several things, "entries[2].row_begin": spelled only where it is refused.
+struct Indexed {
+  template <typename Index>
+  Indexed(std::string_view of, Index at, std::string_view then = {})
+      : name(of), index(static_cast<int64_t>(at)), suffix(then) {}
+
+  std::string_view name;
+  int64_t index;
+  std::string_view suffix;
+};
+
 // Collects the first refusal, so that a list of checks reads as a list.
 class Checker {
  public:
-  template <typename... Parts>
-  void Require(bool condition, std::string_view field, const Parts&... reason) {
+  template <typename Field, typename... Parts>
+  void Require(bool condition, const Field& field, const Parts&... reason) {
     if (!condition) Refuse(StatusCode::kInvalidArgument, field, reason...);
   }
-  template <typename... Parts>
-  void RequireSupported(bool condition, std::string_view field, const Parts&... reason) {
+  template <typename Field, typename... Parts>
+  void RequireSupported(bool condition, const Field& field, const Parts&... reason) {
     if (!condition) Refuse(StatusCode::kFailedPrecondition, field, reason...);
   }
   bool ok() const { return status_.ok(); }
@@ -26,14 +37,19 @@ class Checker {
  private:
   static std::string Text(const char* s) { return s; }
   static std::string Text(const std::string& s) { return s; }
+  static std::string Text(const Indexed& field) {
+    std::string text(field.name);
+    text += "[" + std::to_string(field.index) + "]";
+    return text.append(field.suffix);
+  }
   static std::string Text(int64_t n) { return std::to_string(n); }
   static std::string Text(int32_t n) { return std::to_string(n); }
   static std::string Text(float x) { return std::to_string(x); }
 
-  template <typename... Parts>
-  void Refuse(StatusCode code, std::string_view field, const Parts&... reason) {
+  template <typename Field, typename... Parts>
+  void Refuse(StatusCode code, const Field& field, const Parts&... reason) {
     if (!status_.ok()) return;
-    std::string message(field);
+    std::string message = Text(field);
     message += ": ";
     ((message += Text(reason)), ...);
     status_ = Status(code, std::move(message));
@@ -41,10 +57,6 @@ class Checker {
 
   Status status_;
 };
-
-std::string Indexed(const char* name, int64_t index) {
-  return std::string(name) + "[" + std::to_string(index) + "]";
-}
 
 void CheckHeadDims(Checker& check, std::string_view prefix, int32_t key_dim, int32_t value_dim) {
   const HeadDims* row = FindHeadDims(key_dim, value_dim);
@@ -100,9 +112,9 @@ template <typename Entries>
 void CheckEntries(Checker& check, const Entries& entries, int32_t rows) {
   int64_t next = 0;
   for (size_t i = 0; i < entries.size() && check.ok(); ++i) {
-    check.Require(entries[i].row_count >= 0, Indexed("entries", i) + ".row_count",
+    check.Require(entries[i].row_count >= 0, Indexed("entries", i, ".row_count"),
                   entries[i].row_count, " is negative");
-    check.Require(entries[i].row_begin == next, Indexed("entries", i) + ".row_begin",
+    check.Require(entries[i].row_begin == next, Indexed("entries", i, ".row_begin"),
                   entries[i].row_begin, " is not ", next, ", where the entry before ends");
     next += entries[i].row_count;
   }
@@ -119,8 +131,8 @@ void CheckPages(Checker& check, const AttentionParams& p, size_t index) {
     const int32_t row = entry.row_begin + i;
     const KeyRange range = p.keys[row];
     if (Empty(range)) continue;
-    check.Require(range.lo >= 0, Indexed("keys", row) + ".lo", range.lo, " is negative");
-    check.Require(range.hi <= held, Indexed("keys", row) + ".hi", range.hi, " is past the ", held,
+    check.Require(range.lo >= 0, Indexed("keys", row, ".lo"), range.lo, " is negative");
+    check.Require(range.hi <= held, Indexed("keys", row, ".hi"), range.hi, " is past the ", held,
                   " slots of the entry's pages");
     if (!check.ok()) return;
     const int64_t begin = range.lo / p.kv.page_size;
@@ -132,7 +144,7 @@ void CheckPages(Checker& check, const AttentionParams& p, size_t index) {
       }
       const int32_t id = entry.pages[page];
       if (id >= 0 && id < p.kv.num_pages) continue;  // names are put together for a refusal only
-      check.Require(false, Indexed("entries", index) + Indexed(".pages", page), id,
+      check.Require(false, Indexed("entries[" + std::to_string(index) + "].pages", page), id,
                     " is not one of ", p.kv.num_pages, " pages");
       return;
     }
@@ -148,16 +160,16 @@ void CheckShared(Checker& check, const AttentionParams& p) {
   std::vector<int64_t> end(p.entries.size(), 0);
   for (size_t i = 0; i < p.shared.size() && check.ok(); ++i) {
     const SharedPages& run = p.shared[i];
-    const std::string name = Indexed("shared", i);
+    const Indexed slots{"shared", i, ".slots"};
     check.Require(
         !Empty(run.slots) && run.slots.lo % kSharedSlots == 0 && run.slots.hi % kSharedSlots == 0,
-        name + ".slots", run.slots.lo, " to ", run.slots.hi, " is not in units of ", kSharedSlots);
+        slots, run.slots.lo, " to ", run.slots.hi, " is not in units of ", kSharedSlots);
     for (const int32_t entry : run.entries) {
       const bool exists = entry >= 0 && size_t(entry) < p.entries.size();
-      check.Require(exists, name + ".entries", entry, " is no entry");
+      check.Require(exists, Indexed("shared", i, ".entries"), entry, " is no entry");
       if (!check.ok()) return;
-      check.Require(end[entry] == run.slots.lo, name + ".slots", run.slots.lo, " is not ",
-                    end[entry], ", where entry ", entry, " shared last");
+      check.Require(end[entry] == run.slots.lo, slots, run.slots.lo, " is not ", end[entry],
+                    ", where entry ", entry, " shared last");
       end[entry] = run.slots.hi;
     }
   }
@@ -230,10 +242,10 @@ Status Validate(const NewTokensParams& p) {
     for (int32_t j = 0; j < p.entries[i].row_count && check.ok(); ++j) {
       const int32_t row = p.entries[i].row_begin + j;
       if (Empty(p.keys[row])) continue;
-      check.Require(p.keys[row].lo >= 0, Indexed("keys", row) + ".lo", p.keys[row].lo,
+      check.Require(p.keys[row].lo >= 0, Indexed("keys", row, ".lo"), p.keys[row].lo,
                     " is negative");
       const int64_t tokens = int64_t{p.entries[i].row_count} + p.entries[i].more_keys;
-      check.Require(p.keys[row].hi <= tokens, Indexed("keys", row) + ".hi", p.keys[row].hi,
+      check.Require(p.keys[row].hi <= tokens, Indexed("keys", row, ".hi"), p.keys[row].hi,
                     " is past the ", tokens, " new tokens of the entry");
     }
   }

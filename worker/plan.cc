@@ -17,6 +17,7 @@ class Planner {
     Clear(entries);
     may_share_ = entries.size() > 1;
     for (size_t i = 0; i < entries.size(); ++i) {
+      entries_left_ = entries.size() - i;
       if (keeps_tokens()) AddTokens(entries[i], static_cast<int32_t>(i), *tables[i]);
       AddRows(entries[i], *tables[i]);
       plan_.new_tokens += entries[i].new_tokens;
@@ -32,6 +33,8 @@ class Planner {
     plan_.write_slots.clear();
     plan_.compare_slots.clear();
     plan_.entry_of_token.clear();
+    if (!plan_.passes.empty()) spare_.swap(plan_.passes.front().entries);
+    spare_.clear();
     plan_.passes.clear();
     plan_.context_keys.clear();
     plan_.runs.clear();
@@ -142,7 +145,11 @@ class Planner {
     ShareLastPass();
     plan_.passes.push_back(
         {.row_begin = begin, .many_rows = many_rows, .in_two_parts = in_two_parts});
-    return plan_.passes.back();
+    RowPass& pass = plan_.passes.back();
+    pass.entries.swap(spare_);  // the memory of the plan that was here before
+    pass.entries.reserve(
+        std::min<size_t>(entries_left_, static_cast<size_t>(shape_.rows_per_pass)));
+    return pass;
   }
 
   // The last pass has all its entries.
@@ -170,7 +177,9 @@ class Planner {
   const DcpLayout& layout_;
   StepPlan& plan_;
   std::vector<PrefixUser> users_;  // entries of the last pass whose tables share pages
-  bool may_share_ = false;         // an entry alone shares with nobody
+  decltype(RowPass::entries) spare_;
+  size_t entries_left_ = 0;  // that have not been added, this one included
+  bool may_share_ = false;   // an entry alone shares with nobody
   bool any_write_ = false;
   bool any_replay_ = false;
 };

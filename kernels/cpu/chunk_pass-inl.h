@@ -216,9 +216,9 @@ class ChunkPass {
       }
     }
     const int32_t all = p_.kv_heads * vectors_;
-    std::fill_n(max_, all, kLowest);
-    std::fill_n(weight_sums_, size_t(all) * kSumLanes, 0.0f);
-    std::fill_n(sums_, size_t(all) * padded_value_dim_, 0.0f);
+    Fill(max_, size_t(all), kLowest);
+    Fill(weight_sums_, size_t(all) * kSumLanes, 0.0f);
+    Fill(sums_, size_t(all) * padded_value_dim_, 0.0f);
   }
 
   // All heads' keys, then all heads' values: the order in which a page holds them.
@@ -321,7 +321,7 @@ class ChunkPass {
       float* out = o + i * p_.value_dim;
       const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, weight_sums_ + i * kSumLanes)));
       if (sum == 0.0f) {  // saw no key of this chunk: the identity
-        std::fill_n(out, p_.value_dim, 0.0f);
+        Fill(out, size_t(p_.value_dim), 0.0f);
         lse[i] = -std::numeric_limits<float>::infinity();
         continue;
       }

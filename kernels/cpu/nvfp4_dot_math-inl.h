@@ -19,6 +19,7 @@
 #include "kernels/cpu/nvfp4_cells-inl.h"
 #include "kernels/cpu/nvfp4_layout.h"
 #include "kernels/cpu/page_layout.h"
+#include "kernels/cpu/simd_math-inl.h"
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/unroll.h"
 
@@ -145,7 +146,7 @@ class Nvfp4DotMath : public Bf16Queries {
     // Sums are in memory: a block of channels needs the registers. They are not in `logits`, which
     // `beside` reads.
     HWY_ALIGN float sums[kQueries * kTileKeys];
-    std::fill_n(sums, kQueries * kTileKeys, 0.0f);
+    Fill(sums, kQueries * kTileKeys, 0.0f);
     const auto* factors = reinterpret_cast<const uint32_t*>(q);
     for (int32_t piece = 0; piece < packed_elements; piece += key_dim) {
       const float* scales = keys.scales;

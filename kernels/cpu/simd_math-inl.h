@@ -14,6 +14,11 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// std::fill_n would be code for the oldest processors, which waits for the registers of newer ones.
+HWY_INLINE void Fill(float* HWY_RESTRICT to, size_t count, float value) {
+  for (size_t i = 0; i < count; ++i) to[i] = value;
+}
+
 // 2^x for x < 127, to about 1.5 units in the last place. -inf gives 0, NaN gives NaN, and what
 // would be subnormal gives 0. Polynomial: Cephes exp2f.
 template <class D, class V = hn::Vec<D>>
