@@ -237,7 +237,7 @@ Status Validate(const NewTokensParams& p) {
   for (size_t i = 0; i < p.entries.size(); ++i) {
     const int32_t more_keys = p.entries[i].more_keys;
     check.Require(more_keys >= 0 && (more_keys == 0 || p.entries.size() == 1),
-                  Indexed("entries", static_cast<int64_t>(i)) + ".more_keys", more_keys,
+                  Indexed("entries", i, ".more_keys"), more_keys,
                   " must be 0, or more in a call of one entry");
     for (int32_t j = 0; j < p.entries[i].row_count && check.ok(); ++j) {
       const int32_t row = p.entries[i].row_begin + j;

@@ -15,6 +15,9 @@ void PagePrefixes::Update(std::span<const int32_t> pages, size_t first_changed,
                           PrefixesOfTable* of_table) {
   if (unit_pages_ == 0) return;
   const auto unit = static_cast<size_t>(unit_pages_);
+  // A page that begins or continues a unit, as nearly every new page does.
+  const size_t covered = of_table->size() * unit;
+  if (first_changed >= covered && pages.size() < covered + unit) return;
   const size_t units = pages.size() / unit;
   Shorten(std::min(first_changed / unit, units), of_table);
   for (size_t u = of_table->size(); u < units; ++u) {
