@@ -14,14 +14,14 @@
 #include "base/status/status_macros.h"
 #include "base/sync/mutex.h"
 #include "worker/agreement.h"
+#include "worker/cache_shard.h"
 #include "worker/cpu_backend.h"
+#include "worker/device_sessions.h"
 #include "worker/holdings.h"
-#include "worker/page_tables.h"
-#include "worker/plan_cache.h"
-#include "worker/replica_keeper.h"
 #include "worker/status_conversion.h"
 #include "worker/step_check.h"
 #include "worker/step_output.h"
+#include "worker/step_planner.h"
 #include "worker/step_run.h"
 #include "worker/token_mover.h"
 
@@ -54,41 +54,18 @@ std::vector<StepOutput> PlaceOutputs(std::vector<StepOutput> outputs, const Laye
   return outputs;
 }
 
-// One cache on this rank.
-struct CacheShard {
-  CacheShard(const CacheSpec& spec_in, DcpLayout layout_in, std::unique_ptr<Shard> shard_in,
-             bool shares_pages)
-      : spec(spec_in),
-        layout(layout_in),
-        shard(std::move(shard_in)),
-        replicas(spec_in, layout_in),
-        tables(spec_in.num_pages,
-               shares_pages ? static_cast<int32_t>(kSharedSlots / spec_in.page_size) : 0),
-        records(static_cast<int32_t>(spec_in.layers.size())),
-        rows_per_pass(RowsPerPass(spec_in)) {}
-
-  CacheSpec spec;
-  DcpLayout layout;
-  std::unique_ptr<Shard> shard;
-  ReplicaKeeper replicas;
-  PageTables tables;
-  SequenceRecords records;  // kept up to date if ExecutorOptions says so
-  PlanCache plans;
-  const int32_t rows_per_pass;
-  bool complete = false;  // shard and replica have all their memory
-
-  size_t bytes() const { return shard->bytes() + replicas.bytes(); }
-};
-
 }  // namespace
 
 class Executor::Impl {
  public:
   Impl(ExecutorOptions options, std::unique_ptr<Backend> backend)
-      : options_(options), backend_(std::move(backend)) {}
+      : options_(options),
+        backend_(std::move(backend)),
+        planner_(options.rows_per_pass),
+        sessions_(*backend_, caches_, planner_, options.on_session_news) {}
 
   void Join(std::unique_ptr<collective::Communicator> comm) {
-    sessions_.clear();
+    sessions_.EndAll();
     backend_->Leave();
     const int size = comm->size();
     Use(std::move(comm), size);
@@ -97,7 +74,7 @@ class Executor::Impl {
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
                     collective::Rendezvous& rendezvous, collective::Deadline deadline,
                     int shard_ranks) {
-    sessions_.clear();  // a session is of one epoch
+    sessions_.EndAll();
     backend_->Leave();
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> joined,
                                backend_->Join(std::move(comm), rendezvous, deadline));
@@ -221,14 +198,14 @@ class Executor::Impl {
       return AwaitPeersMemory(command.deadline);
     }
     if (const auto* open = std::get_if<OpenSessionCommand>(&command.body)) {
-      return OpenSession(*open, command.deadline, reply);
+      return sessions_.Open(*open, *comm_, command.deadline, reply);
     }
     if (const auto* close = std::get_if<CloseSessionCommand>(&command.body)) {
-      CloseSession(*close);
+      sessions_.Close(*close);
       return absl::OkStatus();
     }
     if (const auto* step = std::get_if<SessionStepCommand>(&command.body)) {
-      return SessionStep(*step, command.deadline);
+      return sessions_.Step(*step, *comm_, command.deadline);
     }
     if (const auto* move = std::get_if<MoveTokensCommand>(&command.body)) {
       return Move(command.cache, *move, command.deadline);
@@ -339,8 +316,7 @@ class Executor::Impl {
     const auto it = caches_.find(id);
     if (it == caches_.end()) return;
     // What works on its pages ends first.
-    absl::erase_if(sessions_,
-                   [id](const auto& opened) { return opened.second.caches.contains(id); });
+    sessions_.EndOn(id);
     dropped_counts_.made += it->second->plans.made();
     dropped_counts_.reused += it->second->plans.reused();
     memory_used_.fetch_sub(it->second->bytes(), std::memory_order_relaxed);
@@ -354,132 +330,6 @@ class Executor::Impl {
       if (cache->layout.rank != rank || cache->layout.size != shard_ranks) others.push_back(id);
     }
     for (const CacheId id : others) Drop(id);
-  }
-
-  // ------------------------------------------------------------------------------------- sessions
-
-  absl::Status OpenSession(const OpenSessionCommand& command, collective::Deadline deadline,
-                           Reply* reply) {
-    if (sessions_.contains(command.session)) {
-      return absl::AlreadyExistsError(absl::StrCat("session ", command.session, " is open"));
-    }
-    if (sessions_.size() >= kMostDeviceSessions) {
-      return FieldError(absl::StatusCode::kResourceExhausted, "open.memory",
-                        absl::StrCat("a GPU serves ", kMostDeviceSessions,
-                                     " sessions at a time; HOST serves more"));
-    }
-    TRIBUTARY_ASSIGN_OR_RETURN(
-        std::unique_ptr<DeviceSession> session,
-        backend_->OpenSession(command, *comm_, deadline, options_.on_session_news));
-    reply->mailbox = session->mailbox();
-    sessions_.emplace(command.session, OpenedSession{std::move(session), {}});
-    return absl::OkStatus();
-  }
-
-  void CloseSession(const CloseSessionCommand& command) {
-    const auto it = sessions_.find(command.session);
-    if (it == sessions_.end()) return;
-    it->second.session->End(command.status);
-    sessions_.erase(it);
-  }
-
-  absl::Status SessionStep(const SessionStepCommand& command, collective::Deadline deadline) {
-    const auto found = sessions_.find(command.session);
-    if (found == sessions_.end()) {
-      return absl::NotFoundError(absl::StrCat("session ", command.session, " is not open"));
-    }
-    OpenedSession& opened = found->second;
-    StepCommand step{.kind = command.kind, .entries = command.entries};
-    TRIBUTARY_RETURN_IF_ERROR(CheckSessionStep(command, *opened.session, &step));
-    for (const PageChanges& changes : command.changes) {
-      CacheShard& cache = *caches_.at(changes.cache);
-      opened.caches.insert(changes.cache);
-      TRIBUTARY_RETURN_IF_ERROR(opened.session->CopyPages(*cache.shard, changes.page_copies));
-      for (const PageUpdate& update : changes.page_updates) cache.tables.Update(update);
-    }
-    std::vector<Shard*> shards;
-    std::vector<PlannedStep> layers;
-    absl::flat_hash_set<const StepPlan*> plans;
-    shards.reserve(command.layers.size());
-    layers.reserve(command.layers.size());
-    uint32_t count = command.first_count;
-    for (const SessionLayer& place : command.layers) {
-      CacheShard& cache = *caches_.at(place.cache);
-      opened.caches.insert(place.cache);
-      SetLayer(cache, place.layer, count++, *opened.session, &step);
-      // Layers of one kind have one plan, which is found, not made.
-      const StepPlan& plan = Plan(cache, step);
-      if (plans.insert(&plan).second && plans.size() > PlanCache::kPlans) {
-        return InvalidField("layers", absl::StrCat("have more than ", PlanCache::kPlans,
-                                                   " kinds of masks: submit fewer at a time"));
-      }
-      layers.push_back(Planned(cache, step, plan, deadline));
-      shards.push_back(cache.shard.get());
-    }
-    return opened.session->Enqueue(layers, shards, command.first_count, command.waiting);
-  }
-
-  // CheckStep, once per cache, with what the command changes in its pages; `step` has the kind and
-  // the entries. Layers of one cache differ in nothing else that it looks at: the session gives
-  // their tensors the right sizes.
-  absl::Status CheckSessionStep(const SessionStepCommand& command, const DeviceSession& session,
-                                StepCommand* step) const {
-    absl::flat_hash_set<CacheId> checked;
-    for (const SessionLayer& place : command.layers) {
-      TRIBUTARY_ASSIGN_OR_RETURN(const CacheShard* const cache, FindCache(place.cache));
-      if (place.layer < 0 || place.layer >= static_cast<int32_t>(cache->spec.layers.size())) {
-        return InvalidField("layers", absl::StrCat("layer ", place.layer, " is not in the cache"));
-      }
-      if (!checked.insert(place.cache).second) continue;
-      if (cache->replicas.bytes() > 0) {
-        return absl::FailedPreconditionError(
-            "tokens of a mailbox on a GPU are not kept in replicas");
-      }
-      for (const PageChanges& changes : command.changes) {
-        if (changes.cache != place.cache) continue;
-        step->page_copies = changes.page_copies;
-        step->page_updates = changes.page_updates;
-      }
-      SetLayer(*cache, place.layer, command.first_count, session, step);
-      TRIBUTARY_RETURN_IF_ERROR(CheckStep(cache->spec, cache->layout.size, cache->tables, *step));
-      step->page_copies.clear();
-      step->page_updates.clear();
-    }
-    for (const PageChanges& changes : command.changes) {
-      if (checked.contains(changes.cache)) continue;
-      TRIBUTARY_ASSIGN_OR_RETURN(const CacheShard* const cache, FindCache(changes.cache));
-      PageTables::Sizes updated;
-      TRIBUTARY_RETURN_IF_ERROR(cache->tables.Check(changes.page_updates, "changes", &updated));
-    }
-    return absl::OkStatus();
-  }
-
-  // Makes `step` the step of one layer, whose tensors lie in the slot of layer number `count`.
-  static void SetLayer(const CacheShard& cache, int32_t layer, uint32_t count,
-                       const DeviceSession& session, StepCommand* step) {
-    int32_t rows = 0;
-    int32_t tokens = 0;
-    for (const StepEntry& entry : step->entries) {
-      rows += entry.query_rows;
-      tokens += entry.new_tokens;
-    }
-    step->layer = layer;
-    const LayerGeometry geometry =
-        GeometryOf(cache.spec, cache.spec.layers[static_cast<size_t>(layer)]);
-    const DeviceSession::SlotTensors tensors = session.TensorsOf(geometry, count, rows, tokens);
-    if (rows > 0) step->q = tensors.q;
-    if (tokens > 0) {
-      step->k = tensors.k;
-      step->v = tensors.v;
-    }
-  }
-
-  absl::StatusOr<CacheShard*> FindCache(CacheId id) const {
-    const auto it = caches_.find(id);
-    if (it == caches_.end() || !it->second->complete) {
-      return absl::NotFoundError(absl::StrCat("cache ", id, " is unknown"));
-    }
-    return it->second.get();
   }
 
   // --------------------------------------------------------------------------------- tables, steps
@@ -524,7 +374,7 @@ class Executor::Impl {
     results.times = reply->times;
     if (status.ok()) {
       const TimedSection timed(results.times.append);
-      status = cache.replicas.KeepTokens(step, tables_of_entries_);
+      status = cache.replicas.KeepTokens(step, planner_.tables());
     }
     if (status.ok()) status = cache.shard->Run(*planned, &results);
     if (results.refused_by_all) step_begun_ = false;  // none waits for another
@@ -561,8 +411,8 @@ class Executor::Impl {
       cache.records.BeforeUpdates({command.epoch, command.number}, step.page_updates, cache.tables);
     }
     for (const PageUpdate& update : step.page_updates) cache.tables.Update(update);
-    const StepPlan& plan = Plan(cache, step);
-    planned->emplace(Planned(cache, step, plan, command.deadline));
+    const StepPlan& plan = planner_.Plan(cache, step);
+    planned->emplace(Planned(cache, step, plan, *comm_, command.deadline));
     if (comm_->rank() == 0 && plan.query_rows > 0) {
       outputs_ = PlaceOutputs(step.outputs, (*planned)->geometry(), plan.query_rows, reply);
       (*planned)->outputs = outputs_;
@@ -615,44 +465,6 @@ class Executor::Impl {
                             [this](const RegionPart& part) { return backend_->Reaches(part); });
   }
 
-  const StepPlan& Plan(CacheShard& cache, const StepCommand& step) {
-    tables_of_entries_.clear();
-    for (const StepEntry& entry : step.entries) {
-      // A draft without context may be of a sequence that nothing was ever written to.
-      static const PageTable kNoPages;
-      const PageTable* table = cache.tables.Find(entry.sequence);
-      tables_of_entries_.push_back(table == nullptr ? &kNoPages : table);
-    }
-    const LayerSpec& layer = cache.spec.layers[static_cast<size_t>(step.layer)];
-    const PlanShape shape{
-        .kind = step.kind,
-        .mask = MaskOf(layer, step.kind),
-        .page_size = cache.spec.page_size,
-        .rows_per_pass = options_.rows_per_pass > 0 ? options_.rows_per_pass : cache.rows_per_pass};
-    return cache.plans.Get(shape, cache.layout, step.entries, tables_of_entries_);
-  }
-
-  // `step` and `plan` stay while the result is in use; its tensors are copied.
-  PlannedStep Planned(const CacheShard& cache, const StepCommand& step, const StepPlan& plan,
-                      collective::Deadline deadline) const {
-    int64_t reach = 0;
-    for (const StepEntry& entry : step.entries) {
-      reach += entry.first_position + std::max(entry.query_rows, entry.new_tokens);
-    }
-    return {.kind = step.kind,
-            .layer_index = step.layer,
-            .spec = cache.spec,
-            .q = step.q,
-            .k = step.k,
-            .v = step.v,
-            .plan = plan,
-            .comm = *comm_,
-            .deadline = deadline,
-            .entries = static_cast<int32_t>(step.entries.size()),
-            .reach = reach,
-            .bf16_partials = step.bf16_partials};
-  }
-
   const ExecutorOptions options_;
   const std::unique_ptr<Backend> backend_;  // before the shards, which use it
 
@@ -661,20 +473,15 @@ class Executor::Impl {
   mutable Mutex comm_mutex_;
   std::shared_ptr<collective::Communicator> shared_comm_ TRIBUTARY_GUARDED_BY(comm_mutex_);
 
-  struct OpenedSession {
-    std::unique_ptr<DeviceSession> session;
-    absl::flat_hash_set<CacheId> caches;  // whose pages its steps work on
-  };
-
-  absl::flat_hash_map<CacheId, std::unique_ptr<CacheShard>> caches_;
-  absl::flat_hash_map<SessionId, OpenedSession> sessions_;  // of this epoch; after what they use
+  CacheShards caches_;
+  StepPlanner planner_;
+  DeviceSessions sessions_;  // of this epoch; after what they use
   // Caches that this rank holds nothing of, because it is beyond their ranks (CreateCacheCommand).
   absl::flat_hash_set<CacheId> apart_;
   TokenMover mover_;
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;
 
-  std::vector<const PageTable*> tables_of_entries_;
   std::vector<StepOutput> outputs_;  // of the step under way
   CommandMark last_;                 // that was carried out
   bool step_begun_ = false;
