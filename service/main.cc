@@ -138,6 +138,7 @@ struct WorkerServer {
 
 std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
                                            const std::shared_ptr<Journal>& journal,
+                                           const std::shared_ptr<const telemetry::Logger>& log,
                                            WorkerServer* workers) {
   auto group = CreateRemoteGroup({.size = journal ? journal->ranks() : config.workers,
                                   .wanted_size = config.workers,
@@ -149,7 +150,8 @@ std::unique_ptr<WorkerGroup> RemoteWorkers(const Config& config,
                                   .access = config.access,
                                   .join_secret = config.join_secret,
                                   .identity = journal ? journal->identity() : GroupIdentity(),
-                                  .store = journal});
+                                  .store = journal,
+                                  .log = log});
   if (!CheckFree(config.worker_listen).ok()) return nullptr;
   grpc::ServerBuilder builder;
   ForbidSharedPorts(&builder);
@@ -325,8 +327,9 @@ int Serve(const Config& config, SettingsReload& reload) {
     journal = *std::move(opened);
   }
   WorkerServer workers;
-  std::unique_ptr<WorkerGroup> group = config.workers > 0 ? RemoteWorkers(config, journal, &workers)
-                                                          : EmbeddedWorkers(config, log, &end);
+  std::unique_ptr<WorkerGroup> group = config.workers > 0
+                                           ? RemoteWorkers(config, journal, log, &workers)
+                                           : EmbeddedWorkers(config, log, &end);
   if (group == nullptr) {
     log->Error("cannot listen for workers: the address is in use, unknown or not permitted",
                {{"address", config.worker_listen}});

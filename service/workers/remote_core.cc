@@ -22,6 +22,7 @@ constexpr std::chrono::milliseconds kGoodbyeTimeout{1'000};
 
 RemoteCore::RemoteCore(const RemoteGroupOptions& options)
     : options_(options),
+      join_log_(options.log),
       group_id_(options.identity.group_id == 0 ? RandomId() : options.identity.group_id),
       size_(options.size),
       shard_ranks_(options.size),
@@ -98,8 +99,13 @@ void RemoteCore::OnGone(const Stream& stream) {
 
 void RemoteCore::Register(const Stream& stream, uint64_t epoch,
                           const v1::Registration& registration) {
-  const auto refuse = [&](const absl::Status& status) { stream->Close(ToGrpcStatus(status)); };
-  if (stopping_) return refuse(absl::UnavailableError("the coordinator is stopping"));
+  const auto refuse = [&](const absl::Status& status) {
+    join_log_.Refused(registration.host(), status);
+    stream->Close(ToGrpcStatus(status));
+  };
+  if (stopping_) {
+    return stream->Close({grpc::StatusCode::UNAVAILABLE, "the coordinator is stopping"});
+  }
   if (peers_[stream].rank >= 0) {
     return refuse(absl::FailedPreconditionError("registration: must be the first message only"));
   }

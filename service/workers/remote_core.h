@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "base/sync/mutex.h"
 #include "service/workers/completions.h"
+#include "service/workers/join_log.h"
 #include "service/workers/remote_group.h"
 #include "service/workers/worker_group.h"
 #include "tributary/v1/worker.pb.h"
@@ -50,6 +51,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   void Submit(std::shared_ptr<const worker::Command> command, WorkerGroup::Done done);
   std::vector<Member> members() const;
   std::string exchange() const;
+  JoinLog& join_log() { return join_log_; }
   void LetGo(int rank);
   int size() const { return size_; }
   absl::Status CheckResize() const;
@@ -167,6 +169,7 @@ class RemoteCore : public worker::WorkerStream::Events,
   void WatchLoop();
 
   const RemoteGroupOptions options_;
+  JoinLog join_log_;
   const uint64_t group_id_;
   GroupObserver* observer_ = nullptr;
 

@@ -39,6 +39,7 @@ void RemoteCore::Break(const std::string& reason) {
     broken_.push_back(reason);
   } else {
     form_not_before_ = Clock::now() + FormationPause(form_failures_++);
+    if (!stopping_) join_log_.NotFormed(reason);
   }
   LetDrainedGo();
   watch_wakes_.NotifyOne();
@@ -163,6 +164,14 @@ RemoteCore::Clock::time_point RemoteCore::WatchOnce(Clock::time_point now) {
     Break(absl::StrCat(
         "not connected in time: ",
         RanksThat([&](int rank) TRIBUTARY_REQUIRES(mutex_) { return !ranks_[rank].ready; })));
+  }
+  if (state_ == State::kWaiting && started_ && !stopping_) {
+    const auto absent = [&](int rank)
+                            TRIBUTARY_REQUIRES(mutex_) { return ranks_[rank].stream == nullptr; };
+    if (std::any_of(Ranks().begin(), Ranks().end(),
+                    [](const RankState& state) { return state.stream == nullptr; })) {
+      join_log_.Waits(RanksThat(absent));
+    }
   }
   std::vector<Stream> silent;
   std::vector<Stream> stuck;

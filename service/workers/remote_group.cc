@@ -66,15 +66,21 @@ class RemoteGroupImpl
   void Stop() override { core_->Stop(); }
 
  private:
+  RefusedRegistration* Refuse(const grpc::CallbackServerContext& context,
+                              const absl::Status& why) const {
+    core_->join_log().Refused(context.peer(), why);
+    return new RefusedRegistration(ToGrpcStatus(why));
+  }
+
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override {
     if (const auto& access = core_->options().access; access != nullptr) {
       const absl::Status allowed = access->Authorize(*context, {Role::kWorker}).status();
-      if (!allowed.ok()) return new RefusedRegistration(ToGrpcStatus(allowed));
+      if (!allowed.ok()) return Refuse(*context, allowed);
     }
     if (const auto& secret = core_->options().join_secret; secret != nullptr) {
       const absl::Status shown = secret->Check(*context);
-      if (!shown.ok()) return new RefusedRegistration(ToGrpcStatus(shown));
+      if (!shown.ok()) return Refuse(*context, shown);
     }
     RemoteCore::Stream stream;
     if (!core_->Accept(context, &stream)) {

@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 
+#include "base/telemetry/log.h"
 #include "collective/exchange/exchange.h"
 #include "service/access/access_control.h"
 #include "service/access/join_secret.h"
@@ -57,6 +58,8 @@ struct RemoteGroupOptions {
   GroupIdentity identity = {};
   // What a next life must know is told to it. Null: there will be none.
   std::shared_ptr<GroupStore> store;
+  // Hears whom the group waits for, and whom it refused. Null: nobody does.
+  std::shared_ptr<const telemetry::Logger> log = nullptr;
 };
 
 class RemoteGroup : public WorkerGroup {

@@ -21,6 +21,7 @@ namespace tributary::test {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -83,6 +84,11 @@ TEST_F(AccessProcess, RolesAreKeptApartByTokens) {
   EXPECT_TRUE(Eventually(kPatience, [&] {
     return impostor->Log().find("does not have the role worker") != std::string::npos;
   }));
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return coordinator_->Log().find("waiting for workers missing=rank 1") != std::string::npos;
+  })) << coordinator_->Log();
+  EXPECT_THAT(coordinator_->Log(),
+              AllOf(HasSubstr("a worker was refused"), HasSubstr("does not have the role worker")));
   const auto second =
       StartWorker(directory_, WorkerAddress(directory_), 1, WorkerFlags("worker.token"));
   ASSERT_TRUE(WaitReady());
@@ -303,6 +309,9 @@ TEST_F(AccessProcess, WhatWorkersSayToEachOtherIsUnderTls) {
     const auto client = client::Client::Connect(ClientOptions("ops.token"));
     ASSERT_TRUE(client.ok()) << client.status();
     EXPECT_EQ((*client)->GetTopology({})->state(), v1::GROUP_STATE_FORMING);
+    EXPECT_THAT(coordinator_->Log(),
+                AllOf(HasSubstr("the group could not be formed"), HasSubstr("could not join: rank"),
+                      HasSubstr("Gloo over TCP")));
   }
   const auto second =
       StartWorker(directory_, WorkerAddress(directory_), 1, WorkerFlags("worker.token"));
