@@ -46,12 +46,14 @@ constexpr int kRanks = 3;
 constexpr int32_t kTokens = 150;
 const std::vector<int32_t> kPages = {5, 2, 7, 1};
 
-class ReplicaTest : public ::testing::Test {
+// By the type of the cache's elements.
+class ReplicaTest : public ::testing::TestWithParam<DType> {
  protected:
   explicit ReplicaTest(int32_t stride = 1)
       : ranks_(kRanks, Poisoned()), spec_(SmallSpec()), values_(1 << 18) {
     spec_.replica_stride = stride;
     spec_.num_pages = 16;
+    spec_.kv_dtype = GetParam();
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : values_) value = normal(random);
@@ -111,7 +113,11 @@ class ReplicaTest : public ::testing::Test {
   uint64_t number_ = 0;
 };
 
-TEST_F(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {
+std::string TypeName(const ::testing::TestParamInfo<DType>& info) { return Name(info.param); }
+constexpr DType kTypes[] = {DType::kBf16, DType::kNvfp4, DType::kF32};
+INSTANTIATE_TEST_SUITE_P(Types, ReplicaTest, ::testing::ValuesIn(kTypes), TypeName);
+
+TEST_P(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {
   const std::vector<float> before = Look();
   for (int rank = 0; rank < kRanks; ++rank) {
     Replace(rank);
@@ -131,7 +137,7 @@ TEST_F(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {
   }
 }
 
-TEST_F(ReplicaTest, StepsThatComeMeanwhileAreKept) {
+TEST_P(ReplicaTest, StepsThatComeMeanwhileAreKept) {
   Replace(1);
   Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
   Ok(TransferPagesCommand{.rank = 0, .restore = false, .pages = kPages});
@@ -161,7 +167,7 @@ TEST_F(ReplicaTest, StepsThatComeMeanwhileAreKept) {
 
 // A call in several steps of which the first is carried out and then no other: its tokens lie
 // behind what the sequence holds, on the ward and on its keeper, until others take their place.
-TEST_F(ReplicaTest, TokensOfACallThatIsNotFinishedAreReplacedInReplicasToo) {
+TEST_P(ReplicaTest, TokensOfACallThatIsNotFinishedAreReplacedInReplicasToo) {
   for (const size_t values : {size_t{3000}, size_t{9000}}) {
     for (int32_t layer = 0; layer < static_cast<int32_t>(spec_.layers.size()); ++layer) {
       StepCommand step{.layer = layer, .kind = StepKind::kAppend};
@@ -183,7 +189,7 @@ TEST_F(ReplicaTest, TokensOfACallThatIsNotFinishedAreReplacedInReplicasToo) {
 }
 
 // Tokens of a lost shard that a host brings again: several ranges in one step, and not twice.
-TEST_F(ReplicaTest, TokensThatAreBroughtBackGiveTheSameBytes) {
+TEST_P(ReplicaTest, TokensThatAreBroughtBackGiveTheSameBytes) {
   const std::vector<float> before = Look();
   Replace(0);
   Replace(1);  // who kept the pages of rank 0
@@ -206,7 +212,7 @@ TEST_F(ReplicaTest, TokensThatAreBroughtBackGiveTheSameBytes) {
   EXPECT_EQ(Look(), before);
 }
 
-TEST_F(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
+TEST_P(ReplicaTest, TransfersOfWhatIsNotThereAreRefusedByAll) {
   const auto refused = [&](const TransferPagesCommand& transfer) {
     std::string field;
     for (const auto& [rank, reply] : Execute(transfer)) {
@@ -242,8 +248,9 @@ class HandOverTest : public ReplicaTest {
  protected:
   HandOverTest() : ReplicaTest(0) {}
 };
+INSTANTIATE_TEST_SUITE_P(Types, HandOverTest, ::testing::ValuesIn(kTypes), TypeName);
 
-TEST_F(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
+TEST_P(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
   const size_t memory = ranks_.executor(2).memory_used();
   const TransferPagesCommand begin{.rank = 1, .restore = false, .pages = {}};
   for (bool more = true; more;) more = Execute(begin).at(2).more_memory;
@@ -259,7 +266,7 @@ TEST_F(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
   EXPECT_EQ(ranks_.executor(2).memory_used(), memory);
 }
 
-TEST_F(HandOverTest, PagesThatNobodyKeepsBreakTheGroup) {
+TEST_P(HandOverTest, PagesThatNobodyKeepsBreakTheGroup) {
   const auto replies = Execute(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
   EXPECT_EQ(replies.at(2).status.code(), absl::StatusCode::kInternal) << replies.at(2).status;
   EXPECT_FALSE(replies.at(1).status.ok());
