@@ -53,7 +53,8 @@ class StepRunner::StepOperation final : public Operation {
                                        .arrival = arrival,
                                        .share = share,
                                        .in_turns = in_turns,
-                                       .yield = request.yield});
+                                       .yield = request.yield,
+                                       .caller = call.caller});
   }
 
   void OnFailed(const absl::Status& status) override TRIBUTARY_LOCKED {

@@ -34,7 +34,10 @@ size_t Batcher::FittingPrefix(std::span<const Candidate> oldest_first, const Bat
   return count;
 }
 
-void Batcher::Add(const BatchKey& key, const Candidate& candidate) {
+void Batcher::Add(const BatchKey& key, Candidate candidate) {
+  // Whoever finds nobody here, as most do, need not be counted.
+  candidate.counted = !queues_.empty() && !candidate.caller.empty();
+  if (candidate.counted) candidate.behind = kApart * waiting_[candidate.caller]++;
   Queue& queue = queues_[key];
   const auto later = [](const Candidate& a, const Candidate& b) { return a.turn() < b.turn(); };
   queue.insert(std::upper_bound(queue.begin(), queue.end(), candidate, later), candidate);
@@ -47,9 +50,16 @@ bool Batcher::Remove(const BatchKey& key, const void* request) {
   const auto found = std::find_if(queue.begin(), queue.end(),
                                   [&](const Candidate& c) { return c.request == request; });
   if (found == queue.end()) return false;
+  Forget(*found);
   queue.erase(found);
   if (queue.empty()) queues_.erase(it);
   return true;
+}
+
+void Batcher::Forget(const Candidate& candidate) {
+  if (!candidate.counted) return;
+  const auto found = waiting_.find(candidate.caller);
+  if (--found->second == 0) waiting_.erase(found);
 }
 
 Batcher::Clock::time_point Batcher::DueAt(const Queue& queue) const {
@@ -74,7 +84,10 @@ std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now, bool turns) {
   const size_t count = FittingPrefix(queue, limits_);
   Batch batch{oldest->first, {}};
   batch.requests.reserve(count);
-  for (size_t i = 0; i < count; ++i) batch.requests.push_back(queue[i].request);
+  for (size_t i = 0; i < count; ++i) {
+    Forget(queue[i]);
+    batch.requests.push_back(queue[i].request);
+  }
   queue.erase(queue.begin(), queue.begin() + count);
   if (queue.empty()) queues_.erase(oldest);
   return batch;

@@ -14,8 +14,11 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -44,6 +47,9 @@ class Batcher {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // About what a short step takes.
+  static constexpr std::chrono::microseconds kApart{100};
+
   struct Candidate {
     void* request = nullptr;
     int32_t rows = 0;
@@ -52,8 +58,13 @@ class Batcher {
     double share = 0;                    // of what a step may take (StepCost::Share)
     bool in_turns = false;               // it is a turn of a long call, or is going to be cut
     std::chrono::milliseconds yield{0};  // it lets requests that came this much later go first
+    // Who sent it, as long as it is here. It counts as younger by kApart for every other request of
+    // its caller that waits: so who has many does not go ahead of all others. Empty: nobody.
+    absl::string_view caller = {};
+    std::chrono::microseconds behind{0};  // set by Add
+    bool counted = false;                 // set by Add
 
-    Clock::time_point turn() const { return arrival + yield; }
+    Clock::time_point turn() const { return arrival + yield + behind; }
   };
 
   // How many of the oldest candidates fit into one step. They are a prefix, so that no request
@@ -62,7 +73,7 @@ class Batcher {
 
   explicit Batcher(const BatchLimits& limits) : limits_(limits) {}
 
-  void Add(const BatchKey& key, const Candidate& candidate);
+  void Add(const BatchKey& key, Candidate candidate);
   // False when the request is not here.
   bool Remove(const BatchKey& key, const void* request);
 
@@ -82,9 +93,12 @@ class Batcher {
   using Queue = absl::InlinedVector<Candidate, 2>;
 
   Clock::time_point DueAt(const Queue& queue) const;
+  // The candidate is not here any more.
+  void Forget(const Candidate& candidate);
 
   const BatchLimits limits_;
-  std::map<BatchKey, Queue> queues_;  // none is empty; by turn
+  std::map<BatchKey, Queue> queues_;                   // none is empty; by turn
+  absl::flat_hash_map<std::string, int32_t> waiting_;  // requests of each caller; none is 0
 };
 
 }  // namespace tributary::service

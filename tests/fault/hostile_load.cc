@@ -249,6 +249,37 @@ void UnreadStream(Stub& stub) {
   stream->Finish();
 }
 
+// 9, 10: as many calls at a time as a stream takes, of sequences that do not wait for each other.
+void ManyAtATime(Stub& stub, int thread, int64_t blow) {
+  constexpr uint64_t kSequences = 128;
+  const auto id = [&](uint64_t i) { return 2'000'000 + 1000 * static_cast<uint64_t>(thread) + i; };
+  const v1::CacheSpec spec = SmallSpec();
+  for (uint64_t i = 0; blow == 0 && i < kSequences; ++i) {
+    service::testing::Open(stub, "hostile", id(i));
+    v1::AttendReply reply;
+    for (int32_t layer = 0; layer < spec.layers(); ++layer) {
+      service::testing::Attend(stub, AttendOf(spec, "hostile", id(i), 0, 8, layer), &reply);
+    }
+  }
+  grpc::ClientContext context;
+  SetDeadline(context);
+  const auto stream = stub.AttendStream(&context);
+  std::thread reader([&] {
+    v1::AttendReply reply;
+    while (stream->Read(&reply)) {
+    }
+  });
+  for (uint64_t call = 0; call < 8 * kSequences; ++call) {
+    v1::AttendRequest request =
+        QueryOf(spec, "hostile", id(call % kSequences), 0, 8, static_cast<int32_t>(call % 2));
+    request.set_request_id(call);
+    if (!stream->Write(request)) break;
+  }
+  stream->WritesDone();
+  reader.join();
+  stream->Finish();
+}
+
 std::vector<Attack> Attacks(const std::string& address) {
   using Channel = std::shared_ptr<grpc::Channel>;
   return {
@@ -292,6 +323,8 @@ std::vector<Attack> Attacks(const std::string& address) {
        [](Stub& stub, const Channel&, int, int64_t blow) { JunkSession(stub, blow); }},
       {"calls abandoned (15)",
        [](Stub& stub, const Channel&, int, int64_t) { AbandonedCalls(stub); }},
+      {"many calls at a time (9, 10)", [](Stub& stub, const Channel&, int thread,
+                                          int64_t blow) { ManyAtATime(stub, thread, blow); }},
       {"messages too large (15)",
        [](Stub&, const Channel& channel, int, int64_t) {
          service::testing::RawCall(channel, "/tributary.v1.AttentionService/Attend",

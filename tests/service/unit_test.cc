@@ -172,6 +172,33 @@ TEST_F(BatcherTest, ARequestThatYieldsLetsThoseGoFirstThatComeSoMuchLater) {
   EXPECT_TRUE(batcher.Take(At(0)).has_value());
 }
 
+TEST_F(BatcherTest, ACallerWithManyRequestsDoesNotGoAheadOfAllOthers) {
+  Batcher batcher({.max_rows = 100, .max_entries = 1});
+  for (int i = 0; i < 10; ++i) {  // of other layers, so that none shares a step
+    Batcher::Candidate many = Candidate(&a_, 1, 1, 0);
+    many.caller = "many";
+    batcher.Add({.cache = 1, .layer = i}, many);
+  }
+  const auto take = [&] { return batcher.Take(At(10'000))->requests.front(); };
+  EXPECT_EQ(take(), &a_);
+  Batcher::Candidate one = Candidate(&b_, 1, 1, 250);
+  one.caller = "one";
+  batcher.Add({.cache = 2}, one);
+  for (const int behind : {0, 100, 200}) EXPECT_EQ(take(), &a_) << behind;
+  EXPECT_EQ(take(), &b_);
+  for (int i = 4; i < 10; ++i) EXPECT_EQ(take(), &a_);
+  EXPECT_TRUE(batcher.empty());
+  // By now it has none that waits.
+  Batcher::Candidate again = Candidate(&a_, 1, 1, 5'000);
+  again.caller = "many";
+  batcher.Add({.cache = 1}, again);
+  one.arrival = At(5'001);
+  batcher.Add({.cache = 2}, one);
+  EXPECT_EQ(take(), &a_);
+  EXPECT_TRUE(batcher.Remove({.cache = 2}, &b_));
+  EXPECT_TRUE(batcher.empty());
+}
+
 TEST_F(BatcherTest, TurnsOfLongRequestsMayHaveToWait) {
   Batcher batcher({.max_rows = 100, .max_entries = 100});
   const Clock::time_point now = At(10);
