@@ -28,7 +28,8 @@ void Completions::CallOrAdd(WorkerGroup::Done done, Outcome outcome) {
   done = nullptr;  // what it holds is released before the lock is taken
   const MutexLock lock(mutex_);
   calling_ = false;
-  changed_.NotifyAll();
+  // The thread is woken for something to call alone, which is rare where calls come one by one.
+  if (!work_.empty() || stopping_) changed_.NotifyAll();
 }
 
 void Completions::Stop() {
