@@ -14,8 +14,8 @@ namespace {
 
 using Checksum = uint32_t;
 
-Checksum ChecksumOf(const std::byte* page, size_t bytes) {
-  return static_cast<Checksum>(crc32_z(0, reinterpret_cast<const Bytef*>(page), bytes));
+Checksum ChecksumOf(const std::byte* page, size_t bytes, uint32_t order) {
+  return static_cast<Checksum>(crc32_z(order, reinterpret_cast<const Bytef*>(page), bytes));
 }
 
 }  // namespace
@@ -58,25 +58,37 @@ bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
   return any;
 }
 
+uint32_t PageOrderOf(const CacheSpec& spec) {
+  const auto order = [](DType type) {
+    return type == DType::kNvfp4 || type == DType::kF32 ? 1 : 0;
+  };
+  int most = order(spec.kv_dtype);
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.kv_dtype.has_value()) most = std::max(most, order(*layer.kv_dtype));
+  }
+  return static_cast<uint32_t>(most);
+}
+
 size_t ParcelBytes(size_t pages, size_t page_bytes) {
   return pages * (page_bytes + sizeof(Checksum));
 }
 
-void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel) {
+void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order) {
   for (size_t i = 0; i < pages; ++i) {
-    const Checksum sum = ChecksumOf(parcel + i * page_bytes, page_bytes);
+    const Checksum sum = ChecksumOf(parcel + i * page_bytes, page_bytes, order);
     std::memcpy(parcel + pages * page_bytes + i * sizeof sum, &sum, sizeof sum);
   }
 }
 
-absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes,
-                         const std::byte* parcel) {
+absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes, const std::byte* parcel,
+                         uint32_t order) {
   for (size_t i = 0; i < pages.size(); ++i) {
     Checksum sum = 0;
     std::memcpy(&sum, parcel + pages.size() * page_bytes + i * sizeof sum, sizeof sum);
-    if (sum == ChecksumOf(parcel + i * page_bytes, page_bytes)) continue;
-    return absl::InternalError(
-        absl::StrCat("page ", pages[i], " came with other bytes than it was sent with"));
+    if (sum == ChecksumOf(parcel + i * page_bytes, page_bytes, order)) continue;
+    return absl::InternalError(absl::StrCat("page ", pages[i],
+                                            " came with other bytes than it was sent with, or from "
+                                            "a build that orders them otherwise"));
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/key_range.h"
+#include "worker/cache_spec.h"
 #include "worker/command.h"
 #include "worker/page_tables.h"
 
@@ -35,12 +36,17 @@ bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
                std::span<const StepEntry> entries, std::span<const PageTable* const> tables,
                std::vector<int64_t>* slots);
 
+// The order of bytes in the pages of a cache. It is part of what checksums are made of, so that a
+// worker of another build refuses pages that it would read otherwise. It rises for the types whose
+// order changes; 0 at first.
+uint32_t PageOrderOf(const CacheSpec& spec);
+
 // The form in which pages travel: [pages][page_bytes], then one checksum per page.
 size_t ParcelBytes(size_t pages, size_t page_bytes);
 // Writes the checksums behind the pages.
-void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel);
-// kInternal names the first page whose bytes have changed on the way.
-absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes,
-                         const std::byte* parcel);
+void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order = 0);
+// kInternal names the first page whose bytes, or their order, have changed on the way.
+absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes, const std::byte* parcel,
+                         uint32_t order = 0);
 
 }  // namespace tributary::worker

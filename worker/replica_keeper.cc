@@ -78,11 +78,11 @@ absl::Status ReplicaKeeper::Pass(const TransferPagesCommand& transfer, Shard& ow
   std::byte* const parcel = rank == from || rank == to ? parcel_.Reserve(bytes) : nullptr;
   if (rank == from) {
     TRIBUTARY_RETURN_IF_ERROR(mine.ReadPages(transfer.pages, parcel));
-    SealParcel(pages, page_bytes, parcel);
+    SealParcel(pages, page_bytes, parcel, PageOrderOf(spec_));
   }
   TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(comm.Pass(parcel, parcel, bytes, from, to, deadline)));
   if (rank != to) return absl::OkStatus();
-  TRIBUTARY_RETURN_IF_ERROR(CheckParcel(transfer.pages, page_bytes, parcel));
+  TRIBUTARY_RETURN_IF_ERROR(CheckParcel(transfer.pages, page_bytes, parcel, PageOrderOf(spec_)));
   return mine.WritePages(transfer.pages, parcel);
 }
 

@@ -41,6 +41,20 @@ TEST(Parcel, ShowsThatAPageHasChanged) {
   EXPECT_THAT(std::string(changed.message()), HasSubstr("page 9"));
 }
 
+TEST(Parcel, PagesOfAnotherOrderAreRefused) {
+  const std::vector<int32_t> pages = {4, 9};
+  std::vector<std::byte> parcel(ParcelBytes(2, 100), std::byte{7});
+  SealParcel(2, 100, parcel.data(), /*order=*/0);
+  EXPECT_FALSE(CheckParcel(pages, 100, parcel.data(), /*order=*/1).ok());
+
+  CacheSpec spec;
+  spec.layers.resize(2);
+  spec.kv_dtype = DType::kBf16;
+  EXPECT_EQ(PageOrderOf(spec), 0u);
+  spec.layers[1].kv_dtype = DType::kNvfp4;
+  EXPECT_EQ(PageOrderOf(spec), 1u);
+}
+
 constexpr CacheId kCache = 3;
 constexpr int kRanks = 3;
 constexpr int32_t kTokens = 150;
