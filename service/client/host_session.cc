@@ -244,21 +244,27 @@ class ClientHostSession final : public HostSession {
     std::optional<std::pair<LayerPlace, SessionLayer>> last;  // its results are not taken yet
     const auto take_back = [&] {
       if (!last.has_value() || !has_results) return absl::OkStatus();
-      const absl::Status taken =
-          path_->TakeBack(last->first, last->second, Clock::now() + options_.wait_timeout);
+      const absl::Status taken = path_->TakeBack(last->first, last->second, WaitsUntil());
       last.reset();
       return taken;
     };
     for (const mailbox::Piece& piece : pieces) {
       const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
       if (!ahead) TRIBUTARY_RETURN_IF_ERROR(take_back());
-      TRIBUTARY_RETURN_IF_ERROR(path_->HandOver(place, part, Clock::now() + options_.wait_timeout));
+      TRIBUTARY_RETURN_IF_ERROR(path_->HandOver(place, part, WaitsUntil()));
       TRIBUTARY_RETURN_IF_ERROR(take_back());
       last.emplace(place, part);
       ++place.piece;
       ++place.count;
     }
     return take_back();
+  }
+
+  // The service gives up first, and says what it waited for: another endpoint, say.
+  Clock::time_point WaitsUntil() const {
+    const auto more = std::max<std::chrono::milliseconds>(options_.wait_timeout / 10,
+                                                          std::chrono::milliseconds(100));
+    return Clock::now() + options_.wait_timeout + more;
   }
 
   // Why the session is over, which it is after the first layer that failed.

@@ -33,7 +33,8 @@ struct HostSessionOptions {
   v1::DType dtype = v1::DTYPE_F32;  // of q, k, v and output: F32, BF16 or F16
   bool return_lse = false;
   int32_t max_steps = 2;  // submitted and not over, at a time
-  // How long either side waits for the other, for a layer, before the session is given up.
+  // How long the service waits for a layer before the session is given up. The host waits for the
+  // service a tenth longer, 100 ms at least.
   std::chrono::milliseconds wait_timeout{10'000};
   // HOST: through shared memory. MESSAGES: over the connection, from any machine. Unspecified: HOST
   // over a Unix socket where the service offers it, and MESSAGES otherwise.
