@@ -16,6 +16,9 @@ WERROR ?= OFF
 # which is quicker for who changes one and builds again, and shows that each includes what it uses.
 UNITY ?= ON
 
+# ON: CUDA kernels are compiled in a quarter of the time and run slowly, for machines that only compile them.
+QUICK_CUDA ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
+
 .PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak soak-faults hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
@@ -25,16 +28,17 @@ setup: ## install Debian packages that are missing
 	@deploy/install-packages.sh build
 
 build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_WERROR=$(WERROR) -DTRIBUTARY_UNITY=$(UNITY)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_QUICK_CUDA=$(QUICK_CUDA) \
+	  -DTRIBUTARY_WERROR=$(WERROR) -DTRIBUTARY_UNITY=$(UNITY)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
 
 install-client: setup ## build the client for hosts outside of this tree and install it under PREFIX (/usr/local)
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary_client tributary_c
 	cmake --install $(BUILD) --prefix $(PREFIX) --component development
 
@@ -48,7 +52,7 @@ wheel: setup ## build the Python package as a self-contained wheel, in build/whe
 	python3 python/check_wheel.py --self-contained build/wheel/*.whl
 
 demo: setup ## generate text with attention computed by four CPU workers, or by GPUs (DEVICE=cuda)
-	cmake --preset $(DEVICE) -DTRIBUTARY_UNITY=$(UNITY)
+	cmake --preset $(DEVICE) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_UNITY=$(UNITY)
 	cmake --build --preset $(DEVICE) -j $(JOBS) --target tributary tinylm_demo
 	build/$(DEVICE)/bin/tributary demo --device=$(DEVICE)
 
@@ -63,14 +67,14 @@ test-tsan: ## the suite under ThreadSanitizer
 	$(MAKE) test PRESET=tsan
 
 test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is skipped, and says so
-	cmake --preset cuda
+	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset cuda -j $(JOBS) --target multi_gpu_plan_test multi_gpu_exchange_test \
 	  multi_gpu_process_test multi_gpu_worker_test multi_gpu_service_test multi_gpu_device_memory_test
 	ctest --preset cuda --no-tests=error -R '^multi_gpu_'
 
 image-test: setup ## build the runtime image with buildah, and run this build's programs in it (as root)
 	@deploy/install-packages.sh deploy images
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	TRIBUTARY_IMAGE_BUILD=1 ctest --preset $(PRESET) --no-tests=error -R '^deploy_image_build_test$$'
 
@@ -98,19 +102,19 @@ lint: ## formatter, linters and spelling, without changing anything
 	cmake/lint.sh
 
 bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target \
 	  attention_cpu_bench collective_exchange_bench service_rpc_overhead_bench service_step_cost_bench \
 	  worker_plan_bench
 	bench/bench_cpu.sh $(BUILD)
 
 bench-exchange: ## exchange and merge between the GPUs of this machine, strategy beside strategy
-	cmake --preset cuda
+	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset cuda -j $(JOBS) --target exchange_bench
 	build/cuda/bin/exchange_bench --json build/cuda/exchange.json
 
 bench-dcp-step: ## a whole decode step on 1, 2 and 4 GPUs of this machine, way to exchange beside way
-	cmake --preset cuda
+	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF
 	cmake --build --preset cuda -j $(JOBS) --target dcp_step_bench
 	build/cuda/bin/dcp_step_bench --json build/cuda/dcp_step.json
 

@@ -18,6 +18,12 @@ if(NOT TRIBUTARY_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 20)
     # The algebra (kernels/lse.h, kernels/key_range.h) is constexpr host code used on the device.
     string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
+    # A quarter of the time, and kernels that nobody should run for their speed.
+    if(TRIBUTARY_QUICK_CUDA AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
+      string(APPEND CMAKE_CUDA_FLAGS " -Ofc=max")
+      install(CODE "message(WARNING \"the kernels of this build run slowly: configure it with -DTRIBUTARY_QUICK_CUDA=OFF\")"
+              ALL_COMPONENTS)
+    endif()
     set(TRIBUTARY_WITH_CUDA ON)
   elseif(TRIBUTARY_CUDA STREQUAL "ON")
     message(FATAL_ERROR "TRIBUTARY_CUDA=ON, but no CUDA compiler was found; set CUDACXX or put nvcc on the PATH")
