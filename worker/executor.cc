@@ -211,9 +211,8 @@ class Executor::Impl {
       return Move(command.cache, *move, command.deadline);
     }
     if (apart_.contains(command.cache)) return absl::OkStatus();
-    const auto it = caches_.find(command.cache);
     if (const auto* drop = std::get_if<DropTablesCommand>(&command.body)) {
-      if (it != caches_.end()) {
+      if (const auto it = caches_.find(command.cache); it != caches_.end()) {
         for (const SequenceId sequence : drop->sequences) {
           it->second->tables.Drop(sequence);
           it->second->records.Drop(sequence);
@@ -221,16 +220,14 @@ class Executor::Impl {
       }
       return absl::OkStatus();
     }
-    if (it == caches_.end() || !it->second->complete) {
-      return absl::NotFoundError(absl::StrCat("cache ", command.cache, " is unknown"));
-    }
+    TRIBUTARY_ASSIGN_OR_RETURN(CacheShard* const cache, FindShard(caches_, command.cache));
     if (const auto* set = std::get_if<SetTablesCommand>(&command.body)) {
-      return SetTables(*it->second, *set);
+      return SetTables(*cache, *set);
     }
     if (const auto* transfer = std::get_if<TransferPagesCommand>(&command.body)) {
-      return Transfer(*it->second, *transfer, command.deadline, reply);
+      return Transfer(*cache, *transfer, command.deadline, reply);
     }
-    return Step(*it->second, std::get<StepCommand>(command.body), command, reply);
+    return Step(*cache, std::get<StepCommand>(command.body), command, reply);
   }
 
   absl::Status CreateCache(CacheId id, const CreateCacheCommand& create, Reply* reply) {
@@ -440,12 +437,8 @@ class Executor::Impl {
   // Whatever goes wrong on one rank alone leaves nobody waiting.
   absl::Status Move(CacheId to, const MoveTokensCommand& move, collective::Deadline deadline) {
     step_begun_ = true;
-    const auto holds = [this](CacheId id) -> CacheShard* {
-      const auto it = caches_.find(id);
-      return it == caches_.end() || !it->second->complete ? nullptr : it->second.get();
-    };
-    CacheShard* const source = holds(move.from_cache);
-    CacheShard* const place = holds(to);
+    CacheShard* const source = FindShard(caches_, move.from_cache).value_or(nullptr);
+    CacheShard* const place = FindShard(caches_, to).value_or(nullptr);
     TokenMover::Ends ends;
     if (source != nullptr) {
       ends.from = source->shard.get();

@@ -15,7 +15,7 @@ void PagePrefixes::Update(std::span<const int32_t> pages, size_t first_changed,
                           PrefixesOfTable* of_table) {
   if (unit_pages_ == 0) return;
   const auto unit = static_cast<size_t>(unit_pages_);
-  // A page that begins or continues a unit, as nearly every new page does.
+  // Nearly every new page is one of a unit that is not full yet.
   const size_t covered = of_table->size() * unit;
   if (first_changed >= covered && pages.size() < covered + unit) return;
   const size_t units = pages.size() / unit;

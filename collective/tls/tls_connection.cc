@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/rpc/descriptor.h"
+
 namespace tributary::collective {
 namespace {
 
@@ -15,9 +17,8 @@ constexpr size_t kRecord = SSL3_RT_MAX_PLAIN_LENGTH;
 
 }  // namespace
 
-std::unique_ptr<TlsConnection> TlsConnection::Create(const TlsIdentity& identity,
-                                                     FileDescriptor socket, TlsEnd end,
-                                                     std::vector<Fingerprint> trusted,
+std::unique_ptr<TlsConnection> TlsConnection::Create(const TlsIdentity& identity, Descriptor socket,
+                                                     TlsEnd end, std::vector<Fingerprint> trusted,
                                                      uint64_t records_per_key) {
   std::unique_ptr<TlsConnection> connection(
       new TlsConnection(std::move(socket), std::move(trusted), records_per_key));

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/tls/file_descriptor.h"
+#include "base/rpc/descriptor.h"
 #include "collective/tls/tls_identity.h"
 
 namespace tributary::collective {
@@ -22,7 +22,7 @@ class TlsConnection {
   };
 
   // Null: OpenSSL has no memory. `trusted` is whom the peer may be.
-  static std::unique_ptr<TlsConnection> Create(const TlsIdentity& identity, FileDescriptor socket,
+  static std::unique_ptr<TlsConnection> Create(const TlsIdentity& identity, Descriptor socket,
                                                TlsEnd end, std::vector<Fingerprint> trusted,
                                                uint64_t records_per_key);
 
@@ -40,7 +40,7 @@ class TlsConnection {
   Fingerprint peer() const { return PeerFingerprint(ssl_.get()); }
 
  private:
-  TlsConnection(FileDescriptor socket, std::vector<Fingerprint> trusted, uint64_t records_per_key)
+  TlsConnection(Descriptor socket, std::vector<Fingerprint> trusted, uint64_t records_per_key)
       : socket_(std::move(socket)),
         trusted_(std::move(trusted)),
         records_per_key_(records_per_key) {}
@@ -48,7 +48,7 @@ class TlsConnection {
   // What a call that returned `result`, which is not its success, means.
   Io Explain(int result);
 
-  const FileDescriptor socket_;
+  const Descriptor socket_;
   const std::vector<Fingerprint> trusted_;
   const uint64_t records_per_key_;
   uint64_t records_ = 0;  // written under the present key

@@ -13,10 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "base/rpc/descriptor.h"
 #include "collective/peers/announcement.h"
 #include "collective/peers/own_address.h"
 #include "collective/rendezvous/hex.h"
-#include "collective/tls/file_descriptor.h"
 #include "collective/tls/poll_until.h"
 #include "collective/tls/tls_strangers.h"
 
@@ -62,8 +62,8 @@ AddressPtr SocketAddress(const std::string& address, const std::string& port) {
   return {found, &freeaddrinfo};
 }
 
-FileDescriptor NewSocket(const addrinfo& address) {
-  return FileDescriptor(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Descriptor NewSocket(const addrinfo& address) {
+  return Descriptor(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 void SendAtOnce(int socket) {
@@ -72,12 +72,12 @@ void SendAtOnce(int socket) {
 }
 
 // Listens at a free port of the host.
-Status Listen(const std::string& host, FileDescriptor* socket, Listener* own) {
+Status Listen(const std::string& host, Descriptor* socket, Listener* own) {
   if (Status s = ResolveOwnAddress(host, &own->address); !s.ok()) return s;
   const AddressPtr address = SocketAddress(own->address, "0");
   if (address == nullptr) return InvalidArgument("host '" + host + "' has no socket address");
   *socket = NewSocket(*address);
-  if (!socket->valid() || bind(socket->get(), address->ai_addr, address->ai_addrlen) != 0 ||
+  if (!socket->open() || bind(socket->get(), address->ai_addr, address->ai_addrlen) != 0 ||
       listen(socket->get(), SOMAXCONN) != 0) {
     return SystemError("host '" + host + "' cannot be listened on");
   }
@@ -105,7 +105,7 @@ struct Dialled {
 // Makes the connections of one rank, all at the same time.
 class Meeting {
  public:
-  Meeting(const TlsOptions& options, FileDescriptor listening, std::vector<Listener> peers,
+  Meeting(const TlsOptions& options, Descriptor listening, std::vector<Listener> peers,
           TlsMesh& mesh)
       : options_(options),
         own_(options.place.rank),
@@ -166,8 +166,8 @@ class Meeting {
     if (address == nullptr) {
       return {StatusCode::kInternal, dialled.who() + " published something that is not an address"};
     }
-    FileDescriptor socket = NewSocket(*address);
-    if (!socket.valid()) return SystemError("no connection to " + dialled.who());
+    Descriptor socket = NewSocket(*address);
+    if (!socket.open()) return SystemError("no connection to " + dialled.who());
     if (connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
       return SystemError("no connection to " + dialled.who());
     }
@@ -209,9 +209,8 @@ class Meeting {
 
   Status Accept() {
     while (true) {
-      FileDescriptor socket(
-          accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.valid()) {
+      Descriptor socket(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket.open()) {
         SendAtOnce(socket.get());
         strangers_.Add(std::move(socket));
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -237,7 +236,7 @@ class Meeting {
   const TlsOptions& options_;
   const int own_;
   const int size_;
-  const FileDescriptor listening_;
+  const Descriptor listening_;
   const std::vector<Listener> peers_;  // by rank
   TlsMesh& mesh_;
   TlsStrangers strangers_;
@@ -251,7 +250,7 @@ Status ConnectTlsMesh(const TlsOptions& options, Rendezvous& rendezvous, Deadlin
   const GroupPlace& place = options.place;
   std::vector<Listener> listeners(static_cast<size_t>(place.size));
   Listener& own = listeners[place.rank];
-  FileDescriptor listening;
+  Descriptor listening;
   if (Status s = Listen(place.host, &listening, &own); !s.ok()) return s;
   if (Status s = TlsIdentity::Create(place, &mesh->identity); !s.ok()) return s;
   own.fingerprint = mesh->identity->fingerprint();

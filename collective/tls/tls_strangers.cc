@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "base/rpc/descriptor.h"
+
 namespace tributary::collective {
 
-void TlsStrangers::Add(FileDescriptor socket) {
+void TlsStrangers::Add(Descriptor socket) {
   if (strangers_.size() >= most_) strangers_.pop_front();
   auto connection = TlsConnection::Create(identity_, std::move(socket), TlsEnd::kAccepts, trusted_,
                                           records_per_key_);

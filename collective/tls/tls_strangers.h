@@ -11,8 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/rpc/descriptor.h"
 #include "collective/communicator.h"
-#include "collective/tls/file_descriptor.h"
 #include "collective/tls/tls_connection.h"
 #include "collective/tls/tls_identity.h"
 
@@ -33,7 +33,7 @@ class TlsStrangers {
         records_per_key_(records_per_key),
         most_(most) {}
 
-  void Add(FileDescriptor socket);
+  void Add(Descriptor socket);
   // Goes on with everybody's handshake. Those who are through are handed over.
   void Advance(const std::function<void(std::unique_ptr<TlsConnection>)>& proved);
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/rpc/descriptor.h"
 #include "base/sync/mutex.h"
-#include "collective/tls/file_descriptor.h"
 #include "collective/tls/message_header.h"
 #include "collective/tls/poll_until.h"
 
@@ -102,7 +102,7 @@ class Incoming {
 
 class TlsTransfers final : public Transfers {
  public:
-  TlsTransfers(const GroupPlace& place, TlsMesh mesh, FileDescriptor wake)
+  TlsTransfers(const GroupPlace& place, TlsMesh mesh, Descriptor wake)
       : rank_(place.rank),
         outgoing_(place.size),
         incoming_(place.size),
@@ -235,7 +235,7 @@ class TlsTransfers final : public Transfers {
   std::vector<Incoming> incoming_;  // by peer
 
   std::atomic<bool> aborted_ = false;
-  const FileDescriptor wake_;  // Abort writes to it
+  const Descriptor wake_;  // Abort writes to it
 
   Mutex mutex_;
   bool running_ TRIBUTARY_GUARDED_BY(mutex_) = false;
@@ -247,8 +247,8 @@ class TlsTransfers final : public Transfers {
 }  // namespace
 
 Status CreateTlsTransfers(const GroupPlace& place, TlsMesh mesh, std::unique_ptr<Transfers>* out) {
-  FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake.valid()) {
+  Descriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.open()) {
     return {StatusCode::kUnavailable, std::string("eventfd: ") + std::strerror(errno)};
   }
   *out = std::make_unique<TlsTransfers>(place, std::move(mesh), std::move(wake));

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "collective/tls/file_descriptor.h"
+#include "base/rpc/descriptor.h"
 #include "collective/tls/tls_connection.h"
 #include "collective/tls/tls_identity.h"
 #include "tests/collective/group.h"
@@ -65,8 +65,8 @@ class EditedRendezvous final : public Rendezvous {
   const Edit edit_;
 };
 
-FileDescriptor ConnectTo(int port) {
-  FileDescriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor ConnectTo(int port) {
+  Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -110,16 +110,16 @@ TEST(TlsTest, StrangersAreSentAwayAndTheGroupFormsAllTheSame) {
   ASSERT_TRUE(store.Get("tributary/tls/0/0", &announced, Far()).ok());
   const int port = Announced::Of(announced).port_number();
 
-  std::vector<FileDescriptor> silent;
+  std::vector<Descriptor> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(ConnectTo(port));
-  const FileDescriptor plain = ConnectTo(port);
+  const Descriptor plain = ConnectTo(port);
   const std::string request = "GET / HTTP/1.1\r\nHost: tributary\r\n\r\n";
   ASSERT_EQ(write(plain.get(), request.data(), request.size()),
             static_cast<ssize_t>(request.size()));
   // One that speaks TLS, and whose certificate says that it is rank 1.
   std::unique_ptr<TlsIdentity> stranger;
   ASSERT_TRUE(TlsIdentity::Create({.rank = 1, .size = 2}, &stranger).ok());
-  const FileDescriptor other = ConnectTo(port);
+  const Descriptor other = ConnectTo(port);
   const std::vector<Fingerprint> nobody;
   const SslPtr tls = stranger->NewConnection(other.get(), TlsEnd::kConnects, &nobody);
   SSL_set_verify(tls.get(), SSL_VERIFY_NONE, nullptr);
@@ -133,7 +133,7 @@ TEST(TlsTest, StrangersAreSentAwayAndTheGroupFormsAllTheSame) {
   ASSERT_TRUE(of_rank_0.ok()) << Text(of_rank_0);
   ASSERT_TRUE(of_rank_1.ok()) << Text(of_rank_1);
   EXPECT_TRUE(IsClosed(plain.get()));
-  for (const FileDescriptor& fd : silent) EXPECT_TRUE(IsClosed(fd.get()));
+  for (const Descriptor& fd : silent) EXPECT_TRUE(IsClosed(fd.get()));
   OnEveryRank(2, [&](int rank) {
     std::vector<int> all(2);
     const Status s = group[rank]->AllGather(&rank, all.data(), sizeof(int), Far());
@@ -214,8 +214,8 @@ class Relay {
 
  private:
   void Carry(int to) {
-    const FileDescriptor one(accept(listening_.get(), nullptr, nullptr));
-    const FileDescriptor two = ConnectTo(to);
+    const Descriptor one(accept(listening_.get(), nullptr, nullptr));
+    const Descriptor two = ConnectTo(to);
     const int ends[] = {one.get(), two.get()};
     for (std::vector<char> data(1 << 16); !stop_;) {
       pollfd waits[] = {{.fd = ends[0], .events = POLLIN}, {.fd = ends[1], .events = POLLIN}};
@@ -240,7 +240,7 @@ class Relay {
     }
   }
 
-  const FileDescriptor listening_;
+  const Descriptor listening_;
   int port_ = 0;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> garbles_ = false;
