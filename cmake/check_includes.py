@@ -62,6 +62,7 @@ RULES = (
             "base/cuda",
             "base/mailbox",
             "base/process/boot_id.h",
+            "base/rpc/descriptor.h",
             "base/sync/mutex.h",
         ),
     ),

@@ -7,11 +7,6 @@ absl::Status NoReplicas() { return absl::UnimplementedError("this backend keeps 
 
 }  // namespace
 
-absl::Status Shard::WriteTokens(int32_t, const TensorView&, const TensorView&,
-                                std::span<const int64_t>) {
-  return NoReplicas();
-}
-
 absl::Status Shard::ReadPages(std::span<const int32_t>, std::byte*) { return NoReplicas(); }
 
 absl::Status Shard::WritePages(std::span<const int32_t>, const std::byte*) { return NoReplicas(); }

@@ -60,12 +60,8 @@ class Shard {
   }
 
   // The functions below serve replicas (worker/replica.h). Backends that keep any have them
-  // (BackendCapabilities::replicas). This one writes tokens of one layer as a step does; `slots` is
-  // [tokens], kPadSlot for tokens of other ranks.
-  virtual absl::Status WriteTokens(int32_t layer, const TensorView& k, const TensorView& v,
-                                   std::span<const int64_t> slots);
-  // Reads and writes pages of all layers, in the backend's order of bytes: [pages][page_bytes]. The
-  // ids must exist.
+  // (BackendCapabilities::replicas). Reads and writes pages of all layers, in the backend's order
+  // of bytes: [pages][page_bytes]. The ids must exist.
   virtual size_t page_bytes() const { return 0; }
   virtual absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out);
   virtual absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in);
@@ -81,7 +77,8 @@ class Shard {
   virtual absl::Status WriteRuns(std::span<const int64_t> first, int32_t slots,
                                  const std::byte* in);
 
-  // Runs a step (RunStep) and waits for its results. An error leaves the group in need of a new
+  // Runs a step (RunStep), writes the tokens that its replica keeps, and waits for its results. An
+  // error leaves the group in need of a new
   // epoch; kDataLoss: what the shard held is gone.
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;
 };
@@ -166,10 +163,27 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec,
                                                              size_t available, PageFill fill) = 0;
 
-  // Makes a shard in host memory for pages that are kept for another rank. Its bytes are those of
-  // that rank's own shard.
+  // Whether replicas lie in other memory than shards, and how many bytes that would still give.
+  virtual bool ReplicasApart() const { return false; }
+  virtual size_t AvailableForReplicas() const { return AvailableMemory(); }
+  // Makes a shard in host memory for pages that are kept for another rank. They have the bytes that
+  // that rank's own shard gives and takes (ReadPages, WritePages). Steps that have it as their
+  // replica write to it.
   virtual absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec,
                                                                size_t available, PageFill fill);
+
+  // Calls body(part) once for every part in [0, parts), on the threads that the rank has for work
+  // on host memory, and returns when all are done.
+  virtual void Spread(int parts, const std::function<void(int part)>& body) {
+    for (int part = 0; part < parts; ++part) body(part);
+  }
+  // Lets the device copy from and to host memory, whole pages, by itself, until the last copy of
+  // the result is gone. Null: it cannot, or has no use for that.
+  virtual std::shared_ptr<const void> PinHost(std::byte* data, size_t bytes) {
+    static_cast<void>(data);
+    static_cast<void>(bytes);
+    return nullptr;
+  }
 
   // Opens a session (OpenSessionCommand). All ranks of `comm` call this at once; either all of them
   // get a session, or none does. kFailedPrecondition, open.memory: this backend has no such

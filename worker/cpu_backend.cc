@@ -1,6 +1,7 @@
 #include "worker/cpu_backend.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/status/status_macros.h"
@@ -55,17 +56,6 @@ class CpuShard final : public Shard {
     return absl::OkStatus();
   }
 
-  absl::Status WriteTokens(int32_t layer, const TensorView& k, const TensorView& v,
-                           std::span<const int64_t> slots) override {
-    return ToAbsl(cpu::Append({.kv = pages_->layer(layer),
-                               .k = k.data,
-                               .v = v.data,
-                               .input_dtype = k.dtype,
-                               .tokens = static_cast<int32_t>(slots.size()),
-                               .slots = slots.data()},
-                              *rank_.pool));
-  }
-
   size_t page_bytes() const override { return pages_->page_bytes(); }
   absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out) override {
     pages_->ReadPages(pages, out, *rank_.pool);
@@ -88,6 +78,10 @@ class CpuShard final : public Shard {
   }
 
   absl::Status Run(const PlannedStep& step, StepResults* results) override {
+    if (step.replica != nullptr && step.plan.keeps_any) {
+      const TimedSection timed(results->times.append);
+      TRIBUTARY_RETURN_IF_ERROR(static_cast<CpuShard*>(step.replica)->KeepTokens(step));
+    }
     const RankResources resources{step.comm, *rank_.pool, rank_.workspace, rank_.strategy};
     if (!step.outputs.empty()) PlaceNumbers(step, results);
     CpuOperations operations(step, pages_->layer(step.layer_index), resources, results);
@@ -99,6 +93,17 @@ class CpuShard final : public Shard {
   }
 
  private:
+  // Of a replica: writes the tokens of a step as the ward does.
+  absl::Status KeepTokens(const PlannedStep& step) {
+    return ToAbsl(cpu::Append({.kv = pages_->layer(step.layer_index),
+                               .k = step.k.data,
+                               .v = step.v.data,
+                               .input_dtype = step.k.dtype,
+                               .tokens = static_cast<int32_t>(step.plan.kept_slots.size()),
+                               .slots = step.plan.kept_slots.data()},
+                              *rank_.pool));
+  }
+
   // Rows of one caller who wants f32 are merged where they are wanted, others in the workspace.
   void PlaceNumbers(const PlannedStep& step, StepResults* results) {
     const LayerGeometry geometry = step.geometry();
@@ -141,6 +146,9 @@ class CpuRankBackend final : public Backend {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<HostMemoryLedger::Claim> claim,
                                memory_->Take(pages->bytes()));
     return std::make_unique<CpuShard>(rank_, std::move(pages), std::move(claim));
+  }
+  void Spread(int parts, const std::function<void(int part)>& body) override {
+    rank_.pool->Run(parts, body);
   }
   absl::StatusOr<std::unique_ptr<Shard>> CreateReplica(const CacheSpec& spec, size_t available,
                                                        PageFill fill) override {

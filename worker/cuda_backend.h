@@ -26,6 +26,8 @@ struct CudaBackendOptions {
   bool batch_invariant = false;
   // Leaves out kernels that only one architecture has. For tests.
   bool portable = false;
+  // Threads that take host memory for pages of other ranks, and copy and check pages that travel.
+  int copy_threads = 2;
   // Steps that repeat are captured in CUDA graphs.
   bool graphs = true;
 };

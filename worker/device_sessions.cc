@@ -110,6 +110,11 @@ absl::Status DeviceSessions::Check(const SessionStepCommand& command, const Devi
     }
     if (!checked.insert(place.cache).second) continue;
     if (cache->replicas.bytes() > 0) {
+      if (cache->spec.replica_stride == 0) {
+        return absl::UnavailableError(
+            "a worker hands its tokens over: tokens of a mailbox on a GPU "
+            "are not kept meanwhile");
+      }
       return absl::FailedPreconditionError("tokens of a mailbox on a GPU are not kept in replicas");
     }
     for (const PageChanges& changes : command.changes) {

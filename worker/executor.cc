@@ -62,7 +62,8 @@ class Executor::Impl {
       : options_(options),
         backend_(std::move(backend)),
         planner_(options.rows_per_pass),
-        sessions_(*backend_, caches_, planner_, options.on_session_news) {}
+        sessions_(*backend_, caches_, planner_, options.on_session_news),
+        parcels_(*backend_, options.least_lane_bytes) {}
 
   void Join(std::unique_ptr<collective::Communicator> comm) {
     sessions_.EndAll();
@@ -86,7 +87,7 @@ class Executor::Impl {
   void Use(std::unique_ptr<collective::Communicator> comm, int shard_ranks) {
     DropOthers(comm->rank(), shard_ranks);
     apart_.clear();
-    mover_ = {};
+    parcels_.Reset();
     // The old communicator closes its connections as it goes, which may take a while: not under the
     // lock.
     const std::shared_ptr<collective::Communicator> last = comm_;
@@ -225,7 +226,7 @@ class Executor::Impl {
       return SetTables(*cache, *set);
     }
     if (const auto* transfer = std::get_if<TransferPagesCommand>(&command.body)) {
-      return Transfer(*cache, *transfer, command.deadline, reply);
+      return Transfer(command.cache, *cache, *transfer, command.deadline, reply);
     }
     return Step(*cache, std::get<StepCommand>(command.body), command, reply);
   }
@@ -272,7 +273,7 @@ class Executor::Impl {
     return std::chrono::steady_clock::now() + options_.memory_slice;
   }
   ReplicaKeeper::Memory MemoryOfReplicas() const {
-    return {*backend_, AvailableMemory(), options_.page_fill};
+    return {*backend_, AvailableForReplicas(), options_.page_fill};
   }
 
   absl::Status AddCache(CacheId id, const CacheSpec& spec, int size) {
@@ -305,7 +306,16 @@ class Executor::Impl {
   size_t AvailableMemory() const {
     const size_t device = backend_->AvailableMemory();
     if (options_.memory_limit == 0) return device;
-    return std::min(device, options_.memory_limit - std::min(options_.memory_limit, memory_used()));
+    size_t used = 0;
+    for (const auto& [id, cache] : caches_) {
+      used += cache->shard->bytes();
+      if (!backend_->ReplicasApart()) used += cache->replicas.bytes();
+    }
+    return std::min(device, options_.memory_limit - std::min(options_.memory_limit, used));
+  }
+  // The limit is of the device.
+  size_t AvailableForReplicas() const {
+    return backend_->ReplicasApart() ? backend_->AvailableForReplicas() : AvailableMemory();
   }
 
   void Drop(CacheId id) {
@@ -369,10 +379,6 @@ class Executor::Impl {
       status = AgreeOnMemory(*comm_, status, deadline, &results.refused_by_all);
     }
     results.times = reply->times;
-    if (status.ok()) {
-      const TimedSection timed(results.times.append);
-      status = cache.replicas.KeepTokens(step, planner_.tables());
-    }
     if (status.ok()) status = cache.shard->Run(*planned, &results);
     if (results.refused_by_all) step_begun_ = false;  // none waits for another
     TRIBUTARY_RETURN_IF_ERROR(status);
@@ -417,18 +423,22 @@ class Executor::Impl {
     return cache.shard->Reserve(**planned);
   }
 
-  absl::Status Transfer(CacheShard& cache, const TransferPagesCommand& transfer,
+  absl::Status Transfer(CacheId id, CacheShard& cache, const TransferPagesCommand& transfer,
                         collective::Deadline deadline, Reply* reply) {
     ReplicaKeeper& replicas = cache.replicas;
     TRIBUTARY_RETURN_IF_ERROR(replicas.Check(transfer));
     if (!transfer.pages.empty()) {
       step_begun_ = true;  // whoever fails alone leaves nobody waiting
-      return replicas.Pass(transfer, *cache.shard, *comm_, deadline);
+      return replicas.Pass(transfer, *cache.shard, parcels_, *comm_, deadline);
     }
+    if (transfer.complete) parcels_.Reset();
+    // What a host's layer writes when its time has come, nobody would keep.
+    if (!transfer.complete && !transfer.restore) sessions_.EndOn(id);
     const size_t before = replicas.bytes();
     const absl::StatusOr<bool> complete = replicas.Turn(transfer, MemoryOfReplicas(), EndOfTurn());
     memory_used_.fetch_add(replicas.bytes(), std::memory_order_relaxed);
     memory_used_.fetch_sub(before, std::memory_order_relaxed);
+    TRIBUTARY_RETURN_IF_ERROR(AwaitPeersMemory(deadline));
     if (!complete.ok()) return complete.status();
     reply->more_memory = !*complete;
     return absl::OkStatus();
@@ -439,7 +449,7 @@ class Executor::Impl {
     step_begun_ = true;
     CacheShard* const source = FindShard(caches_, move.from_cache).value_or(nullptr);
     CacheShard* const place = FindShard(caches_, to).value_or(nullptr);
-    TokenMover::Ends ends;
+    MoveEnds ends;
     if (source != nullptr) {
       ends.from = source->shard.get();
       ends.from_spec = &source->spec;
@@ -448,7 +458,7 @@ class Executor::Impl {
       ends.to = move.keeper_stride > 0 ? place->replicas.kept() : place->shard.get();
       ends.to_spec = &place->spec;
     }
-    return mover_.Move(move, ends, *comm_, deadline);
+    return MoveTokens(move, ends, parcels_, *comm_, deadline);
   }
 
   absl::Status Check(const CacheShard& cache, const StepCommand& step) const {
@@ -471,7 +481,7 @@ class Executor::Impl {
   DeviceSessions sessions_;  // of this epoch; after what they use
   // Caches that this rank holds nothing of, because it is beyond their ranks (CreateCacheCommand).
   absl::flat_hash_set<CacheId> apart_;
-  TokenMover mover_;
+  ParcelCarrier parcels_;  // of this epoch
   std::atomic<size_t> memory_used_ = 0;
   PlanCounts dropped_counts_;
 

@@ -33,6 +33,9 @@ struct ExecutorOptions {
   std::chrono::nanoseconds memory_slice = std::chrono::hours(1);
   // Whether Report says what sequences hold. Commands must then say what is settled.
   bool keeps_records = false;
+  // Parcels of so many bytes between ranks of one machine go in memory that they share
+  // (worker/parcel_carrier.h). The same on all ranks.
+  size_t least_lane_bytes = size_t{1} << 20;
   // What new pages hold; poison is for tests.
   PageFill page_fill = PageFill::kZero;
   // Told how sessions come along (OpenSessionCommand), on a thread of the backend.

@@ -11,7 +11,10 @@ namespace {
 class Planner {
  public:
   Planner(const PlanShape& shape, const DcpLayout& layout, StepPlan* plan)
-      : shape_(shape), layout_(layout), plan_(*plan) {}
+      : shape_(shape),
+        layout_(layout),
+        ward_{shape.ward, layout.size, layout.interleave},
+        plan_(*plan) {}
 
   void Plan(std::span<const StepEntry> entries, TableOfEntry tables) {
     Clear(entries);
@@ -33,6 +36,8 @@ class Planner {
     plan_.write_slots.clear();
     plan_.compare_slots.clear();
     plan_.entry_of_token.clear();
+    plan_.kept_slots.clear();
+    plan_.keeps_any = false;
     if (!plan_.passes.empty()) spare_.swap(plan_.passes.front().entries);
     spare_.clear();
     plan_.passes.clear();
@@ -55,6 +60,18 @@ class Planner {
         plan_.compare_slots.push_back(entry.replay ? slot : kPadSlot);
         plan_.entry_of_token.push_back(index);
       }
+    }
+    if (shape_.ward >= 0 && any_write_) AddKept(entry, table);
+  }
+
+  void AddKept(const StepEntry& entry, const PageTable& table) {
+    for (int32_t i = 0; i < entry.new_tokens; ++i) {
+      int64_t slot = kPadSlot;
+      if (!entry.replay && KeepsTokens(entry)) {
+        slot = SlotOfToken(ward_, shape_.page_size, entry.first_position + i, table);
+      }
+      plan_.keeps_any |= slot != kPadSlot;
+      plan_.kept_slots.push_back(slot);
     }
   }
 
@@ -175,6 +192,7 @@ class Planner {
 
   const PlanShape& shape_;
   const DcpLayout& layout_;
+  const DcpLayout ward_;
   StepPlan& plan_;
   std::vector<PrefixUser> users_;  // entries of the last pass whose tables share pages
   decltype(RowPass::entries) spare_;

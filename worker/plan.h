@@ -28,6 +28,8 @@ struct PlanShape {
   int32_t rows_per_pass = 0;
   // In a kPrefill step: see SeesTokensAsTheyCame.
   int32_t max_decode_rows = kMaxDecodeRows;
+  // The rank whose tokens this one keeps as well (worker/replica.h); -1: none.
+  int32_t ward = -1;
 };
 
 // Query rows that attend over the cache and exchange partials together: consecutive rows of a call,
@@ -69,6 +71,10 @@ struct StepPlan {
   std::vector<int64_t> compare_slots;
   // [new_tokens]: the entry (by index) of a token. Empty without replays.
   std::vector<int32_t> entry_of_token;
+  // [new_tokens]: the slots of the ward's pages to write, and whether there is any. Empty without a
+  // ward, and when no entry writes anything.
+  std::vector<int64_t> kept_slots;
+  bool keeps_any = false;
 
   // Over the cache.
   std::vector<RowPass> passes;

@@ -6,7 +6,8 @@ namespace tributary::worker {
 
 bool PlanCache::Matches(const Slot& slot, const PlanShape& shape,
                         std::span<const StepEntry> entries, TableOfEntry tables) {
-  if (slot.entries.size() != entries.size() || slot.kind != shape.kind || slot.mask != shape.mask) {
+  if (slot.entries.size() != entries.size() || slot.kind != shape.kind || slot.mask != shape.mask ||
+      slot.ward != shape.ward) {
     return false;
   }
   // One branch per entry: this is the cost of every layer but a step's first.
@@ -41,6 +42,7 @@ const StepPlan& PlanCache::Get(const PlanShape& shape, const DcpLayout& layout,
   PlanStep(shape, layout, entries, tables, &slot.plan);
   slot.kind = shape.kind;
   slot.mask = shape.mask;
+  slot.ward = shape.ward;
   slot.entries.reserve(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     slot.entries.push_back(KeyOf(entries[i], *tables[i]));

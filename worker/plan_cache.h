@@ -40,6 +40,7 @@ class PlanCache {
   struct Slot {
     StepKind kind = StepKind::kDecode;
     RowMask mask;
+    int32_t ward = -1;
     std::vector<EntryKey> entries;
     StepPlan plan;
     int64_t used = 0;

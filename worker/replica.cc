@@ -6,16 +6,37 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/params.h"
-#include "worker/token_slots.h"
+#include "kernels/cpu/crc32.h"
 
 namespace tributary::worker {
 namespace {
 
 using Checksum = uint32_t;
 
-Checksum ChecksumOf(const std::byte* page, size_t bytes, uint32_t order) {
-  return static_cast<Checksum>(crc32_z(order, reinterpret_cast<const Bytef*>(page), bytes));
+// A page is cut so that several threads read it.
+constexpr size_t kPieceBytes = size_t{512} << 10;
+
+// Of each page of a parcel.
+std::vector<Checksum> ChecksumsOf(size_t pages, size_t page_bytes, const std::byte* parcel,
+                                  uint32_t order, const Spread& spread) {
+  const size_t pieces = std::max<size_t>(1, (page_bytes + kPieceBytes - 1) / kPieceBytes);
+  std::vector<Checksum> of_piece(pages * pieces);
+  spread(static_cast<int>(of_piece.size()), [&](int part) {
+    const auto index = static_cast<size_t>(part);
+    const size_t at = index % pieces * kPieceBytes;
+    of_piece[index] = cpu::Crc32(at == 0 ? order : 0, parcel + index / pieces * page_bytes + at,
+                                 std::min(kPieceBytes, page_bytes - std::min(page_bytes, at)));
+  });
+  std::vector<Checksum> sums(pages);
+  for (size_t page = 0; page < pages; ++page) {
+    uLong sum = of_piece[page * pieces];
+    for (size_t piece = 1; piece < pieces; ++piece) {
+      const size_t bytes = std::min(kPieceBytes, page_bytes - piece * kPieceBytes);
+      sum = crc32_combine(sum, of_piece[page * pieces + piece], static_cast<z_off_t>(bytes));
+    }
+    sums[page] = static_cast<Checksum>(sum);
+  }
+  return sums;
 }
 
 }  // namespace
@@ -38,26 +59,6 @@ int ReplicaStride(const std::vector<std::string>& hosts) {
   return best;
 }
 
-bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
-               std::span<const StepEntry> entries, std::span<const PageTable* const> tables,
-               std::vector<int64_t>* slots) {
-  slots->clear();
-  if (kind == StepKind::kDflash) return false;
-  bool any = false;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const StepEntry& entry = entries[i];
-    for (int32_t token = 0; token < entry.new_tokens; ++token) {
-      int64_t slot = kPadSlot;
-      if (!entry.replay && entry.first_row == 0 && tables[i] != nullptr) {
-        slot = SlotOfToken(layout, page_size, entry.first_position + token, *tables[i]);
-      }
-      any |= slot != kPadSlot;
-      slots->push_back(slot);
-    }
-  }
-  return any;
-}
-
 uint32_t PageOrderOf(const CacheSpec& spec) {
   const auto order = [](DType type) {
     return type == DType::kNvfp4 || type == DType::kF32 ? 1 : 0;
@@ -73,19 +74,23 @@ size_t ParcelBytes(size_t pages, size_t page_bytes) {
   return pages * (page_bytes + sizeof(Checksum));
 }
 
-void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order) {
-  for (size_t i = 0; i < pages; ++i) {
-    const Checksum sum = ChecksumOf(parcel + i * page_bytes, page_bytes, order);
-    std::memcpy(parcel + pages * page_bytes + i * sizeof sum, &sum, sizeof sum);
-  }
+void OnThisThread(int parts, const std::function<void(int part)>& body) {
+  for (int part = 0; part < parts; ++part) body(part);
+}
+
+void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order,
+                const Spread& spread) {
+  const std::vector<Checksum> sums = ChecksumsOf(pages, page_bytes, parcel, order, spread);
+  if (pages > 0) std::memcpy(parcel + pages * page_bytes, sums.data(), pages * sizeof(Checksum));
 }
 
 absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes, const std::byte* parcel,
-                         uint32_t order) {
+                         uint32_t order, const Spread& spread) {
+  const std::vector<Checksum> sums = ChecksumsOf(pages.size(), page_bytes, parcel, order, spread);
   for (size_t i = 0; i < pages.size(); ++i) {
     Checksum sum = 0;
     std::memcpy(&sum, parcel + pages.size() * page_bytes + i * sizeof sum, sizeof sum);
-    if (sum == ChecksumOf(parcel + i * page_bytes, page_bytes, order)) continue;
+    if (sum == sums[i]) continue;
     return absl::InternalError(absl::StrCat("page ", pages[i],
                                             " came with other bytes than it was sent with, or from "
                                             "a build that orders them otherwise"));

@@ -9,15 +9,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/key_range.h"
 #include "worker/cache_spec.h"
-#include "worker/command.h"
-#include "worker/page_tables.h"
 
 namespace tributary::worker {
 
@@ -29,13 +27,6 @@ constexpr int WardOf(int rank, int stride, int size) { return (rank + size - str
 // as possible a keeper on another host. 0 for a single rank.
 int ReplicaStride(const std::vector<std::string>& hosts);
 
-// The slots in which the rank of `layout` keeps the new tokens of a step: [new tokens], kPadSlot
-// for those that it does not keep or only compares. Returns false when there are none to keep.
-// `tables` has the table of each entry's sequence, null where there is none.
-bool KeptSlots(const DcpLayout& layout, int32_t page_size, StepKind kind,
-               std::span<const StepEntry> entries, std::span<const PageTable* const> tables,
-               std::vector<int64_t>* slots);
-
 // The order of bytes in the pages of a cache. It is part of what checksums are made of, so that a
 // worker of another build refuses pages that it would read otherwise. It rises for the types whose
 // order changes; 0 at first.
@@ -43,10 +34,15 @@ uint32_t PageOrderOf(const CacheSpec& spec);
 
 // The form in which pages travel: [pages][page_bytes], then one checksum per page.
 size_t ParcelBytes(size_t pages, size_t page_bytes);
+// Calls body(part) for every part in [0, parts), on any threads.
+using Spread = std::function<void(int parts, const std::function<void(int part)>& body)>;
+// On the calling thread.
+void OnThisThread(int parts, const std::function<void(int part)>& body);
 // Writes the checksums behind the pages.
-void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order = 0);
+void SealParcel(size_t pages, size_t page_bytes, std::byte* parcel, uint32_t order = 0,
+                const Spread& spread = OnThisThread);
 // kInternal names the first page whose bytes, or their order, have changed on the way.
 absl::Status CheckParcel(std::span<const int32_t> pages, size_t page_bytes, const std::byte* parcel,
-                         uint32_t order = 0);
+                         uint32_t order = 0, const Spread& spread = OnThisThread);
 
 }  // namespace tributary::worker

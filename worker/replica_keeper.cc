@@ -1,10 +1,10 @@
 #include "worker/replica_keeper.h"
 
+#include <functional>
+
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
-#include "worker/replica.h"
-#include "worker/status_conversion.h"
 
 namespace tributary::worker {
 
@@ -37,17 +37,6 @@ absl::Status ReplicaKeeper::CopyPages(const std::vector<PageCopy>& copies) {
   return complete_ ? replica_->CopyPages(copies) : absl::OkStatus();
 }
 
-absl::Status ReplicaKeeper::KeepTokens(const StepCommand& step,
-                                       std::span<const PageTable* const> tables) {
-  if (!complete_) return absl::OkStatus();
-  const DcpLayout ward{WardOf(layout_.rank, stride(), layout_.size), layout_.size,
-                       layout_.interleave};
-  if (!KeptSlots(ward, spec_.page_size, step.kind, step.entries, tables, &slots_)) {
-    return absl::OkStatus();
-  }
-  return replica_->WriteTokens(step.layer, step.k, step.v, slots_);
-}
-
 // -------------------------------------------------------------------------------------- transfers
 
 absl::Status ReplicaKeeper::Check(const TransferPagesCommand& transfer) const {
@@ -63,27 +52,34 @@ absl::Status ReplicaKeeper::Check(const TransferPagesCommand& transfer) const {
 }
 
 absl::Status ReplicaKeeper::Pass(const TransferPagesCommand& transfer, Shard& own,
-                                 collective::Communicator& comm, collective::Deadline deadline) {
+                                 ParcelCarrier& parcels, collective::Communicator& comm,
+                                 collective::Deadline deadline) {
   const int rank = layout_.rank;
   const int keeper = KeeperOf(transfer.rank, stride(), layout_.size);
-  const int from = transfer.restore ? keeper : transfer.rank;
-  const int to = transfer.restore ? transfer.rank : keeper;
   if (rank == keeper && !complete_) {
     return absl::InternalError(absl::StrCat("rank ", rank, " keeps no pages of others"));
   }
   Shard& mine = rank == keeper ? *replica_ : own;
   const size_t pages = transfer.pages.size();
   const size_t page_bytes = own.page_bytes();
-  const size_t bytes = ParcelBytes(pages, page_bytes);
-  std::byte* const parcel = rank == from || rank == to ? parcel_.Reserve(bytes) : nullptr;
-  if (rank == from) {
-    TRIBUTARY_RETURN_IF_ERROR(mine.ReadPages(transfer.pages, parcel));
-    SealParcel(pages, page_bytes, parcel, PageOrderOf(spec_));
-  }
-  TRIBUTARY_RETURN_IF_ERROR(CollectiveStatus(comm.Pass(parcel, parcel, bytes, from, to, deadline)));
-  if (rank != to) return absl::OkStatus();
-  TRIBUTARY_RETURN_IF_ERROR(CheckParcel(transfer.pages, page_bytes, parcel, PageOrderOf(spec_)));
-  return mine.WritePages(transfer.pages, parcel);
+  const uint32_t order = PageOrderOf(spec_);
+  const Spread spread = [&parcels](int parts, const std::function<void(int part)>& body) {
+    parcels.Spread(parts, body);
+  };
+  return parcels.Carry(
+      {.from = transfer.restore ? keeper : transfer.rank,
+       .to = transfer.restore ? transfer.rank : keeper,
+       .bytes = ParcelBytes(pages, page_bytes)},
+      comm, deadline,
+      [&](std::byte* parcel) {
+        TRIBUTARY_RETURN_IF_ERROR(mine.ReadPages(transfer.pages, parcel));
+        SealParcel(pages, page_bytes, parcel, order, spread);
+        return absl::OkStatus();
+      },
+      [&](const std::byte* parcel) {
+        TRIBUTARY_RETURN_IF_ERROR(CheckParcel(transfer.pages, page_bytes, parcel, order, spread));
+        return mine.WritePages(transfer.pages, parcel);
+      });
 }
 
 absl::StatusOr<bool> ReplicaKeeper::Turn(const TransferPagesCommand& transfer, const Memory& memory,
@@ -93,7 +89,6 @@ absl::StatusOr<bool> ReplicaKeeper::Turn(const TransferPagesCommand& transfer, c
     if (transfer.restore && layout_.rank == transfer.rank) lacks_pages_ = false;
     if (!transfer.restore && keeps) replica_lacks_pages_ = false;
     if (transfer.restore && keeps && hands_over()) Stop();
-    parcel_ = {};
     return true;
   }
   if (!keeps || !hands_over()) return true;

@@ -19,13 +19,13 @@
 #include "worker/backend.h"
 #include "worker/cache_spec.h"
 #include "worker/command.h"
-#include "worker/page_tables.h"
-#include "worker/step_run.h"
+#include "worker/parcel_carrier.h"
+#include "worker/replica.h"
 
 namespace tributary::worker {
 
-// Used from one thread at a time. After an error of CopyPages, KeepTokens or Pass the replica is of
-// no more use than the shard after a step that failed: the group needs a new epoch.
+// Used from one thread at a time. After an error of CopyPages or Pass the replica is of no more use
+// than the shard after a step that failed: the group needs a new epoch.
 class ReplicaKeeper {
  public:
   // Where the memory of a replica comes from.
@@ -47,17 +47,16 @@ class ReplicaKeeper {
   // Bytes that the kept pages take.
   size_t bytes() const { return replica_ == nullptr ? 0 : replica_->bytes(); }
 
-  // What a step does to the ward's pages, besides what it does to the rank's own.
+  // What a step does to the ward's pages, besides what it does to the rank's own. (The tokens of a
+  // step are written by the shard's Run: PlannedStep::replica.)
   absl::Status CopyPages(const std::vector<PageCopy>& copies);
-  // `tables`: of the step's entries, in their order. Null for a sequence without pages.
-  absl::Status KeepTokens(const StepCommand& step, std::span<const PageTable* const> tables);
 
   // INVALID_ARGUMENT with the field. It depends on the command alone, so that all ranks refuse a
   // transfer or none does.
   absl::Status Check(const TransferPagesCommand& transfer) const;
   // Carries out a transfer of pages, of which two ranks have a part. `own`: the rank's shard. An
   // error: the peer may be waiting.
-  absl::Status Pass(const TransferPagesCommand& transfer, Shard& own,
+  absl::Status Pass(const TransferPagesCommand& transfer, Shard& own, ParcelCarrier& parcels,
                     collective::Communicator& comm, collective::Deadline deadline);
   // Carries out a transfer without pages: the rank is told that it lacks nothing any more, or
   // begins to keep pages for a hand-over. False: there is more memory to take, and the command is
@@ -65,7 +64,8 @@ class ReplicaKeeper {
   absl::StatusOr<bool> Turn(const TransferPagesCommand& transfer, const Memory& memory,
                             std::chrono::steady_clock::time_point until);
 
-  // The pages that it keeps for its ward, once they have all their memory; else null.
+  // The rank whose pages it keeps, once they have all their memory; else -1, and null.
+  int ward() const { return complete_ ? WardOf(layout_.rank, stride(), layout_.size) : -1; }
   Shard* kept() const { return complete_ ? replica_.get() : nullptr; }
 
   // The rank has joined late, and lacks pages until it is told otherwise (HeldCache).
@@ -85,8 +85,6 @@ class ReplicaKeeper {
   bool complete_ = false;           // the replica has all its memory
   bool lacks_pages_ = false;
   bool replica_lacks_pages_ = false;
-  std::vector<int64_t> slots_;  // of the step under way
-  Scratch<std::byte> parcel_;   // while pages are being transferred
 };
 
 }  // namespace tributary::worker

@@ -19,6 +19,8 @@
 
 namespace tributary::worker {
 
+class Shard;
+
 // A step that was checked and planned. Everything is borrowed.
 struct PlannedStep {
   StepKind kind = StepKind::kDecode;
@@ -37,6 +39,9 @@ struct PlannedStep {
   // On rank 0, for all query rows; what goes into the reply has its place in host memory by now.
   std::span<const StepOutput> outputs = {};
   bool bf16_partials = false;  // StepCommand::bf16_partials
+  // Where the step writes the ward's tokens as well, as plan.kept_slots say; null: nowhere. Of the
+  // backend's own (Backend::CreateReplica).
+  Shard* replica = nullptr;
 
   const LayerSpec& layer() const { return spec.layers[static_cast<size_t>(layer_index)]; }
   // The query heads of the layer that this rank computes where a part is split over heads.

@@ -16,7 +16,8 @@ const StepPlan& StepPlanner::Plan(CacheShard& cache, const StepCommand& step) {
   const PlanShape shape{.kind = step.kind,
                         .mask = MaskOf(layer, step.kind),
                         .page_size = cache.spec.page_size,
-                        .rows_per_pass = rows_per_pass_ > 0 ? rows_per_pass_ : cache.rows_per_pass};
+                        .rows_per_pass = rows_per_pass_ > 0 ? rows_per_pass_ : cache.rows_per_pass,
+                        .ward = cache.replicas.ward()};
   return cache.plans.Get(shape, cache.layout, step.entries, tables_);
 }
 
@@ -37,7 +38,8 @@ PlannedStep Planned(const CacheShard& cache, const StepCommand& step, const Step
           .deadline = deadline,
           .entries = static_cast<int32_t>(step.entries.size()),
           .reach = reach,
-          .bf16_partials = step.bf16_partials};
+          .bf16_partials = step.bf16_partials,
+          .replica = plan.kept_slots.empty() ? nullptr : cache.replicas.kept()};
 }
 
 }  // namespace tributary::worker

@@ -21,8 +21,6 @@ class StepPlanner {
 
   // The step's plan: found in the cache's plans, or made. Valid as long as PlanCache says.
   const StepPlan& Plan(CacheShard& cache, const StepCommand& step);
-  // The page tables of the entries of the step that was planned last.
-  const std::vector<const PageTable*>& tables() const { return tables_; }
 
  private:
   const int32_t rows_per_pass_;

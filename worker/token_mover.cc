@@ -1,6 +1,7 @@
 #include "worker/token_mover.h"
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -10,7 +11,6 @@
 #include "base/status/status_macros.h"
 #include "worker/redeal.h"
 #include "worker/replica.h"
-#include "worker/status_conversion.h"
 
 namespace tributary::worker {
 namespace {
@@ -30,9 +30,7 @@ absl::Status CheckSlots(const std::vector<int64_t>& slots, const CacheSpec& spec
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status TokenMover::Check(const MoveTokensCommand& move, const Ends& ends, int size) const {
+absl::Status CheckMove(const MoveTokensCommand& move, const MoveEnds& ends, int size) {
   const auto in_group = [size](int32_t ranks) { return ranks >= 1 && ranks <= size; };
   if (!in_group(move.ranks.from) || !in_group(move.ranks.to)) {
     return InvalidField("move.ranks", absl::StrCat("must be 1 to ", size));
@@ -55,9 +53,11 @@ absl::Status TokenMover::Check(const MoveTokensCommand& move, const Ends& ends, 
   return InvalidField("move.from_cache", "has other pages");
 }
 
-absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
-                              collective::Communicator& comm, collective::Deadline deadline) {
-  TRIBUTARY_RETURN_IF_ERROR(Check(move, ends, comm.size()));
+}  // namespace
+
+absl::Status MoveTokens(const MoveTokensCommand& move, const MoveEnds& ends, ParcelCarrier& parcels,
+                        collective::Communicator& comm, collective::Deadline deadline) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckMove(move, ends, comm.size()));
   const CacheSpec& spec = ends.from_spec != nullptr ? *ends.from_spec : *ends.to_spec;
   const int size = comm.size();
   const int rank = comm.rank();
@@ -77,6 +77,9 @@ absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
       route.to.push_back(run.to_slot);
     }
   }
+  const Spread spread = [&parcels](int parts, const std::function<void(int part)>& body) {
+    parcels.Spread(parts, body);
+  };
   // Neighbours first, so that in each turn every rank sends to one and hears from one.
   for (int turn = 0; turn < size; ++turn) {
     for (int from = 0; from < size; ++from) {
@@ -89,22 +92,21 @@ absl::Status TokenMover::Move(const MoveTokensCommand& move, const Ends& ends,
         return absl::InternalError(absl::StrCat("rank ", rank, " lacks a cache that is moved"));
       }
       const size_t runs = route.from.size();
-      const size_t bytes = ParcelBytes(runs, run_bytes);
-      std::byte* const parcel = rank == from || rank == to ? parcel_.Reserve(bytes) : nullptr;
-      if (source != nullptr) {
+      const auto pack = [&](std::byte* parcel) {
         TRIBUTARY_RETURN_IF_ERROR(CheckSlots(route.from, *ends.from_spec));
         TRIBUTARY_RETURN_IF_ERROR(source->ReadRuns(route.from, spec.interleave, parcel));
-        SealParcel(runs, run_bytes, parcel);
-      }
-      if (from != to) {
-        TRIBUTARY_RETURN_IF_ERROR(
-            CollectiveStatus(comm.Pass(parcel, parcel, bytes, from, to, deadline)));
-      }
-      if (place == nullptr) continue;
-      TRIBUTARY_RETURN_IF_ERROR(CheckSlots(route.to, *ends.to_spec));
-      const std::vector<int32_t> numbers(route.to.begin(), route.to.end());
-      TRIBUTARY_RETURN_IF_ERROR(CheckParcel(numbers, run_bytes, parcel));
-      TRIBUTARY_RETURN_IF_ERROR(place->WriteRuns(route.to, spec.interleave, parcel));
+        SealParcel(runs, run_bytes, parcel, /*order=*/0, spread);
+        return absl::OkStatus();
+      };
+      const auto unpack = [&](const std::byte* parcel) {
+        TRIBUTARY_RETURN_IF_ERROR(CheckSlots(route.to, *ends.to_spec));
+        const std::vector<int32_t> numbers(route.to.begin(), route.to.end());
+        TRIBUTARY_RETURN_IF_ERROR(CheckParcel(numbers, run_bytes, parcel, /*order=*/0, spread));
+        return place->WriteRuns(route.to, spec.interleave, parcel);
+      };
+      TRIBUTARY_RETURN_IF_ERROR(
+          parcels.Carry({.from = from, .to = to, .bytes = ParcelBytes(runs, run_bytes)}, comm,
+                        deadline, pack, unpack));
     }
   }
   return absl::OkStatus();

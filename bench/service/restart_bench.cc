@@ -1,5 +1,5 @@
 // What deaths and restarts of programs cost, and what it costs to be ready for them: a coordinator
-// and CPU workers as processes of this machine.
+// and workers as processes of this machine.
 #include <dirent.h>
 #include <grpcpp/create_channel.h>
 
@@ -28,6 +28,13 @@
 ABSL_FLAG(std::vector<std::string>, what,
           (std::vector<std::string>{"coordinator", "worker", "rolling", "resize", "cost"}),
           "What to measure: coordinator, worker, rolling, resize, cost.");
+ABSL_FLAG(std::string, device, "cpu",
+          "The workers compute on this device: cpu, or cuda, where they share the machine's GPUs.");
+ABSL_FLAG(int, ranks, 4, "Workers of the group.");
+ABSL_FLAG(int, threads, 1, "Threads of each worker.");
+ABSL_FLAG(bool, forked, false,
+          "The worker that is killed has its tokens from forks that begin with a page of their own "
+          "each, so that few are sent.");
 ABSL_FLAG(int, sequences, 4096, "Sequences that are open when the coordinator is killed.");
 ABSL_FLAG(int, shard_mib, 1024, "MiB of tokens on the worker that is killed.");
 ABSL_FLAG(int, moved_mib, 1024, "MiB of tokens that all workers hold when their number changes.");
@@ -43,7 +50,9 @@ using client::AttendCall;
 using client::Client;
 using client::SequenceUpdate;
 
-constexpr int kRanks = 4;
+int Ranks() { return absl::GetFlag(FLAGS_ranks); }
+bool OnGpus() { return absl::GetFlag(FLAGS_device) == "cuda"; }
+std::string DeviceFlag() { return absl::StrCat("--device=", absl::GetFlag(FLAGS_device)); }
 // Of each case in turn, where costs are measured.
 constexpr int kStepsOfABlock = 50;
 constexpr std::chrono::seconds kPatience{300};
@@ -77,6 +86,7 @@ struct Shape {
   int q_heads = 8;
   int kv_heads = 8;
   int head_dim = 128;
+  int page_size = 64;
   int64_t capacity = 0;  // tokens
 };
 
@@ -84,16 +94,20 @@ struct Shape {
 class Service {
  public:
   explicit Service(std::vector<std::string> flags) : flags_(std::move(flags)) {
+    flags_.push_back(DeviceFlag());
     Coordinate();
-    for (int rank = 0; rank < kRanks; ++rank) workers_.push_back(Worker(rank));
+    for (int rank = 0; rank < Ranks(); ++rank) workers_.push_back(Worker(rank));
     client_ = *Client::Connect({.target = test::PublicAddress(directory_),
                                 .timeout = kPatience,
                                 .shared_memory_bytes = size_t{128} << 20});
   }
 
-  void Coordinate() { coordinator_ = test::StartCoordinator(directory_, kRanks, flags_); }
+  void Coordinate() { coordinator_ = test::StartCoordinator(directory_, Ranks(), flags_); }
   std::unique_ptr<test::ChildProcess> Worker(int rank) {
-    return test::StartWorker(directory_, test::WorkerAddress(directory_), rank);
+    return test::StartWorker(
+        directory_, test::WorkerAddress(directory_), rank,
+        {DeviceFlag(), absl::StrCat("--threads=", absl::GetFlag(FLAGS_threads)),
+         "--drain_timeout=120s"});
   }
   test::ChildProcess& coordinator() { return *coordinator_; }
   std::vector<std::unique_ptr<test::ChildProcess>>& workers() { return workers_; }
@@ -111,7 +125,7 @@ class Service {
     spec.set_q_heads(shape.q_heads);
     spec.set_kv_heads(shape.kv_heads);
     spec.set_head_dim(shape.head_dim);
-    spec.set_page_size(64);
+    spec.set_page_size(shape.page_size);
     spec.set_kv_dtype(v1::DTYPE_BF16);
     spec.set_capacity_tokens(shape.capacity);
     Must(client_->CreateCache(kCache, spec).status(), "CreateCache");
@@ -120,7 +134,12 @@ class Service {
   std::vector<uint64_t> Open(int count) {
     return *client_->UpdateSequences(kCache, std::vector<SequenceUpdate>(count));
   }
-  void Append(const std::vector<uint64_t>& sequences, int32_t tokens) {
+  // Sequences that begin as `parent` does, in pages of their own.
+  std::vector<uint64_t> Fork(uint64_t parent, int count) {
+    const SequenceUpdate fork{.kind = SequenceUpdate::Kind::kFork, .parent_id = parent};
+    return *client_->UpdateSequences(kCache, std::vector<SequenceUpdate>(count, fork));
+  }
+  void Append(const std::vector<uint64_t>& sequences, int32_t tokens, int64_t first = 0) {
     for (int layer = 0; layer < shape_.layers; ++layer) {
       AppendCall call{.cache_id = kCache,
                       .layer = layer,
@@ -129,7 +148,7 @@ class Service {
                       .v = values_.data(),
                       .kv_heads = shape_.kv_heads,
                       .head_dim = shape_.head_dim};
-      for (const uint64_t id : sequences) call.entries.push_back({id, 0, tokens});
+      for (const uint64_t id : sequences) call.entries.push_back({id, first, tokens});
       Must(client_->Append(call), "Append");
     }
   }
@@ -174,7 +193,7 @@ class Service {
 
  private:
   test::TemporaryDirectory directory_;
-  const std::vector<std::string> flags_;
+  std::vector<std::string> flags_;
   std::unique_ptr<test::ChildProcess> coordinator_;
   std::vector<std::unique_ptr<test::ChildProcess>> workers_;
   std::unique_ptr<Client> client_;
@@ -212,17 +231,52 @@ void KilledCoordinator() {
       count, first, SecondsSince(start));
 }
 
-void KilledWorker() {
+// Sequences with tokens, of which every worker holds as much as it is to lose.
+struct Filled {
+  std::vector<uint64_t> sequences;
+  int32_t length = 0;  // of each, tokens
+  int64_t shard_bytes = 0;
+};
+
+// What the log says of the pages that were restored.
+std::string Restored(const std::string& log) {
+  const size_t at = log.rfind("pages restored from replicas");
+  if (at == std::string::npos) return "not restored";
+  return log.substr(at, log.find('\n', at) - at);
+}
+
+Filled Fill(Service& service, Shape shape) {
   const int64_t shard = int64_t{absl::GetFlag(FLAGS_shard_mib)} << 20;
-  const Shape shape{.layers = 8};
   const int64_t token = int64_t{2} * shape.layers * shape.kv_heads * shape.head_dim * 2;
-  const auto count = static_cast<int>(std::max<int64_t>(1, shard * kRanks / token / 4096));
-  Shape whole = shape;
-  whole.capacity = int64_t{count} * 4352;
+  const bool forked = absl::GetFlag(FLAGS_forked);
+  Filled filled;
+  filled.length = forked ? shape.page_size * Ranks() : 4096;
+  const auto count =
+      static_cast<int>(std::max<int64_t>(1, shard * Ranks() / token / filled.length));
+  filled.shard_bytes = count * token * filled.length / Ranks();
+  shape.capacity = int64_t{count + 2} * (filled.length + 256);
+  service.CreateCache(shape);
+  if (!forked) {
+    filled.sequences = service.Open(count);
+    for (const uint64_t id : filled.sequences) service.Append({id}, filled.length);
+    return filled;
+  }
+  const std::vector<uint64_t> parent = service.Open(1);
+  service.Append(parent, filled.length - 1);
+  constexpr int kAtOnce = 32;
+  for (int i = 0; i < count; i += kAtOnce) {
+    const auto forks = service.Fork(parent.front(), std::min(kAtOnce, count - i));
+    service.Append(forks, 1, filled.length - 1);
+    filled.sequences.insert(filled.sequences.end(), forks.begin(), forks.end());
+  }
+  return filled;
+}
+
+void KilledWorker() {
   Service service({"--replicas=1"});
-  service.CreateCache(whole);
-  const std::vector<uint64_t> sequences = service.Open(count);
-  for (const uint64_t id : sequences) service.Append({id}, 4096);
+  const bool forked = absl::GetFlag(FLAGS_forked);
+  const auto [sequences, length, shard_bytes] =
+      Fill(service, {.layers = forked ? 32 : 8, .page_size = forked ? 128 : 64});
   const auto spare = service.Worker(-1);
   test::Eventually(kPatience, [&] {
     return spare->Log().find("are held by live workers") != std::string::npos;
@@ -231,7 +285,7 @@ void KilledWorker() {
   const Clock::time_point killed = Clock::now();
   double first = 0;
   for (const uint64_t id : sequences) {
-    Must(service.Attend({id}, 4095, 1, 0), "Attend");
+    Must(service.Attend({id}, length - 1, 1, 0), "Attend");
     if (first == 0) first = SecondsSince(killed);
   }
   const double all = SecondsSince(killed);
@@ -239,10 +293,10 @@ void KilledWorker() {
   const double again = SecondsSince(killed);
   std::printf(
       "worker killed, %.2f GiB of tokens on it, a spare, replicas 1: first sequence attended "
-      "over after %.2f s, all %d after %.2f s; replicas whole again after %.2f s; 0 tokens "
-      "sent again\n",
-      static_cast<double>(count) * 4096 * static_cast<double>(token) / kRanks / (1 << 30), first,
-      count, all, again);
+      "over after %.2f s, all %zu after %.2f s; replicas whole again after %.2f s; 0 tokens "
+      "sent again\n  the coordinator's log: %s\n",
+      static_cast<double>(shard_bytes) / (1 << 30), first, sequences.size(), all, again,
+      Restored(service.coordinator().Log()).c_str());
 }
 
 void RollingRestart(int replicas) {
@@ -278,10 +332,10 @@ void RollingRestart(int replicas) {
   std::printf(
       "rolling restart of %d workers and the coordinator, replicas %d: %.1f s, longest call "
       "%.2f s, %lld calls, none failed\n",
-      kRanks, replicas, SecondsSince(begin), longest, static_cast<long long>(calls));
+      Ranks(), replicas, SecondsSince(begin), longest, static_cast<long long>(calls));
 }
 
-// Four workers become two, and four again, while a host goes on.
+// The workers become half as many, and as many again, while a host goes on.
 void Resized(int replicas) {
   const int64_t all = int64_t{absl::GetFlag(FLAGS_moved_mib)} << 20;
   Shape shape{.layers = 8};
@@ -292,7 +346,7 @@ void Resized(int replicas) {
   service.CreateCache(shape);
   const std::vector<uint64_t> sequences = service.Open(count);
   for (const uint64_t id : sequences) service.Append({id}, 4096);
-  for (const int workers : {2, 4}) {
+  for (const int workers : {Ranks() / 2, Ranks()}) {
     std::atomic<bool> stopping = false;
     double longest = 0;
     std::thread host([&] {
@@ -316,7 +370,8 @@ void Resized(int replicas) {
   }
 }
 
-// One way to be ready, and what its programs took for each block of steps, and for each prompt.
+// One way to be ready, and what its programs took for each block of steps, and for each prompt: CPU
+// time, or on GPUs the time until the host had its answers.
 struct Case {
   Case(const char* called, std::vector<std::string> flags)
       : name(called), service(std::move(flags)) {}
@@ -335,18 +390,22 @@ struct Case {
     service.Append(ids, static_cast<int32_t>(position));
     Must(service.Attend(ids, position++, 1, 1), "Attend");
   }
+  double Spent() const {
+    return OnGpus() ? SecondsSince(Clock::time_point{}) : service.WorkersCpu();
+  }
   void Steps(int count) {
-    const double workers = service.WorkersCpu();
+    const double workers = Spent();
     const double coordinator = CpuSecondsOf(service.coordinator().pid());
     for (int i = 0; i < count; ++i) Must(service.Attend(ids, position++, 1, 1), "Attend");
-    step_us.push_back((service.WorkersCpu() - workers) / count * 1e6);
+    step_us.push_back((Spent() - workers) / count * 1e6);
     coordinator_us.push_back((CpuSecondsOf(service.coordinator().pid()) - coordinator) / count *
                              1e6);
   }
   void Prompt() {
-    const double workers = service.WorkersCpu();
-    Must(service.Attend(service.Open(1), 0, 4096, 4096), "Attend");
-    prefill_s.push_back(service.WorkersCpu() - workers);
+    const std::vector<uint64_t> prompt = service.Open(1);
+    const double workers = Spent();
+    Must(service.Attend(prompt, 0, 4096, 4096), "Attend");
+    prefill_s.push_back(Spent() - workers);
   }
 };
 
@@ -369,7 +428,7 @@ std::string MoreThan(const std::vector<double>& base, const std::vector<double>&
 }
 
 // All cases run side by side, a block of steps of each in turn, so that what else the machine does
-// meets all of them alike. CPU time does not count what others take.
+// meets all of them alike. (CPU time does not count what others take.)
 void CostOfReadiness() {
   const int prefills = absl::GetFlag(FLAGS_prefills);
   const int blocks = std::max(1, absl::GetFlag(FLAGS_steps) / kStepsOfABlock);
@@ -393,11 +452,13 @@ void CostOfReadiness() {
   const Case& base = *cases.front();
   for (const auto& one : cases) {
     std::printf(
-        "%-13s CPU time, medians: decode step of 8 sequences, workers %.1f us, %s; coordinator "
-        "%.1f us, %s; prompt of 4,096 tokens, workers %.3f s, %s\n",
-        one->name, Median(one->step_us), MoreThan(base.step_us, one->step_us).c_str(),
-        Median(one->coordinator_us), MoreThan(base.coordinator_us, one->coordinator_us).c_str(),
-        Median(one->prefill_s), MoreThan(base.prefill_s, one->prefill_s).c_str());
+        "%-13s %s, medians: decode step of 8 sequences, workers %.1f us, %s; coordinator (CPU "
+        "time) "
+        "%.1f us, %s; prompt of 4,096 tokens, workers %.4f s, %s\n",
+        one->name, OnGpus() ? "time until the answer" : "CPU time", Median(one->step_us),
+        MoreThan(base.step_us, one->step_us).c_str(), Median(one->coordinator_us),
+        MoreThan(base.coordinator_us, one->coordinator_us).c_str(), Median(one->prefill_s),
+        MoreThan(base.prefill_s, one->prefill_s).c_str());
   }
 }
 

@@ -9,10 +9,14 @@ namespace {
 
 using Clock = CoordinatorLock::Clock;
 
-// Of one transfer. A rank that lacks pages keeps callers waiting, and so does one that leaves. A
-// replica that lacks some does not, and the steps that come in between are to notice little of it.
-constexpr int64_t kBytes = int64_t{8} << 20;
+// Of one transfer. A rank that lacks pages keeps callers waiting, and so does one that leaves: as
+// many bytes at a time as take a few milliseconds, which steps that come in between wait for. A
+// replica that lacks some keeps nobody waiting, and these steps are to notice little of it.
+constexpr int64_t kLeastBytes = int64_t{8} << 20;
+constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr int64_t kFewBytes = int64_t{2} << 20;
+constexpr std::chrono::milliseconds kQuick{6};
+constexpr std::chrono::milliseconds kSlow{20};
 // How long until pages that had to wait for steps, or whose transfer failed, are tried again.
 constexpr std::chrono::milliseconds kPause{200};
 constexpr std::chrono::seconds kTellEvery{5};
@@ -31,6 +35,7 @@ std::vector<int32_t> MostPages(const Cache& cache, int64_t bytes) TRIBUTARY_LOCK
 
 void Restoration::OnReady() {
   under_way_ = 0;
+  bytes_at_once_ = kLeastBytes;
   Advance();
 }
 
@@ -60,7 +65,7 @@ void Restoration::Advance() {
   // Replicas are made again when no rank lacks anything: callers come first.
   for (const PagePlace to : kPagePlaces) {
     const bool hurries = to == PagePlace::kRank || !leaving_.empty();
-    while (under_way_ < (hurries ? 2 : 1) && SendNext(to, hurries ? kBytes : kFewBytes)) {
+    while (under_way_ < (hurries ? 2 : 1) && SendNext(to, hurries ? bytes_at_once_ : kFewBytes)) {
     }
     if (Missing(to) > 0) break;
   }
@@ -80,21 +85,22 @@ bool Restoration::SendNext(PagePlace to, int64_t bytes) {
     }
     if (!transfer.has_value()) continue;
     ++under_way_;
-    commands_.SendBody(
-        cache->ids[transfer->group],
-        worker::TransferPagesCommand{.rank = transfer->rank,
-                                     .restore = to == PagePlace::kRank,
-                                     .pages = transfer->pages,
-                                     .complete = transfer->complete},
-        [this, cache = cache, transfer = *transfer, epoch = serving_.epoch()](
-            const Outcome& outcome) { OnDone(cache, transfer, epoch, outcome.status); });
+    commands_.SendBody(cache->ids[transfer->group],
+                       worker::TransferPagesCommand{.rank = transfer->rank,
+                                                    .restore = to == PagePlace::kRank,
+                                                    .pages = transfer->pages,
+                                                    .complete = transfer->complete},
+                       [this, cache = cache, transfer = *transfer, epoch = serving_.epoch(),
+                        bytes = bytes, began = Clock::now()](const Outcome& outcome) {
+                         OnDone(cache, transfer, epoch, {bytes, began}, outcome.status);
+                       });
     return true;
   }
   return false;
 }
 
 void Restoration::OnDone(const CachePtr& cache, const PageTransfer& transfer, uint64_t epoch,
-                         const absl::Status& status) {
+                         const Sent& sent, const absl::Status& status) {
   const CriticalSection section(lock_);
   // When the group broke, all its transfers were stopped.
   if (epoch != serving_.epoch() || !serving_.ready()) return;
@@ -108,6 +114,12 @@ void Restoration::OnDone(const CachePtr& cache, const PageTransfer& transfer, ui
   }
   bytes_[static_cast<size_t>(transfer.to)] +=
       transfer.pages.size() * static_cast<uint64_t>(cache->PageBytes(transfer.group));
+  // The last one of a cache has fewer pages than it might.
+  const Clock::duration took = Clock::now() - sent.began;
+  if (sent.bytes == bytes_at_once_ && !transfer.pages.empty()) {
+    if (took < kQuick) bytes_at_once_ = std::min(2 * bytes_at_once_, kMostBytes);
+    if (took > kSlow) bytes_at_once_ = std::max(bytes_at_once_ / 2, kLeastBytes);
+  }
   Advance();
 }
 

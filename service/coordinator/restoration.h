@@ -78,7 +78,12 @@ class Restoration {
                       const Outcome& outcome) TRIBUTARY_UNLOCKED;
   // Sends pages to that place. Returns false when there is nothing to send there now.
   bool SendNext(PagePlace to, int64_t bytes) TRIBUTARY_LOCKED;
-  void OnDone(const CachePtr& cache, const PageTransfer& transfer, uint64_t epoch,
+  // How many bytes a transfer might have had, and when it was sent.
+  struct Sent {
+    int64_t bytes = 0;
+    CoordinatorLock::Clock::time_point began;
+  };
+  void OnDone(const CachePtr& cache, const PageTransfer& transfer, uint64_t epoch, const Sent& sent,
               const absl::Status& status) TRIBUTARY_UNLOCKED;
   int64_t Missing(PagePlace place) const TRIBUTARY_LOCKED;
   // Logs how far the restoration has come: when it begins, every few seconds, and when it ends.
@@ -95,6 +100,7 @@ class Restoration {
   std::deque<Leaving> leaving_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);  // they leave in this order
   // Whether a rank has been let go. Then nothing is brought any more until the group has broken.
   bool let_go_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  int64_t bytes_at_once_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   int under_way_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;  // transfers of this epoch
   std::optional<CoordinatorLock::Clock::time_point> look_again_
       TRIBUTARY_GUARDED_BY(kCoordinatorLock);

@@ -8,13 +8,20 @@
 
 #include "collective/in_process.h"
 #include "collective/rendezvous/memory_rendezvous.h"
+#include "kernels/cpu/thread_pool.h"
+#include "worker/cpu_backend.h"
 
 namespace tributary::worker::testing {
 
-ThreadRanks::ThreadRanks(int size, const ExecutorOptions& options, int threads_each) {
+ThreadRanks::ThreadRanks(int size, const ExecutorOptions& options, int threads_each)
+    : ThreadRanks(size, options, [threads_each, strategy = options.strategy](int) {
+        return CreateCpuBackend(std::make_shared<cpu::ThreadPool>(threads_each), strategy);
+      }) {}
+
+ThreadRanks::ThreadRanks(int size, const ExecutorOptions& options, MakeBackend make)
+    : make_(std::move(make)) {
   for (int rank = 0; rank < size; ++rank) {
-    executors_.push_back(
-        std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(threads_each)));
+    executors_.push_back(std::make_unique<Executor>(options, make_(rank)));
   }
   Reform();
 }
@@ -53,15 +60,17 @@ void ThreadRanks::Reform(int shard_ranks) {
 
 void ThreadRanks::Resize(int size, const ExecutorOptions& options, int shard_ranks) {
   while (static_cast<int>(executors_.size()) < size) {
-    executors_.push_back(std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(1)));
+    executors_.push_back(
+        std::make_unique<Executor>(options, make_(static_cast<int>(executors_.size()))));
   }
   executors_.resize(static_cast<size_t>(size));
   Reform(shard_ranks);
 }
 
 void ThreadRanks::Replace(int rank, const ExecutorOptions& options) {
-  executors_[static_cast<size_t>(rank)] =
-      std::make_unique<Executor>(options, std::make_shared<cpu::ThreadPool>(1));
+  std::unique_ptr<Executor>& executor = executors_[static_cast<size_t>(rank)];
+  executor.reset();  // first, so that what it held is not there twice
+  executor = std::make_unique<Executor>(options, make_(rank));
   Reform();
 }
 

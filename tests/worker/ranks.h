@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -12,9 +13,11 @@
 
 namespace tributary::worker::testing {
 
-// Pages that begin as NaN: a slot that is read before it is written shows.
+// Pages that begin as NaN: a slot that is read before it is written shows. Parcels go in lanes,
+// however small.
 inline ExecutorOptions Poisoned() {
   ExecutorOptions options;
+  options.least_lane_bytes = 1;
   options.page_fill = PageFill::kPoison;
   return options;
 }
@@ -44,6 +47,9 @@ class Ranks {
 class ThreadRanks : public Ranks {
  public:
   ThreadRanks(int size, const ExecutorOptions& options, int threads_each = 1);
+  // The same over other backends: `make` makes that of a rank.
+  using MakeBackend = std::function<std::unique_ptr<Backend>(int rank)>;
+  ThreadRanks(int size, const ExecutorOptions& options, MakeBackend make);
   // One rank a backend.
   ThreadRanks(std::vector<std::unique_ptr<Backend>> backends, const ExecutorOptions& options);
   // All ranks leave at once.
@@ -62,6 +68,7 @@ class ThreadRanks : public Ranks {
   Executor& executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }
 
  private:
+  MakeBackend make_;  // null: these are all
   uint64_t epoch_ = 0;
   std::vector<std::unique_ptr<Executor>> executors_;
 };

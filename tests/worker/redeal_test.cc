@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/key_range.h"
+#include "tests/worker/devices.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/specs.h"
 #include "worker/replica.h"
@@ -77,8 +78,9 @@ TEST(Redeal, WhatWasGivenUpIsNotMoved) {
   for (const RunMove& run : runs) EXPECT_EQ(run.from_slot / 16, 5);
 }
 
-// [ranks before, ranks after, shape]
-class RedealRanksTest : public ::testing::TestWithParam<std::tuple<std::pair<int, int>, int>> {
+// [ranks before, ranks after, shape, what the ranks compute on]
+class RedealRanksTest
+    : public ::testing::TestWithParam<std::tuple<std::pair<int, int>, int, Device>> {
  protected:
   static constexpr CacheId kBefore = 3, kAfter = 5;
   static constexpr int32_t kTokens = 150;
@@ -103,6 +105,15 @@ class RedealRanksTest : public ::testing::TestWithParam<std::tuple<std::pair<int
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : values_) value = normal(random);
+  }
+
+  void SetUp() override {
+    const Device device = std::get<2>(GetParam());
+    if (const std::string reason = WhyNoDevice(device); !reason.empty()) GTEST_SKIP() << reason;
+    if (device == Device::kCuda && std::get<1>(GetParam()) == 3) {
+      GTEST_SKIP() << "GPUs have no caches of this type";
+    }
+    make_ = BackendsOn(device);
   }
 
   CacheSpec Spec(int32_t stride) const {
@@ -184,6 +195,7 @@ class RedealRanksTest : public ::testing::TestWithParam<std::tuple<std::pair<int
   }
 
   const CacheSpec spec_;
+  ThreadRanks::MakeBackend make_;
   std::vector<float> values_;
   uint64_t number_ = 0;
 };
@@ -191,12 +203,12 @@ class RedealRanksTest : public ::testing::TestWithParam<std::tuple<std::pair<int
 TEST_P(RedealRanksTest, IsAsIfThereHadAlwaysBeenSoMany) {
   const auto [before, after] = std::get<0>(GetParam());
   const int32_t stride = after > 1 ? 1 : 0;
-  ThreadRanks changed(before, Poisoned());
+  ThreadRanks changed(before, Poisoned(), make_);
   Ok(changed, kBefore, CreateCacheCommand{Spec(before > 1 ? 1 : 0)});
   Append(changed, kBefore, 0, kTokens, false, {{kSequence, 0, PagesFor(before, 5)}});
   Change(changed, before, after, stride);
 
-  ThreadRanks native(after, Poisoned());
+  ThreadRanks native(after, Poisoned(), make_);
   Ok(native, kAfter, CreateCacheCommand{Spec(stride)});
   Append(native, kAfter, 0, kTokens, false, {{kSequence, 0, PagesFor(after, 3)}});
 
@@ -218,7 +230,7 @@ TEST_P(RedealRanksTest, IsAsIfThereHadAlwaysBeenSoMany) {
 TEST_P(RedealRanksTest, ReplicasAreThereToo) {
   const auto [before, after] = std::get<0>(GetParam());
   if (after == 1) GTEST_SKIP() << "one rank has nobody to keep its tokens";
-  ThreadRanks ranks(before, Poisoned());
+  ThreadRanks ranks(before, Poisoned(), make_);
   Ok(ranks, kBefore, CreateCacheCommand{Spec(0)});
   Append(ranks, kBefore, 0, kTokens, false, {{kSequence, 0, PagesFor(before, 5)}});
   Change(ranks, before, after, 1);
@@ -238,14 +250,15 @@ TEST_P(RedealRanksTest, ReplicasAreThereToo) {
 std::string NameOf(const ::testing::TestParamInfo<RedealRanksTest::ParamType>& test) {
   const std::pair<int, int> ranks = std::get<0>(test.param);
   return std::to_string(ranks.first) + "_to_" + std::to_string(ranks.second) + "_shape_" +
-         std::to_string(std::get<1>(test.param));
+         std::to_string(std::get<1>(test.param)) + "_" + Name(std::get<2>(test.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, RedealRanksTest,
                          ::testing::Combine(::testing::Values(std::pair(2, 4), std::pair(4, 2),
                                                               std::pair(3, 1), std::pair(1, 3),
                                                               std::pair(2, 3)),
-                                            ::testing::Range(0, 5)),
+                                            ::testing::Range(0, 5),
+                                            ::testing::Values(Device::kCpu, Device::kCuda)),
                          NameOf);
 
 // A change that ends half-way: the group forms as it was, and what was made meanwhile is dropped.

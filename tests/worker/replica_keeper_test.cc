@@ -40,14 +40,15 @@ TEST_F(ReplicaKeeperTest, WhoKeepsNothingHasNothingToDo) {
   EXPECT_EQ(keeper.bytes(), 0u);
   EXPECT_TRUE(*keeper.TakeMemory(Clock::now()));
   EXPECT_TRUE(keeper.CopyPages({{0, 1}}).ok());
-  StepCommand step{.kind = StepKind::kAppend};
-  step.entries = {{.sequence = 1, .first_position = 0, .new_tokens = 1}};
-  EXPECT_TRUE(keeper.KeepTokens(step, std::vector<const PageTable*>{nullptr}).ok());
+  EXPECT_EQ(keeper.ward(), -1);
+  EXPECT_EQ(keeper.kept(), nullptr);
   // A transfer from it fails at once, before it waits for anybody.
   const auto shard = *backend_->CreateShard(spec_, SIZE_MAX, PageFill::kZero);
   const auto group = collective::CreateInProcessGroup(3, 1);
   TransferPagesCommand transfer{.rank = 0, .restore = true, .pages = {2}};
-  EXPECT_EQ(keeper.Pass(transfer, *shard, *group[1], Clock::now() + std::chrono::hours(1)).code(),
+  ParcelCarrier parcels(*backend_, /*least_lane_bytes=*/1);
+  const auto in_an_hour = Clock::now() + std::chrono::hours(1);
+  EXPECT_EQ(keeper.Pass(transfer, *shard, parcels, *group[1], in_an_hour).code(),
             absl::StatusCode::kInternal);
 }
 
@@ -56,6 +57,7 @@ TEST_F(ReplicaKeeperTest, KeepsForAHandOverUntilThePagesAreRestored) {
   int turns = 1;
   while (!*keeper.Turn(keep_, Memory(), Clock::now())) ++turns;
   EXPECT_GT(turns, 1) << "steps come in between";
+  EXPECT_EQ(keeper.ward(), 0);
   EXPECT_GE(keeper.bytes(), Bytes());
   // Not its ward's.
   EXPECT_TRUE(*keeper.Turn({.rank = 1, .restore = true, .pages = {}, .complete = true}, Memory(),

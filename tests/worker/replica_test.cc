@@ -7,12 +7,14 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status/errors.h"
+#include "tests/worker/devices.h"
 #include "tests/worker/ranks.h"
 #include "tests/worker/specs.h"
 
@@ -60,23 +62,36 @@ constexpr int kRanks = 3;
 constexpr int32_t kTokens = 150;
 const std::vector<int32_t> kPages = {5, 2, 7, 1};
 
-// By the type of the cache's elements.
-class ReplicaTest : public ::testing::TestWithParam<DType> {
+// What the ranks compute on, and the type of the cache's elements.
+struct Kind {
+  Device device = Device::kCpu;
+  DType type = DType::kBf16;
+};
+
+class ReplicaTest : public ::testing::TestWithParam<Kind> {
  protected:
-  explicit ReplicaTest(int32_t stride = 1)
-      : ranks_(kRanks, Poisoned()), spec_(SmallSpec()), values_(1 << 18) {
+  explicit ReplicaTest(int32_t stride = 1) : spec_(SmallSpec()), values_(1 << 18) {
     spec_.replica_stride = stride;
     spec_.num_pages = 16;
-    spec_.kv_dtype = GetParam();
+    spec_.kv_dtype = GetParam().type;
+    spec_.layers.resize(2);
+    spec_.layers[1].k_scale = ScalesFor(spec_.kv_heads, 0.02f);
+    spec_.layers[1].v_scale = {0.03f};
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : values_) value = normal(random);
+  }
+  void SetUp() override {
+    const Device device = GetParam().device;
+    if (const std::string reason = WhyNoDevice(device); !reason.empty()) GTEST_SKIP() << reason;
+    group_ = std::make_unique<ThreadRanks>(kRanks, Poisoned(), BackendsOn(device));
     Ok(CreateCacheCommand{spec_});
     Append(0, kTokens, {{1, 0, kPages}});
   }
 
+  ThreadRanks& ranks() { return *group_; }
   std::map<int, Reply> Execute(decltype(Command::body) body) {
-    return ranks_.Execute(CommandOf(ranks_.epoch(), ++number_, kCache, std::move(body)));
+    return ranks().Execute(CommandOf(ranks().epoch(), ++number_, kCache, std::move(body)));
   }
   void Ok(decltype(Command::body) body) {
     for (const auto& [rank, reply] : Execute(std::move(body))) {
@@ -115,21 +130,26 @@ class ReplicaTest : public ::testing::TestWithParam<DType> {
   }
   // A rank is lost, and another takes its place, which knows the tables and no more.
   void Replace(int rank) {
-    ranks_.Replace(rank, Poisoned());
+    ranks().Replace(rank, Poisoned());
     Ok(CreateCacheCommand{spec_, /*existing=*/true});
     Ok(SetTablesCommand{{{1, 0, kPages}}});
   }
-  HeldCache HeldBy(int rank) { return ranks_.executor(rank).Report().caches.at(0); }
+  HeldCache HeldBy(int rank) { return ranks().executor(rank).Report().caches.at(0); }
 
-  ThreadRanks ranks_;
+  std::unique_ptr<ThreadRanks> group_;
   CacheSpec spec_;
   std::vector<float> values_;
   uint64_t number_ = 0;
 };
 
-std::string TypeName(const ::testing::TestParamInfo<DType>& info) { return Name(info.param); }
-constexpr DType kTypes[] = {DType::kBf16, DType::kNvfp4, DType::kF32};
-INSTANTIATE_TEST_SUITE_P(Types, ReplicaTest, ::testing::ValuesIn(kTypes), TypeName);
+std::string KindName(const ::testing::TestParamInfo<Kind>& info) {
+  return std::string(Name(info.param.device)) + "_" + Name(info.param.type);
+}
+constexpr Kind kKinds[] = {{Device::kCpu, DType::kBf16},    {Device::kCpu, DType::kNvfp4},
+                           {Device::kCpu, DType::kF32},     {Device::kCuda, DType::kBf16},
+                           {Device::kCuda, DType::kF16},    {Device::kCuda, DType::kFp8E4M3},
+                           {Device::kCuda, DType::kFp8E5M2}};
+INSTANTIATE_TEST_SUITE_P(Kinds, ReplicaTest, ::testing::ValuesIn(kKinds), KindName);
 
 TEST_P(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {
   const std::vector<float> before = Look();
@@ -262,14 +282,14 @@ class HandOverTest : public ReplicaTest {
  protected:
   HandOverTest() : ReplicaTest(0) {}
 };
-INSTANTIATE_TEST_SUITE_P(Types, HandOverTest, ::testing::ValuesIn(kTypes), TypeName);
+INSTANTIATE_TEST_SUITE_P(Kinds, HandOverTest, ::testing::ValuesIn(kKinds), KindName);
 
 TEST_P(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
-  const size_t memory = ranks_.executor(2).memory_used();
+  const size_t memory = ranks().executor(2).memory_used();
   const TransferPagesCommand begin{.rank = 1, .restore = false, .pages = {}};
   for (bool more = true; more;) more = Execute(begin).at(2).more_memory;
-  EXPECT_EQ(ranks_.executor(2).memory_used(), 2 * memory);
-  EXPECT_EQ(ranks_.executor(0).memory_used(), memory);
+  EXPECT_EQ(ranks().executor(2).memory_used(), 2 * memory);
+  EXPECT_EQ(ranks().executor(0).memory_used(), memory);
   Append(kTokens, 20);
   const std::vector<float> before = Look(kTokens + 20);
   Ok(TransferPagesCommand{.rank = 1, .restore = false, .pages = kPages});
@@ -277,7 +297,7 @@ TEST_P(HandOverTest, TheNextRankKeepsThePagesUntilTheyAreRestored) {
   Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = kPages});
   Ok(TransferPagesCommand{.rank = 1, .restore = true, .pages = {}, .complete = true});
   EXPECT_EQ(Look(kTokens + 20), before);
-  EXPECT_EQ(ranks_.executor(2).memory_used(), memory);
+  EXPECT_EQ(ranks().executor(2).memory_used(), memory);
 }
 
 TEST_P(HandOverTest, PagesThatNobodyKeepsBreakTheGroup) {

@@ -76,7 +76,7 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   padded_tokens_ = PaddedCount(plan.new_tokens);
   padded_rows_ = PaddedCount(plan.query_rows);
   const auto tokens = static_cast<size_t>(padded_tokens_);
-  write_slots_ = compare_slots_ = entry_of_token_ = {};
+  write_slots_ = compare_slots_ = entry_of_token_ = kept_slots_ = {};
   entries_ = 0;
   if (!plan.write_slots.empty()) {
     write_slots_ = Place(plan.write_slots.data(), plan.write_slots.size(), tokens);
@@ -85,6 +85,9 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
     compare_slots_ = Place(plan.compare_slots.data(), plan.compare_slots.size(), tokens);
     entry_of_token_ = Place(plan.entry_of_token.data(), plan.entry_of_token.size(), tokens);
     entries_ = plan.entry_of_token.back() + 1;
+  }
+  if (!plan.kept_slots.empty()) {
+    kept_slots_ = Place(plan.kept_slots.data(), plan.kept_slots.size(), tokens);
   }
   hosts_.resize(std::max(hosts_.size(), plan.passes.size() + 1));
   passes_.resize(plan.passes.size());
@@ -278,6 +281,8 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                                   write_slots_.count > 0,
                                   compare_slots_.offset,
                                   entry_of_token_.offset,
+                                  kept_slots_.offset,
+                                  kept_slots_.count > 0,
                                   static_cast<uint64_t>(entries_)};
   for (const PassLaunch& pass : passes_) {
     const AttentionLaunch& launch = pass.few;

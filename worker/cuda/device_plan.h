@@ -120,6 +120,8 @@ class DevicePlan {
   // int64. Empty: the step compares nothing. The two below belong to it.
   const Section& compare_slots() const { return compare_slots_; }
   const Section& entry_of_token() const { return entry_of_token_; }  // int32
+  // int64. Empty: the step writes nothing to a replica.
+  const Section& kept_slots() const { return kept_slots_; }
   int32_t entries() const { return entries_; }
   const PassLaunch& pass(size_t index) const { return passes_[index]; }
   // The new tokens of a prefill. Null when the step has none, or this rank has no heads of them.
@@ -178,6 +180,7 @@ class DevicePlan {
   Section write_slots_;
   Section compare_slots_;
   Section entry_of_token_;
+  Section kept_slots_;
   std::vector<PassLaunch> passes_;
   PrefillLaunch new_tokens_;
   bool has_new_tokens_ = false;

@@ -31,6 +31,20 @@ absl::Status KeepStreamsApart(int gpu) {
   return absl::OkStatus();
 }
 
+absl::Status AwaitStream(cudaStream_t stream, collective::Deadline deadline) {
+  const Clock::time_point begin = Clock::now();
+  while (true) {
+    const cudaError_t error = cudaStreamQuery(stream);
+    if (error == cudaSuccess) return absl::OkStatus();
+    if (error != cudaErrorNotReady) return FromCuda("a kernel or copy of the step", error);
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
+      return absl::DeadlineExceededError("the GPU was not through with the step by its deadline");
+    }
+    if (now - begin > kSpin) std::this_thread::sleep_for(kNap);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOptions& options) {
@@ -42,6 +56,10 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOption
                                  .batch_invariant = options.batch_invariant};
   TRIBUTARY_RETURN_IF_ERROR(KeepStreamsApart(options.gpu));
   TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->stream_, cudaStreamNonBlocking));
+  TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->beside_, cudaStreamNonBlocking));
+  for (cudaEvent_t* event : {&rank->forked_, &rank->joined_}) {
+    TRIBUTARY_CUDA_OK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+  }
   rank->workspace_ = std::make_unique<Workspace>(rank->stream_);
   return rank;
 }
@@ -64,6 +82,7 @@ CudaRank::Workspace::Workspace(cudaStream_t stream)
       split_lse(stream),
       arrivals(stream),
       differs(stream),
+      run_slots(stream),
       prefill(stream),
       k16(stream),
       v16(stream) {}
@@ -78,8 +97,13 @@ CudaRank::~CudaRank() {
   while (retired_->Sweep() > 0 && Clock::now() < moment) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  if (beside_ != nullptr) cudaStreamSynchronize(beside_);
   workspace_.reset();  // in the stream's order
   cudaStreamSynchronize(stream_);
+  for (cudaEvent_t event : {forked_, joined_}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  if (beside_ != nullptr) cudaStreamDestroy(beside_);
   cudaStreamDestroy(stream_);
 }
 
@@ -143,17 +167,23 @@ absl::Status CudaRank::Await(collective::Deadline deadline) const {
     }
     return CollectiveStatus(status);
   }
-  const Clock::time_point begin = Clock::now();
-  while (true) {
-    const cudaError_t error = cudaStreamQuery(stream_);
-    if (error == cudaSuccess) return absl::OkStatus();
-    if (error != cudaErrorNotReady) return FromCuda("a kernel or copy of the step", error);
-    const Clock::time_point now = Clock::now();
-    if (now >= deadline) {
-      return absl::DeadlineExceededError("the GPU was not through with the step by its deadline");
-    }
-    if (now - begin > kSpin) std::this_thread::sleep_for(kNap);
-  }
+  return AwaitStream(stream_, deadline);
+}
+
+absl::Status CudaRank::AwaitBeside(collective::Deadline deadline) const {
+  return AwaitStream(beside_, deadline);
+}
+
+absl::Status CudaRank::ForkBeside(cudaStream_t stream) const {
+  TRIBUTARY_CUDA_OK(cudaEventRecord(forked_, stream));
+  TRIBUTARY_CUDA_OK(cudaStreamWaitEvent(beside_, forked_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRank::JoinBeside(cudaStream_t stream) const {
+  TRIBUTARY_CUDA_OK(cudaEventRecord(joined_, beside_));
+  TRIBUTARY_CUDA_OK(cudaStreamWaitEvent(stream, joined_));
+  return absl::OkStatus();
 }
 
 absl::Status CudaRank::OpenRegion(RegionId region, const SharedDeviceMemory& memory) {
@@ -170,7 +200,10 @@ absl::Status CudaRank::CloseRegion(RegionId region, collective::Deadline deadlin
 }
 
 absl::Status CudaRank::BeginStep(collective::Deadline deadline) {
-  if (unfinished_) TRIBUTARY_RETURN_IF_ERROR(Await(deadline));
+  if (unfinished_) {
+    TRIBUTARY_RETURN_IF_ERROR(Await(deadline));
+    TRIBUTARY_RETURN_IF_ERROR(AwaitBeside(deadline));
+  }
   unfinished_ = true;
   return absl::OkStatus();
 }

@@ -62,6 +62,15 @@ class CudaRank {
   // for.
   absl::Status CloseRegion(RegionId region, collective::Deadline deadline);
 
+  // A second stream, for what runs beside a step, and for pages that leave and come back. Fork:
+  // what it is given from now on comes after what `stream` was given so far. Join: the other way
+  // round. Both may be captured into a graph.
+  cudaStream_t beside() const { return beside_; }
+  absl::Status ForkBeside(cudaStream_t stream) const;
+  absl::Status JoinBeside(cudaStream_t stream) const;
+  // Waits until the second stream has done all that it was given.
+  absl::Status AwaitBeside(collective::Deadline deadline) const;
+
   // Waits until the stream has done all that it was given. After kDeadlineExceeded it is still at
   // work, and what it works on is in use. Where there is a group of GPUs, every error breaks it,
   // the deadline included. The error is then that of CollectiveStatus, and the stream has as a rule
@@ -90,6 +99,8 @@ class CudaRank {
     PinnedMemory staged_q, staged_k, staged_v;
     DeviceMemory q, k, v;
     PinnedMemory staged_plan;
+    PinnedMemory staged_runs;  // plain tokens that come from or go to other memory (run_copier.h)
+    PinnedMemory staged_slots;
     DeviceMemory pass_o, pass_lse;        // partials of a pass, all heads
     ArrivingPartial arriving;             // the partial of a pass that is exchanged as it comes
     DeviceMemory slice_o, slice_lse;      // a slice of the heads, all rows
@@ -103,6 +114,7 @@ class CudaRank {
     DeviceMemory arrivals;            // zero between launches
     DeviceMemory differs;             // [entries]: whether a repeat brings other tokens
     PinnedMemory staged_differs;
+    DeviceMemory run_slots;
     DeviceMemory prefill;   // workspace of the prefill kernels
     DeviceMemory k16, v16;  // new tokens that came as f32, narrowed for the prefill kernels
     collective::ExchangeWorkspace exchange;
@@ -115,6 +127,9 @@ class CudaRank {
   const CudaBackendOptions options_;
   DevicePlanOptions plan_options_;
   cudaStream_t stream_ = nullptr;
+  cudaStream_t beside_ = nullptr;
+  cudaEvent_t forked_ = nullptr;
+  cudaEvent_t joined_ = nullptr;
   bool unfinished_ = false;
   std::unique_ptr<Workspace> workspace_;  // of steps that are not a session's
   StepGraphs graphs_;

@@ -66,6 +66,8 @@ absl::Status CudaShard::TakeMemory(const CacheSpec& spec, PageFill fill) {
   TRIBUTARY_CUDA_OK(
       cudaMemsetAsync(pages_.data(), fill == PageFill::kPoison ? 0xff : 0, bytes_, rank_.stream()));
   num_pages_ = static_cast<size_t>(spec.num_pages);
+  page_size_ = spec.page_size;
+  copier_ = std::make_unique<RunCopier>(rank_, spec, pages_.data());
 
   std::vector<float> constants;
   std::vector<size_t> begins;
@@ -131,6 +133,21 @@ absl::Status CudaShard::CopyPages(const std::vector<PageCopy>& copies, cudaStrea
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<int64_t> CudaShard::FirstSlots(std::span<const int32_t> pages) const {
+  std::vector<int64_t> first;
+  first.reserve(pages.size());
+  for (const int32_t page : pages) first.push_back(int64_t{page} * page_size_);
+  return first;
+}
+
+absl::Status CudaShard::ReadPages(std::span<const int32_t> pages, std::byte* out) {
+  return copier_->Read(FirstSlots(pages), page_size_, out);
+}
+
+absl::Status CudaShard::WritePages(std::span<const int32_t> pages, const std::byte* in) {
+  return copier_->Write(FirstSlots(pages), page_size_, in);
 }
 
 absl::Status CudaShard::Run(const PlannedStep& step, StepResults* results) {

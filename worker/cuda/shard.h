@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -17,6 +18,7 @@
 #include "worker/cuda/memory.h"
 #include "worker/cuda/operations/operations.h"
 #include "worker/cuda/rank.h"
+#include "worker/cuda/run_copier.h"
 #include "worker/cuda/step_size.h"
 
 namespace tributary::worker {
@@ -34,6 +36,17 @@ class CudaShard final : public Shard {
   size_t bytes() const override { return bytes_; }
   absl::Status CopyPages(const std::vector<PageCopy>& copies) override;
   absl::Status Run(const PlannedStep& step, StepResults* results) override;
+  size_t page_bytes() const override { return copier_->run_bytes(page_size_); }
+  absl::Status ReadPages(std::span<const int32_t> pages, std::byte* out) override;
+  absl::Status WritePages(std::span<const int32_t> pages, const std::byte* in) override;
+  size_t run_bytes(int32_t slots) const override { return copier_->run_bytes(slots); }
+  absl::Status ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out) override {
+    return copier_->Read(first, slots, out);
+  }
+  absl::Status WriteRuns(std::span<const int64_t> first, int32_t slots,
+                         const std::byte* in) override {
+    return copier_->Write(first, slots, in);
+  }
   // CopyPages, in the order of a stream.
   absl::Status CopyPages(const std::vector<PageCopy>& copies, cudaStream_t stream);
 
@@ -62,6 +75,7 @@ class CudaShard final : public Shard {
   }
 
   absl::Status TakeMemory(const CacheSpec& spec, PageFill fill);
+  std::vector<int64_t> FirstSlots(std::span<const int32_t> pages) const;
   // Whether ranks meet before the step, which they do before the first of its size in this epoch
   // (step_size.h). The answer is the same on all ranks. It is false without a group of GPUs.
   bool FirstOfItsSize(const PlannedStep& step);
@@ -89,10 +103,12 @@ class CudaShard final : public Shard {
   CudaRank& rank_;
   const size_t bytes_;
   size_t num_pages_ = 0;
+  int32_t page_size_ = 0;
   std::vector<LayerRun> runs_;
   DeviceMemory pages_;
   DeviceMemory constants_;  // scales and sinks of all layers
   std::vector<CudaLayer> layers_;
+  std::unique_ptr<RunCopier> copier_;
 
   std::deque<PlanSlot> plans_;  // [kPlans]
   int64_t clock_ = 0;

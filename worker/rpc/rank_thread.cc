@@ -1,5 +1,6 @@
 #include "worker/rpc/rank_thread.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -121,7 +122,8 @@ absl::StatusOr<std::unique_ptr<Backend>> RankThread::MakeBackend(const Formation
                                   device_exchange_ = how;
                                   if (tell) tell(how);
                                 },
-                            .batch_invariant = formation.deterministic});
+                            .batch_invariant = formation.deterministic,
+                            .copy_threads = std::clamp(options_.threads / 2, 1, 8)});
 }
 
 absl::Status RankThread::TestDevice(const Formation& formation) {

@@ -1,10 +1,12 @@
 // CudaOperations: what is computed on the device.
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/matches_cache.h"
+#include "kernels/cuda/append/plain_tokens.h"
 #include "kernels/cuda/decode/block_attention.h"
 #include "kernels/cuda/merge/merge.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/operations/operations.h"
+#include "worker/cuda/replica.h"
 #include "worker/cuda/status.h"
 #include "worker/status_conversion.h"
 
@@ -54,8 +56,16 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
           .begins_early = launches_begin_early()};
 }
 
+absl::Status CudaOperations::EnqueueKeptTokens() const {
+  const auto& replica = static_cast<const CudaReplica&>(*step_.replica);
+  TRIBUTARY_RETURN_IF_ERROR(rank_.ForkBeside(stream_));
+  return ToAbsl(cuda::LaunchAppendPlain(AppendArgsFor(plan_.kept_slots()),
+                                        replica.layer(step_.layer_index), rank_.beside()));
+}
+
 absl::Status CudaOperations::AppendOrCompare() {
   const NvtxRange range("append", step_.layer_index);
+  if (keeps_tokens()) TRIBUTARY_RETURN_IF_ERROR(EnqueueKeptTokens());
   if (plan_.write_slots().count > 0) {
     TRIBUTARY_RETURN_IF_ERROR(
         ToAbsl(cuda::LaunchAppend(AppendArgsFor(plan_.write_slots()), stream_)));

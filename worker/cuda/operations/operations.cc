@@ -5,6 +5,7 @@
 
 #include "collective/direct/direct_layout.h"
 #include "worker/cuda/input_use.h"
+#include "worker/cuda/replica.h"
 #include "worker/cuda/status.h"
 
 namespace tributary::worker {
@@ -236,6 +237,10 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(AsNumber(place_.result_o));
   values->push_back(AsNumber(place_.result_lse));
   values->push_back(AsNumber(layer_.pages));
+  values->push_back(
+      keeps_tokens()
+          ? AsNumber(static_cast<const CudaReplica&>(*step_.replica).layer(step_.layer_index).base)
+          : 0);
   values->push_back(device_exchange_.has_value() ? device_exchange_->epoch() : 0);
   values->push_back(step_.bf16_partials);
   values->push_back(partial_arrives_ ? AsNumber(memory_.arriving.o.data()) : 0);

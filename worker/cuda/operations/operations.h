@@ -192,6 +192,9 @@ class CudaOperations final : public StepOperations {
   absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
   void BringFromStaging() const;
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
+  // Puts the tokens that the replica keeps into the stream beside, which EnqueueResults joins.
+  absl::Status EnqueueKeptTokens() const;
+  bool keeps_tokens() const { return step_.replica != nullptr && plan_.kept_slots().count > 0; }
   // Whether the launch over the context of a draft attends to its block as well.
   bool ContextTakesBlock(const PassLaunch& launch) const;
   cuda::BlockPart BlockOf(const RowPass& pass) const;
