@@ -167,6 +167,46 @@ std::vector<Case> DraftCases() {
   return cases;
 }
 
+// Sequences that were forked: what they share is in the cache once.
+Case Cascade(int32_t batch, std::vector<SharedLevel> shared, int64_t own, DType kv) {
+  Case c;
+  c.kv.dtype = kv;
+  c.kv.kv_heads = 8;
+  c.name = std::string(Name(kv)) + " " + std::to_string(batch) + " x (";
+  int64_t length = own;
+  for (const SharedLevel& level : shared) {
+    length += level.tokens;
+    c.name += Tokens(level.tokens);
+    if (level.groups > 1) c.name += " of " + std::to_string(batch / level.groups);
+    c.name += " + ";
+  }
+  c.name += Tokens(own) + "), 32/8";
+  c.lengths.assign(batch, length);
+  c.shared = std::move(shared);
+  return c;
+}
+
+std::vector<Case> CascadeCases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    cases.push_back(Cascade(32, {{32768, 1}}, 1024, kv));
+    cases.push_back(Cascade(64, {{8192, 1}}, 512, kv));
+    cases.push_back(Cascade(64, {{16384, 1}, {4096, 8}}, 512, kv));
+    cases.push_back(Cascade(2, {{65536, 1}}, 1024, kv));
+    cases.push_back(Cascade(16, {{8192, 4}}, 2048, kv));
+    Case verify = Cascade(16, {{16384, 1}}, 1024, kv);
+    verify.rows = 4;
+    verify.name += ", verify 4";
+    cases.push_back(verify);
+    Case block = Cascade(8, {{32768, 1}}, 2048, kv);
+    block.rows = 16;
+    block.causal = false;
+    block.name += ", block 16";
+    cases.push_back(block);
+  }
+  return cases;
+}
+
 // Batch x length, as decode backends are usually compared.
 std::vector<Case> GridCases() {
   std::vector<Case> cases;
@@ -193,6 +233,7 @@ std::vector<Case> CasesOf(const std::string& set) {
   add("spread", SpreadCases());
   add("batches", BatchCases());
   add("drafts", DraftCases());
+  add("cascade", CascadeCases());
   add("grid", GridCases());
   return cases;
 }

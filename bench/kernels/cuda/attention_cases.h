@@ -9,6 +9,13 @@
 
 namespace tributary::cuda {
 
+// Tokens that the sequences of a group have in common, behind those that larger groups have. A
+// level's groups are equally large, and of neighbouring sequences.
+struct SharedLevel {
+  int64_t tokens = 0;
+  int32_t groups = 1;
+};
+
 // One call over sequences of these lengths, in tokens.
 struct Case {
   std::string name;
@@ -19,10 +26,11 @@ struct Case {
   int32_t rows = 1;
   int64_t window = -1;
   bool causal = true;
+  std::vector<SharedLevel> shared;  // larger groups first
 };
 
-// The cases of a set: field, shapes, dims, spread, batches, drafts, grid, or all of them. Empty for
-// another name.
+// The cases of a set: field, shapes, dims, spread, batches, drafts, cascade, grid, or all of them.
+// Empty for another name.
 std::vector<Case> CasesOf(const std::string& set);
 
 }  // namespace tributary::cuda

@@ -4,26 +4,30 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|shapes|dims|spread|batches|drafts|grid|all] [--only TEXT]
-//                  [--json FILE] [--portable] [--invariant] [--fp8-queries] [--alone]
-//                  [--cluster N]
+//   attention_grid [--set field|shapes|dims|spread|batches|drafts|cascade|grid|all]
+//                  [--only TEXT] [--json FILE] [--portable] [--invariant] [--fp8-queries]
+//                  [--alone] [--apart] [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
-// from beginning before the one ahead of it has ended.
+// from beginning before the one ahead of it has ended. --apart reads what sequences share once for
+// each of them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "bench/kernels/cuda/attention_cases.h"
 #include "bench/kernels/cuda/gpu_bench.h"
 #include "kernels/cuda/decode/attention.h"
+#include "kernels/cuda/decode/shared_attention.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 #include "kernels/fp8_queries.h"
@@ -113,17 +117,20 @@ AttentionShape ShapeOf(const Case& c) {
           .total_keys = total_keys};
 }
 
-// The rows of a case as they are planned, the pages of all its sequences, and the bytes of keys
-// and values that they see.
+// The rows of a case as they are planned, the page tables of its sequences, and the bytes of keys
+// and values that they see, those of a page that several have counted once.
 struct Rows {
   std::vector<PlanEntry> entries;
   std::vector<KeyRange> keys;
-  int64_t pages = 0;
+  std::vector<int32_t> pages;  // the tables, one behind the other; pages are numbered from 0
+  int32_t page_count = 0;
+  std::vector<SharedPages> shared;
   double bytes = 0;
 
   explicit Rows(const Case& c) {
     for (int32_t i = 0; i < static_cast<int32_t>(c.lengths.size()); ++i) {
-      entries.push_back({i * c.rows, c.rows, static_cast<int32_t>(pages)});
+      entries.push_back({i * c.rows, c.rows, static_cast<int32_t>(pages.size())});
+      const int64_t common = AddSharedPages(c, i);
       KeyRange any{INT64_MAX, 0};
       for (int32_t row = 0; row < c.rows; ++row) {
         const int64_t position = c.lengths[i] - c.rows + row;
@@ -131,20 +138,61 @@ struct Rows {
         keys.push_back(VisibleKeys(position, {c.window, -1}, limit));
         any = {std::min(any.lo, keys.back().lo), std::max(any.hi, keys.back().hi)};
       }
-      bytes += static_cast<double>(Length(any) * c.kv.kv_heads * BytesPerTokenOfHead(c.kv));
-      pages += (c.lengths[i] + c.page_size - 1) / c.page_size;
+      AddBytes(c, Length(any) - common);
+      AddPages((c.lengths[i] - common + c.page_size - 1) / c.page_size);
     }
+  }
+
+  // The tables of each sequence, as far as its rows see.
+  std::vector<AttentionEntry> Entries() const {
+    std::vector<AttentionEntry> all;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const size_t begin = entries[i].page_table;
+      const size_t end = i + 1 < entries.size() ? entries[i + 1].page_table : pages.size();
+      all.push_back({entries[i].row_begin, entries[i].row_count,
+                     std::span(pages).subspan(begin, end - begin)});
+    }
+    return all;
+  }
+
+ private:
+  void AddPages(int64_t count) {
+    for (int64_t page = 0; page < count; ++page) pages.push_back(page_count++);
+  }
+  void AddBytes(const Case& c, int64_t tokens) {
+    bytes += static_cast<double>(tokens * c.kv.kv_heads * BytesPerTokenOfHead(c.kv));
+  }
+  // What sequence i shares: of the first of each group new pages, of the others those of the first.
+  int64_t AddSharedPages(const Case& c, int32_t i) {
+    int64_t before = 0;
+    for (const SharedLevel& level : c.shared) {
+      const auto members = static_cast<int32_t>(c.lengths.size()) / level.groups;
+      const int32_t first = i / members * members;
+      if (i == first) {
+        shared.push_back({{before, before + level.tokens}, {}});
+        for (int32_t j = 0; j < members; ++j) shared.back().entries.push_back(first + j);
+        AddPages(level.tokens / c.page_size);
+        AddBytes(c, level.tokens);
+      } else {
+        const int64_t from = entries[first].page_table + before / c.page_size;
+        for (int64_t page = 0; page < level.tokens / c.page_size; ++page) {
+          pages.push_back(pages[from + page]);
+        }
+      }
+      before += level.tokens;
+    }
+    return before;
   }
 };
 
 // Page tables of `copies` copies of the cache, each in an order of its own.
-std::vector<int32_t> ShuffledTables(int64_t pages, size_t copies, std::mt19937& random) {
+std::vector<int32_t> ShuffledTables(const Rows& rows, size_t copies, std::mt19937& random) {
   std::vector<int32_t> tables;
-  std::vector<int32_t> order(pages);
+  std::vector<int32_t> order(rows.page_count);
   std::iota(order.begin(), order.end(), 0);
   for (size_t copy = 0; copy < copies; ++copy) {
     std::shuffle(order.begin(), order.end(), random);
-    tables.insert(tables.end(), order.begin(), order.end());
+    for (const int32_t page : rows.pages) tables.push_back(order[page]);
   }
   return tables;
 }
@@ -168,14 +216,16 @@ std::vector<std::byte> RoundedQueries(std::vector<std::byte> q, size_t elements,
 
 // A plan, outputs and workspace on the device.
 struct DeviceCall {
-  DeviceCall(const Case& c, const Plan& plan, const KernelChoice& choice, size_t output_rows)
-      : items(plan.items),
-        keys(plan.keys),
+  // The workspace is for both plans, one after the other; the items are the first one's.
+  DeviceCall(const Case& c, std::array<const Plan*, 2> plans, int32_t tile_rows, size_t output_rows)
+      : items(plans[0]->items),
+        keys(plans[0]->keys),
         o(output_rows * c.kv.value_dim),
         lse(output_rows),
-        partial_o(size_t(plan.partials) * choice.tile_rows * c.kv.value_dim),
-        partial_lse(size_t(plan.partials) * choice.tile_rows),
-        arrivals(std::vector<uint64_t>(plan.arrivals)) {}
+        partial_o(size_t(std::max(plans[0]->partials, plans[1]->partials)) * tile_rows *
+                  c.kv.value_dim),
+        partial_lse(size_t(std::max(plans[0]->partials, plans[1]->partials)) * tile_rows),
+        arrivals(std::vector<uint64_t>(std::max(plans[0]->arrivals, plans[1]->arrivals))) {}
 
   // Everything but queries, cache and page tables.
   AttentionArgs Args(const Case& c) const {
@@ -200,10 +250,70 @@ struct DeviceCall {
   GpuArray<uint64_t> arrivals;
 };
 
+// What the sequences of a call share, on the device. Nothing if that is not worth it.
+class SharedCall {
+ public:
+  SharedCall(const Case& c, const Rows& rows, const DeviceProperties& device,
+             const KernelOptions& options) {
+    if (options.batch_invariant) return;
+    std::vector<int32_t> page_tables;
+    for (const PlanEntry& entry : rows.entries) page_tables.push_back(entry.page_table);
+    AttentionShape shape = ShapeOf(c);
+    PlanShared(SharingCostsFor(device, shape, options), rows.Entries(), page_tables, rows.keys,
+               rows.shared, &plan_);
+    if (plan_.empty()) return;
+    shape.max_rows = plan_.most_rows;
+    shape.sequences = static_cast<int32_t>(plan_.entries.size());
+    shape.total_keys = plan_.total_keys;
+    const KernelChoice choice = ChooseKernel(device, shape, options);
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device);
+    PlanAttention(plan_shape, plan_.entries, plan_.keys, &gathered_);
+    items_ = GpuArray<WorkItem>(gathered_.items);
+    keys_ = GpuArray<RowKeys>(gathered_.keys);
+    rows_ = GpuArray<int32_t>(plan_.rows);
+    parts_ = GpuArray<RowParts>(plan_.parts);
+    part_rows_ = GpuArray<int32_t>(plan_.part_rows);
+    const size_t heads = plan_.rows.size() * c.q_heads;
+    q_ = GpuArray<std::byte>(BytesOf(DType::kBf16, heads * c.kv.key_dim));
+    o_ = GpuArray<float>(heads * c.kv.value_dim);
+    lse_ = GpuArray<float>(heads);
+    launch_ = {.choice = choice,
+               .shape = shape,
+               .blocks = plan_shape.blocks,
+               .items = items_.data(),
+               .keys = keys_.data(),
+               .gathered_rows = static_cast<int32_t>(plan_.rows.size()),
+               .rows = plan_.InOrder() ? nullptr : rows_.data(),
+               .first_row = plan_.rows.front(),
+               .q = q_.data(),
+               .o = o_.data(),
+               .lse = lse_.data(),
+               .call_rows = static_cast<int32_t>(plan_.parts.size()),
+               .parts = parts_.data(),
+               .part_rows = part_rows_.data()};
+  }
+
+  bool empty() const { return plan_.empty(); }
+  const SharedPlan& plan() const { return plan_; }
+  const Plan& gathered() const { return gathered_; }
+  const GatheredLaunch& launch() const { return launch_; }
+
+ private:
+  SharedPlan plan_;
+  Plan gathered_;
+  GpuArray<WorkItem> items_;
+  GpuArray<RowKeys> keys_;
+  GpuArray<int32_t> rows_, part_rows_;
+  GpuArray<RowParts> parts_;
+  GpuArray<std::byte> q_;
+  GpuArray<float> o_, lse_;
+  GatheredLaunch launch_;
+};
+
 class Bench {
  public:
-  Bench(const KernelOptions& options, int32_t cluster_size)
-      : options_(options), cluster_size_(cluster_size), pool_(kPoolBytes) {
+  Bench(const KernelOptions& options, int32_t cluster_size, bool apart)
+      : options_(options), cluster_size_(cluster_size), apart_(apart), pool_(kPoolBytes) {
     Check(QueryDevice(0, &device_));
   }
 
@@ -223,39 +333,60 @@ class Bench {
 
   Result Run(const Case& c) {
     Fill(c.kv.dtype);
-    const AttentionShape shape = ShapeOf(c);
+    Rows rows(c);
+    if (apart_) rows.shared.clear();
+    const SharedCall shared(c, rows, device_, options_);
+    const std::vector<KeyRange>& own_keys = shared.empty() ? rows.keys : shared.plan().rest;
+    AttentionShape shape = ShapeOf(c);
+    if (!shared.empty()) {
+      shape.total_keys = 0;
+      for (const PlanEntry& entry : rows.entries) {
+        shape.total_keys += Length(own_keys[entry.row_begin + entry.row_count - 1]);
+      }
+    }
     KernelChoice choice = ChooseKernel(device_, shape, options_);
     if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
     const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device_);
-    const Rows rows(c);
     Plan plan;
-    PlanAttention(plan_shape, rows.entries, rows.keys, &plan);
+    PlanAttention(plan_shape, rows.entries, own_keys, &plan);
 
     Result result;
     result.bytes = rows.bytes;
-    const size_t copy_bytes = PageBytes(c.kv, c.page_size) * rows.pages;
+    const size_t copy_bytes = PageBytes(c.kv, c.page_size) * rows.page_count;
     if (copy_bytes > kPoolBytes) return result;
     const size_t copies = std::clamp<size_t>(
         static_cast<size_t>(double(kRotatedBytes) / result.bytes) + 1, 2, kPoolBytes / copy_bytes);
     std::mt19937 random(3);
-    const GpuArray<int32_t> page_tables(ShuffledTables(rows.pages, copies, random));
+    const GpuArray<int32_t> page_tables(ShuffledTables(rows, copies, random));
     const size_t output_rows = rows.keys.size() * c.q_heads;
     const size_t elements = output_rows * c.kv.key_dim;  // of the queries
     const std::vector<std::byte> host_q = RandomQueries(elements, random);
     const GpuArray<std::byte> q(host_q);
-    const DeviceCall call(c, plan, choice, output_rows);
+    const DeviceCall call(c, {&plan, &shared.gathered()},
+                          std::max(choice.tile_rows, shared.launch().choice.tile_rows),
+                          output_rows);
     const auto args_of = [&](size_t copy) {
       AttentionArgs args = call.Args(c);
       args.q = q.data();
       args.cache = pool_.data() + copy * copy_bytes;
-      args.page_tables = page_tables.data() + copy * rows.pages;
+      args.page_tables = page_tables.data() + copy * rows.pages.size();
       return args;
     };
     const auto launch = [&](size_t copy) {
-      Check(LaunchAttention(choice, shape, args_of(copy), plan_shape.blocks, timer_.stream()));
+      AttentionArgs args = args_of(copy);
+      if (shared.empty()) {
+        return Check(LaunchAttention(choice, shape, args, plan_shape.blocks, timer_.stream()));
+      }
+      // As behind an append of one token to each sequence.
+      args.late_strips = LateStripsOf(1);
+      Check(LaunchSharedAttention(choice, shape, args, plan_shape.blocks, shared.launch(),
+                                  timer_.stream()));
     };
 
     result.kernel = ToString(choice);
+    if (!shared.empty()) {
+      result.kernel = "shared: " + ToString(shared.launch().choice) + "; rest: " + result.kernel;
+    }
     launch(copies - 1);
     AttentionArgs checked = args_of(copies - 1);
     GpuArray<std::byte> rounded;
@@ -313,6 +444,7 @@ class Bench {
 
   const KernelOptions options_;
   const int32_t cluster_size_;
+  const bool apart_;
   DeviceProperties device_;
   GraphTimer timer_;
   const GpuArray<std::byte> pool_;
@@ -326,6 +458,7 @@ int Main(int argc, char** argv) {
   std::string json;
   KernelOptions options;
   int32_t cluster_size = 0;
+  bool apart = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : "";
@@ -343,6 +476,8 @@ int Main(int argc, char** argv) {
       options.fp8_queries = true;
     else if (flag == "--alone")
       options.begins_early = false;
+    else if (flag == "--apart")
+      apart = true;
     else if (flag == "--cluster")
       cluster_size = std::atoi(value), ++i;
     else {
@@ -356,7 +491,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
 
-  Bench bench(options, cluster_size);
+  Bench bench(options, cluster_size, apart);
   const double bandwidth = bench.ReadBandwidth();
   const int32_t* clusters = bench.device().clusters;
   std::printf("multiprocessors: %d, clusters of 2: %d, 4: %d, 8: %d\n",

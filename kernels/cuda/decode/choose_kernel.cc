@@ -218,6 +218,18 @@ DecodePlanShape DecodePlanShapeFor(const KernelChoice& choice, const AttentionSh
   return plan;
 }
 
+SharingCosts SharingCostsFor(const DeviceProperties& device, const AttentionShape& shape,
+                             const KernelOptions& options) {
+  const KvGeometry& g = shape.geometry;
+  const Features can = FeaturesOf(device.compute_capability, options.portable);
+  const bool has_wgmma = can.wgmma && HasKernel<&HeadDims::decode_sm90>(g);
+  return {.gqa_ratio = shape.q_heads / g.kv_heads,
+          .widest_tile = has_wgmma ? WidestWgmmaTile(g.value_dim) : kWidestMmaTile,
+          .kv_heads = g.kv_heads,
+          .bytes_per_token = BytesPerTokenOfHead(g),
+          .multiprocessors = device.multiprocessors};
+}
+
 Status Validate(const AttentionShape& shape) {
   if (shape.geometry.kv_heads < 1) return InvalidArgument("kv.kv_heads: must be positive");
   if (shape.q_heads < 1 || shape.q_heads % shape.geometry.kv_heads != 0) {

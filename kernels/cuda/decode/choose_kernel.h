@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/plan/plan.h"
+#include "kernels/cuda/plan/shared_plan.h"
 #include "kernels/dtype.h"
 #include "kernels/kv_geometry.h"
 #include "kernels/status.h"
@@ -79,6 +80,10 @@ KernelKind LaunchedKind(const KernelChoice& choice, DType q, float soft_cap);
 // What the choice's plans are made from.
 DecodePlanShape DecodePlanShapeFor(const KernelChoice& choice, const AttentionShape& shape,
                                    const DeviceProperties& device);
+
+// What sharing pages among sequences (plan/shared_plan.h) costs and saves in calls of this shape.
+SharingCosts SharingCostsFor(const DeviceProperties& device, const AttentionShape& shape,
+                             const KernelOptions& options = {});
 
 // Refuses, naming the field, what no kernel here supports.
 Status Validate(const AttentionShape& shape);
