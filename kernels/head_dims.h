@@ -21,7 +21,7 @@ struct HeadDims {
   bool append = false;           // kernels/cuda/append: write, compare
   bool decode_sm80 = false;      // kernels/cuda/decode/sm80
   bool decode_sm90 = false;      // kernels/cuda/decode/sm90, any type of cache
-  bool decode_sm90_fp8 = false;  // kernels/cuda/decode/sm90, the kernel of wide FP8 query tiles
+  bool decode_sm90_fp8 = false;  // kernels/cuda/decode/sm90, wide tiles over FP8 and NVFP4
   bool decode_sm100 = false;     // kernels/cuda/decode/sm100, any type of cache
   bool draft_block = false;      // kernels/cuda/decode/block_attention.cu
   bool prefill_sm80 = false;     // kernels/cuda/prefill/sm80

@@ -108,8 +108,8 @@ OutputError CpuError(DType q, DType kv) {
   return {.q = q, .kv = kv, .few_rows = error, .many_rows = error};
 }
 
-// f16 is multiplied over caches of f16 and FP8, bf16 over those of bf16, and what many rows see as
-// it came in its own type: f32 is rounded to bf16 then.
+// f16 is multiplied over caches of f16, FP8 and NVFP4, bf16 over those of bf16, and what many rows
+// see as it came in its own type: f32 is rounded to bf16 then.
 OutputError CudaError(DType q, DType kv) {
   constexpr double kF16Multiplied = 2e-3;
   if (kv == DType::kBf16) {
@@ -154,6 +154,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.arch = "sm_80 and later";
   cuda.least_compute_capability = 80;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
+  cuda.kv_dtypes.push_back(DType::kNvfp4);
   cuda.f32_output_errors = ForEveryType(cuda, CudaError);
   return cuda;
 }

@@ -31,8 +31,9 @@ Status DispatchKvType(DType kv, F f) {
       return f(Constant<DType::kBf16>{});
     case DType::kF16:
       return f(Constant<DType::kF16>{});
-    case DType::kF32:
     case DType::kNvfp4:
+      return f(Constant<DType::kNvfp4>{});
+    case DType::kF32:
       break;
   }
   return Unsupported(std::string("kv.dtype: a GPU cache cannot be ") + Name(kv));

@@ -87,6 +87,32 @@ std::vector<Case> FieldCases() {
   return cases;
 }
 
+// NVFP4 beside FP8: decode, verify, and drafts' blocks, and every head dim.
+std::vector<Case> Nvfp4Cases() {
+  std::vector<Case> cases;
+  for (DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+    for (auto [batch, length] :
+         {std::pair{1, 1}, {1, 4}, {1, 64}, {8, 4}, {8, 16}, {32, 16}, {128, 1}, {128, 4}}) {
+      cases.push_back(Uniform(batch, length * 1024, kv));
+    }
+    for (auto [batch, length] : {std::pair{1, 4}, {1, 32}, {8, 4}, {8, 32}, {32, 4}}) {
+      cases.push_back(Block(batch, length * 1024, kv, 16));
+    }
+    for (int32_t rows : {2, 3, 4, 8}) {
+      Case verify = Uniform(32, 16384, kv);
+      verify.rows = rows;
+      verify.name += ", verify " + std::to_string(rows);
+      cases.push_back(verify);
+    }
+    for (int32_t head_dim : {64, 80, 96, 192, 256}) {
+      for (int32_t gqa_ratio : {8, 16}) {
+        cases.push_back(WithHeads(Uniform(32, 2097152 / head_dim, kv), gqa_ratio, head_dim));
+      }
+    }
+  }
+  return cases;
+}
+
 // Neighbouring shapes around 512 MB: no cliff between them.
 std::vector<Case> ShapeCases() {
   std::vector<Case> cases;
@@ -228,6 +254,7 @@ std::vector<Case> CasesOf(const std::string& set) {
     if (set == name || set == "all") std::move(more.begin(), more.end(), std::back_inserter(cases));
   };
   add("field", FieldCases());
+  add("nvfp4", Nvfp4Cases());
   add("shapes", ShapeCases());
   add("dims", DimsCases());
   add("spread", SpreadCases());

@@ -4,7 +4,7 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|shapes|dims|spread|batches|drafts|cascade|grid|all]
+//   attention_grid [--set field|nvfp4|shapes|dims|spread|batches|drafts|cascade|grid|all]
 //                  [--only TEXT] [--json FILE] [--portable] [--invariant] [--fp8-queries]
 //                  [--alone] [--apart] [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
@@ -28,8 +28,10 @@
 #include "bench/kernels/cuda/gpu_bench.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/shared_attention.h"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
+#include "kernels/float4.h"
 #include "kernels/fp8_queries.h"
 #include "kernels/kv_geometry.h"
 
@@ -58,6 +60,12 @@ __global__ void ReadAll(const uint4* data, size_t count, uint32_t* sink) {
   if (sum == 0x12345678u) *sink = sum;
 }
 
+__device__ double Nvfp4At(const std::byte* plane, CodePlace place, size_t scale) {
+  const uint32_t code = CodeOfByte(static_cast<uint32_t>(plane[place.byte]), place.high);
+  return double{FloatFromFloat4E2M1(static_cast<uint8_t>(code))} *
+         FloatFromFloat8E4M3(static_cast<uint8_t>(plane[scale]));
+}
+
 // One row and head, by the definition, in float64. One thread block of 256 threads.
 __global__ void NaiveRow(AttentionArgs args, KvGeometry kv, int32_t page_table, KeyRange range,
                          int row, int head, double* o /* [value_dim] */, double* lse) {
@@ -69,6 +77,14 @@ __global__ void NaiveRow(AttentionArgs args, KvGeometry kv, int32_t page_table, 
     const int32_t page = args.page_tables[page_table + slot / page_size];
     const std::byte* base = args.cache + size_t(page) * PageBytes(kv, page_size);
     const int token = static_cast<int>(slot % page_size);
+    if (kv.dtype == DType::kNvfp4) {
+      return values ? Nvfp4At(base + ValuePlaneOffset(kv, page_size, kv_head),
+                              Nvfp4ValuePlace(token, d, kv.value_dim),
+                              Nvfp4ValueScale(token, d, kv.value_dim))
+                    : Nvfp4At(base + KeyPlaneOffset(kv, page_size, kv_head),
+                              Nvfp4KeyPlace(token, d, kv.key_dim),
+                              Nvfp4KeyScale(token, d, kv.key_dim));
+    }
     const size_t at =
         values
             ? ValuePlaneOffset(kv, page_size, kv_head) + ValueOffset(token, d, kv.value_dim, bytes)
@@ -322,7 +338,7 @@ class Bench {
   // Bytes per second.
   double ReadBandwidth() {
     const GpuArray<uint32_t> sink(1);
-    Fill(DType::kFp8E4M3);
+    Fill(SquareGeometry(1, 128, DType::kFp8E4M3));
     const size_t bytes = size_t{8} << 30;
     const double us = timer_.MicrosecondsOf(1, [&](int) {
       ReadAll<<<device_.multiprocessors * 4, 512, 0, timer_.stream()>>>(
@@ -332,7 +348,7 @@ class Bench {
   }
 
   Result Run(const Case& c) {
-    Fill(c.kv.dtype);
+    Fill(c.kv);
     Rows rows(c);
     if (apart_) rows.shared.clear();
     const SharedCall shared(c, rows, device_, options_);
@@ -402,11 +418,20 @@ class Bench {
   }
 
  private:
-  void Fill(DType type) {
-    if (filled_ && filled_with_ == type) return;
-    FillRandom(pool_, type, /*seed=*/0);
+  // (Blocks and their scales lie elsewhere for each number of dimensions.)
+  void Fill(const KvGeometry& kv) {
+    const int32_t dims = kv.dtype == DType::kNvfp4 ? kv.key_dim : 0;
+    if (filled_ && filled_with_ == kv.dtype && filled_dims_ == dims) return;
+    if (dims == 0) {
+      FillRandom(pool_, kv.dtype, /*seed=*/0);
+    } else {
+      FillRandomStrips<<<2048, 256>>>(reinterpret_cast<uint32_t*>(pool_.data()), pool_.size() / 4,
+                                      dims, /*seed=*/0);
+      Check(cudaDeviceSynchronize(), "fill");
+    }
     filled_ = true;
-    filled_with_ = type;
+    filled_with_ = kv.dtype;
+    filled_dims_ = dims;
   }
 
   // The largest error of O over a few rows and heads.
@@ -450,6 +475,7 @@ class Bench {
   const GpuArray<std::byte> pool_;
   bool filled_ = false;
   DType filled_with_ = DType::kF32;
+  int32_t filled_dims_ = 0;
 };
 
 int Main(int argc, char** argv) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/dtype.h"
 #include "kernels/float8.h"
 #include "kernels/half.h"
@@ -91,6 +92,17 @@ static __global__ void FillRandomWords(uint32_t* words, size_t count, DType type
 inline void FillRandom(const GpuArray<std::byte>& to, DType type, uint64_t seed) {
   FillRandomWords<<<2048, 256>>>(reinterpret_cast<uint32_t*>(to.data()), to.size() / 4, type, seed);
   Check(cudaDeviceSynchronize(), "fill");
+}
+
+// The same of pages of NVFP4 whose keys and values have `dims` dimensions alike: any codes, and
+// scales of exponents 3 to 6 of bias 7.
+static __global__ void FillRandomStrips(uint32_t* words, size_t count, int dims, uint64_t seed) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
+       i += size_t(gridDim.x) * blockDim.x) {
+    const uint32_t random = Hash(i + (seed << 40));
+    const bool scales = static_cast<int>(i * 4 % Nvfp4StripBytes(dims)) >= Nvfp4ElementBytes(dims);
+    words[i] = scales ? (random & 0x1f1f1f1fu) + 0x18181818u : random;
+  }
 }
 
 inline __device__ double ElementAt(DType type, const void* data, size_t index) {

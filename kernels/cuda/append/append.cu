@@ -2,6 +2,7 @@
 
 #include "base/mailbox/gate.cuh"
 #include "kernels/cuda/append/append.h"
+#include "kernels/cuda/append/nvfp4_blocks.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/layout/page_layout.h"
@@ -233,6 +234,14 @@ __device__ __forceinline__ void LoadSlots(const AppendArgs& args, int64_t first,
   }
 }
 
+// Whether the tokens are a quad of their page, too.
+__device__ __forceinline__ bool IsWholeQuad(const int64_t (&slots)[kQuadTokens]) {
+  bool whole = slots[0] >= 0 && slots[0] % kQuadTokens == 0;
+#pragma unroll
+  for (int i = 1; i < kQuadTokens; ++i) whole &= slots[i] == slots[0] + i;
+  return whole;
+}
+
 // The keys of a thread's quad of tokens.
 template <DType kKv, bool kWide>
 __device__ __forceinline__ void AppendKeys(const AppendArgs& args, const RawElements<kWide>& raw,
@@ -261,10 +270,7 @@ __device__ __forceinline__ void AppendValues(const AppendArgs& args, const RawEl
     AppendWithCare<kKv, kWide>(args, /*values=*/true, first, head, d);
     return;
   }
-  bool whole = slots[0] >= 0 && slots[0] % kQuadTokens == 0;
-#pragma unroll
-  for (int i = 1; i < kQuadTokens; ++i) whole &= slots[i] == slots[0] + i;
-  if (whole) {
+  if (IsWholeQuad(slots)) {
     StoreQuad<kKv>(address, slots[0], d, x);
     return;
   }
@@ -274,10 +280,62 @@ __device__ __forceinline__ void AppendValues(const AppendArgs& args, const RawEl
   }
 }
 
+// The same of an NVFP4 cache. Lane r * 4 + t has a block's other dimensions in lane (r ^ 1) * 4 +
+// t.
+template <bool kWide>
+__device__ __forceinline__ void QuantizeQuad(const AppendArgs& args, const RawElements<kWide>& raw,
+                                             const float* scales, int head,
+                                             Nvfp4Codes (&codes)[kQuadTokens]) {
+  constexpr int kOther = 4;
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  Elements x;
+  raw.Widen(args.input_dtype, x);
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    codes[i] = QuantizeBlock(x[i], scale, PairOfLanes(kOther), kOther);
+  }
+}
+template <bool kWide>
+__device__ __forceinline__ void AppendNvfp4Keys(const AppendArgs& args,
+                                                const RawElements<kWide>& raw,
+                                                const int64_t (&slots)[kQuadTokens], int head,
+                                                int d) {
+  Nvfp4Codes codes[kQuadTokens];
+  QuantizeQuad(args, raw, args.k_scale, head, codes);
+  const Nvfp4Address address(args, head);
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slots[i] >= 0) address.StoreKey(slots[i], d, codes[i]);
+  }
+}
+template <bool kWide>
+__device__ __forceinline__ void AppendNvfp4Values(const AppendArgs& args,
+                                                  const RawElements<kWide>& raw,
+                                                  const int64_t (&slots)[kQuadTokens], int head,
+                                                  int d) {
+  Nvfp4Codes codes[kQuadTokens];
+  QuantizeQuad(args, raw, args.v_scale, head, codes);
+  const Nvfp4Address address(args, head);
+  if (IsWholeQuad(slots)) {
+    address.StoreValueQuad(slots[0], d, codes);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    if (slots[i] >= 0) address.StoreValue(slots[i], d, codes[i]);
+  }
+}
+
+// Dimensions of a key with its padding.
+__host__ __device__ constexpr int PaddedKeyDim(const KvGeometry& g) {
+  if (g.dtype == DType::kNvfp4) return g.key_dim;
+  const int bytes = static_cast<int>(SizeOf(g.dtype));
+  return KeyStride(g.key_dim, bytes) / bytes;
+}
+
 // Slices of 64 dimensions: of keys with their padding, or of values if they have more.
 __host__ __device__ constexpr int Slices(const KvGeometry& g) {
-  const int keys =
-      KeyStride(g.key_dim, static_cast<int>(SizeOf(g.dtype))) / static_cast<int>(SizeOf(g.dtype));
+  const int keys = PaddedKeyDim(g);
   return ((keys > g.value_dim ? keys : g.value_dim) + 63) / 64;
 }
 
@@ -319,14 +377,19 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
   RawElements<kWide> raw_k, raw_v;
   if (has_keys) load(args.k, g.key_dim, raw_k);
   if (has_values) load(args.v, g.value_dim, raw_v);
-  if (has_keys) {
-    AppendKeys<kKv>(args, raw_k, slots, first, head, d);
-  } else if (d < KeyStride(g.key_dim, SizeOf(kKv)) / static_cast<int>(SizeOf(kKv))) {
-    for (const int64_t slot : slots) {
-      if (slot >= 0) StoreKeyPadding<kKv>({args, head}, slot, d);
+  if constexpr (kKv == DType::kNvfp4) {
+    if (has_keys) AppendNvfp4Keys(args, raw_k, slots, head, d);
+    if (has_values) AppendNvfp4Values(args, raw_v, slots, head, d);
+  } else {
+    if (has_keys) {
+      AppendKeys<kKv>(args, raw_k, slots, first, head, d);
+    } else if (d < PaddedKeyDim(g)) {
+      for (const int64_t slot : slots) {
+        if (slot >= 0) StoreKeyPadding<kKv>({args, head}, slot, d);
+      }
     }
+    if (has_values) AppendValues<kKv>(args, raw_v, slots, first, head, d);
   }
-  if (has_values) AppendValues<kKv>(args, raw_v, slots, first, head, d);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace tributary::cuda {
 // All pointers are device pointers.
 struct AppendArgs {
   std::byte* cache = nullptr;        // [num_pages, PageBytes]; see page_layout.h
-  KvGeometry geometry;               // of the cache; the type is fp8_e4m3, fp8_e5m2, bf16 or f16
+  KvGeometry geometry;               // of the cache; any type but f32
   int32_t page_size = 0;             // 16, 32, 64 or 128
   const float* k_scale = nullptr;    // [kv_heads] or nullptr for ones; stored = real / scale
   const float* v_scale = nullptr;    // [kv_heads] or nullptr for ones

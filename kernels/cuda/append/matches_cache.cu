@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/append/load_dims.cuh"
 #include "kernels/cuda/append/matches_cache.h"
+#include "kernels/cuda/append/nvfp4_blocks.cuh"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/layout/plane_address.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
@@ -45,6 +46,13 @@ __device__ __forceinline__ bool SameValue(const PlaneAddress<kKv>& address, int6
   return same;
 }
 
+// Half of a block; the thread's neighbour has the other half.
+__device__ __forceinline__ Nvfp4Codes Quantized(const float* scales, int head,
+                                                const float (&x)[kTokenDims]) {
+  const float scale = scales == nullptr ? 1.0f : __ldg(scales + head);
+  return QuantizeBlock(x, scale, PairOfLanes(1), 1);
+}
+
 // Threads per head of a token: those that the wider of keys and values needs.
 __host__ __device__ constexpr int ThreadsOfHead(const KvGeometry& g) {
   return (g.key_dim > g.value_dim ? g.key_dim : g.value_dim) / kTokenDims;
@@ -64,7 +72,6 @@ __global__ void __launch_bounds__(kThreads)
   if (slot < 0) return;
   const int head = static_cast<int>(unit / of_head % g.kv_heads);
   const int d = static_cast<int>(unit % of_head) * kTokenDims;
-  const PlaneAddress<kKv> address{args, head};
   const size_t row = size_t(token) * g.kv_heads + head;
   float k[kTokenDims] = {};
   float v[kTokenDims] = {};
@@ -72,12 +79,20 @@ __global__ void __launch_bounds__(kThreads)
   const bool has_values = d < g.value_dim;
   if (has_keys) LoadDims(args.input_dtype, args.k, row * g.key_dim + d, k);
   if (has_values) LoadDims(args.input_dtype, args.v, row * g.value_dim + d, v);
-  Unscale(args.k_scale, head, k);
-  Unscale(args.v_scale, head, v);
-  if ((has_keys && !SameKey<kKv>(address, slot, d, k)) ||
-      (has_values && !SameValue<kKv>(address, slot, d, v))) {
-    differs[entry_of_token[token]] = 1;  // every thread that stores here stores 1
+  bool same = true;
+  if constexpr (kKv == DType::kNvfp4) {
+    const Nvfp4Address held(args, head);
+    if (has_keys) same &= held.HoldsKey(slot, d, Quantized(args.k_scale, head, k));
+    if (has_values) same &= held.HoldsValue(slot, d, Quantized(args.v_scale, head, v));
+  } else {
+    const PlaneAddress<kKv> address{args, head};
+    Unscale(args.k_scale, head, k);
+    Unscale(args.v_scale, head, v);
+    if (has_keys) same &= SameKey<kKv>(address, slot, d, k);
+    if (has_values) same &= SameValue<kKv>(address, slot, d, v);
   }
+  // (Every thread that stores here stores 1.)
+  if (!same) differs[entry_of_token[token]] = 1;
 }
 
 }  // namespace

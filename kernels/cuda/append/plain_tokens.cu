@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/append/load_dims.cuh"
+#include "kernels/cuda/append/nvfp4_plain.cuh"
 #include "kernels/cuda/append/plain_tokens.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/layout/plane_address.cuh"
@@ -186,8 +187,13 @@ Status LaunchMoveRuns(const PlainRunsArgs& args, cudaStream_t stream) {
   const int64_t blocks = std::min((tokens * kWarpSize + kThreads - 1) / kThreads, kRunBlocks);
   return DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::append>(g.key_dim, g.value_dim, [&](auto, auto) {
-      constexpr DType kSame = SizeOf(kv()) == 1 ? DType::kFp8E4M3 : DType::kBf16;
-      MoveRunsKernel<kSame, kToPages><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+      const auto grid = static_cast<unsigned>(blocks);
+      if constexpr (kv() == DType::kNvfp4) {
+        MoveNvfp4RunsKernel<kThreads, kToPages><<<grid, kThreads, 0, stream>>>(args);
+      } else {
+        constexpr DType kSame = SizeOf(kv()) == 1 ? DType::kFp8E4M3 : DType::kBf16;
+        MoveRunsKernel<kSame, kToPages><<<grid, kThreads, 0, stream>>>(args);
+      }
       return CudaStatus(cudaGetLastError(), "plain runs kernel");
     });
   });
@@ -207,7 +213,12 @@ Status LaunchAppendPlain(const AppendArgs& args, const PlainPages& to, cudaStrea
   const int64_t blocks = std::min((units + kThreads - 1) / kThreads, kAppendBlocks);
   return DispatchKvType(g.dtype, [&](auto kv) {
     return DispatchHeadDims<&HeadDims::append>(g.key_dim, g.value_dim, [&](auto, auto) {
-      AppendPlainKernel<kv()><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args, to);
+      const auto grid = static_cast<unsigned>(blocks);
+      if constexpr (kv() == DType::kNvfp4) {
+        AppendNvfp4PlainKernel<kThreads><<<grid, kThreads, 0, stream>>>(args, to);
+      } else {
+        AppendPlainKernel<kv()><<<grid, kThreads, 0, stream>>>(args, to);
+      }
       return CudaStatus(cudaGetLastError(), "append_plain kernel");
     });
   });

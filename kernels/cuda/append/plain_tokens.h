@@ -1,6 +1,7 @@
 // Tokens of a cache in plain order, as they leave a GPU and come back: for one token of one layer
-// [kv_heads][key, value], without padding. One kernel quantises new tokens so, others bring tokens
-// from pages to plain order and back.
+// [kv_heads][key, value], without padding; of NVFP4 each with its block scales behind it, and with
+// zeros behind the token, so that all tokens begin at multiples of 8 bytes. One kernel quantises
+// new tokens so, others bring tokens from pages to plain order and back.
 //
 // Plain tokens lie in pinned host memory, as a rule: kernels read and write it over the bus, a
 // token's bytes side by side. Launches take part of the GPU only, so that steps go on beside them.
@@ -18,7 +19,8 @@
 namespace tributary::cuda {
 
 constexpr size_t PlainTokenBytes(const KvGeometry& g) {
-  return static_cast<size_t>(g.kv_heads) * static_cast<size_t>(BytesPerTokenOfHead(g));
+  return (static_cast<size_t>(g.kv_heads) * static_cast<size_t>(BytesPerTokenOfHead(g)) + 7) / 8 *
+         8;
 }
 
 // Pages of one layer whose tokens are in plain order: the token of slot s of a page lies

@@ -43,7 +43,7 @@ cudaError_t RunWgmma(const KernelChoice& choice, const AttentionArgs& args, cons
 
 template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t RunWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  if constexpr (IsFp8(kKv) && HasKernel<&HeadDims::decode_sm90_fp8>(kKeyDim, kValueDim)) {
+  if constexpr (!IsUnscaled(kKv) && HasKernel<&HeadDims::decode_sm90_fp8>(kKeyDim, kValueDim)) {
     return RunWgmmaFp8Attention<kKv>(args, grid, stream);
   }
   return cudaErrorNotSupported;
@@ -52,7 +52,8 @@ cudaError_t RunWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_
 template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t RunSm100(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
                      cudaStream_t stream) {
-  if constexpr (kHasSm100Kernels && HasKernel<&HeadDims::decode_sm100>(kKeyDim, kValueDim)) {
+  if constexpr (kHasSm100Kernels && kKv != DType::kNvfp4 &&
+                HasKernel<&HeadDims::decode_sm100>(kKeyDim, kValueDim)) {
     return DispatchMmaShape(choice, [&]<int kRowTiles, int kBlocks>() {
       return RunSm100Attention<kKv, kKeyDim, kValueDim, kRowTiles, kBlocks>(args, grid, stream);
     });

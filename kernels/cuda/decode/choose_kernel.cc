@@ -137,7 +137,7 @@ void ChooseWgmma(const AttentionShape& shape, int32_t packed_rows, KernelChoice*
   choice->tile_rows = packed_rows <= 32 ? 32 : WidestWgmmaTile(g.value_dim);
   choice->share_strips = kWgmmaShareStrips;
   const bool fp8 =
-      choice->tile_rows == 64 && IsFp8(g.dtype) && HasKernel<&HeadDims::decode_sm90_fp8>(g);
+      choice->tile_rows == 64 && !IsUnscaled(g.dtype) && HasKernel<&HeadDims::decode_sm90_fp8>(g);
   choice->kind = fp8 ? KernelKind::kWgmmaFp8 : KernelKind::kWgmma;
 }
 
@@ -181,7 +181,8 @@ KernelChoice ChooseKernelWith(const Features& can, const DeviceProperties& devic
   if (has_wgmma && packed_rows > WidestMmaBesideWgmma(device, shape, options)) {
     ChooseWgmma(shape, packed_rows, &choice);
   } else {
-    if (can.tcgen05 && HasKernel<&HeadDims::decode_sm100>(shape.geometry)) {
+    if (can.tcgen05 && shape.geometry.dtype != DType::kNvfp4 &&
+        HasKernel<&HeadDims::decode_sm100>(shape.geometry)) {
       choice.kind = KernelKind::kTcgen05;
     }
     // (Without wgmma kernels for these head dims, any number of packed rows: in more tiles.)

@@ -49,7 +49,7 @@ struct KernelOptions {
 enum class KernelKind {
   kMma,       // decode/sm80/mma_attention: sm_80 and later; query tiles of 8 or 16
   kWgmma,     // decode/sm90/wgmma_attention: wgmma; query tiles of 32 or 64
-  kWgmmaFp8,  // decode/sm90/wgmma_fp8_attention: the same for FP8 caches; query tiles of 64
+  kWgmmaFp8,  // decode/sm90/wgmma_fp8_attention: FP8 and NVFP4 caches alone; query tiles of 64
   kTcgen05,   // decode/sm100, where there is tcgen05; query tiles as kMma's
 };
 

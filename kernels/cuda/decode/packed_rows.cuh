@@ -17,6 +17,8 @@
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/ptx/widen.cuh"
+#include "kernels/dtype.h"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
@@ -128,8 +130,10 @@ __device__ __forceinline__ void CapLogits(float soft_cap, float (&s)[kCount]) {
   }
 }
 
+// What sums of values are multiplied by, as they were widened.
+template <DType kKv>
 __device__ __forceinline__ float ValueScale(const AttentionArgs& args, const WorkItem& item) {
-  return args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head];
+  return ElementUnit(kKv) * (args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head]);
 }
 
 // What the warps of a thread block computed, each over its own keys, and how it is combined.

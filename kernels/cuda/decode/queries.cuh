@@ -81,6 +81,12 @@ __device__ __forceinline__ float LargestOfQuery(const float (&x)[8]) {
   return max_abs;
 }
 
+// What sums of products with keys are multiplied by, as the keys were widened.
+template <DType kKv>
+__device__ __forceinline__ float KeyScale(const AttentionArgs& args, const WorkItem& item) {
+  return ElementUnit(kKv) * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
+}
+
 // Whether queries are rounded to e4m3; with caches of other types no code is spent on it.
 template <DType kKv>
 __device__ __forceinline__ bool RoundsQueries(const AttentionArgs& args) {
@@ -144,7 +150,7 @@ class QueryStager {
       if (args.q_dtype == DType::kF32) raw_[i][1] = from[1];
       keys_[i] = args.keys[item.row_begin + QueryRowOf(args, item, unit / kLanes)];
     }
-    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+    k_scale_ = KeyScale<kKv>(args, item);
   }
 
   // store(packed_row, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a packed row.
@@ -237,7 +243,7 @@ class QueryCopier {
       const int row = alive ? QueryRowOf(args, item, threadIdx.x) : 0;
       CopyAsync8OrZero(&state.keys[threadIdx.x], args.keys + item.row_begin + row, alive);
     }
-    k_scale_ = args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head);
+    k_scale_ = KeyScale<kKv>(args, item);
   }
 
   // store(packed_row, vector, x) takes dimensions [8 * vector, 8 * vector + 8) of a packed row;

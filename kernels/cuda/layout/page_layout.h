@@ -1,4 +1,5 @@
-// Where an element lies inside one head's plane of a page, on the GPU.
+// Where an element lies inside one head's plane of a page, on the GPU. (For NVFP4 nvfp4_layout.h
+// says that.)
 //
 // A page has the planes that kernels/paged_kv.h describes, of the same sizes, in the same order.
 // Only the order of the bytes inside a plane differs: it is the order in which the tensor cores

@@ -1,10 +1,12 @@
 #include <algorithm>
 
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/prefill/gather_pages.h"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
+#include "kernels/cuda/ptx/widen_nvfp4.cuh"
 
 namespace tributary::cuda {
 namespace {
@@ -121,6 +123,71 @@ __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, in
   }
 }
 
+// Turns pairs of f16, short of an NVFP4 cache's unit, into the compute type. Exact.
+template <DType kCompute, int kCount>
+__device__ __forceinline__ void CompletePairs(uint32_t (&pairs)[kCount]) {
+#pragma unroll
+  for (uint32_t& pair : pairs) {
+    if constexpr (kCompute == DType::kF16) {
+      pair = MultiplyPairs(pair, 0x74007400u);  // 2^14
+    } else {
+      const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      constexpr float kUnit = ElementUnit(DType::kNvfp4);
+      pair = Pack<DType::kBf16>(x.x * kUnit, x.y * kUnit);
+    }
+  }
+}
+
+// The same dimensions of keys and of values of an NVFP4 cache, widened: pairs of dimensions.
+template <DType kCompute>
+__device__ __forceinline__ void LoadNvfp4Keys(const std::byte* plane, int token, int d, int key_dim,
+                                              uint32_t (&k)[kQuadTokens][kDims / 2]) {
+#pragma unroll
+  for (int i = 0; i < kQuadTokens; ++i) {
+    const auto scale = static_cast<uint32_t>(plane[Nvfp4KeyScale(token + i, d, key_dim)]) * 0x0101u;
+    const std::byte* const from = plane + Nvfp4KeyWord(token + i, d, key_dim);
+    uint32_t(&pairs)[kDims / 2] = k[i];
+    if (KeyPieceOf(d, key_dim).dims == kNvfp4Block) {
+      // Two bytes of four dimensions each, in two lanes' words; see Nvfp4Keys::Widen.
+      const std::byte* const next = plane + Nvfp4KeyWord(token + i, d + 4, key_dim);
+      uint32_t halves[4];
+      WidenCodes(*reinterpret_cast<const uint16_t*>(from) |
+                     uint32_t{*reinterpret_cast<const uint16_t*>(next)} << 16,
+                 halves);
+      pairs[0] = __byte_perm(halves[1], halves[0], 0x5410);
+      pairs[1] = __byte_perm(halves[3], halves[2], 0x5410);
+      pairs[2] = __byte_perm(halves[1], halves[0], 0x7632);
+      pairs[3] = __byte_perm(halves[3], halves[2], 0x7632);
+    } else {
+      WidenCodes(*reinterpret_cast<const uint32_t*>(from), pairs);
+    }
+    const uint32_t twice = WidenE4M3<false>(scale);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = MultiplyPairs(pair, twice);
+    CompletePairs<kCompute>(pairs);
+  }
+}
+template <DType kCompute>
+__device__ __forceinline__ void LoadNvfp4Values(const std::byte* plane, int token, int d,
+                                                int value_dim,
+                                                uint32_t (&v)[kQuadTokens][kDims / 2]) {
+  uint32_t raw[4];
+  LoadWords(plane + Nvfp4ValueWord(token, d, value_dim), raw);
+  uint32_t scales;
+  LoadStreamingTo(plane + Nvfp4ValueScale(token, d, value_dim), scales);
+#pragma unroll
+  for (int word = 0; word < kDims / 2; ++word) {
+    // Of two dimensions tokens (0, 1) and (2, 3): a[0], a[2], and a[1], a[3].
+    uint32_t a[4];
+    WidenValueWord(raw[word], scales, a);
+    CompletePairs<kCompute>(a);
+    v[0][word] = __byte_perm(a[0], a[1], 0x5410);
+    v[1][word] = __byte_perm(a[0], a[1], 0x7632);
+    v[2][word] = __byte_perm(a[2], a[3], 0x5410);
+    v[3][word] = __byte_perm(a[2], a[3], 0x7632);
+  }
+}
+
 // Stores eight elements of a row, or zeros when the slot is dead.
 template <int kWords>
 __device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32_t (&x)[kWords]) {
@@ -148,17 +215,22 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int d = blockIdx.y % planes.slices * kSliceDims + lane / 4 * kDims;
   const int in_tile = threadIdx.x / 32 * kStripSlots + lane % 4 * kQuadTokens;
   const int slot = gather.first_slot + in_tile;
-  uint32_t k[kQuadTokens][kDims * SizeOf(kKv) / 4] = {};
+  constexpr bool kIsNvfp4 = kKv == DType::kNvfp4;
+  uint32_t k[kQuadTokens][kIsNvfp4 ? kDims / 2 : kDims * SizeOf(kKv) / 4] = {};
   uint32_t v[kQuadTokens][kDims / 2] = {};
   if (slot < gather.slot_end && slot + kQuadTokens > gather.slot_begin) {
     const int shift = __ffs(args.page_size) - 1;
     const int page = __ldg(args.page_tables + gather.page_table + (slot >> shift));
     const std::byte* const keys = args.cache + page * planes.page_bytes;
     const int token = slot & (args.page_size - 1);
-    if (d < key_dim) LoadKeys<kKv>(keys + head * planes.key_bytes, token, d, key_dim, k);
-    if (d < value_dim) {
-      LoadValues<kKv, kCompute>(keys + planes.value_begin + head * planes.value_bytes, token, d,
-                                value_dim, v);
+    const std::byte* const key_plane = keys + head * planes.key_bytes;
+    const std::byte* const value_plane = keys + planes.value_begin + head * planes.value_bytes;
+    if constexpr (kIsNvfp4) {
+      if (d < key_dim) LoadNvfp4Keys<kCompute>(key_plane, token, d, key_dim, k);
+      if (d < value_dim) LoadNvfp4Values<kCompute>(value_plane, token, d, value_dim, v);
+    } else {
+      if (d < key_dim) LoadKeys<kKv>(key_plane, token, d, key_dim, k);
+      if (d < value_dim) LoadValues<kKv, kCompute>(value_plane, token, d, value_dim, v);
     }
   }
   const size_t row = size_t(blockIdx.x) * kGatherSlots + in_tile;
@@ -171,6 +243,8 @@ __global__ void __launch_bounds__(32 * kWarps)
     const size_t at = in_head * key_dim + d;
     if constexpr (kKeepKeys) {
       StoreRow(args.k + at * SizeOf(kKv), alive, k[i]);
+    } else if constexpr (kIsNvfp4) {
+      StoreRow(args.k + at * 2, alive, k[i]);
     } else {
       uint32_t wide[kDims / 2];
       WidenAll<kKv, kCompute, kDims>(k[i], wide);
@@ -187,10 +261,10 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
   const auto run = [&](auto kernel) { kernel<<<grid, 32 * kWarps, 0, stream>>>(args, planes); };
   const Status status = DispatchKvType(args.geometry.dtype, [&](auto kv) {
     constexpr DType kKv = kv();
-    if constexpr (!IsFp8(kKv)) {
+    if constexpr (IsUnscaled(kKv)) {
       run(GatherPagesKernel<kKv, kKv, false>);
-    } else if (args.keep_keys) {
-      run(GatherPagesKernel<kKv, DType::kF16, true>);
+    } else if (IsFp8(kKv) && args.keep_keys) {
+      if constexpr (IsFp8(kKv)) run(GatherPagesKernel<kKv, DType::kF16, true>);
     } else if (args.compute == DType::kBf16) {
       run(GatherPagesKernel<kKv, DType::kBf16, false>);
     } else {

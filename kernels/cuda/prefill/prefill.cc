@@ -25,7 +25,7 @@ constexpr size_t kAlignment = 1024;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 DType ComputeTypeOf(const PrefillShape& shape) {
-  if (!IsFp8(shape.geometry.dtype)) return shape.geometry.dtype;
+  if (IsUnscaled(shape.geometry.dtype)) return shape.geometry.dtype;
   return shape.q == DType::kBf16 ? DType::kBf16 : DType::kF16;
 }
 
@@ -282,7 +282,7 @@ Status Validate(const PrefillShape& shape) {
   if (!IsUnscaled(shape.q)) {
     return Unsupported(std::string("q_dtype: ") + Name(shape.q) + " is not f32, bf16 or f16");
   }
-  if (shape.page_size == 0 && IsFp8(shape.geometry.dtype)) {
+  if (shape.page_size == 0 && !IsUnscaled(shape.geometry.dtype)) {
     return Unsupported(std::string("kv_dtype: new tokens are bf16 or f16, not ") +
                        Name(shape.geometry.dtype));
   }

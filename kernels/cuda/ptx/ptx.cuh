@@ -36,6 +36,24 @@ __device__ __forceinline__ uint2 LoadStreaming8(const void* address) {
   return v;
 }
 
+// The same of as many bytes as x has: 16, 8, 4 or 2.
+__device__ __forceinline__ void LoadStreamingTo(const void* address, uint4& x) {
+  x = LoadStreaming(address);
+}
+__device__ __forceinline__ void LoadStreamingTo(const void* address, uint2& x) {
+  x = LoadStreaming8(address);
+}
+__device__ __forceinline__ void LoadStreamingTo(const void* address, uint32_t& x) {
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.u32 %0, [%1], %2;"
+               : "=r"(x)
+               : "l"(address), "l"(ReadOnce()));
+}
+__device__ __forceinline__ void LoadStreamingTo(const void* address, uint16_t& x) {
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.u16 %0, [%1], %2;"
+               : "=h"(x)
+               : "l"(address), "l"(ReadOnce()));
+}
+
 // Stores that others on this GPU may see at any time, a word whole.
 __device__ __forceinline__ void StoreRelaxed(float* to, float4 x) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y),

@@ -11,6 +11,9 @@ namespace tributary::cuda {
 // The type in which products with a cache of this type are computed.
 constexpr DType ComputeType(DType kv) { return kv == DType::kBf16 ? DType::kBf16 : DType::kF16; }
 
+// What an operand that was widened is multiplied by to be the element; see widen_nvfp4.cuh.
+constexpr float ElementUnit(DType kv) { return kv == DType::kNvfp4 ? 0x1p14f : 1.0f; }
+
 // Two e4m3 values: the half of `word` that kHigh names.
 template <bool kHigh>
 __device__ __forceinline__ uint32_t WidenE4M3(uint32_t word) {

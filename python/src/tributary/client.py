@@ -71,7 +71,7 @@ class CacheSpec:
     head_dim: int  #: of queries and keys: 64, 80, 96, 128, 192 or 256
     capacity_tokens: int  #: over all sequences
     value_head_dim: int = 0  #: of values and outputs; 0: head_dim
-    kv_dtype: str = "fp8_e4m3"  #: or "fp8_e5m2", "bf16", "f16"; on CPU workers "f32", "nvfp4" too
+    kv_dtype: str = "fp8_e4m3"  #: or "fp8_e5m2", "bf16", "f16", "nvfp4"; on CPU workers "f32"
     page_size: int = 0  #: tokens of a worker's page; 0: 16
     sm_scale: float = 0.0  #: 0: 1 / sqrt(head_dim)
     soft_cap: float = 0.0  #: 0: none

@@ -85,7 +85,7 @@ void ExpectMatchesReference(const Case& c) {
 
 TEST(AppendTest, EveryTypeAndAlignment) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
     for (DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
       for (const HeadDims& dims : DimsOf(&HeadDims::append)) {
         Case c;

@@ -127,26 +127,20 @@ class Call {
   void FillKey(size_t sequence, int64_t slot, int32_t head, float value) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    std::byte* const key = KeyRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size));
-    for (int32_t d = 0; d < kv.geometry.key_dim; ++d) {
-      StoreElement(kv.geometry.dtype, key, d, value);
-    }
+    cache_->FillKey(page, head, static_cast<int32_t>(slot % kv.page_size), value);
   }
 
   void PoisonKey(size_t sequence, int64_t slot, int32_t head) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    StoreElement(kv.geometry.dtype,
-                 KeyRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)), 0,
-                 std::nanf(""));
+    cache_->PoisonKey(page, head, static_cast<int32_t>(slot % kv.page_size), 0, std::nanf(""));
   }
   // One dimension, another one for each slot.
   void PoisonValue(size_t sequence, int64_t slot, int32_t head, float value) {
     const PagedKv& kv = cache_->kv();
     const int32_t page = tables_[sequence][slot / kv.page_size];
-    StoreElement(kv.geometry.dtype,
-                 ValueRow(kv, page, head, static_cast<int32_t>(slot % kv.page_size)),
-                 static_cast<size_t>(slot % kv.geometry.value_dim), value);
+    cache_->PoisonValue(page, head, static_cast<int32_t>(slot % kv.page_size),
+                        static_cast<size_t>(slot % kv.geometry.value_dim), value);
   }
   // The same of a draft's new token: the value of one KV head, the key of another one.
   void PoisonToken(int32_t token, float value) {
@@ -263,8 +257,8 @@ class Call {
       for (int64_t slot = std::max<int64_t>(0, length - tokens); slot < length; ++slot) {
         const size_t page = size_t(tables_[i][slot / kv.page_size]) * PageBytes(kv);
         const size_t strip = static_cast<size_t>(slot % kv.page_size) / kStripSlots;
-        const size_t key_bytes = kStripSlots * KeyRowBytes(g);
-        const size_t value_bytes = kStripSlots * ValueBytes(g);
+        const size_t key_bytes = KeyPlaneBytes(g, kStripSlots);
+        const size_t value_bytes = ValuePlaneBytes(g, kStripSlots);
         for (int32_t head = 0; head < g.kv_heads; ++head) {
           poison(page + KeyPlaneOffset(g, kv.page_size, head) + strip * key_bytes, key_bytes);
           poison(page + ValuePlaneOffset(g, kv.page_size, head) + strip * value_bytes, value_bytes);
@@ -551,7 +545,8 @@ TEST_P(EveryCacheType, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
     for (const int32_t rows : {3, 8}) {
       for (const float value : {std::nanf(""), -INFINITY}) {
         Case c = Base();
-        if (IsFp8(c.kv) && std::isinf(value)) continue;  // FP8 stores its largest number instead
+        // What is quantised stores its largest number instead.
+        if (!IsUnscaled(c.kv) && std::isinf(value)) continue;
         c.gqa_ratio = gqa_ratio;
         c.scaled = true;
         c.sequences = {{220, rows}, {300, rows, 100}, {192, rows, 30, false}};
@@ -616,16 +611,15 @@ TEST_P(EveryCacheType, QueriesInFp8OnRequest) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Attention, EveryCacheType,
-                         ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
-                                                              DType::kBf16, DType::kF16),
-                                            ::testing::ValuesIn(DimsOf(&HeadDims::decode_sm80)),
-                                            ::testing::Bool()),
-                         [](const auto& param) {
-                           return std::string(Name(std::get<0>(param.param))) + "_" +
-                                  NameOf(std::get<1>(param.param)) +
-                                  (std::get<2>(param.param) ? "_portable" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Attention, EveryCacheType,
+    ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16,
+                                         DType::kF16, DType::kNvfp4),
+                       ::testing::ValuesIn(DimsOf(&HeadDims::decode_sm80)), ::testing::Bool()),
+    [](const auto& param) {
+      return std::string(Name(std::get<0>(param.param))) + "_" + NameOf(std::get<1>(param.param)) +
+             (std::get<2>(param.param) ? "_portable" : "");
+    });
 
 TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
@@ -661,7 +655,7 @@ TEST(AttentionTest, QueriesThatAreNotFiniteStaySoInFp8) {
 // again along a row, by little, by much, and so that weights against the old one overflow.
 TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+  for (DType kv : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
     for (const HeadDims& dims : DimsOf(&HeadDims::decode_sm80)) {
       for (int32_t rows : {1, 8, 16}) {
         Case c;
@@ -686,7 +680,7 @@ TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
 // the first ones that they hardly count, each of either sign, as queries have it.
 TEST(AttentionTest, LogitsThatStayLarge) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16}) {
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kNvfp4}) {
     for (const float value : {4.0f, -8.0f, 12.0f, -16.0f, 24.0f}) {
       for (const bool fp8_queries : {false, true}) {
         if (fp8_queries && !IsFp8(kv)) continue;
@@ -718,7 +712,11 @@ TEST(AttentionTest, JobsOfManySplits) {
     c.blocks = 132;
     c.sequences = {{20000, 16, -1, false}};
     ExpectMatchesReference(c);
+    c.kv = DType::kNvfp4;
+    ExpectMatchesReference(c);
     c.sequences = {{20000, 13, -1, false}};  // 52 packed rows of a tile of 64
+    ExpectMatchesReference(c);
+    c.kv = DType::kFp8E4M3;
     ExpectMatchesReference(c);
   }
 }
@@ -726,8 +724,12 @@ TEST(AttentionTest, JobsOfManySplits) {
 TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int64_t length : {1024, 131072}) {
-    for (int32_t rows : {1, 9}) {
+    for (const auto& [kv, rows] : {std::pair{DType::kFp8E4M3, 1},
+                                   {DType::kFp8E4M3, 9},
+                                   {DType::kNvfp4, 1},
+                                   {DType::kNvfp4, 9}}) {
       Case c;
+      c.kv = kv;
       c.gqa_ratio = 4;
       c.kv_heads = 1;
       c.sequences = {{length, rows}};
@@ -767,8 +769,12 @@ TEST(AttentionTest, SixteenPackedRowsOfFp8InLongCalls) {
 
 TEST(AttentionTest, RepeatedLaunchesGiveTheSameBits) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (int32_t rows : {1, 16}) {
+  for (const auto& [kv, rows] : {std::pair{DType::kFp8E4M3, 1},
+                                 {DType::kFp8E4M3, 16},
+                                 {DType::kNvfp4, 1},
+                                 {DType::kNvfp4, 16}}) {
     Case c;
+    c.kv = kv;
     c.sequences = {{9000, rows}, {17, rows}, {3000, rows}};
     Call call(c);
     std::vector<float> o, lse, o_again, lse_again;
@@ -784,11 +790,14 @@ TEST(AttentionTest, ClustersOfEverySizeSplitAndMerge) {
   for (int32_t cluster_size : {1, 2, 4, 8}) {
     for (int32_t rows : {1, 2, 3, 16}) {
       for (int32_t blocks : {16, 132}) {
-        Case c;
-        c.cluster_size = cluster_size;
-        c.blocks = blocks;
-        c.sequences = {{9000, rows}, {17, rows}, {0, rows}, {3000, rows, 700}};
-        ExpectMatchesReference(c);
+        for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+          Case c;
+          c.kv = kv;
+          c.cluster_size = cluster_size;
+          c.blocks = blocks;
+          c.sequences = {{9000, rows}, {17, rows}, {0, rows}, {3000, rows, 700}};
+          ExpectMatchesReference(c);
+        }
       }
     }
   }
@@ -897,8 +906,11 @@ TEST(AttentionTest, NothingToDoStillWaitsForTheLaunchAhead) {
 TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const int32_t tokens : {1, 2, 17}) {
-    for (const bool many_sequences : {false, true}) {
-      Case c{.kv_heads = 1, .page_size = 32, .many_sequences = many_sequences};
+    for (const auto& [kv, many_sequences] : {std::pair{DType::kFp8E4M3, false},
+                                             {DType::kFp8E4M3, true},
+                                             {DType::kNvfp4, false},
+                                             {DType::kNvfp4, true}}) {
+      Case c{.kv = kv, .kv_heads = 1, .page_size = 32, .many_sequences = many_sequences};
       for (const int64_t length : {1, 15, 16, 17, 31, 64, 300, 5000}) {
         c.sequences.push_back({.length = length});
       }
@@ -927,7 +939,7 @@ TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
 // with several items to a block of the grid, and with rows that see nothing of the context.
 TEST(AttentionTest, DraftsBringTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
     for (const int32_t cluster_size : {1, 2, 4, 8}) {
       for (const int32_t rows : {9, 16, 17, 33}) {
         for (const int32_t blocks : {8, 132}) {
@@ -945,20 +957,23 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
       }
     }
   }
-  Case invariant{.gqa_ratio = 4, .batch_invariant = true};
-  invariant.draft = true;
-  invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
-  ExpectMatchesReference(invariant);
+  for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+    Case invariant{.kv = kv, .gqa_ratio = 4, .batch_invariant = true};
+    invariant.draft = true;
+    invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
+    ExpectMatchesReference(invariant);
+  }
 }
 
 // Tokens that are not finite, the last one and one in the middle, are seen by few rows of a causal
 // draft and by all rows of another.
 TEST(AttentionTest, DraftTokensThatAreNotFiniteStayWithTheRowsThatSeeThem) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
     for (const int32_t rows : {9, 17, 33}) {
       for (const bool causal : {false, true}) {
         for (const bool fp8_queries : {false, true}) {
+          if (fp8_queries && !IsFp8(kv)) continue;
           for (const int32_t blocks : {4, 132}) {
             Case c{.kv = kv, .gqa_ratio = 4, .scaled = true, .blocks = blocks, .draft = true};
             c.draft_causal = causal;
@@ -983,8 +998,9 @@ TEST(AttentionTest, DraftTokensThatAreNotFiniteStayWithTheRowsThatSeeThem) {
 TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const float value : {2.0f, 8.0f, -32.0f}) {
-    for (const bool fp8_queries : {false, true}) {
-      Case c{.gqa_ratio = 4, .draft = true, .fp8_queries = fp8_queries};
+    for (const auto& [kv, fp8_queries] :
+         {std::pair{DType::kFp8E4M3, false}, {DType::kFp8E4M3, true}, {DType::kNvfp4, false}}) {
+      Case c{.kv = kv, .gqa_ratio = 4, .draft = true, .fp8_queries = fp8_queries};
       c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
       Call call(c);
       for (int32_t head = 0; head < c.kv_heads; ++head) {
@@ -1002,17 +1018,20 @@ TEST(AttentionTest, DraftsOfManyTokens) {
   for (const int32_t rows : {32, 33, 64}) {
     for (const bool causal : {false, true}) {
       for (const int32_t blocks : {4, 132}) {
-        Case c{.gqa_ratio = 4,
-               .scaled = true,
-               .blocks = blocks,
-               .draft = true,
-               .draft_causal = causal};
-        c.sequences = {{2000, rows, -1, false},
-                       {0, rows, -1, false},
-                       {100, rows, -1, false},
-                       {300, 16, -1, false},
-                       {0, rows, -1, false}};
-        ExpectMatchesReference(c);
+        for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+          Case c{.kv = kv,
+                 .gqa_ratio = 4,
+                 .scaled = true,
+                 .blocks = blocks,
+                 .draft = true,
+                 .draft_causal = causal};
+          c.sequences = {{2000, rows, -1, false},
+                         {0, rows, -1, false},
+                         {100, rows, -1, false},
+                         {300, 16, -1, false},
+                         {0, rows, -1, false}};
+          ExpectMatchesReference(c);
+        }
       }
     }
   }
@@ -1032,6 +1051,9 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
       ExpectMatchesReference(c);
       c.fp8_queries = true;
       ExpectMatchesReference(c);
+      c.fp8_queries = false;
+      c.kv = DType::kNvfp4;
+      ExpectMatchesReference(c);
     }
   }
 }
@@ -1040,10 +1062,10 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
 // for compute-sanitizer's racecheck to take seconds.
 TEST(AttentionTest, FewBlocksOfEveryKernel) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+  for (const DType kv : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
     for (const int32_t rows : {1, 8, 16}) {
       for (const bool draft : {false, true}) {
-        if (draft && (kv != DType::kFp8E4M3 || rows != 16)) continue;
+        if (draft && (IsUnscaled(kv) || rows != 16)) continue;
         for (const int32_t cluster_size : {1, 2}) {
           for (const int32_t blocks : {1, 3}) {
             Case c{.kv = kv, .gqa_ratio = 4, .kv_heads = 1, .cluster_size = cluster_size};
@@ -1090,6 +1112,8 @@ TEST(AttentionTest, ABlockIsRefusedByKernelsThatDoNotTakeIt) {
   EXPECT_FALSE(MayAttendBlock(wide, DType::kBf16, DType::kF32, 0.0f));
   EXPECT_FALSE(MayAttendBlock(wide, DType::kBf16, DType::kBf16, 30.0f));
   EXPECT_FALSE(MayAttendBlock(ChooseKernel({80, 108}, fp8), DType::kBf16, DType::kBf16, 0.0f));
+  fp8.geometry.dtype = DType::kNvfp4;
+  EXPECT_TRUE(MayAttendBlock(ChooseKernel({90, 132}, fp8), DType::kBf16, DType::kBf16, 0.0f));
 }
 
 TEST(AttentionTest, BatchInvariantResultsDoNotDependOnTheBatch) {
@@ -1117,7 +1141,7 @@ TEST(AttentionTest, BatchInvariantResultsDoNotDependOnTheBatch) {
 
 TEST(AttentionTest, NanStaysInItsSequenceAndHead) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
     for (bool portable : {false, true}) {
       Case c;
       c.kv = kv;

@@ -84,7 +84,8 @@ class Comparison {
 
 TEST(MatchesCacheTest, FindsWhatDiffersAndNothingElse) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (const DType kv :
+       {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
     for (const DType input : {DType::kF32, DType::kBf16, DType::kF16}) {
       for (const HeadDims& dims : DimsOf(&HeadDims::append)) {
         SCOPED_TRACE(std::string(Name(kv)) + " from " + Name(input) + " " + NameOf(dims));

@@ -4,14 +4,18 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 #include "kernels/head_dims.h"
+#include "kernels/nvfp4.h"
 #include "kernels/paged_kv.h"
 
 namespace tributary::cuda {
@@ -115,13 +119,28 @@ class HostCache {
       const int32_t page = pages[slot / kv_.page_size];
       const auto at = static_cast<int32_t>(slot % kv_.page_size);
       for (int32_t head = 0; head < g.kv_heads; ++head) {
-        std::byte* const key = KeyRow(kv_, page, head, at);
-        std::byte* const value = ValueRow(kv_, page, head, at);
-        for (int32_t d = 0; d < g.key_dim; ++d) StoreElement(g.dtype, key, d, normal(random));
-        for (int32_t d = 0; d < g.value_dim; ++d) StoreElement(g.dtype, value, d, normal(random));
+        Store(KeyRow(kv_, page, head, at), KeyScales(kv_, page, head, at), g.key_dim,
+              [&] { return normal(random); });
+        Store(ValueRow(kv_, page, head, at), ValueScales(kv_, page, head, at), g.value_dim,
+              [&] { return normal(random); });
       }
       ClearKeyPadding(page, at);
     }
+  }
+
+  // Makes all elements of a key the same, or about the same where blocks have scales.
+  void FillKey(int32_t page, int32_t head, int32_t slot, float value) {
+    Store(KeyRow(kv_, page, head, slot), KeyScales(kv_, page, head, slot), kv_.geometry.key_dim,
+          [value] { return value; });
+  }
+
+  // Makes element d of a key (value) what is not finite, if its type has that: of NVFP4 the block's
+  // scale is NaN.
+  void PoisonKey(int32_t page, int32_t head, int32_t slot, size_t d, float value) {
+    Poison(KeyRow(kv_, page, head, slot), KeyScales(kv_, page, head, slot), d, value);
+  }
+  void PoisonValue(int32_t page, int32_t head, int32_t slot, size_t d, float value) {
+    Poison(ValueRow(kv_, page, head, slot), ValueScales(kv_, page, head, slot), d, value);
   }
 
   // Makes what lies behind a slot's keys zero, as an append on the GPU does.
@@ -133,17 +152,91 @@ class HostCache {
   }
 
  private:
+  // Stores `dims` numbers of number(), quantised with a tensor scale of 1.
+  template <typename Number>
+  void Store(std::byte* row, std::byte* scales, int32_t dims, Number number) {
+    const DType type = kv_.geometry.dtype;
+    for (int32_t d = 0; d < dims; d += kNvfp4Block) {
+      std::array<float, kNvfp4Block> block;
+      for (float& x : block) x = number();
+      float divisor = 1.0f;
+      if (type == DType::kNvfp4) {
+        uint32_t largest = 0;
+        for (const float x : block) largest = std::max(largest, MagnitudeBits(x));
+        const uint8_t scale = Nvfp4BlockScale(largest, 1.0f);
+        scales[d / kNvfp4Block] = std::byte{scale};
+        divisor = Nvfp4Divisor(scale, 1.0f);
+      }
+      for (int32_t i = 0; i < kNvfp4Block; ++i) StoreElement(type, row, d + i, block[i] / divisor);
+    }
+  }
+  void Poison(std::byte* row, std::byte* scales, size_t d, float value) {
+    if (kv_.geometry.dtype == DType::kNvfp4) {
+      scales[d / kNvfp4Block] = std::byte{Float8E4M3Format::kNan};
+    } else {
+      StoreElement(kv_.geometry.dtype, row, d, value);
+    }
+  }
+
   PagedKv kv_;
   std::vector<std::byte> bytes_;
   std::vector<float> k_scale_;
   std::vector<float> v_scale_;
 };
 
+enum class Direction { kToGpu, kFromGpu };
+
+// Reorders one head's codes and block scales of a slot, whose begins in the reference's layout
+// these are; `plane` is that of the head's keys (values), in both.
+template <typename PlaceOf, typename ScaleOf>
+void ReorderNvfp4(const std::vector<std::byte>& from, Direction direction, size_t plane,
+                  size_t codes, size_t scales, int32_t dims, PlaceOf place_of, ScaleOf scale_of,
+                  std::vector<std::byte>* to) {
+  const bool to_gpu = direction == Direction::kToGpu;
+  for (int32_t d = 0; d < dims; ++d) {
+    const CodePlace place = place_of(d);
+    std::byte& byte = (*to)[to_gpu ? plane + place.byte : codes + size_t(d) / 2];
+    const auto held =
+        static_cast<uint32_t>(from[to_gpu ? codes + size_t(d) / 2 : plane + place.byte]);
+    byte |= static_cast<std::byte>(to_gpu ? PlacedCode(held >> d % 2 * 4 & 0xfu, place.high)
+                                          : CodeOfByte(held, place.high) << d % 2 * 4);
+    if (d % kNvfp4Block != 0) continue;
+    const size_t host = scales + static_cast<size_t>(d / kNvfp4Block);
+    const size_t gpu = plane + scale_of(d);
+    (*to)[to_gpu ? gpu : host] = from[to_gpu ? host : gpu];
+  }
+}
+
+// The same of a whole cache of NVFP4.
+inline std::vector<std::byte> ReorderNvfp4(const PagedKv& kv, const std::vector<std::byte>& from,
+                                           Direction direction) {
+  std::vector<std::byte> to(from.size());
+  const KvGeometry& g = kv.geometry;
+  const auto begin_of = [&](const std::byte* at) { return static_cast<size_t>(at - kv.base); };
+  for (int32_t page = 0; page < kv.num_pages; ++page) {
+    for (int32_t head = 0; head < g.kv_heads; ++head) {
+      for (int32_t slot = 0; slot < kv.page_size; ++slot) {
+        ReorderNvfp4(
+            from, direction, begin_of(KeyPlane(kv, page, head)),
+            begin_of(KeyRow(kv, page, head, slot)), begin_of(KeyScales(kv, page, head, slot)),
+            g.key_dim, [&](int32_t d) { return Nvfp4KeyPlace(slot, d, g.key_dim); },
+            [&](int32_t d) { return Nvfp4KeyScale(slot, d, g.key_dim); }, &to);
+        ReorderNvfp4(
+            from, direction, begin_of(ValuePlane(kv, page, head)),
+            begin_of(ValueRow(kv, page, head, slot)), begin_of(ValueScales(kv, page, head, slot)),
+            g.value_dim, [&](int32_t d) { return Nvfp4ValuePlace(slot, d, g.value_dim); },
+            [&](int32_t d) { return Nvfp4ValueScale(slot, d, g.value_dim); }, &to);
+      }
+    }
+  }
+  return to;
+}
+
 // Reorders the bytes of a cache, the padding of keys included, between the reference's layout and
 // the GPU's.
-enum class Direction { kToGpu, kFromGpu };
 inline std::vector<std::byte> Reorder(const PagedKv& kv, const std::vector<std::byte>& from,
                                       Direction direction) {
+  if (kv.geometry.dtype == DType::kNvfp4) return ReorderNvfp4(kv, from, direction);
   std::vector<std::byte> to(from.size());
   const KvGeometry& g = kv.geometry;
   const int bytes = static_cast<int>(SizeOf(g.dtype));

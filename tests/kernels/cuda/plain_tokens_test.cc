@@ -29,7 +29,8 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   const DType inputs[] = {DType::kF32, DType::kBf16, DType::kF16};
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (const DType kv :
+       {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
     for (const HeadDims& dims : DimsOf(&HeadDims::append)) {
       cases.push_back({GeometryOf(3, dims, kv), inputs[cases.size() % 3]});
     }
@@ -45,9 +46,14 @@ std::vector<std::byte> PlainToken(const PagedKv& kv, int64_t slot) {
   for (int32_t head = 0; head < kv.geometry.kv_heads; ++head) {
     const std::byte* key = KeyRow(kv, page, head, at);
     const std::byte* value = ValueRow(kv, page, head, at);
+    const std::byte* key_scales = KeyScales(kv, page, head, at);
+    const std::byte* value_scales = ValueScales(kv, page, head, at);
     token.insert(token.end(), key, key + KeyBytes(kv.geometry));
+    token.insert(token.end(), key_scales, key_scales + KeyScaleBytes(kv.geometry));
     token.insert(token.end(), value, value + ValueBytes(kv.geometry));
+    token.insert(token.end(), value_scales, value_scales + ValueScaleBytes(kv.geometry));
   }
+  token.resize(PlainTokenBytes(kv.geometry));
   return token;
 }
 
@@ -114,6 +120,10 @@ void ExpectRunsComeBack(const Case& c, int32_t slots) {
                       KeyRowBytes(c.geometry));
           std::memcpy(ValueRow(kv, page, head, in_page), ValueRow(layer.kv(), page, head, in_page),
                       ValueBytes(c.geometry));
+          std::memcpy(KeyScales(kv, page, head, in_page),
+                      KeyScales(layer.kv(), page, head, in_page), KeyScaleBytes(c.geometry));
+          std::memcpy(ValueScales(kv, page, head, in_page),
+                      ValueScales(layer.kv(), page, head, in_page), ValueScaleBytes(c.geometry));
         }
       }
     }
@@ -220,7 +230,7 @@ TEST(PlainTokens, RunsThatCrossPagesAreRefused) {
   args.slots = 5;
   EXPECT_THAT(LaunchReadRuns(args, nullptr).message(), ::testing::HasSubstr("of 5 slots"));
   args.slots = 4;
-  args.geometry.dtype = DType::kNvfp4;
+  args.geometry.dtype = DType::kF32;
   EXPECT_THAT(LaunchWriteRuns(args, nullptr).message(), ::testing::HasSubstr("kv.dtype"));
 }
 

@@ -394,7 +394,8 @@ TEST(ChooseKernelTest, EveryRowOfTheTableHasAKernel) {
   const DeviceProperties hopper{90, 132, {66, 30, 15}};
   for (const HeadDims& dims : kHeadDims) {
     if (!dims.decode_sm80) continue;
-    for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (const DType kv :
+         {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
       for (const int32_t rows : {1, 2, 4, 16, 100}) {
         const KvGeometry geometry{
             .kv_heads = 2, .key_dim = dims.key_dim, .value_dim = dims.value_dim, .dtype = kv};
@@ -408,7 +409,7 @@ TEST(ChooseKernelTest, EveryRowOfTheTableHasAKernel) {
           EXPECT_TRUE(dims.decode_sm90);
         }
         EXPECT_EQ(choice.kind == KernelKind::kWgmmaFp8,
-                  rows > 4 && dims.decode_sm90_fp8 && IsFp8(kv));
+                  rows > 4 && dims.decode_sm90_fp8 && !IsUnscaled(kv));
         // A plan of it covers all packed rows.
         const DecodePlanShape plan = DecodePlanShapeFor(choice, shape, hopper);
         EXPECT_EQ(plan.tile_rows, choice.tile_rows);

@@ -28,6 +28,8 @@ namespace tributary::cuda {
 namespace {
 
 constexpr int32_t kWildPage = 2147480000;
+constexpr DType kCacheTypes[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16,
+                                 DType::kNvfp4};
 
 struct Case {
   bool context = false;  // else new tokens
@@ -124,8 +126,8 @@ class Call {
       const PagedKv& kv = cache_->kv();
       const int32_t page = tables_[sequence][key / kv.page_size];
       const auto slot = static_cast<int32_t>(key % kv.page_size);
-      StoreElement(case_.kv, ValueRow(kv, page, 0, slot), d, value);
-      StoreElement(case_.kv, KeyRow(kv, page, last, slot), 1, value);
+      cache_->PoisonValue(page, 0, slot, d, value);
+      cache_->PoisonKey(page, last, slot, 1, value);
       return;
     }
     const size_t token = entries_[sequence].token_begin + key;
@@ -297,7 +299,7 @@ class Call {
 // Values are about 1 in size and averaged, so an absolute bound is the meaningful one.
 double Tolerance(const Case& c) {
   if (c.fp8_queries) return 1e-2;  // sums of FP8 products keep some 13 bits
-  const bool bf16 = c.kv == DType::kBf16 || (IsFp8(c.kv) && c.q == DType::kBf16);
+  const bool bf16 = c.kv == DType::kBf16 || (!IsUnscaled(c.kv) && c.q == DType::kBf16);
   if (!bf16) return c.o == DType::kBf16 ? 1e-2 : 2e-3;
   return c.q == DType::kBf16 ? 1e-2 : 2e-2;
 }
@@ -435,7 +437,7 @@ TEST_P(Prefill, SoftCapsOfAnySize) {
 
 TEST_P(Prefill, ContextOfEveryCacheType) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (DType kv : kCacheTypes) {
     for (DType q : {DType::kBf16, DType::kF16, DType::kF32}) {
       Case c = Base(true, kv);
       c.q = q;
@@ -449,7 +451,7 @@ TEST_P(Prefill, ContextOfEveryCacheType) {
 TEST_P(Prefill, ContextInPagesOfEverySizeWithWindowsAndSoftCap) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int32_t page_size : {16, 32, 64, 128}) {
-    for (DType kv : {DType::kFp8E4M3, DType::kBf16}) {
+    for (DType kv : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
       Case c = Base(true, kv);
       c.page_size = page_size;
       c.soft_cap = page_size == 32 ? 3.0f : 0.0f;
@@ -462,7 +464,7 @@ TEST_P(Prefill, ContextInPagesOfEverySizeWithWindowsAndSoftCap) {
 TEST_P(Prefill, ContextInSeveralPasses) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int64_t workspace_slots : {128, 256, 640}) {
-    for (DType kv : {DType::kFp8E4M3, DType::kF16}) {
+    for (DType kv : {DType::kFp8E4M3, DType::kF16, DType::kNvfp4}) {
       Case c = Base(true, kv);
       c.workspace_slots = workspace_slots;
       c.sequences = {{900, 150, -1, false}, {0, 5}, {700, 80, 300}, {120, 65}};
@@ -535,11 +537,12 @@ TEST_P(Prefill, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
         ExpectMatchesWhereFinite(c, call);
       }
     }
-    for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+    for (const DType kv : kCacheTypes) {
       Case c = Base(true, kv);
       c.scaled = true;
       c.sequences = {{330, 200}, {300, 130, 70}, {260, 90, 20, false}, {1900, 70}};
-      if (IsFp8(kv) && std::isinf(value)) continue;  // FP8 stores its largest number instead
+      // What is quantised stores its largest number instead.
+      if (!IsUnscaled(kv) && std::isinf(value)) continue;
       for (const int64_t workspace_slots : {int64_t{256}, c.workspace_slots}) {
         c.workspace_slots = workspace_slots;
         Call call(c);
@@ -596,7 +599,7 @@ TEST_P(Prefill, RepeatedLaunchesGiveTheSameBits) {
 // output is checked, so that none can be another's.
 TEST_P(Prefill, EveryDimensionOfAPageReachesItsOutput) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (DType kv : kCacheTypes) {
     for (bool fp8_queries : {false, true}) {
       if (fp8_queries && !IsFp8(kv)) continue;
       Case c = Base(true, kv);
@@ -668,6 +671,8 @@ TEST(PrefillChoiceTest, ComputesInTheTypeOfTheCacheOrTheQueries) {
   EXPECT_EQ(compute(DType::kF16, DType::kBf16), DType::kF16);
   EXPECT_EQ(compute(DType::kFp8E4M3, DType::kBf16), DType::kBf16);
   EXPECT_EQ(compute(DType::kFp8E5M2, DType::kF32), DType::kF16);
+  EXPECT_EQ(compute(DType::kNvfp4, DType::kBf16), DType::kBf16);
+  EXPECT_EQ(compute(DType::kNvfp4, DType::kF32), DType::kF16);
 }
 
 TEST(PrefillChoiceTest, QueriesInFp8NeedAnFp8Cache) {

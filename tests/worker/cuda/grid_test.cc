@@ -74,7 +74,8 @@ TEST_P(GpuGeometry, DecodeVerifyPrefill) {
 
 INSTANTIATE_TEST_SUITE_P(Grid, GpuGeometry,
                          ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2,
-                                                              DType::kBf16, DType::kF16),
+                                                              DType::kBf16, DType::kF16,
+                                                              DType::kNvfp4),
                                             ::testing::Values(64, 128, 256),
                                             ::testing::Values(1, 4, 8, 16)));
 
@@ -116,7 +117,7 @@ TEST_P(GpuLifecycle, MixedBatches) {
 
 TEST_P(GpuLifecycle, PoisonedSlots) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16}) {
+  for (const DType kv_dtype : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
     GpuRanks ranks(size());
     CacheSpec spec = Spec();
     spec.kv_dtype = kv_dtype;
@@ -155,7 +156,8 @@ TEST_P(GpuDrafts, EveryMaskOverEveryLength) {
 
 INSTANTIATE_TEST_SUITE_P(Grid, GpuDrafts,
                          ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values(1, 16),
-                                            ::testing::Values(DType::kFp8E4M3, DType::kBf16),
+                                            ::testing::Values(DType::kFp8E4M3, DType::kBf16,
+                                                              DType::kNvfp4),
                                             ::testing::Bool()));
 
 class GpuDraftTypes : public ::testing::TestWithParam<std::tuple<DType, DType, int, int>> {};
@@ -171,7 +173,7 @@ TEST_P(GpuDraftTypes, SlicesThatBeginInsideAGroup) {
 INSTANTIATE_TEST_SUITE_P(
     Grid, GpuDraftTypes,
     ::testing::Combine(::testing::Values(DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16,
-                                         DType::kF16),
+                                         DType::kF16, DType::kNvfp4),
                        ::testing::Values(DType::kF32, DType::kBf16, DType::kF16),
                        ::testing::Values(64, 128, 256), ::testing::Values(1, 3)));
 

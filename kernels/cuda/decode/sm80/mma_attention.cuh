@@ -23,8 +23,8 @@ namespace tributary::cuda {
 // Puts dimensions [8 * vector, 8 * vector + 8) of a packed row's query where the lanes will take
 // them.
 template <typename Traits>
-__device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int packed_row,
-                                           int vector, uint4 x) {
+requires(!OfNvfp4<Traits>) __device__ __forceinline__
+    void StageQuery(typename Traits::Shared& shared, int packed_row, int vector, uint4 x) {
   auto& q = shared.q[packed_row / 8];
   const int first_lane = packed_row % 8 * 4;
   constexpr int kPanelVectors = Traits::kFullSteps * 4;  // of the full panels
@@ -46,6 +46,25 @@ __device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int 
   const int of_lane = vector / kOfVector;
   const int step = of_lane / 4 * kOfVector + vector % kOfVector;
   q[step][first_lane + of_lane % 4] = x;
+}
+
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void StageQuery(typename Traits::Shared& shared, int packed_row,
+                                           int vector, uint4 x) {
+  auto& q = shared.q[packed_row / 8];
+  const int first_lane = packed_row % 8 * 4;
+  const int d = vector * 8;
+  const KeyPiece piece = KeyPieceOf(d, Traits::kKeyDim);
+  if (Traits::kSteps > Traits::kFullSteps && piece.dims == kNvfp4Block) {
+    // Two lanes' dimensions, in the step's first product.
+    uint4* to = &q[Traits::kFullSteps][first_lane + (d - piece.first) / 4];
+    to[0] = make_uint4(x.x, x.y, 0, 0);
+    to[1] = make_uint4(x.z, x.w, 0, 0);
+    return;
+  }
+  const int of_lane = piece.dims / 4;  // dimensions
+  const int in_piece = d - piece.first;
+  q[piece.first / 32 + in_piece % of_lane / 8][first_lane + in_piece / of_lane] = x;
 }
 
 // Attends to a warp's strips of an item. What the warp asks for behind them are its first strips of

@@ -91,7 +91,7 @@ __device__ __forceinline__ void StoreItem(const AttentionArgs& args, const WorkI
   WaitForLaunchesAhead();  // so that who waits for this launch waits for those, too
   SyncThreads<Traits::kThreads>();
   while_combining();
-  CombineWarps(shared.warps, ValueScale(args, item), /*bias=*/0.0f);
+  CombineWarps(shared.warps, ValueScale<Traits::kKv>(args, item), /*bias=*/0.0f);
   SyncThreads<Traits::kThreads>();
   StoreTile<Traits>(args, item, 0, of_cluster, shared);
 #pragma unroll

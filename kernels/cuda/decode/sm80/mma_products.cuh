@@ -40,6 +40,26 @@ __device__ __forceinline__ void WidenKeys(const KeyStrip<Traits>& k, int step,
   }
 }
 
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void WidenKeys(const KeyStrip<Traits>& k, int step,
+                                          uint32_t (&a)[2][4]) {
+  k.Widen(step, a);
+}
+
+// The operand of a product with tile j of 16 dimensions of a strip's i-th vectors of values.
+template <typename Traits>
+__device__ __forceinline__ void WidenValues(const ValueStrip<Traits>& v, int i, int j,
+                                            uint32_t (&a)[4]) {
+  WidenQuad<Traits::kKv>(v.vectors[i], 2 * j, a[0], a[2]);
+  WidenQuad<Traits::kKv>(v.vectors[i], 2 * j + 1, a[1], a[3]);
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void WidenValues(const ValueStrip<Traits>& v, int i, int j,
+                                            uint32_t (&a)[4]) {
+  const uint32_t words[4] = {v.vectors[i].x, v.vectors[i].y, v.vectors[i].z, v.vectors[i].w};
+  WidenValueWord(words[j], v.scales[i], a);
+}
+
 // S^T of the strips: s[strip][tile] holds rows lane / 4 and lane / 4 + 8 of packed rows 2 * (lane %
 // 4)
 // + {0, 1}.
@@ -61,7 +81,7 @@ __device__ __forceinline__ void Scores(const KeyStrip<Traits> (&k)[Traits::kStri
   }
 #pragma unroll
   for (int step = 0; step < Traits::kSteps; ++step) {
-    const bool whole = step < Traits::kFullSteps || Traits::kElementBytes == 1;  // two products
+    const bool whole = step < Traits::kFullSteps || Traits::kLastStepWhole;  // two products
 #pragma unroll
     for (int g = 0; g < Traits::kStrips; ++g) {
       uint32_t a[2][4];
@@ -80,6 +100,48 @@ __device__ __forceinline__ void Scores(const KeyStrip<Traits> (&k)[Traits::kStri
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][0][i] += odd[i];
   }
+}
+
+// What is not finite of a strip's values, in slot `slot`, of the i-th vectors' dimension `quad`; 0
+// if that is finite. Of NVFP4 that is a block's scale. Called by a whole warp.
+template <typename Traits>
+__device__ __forceinline__ float NonFiniteValue(const ValueStrip<Traits>& v, int i, int quad,
+                                                int slot) {
+  const uint32_t words[4] = {v.vectors[i].x, v.vectors[i].y, v.vectors[i].z, v.vectors[i].w};
+  return Traits::kElementBytes == 1
+             ? NonFiniteOfSlot<Traits::kKv>(words[quad % 4], words[quad % 4], slot)
+             : NonFiniteOfSlot<Traits::kKv>(words[quad % 2 * 2], words[quad % 2 * 2 + 1], slot);
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ float NonFiniteValue(const ValueStrip<Traits>& v, int i, int, int slot) {
+  return NonFiniteOfSlot<DType::kFp8E4M3>(v.scales[i], v.scales[i], slot);
+}
+
+// Whether a warp has values in a strip that are not finite.
+template <typename Traits>
+__device__ __forceinline__ bool AnyNonFinite(const ValueStrip<Traits>& v) {
+  NonFiniteSearch<Traits::kKv> search;
+#pragma unroll
+  for (const uint4& x : v.vectors) search.Look(x);
+  return __any_sync(0xffffffffu, search.Found());
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ bool AnyNonFinite(const ValueStrip<Traits>& v) {
+  NonFiniteSearch<DType::kFp8E4M3> search;
+#pragma unroll
+  for (int i = 0; i < Traits::kValueVectors; ++i) search.Look(v.scales[i], i);
+  return __any_sync(0xffffffffu, search.Found());
+}
+
+template <typename Traits>
+__device__ __forceinline__ void TakeOutNonFinite(ValueStrip<Traits>& v) {
+#pragma unroll
+  for (uint4& x : v.vectors) x = FiniteOnly<Traits::kKv>(x);
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void TakeOutNonFinite(ValueStrip<Traits>& v) {
+#pragma unroll
+  for (uint32_t& x : v.scales) x &= ~NonFiniteMask<DType::kFp8E4M3>(x);
 }
 
 // A warp's share of the softmax and the output.
@@ -161,8 +223,7 @@ struct Accumulator {
     }
   }
 
-  __device__ void AddValues(const uint4 (&v)[Traits::kValueVectors],
-                            const float (&p)[Traits::kRowTiles][4]) {
+  __device__ void AddValues(const ValueStrip<Traits>& v, const float (&p)[Traits::kRowTiles][4]) {
     uint32_t b[Traits::kRowTiles][2];
 #pragma unroll
     for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
@@ -174,8 +235,7 @@ struct Accumulator {
 #pragma unroll
       for (int j = 0; j < Traits::kTilesPerVector; ++j) {
         uint32_t a[4];
-        WidenQuad<Traits::kKv>(v[i], 2 * j, a[0], a[2]);
-        WidenQuad<Traits::kKv>(v[i], 2 * j + 1, a[1], a[3]);
+        WidenValues<Traits>(v, i, j, a);
 #pragma unroll
         for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
           Mma16x8x16<Traits::kCompute>(o[i * Traits::kTilesPerVector + j][tile], a, b[tile][0],
@@ -188,7 +248,7 @@ struct Accumulator {
   // Adds what is not finite among a strip's values to the packed rows that see it, and takes it out
   // of the values.
   __device__ void ConfineValues(const PackedRowState<Traits::kTileRows>& packed_rows, int strip,
-                                uint4 (&v)[Traits::kValueVectors]) {
+                                ValueStrip<Traits>& v) {
 #pragma unroll 1
     for (int slot = 0; slot < kStripSlots; ++slot) {
       bool sees[Traits::kRowTiles][2];
@@ -204,15 +264,9 @@ struct Accumulator {
       for (int i = 0; i < Traits::kValueVectors; ++i) {
 #pragma unroll
         for (int j = 0; j < Traits::kTilesPerVector; ++j) {
-          const uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
 #pragma unroll
           for (int d = 0; d < 2; ++d) {
-            const int quad = 2 * j + d;
-            const float x =
-                Traits::kElementBytes == 1
-                    ? NonFiniteOfSlot<Traits::kKv>(words[quad % 4], words[quad % 4], slot)
-                    : NonFiniteOfSlot<Traits::kKv>(words[quad % 2 * 2], words[quad % 2 * 2 + 1],
-                                                   slot);
+            const float x = NonFiniteValue<Traits>(v, i, 2 * j + d, slot);
 #pragma unroll
             for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
 #pragma unroll
@@ -224,19 +278,9 @@ struct Accumulator {
         }
       }
     }
-#pragma unroll
-    for (uint4& x : v) x = FiniteOnly<Traits::kKv>(x);
+    TakeOutNonFinite<Traits>(v);
   }
 };
-
-// Whether a warp has values in a strip that are not finite.
-template <typename Traits>
-__device__ __forceinline__ bool AnyNonFinite(const uint4 (&v)[Traits::kValueVectors]) {
-  NonFiniteSearch<Traits::kKv> search;
-#pragma unroll
-  for (const uint4& x : v) search.Look(x);
-  return __any_sync(0xffffffffu, search.Found());
-}
 
 // From raw products to logits in base 2.
 template <typename Traits>
@@ -285,10 +329,14 @@ __device__ __forceinline__ void MaskScores(const WorkItem& item,
 // Dead slots may hold anything, NaN included, and 0 * NaN is NaN.
 template <typename Traits>
 __device__ __forceinline__ void ClearDeadValues(const WorkItem& item, int strip,
-                                                uint4 (&v)[Traits::kValueVectors]) {
+                                                ValueStrip<Traits>& v) {
   const uint32_t alive = AliveTokens(item, strip * kStripSlots + threadIdx.x % 4 * kQuadTokens);
+  if constexpr (OfNvfp4<Traits>) {
+    KeepTokens<DType::kFp8E4M3>(v.scales, alive);
+  } else {
 #pragma unroll
-  for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v[i], alive);
+    for (int i = 0; i < Traits::kValueVectors; ++i) KeepTokens<Traits::kKv>(v.vectors[i], alive);
+  }
 }
 
 }  // namespace tributary::cuda

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/sm80/mma_traits.cuh"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -14,21 +16,46 @@ namespace tributary::cuda {
 inline constexpr int kLongItem = 7;
 
 // A lane's part of the keys of a strip.
-template <typename Traits, bool kHasTail = Traits::kHasTail>
+template <typename Traits>
 struct KeyStrip {
   uint4 panels[Traits::kPanels][2];  // of rows lane / 4 and lane / 4 + 8
 };
 template <typename Traits>
-struct KeyStrip<Traits, true> {
+requires(Traits::kHasTail) struct KeyStrip<Traits> {
   uint4 panels[Traits::kPanels][2];
   uint4 tail;  // eight bytes of each of the two rows
+};
+template <OfNvfp4 Traits>
+struct KeyStrip<Traits> : Nvfp4Keys<Traits::kKeyDim> {};
+
+// Its part of the values.
+template <typename Traits>
+struct ValueStrip {
+  uint4 vectors[Traits::kValueVectors];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (uint4& v : vectors) v = make_uint4(0, 0, 0, 0);
+  }
+};
+template <OfNvfp4 Traits>
+struct ValueStrip<Traits> {
+  uint4 vectors[Traits::kValueVectors];
+  uint32_t
+      scales[Traits::kValueVectors];  // of four tokens, of the block of the vector's dimensions
+
+  // (What has no scale is zero: codes are always finite.)
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (uint32_t& x : scales) x = 0;
+  }
 };
 
 // K and V of the strips that a warp works on, or has asked for.
 template <typename Traits>
 struct Tokens {
   KeyStrip<Traits> k[Traits::kStrips];
-  uint4 v[Traits::kStrips][Traits::kValueVectors];
+  ValueStrip<Traits> v[Traits::kStrips];
 };
 
 // Which strips of an item a warp takes, kStrips at a time. The strips of a warp lie as many strips
@@ -156,18 +183,46 @@ __device__ __forceinline__ void LoadKeys(const std::byte* keys, KeyStrip<Traits>
   }
 }
 
-template <typename Traits>
-__device__ __forceinline__ void LoadValues(const std::byte* values,
-                                           uint4 (&v)[Traits::kValueVectors]) {
+// A lane's vectors of the values of a strip, of which all lanes have kStripVectors.
+template <int kStripVectors, int kValueVectors>
+__device__ __forceinline__ void LoadVectors(const std::byte* values, uint4 (&v)[kValueVectors]) {
   const unsigned lane = threadIdx.x % 32;  // of no sign, which an address would be extended by
   const std::byte* at = values + lane * kVectorBytes;
-  constexpr int kStripVectors = Traits::kValueStripBytes / kVectorBytes;  // of all lanes
 #pragma unroll
-  for (int i = 0; i < Traits::kValueVectors; ++i) {
+  for (int i = 0; i < kValueVectors; ++i) {
     if ((i + 1) * 32 <= kStripVectors || i * 32 + lane < kStripVectors) {
       v[i] = LoadStreaming(at + i * 32 * kVectorBytes);
     } else {
       v[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+template <typename Traits>
+__device__ __forceinline__ void LoadValues(const std::byte* values, ValueStrip<Traits>& v) {
+  LoadVectors<int(Traits::kValueStripBytes) / kVectorBytes>(values, v.vectors);
+}
+
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void LoadKeys(const std::byte* keys, KeyStrip<Traits>& k) {
+  k.Read(keys, [](const std::byte* at, auto& x) { LoadStreamingTo(at, x); });
+}
+
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void LoadValues(const std::byte* values, ValueStrip<Traits>& v) {
+  constexpr int kElementBytes = Nvfp4ElementBytes(Traits::kValueDim);
+  LoadVectors<kElementBytes / kVectorBytes>(values, v.vectors);
+  const unsigned lane = threadIdx.x % 32;
+  // Two neighbouring rows of lanes have the dimensions of one block.
+  const std::byte* at = values + kElementBytes + lane / 8 * kStripSlots + lane % 4 * kQuadTokens;
+  constexpr int kBlocks = Traits::kValueDim / kNvfp4Block;
+  constexpr int kOfVector = Traits::kVectorDims / kNvfp4Block;
+#pragma unroll
+  for (int i = 0; i < Traits::kValueVectors; ++i) {
+    if ((i + 1) * kOfVector <= kBlocks || i * kOfVector + lane / 8 < kBlocks) {
+      LoadStreamingTo(at + i * kOfVector * kStripSlots, v.scales[i]);
+    } else {
+      v.scales[i] = 0;
     }
   }
 }
@@ -210,9 +265,7 @@ class StripLoader {
 #pragma unroll
     for (int i = 0; i < Traits::kStrips; ++i) {
       if (i > 0 && !next.Has(i)) {
-        // A strip that the step lacks weighs nothing, but 0 * NaN is NaN.
-#pragma unroll
-        for (uint4& v : tokens.v[i]) v = make_uint4(0, 0, 0, 0);
+        tokens.v[i].Clear();  // a strip that the step lacks weighs nothing, but 0 * NaN is NaN
       } else {
         LoadValues<Traits>(keys_[i] + next.ValuesAfterKeys(i), tokens.v[i]);
       }

@@ -106,9 +106,8 @@ class StripSource {
   __device__ __forceinline__ void Prefetch(int4 item, const TileTurns& turns, int pages,
                                            int tiles) const {
     constexpr int kLine = 128;
-    static_assert(kKeyStripBytes % kLine == 0 && kValueStripBytes % kLine == 0);
     // Of the larger strips; each of the others leaves out what it lacks.
-    constexpr int kLines = std::max(kKeyStripBytes, kValueStripBytes) / kLine;
+    constexpr int kLines = (std::max(kKeyStripBytes, kValueStripBytes) + kLine - 1) / kLine;
     // (Rounded up only where it must be: the number of tiles may not be known to the compiler.)
     constexpr int kRoundUp = kTileStrips * kLines % 32 == 0 ? 0 : 31;
     const int lane = threadIdx.x % 32;

@@ -16,9 +16,14 @@
 //
 // A draft block is attended to beside its context (wgmma_fp8_block.cuh).
 //
+// Over a cache of NVFP4 (WgmmaNvfp4Traits) K is widened, too, by the same warps, the queries are
+// f16, and no KV tile is multiplied twice.
+//
 // A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and a computing warp
 // waits for another one only at the ends of an item.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/decode/cut_job.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
@@ -35,6 +40,8 @@
 #include "kernels/cuda/decode/sm90/wgmma_fp8_tiles.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_traits.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_warpgroup.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_nvfp4_tiles.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_nvfp4_traits.cuh"
 #include "kernels/cuda/ptx/bulk_copy.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 
@@ -75,7 +82,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     const WorkItem& item = shared.items[item_parity];
     const WorkItem& next = shared.items[item_parity ^ 1];
     if (threadIdx.x == 0) {
-      shared.v_scale = ValueScale(args, item);
+      shared.v_scale = ValueScale<Traits::kKv>(args, item);
       shared.values_hidden[0] = shared.values_hidden[1] = 0;
       Fp8Warpgroup<Traits>::ExpectOfCluster(shared, place);
       if (item.split_count > 1) CutJob(args, item, place).Begin();
@@ -166,7 +173,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   if (shared.items[0].packed_count == 0) return;
   if (warpgroup == 2) {
     WaitForCluster(place);
-    ValueWidener<Traits> widener(place, shared, warp);
+    std::conditional_t<OfNvfp4<Traits>, Nvfp4Widener<Traits>, ValueWidener<Traits>> widener(
+        place, shared, warp);
     DraftPhases draft;
     uint32_t parity = 0;
     for (int at = index; at >= 0; at = __ldg(&args.items[at].next)) {

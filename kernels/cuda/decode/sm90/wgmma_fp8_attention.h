@@ -1,5 +1,5 @@
-// Attention of 64 packed rows at a time over an FP8 cache with head dim 128, queries in bf16,
-// without a soft cap; see wgmma_fp8_attention.cuh. sm_90a only. Plans are those of
+// Attention of 64 packed rows at a time over an FP8 or NVFP4 cache with head dim 128, queries in
+// bf16, without a soft cap; see wgmma_fp8_attention.cuh. sm_90a only. Plans are those of
 // RunWgmmaAttention.
 #pragma once
 

@@ -16,14 +16,20 @@ cudaError_t LaunchWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStre
 
 template <DType kKv>
 cudaError_t RunWgmmaFp8Attention(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  const auto launch = [&]<bool kDraft>() {
-    return args.fp8_queries
-               ? LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/1>>(args, grid, stream)
-               : LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/2>>(args, grid,
-                                                                                 stream);
-  };
-  return args.block.k != nullptr ? launch.template operator()</*kDraft=*/true>()
-                                 : launch.template operator()</*kDraft=*/false>();
+  if constexpr (kKv == DType::kNvfp4) {
+    return args.block.k != nullptr
+               ? LaunchWgmmaFp8<WgmmaNvfp4Traits</*kDraft=*/true>>(args, grid, stream)
+               : LaunchWgmmaFp8<WgmmaNvfp4Traits</*kDraft=*/false>>(args, grid, stream);
+  } else {
+    const auto launch = [&]<bool kDraft>() {
+      return args.fp8_queries ? LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/1>>(
+                                    args, grid, stream)
+                              : LaunchWgmmaFp8<WgmmaFp8Traits<kKv, kDraft, /*kQueryPieces=*/2>>(
+                                    args, grid, stream);
+    };
+    return args.block.k != nullptr ? launch.template operator()</*kDraft=*/true>()
+                                   : launch.template operator()</*kDraft=*/false>();
+  }
 }
 
 }  // namespace tributary::cuda

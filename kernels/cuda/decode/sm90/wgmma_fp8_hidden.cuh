@@ -8,13 +8,29 @@
 #pragma once
 
 #include "kernels/cuda/decode/hidden_values.cuh"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_warpgroup.cuh"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 
 namespace tributary::cuda {
+
+// What is not finite of dimension d of a slot of a strip of values, else 0.
+template <typename Traits>
+__device__ __forceinline__ float HiddenValue(const std::byte* values, int slot, int d) {
+  if constexpr (OfNvfp4<Traits>) {
+    const auto scale = static_cast<uint32_t>(values[Nvfp4ValueScale(slot, d, Traits::kHeadDim)]);
+    return NonFiniteOrZero<DType::kFp8E4M3>(scale, 0);
+  } else {
+    const size_t at =
+        ValueOffset(slot / kQuadTokens * kQuadTokens, d, Traits::kHeadDim, /*element_bytes=*/1);
+    return NonFiniteOrZero<Traits::kKv>(*reinterpret_cast<const uint32_t*>(values + at),
+                                        slot % kQuadTokens);
+  }
+}
 
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::AddHiddenValues(const WorkItem& item,
@@ -38,10 +54,8 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::AddHiddenValues(const Work
       for (int i = 0; i < 64; i += 4) {  // of o_: eight dimensions
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const size_t at = ValueOffset(slot % kStripSlots / kQuadTokens * kQuadTokens,
-                                        i * 2 + lane_ % 4 * 2 + c, Traits::kHeadDim, 1);
-          const float x = NonFiniteOrZero<Traits::kKv>(
-              *reinterpret_cast<const uint32_t*>(values + at), slot % kQuadTokens);
+          const float x =
+              HiddenValue<Traits>(values, slot % kStripSlots, i * 2 + lane_ % 4 * 2 + c);
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             if (sees[r]) o_[i + 2 * r + c] += x;

@@ -2,8 +2,10 @@
 // pieces of e4m3.
 #pragma once
 
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_nvfp4_queries.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ptx/wgmma_fp8.cuh"
@@ -107,7 +109,7 @@ class PieceStager {
     const int packed_row = threadIdx.x % Traits::kTileRows;
     keys_alive_ = packed_row < item.packed_count;
     keys_ = args.keys + item.row_begin + QueryRowOf(args, item, keys_alive_ ? packed_row : 0);
-    scale_ = args.sm_scale * (args.k_scale == nullptr ? 1.0f : __ldg(args.k_scale + item.kv_head));
+    scale_ = args.sm_scale * KeyScale<Traits::kKv>(args, item);
   }
   // Asks L2 for the queries.
   __device__ __forceinline__ void Prefetch() const {
@@ -142,15 +144,14 @@ class PieceStager {
       words[i][7] = second.w;
       scales[i] = scale_;
     }
-    QueryPieces pieces[kOfThread];
-    CutQueries<kVectors>(words, scales, pieces);
+    if constexpr (OfNvfp4<Traits>) {
+      StoreWhole(words, scales, shared);
+    } else {
+      StorePieces(words, scales, shared);
+    }
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       const int packed_row = PackedRowOf(i);
-      const int at = SwizzledChunk(packed_row, threadIdx.x % kVectors);
-      *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
-      if constexpr (Traits::kPieces == 2)
-        *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
       // Scores that are masked are -inf, and 0 * -inf is NaN.
       constexpr float kLeast = 1.17549435e-38f;
       const float scale = scales[i] * kLog2E;
@@ -164,6 +165,35 @@ class PieceStager {
   static constexpr int kBytes = 32;
   static constexpr int kVectors = Traits::kHeadDim / 16;  // lanes that share a packed row
   static constexpr int kOfThread = Traits::kTileRows * kVectors / Traits::kThreads;
+
+  static __device__ __forceinline__ void StorePieces(const uint32_t (&words)[kOfThread][8],
+                                                     float (&scales)[kOfThread], Shared& shared) {
+    QueryPieces pieces[kOfThread];
+    CutQueries<kVectors>(words, scales, pieces);
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int at = SwizzledChunk(PackedRowOf(i), threadIdx.x % kVectors);
+      *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
+      if constexpr (Traits::kPieces == 2)
+        *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
+    }
+  }
+  // In f16 a row's first 64 dimensions are one piece, the others the second.
+  static __device__ __forceinline__ void StoreWhole(const uint32_t (&words)[kOfThread][8],
+                                                    float (&scales)[kOfThread], Shared& shared) {
+    WholeQuery queries[kOfThread];
+    NormaliseQueries<kVectors>(words, scales, queries);
+    const int vector = threadIdx.x % kVectors;
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int chunk = vector % (kVectors / 2) * 2 + half;
+        *reinterpret_cast<uint4*>(shared.q[vector / (kVectors / 2)] +
+                                  SwizzledChunk(PackedRowOf(i), chunk)) = queries[i].halves[half];
+      }
+    }
+  }
 
   static __device__ __forceinline__ int PackedRowOf(int i) {
     return (i * Traits::kThreads + static_cast<int>(threadIdx.x)) / kVectors;

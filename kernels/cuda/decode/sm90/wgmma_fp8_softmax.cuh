@@ -9,14 +9,36 @@ namespace tributary::cuda {
 
 // Turns raw products into weights, in place, and leaves the keys. Returns whether references were
 // raised, and by which factors O is to be multiplied then.
-//
-// Most tiles are weighed without a look at their logits: their sums of weights tell that nothing
-// was too large. Other tiles are multiplied again, as weights have taken the scores' place.
 template <typename Traits>
 template <bool kFirst>
 __device__ __forceinline__ bool Fp8Warpgroup<Traits>::Weigh(const TileRanges& ranges, int strip,
                                                             float (&factors)[2]) {
   const bool dense = ranges.Dense(strip);
+  if constexpr (OfNvfp4<Traits>) {
+    // Products of f16 are exact enough whatever the logits.
+    float sums[2];
+    if (!dense) MaskScores(strip);
+    LeaveKeys(/*read=*/false);
+    float peaks[2];
+    FindPeaks(peaks);
+    const bool raise = __any_sync(
+        0xffffffffu, peaks[0] > reference_[0] + kHeadroom || peaks[1] > reference_[1] + kHeadroom);
+    if (raise) RaiseReferences(peaks, factors);
+    TakeWeights(sums);
+    AddSums(sums);
+    return raise;
+  } else {
+    return WeighAsTold<kFirst>(strip, dense, factors);
+  }
+}
+
+// The same of FP8. Most tiles are weighed without a look at their logits: their sums of weights
+// tell that nothing was too large. Other tiles are multiplied again, as weights have taken the
+// scores' place.
+template <typename Traits>
+template <bool kFirst>
+__device__ __forceinline__ bool Fp8Warpgroup<Traits>::WeighAsTold(int strip, bool dense,
+                                                                  float (&factors)[2]) {
   float sums[2];
   bool exact = false;
   if (!kFirst && __builtin_expect(dense && sums_tell_, 1)) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/decode/hidden_values.cuh"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
@@ -13,6 +14,13 @@
 #include "kernels/cuda/ptx/widen.cuh"
 
 namespace tributary::cuda {
+
+// Stages of keys that are to be widened.
+template <typename Traits>
+constexpr int RawKeyStages() {
+  if constexpr (OfNvfp4<Traits>) return Traits::kRawKeyStages;
+  return 1;
+}
 
 // One of four copying warps. It copies K or V of one warpgroup's tiles, one strip per lane.
 template <typename Traits>
@@ -35,6 +43,9 @@ class Fp8Copier {
       if (values_) {
         InitRing(shared_.values_full[half_], 1, shared_.values_empty[half_], 64);
         InitRing(shared_.wide_full[half_], 64, shared_.wide_empty[half_], 4);
+      } else if constexpr (OfNvfp4<Traits>) {
+        InitRing(shared_.raw_keys_full[half_], 1, shared_.raw_keys_empty[half_], 64);
+        InitRing(shared_.keys_full[half_], 64, shared_.keys_empty[half_], 128);
       } else {
         InitRing(shared_.keys_full[half_], 1, shared_.keys_empty[half_], 128);
       }
@@ -66,6 +77,10 @@ class Fp8Copier {
       Copy<Traits::kValueStages, Traits::kValueStripStride, 1>(
           item, pages, shared_.values_full[half_], shared_.values_empty[half_],
           shared_.values[half_], value_place_);
+    } else if constexpr (OfNvfp4<Traits>) {
+      Copy<Traits::kRawKeyStages, Traits::kStripStride, 1>(
+          item, pages, shared_.raw_keys_full[half_], shared_.raw_keys_empty[half_],
+          shared_.raw_keys[half_], raw_key_place_);
     } else {
       Copy<Traits::kKeyStages, Traits::kPanelBytes, Traits::kPanels>(
           item, pages, shared_.keys_full[half_], shared_.keys_empty[half_], shared_.keys[half_],
@@ -131,6 +146,7 @@ class Fp8Copier {
   const TileTurns turns_;
   const StripSource<Traits::kStripBytes, Traits::kStripBytes> source_;
   RingPlace<Traits::kKeyStages> key_place_;
+  RingPlace<RawKeyStages<Traits>()> raw_key_place_;
   RingPlace<Traits::kValueStages> value_place_;
   int copied_ = 0;  // tiles
 };

@@ -1,6 +1,7 @@
 // The computing warpgroups of wgmma_fp8_attention.cuh.
 #pragma once
 
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/block_output.cuh"
 #include "kernels/cuda/decode/sm90/named_barriers.cuh"
@@ -149,18 +150,23 @@ class Fp8Warpgroup {
   // whether values have been taken out of the tiles.
   __device__ __forceinline__ bool AddSomeTiles(const WorkItem& item, const TileRanges& ranges,
                                                int strip, int apart, bool draft) {
+    // The warps that find the draft block also widen the keys of NVFP4, afterwards.
+    constexpr bool kDraftFirst = OfNvfp4<Traits>;
+    if constexpr (Traits::kDraftBlock && kDraftFirst) {
+      if (draft) AddDraftBlock(item);
+    }
     WaitForKeys();
     WgmmaFence();
     MultiplyKeys();
     WgmmaCommit();
-    if constexpr (Traits::kDraftBlock) {
+    if constexpr (Traits::kDraftBlock && !kDraftFirst) {
       if (draft) AddDraftBlock(item);
     }
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
     const bool raised_first = Weigh</*kFirst=*/true>(ranges, strip, factors);
-    FindUnits();
+    if constexpr (!OfNvfp4<Traits>) FindUnits();
     if constexpr (Traits::kDraftBlock) {  // otherwise there is no output yet
       if (raised_first) ScaleOutput(factors);
     }
@@ -260,6 +266,13 @@ class Fp8Warpgroup {
   // Starts S of a tile, with the smaller pieces first: what is added to a large sum loses what is
   // below the sum's last place.
   __device__ __forceinline__ void MultiplyKeys() {
+    if constexpr (OfNvfp4<Traits>) {
+      MultiplyWideKeys();
+    } else {
+      MultiplyPieces();
+    }
+  }
+  __device__ __forceinline__ void MultiplyPieces() {
     const uint64_t keys = KeyDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage]));
 #pragma unroll
     for (int piece = Traits::kPieces - 1; piece >= 0; --piece) {
@@ -267,6 +280,18 @@ class Fp8Warpgroup {
       for (int step = 0; step < kSteps; ++step) {
         WgmmaFp8<Traits::kKv>(s_, q_[piece][step], KeyDescriptorOfStep(keys, step),
                               piece != Traits::kPieces - 1 || step > 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void MultiplyWideKeys() {
+#pragma unroll
+    for (int half = 0; half < Traits::kPieces; ++half) {
+      const uint64_t keys = TileDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage] +
+                                                         half * (kTileSlots * kTileRowBytes)));
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        Wgmma<DType::kF16, 64>(s_, q_[half][step], DescriptorOfStep(keys, step),
+                               half > 0 || step > 0);
       }
     }
   }
@@ -281,6 +306,8 @@ class Fp8Warpgroup {
 
   template <bool kFirst>
   __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int strip, float (&factors)[2]);
+  template <bool kFirst>
+  __device__ __forceinline__ bool WeighAsTold(int strip, bool dense, float (&factors)[2]);
   __device__ __forceinline__ void TakeWeights(float (&sums)[2]);
   __device__ __forceinline__ void AddSums(const float (&sums)[2]);
 

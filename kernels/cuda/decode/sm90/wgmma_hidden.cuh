@@ -4,11 +4,35 @@
 #pragma once
 
 #include "kernels/cuda/decode/hidden_values.cuh"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_operands.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
 
 namespace tributary::cuda {
+
+// What is not finite of dimensions d and d + 1 of a slot of a strip of values, else 0. The words
+// are those that ReadValueWords reads: two dimensions of four slots.
+template <typename Traits>
+requires(!OfNvfp4<Traits>) __device__ __forceinline__
+    void FindHiddenValues(const std::byte* values, int slot, int d, float (&x)[2]) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(
+      values +
+      ValueOffset(slot / kQuadTokens * kQuadTokens, d, Traits::kValueDim, Traits::kElementBytes));
+  constexpr int kWords = Traits::kElementBytes;      // of a dimension's four slots
+  constexpr int kSlots = 4 / Traits::kElementBytes;  // of a word
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    x[i] = NonFiniteOrZero<Traits::kKv>(words[i * kWords + slot % kQuadTokens / kSlots],
+                                        slot % kSlots);
+  }
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void FindHiddenValues(const std::byte* values, int slot, int d,
+                                                 float (&x)[2]) {
+  const auto scale = static_cast<uint32_t>(values[Nvfp4ValueScale(slot, d, Traits::kValueDim)]);
+  x[0] = x[1] = NonFiniteOrZero<DType::kFp8E4M3>(scale, 0);
+}
 
 // Adds what was taken out of the item's tiles, the one that begins with strip `strip` and those
 // that follow `apart` strips apart, to the packed rows that see it: without its weight, which
@@ -32,18 +56,8 @@ __device__ __forceinline__ void AddHiddenValues(Warpgroup<Traits>& wg, const Wor
       for (int dims = 0; dims < Traits::kDimTiles; ++dims) {
         const int d = DimsOfTile<Traits>(dims);
         if (Traits::kDimsPadded && d >= Traits::kValueDim) continue;
-        // Two dimensions of four slots, as ReadValueWords reads them.
-        const auto* const words = reinterpret_cast<const uint32_t*>(
-            values + ValueOffset(slot % kStripSlots / kQuadTokens * kQuadTokens, d,
-                                 Traits::kValueDim, Traits::kElementBytes));
-        constexpr int kWords = Traits::kElementBytes;      // of a dimension's four slots
-        constexpr int kSlots = 4 / Traits::kElementBytes;  // of a word
         float x[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          x[i] = NonFiniteOrZero<Traits::kKv>(words[i * kWords + slot % kQuadTokens / kSlots],
-                                              slot % kSlots);
-        }
+        FindHiddenValues<Traits>(values, slot % kStripSlots, d, x);
         if (x[0] == 0.0f && x[1] == 0.0f) continue;
 #pragma unroll
         for (int tile = 0; tile < Traits::kTiles; ++tile) {

@@ -3,11 +3,14 @@
 #pragma once
 
 #include "kernels/cuda/decode/hidden_values.cuh"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_state.cuh"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/ptx/widen.cuh"
+#include "kernels/cuda/ptx/widen_nvfp4.cuh"
 
 namespace tributary::cuda {
 
@@ -16,7 +19,7 @@ namespace tributary::cuda {
 // eight bits two tiles share a thread's vectors, which have four dimensions each; where the last
 // tile has no other to share with, two warps do.
 template <typename Traits>
-__device__ __forceinline__ int DimsOfTile(int tile) {
+requires(!OfNvfp4<Traits>) __device__ __forceinline__ int DimsOfTile(int tile) {
   const int lane_row = threadIdx.x % 32 / 4;
   const int warp = threadIdx.x / 32 % 4;
   if constexpr (Traits::kElementBytes == 2) return 16 * (4 * tile + warp) + 2 * lane_row;
@@ -25,6 +28,11 @@ __device__ __forceinline__ int DimsOfTile(int tile) {
     return 64 * tile + 32 * (warp / 2) + 4 * lane_row + 2 * (warp % 2);
   }
   return 32 * (4 * (tile / 2) + warp) + 4 * lane_row + 2 * (tile % 2);
+}
+
+template <OfNvfp4 Traits>
+__device__ __forceinline__ int DimsOfTile(int tile) {
+  return 64 * tile + 16 * (threadIdx.x / 32 % 4) + 2 * (threadIdx.x % 32 / 4);
 }
 
 // Where a thread's vector of V of a tile of dimensions lies in a strip of 16 tokens. Beyond the
@@ -40,8 +48,9 @@ __device__ __forceinline__ size_t ValuesOfTile(int tile) {
 
 // A thread's words of V of one strip of 16 tokens.
 template <typename Traits>
-__device__ __forceinline__ void ReadValueWords(
-    const std::byte* strip, uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
+requires(!OfNvfp4<Traits>) __device__ __forceinline__
+    void ReadValueWords(const std::byte* strip,
+                        uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
   constexpr int kTilesOfVector = kVectorBytes / (4 * Traits::kValueWords);
 #pragma unroll
   for (int tile = 0; tile < Traits::kDimTiles; tile += kTilesOfVector) {
@@ -61,11 +70,30 @@ __device__ __forceinline__ void ReadValueWords(
   }
 }
 
+// Of NVFP4 a word of codes and one of the tokens' scales. Beyond the last dimension these are the
+// last block's.
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void ReadValueWords(
+    const std::byte* strip, uint32_t (&words)[Traits::kDimTiles][Traits::kValueWords]) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
+    int d = DimsOfTile<Traits>(tile);
+    if (Traits::kDimsPadded) d = min(d, Traits::kValueDim - 2);
+    const int token = threadIdx.x % 4 * kQuadTokens;
+    words[tile][0] =
+        *reinterpret_cast<const uint32_t*>(strip + Nvfp4ValueWord(token, d, Traits::kValueDim));
+    words[tile][1] =
+        *reinterpret_cast<const uint32_t*>(strip + Nvfp4ValueScale(token, d, Traits::kValueDim));
+  }
+}
+
 // Two dimensions of four tokens as operand A of one step.
 template <typename Traits>
 __device__ __forceinline__ void WidenValueWords(const uint32_t (&words)[Traits::kValueWords],
                                                 uint32_t (&a)[4]) {
-  if constexpr (Traits::kElementBytes == 1) {
+  if constexpr (OfNvfp4<Traits>) {
+    WidenValueWord(words[0], words[1], a);
+  } else if constexpr (Traits::kElementBytes == 1) {
     const uint4 vector = make_uint4(words[0], words[1], 0, 0);
     WidenQuad<Traits::kKv>(vector, 0, a[0], a[2]);
     WidenQuad<Traits::kKv>(vector, 1, a[1], a[3]);
@@ -94,14 +122,18 @@ __device__ __forceinline__ void LeaveStage(Warpgroup<Traits>& wg) {
 template <typename Traits>
 __device__ __forceinline__ bool KeepFiniteValues(Warpgroup<Traits>& wg, const TileRanges& item,
                                                  int first_strip) {
-  NonFiniteSearch<Traits::kKv> search;
+  constexpr int kFirst = OfNvfp4<Traits> ? 1 : 0;  // codes are finite, their scales may not be
+  constexpr DType kType = OfNvfp4<Traits> ? DType::kFp8E4M3 : Traits::kKv;
+  NonFiniteSearch<kType> search;
 #pragma unroll
   for (int i = 0; i < kTileStrips; ++i) {
     if (item.DenseStrip(first_strip + i)) continue;
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
 #pragma unroll
-      for (int word = 0; word < Traits::kValueWords; ++word) search.Look(wg.v[i][tile][word], word);
+      for (int word = kFirst; word < Traits::kValueWords; ++word) {
+        search.Look(wg.v[i][tile][word], word);
+      }
     }
   }
   if (__builtin_expect(!__any_sync(0xffffffffu, search.Found()), 1)) return false;
@@ -111,7 +143,9 @@ __device__ __forceinline__ bool KeepFiniteValues(Warpgroup<Traits>& wg, const Ti
 #pragma unroll
     for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
 #pragma unroll
-      for (uint32_t& word : wg.v[i][tile]) word &= ~NonFiniteMask<Traits::kKv>(word);
+      for (int word = kFirst; word < Traits::kValueWords; ++word) {
+        wg.v[i][tile][word] &= ~NonFiniteMask<kType>(wg.v[i][tile][word]);
+      }
     }
   }
   return true;
@@ -128,13 +162,19 @@ __device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanels; ++panel) {
     const auto* low = reinterpret_cast<const uint4*>(at + panel * kStripSlots * kKeyPanelBytes);
-    wg.k[panel][0] = *low;
-    wg.k[panel][1] = low[8 * kKeyPanelBytes / kVectorBytes];
+    wg.k.panels[panel][0] = *low;
+    wg.k.panels[panel][1] = low[8 * kKeyPanelBytes / kVectorBytes];
   }
   if constexpr (Traits::kHasTail) {
-    wg.tail = *reinterpret_cast<const uint4*>(
+    wg.k.tail = *reinterpret_cast<const uint4*>(
         keys + Traits::kPanels * kStripSlots * kKeyPanelBytes + wg.lane * kVectorBytes);
   }
+  LeaveStage(wg);
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void ReadKeys(Warpgroup<Traits>& wg) {
+  wg.k.Read(WaitForStage(wg) + wg.warp * Traits::kKeyStripBytes,
+            []<typename T>(const std::byte* at, T& x) { x = *reinterpret_cast<const T*>(at); });
   LeaveStage(wg);
 }
 template <typename Traits>
@@ -153,7 +193,12 @@ __device__ __forceinline__ bool ReadValues(Warpgroup<Traits>& wg, const TileRang
       const uint32_t alive = AliveTokens(item, first + i * kStripSlots + wg.lane % 4 * kQuadTokens);
 #pragma unroll
       for (int tile = 0; tile < Traits::kDimTiles; ++tile) {
-        KeepTokens<Traits::kKv>(wg.v[i][tile], alive);
+        if constexpr (OfNvfp4<Traits>) {
+          uint32_t(&scales)[1] = reinterpret_cast<uint32_t(&)[1]>(wg.v[i][tile][1]);
+          KeepTokens<DType::kFp8E4M3>(scales, alive);
+        } else {
+          KeepTokens<Traits::kKv>(wg.v[i][tile], alive);
+        }
       }
     }
   }
@@ -174,16 +219,31 @@ __device__ __forceinline__ void WidenKeys(const Warpgroup<Traits>& wg,
 #pragma unroll
     for (int quad = 0; quad < Traits::kQuadsPerVector; ++quad) {
       uint32_t(&step)[4] = a[panel * Traits::kQuadsPerVector + quad];
-      WidenQuad<Traits::kKv>(wg.k[panel][0], quad, step[0], step[2]);
-      WidenQuad<Traits::kKv>(wg.k[panel][1], quad, step[1], step[3]);
+      WidenQuad<Traits::kKv>(wg.k.panels[panel][0], quad, step[0], step[2]);
+      WidenQuad<Traits::kKv>(wg.k.panels[panel][1], quad, step[1], step[3]);
     }
   }
   // A vector of the tail has one half for each of the two rows.
 #pragma unroll
   for (int quad = 0; quad < Traits::kTailSteps; ++quad) {
     uint32_t(&step)[4] = a[Traits::kPanels * Traits::kQuadsPerVector + quad];
-    WidenQuad<Traits::kKv>(wg.tail, quad, step[0], step[2]);
-    WidenQuad<Traits::kKv>(wg.tail, Traits::kTailSteps + quad, step[1], step[3]);
+    WidenQuad<Traits::kKv>(wg.k.tail, quad, step[0], step[2]);
+    WidenQuad<Traits::kKv>(wg.k.tail, Traits::kTailSteps + quad, step[1], step[3]);
+  }
+}
+template <OfNvfp4 Traits>
+__device__ __forceinline__ void WidenKeys(const Warpgroup<Traits>& wg,
+                                          uint32_t (&a)[Traits::kKeySteps][4]) {
+#pragma unroll
+  for (int step = 0; step < Traits::kKeySteps; step += 2) {
+    uint32_t of_step[2][4];
+    wg.k.Widen(step / 2, of_step);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (step + i == Traits::kKeySteps) break;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) a[step + i][word] = of_step[i][word];
+    }
   }
 }
 template <typename Traits>

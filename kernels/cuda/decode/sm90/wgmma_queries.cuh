@@ -2,7 +2,9 @@
 #pragma once
 
 #include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/queries.cuh"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/plan/work_item.h"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -20,7 +22,7 @@ struct QueryQuad {
 // Quad `quad` of the eight elements of a vector. A lane's vector of K starts at dimension kElements
 // * (4 * panel + lane % 4), in the tail of a row at half as many from its first.
 template <typename Traits>
-__device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
+requires(!OfNvfp4<Traits>) __device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
   constexpr int kOfVector = Traits::kQuadsPerVector / 2;  // vectors of eight elements
   const int of_lane = vector / kOfVector;
   QueryQuad place = {of_lane / 4 * Traits::kQuadsPerVector + vector % kOfVector * 2 + quad,
@@ -33,6 +35,15 @@ __device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
     }
   }
   return place;
+}
+
+template <OfNvfp4 Traits>
+__device__ __forceinline__ QueryQuad QuadOfVector(int vector, int quad) {
+  const int d = vector * 8 + quad * 4;
+  const KeyPiece piece = KeyPieceOf(d, Traits::kKeyDim);
+  const int of_lane = piece.dims / 4;  // dimensions
+  const int in_piece = d - piece.first;
+  return {piece.first / 16 + in_piece % of_lane / 4, in_piece / of_lane};
 }
 
 // Brings an item's queries to their place. By all threads that compute, once QueryCopier has asked
@@ -51,7 +62,7 @@ __device__ __forceinline__ void StageQueries(const AttentionArgs& args, const Wo
       *reinterpret_cast<uint32_t*>(to + at.lane * 4) = words[i];
     }
   });
-  if (threadIdx.x == 0) shared.v_scale = ValueScale(args, item);
+  if (threadIdx.x == 0) shared.v_scale = ValueScale<Traits::kKv>(args, item);
   FenceSharedForWgmma();
   shared.queries_staged.Arrive();
   shared.queries_staged.Wait(parity);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/attention_args.h"
+#include "kernels/cuda/decode/nvfp4_keys.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/uniform.cuh"
@@ -13,6 +14,15 @@
 #include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace tributary::cuda {
+
+// A lane's part of the keys of its warp's strip.
+template <typename Traits>
+struct RawKeys {
+  uint4 panels[Traits::kPanels][2] = {};
+  uint4 tail = {};
+};
+template <OfNvfp4 Traits>
+struct RawKeys<Traits> : Nvfp4Keys<Traits::kKeyDim> {};
 
 // One struct, and functions over it in files by what they do: wgmma_operands.cuh (tiles),
 // wgmma_softmax.cuh (weights), wgmma_merge.cuh (output) and wgmma_warpgroup.cuh (the loop).
@@ -41,8 +51,7 @@ struct Warpgroup {
   float s[Traits::kTileRows / 2];    // the tile's scores
   float o[Traits::kDimTiles][Traits::kTileRows / 2];
   float own[Traits::kOwnDimTiles][Traits::kOwnTileRows / 2];  // of the block's output
-  uint4 k[Traits::kPanels][2] = {};
-  uint4 tail = {};  // of K
+  RawKeys<Traits> k;
   uint32_t v[kTileStrips][Traits::kDimTiles][Traits::kValueWords];
   float sum[Traits::kCells];  // of weights, over this thread's rows only
 };

@@ -10,6 +10,7 @@
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm90/ring.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/cuda/plan/work_item.h"
 #include "kernels/cuda/ptx/bulk_copy.cuh"
@@ -26,14 +27,56 @@ struct alignas(16) PackedRowPair {
   float offset[2];  // the bias less the reference
 };
 
+// What lies in a strip, and what a thread has of it, by type of cache and head dims. Of elements of
+// whole bytes:
+template <DType kKvType, int kKeyDimension, int kValueDimension>
+struct WgmmaStrip {
+  static constexpr int kElementBytes = int(SizeOf(kKvType));
+
+  // K of a strip: panels of 64 bytes per slot, and a tail of 32 where these remain (page_layout.h).
+  static constexpr int kKeyRowBytes = KeyStride(kKeyDimension, kElementBytes);
+  static constexpr int kPanels = kKeyRowBytes / kKeyPanelBytes;
+  static constexpr bool kHasTail = kKeyRowBytes % kKeyPanelBytes != 0;
+  // Of four elements, of which a lane has so many in 16 bytes of a panel; as many steps of 16
+  // dimensions has a panel, and half as many has the tail.
+  static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
+  static constexpr int kTailSteps = kHasTail ? kQuadsPerVector / 2 : 0;
+  static constexpr int kKeySteps = kPanels * kQuadsPerVector + kTailSteps;  // of K Q^T
+  static constexpr int kStagedDims = 16 * kKeySteps;  // of a query: those of a key with its padding
+  static_assert(kStagedDims * kElementBytes == kKeyRowBytes);
+
+  // Words of V per thread, strip and tile of 64 dimensions: two dimensions of four slots.
+  static constexpr int kValueWords = 2 * kElementBytes;
+
+  static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyRowBytes;
+  static constexpr size_t kValueStripBytes = size_t(kStripSlots) * kValueDimension * kElementBytes;
+
+  // The next tile's scores are multiplied right behind this tile's values, where registers allow
+  // it: FP8 needs them for widening.
+  static constexpr bool kTogether =
+      kElementBytes == 2 && kKeyDimension <= 128 && kValueDimension <= 128;
+};
+
+// Of NVFP4 (nvfp4_layout.h). A word of V comes with a word of its tokens' scales.
+template <int kKeyDimension, int kValueDimension>
+struct WgmmaStrip<DType::kNvfp4, kKeyDimension, kValueDimension> {
+  static constexpr int kStagedDims = kKeyDimension;
+  static constexpr int kKeySteps = kKeyDimension / 16;
+  static constexpr int kValueWords = 2;
+  static constexpr size_t kKeyStripBytes = Nvfp4StripBytes(kKeyDimension);
+  static constexpr size_t kValueStripBytes = Nvfp4StripBytes(kValueDimension);
+  static constexpr bool kTogether = false;
+};
+
 template <DType kKvType, int kKeyDimension, int kValueDimension, int kTileRowCount>
-struct WgmmaShape {
+struct WgmmaShape : WgmmaStrip<kKvType, kKeyDimension, kValueDimension> {
+  using Strip = WgmmaStrip<kKvType, kKeyDimension, kValueDimension>;
+  using Strip::kKeyStripBytes, Strip::kValueStripBytes, Strip::kStagedDims;
   static constexpr DType kKv = kKvType;
   static constexpr DType kCompute = ComputeType(kKv);
   static constexpr int kKeyDim = kKeyDimension;
   static constexpr int kValueDim = kValueDimension;
   static constexpr int kTileRows = kTileRowCount;
-  static constexpr int kElementBytes = int(SizeOf(kKv));
 
   // The thread block: warpgroups that compute, with a ring of tiles each, and one that copies and
   // gives its registers to those that compute.
@@ -50,17 +93,6 @@ struct WgmmaShape {
   static_assert(kRegisters * kThreads + kCopyingRegisters * (kBlockThreads - kThreads) <=
                 kRegistersAtBegin * kBlockThreads);
 
-  // K of a strip: panels of 64 bytes per slot, and a tail of 32 where these remain (page_layout.h).
-  static constexpr int kKeyRowBytes = KeyStride(kKeyDim, kElementBytes);
-  static constexpr int kPanels = kKeyRowBytes / kKeyPanelBytes;
-  static constexpr bool kHasTail = kKeyRowBytes % kKeyPanelBytes != 0;
-  // Of four elements, of which a lane has so many in 16 bytes of a panel; as many steps of 16
-  // dimensions has a panel, and half as many has the tail.
-  static constexpr int kQuadsPerVector = kVectorBytes / (4 * kElementBytes);
-  static constexpr int kTailSteps = kHasTail ? kQuadsPerVector / 2 : 0;
-  static constexpr int kKeySteps = kPanels * kQuadsPerVector + kTailSteps;  // of K Q^T
-  static constexpr int kStagedDims = 16 * kKeySteps;  // of a query: those of a key with its padding
-  static_assert(kStagedDims * kElementBytes == kKeyRowBytes);
   static constexpr int kQueryPanels = (kStagedDims + kTileSlots - 1) / kTileSlots;
 
   // V of 16 tokens. The second product takes tiles of 64 dimensions; what the last of them has
@@ -68,11 +100,6 @@ struct WgmmaShape {
   static constexpr int kDimTiles = (kValueDim + 63) / 64;
   static constexpr bool kDimsPadded = kValueDim % 64 != 0;
   static_assert(kValueDim % 16 == 0);
-  // Words of V per thread, strip and tile of 64 dimensions: two dimensions of four slots.
-  static constexpr int kValueWords = 2 * kElementBytes;
-
-  static constexpr size_t kKeyStripBytes = size_t(kStripSlots) * kKeyRowBytes;
-  static constexpr size_t kValueStripBytes = size_t(kStripSlots) * kValueDim * kElementBytes;
   // A place in a ring takes a tile of K or of V.
   static constexpr int kTileBytes = kTileStrips * int(std::max(kKeyStripBytes, kValueStripBytes));
 
@@ -84,10 +111,6 @@ struct WgmmaShape {
   static constexpr int kCells = kTileRows / 4;  // packed rows of a thread, two of each tile
   static_assert(kTileRows % 16 == 0);           // weights are stored two tiles at a time
   static constexpr float kBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
-  // The next tile's scores are multiplied right behind this tile's values, where registers allow
-  // it: FP8 needs them for widening.
-  static constexpr bool kTogether = kElementBytes == 2 && kKeyDim <= 128 && kValueDim <= 128;
-
   // The warpgroups' outputs are added up half by half: the dimensions' halves, or, where their
   // tiles cannot be halved, the packed rows'.
   static constexpr bool kDimsSplit = kDimTiles % 2 == 0;

@@ -230,7 +230,7 @@ def attach(
         The service; a str is the target of a `Client` of its own.
     capacity_tokens : int
         What the cache holds, over all sequences. Processes that state the same options share a cache.
-    kv_dtype : "bf16", "f16", "fp8_e4m3" or "fp8_e5m2"; on CPU workers "f32" or "nvfp4", too
+    kv_dtype : "bf16", "f16", "fp8_e4m3", "fp8_e5m2" or "nvfp4"; on CPU workers "f32", too
         None: f16 for a model in float16, else bf16.
     page_size, window_capacity_tokens, rollback_tokens : int
         As in `CacheSpec`.

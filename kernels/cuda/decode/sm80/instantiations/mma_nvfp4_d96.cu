@@ -1,0 +1,3 @@
+#include "kernels/cuda/decode/sm80/mma_attention_launch.cuh"
+
+TRIBUTARY_MMA_ATTENTION(::tributary::DType::kNvfp4, 96, 96)

@@ -1,0 +1,3 @@
+#include "kernels/cuda/decode/sm90/wgmma_attention_launch.cuh"
+
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kNvfp4, 192, 192, 32)

@@ -1,0 +1,4 @@
+#include "kernels/cuda/decode/sm90/wgmma_attention_launch.cuh"
+
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kNvfp4, 64, 64, 32)
+TRIBUTARY_WGMMA_ATTENTION(::tributary::DType::kNvfp4, 64, 64, 64)
