@@ -155,6 +155,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.least_compute_capability = 80;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
   cuda.kv_dtypes.push_back(DType::kNvfp4);
+  cuda.shares_pages = true;
   cuda.f32_output_errors = ForEveryType(cuda, CudaError);
   return cuda;
 }

@@ -114,6 +114,13 @@ TEST_P(DeviceGrid, ForkAndTruncate) {
   RunForkAndTruncate(ranks.ranks(), Spec(), GpuTolerance());
 }
 
+TEST_P(DeviceGrid, ForksThatReadTheirPagesTogether) {
+  DeviceRanks ranks(size(), Options());
+  TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);
+  RunSharedForks(ranks.ranks(), ForksSpec(DType::kFp8E4M3), GpuTolerance(),
+                 /*tokens=*/3 * 1024 * size() + 7, /*forks=*/16);
+}
+
 TEST_P(DeviceGrid, MixedBatches) {
   DeviceRanks ranks(size(), Options());
   TRIBUTARY_SKIP_WITHOUT_NCCL(ranks);

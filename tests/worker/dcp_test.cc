@@ -208,6 +208,17 @@ class Lifecycle : public ::testing::TestWithParam<std::tuple<int, int>> {
   CacheSpec Spec() const { return LifecycleSpec(std::get<1>(GetParam())); }
 };
 
+// Long enough that forks share whole runs on every rank.
+TEST(Dcp, ForksThatReadTheirPagesTogether) {
+  for (const int size : {1, 2}) {
+    CacheSpec spec = SmallSpec();
+    spec.num_pages = 512;
+    spec.layers[0].sinks = SinksFor(spec.q_heads);
+    ThreadRanks ranks(size, Poisoned());
+    RunSharedForks(ranks, spec, {}, /*tokens=*/1024 * size + 7, /*forks=*/5);
+  }
+}
+
 TEST_P(Lifecycle, ForkAndTruncate) {
   ThreadRanks ranks(std::get<0>(GetParam()), Poisoned());
   RunForkAndTruncate(ranks, Spec(), {});

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <vector>
+
+#include "kernels/params.h"
 
 namespace tributary::worker::testing {
 namespace {
@@ -118,6 +121,43 @@ void RunForkAndTruncate(Ranks& ranks, const CacheSpec& spec, const TestHost::Opt
   host.Step(StepKind::kDecode, {{5, 1, 1}, {2, 1, 1}, {4, 1, 1}});
   host.Truncate(5, 0);
   host.Step(StepKind::kDecode, {{5, 1, 1}});
+}
+
+void RunSharedForks(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
+                    int32_t tokens, int32_t forks) {
+  TestHost host(ranks, spec, options);
+  host.set_row_stride(3);
+  const auto more = static_cast<int32_t>(kSharedSlots * ranks.size());
+  const SequenceId stranger = 1000;
+  host.Open(1);
+  host.Open(stranger);
+  host.Step(StepKind::kAppend, {{1, 0, tokens}, {stranger, 0, 100}});
+  host.Fork(1, 2, tokens);
+  host.Step(StepKind::kAppend, {{2, 0, more + 3}});
+  std::vector<Move> all;
+  for (SequenceId id = 1; id <= static_cast<SequenceId>(forks); ++id) {
+    // In the middle of a page.
+    if (id > 2) host.Fork(1 + id % 2, id, id % 2 == 0 ? tokens - 5 : tokens + more + 1);
+    all.push_back({id, 1, 1});
+    if (id == 3) all.push_back({stranger, 1, 1});
+  }
+  // (From the second step on they can be graphs.)
+  for (int step = 0; step < 3; ++step) host.Step(StepKind::kDecode, all);
+  for (Move& move : all) {
+    if (move.sequence % 3 == 0) move.query_rows = move.new_tokens = 4;
+  }
+  host.Step(StepKind::kDecode, all);
+  std::vector<Move> drafts = all;
+  for (Move& move : drafts) {
+    move.query_rows = move.new_tokens = 1 + static_cast<int32_t>(move.sequence % 8);
+  }
+  for (int step = 0; step < 2; ++step) host.Step(StepKind::kDflash, drafts);
+  host.Truncate(4, tokens / 2);
+  host.Truncate(3, tokens - 20);
+  host.Step(StepKind::kDecode, all);
+  host.Close(1);
+  std::erase_if(all, [](const Move& move) { return move.sequence == 1; });
+  host.Step(StepKind::kDecode, all);
 }
 
 void RunMixedBatches(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options) {

@@ -24,6 +24,11 @@ void RunChunkedPrefill(Ranks& ranks, const CacheSpec& spec, const TestHost::Opti
 // pages others take.
 void RunForkAndTruncate(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
 
+// `forks` of a sequence of `tokens`, half of them of a longer fork of it, that go on side by side
+// with a stranger: decode, verify, drafts, rollbacks into what is shared, and the parent's end.
+void RunSharedForks(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options,
+                    int32_t tokens, int32_t forks);
+
 // Batches of decode, verify, look-backs and appends alone; repeats, with and without other bytes.
 void RunMixedBatches(Ranks& ranks, const CacheSpec& spec, const TestHost::Options& options);
 

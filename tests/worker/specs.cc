@@ -96,6 +96,15 @@ CacheSpec LifecycleSpec(int32_t interleave) {
   return spec;
 }
 
+CacheSpec ForksSpec(DType kv_dtype) {
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 8, 2, 128);
+  spec.kv_dtype = kv_dtype;
+  spec.layers[0].sinks = SinksFor(spec.q_heads);
+  spec.num_pages = 512;
+  return spec;
+}
+
 CacheSpec Fp8Spec(int32_t kv_heads, int32_t group, int32_t window) {
   CacheSpec spec = SmallSpec();
   SetHeads(&spec, kv_heads, group, /*head_dim=*/128);

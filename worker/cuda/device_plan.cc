@@ -71,6 +71,7 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   bytes_ = 0;
   partial_columns_ = 0;
   arrivals_ = 0;
+  gathered_rows_ = 0;
   workspace_bytes_ = 0;
   copies_.clear();
   padded_tokens_ = PaddedCount(plan.new_tokens);
@@ -107,8 +108,10 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
   host.tables.clear();
   plan_entries_.clear();
   prefill_entries_.clear();
+  table_begins_.clear();
   for (const AttentionEntry& entry : pass.entries) {
     const auto table = static_cast<int32_t>(host.tables.size());
+    table_begins_.push_back(table);
     plan_entries_.push_back({entry.row_begin, entry.row_count, table});
     prefill_entries_.push_back(
         {.row_begin = entry.row_begin, .row_count = entry.row_count, .page_table = table});
@@ -119,40 +122,78 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
           .subspan(static_cast<size_t>(pass.row_begin), static_cast<size_t>(pass.row_count));
   PassLaunch& launch = passes_[index];
   launch.many_rows = ManyRows(pass, options.kernels);
+  launch.shared = {};
   if (launch.many_rows) {
     MakeManyRows(spec, pass, keys, options, &launch.many, &host);
   } else {
-    MakeFewRows(spec, pass, keys, options, &launch.few, &host);
+    MakeFewRows(spec, pass, keys, options, &launch, &host);
   }
 }
 
 void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
                              std::span<const KeyRange> keys, const DevicePlanOptions& options,
-                             AttentionLaunch* launch, Host* host) {
-  launch->shape = {.geometry = types_.geometry.kv,
-                   .q_heads = types_.geometry.q_heads,
-                   .page_size = spec.page_size,
-                   // Batch-invariant results take the same kernel in every call.
-                   .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
-                   .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size())),
-                   .total_keys = TotalKeys(pass, keys)};
+                             PassLaunch* launch, Host* host) {
+  cuda::AttentionShape& shape = launch->few.shape;
+  shape = {.geometry = types_.geometry.kv,
+           .q_heads = types_.geometry.q_heads,
+           .page_size = spec.page_size,
+           // Batch-invariant results take the same kernel in every call.
+           .max_rows = options.kernels.batch_invariant ? 1 : MostRows(pass),
+           .sequences = static_cast<int32_t>(std::max<size_t>(1, pass.entries.size()))};
   cuda::KernelOptions kernels = options.kernels;
   kernels.fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
+  // (A result that is independent of the batch must not depend on who shares its pages.)
+  if (!pass.shared.empty() && !kernels.batch_invariant) {
+    MakeShared(pass, keys, options, shape, kernels, &launch->shared, host);
+  }
+  if (launch->shared.rows > 0) keys = host->shared.rest;
+  shape.total_keys = TotalKeys(pass, keys);
+  MakeLaunch(options, kernels, plan_entries_, keys, &launch->few, &host->few);
+  launch->few.tables =
+      Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
+}
+
+void DevicePlan::MakeShared(const RowPass& pass, std::span<const KeyRange> keys,
+                            const DevicePlanOptions& options, const cuda::AttentionShape& shape,
+                            const cuda::KernelOptions& kernels, SharedLaunch* shared, Host* host) {
+  cuda::SharedPlan& plan = host->shared;
+  cuda::PlanShared(cuda::SharingCostsFor(options.device, shape, kernels), pass.entries,
+                   table_begins_, keys, pass.shared, &plan);
+  if (plan.empty()) return;
+  shared->launch.shape = shape;
+  shared->launch.shape.max_rows = plan.most_rows;
+  shared->launch.shape.sequences = static_cast<int32_t>(plan.entries.size());
+  shared->launch.shape.total_keys = plan.total_keys;
+  MakeLaunch(options, kernels, plan.entries, plan.keys, &shared->launch, &host->gathered);
+  shared->rows = PaddedCount(static_cast<int32_t>(plan.rows.size()));
+  if (plan.InOrder()) {
+    shared->first_row = plan.rows.front();
+  } else {
+    shared->gathered = Place(plan.rows.data(), plan.rows.size(), RoomFor(plan.rows.size()));
+  }
+  shared->parts = Place(plan.parts.data(), plan.parts.size(), RoomFor(plan.parts.size()));
+  shared->part_rows =
+      Place(plan.part_rows.data(), plan.part_rows.size(), RoomFor(plan.part_rows.size()));
+  gathered_rows_ = std::max(gathered_rows_, shared->rows);
+}
+
+void DevicePlan::MakeLaunch(const DevicePlanOptions& options, const cuda::KernelOptions& kernels,
+                            std::span<const cuda::PlanEntry> entries,
+                            std::span<const KeyRange> keys, AttentionLaunch* launch,
+                            cuda::Plan* made) {
   launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
   const cuda::DecodePlanShape shape =
       cuda::DecodePlanShapeFor(launch->choice, launch->shape, options.device);
   launch->blocks = shape.blocks;
-  cuda::Plan& made = host->few;
-  cuda::PlanAttention(shape, plan_entries_, keys, &made);
-  launch->items = Place(made.items.data(), made.items.size(), RoomFor(made.items.size()));
-  launch->keys = Place(made.keys.data(), made.keys.size(), RoomFor(made.keys.size()));
-  launch->tables = Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
+  cuda::PlanAttention(shape, entries, keys, made);
+  launch->items = Place(made->items.data(), made->items.size(), RoomFor(made->items.size()));
+  launch->keys = Place(made->keys.data(), made->keys.size(), RoomFor(made->keys.size()));
   // What is cut into pieces changes with the lengths, and with them clusters and kernels of few
   // columns: not so that the workspace grows by more than StepSize allows for.
-  const int32_t partials = std::max(made.partials, options.device.multiprocessors);
+  const int32_t partials = std::max(made->partials, options.device.multiprocessors);
   const int32_t columns = std::max(launch->choice.tile_rows, 32);
   partial_columns_ = std::max(partial_columns_, int64_t{partials} * columns);
-  arrivals_ = std::max({arrivals_, made.arrivals, options.device.multiprocessors});
+  arrivals_ = std::max({arrivals_, made->arrivals, options.device.multiprocessors});
 }
 
 void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
@@ -284,8 +325,7 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                                   kept_slots_.offset,
                                   kept_slots_.count > 0,
                                   static_cast<uint64_t>(entries_)};
-  for (const PassLaunch& pass : passes_) {
-    const AttentionLaunch& launch = pass.few;
+  const auto add_launch = [&](const AttentionLaunch& launch) {
     for (const Section& s : {launch.items, launch.keys, launch.tables}) {
       values.push_back(s.offset);
     }
@@ -294,6 +334,18 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                      uint64_t(c.blocks_per_multiprocessor) << 24 | uint64_t(c.share_strips) << 32 |
                      uint64_t(c.cluster_size) << 48 | uint64_t(c.fp8_queries) << 56);
     values.push_back(static_cast<uint64_t>(launch.blocks));
+  };
+  for (const PassLaunch& pass : passes_) {
+    add_launch(pass.few);
+    const SharedLaunch& shared = pass.shared;
+    values.push_back(static_cast<uint64_t>(shared.rows));
+    if (shared.rows == 0) continue;
+    add_launch(shared.launch);
+    values.push_back(shared.gathered.count > 0);
+    values.push_back(static_cast<uint64_t>(shared.first_row));
+    for (const Section& s : {shared.gathered, shared.parts, shared.part_rows}) {
+      values.push_back(s.offset);
+    }
   }
   if (block_keys_.count == 0) return values;
   values.push_back(block_keys_.offset);

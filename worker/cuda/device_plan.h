@@ -14,6 +14,7 @@
 #include "collective/exchange/exchange.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/block_attention.h"
+#include "kernels/cuda/decode/shared_attention.h"
 #include "kernels/cuda/prefill/prefill.h"
 #include "worker/cache_spec.h"
 #include "worker/plan.h"
@@ -38,6 +39,19 @@ struct AttentionLaunch {
   Section items;   // WorkItem
   Section keys;    // RowKeys
   Section tables;  // int32
+};
+
+// What sequences of a pass have alike, attended to once for all of their rows
+// (kernels/cuda/decode/shared_attention.h).
+struct SharedLaunch {
+  AttentionLaunch launch;  // over gathered rows; its tables are those of the pass
+  int32_t rows = 0;        // gathered rows that launches are made for; 0: nothing is shared
+  // int32 [rows]: which row of the pass each is. Without elements: they are the rows from first_row
+  // on.
+  Section gathered;
+  int32_t first_row = 0;
+  Section parts;      // RowParts [rows of the pass]
+  Section part_rows;  // int32
 };
 
 // One launch of the prefill kernels: over the context of a pass, or over the new tokens of the
@@ -65,6 +79,7 @@ struct BlockLaunch {
 struct PassLaunch {
   bool many_rows = false;
   AttentionLaunch few;
+  SharedLaunch shared;  // beside `few`, which then has what is not shared
   PrefillLaunch many;
   BlockLaunch block;  // where the step is a draft
 };
@@ -131,6 +146,7 @@ class DevicePlan {
   // The most that any launch of the plan needs.
   int64_t partial_columns() const { return partial_columns_; }
   int32_t arrivals() const { return arrivals_; }
+  int32_t gathered_rows() const { return gathered_rows_; }
   size_t workspace_bytes() const { return workspace_bytes_; }
 
   // The size of the array in bytes. Write fills it; `to` has room for so many.
@@ -154,6 +170,8 @@ class DevicePlan {
   // The host's copies of what a launch's sections hold.
   struct Host {
     cuda::Plan few;
+    cuda::SharedPlan shared;
+    cuda::Plan gathered;
     cuda::PrefillPlan many;
     std::vector<int32_t> tables;
     std::vector<cuda::BlockEntry> blocks;
@@ -162,7 +180,15 @@ class DevicePlan {
   void MakePass(const CacheSpec& spec, const StepPlan& plan, const RowPass& pass,
                 const DevicePlanOptions& options, size_t index);
   void MakeFewRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
-                   const DevicePlanOptions& options, AttentionLaunch* launch, Host* host);
+                   const DevicePlanOptions& options, PassLaunch* launch, Host* host);
+  // Plans what the pass's entries share, if that is worth it.
+  void MakeShared(const RowPass& pass, std::span<const KeyRange> keys,
+                  const DevicePlanOptions& options, const cuda::AttentionShape& shape,
+                  const cuda::KernelOptions& kernels, SharedLaunch* shared, Host* host);
+  // Chooses the kernel for launch->shape and plans it.
+  void MakeLaunch(const DevicePlanOptions& options, const cuda::KernelOptions& kernels,
+                  std::span<const cuda::PlanEntry> entries, std::span<const KeyRange> keys,
+                  AttentionLaunch* launch, cuda::Plan* made);
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
   void MakeNewTokens(const StepPlan& plan, const DevicePlanOptions& options);
@@ -188,11 +214,13 @@ class DevicePlan {
   Section block_keys_;
   int64_t partial_columns_ = 0;
   int32_t arrivals_ = 0;
+  int32_t gathered_rows_ = 0;
   size_t workspace_bytes_ = 0;
   size_t bytes_ = 0;
 
   std::vector<Host> hosts_;  // one per pass, then one for the new tokens
   std::vector<cuda::PlanEntry> plan_entries_;
+  std::vector<int32_t> table_begins_;  // of the pass's entries
   std::vector<cuda::PrefillEntry> prefill_entries_;
   std::vector<Copy> copies_;
 };

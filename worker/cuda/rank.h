@@ -111,8 +111,10 @@ class CudaRank {
     PinnedMemory staged_result_o, staged_result_lse;  // rank 0: what the host merged
     PinnedMemory staged_context_o, staged_context_lse;
     DeviceMemory split_o, split_lse;  // partials of the splits of a job
-    DeviceMemory arrivals;            // zero between launches
-    DeviceMemory differs;             // [entries]: whether a repeat brings other tokens
+    // Of rows that attend to shared pages together.
+    DeviceMemory gathered_q, gathered_o, gathered_lse;
+    DeviceMemory arrivals;  // zero between launches
+    DeviceMemory differs;   // [entries]: whether a repeat brings other tokens
     PinnedMemory staged_differs;
     DeviceMemory run_slots;
     DeviceMemory prefill;   // workspace of the prefill kernels

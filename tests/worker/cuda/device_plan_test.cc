@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/params.h"
+#include "tests/worker/specs.h"
 #include "tests/worker/test_host.h"
 #include "worker/plan_cache.h"
 
@@ -244,6 +245,57 @@ TEST_F(DevicePlanTest, EachEntryIsServedByTheKernelsForItsOwnRows) {
   EXPECT_TRUE(made.pass(1).many_rows);
   EXPECT_TRUE(made.pass(2).many_rows) << "the last 20 of 148 rows";
   EXPECT_FALSE(made.pass(3).many_rows);
+}
+
+// Forks of a long sequence: what they share is a launch of its own, over the rows of all.
+TEST(SharedDevicePlanTest, ForksReadTheirPagesTogether) {
+  constexpr int32_t kForks = 16;
+  CacheSpec spec = SmallSpec();
+  SetHeads(&spec, 8, 4, 128);
+  spec.num_pages = 1 << 20;
+  const auto unit = static_cast<int32_t>(kSharedSlots / spec.page_size);
+  PageTables tables(spec.num_pages, unit);
+  std::vector<StepEntry> entries;
+  std::vector<const PageTable*> found;
+  for (SequenceId id = 1; id <= kForks + 1; ++id) {
+    PageUpdate table{.sequence = id};
+    // The second is a stranger.
+    for (int32_t i = 0; i < 8 * unit; ++i) table.pages.push_back(i + (id == 2 ? 100000 : 0));
+    table.pages.push_back(200000 + static_cast<int32_t>(id));
+    tables.Update(table);
+    entries.push_back({id, 8 * kSharedSlots + static_cast<int64_t>(id % 7), 1, 1});
+  }
+  for (const StepEntry& entry : entries) found.push_back(tables.Find(entry.sequence));
+  const auto plan_of = [&](const cuda::KernelOptions& kernels) {
+    StepPlan plan;
+    PlanStep({.kind = StepKind::kDecode, .page_size = spec.page_size, .rows_per_pass = 128},
+             {.rank = 0, .size = 1, .interleave = 16}, entries, found, &plan);
+    DevicePlanOptions options = kH200;
+    options.kernels = kernels;
+    DevicePlan made;
+    made.Make(spec, plan, {.geometry = GeometryOf(spec, spec.layers[0])}, options);
+    return made;
+  };
+  const DevicePlan made = plan_of({});
+  const SharedLaunch& shared = made.pass(0).shared;
+  EXPECT_EQ(shared.rows, kForks);
+  EXPECT_EQ(made.gathered_rows(), kForks);
+  EXPECT_EQ(shared.gathered.count, static_cast<size_t>(kForks)) << "a stranger stands between";
+  EXPECT_EQ(shared.launch.choice.tile_rows, 64);
+  EXPECT_LT(made.pass(0).few.shape.total_keys, 9 * kSharedSlots) << "the stranger and the ends";
+  std::vector<std::byte> block(made.bytes());
+  made.Write(block.data());
+  std::vector<int32_t> rows(kForks);
+  std::memcpy(rows.data(), block.data() + shared.gathered.offset, kForks * sizeof(int32_t));
+  EXPECT_EQ(rows[0], 0);
+  for (int32_t i = 1; i < kForks; ++i) EXPECT_EQ(rows[static_cast<size_t>(i)], i + 1);
+  const std::vector<uint64_t> signature = made.Signature();
+  for (StepEntry& entry : entries) ++entry.first_position;
+  EXPECT_EQ(plan_of({}).Signature(), signature) << "the next token";
+
+  // A result that is independent of its company does not depend on who shares its pages.
+  EXPECT_EQ(plan_of({.batch_invariant = true}).pass(0).shared.rows, 0);
+  EXPECT_NE(plan_of({.batch_invariant = true}).Signature(), signature);
 }
 
 }  // namespace

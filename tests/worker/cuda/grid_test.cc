@@ -128,6 +128,24 @@ TEST_P(GpuLifecycle, PoisonedSlots) {
 INSTANTIATE_TEST_SUITE_P(Grid, GpuLifecycle,
                          ::testing::Combine(::testing::Values(1, 3), ::testing::Values(1, 16)));
 
+// ---- pages that sequences share -----------------------------------------------------------------
+
+class GpuSharedForks : public ::testing::TestWithParam<std::tuple<int, DType, bool>> {};
+
+// So many tokens that sharing them is worth it on every rank.
+TEST_P(GpuSharedForks, GiveWhatTheyGiveApart) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  const auto [size, kv_dtype, portable] = GetParam();
+  GpuRanks ranks(size, {.portable = portable});
+  RunSharedForks(ranks, ForksSpec(kv_dtype), GpuTolerance(), /*tokens=*/3 * 1024 * size + 7,
+                 /*forks=*/16);
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, GpuSharedForks,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(DType::kFp8E4M3, DType::kBf16),
+                                            ::testing::Bool()));
+
 // ---- drafts -----------------------------------------------------------------------------------
 
 class GpuDrafts : public ::testing::TestWithParam<std::tuple<int, int, DType, bool>> {};

@@ -54,6 +54,13 @@ TEST(GpuSessionTest, ForkAndTruncate) {
   RunForkAndTruncate(ranks, LifecycleSpec(16), GpuTolerance());
 }
 
+TEST(GpuSessionTest, ForksThatReadTheirPagesTogether) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks;
+  RunSharedForks(ranks, ForksSpec(DType::kFp8E4M3), GpuTolerance(), /*tokens=*/3 * 1024 + 7,
+                 /*forks=*/16);
+}
+
 TEST(GpuSessionTest, MixedBatchesAndRepeats) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   SessionRanks ranks;

@@ -3,6 +3,7 @@
 #include "kernels/cuda/append/matches_cache.h"
 #include "kernels/cuda/append/plain_tokens.h"
 #include "kernels/cuda/decode/block_attention.h"
+#include "kernels/cuda/decode/shared_attention.h"
 #include "kernels/cuda/merge/merge.h"
 #include "worker/cuda/nvtx_range.h"
 #include "worker/cuda/operations/operations.h"
@@ -98,8 +99,27 @@ cuda::BlockPart CudaOperations::BlockOf(const RowPass& pass) const {
           .kv_head_count = heads.count / gqa_ratio};
 }
 
-absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
-                                           const cuda::BlockPart& block, Partial out) const {
+cuda::GatheredLaunch CudaOperations::GatheredOf(const RowPass& pass,
+                                                const SharedLaunch& shared) const {
+  return {.choice = shared.launch.choice,
+          .shape = shared.launch.shape,
+          .blocks = shared.launch.blocks,
+          .items = At<cuda::WorkItem>(shared.launch.items),
+          .keys = At<cuda::RowKeys>(shared.launch.keys),
+          .gathered_rows = shared.rows,
+          .rows = shared.gathered.count > 0 ? At<int32_t>(shared.gathered) : nullptr,
+          .first_row = shared.first_row,
+          .q = memory_.gathered_q.data(),
+          .o = memory_.gathered_o.as<float>(),
+          .lse = memory_.gathered_lse.as<float>(),
+          .call_rows = plan_.RowsOf(pass),
+          .parts = At<cuda::RowParts>(shared.parts),
+          .part_rows = At<int32_t>(shared.part_rows)};
+}
+
+absl::Status CudaOperations::LaunchFewRows(const RowPass& pass, const PassLaunch& of_pass,
+                                           const std::byte* q, Partial out) const {
+  const AttentionLaunch& launch = of_pass.few;
   const cuda::AttentionArgs args{
       .items = At<cuda::WorkItem>(launch.items),
       .keys = At<cuda::RowKeys>(launch.keys),
@@ -120,7 +140,11 @@ absl::Status CudaOperations::LaunchFewRows(const AttentionLaunch& launch, const 
       .partial_lse = memory_.split_lse.as<float>(),
       .arrivals = memory_.arrivals.as<uint64_t>(),
       .late_strips = LateStrips(),
-      .block = block};
+      .block = ContextTakesBlock(of_pass) ? BlockOf(pass) : cuda::BlockPart{}};
+  if (of_pass.shared.rows > 0) {
+    return ToAbsl(cuda::LaunchSharedAttention(launch.choice, launch.shape, args, launch.blocks,
+                                              GatheredOf(pass, of_pass.shared), stream_));
+  }
   return ToAbsl(cuda::LaunchAttention(launch.choice, launch.shape, args, launch.blocks, stream_));
 }
 
@@ -144,10 +168,7 @@ absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
   const size_t q_row = QueryRowBytes();
   const std::byte* from = q() + static_cast<size_t>(pass.row_begin) * q_row;
   const PassLaunch& launch = plan_.pass(static_cast<size_t>(IndexOf(pass)));
-  if (!launch.many_rows) {
-    return LaunchFewRows(launch.few, from,
-                         ContextTakesBlock(launch) ? BlockOf(pass) : cuda::BlockPart{}, out);
-  }
+  if (!launch.many_rows) return LaunchFewRows(pass, launch, from, out);
   cuda::PrefillArgs args = PrefillArgsFor(launch.many, from, pass.row_count, out);
   args.page_tables = At<int32_t>(launch.many.tables);
   args.cache = layer_.pages;

@@ -99,7 +99,7 @@ int32_t CudaOperations::IndexOf(const RowPass& pass) const {
 bool CudaOperations::PartialArrives() const {
   return step_.kind == StepKind::kDecode && plan_.write_slots().count > 0 &&
          step_.plan.passes.size() == 1 && !plan_.pass(0).many_rows &&
-         plan_.padded_rows() == step_.plan.query_rows &&
+         plan_.pass(0).shared.rows == 0 && plan_.padded_rows() == step_.plan.query_rows &&
          device_exchange_->MayArrive(step_.plan.query_rows);
 }
 
@@ -166,6 +166,15 @@ absl::Status CudaOperations::Reserve(size_t room) {
     reserve(memory_.v16, inputs_[2].padded_bytes / 2);
   }
   const size_t row_heads = Heads() * sizeof(float);
+  // Where peers may wait for this rank, as much as one level of sharing takes: the next step of
+  // this size may share pages.
+  const bool may_share =
+      !alone() && step_.kind != StepKind::kPrefill && !rank_.options().batch_invariant;
+  const size_t gathered =
+      std::max(static_cast<size_t>(plan_.gathered_rows()) * room, may_share ? rows : 0);
+  reserve(memory_.gathered_q, gathered * QueryRowBytes());
+  reserve(memory_.gathered_o, gathered * row_heads * ValueDim());
+  reserve(memory_.gathered_lse, gathered * row_heads);
   reserve(memory_.pass_o, rows * row_heads * ValueDim());
   reserve(memory_.pass_lse, rows * row_heads);
   // Also where this step's rows do not arrive, being padded: the next one of its size may be exact.
@@ -226,7 +235,8 @@ void CudaOperations::AppendSignature(std::vector<uint64_t>* values) const {
   values->push_back(host_stores());
   for (const DeviceMemory* memory :
        {&memory_.pass_o, &memory_.pass_lse, &memory_.result_o, &memory_.result_lse,
-        &memory_.split_o, &memory_.split_lse, &memory_.arrivals, &memory_.differs}) {
+        &memory_.split_o, &memory_.split_lse, &memory_.arrivals, &memory_.differs,
+        &memory_.gathered_q, &memory_.gathered_o, &memory_.gathered_lse}) {
     values->push_back(AsNumber(memory->data()));
   }
   for (const PinnedMemory* memory :

@@ -198,8 +198,9 @@ class CudaOperations final : public StepOperations {
   // Whether the launch over the context of a draft attends to its block as well.
   bool ContextTakesBlock(const PassLaunch& launch) const;
   cuda::BlockPart BlockOf(const RowPass& pass) const;
-  absl::Status LaunchFewRows(const AttentionLaunch& launch, const std::byte* q,
-                             const cuda::BlockPart& block, Partial out) const;
+  absl::Status LaunchFewRows(const RowPass& pass, const PassLaunch& launch, const std::byte* q,
+                             Partial out) const;
+  cuda::GatheredLaunch GatheredOf(const RowPass& pass, const SharedLaunch& shared) const;
   // The arguments that both launches of the prefill kernels take.
   cuda::PrefillArgs PrefillArgsFor(const PrefillLaunch& launch, const std::byte* q, int32_t rows,
                                    Partial out) const;
