@@ -59,6 +59,7 @@ struct Flags {
   std::vector<int> ranks = {1, 2, 4};
   std::vector<Case> cases = {{1, 65'536}, {1, 1'048'576}, {32, 32'768}};
   std::vector<std::string> ways = {"host", "direct", "a2a", "all_gather", "ag_rs"};
+  std::vector<int> replicas = {0};  // of groups of several ranks
   int steps = 200;
   int32_t q_heads = 32;
   int32_t kv_heads = 4;
@@ -103,6 +104,9 @@ Flags ParseFlags(int argc, char** argv) {
       }
     } else if (flag == "--ways") {
       f.ways = Split(value);
+    } else if (flag == "--replicas") {
+      f.replicas.clear();
+      for (const std::string& item : Split(value)) f.replicas.push_back(std::stoi(item));
     } else if (flag == "--steps") {
       f.steps = std::max(1, std::stoi(value));
     } else if (flag == "--q_heads") {
@@ -300,7 +304,7 @@ class Group {
     collective::MemoryRendezvous rendezvous;
     OnEveryRank([&](int rank) {
       CudaBackendOptions own = options;
-      own.gpu = rank;
+      own.gpu = rank % *CountGpus();
       if (rank == 0) own.on_exchange = [this](const std::string& how) { how_ = how; };
       timings_[rank] = std::make_shared<LayerTiming*>(nullptr);
       absl::StatusOr<std::unique_ptr<Backend>> backend = CreateTimingBackend(own, timings_[rank]);
@@ -453,7 +457,7 @@ double Quantile(std::vector<double> values, double q) {
 
 // False when the machine does not have the way.
 bool Measure(const Flags& f, const Problem& problem, int ranks, const std::string& way,
-             Figure* figure) {
+             int replicas, Figure* figure) {
   const Case& c = problem.size();
   const std::string what = c.Describe() + " on " + std::to_string(ranks) + ", " + way;
   Group group(ranks, way);
@@ -463,7 +467,8 @@ bool Measure(const Flags& f, const Problem& problem, int ranks, const std::strin
     return false;
   }
   int32_t pages_each = 0;
-  const CacheSpec spec = SpecOf(f, c, ranks, &pages_each);
+  CacheSpec spec = SpecOf(f, c, ranks, &pages_each);
+  spec.replica_stride = replicas;
   group.Execute(CreateCacheCommand{spec}, what);
   group.Execute(SetTablesCommand{Tables(c, pages_each)}, what);
   for (int32_t layer = 0; layer < static_cast<int32_t>(spec.layers.size()); ++layer) {
@@ -515,8 +520,18 @@ void WriteJson(const Flags& f, const std::vector<Figure>& figures) {
   std::fclose(file);
 }
 
+void Print(const Figure& figure) {
+  std::printf("%-12s %5d  %-10s %10.1f %10.1f %10.2f", figure.size.c_str(), figure.ranks,
+              figure.way.c_str(), figure.median_us, figure.p90_us, figure.times_one);
+  if (figure.gpu_us > 0) {
+    std::printf(" %10.1f %10.2f %10.1f", figure.gpu_us, figure.gpu_times_one, figure.context_us);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
 void Run(const Flags& f) {
-  Check(CheckGpus(0, *std::max_element(f.ranks.begin(), f.ranks.end())), "--ranks");
+  Check(CheckGpus(0, 1), "--ranks");
   std::printf("%-12s %5s  %-10s %10s %10s %10s %10s %10s %10s\n", "batchxtokens", "ranks", "way",
               "median us", "p90 us", "x one rank", "GPU us", "x one rank", "context us");
   std::vector<Figure> figures;
@@ -527,21 +542,17 @@ void Run(const Flags& f) {
     for (const int ranks : f.ranks) {
       const std::vector<std::string> alone = {"host"};
       for (const std::string& way : ranks == 1 ? alone : f.ways) {
-        Figure figure;
-        if (!Measure(f, problem, ranks, way, &figure)) continue;
-        if (ranks == 1) one = figure.median_us;
-        if (ranks == 1) gpu_one = figure.gpu_us;
-        figure.times_one = one / figure.median_us;
-        figure.gpu_times_one = figure.gpu_us > 0 ? gpu_one / figure.gpu_us : 0;
-        std::printf("%-12s %5d  %-10s %10.1f %10.1f %10.2f", figure.size.c_str(), figure.ranks,
-                    figure.way.c_str(), figure.median_us, figure.p90_us, figure.times_one);
-        if (figure.gpu_us > 0) {
-          std::printf(" %10.1f %10.2f %10.1f", figure.gpu_us, figure.gpu_times_one,
-                      figure.context_us);
+        for (const int replicas : ranks == 1 ? std::vector<int>{0} : f.replicas) {
+          Figure figure;
+          if (!Measure(f, problem, ranks, way, replicas, &figure)) continue;
+          if (replicas > 0) figure.way += "+kept";
+          if (ranks == 1) one = figure.median_us;
+          if (ranks == 1) gpu_one = figure.gpu_us;
+          figure.times_one = one / figure.median_us;
+          figure.gpu_times_one = figure.gpu_us > 0 ? gpu_one / figure.gpu_us : 0;
+          Print(figure);
+          figures.push_back(figure);
         }
-        std::printf("\n");
-        std::fflush(stdout);
-        figures.push_back(figure);
       }
     }
   }

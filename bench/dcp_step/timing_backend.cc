@@ -54,6 +54,7 @@ class Layers {
   absl::Status Enqueue() {
     for (size_t i = 0; i < steps_.size(); ++i) {
       TRIBUTARY_RETURN_IF_ERROR(context_only_ ? Context(i) : RunStep(steps_[i], *operations_[i]));
+      if (!context_only_) TRIBUTARY_RETURN_IF_ERROR(operations_[i]->JoinKeptTokens());
     }
     return absl::OkStatus();
   }

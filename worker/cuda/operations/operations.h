@@ -92,6 +92,11 @@ class CudaOperations final : public StepOperations {
   // from the device to staging memory.
   absl::Status EnqueueInputs();
   absl::Status EnqueueResults();
+  // What is put into the stream from now on comes behind the tokens that the replica keeps. Part of
+  // EnqueueResults.
+  absl::Status JoinKeptTokens() const {
+    return keeps_tokens() ? rank_.JoinBeside(stream_) : absl::OkStatus();
+  }
   // Does what StageInputs and EnqueueInputs do, in pieces: one is staged while another is copied.
   // Pinned memory is copied from as it is.
   absl::Status StageAndEnqueueInputs();
@@ -192,7 +197,7 @@ class CudaOperations final : public StepOperations {
   absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
   void BringFromStaging() const;
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
-  // Puts the tokens that the replica keeps into the stream beside, which EnqueueResults joins.
+  // Puts the tokens that the replica keeps into the stream beside, which JoinKeptTokens joins.
   absl::Status EnqueueKeptTokens() const;
   bool keeps_tokens() const { return step_.replica != nullptr && plan_.kept_slots().count > 0; }
   // Whether the launch over the context of a draft attends to its block as well.

@@ -150,7 +150,7 @@ absl::Status CudaOperations::EnqueueNarrowedTokens() {
 
 absl::Status CudaOperations::EnqueueResults() {
   const NvtxRange range("results", step_.layer_index);
-  if (keeps_tokens()) TRIBUTARY_RETURN_IF_ERROR(rank_.JoinBeside(stream_));
+  TRIBUTARY_RETURN_IF_ERROR(JoinKeptTokens());
   if (plan_.entries() > 0) {
     TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory_.staged_differs.data(), memory_.differs.data(),
                                       static_cast<size_t>(plan_.entries()) * sizeof(uint32_t),
