@@ -240,9 +240,6 @@ absl::Status ReadReplicas(Config* config) {
     return InvalidField(
         "replicas", "needs at least two worker processes (workers): embedded ones end together");
   }
-  if (config->device != worker::Device::kCpu) {
-    return InvalidField("replicas", "workers on GPUs keep no replicas");
-  }
   return absl::OkStatus();
 }
 

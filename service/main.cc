@@ -318,8 +318,7 @@ int Serve(const Config& config, SettingsReload& reload) {
   std::shared_ptr<Journal> journal;
   if (!config.state_dir.empty()) {
     absl::StatusOr<std::shared_ptr<Journal>> opened =
-        Journal::Open(config.state_dir, config.workers, log,
-                      /*keeps_ranks=*/config.device == worker::Device::kCpu);
+        Journal::Open(config.state_dir, config.workers, log);
     if (!opened.ok()) {
       log->Error(opened.status().message());
       return kCannotServe;

@@ -153,6 +153,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.device = Device::kCuda;
   cuda.arch = "sm_80 and later";
   cuda.least_compute_capability = 80;
+  cuda.replicas = true;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
   cuda.kv_dtypes.push_back(DType::kNvfp4);
   cuda.shares_pages = true;

@@ -107,6 +107,10 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   TRIBUTARY_RETURN_IF_ERROR(cache.status());
   TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
   TRIBUTARY_RETURN_IF_ERROR(admission_.CheckMemory(request.memory(), local));
+  if (request.memory() == v1::SESSION_MEMORY_DEVICE && (*cache)->spec.replica_stride > 0) {
+    return FieldError(absl::StatusCode::kFailedPrecondition, "open.memory",
+                      "the cache has replicas, and tokens of a mailbox on a GPU are not kept");
+  }
   TRIBUTARY_RETURN_IF_ERROR(admission_.CheckWorkers(terms));
   const CriticalSection section(lock_);
   TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());

@@ -65,19 +65,18 @@ absl::Status PutAside(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Journal>> Journal::Open(const std::string& directory, int ranks,
-                                                       std::shared_ptr<const telemetry::Logger> log,
-                                                       bool keeps_ranks) {
+absl::StatusOr<std::shared_ptr<Journal>> Journal::Open(
+    const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log) {
   std::shared_ptr<Journal> journal(new Journal(std::move(log)));
   TRIBUTARY_RETURN_IF_ERROR(journal->Lock(directory));
   const std::string path = absl::StrCat(directory, "/journal.db");
-  absl::Status loaded = journal->Load(path, ranks, keeps_ranks);
+  absl::Status loaded = journal->Load(path, ranks);
   if (absl::IsDataLoss(loaded)) {
     journal->log_->Error("the journal cannot be read and is put aside: the group begins anew",
                          {{"file", path}, {"error", loaded.message()}});
     journal->database_.reset();
     TRIBUTARY_RETURN_IF_ERROR(PutAside(path));
-    loaded = journal->Load(path, ranks, keeps_ranks);
+    loaded = journal->Load(path, ranks);
   }
   if (!loaded.ok()) return FieldError(loaded.code(), kField, loaded.message());
   journal->thread_ = std::thread([journal = journal.get()] { journal->Loop(); });
@@ -107,7 +106,7 @@ absl::Status Journal::Lock(const std::string& directory) {
                     absl::StrCat("another coordinator uses ", directory));
 }
 
-absl::Status Journal::Load(const std::string& path, int ranks, bool keeps_ranks) {
+absl::Status Journal::Load(const std::string& path, int ranks) {
   TRIBUTARY_ASSIGN_OR_RETURN(Sqlite database, Sqlite::Open(path));
   database_ = std::make_unique<Sqlite>(std::move(database));
   // The directory is ours alone, so the index of the WAL need not be shared with anybody.
@@ -132,10 +131,10 @@ absl::Status Journal::Load(const std::string& path, int ranks, bool keeps_ranks)
     return absl::DataLossError(absl::StrCat("its format is ", format, ", this build's ", kFormat));
   }
   TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kLeaseTable));
-  return LoadGroup(ranks, keeps_ranks);
+  return LoadGroup(ranks);
 }
 
-absl::Status Journal::LoadGroup(int ranks, bool keeps_ranks) {
+absl::Status Journal::LoadGroup(int ranks) {
   TRIBUTARY_ASSIGN_OR_RETURN(
       const std::vector<SqlRow> groups,
       database_->Query("SELECT group_id, ranks, epoch, formed_epoch FROM group_identity"));
@@ -148,11 +147,6 @@ absl::Status Journal::LoadGroup(int ranks, bool keeps_ranks) {
   if (!group_id || !of_ranks || !epoch || !formed || *group_id == 0) return Misread();
   if (*of_ranks != static_cast<uint64_t>(ranks)) {
     if (*of_ranks == 0 || *of_ranks > kMostRanks) return Misread();
-    if (!keeps_ranks) {
-      log_->Warning("the journal is of a group of another size: the group begins anew",
-                    {{"workers", *of_ranks}, {"flag", ranks}});
-      return BeginGroup(ranks);
-    }
     log_->Warning(
         "the group goes on with the number of workers that it has, and is to change to "
         "--workers when those are there",

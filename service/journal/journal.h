@@ -43,13 +43,11 @@ class Journal final : public GroupStore {
  public:
   // Takes the directory, which must exist, for this process alone, and reads what an earlier one
   // left there. A new group has `ranks`; one that there is keeps its own number, and the log says
-  // so where it is another. Without `keeps_ranks` the group begins anew then. A journal that is
-  // damaged or of a newer build is put aside, which the log says, and the group begins anew: what
-  // cannot be read is not guessed. kFailedPrecondition: another coordinator has the directory.
-  // Errors name the field "state_dir".
-  static absl::StatusOr<std::shared_ptr<Journal>> Open(const std::string& directory, int ranks,
-                                                       std::shared_ptr<const telemetry::Logger> log,
-                                                       bool keeps_ranks = true);
+  // so where it is another. A journal that is damaged or of a newer build is put aside, which the
+  // log says, and the group begins anew: what cannot be read is not guessed. kFailedPrecondition:
+  // another coordinator has the directory. Errors name the field "state_dir".
+  static absl::StatusOr<std::shared_ptr<Journal>> Open(
+      const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log);
   ~Journal() override;
 
   // As an earlier process left them.
@@ -89,8 +87,8 @@ class Journal final : public GroupStore {
 
   absl::Status Lock(const std::string& directory);
   // What is in the file, or how it begins. kDataLoss: it cannot be read.
-  absl::Status Load(const std::string& path, int ranks, bool keeps_ranks);
-  absl::Status LoadGroup(int ranks, bool keeps_ranks);
+  absl::Status Load(const std::string& path, int ranks);
+  absl::Status LoadGroup(int ranks);
   absl::Status LoadCaches();
   absl::Status LoadLeases();
   absl::Status BeginGroup(int ranks);

@@ -364,14 +364,6 @@ std::vector<Member> RemoteCore::members() const {
 // ---------------------------------------------------------------------------- another number of
 // ranks
 
-absl::Status RemoteCore::CheckResize() const {
-  if (options_.device == worker::Device::kCpu) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "the workers compute on GPUs: tokens are dealt anew over CPU workers only, because no "
-      "command "
-      "reads the pages of a GPU");
-}
-
 void RemoteCore::SetPlaces(int places) {
   for (auto& [stream, peer] : peers_) {
     if (peer.rank < places) continue;

@@ -54,7 +54,6 @@ class RemoteCore : public worker::WorkerStream::Events,
   JoinLog& join_log() { return join_log_; }
   void LetGo(int rank);
   int size() const { return size_; }
-  absl::Status CheckResize() const;
   void Expect(int workers);
   void Regroup(const Regrouping& regrouping);
   void Stop();

@@ -486,7 +486,7 @@ class Group(unittest.TestCase):
                             "PodDisruptionBudget")
             return {name: one["spec"]["maxUnavailable"] for name, one in found.items()}
 
-        # Workers on CPUs hand over, and the journal is on a claim: a pod of the group at a time.
+        # Workers hand over, and the journal is on a claim: a pod of the group at a time.
         self.assertEqual(budgets(), {"tributary": 1})
         self.assertEqual(budgets(values="groups"), {f"tributary-g{group}": 1 for group in range(4)})
         self.assertEqual(budgets('coordinator.state.size=""'), {"tributary-coordinator": 0, "tributary-worker": 1})
@@ -494,8 +494,8 @@ class Group(unittest.TestCase):
         lws = ["worker.controller=lws", "worker.lws.restartPolicy=RecreateGroupOnPodRestart"]
         self.assertEqual(budgets(lws[0]), {"tributary": 1})
         self.assertEqual(budgets(*lws), {"tributary-coordinator": 1, "tributary-worker": 0}, "all would restart with it")
-        # GPUs do not; a coordinator that comes back finds its workers.
-        self.assertEqual(budgets(values="gpu"), {"tributary-coordinator": 1, "tributary-worker": 0})
+        # Those on GPUs do, too.
+        self.assertEqual(budgets(values="gpu"), {"tributary": 1})
         self.assertEqual(budgets(values="node"), {"tributary-coordinator": 0})
 
     def test_workers_are_replaced_by_an_upgrade_only_where_nothing_is_lost(self):
@@ -508,7 +508,8 @@ class Group(unittest.TestCase):
         self.assertEqual(of(), ("OnDelete", "180s", 225))
         self.assertEqual(of("coordinator.settings.replicas=1"), ("RollingUpdate", "180s", 225))
         self.assertEqual(of("worker.updateStrategy=RollingUpdate")[0], "RollingUpdate")
-        self.assertEqual(of(values="gpu"), ("OnDelete", "30s", 75))
+        self.assertEqual(of(values="gpu"), ("OnDelete", "180s", 225))
+        self.assertEqual(of("coordinator.settings.replicas=1", values="gpu"), ("RollingUpdate", "180s", 225))
         self.assertEqual(of("worker.count=1", "coordinator.settings.replicas=1"), ("OnDelete", "30s", 75))
         pods = pod_templates(objects(CHART / "ci/cpu-values.yaml"))
         self.assertEqual(pods["coordinator"]["spec"]["terminationGracePeriodSeconds"], 75)
@@ -602,7 +603,7 @@ class Group(unittest.TestCase):
         self.assertNotIn("Node drains will block", notes)
         self.assertIn("rollout status statefulset/tributary-coordinator", notes)
         _, of_gpus = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, notes=True)
-        self.assertIn("Node drains will block", of_gpus)
+        self.assertNotIn("Node drains will block", of_gpus)
         self.assertIn("What GPUs of several pods send each other over NCCL is not encrypted", of_gpus)
         self.assertNotIn("is not encrypted", notes, "all is plain text, which is said")
         _, never = render(CHART / "ci/gpu-values.yaml", apis=OPERATORS, sets=["tls.betweenWorkers=never"], notes=True)

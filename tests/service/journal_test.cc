@@ -140,18 +140,6 @@ TEST_F(JournalTest, AGroupKeepsItsNumberOfRanks) {
   EXPECT_EQ(journal->ranks(), kRanks);
 }
 
-TEST_F(JournalTest, AGroupThatCannotChangeItsNumberOfRanksBeginsAnew) {
-  const uint64_t group = Fill();
-  const auto journal = Journal::Open(
-      directory_.File("."), kRanks + 1,
-      std::make_shared<telemetry::Logger>(telemetry::LogLevel::kError, telemetry::LogFormat::kText),
-      /*keeps_ranks=*/false);
-  ASSERT_TRUE(journal.ok());
-  EXPECT_NE((*journal)->identity().group_id, group);
-  EXPECT_EQ((*journal)->ranks(), kRanks + 1);
-  EXPECT_THAT((*journal)->caches(), IsEmpty());
-}
-
 TEST_F(JournalTest, TheNumberOfRanksChangesWithTheCaches) {
   Fill();
   std::vector<JournaledCache> caches;

@@ -110,9 +110,6 @@ class RedealRanksTest
   void SetUp() override {
     const Device device = std::get<2>(GetParam());
     if (const std::string reason = WhyNoDevice(device); !reason.empty()) GTEST_SKIP() << reason;
-    if (device == Device::kCuda && std::get<1>(GetParam()) == 3) {
-      GTEST_SKIP() << "GPUs have no caches of this type";
-    }
     make_ = BackendsOn(device);
   }
 

@@ -145,10 +145,10 @@ class ReplicaTest : public ::testing::TestWithParam<Kind> {
 std::string KindName(const ::testing::TestParamInfo<Kind>& info) {
   return std::string(Name(info.param.device)) + "_" + Name(info.param.type);
 }
-constexpr Kind kKinds[] = {{Device::kCpu, DType::kBf16},    {Device::kCpu, DType::kNvfp4},
-                           {Device::kCpu, DType::kF32},     {Device::kCuda, DType::kBf16},
-                           {Device::kCuda, DType::kF16},    {Device::kCuda, DType::kFp8E4M3},
-                           {Device::kCuda, DType::kFp8E5M2}};
+constexpr Kind kKinds[] = {{Device::kCpu, DType::kBf16},     {Device::kCpu, DType::kNvfp4},
+                           {Device::kCpu, DType::kF32},      {Device::kCuda, DType::kBf16},
+                           {Device::kCuda, DType::kF16},     {Device::kCuda, DType::kFp8E4M3},
+                           {Device::kCuda, DType::kFp8E5M2}, {Device::kCuda, DType::kNvfp4}};
 INSTANTIATE_TEST_SUITE_P(Kinds, ReplicaTest, ::testing::ValuesIn(kKinds), KindName);
 
 TEST_P(ReplicaTest, AReplacedRankGetsItsPagesBackToTheBit) {

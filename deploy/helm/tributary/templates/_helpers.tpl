@@ -106,10 +106,10 @@ timeoutSeconds: 3
 {{- end -}}
 
 {{/* "yes" when a worker that is told to stop can hand its tokens to another one: there is one, which does not restart with
-     it, and both are of CPUs. */}}
+     it. */}}
 {{- define "tributary.handsOver" -}}
 {{- $alone := or (ne .Values.worker.controller "lws") (eq .Values.worker.lws.restartPolicy "None") -}}
-{{- if and $alone (eq .Values.worker.backend "cpu") (not (include "tributary.embedded" .)) (gt (include "tributary.workerPods" . | int) 1) }}yes{{ end -}}
+{{- if and $alone (not (include "tributary.embedded" .)) (gt (include "tributary.workerPods" . | int) 1) }}yes{{ end -}}
 {{- end -}}
 
 {{/* How an upgrade replaces workers. One after the other only where that loses nothing even while the coordinator is
