@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const CudaBackendOption
   TRIBUTARY_RETURN_IF_ERROR(KeepStreamsApart(options.gpu));
   TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->stream_, cudaStreamNonBlocking));
   TRIBUTARY_CUDA_OK(cudaStreamCreateWithFlags(&rank->beside_, cudaStreamNonBlocking));
-  for (cudaEvent_t* event : {&rank->forked_, &rank->joined_}) {
+  for (cudaEvent_t* event : {&rank->parted_, &rank->joined_}) {
     TRIBUTARY_CUDA_OK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
   rank->workspace_ = std::make_unique<Workspace>(rank->stream_);
@@ -103,7 +103,7 @@ CudaRank::~CudaRank() {
   if (beside_ != nullptr) cudaStreamSynchronize(beside_);
   workspace_.reset();  // in the stream's order
   cudaStreamSynchronize(stream_);
-  for (cudaEvent_t event : {forked_, joined_}) {
+  for (cudaEvent_t event : {parted_, joined_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
   if (beside_ != nullptr) cudaStreamDestroy(beside_);
@@ -177,9 +177,13 @@ absl::Status CudaRank::AwaitBeside(collective::Deadline deadline) const {
   return AwaitStream(beside_, deadline);
 }
 
-absl::Status CudaRank::ForkBeside(cudaStream_t stream) const {
-  TRIBUTARY_CUDA_OK(cudaEventRecord(forked_, stream));
-  TRIBUTARY_CUDA_OK(cudaStreamWaitEvent(beside_, forked_));
+absl::Status CudaRank::PartBeside(cudaStream_t stream) const {
+  TRIBUTARY_CUDA_OK(cudaEventRecord(parted_, stream));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRank::EnterBeside() const {
+  TRIBUTARY_CUDA_OK(cudaStreamWaitEvent(beside_, parted_));
   return absl::OkStatus();
 }
 

@@ -62,11 +62,12 @@ class CudaRank {
   // for.
   absl::Status CloseRegion(RegionId region, collective::Deadline deadline);
 
-  // A second stream, for what runs beside a step, and for pages that leave and come back. Fork:
-  // what it is given from now on comes after what `stream` was given so far. Join: the other way
-  // round. Both may be captured into a graph.
+  // A second stream, for what runs beside a step, and for pages that leave and come back. What it
+  // is given after EnterBeside comes after what `stream` was given before PartBeside. JoinBeside is
+  // the other way round. All of them may be captured into a graph.
   cudaStream_t beside() const { return beside_; }
-  absl::Status ForkBeside(cudaStream_t stream) const;
+  absl::Status PartBeside(cudaStream_t stream) const;
+  absl::Status EnterBeside() const;
   absl::Status JoinBeside(cudaStream_t stream) const;
   // Waits until the second stream has done all that it was given.
   absl::Status AwaitBeside(collective::Deadline deadline) const;
@@ -130,7 +131,7 @@ class CudaRank {
   DevicePlanOptions plan_options_;
   cudaStream_t stream_ = nullptr;
   cudaStream_t beside_ = nullptr;
-  cudaEvent_t forked_ = nullptr;
+  cudaEvent_t parted_ = nullptr;
   cudaEvent_t joined_ = nullptr;
   bool unfinished_ = false;
   std::unique_ptr<Workspace> workspace_;  // of steps that are not a session's

@@ -68,7 +68,8 @@ absl::Status RunCopier::Copy(Direction direction, std::span<const int64_t> first
   TRIBUTARY_RETURN_IF_ERROR(memory.staged_slots.Reserve(slot_bytes));
   TRIBUTARY_RETURN_IF_ERROR(memory.run_slots.Reserve(slot_bytes));
   std::memcpy(memory.staged_slots.data(), first.data(), slot_bytes);
-  TRIBUTARY_RETURN_IF_ERROR(rank_.ForkBeside(rank_.stream()));
+  TRIBUTARY_RETURN_IF_ERROR(rank_.PartBeside(rank_.stream()));
+  TRIBUTARY_RETURN_IF_ERROR(rank_.EnterBeside());
   TRIBUTARY_CUDA_OK(cudaMemcpyAsync(memory.run_slots.data(), memory.staged_slots.data(), slot_bytes,
                                     cudaMemcpyHostToDevice, rank_.beside()));
   const size_t bytes = run_bytes(slots);

@@ -57,16 +57,25 @@ cuda::AppendArgs CudaOperations::AppendArgsFor(const Section& slots) const {
           .begins_early = launches_begin_early()};
 }
 
-absl::Status CudaOperations::EnqueueKeptTokens() const {
+absl::Status CudaOperations::EnqueueKeptTokens() {
+  if (!kept_tokens_wait_) return absl::OkStatus();
+  kept_tokens_wait_ = false;
   const auto& replica = static_cast<const CudaReplica&>(*step_.replica);
-  TRIBUTARY_RETURN_IF_ERROR(rank_.ForkBeside(stream_));
+  TRIBUTARY_RETURN_IF_ERROR(rank_.EnterBeside());
   return ToAbsl(cuda::LaunchAppendPlain(AppendArgsFor(plan_.kept_slots()),
                                         replica.layer(step_.layer_index), rank_.beside()));
 }
 
+absl::Status CudaOperations::JoinKeptTokens() {
+  if (!keeps_tokens()) return absl::OkStatus();
+  TRIBUTARY_RETURN_IF_ERROR(EnqueueKeptTokens());
+  return rank_.JoinBeside(stream_);
+}
+
 absl::Status CudaOperations::AppendOrCompare() {
   const NvtxRange range("append", step_.layer_index);
-  if (keeps_tokens()) TRIBUTARY_RETURN_IF_ERROR(EnqueueKeptTokens());
+  if (keeps_tokens()) TRIBUTARY_RETURN_IF_ERROR(rank_.PartBeside(stream_));
+  kept_tokens_wait_ = keeps_tokens();
   if (plan_.write_slots().count > 0) {
     TRIBUTARY_RETURN_IF_ERROR(
         ToAbsl(cuda::LaunchAppend(AppendArgsFor(plan_.write_slots()), stream_)));
@@ -164,6 +173,11 @@ cuda::PrefillArgs CudaOperations::PrefillArgsFor(const PrefillLaunch& launch, co
 }
 
 absl::Status CudaOperations::AttendContext(const RowPass& pass, Partial out) {
+  TRIBUTARY_RETURN_IF_ERROR(EnqueueContext(pass, out));
+  return EnqueueKeptTokens();
+}
+
+absl::Status CudaOperations::EnqueueContext(const RowPass& pass, Partial out) const {
   const NvtxRange range("attend context", step_.layer_index);
   const size_t q_row = QueryRowBytes();
   const std::byte* from = q() + static_cast<size_t>(pass.row_begin) * q_row;
@@ -186,7 +200,9 @@ absl::Status CudaOperations::AttendNewTokens(collective::HeadSlice heads, Partia
   args.k = narrows() ? memory_.k16.data() : k();
   args.v = narrows() ? memory_.v16.data() : v();
   args.tokens = step_.plan.new_tokens;
-  return ToAbsl(cuda::LaunchPrefill(launch.choice, launch.shape, launch.rounds, args, stream_));
+  TRIBUTARY_RETURN_IF_ERROR(
+      ToAbsl(cuda::LaunchPrefill(launch.choice, launch.shape, launch.rounds, args, stream_)));
+  return EnqueueKeptTokens();
 }
 
 absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sinks, Partial in,

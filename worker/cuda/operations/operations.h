@@ -94,9 +94,7 @@ class CudaOperations final : public StepOperations {
   absl::Status EnqueueResults();
   // What is put into the stream from now on comes behind the tokens that the replica keeps. Part of
   // EnqueueResults.
-  absl::Status JoinKeptTokens() const {
-    return keeps_tokens() ? rank_.JoinBeside(stream_) : absl::OkStatus();
-  }
+  absl::Status JoinKeptTokens();
   // Does what StageInputs and EnqueueInputs do, in pieces: one is staged while another is copied.
   // Pinned memory is copied from as it is.
   absl::Status StageAndEnqueueInputs();
@@ -188,6 +186,7 @@ class CudaOperations final : public StepOperations {
   // The rows of a pass in the result. Null where results do not lie on this rank's device.
   Partial ResultOf(const RowPass& pass) const;
 
+  absl::Status EnqueueContext(const RowPass& pass, Partial out) const;
   // Called ahead of an exchange: a timed layer's attention is over.
   absl::Status StampAttention() const;
   absl::Status EnqueueNarrowedTokens();
@@ -197,8 +196,9 @@ class CudaOperations final : public StepOperations {
   absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
   void BringFromStaging() const;
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
-  // Puts the tokens that the replica keeps into the stream beside, which JoinKeptTokens joins.
-  absl::Status EnqueueKeptTokens() const;
+  // Puts the tokens that the replica keeps into the second stream, once in a step. What comes later
+  // in the step's own is launched before, so that nothing waits for it.
+  absl::Status EnqueueKeptTokens();
   bool keeps_tokens() const { return step_.replica != nullptr && plan_.kept_slots().count > 0; }
   // Whether the launch over the context of a draft attends to its block as well.
   bool ContextTakesBlock(const PassLaunch& launch) const;
@@ -230,6 +230,7 @@ class CudaOperations final : public StepOperations {
   const std::array<Input, 3> inputs_;
   HostExchange host_exchange_;
   std::optional<DeviceExchange> device_exchange_;
+  bool kept_tokens_wait_ = false;  // the streams were parted, and EnqueueKeptTokens is to come
   bool partial_arrives_ = false;
   bool has_region_outputs_ = false;
   bool has_host_outputs_ = false;
