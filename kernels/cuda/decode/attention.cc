@@ -7,6 +7,7 @@
 #include "kernels/cuda/decode/dispatch_mma.h"
 #include "kernels/cuda/decode/sm100/sm100_attention.h"
 #include "kernels/cuda/decode/sm80/mma_attention.h"
+#include "kernels/cuda/decode/sm90/mma_rings.h"
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
 #include "kernels/cuda/dispatch.h"
@@ -22,6 +23,13 @@ namespace {
 template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t RunMma(const KernelChoice& choice, const AttentionArgs& args, const Grid& grid,
                    cudaStream_t stream) {
+  if constexpr (kKv == DType::kNvfp4 && HasKernel<&HeadDims::decode_sm90>(kKeyDim, kValueDim)) {
+    if (choice.rings) {
+      return DispatchMmaShape(choice, [&]<int kRowTiles, int kBlocks>() {
+        return RunMmaWithRings<kKv, kKeyDim, kValueDim, kRowTiles, kBlocks>(args, grid, stream);
+      });
+    }
+  }
   return DispatchMmaShape(choice, [&]<int kRowTiles, int kBlocks>() {
     return RunMmaAttention<kKv, kKeyDim, kValueDim, kRowTiles, kBlocks>(args, grid, stream);
   });

@@ -131,6 +131,14 @@ int32_t ClusterSize(const DeviceProperties& device, const AttentionShape& shape,
   return 1;
 }
 
+// Whether strips of NVFP4 come through shared memory. With 16 packed rows, or long keys, registers
+// that hold strips leave too few for the rest; otherwise a step of two strips takes fewer
+// instructions.
+bool TakesRings(const KvGeometry& g, int32_t tile_rows) {
+  if (g.dtype != DType::kNvfp4) return false;
+  return g.key_dim > 128 || (g.key_dim > 64 && tile_rows > 8);
+}
+
 // The kernel of wide query tiles and its tile, for so many packed rows.
 void ChooseWgmma(const AttentionShape& shape, int32_t packed_rows, KernelChoice* choice) {
   const KvGeometry& g = shape.geometry;
@@ -161,7 +169,7 @@ std::string ToString(const KernelChoice& choice) {
   return std::string(Name(choice.kind)) + ", tile " + std::to_string(choice.tile_rows) +
          (choice.blocks_per_multiprocessor == 2 ? ", 2 blocks" : "") +
          (choice.cluster_size > 1 ? ", clusters of " + std::to_string(choice.cluster_size) : "") +
-         (choice.fp8_queries ? ", fp8 queries" : "");
+         (choice.rings ? ", rings" : "") + (choice.fp8_queries ? ", fp8 queries" : "");
 }
 
 KernelChoice ChooseKernel(const DeviceProperties& device, const AttentionShape& shape,
@@ -191,6 +199,7 @@ KernelChoice ChooseKernelWith(const Features& can, const DeviceProperties& devic
     choice.blocks_per_multiprocessor =
         options.batch_invariant ? 2 : BlocksPerMultiprocessor(device, shape, packed_rows);
     choice.share_strips = MmaShareStrips(shape, choice);
+    choice.rings = has_wgmma && TakesRings(shape.geometry, choice.tile_rows);
   }
   if (can.clusters && !options.batch_invariant && choice.blocks_per_multiprocessor == 1) {
     choice.cluster_size = ClusterSize(device, shape, choice, packed_rows);

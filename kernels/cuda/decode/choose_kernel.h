@@ -62,6 +62,7 @@ struct KernelChoice {
   bool begins_early = false;  // KernelOptions
   bool batch_invariant = false;
   bool fp8_queries = false;
+  bool rings = false;  // kMma over NVFP4: strips come through shared memory (decode/sm90/mma_rings)
 };
 // "mma, tile 8, clusters of 4", for logs and benchmarks.
 std::string ToString(const KernelChoice& choice);

@@ -173,8 +173,8 @@ __device__ __forceinline__ void LoadNvfp4Values(const std::byte* plane, int toke
                                                 uint32_t (&v)[kQuadTokens][kDims / 2]) {
   uint32_t raw[4];
   LoadWords(plane + Nvfp4ValueWord(token, d, value_dim), raw);
-  uint32_t scales;
-  LoadStreamingTo(plane + Nvfp4ValueScale(token, d, value_dim), scales);
+  const uint32_t scales =
+      *reinterpret_cast<const uint32_t*>(plane + Nvfp4ValueScale(token, d, value_dim));
 #pragma unroll
   for (int word = 0; word < kDims / 2; ++word) {
     // Of two dimensions tokens (0, 1) and (2, 3): a[0], a[2], and a[1], a[3].

@@ -82,7 +82,22 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
                "l"(global)
                : "memory");
 }
-// The same of 16 and of 8 bytes, or zeros when there is nothing to copy; `global` is not read then.
+// The same of cache data, which is read once. Such copies are counted in groups.
+__device__ __forceinline__ void CopyStreaming16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global), "l"(ReadOnce())
+               : "memory");
+}
+// Ends a group of copies, of this thread; waits for all groups but the last kPending.
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopiesBut() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+// Copies 16 or 8 bytes, or zeros when there is nothing to copy; `global` is not read then.
 __device__ __forceinline__ void CopyAsync16OrZero(void* shared, const void* global, bool alive) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),

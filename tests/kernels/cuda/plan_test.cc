@@ -376,6 +376,19 @@ TEST(ChooseKernelTest, SixteenPackedRowsWhereTheyLeaveEnoughWarps) {
   EXPECT_EQ(kind(DType::kBf16, 256, {.portable = true}), KernelKind::kMma);
 }
 
+TEST(ChooseKernelTest, StripsOfNvfp4ComeThroughSharedMemoryWhereRegistersAreFew) {
+  const auto rings = [](int32_t capability, int32_t head_dim, int32_t q_heads,
+                        DType kv = DType::kNvfp4) {
+    return ChooseKernel({capability, 132}, {SquareGeometry(4, head_dim, kv), q_heads, 16}).rings;
+  };
+  EXPECT_TRUE(rings(90, 128, 64));
+  EXPECT_TRUE(rings(90, 192, 32));
+  EXPECT_FALSE(rings(90, 128, 32));
+  EXPECT_FALSE(rings(90, 64, 64));
+  EXPECT_FALSE(rings(90, 128, 64, DType::kFp8E4M3));
+  for (const int32_t capability : {80, 89, 120}) EXPECT_FALSE(rings(capability, 128, 64));
+}
+
 // Queries that kWgmmaFp8 does not take go to kWgmma, which runs the same plans.
 TEST(ChooseKernelTest, ALaunchTakesTheKernelThatItsQueriesAllow) {
   const DeviceProperties hopper{90, 132};

@@ -131,6 +131,28 @@ __device__ __forceinline__ void AttendItem(const AttentionArgs& args, const Work
   }
 }
 
+// Brings an item to shared memory, in two halves.
+template <typename Traits>
+class ItemCopier {
+ public:
+  __device__ __forceinline__ void Begin(const AttentionArgs& args, int index, WorkItem* to) {
+    CopyItem(args, index, to);
+  }
+  __device__ __forceinline__ void End(WorkItem*) const {}  // WaitForCopies does that
+};
+// Brings a warp's first strips.
+template <typename Traits>
+__device__ __forceinline__ void AskForFirst(StripLoader<Traits>& strips) {
+  strips.AskForBoth();
+}
+
+// Which of the ways that strips come a kernel takes.
+template <typename Traits>
+struct StripsOf {
+  using Type = StripLoader<Traits>;
+};
+template <typename Traits>
+using Strips = typename StripsOf<Traits>::Type;
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor)
     MmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
@@ -139,7 +161,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   const ClusterPlace place = ThisCluster();
   const int warp = place.rank * Traits::kWarps + threadIdx.x / 32;  // of the cluster
   const int warps = place.size * Traits::kWarps;
-  StripLoader<Traits> strips(args, warp, warps);
+  Strips<Traits> strips(args, warp, warps, shared);
+  ItemCopier<Traits> item_copier;
   QueryStager<Traits::kKv, Traits::kKeyDim, Traits::kStagedDims, Traits::kTileRows,
               Traits::kThreads>
       queries;
@@ -149,15 +172,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
   const WorkItem first = args.items[index];
-  CopyItem(args, index, &shared.items[0]);
+  item_copier.Begin(args, index, &shared.items[0]);
   strips.next.Start(*reinterpret_cast<const int4*>(&first));
   strips.Prefetch();
   queries.Prefetch(args, first);
   if (args.late_strips == 0 || first.packed_count == 0) WaitForLaunchesAhead();
   if (first.packed_count == 0) return;
-  strips.AskForBoth();
+  AskForFirst<Traits>(strips);
   queries.Load(args, first);
-  WaitForCopies();
+  item_copier.End(&shared.items[0]);
+  if constexpr (!Traits::kRings) WaitForCopies();
   for (int parity = 0;; parity ^= 1) {
     queries.Finish(args, shared.packed_rows, [&](int packed_row, int vector, uint4 x) {
       StageQuery<Traits>(shared, packed_row, vector, x);
@@ -168,10 +192,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     int4 next_item = {};
     if (has_next) {
       next_item = __ldg(reinterpret_cast<const int4*>(args.items + item.next));
-      CopyItem(args, item.next, &shared.items[parity ^ 1]);
+      item_copier.Begin(args, item.next, &shared.items[parity ^ 1]);
     }
     Accumulator<Traits> acc;
     AttendItem<Traits>(args, item, next_item, warp, warps, shared, strips, acc);
+    if (has_next) item_copier.End(&shared.items[parity ^ 1]);
     StoreItem<Traits>(args, item, place, acc, shared, [&] {
       if (has_next) queries.Load(args, shared.items[parity ^ 1]);
     });

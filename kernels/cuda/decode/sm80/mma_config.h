@@ -12,11 +12,14 @@
 namespace tributary::cuda {
 
 // kRowTiles: tiles of 8 packed rows in a query tile. kBlocks: thread blocks per multiprocessor.
-template <DType kKvType, int kKeyDimension, int kValueDimension, int kTilesOfRows, int kBlocks>
+// kWithRings: strips come through shared memory (decode/sm90/mma_rings.cuh).
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kTilesOfRows, int kBlocks,
+          bool kWithRings = false>
 struct MmaConfig : MmaShape<kKvType, kKeyDimension, kValueDimension> {
   using Shape = MmaShape<kKvType, kKeyDimension, kValueDimension>;
-  using Shape::kKeyStripBytes, Shape::kValueStripBytes, Shape::kStrips, Shape::kValueVectors,
-      Shape::kVectorDims;
+  using Shape::kKeyStripBytes, Shape::kValueStripBytes, Shape::kValueVectors, Shape::kVectorDims;
+  static constexpr bool kRings = kWithRings;
+  static constexpr int kStrips = kRings ? 1 : Shape::kStrips;
   static constexpr DType kKv = kKvType;
   static constexpr int kKeyDim = kKeyDimension;
   static constexpr int kValueDim = kValueDimension;
@@ -32,12 +35,12 @@ struct MmaConfig : MmaShape<kKvType, kKeyDimension, kValueDimension> {
   static_assert(kValueDim % 16 == 0);
   static_assert(kDimTiles * 16 == kPaddedValueDim && kTilesPerVector * kValueVectors == kDimTiles);
 
-  // Warps of a multiprocessor: as many as the accumulators and one strip of K and V leave registers
-  // for, and at least so many that what they ask for at once keeps memory busy, even if a few
-  // registers then lie in local memory.
+  // Warps of a multiprocessor, with rings or without: as many as the accumulators and one strip of
+  // K and V leave registers for, and at least so many that what they ask for at once keeps memory
+  // busy, even if a few registers then lie in local memory.
   static constexpr int kRegisters = kDimTiles * kRowTiles * 4 + Shape::kStripRegisters;
-  static constexpr int kStepBytes = kStrips * int(kKeyStripBytes + kValueStripBytes);
-  static constexpr int kBusyBytes = 48 * 1024;
+  static constexpr int kStepBytes = Shape::kStrips * int(kKeyStripBytes + kValueStripBytes);
+  static constexpr int kBusyBytes = Shape::kSpills ? 48 * 1024 : 0;
   static constexpr int kWarpsByRegisters = kRegisters <= 64 ? 16 : kRegisters <= 96 ? 12 : 8;
   static constexpr int kWarpsByBytes = 8 * kStepBytes >= kBusyBytes    ? 8
                                        : 12 * kStepBytes >= kBusyBytes ? 12

@@ -87,7 +87,7 @@ __device__ __forceinline__ void StoreItem(const AttentionArgs& args, const WorkI
   const bool of_cluster = place.size > 1;
   PublishSums<Traits>(acc, shared);
   PublishTile<Traits>(acc, 0, shared);
-  WaitForCopies();
+  if constexpr (!Traits::kRings) WaitForCopies();
   WaitForLaunchesAhead();  // so that who waits for this launch waits for those, too
   SyncThreads<Traits::kThreads>();
   while_combining();

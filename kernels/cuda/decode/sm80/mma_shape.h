@@ -42,6 +42,8 @@ struct MmaShape {
 
   // Strips that a warp takes in a step: two if one is too little to keep memory busy.
   static constexpr int kStrips = kKeyStripBytes <= 1024 ? 2 : 1;
+  // Whether a few registers may lie in local memory if more warps then keep memory busy.
+  static constexpr bool kSpills = true;
   // Registers that hold one strip.
   static constexpr int kStripRegisters = kPanels * 8 + (kHasTail ? 4 : 0) + kValueVectors * 4;
 };
@@ -63,6 +65,7 @@ struct MmaShape<DType::kNvfp4, kKeyDimension, kValueDimension> {
 
   static constexpr int kStrips = kKeyDimension <= 128 ? 2 : 1;
   static constexpr int kStripRegisters = kKeyDimension / 128 * 9 + 4 + kValueVectors * 5;
+  static constexpr bool kSpills = false;
 };
 
 }  // namespace tributary::cuda

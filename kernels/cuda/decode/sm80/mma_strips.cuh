@@ -232,7 +232,8 @@ template <typename Traits>
 class StripLoader {
  public:
   // warp, warps: this warp among those of the cluster.
-  __device__ StripLoader(const AttentionArgs& args, int warp, int warps)
+  __device__ StripLoader(const AttentionArgs& args, int warp, int warps,
+                         const typename Traits::Shared&)
       : next(args, warp, warps) {}
 
   // Asks L2 for the strips of the first step, and of the second one in a long item.

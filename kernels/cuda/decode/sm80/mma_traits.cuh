@@ -7,9 +7,14 @@
 
 namespace tributary::cuda {
 
+// What a thread block's shared memory has besides, where strips come through it
+// (decode/sm90/mma_rings.cuh).
+template <typename Config>
+struct MmaRings {};
+
 // A thread block's shared memory.
 template <typename Config>
-struct MmaSharedMemory {
+struct MmaSharedMemory : MmaRings<Config> {
   static constexpr int kTileRows = Config::kTileRows;
 
   uint4 q[Config::kRowTiles][Config::kSteps][32];  // operand B of K Q^T, as the lanes take it
@@ -23,9 +28,12 @@ struct MmaSharedMemory {
   int is_last;
 };
 
-template <DType kKvType, int kKeyDimension, int kValueDimension, int kTilesOfRows, int kBlocks>
-struct MmaTraits : MmaConfig<kKvType, kKeyDimension, kValueDimension, kTilesOfRows, kBlocks> {
-  using Config = MmaConfig<kKvType, kKeyDimension, kValueDimension, kTilesOfRows, kBlocks>;
+template <DType kKvType, int kKeyDimension, int kValueDimension, int kTilesOfRows, int kBlocks,
+          bool kWithRings = false>
+struct MmaTraits
+    : MmaConfig<kKvType, kKeyDimension, kValueDimension, kTilesOfRows, kBlocks, kWithRings> {
+  using Config =
+      MmaConfig<kKvType, kKeyDimension, kValueDimension, kTilesOfRows, kBlocks, kWithRings>;
   using Shared = MmaSharedMemory<Config>;
 
   static constexpr DType kCompute = ComputeType(kKvType);

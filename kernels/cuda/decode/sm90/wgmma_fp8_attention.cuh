@@ -16,8 +16,8 @@
 //
 // A draft block is attended to beside its context (wgmma_fp8_block.cuh).
 //
-// Over a cache of NVFP4 (WgmmaNvfp4Traits) K is widened, too, by the same warps, the queries are
-// f16, and no KV tile is multiplied twice.
+// Over a cache of NVFP4 (WgmmaNvfp4Traits) K is widened, too, by the warps that copy, the queries
+// are f16, and no KV tile is multiplied twice.
 //
 // A row of S belongs to four lanes. Maxima and sums are taken inside a warp, and a computing warp
 // waits for another one only at the ends of an item.
@@ -156,9 +156,13 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     int pages = copier.FirstPages(item);
     copier.Prefetch(item, pages);
     WaitForLaunchesAhead();
+    KeyWidener<Traits> keys(shared, warp);
     for (;;) {
-      copier.CopyItem(item, pages);
-      if (next < 0) return;
+      copier.CopyItem(item, pages, [&](int copied) { keys.Follow(copied); });
+      if (next < 0) {
+        keys.Finish();
+        return;
+      }
       item = __ldg(reinterpret_cast<const int4*>(args.items + next));
       pages = copier.FirstPages(item);
       next = __ldg(&args.items[next].next);
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   if (shared.items[0].packed_count == 0) return;
   if (warpgroup == 2) {
     WaitForCluster(place);
-    std::conditional_t<OfNvfp4<Traits>, Nvfp4Widener<Traits>, ValueWidener<Traits>> widener(
+    std::conditional_t<OfNvfp4<Traits>, Nvfp4ValueWidener<Traits>, ValueWidener<Traits>> widener(
         place, shared, warp);
     DraftPhases draft;
     uint32_t parity = 0;

@@ -50,24 +50,21 @@ struct DraftTile {
 // The DraftTile lies in place of a tile of widened V of the warpgroup that takes it. The draft
 // block's keys lie in such a place of the other warpgroup.
 inline constexpr int kDraftStage = 2;
-// The same where keys are widened, too: these take the second place of widened keys.
+// Over NVFP4, whose rings are shorter, it takes a place of the other warpgroup, which is free when
+// its values have been multiplied, and keys have a place of their own.
 inline constexpr int kNvfp4DraftStage = 1;
-template <typename Traits>
-__device__ __forceinline__ std::byte* DraftPlace(typename Traits::Shared& shared, int warpgroup) {
-  static_assert(sizeof(DraftTile) <= Traits::kWideBytes);
-  if constexpr (OfNvfp4<Traits>) {
-    static_assert(kNvfp4DraftStage < Traits::kKeyStages);
-    return shared.keys[warpgroup][kNvfp4DraftStage];
-  } else {
-    static_assert(kDraftStage < Traits::kWideStages);
-    return shared.wide[warpgroup][kDraftStage];
-  }
-}
 // Set in the number of a draft block's steps when its rows do not all see the same tokens.
 inline constexpr int kDraftRowsDiffer = 1 << 30;
 template <typename Traits>
 __device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
-  return *reinterpret_cast<DraftTile*>(DraftPlace<Traits>(shared, 0));
+  static_assert(sizeof(DraftTile) <= Traits::kWideBytes);
+  if constexpr (OfNvfp4<Traits>) {
+    static_assert(kNvfp4DraftStage < Traits::kWideStages);
+    return *reinterpret_cast<DraftTile*>(shared.wide[1][kNvfp4DraftStage]);
+  } else {
+    static_assert(kDraftStage < Traits::kWideStages);
+    return *reinterpret_cast<DraftTile*>(shared.wide[0][kDraftStage]);
+  }
 }
 
 // How far the widening warps are with draft blocks: the parities of the next phases of their
@@ -183,7 +180,13 @@ class Fp8DraftBlock {
 
   // Where a chunk of a key lies, so that neighbouring tokens' keys are read from different banks.
   __device__ __forceinline__ std::byte* KeyPlace(int token, int chunk) const {
-    return DraftPlace<Traits>(shared_, 1) + token * kRowBytes + (chunk ^ token % 8) * 16;
+    std::byte* keys;
+    if constexpr (OfNvfp4<Traits>) {
+      keys = shared_.draft_keys;
+    } else {
+      keys = shared_.wide[1][kDraftStage];
+    }
+    return keys + token * kRowBytes + (chunk ^ token % 8) * 16;
   }
 
   // Begins to copy tokens. Places beyond the last token become zeros.

@@ -72,19 +72,21 @@ class Fp8Copier {
     source_.Prefetch(item, turns_, pages, values_ ? 2 : 1);
   }
 
-  __device__ __forceinline__ void CopyItem(int4 item, int pages) {
+  // then(copied) is called when a tile has been asked for, with the number of tiles so far.
+  template <typename Then>
+  __device__ __forceinline__ void CopyItem(int4 item, int pages, Then then) {
     if (values_) {
       Copy<Traits::kValueStages, Traits::kValueStripStride, 1>(
           item, pages, shared_.values_full[half_], shared_.values_empty[half_],
-          shared_.values[half_], value_place_);
+          shared_.values[half_], value_place_, then);
     } else if constexpr (OfNvfp4<Traits>) {
       Copy<Traits::kRawKeyStages, Traits::kStripStride, 1>(
           item, pages, shared_.raw_keys_full[half_], shared_.raw_keys_empty[half_],
-          shared_.raw_keys[half_], raw_key_place_);
+          shared_.raw_keys[half_], raw_key_place_, then);
     } else {
       Copy<Traits::kKeyStages, Traits::kPanelBytes, Traits::kPanels>(
           item, pages, shared_.keys_full[half_], shared_.keys_empty[half_], shared_.keys[half_],
-          key_place_);
+          key_place_, then);
     }
   }
 
@@ -105,9 +107,9 @@ class Fp8Copier {
 
   // Copies every strip in kPieces pieces: first the first pieces of all strips of a tile, kStride
   // bytes apart, then the second ones.
-  template <int kStages, int kStride, int kPieces, typename Stage>
+  template <int kStages, int kStride, int kPieces, typename Stage, typename Then>
   __device__ __forceinline__ void Copy(int4 item, int pages, CopyBarrier* full, CopyBarrier* empty,
-                                       Stage* stages, RingPlace<kStages>& place) {
+                                       Stage* stages, RingPlace<kStages>& place, Then then) {
     constexpr uint32_t kBytes = Traits::kStripBytes / kPieces;
     const int lane = threadIdx.x % kTileStrips;
     const int piece = threadIdx.x % 32 / kTileStrips;
@@ -133,6 +135,7 @@ class Fp8Copier {
       }
       place.Advance();
       ++copied_;
+      then(copied_);
       if (++tile == kTilesOfLanes) {
         tile = 0;
         pages = next_pages;

@@ -150,16 +150,11 @@ class Fp8Warpgroup {
   // whether values have been taken out of the tiles.
   __device__ __forceinline__ bool AddSomeTiles(const WorkItem& item, const TileRanges& ranges,
                                                int strip, int apart, bool draft) {
-    // The warps that find the draft block also widen the keys of NVFP4, afterwards.
-    constexpr bool kDraftFirst = OfNvfp4<Traits>;
-    if constexpr (Traits::kDraftBlock && kDraftFirst) {
-      if (draft) AddDraftBlock(item);
-    }
     WaitForKeys();
     WgmmaFence();
     MultiplyKeys();
     WgmmaCommit();
-    if constexpr (Traits::kDraftBlock && !kDraftFirst) {
+    if constexpr (Traits::kDraftBlock) {
       if (draft) AddDraftBlock(item);
     }
     WgmmaWait();

@@ -14,59 +14,48 @@
 
 namespace tributary::cuda {
 
-// One of four widening warps. Two of them widen the tiles of one computing warpgroup: the next
-// tile's keys before this one's values, as that warpgroup asks for them.
+// Widens tiles of K beside copying them, where they are to be widened.
 template <typename Traits>
-class Nvfp4Widener {
+class KeyWidener {
+ public:
+  __device__ KeyWidener(typename Traits::Shared&, int) {}
+  __device__ void Follow(int) {}
+  __device__ void Finish() {}
+};
+
+// A copying warp, when it has asked for a tile of K or of V, widens half of an earlier tile of K of
+// the same computing warpgroup. It does not come to wait for itself: a tile that it copies takes
+// the place of one whose values were widened when those two tiles before it had been multiplied,
+// and these keys it has widened by then.
+template <OfNvfp4 Traits>
+class KeyWidener<Traits> {
  public:
   using Shared = typename Traits::Shared;
 
-  __device__ Nvfp4Widener(const ClusterPlace& place, Shared& shared, int warp)
-      : shared_(shared), half_(warp / 2), part_(warp % 2), turns_(place, half_) {}
+  __device__ KeyWidener(Shared& shared, int warp)
+      : shared_(shared), half_(warp / 2), part_(warp % 2) {}
 
-  // Waits until the tiles that this warp has widened so far have been multiplied.
-  __device__ __forceinline__ void WaitForEmpty() const {
-    WaitForRing(shared_.keys_empty[half_], keys_widened_);
-    WaitForRing(shared_.wide_empty[half_], values_widened_);
+  // Called when so many tiles have been asked for.
+  __device__ __forceinline__ void Follow(int copied) {
+    copied_ = copied;
+    if (widened_ < copied - kAhead) Widen();
   }
-
-  // Widens the tiles of an item, given by its first 16 bytes. Clears values of slots that no row
-  // sees, and those that are not finite and that only some rows see (wgmma_fp8_hidden.cuh).
-  __device__ __forceinline__ void WidenItem(int4 item, const SlotRanges& ranges,
-                                            DraftPhases& draft) {
-    const int lane = OpaqueLane();
-    int strip = item.z + turns_.first;
-    if (strip >= item.w) return;
-    WidenKeys(draft, lane);
-    for (;;) {
-      const int next = strip + turns_.apart;
-      const bool more = next < item.w;
-      if (more) WidenKeys(draft, lane);
-      WidenValues(strip, ranges, lane);
-      if (!more) return;
-      strip = next;
-    }
+  // Called when all have been.
+  __device__ __forceinline__ void Finish() {
+    while (widened_ < copied_) Widen();
   }
 
  private:
-  template <int kStages>
-  static __device__ __forceinline__ void WaitForRing(CopyBarrier (&empty)[kStages], int widened) {
-#pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage) {
-      const int uses = (widened + kStages - 1 - stage) / kStages;
-      if (uses > 0) empty[stage].Wait((uses - 1) % 2);
-    }
-  }
+  static constexpr int kAhead = 2;  // tiles that are copied ahead
+  static_assert(kAhead < Traits::kRawKeyStages && kAhead < Traits::kValueStages);
 
   // A warp takes two strips. Lanes are dealt to rows and quarters of these so that any eight of
   // them write different banks.
-  __device__ __forceinline__ void WidenKeys(DraftPhases& draft, int lane) {
+  __device__ __forceinline__ void Widen() {
+    const int lane = threadIdx.x % 32;
     shared_.raw_keys_full[half_][raw_keys_.stage].Wait(raw_keys_.parity);
-    if (keys_widened_ >= Traits::kKeyStages) {
+    if (widened_ >= Traits::kKeyStages) {
       shared_.keys_empty[half_][keys_.stage].Wait(keys_.parity ^ 1);
-    }
-    if constexpr (Traits::kDraftBlock) {
-      if (half_ == 0 && keys_.stage == kNvfp4DraftStage) draft.WaitUntilTaken(shared_);
     }
     const int row = lane / 8 % 2 * 4 + lane % 8 / 2;  // and eight further
     const int quarter = lane / 16 * 2 + lane % 2;     // of the dimensions
@@ -102,15 +91,57 @@ class Nvfp4Widener {
     shared_.raw_keys_empty[half_][raw_keys_.stage].Arrive();
     raw_keys_.Advance();
     keys_.Advance();
-    ++keys_widened_;
+    ++widened_;
   }
 
+  Shared& shared_;
+  const int half_;  // of the tiles
+  const int part_;  // of a tile
+  RingPlace<Traits::kRawKeyStages> raw_keys_;
+  RingPlace<Traits::kKeyStages> keys_;
+  int copied_ = 0;  // tiles
+  int widened_ = 0;
+};
+
+// One of four widening warps. Two of them widen the tiles of V of one computing warpgroup.
+template <typename Traits>
+class Nvfp4ValueWidener {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ Nvfp4ValueWidener(const ClusterPlace& place, Shared& shared, int warp)
+      : shared_(shared), half_(warp / 2), part_(warp % 2), turns_(place, half_) {}
+
+  // Waits until the tiles that this warp has widened so far have been multiplied.
+  __device__ __forceinline__ void WaitForEmpty() const {
+#pragma unroll 1
+    for (int stage = 0; stage < Traits::kWideStages; ++stage) {
+      const int uses = (widened_ + Traits::kWideStages - 1 - stage) / Traits::kWideStages;
+      if (uses > 0) shared_.wide_empty[half_][stage].Wait((uses - 1) % 2);
+    }
+  }
+
+  // Widens the values of an item, given by its first 16 bytes. Clears those of slots that no row
+  // sees, and those that are not finite and that only some rows see (wgmma_fp8_hidden.cuh).
+  __device__ __forceinline__ void WidenItem(int4 item, const SlotRanges& ranges,
+                                            DraftPhases& draft) {
+    const int lane = Traits::kDraftBlock ? OpaqueLane() : static_cast<int>(threadIdx.x % 32);
+    for (int strip = item.z + turns_.first; strip < item.w; strip += turns_.apart) {
+      WidenTile(strip, ranges, draft, lane);
+    }
+  }
+
+ private:
   // A lane takes eight dimensions of a strip. Neighbouring lanes take different strips, and the
   // halves of the eight dimensions in turn, so that any eight of them write different banks.
-  __device__ __forceinline__ void WidenValues(int strip, const SlotRanges& ranges, int lane) {
+  __device__ __forceinline__ void WidenTile(int strip, const SlotRanges& ranges, DraftPhases& draft,
+                                            int lane) {
     shared_.values_full[half_][from_.stage].Wait(from_.parity);
-    if (values_widened_ >= Traits::kWideStages) {
+    if (widened_ >= Traits::kWideStages) {
       shared_.wide_empty[half_][to_.stage].Wait(to_.parity ^ 1);
+    }
+    if constexpr (Traits::kDraftBlock) {
+      if (half_ == 1 && to_.stage == kNvfp4DraftStage) draft.WaitUntilTaken(shared_);
     }
     const int own = lane % 4;  // strip of the tile
     const int eight = part_ * 8 + lane / 4;
@@ -152,7 +183,7 @@ class Nvfp4Widener {
     shared_.values_empty[half_][from_.stage].Arrive();
     from_.Advance();
     to_.Advance();
-    ++values_widened_;
+    ++widened_;
   }
 
   // The scales of sixteen tokens of a block. Slots that no row sees have none. What is not finite
@@ -193,12 +224,9 @@ class Nvfp4Widener {
   const int half_;  // of the tiles
   const int part_;  // of a tile
   const TileTurns turns_;
-  RingPlace<Traits::kRawKeyStages> raw_keys_;
-  RingPlace<Traits::kKeyStages> keys_;
   RingPlace<Traits::kValueStages> from_;
   RingPlace<Traits::kWideStages> to_;
-  int keys_widened_ = 0;  // tiles
-  int values_widened_ = 0;
+  int widened_ = 0;  // tiles
 };
 
 }  // namespace tributary::cuda

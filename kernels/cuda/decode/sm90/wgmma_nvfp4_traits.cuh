@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
 #include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/plan/work_item.h"
@@ -35,9 +36,9 @@ struct WgmmaNvfp4Traits {
   static constexpr int kValueStages = 3;
   static constexpr int kWideStages = 2;
   static constexpr float kBias = kWeightBias;
-  static constexpr int kRegisters = kDraft ? 192 : 208;
+  static constexpr int kRegisters = kDraft ? 176 : 192;
   static constexpr int kWideningRegisters = kDraft ? 96 : 64;
-  static constexpr int kCopyingRegisters = 32;
+  static constexpr int kCopyingRegisters = 64;  // of the warps that copy, and widen K
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
   static constexpr int kInboxVectors = 16 * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
 
@@ -56,6 +57,7 @@ struct WgmmaNvfp4Traits {
     };
     alignas(128) std::byte raw_keys[kWarpgroups][kRawKeyStages][kTileStrips * kStripStride];
     alignas(128) std::byte values[kWarpgroups][kValueStages][kTileStrips * kStripStride];
+    alignas(16) std::byte draft_keys[kDraft ? DraftTile::kTokens * 2 * kHeadDim : 16];
     alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
     float block_lse2[kMaxClusterSize][kTileRows];
     float reference[kWarpgroups][kTileRows];

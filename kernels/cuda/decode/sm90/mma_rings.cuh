@@ -1,18 +1,20 @@
-// How a warp of mma_attention brings strips of an NVFP4 cache to its registers: through a ring in
-// shared memory that is the warp's own.
+// How a warp of mma_attention brings strips of an NVFP4 cache to its registers where a
+// multiprocessor has shared memory for it: through a ring that is the warp's own.
 //
-// Elements of four bits are so few bytes, and widening them takes so long, that registers could not
-// keep enough of them under way. A warp has a place for each of a few strips, asks for the next one
-// when it has multiplied one, and shares nothing with other warps, as over caches of other types.
+// With 16 packed rows, or long keys, registers that hold strips leave too few for widening them. A
+// warp has a place for each of a few strips, asks for the next one when it has multiplied one, and
+// shares nothing with other warps, as over caches of other types.
 // Nothing else in the kernel copies to shared memory like this, because what is waited for is
 // counted.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/decode/nvfp4_keys.cuh"
+#include "kernels/cuda/decode/sm80/mma_attention.cuh"
 #include "kernels/cuda/decode/sm80/mma_strips.cuh"
 #include "kernels/cuda/decode/sm80/mma_traits.cuh"
 #include "kernels/cuda/layout/nvfp4_layout.h"
@@ -21,12 +23,33 @@
 
 namespace tributary::cuda {
 
+// The warps' rings, in shared memory.
+template <typename Config>
+requires(Config::kRings) struct MmaRings<Config> {
+  // Of a thread block; 1 KB of each is the system's.
+  static constexpr int kMostBytes = (Config::kBlocksPerMultiprocessor == 2 ? 113 : 227) * 1024;
+  static constexpr int kRingStripBytes = int(Config::kKeyStripBytes + Config::kValueStripBytes);
+  // As many strips as keep memory busy, and fit beside the rest, of which the warps' outputs are
+  // most.
+  static constexpr int kOutputBytes =
+      (Config::kWarps * 8 + Config::kTileRows) * (Config::kPaddedValueDim + 4) * int(sizeof(float));
+  static constexpr int kQueryBytes = Config::kRowTiles * Config::kSteps * 512;
+  static constexpr int kRoom = kMostBytes - kOutputBytes - kQueryBytes - 2560;
+  static constexpr int kStagesThatFit = kRoom / (Config::kWarps * kRingStripBytes);
+  static constexpr int kStagesWanted =
+      2 + 64 * 1024 / (Config::kWarps * Config::kBlocksPerMultiprocessor * kRingStripBytes);
+  static constexpr int kStages = std::min(kStagesThatFit, kStagesWanted);
+  static_assert(kStages >= 2);
+
+  alignas(16) std::byte ring[Config::kWarps][kStages][kRingStripBytes];
+};
+
 // The strips of an item that a warp takes, one after the other; they lie as many strips apart as
 // the cluster has warps. A lane holds the page of every 32nd of them.
 template <typename Traits>
-class Nvfp4Cursor {
+class RingCursor {
  public:
-  __device__ Nvfp4Cursor(const AttentionArgs& args, int warp, int warps)
+  __device__ RingCursor(const AttentionArgs& args, int warp, int warps)
       : args_(args), warp_(warp), warps_(warps) {}
 
   // Goes to the warp's first strip of an item, given by the item's first 16 bytes.
@@ -92,9 +115,9 @@ class Nvfp4Cursor {
 
 // A warp's ring.
 template <typename Traits>
-class Nvfp4Ring {
+class StripRing {
  public:
-  __device__ Nvfp4Ring(const AttentionArgs& args, int warp, int warps,
+  __device__ StripRing(const AttentionArgs& args, int warp, int warps,
                        typename Traits::Shared& shared)
       : next(args, warp, warps), ring_(shared.ring[threadIdx.x / 32][0]) {}
 
@@ -146,7 +169,7 @@ class Nvfp4Ring {
     return strip;
   }
 
-  Nvfp4Cursor<Traits> next;
+  RingCursor<Traits> next;
 
  private:
   static constexpr int kStages = Traits::Shared::kStages;
@@ -184,7 +207,7 @@ class Nvfp4Ring {
 };
 
 // Its part of the values of a strip in the ring.
-template <typename Traits>
+template <OfNvfp4 Traits>
 __device__ __forceinline__ void ReadValues(const std::byte* values, ValueStrip<Traits>& v) {
   const unsigned lane = threadIdx.x % 32;
   constexpr int kElementBytes = Nvfp4ElementBytes(Traits::kValueDim);
@@ -204,5 +227,76 @@ __device__ __forceinline__ void ReadValues(const std::byte* values, ValueStrip<T
     }
   }
 }
+
+// As AttendItem of mma_attention.cuh does, with strips that come through the warp's ring.
+template <typename Traits>
+requires(Traits::kRings) __device__ __forceinline__
+    void AttendItem(const AttentionArgs& args, const WorkItem& item, const int4& next_item,
+                    int warp, int warps, const typename Traits::Shared& shared,
+                    StripRing<Traits>& strips, Accumulator<Traits>& acc) {
+  const int lane = threadIdx.x % 32;
+  float scale[Traits::kRowTiles][2];
+#pragma unroll
+  for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      scale[tile][c] = shared.packed_rows.scale[tile * 8 + lane % 4 * 2 + c];
+    }
+  }
+  acc.Reset();
+  strips.Begin(item.next >= 0, next_item);
+  int strip = item.strip_begin + warp;
+  if (strip >= item.strip_end) strips.TopUp();
+#pragma unroll 1
+  for (; strip < item.strip_end; strip += warps) {
+    const std::byte* const keys = strips.Take();
+    KeyStrip<Traits> k[1];
+    k[0].Read(keys,
+              []<typename T>(const std::byte* at, T& x) { x = *reinterpret_cast<const T*>(at); });
+    ValueStrip<Traits> v;
+    ReadValues(keys + Traits::kKeyStripBytes, v);
+    float s[1][Traits::kRowTiles][4];
+    Scores<Traits>(k, shared, s);
+    ScaleScores<Traits>(args, scale, s);
+    const bool dense =
+        strip * kStripSlots >= item.dense_begin && (strip + 1) * kStripSlots <= item.dense_end;
+    if (!dense) MaskScores<Traits>(item, shared.packed_rows, strip, s[0]);
+    acc.Weigh(s);
+    if (!dense) {
+      ClearDeadValues<Traits>(item, strip, v);
+      if (RowsDiffer(item) && AnyNonFinite<Traits>(v)) {
+        acc.ConfineValues(shared.packed_rows, strip, v);
+      }
+    }
+    acc.AddValues(v, s[0]);
+  }
+}
+
+// Through registers where copies to shared memory are counted (StripRing).
+template <typename Traits>
+requires(Traits::kRings) class ItemCopier<Traits> {
+ public:
+  __device__ __forceinline__ void Begin(const AttentionArgs& args, int index, WorkItem*) {
+    if (threadIdx.x >= kVectors) return;
+    held_ = __ldg(reinterpret_cast<const uint4*>(args.items + index) + threadIdx.x);
+  }
+  __device__ __forceinline__ void End(WorkItem* to) const {
+    if (threadIdx.x < kVectors) reinterpret_cast<uint4*>(to)[threadIdx.x] = held_;
+  }
+
+ private:
+  static constexpr int kVectors = sizeof(WorkItem) / sizeof(uint4);
+  uint4 held_ = {};
+};
+
+template <typename Traits>
+requires(Traits::kRings) __device__ __forceinline__ void AskForFirst(StripRing<Traits>& strips) {
+  strips.TopUp();
+}
+
+template <typename Traits>
+requires(Traits::kRings) struct StripsOf<Traits> {
+  using Type = StripRing<Traits>;
+};
 
 }  // namespace tributary::cuda
